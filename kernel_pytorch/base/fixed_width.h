@@ -1,0 +1,18 @@
+// Integer names shared by host and device code. NVRTC has no standard headers, and kernels must not need a toolkit's,
+// so under NVRTC the names are defined here; every header that both sides include may include this one and no other.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+using size_t = decltype(sizeof(0));
+#else
+#include <cstddef>
+#include <cstdint>
+#endif

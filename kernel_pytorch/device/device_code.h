@@ -1,0 +1,18 @@
+// A kernel of device code that can be compiled: which embedded source, and which function in it. The registry lists
+// these for ahead-of-time compilation; jit turns one into a function of a loaded module.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace kernel_pytorch {
+
+struct DeviceCode {
+  std::string source;            // path of the embedded source: "kernel_pytorch/ops/row_norm/row_norm_cuda.cuh"
+  std::string entry;             // name expression: "kernel_pytorch::row_norm::forward<float, RowConfig{256, 4}>"
+  int minimum_capability = 80;   // 90 for sm_90 words; architecture-specific code (sm_90a) sets the flag below
+  bool architecture_specific = false;
+  friend bool operator==(const DeviceCode&, const DeviceCode&) = default;
+};
+
+}  // namespace kernel_pytorch

@@ -1,0 +1,71 @@
+// From device source to a function that can be launched: embedded sources -> NVRTC (dlopen, only when needed) ->
+// cubin, cached on disk by content -> module. See jit/sources.h, jit/nvrtc.h, jit/cubin_cache.h for the steps.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernel_pytorch/base/export.h"
+#include "kernel_pytorch/device/device_code.h"
+#include "kernel_pytorch/device/device_info.h"
+
+struct CUkern_st;
+
+namespace kernel_pytorch::jit {
+
+// The function for this device, compiled and loaded on first use, remembered for the process. Thread-safe; several
+// threads or processes that need the same cubin compile it once. Throws kDevice with NVRTC's log and the entry, or with
+// how to get an NVRTC; while a stream captures, loading is made safe for the capture or refused with what to do.
+// The reference stays valid for good, so a caller may keep it.
+CUkern_st* get_kernel(const DeviceCode& code, const DeviceInfo& device, void* stream);
+
+// Hash of a source and of everything it includes, as embedded: part of the tuning key.
+uint64_t source_hash(const std::string& source);
+
+struct CompiledKernel {
+  std::string entry;
+  std::string lowered_name;
+  std::string cubin;
+  std::string log;        // NVRTC's and ptxas' words, warnings included
+  int registers = 0;      // from ptxas
+  int spill_bytes = 0;
+  double seconds = 0;
+};
+
+// "sm_90a" for architecture-specific code on capability 90, else "sm_90"; a newer, unknown capability names itself.
+std::string architecture_for(const DeviceCode& code, int capability);
+
+// Compiles without a GPU. Throws kDevice with the log.
+KP_EXPORT CompiledKernel compile(const DeviceCode& code, const std::string& architecture);
+
+// Writes every kernel compiled for the architecture ("sm_90a") into a folder that KERNEL_PYTORCH_BUNDLE can name.
+// Code that the architecture cannot run is left out; returns what was compiled. `progress` is called after each one.
+KP_EXPORT std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, const std::string& architecture,
+                                                  const std::string& directory,
+                                                  void (*progress)(const CompiledKernel&, int done, int total));
+
+struct NvrtcInfo {
+  bool found = false;
+  int major = 0, minor = 0;
+  std::string path;       // as dlopen resolved it
+  std::string how;        // "already loaded", "torch's", "system", "PyPI's nvidia-cuda-nvrtc", "KERNEL_PYTORCH_NVRTC"
+  std::string absence;    // why there is none, with the cure
+};
+KP_EXPORT const NvrtcInfo& nvrtc_info();
+
+struct CubinCacheInfo {
+  std::string directory;
+  bool writable = false;
+  int64_t files = 0;
+  int64_t bytes = 0;
+};
+KP_EXPORT CubinCacheInfo cubin_cache_info();
+KP_EXPORT int64_t clear_cubin_cache();  // files removed
+struct CubinCheck {
+  std::string file;
+  std::string problem;  // empty when sound
+};
+KP_EXPORT std::vector<CubinCheck> verify_cubin_cache();
+
+}  // namespace kernel_pytorch::jit

@@ -1,0 +1,67 @@
+// Ops without their types, for the command line, the C interface and tests that go over every op:
+// ops/operations.h lists them, erase() (registry/erase.h) makes one from an Operation<Problem>.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernel_pytorch/registry/kernel.h"
+#include "kernel_pytorch/tuning/autotuner.h"
+#include "kernel_pytorch/tuning/selection.h"
+
+namespace kernel_pytorch::registry {
+
+struct CandidateExplanation {
+  std::string kernel;
+  Origin origin = Origin::kOurs;
+  bool supported = false;
+  std::string reason;                  // why not
+  std::vector<std::string> configs;    // of a supported kernel
+  std::string heuristic_config;
+};
+
+struct Explanation {
+  tuning::Key key;
+  std::string device;
+  std::vector<CandidateExplanation> candidates;   // in list order
+  std::string chosen_kernel;                      // empty when nothing supports the problem
+  std::string chosen_config;
+  tuning::Tier tier = tuning::Tier::kError;
+  double measured_us = 0;                         // of the chosen one, where it was measured
+};
+
+struct BenchRow {
+  std::string kernel;
+  std::string config;
+  tuning::Tier tier = tuning::Tier::kHeuristic;
+  double median_us = 0;
+  double spread_us = 0;
+  double gigabytes_per_second = 0;
+  double roof_share = 0;               // against a copy of the same bytes in the same run
+};
+
+struct BenchReport {
+  std::string op;
+  ProblemRequest request;
+  std::string device;
+  Cost cost;
+  double copy_us = 0;                  // a copy that moves cost.bytes, rotated the same way, into warm memory
+  std::vector<BenchRow> rows;          // the chosen kernel first
+};
+
+struct AnyOperation {
+  std::string name;
+  std::vector<std::string> kernel_names;
+  std::function<std::vector<CandidateExplanation>(const ProblemRequest&)> candidates;
+  std::function<Explanation(const ProblemRequest&, std::string_view kernel_override)> explain;
+  std::function<tuning::TuneReport(const ProblemRequest&, const tuning::TuneOptions&)> tune;
+  // The chosen kernel, and with `every_kernel` all supported kernels with every config.
+  std::function<BenchReport(const ProblemRequest&, bool every_kernel, double seconds_each)> bench;
+  // Runs every supported kernel and config on random data against the reference: one line per failure.
+  std::function<std::vector<std::string>(const ProblemRequest&)> verify;
+  std::function<std::vector<ProblemRequest>()> shapes;
+  std::function<std::vector<DeviceCode>()> device_code;
+};
+
+}  // namespace kernel_pytorch::registry

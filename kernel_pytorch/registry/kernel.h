@@ -1,0 +1,82 @@
+// A kernel is a row of its op's list: plain function pointers, no inheritance, no static registration.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/device/device_code.h"
+#include "kernel_pytorch/device/device_info.h"
+#include "kernel_pytorch/tuning/key.h"
+
+namespace kernel_pytorch::registry {
+
+// Yes, or a reason that a person can act on.
+class Support {
+ public:
+  static Support yes() { return Support(); }
+  // `reason` is a literal, so that a warm call that passes over a kernel pays nothing for it.
+  static Support no(const char* reason) { return Support(reason); }
+  explicit operator bool() const { return reason_ == nullptr; }
+  std::string_view reason() const { return reason_ == nullptr ? std::string_view() : reason_; }
+
+ private:
+  Support() = default;
+  explicit Support(const char* reason) : reason_(reason) {}
+  const char* reason_ = nullptr;
+};
+
+enum class Origin : uint8_t { kOurs, kVendor };
+
+template <class Problem>
+struct Kernel {
+  std::string_view name;                                                       // "cuda_block"
+  Origin origin = Origin::kOurs;
+  Support (*supports)(const Problem&, const DeviceInfo&) = nullptr;            // never throws
+  // Text of each config, e.g. "threads=256 vectors=2"; the text is what is remembered. Empty list: one config, "".
+  std::vector<std::string> (*configs)(const Problem&, const DeviceInfo&) = nullptr;
+  int (*heuristic)(const Problem&, const DeviceInfo&) = nullptr;               // index into configs; null: 0
+  void (*run)(const Problem&, int config, Context&) = nullptr;
+  uint64_t (*source_hash)() = nullptr;                                         // of its device source or code version
+  std::vector<DeviceCode> (*device_code)() = nullptr;                          // every instantiation; null: none
+};
+
+// Whether a tensor of a problem is read or written, for whoever fills, compares or counts them.
+enum class Role : uint8_t { kInput, kOutput };
+
+// How a test, the tuner or the command line asks for a problem: shape and words, no data.
+struct ProblemRequest {
+  std::vector<int64_t> shape;
+  DType dtype = DType::kFloat32;
+  Device device;
+  std::vector<std::pair<std::string, std::string>> options;  // op-specific: {"residual", "1"}, {"weight_dtype", "fp32"}
+};
+
+// Fewest bytes that must move and floating-point operations that must be done: the two numbers of a roofline.
+struct Cost {
+  int64_t bytes = 0;
+  int64_t flops = 0;
+};
+
+// An op as the registry sees it.
+template <class Problem>
+struct Operation {
+  std::string_view name;                                                       // "rms_norm_forward"
+  std::span<const Kernel<Problem>> (*kernels)() = nullptr;                     // best first, the reference last
+  void (*describe)(const Problem&, tuning::KeyBuilder&) = nullptr;             // what a tuned choice may depend on, bucketed
+  // Calls visit(state, name, role, view) for each tensor that is present; the visitor may set view.data.
+  void (*visit_tensors)(Problem&, void (*visit)(void* state, std::string_view name, Role role, TensorView& view),
+                        void* state) = nullptr;
+  Problem (*make)(const ProblemRequest&) = nullptr;                            // views without data; throws on bad words
+  Problem (*shrink)(const Problem&, int64_t elements) = nullptr;               // the same kind of problem, fewer rows
+  Cost (*cost)(const Problem&) = nullptr;
+  std::vector<ProblemRequest> (*shapes)() = nullptr;                           // for tests and benchmarks
+};
+
+}  // namespace kernel_pytorch::registry

@@ -1,0 +1,55 @@
+// The key of a measurement. An op describes its problem once, field by field, already bucketed; a warm call only hashes
+// the fields, everything else (the store, explain, export) also wants their text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "kernel_pytorch/base/dtype.h"
+#include "kernel_pytorch/base/hash.h"
+
+namespace kernel_pytorch::tuning {
+
+class KeyBuilder {
+ public:
+  // With `text`, also writes "name=value name=value".
+  explicit KeyBuilder(std::string* text = nullptr) : text_(text) {}
+
+  void field(std::string_view name, int64_t value) {
+    mixer_.add(static_cast<uint64_t>(value));
+    if (text_ != nullptr) write(name, std::to_string(value));
+  }
+  void field(std::string_view name, DType value) {
+    mixer_.add(static_cast<uint64_t>(value));
+    if (text_ != nullptr) write(name, name_of(value));
+  }
+  uint64_t hash() const { return mixer_.value(); }
+
+ private:
+  void write(std::string_view name, std::string_view value) {
+    if (!text_->empty()) text_->push_back(' ');
+    text_->append(name).append("=").append(value);
+  }
+  HashMixer mixer_;
+  std::string* text_;
+};
+
+// Sizes that behave alike share a measurement: exact up to 16, then the next of 4 steps per power of two.
+constexpr int64_t bucket(int64_t size) {
+  if (size <= 16) return size;
+  int64_t power = 16;
+  while (power * 2 <= size) power *= 2;
+  const int64_t step = power / 4;
+  return (size + step - 1) / step * step;
+}
+
+struct Key {
+  std::string device;      // DeviceInfo::fingerprint
+  std::string op;          // "rms_norm_forward"
+  std::string kernel_set;  // hex: names and source hashes of the op's kernels, NVRTC's and vendor libraries' versions
+  std::string problem;     // "rows=1024 columns=4096 dtype=bf16"
+  friend auto operator<=>(const Key&, const Key&) = default;
+};
+
+}  // namespace kernel_pytorch::tuning

@@ -1,0 +1,39 @@
+// Tier 4 on disk: SQLite, shared by any number of processes. Never throws towards an op call: a damaged file is set
+// aside with one warning, a read-only or full disk means memory only, said once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernel_pytorch/base/export.h"
+#include "kernel_pytorch/tuning/key.h"
+#include "kernel_pytorch/tuning/selection.h"
+
+namespace kernel_pytorch::tuning {
+
+struct StoredMeasurement {
+  Key key;
+  Measurement measurement;
+};
+
+struct StoreInfo {
+  std::string path;
+  std::string state;   // "ready", "memory only: read-only file system", ...
+  int schema_version = 0;
+  int64_t rows = 0;
+};
+KP_EXPORT StoreInfo store_info();
+
+KP_EXPORT std::vector<StoredMeasurement> list_store();
+KP_EXPORT int64_t clear_store(std::string_view op = {});   // rows removed; empty: all
+// Integrity check of the file and plausibility of every row: one line per problem, empty when sound.
+KP_EXPORT std::vector<std::string> verify_store();
+
+// JSON with a format version, and the same back. import validates everything before it writes anything and throws
+// kInvalidArgument with the first problem and its place; returns rows written. Text above 64 MiB is refused.
+KP_EXPORT std::string export_store();
+KP_EXPORT int64_t import_store(std::string_view json, const std::vector<std::string>& known_ops);
+
+}  // namespace kernel_pytorch::tuning
