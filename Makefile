@@ -1,0 +1,59 @@
+# Every job does its own set-up (tools/setup), so `make run` and `make test` work from a clean clone.
+# The virtual environment is .venv, the build is build/; sanitizer builds stand beside it.
+SHELL := /bin/bash
+PYTHON := .venv/bin/python
+BUILD := build
+# torch's oneDNN dies on some virtual machines that show AMX (see docs/setup.md); tests do not depend on it.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+
+.PHONY: help build run test test-cpp test-python test-docs bench format lint wheel asan tsan clean setup setup-ci
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup:
+	@tools/setup
+
+setup-ci:
+	@tools/setup --ci
+
+build: setup  ## set up the machine and build everything into build/
+	@tools/build $(BUILD)
+
+run: build  ## show this machine and our ops against torch's on it
+	@$(BUILD)/kpt doctor
+	@PYTHONPATH=python $(PYTHON) benchmarks/torch_norms.py --quick
+
+test: test-cpp test-python test-docs  ## all tests: C++, Python, the code in the docs
+
+test-cpp: build
+	@ctest --test-dir $(BUILD) --output-on-failure
+
+test-python: build
+	@PYTHONPATH=python $(PYTHON) -m pytest -q tests
+
+test-docs: build
+	@$(PYTHON) tools/run_docs.py --build $(BUILD)
+
+bench: build  ## the full comparison with torch, as JSON under build/ and as a table
+	@PYTHONPATH=python $(PYTHON) benchmarks/torch_norms.py --output $(BUILD)/torch_norms.json
+	@PYTHONPATH=python $(PYTHON) benchmarks/overhead.py --output $(BUILD)/overhead.json
+
+format: setup-ci  ## format the C++ and the Python
+	@git ls-files '*.cpp' '*.h' '*.cuh' | xargs clang-format-14 -i
+	@.venv/bin/ruff format python tools benchmarks tests && .venv/bin/ruff check --fix python tools benchmarks tests
+
+lint: build setup-ci  ## layers, headers, formatting, types
+	@tools/lint $(BUILD)
+
+wheel: setup-ci  ## a manylinux wheel in dist/
+	@tools/wheel dist
+
+asan: setup  ## C++ tests under AddressSanitizer and UBSan
+	@tools/sanitize address,undefined build-asan
+
+tsan: setup  ## C++ tests under ThreadSanitizer
+	@tools/sanitize thread build-tsan
+
+clean:  ## remove what was built (.venv stays)
+	@rm -rf build build-asan build-tsan build-wheel dist
