@@ -35,8 +35,8 @@ struct ForwardProblem {
   TensorView rstd;      // optional, likewise
 };
 
-// grad_input = rstd * (g - [mean(g), kLayer only] - normal * mean(g * normal)) + grad_sum,  g = grad_output * (weight + offset)
-// grad_weight = sum over rows of grad_output * normal;  grad_bias = sum over rows of grad_output
+// grad_input = rstd * (g - [mean(g), kLayer only] - normal * mean(g * normal)) + grad_sum,  g = grad_output * (weight +
+// offset) grad_weight = sum over rows of grad_output * normal;  grad_bias = sum over rows of grad_output
 struct BackwardProblem {
   Norm norm = Norm::kRms;
   double weight_offset = 0;
@@ -51,7 +51,9 @@ struct BackwardProblem {
   TensorView grad_bias;    // optional [columns]
 };
 
-inline int64_t columns_of(const TensorView& view) { return view.size(-1); }
+inline int64_t columns_of(const TensorView& view) {
+  return view.size(-1);
+}
 inline int64_t rows_of(const TensorView& view) {
   int64_t rows = 1;
   for (int i = 0; i + 1 < view.rank; ++i) rows *= view.sizes[i];

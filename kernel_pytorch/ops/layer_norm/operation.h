@@ -1,0 +1,12 @@
+// layer_norm as the registry sees it: what kernels.cpp lists and layer_norm.cpp calls.
+#pragma once
+
+#include "kernel_pytorch/ops/row_norm/row_norm.h"
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::layer_norm {
+
+extern const registry::Operation<row_norm::ForwardProblem> kForward;
+extern const registry::Operation<row_norm::BackwardProblem> kBackward;
+
+}  // namespace kernel_pytorch::layer_norm

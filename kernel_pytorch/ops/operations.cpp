@@ -1,0 +1,26 @@
+#include "kernel_pytorch/ops/operations.h"
+
+#include "kernel_pytorch/ops/layer_norm/operation.h"
+#include "kernel_pytorch/ops/rms_norm/operation.h"
+#include "kernel_pytorch/registry/erase.h"
+
+namespace kernel_pytorch {
+
+const std::vector<registry::AnyOperation>& operations() {
+  static const auto* all = new std::vector<registry::AnyOperation>{
+      registry::erase(rms_norm::kForward),
+      registry::erase(rms_norm::kBackward),
+      registry::erase(layer_norm::kForward),
+      registry::erase(layer_norm::kBackward),
+  };
+  return *all;
+}
+
+const registry::AnyOperation* find_operation(std::string_view name) {
+  for (const registry::AnyOperation& operation : operations()) {
+    if (operation.name == name) return &operation;
+  }
+  return nullptr;
+}
+
+}  // namespace kernel_pytorch

@@ -1,0 +1,52 @@
+// The kernels of rms_norm, best first, the reference last.
+#include "kernel_pytorch/ops/rms_norm/operation.h"
+#include "kernel_pytorch/ops/rms_norm/rms_norm_shapes.h"
+
+namespace kernel_pytorch::rms_norm {
+namespace {
+
+using row_norm::BackwardProblem;
+using row_norm::ForwardProblem;
+
+std::span<const registry::Kernel<ForwardProblem>> forward_kernels() {
+  static const registry::Kernel<ForwardProblem> kKernels[] = {row_norm::kForwardCpu, row_norm::kForwardReference};
+  return kKernels;
+}
+
+std::span<const registry::Kernel<BackwardProblem>> backward_kernels() {
+  static const registry::Kernel<BackwardProblem> kKernels[] = {row_norm::kBackwardCpu, row_norm::kBackwardReference};
+  return kKernels;
+}
+
+ForwardProblem make_forward(const registry::ProblemRequest& request) {
+  return row_norm::make_forward(request, row_norm::Norm::kRms);
+}
+BackwardProblem make_backward(const registry::ProblemRequest& request) {
+  return row_norm::make_backward(request, row_norm::Norm::kRms);
+}
+
+}  // namespace
+
+constinit const registry::Operation<ForwardProblem> kForward{
+    .name = "rms_norm_forward",
+    .kernels = forward_kernels,
+    .describe = row_norm::describe,
+    .visit_tensors = row_norm::visit_tensors,
+    .make = make_forward,
+    .shrink = row_norm::shrink,
+    .cost = row_norm::cost,
+    .shapes = shapes,
+};
+
+constinit const registry::Operation<BackwardProblem> kBackward{
+    .name = "rms_norm_backward",
+    .kernels = backward_kernels,
+    .describe = row_norm::describe,
+    .visit_tensors = row_norm::visit_tensors,
+    .make = make_backward,
+    .shrink = row_norm::shrink,
+    .cost = row_norm::cost,
+    .shapes = shapes,
+};
+
+}  // namespace kernel_pytorch::rms_norm

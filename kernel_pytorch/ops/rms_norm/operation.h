@@ -1,0 +1,12 @@
+// rms_norm as the registry sees it: what kernels.cpp lists and rms_norm.cpp calls.
+#pragma once
+
+#include "kernel_pytorch/ops/row_norm/row_norm.h"
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::rms_norm {
+
+extern const registry::Operation<row_norm::ForwardProblem> kForward;
+extern const registry::Operation<row_norm::BackwardProblem> kBackward;
+
+}  // namespace kernel_pytorch::rms_norm

@@ -1,0 +1,12 @@
+// Shapes that rms_norm is tested and measured on.
+#pragma once
+
+#include <vector>
+
+#include "kernel_pytorch/ops/row_norm/row_norm_shapes.h"
+
+namespace kernel_pytorch::rms_norm {
+
+inline std::vector<registry::ProblemRequest> shapes() { return row_norm::shapes(); }
+
+}  // namespace kernel_pytorch::rms_norm

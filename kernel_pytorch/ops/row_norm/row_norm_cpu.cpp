@@ -1,0 +1,277 @@
+// The norms of rows on the lanes of the CPU, built once per instruction level. A row is read from memory once, stays in
+// the nearest cache for the second pass, and leaves by stores that bypass the caches where the output is large.
+// Statistics take two passes over the cached row (mean, then squares around it): no cancellation, however large the
+// mean.
+#include "kernel_pytorch/base/float_types.h"
+#include "kernel_pytorch/cpu/load_store.h"
+#include "kernel_pytorch/cpu/vec.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_rows.h"
+
+namespace kernel_pytorch::row_norm::KP_ISA_NAMESPACE {
+namespace {
+
+using cpu::kLanesOf;
+using cpu::ScalarOf;
+using cpu::VecOf;
+
+// All lanes, or the first `count` of them at a row's end.
+struct AllLanes {};
+struct SomeLanes {
+  int count;
+};
+
+template <class T>
+KP_WORD VecOf<T> load(const T* from, AllLanes) {
+  return cpu::load(from);
+}
+template <class T>
+KP_WORD VecOf<T> load(const T* from, SomeLanes lanes) {
+  return cpu::load_partial(from, lanes.count);  // the rest is zero
+}
+template <class T>
+KP_WORD void store(T* to, VecOf<T> value, AllLanes) {
+  cpu::store(to, value);
+}
+template <class T>
+KP_WORD void store(T* to, VecOf<T> value, SomeLanes lanes) {
+  cpu::store_partial(to, value, lanes.count);
+}
+template <class T>
+KP_WORD void stream(T* to, VecOf<T> value, AllLanes) {
+  cpu::stream(to, value);
+}
+template <class T>
+KP_WORD void stream(T* to, VecOf<T> value, SomeLanes lanes) {
+  cpu::store_partial(to, value, lanes.count);
+}
+template <class V>
+KP_WORD V keep(V value, AllLanes) {
+  return value;
+}
+template <class V>
+KP_WORD V keep(V value, SomeLanes lanes) {  // lanes past the row's end count for nothing
+  for (int i = 0; i < static_cast<int>(sizeof(V) / sizeof(value[0])); ++i) {
+    if (i >= lanes.count) value[i] = 0;
+  }
+  return value;
+}
+
+template <class T, class Body>
+KP_WORD void for_columns(int64_t columns, Body body) {
+  constexpr int kStep = kLanesOf<T>;
+  int64_t j = 0;
+  for (; j + kStep <= columns; j += kStep) body(j, AllLanes());
+  if (j < columns) body(j, SomeLanes{static_cast<int>(columns - j)});
+}
+
+// Sum over the row of term(j, lanes). Four running sums hide the latency of the adds.
+template <class T, class Term>
+KP_WORD ScalarOf<T> sum_columns(int64_t columns, Term term) {
+  constexpr int kStep = kLanesOf<T>;
+  VecOf<T> sum0{}, sum1{}, sum2{}, sum3{};
+  int64_t j = 0;
+  for (; j + 4 * kStep <= columns; j += 4 * kStep) {
+    sum0 += term(j, AllLanes());
+    sum1 += term(j + kStep, AllLanes());
+    sum2 += term(j + 2 * kStep, AllLanes());
+    sum3 += term(j + 3 * kStep, AllLanes());
+  }
+  for (; j + kStep <= columns; j += kStep) sum0 += term(j, AllLanes());
+  if (j < columns) {
+    const SomeLanes rest{static_cast<int>(columns - j)};
+    sum1 += keep(term(j, rest), rest);
+  }
+  return cpu::horizontal_sum((sum0 + sum1) + (sum2 + sum3));
+}
+
+template <class T>
+const T* row_of(const void* first, int64_t row, int64_t stride_elements) {
+  return first == nullptr ? nullptr : static_cast<const T*>(first) + row * stride_elements;
+}
+template <class T>
+T* row_of(void* first, int64_t row, int64_t stride_elements) {
+  return first == nullptr ? nullptr : static_cast<T*>(first) + row * stride_elements;
+}
+
+template <class Scalar>
+struct Statistics {
+  Scalar mean;
+  Scalar rstd;
+};
+
+template <class T>
+KP_WORD Statistics<ScalarOf<T>> statistics_of(const T* value, const ForwardRows& block) {
+  using Scalar = ScalarOf<T>;
+  const Scalar count = static_cast<Scalar>(block.columns);
+  Scalar mean = 0;
+  if (block.centered) {
+    mean = sum_columns<T>(block.columns, [&](int64_t j, auto lanes) { return load(value + j, lanes); }) / count;
+  }
+  const Scalar squares = sum_columns<T>(block.columns, [&](int64_t j, auto lanes) {
+    const auto difference = load(value + j, lanes) - mean;
+    return difference * difference;
+  });
+  return {mean, static_cast<Scalar>(1) /
+                    static_cast<Scalar>(__builtin_sqrt(squares / count + static_cast<Scalar>(block.eps)))};
+}
+
+// weight + offset at column j, or ones.
+template <class T, class W, class Lanes>
+KP_WORD VecOf<T> scale_at(const W* weight, ScalarOf<T> offset, int64_t j, Lanes lanes) {
+  if (weight == nullptr) return cpu::broadcast(ScalarOf<T>(1));
+  return load(weight + j, lanes) + offset;
+}
+
+template <class T, class W, bool kStream>
+KP_WORD void write_normalised(const T* value, const T* next_value, T* output, Statistics<ScalarOf<T>> statistics,
+                              const ForwardRows& block) {
+  const W* weight = static_cast<const W*>(block.weight);
+  const W* bias = static_cast<const W*>(block.bias);
+  const auto offset = static_cast<ScalarOf<T>>(block.weight_offset);
+  for_columns<T>(block.columns, [&](int64_t j, auto lanes) {
+    cpu::prefetch_far(next_value + j);
+    VecOf<T> normal = (load(value + j, lanes) - statistics.mean) * statistics.rstd;
+    normal *= scale_at<T>(weight, offset, j, lanes);
+    if (bias != nullptr) normal += load(bias + j, lanes);
+    if constexpr (kStream) {
+      stream(output + j, normal, lanes);
+    } else {
+      store(output + j, normal, lanes);
+    }
+  });
+}
+
+template <class T, class W>
+void forward(const ForwardRows& block) {
+  using Scalar = ScalarOf<T>;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const T* value = row_of<T>(block.x, row, block.x_stride_elements);
+    const T* next_value = row + 1 < block.rows ? value + block.x_stride_elements : value;
+    if (block.residual != nullptr) {
+      const T* x = value;
+      const T* residual = row_of<T>(block.residual, row, block.residual_stride_elements);
+      T* sum = row_of<T>(block.sum, row, block.columns);
+      for_columns<T>(block.columns, [&](int64_t j, auto lanes) {
+        store(sum + j, load(x + j, lanes) + load(residual + j, lanes), lanes);
+      });
+      value = sum;  // rounded, as whoever reads the sum output sees it
+    }
+    const Statistics<Scalar> statistics = statistics_of(value, block);
+    T* output = row_of<T>(block.output, row, block.columns);
+    if (block.stream_stores) {
+      write_normalised<T, W, true>(value, next_value, output, statistics, block);
+    } else {
+      write_normalised<T, W, false>(value, next_value, output, statistics, block);
+    }
+    if (block.mean != nullptr) static_cast<Scalar*>(block.mean)[row] = statistics.mean;
+    if (block.rstd != nullptr) static_cast<Scalar*>(block.rstd)[row] = statistics.rstd;
+  }
+  if (block.stream_stores) cpu::stream_fence();
+}
+
+// A row of the backward, its pointers resolved.
+template <class T, class W>
+struct BackwardRow {
+  const T* grad_output;
+  const T* value;
+  const T* grad_sum;
+  const W* weight;
+  ScalarOf<T> mean, rstd, offset;
+
+  template <class Lanes>
+  KP_WORD VecOf<T> normal(const BackwardRow& row, int64_t j, Lanes lanes) {
+    return (load(row.value + j, lanes) - row.mean) * row.rstd;
+  }
+  template <class Lanes>
+  KP_WORD VecOf<T> scaled(const BackwardRow& row, VecOf<T> gradient, int64_t j, Lanes lanes) {
+    return gradient * scale_at<T>(row.weight, row.offset, j, lanes);
+  }
+};
+
+// First pass: the sums over the row that the input's gradient needs, and this row's share of the columns' sums.
+template <class T, class W>
+KP_WORD Statistics<ScalarOf<T>> reduce_row(const BackwardRow<T, W>& row, const BackwardRows& block) {
+  using Scalar = ScalarOf<T>;
+  using Row = BackwardRow<T, W>;
+  auto* weight_partial = static_cast<Scalar*>(block.weight_partial);
+  auto* bias_partial = static_cast<Scalar*>(block.bias_partial);
+  VecOf<T> sum_g{}, sum_g_normal{};
+  for_columns<T>(block.columns, [&](int64_t j, auto lanes) {
+    const auto gradient = load(row.grad_output + j, lanes);
+    const auto normal = Row::normal(row, j, lanes);
+    const auto g = Row::scaled(row, gradient, j, lanes);
+    sum_g += keep(g, lanes);
+    sum_g_normal += keep(g * normal, lanes);
+    if (weight_partial != nullptr) {
+      store(weight_partial + j, load(weight_partial + j, lanes) + gradient * normal, lanes);
+    }
+    if (bias_partial != nullptr) store(bias_partial + j, load(bias_partial + j, lanes) + gradient, lanes);
+  });
+  const Scalar count = static_cast<Scalar>(block.columns);
+  return {block.centered ? cpu::horizontal_sum(sum_g) / count : Scalar(0), cpu::horizontal_sum(sum_g_normal) / count};
+}
+
+template <class T, class W, bool kStream>
+KP_WORD void write_gradient(const BackwardRow<T, W>& row, T* grad_input, Statistics<ScalarOf<T>> means,
+                            const BackwardRows& block) {
+  using Row = BackwardRow<T, W>;
+  for_columns<T>(block.columns, [&](int64_t j, auto lanes) {
+    const auto g = Row::scaled(row, load(row.grad_output + j, lanes), j, lanes);
+    VecOf<T> gradient = (g - means.mean - Row::normal(row, j, lanes) * means.rstd) * row.rstd;
+    if (row.grad_sum != nullptr) gradient += load(row.grad_sum + j, lanes);
+    if constexpr (kStream) {
+      stream(grad_input + j, gradient, lanes);
+    } else {
+      store(grad_input + j, gradient, lanes);
+    }
+  });
+}
+
+template <class T, class W>
+void backward(const BackwardRows& block) {
+  using Scalar = ScalarOf<T>;
+  for (int64_t i = 0; i < block.rows; ++i) {
+    const BackwardRow<T, W> row{row_of<T>(block.grad_output, i, block.grad_output_stride_elements),
+                                row_of<T>(block.value, i, block.value_stride_elements),
+                                row_of<T>(block.grad_sum, i, block.grad_sum_stride_elements),
+                                static_cast<const W*>(block.weight),
+                                block.centered ? static_cast<const Scalar*>(block.mean)[i] : Scalar(0),
+                                static_cast<const Scalar*>(block.rstd)[i],
+                                static_cast<Scalar>(block.weight_offset)};
+    const Statistics<Scalar> means = reduce_row(row, block);
+    T* grad_input = row_of<T>(block.grad_input, i, block.columns);
+    if (grad_input == nullptr) continue;
+    if (block.stream_stores) {
+      write_gradient<T, W, true>(row, grad_input, means, block);
+    } else {
+      write_gradient<T, W, false>(row, grad_input, means, block);
+    }
+  }
+  if (block.stream_stores) cpu::stream_fence();
+}
+
+template <class T, class W>
+void add_partials(const PartialSums& sums) {
+  using Scalar = ScalarOf<T>;
+  const auto* partials = static_cast<const Scalar*>(sums.partials);
+  auto* total = static_cast<W*>(sums.total);
+  for_columns<T>(sums.columns, [&](int64_t j, auto lanes) {
+    VecOf<T> sum{};
+    for (int64_t i = 0; i < sums.blocks; ++i) sum += load(partials + i * sums.block_stride_elements + j, lanes);
+    store(total + j, sum, lanes);
+  });
+}
+
+template <class T, class W>
+constexpr RowKernels kernels_for() {
+  return {forward<T, W>, backward<T, W>, add_partials<T, W>};
+}
+
+}  // namespace
+
+extern const RowKernels kRowKernels[kTypesCount] = {
+    kernels_for<float, float>(),    kernels_for<double, double>(),   kernels_for<BFloat16, BFloat16>(),
+    kernels_for<BFloat16, float>(), kernels_for<Float16, Float16>(), kernels_for<Float16, float>(),
+};
+
+}  // namespace kernel_pytorch::row_norm::KP_ISA_NAMESPACE

@@ -1,0 +1,36 @@
+// Shapes that both norms are tested and measured on: the widths of models, the edges of every kernel's range, odd
+// tails. On the CPU; whoever wants a GPU sets the device.
+#pragma once
+
+#include <vector>
+
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::row_norm {
+
+inline std::vector<registry::ProblemRequest> shapes() {
+  std::vector<registry::ProblemRequest> requests;
+  const auto add = [&](int64_t rows, int64_t columns, DType dtype,
+                       std::vector<std::pair<std::string, std::string>> options = {}) {
+    requests.push_back({.shape = {rows, columns}, .dtype = dtype, .device = {}, .options = std::move(options)});
+  };
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (int64_t columns : {1, 2, 7, 8, 33, 64, 127, 128, 520, 1000, 1024, 2048, 3072}) add(19, columns, dtype);
+    for (int64_t columns : {4096, 5120, 8192, 12288, 16384}) add(9, columns, dtype);
+    for (int64_t columns : {32768, 65536, 100001, 131072, 262144}) add(3, columns, dtype);
+    add(1, 4096, dtype);
+    add(0, 128, dtype);
+    add(700, 256, dtype);
+    add(37, 768, dtype, {{"residual", "1"}});
+    add(5, 4096, dtype, {{"residual", "1"}, {"weight_dtype", "fp32"}});
+    add(3, 65536, dtype, {{"residual", "1"}});
+    add(33, 1536, dtype, {{"weight", "0"}, {"bias", "0"}});
+    add(33, 1536, dtype, {{"weight_offset", "1"}, {"weight_dtype", "fp32"}});
+    add(33, 1536, dtype, {{"stats", "0"}});
+  }
+  for (int64_t columns : {1, 5, 64, 1000, 4096}) add(11, columns, DType::kFloat64);
+  add(11, 1000, DType::kFloat64, {{"residual", "1"}});
+  return requests;
+}
+
+}  // namespace kernel_pytorch::row_norm
