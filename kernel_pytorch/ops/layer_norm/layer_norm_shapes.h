@@ -7,6 +7,8 @@
 
 namespace kernel_pytorch::layer_norm {
 
-inline std::vector<registry::ProblemRequest> shapes() { return row_norm::shapes(); }
+inline std::vector<registry::ProblemRequest> shapes() {
+  return row_norm::shapes();
+}
 
 }  // namespace kernel_pytorch::layer_norm

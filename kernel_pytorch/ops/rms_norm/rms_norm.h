@@ -4,9 +4,9 @@
 //   rstd   = 1 / sqrt(mean(sum^2) + eps)        per row, fp32 (fp64 for fp64)
 //   output = sum * rstd * (weight + weight_offset)
 //
-// Shapes: x [..., columns] with any strides and any leading shape, weight [columns]. Types: fp32, bf16, fp16 everywhere,
-// fp64 on the CPU; the weight has x's type or fp32. NaN and infinity propagate. Empty x is legal. All tensors live on
-// the context's device.
+// Shapes: x [..., columns] with any strides and any leading shape, weight [columns]. Types: fp32, bf16, fp16
+// everywhere, fp64 on the CPU; the weight has x's type or fp32. NaN and infinity propagate. Empty x is legal. All
+// tensors live on the context's device.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -16,25 +16,25 @@
 namespace kernel_pytorch::rms_norm {
 
 struct Forward {
-  TensorView x;
-  TensorView residual;         // optional
-  TensorView weight;           // optional: ones
+  TensorView x{};
+  TensorView residual{};  // optional
+  TensorView weight{};    // optional: ones
   double eps = 1e-6;
   double weight_offset = 0.0;  // 1.0 for models that store weight - 1
-  TensorView output;           // x's shape and type, contiguous
-  TensorView sum;              // with residual: x's shape and type, contiguous
-  TensorView rstd;             // optional [rows]: what backward needs
+  TensorView output{};         // x's shape and type, contiguous
+  TensorView sum{};            // with residual: x's shape and type, contiguous
+  TensorView rstd{};           // optional [rows]: what backward needs
 };
 
 struct Backward {
-  TensorView grad_output;
-  TensorView value;            // x, or the sum where there was a residual
-  TensorView weight;           // optional
-  TensorView rstd;             // [rows], from Forward
+  TensorView grad_output{};
+  TensorView value{};   // x, or the sum where there was a residual
+  TensorView weight{};  // optional
+  TensorView rstd{};    // [rows], from Forward
   double weight_offset = 0.0;
-  TensorView grad_sum;         // optional: gradient of the sum output, added to grad_input
-  TensorView grad_input;       // optional; of x and of the residual alike
-  TensorView grad_weight;      // optional, the weight's type; bitwise repeatable
+  TensorView grad_sum{};     // optional: gradient of the sum output, added to grad_input
+  TensorView grad_input{};   // optional; of x and of the residual alike
+  TensorView grad_weight{};  // optional, the weight's type; bitwise repeatable
 };
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.

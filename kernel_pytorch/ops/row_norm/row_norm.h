@@ -25,14 +25,14 @@ struct ForwardProblem {
   Norm norm = Norm::kRms;
   double eps = 0;
   double weight_offset = 0;
-  TensorView x;         // [rows..., columns], any strides, leading dimensions merged where strides allow
-  TensorView residual;  // optional, x's shape and type, any strides
-  TensorView weight;    // optional [columns], x's type or fp32, stride 1
-  TensorView bias;      // optional, as weight (and of its type)
-  TensorView output;    // x's shape and type, contiguous
-  TensorView sum;       // present with residual: x's shape and type, contiguous
-  TensorView mean;      // optional [rows] fp32 (fp64 where x is), contiguous; only with kLayer
-  TensorView rstd;      // optional, likewise
+  TensorView x{};         // [rows..., columns], any strides, leading dimensions merged where strides allow
+  TensorView residual{};  // optional, x's shape and type, any strides
+  TensorView weight{};    // optional [columns], x's type or fp32, stride 1
+  TensorView bias{};      // optional, as weight (and of its type)
+  TensorView output{};    // x's shape and type, contiguous
+  TensorView sum{};       // present with residual: x's shape and type, contiguous
+  TensorView mean{};      // optional [rows] fp32 (fp64 where x is), contiguous; only with kLayer
+  TensorView rstd{};      // optional, likewise
 };
 
 // grad_input = rstd * (g - [mean(g), kLayer only] - normal * mean(g * normal)) + grad_sum,  g = grad_output * (weight +
@@ -40,15 +40,15 @@ struct ForwardProblem {
 struct BackwardProblem {
   Norm norm = Norm::kRms;
   double weight_offset = 0;
-  TensorView grad_output;  // [rows..., columns], any strides
-  TensorView value;        // what was normalised: x, or the sum; any strides, the same leading dimensions
-  TensorView weight;       // optional [columns]
-  TensorView mean;         // [rows], with kLayer
-  TensorView rstd;         // [rows]
-  TensorView grad_sum;     // optional: gradient that reached the sum, added to grad_input; any strides
-  TensorView grad_input;   // optional, contiguous
-  TensorView grad_weight;  // optional [columns], the weight's type; summed in a fixed order: bitwise repeatable
-  TensorView grad_bias;    // optional [columns]
+  TensorView grad_output{};  // [rows..., columns], any strides
+  TensorView value{};        // what was normalised: x, or the sum; any strides, the same leading dimensions
+  TensorView weight{};       // optional [columns]
+  TensorView mean{};         // [rows], with kLayer
+  TensorView rstd{};         // [rows]
+  TensorView grad_sum{};     // optional: gradient that reached the sum, added to grad_input; any strides
+  TensorView grad_input{};   // optional, contiguous
+  TensorView grad_weight{};  // optional [columns], the weight's type; summed in a fixed order: bitwise repeatable
+  TensorView grad_bias{};    // optional [columns]
 };
 
 inline int64_t columns_of(const TensorView& view) {

@@ -1,0 +1,56 @@
+// Every op, every kernel and config the machine has, against the reference, over the op's own shapes.
+#include "kernel_pytorch/ops/operations.h"
+
+#include <gtest/gtest.h>
+
+#include "kernel_pytorch/device/device_info.h"
+
+namespace kernel_pytorch {
+namespace {
+
+std::string text_of(const registry::ProblemRequest& request) {
+  std::string text = shape_text(request.shape) + " " + std::string(name_of(request.dtype));
+  for (const auto& [name, value] : request.options) text += " " + name + "=" + value;
+  return text;
+}
+
+void verify_everything_on(Device device) {
+  for (const registry::AnyOperation& operation : operations()) {
+    for (registry::ProblemRequest request : operation.shapes()) {
+      if (device.kind == DeviceKind::kCuda && request.dtype == DType::kFloat64) continue;
+      request.device = device;
+      for (const std::string& failure : operation.verify(request)) {
+        ADD_FAILURE() << operation.name << " " << text_of(request) << ": " << failure;
+      }
+    }
+  }
+}
+
+TEST(Operations, EveryKernelMatchesTheReferenceOnTheCpu) {
+  verify_everything_on({});
+}
+
+TEST(Operations, EveryKernelMatchesTheReferenceOnTheGpu) {
+  if (!cuda_absence().empty()) GTEST_SKIP() << cuda_absence();
+  verify_everything_on({DeviceKind::kCuda, 0});
+}
+
+TEST(Operations, NamesAreUniqueAndFound) {
+  for (const registry::AnyOperation& operation : operations()) EXPECT_EQ(find_operation(operation.name), &operation);
+  EXPECT_EQ(find_operation("no_such_op"), nullptr);
+}
+
+TEST(Operations, ExplainGivesAReasonForEveryNo) {
+  for (const registry::AnyOperation& operation : operations()) {
+    for (const registry::ProblemRequest& request : operation.shapes()) {
+      const registry::Explanation explanation = operation.explain(request, "");
+      EXPECT_FALSE(explanation.chosen_kernel.empty()) << operation.name << " " << text_of(request);
+      for (const auto& candidate : explanation.candidates) {
+        EXPECT_NE(candidate.supported, !candidate.reason.empty()) << candidate.kernel;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kernel_pytorch
