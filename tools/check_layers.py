@@ -33,7 +33,7 @@ def words(cell: str) -> set[str]:
 
 
 def without_comments(text: str) -> str:
-    """Blanks comments, keeping line numbers; a literal that holds two slashes loses its tail, which these checks survive."""
+    """Blanks comments, keeping line numbers. A literal that holds two slashes loses its tail: no matter here."""
 
     def blank(match: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", match.group())

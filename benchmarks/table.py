@@ -1,0 +1,101 @@
+"""Prints stored results as markdown tables, and keeps the tables of BENCHMARKS.md equal to them.
+
+python benchmarks/table.py FILE.json...        print
+python benchmarks/table.py --update DOCUMENT   rewrite every table between `<!-- table: FILE -->` and `<!-- end -->`
+python benchmarks/table.py --check DOCUMENT    fail when a table differs from its file
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def time_text(timing: dict[str, Any]) -> str:
+    return f"{timing['median_us']:.0f} ({timing['p25_us']:.0f} to {timing['p75_us']:.0f})"
+
+
+def machine_text(machine: dict[str, Any]) -> str:
+    facts = [str(machine["device"]), f"torch {machine['torch']}", f"kernel_pytorch {machine['kernel_pytorch']}"]
+    return ", ".join([*facts, f"{machine['threads']} threads", str(machine["date"])])
+
+
+def norm_lines(run: dict[str, Any]) -> list[str]:
+    peers = [name for name in run["rows"][0]["timings"] if name not in ("ours", "copy")]
+    head = [
+        "op",
+        "dtype",
+        "shape",
+        "ours, µs",
+        *(f"{peer}, µs" for peer in peers),
+        "faster than torch",
+        "share of a copy",
+    ]
+    lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---"] * 3 + ["---:"] * (len(head) - 3))]
+    for row in run["rows"]:
+        cells = [f"{row['op']} {row['direction']}", row["dtype"], f"{row['rows']}x{row['columns']}"]
+        cells += [time_text(row["timings"][name]) for name in ("ours", *peers)]
+        lines.append(row_text([*cells, f"{row['speedup']:.2f}x", f"{100 * row['share']:.0f} %"]))
+    return lines
+
+
+def figure_lines(run: dict[str, Any]) -> list[str]:
+    lines = [machine_text(run["machine"]), "", row_text(["what", "ours", "torch"]), row_text(["---", "---:", "---:"])]
+    return lines + [row_text([row["what"], row["ours"], row["torch"]]) for row in run["figures"]]
+
+
+def row_text(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def lines_of(run: dict[str, Any]) -> list[str]:
+    return figure_lines(run) if "figures" in run else norm_lines(run)
+
+
+def print_table(run: dict[str, Any]) -> None:
+    """The run as aligned text for a terminal."""
+    lines = lines_of(run)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:] if "---" not in line]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    print(lines[0])
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def markdown(path: Path) -> str:
+    runs = json.loads(path.read_text())["runs"]
+    return "\n".join("\n".join([*lines_of(run), ""]) for run in runs)
+
+
+def with_tables(document: Path) -> str:
+    def fill(match: re.Match[str]) -> str:
+        return match[1] + markdown(ROOT / match[2]) + match[4]
+
+    return MARKED.sub(fill, document.read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", type=Path)
+    parser.add_argument("--check", type=Path)
+    parser.add_argument("results", type=Path, nargs="*")
+    arguments = parser.parse_args()
+    for path in arguments.results:
+        print(markdown(path))
+    if arguments.update:
+        arguments.update.write_text(with_tables(arguments.update))
+    if arguments.check and arguments.check.read_text() != with_tables(arguments.check):
+        print(f"table: {arguments.check} differs from its results; run benchmarks/table.py --update", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
