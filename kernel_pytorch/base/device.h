@@ -19,9 +19,11 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-KP_EXPORT std::string to_string(Device device);                        // "cpu", "cuda:0"
-KP_EXPORT std::optional<Device> parse_device(std::string_view text);   // "cpu", "cuda", "cuda:3"
+KP_EXPORT std::string to_string(Device device);                       // "cpu", "cuda:0"
+KP_EXPORT std::optional<Device> parse_device(std::string_view text);  // "cpu", "cuda", "cuda:3"
 
-inline std::ostream& operator<<(std::ostream& out, Device device) { return out << to_string(device); }
+inline std::ostream& operator<<(std::ostream& out, Device device) {
+  return out << to_string(device);
+}
 
 }  // namespace kernel_pytorch

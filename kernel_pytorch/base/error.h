@@ -47,16 +47,17 @@ template <class... Parts>
 
 }  // namespace kernel_pytorch
 
-// KP_CHECK(rank > 0, "rms_norm: x has ", rank, " dimensions; it needs at least one"): an argument the caller can correct.
-#define KP_CHECK(condition, ...)                                                              \
-  do {                                                                                        \
-    if (!(condition)) [[unlikely]]                                                            \
-      ::kernel_pytorch::fail(::kernel_pytorch::ErrorCode::kInvalidArgument, __VA_ARGS__);     \
+// KP_CHECK(rank > 0, "rms_norm: x has ", rank, " dimensions; it needs at least one"): an argument the caller can
+// correct.
+#define KP_CHECK(condition, ...)                                                          \
+  do {                                                                                    \
+    if (!(condition)) [[unlikely]]                                                        \
+      ::kernel_pytorch::fail(::kernel_pytorch::ErrorCode::kInvalidArgument, __VA_ARGS__); \
   } while (false)
 
 // KP_INTERNAL_CHECK: an invariant of ours; its failure is a bug to report.
-#define KP_INTERNAL_CHECK(condition, ...)                                                     \
-  do {                                                                                        \
-    if (!(condition)) [[unlikely]]                                                            \
-      ::kernel_pytorch::fail(::kernel_pytorch::ErrorCode::kInternal, __VA_ARGS__);            \
+#define KP_INTERNAL_CHECK(condition, ...)                                          \
+  do {                                                                             \
+    if (!(condition)) [[unlikely]]                                                 \
+      ::kernel_pytorch::fail(::kernel_pytorch::ErrorCode::kInternal, __VA_ARGS__); \
   } while (false)

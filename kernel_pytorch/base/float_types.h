@@ -1,5 +1,5 @@
-// Storage types of the low precisions. Conversions round to nearest even; the FP8 formats saturate where torch gives NaN
-// (NaN stays NaN). Scalar and constexpr: references, tests and tails use them; SIMD and CUDA have their own, tested
+// Storage types of the low precisions. Conversions round to nearest even; the FP8 formats saturate where torch gives
+// NaN (NaN stays NaN). Scalar and constexpr: references, tests and tails use them; SIMD and CUDA have their own, tested
 // bit for bit against these.
 #pragma once
 
@@ -25,7 +25,8 @@ namespace float_detail {
 
 // Rounds a finite float to a small format with the given field widths, returning sign-less bits. Values past `largest`
 // return `overflow`.
-constexpr uint32_t round_to_small(float magnitude, int exponent_bits, int mantissa_bits, uint32_t largest, uint32_t overflow) {
+constexpr uint32_t round_to_small(float magnitude, int exponent_bits, int mantissa_bits, uint32_t largest,
+                                  uint32_t overflow) {
   const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = static_cast<int>(bits >> 23) - 127;
@@ -56,13 +57,21 @@ constexpr float small_to_float(uint32_t bits, int exponent_bits, int mantissa_bi
   return std::bit_cast<float>(((exponent + 127 - bias) << 23) | (mantissa << (23 - mantissa_bits)));
 }
 
-constexpr bool is_nan(uint32_t float_bits) { return (float_bits & 0x7fffffff) > 0x7f800000; }
+constexpr bool is_nan(uint32_t float_bits) {
+  return (float_bits & 0x7fffffff) > 0x7f800000;
+}
 
 }  // namespace float_detail
 
-constexpr float to_float(float value) { return value; }
-constexpr double to_float(double value) { return value; }
-constexpr float to_float(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+constexpr float to_float(float value) {
+  return value;
+}
+constexpr double to_float(double value) {
+  return value;
+}
+constexpr float to_float(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
 constexpr float to_float(Float16 value) {
   const uint32_t sign = (value.bits & 0x8000u) << 16;
   const uint32_t magnitude = value.bits & 0x7fffu;

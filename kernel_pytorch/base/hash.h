@@ -40,7 +40,9 @@ class Fnv128 {
   Word state_ = (Word{0x6c62272e07bb0142} << 64) | 0x62b821756295c58d;
 };
 
-constexpr uint64_t hash_text(std::string_view text) { return Fnv128().add(text).low64(); }
+constexpr uint64_t hash_text(std::string_view text) {
+  return Fnv128().add(text).low64();
+}
 
 // One multiply per field. The order of fields is part of the hash.
 class HashMixer {

@@ -40,6 +40,8 @@ void log_once(LogLevel level, std::string_view key, std::string_view message) {
   if (log_enabled(level)) log_line(level, message);
 }
 
-void set_log_sink(void (*sink)(LogLevel, std::string_view)) { log_sink.store(sink); }
+void set_log_sink(void (*sink)(LogLevel, std::string_view)) {
+  log_sink.store(sink);
+}
 
 }  // namespace kernel_pytorch

@@ -1,5 +1,6 @@
 // Leveled log to stderr, one line a call: KP_LOG(kWarning, "tuning store ", path, " is damaged"). The level comes from
-// Options; arguments of a level that is off are not evaluated. log_once keeps repeated conditions to one line a process.
+// Options; arguments of a level that is off are not evaluated. log_once keeps repeated conditions to one line a
+// process.
 #pragma once
 
 #include <string>
@@ -22,8 +23,8 @@ KP_EXPORT void set_log_sink(void (*sink)(LogLevel level, std::string_view messag
 
 }  // namespace kernel_pytorch
 
-#define KP_LOG(level, ...)                                                                             \
-  do {                                                                                                 \
-    if (::kernel_pytorch::log_enabled(::kernel_pytorch::LogLevel::level))                              \
+#define KP_LOG(level, ...)                                                                                  \
+  do {                                                                                                      \
+    if (::kernel_pytorch::log_enabled(::kernel_pytorch::LogLevel::level))                                   \
       ::kernel_pytorch::log_line(::kernel_pytorch::LogLevel::level, ::kernel_pytorch::concat(__VA_ARGS__)); \
   } while (false)

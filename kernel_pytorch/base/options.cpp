@@ -54,7 +54,8 @@ bool read_switch(std::string_view variable) {
   return false;
 }
 
-std::string read_choice(std::string_view variable, std::string fallback, std::initializer_list<std::string_view> choices) {
+std::string read_choice(std::string_view variable, std::string fallback,
+                        std::initializer_list<std::string_view> choices) {
   const auto text = read(variable);
   if (!text) return fallback;
   std::string wanted = "one of";
@@ -100,9 +101,13 @@ const Options& options() {
   return *current_options.load(std::memory_order_acquire);
 }
 
-void set_options_for_process(const Options& replacement) { current_options.store(new Options(replacement)); }
+void set_options_for_process(const Options& replacement) {
+  current_options.store(new Options(replacement));
+}
 
-std::string environment(std::string_view variable) { return read(variable).value_or(""); }
+std::string environment(std::string_view variable) {
+  return read(variable).value_or("");
+}
 
 std::vector<OptionDescription> describe_options() {
   const Options& now = options();
@@ -118,7 +123,8 @@ std::vector<OptionDescription> describe_options() {
       row(kDisableCuda, now.disable_cuda ? "1" : "0", "1: behave as on a machine without a GPU"),
       row(kNvrtc, now.nvrtc_library, "path of the libnvrtc to use; empty: search"),
       row(kBundle, now.bundle_directory, "folder of kernels compiled ahead by `kpt compile`"),
-      row(kCubinMegabytes, std::to_string(now.cubin_cache_megabytes), "size limit of the compiled-kernel cache; 0: off"),
+      row(kCubinMegabytes, std::to_string(now.cubin_cache_megabytes),
+          "size limit of the compiled-kernel cache; 0: off"),
       row(kNoColor, now.no_color ? "1" : "0", "set: no colour in the terminal"),
   };
 }

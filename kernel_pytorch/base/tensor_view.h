@@ -1,5 +1,5 @@
-// A tensor somebody else owns: address, element type, sizes, strides in elements, device. Copying a view copies no data.
-// A default-constructed view stands for an optional tensor that was not given.
+// A tensor somebody else owns: address, element type, sizes, strides in elements, device. Copying a view copies no
+// data. A default-constructed view stands for an optional tensor that was not given.
 #pragma once
 
 #include <array>
@@ -34,7 +34,9 @@ struct TensorView {
     for (int64_t size : shape()) count *= size;
     return rank < 0 ? 0 : count;
   }
-  int64_t byte_count() const { return element_count() * size_of(dtype); }  // of the elements, not of the memory they span
+  int64_t byte_count() const {
+    return element_count() * size_of(dtype);
+  }  // of the elements, not of the memory they span
 
   template <class T>
   T* as() const {
@@ -51,9 +53,12 @@ inline TensorView contiguous_view(void* data, DType dtype, std::initializer_list
 KP_EXPORT bool is_contiguous(const TensorView& view);
 // Elements from the lowest to the highest one touched, so a buffer of that many elements backs the view (strides >= 0).
 KP_EXPORT int64_t span_elements(const TensorView& view);
-KP_EXPORT std::string to_string(const TensorView& view);  // "bf16[8, 4096] on cuda:0", with strides where not contiguous
+KP_EXPORT std::string to_string(
+    const TensorView& view);  // "bf16[8, 4096] on cuda:0", with strides where not contiguous
 KP_EXPORT std::string shape_text(std::span<const int64_t> sizes);  // "[8, 4096]"
 
-inline std::ostream& operator<<(std::ostream& out, const TensorView& view) { return out << to_string(view); }
+inline std::ostream& operator<<(std::ostream& out, const TensorView& view) {
+  return out << to_string(view);
+}
 
 }  // namespace kernel_pytorch

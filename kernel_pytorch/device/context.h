@@ -27,6 +27,25 @@ class KP_EXPORT Scratch {
  public:
   virtual ~Scratch() = default;
   virtual void* allocate(size_t bytes) = 0;  // throws kDevice when out of memory; freed when the Scratch goes
+  // Bracket an op call (ScratchScope), for a Scratch that outlives it: after the outermost leave, memory may be reused
+  // by the next call on the same stream.
+  virtual void enter_call() {}
+  virtual void leave_call() noexcept {}
+};
+
+class ScratchScope {
+ public:
+  explicit ScratchScope(Scratch* scratch) : scratch_(scratch) {
+    if (scratch_ != nullptr) scratch_->enter_call();
+  }
+  ~ScratchScope() {
+    if (scratch_ != nullptr) scratch_->leave_call();
+  }
+  ScratchScope(const ScratchScope&) = delete;
+  ScratchScope& operator=(const ScratchScope&) = delete;
+
+ private:
+  Scratch* scratch_;
 };
 
 struct Context {
@@ -40,7 +59,8 @@ struct Context {
   Device device() const { return info->device; }
 };
 
-// A context of our own for callers without a framework (C++, the command line): our thread pool, our scratch memory.
+// A context of our own for callers without a framework (C++, the command line): our thread pool, our scratch memory,
+// kept from call to call. For one thread at a time and one stream: make another for another.
 class KP_EXPORT OwnContext {
  public:
   explicit OwnContext(Device device = {}, void* stream = nullptr);

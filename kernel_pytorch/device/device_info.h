@@ -17,14 +17,14 @@ enum class CpuIsa : uint8_t { kX86V2, kX86V3, kX86V4, kX86V4Bf16, kX86V4Amx, kNe
 KP_EXPORT std::string_view name_of(CpuIsa isa);  // "v2", "v3", "v4", "v4bf16", "v4amx", "neon"
 
 struct CpuInfo {
-  CpuIsa isa = CpuIsa::kX86V2;           // what kernels may use: the machine's, capped by Options::cpu_isa
-  CpuIsa machine_isa = CpuIsa::kX86V2;   // by cpuid and by what the operating system enables
-  int cores = 1;                         // that this process may run on
+  CpuIsa isa = CpuIsa::kX86V2;          // what kernels may use: the machine's, capped by Options::cpu_isa
+  CpuIsa machine_isa = CpuIsa::kX86V2;  // by cpuid and by what the operating system enables
+  int cores = 1;                        // that this process may run on
   int64_t l1_data_bytes = 0;
   int64_t l2_bytes = 0;
   int64_t l3_bytes = 0;
-  // AMX bits are set but CPUID leaf 0x1D is empty (some virtual machines): our AMX works there, oneDNN inside torch dies
-  // with SIGILL on a bf16 matrix product unless ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
+  // AMX bits are set but CPUID leaf 0x1D is empty (some virtual machines): our AMX works there, oneDNN inside torch
+  // dies with SIGILL on a bf16 matrix product unless ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
   bool amx_palette_missing = false;
 };
 
@@ -33,12 +33,12 @@ struct CudaInfo {
   int compute_minor = 0;
   int multiprocessors = 0;
   int64_t l2_bytes = 0;
-  int64_t shared_bytes_per_block = 0;    // the opt-in limit
+  int64_t shared_bytes_per_block = 0;  // the opt-in limit
   int64_t shared_bytes_per_multiprocessor = 0;
   int clock_khz = 0;
   int memory_clock_khz = 0;
   int memory_bus_bits = 0;
-  int driver_version = 0;                // 13000 for 13.0
+  int driver_version = 0;                                                // 13000 for 13.0
   int capability() const { return compute_major * 10 + compute_minor; }  // 90 for an H200
 };
 
@@ -46,9 +46,9 @@ struct DeviceInfo {
   Device device;
   std::string name;
   int64_t memory_bytes = 0;
-  CpuInfo cpu;                 // of the host, for every device
-  CudaInfo cuda;               // zeros for the CPU
-  std::string fingerprint;     // "NVIDIA H200|sm_90|132 SMs|139 GiB|driver 13"; "cpu name|v4|caches|cores"
+  CpuInfo cpu;              // of the host, for every device
+  CudaInfo cuda;            // zeros for the CPU
+  std::string fingerprint;  // "NVIDIA H200|sm_90|132 SMs|139 GiB|driver 13"; "cpu name|v4|caches|cores"
   uint64_t fingerprint_hash = 0;
   bool is_cpu() const { return device.kind == DeviceKind::kCpu; }
   bool is_cuda() const { return device.kind == DeviceKind::kCuda; }

@@ -44,6 +44,7 @@ Choice<Problem> choose(const Operation<Problem>& operation, const Problem& probl
 template <class Problem>
 void run_best(const Operation<Problem>& operation, const Problem& problem, Context& context) {
   const Choice<Problem> choice = choose(operation, problem, context);
+  const ScratchScope scope(context.scratch);
   choice.kernel->run(problem, choice.config, context);
 }
 

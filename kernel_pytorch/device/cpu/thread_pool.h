@@ -7,7 +7,8 @@
 
 namespace kernel_pytorch::cpu_device {
 
-// One pool per process, Options::threads wide (default: one per allowed core). The calling thread is one of the workers.
+// One pool per process, Options::threads wide (default: one per allowed core). The calling thread is one of the
+// workers.
 KP_EXPORT Threads& own_threads();
 
 }  // namespace kernel_pytorch::cpu_device
