@@ -1,0 +1,100 @@
+#include "kernel_pytorch/torch/tensor_view.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+
+#include "kernel_pytorch/base/error.h"
+
+namespace kernel_pytorch::torch_ops {
+namespace {
+
+// torch's numbers for our types, in the order of DType. They are asked for and not copied from a header: the stable ABI
+// promises the functions, not the values.
+const std::array<int32_t, kDTypeCount>& torch_dtypes() {
+  static const std::array<int32_t, kDTypeCount> kNumbers = {
+      aoti_torch_dtype_float32(), aoti_torch_dtype_float64(),       aoti_torch_dtype_bfloat16(),
+      aoti_torch_dtype_float16(), aoti_torch_dtype_float8_e4m3fn(), aoti_torch_dtype_float8_e5m2(),
+      aoti_torch_dtype_int8(),    aoti_torch_dtype_int32(),         aoti_torch_dtype_int64(),
+      aoti_torch_dtype_bool()};
+  return kNumbers;
+}
+
+DType dtype_of(const Tensor& tensor, std::string_view argument) {
+  int32_t number = -1;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &number));
+  const auto& numbers = torch_dtypes();
+  const auto found = std::find(numbers.begin(), numbers.end(), number);
+  KP_CHECK(found != numbers.end(), argument, " has an element type that no kernel takes (torch's number ", number,
+           "); convert it to fp32, bf16 or fp16 first");
+  return static_cast<DType>(found - numbers.begin());
+}
+
+Device device_of(const Tensor& tensor, std::string_view argument) {
+  static const int32_t kCpu = aoti_torch_device_type_cpu();
+  static const int32_t kCuda = aoti_torch_device_type_cuda();
+  int32_t type = -1;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  if (type == kCpu) return {};
+  KP_CHECK(type == kCuda, argument, " is on a device of torch's type ", type, "; only cpu and cuda have kernels");
+  int32_t index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
+  return {DeviceKind::kCuda, static_cast<int16_t>(index)};
+}
+
+}  // namespace
+
+TensorView view_of(const Tensor& tensor, std::string_view argument) {
+  int64_t rank = 0;
+  int64_t* sizes = nullptr;
+  int64_t* strides = nullptr;
+  const void* data = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor.get(), &rank));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor.get(), &sizes));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor.get(), &strides));
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor.get(), &data));
+  KP_CHECK(rank <= kMaxRank, argument, " has ", rank, " dimensions, at most ", kMaxRank,
+           " are supported; merge leading dimensions first, e.g. with flatten(0, 1)");
+  TensorView view{.data = const_cast<void*>(data),
+                  .dtype = dtype_of(tensor, argument),
+                  .device = device_of(tensor, argument),
+                  .rank = static_cast<int8_t>(rank)};
+  std::copy_n(sizes, rank, view.sizes.begin());
+  std::copy_n(strides, rank, view.strides.begin());
+  return view;
+}
+
+NewTensor make_tensor(std::span<const int64_t> sizes, DType dtype, Device device) {
+  TensorView view = contiguous_view(nullptr, dtype, sizes, device);
+  const bool on_cpu = device.kind == DeviceKind::kCpu;
+  AtenTensorHandle handle = nullptr;
+  const AOTITorchError status = aoti_torch_empty_strided(
+      view.rank, view.sizes.data(), view.strides.data(), torch_dtypes()[static_cast<int>(dtype)],
+      on_cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), on_cpu ? -1 : device.index, &handle);
+  if (status != TORCH_SUCCESS) {
+    fail(ErrorCode::kDevice, "kernel_pytorch: torch could not allocate ", view.byte_count(), " bytes on ", device,
+         " (out of memory?); free memory or use a smaller batch");
+  }
+  Tensor tensor(handle);
+  view.data = tensor.mutable_data_ptr();
+  return {std::move(tensor), view};
+}
+
+NewTensor make_absent(DType dtype, Device device) {
+  const int64_t no_elements[] = {0};
+  NewTensor absent = make_tensor(no_elements, dtype, device);
+  absent.view = TensorView{};
+  return absent;
+}
+
+TensorView row_view_of(Tensor& tensor, std::string_view argument) {
+  TensorView view = view_of(tensor, argument);
+  if (!is_contiguous(view)) {
+    tensor = torch::stable::contiguous(tensor);
+    view = view_of(tensor, argument);
+  }
+  return contiguous_view(view.data, view.dtype, {view.element_count()}, view.device);
+}
+
+}  // namespace kernel_pytorch::torch_ops
