@@ -36,14 +36,6 @@ template <class T>
 KP_WORD void store(T* to, VecOf<T> value, SomeLanes lanes) {
   cpu::store_partial(to, value, lanes.count);
 }
-template <class T>
-KP_WORD void stream(T* to, VecOf<T> value, AllLanes) {
-  cpu::stream(to, value);
-}
-template <class T>
-KP_WORD void stream(T* to, VecOf<T> value, SomeLanes lanes) {
-  cpu::store_partial(to, value, lanes.count);
-}
 template <class V>
 KP_WORD V keep(V value, AllLanes) {
   return value;
@@ -56,6 +48,26 @@ KP_WORD V keep(V value, SomeLanes lanes) {  // lanes past the row's end count fo
   return value;
 }
 
+// Writes value_at(j, lanes) to every column, two vectors at a time: a whole line of narrow types in one store.
+template <class T, bool kStream, class Value>
+KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
+  constexpr int kStep = kLanesOf<T>;
+  int64_t j = 0;
+  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
+    const cpu::PairOf<T> pair{value_at(j, AllLanes()), value_at(j + kStep, AllLanes())};
+    if constexpr (kStream) {
+      cpu::stream2(to + j, pair);
+    } else {
+      cpu::store2(to + j, pair);
+    }
+  }
+  for (; j + kStep <= columns; j += kStep) store(to + j, value_at(j, AllLanes()), AllLanes());
+  if (j < columns) {
+    const SomeLanes rest{static_cast<int>(columns - j)};
+    store(to + j, value_at(j, rest), rest);
+  }
+}
+
 template <class T, class Body>
 KP_WORD void for_columns(int64_t columns, Body body) {
   constexpr int kStep = kLanesOf<T>;
@@ -64,22 +76,23 @@ KP_WORD void for_columns(int64_t columns, Body body) {
   if (j < columns) body(j, SomeLanes{static_cast<int>(columns - j)});
 }
 
-// Sum over the row of term(j, lanes). Four running sums hide the latency of the adds.
+// Sum over the row of term(values). Four running sums hide the latency of the adds.
 template <class T, class Term>
-KP_WORD ScalarOf<T> sum_columns(int64_t columns, Term term) {
+KP_WORD ScalarOf<T> sum_row(const T* row, int64_t columns, Term term) {
   constexpr int kStep = kLanesOf<T>;
   VecOf<T> sum0{}, sum1{}, sum2{}, sum3{};
   int64_t j = 0;
   for (; j + 4 * kStep <= columns; j += 4 * kStep) {
-    sum0 += term(j, AllLanes());
-    sum1 += term(j + kStep, AllLanes());
-    sum2 += term(j + 2 * kStep, AllLanes());
-    sum3 += term(j + 3 * kStep, AllLanes());
+    const cpu::PairOf<T> first = cpu::load2_unordered(row + j), second = cpu::load2_unordered(row + j + 2 * kStep);
+    sum0 += term(first.low);
+    sum1 += term(first.high);
+    sum2 += term(second.low);
+    sum3 += term(second.high);
   }
-  for (; j + kStep <= columns; j += kStep) sum0 += term(j, AllLanes());
+  for (; j + kStep <= columns; j += kStep) sum0 += term(cpu::load(row + j));
   if (j < columns) {
     const SomeLanes rest{static_cast<int>(columns - j)};
-    sum1 += keep(term(j, rest), rest);
+    sum1 += keep(term(load(row + j, rest)), rest);
   }
   return cpu::horizontal_sum((sum0 + sum1) + (sum2 + sum3));
 }
@@ -104,11 +117,9 @@ KP_WORD Statistics<ScalarOf<T>> statistics_of(const T* value, const ForwardRows&
   using Scalar = ScalarOf<T>;
   const Scalar count = static_cast<Scalar>(block.columns);
   Scalar mean = 0;
-  if (block.centered) {
-    mean = sum_columns<T>(block.columns, [&](int64_t j, auto lanes) { return load(value + j, lanes); }) / count;
-  }
-  const Scalar squares = sum_columns<T>(block.columns, [&](int64_t j, auto lanes) {
-    const auto difference = load(value + j, lanes) - mean;
+  if (block.centered) mean = sum_row(value, block.columns, [](VecOf<T> values) { return values; }) / count;
+  const Scalar squares = sum_row(value, block.columns, [mean](VecOf<T> values) {
+    const VecOf<T> difference = values - mean;
     return difference * difference;
   });
   return {mean, static_cast<Scalar>(1) /
@@ -128,16 +139,11 @@ KP_WORD void write_normalised(const T* value, const T* next_value, T* output, St
   const W* weight = static_cast<const W*>(block.weight);
   const W* bias = static_cast<const W*>(block.bias);
   const auto offset = static_cast<ScalarOf<T>>(block.weight_offset);
-  for_columns<T>(block.columns, [&](int64_t j, auto lanes) {
+  write_columns<T, kStream>(output, block.columns, [&](int64_t j, auto lanes) {
     cpu::prefetch_far(next_value + j);
     VecOf<T> normal = (load(value + j, lanes) - statistics.mean) * statistics.rstd;
     normal *= scale_at<T>(weight, offset, j, lanes);
-    if (bias != nullptr) normal += load(bias + j, lanes);
-    if constexpr (kStream) {
-      stream(output + j, normal, lanes);
-    } else {
-      store(output + j, normal, lanes);
-    }
+    return bias == nullptr ? normal : normal + load(bias + j, lanes);
   });
 }
 
@@ -151,9 +157,8 @@ void forward(const ForwardRows& block) {
       const T* x = value;
       const T* residual = row_of<T>(block.residual, row, block.residual_stride_elements);
       T* sum = row_of<T>(block.sum, row, block.columns);
-      for_columns<T>(block.columns, [&](int64_t j, auto lanes) {
-        store(sum + j, load(x + j, lanes) + load(residual + j, lanes), lanes);
-      });
+      write_columns<T, false>(sum, block.columns,
+                              [&](int64_t j, auto lanes) { return load(x + j, lanes) + load(residual + j, lanes); });
       value = sum;  // rounded, as whoever reads the sum output sees it
     }
     const Statistics<Scalar> statistics = statistics_of(value, block);
@@ -215,15 +220,12 @@ template <class T, class W, bool kStream>
 KP_WORD void write_gradient(const BackwardRow<T, W>& row, T* grad_input, Statistics<ScalarOf<T>> means,
                             const BackwardRows& block) {
   using Row = BackwardRow<T, W>;
-  for_columns<T>(block.columns, [&](int64_t j, auto lanes) {
+  write_columns<T, kStream>(grad_input, block.columns, [&](int64_t j, auto lanes) {
+    cpu::prefetch_far(row.grad_output + block.grad_output_stride_elements + j);
+    cpu::prefetch_far(row.value + block.value_stride_elements + j);
     const auto g = Row::scaled(row, load(row.grad_output + j, lanes), j, lanes);
-    VecOf<T> gradient = (g - means.mean - Row::normal(row, j, lanes) * means.rstd) * row.rstd;
-    if (row.grad_sum != nullptr) gradient += load(row.grad_sum + j, lanes);
-    if constexpr (kStream) {
-      stream(grad_input + j, gradient, lanes);
-    } else {
-      store(grad_input + j, gradient, lanes);
-    }
+    const VecOf<T> gradient = (g - means.mean - Row::normal(row, j, lanes) * means.rstd) * row.rstd;
+    return row.grad_sum == nullptr ? gradient : gradient + load(row.grad_sum + j, lanes);
   });
 }
 
