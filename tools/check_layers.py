@@ -52,13 +52,14 @@ def is_public_op_header(target: str) -> bool:
     return len(parts) == 4 and parts[3] == parts[2] + ".h"
 
 
-def check_include(path: str, target: str, allowed: set[str]) -> str | None:
+def check_include(path: str, target: str, allowed: set[str], engines: dict[str, set[str]]) -> str | None:
     """The reason why `path` may not include the project header `target`, or None."""
     own, other = layer_of(path), layer_of(target)
     if own == "ops" and other == "ops":
-        same_room = path.split("/")[2] == target.split("/")[2]
+        room, other_room = path.split("/")[2], target.split("/")[2]
         in_root = len(path.split("/")) == 3
-        if same_room or in_root or is_public_op_header(target):
+        served = room in engines.get(other_room, set())
+        if room == other_room or in_root or served or is_public_op_header(target):
             return None
         return f"is a private file of another room ({target})"
     if own == other:
@@ -84,6 +85,7 @@ def tracked_sources() -> list[str]:
 def main() -> int:
     layers = {name: row for row in read_table("Layers") for name in words(row[0])}
     places = {row[0]: [re.compile(pattern) for pattern in words(row[1])] for row in read_table("Guarded words")}
+    engines = {row[0]: words(row[1]) for row in read_table("Engines")}
     libraries = {row[0]: words(row[1]) for row in read_table("Libraries")}
     problems: list[str] = []
 
@@ -104,7 +106,7 @@ def main() -> int:
             if target.startswith("kernel_pytorch/"):
                 if is_test and layer_of(target) not in ("torch", "jax"):
                     continue
-                if reason := check_include(path, target, allowed):
+                if reason := check_include(path, target, allowed, engines):
                     problems.append(f"{path}:{line}: {reason}")
             elif match.group(1) == '"':
                 problems.append(f'{path}:{line}: includes "{target}"; project headers begin with kernel_pytorch/')

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Everything a GPU machine has to show, as one command; nothing is installed there.
+#
+#   benchmarks/h200.sh pack   on the machine that built: puts the few files that must travel besides the checkout under
+#                             build/carry (Debian's libsqlite3 and a plain pytest), strips the programs
+#   benchmarks/h200.sh        on the GPU machine: checks, tests, sweeps; JSON and logs under $OUT (default build/h200)
+#
+# What travels: the checkout and build/{kpt,libkernel_pytorch.so,libkernel_pytorch_torch.so,kernel_pytorch_tests,carry}.
+# Every stage has its own time limit and none stops the others; the last lines say how each ended.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+carry=build/carry
+
+pack() {
+  rm -rf $carry
+  mkdir -p $carry/lib $carry/python
+  cp -L "$(ldd build/libkernel_pytorch.so | awk '/libsqlite3/ { print $3 }')" $carry/lib/
+  strip build/kpt build/libkernel_pytorch.so build/libkernel_pytorch_torch.so build/kernel_pytorch_tests
+  .venv/bin/pip install --quiet --target $carry/python pytest hypothesis
+  du -sch build/kpt build/libkernel_pytorch.so build/libkernel_pytorch_torch.so build/kernel_pytorch_tests $carry
+}
+if [[ "${1:-}" == pack ]]; then
+  set -e
+  pack
+  exit
+fi
+
+out=${OUT:-build/h200}
+python=${PYTHON:-python3}
+mkdir -p "$out"
+cache=$(mktemp -d)
+export LD_LIBRARY_PATH=$PWD/$carry/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export PYTHONPATH=$PWD/python:$PWD/benchmarks PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export KERNEL_PYTORCH_CACHE_DIR=$cache
+limit_seconds=${H200_LIMIT_SECONDS:-570}
+summary=()
+
+# stage NAME SECONDS COMMAND...: output to $out/NAME.log; a failure shows its end.
+stage() {
+  local name=$1 seconds=$2 left=$((limit_seconds - SECONDS)) begin=$SECONDS status
+  shift 2
+  ((seconds < left)) || seconds=$left
+  if ((seconds < 5)); then
+    summary+=("$name: not run, the time was used up")
+    return
+  fi
+  timeout "$seconds" "$@" >"$out/$name.log" 2>&1
+  status=$?
+  summary+=("$name: $([[ $status == 0 ]] && echo ok || echo "FAILED ($status)"), $((SECONDS - begin)) s")
+  if [[ $status != 0 ]]; then
+    printf -- '--- %s\n' "$name"
+    tail -n 25 "$out/$name.log"
+  fi
+}
+# pytest of this machine where there is one; the carried one otherwise.
+pytest_gpu() {
+  $python -c 'import pytest' 2>/dev/null || export PYTHONPATH=$PYTHONPATH:$PWD/$carry/python
+  $python -m pytest -q -m gpu -rs -p no:cacheprovider tests
+}
+export -f pytest_gpu
+export python carry
+
+stage doctor 60 build/kpt doctor
+stage cpp_tests 150 build/kernel_pytorch_tests --gtest_brief=1
+stage verify 120 build/kpt verify --device cuda
+stage pytest 150 bash -c pytest_gpu
+stage torch_norms 150 $python benchmarks/torch_norms.py --device cuda --quick --output "$out/torch_norms.json"
+stage overhead 60 $python benchmarks/overhead.py --output "$out/overhead.json"
+stage bench 120 build/kpt bench --device cuda --all --json
+
+cat "$out/torch_norms.log" "$out/overhead.log" 2>/dev/null
+printf '%s\n' "${summary[@]}" | tee "$out/summary.txt"
+rm -rf "$cache"
+! grep -qE 'FAILED|not run' "$out/summary.txt"

@@ -1,0 +1,87 @@
+"""The documents agree with the tree and with the stored results."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def tracked() -> list[str]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [path for path in listed if path and (ROOT / path).exists()]
+
+
+def tree_of_the_architecture() -> set[str]:
+    """Folders in the tree that docs/architecture.md draws, from indentation by two spaces."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    block = text.split("\n## The house\n", 1)[1].split("```\n", 1)[1].split("```", 1)[0]
+    folders: set[str] = set()
+    parents: list[str] = []
+    for line in block.splitlines():
+        indent, name = re.match(r"( *)(\S+)", line).groups()  # type: ignore[union-attr]
+        del parents[len(indent) // 2 :]
+        parents.append(name.rstrip("/"))
+        folders.add("/".join(parents))
+    return folders
+
+
+def test_tree_in_the_architecture_is_the_one_on_disk() -> None:
+    depth = {"kernel_pytorch": 3, "python": 3}
+    on_disk: set[str] = set()
+    for path in tracked():
+        parts = path.split("/")[:-1]
+        for length in range(1, min(len(parts), depth.get(parts[0], 1) if parts else 0) + 1):
+            on_disk.add("/".join(parts[:length]))
+    assert tree_of_the_architecture() == on_disk
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_tables_are_those_that_the_results_print() -> None:
+    command = [sys.executable, ROOT / "benchmarks/table.py", "--check", ROOT / "BENCHMARKS.md"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_table_check_notices_a_typed_number(tmp_path: Path) -> None:
+    text = (ROOT / "BENCHMARKS.md").read_text()
+    changed = re.sub(r"(\d)\.(\d\d)x", lambda m: f"{int(m[1]) + 1}.{m[2]}x", text, count=1)
+    assert changed != text, "BENCHMARKS.md shows no speedup at all"
+    document = tmp_path / "BENCHMARKS.md"
+    document.write_text(changed)
+    done = subprocess.run([sys.executable, ROOT / "benchmarks/table.py", "--check", document], capture_output=True)
+    assert done.returncode == 1
+
+
+def test_layer_check_passes_and_notices_a_breach() -> None:
+    command = [sys.executable, ROOT / "tools/check_layers.py"]
+    assert subprocess.run(command, capture_output=True, text=True).returncode == 0
+    sys.path.insert(0, str(ROOT / "tools"))
+    from check_layers import check_include
+
+    device, ops = {"base"}, {"base", "device", "jit", "registry", "cpu", "cuda", "expression"}
+    assert check_include("kernel_pytorch/device/a.cpp", "kernel_pytorch/tuning/store.h", device, {})
+    assert check_include("kernel_pytorch/ops/a/a.cpp", "kernel_pytorch/ops/b/b_shapes.h", ops, {})
+    assert check_include("kernel_pytorch/ops/a/a.cpp", "kernel_pytorch/ops/b/b.h", ops, {}) is None
+    assert check_include("kernel_pytorch/ops/a/a.cpp", "kernel_pytorch/ops/b/b_shapes.h", ops, {"b": {"a"}}) is None
+
+
+def test_no_path_of_a_machine_in_tracked_text() -> None:
+    # Put together from pieces, so that this file does not find itself.
+    pattern = "/(" + "|".join(["work", "farm", "root", "opt"]) + ")/"
+    command = ["git", "grep", "-nIE", pattern, "--", ".", ":!.ci", ":!tests/house"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert found == ""
