@@ -1,0 +1,304 @@
+#include "kernel_pytorch/c/kernel_pytorch.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <set>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/version.h"
+#include "kernel_pytorch/c/json.h"
+#include "kernel_pytorch/c/report.h"
+#include "kernel_pytorch/c/request.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/operations.h"
+#include "kernel_pytorch/tuning/selection.h"
+#include "kernel_pytorch/tuning/store.h"
+
+namespace kernel_pytorch::c_interface {
+namespace {
+
+// A fixed buffer: reporting a failure must not be able to fail.
+struct LastError {
+  char text[4096] = "";
+  void set(const char* message) noexcept {
+    size_t length = std::strlen(message);
+    if (length >= sizeof(text)) {
+      length = sizeof(text) - 1;
+      while (length > 0 && (static_cast<unsigned char>(message[length]) & 0xc0) == 0x80) --length;  // whole characters
+    }
+    std::memcpy(text, message, length);
+    text[length] = '\0';
+  }
+};
+thread_local LastError last_error;
+
+// The one border: whatever the core throws becomes a status and this thread's message.
+template <class Work>
+kp_status guarded(const Work& work) noexcept {
+  try {
+    work();
+    return KP_OK;
+  } catch (const Error& error) {
+    last_error.set(error.what());
+    return static_cast<kp_status>(error.code());
+  } catch (const std::bad_alloc&) {
+    last_error.set("out of memory");
+    return KP_DEVICE;
+  } catch (const std::exception& error) {
+    last_error.set(error.what());
+    return KP_INTERNAL;
+  } catch (...) {
+    last_error.set("an exception of unknown type");
+    return KP_INTERNAL;
+  }
+}
+
+template <class Work>
+kp_status answered(char** result, const Work& work) noexcept {
+  if (result != nullptr) *result = nullptr;
+  return guarded([&] {
+    KP_CHECK(result != nullptr, "C interface: the result pointer is NULL");
+    const std::string text = work();
+    char* copy = static_cast<char*>(std::malloc(text.size() + 1));
+    if (copy == nullptr) throw std::bad_alloc();
+    std::memcpy(copy, text.c_str(), text.size() + 1);
+    *result = copy;
+  });
+}
+
+Json parsed(const char* request) {
+  return parse_request(request == nullptr ? std::string_view() : request);
+}
+
+// pop_overlay ignores what it does not know; a C caller that pops twice has a bug worth hearing about.
+class PushedHandles {
+ public:
+  void add(int64_t handle) {
+    const std::lock_guard lock(mutex_);
+    handles_.insert(handle);
+  }
+  bool remove(int64_t handle) {
+    const std::lock_guard lock(mutex_);
+    return handles_.erase(handle) > 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<int64_t> handles_;
+};
+
+PushedHandles& pushed_overlays() {
+  static PushedHandles* handles = new PushedHandles;
+  return *handles;
+}
+
+class AutotuneDepth {
+ public:
+  void push() {
+    const std::lock_guard lock(mutex_);
+    tuning::push_autotune();
+    ++depth_;
+  }
+  void pop() {
+    const std::lock_guard lock(mutex_);
+    KP_CHECK(depth_ > 0, "kp_autotune_pop: nothing was pushed");
+    tuning::pop_autotune();
+    --depth_;
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t depth_ = 0;
+};
+
+AutotuneDepth& autotune_depth() {
+  static AutotuneDepth* depth = new AutotuneDepth;
+  return *depth;
+}
+
+// write_bundle's progress is a plain function; this hands it the caller's state.
+struct CompileListener {
+  kp_progress progress = nullptr;
+  void* state = nullptr;
+};
+thread_local CompileListener compile_listener;
+
+void report_compiled(const jit::CompiledKernel& kernel, int done, int total) {
+  if (compile_listener.progress == nullptr) return;
+  const Json json = {{"done", done}, {"total", total}, {"entry", kernel.entry}};
+  compile_listener.progress(compile_listener.state, to_text(json).c_str());
+}
+
+std::string compile_bundle(const Json& request, kp_progress progress, void* state) {
+  FieldReader fields(request, "compile");
+  const std::string architecture = fields.required_text("architecture");
+  const std::string output = fields.required_text("output");
+  const std::string op = fields.text("op", "");
+  fields.finish();
+  compile_listener = {progress, state};
+  const auto compiled =
+      jit::write_bundle(device_code_of(matching_operations(op)), architecture, output, &report_compiled);
+  return to_text({{"kernels", report_all(compiled)}});
+}
+
+std::string tune_problem(const Json& request, kp_progress progress, kp_interrupted interrupted, void* state) {
+  FieldReader fields(request, "tune");
+  const OperationRequest asked = read_operation(fields);
+  tuning::TuneOptions options;
+  options.budget_seconds = fields.number("budget_seconds", options.budget_seconds, 0, 1e6);
+  fields.finish();
+  if (progress != nullptr) {
+    options.progress = [&](const tuning::TuneProgress& now) { progress(state, to_text(report(now)).c_str()); };
+  }
+  if (interrupted != nullptr) options.interrupted = [&] { return interrupted(state) != 0; };
+  return to_text(report(asked.operation->tune(asked.problem, options)));
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::c_interface
+
+using namespace kernel_pytorch;               // NOLINT: the functions below are the border itself
+using namespace kernel_pytorch::c_interface;  // NOLINT
+
+const char* kp_version(void) {
+  return kVersion.data();
+}
+
+const char* kp_last_error(void) {
+  return last_error.text;
+}
+
+void kp_free(char* text) {
+  std::free(text);
+}
+
+kp_status kp_devices(char** result) {
+  return answered(result, [] { return to_text(report_devices()); });
+}
+
+kp_status kp_options(char** result) {
+  return answered(result, [] { return to_text(report_options()); });
+}
+
+kp_status kp_nvrtc(char** result) {
+  return answered(result, [] { return to_text(report(jit::nvrtc_info())); });
+}
+
+kp_status kp_kernels(const char* request, char** result) {
+  return answered(result, [&] {
+    const Json json = parsed(request);
+    FieldReader fields(json, "kernels");
+    const std::string op = fields.text("op", "");
+    fields.finish();
+    return to_text(report_kernels(matching_operations(op)));
+  });
+}
+
+kp_status kp_explain(const char* request, char** result) {
+  return answered(result, [&] {
+    const Json json = parsed(request);
+    FieldReader fields(json, "explain");
+    const OperationRequest asked = read_operation(fields);
+    const std::string kernel = fields.text("kernel", "");
+    fields.finish();
+    return to_text(report(asked.operation->explain(asked.problem, kernel)));
+  });
+}
+
+kp_status kp_verify(const char* request, char** result) {
+  return answered(result, [&] {
+    const Json json = parsed(request);
+    FieldReader fields(json, "verify");
+    const OperationRequest asked = read_operation(fields);
+    fields.finish();
+    return to_text({{"failures", asked.operation->verify(asked.problem)}});
+  });
+}
+
+kp_status kp_bench(const char* request, char** result) {
+  return answered(result, [&] {
+    const Json json = parsed(request);
+    FieldReader fields(json, "bench");
+    const OperationRequest asked = read_operation(fields);
+    const bool every_kernel = fields.boolean("every_kernel", false);
+    const double seconds = fields.number("seconds", 0.2, 0, 3600);
+    fields.finish();
+    return to_text(report(asked.operation->bench(asked.problem, every_kernel, seconds)));
+  });
+}
+
+kp_status kp_tune(const char* request, kp_progress progress, kp_interrupted interrupted, void* state, char** result) {
+  return answered(result, [&] { return tune_problem(parsed(request), progress, interrupted, state); });
+}
+
+kp_status kp_overlay_push(const char* request, int64_t* handle) {
+  if (handle != nullptr) *handle = 0;
+  return guarded([&] {
+    KP_CHECK(handle != nullptr, "kp_overlay_push: the handle pointer is NULL");
+    *handle = tuning::push_overlay(read_overlay(parsed(request)));
+    pushed_overlays().add(*handle);
+  });
+}
+
+kp_status kp_overlay_pop(int64_t handle) {
+  return guarded([&] {
+    KP_CHECK(pushed_overlays().remove(handle), "kp_overlay_pop: no overlay has the handle ", handle);
+    tuning::pop_overlay(handle);
+  });
+}
+
+kp_status kp_autotune_push(void) {
+  return guarded([] { autotune_depth().push(); });
+}
+
+kp_status kp_autotune_pop(void) {
+  return guarded([] { autotune_depth().pop(); });
+}
+
+kp_status kp_set_recording(int on) {
+  return guarded([&] { tuning::set_recording(on != 0); });
+}
+
+kp_status kp_recorded(char** result) {
+  return answered(result, [] { return to_text(report_recorded()); });
+}
+
+kp_status kp_cache_info(char** result) {
+  return answered(result, [] { return to_text(report_cache_info()); });
+}
+
+kp_status kp_cache_list(char** result) {
+  return answered(result, [] { return to_text(report_cache_list()); });
+}
+
+kp_status kp_cache_export(char** result) {
+  return answered(result, [] { return tuning::export_store(); });
+}
+
+kp_status kp_cache_import(const char* text, size_t bytes, int64_t* rows_written) {
+  if (rows_written != nullptr) *rows_written = 0;
+  return guarded([&] {
+    KP_CHECK(text != nullptr && rows_written != nullptr, "kp_cache_import: a pointer is NULL");
+    *rows_written = tuning::import_store({text, bytes}, operation_names());
+  });
+}
+
+kp_status kp_cache_verify(char** result) {
+  return answered(result, [] { return to_text(report_cache_problems()); });
+}
+
+kp_status kp_cache_clear(const char* request, char** result) {
+  return answered(result, [&] {
+    const ClearRequest clear = read_clear(parsed(request));
+    const int64_t rows = clear.store ? tuning::clear_store(clear.op) : 0;
+    const int64_t files = clear.cubins ? jit::clear_cubin_cache() : 0;
+    return to_text({{"rows_removed", rows}, {"files_removed", files}});
+  });
+}
+
+kp_status kp_compile(const char* request, kp_progress progress, void* state, char** result) {
+  return answered(result, [&] { return compile_bundle(parsed(request), progress, state); });
+}

@@ -1,0 +1,127 @@
+/* The C interface of KernelPyTorch: what ctypes and other languages call. Devices, kernels, explanations, tuning,
+ * caches. Running ops on tensors is the business of the C++ headers and of the torch adapter.
+ *
+ * Requests and results are UTF-8 JSON. A request is at most 1 MiB and 32 levels deep; a field that is not known is an
+ * error that names the known ones. NULL where a request may be absent stands for {}.
+ *
+ * Every call that can fail returns a kp_status. When it is not KP_OK, kp_last_error() has one line for a person,
+ * outputs are set to NULL or 0, and nothing needs to be freed. No C++ exception crosses this header.
+ *
+ * Ownership: a char* written to an output belongs to the caller, who hands it to kp_free(). A const char* returned by
+ * kp_version() and kp_last_error() belongs to the library; so does the text that a callback gets, for that call alone.
+ *
+ * Threads: every function may be called from any thread at any time. kp_last_error() is the calling thread's own.
+ * Overlays, autotuning and recording hold for the whole process. Callbacks run on the thread that made the call and
+ * must not unwind (throw, longjmp) through the library.
+ */
+#ifndef KERNEL_PYTORCH_C_KERNEL_PYTORCH_H
+#define KERNEL_PYTORCH_C_KERNEL_PYTORCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KP_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kp_status {
+  KP_OK = 0,
+  KP_INVALID_ARGUMENT = 1, /* the caller can change an argument */
+  KP_UNSUPPORTED = 2,      /* no kernel for this on this device */
+  KP_DEVICE = 3,           /* a driver, compiler or memory failure */
+  KP_INTERNAL = 4          /* a bug in the library */
+} kp_status;
+
+KP_API const char* kp_version(void); /* "0.5.0"; never NULL */
+KP_API const char* kp_last_error(
+    void);                       /* of this thread's latest failure, "" before the first; valid until its next call */
+KP_API void kp_free(char* text); /* what an output gave; NULL is fine */
+
+/* ---- what is there ---- */
+
+/* {"devices": [{"device": "cpu", "name", "memory_bytes", "fingerprint", "cpu": {...}} or {"device": "cuda:0", ...,
+ * "cuda": {...}}], "cuda_absence": "" or why there is no CUDA device} */
+KP_API kp_status kp_devices(char** result);
+
+/* {"options": [{"variable", "value", "from_environment", "meaning"}]} */
+KP_API kp_status kp_options(char** result);
+
+/* {"found", "version", "path", "how", "absence"} of NVRTC; looks for it. */
+KP_API kp_status kp_nvrtc(char** result);
+
+/* Request: {"op": NAME} or NULL for all; "rms_norm" stands for rms_norm_forward and rms_norm_backward.
+ * {"operations": [{"op", "kernels": ["name", ...] in order, best first}]} */
+KP_API kp_status kp_kernels(const char* request, char** result);
+
+/* ---- one problem ----
+ * A problem is {"op": "rms_norm_forward", "shape": [1024, 4096], "dtype": "bf16", "device": "cuda:0",
+ * "options": {"residual": 1}}; device defaults to "cpu", dtype to "fp32", options to {}. Functions add fields to it. */
+
+/* Adds "kernel": "name" or "name config", as for one call. {"op", "device", "key", "candidates": [{"kernel", "origin",
+ * "supported", "reason", "configs", "heuristic_config"}], "kernel", "config", "tier", "measured_us"} */
+KP_API kp_status kp_explain(const char* request, char** result);
+
+/* Runs every supported kernel and config against the reference. {"failures": ["..."]}, empty when all are right. */
+KP_API kp_status kp_verify(const char* request, char** result);
+
+/* Adds "every_kernel": false, "seconds": 0.2 for each row. {"op", "device", "cost": {"bytes", "flops"}, "copy_us",
+ * "rows": [{"kernel", "config", "tier", "median_us", "spread_us", "gigabytes_per_second", "roof_share"}]} */
+KP_API kp_status kp_bench(const char* request, char** result);
+
+/* {"done", "total", "candidate", "candidate_us", "best", "best_us"} after each candidate. */
+typedef void (*kp_progress)(void* state, const char* progress);
+/* Asked often while work goes on; not 0: stop and keep what was measured. */
+typedef int (*kp_interrupted)(void* state);
+
+/* Adds "budget_seconds": 10. Measures and remembers the winner. Either callback may be NULL; both get `state`.
+ * {"key", "rows": [{"kernel", "config", "median_us", "spread_us", "failure"}], "complete", "seconds"} */
+KP_API kp_status kp_tune(const char* request, kp_progress progress, kp_interrupted interrupted, void* state,
+                         char** result);
+
+/* ---- choices of this process ---- */
+
+/* {"entries": [{"op", "kernel", "config": "", "problem": ""}]}; an empty config is the kernel's own heuristic, an empty
+ * problem is every problem. Later pushes win; pops may come in any order. Popping an unknown handle is an error. */
+KP_API kp_status kp_overlay_push(const char* request, int64_t* handle);
+KP_API kp_status kp_overlay_pop(int64_t handle);
+
+/* While pushed (pushes nest), a problem seen for the first time is tuned at its call. */
+KP_API kp_status kp_autotune_push(void);
+KP_API kp_status kp_autotune_pop(void);
+
+/* Not 0: clears what was recorded and starts; 0 stops. */
+KP_API kp_status kp_set_recording(int on);
+/* {"recording", "decisions": [{"key", "kernel", "config", "tier", "count"}]}, newest last. */
+KP_API kp_status kp_recorded(char** result);
+
+/* ---- what is kept on disk ---- */
+
+/* {"store": {"path", "state", "schema_version", "rows"}, "cubins": {"directory", "writable", "files", "bytes"}} */
+KP_API kp_status kp_cache_info(char** result);
+/* {"measurements": [{"key", "kernel", "config", "median_us", "spread_us", "date", "library_version"}]} */
+KP_API kp_status kp_cache_list(char** result);
+/* The store as the text that kp_cache_import takes. */
+KP_API kp_status kp_cache_export(char** result);
+/* All or nothing: everything is validated before anything is written. At most 64 MiB. */
+KP_API kp_status kp_cache_import(const char* text, size_t bytes, int64_t* rows_written);
+/* {"store": ["problem", ...], "cubins": [{"file", "problem"}]}: only what is damaged is listed. */
+KP_API kp_status kp_cache_verify(char** result);
+/* Request: {"store": true, "cubins": true, "op": ""}; an op limits the store's part and leaves the cubins alone unless
+ * they are named. {"rows_removed", "files_removed"} */
+KP_API kp_status kp_cache_clear(const char* request, char** result);
+
+/* ---- ahead of time ---- */
+
+/* Compiles every CUDA kernel ("op" limits it) for one architecture into a folder that KERNEL_PYTORCH_BUNDLE can name:
+ * {"architecture": "sm_90a", "output": "DIR", "op": ""}. Needs NVRTC, not a GPU.
+ * {"kernels": [{"entry", "registers", "spill_bytes", "serialized", "seconds", "bytes", "log"}]}.
+ * Progress: {"done", "total", "entry"}. */
+KP_API kp_status kp_compile(const char* request, kp_progress progress, void* state, char** result);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,111 @@
+// kpt bench: the chosen kernel (or, with --all, every kernel and config) against a copy of the same bytes, in one run.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/c/report.h"
+#include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/problem_arguments.h"
+#include "kernel_pytorch/cli/terminal.h"
+
+namespace kernel_pytorch::cli {
+namespace {
+
+struct BenchArguments {
+  ProblemArguments problem;
+  bool every_kernel = false;
+  double seconds_each = 0.2;
+  bool json = false;
+};
+
+int64_t element_count(const registry::ProblemRequest& request) {
+  int64_t count = 1;
+  for (const int64_t size : request.shape) count *= size;
+  return count;
+}
+
+// A matrix larger than the caches. An op that takes no matrix is measured on the largest of its own shapes.
+std::vector<NamedProblem> usual_problems(const registry::AnyOperation& operation, const BenchArguments& arguments) {
+  const bool is_cpu = named_device(arguments.problem.device).kind == DeviceKind::kCpu;
+  ProblemArguments usual = arguments.problem;
+  usual.op = operation.name;
+  usual.shapes = is_cpu ? std::vector<std::string>{"1024x4096"} : std::vector<std::string>{"16384x4096", "8192x8192"};
+  if (usual.dtypes.empty()) usual.dtypes = {"fp32", "bf16"};
+  try {
+    return named_problems(usual);
+  } catch (const UsageError&) {
+    if (!arguments.problem.dtypes.empty() || !arguments.problem.options.empty()) throw;
+  }
+  std::vector<registry::ProblemRequest> own = operation.shapes();
+  const auto largest = std::max_element(
+      own.begin(), own.end(), [](const auto& a, const auto& b) { return element_count(a) < element_count(b); });
+  if (largest == own.end()) return {};
+  largest->device = named_device(arguments.problem.device);
+  return {{&operation, *largest}};
+}
+
+std::vector<NamedProblem> problems_of(const BenchArguments& arguments) {
+  if (!arguments.problem.shapes.empty()) return named_problems(arguments.problem);
+  std::vector<NamedProblem> problems;
+  for (const registry::AnyOperation* operation : named_operations(arguments.problem.op)) {
+    for (NamedProblem& problem : usual_problems(*operation, arguments)) problems.push_back(std::move(problem));
+  }
+  return problems;
+}
+
+void add_rows(Table& table, const NamedProblem& problem, const registry::BenchReport& report) {
+  std::string op = problem.operation->name, words = request_text(problem.request);
+  for (const registry::BenchRow& row : report.rows) {
+    table.add({op,
+               words,
+               row.kernel,
+               row.config,
+               std::string(name_of(row.tier)),
+               microseconds_text(row.median_us),
+               "±" + microseconds_text(row.spread_us),
+               fmt::format("{:.1f}", row.gigabytes_per_second),
+               {fmt::format("{:.0f} %", 100 * row.roof_share), row.roof_share >= 0.9 ? Color::kGreen : Color::kPlain}});
+    op = words = "";
+  }
+}
+
+int bench(const BenchArguments& arguments) {
+  const std::vector<NamedProblem> problems = problems_of(arguments);
+  c_interface::Json all = c_interface::Json::array();
+  Table table({"OP", "PROBLEM", "KERNEL", "CONFIG", "TIER", ">MEDIAN", ">SPREAD", ">GB/S", ">OF A COPY"});
+  {
+    ProgressLine line;
+    int done = 0;
+    for (const NamedProblem& problem : problems) {
+      line.show("bench", done++, static_cast<int>(problems.size()), problem_text(problem));
+      const auto report = problem.operation->bench(problem.request, arguments.every_kernel, arguments.seconds_each);
+      all.push_back(c_interface::report(report));
+      add_rows(table, problem, report);
+    }
+  }
+  if (arguments.json) {
+    print_line(c_interface::to_text({{"benchmarks", all}}, 2));
+    return kSuccess;
+  }
+  const DeviceInfo& device = device_info(named_device(arguments.problem.device));
+  fmt::print("{} ({})\n{}", to_string(device.device), device.name, table.text());
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Run& run) {
+  CLI::App* command = app.add_subcommand("bench", "Time kernels against a copy of the same bytes");
+  auto arguments = std::make_shared<BenchArguments>();
+  add_problem_arguments(*command, arguments->problem, Demand::kNothing);
+  command->add_flag("--all,-a", arguments->every_kernel,
+                    "every supported kernel with every config, not the chosen one alone");
+  command->add_option("--seconds", arguments->seconds_each, "of measuring for each row")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 3600.0));
+  command->add_flag("--json", arguments->json, "as JSON");
+  command->callback([&run, arguments] { run = [arguments] { return bench(*arguments); }; });
+}
+
+}  // namespace kernel_pytorch::cli
