@@ -27,8 +27,9 @@ struct CompiledKernel {
   std::string entry;
   std::string lowered_name;
   std::string cubin;
-  std::string log;        // NVRTC's and ptxas' words, warnings included
-  int registers = 0;      // from ptxas
+  std::string log;       // NVRTC's and ptxas' words, warnings included
+  std::string warnings;  // the lines of the log that a release must not have (warnings, serialised wgmma)
+  int registers = 0;     // from ptxas; 0 where the driver will finish the compilation (PTX)
   int spill_bytes = 0;
   double seconds = 0;
 };
@@ -41,18 +42,21 @@ KP_EXPORT CompiledKernel compile(const DeviceCode& code, const std::string& arch
 
 // Writes every kernel compiled for the architecture ("sm_90a") into a folder that KERNEL_PYTORCH_BUNDLE can name.
 // Code that the architecture cannot run is left out; returns what was compiled. `progress` is called after each one.
-KP_EXPORT std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, const std::string& architecture,
-                                                  const std::string& directory,
-                                                  void (*progress)(const CompiledKernel&, int done, int total));
+KP_EXPORT std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes,
+                                                   const std::string& architecture, const std::string& directory,
+                                                   void (*progress)(const CompiledKernel&, int done, int total));
 
 struct NvrtcInfo {
   bool found = false;
   int major = 0, minor = 0;
-  std::string path;       // as dlopen resolved it
-  std::string how;        // "already loaded", "torch's", "system", "PyPI's nvidia-cuda-nvrtc", "KERNEL_PYTORCH_NVRTC"
-  std::string absence;    // why there is none, with the cure
+  std::string path;
+  std::string how;  // "already loaded", "torch's", "system", "PyPI's nvidia-cuda-nvrtc", "KERNEL_PYTORCH_NVRTC", ...
+  std::string absence;  // why there is none, with the cure
 };
-KP_EXPORT const NvrtcInfo& nvrtc_info();
+// Found by file names alone where they tell the version, since loading takes up to 0.3 s; `load` makes sure it works.
+KP_EXPORT const NvrtcInfo& nvrtc_info(bool load = false);
+// Folders to look into before wheels and the system are searched; Python names those on sys.path.
+KP_EXPORT void set_nvrtc_search_path(const std::string& colon_separated_directories);
 
 struct CubinCacheInfo {
   std::string directory;

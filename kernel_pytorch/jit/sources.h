@@ -1,8 +1,12 @@
-// The device sources inside the library. embedded_sources() is written by cmake/embed_sources.cmake at build time.
+// The device sources inside the library, and what each of them includes. embedded_sources() is written by
+// cmake/embed_sources.cmake at build time; an #include "..." of a device source can only name one of them.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace kernel_pytorch::jit {
 
@@ -12,5 +16,15 @@ struct EmbeddedSource {
 };
 
 std::span<const EmbeddedSource> embedded_sources();
+
+// A source and everything it reaches by #include "...", itself first, the rest by path. Throws kInternal for a path
+// that is not embedded; a quoted include that is not embedded is left out (it sits in a host-only branch, or NVRTC
+// will name it). The reference stays valid for good.
+struct SourceClosure {
+  std::vector<const EmbeddedSource*> files;
+  std::string hash;     // of every path and text, 32 hex digits
+  uint64_t short_hash;  // the same in 64 bits
+};
+const SourceClosure& closure_of(const std::string& path);
 
 }  // namespace kernel_pytorch::jit

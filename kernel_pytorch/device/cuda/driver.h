@@ -49,12 +49,15 @@ class Module {
   std::string label_;
 };
 
+// Loads the function onto the device now rather than at its first launch, which may be inside a capture.
+void load_now(CUkern_st* kernel, int device_index, const std::string& label);
+
 struct LaunchShape {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned block_x = 1;
-  unsigned cluster_x = 1;                 // 1: no cluster
-  unsigned shared_bytes = 0;              // dynamic; raised above the default limit where needed
-  bool programmatic_dependent = false;    // may start before the kernel ahead of it in the stream ends (griddepcontrol)
+  unsigned cluster_x = 1;               // 1: no cluster
+  unsigned shared_bytes = 0;            // dynamic; raised above the default limit where needed
+  bool programmatic_dependent = false;  // may start before the kernel ahead of it in the stream ends (griddepcontrol)
 };
 
 // Launches on the context's stream. `label` ("rms_norm/cluster threads=256") is named in the error.

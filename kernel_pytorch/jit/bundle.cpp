@@ -1,0 +1,69 @@
+// Kernels compiled ahead of time: the files of the cubin cache under names that do not tell the NVRTC, so that a
+// machine without one finds them, and an index for people.
+#include <algorithm>
+#include <filesystem>
+#include <mutex>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cpu/thread_pool.h"
+#include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/jit/cubin_cache.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/jit/nvrtc.h"
+
+namespace kernel_pytorch::jit {
+namespace {
+
+// Architecture-specific code (sm_90a) runs on no other architecture, not even on a newer one.
+bool can_run(const DeviceCode& code, const std::string& architecture) {
+  const int capability = capability_of(architecture);
+  if (code.architecture_specific) {
+    return is_architecture_specific(architecture) && capability == code.minimum_capability;
+  }
+  return capability >= code.minimum_capability;
+}
+
+void write_or_fail(const std::string& path, std::string_view bytes) {
+  std::string problem;
+  if (!write_file_atomically(path, bytes, problem)) fail(ErrorCode::kDevice, "jit: writing the bundle: ", problem);
+}
+
+}  // namespace
+
+std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, const std::string& architecture,
+                                         const std::string& directory,
+                                         void (*progress)(const CompiledKernel&, int done, int total)) {
+  const int capability = capability_of(architecture);
+  std::vector<DeviceCode> wanted;
+  for (const DeviceCode& code : codes) {
+    if (can_run(code, architecture) && std::find(wanted.begin(), wanted.end(), code) == wanted.end()) {
+      wanted.push_back(code);
+    }
+  }
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) fail(ErrorCode::kDevice, "jit: creating the bundle's folder ", directory, ": ", error.message());
+  std::vector<CompiledKernel> compiled(wanted.size());
+  std::mutex progress_mutex;
+  int done = 0;
+  parallel_for(&cpu_device::own_threads(), static_cast<int64_t>(wanted.size()), [&](int64_t i) {
+    // The name that a device will look for: generic code does not carry the "a".
+    const std::string target = architecture_for(wanted[i], capability);
+    compiled[i] = run_nvrtc(wanted[i], target);
+    const CubinFile file{compiled[i].entry, compiled[i].lowered_name, compiled[i].cubin};
+    write_or_fail(concat(directory, "/", content_key(wanted[i], target), ".cubin"), encode_cubin_file(file));
+    const std::lock_guard lock(progress_mutex);
+    ++done;
+    if (progress != nullptr) progress(compiled[i], done, static_cast<int>(wanted.size()));
+  });
+  std::string index = "file\tarchitecture\tregisters\tspill_bytes\tsource\tentry\n";
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const std::string target = architecture_for(wanted[i], capability);
+    index += concat(content_key(wanted[i], target), ".cubin\t", target, "\t", compiled[i].registers, "\t",
+                    compiled[i].spill_bytes, "\t", wanted[i].source, "\t", wanted[i].entry, "\n");
+  }
+  write_or_fail(concat(directory, "/index-", architecture, ".tsv"), index);
+  return compiled;
+}
+
+}  // namespace kernel_pytorch::jit

@@ -1,0 +1,75 @@
+// Reads #include lines of embedded sources. Only the form at the start of a line counts, which is the only one we
+// write.
+#include "kernel_pytorch/jit/sources.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/jit/jit.h"
+
+namespace kernel_pytorch::jit {
+namespace {
+
+const EmbeddedSource* find_source(std::string_view path) {
+  for (const EmbeddedSource& source : embedded_sources()) {
+    if (source.path == path) return &source;
+  }
+  return nullptr;
+}
+
+std::vector<std::string_view> quoted_includes(std::string_view text) {
+  constexpr std::string_view kInclude = "#include \"";
+  std::vector<std::string_view> paths;
+  for (size_t at = 0; at < text.size();) {
+    const size_t line_end = std::min(text.find('\n', at), text.size());
+    std::string_view line = text.substr(at, line_end - at);
+    at = line_end + 1;
+    if (!line.starts_with(kInclude)) continue;
+    line.remove_prefix(kInclude.size());
+    paths.push_back(line.substr(0, line.find('"')));
+  }
+  return paths;
+}
+
+SourceClosure make_closure(const std::string& path) {
+  const EmbeddedSource* root = find_source(path);
+  KP_INTERNAL_CHECK(root != nullptr, "jit: ", path,
+                    " is not among the embedded device sources; its name must end in .cuh or _cuda.h");
+  SourceClosure closure{{root}, "", 0};
+  for (size_t i = 0; i < closure.files.size(); ++i) {
+    for (std::string_view include : quoted_includes(closure.files[i]->text)) {
+      const EmbeddedSource* found = find_source(include);
+      if (found != nullptr && std::find(closure.files.begin(), closure.files.end(), found) == closure.files.end()) {
+        closure.files.push_back(found);
+      }
+    }
+  }
+  std::sort(closure.files.begin() + 1, closure.files.end(),
+            [](const EmbeddedSource* a, const EmbeddedSource* b) { return a->path < b->path; });
+  Fnv128 hash;
+  for (const EmbeddedSource* file : closure.files) hash.add_part(file->path).add_part(file->text);
+  closure.hash = hash.hex();
+  closure.short_hash = hash.low64();
+  return closure;
+}
+
+}  // namespace
+
+const SourceClosure& closure_of(const std::string& path) {
+  static std::mutex mutex;
+  static auto* known = new std::map<std::string, std::unique_ptr<const SourceClosure>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<const SourceClosure>& slot = (*known)[path];
+  if (slot == nullptr) slot = std::make_unique<const SourceClosure>(make_closure(path));
+  return *slot;
+}
+
+uint64_t source_hash(const std::string& source) {
+  return closure_of(source).short_hash;
+}
+
+}  // namespace kernel_pytorch::jit
