@@ -3,8 +3,22 @@ find_package(GTest REQUIRED)
 include(GoogleTest)
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS kernel_pytorch/*_test.cpp)
 list(FILTER test_sources EXCLUDE REGEX "/kernel_pytorch/(torch|jax)/")
-add_executable(kernel_pytorch_tests ${test_sources} $<TARGET_OBJECTS:kernel_pytorch_objects> ${KP_ISA_OBJECTS})
+add_executable(kernel_pytorch_tests ${test_sources} $<TARGET_OBJECTS:kernel_pytorch_objects> ${KP_ISA_OBJECTS}
+               ${KP_ISA_PROBE_OBJECTS})
 target_compile_definitions(kernel_pytorch_tests PRIVATE KP_VERSION="${PROJECT_VERSION}")
 target_link_libraries(kernel_pytorch_tests PRIVATE kernel_pytorch_objects GTest::gtest_main)
 # One process per suite keeps the whole run short: start-up of the program is most of a small test's time.
 add_test(NAME unit COMMAND kernel_pytorch_tests)
+
+# No symbol of one instruction level may be merged with another's: "name=object" for each object of each level.
+get_property(isa_targets GLOBAL PROPERTY KP_ISA_TARGETS)
+set(isa_objects)
+foreach(target IN LISTS isa_targets)
+  string(REGEX REPLACE ".*_isa_" "" isa ${target})
+  list(APPEND isa_objects "${isa}=$<TARGET_OBJECTS:${target}>")
+endforeach()
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME isa_symbols COMMAND Python3::Interpreter ${CMAKE_SOURCE_DIR}/tests/isa_symbols/check_isa_symbols.py
+         --nm ${CMAKE_NM} ${isa_objects})
+add_test(NAME isa_symbols_catches COMMAND Python3::Interpreter ${CMAKE_SOURCE_DIR}/tests/isa_symbols/check_isa_symbols_test.py
+         --nm ${CMAKE_NM} --compiler ${CMAKE_CXX_COMPILER})

@@ -1,6 +1,6 @@
 // Storage types of the low precisions. Conversions round to nearest even; the FP8 formats saturate where torch gives
-// NaN (NaN stays NaN). Scalar and constexpr: references, tests and tails use them; SIMD and CUDA have their own, tested
-// bit for bit against these.
+// NaN. NaN stays NaN, made quiet where a conversion changes the format's kind (fp16, FP8), as the hardware does. Scalar
+// and constexpr: references, tests and tails use them; SIMD and CUDA have their own, tested bit for bit against these.
 #pragma once
 
 #include <bit>
@@ -75,7 +75,8 @@ constexpr float to_float(BFloat16 value) {
 constexpr float to_float(Float16 value) {
   const uint32_t sign = (value.bits & 0x8000u) << 16;
   const uint32_t magnitude = value.bits & 0x7fffu;
-  if (magnitude >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ff) << 13));
+  if (magnitude > 0x7c00) return std::bit_cast<float>(sign | 0x7fc00000u | ((magnitude & 0x3ff) << 13));
+  if (magnitude == 0x7c00) return std::bit_cast<float>(sign | 0x7f800000u);
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float_detail::small_to_float(magnitude, 5, 10)));
 }
 constexpr float to_float(Float8E4M3 value) {
@@ -87,7 +88,8 @@ constexpr float to_float(Float8E4M3 value) {
 constexpr float to_float(Float8E5M2 value) {
   const uint32_t sign = (value.bits & 0x80u) << 24;
   const uint32_t magnitude = value.bits & 0x7fu;
-  if (magnitude >= 0x7c) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 3) << 21));
+  if (magnitude > 0x7c) return std::bit_cast<float>(sign | 0x7fc00000u | ((magnitude & 3) << 21));
+  if (magnitude == 0x7c) return std::bit_cast<float>(sign | 0x7f800000u);
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float_detail::small_to_float(magnitude, 5, 2)));
 }
 

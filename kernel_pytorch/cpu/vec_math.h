@@ -1,0 +1,106 @@
+// exp, log, tanh, erf, sigmoid on float lanes, without branches or tables. Polynomials are minimax fits of ours,
+// rounded to float one coefficient after the other. NaN gives NaN. Where the true result is denormal, exp and sigmoid
+// give zero: denormal results cost tens of cycles, and what kernels do with them is add them to something. Largest
+// errors over all floats (words_test.cpp holds them), with FMA / without:
+//   exp 1.0 / 1.1 ulp    log 0.9 / 1.0    tanh 1.4 / 2.0    erf 1.1 / 1.7    sigmoid 2.5 / 2.6
+#pragma once
+
+#include "kernel_pytorch/cpu/vec.h"
+
+namespace kernel_pytorch::cpu {
+inline namespace KP_ISA_NAMESPACE {
+
+// Horner's rule, the highest coefficient first.
+template <class... Coefficients>
+KP_WORD Vec polynomial(Vec x, float highest, Coefficients... rest) {
+  Vec sum = broadcast(highest);
+  ((sum = sum * x + rest), ...);
+  return sum;
+}
+
+KP_WORD Vec copy_sign(Vec magnitude, Vec sign) {
+  return from_bits((bits_of(magnitude) & 0x7fffffffu) | (bits_of(sign) & 0x80000000u));
+}
+
+// value * 2^power, for whole powers in [-252, 254] (as float lanes and as integer lanes).
+KP_WORD Vec scale_by_power(Vec value, [[maybe_unused]] Vec power, [[maybe_unused]] VecI power_integer) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(
+      _mm512_maskz_scalef_ps(0xffff, reinterpret_cast<__m512>(value), reinterpret_cast<__m512>(power)));
+#else
+  // In two steps, since 2^128 has no float but 1.9 * 2^127 does.
+  const VecI half = power_integer >> 1;
+  const Vec first = reinterpret_cast<Vec>((half + 127) << 23);
+  const Vec second = reinterpret_cast<Vec>((power_integer - half + 127) << 23);
+  return value * first * second;
+#endif
+}
+
+KP_WORD Vec exp(Vec x) {
+  constexpr float kLeast = -87.3365402f;  // e^x is denormal below
+  constexpr float kMost = 88.8f;          // and infinite from 88.7229 on
+  // In this order of arguments min and max hand a NaN on.
+  const Vec clamped = max(broadcast(kLeast), min(broadcast(kMost), x));
+  // x = power * ln 2 + rest; adding 1.5 * 2^23 rounds to a whole number, readable as float and as integer.
+  constexpr float kRounder = 12582912.0f;
+  const Vec rounded = clamped * 1.44269504f + kRounder;
+  const Vec power = rounded - kRounder;
+  const VecI power_integer = reinterpret_cast<VecI>(rounded) - 0x4b400000;
+  // ln 2 in two parts; the first has so few bits that the product is exact, with FMA or without.
+  const Vec rest = (clamped - power * 0.693359375f) + power * 2.12194440e-4f;
+  const Vec tail = polynomial(rest, 0.00138210552f, 0.00836867467f, 0.0416682623f, 0.166665211f, 0.49999994f);
+  const Vec fraction = (rest * rest) * tail + rest + 1.0f;
+  return select(x < kLeast, Vec{}, scale_by_power(fraction, power, power_integer));
+}
+
+KP_WORD Vec log(Vec x) {
+  constexpr float kLeastNormal = 1.17549435e-38f;
+  constexpr uint32_t kSqrtHalfBits = 0x3f3504f3;
+  const VecI is_denormal = x < kLeastNormal;
+  const VecU bits = bits_of(select(is_denormal, x * 8388608.0f, x));
+  // x = 2^power * mantissa with the mantissa in [sqrt(1/2), sqrt(2)).
+  const VecU moved = bits - kSqrtHalfBits;
+  const Vec mantissa = from_bits((moved & 0x7fffffu) + kSqrtHalfBits);
+  const VecI power_integer = (reinterpret_cast<VecI>(moved) >> 23) - (is_denormal & 23);
+  const Vec power = __builtin_convertvector(power_integer, Vec);
+  const Vec f = mantissa - 1.0f;
+  const Vec square = f * f;
+  const Vec tail = polynomial(f, 0.0674955621f, -0.116701923f, 0.118834704f, -0.124062076f, 0.142203629f, -0.166679904f,
+                              0.200020716f, -0.250000089f, 0.333333135f);
+  Vec result = f * square * tail - power * 2.12194440e-4f;
+  result = (result - 0.5f * square) + f;
+  result = result + power * 0.693359375f;
+  const Vec infinity = broadcast(__builtin_inff());
+  result = select(x == infinity, infinity, result);
+  result = select(x == 0.0f, -infinity, result);
+  return select(x >= 0.0f, result, broadcast(__builtin_nanf("")));  // negative or NaN
+}
+
+KP_WORD Vec tanh(Vec x) {
+  const Vec magnitude = abs(x);
+  const Vec square = x * x;
+  const Vec tail = polynomial(square, -0.00569625339f, 0.0206308626f, -0.0537370592f, 0.133314088f, -0.333332807f);
+  const Vec small = x * square * tail + x;
+  const Vec large = 1.0f - 2.0f / (exp(magnitude + magnitude) + 1.0f);
+  return copy_sign(select(magnitude < 0.625f, small, large), x);  // also where `small` loses the sign of -0
+}
+
+KP_WORD Vec erf(Vec x) {
+  const Vec magnitude = min(broadcast(4.0f), abs(x));  // erf(4) rounds to 1
+  const Vec square = x * x;
+  const Vec inner = polynomial(square, 8.00027919e-05f, -0.000805038435f, 0.00519243814f, -0.026855737f, 0.112836257f,
+                               -0.376126289f, 0.128379166f);
+  const Vec small = x * inner + x;
+  // erfc(t) = e^-(t + t q(t))
+  const Vec outer = polynomial(magnitude, 1.04290157e-05f, -0.000314827834f, 0.0036102545f, -0.0236944426f,
+                               0.106158964f, 0.635198057f, 0.128637075f);
+  const Vec large = 1.0f - exp(-(magnitude * outer + magnitude));
+  return select(magnitude < 0.9375f, small, copy_sign(large, x));
+}
+
+KP_WORD Vec sigmoid(Vec x) {
+  return 1.0f / (1.0f + exp(-x));
+}
+
+}  // namespace KP_ISA_NAMESPACE
+}  // namespace kernel_pytorch::cpu

@@ -1,0 +1,52 @@
+// The CPU words as plain functions over arrays, one table per instruction level, for words_test.cpp. Not in the
+// library.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_pytorch/base/float_types.h"
+
+namespace kernel_pytorch::cpu_probes {
+
+// What a level makes of one element type.
+template <class T>
+struct TypeProbes {
+  void (*to_float)(const T* from, float* to, int64_t count);
+  void (*from_float)(const float* from, T* to, int64_t count);
+  void (*from_float_pairs)(const float* from, T* to, int64_t count);     // load2, store2
+  void (*from_float_streamed)(const float* from, T* to, int64_t count);  // `to` aligned to two vectors
+  void (*load_then_store_partial)(const T* from, T* to, int64_t count);  // count up to one vector
+};
+
+struct WordProbes {
+  int lanes;
+  TypeProbes<BFloat16> bfloat16;
+  TypeProbes<Float16> float16;
+  TypeProbes<Float8E4M3> float8_e4m3;
+  TypeProbes<Float8E5M2> float8_e5m2;
+  TypeProbes<float> float32;
+  void (*double_partial)(const double* from, double* to, int64_t count);
+  void (*exp)(const float*, float*, int64_t);
+  void (*log)(const float*, float*, int64_t);
+  void (*tanh)(const float*, float*, int64_t);
+  void (*erf)(const float*, float*, int64_t);
+  void (*sigmoid)(const float*, float*, int64_t);
+  void (*sqrt)(const float*, float*, int64_t);
+  // Over the first whole vectors: {sum, max} of floats and of doubles; {sum of squares in double} of floats.
+  void (*reduce)(const float* from, int64_t count, float* sum_and_max);
+  void (*reduce_double)(const double* from, int64_t count, double* sum_max_root);
+  double (*sum_squares_in_double)(const float* from, int64_t count);
+  void (*round_trip_double)(const float* from, float* to, int64_t count);
+  void (*minimum)(const float* a, const float* b, float* to, int64_t count);
+  void (*maximum)(const float* a, const float* b, float* to, int64_t count);
+  int64_t (*elements_to_alignment)(const BFloat16* address, int64_t bytes);
+};
+
+// clang-format off
+namespace isa_v2 { WordProbes word_probes(); }
+namespace isa_v3 { WordProbes word_probes(); }
+namespace isa_v4 { WordProbes word_probes(); }
+namespace isa_neon { WordProbes word_probes(); }
+// clang-format on
+
+}  // namespace kernel_pytorch::cpu_probes

@@ -1,0 +1,150 @@
+// Errors of the math words in units of the last place, against the C library's double functions, and their edges.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernel_pytorch/cpu/words_test.h"
+
+namespace kernel_pytorch::cpu_probes {
+namespace {
+
+struct MathWord {
+  const char* name;
+  void (*WordProbes::*probe)(const float*, float*, int64_t);
+  double (*exact)(double);
+  double ulp_with_fma;
+  double ulp_without_fma;
+};
+
+double exact_sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+double exact_exp(double x) {
+  return std::exp(x);
+}
+double exact_log(double x) {
+  return std::log(x);
+}
+double exact_tanh(double x) {
+  return std::tanh(x);
+}
+double exact_erf(double x) {
+  return std::erf(x);
+}
+double exact_sqrt(double x) {
+  return std::sqrt(x);
+}
+
+const MathWord kWords[] = {
+    {"exp", &WordProbes::exp, exact_exp, 1.0, 1.1},
+    {"log", &WordProbes::log, exact_log, 0.9, 1.0},
+    {"tanh", &WordProbes::tanh, exact_tanh, 1.4, 2.0},
+    {"erf", &WordProbes::erf, exact_erf, 1.1, 1.7},
+    {"sigmoid", &WordProbes::sigmoid, exact_sigmoid, 2.5, 2.6},
+    {"sqrt", &WordProbes::sqrt, exact_sqrt, 0.501, 0.501},
+};
+
+// Distance in units of the last place that float has at the exact value (the least normal's below that).
+double ulp_error(float got, double exact) {
+  if (std::isnan(exact)) return std::isnan(got) ? 0 : INFINITY;
+  const double largest_rounding_down = static_cast<double>(FLT_MAX) + std::ldexp(1.0, 103);
+  if (std::isinf(got)) return std::abs(exact) >= largest_rounding_down && (exact > 0) == (got > 0) ? 0 : INFINITY;
+  if (std::isnan(got) || std::abs(exact) >= largest_rounding_down) return INFINITY;
+  const int exponent = exact == 0 ? -126 : std::max(std::ilogb(exact), -126);
+  return std::abs(got - exact) / std::ldexp(1.0, exponent - 23);
+}
+
+bool zero_for_denormal(float got, double exact) {
+  return got == 0 && std::abs(exact) < FLT_MIN;
+}
+
+std::vector<float> strided_floats(uint32_t stride) {
+  std::vector<float> values;
+  for (uint64_t bits = 0; bits < 1ull << 32; bits += stride)
+    values.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+  return values;
+}
+
+TEST(CpuWordsMath, ErrorsStayWithinTheirBounds) {
+  const std::vector<float> values = strided_floats(19997);
+  std::vector<float> results(values.size());
+  for (const Level& level : levels_of_this_machine()) {
+    for (const MathWord& word : kWords) {
+      (level.probes.*word.probe)(values.data(), results.data(), static_cast<int64_t>(values.size()));
+      double worst = 0;
+      float worst_at = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double exact = word.exact(values[i]);
+        if (zero_for_denormal(results[i], exact)) continue;
+        const double error = ulp_error(results[i], exact);
+        if (error > worst) worst = error, worst_at = values[i];
+      }
+      const double bound = level.name == "v2" ? word.ulp_without_fma : word.ulp_with_fma;
+      EXPECT_LE(worst, bound) << word.name << " at level " << level.name << ", worst at " << std::hexfloat << worst_at;
+      RecordProperty(std::string(word.name) + "_" + level.name, std::to_string(worst));
+    }
+  }
+}
+
+TEST(CpuWordsMath, Edges) {
+  const float inf = INFINITY, nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> inputs = {0.0f,  -0.0f,   inf,      -inf,   nan,     1.0f,
+                                     -1.0f, FLT_MAX, -FLT_MAX, 1e-45f, -1e-45f, FLT_MIN};
+  const auto count = static_cast<int64_t>(inputs.size());
+  for (const Level& level : levels_of_this_machine()) {
+    for (const MathWord& word : kWords) {
+      std::vector<float> results(inputs.size());
+      (level.probes.*word.probe)(inputs.data(), results.data(), count);
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const auto wanted = static_cast<float>(word.exact(inputs[i]));
+        if (std::isnan(wanted) || std::isinf(wanted) || wanted == 0) {
+          const bool same = std::isnan(wanted) ? std::isnan(results[i]) : results[i] == wanted;
+          EXPECT_TRUE(same) << level.name << " " << word.name << "(" << inputs[i] << ") = " << results[i];
+          EXPECT_TRUE(wanted != 0 || std::signbit(results[i]) == std::signbit(wanted))
+              << level.name << " " << word.name;
+        } else if (!zero_for_denormal(results[i], wanted)) {
+          EXPECT_LE(ulp_error(results[i], word.exact(inputs[i])), word.ulp_without_fma)
+              << level.name << " " << word.name;
+        }
+      }
+    }
+  }
+}
+
+// Every float in the ranges where the methods change over: [a, b] walked without gaps.
+TEST(CpuWordsMath, NoGapsAtTheSeams) {
+  struct Seam {
+    const char* word;
+    float at;
+  };
+  const Seam seams[] = {{"exp", -87.3365402f}, {"exp", 88.7228394f}, {"exp", 0.34657359f},   {"log", 1.0f},
+                        {"log", 0.70710678f},  {"log", FLT_MIN},     {"tanh", 0.625f},       {"tanh", 9.01f},
+                        {"erf", 0.9375f},      {"erf", 4.0f},        {"sigmoid", -87.33654f}};
+  for (const Level& level : levels_of_this_machine()) {
+    for (const Seam& seam : seams) {
+      for (const MathWord& word : kWords) {
+        if (std::string(word.name) != seam.word) continue;
+        std::vector<float> values;
+        for (int step = -20000; step <= 20000; ++step) {
+          values.push_back(std::bit_cast<float>(std::bit_cast<uint32_t>(seam.at) + static_cast<uint32_t>(step)));
+        }
+        std::vector<float> results(values.size());
+        (level.probes.*word.probe)(values.data(), results.data(), static_cast<int64_t>(values.size()));
+        double worst = 0;
+        for (size_t i = 0; i < values.size(); ++i) {
+          const double exact = word.exact(values[i]);
+          if (!zero_for_denormal(results[i], exact)) worst = std::max(worst, ulp_error(results[i], exact));
+        }
+        EXPECT_LE(worst, level.name == "v2" ? word.ulp_without_fma : word.ulp_with_fma)
+            << level.name << " " << word.name << " around " << seam.at;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::cpu_probes
