@@ -16,19 +16,19 @@ struct CandidateExplanation {
   std::string kernel;
   Origin origin = Origin::kOurs;
   bool supported = false;
-  std::string reason;                  // why not
-  std::vector<std::string> configs;    // of a supported kernel
+  std::string reason;                // why not
+  std::vector<std::string> configs;  // of a supported kernel
   std::string heuristic_config;
 };
 
 struct Explanation {
   tuning::Key key;
   std::string device;
-  std::vector<CandidateExplanation> candidates;   // in list order
-  std::string chosen_kernel;                      // empty when nothing supports the problem
+  std::vector<CandidateExplanation> candidates;  // in list order
+  std::string chosen_kernel;                     // empty when nothing supports the problem
   std::string chosen_config;
   tuning::Tier tier = tuning::Tier::kError;
-  double measured_us = 0;                         // of the chosen one, where it was measured
+  double measured_us = 0;  // of the chosen one, where it was measured
 };
 
 struct BenchRow {
@@ -38,7 +38,7 @@ struct BenchRow {
   double median_us = 0;
   double spread_us = 0;
   double gigabytes_per_second = 0;
-  double roof_share = 0;               // against a copy of the same bytes in the same run
+  double roof_share = 0;  // against a copy of the same bytes in the same run
 };
 
 struct BenchReport {
@@ -46,8 +46,8 @@ struct BenchReport {
   ProblemRequest request;
   std::string device;
   Cost cost;
-  double copy_us = 0;                  // a copy that moves cost.bytes, rotated the same way, into warm memory
-  std::vector<BenchRow> rows;          // the chosen kernel first
+  double copy_us = 0;          // a copy that moves cost.bytes, rotated the same way, into warm memory
+  std::vector<BenchRow> rows;  // the chosen kernel first
 };
 
 struct AnyOperation {

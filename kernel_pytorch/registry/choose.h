@@ -2,11 +2,6 @@
 // nothing measured, overlaid or overridden, asks each kernel in order and takes the first yes.
 #pragma once
 
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/registry/kernel.h"
 #include "kernel_pytorch/registry/slow_path.h"
 #include "kernel_pytorch/tuning/selection.h"
@@ -14,14 +9,8 @@
 namespace kernel_pytorch::registry {
 
 template <class Problem>
-struct Choice {
-  const Kernel<Problem>* kernel = nullptr;
-  int config = 0;
-  tuning::Tier tier = tuning::Tier::kError;
-};
-
-template <class Problem>
-Choice<Problem> choose_by_heuristic(const Operation<Problem>& operation, const Problem& problem, const DeviceInfo& device) {
+Choice<Problem> choose_by_heuristic(const Operation<Problem>& operation, const Problem& problem,
+                                    const DeviceInfo& device) {
   for (const Kernel<Problem>& kernel : operation.kernels()) {
     if (kernel.supports(problem, device)) {
       return {&kernel, kernel.heuristic != nullptr ? kernel.heuristic(problem, device) : 0, tuning::Tier::kHeuristic};
@@ -35,7 +24,8 @@ template <class Problem>
 Choice<Problem> choose(const Operation<Problem>& operation, const Problem& problem, Context& context) {
   if (context.kernel_override.empty() && !tuning::anything_to_consult()) [[likely]] {
     const Choice<Problem> choice = choose_by_heuristic(operation, problem, *context.info);
-    if (choice.kernel != nullptr) [[likely]] return choice;
+    if (choice.kernel != nullptr) [[likely]]
+      return choice;
   }
   return choose_slowly(operation, problem, context);
 }

@@ -36,15 +36,17 @@ enum class Origin : uint8_t { kOurs, kVendor };
 
 template <class Problem>
 struct Kernel {
-  std::string_view name;                                                       // "cuda_block"
+  std::string_view name;  // "cuda_block"
   Origin origin = Origin::kOurs;
-  Support (*supports)(const Problem&, const DeviceInfo&) = nullptr;            // never throws
+  Support (*supports)(const Problem&, const DeviceInfo&) = nullptr;  // never throws
   // Text of each config, e.g. "threads=256 vectors=2"; the text is what is remembered. Empty list: one config, "".
+  // May depend only on the device and on what Operation::describe tells the key: a warm call keeps the index.
   std::vector<std::string> (*configs)(const Problem&, const DeviceInfo&) = nullptr;
-  int (*heuristic)(const Problem&, const DeviceInfo&) = nullptr;               // index into configs; null: 0
+  int (*heuristic)(const Problem&, const DeviceInfo&) = nullptr;  // index into configs; null: 0
   void (*run)(const Problem&, int config, Context&) = nullptr;
-  uint64_t (*source_hash)() = nullptr;                                         // of its device source or code version
-  std::vector<DeviceCode> (*device_code)() = nullptr;                          // every instantiation; null: none
+  // Of its device source or code version, part of the tuning key; null: changes with the library's version.
+  uint64_t (*source_hash)() = nullptr;
+  std::vector<DeviceCode> (*device_code)() = nullptr;  // every instantiation; null: none
 };
 
 // Whether a tensor of a problem is read or written, for whoever fills, compares or counts them.
@@ -67,16 +69,16 @@ struct Cost {
 // An op as the registry sees it.
 template <class Problem>
 struct Operation {
-  std::string_view name;                                                       // "rms_norm_forward"
-  std::span<const Kernel<Problem>> (*kernels)() = nullptr;                     // best first, the reference last
-  void (*describe)(const Problem&, tuning::KeyBuilder&) = nullptr;             // what a tuned choice may depend on, bucketed
+  std::string_view name;                                            // "rms_norm_forward"
+  std::span<const Kernel<Problem>> (*kernels)() = nullptr;          // best first, the reference last
+  void (*describe)(const Problem&, tuning::KeyBuilder&) = nullptr;  // what a tuned choice may depend on, bucketed
   // Calls visit(state, name, role, view) for each tensor that is present; the visitor may set view.data.
   void (*visit_tensors)(Problem&, void (*visit)(void* state, std::string_view name, Role role, TensorView& view),
                         void* state) = nullptr;
-  Problem (*make)(const ProblemRequest&) = nullptr;                            // views without data; throws on bad words
-  Problem (*shrink)(const Problem&, int64_t elements) = nullptr;               // the same kind of problem, fewer rows
+  Problem (*make)(const ProblemRequest&) = nullptr;               // views without data; throws on bad words
+  Problem (*shrink)(const Problem&, int64_t elements) = nullptr;  // the same kind of problem, fewer rows
   Cost (*cost)(const Problem&) = nullptr;
-  std::vector<ProblemRequest> (*shapes)() = nullptr;                           // for tests and benchmarks
+  std::vector<ProblemRequest> (*shapes)() = nullptr;  // for tests and benchmarks
 };
 
 }  // namespace kernel_pytorch::registry

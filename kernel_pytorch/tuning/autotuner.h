@@ -1,4 +1,5 @@
-// Measures candidates and names the fastest. Knows nothing of ops: a candidate is something that runs and checks itself.
+// Measures candidates and names the fastest. Knows nothing of ops: a candidate is something that runs and checks
+// itself.
 #pragma once
 
 #include <functional>
@@ -14,24 +15,24 @@ namespace kernel_pytorch::tuning {
 struct Candidate {
   std::string kernel;
   std::string config;
-  std::function<void(int rotation)> run;      // on the rotation-th set of buffers; asynchronous on CUDA
-  std::function<std::string()> check;         // empty when the output is right, else what is wrong
+  std::function<void(int rotation)> run;  // on the rotation-th set of buffers; asynchronous on CUDA
+  std::function<std::string()> check;     // empty when the output is right, else what is wrong
 };
 
 struct TuneProgress {
   int done = 0;
   int total = 0;
-  std::string candidate;        // "sm90_bulk threads=256"
-  double candidate_us = 0;      // 0: failed or not yet timed
+  std::string candidate;    // "sm90_bulk threads=256"
+  double candidate_us = 0;  // 0: failed or not yet timed
   std::string best;
   double best_us = 0;
 };
 
 struct TuneOptions {
-  double budget_seconds = 10;                                // stops starting new rounds after this
-  int rotations = 1;                                         // buffer sets that candidate.run knows
-  std::function<void(const TuneProgress&)> progress;         // may be empty
-  std::function<bool()> interrupted;                         // true: stop, keep what was measured (Ctrl-C)
+  double budget_seconds = 10;                         // stops starting new rounds after this
+  int rotations = 1;                                  // buffer sets that candidate.run knows
+  std::function<void(const TuneProgress&)> progress;  // may be empty
+  std::function<bool()> interrupted;                  // true: stop, keep what was measured (Ctrl-C)
 };
 
 struct TuneRow {
@@ -39,13 +40,13 @@ struct TuneRow {
   std::string config;
   double median_us = 0;
   double spread_us = 0;
-  std::string failure;          // wrong result or error: not a contender
+  std::string failure;  // wrong result or error: not a contender
 };
 
 struct TuneReport {
   Key key;
-  std::vector<TuneRow> rows;    // fastest first, failures last
-  bool complete = false;        // every candidate was measured within the budget
+  std::vector<TuneRow> rows;  // fastest first, failures last
+  bool complete = false;      // every candidate was measured within the budget
   double seconds = 0;
 };
 

@@ -27,25 +27,28 @@ struct Measurement {
   std::string kernel;
   std::string config;
   double median_us = 0;
-  double spread_us = 0;         // half the distance between the quartiles
-  std::string date;             // UTC, ISO 8601
+  double spread_us = 0;  // half the distance between the quartiles
+  std::string date;      // UTC, ISO 8601
   std::string library_version;
 };
 
 struct Remembered {
   Measurement measurement;
-  Tier tier = Tier::kMemory;    // kMemory: measured in this process; kPersistent: read from the store
+  Tier tier = Tier::kMemory;  // kMemory: measured in this process; kPersistent: read from the store
 };
 
 // False while no overlay, measurement or autotune request exists in the process: the warm call's one check. The first
 // call of a process reads the store (at most 100 ms; longer and the process goes on without it, said once).
 KP_EXPORT bool anything_to_consult();
+// Grows with every change that could alter a choice (overlay, measurement, autotune scope), so that a resolved choice
+// can be kept for as long as the number stands.
+KP_EXPORT uint64_t selection_generation();
 
 struct OverlayEntry {
   std::string op;
-  std::string problem;          // the key's text; empty: every problem of the op
+  std::string problem;  // the key's text; empty: every problem of the op
   std::string kernel;
-  std::string config;           // empty: the kernel's own heuristic
+  std::string config;  // empty: the kernel's own heuristic
 };
 // Entries of a later push win. Returns a handle for pop; pops may come in any order.
 KP_EXPORT int64_t push_overlay(std::vector<OverlayEntry> entries);
@@ -55,9 +58,9 @@ KP_EXPORT std::optional<OverlayEntry> find_overlay(std::string_view op, const Ke
 // Tiers 3 and 4. Thread-safe. `remember` writes to memory and, where it can, to the store.
 KP_EXPORT std::optional<Remembered> find_measured(const Key& key);
 KP_EXPORT void remember(const Key& key, const Measurement& measurement);
-KP_EXPORT void forget_memory();  // drops tier 3 and makes the next call read the store again
+KP_EXPORT void forget_memory();  // drops tiers 3 and 4 from memory; the next call reads the store again
 
-// Tier 5 is on for the process (Options::autotune) or inside an autotune scope.
+// Tier 5 is on for the process (Options::autotune, looked at when the store is read) or inside an autotune scope.
 KP_EXPORT bool autotune_enabled();
 KP_EXPORT void push_autotune();
 KP_EXPORT void pop_autotune();

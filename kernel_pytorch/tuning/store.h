@@ -20,19 +20,22 @@ struct StoredMeasurement {
 
 struct StoreInfo {
   std::string path;
-  std::string state;   // "ready", "memory only: read-only file system", ...
+  std::string state;  // "ready", "memory only: read-only file system", ...
   int schema_version = 0;
   int64_t rows = 0;
 };
 KP_EXPORT StoreInfo store_info();
 
-KP_EXPORT std::vector<StoredMeasurement> list_store();
-KP_EXPORT int64_t clear_store(std::string_view op = {});   // rows removed; empty: all
-// Integrity check of the file and plausibility of every row: one line per problem, empty when sound.
+KP_EXPORT std::vector<StoredMeasurement> list_store();  // what is in memory where the file cannot be used
+// Rows removed, of one op or (empty) all; this process forgets them too. Throws kDevice where the file cannot be
+// written.
+KP_EXPORT int64_t clear_store(std::string_view op = {});
+// Integrity check of the file and plausibility of every row: one line per problem, empty when sound. Changes nothing.
 KP_EXPORT std::vector<std::string> verify_store();
 
 // JSON with a format version, and the same back. import validates everything before it writes anything and throws
-// kInvalidArgument with the first problem and its place; returns rows written. Text above 64 MiB is refused.
+// kInvalidArgument with the first problem and its place; returns rows written (a newer
+// measurement in the store stays). Text above 64 MiB is refused.
 KP_EXPORT std::string export_store();
 KP_EXPORT int64_t import_store(std::string_view json, const std::vector<std::string>& known_ops);
 

@@ -1,0 +1,151 @@
+// A problem of an op with its types removed, so that choosing, trying, timing and explaining are ordinary code in .cpp
+// files and each op adds only these small forwarding functions.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::registry {
+
+struct ProblemTensor {
+  std::string name;
+  Role role = Role::kInput;
+  TensorView view;
+};
+
+class KP_EXPORT AnyProblem {
+ public:
+  virtual ~AnyProblem();
+
+  virtual std::string_view op() const = 0;
+  virtual uint64_t op_identity() const = 0;  // distinct for each op of this process, and cheap
+  virtual const DeviceInfo& device() const = 0;
+  virtual void describe(tuning::KeyBuilder& key) const = 0;
+
+  // Kernels by their place in the op's list.
+  virtual int kernel_count() const = 0;
+  virtual std::string_view kernel_name(int kernel) const = 0;
+  virtual Origin kernel_origin(int kernel) const = 0;
+  virtual uint64_t kernel_source_hash(int kernel) const = 0;  // 0: it has none
+  virtual Support supports(int kernel) const = 0;
+  virtual std::vector<std::string> configs(int kernel) const = 0;  // never empty
+  virtual int heuristic(int kernel) const = 0;
+  virtual void run(int kernel, int config, Context& context) const = 0;
+
+  // For trials: the tensors, the same problem on other memory (in the order of `tensors`), and a smaller one.
+  virtual Cost cost() const = 0;
+  virtual std::vector<ProblemTensor> tensors() const = 0;
+  virtual std::unique_ptr<AnyProblem> with_memory(const DeviceInfo& device, std::span<void* const> memory) const = 0;
+  virtual std::unique_ptr<AnyProblem> shrink(int64_t elements) const = 0;
+};
+
+// Looks at a problem that somebody else keeps.
+template <class Problem>
+class BorrowedProblem : public AnyProblem {
+ public:
+  BorrowedProblem(const Operation<Problem>& operation, const Problem& problem, const DeviceInfo& device)
+      : operation_(operation), kernels_(operation.kernels()), problem_(problem), device_(device) {}
+
+  std::string_view op() const final { return operation_.name; }
+  uint64_t op_identity() const final {
+    HashMixer mixer;
+    mixer.add(reinterpret_cast<uintptr_t>(operation_.name.data()));
+    mixer.add(reinterpret_cast<uintptr_t>(kernels_.data()));
+    return mixer.value();
+  }
+  const DeviceInfo& device() const final { return device_; }
+  void describe(tuning::KeyBuilder& key) const final { operation_.describe(problem_, key); }
+
+  int kernel_count() const final { return static_cast<int>(kernels_.size()); }
+  std::string_view kernel_name(int kernel) const final { return kernels_[kernel].name; }
+  Origin kernel_origin(int kernel) const final { return kernels_[kernel].origin; }
+  uint64_t kernel_source_hash(int kernel) const final {
+    return kernels_[kernel].source_hash != nullptr ? kernels_[kernel].source_hash() : 0;
+  }
+  Support supports(int kernel) const final { return kernels_[kernel].supports(problem_, device_); }
+  std::vector<std::string> configs(int kernel) const final {
+    std::vector<std::string> texts;
+    if (kernels_[kernel].configs != nullptr) texts = kernels_[kernel].configs(problem_, device_);
+    if (texts.empty()) texts.emplace_back();
+    return texts;
+  }
+  int heuristic(int kernel) const final {
+    return kernels_[kernel].heuristic != nullptr ? kernels_[kernel].heuristic(problem_, device_) : 0;
+  }
+  void run(int kernel, int config, Context& context) const final { kernels_[kernel].run(problem_, config, context); }
+
+  Cost cost() const final { return operation_.cost != nullptr ? operation_.cost(problem_) : Cost{}; }
+  std::vector<ProblemTensor> tensors() const final;
+  std::unique_ptr<AnyProblem> with_memory(const DeviceInfo& device, std::span<void* const> memory) const final;
+  std::unique_ptr<AnyProblem> shrink(int64_t elements) const final;
+
+ private:
+  const Operation<Problem>& operation_;
+  std::span<const Kernel<Problem>> kernels_;
+  const Problem& problem_;
+  const DeviceInfo& device_;
+};
+
+namespace detail {
+template <class Problem>
+struct Holder {
+  Problem held;
+};
+}  // namespace detail
+
+// Keeps its problem. The operation and the device outlive it: both live as long as the process.
+template <class Problem>
+class OwnedProblem final : private detail::Holder<Problem>, public BorrowedProblem<Problem> {
+ public:
+  OwnedProblem(const Operation<Problem>& operation, Problem problem, const DeviceInfo& device)
+      : detail::Holder<Problem>{std::move(problem)}, BorrowedProblem<Problem>(operation, this->held, device) {}
+  OwnedProblem(const OwnedProblem&) = delete;
+  OwnedProblem& operator=(const OwnedProblem&) = delete;
+};
+
+template <class Problem>
+std::vector<ProblemTensor> BorrowedProblem<Problem>::tensors() const {
+  std::vector<ProblemTensor> found;
+  Problem copy = problem_;
+  operation_.visit_tensors(
+      copy,
+      [](void* state, std::string_view name, Role role, TensorView& view) {
+        static_cast<std::vector<ProblemTensor>*>(state)->push_back({std::string(name), role, view});
+      },
+      &found);
+  return found;
+}
+
+template <class Problem>
+std::unique_ptr<AnyProblem> BorrowedProblem<Problem>::with_memory(const DeviceInfo& device,
+                                                                  std::span<void* const> memory) const {
+  struct Binding {
+    Device device;
+    std::span<void* const> memory;
+    size_t next = 0;
+  } binding{device.device, memory};
+  Problem copy = problem_;
+  operation_.visit_tensors(
+      copy,
+      [](void* state, std::string_view, Role, TensorView& view) {
+        Binding& binding = *static_cast<Binding*>(state);
+        view.data = binding.memory[binding.next++];
+        view.device = binding.device;
+      },
+      &binding);
+  return std::make_unique<OwnedProblem<Problem>>(operation_, std::move(copy), device);
+}
+
+template <class Problem>
+std::unique_ptr<AnyProblem> BorrowedProblem<Problem>::shrink(int64_t elements) const {
+  return std::make_unique<OwnedProblem<Problem>>(
+      operation_, operation_.shrink != nullptr ? operation_.shrink(problem_, elements) : problem_, device_);
+}
+
+}  // namespace kernel_pytorch::registry
