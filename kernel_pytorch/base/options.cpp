@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <mutex>
 #include <optional>
 
@@ -74,11 +73,6 @@ std::string default_cache_directory() {
   return "";  // nowhere to write: memory only
 }
 
-// Replaced options are kept alive for good: a caller may still hold a reference to them.
-std::atomic<const Options*> current_options{nullptr};
-
-}  // namespace
-
 Options read_environment() {
   return Options{
       .cache_directory = read(kCacheDirectory).value_or(default_cache_directory()),
@@ -93,6 +87,11 @@ Options read_environment() {
       .no_color = read(kNoColor).has_value(),
   };
 }
+
+// Replaced options are kept alive for good: a caller may still hold a reference to them.
+std::atomic<const Options*> current_options{nullptr};
+
+}  // namespace
 
 const Options& options() {
   if (const Options* known = current_options.load(std::memory_order_acquire)) return *known;

@@ -43,6 +43,13 @@ Device device_of(const Tensor& tensor, std::string_view argument) {
   return {DeviceKind::kCuda, static_cast<int16_t>(index)};
 }
 
+TensorView contiguous_view_of(Tensor& tensor, std::string_view argument) {
+  const TensorView view = view_of(tensor, argument);
+  if (is_contiguous(view)) return view;
+  tensor = torch::stable::contiguous(tensor);
+  return view_of(tensor, argument);
+}
+
 }  // namespace
 
 TensorView view_of(const Tensor& tensor, std::string_view argument) {
@@ -88,12 +95,12 @@ NewTensor make_absent(DType dtype, Device device) {
   return absent;
 }
 
+TensorView parameter_view_of(std::optional<Tensor>& tensor, std::string_view argument) {
+  return tensor ? contiguous_view_of(*tensor, argument) : TensorView{};
+}
+
 TensorView row_view_of(Tensor& tensor, std::string_view argument) {
-  TensorView view = view_of(tensor, argument);
-  if (!is_contiguous(view)) {
-    tensor = torch::stable::contiguous(tensor);
-    view = view_of(tensor, argument);
-  }
+  const TensorView view = contiguous_view_of(tensor, argument);
   return contiguous_view(view.data, view.dtype, {view.element_count()}, view.device);
 }
 

@@ -32,7 +32,9 @@ NewTensor make_tensor(std::span<const int64_t> sizes, DType dtype, Device device
 // What stands for an output that was not asked for: no elements and an absent view.
 NewTensor make_absent(DType dtype, Device device);
 
-// Statistics are one number per row: a view of `tensor` as [rows], copied first in the rare case of strides.
+// Small tensors that kernels want without strides: parameters as they are, statistics (one number per row) as [rows].
+// In the rare case of strides `tensor` is replaced by a contiguous copy.
+TensorView parameter_view_of(std::optional<Tensor>& tensor, std::string_view argument);
 TensorView row_view_of(Tensor& tensor, std::string_view argument);
 
 }  // namespace kernel_pytorch::torch_ops

@@ -15,4 +15,6 @@ def library_path(name: str) -> Path:
         if (folder / file).exists():
             return folder / file
     searched = " and ".join(str(folder) for folder in _FOLDERS)
-    raise ImportError(f"kernel_pytorch: {file} is not in {searched}; run `pip install .` or `make build` in the checkout")
+    raise ImportError(
+        f"kernel_pytorch: {file} is not in {searched}; run `pip install .` or `make build` in the checkout"
+    )

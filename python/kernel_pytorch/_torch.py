@@ -31,4 +31,4 @@ def check_torch_version(version: str) -> None:
 
 
 check_torch_version(torch.__version__)
-torch.ops.load_library(str(library_path("kernel_pytorch_torch")))
+torch.ops.load_library(str(library_path("kernel_pytorch_torch")))  # type: ignore[no-untyped-call]

@@ -18,12 +18,11 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-layer_norm::Forward forward_arguments(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
-                                      double eps) {
+layer_norm::Forward forward_arguments(const Tensor& x, OptionalTensor& weight, OptionalTensor& bias, double eps) {
   return {.x = view_of(x, "layer_norm: x"),
           .residual = {},
-          .weight = view_of(weight, "layer_norm: weight"),
-          .bias = view_of(bias, "layer_norm: bias"),
+          .weight = parameter_view_of(weight, "layer_norm: weight"),
+          .bias = parameter_view_of(bias, "layer_norm: bias"),
           .eps = eps,
           .weight_offset = 0.0,
           .output = {},
@@ -37,7 +36,7 @@ void run(const layer_norm::Forward& arguments) {
   layer_norm::forward(arguments, context);
 }
 
-Tensor infer(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
+Tensor infer(const Tensor& x, OptionalTensor weight, OptionalTensor bias, double eps) {
   return at_border([&] {
     layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
     NewTensor output = make_like(arguments.x);
@@ -47,8 +46,7 @@ Tensor infer(const Tensor& x, const OptionalTensor& weight, const OptionalTensor
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
-                                           double eps) {
+std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, OptionalTensor weight, OptionalTensor bias, double eps) {
   return at_border([&] {
     layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
     NewTensor output = make_like(arguments.x);
@@ -62,8 +60,8 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, const OptionalTensor
   });
 }
 
-std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
-                                     const OptionalTensor& bias, double eps) {
+std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, OptionalTensor weight,
+                                     OptionalTensor bias, double eps) {
   return at_border([&] {
     layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
     arguments.residual = view_of(residual, "layer_norm: residual");
@@ -76,9 +74,8 @@ std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, co
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Tensor& residual,
-                                                       const OptionalTensor& weight, const OptionalTensor& bias,
-                                                       double eps) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Tensor& residual, OptionalTensor weight,
+                                                       OptionalTensor bias, double eps) {
   return at_border([&] {
     layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
     arguments.residual = view_of(residual, "layer_norm: residual");
@@ -96,14 +93,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Te
 }
 
 // `bias` is here for the type of its gradient alone.
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& value,
-                                            const OptionalTensor& weight, const OptionalTensor& bias, Tensor mean,
-                                            Tensor rstd, const OptionalTensor& grad_sum, bool input_grad,
-                                            bool weight_grad, bool bias_grad) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& value, OptionalTensor weight,
+                                            OptionalTensor bias, Tensor mean, Tensor rstd,
+                                            const OptionalTensor& grad_sum, bool input_grad, bool weight_grad,
+                                            bool bias_grad) {
   return at_border([&] {
     layer_norm::Backward arguments{.grad_output = view_of(grad_output, "layer_norm backward: grad_output"),
                                    .value = view_of(value, "layer_norm backward: value"),
-                                   .weight = view_of(weight, "layer_norm backward: weight"),
+                                   .weight = parameter_view_of(weight, "layer_norm backward: weight"),
                                    .mean = row_view_of(mean, "layer_norm backward: mean"),
                                    .rstd = row_view_of(rstd, "layer_norm backward: rstd"),
                                    .weight_offset = 0.0,
@@ -111,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
                                    .grad_input = {},
                                    .grad_weight = {},
                                    .grad_bias = {}};
-    const TensorView bias_view = view_of(bias, "layer_norm backward: bias");
+    const TensorView bias_view = parameter_view_of(bias, "layer_norm backward: bias");
     NewTensor grad_input = make_like_if(input_grad, arguments.value, arguments.value);
     NewTensor grad_weight = make_like_if(weight_grad, arguments.weight, arguments.value);
     NewTensor grad_bias = make_like_if(bias_grad, bias_view, arguments.value);

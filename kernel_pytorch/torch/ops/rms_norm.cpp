@@ -17,10 +17,10 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-rms_norm::Forward forward_arguments(const Tensor& x, const OptionalTensor& weight, double eps, double weight_offset) {
+rms_norm::Forward forward_arguments(const Tensor& x, OptionalTensor& weight, double eps, double weight_offset) {
   return {.x = view_of(x, "rms_norm: x"),
           .residual = {},
-          .weight = view_of(weight, "rms_norm: weight"),
+          .weight = parameter_view_of(weight, "rms_norm: weight"),
           .eps = eps,
           .weight_offset = weight_offset,
           .output = {},
@@ -33,7 +33,7 @@ void run(const rms_norm::Forward& arguments) {
   rms_norm::forward(arguments, context);
 }
 
-Tensor infer(const Tensor& x, const OptionalTensor& weight, double eps, double weight_offset) {
+Tensor infer(const Tensor& x, OptionalTensor weight, double eps, double weight_offset) {
   return at_border([&] {
     rms_norm::Forward arguments = forward_arguments(x, weight, eps, weight_offset);
     NewTensor output = make_like(arguments.x);
@@ -43,7 +43,7 @@ Tensor infer(const Tensor& x, const OptionalTensor& weight, double eps, double w
   });
 }
 
-std::tuple<Tensor, Tensor> forward(const Tensor& x, const OptionalTensor& weight, double eps, double weight_offset) {
+std::tuple<Tensor, Tensor> forward(const Tensor& x, OptionalTensor weight, double eps, double weight_offset) {
   return at_border([&] {
     rms_norm::Forward arguments = forward_arguments(x, weight, eps, weight_offset);
     NewTensor output = make_like(arguments.x);
@@ -55,7 +55,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const OptionalTensor& weight
   });
 }
 
-std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, const OptionalTensor& weight, double eps,
+std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, OptionalTensor weight, double eps,
                                      double weight_offset) {
   return at_border([&] {
     rms_norm::Forward arguments = forward_arguments(x, weight, eps, weight_offset);
@@ -69,7 +69,7 @@ std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, co
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
+std::tuple<Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Tensor& residual, OptionalTensor weight,
                                                double eps, double weight_offset) {
   return at_border([&] {
     rms_norm::Forward arguments = forward_arguments(x, weight, eps, weight_offset);
@@ -85,13 +85,13 @@ std::tuple<Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Tensor& re
   });
 }
 
-std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& value, const OptionalTensor& weight,
-                                    Tensor rstd, const OptionalTensor& grad_sum, double weight_offset, bool input_grad,
+std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& value, OptionalTensor weight, Tensor rstd,
+                                    const OptionalTensor& grad_sum, double weight_offset, bool input_grad,
                                     bool weight_grad) {
   return at_border([&] {
     rms_norm::Backward arguments{.grad_output = view_of(grad_output, "rms_norm backward: grad_output"),
                                  .value = view_of(value, "rms_norm backward: value"),
-                                 .weight = view_of(weight, "rms_norm backward: weight"),
+                                 .weight = parameter_view_of(weight, "rms_norm backward: weight"),
                                  .rstd = row_view_of(rstd, "rms_norm backward: rstd"),
                                  .weight_offset = weight_offset,
                                  .grad_sum = view_of(grad_sum, "rms_norm backward: grad_sum"),

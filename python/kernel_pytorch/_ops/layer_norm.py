@@ -1,36 +1,56 @@
-"""layer_norm for torch, with or without a residual. The kernels are C++ (kernel_pytorch/torch/ops/layer_norm.cpp).
-
-The routes of a call are rms_norm's: plain op, registered op under a compiler, autograd.Function otherwise.
+"""layer_norm for torch, with or without a residual: casts, gradients, shapes, batching. The kernels are C++
+(kernel_pytorch/torch/ops/layer_norm.cpp), the routes of a call are explained in _autograd.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _torch as _torch  # loads the library
-from ._common import (
-    fold,
-    parameter_for,
-    raise_no_forward_mode,
-    raise_no_second_derivative,
-    same_type,
-    statistics_dtype,
-)
+from ._autograd import differentiable, eager, eager_apply, last_derivative, route, wants_gradient
+from ._batching import fold, register_folding
+from ._casting import parameter_for, same_type, statistics_dtype
 
-_ops = torch.ops.kernel_pytorch
+_ops: Any = torch.ops.kernel_pytorch
 _infer = _ops.layer_norm.default
 _forward = _ops.layer_norm_forward.default
 _add_infer = _ops.add_layer_norm.default
 _add_forward = _ops.add_layer_norm_forward.default
 _backward = _ops.layer_norm_backward.default
 
+_infer_eager = eager(_infer)
+_add_infer_eager = eager(_add_infer)
+_backward_eager = eager(_backward)
+
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_transforms_active: Any = torch._C._are_functorch_transforms_active
+
+
+@overload
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: None = None,
+) -> Tensor: ...
+
+
+@overload
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def layer_norm(
@@ -40,7 +60,7 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension.
 
     Args:
@@ -51,8 +71,8 @@ def layer_norm(
     Returns:
         The output, contiguous, of x's shape and type; with a residual the pair (output, sum).
     """
-    if residual is not None and residual.dtype is not x.dtype:
-        x, residual = same_type(x, residual)
+    if residual is not None:
+        return _add_layer_norm(x, residual, weight, bias, eps)
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
     if bias is not None and bias.dtype is not (x if weight is None else weight).dtype:
@@ -63,13 +83,30 @@ def layer_norm(
             x.requires_grad
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
-            or (residual is not None and residual.requires_grad)
         )
     ) or forward_ad._current_level >= 0:
-        return _differentiable(x, residual, weight, bias, eps)
-    if residual is not None:
+        return route(_Function, _apply, _forward)(x, weight, bias, eps)[0]
+    if _is_compiling():
+        return _infer(x, weight, bias, eps)
+    if _transforms_active():
+        return _Function.apply(x, weight, bias, eps)[0]
+    return _infer_eager(x, weight, bias, eps)
+
+
+def _add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    if residual.dtype is not x.dtype:
+        x, residual = same_type(x, residual)
+    if weight is not None and weight.dtype is not x.dtype:
+        weight = parameter_for(x, weight)
+    if bias is not None and bias.dtype is not (x if weight is None else weight).dtype:
+        weight, bias = _parameters_for(x, weight, bias)
+    if wants_gradient(x, residual, weight, bias) or forward_ad._current_level >= 0:
+        return route(_AddFunction, _add_apply, _add_forward)(x, residual, weight, bias, eps)[:2]
+    if _is_compiling():
         return _add_infer(x, residual, weight, bias, eps)
-    return _infer(x, weight, bias, eps)
+    if _transforms_active():
+        return _AddFunction.apply(x, residual, weight, bias, eps)[:2]
+    return _add_infer_eager(x, residual, weight, bias, eps)
 
 
 def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -79,36 +116,24 @@ def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Ten
     return weight, bias
 
 
-def _differentiable(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor | tuple[Tensor, Tensor]:
-    compiling = _is_compiling()
-    if residual is None:
-        call = _forward if compiling else LayerNormFunction.apply
-        return call(x, weight, bias, eps)[0]
-    call = _add_forward if compiling else AddLayerNormFunction.apply
-    return call(x, residual, weight, bias, eps)[:2]
+def _save(ctx: Any, value: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> None:
+    ctx.save_for_backward(value, weight, bias, mean, rstd)
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, _ = inputs
-    _, mean, rstd = output
-    ctx.save_for_backward(x, weight, bias, mean, rstd)
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, grad_output: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    grads = _gradients(ctx, grad_output, None, *ctx.needs_input_grad[:3])
-    return *grads, None
+    _save(ctx, x, weight, bias, output[1], output[2])
 
 
 def _add_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, _, weight, bias, _ = inputs
-    _, sum_, mean, rstd = output
-    ctx.save_for_backward(sum_, weight, bias, mean, rstd)
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)
+    _save(ctx, output[1], weight, bias, output[2], output[3])
+
+
+def _differentiate(ctx: Any, grad_output: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    return *_gradients(ctx, grad_output, None, *ctx.needs_input_grad[:3]), None
 
 
 def _add_differentiate(
@@ -132,7 +157,7 @@ def _gradients(
     if grad_output is None:  # only the sum was used
         return grad_sum, None, None
     value, weight, bias, mean, rstd = ctx.saved_tensors
-    call = LayerNormBackwardFunction.apply if _is_grad_enabled() else _backward
+    call = _LastDerivative.apply if _is_grad_enabled() else _backward_eager
     grad_input, grad_weight, grad_bias = call(
         grad_output, value, weight, bias, mean, rstd, grad_sum, input_grad, weight_grad, bias_grad
     )
@@ -143,126 +168,80 @@ def _gradients(
     )
 
 
-class LayerNormFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        with _BelowAutograd():
-            return _forward(x, weight, bias, eps)
-
-    setup_context = staticmethod(_setup_context)
-    backward = staticmethod(_differentiate)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        return fold(LayerNormFunction.apply, info.batch_size, in_dims, args, parameters=(1, 2))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        raise_no_forward_mode("layer_norm")
+def _wants_parameter_grads(*args: Any) -> bool:
+    return any(args[-2:])
 
 
-class AddLayerNormFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        with _BelowAutograd():
-            return _add_forward(x, residual, weight, bias, eps)
-
-    setup_context = staticmethod(_add_setup_context)
-    backward = staticmethod(_add_differentiate)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        return fold(AddLayerNormFunction.apply, info.batch_size, in_dims, args, parameters=(2, 3))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        raise_no_forward_mode("layer_norm")
+_Function = differentiable("layer_norm", _forward, _setup_context, _differentiate, (1, 2))
+_AddFunction = differentiable("layer_norm", _add_forward, _add_setup_context, _add_differentiate, (2, 3))
+_LastDerivative = last_derivative("layer_norm", _backward, (2, 3), _wants_parameter_grads)
+_apply = eager_apply(_Function)
+_add_apply = eager_apply(_AddFunction)
 
 
-class LayerNormBackwardFunction(torch.autograd.Function):
-    """The backward as a node of its own, so that differentiating it raises; autograd would drop the term silently."""
+def _fake_infer(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
 
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _backward(*args)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
+def _fake_forward(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    statistics = [x.new_empty(x.shape[:-1], dtype=statistics_dtype(x)) for _ in range(2)]
+    return x.new_empty(x.shape), *statistics
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> None:
-        raise_no_second_derivative("layer_norm")
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        return fold(LayerNormBackwardFunction.apply, info.batch_size, in_dims, args, (2, 3), any(args[-2:]))
+def _fake_add_infer(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        raise_no_second_derivative("layer_norm")
+
+def _fake_add_forward(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), *_fake_forward(x)
+
+
+def _fake_backward(
+    grad_output: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    grad_sum: Tensor | None,
+    input_grad: bool,
+    weight_grad: bool,
+    bias_grad: bool,
+) -> tuple[Tensor, ...]:
+    return (
+        value.new_empty(value.shape if input_grad else (0,)),
+        weight.new_empty(weight.shape) if weight_grad and weight is not None else value.new_empty((0,)),
+        bias.new_empty(bias.shape) if bias_grad and bias is not None else value.new_empty((0,)),
+    )
+
+
+def _batch_backward(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+    return fold(_backward, info.batch_size, in_dims, args, (2, 3), per_sample=_wants_parameter_grads(*args))
+
+
+# Below a vmap gradients may be wanted although the mapped tensor says that they are not.
+def _infer_below_vmap(*args: Any) -> Any:
+    return _forward(*args)[0] if wants_gradient(*args) else _infer(*args)
+
+
+def _add_infer_below_vmap(*args: Any) -> Any:
+    return _add_forward(*args)[:2] if wants_gradient(*args) else _add_infer(*args)
 
 
 def _register() -> None:
-    library = torch.library
-
-    def rows(x: Tensor) -> Tensor:
-        return x.new_empty(x.shape[:-1], dtype=statistics_dtype(x))
-
-    @library.register_fake("kernel_pytorch::layer_norm")
-    def _(x: Tensor, weight: Any, bias: Any, eps: float) -> Tensor:
-        return x.new_empty(x.shape)
-
-    @library.register_fake("kernel_pytorch::layer_norm_forward")
-    def _(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, ...]:
-        return x.new_empty(x.shape), rows(x), rows(x)
-
-    @library.register_fake("kernel_pytorch::add_layer_norm")
-    def _(x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, ...]:
-        return x.new_empty(x.shape), x.new_empty(x.shape)
-
-    @library.register_fake("kernel_pytorch::add_layer_norm_forward")
-    def _(x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, ...]:
-        return x.new_empty(x.shape), x.new_empty(x.shape), rows(x), rows(x)
-
-    @library.register_fake("kernel_pytorch::layer_norm_backward")
-    def _(
-        grad_output: Tensor,
-        value: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor,
-        rstd: Tensor,
-        grad_sum: Tensor | None,
-        input_grad: bool,
-        weight_grad: bool,
-        bias_grad: bool,
-    ) -> tuple[Tensor, ...]:
-        return (
-            value.new_empty(value.shape if input_grad else (0,)),
-            weight.new_empty(weight.shape) if weight_grad and weight is not None else value.new_empty((0,)),
-            bias.new_empty(bias.shape) if bias_grad and bias is not None else value.new_empty((0,)),
-        )
-
-    library.register_autograd("kernel_pytorch::layer_norm_forward", _differentiate, setup_context=_setup_context)
-    library.register_autograd(
-        "kernel_pytorch::add_layer_norm_forward", _add_differentiate, setup_context=_add_setup_context
-    )
-
-    for op, parameters in ((_infer, (1, 2)), (_forward, (1, 2)), (_add_infer, (2, 3)), (_add_forward, (2, 3))):
-
-        def batch(info: Any, in_dims: Any, *args: Any, op: Any = op, parameters: Any = parameters) -> tuple[Any, Any]:
-            return fold(op, info.batch_size, in_dims, args, parameters)
-
-        library.register_vmap(op, batch)
-
-    @library.register_vmap("kernel_pytorch::layer_norm_backward")
-    def _(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
-        return fold(_backward, info.batch_size, in_dims, args, (2, 3), any(args[-2:]))
+    library: Any = torch.library
+    library.register_fake(_infer, _fake_infer)
+    library.register_fake(_forward, _fake_forward)
+    library.register_fake(_add_infer, _fake_add_infer)
+    library.register_fake(_add_forward, _fake_add_forward)
+    library.register_fake(_backward, _fake_backward)
+    library.register_autograd(_forward, _differentiate, setup_context=_setup_context)
+    library.register_autograd(_add_forward, _add_differentiate, setup_context=_add_setup_context)
+    register_folding(_infer, _infer_below_vmap, (1, 2))
+    register_folding(_forward, _forward, (1, 2))
+    register_folding(_add_infer, _add_infer_below_vmap, (2, 3))
+    register_folding(_add_forward, _add_forward, (2, 3))
+    library.register_vmap(_backward, _batch_backward)
 
 
 _register()

@@ -1,38 +1,56 @@
-"""rms_norm and add_rms_norm for torch. The kernels are C++ (kernel_pytorch/torch/ops/rms_norm.cpp).
-
-Three routes, by what a call costs and what it must support: the plain op where no gradient is wanted (also under
-torch.compile), the registered op where a compiler traces, and an autograd.Function otherwise, which is twice as fast as
-the registered op and is the one that torch.func understands.
+"""rms_norm and add_rms_norm for torch: casts, gradients, shapes, batching. The kernels are C++
+(kernel_pytorch/torch/ops/rms_norm.cpp), the routes of a call are explained in _autograd.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _torch as _torch  # loads the library
-from ._common import (
-    fold,
-    parameter_for,
-    raise_no_forward_mode,
-    raise_no_second_derivative,
-    same_type,
-    statistics_dtype,
-)
+from ._autograd import differentiable, eager, eager_apply, last_derivative, route, wants_gradient
+from ._batching import fold, register_folding
+from ._casting import parameter_for, same_type, statistics_dtype
 
-_ops = torch.ops.kernel_pytorch
+_ops: Any = torch.ops.kernel_pytorch
 _infer = _ops.rms_norm.default
 _forward = _ops.rms_norm_forward.default
 _add_infer = _ops.add_rms_norm.default
 _add_forward = _ops.add_rms_norm_forward.default
 _backward = _ops.rms_norm_backward.default
 
+_infer_eager = eager(_infer)
+_add_infer_eager = eager(_add_infer)
+_backward_eager = eager(_backward)
+
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_transforms_active: Any = torch._C._are_functorch_transforms_active
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    residual: None = None,
+    weight_offset: float = 0.0,
+) -> Tensor: ...
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    residual: Tensor,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def rms_norm(
@@ -42,14 +60,14 @@ def rms_norm(
     *,
     residual: Tensor | None = None,
     weight_offset: float = 0.0,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), over the last dimension.
 
     Args:
         x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
         weight: [columns], x's type or fp32; ones where absent. A narrower one is widened to x's type.
         residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned.
-        weight_offset: added to the weight; 1.0 for models that store weight - 1.
+        weight_offset: added to the weight, where there is one; 1.0 for models that store weight - 1.
 
     Returns:
         The output, contiguous, of x's shape and type; with a residual the pair (output, sum).
@@ -61,10 +79,12 @@ def rms_norm(
     if (
         _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
     ) or forward_ad._current_level >= 0:
-        if _is_compiling():
-            return _forward(x, weight, eps, weight_offset)[0]
-        return RMSNormFunction.apply(x, weight, eps, weight_offset)[0]
-    return _infer(x, weight, eps, weight_offset)
+        return route(_Function, _apply, _forward)(x, weight, eps, weight_offset)[0]
+    if _is_compiling():
+        return _infer(x, weight, eps, weight_offset)
+    if _transforms_active():
+        return _Function.apply(x, weight, eps, weight_offset)[0]
+    return _infer_eager(x, weight, eps, weight_offset)
 
 
 def add_rms_norm(
@@ -83,42 +103,45 @@ def add_rms_norm(
         x, residual = same_type(x, residual)
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
+    result: Any
     if (
         _is_grad_enabled()
         and (x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad))
     ) or forward_ad._current_level >= 0:
-        if _is_compiling():
-            return _add_forward(x, residual, weight, eps, weight_offset)[:2]
-        return AddRMSNormFunction.apply(x, residual, weight, eps, weight_offset)[:2]
-    return _add_infer(x, residual, weight, eps, weight_offset)
+        result = route(_AddFunction, _add_apply, _add_forward)(x, residual, weight, eps, weight_offset)[:2]
+    elif _is_compiling():
+        result = _add_infer(x, residual, weight, eps, weight_offset)
+    elif _transforms_active():
+        result = _AddFunction.apply(x, residual, weight, eps, weight_offset)[:2]
+    else:
+        result = _add_infer_eager(x, residual, weight, eps, weight_offset)
+    return result  # type: ignore[no-any-return]
+
+
+def _save(ctx: Any, value: Tensor, weight: Tensor | None, rstd: Tensor, weight_offset: float) -> None:
+    ctx.save_for_backward(value, weight, rstd)
+    ctx.weight_offset = weight_offset
+    ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, _, weight_offset = inputs
-    rstd = output[1]
-    ctx.save_for_backward(x, weight, rstd)
-    ctx.weight_offset = weight_offset
-    ctx.mark_non_differentiable(rstd)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, grad_output: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
-    input_grad, weight_grad = ctx.needs_input_grad[:2]
-    grad_input, grad_weight = _gradients(ctx, grad_output, None, input_grad, weight_grad)
-    return grad_input, grad_weight, None, None
+    _save(ctx, x, weight, output[1], weight_offset)
 
 
 def _add_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, _, weight, _, weight_offset = inputs
-    _, sum_, rstd = output
-    ctx.save_for_backward(sum_, weight, rstd)
-    ctx.weight_offset = weight_offset
-    ctx.mark_non_differentiable(rstd)
-    ctx.set_materialize_grads(False)
+    _save(ctx, output[1], weight, output[2], weight_offset)
+
+
+def _differentiate(ctx: Any, grad_output: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    input_grad, weight_grad = ctx.needs_input_grad[:2]
+    return *_gradients(ctx, grad_output, None, input_grad, weight_grad), None, None
 
 
 def _add_differentiate(
-    ctx: Any, grad_output: Tensor | None, grad_sum: Tensor | None, _: Any = None
+    ctx: Any, grad_output: Tensor | None, grad_sum: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
     x_grad, residual_grad, weight_grad = ctx.needs_input_grad[:3]
     grad_input, grad_weight = _gradients(ctx, grad_output, grad_sum, x_grad or residual_grad, weight_grad)
@@ -131,125 +154,83 @@ def _gradients(
     if grad_output is None:  # only the sum was used
         return grad_sum, None
     value, weight, rstd = ctx.saved_tensors
-    call = RMSNormBackwardFunction.apply if _is_grad_enabled() else _backward
+    call = _LastDerivative.apply if _is_grad_enabled() else _backward_eager
     grad_input, grad_weight = call(
         grad_output, value, weight, rstd, grad_sum, ctx.weight_offset, input_grad, weight_grad
     )
     return grad_input if input_grad else None, grad_weight if weight_grad else None
 
 
-class RMSNormFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> tuple[Tensor, Tensor]:
-        with _BelowAutograd():
-            return _forward(x, weight, eps, weight_offset)
-
-    setup_context = staticmethod(_setup_context)
-    backward = staticmethod(_differentiate)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        return fold(RMSNormFunction.apply, info.batch_size, in_dims, args, parameters=(1,))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        raise_no_forward_mode("rms_norm")
+def _wants_weight_grad(*args: Any) -> bool:
+    return bool(args[-1])
 
 
-class AddRMSNormFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, weight_offset: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        with _BelowAutograd():
-            return _add_forward(x, residual, weight, eps, weight_offset)
-
-    setup_context = staticmethod(_add_setup_context)
-    backward = staticmethod(_add_differentiate)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        return fold(AddRMSNormFunction.apply, info.batch_size, in_dims, args, parameters=(2,))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        raise_no_forward_mode("rms_norm")
+_Function = differentiable("rms_norm", _forward, _setup_context, _differentiate, (1,))
+_AddFunction = differentiable("rms_norm", _add_forward, _add_setup_context, _add_differentiate, (2,))
+_LastDerivative = last_derivative("rms_norm", _backward, (2,), _wants_weight_grad)
+_apply = eager_apply(_Function)
+_add_apply = eager_apply(_AddFunction)
 
 
-class RMSNormBackwardFunction(torch.autograd.Function):
-    """The backward as a node of its own, so that differentiating it raises; autograd would drop the term silently."""
+def _fake_infer(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
 
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, Tensor]:
-        return _backward(*args)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
+def _fake_forward(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=statistics_dtype(x))
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> None:
-        raise_no_second_derivative("rms_norm")
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        return fold(RMSNormBackwardFunction.apply, info.batch_size, in_dims, args, (2,), per_sample=args[-1])
+def _fake_add_infer(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        raise_no_second_derivative("rms_norm")
+
+def _fake_add_forward(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), *_fake_forward(x)
+
+
+def _fake_backward(
+    grad_output: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    grad_sum: Tensor | None,
+    weight_offset: float,
+    input_grad: bool,
+    weight_grad: bool,
+) -> tuple[Tensor, ...]:
+    return (
+        value.new_empty(value.shape if input_grad else (0,)),
+        weight.new_empty(weight.shape) if weight_grad and weight is not None else value.new_empty((0,)),
+    )
+
+
+def _batch_backward(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+    return fold(_backward, info.batch_size, in_dims, args, (2,), per_sample=_wants_weight_grad(*args))
+
+
+# Below a vmap gradients may be wanted although the mapped tensor says that they are not.
+def _infer_below_vmap(*args: Any) -> Any:
+    return _forward(*args)[0] if wants_gradient(*args) else _infer(*args)
+
+
+def _add_infer_below_vmap(*args: Any) -> Any:
+    return _add_forward(*args)[:2] if wants_gradient(*args) else _add_infer(*args)
 
 
 def _register() -> None:
-    library = torch.library
-
-    @library.register_fake("kernel_pytorch::rms_norm")
-    def _(x: Tensor, weight: Any, eps: float, weight_offset: float) -> Tensor:
-        return x.new_empty(x.shape)
-
-    @library.register_fake("kernel_pytorch::rms_norm_forward")
-    def _(x: Tensor, weight: Any, eps: float, weight_offset: float) -> tuple[Tensor, ...]:
-        return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=statistics_dtype(x))
-
-    @library.register_fake("kernel_pytorch::add_rms_norm")
-    def _(x: Tensor, residual: Tensor, weight: Any, eps: float, weight_offset: float) -> tuple[Tensor, ...]:
-        return x.new_empty(x.shape), x.new_empty(x.shape)
-
-    @library.register_fake("kernel_pytorch::add_rms_norm_forward")
-    def _(x: Tensor, residual: Tensor, weight: Any, eps: float, weight_offset: float) -> tuple[Tensor, ...]:
-        return x.new_empty(x.shape), x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=statistics_dtype(x))
-
-    @library.register_fake("kernel_pytorch::rms_norm_backward")
-    def _(
-        grad_output: Tensor,
-        value: Tensor,
-        weight: Tensor | None,
-        rstd: Tensor,
-        grad_sum: Tensor | None,
-        weight_offset: float,
-        input_grad: bool,
-        weight_grad: bool,
-    ) -> tuple[Tensor, ...]:
-        return (
-            value.new_empty(value.shape if input_grad else (0,)),
-            weight.new_empty(weight.shape) if weight_grad and weight is not None else value.new_empty((0,)),
-        )
-
-    library.register_autograd("kernel_pytorch::rms_norm_forward", _differentiate, setup_context=_setup_context)
-    library.register_autograd(
-        "kernel_pytorch::add_rms_norm_forward", _add_differentiate, setup_context=_add_setup_context
-    )
-
-    for op, parameters in ((_infer, (1,)), (_forward, (1,)), (_add_infer, (2,)), (_add_forward, (2,))):
-
-        def batch(info: Any, in_dims: Any, *args: Any, op: Any = op, parameters: Any = parameters) -> tuple[Any, Any]:
-            return fold(op, info.batch_size, in_dims, args, parameters)
-
-        library.register_vmap(op, batch)
-
-    @library.register_vmap("kernel_pytorch::rms_norm_backward")
-    def _(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
-        return fold(_backward, info.batch_size, in_dims, args, (2,), per_sample=args[-1])
+    library: Any = torch.library
+    library.register_fake(_infer, _fake_infer)
+    library.register_fake(_forward, _fake_forward)
+    library.register_fake(_add_infer, _fake_add_infer)
+    library.register_fake(_add_forward, _fake_add_forward)
+    library.register_fake(_backward, _fake_backward)
+    library.register_autograd(_forward, _differentiate, setup_context=_setup_context)
+    library.register_autograd(_add_forward, _add_differentiate, setup_context=_add_setup_context)
+    register_folding(_infer, _infer_below_vmap, (1,))
+    register_folding(_forward, _forward, (1,))
+    register_folding(_add_infer, _add_infer_below_vmap, (2,))
+    register_folding(_add_forward, _add_forward, (2,))
+    library.register_vmap(_backward, _batch_backward)
 
 
 _register()

@@ -32,6 +32,7 @@ class OptimizedRMSNorm(nn.RMSNorm):
         weight_offset: added to the weight; 1.0 for models that store weight - 1, whose weight starts at 0.
     """
 
+    eps: float
     weight_offset: float
 
     def __init__(
@@ -43,7 +44,7 @@ class OptimizedRMSNorm(nn.RMSNorm):
         dtype: torch.dtype | None = None,
         weight_offset: float = 0.0,
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)  # type: ignore[arg-type]
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         self.weight_offset = weight_offset
         if weight_offset:
             self.reset_parameters()
@@ -55,7 +56,7 @@ class OptimizedRMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """x [..., *normalized_shape] -> the same shape; with a residual the pair (output, x + residual)."""
-        weight = self.weight
+        weight: Tensor | None = self.weight
         if weight is not None and weight.dim() == 1:
             return rms_norm(x, weight, self.eps, residual=residual, weight_offset=self.weight_offset)
         rows = _columns_last(self, x, "x")
@@ -88,11 +89,12 @@ class OptimizedLayerNorm(nn.LayerNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)  # type: ignore[arg-type]
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """x [..., *normalized_shape] -> the same shape; with a residual the pair (output, x + residual)."""
-        weight, bias = self.weight, self.bias
+        weight: Tensor | None = self.weight
+        bias: Tensor | None = self.bias
         if weight is not None and weight.dim() == 1:
             return layer_norm(x, weight, bias, self.eps, residual=residual)
         rows = _columns_last(self, x, "x")

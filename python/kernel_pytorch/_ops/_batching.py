@@ -1,0 +1,61 @@
+"""vmap of ops over rows, by folding: the batch becomes one more leading dimension of every activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Dims = Sequence[int | None]
+
+
+def fold(
+    call: Callable[..., Any],
+    batch_size: int,
+    in_dims: Dims,
+    args: Sequence[Any],
+    parameters: Sequence[int],
+    per_sample: bool = False,
+) -> tuple[Any, Any]:
+    """The outputs of a batched call and where the batch is in each, as torch's vmap rules return them.
+
+    An activation without a batch is expanded, which copies nothing since the ops take strides. Where a parameter (its
+    position is in `parameters`) has a batch, or its gradient is wanted per sample, the op is called once per sample.
+    """
+    if per_sample or any(in_dims[i] is not None for i in parameters):
+        samples = [call(*_sample(args, in_dims, index)) for index in range(batch_size)]
+        if isinstance(samples[0], Tensor):
+            return torch.stack(samples), 0
+        return tuple(map(torch.stack, zip(*samples, strict=True))), (0,) * len(samples[0])
+    folded = [
+        _to_front(arg, dim, batch_size) if isinstance(arg, Tensor) and i not in parameters else arg
+        for i, (arg, dim) in enumerate(zip(args, in_dims, strict=True))
+    ]
+    outputs = call(*folded)
+    if isinstance(outputs, Tensor):
+        return outputs, 0
+    return outputs, tuple(None if _is_absent(output) else 0 for output in outputs)
+
+
+def register_folding(op: Any, call: Callable[..., Any], parameters: Sequence[int]) -> None:
+    """Makes vmap of `op` the folded `call`."""
+
+    def batch(info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
+        return fold(call, info.batch_size, in_dims, args, parameters)
+
+    torch.library.register_vmap(op, batch)
+
+
+def _sample(args: Sequence[Any], in_dims: Dims, index: int) -> list[Any]:
+    return [arg if dim is None else arg.select(dim, index) for arg, dim in zip(args, in_dims, strict=True)]
+
+
+def _to_front(tensor: Tensor, dim: int | None, batch_size: int) -> Tensor:
+    return tensor.expand(batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _is_absent(output: Tensor) -> bool:
+    """Whether it stands for an output that was not asked for; an output with the batch in front is never that."""
+    return output.dim() == 1 and output.shape[0] == 0
