@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "kernel_pytorch/base/error.h"
@@ -25,14 +26,13 @@ struct Header {
   uint32_t lowered_name_bytes;
   uint32_t reserved;
   uint64_t cubin_bytes;
-  char checksum[32];  // hex, of the three lengths and everything after the header
+  char checksum[32];  // hex, of the fields above and everything after the header
 };
 static_assert(sizeof(Header) == 64);
 
 void write_checksum(const Header& header, std::string_view body, char* checksum) {
-  Fnv128 hash;
-  hash.add_number(header.entry_bytes).add_number(header.lowered_name_bytes).add_number(header.cubin_bytes);
-  const std::string text = hash.add(body).hex();
+  const std::string_view fields(reinterpret_cast<const char*>(&header), offsetof(Header, checksum));
+  const std::string text = Fnv128().add(fields).add(body).hex();
   std::memcpy(checksum, text.data(), sizeof(Header::checksum));
 }
 

@@ -147,10 +147,11 @@ void add_wheels(std::vector<NvrtcCandidate>& candidates, const std::vector<std::
     if (const auto root = site_packages_of(library)) add_root(*root, "PyPI's nvidia-cuda-nvrtc");
   }
   std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  for (const fs::path& environment_root : {program.parent_path().parent_path(), fs::path(environment("VIRTUAL_ENV")),
+  const fs::path above_program = fs::read_symlink("/proc/self/exe", error).parent_path().parent_path();
+  // `kpt` of a wheel sits in its environment's bin; that of a checkout in build/, beside .venv.
+  for (const fs::path& environment_root : {above_program, above_program / ".venv", fs::path(environment("VIRTUAL_ENV")),
                                            fs::path(environment("CONDA_PREFIX"))}) {
-    if (environment_root.empty() || environment_root == "/") continue;
+    if (environment_root.empty()) continue;
     for (const std::string& name : names_in(environment_root / "lib")) {
       if (name.starts_with("python3")) {
         add_root(environment_root / "lib" / name / "site-packages", "PyPI's nvidia-cuda-nvrtc");

@@ -1,0 +1,63 @@
+// What holds on every machine: absence is a text, never an error, and calls without a driver say why they fail.
+#include "kernel_pytorch/device/cuda/driver.h"
+
+#include <gtest/gtest.h>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/options.h"
+#include "kernel_pytorch/device/cuda/driver_table.h"
+
+namespace kernel_pytorch::cuda_device {
+namespace {
+
+TEST(CudaDriver, DevicesAreDescribedOrTheirAbsenceIs) {
+  std::string absence = "old";
+  const std::vector<DeviceInfo> found = detect(absence);
+  if (found.empty()) {
+    EXPECT_TRUE(absence.starts_with("no CUDA device: ")) << absence;
+    return;
+  }
+  EXPECT_EQ(absence, "");
+  for (size_t i = 0; i < found.size(); ++i) {
+    const DeviceInfo& info = found[i];
+    EXPECT_EQ(info.device, (Device{DeviceKind::kCuda, static_cast<int16_t>(i)}));
+    EXPECT_FALSE(info.name.empty());
+    EXPECT_GE(info.cuda.capability(), 50);
+    EXPECT_GT(info.cuda.multiprocessors, 0);
+    EXPECT_GT(info.memory_bytes, int64_t{1} << 30);
+    EXPECT_GE(info.cuda.shared_bytes_per_block, 48 << 10);
+    EXPECT_GE(info.cuda.shared_bytes_per_multiprocessor, info.cuda.shared_bytes_per_block);
+    EXPECT_GT(info.cuda.l2_bytes, 0);
+    EXPECT_GE(info.cuda.driver_version, 12000);
+    EXPECT_TRUE(info.fingerprint.starts_with(info.name + "|sm_")) << info.fingerprint;
+    EXPECT_NE(info.fingerprint_hash, 0u);
+  }
+}
+
+TEST(CudaDriver, CanBeSwitchedOff) {
+  const Options saved = options();
+  Options off = saved;
+  off.disable_cuda = true;
+  set_options_for_process(off);
+  std::string absence;
+  const bool empty = detect(absence).empty();
+  set_options_for_process(saved);
+  EXPECT_TRUE(empty);
+  EXPECT_EQ(absence, "no CUDA device: switched off by KERNEL_PYTORCH_DISABLE_CUDA");
+}
+
+TEST(CudaDriver, WithoutADriverCallsSayWhy) {
+  if (driver() != nullptr) GTEST_SKIP() << "this machine has a driver";
+  EXPECT_FALSE(is_capturing(nullptr));
+  release(0, nullptr);
+  try {
+    allocate(0, 16);
+    FAIL() << "memory of a device that is not there";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kDevice);
+    EXPECT_EQ(error.message(), driver_absence());
+  }
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::cuda_device
