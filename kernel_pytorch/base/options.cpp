@@ -102,7 +102,11 @@ const Options& options() {
 }
 
 void set_options_for_process(const Options& replacement) {
-  current_options.store(new Options(replacement));
+  static std::mutex mutex;
+  static auto* all = new std::vector<const Options*>;  // reachable, so that a leak checker sees them as kept
+  const std::lock_guard lock(mutex);
+  all->push_back(new Options(replacement));
+  current_options.store(all->back());
 }
 
 std::string environment(std::string_view variable) {
