@@ -12,7 +12,10 @@ using uint32_t = unsigned int;
 using int64_t = long long;
 using uint64_t = unsigned long long;
 using size_t = decltype(sizeof(0));
+// Before a constexpr function of such a header: NVRTC takes an unmarked one for host code and refuses it.
+#define KP_SHARED_CODE __device__
 #else
 #include <cstddef>
 #include <cstdint>
+#define KP_SHARED_CODE
 #endif

@@ -9,12 +9,18 @@ using row_norm::BackwardProblem;
 using row_norm::ForwardProblem;
 
 std::span<const registry::Kernel<ForwardProblem>> forward_kernels() {
-  static const registry::Kernel<ForwardProblem> kKernels[] = {row_norm::kForwardCpu, row_norm::kForwardReference};
+  static const registry::Kernel<ForwardProblem> kKernels[] = {
+      row_norm::kForwardCudaWarp,    row_norm::kForwardCudaBulk, row_norm::kForwardCudaBlock,
+      row_norm::kForwardCudaCluster, row_norm::kForwardCudaAny,  row_norm::kForwardCpu,
+      row_norm::kForwardReference};
   return kKernels;
 }
 
 std::span<const registry::Kernel<BackwardProblem>> backward_kernels() {
-  static const registry::Kernel<BackwardProblem> kKernels[] = {row_norm::kBackwardCpu, row_norm::kBackwardReference};
+  static const registry::Kernel<BackwardProblem> kKernels[] = {
+      row_norm::kBackwardCudaWarp,    row_norm::kBackwardCudaBulk, row_norm::kBackwardCudaBlock,
+      row_norm::kBackwardCudaCluster, row_norm::kBackwardCudaAny,  row_norm::kBackwardCpu,
+      row_norm::kBackwardReference};
   return kKernels;
 }
 

@@ -78,9 +78,9 @@ inline int64_t row_offset(const TensorView& view, int64_t row) {
 // The kernels of this room, for the lists of rms_norm and layer_norm (best first there). A problem carries its `norm`,
 // so the same rows serve both ops.
 extern const registry::Kernel<ForwardProblem> kForwardReference, kForwardCpu, kForwardCudaWarp, kForwardCudaBlock,
-    kForwardCudaCluster;
+    kForwardCudaBulk, kForwardCudaCluster, kForwardCudaAny;
 extern const registry::Kernel<BackwardProblem> kBackwardReference, kBackwardCpu, kBackwardCudaWarp, kBackwardCudaBlock,
-    kBackwardCudaCluster;
+    kBackwardCudaBulk, kBackwardCudaCluster, kBackwardCudaAny;
 
 // The parts of an Operation that do not depend on which norm it is (row_norm_operation.cpp).
 void describe(const ForwardProblem& problem, tuning::KeyBuilder& key);

@@ -1,0 +1,126 @@
+// Loads and stores of global and shared memory with their cache hints. One function is one instruction, named after its
+// mnemonic, operands in PTX order. Nothing here checks alignment: a v4 needs 16 bytes.
+#pragma once
+
+#include "kernel_pytorch/base/fixed_width.h"
+
+namespace kernel_pytorch::ptx {
+
+struct alignas(16) Word4 {
+  uint32_t x, y, z, w;
+};
+
+// The 32-bit shared-window address that every .shared instruction wants.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// sm_70. Data that no one writes while the kernel runs, kept out of L1.
+__device__ __forceinline__ Word4 ld_global_nc_l1_no_allocate_v4(const void* address) {
+  Word4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+
+// sm_80. The same with an L2 policy made by a createpolicy below.
+__device__ __forceinline__ Word4 ld_global_nc_l1_no_allocate_l2_cache_hint_v4(const void* address, uint64_t policy) {
+  Word4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address), "l"(policy));
+  return value;
+}
+
+// sm_35. Cached in L1: small data that every block reads again, such as a weight.
+__device__ __forceinline__ Word4 ld_global_nc_v4(const void* address) {
+  Word4 value;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+
+// sm_20. Data that an earlier kernel of the same programmatic launch may have written: never the read-only path.
+__device__ __forceinline__ Word4 ld_global_v4(const void* address) {
+  Word4 value;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address)
+               : "memory");
+  return value;
+}
+
+// sm_20
+__device__ __forceinline__ void st_global_v4(void* address, Word4 value) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+
+// sm_20. Streaming: likely touched once.
+__device__ __forceinline__ void st_global_cs_v4(void* address, Word4 value) {
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+
+// sm_80
+__device__ __forceinline__ void st_global_l2_cache_hint_v4(void* address, Word4 value, uint64_t policy) {
+  asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w), "l"(policy)
+               : "memory");
+}
+
+// sm_20
+__device__ __forceinline__ Word4 ld_shared_v4(uint32_t address) {
+  Word4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+// sm_20
+__device__ __forceinline__ void st_shared_v4(uint32_t address, Word4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+
+// sm_20
+__device__ __forceinline__ float ld_shared_f32(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+// sm_20
+__device__ __forceinline__ void st_shared_f32(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+// sm_80
+__device__ __forceinline__ uint64_t createpolicy_fractional_l2_evict_first() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// sm_80
+__device__ __forceinline__ uint64_t createpolicy_fractional_l2_evict_normal() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// sm_80
+__device__ __forceinline__ uint64_t createpolicy_fractional_l2_evict_last() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+}  // namespace kernel_pytorch::ptx

@@ -1,0 +1,129 @@
+// Sums over lanes, a block and a cluster. Every thread receives the total, in an order fixed by the shape alone, so
+// that a result never depends on timing. A BlockSum or ClusterSum may be used again and again without a barrier in
+// between: it alternates between two buffers.
+#pragma once
+
+#include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/cuda/ptx/cluster.cuh"
+#include "kernel_pytorch/cuda/tile/barrier.cuh"
+
+namespace kernel_pytorch::tile {
+
+inline constexpr int kWarpLanes = 32;
+inline constexpr int kMaxClusterBlocks = 16;
+
+// Over groups of kLanes neighbouring lanes. All lanes of the warp take part.
+template <int kLanes>
+__device__ __forceinline__ float sum_lanes(float value) {
+  static_assert(kLanes >= 1 && kLanes <= kWarpLanes && (kLanes & (kLanes - 1)) == 0);
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
+  return value;
+}
+
+template <int kWarps, int kValues>
+class BlockSum {
+ public:
+  struct Storage {
+    alignas(16) float partials[2][kValues][kWarps];
+  };
+  __device__ __forceinline__ explicit BlockSum(Storage& storage) : storage_(storage) {}
+
+  // One __syncthreads, after which every thread of the block has entered this call.
+  __device__ __forceinline__ void sum(float (&values)[kValues]) {
+    const int warp = threadIdx.x / kWarpLanes;
+    const int lane = threadIdx.x % kWarpLanes;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      values[i] = sum_lanes<kWarpLanes>(values[i]);
+      if (lane == 0) storage_.partials[buffer_][i][warp] = values[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      // Few partials: every thread reads them all (a broadcast). Many: one per lane, then a butterfly.
+      if constexpr (kWarps <= 16) {
+        float total = storage_.partials[buffer_][i][0];
+#pragma unroll
+        for (int other = 1; other < kWarps; ++other) total += storage_.partials[buffer_][i][other];
+        values[i] = total;
+      } else {
+        values[i] = sum_lanes<kWarps>(storage_.partials[buffer_][i][lane % kWarps]);
+      }
+    }
+    buffer_ ^= 1;
+  }
+
+ private:
+  Storage& storage_;
+  int buffer_ = 0;
+};
+
+// Over the blocks of a cluster through distributed shared memory (sm_90): every warp sends its partial straight to
+// every block with st.async, each block's mbarrier counts the bytes in, and nobody waits for anything else.
+template <int kWarps, int kValues>
+class ClusterSum {
+  static_assert(kValues == 1 || kValues == 2, "st.async carries 4 or 8 bytes");
+
+ public:
+  struct Storage {
+    Barrier arrived[2];
+    alignas(16) float partials[2][kMaxClusterBlocks * kWarps][kValues];
+  };
+  // Synchronises the cluster: no block may send before every barrier stands.
+  __device__ __forceinline__ explicit ClusterSum(Storage& storage)
+      : storage_(storage), blocks_(ptx::cluster_nctarank()), rank_(ptx::cluster_ctarank()) {
+    if (threadIdx.x == 0) {
+      storage.arrived[0].init(1);
+      storage.arrived[1].init(1);
+    }
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+    const int lane = threadIdx.x % kWarpLanes;
+    target_ = ptx::mapa_shared_cluster(ptx::shared_address(&storage), lane < blocks_ ? lane : 0);
+  }
+
+  // Returns after every thread of every block of the cluster has entered this call.
+  __device__ __forceinline__ void sum(float (&values)[kValues]) {
+    const int warp = threadIdx.x / kWarpLanes;
+    const int lane = threadIdx.x % kWarpLanes;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) values[i] = sum_lanes<kWarpLanes>(values[i]);
+    if (threadIdx.x == 0) {
+      storage_.arrived[state_.stage].arrive_expect_bytes(blocks_ * kWarps * kValues * sizeof(float));
+    }
+    if (lane < blocks_) send(values, rank_ * kWarps + warp);
+    storage_.arrived[state_.stage].wait_cluster(state_.parity);
+    float totals[kValues] = {};
+    for (int other = lane; other < blocks_ * kWarps; other += kWarpLanes) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) totals[i] += storage_.partials[state_.stage][other][i];
+    }
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) values[i] = sum_lanes<kWarpLanes>(totals[i]);
+    state_.advance(2);
+  }
+
+ private:
+  __device__ __forceinline__ void send(const float (&values)[kValues], int slot) {
+    const uint32_t base = ptx::shared_address(&storage_);
+    const uint32_t slot_offset = ptx::shared_address(&storage_.partials[state_.stage][slot][0]) - base;
+    const uint32_t barrier_offset = storage_.arrived[state_.stage].address() - base;
+    if constexpr (kValues == 1) {
+      ptx::st_async_shared_cluster_b32(target_ + slot_offset, __float_as_uint(values[0]), target_ + barrier_offset);
+    } else {
+      const uint64_t pair = __float_as_uint(values[0]) | static_cast<uint64_t>(__float_as_uint(values[1])) << 32;
+      ptx::st_async_shared_cluster_b64(target_ + slot_offset, pair, target_ + barrier_offset);
+    }
+  }
+
+  Storage& storage_;
+  const int blocks_;
+  const int rank_;
+  uint32_t target_;
+  PipelineState state_;
+};
+
+}  // namespace kernel_pytorch::tile

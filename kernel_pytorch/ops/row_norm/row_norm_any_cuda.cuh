@@ -1,0 +1,191 @@
+// Row norms for whatever the vector kernels refuse: any strides, alignment, width and number of leading dimensions. One
+// element per access and the row is read again for each pass (from L1 or L2 mostly): right first, fast second.
+#pragma once
+
+#include "kernel_pytorch/cuda/tile/element.cuh"
+#include "kernel_pytorch/cuda/tile/reduce.cuh"
+#include "kernel_pytorch/ops/row_norm/row_norm_any_cuda.h"
+
+namespace kernel_pytorch::row_norm {
+
+// A row of a tensor as floats.
+template <class T>
+class AnyRow {
+ public:
+  __device__ __forceinline__ AnyRow(const AnyTensor& tensor, const AnyShape& shape, int64_t row)
+      : start_(static_cast<const T*>(tensor.data)), stride_(tensor.column_stride) {
+    if (shape.leading_count == 1) {
+      start_ += row * tensor.leading_strides[0];
+      return;
+    }
+    for (int i = shape.leading_count - 1; i >= 0; --i) {
+      start_ += row % shape.leading[i] * tensor.leading_strides[i];
+      row /= shape.leading[i];
+    }
+  }
+  __device__ __forceinline__ float operator[](int64_t column) const {
+    return tile::to_float<T>(start_[column * stride_]);
+  }
+
+ private:
+  const T* start_;
+  int64_t stride_;
+};
+
+template <class T>
+__device__ __forceinline__ float parameter_at(const AnyTensor& parameter, bool is_float, int64_t column) {
+  const int64_t offset = column * parameter.column_stride;
+  return is_float ? static_cast<const float*>(parameter.data)[offset]
+                  : tile::to_float<T>(static_cast<const T*>(parameter.data)[offset]);
+}
+
+template <class T>
+__device__ __forceinline__ float scale_at(const AnyTensor& weight, bool is_float, float offset, int64_t column) {
+  return weight.data == nullptr ? 1.0f : parameter_at<T>(weight, is_float, column) + offset;
+}
+
+// Rows over warps (narrow ones) or blocks; the sums of a block return after all its threads have entered them.
+template <int kRowThreads, int kValues>
+struct AnySum : tile::BlockSum<kRowThreads / tile::kWarpLanes, kValues> {
+  using tile::BlockSum<kRowThreads / tile::kWarpLanes, kValues>::BlockSum;
+};
+template <int kValues>
+struct AnySum<tile::kWarpLanes, kValues> {
+  struct Storage {};
+  __device__ __forceinline__ explicit AnySum(Storage&) {}
+  __device__ __forceinline__ void sum(float (&values)[kValues]) {
+    for (float& value : values) value = tile::sum_lanes<tile::kWarpLanes>(value);
+  }
+};
+
+inline constexpr int kAnyThreads = 256;  // of a block whose warps each take a row
+
+template <int kRowThreads>
+struct AnyPlace {
+  static constexpr int kThreads = kRowThreads == tile::kWarpLanes ? kAnyThreads : kRowThreads;
+  int64_t first_row = static_cast<int64_t>(blockIdx.x) * (kThreads / kRowThreads) + threadIdx.x / kRowThreads;
+  int64_t row_step = static_cast<int64_t>(gridDim.x) * (kThreads / kRowThreads);
+  int64_t lane = threadIdx.x % kRowThreads;
+};
+
+template <class T, int kRowThreads>
+__global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads)
+    forward_any(const __grid_constant__ AnyForwardArguments arguments) {
+  using Sum = AnySum<kRowThreads, 1>;
+  __shared__ typename Sum::Storage storage;
+  Sum sum(storage);
+  const AnyPlace<kRowThreads> place;
+  const int64_t columns = arguments.shape.columns;
+  const float per_column = 1.0f / static_cast<float>(columns);
+  for (int64_t row = place.first_row; row < arguments.shape.rows; row += place.row_step) {
+    const AnyRow<T> x(arguments.x, arguments.shape, row);
+    const AnyRow<T> residual(arguments.residual, arguments.shape, row);
+    const bool adds = arguments.residual.data != nullptr;
+    T* output = static_cast<T*>(arguments.output) + row * columns;
+    T* sums = static_cast<T*>(arguments.sum) + row * columns;
+    // A thread reads back only what it stored itself.
+    const auto value_at = [&](int64_t column) { return adds ? tile::to_float<T>(sums[column]) : x[column]; };
+
+    float total[1] = {0}, squares[1] = {0};
+    for (int64_t column = place.lane; column < columns; column += kRowThreads) {
+      float value = x[column];
+      if (adds) {
+        const T stored = tile::from_float<T>(value + residual[column]);
+        sums[column] = stored;
+        value = tile::to_float<T>(stored);
+      }
+      total[0] += value;
+      squares[0] += value * value;
+    }
+    float mean = 0;
+    if (arguments.centered) {
+      sum.sum(total);
+      mean = total[0] * per_column;
+      squares[0] = 0;
+      for (int64_t column = place.lane; column < columns; column += kRowThreads) {
+        const float value = value_at(column) - mean;
+        squares[0] += value * value;
+      }
+    }
+    sum.sum(squares);
+    const float rstd = rsqrtf(squares[0] * per_column + arguments.eps);
+    for (int64_t column = place.lane; column < columns; column += kRowThreads) {
+      const float scale = scale_at<T>(arguments.weight, arguments.weight_is_float, arguments.weight_offset, column);
+      const float shift =
+          arguments.bias.data == nullptr ? 0.0f : parameter_at<T>(arguments.bias, arguments.weight_is_float, column);
+      output[column] = tile::from_float<T>((value_at(column) - mean) * rstd * scale + shift);
+    }
+    if (place.lane == 0) {
+      if (arguments.mean != nullptr) arguments.mean[row] = mean;
+      if (arguments.rstd != nullptr) arguments.rstd[row] = rstd;
+    }
+  }
+}
+
+template <class T, int kRowThreads>
+__global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads)
+    backward_any(const __grid_constant__ AnyBackwardArguments arguments) {
+  using Sum = AnySum<kRowThreads, 2>;
+  __shared__ typename Sum::Storage storage;
+  Sum sum(storage);
+  const AnyPlace<kRowThreads> place;
+  const int64_t columns = arguments.shape.columns;
+  const float per_column = 1.0f / static_cast<float>(columns);
+  for (int64_t row = place.first_row; row < arguments.shape.rows; row += place.row_step) {
+    const AnyRow<T> grad_output(arguments.grad_output, arguments.shape, row);
+    const AnyRow<T> value(arguments.value, arguments.shape, row);
+    const AnyRow<T> grad_sum(arguments.grad_sum, arguments.shape, row);
+    T* grad_input = static_cast<T*>(arguments.grad_input) + row * columns;
+    const float mean = arguments.centered ? arguments.mean[row] : 0.0f;
+    const float rstd = arguments.rstd[row];
+    const auto gradient_at = [&](int64_t column) {
+      return grad_output[column] *
+             scale_at<T>(arguments.weight, arguments.weight_is_float, arguments.weight_offset, column);
+    };
+    float totals[2] = {0, 0};  // of g * normal, of g
+    for (int64_t column = place.lane; column < columns; column += kRowThreads) {
+      const float gradient = gradient_at(column);
+      totals[0] += gradient * ((value[column] - mean) * rstd);
+      totals[1] += gradient;
+    }
+    sum.sum(totals);
+    const float along = totals[0] * per_column;
+    const float level = arguments.centered ? totals[1] * per_column : 0.0f;
+    for (int64_t column = place.lane; column < columns; column += kRowThreads) {
+      float gradient = rstd * (gradient_at(column) - level - (value[column] - mean) * rstd * along);
+      if (arguments.grad_sum.data != nullptr) gradient += grad_sum[column];
+      grad_input[column] = tile::from_float<T>(gradient);
+    }
+  }
+}
+
+// Sums over a chunk of rows of grad_output * normal and of grad_output, for 32 columns; in the order of the rows.
+template <class T>
+__global__ void __launch_bounds__(kColumnSumColumns* kColumnSumRows)
+    sum_columns_any(const __grid_constant__ AnyColumnSumArguments arguments) {
+  __shared__ float partials[2][kColumnSumRows][kColumnSumColumns];
+  const int lane = threadIdx.x % kColumnSumColumns, strip = threadIdx.x / kColumnSumColumns;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumnSumColumns + lane;
+  const int64_t first = blockIdx.y * arguments.rows_per_chunk;
+  const int64_t end = min(first + arguments.rows_per_chunk, static_cast<long long>(arguments.shape.rows));
+  float along = 0, level = 0;
+  if (column < arguments.shape.columns) {
+    for (int64_t row = first + strip; row < end; row += kColumnSumRows) {
+      const float gradient = AnyRow<T>(arguments.grad_output, arguments.shape, row)[column];
+      const float mean = arguments.centered ? arguments.mean[row] : 0.0f;
+      along += gradient * ((AnyRow<T>(arguments.value, arguments.shape, row)[column] - mean) * arguments.rstd[row]);
+      level += gradient;
+    }
+  }
+  partials[0][strip][lane] = along;
+  partials[1][strip][lane] = level;
+  __syncthreads();
+  if (strip >= 2 || column >= arguments.shape.columns) return;
+  float* target = strip == 0 ? arguments.weight_partial : arguments.bias_partial;
+  if (target == nullptr) return;
+  float total = 0;
+  for (int other = 0; other < kColumnSumRows; ++other) total += partials[strip][other][lane];
+  target[blockIdx.y * arguments.shape.columns + column] = total;
+}
+
+}  // namespace kernel_pytorch::row_norm

@@ -1,0 +1,64 @@
+// Arguments of the row norms that take any strides, any alignment and any number of leading dimensions.
+#pragma once
+
+#include "kernel_pytorch/base/fixed_width.h"
+
+namespace kernel_pytorch::row_norm {
+
+inline constexpr int kAnyRank = 8;
+
+struct AnyShape {
+  int64_t rows;
+  int64_t columns;
+  int64_t leading[kAnyRank];  // sizes of the leading dimensions, outermost first
+  int32_t leading_count;
+};
+
+// Strides in elements: the leading dimensions', then the columns'. Absent: data is null.
+struct AnyTensor {
+  const void* data;
+  int64_t leading_strides[kAnyRank];
+  int64_t column_stride;
+};
+
+struct AnyForwardArguments {
+  AnyShape shape;
+  AnyTensor x, residual;
+  AnyTensor weight, bias;  // column stride only
+  void* output;            // contiguous
+  void* sum;
+  float* mean;
+  float* rstd;
+  float eps;
+  float weight_offset;
+  bool centered;         // layer norm
+  bool weight_is_float;  // weight and bias; otherwise of x's type
+};
+
+struct AnyBackwardArguments {
+  AnyShape shape;
+  AnyTensor grad_output, value, grad_sum;
+  AnyTensor weight;
+  const float* mean;
+  const float* rstd;
+  void* grad_input;  // contiguous
+  float weight_offset;
+  bool centered;
+  bool weight_is_float;
+};
+
+struct AnyColumnSumArguments {
+  AnyShape shape;
+  AnyTensor grad_output, value;
+  const float* mean;
+  const float* rstd;
+  float* weight_partial;  // [chunks, columns]; null: not wanted
+  float* bias_partial;
+  int64_t rows_per_chunk;
+  bool centered;
+};
+
+inline constexpr int kColumnSumColumns = 32;  // a block sums this many columns
+inline constexpr int kColumnSumRows = 8;      // of this many rows at a time
+
+}  // namespace kernel_pytorch::row_norm

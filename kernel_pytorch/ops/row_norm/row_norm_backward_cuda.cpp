@@ -1,0 +1,192 @@
+// The backward CUDA kernels that hold a row in registers, as in row_norm_forward_cuda.cpp. All of them are persistent:
+// the fewer blocks share the rows out, the fewer partial rows of the weight's gradient there are to sum.
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/row_norm/row_norm.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_launch.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_reduce.h"
+
+namespace kernel_pytorch::row_norm {
+namespace {
+
+constexpr const char* kSource = "kernel_pytorch/ops/row_norm/row_norm_backward_cuda.cuh";
+constexpr const char* kReduceSource = "kernel_pytorch/ops/row_norm/row_norm_reduce_cuda.cuh";
+constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ring to fill";
+
+// Fields as in row_norm_forward_cuda.cpp.
+constexpr LaunchConfig kWarpConfigs[] = {
+    {{128, 8, 2, Source::kDirect, false, true, 4}, 0, 1, 0},
+    {{128, 32, 2, Source::kDirect, false, true, 4}, 0, 1, 0},
+    {{128, 32, 4, Source::kDirect, false, false, 3}, 0, 1, 0},
+};
+constexpr LaunchConfig kBlockConfigs[] = {
+    {{256, 256, 2, Source::kDirect, false, true, 2}, 0, 1, 0},
+    {{512, 512, 1, Source::kDirect, false, true, 2}, 0, 1, 0},
+    {{512, 512, 1, Source::kPrefetch, false, true, 1}, 0, 1, 0},
+    {{512, 512, 2, Source::kDirect, false, true, 1}, 0, 1, 0},
+};
+constexpr LaunchConfig kBulkConfigs[] = {
+    {{256, 256, 2, Source::kRing, false, true, 2}, 8, 1, 0},
+    {{256, 256, 2, Source::kRing, false, true, 2}, 4, 1, 0},
+    {{512, 512, 1, Source::kRing, false, true, 2}, 8, 1, 0},
+    {{512, 512, 1, Source::kRing, false, true, 2}, 8, 1, 0, true, false},
+    {{512, 512, 1, Source::kRing, false, true, 2}, 8, 1, 0, true, true},
+    {{512, 512, 2, Source::kRing, false, true, 1}, 8, 1, 0},
+    {{1024, 1024, 1, Source::kRing, false, true, 1}, 8, 1, 0},
+    {{1024, 1024, 1, Source::kRing, false, true, 1}, 8, 1, 0, true, false},
+};
+constexpr LaunchConfig kClusterConfigs[] = {
+    {{512, 512, 2, Source::kRing, true, true, 1}, 8, 2, 0},
+    {{512, 512, 2, Source::kRing, true, true, 1}, 8, 4, 0},
+    {{512, 512, 2, Source::kRing, true, true, 1}, 8, 8, 0},
+    {{512, 512, 2, Source::kRing, true, true, 1}, 8, 16, 0},
+    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 2, 0, false, false, 3, 32},
+    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 4, 0, false, false, 3, 32},
+    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 8, 0, false, false, 3, 32},
+    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 16, 0, false, false, 3, 32},
+};
+
+RowWork work_of(const BackwardProblem& problem) {
+  return {.rows = rows_of(problem.value),
+          .columns = columns_of(problem.value),
+          .element_bytes = static_cast<int>(size_of(problem.value.dtype)),
+          .tensors = problem.grad_sum.is_present() ? 3 : 2,
+          .column_sums = problem.norm == Norm::kLayer ? 2 : 1};
+}
+
+// Predictions until measured: one vector per thread leaves the registers to the column sums; two blocks per
+// multiprocessor hide each other's sums; the ring keeps 100 to 200 KiB in flight.
+constexpr Preference kWarpPreference[] = {{16, 0}, {64, 1}, {128, 2}};
+constexpr Preference kBlockPreference[] = {{512, 1}, {1024, 3}};
+constexpr Preference kBulkPreference[] = {{512, 2}, {1024, 6}};
+constexpr Preference kClusterPreference[] = {{2048, 0}, {4096, 1}, {8192, 2}, {16384, 6}, {16384, 3}, {32768, 7}};
+
+struct Variant {
+  DType dtype;
+  bool centered;
+  bool grad_sum;
+  int index() const { return (cuda_type_index(dtype) * 2 + centered) * 2 + grad_sum; }
+};
+constexpr int kVariants = 12;
+
+DeviceCode code_of(const RowConfig& rows, const Variant& variant) {
+  const bool needs_hopper = rows.clustered || rows.source == Source::kRing;
+  return {
+      .source = kSource,
+      .entry = concat("kernel_pytorch::row_norm::backward_rows<", element_type_name(variant.dtype), ", ",
+                      bool_name(variant.centered), ", ", bool_name(variant.grad_sum), ", ", type_expression(rows), ">"),
+      .minimum_capability = needs_hopper ? 90 : 80,
+      .architecture_specific = false};
+}
+
+const char* obstacle_of(const BackwardProblem& problem, const DeviceInfo& device) {
+  if (!device.is_cuda()) return kNeedsCuda;
+  if (device.cuda.capability() < 80) return kNeedsAmpere;
+  if (cuda_type_index(problem.value.dtype) < 0) return kNeedsSmallFloat;
+  if (problem.norm == Norm::kRms && problem.grad_bias.is_present()) return kRmsBias;
+  for (const TensorView* view : {&problem.grad_output, &problem.value, &problem.grad_sum, &problem.grad_input}) {
+    if (const char* obstacle = vector_access_obstacle(*view)) return obstacle;
+  }
+  return parameter_obstacle(problem.weight);
+}
+
+BackwardArguments make_arguments(const BackwardProblem& problem, const RowShape& shape, const Partials& partials) {
+  return {.shape = shape,
+          .inputs = {row_tensor(problem.grad_output), row_tensor(problem.value), row_tensor(problem.grad_sum)},
+          .weight = problem.weight.data,
+          .mean = problem.mean.as<float>(),
+          .rstd = problem.rstd.as<float>(),
+          .grad_input = problem.grad_input.data,
+          .weight_partial = partials.weight,
+          .bias_partial = partials.bias,
+          .weight_offset = static_cast<float>(problem.weight_offset),
+          .weight_is_float = problem.weight.dtype == DType::kFloat32};
+}
+
+template <const auto& kConfigs, const auto& kPreference, bool kWantsManyRows>
+struct BackwardRows {
+  static constexpr ConfigList kList{kConfigs};
+
+  static registry::Support supports(const BackwardProblem& problem, const DeviceInfo& device) {
+    if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
+    const bool needs_hopper = kConfigs[0].rows.clustered || kConfigs[0].rows.source == Source::kRing;
+    if (needs_hopper && device.cuda.capability() < 90) return registry::Support::no(kNeedsHopper);
+    const RowWork work = work_of(problem);
+    if (kWantsManyRows && work.rows < 4 * device.cuda.multiprocessors) return registry::Support::no(kFewRows);
+    if (!kList.any_fits(work, device)) return registry::Support::no(kTooWide);
+    return registry::Support::yes();
+  }
+  static std::vector<std::string> configs(const BackwardProblem& problem, const DeviceInfo& device) {
+    return kList.texts(work_of(problem), device);
+  }
+  static int heuristic(const BackwardProblem& problem, const DeviceInfo& device) {
+    return preferred_index(kList, kPreference, work_of(problem), device);
+  }
+  static void run(const BackwardProblem& problem, int config, Context& context) {
+    static const std::string kLabel = "row_norm backward";
+    static KernelTable<std::size(kConfigs) * kVariants> table;
+    const RowWork work = work_of(problem);
+    if (work.rows == 0 || work.columns == 0) return zero_parameter_gradients(problem, context);
+    const int position = kList.position(config, work, *context.info);
+    const LaunchConfig& chosen = kConfigs[position];
+    const Variant variant{problem.value.dtype, problem.norm == Norm::kLayer, problem.grad_sum.is_present()};
+    CUkern_st* kernel =
+        table.get(position * kVariants + variant.index(), context, [&] { return code_of(chosen.rows, variant); });
+    const int64_t units = unit_count(chosen, work, *context.info);
+    const Partials partials = allocate_partials(problem, units, context);
+    BackwardArguments arguments = make_arguments(problem, make_shape(chosen, work, *context.info), partials);
+    void* pointers[] = {&arguments};
+    cuda_device::LaunchShape shape = launch_shape(chosen, work, *context.info);
+    // Blocks that hold several rows add their column sums up in shared memory.
+    if (chosen.rows.row_threads < chosen.rows.threads) shape.shared_bytes = work.columns * sizeof(float);
+    cuda_device::launch(context, kernel, shape, pointers, kLabel);
+    reduce(problem, partials, units, context);
+  }
+  static uint64_t source_hash() {
+    HashMixer mixer;
+    mixer.add(jit::source_hash(kSource));
+    mixer.add(jit::source_hash(kReduceSource));
+    return mixer.value();
+  }
+  static std::vector<DeviceCode> device_code() {
+    std::vector<DeviceCode> codes = reduce_device_code();
+    for (const LaunchConfig& config : kConfigs) {
+      for (DType dtype : kCudaTypes) {
+        for (int flags = 0; flags < 4; ++flags) {
+          const Variant variant{dtype, (flags & 1) != 0, (flags & 2) != 0};
+          const int sums = config.rows.vectors * 16 / static_cast<int>(size_of(dtype)) * (variant.centered ? 2 : 1);
+          if (sums > config.max_accumulators) continue;
+          DeviceCode code = code_of(config.rows, variant);
+          if (std::find(codes.begin(), codes.end(), code) == codes.end()) codes.push_back(std::move(code));
+        }
+      }
+    }
+    return codes;
+  }
+  static constexpr registry::Kernel<BackwardProblem> kernel(std::string_view name) {
+    return {.name = name,
+            .origin = registry::Origin::kOurs,
+            .supports = supports,
+            .configs = configs,
+            .heuristic = heuristic,
+            .run = run,
+            .source_hash = source_hash,
+            .device_code = device_code};
+  }
+};
+
+}  // namespace
+
+constinit const registry::Kernel<BackwardProblem> kBackwardCudaWarp =
+    BackwardRows<kWarpConfigs, kWarpPreference, false>::kernel("cuda_warp");
+constinit const registry::Kernel<BackwardProblem> kBackwardCudaBlock =
+    BackwardRows<kBlockConfigs, kBlockPreference, false>::kernel("cuda_block");
+constinit const registry::Kernel<BackwardProblem> kBackwardCudaBulk =
+    BackwardRows<kBulkConfigs, kBulkPreference, true>::kernel("cuda_bulk");
+constinit const registry::Kernel<BackwardProblem> kBackwardCudaCluster =
+    BackwardRows<kClusterConfigs, kClusterPreference, false>::kernel("cuda_cluster");
+
+}  // namespace kernel_pytorch::row_norm

@@ -1,0 +1,88 @@
+// What host and device agree on for the row norms: how a row is spread over threads, and the arguments of the kernels.
+// Rows of these kernels have stride-1 columns and 16-byte aligned starts; row_norm_any_cuda.h covers the rest.
+#pragma once
+
+#include "kernel_pytorch/base/fixed_width.h"
+
+namespace kernel_pytorch::row_norm {
+
+// Where a row waits for its turn: nowhere (loaded when needed), in registers (the next row's loads are issued before
+// this row is finished), or in a ring of rows in shared memory that the copy engine keeps full (sm_90).
+enum class Source : uint8_t { kDirect, kPrefetch, kRing };
+
+// What is compiled: one kernel for each value.
+struct RowConfig {
+  int threads;      // of a block
+  int row_threads;  // that share a row: a power of two up to 32, or all threads of the block
+  int vectors;      // 16-byte vectors of a row that a thread holds in registers
+  Source source;
+  bool clustered;  // a row is spread over the blocks of a cluster (sm_90)
+  bool
+      holds_weight;  // the weight stays in registers over all rows of a block; otherwise it is read through L1 each row
+  int blocks;        // per multiprocessor that the registers must leave room for
+};
+
+inline constexpr int kMaxStages = 16;
+
+KP_SHARED_CODE constexpr bool is_legal(const RowConfig& config) {
+  const bool whole_block = config.row_threads == config.threads;
+  return config.threads >= 32 && config.threads <= 1024 && config.threads % 32 == 0 &&
+         (whole_block || (config.row_threads <= 32 && config.threads % config.row_threads == 0)) &&
+         (config.row_threads & (config.row_threads - 1)) == 0 && config.vectors >= 1 && config.vectors <= 8 &&
+         (whole_block || (config.source != Source::kRing && !config.clustered)) && config.blocks >= 1 &&
+         config.threads * config.blocks <= 2048;
+}
+
+// A tensor of rows. Absent: data is null.
+struct RowTensor {
+  const void* data;
+  int64_t row_stride_bytes;
+};
+
+struct RowShape {
+  int64_t rows;
+  int32_t columns;
+  int32_t slice_vectors;   // 16-byte vectors of a row that one block of a cluster takes; all of them without a cluster
+  int32_t stages;          // of the ring
+  bool evict_loads_first;  // L2 hints
+  bool evict_stores_first;
+};
+
+struct ForwardArguments {
+  RowShape shape;
+  RowTensor inputs[2];  // x, residual
+  const void* weight;   // null: ones
+  const void* bias;     // null: zeros
+  void* output;         // contiguous
+  void* sum;            // contiguous, with a residual
+  float* mean;          // null: not wanted
+  float* rstd;
+  float eps;
+  float weight_offset;
+  bool weight_is_float;  // otherwise of x's type
+};
+
+struct BackwardArguments {
+  RowShape shape;
+  RowTensor inputs[3];  // grad_output, value, grad_sum
+  const void* weight;
+  const float* mean;
+  const float* rstd;
+  void* grad_input;       // contiguous; null: not wanted
+  float* weight_partial;  // [row groups, columns]; null: not wanted
+  float* bias_partial;
+  float weight_offset;
+  bool weight_is_float;
+};
+
+struct ReduceArguments {
+  const float* partials[2];  // weight, bias: [count, columns]
+  void* outputs[2];
+  int64_t columns;
+  int32_t count;
+};
+
+inline constexpr int kReduceColumns = 32;  // a block of reduce_partials sums this many columns
+inline constexpr int kReduceRows = 16;     // with this many threads each
+
+}  // namespace kernel_pytorch::row_norm

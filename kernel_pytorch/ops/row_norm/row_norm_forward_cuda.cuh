@@ -1,0 +1,162 @@
+// Row norms forward, one pass over memory:  global -> (ring in shared memory ->) registers -> sums -> global.
+// The row stays packed in registers between the statistics and the output, so every byte moves once. Layer norm's
+// variance is that of the centred values, not a difference of squares. Persistent blocks keep the weight in registers.
+#pragma once
+
+#include "kernel_pytorch/ops/row_norm/row_norm_rows_cuda.cuh"
+
+namespace kernel_pytorch::row_norm {
+
+template <class T, bool kResidual, RowConfig kConfig>
+struct ForwardRow {
+  static constexpr int kTensors = kResidual ? 2 : 1;
+  static constexpr int kCount = tile::Vector<T>::kCount;
+  using Reader = RowReader<T, kTensors, kConfig>;
+
+  // x + residual, rounded to T, replaces x in the registers and goes out as the sum.
+  static __device__ __forceinline__ void add_residual(typename Reader::Row& row, const Place<kConfig>& place, char* sum,
+                                                      uint64_t policy, bool active) {
+#pragma unroll
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      float x[kCount], residual[kCount];
+      row[0][i].unpack(x);
+      row[kTensors - 1][i].unpack(residual);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) x[k] += residual[k];
+      row[0][i] = tile::Vector<T>::pack(x);
+      if (active && place.owns(i)) tile::store(sum + place.vector(i) * tile::kVectorBytes, row[0][i], policy);
+    }
+  }
+
+  static __device__ __forceinline__ float sum_values(const typename Reader::Row& row) {
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      float x[kCount];
+      row[0][i].unpack(x);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) total += x[k];
+    }
+    return total;
+  }
+
+  // Vectors beyond the row hold zeros, which only a centre moves away from zero.
+  template <bool kCentered>
+  static __device__ __forceinline__ float sum_squares(const typename Reader::Row& row, const Place<kConfig>& place,
+                                                      float mean) {
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      if (kCentered && !place.owns(i)) continue;
+      float x[kCount];
+      row[0][i].unpack(x);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const float value = kCentered ? x[k] - mean : x[k];
+        total += value * value;
+      }
+    }
+    return total;
+  }
+};
+
+// Scale and shift of the columns a thread owns, held in registers or read again for each row.
+template <class T, bool kCentered, RowConfig kConfig>
+class ForwardParameters {
+ public:
+  static constexpr int kCount = tile::Vector<T>::kCount;
+  __device__ __forceinline__ ForwardParameters(const ForwardArguments& arguments, const Place<kConfig>& place)
+      : arguments_(arguments), place_(place) {
+    if constexpr (kConfig.holds_weight) {
+#pragma unroll
+      for (int i = 0; i < kConfig.vectors; ++i) {
+        if (place.owns(i)) read(i, scale_[i], shift_[kCentered ? i : 0]);
+      }
+    }
+  }
+  __device__ __forceinline__ void apply(int i, float (&normal)[kCount]) const {
+    float scale[kCount], shift[kCount];
+    if constexpr (!kConfig.holds_weight) read(i, scale, shift);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float factor = kConfig.holds_weight ? scale_[i][k] : scale[k];
+      const float addend = kCentered ? (kConfig.holds_weight ? shift_[i][k] : shift[k]) : 0.0f;
+      normal[k] = kCentered ? normal[k] * factor + addend : normal[k] * factor;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void read(int i, float (&scale)[kCount], float (&shift)[kCount]) const {
+    const int vector = place_.first_vector + place_.vector(i);
+    load_scale<T>(arguments_.weight, arguments_.weight_is_float, arguments_.weight_offset, vector, scale);
+    if constexpr (kCentered) {
+#pragma unroll
+      for (float& value : shift) value = 0.0f;
+      if (arguments_.bias != nullptr) load_parameters<T>(arguments_.bias, arguments_.weight_is_float, vector, shift);
+    }
+  }
+
+  const ForwardArguments& arguments_;
+  const Place<kConfig>& place_;
+  float scale_[kConfig.vectors][kCount];
+  float shift_[kCentered ? kConfig.vectors : 1][kCount];
+};
+
+template <class T, bool kCentered, bool kResidual, RowConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
+    forward_rows(const __grid_constant__ ForwardArguments arguments) {
+  static_assert(is_legal(kConfig));
+  using Row = ForwardRow<T, kResidual, kConfig>;
+  using Reader = typename Row::Reader;
+  using Sum = RowSum<kConfig, 1>;
+  extern __shared__ __align__(128) unsigned char ring[];
+  __shared__ typename Reader::Storage reader_storage;
+  __shared__ typename Sum::Storage sum_storage;
+
+  const RowShape& shape = arguments.shape;
+  const Place<kConfig> place(shape, shape.columns / Row::kCount);
+  Reader reader(arguments.inputs, shape, place, reader_storage, ring);
+  Sum sum(sum_storage);
+  const ForwardParameters<T, kCentered, kConfig> parameters(arguments, place);
+  const uint64_t policy = tile::make_policy(shape.evict_stores_first ? tile::Keep::kEvictFirst : tile::Keep::kNormal);
+  const float per_column = 1.0f / static_cast<float>(shape.columns);
+
+  for (int64_t first = place.first_row(); first < shape.rows; first += place.row_step()) {
+    const int64_t row = first + place.group;
+    const bool active = kRowsPerBlock<kConfig> == 1 || row < shape.rows;
+    const int64_t slice_bytes = (row * (shape.columns / Row::kCount) + place.first_vector) * tile::kVectorBytes;
+    typename Reader::Row values;
+    reader.take(row, values);
+    if constexpr (kResidual) {
+      Row::add_residual(values, place, static_cast<char*>(arguments.sum) + slice_bytes, policy, active);
+    }
+    float mean = 0;
+    if constexpr (kCentered) {
+      float totals[1] = {Row::sum_values(values)};
+      sum.sum(totals);
+      mean = totals[0] * per_column;
+    }
+    float squares[1] = {Row::template sum_squares<kCentered>(values, place, mean)};
+    sum.sum(squares);
+    reader.stage_is_free(row);
+    const float rstd = rsqrtf(squares[0] * per_column + arguments.eps);
+
+    char* output = static_cast<char*>(arguments.output) + slice_bytes;
+#pragma unroll
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      if (!active || !place.owns(i)) continue;
+      float normal[Row::kCount];
+      values[0][i].unpack(normal);
+#pragma unroll
+      for (float& value : normal) value = (kCentered ? value - mean : value) * rstd;
+      parameters.apply(i, normal);
+      tile::store(output + place.vector(i) * tile::kVectorBytes, tile::Vector<T>::pack(normal), policy);
+    }
+    if (active && place.leads_row()) {
+      if (arguments.mean != nullptr) arguments.mean[row] = mean;
+      if (arguments.rstd != nullptr) arguments.rstd[row] = rstd;
+    }
+  }
+}
+
+}  // namespace kernel_pytorch::row_norm

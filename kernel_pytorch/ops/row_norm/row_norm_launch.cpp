@@ -1,0 +1,194 @@
+#include "kernel_pytorch/ops/row_norm/row_norm_launch.h"
+
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/jit/jit.h"
+
+namespace kernel_pytorch::row_norm {
+namespace {
+
+constexpr int64_t kVectorBytes = 16;
+constexpr int64_t kMaxGrid = 0x7fffffff;
+// Shared memory that the driver keeps for itself per block, and what the kernels declare statically, rounded up.
+constexpr int64_t kReservedBytes = 1024;
+constexpr int64_t kStaticBytes = 1024;
+constexpr int64_t kClusterStaticBytes = 9 * 1024;
+// Clusters live inside a graphics processing cluster, which has 16 to 18 multiprocessors on an H100 or H200.
+constexpr int64_t kMultiprocessorsPerGroup = 16;
+
+int64_t divide_up(int64_t value, int64_t by) {
+  return (value + by - 1) / by;
+}
+
+int64_t slice_vectors(const LaunchConfig& config, const RowWork& work) {
+  return divide_up(work.row_vectors(), config.cluster);
+}
+
+// Stages for which every block that should be resident finds room.
+int64_t stage_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
+  if (config.rows.source != Source::kRing) return 0;
+  const int64_t own = kReservedBytes + (config.rows.clustered ? kClusterStaticBytes : kStaticBytes);
+  const int64_t share = device.cuda.shared_bytes_per_multiprocessor / config.rows.blocks;
+  const int64_t room = std::min(share, device.cuda.shared_bytes_per_block + kReservedBytes) - own;
+  return std::min<int64_t>(config.stages, room / (slice_vectors(config, work) * work.tensors * kVectorBytes));
+}
+
+int64_t resident_units(const LaunchConfig& config, const DeviceInfo& device) {
+  const int64_t multiprocessors = std::max(device.cuda.multiprocessors, 1);
+  if (config.cluster == 1) return multiprocessors * config.rows.blocks;
+  const int64_t groups = std::max<int64_t>(multiprocessors / kMultiprocessorsPerGroup, 1);
+  const int64_t per_group = kMultiprocessorsPerGroup * config.rows.blocks / config.cluster;
+  return std::max<int64_t>(groups * per_group, 1);
+}
+
+constexpr const char* kManyLeading = "rows are not evenly spaced in memory: their leading dimensions do not merge";
+constexpr const char* kStridedColumns = "columns are not contiguous";
+constexpr const char* kMisaligned = "rows do not start at multiples of 16 bytes";
+constexpr const char* kRaggedColumns = "the row is not a multiple of 16 bytes long";
+constexpr const char* kParameterMisaligned = "weight or bias does not start at a multiple of 16 bytes";
+
+}  // namespace
+
+std::string_view bool_name(bool value) {
+  return value ? "true" : "false";
+}
+
+std::string_view element_type_name(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return "kernel_pytorch::tile::BFloat16";
+    case DType::kFloat16:
+      return "kernel_pytorch::tile::Float16";
+    default:
+      return "float";
+  }
+}
+
+std::string type_expression(const RowConfig& config) {
+  static constexpr const char* kSources[] = {"kDirect", "kPrefetch", "kRing"};
+  return concat("kernel_pytorch::row_norm::RowConfig{", config.threads, ", ", config.row_threads, ", ", config.vectors,
+                ", kernel_pytorch::row_norm::Source::", kSources[static_cast<int>(config.source)], ", ",
+                bool_name(config.clustered), ", ", bool_name(config.holds_weight), ", ", config.blocks, "}");
+}
+
+std::string to_string(const LaunchConfig& config) {
+  static constexpr const char* kSources[] = {"direct", "prefetch", "ring"};
+  const RowConfig& rows = config.rows;
+  std::string text = concat("threads=", rows.threads, " row_threads=", rows.row_threads, " vectors=", rows.vectors,
+                            " source=", kSources[static_cast<int>(rows.source)]);
+  if (rows.source == Source::kRing) text += concat(" stages=", config.stages);
+  if (rows.clustered) text += concat(" cluster=", config.cluster);
+  text += concat(" blocks=", rows.blocks, " rows_per_block=");
+  text += config.rows_per_block == 0 ? "all" : std::to_string(config.rows_per_block);
+  if (!rows.holds_weight) text += " weight=reread";
+  if (config.evict_loads_first) text += " loads=evict_first";
+  if (config.evict_stores_first) text += " stores=evict_first";
+  return text;
+}
+
+bool fits(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device, bool is_least) {
+  const bool needs_hopper = config.rows.clustered || config.rows.source == Source::kRing;
+  if (device.cuda.capability() < (needs_hopper ? 90 : 80)) return false;
+  const int64_t accumulators = config.rows.vectors * kVectorBytes / work.element_bytes * work.column_sums;
+  if (work.tensors > config.max_tensors || accumulators > config.max_accumulators) return false;
+  const int64_t slice = slice_vectors(config, work);
+  const int64_t capacity = static_cast<int64_t>(config.rows.row_threads) * config.rows.vectors;
+  if (slice > capacity || (slice * 4 < capacity && !is_least)) return false;
+  return config.rows.source != Source::kRing || stage_count(config, work, device) >= 2;
+}
+
+RowShape make_shape(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
+  return {.rows = work.rows,
+          .columns = static_cast<int32_t>(work.columns),
+          .slice_vectors = static_cast<int32_t>(slice_vectors(config, work)),
+          .stages = static_cast<int32_t>(stage_count(config, work, device)),
+          .evict_loads_first = config.evict_loads_first,
+          .evict_stores_first = config.evict_stores_first};
+}
+
+int64_t unit_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
+  const int64_t needed = divide_up(work.rows, config.rows.threads / config.rows.row_threads);
+  // Every unit gets the same number of rounds, so that none is left alone with a last row.
+  const int64_t rounds =
+      config.rows_per_block != 0 ? config.rows_per_block : divide_up(needed, resident_units(config, device));
+  return std::min(divide_up(needed, rounds), kMaxGrid / config.cluster);
+}
+
+cuda_device::LaunchShape launch_shape(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(unit_count(config, work, device) * config.cluster);
+  shape.block_x = static_cast<unsigned>(config.rows.threads);
+  shape.cluster_x = static_cast<unsigned>(config.cluster);
+  shape.shared_bytes = static_cast<unsigned>(stage_count(config, work, device) * work.tensors *
+                                             slice_vectors(config, work) * kVectorBytes);
+  return shape;
+}
+
+const char* vector_access_obstacle(const TensorView& view) {
+  if (!view.is_present()) return nullptr;
+  if (view.rank != 2) return kManyLeading;
+  if (view.strides[1] != 1 && view.sizes[1] > 1) return kStridedColumns;
+  const int64_t element_bytes = size_of(view.dtype);
+  if (view.sizes[1] * element_bytes % kVectorBytes != 0) return kRaggedColumns;
+  const bool rows_are_aligned = view.sizes[0] <= 1 || view.strides[0] * element_bytes % kVectorBytes == 0;
+  if (!rows_are_aligned || reinterpret_cast<uintptr_t>(view.data) % kVectorBytes != 0) return kMisaligned;
+  return nullptr;
+}
+
+const char* parameter_obstacle(const TensorView& parameter) {
+  if (!parameter.is_present()) return nullptr;
+  if (parameter.sizes[0] > 1 && parameter.strides[0] != 1) return kStridedColumns;
+  return reinterpret_cast<uintptr_t>(parameter.data) % kVectorBytes == 0 ? nullptr : kParameterMisaligned;
+}
+
+RowTensor row_tensor(const TensorView& view) {
+  if (!view.is_present()) return {nullptr, 0};
+  return {view.data, view.strides[0] * size_of(view.dtype)};
+}
+
+std::vector<std::string> ConfigList::texts(const RowWork& work, const DeviceInfo& device) const {
+  std::vector<std::string> texts;
+  for (int i = 0; i < static_cast<int>(configs.size()); ++i) {
+    if (is_legal(i, work, device)) texts.push_back(to_string(configs[i]));
+  }
+  return texts;
+}
+
+bool ConfigList::any_fits(const RowWork& work, const DeviceInfo& device) const {
+  for (int i = 0; i < static_cast<int>(configs.size()); ++i) {
+    if (is_legal(i, work, device)) return true;
+  }
+  return false;
+}
+
+int ConfigList::position(int legal_index, const RowWork& work, const DeviceInfo& device) const {
+  for (int i = 0; i < static_cast<int>(configs.size()); ++i) {
+    if (is_legal(i, work, device) && legal_index-- == 0) return i;
+  }
+  fail(ErrorCode::kInternal, "row_norm: a config index beyond the legal ones for [", work.rows, ", ", work.columns,
+       "]");
+}
+
+int ConfigList::legal_index(int position, const RowWork& work, const DeviceInfo& device) const {
+  if (!is_legal(position, work, device)) return -1;
+  int index = 0;
+  for (int i = 0; i < position; ++i) index += is_legal(i, work, device);
+  return index;
+}
+
+int preferred_index(const ConfigList& list, std::span<const Preference> preferences, const RowWork& work,
+                    const DeviceInfo& device) {
+  for (const Preference& preference : preferences) {
+    if (work.row_vectors() > preference.max_row_vectors) continue;
+    const int index = list.legal_index(preference.position, work, device);
+    if (index >= 0) return index;
+  }
+  return 0;
+}
+
+CUkern_st* load_kernel(const DeviceCode& code, const Context& context) {
+  return jit::get_kernel(code, *context.info, context.stream);
+}
+
+}  // namespace kernel_pytorch::row_norm

@@ -1,0 +1,210 @@
+// What forward and backward share: which part of which rows a thread owns, how it gets them into registers, and how the
+// threads of a row sum. A row lies over lanes of a warp, a block, or the blocks of a cluster; nothing else differs.
+#pragma once
+
+#include "kernel_pytorch/cuda/tile/bulk.cuh"
+#include "kernel_pytorch/cuda/tile/reduce.cuh"
+#include "kernel_pytorch/cuda/tile/vector.cuh"
+#include "kernel_pytorch/ops/row_norm/row_norm_cuda.h"
+
+namespace kernel_pytorch::row_norm {
+
+template <RowConfig kConfig>
+inline constexpr int kRowsPerBlock = kConfig.threads / kConfig.row_threads;
+
+// The part of a row that this thread owns: vectors lane, lane + row_threads, ... of its block's slice.
+template <RowConfig kConfig>
+struct Place {
+  int group;         // which row of the block's rows
+  int lane;          // among the threads of the row in this block
+  int vector_count;  // of the block's slice
+  int first_vector;  // of the slice in the row
+  int64_t unit;      // which block (or cluster) among `units`
+  int64_t units;
+
+  __device__ __forceinline__ explicit Place(const RowShape& shape, int row_vectors) {
+    group = kRowsPerBlock<kConfig> == 1 ? 0 : threadIdx.x / kConfig.row_threads;
+    lane = threadIdx.x % kConfig.row_threads;
+    first_vector = 0;
+    vector_count = row_vectors;
+    unit = blockIdx.x;
+    units = gridDim.x;
+    if constexpr (kConfig.clustered) {
+      first_vector = min(static_cast<int>(ptx::cluster_ctarank()) * shape.slice_vectors, row_vectors);
+      vector_count = min(shape.slice_vectors, row_vectors - first_vector);
+      unit = ptx::clusterid_x();
+      units = ptx::nclusterid_x();
+    }
+  }
+
+  __device__ __forceinline__ int vector(int i) const { return lane + i * kConfig.row_threads; }
+  __device__ __forceinline__ bool owns(int i) const { return vector(i) < vector_count; }
+  __device__ __forceinline__ bool leads_row() const { return lane == 0 && first_vector == 0; }
+  __device__ __forceinline__ int64_t first_row() const { return unit * kRowsPerBlock<kConfig>; }
+  __device__ __forceinline__ int64_t row_step() const { return units * kRowsPerBlock<kConfig>; }
+};
+
+// Sums over all threads of a row.
+template <RowConfig kConfig, int kValues>
+class RowSum {
+ public:
+  struct Storage {};
+  __device__ __forceinline__ explicit RowSum(Storage&) {}
+  __device__ __forceinline__ void sum(float (&values)[kValues]) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) values[i] = tile::sum_lanes<kConfig.row_threads>(values[i]);
+  }
+};
+template <RowConfig kConfig, int kValues>
+requires(kConfig.row_threads > tile::kWarpLanes && !kConfig.clustered) class RowSum<kConfig, kValues>
+    : public tile::BlockSum<kConfig.threads / tile::kWarpLanes, kValues> {
+  using tile::BlockSum<kConfig.threads / tile::kWarpLanes, kValues>::BlockSum;
+};
+template <RowConfig kConfig, int kValues>
+requires(kConfig.clustered) class RowSum<kConfig, kValues>
+    : public tile::ClusterSum<kConfig.threads / tile::kWarpLanes, kValues> {
+  using tile::ClusterSum<kConfig.threads / tile::kWarpLanes, kValues>::ClusterSum;
+};
+
+// Brings rows of kTensors tensors into registers: take() once per row, then stage_is_free() once every thread of the
+// block is known to have taken it (after the first sum over the row).
+template <class T, int kTensors, RowConfig kConfig>
+class RowReader {
+ public:
+  using Vector = tile::Vector<T>;
+  using Row = Vector[kTensors][kConfig.vectors];
+  struct Storage {
+    tile::Barrier full[kConfig.source == Source::kRing ? kMaxStages : 1];
+  };
+
+  __device__ __forceinline__ RowReader(const RowTensor* tensors, const RowShape& shape, const Place<kConfig>& place,
+                                       Storage& storage, unsigned char* ring)
+      : tensors_(tensors),
+        shape_(shape),
+        place_(place),
+        storage_(storage),
+        ring_(ring),
+        policy_(tile::make_policy(shape.evict_loads_first ? tile::Keep::kEvictFirst : tile::Keep::kNormal)) {
+    if constexpr (kConfig.source == Source::kRing) {
+      if (threadIdx.x == 0) {
+        for (int stage = 0; stage < shape.stages; ++stage) storage.full[stage].init(1);
+        int64_t row = place.first_row();
+        for (int stage = 0; stage < shape.stages && row < shape.rows; ++stage, row += place.row_step()) {
+          request(row, stage);
+        }
+      }
+      __syncthreads();
+    }
+    if constexpr (kConfig.source == Source::kPrefetch) load(place.first_row() + place.group, ahead_);
+  }
+
+  __device__ __forceinline__ void take(int64_t row, Row& values) {
+    if constexpr (kConfig.source == Source::kDirect) {
+      load(row, values);
+    } else if constexpr (kConfig.source == Source::kPrefetch) {
+#pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+#pragma unroll
+        for (int i = 0; i < kConfig.vectors; ++i) values[tensor][i] = ahead_[tensor][i];
+      }
+      load(row + place_.row_step(), ahead_);
+    } else {
+      storage_.full[state_.stage].wait(state_.parity);
+#pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+        const uint32_t slot = ptx::shared_address(ring_) + slot_offset(state_.stage, tensor);
+#pragma unroll
+        for (int i = 0; i < kConfig.vectors; ++i) {
+          values[tensor][i] = Vector::zero();
+          if (place_.owns(i)) {
+            values[tensor][i] = tile::load_from_shared<T>(slot + place_.vector(i) * tile::kVectorBytes);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void stage_is_free(int64_t row) {
+    if constexpr (kConfig.source == Source::kRing) {
+      const int64_t next = row + shape_.stages * place_.row_step();
+      if (threadIdx.x == 0 && next < shape_.rows) request(next, state_.stage);
+      state_.advance(shape_.stages);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ const char* slice(int tensor, int64_t row) const {
+    return static_cast<const char*>(tensors_[tensor].data) + row * tensors_[tensor].row_stride_bytes +
+           static_cast<int64_t>(place_.first_vector) * tile::kVectorBytes;
+  }
+  __device__ __forceinline__ uint32_t slot_offset(int stage, int tensor) const {
+    return static_cast<uint32_t>(stage * kTensors + tensor) * shape_.slice_vectors * tile::kVectorBytes;
+  }
+  __device__ __forceinline__ void load(int64_t row, Row& values) const {
+#pragma unroll
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      const char* start = slice(tensor, row);
+#pragma unroll
+      for (int i = 0; i < kConfig.vectors; ++i) {
+        values[tensor][i] = Vector::zero();
+        if (row < shape_.rows && place_.owns(i)) {
+          values[tensor][i] = tile::load_once<T>(start + place_.vector(i) * tile::kVectorBytes, policy_);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void request(int64_t row, int stage) const {
+    const uint32_t bytes = place_.vector_count * tile::kVectorBytes;
+    tile::Barrier& full = storage_.full[stage];
+    full.arrive_expect_bytes(kTensors * bytes);
+    if (bytes == 0) return;
+#pragma unroll
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      tile::copy_to_shared(ptx::shared_address(ring_) + slot_offset(stage, tensor), slice(tensor, row), bytes, full,
+                           policy_);
+    }
+  }
+
+  const RowTensor* tensors_;
+  const RowShape& shape_;
+  const Place<kConfig>& place_;
+  Storage& storage_;
+  unsigned char* ring_;
+  const uint64_t policy_;
+  tile::PipelineState state_;
+  Row ahead_;
+};
+
+// The weight's (or bias') values of one vector of the row, of x's type or float.
+template <class T>
+__device__ __forceinline__ void load_parameters(const void* parameters, bool is_float, int vector,
+                                                float (&values)[tile::Vector<T>::kCount]) {
+  constexpr int kCount = tile::Vector<T>::kCount;
+  if (is_float) {
+    const char* start = static_cast<const char*>(parameters) + static_cast<int64_t>(vector) * kCount * sizeof(float);
+#pragma unroll
+    for (int part = 0; part < kCount / 4; ++part) {
+      float four[4];
+      tile::load_shared_by_all<float>(start + part * tile::kVectorBytes).unpack(four);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[part * 4 + i] = four[i];
+    }
+  } else {
+    const char* start = static_cast<const char*>(parameters) + static_cast<int64_t>(vector) * tile::kVectorBytes;
+    tile::load_shared_by_all<T>(start).unpack(values);
+  }
+}
+
+// weight + offset, or ones.
+template <class T>
+__device__ __forceinline__ void load_scale(const void* weight, bool is_float, float offset, int vector,
+                                           float (&scale)[tile::Vector<T>::kCount]) {
+#pragma unroll
+  for (float& value : scale) value = 1.0f;
+  if (weight == nullptr) return;
+  load_parameters<T>(weight, is_float, vector, scale);
+#pragma unroll
+  for (float& value : scale) value += offset;
+}
+
+}  // namespace kernel_pytorch::row_norm
