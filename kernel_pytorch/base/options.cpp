@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <mutex>
 #include <optional>
 
@@ -73,6 +74,11 @@ std::string default_cache_directory() {
   return "";  // nowhere to write: memory only
 }
 
+// Replaced options are kept alive for good: a caller may still hold a reference to them.
+std::atomic<const Options*> current_options{nullptr};
+
+}  // namespace
+
 Options read_environment() {
   return Options{
       .cache_directory = read(kCacheDirectory).value_or(default_cache_directory()),
@@ -88,11 +94,6 @@ Options read_environment() {
   };
 }
 
-// Replaced options are kept alive for good: a caller may still hold a reference to them.
-std::atomic<const Options*> current_options{nullptr};
-
-}  // namespace
-
 const Options& options() {
   if (const Options* known = current_options.load(std::memory_order_acquire)) return *known;
   static const Options* first = new Options(read_environment());
@@ -103,10 +104,9 @@ const Options& options() {
 
 void set_options_for_process(const Options& replacement) {
   static std::mutex mutex;
-  static auto* all = new std::vector<const Options*>;  // reachable, so that a leak checker sees them as kept
+  static auto* kept = new std::deque<Options>;
   const std::lock_guard lock(mutex);
-  all->push_back(new Options(replacement));
-  current_options.store(all->back());
+  current_options.store(&kept->emplace_back(replacement), std::memory_order_release);
 }
 
 std::string environment(std::string_view variable) {

@@ -1,6 +1,7 @@
 // Everything the environment can say to the library, read once. The only getenv of the project is in options.cpp.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,8 @@ struct OptionDescription {
 // ignored.
 KP_EXPORT const Options& options();
 KP_EXPORT std::vector<OptionDescription> describe_options();
+// What the environment says now, whatever is in force.
+KP_EXPORT Options read_environment();
 
 // A variable of the environment that belongs to somebody else (HOME, LD_LIBRARY_PATH, ONEDNN_MAX_CPU_ISA), for reports
 // and searches.

@@ -1,5 +1,7 @@
 #include "kernel_pytorch/base/tensor_view.h"
 
+#include <algorithm>
+
 #include "kernel_pytorch/base/error.h"
 
 namespace kernel_pytorch {
@@ -13,7 +15,8 @@ TensorView contiguous_view(void* data, DType dtype, std::span<const int64_t> siz
     KP_CHECK(sizes[i] >= 0, "tensor view: dimension ", i, " has size ", sizes[i], "; sizes cannot be negative");
     view.sizes[i] = sizes[i];
     view.strides[i] = stride;
-    stride *= sizes[i] > 0 ? sizes[i] : 1;
+    KP_CHECK(!__builtin_mul_overflow(stride, std::max<int64_t>(sizes[i], 1), &stride), "tensor view: shape ",
+             shape_text(sizes), " has more than 2^63 elements; check its sizes");
   }
   return view;
 }
