@@ -30,7 +30,6 @@ constexpr LaunchConfig kBlockConfigs[] = {
     {{256, 256, 2, Source::kPrefetch, false, true, 3}, 0, 1, 0},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 1},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 0},
-    {{256, 256, 4, Source::kDirect, false, false, 3}, 0, 1, 1},
     {{1024, 1024, 2, Source::kDirect, false, false, 1}, 0, 1, 1},
 };
 constexpr LaunchConfig kBulkConfigs[] = {
@@ -41,7 +40,6 @@ constexpr LaunchConfig kBulkConfigs[] = {
     {{512, 512, 1, Source::kRing, false, true, 2}, 12, 1, 0},
     {{512, 512, 2, Source::kRing, false, true, 1}, 12, 1, 0},
     {{512, 512, 2, Source::kRing, false, true, 1}, 12, 1, 0, true, false},
-    {{1024, 1024, 1, Source::kRing, false, true, 1}, 12, 1, 0},
     {{1024, 1024, 2, Source::kRing, false, true, 1}, 12, 1, 0},
 };
 constexpr LaunchConfig kClusterConfigs[] = {
@@ -58,7 +56,6 @@ constexpr LaunchConfig kClusterConfigs[] = {
     {{1024, 1024, 4, Source::kRing, true, false, 1}, 6, 8, 0},
     {{1024, 1024, 4, Source::kDirect, true, false, 1}, 0, 8, 1},
     {{1024, 1024, 4, Source::kDirect, true, false, 1}, 0, 16, 1},
-    {{1024, 1024, 8, Source::kDirect, true, false, 1}, 0, 8, 1, false, false, 1},
 };
 
 RowWork work_of(const ForwardProblem& problem) {
@@ -72,9 +69,9 @@ RowWork work_of(const ForwardProblem& problem) {
 // for its whole rows at once; 8 blocks keep 32 KiB or more in flight per multiprocessor). Blocks: one row each, the
 // hardware balances. Ring: 64 KiB or more in flight without registers, two or three blocks hide each other's sums.
 constexpr Preference kWarpPreference[] = {{16, 0}, {64, 2}, {128, 4}, {256, 6}};
-constexpr Preference kBlockPreference[] = {{512, 0}, {1024, 3}, {2048, 6}};
-constexpr Preference kBulkPreference[] = {{512, 0}, {1024, 5}, {2048, 8}};
-constexpr Preference kClusterPreference[] = {{4096, 0}, {8192, 1}, {16384, 2}, {32768, 10}, {65536, 13}};
+constexpr Preference kBlockPreference[] = {{512, 0}, {1024, 3}, {2048, 5}};
+constexpr Preference kBulkPreference[] = {{512, 0}, {1024, 5}, {2048, 7}};
+constexpr Preference kClusterPreference[] = {{4096, 0}, {8192, 1}, {16384, 2}, {32768, 10}, {65536, 12}};
 
 struct Variant {
   DType dtype;

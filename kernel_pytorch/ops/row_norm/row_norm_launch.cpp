@@ -28,6 +28,7 @@ int64_t slice_vectors(const LaunchConfig& config, const RowWork& work) {
 // Stages for which every block that should be resident finds room.
 int64_t stage_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
   if (config.rows.source != Source::kRing) return 0;
+  if (work.columns == 0) return config.stages;
   const int64_t own = kReservedBytes + (config.rows.clustered ? kClusterStaticBytes : kStaticBytes);
   const int64_t share = device.cuda.shared_bytes_per_multiprocessor / config.rows.blocks;
   const int64_t room = std::min(share, device.cuda.shared_bytes_per_block + kReservedBytes) - own;
