@@ -45,10 +45,11 @@ class BlockSum {
     for (int i = 0; i < kValues; ++i) {
       // Few partials: every thread reads them all (a broadcast). Many: one per lane, then a butterfly.
       if constexpr (kWarps <= 16) {
-        float total = storage_.partials[buffer_][i][0];
+        constexpr int kChains = kWarps < 4 ? 1 : 4;  // sums that do not wait for each other
+        float chains[kChains] = {};
 #pragma unroll
-        for (int other = 1; other < kWarps; ++other) total += storage_.partials[buffer_][i][other];
-        values[i] = total;
+        for (int other = 0; other < kWarps; ++other) chains[other % kChains] += storage_.partials[buffer_][i][other];
+        values[i] = kChains == 1 ? chains[0] : (chains[0] + chains[1]) + (chains[kChains - 2] + chains[kChains - 1]);
       } else {
         values[i] = sum_lanes<kWarps>(storage_.partials[buffer_][i][lane % kWarps]);
       }
