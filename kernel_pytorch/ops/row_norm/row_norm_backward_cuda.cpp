@@ -47,6 +47,7 @@ constexpr LaunchConfig kClusterConfigs[] = {
     {{512, 512, 4, Source::kRing, true, false, 1}, 8, 4, 0, false, false, 3, 32},
     {{512, 512, 4, Source::kRing, true, false, 1}, 8, 8, 0, false, false, 3, 32},
     {{512, 512, 4, Source::kRing, true, false, 1}, 8, 16, 0, false, false, 3, 32},
+    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 8, 32, false, false, 3, 32},
 };
 
 RowWork work_of(const BackwardProblem& problem) {
