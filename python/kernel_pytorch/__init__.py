@@ -13,8 +13,19 @@ __version__ = "0.5.0"
 
 # Name here -> module that has it; a name that is its own module stands for the module.
 _LAZY: dict[str, str] = {
+    "KernelPyTorchError": "_library",
+    "autotune": "tuning",
+    "cache": "cache",
     "core": "core",
+    "explain": "tuning",
     "functional": "functional",
+    "hardware": "hardware",
+    "kernels": "tuning",
+    "overlay": "tuning",
+    "record": "tuning",
+    "recorded": "tuning",
+    "tune": "tuning",
+    "tuning": "tuning",
 }
 
 __all__ = ["__version__", *sorted(_LAZY)]

@@ -1,0 +1,15 @@
+"""`python -m kernel_pytorch ...` becomes `kpt ...`: the program beside the package, or in the checkout's build folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ._paths import program_path
+
+if __name__ == "__main__":
+    try:
+        program = str(program_path("kpt"))
+    except ImportError as error:
+        sys.exit(str(error))
+    os.execv(program, [program, *sys.argv[1:]])

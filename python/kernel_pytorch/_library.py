@@ -1,0 +1,162 @@
+"""libkernel_pytorch.so through ctypes: one thin call for each function of kernel_pytorch/c/kernel_pytorch.h.
+
+Requests and results are JSON; a failure becomes KernelPyTorchError with the library's own message. The library is loaded
+at the first call, so importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ._paths import library_path
+
+__all__ = ["KernelPyTorchError", "call", "call_for_handle", "call_with_callbacks", "import_cache", "load", "version"]
+
+ProgressCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+InterruptedCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+_CODES = {1: "invalid argument", 2: "unsupported", 3: "device", 4: "internal"}
+
+
+class KernelPyTorchError(RuntimeError):
+    """A failure in the core. `code` is "invalid argument", "unsupported", "device" or "internal"."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+_lock = threading.Lock()
+_library: ctypes.CDLL | None = None
+
+
+def _nvrtc_directories() -> Iterator[str]:
+    """Folders of installed wheels that hold an NVRTC, found without importing what is in them."""
+    patterns = {"nvidia": "*/lib", "torch": "lib"}
+    for package, pattern in patterns.items():
+        spec = importlib.util.find_spec(package)
+        for location in (spec.submodule_search_locations or []) if spec else []:
+            for folder in sorted(Path(location).glob(pattern)):
+                if ":" not in str(folder) and next(folder.glob("libnvrtc.so*"), None):
+                    yield str(folder)
+
+
+def load() -> ctypes.CDLL:
+    """The library, loaded once; it is told where this Python's packages keep NVRTC."""
+    global _library
+    with _lock:
+        if _library is None:
+            library = ctypes.CDLL(str(library_path("kernel_pytorch")))
+            library.kp_version.restype = ctypes.c_char_p
+            library.kp_last_error.restype = ctypes.c_char_p
+            library.kp_free.argtypes = [ctypes.c_void_p]
+            library.kp_free.restype = None
+            library.kp_overlay_pop.argtypes = [ctypes.c_int64]
+            request = json.dumps({"directories": list(_nvrtc_directories())})
+            _check(library, library.kp_set_nvrtc_directories(request.encode()))
+            _library = library
+        return _library
+
+
+def _check(library: ctypes.CDLL, status: int) -> None:
+    if status != 0:
+        message = library.kp_last_error().decode("utf-8", "replace")
+        raise KernelPyTorchError(message, _CODES.get(status, "internal"))
+
+
+def _encode(request: Any) -> bytes | None:
+    if request is None:
+        return None
+    text = json.dumps(request)
+    return text.encode()
+
+
+def _take(library: ctypes.CDLL, result: ctypes.c_void_p) -> str:
+    """Copies a text that the library gave and hands it back to be freed."""
+    assert result.value is not None
+    try:
+        return ctypes.string_at(result.value).decode()
+    finally:
+        library.kp_free(result)
+
+
+def call(function: str, *, request: Any = None, has_request: bool = True) -> Any:
+    """Calls kp_<function>(request, &result) and returns the parsed result."""
+    return json.loads(call_for_text(function, request=request, has_request=has_request))
+
+
+def call_for_text(function: str, *, request: Any = None, has_request: bool = True) -> str:
+    """As call, with the result as text."""
+    library = load()
+    result = ctypes.c_void_p()
+    arguments: list[Any] = [_encode(request)] if has_request else []
+    _check(library, getattr(library, f"kp_{function}")(*arguments, ctypes.byref(result)))
+    return _take(library, result)
+
+
+def call_for_handle(function: str, request: Any) -> int:
+    """Calls kp_<function>(request, &handle)."""
+    library = load()
+    handle = ctypes.c_int64()
+    _check(library, getattr(library, f"kp_{function}")(_encode(request), ctypes.byref(handle)))
+    return handle.value
+
+
+def call_plain(function: str, *arguments: int) -> None:
+    """Calls kp_<function>(numbers...), which gives nothing back."""
+    library = load()
+    _check(library, getattr(library, f"kp_{function}")(*arguments))
+
+
+def call_with_callbacks(
+    function: str,
+    request: Any,
+    progress: Callable[[dict[str, Any]], None],
+    interrupted: Callable[[], bool] | None = None,
+) -> Any:
+    """Calls a function that reports its progress. An exception of a callback stops the work and is raised afterwards."""
+    library = load()
+    raised: list[BaseException] = []
+
+    def on_progress(_state: object, text: bytes) -> None:
+        try:
+            progress(json.loads(text))
+        except BaseException as error:  # must not unwind through the library
+            raised.append(error)
+
+    def on_interrupted(_state: object) -> int:
+        try:
+            return int(bool(raised) or (interrupted is not None and interrupted()))
+        except BaseException as error:
+            raised.append(error)
+            return 1
+
+    callbacks: list[Any] = [ProgressCallback(on_progress)]
+    if interrupted is not None:
+        callbacks.append(InterruptedCallback(on_interrupted))
+    result = ctypes.c_void_p()
+    _check(library, getattr(library, f"kp_{function}")(_encode(request), *callbacks, None, ctypes.byref(result)))
+    text = _take(library, result)
+    if raised:
+        raise raised[0]
+    return json.loads(text)
+
+
+def import_cache(text: bytes) -> int:
+    """kp_cache_import: rows written."""
+    library = load()
+    rows = ctypes.c_int64()
+    _check(library, library.kp_cache_import(text, ctypes.c_size_t(len(text)), ctypes.byref(rows)))
+    return rows.value
+
+
+def version() -> str:
+    """The library's version."""
+    text: bytes = load().kp_version()
+    return text.decode()

@@ -1,0 +1,117 @@
+"""What this machine can compute on. Works without torch: devices are then named by strings.
+
+>>> from kernel_pytorch.hardware import detect_available_devices
+>>> detect_available_devices()["cpu"]
+[device(type='cpu')]
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import _library
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CpuDetails", "CudaDetails", "DeviceInfo", "cuda_absence", "detect_available_devices", "device_info", "devices"]
+
+
+@dataclass(frozen=True)
+class CpuDetails:
+    """The CPU's side of a DeviceInfo. `isa` is what kernels may use, `machine_isa` what the machine has."""
+
+    isa: str
+    machine_isa: str
+    cores: int
+    l1_data_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    amx_palette_missing: bool
+
+
+@dataclass(frozen=True)
+class CudaDetails:
+    """A CUDA device's side of a DeviceInfo. `driver_version` is 13000 for 13.0."""
+
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    l2_bytes: int
+    shared_bytes_per_block: int
+    shared_bytes_per_multiprocessor: int
+    clock_khz: int
+    memory_clock_khz: int
+    memory_bus_bits: int
+    driver_version: int
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device: its name ("cpu", "cuda:0"), its memory, and the fingerprint under which measurements are kept."""
+
+    device: str
+    name: str
+    memory_bytes: int
+    fingerprint: str
+    cpu: CpuDetails | None = None
+    cuda: CudaDetails | None = None
+
+
+def _read(fields: dict[str, Any]) -> DeviceInfo:
+    cpu = fields.get("cpu")
+    cuda = fields.get("cuda")
+    if cuda is not None:
+        cuda = {**cuda, "compute_capability": tuple(cuda["compute_capability"])}
+    return DeviceInfo(
+        device=fields["device"],
+        name=fields["name"],
+        memory_bytes=fields["memory_bytes"],
+        fingerprint=fields["fingerprint"],
+        cpu=CpuDetails(**cpu) if cpu is not None else None,
+        cuda=CudaDetails(**cuda) if cuda is not None else None,
+    )
+
+
+def devices() -> list[DeviceInfo]:
+    """The CPU first, then every CUDA device."""
+    return [_read(fields) for fields in _library.call("devices", has_request=False)["devices"]]
+
+
+def cuda_absence() -> str:
+    """Why there is no CUDA device; empty where there is one."""
+    absence: str = _library.call("devices", has_request=False)["cuda_absence"]
+    return absence
+
+
+def device_info(device: str | torch.device = "cpu") -> DeviceInfo:
+    """The device's DeviceInfo. `device` is "cpu", "cuda", "cuda:1" or a torch.device.
+
+    Raises KernelPyTorchError, with the reason, for a device that is not there.
+    """
+    name = str(device)
+    wanted = {"cuda": "cuda:0", "cpu:0": "cpu"}.get(name, name)
+    found = devices()
+    for info in found:
+        if info.device == wanted:
+            return info
+    absence = cuda_absence() if wanted.startswith("cuda") else ""
+    names = ", ".join(info.device for info in found)
+    raise _library.KernelPyTorchError(f"no device {name!r} here (there is {names}){'; ' if absence else ''}{absence}", "device")
+
+
+def detect_available_devices() -> dict[str, list[torch.device]]:
+    """Every device by category: {'cuda': [device(type='cuda', index=0), ...], 'cpu': [device(type='cpu')]}.
+
+    Both categories are always there, empty where nothing was found. Without torch the devices are the strings "cuda:0"
+    and "cpu". A CUDA device is listed where torch could use it too: a torch built without CUDA sees none.
+    """
+    names = [info.device for info in devices()]
+    cuda_names = [name for name in names if name.startswith("cuda")]
+    if importlib.util.find_spec("torch") is None:
+        return {"cuda": list(cuda_names), "cpu": ["cpu"]}  # type: ignore[list-item]
+    import torch
+
+    usable = torch.cuda.device_count() if cuda_names and torch.cuda.is_available() else 0
+    return {"cuda": [torch.device(name) for name in cuda_names[:usable]], "cpu": [torch.device("cpu")]}
