@@ -187,6 +187,10 @@ kp_status kp_nvrtc(char** result) {
   return answered(result, [] { return to_text(report(jit::nvrtc_info())); });
 }
 
+kp_status kp_set_nvrtc_directories(const char* request) {
+  return guarded([&] { jit::set_nvrtc_search_path(read_directories(parsed(request))); });
+}
+
 kp_status kp_kernels(const char* request, char** result) {
   return answered(result, [&] {
     const Json json = parsed(request);

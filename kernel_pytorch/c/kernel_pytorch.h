@@ -51,6 +51,10 @@ KP_API kp_status kp_options(char** result);
 /* {"found", "version", "path", "how", "absence"} of NVRTC; looks for it. */
 KP_API kp_status kp_nvrtc(char** result);
 
+/* Folders in which to look for libnvrtc, before the system's: {"directories": ["..."]}. For front ends that know where
+ * their packages keep it. Later calls replace earlier ones; after NVRTC was loaded it changes nothing. */
+KP_API kp_status kp_set_nvrtc_directories(const char* request);
+
 /* Request: {"op": NAME} or NULL for all; "rms_norm" stands for rms_norm_forward and rms_norm_backward.
  * {"operations": [{"op", "kernels": ["name", ...] in order, best first}]} */
 KP_API kp_status kp_kernels(const char* request, char** result);
@@ -116,7 +120,7 @@ KP_API kp_status kp_cache_clear(const char* request, char** result);
 
 /* Compiles every CUDA kernel ("op" limits it) for one architecture into a folder that KERNEL_PYTORCH_BUNDLE can name:
  * {"architecture": "sm_90a", "output": "DIR", "op": ""}. Needs NVRTC, not a GPU.
- * {"kernels": [{"entry", "registers", "spill_bytes", "serialized", "seconds", "bytes", "log"}]}.
+ * {"kernels": [{"entry", "registers", "spill_bytes", "warnings", "seconds", "bytes", "log"}]}.
  * Progress: {"done", "total", "entry"}. */
 KP_API kp_status kp_compile(const char* request, kp_progress progress, void* state, char** result);
 

@@ -157,7 +157,7 @@ Json report(const jit::CompiledKernel& kernel) {
   return {{"entry", kernel.entry},
           {"registers", kernel.registers},
           {"spill_bytes", kernel.spill_bytes},
-          {"serialized", is_serialized(kernel)},
+          {"warnings", kernel.warnings},
           {"seconds", kernel.seconds},
           {"bytes", kernel.cubin.size()},
           {"log", kernel.log}};
@@ -197,10 +197,6 @@ Json report_cache_problems() {
 
 Json report_recorded() {
   return {{"recording", tuning::recording()}, {"decisions", report_all(tuning::recorded())}};
-}
-
-bool is_serialized(const jit::CompiledKernel& kernel) {
-  return kernel.log.find("instructions are serialized") != std::string::npos;
 }
 
 }  // namespace kernel_pytorch::c_interface

@@ -40,9 +40,6 @@ KP_EXPORT Json report_cache_list();
 KP_EXPORT Json report_cache_problems();  // only what is damaged
 KP_EXPORT Json report_recorded();
 
-// ptxas serialised wgmma instructions: right, but slow. It says so in the log alone.
-KP_EXPORT bool is_serialized(const jit::CompiledKernel& kernel);
-
 template <class Value>
 Json report_all(const std::vector<Value>& values) {
   Json array = Json::array();

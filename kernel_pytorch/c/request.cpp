@@ -210,12 +210,13 @@ std::vector<tuning::OverlayEntry> read_overlay(const Json& request) {
     const std::vector<std::string>& kernels = one_operation(read.op).kernel_names;
     KP_CHECK(std::find(kernels.begin(), kernels.end(), read.kernel) != kernels.end(), "overlay: ", read.op,
              " has no kernel \"", read.kernel, "\"; it has ", joined(kernels, ", "));
+    read.op = one_operation(read.op).name;
     overlay.push_back(std::move(read));
   }
   return overlay;
 }
 
-std::vector<std::string> read_directories(const Json& request) {
+std::string read_directories(const Json& request) {
   FieldReader fields(request, "NVRTC directories");
   const Json* directories = fields.value("directories");
   KP_CHECK(directories != nullptr && directories->is_array(), "NVRTC directories: \"directories\" must be an array");
@@ -224,9 +225,10 @@ std::vector<std::string> read_directories(const Json& request) {
   for (const Json& directory : *directories) {
     KP_CHECK(directory.is_string(), "NVRTC directories: an element is ", directory.type_name(), ", not a string");
     paths.push_back(directory.get<std::string>());
-    KP_CHECK(paths.back().find('\0') == std::string::npos, "NVRTC directories: a path has a zero byte in it");
+    KP_CHECK(paths.back().find_first_of(std::string_view(":\0", 2)) == std::string::npos,
+             "NVRTC directories: a path with a colon or a zero byte in it cannot be searched");
   }
-  return paths;
+  return joined(paths, ":");
 }
 
 ClearRequest read_clear(const Json& request) {

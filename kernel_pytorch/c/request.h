@@ -42,7 +42,7 @@ struct OperationRequest {
 KP_EXPORT OperationRequest read_operation(FieldReader& fields);
 KP_EXPORT registry::ProblemRequest read_problem(FieldReader& fields);
 KP_EXPORT std::vector<tuning::OverlayEntry> read_overlay(const Json& request);
-KP_EXPORT std::vector<std::string> read_directories(const Json& request);
+KP_EXPORT std::string read_directories(const Json& request);  // with colons between, as the search wants them
 
 struct ClearRequest {
   bool store = true;

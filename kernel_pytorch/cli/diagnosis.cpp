@@ -69,7 +69,7 @@ bool look_at_cuda(std::vector<Finding>& findings) {
 }
 
 void look_at_nvrtc(std::vector<Finding>& findings, bool has_cuda) {
-  const jit::NvrtcInfo& nvrtc = jit::nvrtc_info();
+  const jit::NvrtcInfo& nvrtc = jit::nvrtc_info(/*load=*/true);
   if (nvrtc.found) {
     findings.push_back({"NVRTC", Health::kGood,
                         fmt::format("{}.{}, {} ({})", nvrtc.major, nvrtc.minor, without_home(nvrtc.path), nvrtc.how),
