@@ -1,11 +1,10 @@
 // kpt bench: the chosen kernel (or, with --all, every kernel and config) against a copy of the same bytes, in one run.
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/format.h"
+#include "kernel_pytorch/cli/json_output.h"
 #include "kernel_pytorch/cli/problem_arguments.h"
 #include "kernel_pytorch/cli/terminal.h"
 
@@ -64,48 +63,45 @@ void add_rows(Table& table, const NamedProblem& problem, const registry::BenchRe
                std::string(name_of(row.tier)),
                microseconds_text(row.median_us),
                "±" + microseconds_text(row.spread_us),
-               fmt::format("{:.1f}", row.gigabytes_per_second),
-               {fmt::format("{:.0f} %", 100 * row.roof_share), row.roof_share >= 0.9 ? Color::kGreen : Color::kPlain}});
+               format("{:.1f}", row.gigabytes_per_second),
+               {format("{:.0f} %", 100 * row.roof_share), row.roof_share >= 0.9 ? Color::kGreen : Color::kPlain}});
     op = words = "";
   }
 }
 
 int bench(const BenchArguments& arguments) {
   const std::vector<NamedProblem> problems = problems_of(arguments);
-  c_interface::Json all = c_interface::Json::array();
+  std::vector<registry::BenchReport> reports;
   Table table({"OP", "PROBLEM", "KERNEL", "CONFIG", "TIER", ">MEDIAN", ">SPREAD", ">GB/S", ">OF A COPY"});
   {
     ProgressLine line;
     int done = 0;
     for (const NamedProblem& problem : problems) {
       line.show("bench", done++, static_cast<int>(problems.size()), problem_text(problem));
-      const auto report = problem.operation->bench(problem.request, arguments.every_kernel, arguments.seconds_each);
-      all.push_back(c_interface::report(report));
-      add_rows(table, problem, report);
+      reports.push_back(problem.operation->bench(problem.request, arguments.every_kernel, arguments.seconds_each));
+      add_rows(table, problem, reports.back());
     }
   }
   if (arguments.json) {
-    print_line(c_interface::to_text({{"benchmarks", all}}, 2));
+    print_text(benchmarks_json(reports));
     return kSuccess;
   }
   const DeviceInfo& device = device_info(named_device(arguments.problem.device));
-  fmt::print("{} ({})\n{}", to_string(device.device), device.name, table.text());
+  print("{} ({})\n{}", to_string(device.device), device.name, table.text());
   return kSuccess;
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("bench", "Time kernels against a copy of the same bytes");
+void add_bench(Command root) {
+  Command command = root.subcommand("bench", "Time kernels against a copy of the same bytes");
   auto arguments = std::make_shared<BenchArguments>();
-  add_problem_arguments(*command, arguments->problem, Demand::kNothing);
-  command->add_flag("--all,-a", arguments->every_kernel,
-                    "every supported kernel with every config, not the chosen one alone");
-  command->add_option("--seconds", arguments->seconds_each, "of measuring for each row")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 3600.0));
-  command->add_flag("--json", arguments->json, "as JSON");
-  command->callback([&run, arguments] { run = [arguments] { return bench(*arguments); }; });
+  add_problem_arguments(command, arguments->problem, Need::kOptional);
+  command
+      .flag("--all,-a", arguments->every_kernel, "every supported kernel with every config, not the chosen one alone")
+      .number("--seconds", arguments->seconds_each, "of measuring for each row", 0, 3600)
+      .flag("--json", arguments->json, "as JSON")
+      .runs([arguments] { return bench(*arguments); });
 }
 
 }  // namespace kernel_pytorch::cli

@@ -1,12 +1,18 @@
-// What every command of kpt shares: how it is added to the parser, and how it says that the words were wrong. Parsing
-// and running are apart: a command's callback only stores what to run, so that errors of either are told apart.
+// What every command of kpt shares: how it is added to the parser, and how it says that the words were wrong. Command
+// is a thin face of CLI11, so that one file (command.cpp) pays for compiling it. Parsing and running are apart: a
+// command only stores what to run, so that errors of either are told apart.
 #pragma once
 
+#include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace kernel_pytorch::cli {
 
@@ -27,16 +33,59 @@ class UsageError : public std::exception {
   std::string message_;
 };
 
-void add_doctor(CLI::App& app, Run& run);
-void add_devices(CLI::App& app, Run& run);
-void add_kernels(CLI::App& app, Run& run);
-void add_explain(CLI::App& app, Run& run);
-void add_tune(CLI::App& app, Run& run);
-void add_bench(CLI::App& app, Run& run);
-void add_verify(CLI::App& app, Run& run);
-void add_cache(CLI::App& app, Run& run);
-void add_compile(CLI::App& app, Run& run);
-void add_version(CLI::App& app, Run& run);
-void add_completion(CLI::App& app, Run& run);
+enum class Need { kOptional, kRequired };
+
+// Names are CLI11's: "op" is positional, "--shape,-s" an option. References must outlive the parse.
+class Command {
+ public:
+  Command(CLI::App& app, Run& run) : app_(app), run_(run) {}
+  Command subcommand(const std::string& name, const std::string& description, Need need = Need::kOptional);
+  Command& flag(const std::string& names, bool& value, const std::string& help);
+  Command& text(const std::string& names, std::string& value, const std::string& help, Need need = Need::kOptional);
+  Command& texts(const std::string& names, std::vector<std::string>& values, const std::string& help,
+                 Need need = Need::kOptional);  // each use of the option adds one
+  Command& number(const std::string& names, double& value, const std::string& help, double least, double greatest);
+  Command& choice(const std::string& name, std::string& value, const std::string& help,
+                  const std::vector<std::string>& choices);
+  Command& footer(const std::string& text);
+  void runs(Run run);
+
+  // For completion: the command's name and those of the commands around it ("cache import"), and what may follow it.
+  struct Words {
+    std::string command;
+    std::vector<std::string> following;  // commands and long options
+    bool takes_op = false;
+  };
+  std::vector<Words> all_words() const;  // of this one first, then of every command inside
+
+ private:
+  CLI::App& app_;
+  Run& run_;
+};
+
+class CommandLine {
+ public:
+  CommandLine(const std::string& description, const std::string& version);
+  ~CommandLine();
+  Command root();
+  // What to run. Help and version were printed when it is empty; throws UsageError.
+  Run parse(int argument_count, char** arguments);
+
+ private:
+  std::unique_ptr<CLI::App> app_;
+  Run run_;
+};
+
+void add_doctor(Command root);
+void add_devices(Command root);
+void add_kernels(Command root);
+void add_explain(Command root);
+void add_tune(Command root);
+void add_bench(Command root);
+void add_verify(Command root);
+void add_cache(Command root);
+void add_compile(Command root);
+void add_version(Command root);
+void add_completion(Command root);
 
 }  // namespace kernel_pytorch::cli

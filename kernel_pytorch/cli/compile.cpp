@@ -2,11 +2,10 @@
 // makes register spills and serialised wgmma failures, which is what CI asks.
 #include <algorithm>
 
-#include <fmt/format.h>
-
-#include "kernel_pytorch/c/report.h"
-#include "kernel_pytorch/c/request.h"
+#include "kernel_pytorch/c/words.h"
 #include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/format.h"
+#include "kernel_pytorch/cli/json_output.h"
 #include "kernel_pytorch/cli/problem_arguments.h"
 #include "kernel_pytorch/cli/terminal.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -55,22 +54,15 @@ void print_compiled(const CompileArguments& arguments, const std::vector<jit::Co
     seconds += kernel.seconds;
     if (!is_flawed(kernel)) continue;
     ++flawed;
-    fmt::print("{} {}: spills {} bytes with {} registers\n", paint(Color::kYellow, "!"), kernel.entry,
-               kernel.spill_bytes, kernel.registers);
-    if (!kernel.warnings.empty()) fmt::print("    {}\n", kernel.warnings);
+    print("{} {}: spills {} bytes with {} registers\n", paint(Color::kYellow, "!"), kernel.entry, kernel.spill_bytes,
+          kernel.registers);
+    if (!kernel.warnings.empty()) print("    {}\n", kernel.warnings);
   }
   const bool failed = has_failed(arguments, compiled);
-  fmt::print("{} {} kernels for {} in {:.1f} s, {}; {} with spills or warnings\n",
-             failed ? paint(Color::kRed, "✗") : paint(Color::kGreen, "✓"), compiled.size(), arguments.architecture,
-             seconds, bytes_text(static_cast<int64_t>(bytes)), flawed);
-  if (!compiled.empty()) fmt::print("use it with: export KERNEL_PYTORCH_BUNDLE={}\n", arguments.output);
-}
-
-void print_as_json(const CompileArguments& arguments, const std::vector<jit::CompiledKernel>& compiled) {
-  print_line(c_interface::to_text({{"architecture", arguments.architecture},
-                                   {"output", arguments.output},
-                                   {"kernels", c_interface::report_all(compiled)}},
-                                  2));
+  print("{} {} kernels for {} in {:.1f} s, {}; {} with spills or warnings\n",
+        failed ? paint(Color::kRed, "✗") : paint(Color::kGreen, "✓"), compiled.size(), arguments.architecture, seconds,
+        bytes_text(static_cast<int64_t>(bytes)), flawed);
+  if (!compiled.empty()) print("use it with: export KERNEL_PYTORCH_BUNDLE={}\n", arguments.output);
 }
 
 int compile(const CompileArguments& arguments) {
@@ -78,7 +70,7 @@ int compile(const CompileArguments& arguments) {
   if (!arguments.op.empty() && arguments.every_op) throw UsageError("compile: an op or --all, not both");
   const auto compiled = compile_with_progress(arguments);
   if (arguments.json) {
-    print_as_json(arguments, compiled);
+    print_text(compiled_json(arguments.architecture, arguments.output, compiled));
   } else {
     print_compiled(arguments, compiled);
   }
@@ -87,17 +79,17 @@ int compile(const CompileArguments& arguments) {
 
 }  // namespace
 
-void add_compile(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("compile", "Compile CUDA kernels ahead of time (needs NVRTC, not a GPU)");
+void add_compile(Command root) {
+  Command command = root.subcommand("compile", "Compile CUDA kernels ahead of time (needs NVRTC, not a GPU)");
   auto arguments = std::make_shared<CompileArguments>();
-  command->add_option("op", arguments->op, "an op, or the start of its name");
-  command->add_flag("--all", arguments->every_op, "every op");
-  command->add_option("--arch", arguments->architecture, "as sm_90a, sm_80")->required();
-  command->add_option("--output", arguments->output, "folder for the bundle")->required();
-  command->add_flag("--strict", arguments->strict,
-                    "fail when a kernel spills registers or the compiler warns (serialised wgmma)");
-  command->add_flag("--json", arguments->json, "as JSON");
-  command->callback([&run, arguments] { run = [arguments] { return compile(*arguments); }; });
+  command.text("op", arguments->op, "an op, or the start of its name")
+      .flag("--all", arguments->every_op, "every op")
+      .text("--arch", arguments->architecture, "as sm_90a, sm_80", Need::kRequired)
+      .text("--output", arguments->output, "folder for the bundle", Need::kRequired)
+      .flag("--strict", arguments->strict,
+            "fail when a kernel spills registers or the compiler warns (serialised wgmma)")
+      .flag("--json", arguments->json, "as JSON")
+      .runs([arguments] { return compile(*arguments); });
 }
 
 }  // namespace kernel_pytorch::cli

@@ -1,54 +1,31 @@
 // kpt completion: scripts for bash, zsh and fish, written from the parser itself, so that they cannot fall behind it.
-#include <fmt/format.h>
 
-#include "kernel_pytorch/c/request.h"
+#include "kernel_pytorch/c/words.h"
 #include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/terminal.h"
 
 namespace kernel_pytorch::cli {
 namespace {
 
-struct Words {
-  std::string command;  // "cache import"; empty for kpt itself
-  std::string description;
-  std::vector<std::string> completions;
-};
-
-bool takes_op(const CLI::App& app) {
-  return app.get_option_no_throw("op") != nullptr;
-}
-
-std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
-  return app.get_subcommands([](const CLI::App*) { return true; });
-}
-
-Words words_of(const CLI::App& app, const std::string& command) {
-  Words words{command, app.get_description(), {}};
-  for (const CLI::App* subcommand : subcommands_of(app)) words.completions.push_back(subcommand->get_name());
-  if (takes_op(app)) {
-    for (const std::string& op : c_interface::operation_names()) words.completions.push_back(op);
-  }
-  if (app.get_name() == "completion") words.completions = {"bash", "zsh", "fish"};
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) words.completions.push_back("--" + name);
-  }
-  return words;
-}
-
-// kpt itself first, then every command, then commands of commands.
-std::vector<Words> all_words(const CLI::App& root) {
-  std::vector<Words> all{words_of(root, "")};
-  for (const CLI::App* command : subcommands_of(root)) {
-    all.push_back(words_of(*command, command->get_name()));
-    for (const CLI::App* inner : subcommands_of(*command)) {
-      all.push_back(words_of(*inner, command->get_name() + " " + inner->get_name()));
-    }
-  }
-  return all;
-}
+using Words = Command::Words;
 
 std::string joined(const std::vector<std::string>& words) {
-  return fmt::format("{}", fmt::join(words, " "));
+  std::string text;
+  for (const std::string& word : words) text.append(text.empty() ? "" : " ").append(word);
+  return text;
+}
+
+// What may follow each command: its options and commands, and the ops or shells where one is its argument.
+std::vector<Words> completions_of(const Command& root) {
+  std::vector<Words> all = root.all_words();
+  for (Words& words : all) {
+    std::vector<std::string> arguments;
+    if (words.takes_op) arguments = c_interface::operation_names();
+    if (words.command == "completion") arguments = {"bash", "zsh", "fish"};
+    words.following.insert(words.following.begin(), arguments.begin(), arguments.end());
+  }
+  return all;
 }
 
 std::string dtype_names() {
@@ -57,11 +34,10 @@ std::string dtype_names() {
   return joined(names);
 }
 
-std::string cases_of(const std::vector<Words>& all, std::string_view line_format) {
+std::string cases_of(const std::vector<Words>& all, const char* before_words, const char* after_words) {
   std::string cases;
   for (const Words& words : all) {
-    cases += fmt::format(fmt::runtime(line_format), fmt::arg("command", words.command),
-                         fmt::arg("words", joined(words.completions)));
+    cases += "    '" + words.command + "') " + before_words + joined(words.following) + after_words + " ;;\n";
   }
   return cases;
 }
@@ -79,7 +55,7 @@ std::string bash_script(const std::vector<Words>& all) {
          "  ((COMP_CWORD > 1)) && command=${COMP_WORDS[1]}\n"
          "  ((COMP_CWORD > 2)) && [[ $command == cache ]] && command+=\" ${COMP_WORDS[2]}\"\n"
          "  case $command in\n" +
-         cases_of(all, "    '{command}') words='{words}' ;;\n") +
+         cases_of(all, "words='", "'") +
          "  esac\n"
          "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
          "}\n"
@@ -101,7 +77,7 @@ std::string zsh_script(const std::vector<Words>& all) {
          "  (( CURRENT > 2 )) && command=${words[2]}\n"
          "  (( CURRENT > 3 )) && [[ $command == cache ]] && command+=\" ${words[3]}\"\n"
          "  case $command in\n" +
-         cases_of(all, "    '{command}') candidates=({words}) ;;\n") +
+         cases_of(all, "candidates=(", ")") +
          "  esac\n"
          "  compadd -- $candidates\n"
          "}\n"
@@ -118,10 +94,10 @@ std::string fish_script(const std::vector<Words>& all) {
       if (space != std::string::npos)
         condition += "; and __fish_seen_subcommand_from " + words.command.substr(space + 1);
     }
-    for (const std::string& word : words.completions) {
+    for (const std::string& word : words.following) {
       const bool is_option = word.starts_with("--");
-      script += fmt::format("complete -c kpt -n '{}' {} {}\n", condition, is_option ? "-l" : "-a",
-                            is_option ? word.substr(2) : word);
+      script += format("complete -c kpt -n '{}' {} {}\n", condition, is_option ? "-l" : "-a",
+                       is_option ? word.substr(2) : word);
     }
   }
   return script + "complete -c kpt -l dtype -s t -x -a '" + dtype_names() + "'\n" +
@@ -130,20 +106,16 @@ std::string fish_script(const std::vector<Words>& all) {
 
 }  // namespace
 
-void add_completion(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("completion", "A completion script for your shell");
+void add_completion(Command root) {
+  Command command = root.subcommand("completion", "A completion script for your shell");
   auto shell = std::make_shared<std::string>();
-  command->add_option("shell", *shell, "bash, zsh or fish")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  command->footer(
-      "bash: eval \"$(kpt completion bash)\"    zsh: eval \"$(kpt completion zsh)\"    fish: kpt completion fish | "
-      "source");
-  command->callback([&app, &run, shell] {
-    run = [&app, shell] {
-      const std::vector<Words> all = all_words(app);
-      fmt::print("{}", *shell == "bash" ? bash_script(all) : *shell == "zsh" ? zsh_script(all) : fish_script(all));
-      return kSuccess;
-    };
-  });
+  command.choice("shell", *shell, "bash, zsh or fish", {"bash", "zsh", "fish"})
+      .footer("bash, zsh: eval \"$(kpt completion bash)\"    fish: kpt completion fish | source")
+      .runs([root, shell] {
+        const std::vector<Words> all = completions_of(root);
+        print_text(*shell == "bash" ? bash_script(all) : *shell == "zsh" ? zsh_script(all) : fish_script(all));
+        return kSuccess;
+      });
 }
 
 }  // namespace kernel_pytorch::cli

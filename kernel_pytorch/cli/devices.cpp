@@ -1,8 +1,8 @@
 // kpt devices: what there is to compute on.
-#include <fmt/format.h>
 
-#include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/format.h"
+#include "kernel_pytorch/cli/json_output.h"
 #include "kernel_pytorch/cli/terminal.h"
 #include "kernel_pytorch/device/device_info.h"
 
@@ -11,18 +11,18 @@ namespace {
 
 std::string details_of(const DeviceInfo& device) {
   if (device.is_cpu()) {
-    return fmt::format("{} of {}, {} core{}, L2 {}, L3 {}", name_of(device.cpu.isa), name_of(device.cpu.machine_isa),
-                       device.cpu.cores, device.cpu.cores == 1 ? "" : "s", bytes_text(device.cpu.l2_bytes),
-                       bytes_text(device.cpu.l3_bytes));
+    return format("{} of {}, {} core{}, L2 {}, L3 {}", name_of(device.cpu.isa), name_of(device.cpu.machine_isa),
+                  device.cpu.cores, device.cpu.cores == 1 ? "" : "s", bytes_text(device.cpu.l2_bytes),
+                  bytes_text(device.cpu.l3_bytes));
   }
-  return fmt::format("sm_{}, {} multiprocessors, L2 {}, driver {}.{}", device.cuda.capability(),
-                     device.cuda.multiprocessors, bytes_text(device.cuda.l2_bytes), device.cuda.driver_version / 1000,
-                     device.cuda.driver_version % 1000 / 10);
+  return format("sm_{}, {} multiprocessors, L2 {}, driver {}.{}", device.cuda.capability(), device.cuda.multiprocessors,
+                bytes_text(device.cuda.l2_bytes), device.cuda.driver_version / 1000,
+                device.cuda.driver_version % 1000 / 10);
 }
 
 int print_devices(bool json) {
   if (json) {
-    print_line(c_interface::to_text(c_interface::report_devices(), 2));
+    print_text(devices_json());
     return kSuccess;
   }
   Table table({"DEVICE", "NAME", ">MEMORY", "DETAILS"});
@@ -30,18 +30,18 @@ int print_devices(bool json) {
     table.add(
         {{to_string(device.device), Color::kBold}, device.name, bytes_text(device.memory_bytes), details_of(device)});
   }
-  fmt::print("{}", table.text());
-  if (!cuda_absence().empty()) fmt::print("  {}\n", paint(Color::kDim, cuda_absence()));
+  print("{}", table.text());
+  if (!cuda_absence().empty()) print("  {}\n", paint(Color::kDim, cuda_absence()));
   return kSuccess;
 }
 
 }  // namespace
 
-void add_devices(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("devices", "What there is to compute on");
+void add_devices(Command root) {
   auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "as JSON");
-  command->callback([&run, json] { run = [json] { return print_devices(*json); }; });
+  root.subcommand("devices", "What there is to compute on").flag("--json", *json, "as JSON").runs([json] {
+    return print_devices(*json);
+  });
 }
 
 }  // namespace kernel_pytorch::cli

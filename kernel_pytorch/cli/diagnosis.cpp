@@ -2,12 +2,10 @@
 
 #include <chrono>
 
-#include <fmt/format.h>
-
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/c/kernel_pytorch.h"
-#include "kernel_pytorch/c/report.h"
+#include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/terminal.h"
 #include "kernel_pytorch/device/device_info.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -26,21 +24,21 @@ void look_at_cpu(std::vector<Finding>& findings) {
   const CpuInfo& cpu = device.cpu;
   const bool is_capped = cpu.isa != cpu.machine_isa;
   findings.push_back({"CPU", Health::kGood,
-                      fmt::format("{}, {} core{}, memory {}", device.name, cpu.cores, cpu.cores == 1 ? "" : "s",
-                                  bytes_text(device.memory_bytes)),
+                      format("{}, {} core{}, memory {}", device.name, cpu.cores, cpu.cores == 1 ? "" : "s",
+                             bytes_text(device.memory_bytes)),
                       ""});
   findings.push_back({"CPU", is_capped ? Health::kNote : Health::kGood,
-                      fmt::format("instructions {}{}; caches L1d {}, L2 {}, L3 {}", name_of(cpu.isa),
-                                  is_capped ? fmt::format(" (the machine has {})", name_of(cpu.machine_isa)) : "",
-                                  bytes_text(cpu.l1_data_bytes), bytes_text(cpu.l2_bytes), bytes_text(cpu.l3_bytes)),
+                      format("instructions {}{}; caches L1d {}, L2 {}, L3 {}", name_of(cpu.isa),
+                             is_capped ? format(" (the machine has {})", name_of(cpu.machine_isa)) : "",
+                             bytes_text(cpu.l1_data_bytes), bytes_text(cpu.l2_bytes), bytes_text(cpu.l3_bytes)),
                       ""});
   if (!cpu.amx_palette_missing) return;
   const std::string in_force = environment(kOneDnnVariable);
   if (!in_force.empty() && in_force.find("AMX") == std::string::npos) {
     findings.push_back(
         {"CPU", Health::kNote,
-         fmt::format("AMX without palette information (CPUID leaf 0x1D); {}={} keeps torch's oneDNN away from it",
-                     kOneDnnVariable, in_force),
+         format("AMX without palette information (CPUID leaf 0x1D); {}={} keeps torch's oneDNN away from it",
+                kOneDnnVariable, in_force),
          ""});
     return;
   }
@@ -48,7 +46,7 @@ void look_at_cpu(std::vector<Finding>& findings) {
       {"CPU", Health::kProblem,
        "this virtual machine shows AMX but no palette information (CPUID leaf 0x1D): torch's oneDNN dies "
        "with SIGILL on bf16 matrix products (our kernels do not)",
-       fmt::format("export {}={}", kOneDnnVariable, kOneDnnCure)});
+       format("export {}={}", kOneDnnVariable, kOneDnnCure)});
 }
 
 bool look_at_cuda(std::vector<Finding>& findings) {
@@ -56,13 +54,12 @@ bool look_at_cuda(std::vector<Finding>& findings) {
   for (const DeviceInfo& device : devices()) {
     if (!device.is_cuda()) continue;
     found = true;
-    findings.push_back(
-        {"CUDA", Health::kGood,
-         fmt::format("{}: {}, sm_{}, {} multiprocessors, {}, L2 {}, driver {}.{}", to_string(device.device),
-                     device.name, device.cuda.capability(), device.cuda.multiprocessors,
-                     bytes_text(device.memory_bytes), bytes_text(device.cuda.l2_bytes),
-                     device.cuda.driver_version / 1000, device.cuda.driver_version % 1000 / 10),
-         ""});
+    findings.push_back({"CUDA", Health::kGood,
+                        format("{}: {}, sm_{}, {} multiprocessors, {}, L2 {}, driver {}.{}", to_string(device.device),
+                               device.name, device.cuda.capability(), device.cuda.multiprocessors,
+                               bytes_text(device.memory_bytes), bytes_text(device.cuda.l2_bytes),
+                               device.cuda.driver_version / 1000, device.cuda.driver_version % 1000 / 10),
+                        ""});
   }
   if (!found) findings.push_back({"CUDA", Health::kNote, cuda_absence(), ""});
   return found;
@@ -72,8 +69,7 @@ void look_at_nvrtc(std::vector<Finding>& findings, bool has_cuda) {
   const jit::NvrtcInfo& nvrtc = jit::nvrtc_info(/*load=*/true);
   if (nvrtc.found) {
     findings.push_back({"NVRTC", Health::kGood,
-                        fmt::format("{}.{}, {} ({})", nvrtc.major, nvrtc.minor, without_home(nvrtc.path), nvrtc.how),
-                        ""});
+                        format("{}.{}, {} ({})", nvrtc.major, nvrtc.minor, without_home(nvrtc.path), nvrtc.how), ""});
     return;
   }
   // CUDA kernels are compiled at their first call; with no GPU nobody will miss the compiler.
@@ -88,7 +84,7 @@ void look_at_caches(std::vector<Finding>& findings) {
   const bool is_ready = store.state == "ready" || store.state.starts_with("ready");
   const std::string cure = "export KERNEL_PYTORCH_CACHE_DIR=/a/folder/you/can/write";
   findings.push_back({"caches", is_ready ? Health::kGood : Health::kProblem,
-                      fmt::format("measurements: {} ({}, {} rows)", without_home(store.path), store.state, store.rows),
+                      format("measurements: {} ({}, {} rows)", without_home(store.path), store.state, store.rows),
                       is_ready ? "" : cure});
   const jit::CubinCacheInfo cubins = jit::cubin_cache_info();
   const bool is_off = options().cubin_cache_megabytes == 0;
@@ -96,11 +92,11 @@ void look_at_caches(std::vector<Finding>& findings) {
                       cubins.writable ? Health::kGood
                       : is_off        ? Health::kNote
                                       : Health::kProblem,
-                      fmt::format("compiled kernels: {} ({} files, {}{})", without_home(cubins.directory), cubins.files,
-                                  bytes_text(cubins.bytes),
-                                  is_off            ? ", off"
-                                  : cubins.writable ? ""
-                                                    : ", not writable"),
+                      format("compiled kernels: {} ({} files, {}{})", without_home(cubins.directory), cubins.files,
+                             bytes_text(cubins.bytes),
+                             is_off            ? ", off"
+                             : cubins.writable ? ""
+                                               : ", not writable"),
                       cubins.writable || is_off ? "" : cure});
 }
 
@@ -108,7 +104,7 @@ void look_at_options(std::vector<Finding>& findings) {
   std::string set;
   for (const OptionDescription& option : describe_options()) {
     if (option.from_environment)
-      set += fmt::format("{}{}={}", set.empty() ? "" : " ", option.variable, without_home(option.value));
+      set += format("{}{}={}", set.empty() ? "" : " ", option.variable, without_home(option.value));
   }
   findings.push_back({"options", Health::kGood, set.empty() ? "none set; `kpt doctor --json` lists them" : set, ""});
 }
@@ -141,22 +137,17 @@ void run_self_tests(Diagnosis& diagnosis) {
   for (const DeviceInfo& device : devices()) {
     const SelfTest test = test_device(*operation, device);
     if (test.failures.empty()) {
-      diagnosis.findings.push_back(
-          {"self-test", Health::kGood,
-           fmt::format("{}: every {} kernel agrees with the reference; a copy moves {:.1f} GB/s", test.device, test.op,
-                       test.copy_gigabytes_per_second),
-           ""});
+      diagnosis.findings.push_back({"self-test", Health::kGood,
+                                    format("{}: every {} kernel agrees with the reference; a copy moves {:.1f} GB/s",
+                                           test.device, test.op, test.copy_gigabytes_per_second),
+                                    ""});
     }
     for (const std::string& failure : test.failures) {
       diagnosis.findings.push_back({"self-test", Health::kProblem, test.device + ": " + failure,
-                                    fmt::format("kpt verify {} --device {}", test.op, test.device)});
+                                    format("kpt verify {} --device {}", test.op, test.device)});
     }
     diagnosis.self_tests.push_back(test);
   }
-}
-
-std::string_view name_of(Health health) {
-  return health == Health::kGood ? "good" : health == Health::kNote ? "note" : "problem";
 }
 
 }  // namespace
@@ -175,7 +166,7 @@ std::string without_home(const std::string& path) {
 
 Diagnosis diagnose(bool with_self_test) {
   Diagnosis diagnosis;
-  diagnosis.findings.push_back({"version", Health::kGood, fmt::format("KernelPyTorch {}", kp_version()), ""});
+  diagnosis.findings.push_back({"version", Health::kGood, format("KernelPyTorch {}", kp_version()), ""});
   look_at_cpu(diagnosis.findings);
   const bool has_cuda = look_at_cuda(diagnosis.findings);
   look_at_nvrtc(diagnosis.findings, has_cuda);
@@ -183,30 +174,6 @@ Diagnosis diagnose(bool with_self_test) {
   look_at_options(diagnosis.findings);
   if (with_self_test) run_self_tests(diagnosis);
   return diagnosis;
-}
-
-c_interface::Json report(const Diagnosis& diagnosis) {
-  c_interface::Json findings = c_interface::Json::array(), tests = c_interface::Json::array();
-  for (const Finding& finding : diagnosis.findings) {
-    findings.push_back({{"section", finding.section},
-                        {"health", std::string(name_of(finding.health))},
-                        {"text", finding.text},
-                        {"cure", finding.cure}});
-  }
-  for (const SelfTest& test : diagnosis.self_tests) {
-    tests.push_back({{"device", test.device},
-                     {"op", test.op},
-                     {"passed", test.failures.empty()},
-                     {"failures", test.failures},
-                     {"copy_gigabytes_per_second", test.copy_gigabytes_per_second},
-                     {"seconds", test.seconds}});
-  }
-  c_interface::Json json = {{"version", kp_version()}, {"findings", findings}, {"self_tests", tests}};
-  json.update(c_interface::report_devices());
-  json["nvrtc"] = c_interface::report(jit::nvrtc_info());
-  json["cache"] = c_interface::report_cache_info();
-  json.update(c_interface::report_options());
-  return json;
 }
 
 }  // namespace kernel_pytorch::cli

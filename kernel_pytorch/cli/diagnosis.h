@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "kernel_pytorch/c/json.h"
-
 namespace kernel_pytorch::cli {
 
 enum class Health { kGood, kNote, kProblem };
@@ -33,7 +31,6 @@ struct Diagnosis {
 };
 
 Diagnosis diagnose(bool with_self_test);
-c_interface::Json report(const Diagnosis& diagnosis);
 
 // The home folder as ~, so that a pasted report does not name its user.
 std::string without_home(const std::string& path);

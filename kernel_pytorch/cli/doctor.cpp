@@ -1,9 +1,10 @@
 // kpt doctor: the findings of diagnosis.h for a person, and the same as a block to paste into an issue. Exit code 1
 // when a self-test fails; other problems are advice, so that scripts may show it.
-#include <fmt/format.h>
 
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/diagnosis.h"
+#include "kernel_pytorch/cli/format.h"
+#include "kernel_pytorch/cli/json_output.h"
 #include "kernel_pytorch/cli/terminal.h"
 
 namespace kernel_pytorch::cli {
@@ -26,46 +27,46 @@ int print_findings(const Diagnosis& diagnosis) {
   for (const Finding& finding : diagnosis.findings) {
     const bool is_new = finding.section != section;
     section = finding.section;
-    fmt::print("{} {} {}\n", paint(Color::kBold, fmt::format("{:<10}", is_new ? section : "")), mark_of(finding.health),
-               finding.text);
-    if (!finding.cure.empty()) fmt::print("{:<12} {} {}\n", "", paint(Color::kBold, "fix:"), finding.cure);
+    print("{} {} {}\n", paint(Color::kBold, format("{:<10}", is_new ? section : "")), mark_of(finding.health),
+          finding.text);
+    if (!finding.cure.empty()) print("{:<12} {} {}\n", "", paint(Color::kBold, "fix:"), finding.cure);
     problems += finding.health == Health::kProblem;
   }
   return problems;
 }
 
 void print_block(const Diagnosis& diagnosis) {
-  fmt::print("\nTo paste into an issue:\n```\n");
+  print("\nTo paste into an issue:\n```\n");
   for (const Finding& finding : diagnosis.findings) {
     const char* prefix = finding.health == Health::kProblem ? "PROBLEM: " : "";
-    fmt::print("{}: {}{}\n", finding.section, prefix, finding.text);
+    print("{}: {}{}\n", finding.section, prefix, finding.text);
   }
-  fmt::print("```\n");
+  print("```\n");
 }
 
 int examine(const DoctorArguments& arguments) {
   const Diagnosis diagnosis = diagnose(!arguments.no_self_test);
   const int exit_code = diagnosis.self_tests_passed() ? kSuccess : kFailure;
   if (arguments.json) {
-    print_line(c_interface::to_text(report(diagnosis), 2));
+    print_text(diagnosis_json(diagnosis));
     return exit_code;
   }
   const int problems = print_findings(diagnosis);
-  fmt::print("\n{}\n", problems == 0 ? paint(Color::kGreen, "no problems found")
-                                     : paint(Color::kRed, fmt::format("{} problem{}; each fix is one command", problems,
-                                                                      problems == 1 ? "" : "s")));
+  print("\n{}\n", problems == 0 ? paint(Color::kGreen, "no problems found")
+                                : paint(Color::kRed, format("{} problem{}; each fix is one command", problems,
+                                                            problems == 1 ? "" : "s")));
   print_block(diagnosis);
   return exit_code;
 }
 
 }  // namespace
 
-void add_doctor(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("doctor", "Look at this machine, test it, and say what to fix");
+void add_doctor(Command root) {
   auto arguments = std::make_shared<DoctorArguments>();
-  command->add_flag("--json", arguments->json, "as JSON");
-  command->add_flag("--no-self-test", arguments->no_self_test, "only look, run no kernel");
-  command->callback([&run, arguments] { run = [arguments] { return examine(*arguments); }; });
+  root.subcommand("doctor", "Look at this machine, test it, and say what to fix")
+      .flag("--json", arguments->json, "as JSON")
+      .flag("--no-self-test", arguments->no_self_test, "only look, run no kernel")
+      .runs([arguments] { return examine(*arguments); });
 }
 
 }  // namespace kernel_pytorch::cli

@@ -1,8 +1,8 @@
 // kpt explain: which kernel a problem gets, which tier said so, and why every other kernel did not get it.
-#include <fmt/format.h>
 
-#include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/format.h"
+#include "kernel_pytorch/cli/json_output.h"
 #include "kernel_pytorch/cli/problem_arguments.h"
 #include "kernel_pytorch/cli/terminal.h"
 
@@ -18,11 +18,11 @@ struct ExplainArguments {
 std::string verdict_of(const registry::CandidateExplanation& candidate) {
   if (!candidate.supported) return candidate.reason;
   if (candidate.configs.size() <= 1) return candidate.heuristic_config.empty() ? "-" : candidate.heuristic_config;
-  return fmt::format("{} (of {} configs)", candidate.heuristic_config, candidate.configs.size());
+  return format("{} (of {} configs)", candidate.heuristic_config, candidate.configs.size());
 }
 
 void print_explanation(const NamedProblem& problem, const registry::Explanation& explanation) {
-  fmt::print("{}\n", paint(Color::kBold, problem_text(problem)));
+  print("{}\n", paint(Color::kBold, problem_text(problem)));
   Table table({"", "KERNEL", "ORIGIN", "CONFIG, OR WHY NOT"});
   for (const registry::CandidateExplanation& candidate : explanation.candidates) {
     const bool is_chosen = candidate.kernel == explanation.chosen_kernel;
@@ -34,43 +34,39 @@ void print_explanation(const NamedProblem& problem, const registry::Explanation&
                candidate.origin == registry::Origin::kOurs ? "ours" : "vendor",
                {verdict_of(candidate), candidate.supported ? Color::kPlain : Color::kDim}});
   }
-  fmt::print("{}", table.text());
+  print("{}", table.text());
   if (explanation.chosen_kernel.empty()) {
-    fmt::print("  {}\n\n", paint(Color::kRed, "no kernel supports this problem"));
+    print("  {}\n\n", paint(Color::kRed, "no kernel supports this problem"));
     return;
   }
   const std::string config = explanation.chosen_config.empty() ? "" : " " + explanation.chosen_config;
   const std::string measured =
       explanation.measured_us > 0 ? ", measured " + microseconds_text(explanation.measured_us) : "";
-  fmt::print("  chosen: {}{}, by tier {}{}\n  key: {} | {}\n\n", explanation.chosen_kernel, config,
-             name_of(explanation.tier), measured, explanation.key.problem, explanation.key.device);
+  print("  chosen: {}{}, by tier {}{}\n  key: {} | {}\n\n", explanation.chosen_kernel, config,
+        name_of(explanation.tier), measured, explanation.key.problem, explanation.key.device);
 }
 
 int explain(const ExplainArguments& arguments) {
-  c_interface::Json all = c_interface::Json::array();
+  std::vector<registry::Explanation> explanations;
   int exit_code = kSuccess;
   for (const NamedProblem& problem : named_problems(arguments.problem)) {
-    const registry::Explanation explanation = problem.operation->explain(problem.request, arguments.kernel);
-    if (explanation.chosen_kernel.empty()) exit_code = kFailure;
-    if (arguments.json) {
-      all.push_back(c_interface::report(explanation));
-    } else {
-      print_explanation(problem, explanation);
-    }
+    explanations.push_back(problem.operation->explain(problem.request, arguments.kernel));
+    if (explanations.back().chosen_kernel.empty()) exit_code = kFailure;
+    if (!arguments.json) print_explanation(problem, explanations.back());
   }
-  if (arguments.json) print_line(c_interface::to_text({{"explanations", all}}, 2));
+  if (arguments.json) print_text(explanations_json(explanations));
   return exit_code;
 }
 
 }  // namespace
 
-void add_explain(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("explain", "Which kernel a problem gets, and why not another");
+void add_explain(Command root) {
+  Command command = root.subcommand("explain", "Which kernel a problem gets, and why not another");
   auto arguments = std::make_shared<ExplainArguments>();
-  add_problem_arguments(*command, arguments->problem, Demand::kOpAndShape);
-  command->add_option("--kernel,-k", arguments->kernel, "as if the call asked for it: \"name\" or \"name config\"");
-  command->add_flag("--json", arguments->json, "as JSON");
-  command->callback([&run, arguments] { run = [arguments] { return explain(*arguments); }; });
+  add_problem_arguments(command, arguments->problem, Need::kRequired);
+  command.text("--kernel,-k", arguments->kernel, "as if the call asked for it: \"name\" or \"name config\"")
+      .flag("--json", arguments->json, "as JSON")
+      .runs([arguments] { return explain(*arguments); });
 }
 
 }  // namespace kernel_pytorch::cli

@@ -1,7 +1,7 @@
 #include "kernel_pytorch/cli/problem_arguments.h"
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/c/request.h"
+#include "kernel_pytorch/c/words.h"
 #include "kernel_pytorch/cli/command.h"
 
 namespace kernel_pytorch::cli {
@@ -28,18 +28,12 @@ std::pair<std::string, std::string> split_option(const std::string& text) {
 
 }  // namespace
 
-void add_problem_arguments(CLI::App& command, ProblemArguments& arguments, Demand demand) {
-  const bool demanded = demand == Demand::kOpAndShape;
-  command.add_option("op", arguments.op, "an op, or the start of its name: rms_norm is forward and backward")
-      ->required(demanded);
-  command.add_option("--shape,-s", arguments.shapes, "sizes with x between them: 1024x4096; may be repeated")
-      ->required(demanded)
-      ->allow_extra_args(false);
-  command.add_option("--dtype,-t", arguments.dtypes, "element type: fp32, bf16, fp16, ... (fp32); may be repeated")
-      ->allow_extra_args(false);
-  command.add_option("--device,-d", arguments.device, "cpu, cuda or cuda:N")->capture_default_str();
-  command.add_option("--option,-o", arguments.options, "word of the op, as residual=1; may be repeated")
-      ->allow_extra_args(false);
+void add_problem_arguments(Command& command, ProblemArguments& arguments, Need op_and_shape) {
+  command.text("op", arguments.op, "an op, or the start of its name: rms_norm is forward and backward", op_and_shape)
+      .texts("--shape,-s", arguments.shapes, "sizes with x between them: 1024x4096; may be repeated", op_and_shape)
+      .texts("--dtype,-t", arguments.dtypes, "element type: fp32 (usual), bf16, fp16, ...; may be repeated")
+      .text("--device,-d", arguments.device, "cpu, cuda or cuda:N")
+      .texts("--option,-o", arguments.options, "a word of the op, as residual=1; may be repeated");
 }
 
 std::vector<const registry::AnyOperation*> named_operations(const std::string& op) {

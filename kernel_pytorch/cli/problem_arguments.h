@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
+#include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/registry/any_operation.h"
 
 namespace kernel_pytorch::cli {
@@ -18,8 +17,7 @@ struct ProblemArguments {
   std::vector<std::string> options;  // "residual=1"
 };
 
-enum class Demand { kOpAndShape, kNothing };
-void add_problem_arguments(CLI::App& command, ProblemArguments& arguments, Demand demand);
+void add_problem_arguments(Command& command, ProblemArguments& arguments, Need op_and_shape);
 
 struct NamedProblem {
   const registry::AnyOperation* operation = nullptr;

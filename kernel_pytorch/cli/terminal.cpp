@@ -1,9 +1,9 @@
 #include "kernel_pytorch/cli/terminal.h"
+#include "kernel_pytorch/cli/format.h"
 
 #include <algorithm>
 #include <cstdio>
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -60,7 +60,7 @@ size_t terminal_columns() {
 
 std::string paint(Color color, std::string_view text) {
   if (color == Color::kPlain || !color_is_on()) return std::string(text);
-  return fmt::format("\033[{}m{}\033[0m", code_of(color), text);
+  return format("\033[{}m{}\033[0m", code_of(color), text);
 }
 
 Table::Table(std::vector<std::string> headings) : headings_(std::move(headings)) {
@@ -117,9 +117,9 @@ void ProgressLine::show(std::string_view label, int done, int total, std::string
   double estimate = done > 0 ? seconds() / done * (total - done) : seconds_left;
   if (seconds_left >= 0) estimate = std::min(estimate, seconds_left);
   const std::string line =
-      fmt::format("{} [{}{}] {}/{}  {}{}", label, std::string(filled, '#'), std::string(kBarColumns - filled, '-'),
-                  done, total, estimate >= 0 ? "eta " + duration_text(estimate) + "  " : "", note);
-  fmt::print(stderr, "\r{}\033[K", first_characters(line, terminal_columns() - 1));
+      format("{} [{}{}] {}/{}  {}{}", label, std::string(filled, '#'), std::string(kBarColumns - filled, '-'), done,
+             total, estimate >= 0 ? "eta " + duration_text(estimate) + "  " : "", note);
+  std::fputs(format("\r{}\033[K", first_characters(line, terminal_columns() - 1)).c_str(), stderr);
   std::fflush(stderr);
   shown_ = true;
 }
@@ -139,24 +139,20 @@ std::string bytes_text(int64_t bytes) {
     amount /= 1024;
     ++unit;
   }
-  return amount == static_cast<int64_t>(amount) || amount >= 100 ? fmt::format("{:.0f} {}", amount, kUnits[unit])
-                                                                 : fmt::format("{:.1f} {}", amount, kUnits[unit]);
+  return amount == static_cast<int64_t>(amount) || amount >= 100 ? format("{:.0f} {}", amount, kUnits[unit])
+                                                                 : format("{:.1f} {}", amount, kUnits[unit]);
 }
 
 std::string microseconds_text(double microseconds) {
   if (microseconds <= 0) return "-";
-  if (microseconds < 1e3) return fmt::format("{:.2f} us", microseconds);
-  if (microseconds < 1e6) return fmt::format("{:.2f} ms", microseconds / 1e3);
-  return fmt::format("{:.2f} s", microseconds / 1e6);
+  if (microseconds < 1e3) return format("{:.2f} us", microseconds);
+  if (microseconds < 1e6) return format("{:.2f} ms", microseconds / 1e3);
+  return format("{:.2f} s", microseconds / 1e6);
 }
 
 std::string duration_text(double seconds) {
   const int64_t whole = static_cast<int64_t>(seconds + 0.5);
-  return whole < 60 ? fmt::format("{} s", whole) : fmt::format("{} min {:02} s", whole / 60, whole % 60);
-}
-
-void print_line(std::string_view text) {
-  fmt::print("{}\n", text);
+  return whole < 60 ? format("{} s", whole) : format("{} min {:02} s", whole / 60, whole % 60);
 }
 
 }  // namespace kernel_pytorch::cli

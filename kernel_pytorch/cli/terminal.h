@@ -59,6 +59,4 @@ std::string bytes_text(int64_t bytes);               // "32 KiB", "1.5 GiB"
 std::string microseconds_text(double microseconds);  // "12.3 us", "4.56 ms"
 std::string duration_text(double seconds);           // "4 s", "2 min 05 s"
 
-void print_line(std::string_view text);  // to standard output; throws when it cannot be written
-
 }  // namespace kernel_pytorch::cli

@@ -1,9 +1,9 @@
 // kpt tune: measures every kernel and config for a problem and remembers the fastest. Ctrl-C keeps what was measured.
-#include <fmt/format.h>
 
-#include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/interrupt.h"
+#include "kernel_pytorch/cli/json_output.h"
 #include "kernel_pytorch/cli/problem_arguments.h"
 #include "kernel_pytorch/cli/terminal.h"
 #include "kernel_pytorch/tuning/store.h"
@@ -26,7 +26,7 @@ tuning::TuneReport tune_with_progress(const NamedProblem& problem, double budget
   options.interrupted = [] { return InterruptGuard::interrupted(); };
   options.progress = [&](const tuning::TuneProgress& progress) {
     const std::string best = progress.best_us > 0
-                                 ? fmt::format("best {} {}", progress.best, microseconds_text(progress.best_us))
+                                 ? format("best {} {}", progress.best, microseconds_text(progress.best_us))
                                  : progress.candidate;
     line.show(problem.operation->name, progress.done, progress.total, best,
               std::max(0.0, budget_seconds - line.seconds()));
@@ -35,7 +35,7 @@ tuning::TuneReport tune_with_progress(const NamedProblem& problem, double budget
 }
 
 void print_report(const NamedProblem& problem, const tuning::TuneReport& report) {
-  fmt::print("{}\n", paint(Color::kBold, problem_text(problem)));
+  print("{}\n", paint(Color::kBold, problem_text(problem)));
   Table table({"", "KERNEL", "CONFIG", ">MEDIAN", ">SPREAD", ">AGAINST BEST"});
   size_t shown = 0;
   for (const tuning::TuneRow& row : report.rows) {
@@ -45,53 +45,47 @@ void print_report(const NamedProblem& problem, const tuning::TuneReport& report)
       const bool is_best = shown == 1;
       table.add({is_best ? Cell("→", Color::kGreen) : Cell(""), row.kernel, row.config,
                  microseconds_text(row.median_us), "±" + microseconds_text(row.spread_us),
-                 fmt::format("{:.2f}x", row.median_us / report.rows.front().median_us)});
+                 format("{:.2f}x", row.median_us / report.rows.front().median_us)});
     }
   }
-  fmt::print("{}", table.text());
-  if (shown > kRowsShown) fmt::print("  and {} slower\n", shown - kRowsShown);
-  fmt::print("  {} in {:.1f} s; {}\n\n", report.complete ? "every candidate measured" : "stopped before the end",
-             report.seconds, shown == 0 ? "nothing to remember" : "the winner is remembered");
+  print("{}", table.text());
+  if (shown > kRowsShown) print("  and {} slower\n", shown - kRowsShown);
+  print("  {} in {:.1f} s; {}\n\n", report.complete ? "every candidate measured" : "stopped before the end",
+        report.seconds, shown == 0 ? "nothing to remember" : "the winner is remembered");
 }
 
 int tune(const TuneArguments& arguments) {
   const std::vector<NamedProblem> problems = named_problems(arguments.problem);
   const InterruptGuard guard;
-  c_interface::Json all = c_interface::Json::array();
+  std::vector<tuning::TuneReport> reports;
   int exit_code = kSuccess;
   for (const NamedProblem& problem : problems) {
-    const tuning::TuneReport report = tune_with_progress(problem, arguments.budget_seconds);
-    if (arguments.json) {
-      all.push_back(c_interface::report(report));
-    } else {
-      print_report(problem, report);
-    }
-    for (const tuning::TuneRow& row : report.rows) {
+    reports.push_back(tune_with_progress(problem, arguments.budget_seconds));
+    if (!arguments.json) print_report(problem, reports.back());
+    for (const tuning::TuneRow& row : reports.back().rows) {
       if (!row.failure.empty()) exit_code = kFailure;
     }
     if (InterruptGuard::interrupted()) break;
   }
-  const tuning::StoreInfo store = tuning::store_info();
   if (arguments.json) {
-    print_line(c_interface::to_text({{"reports", all}, {"store", c_interface::report(store)}}, 2));
+    print_text(tuning_json(reports));
   } else {
-    fmt::print("store: {} ({})\n", store.path, store.state);
+    const tuning::StoreInfo store = tuning::store_info();
+    print("store: {} ({})\n", store.path, store.state);
   }
   return InterruptGuard::interrupted() ? kInterrupted : exit_code;
 }
 
 }  // namespace
 
-void add_tune(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("tune", "Measure every kernel and config for a problem; remember the fastest");
+void add_tune(Command root) {
+  Command command = root.subcommand("tune", "Measure every kernel and config for a problem; remember the fastest");
   auto arguments = std::make_shared<TuneArguments>();
-  add_problem_arguments(*command, arguments->problem, Demand::kOpAndShape);
-  command->add_option("--budget,-b", arguments->budget_seconds, "seconds for each problem")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 1e6));
-  command->add_flag("--json", arguments->json, "as JSON");
-  command->footer("Ctrl-C stops and keeps what was measured.");
-  command->callback([&run, arguments] { run = [arguments] { return tune(*arguments); }; });
+  add_problem_arguments(command, arguments->problem, Need::kRequired);
+  command.number("--budget,-b", arguments->budget_seconds, "seconds for each problem", 0, 1e6)
+      .flag("--json", arguments->json, "as JSON")
+      .footer("Ctrl-C stops and keeps what was measured.")
+      .runs([arguments] { return tune(*arguments); });
 }
 
 }  // namespace kernel_pytorch::cli

@@ -2,14 +2,14 @@
 // ones asked for. One line for each problem, a total at the end, exit code 1 when anything was wrong.
 #include <chrono>
 
-#include <fmt/format.h>
-
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/interrupt.h"
+#include "kernel_pytorch/cli/json_output.h"
 #include "kernel_pytorch/cli/problem_arguments.h"
 #include "kernel_pytorch/cli/terminal.h"
+#include "kernel_pytorch/cli/verification.h"
 
 namespace kernel_pytorch::cli {
 namespace {
@@ -18,12 +18,6 @@ struct VerifyArguments {
   ProblemArguments problem;
   bool json = false;
   bool quiet = false;
-};
-
-struct Outcome {
-  int kernels = 0;  // supported, the reference among them
-  std::vector<std::string> failures;
-  double seconds = 0;
 };
 
 std::vector<NamedProblem> problems_of(const VerifyArguments& arguments) {
@@ -43,8 +37,9 @@ std::vector<NamedProblem> problems_of(const VerifyArguments& arguments) {
 }
 
 // A kernel that throws is a failure of that problem, and the others still run.
-Outcome verify_one(const NamedProblem& problem) {
-  Outcome outcome;
+Verification verify_one(const NamedProblem& problem) {
+  Verification outcome;
+  outcome.problem = problem;
   const auto start = std::chrono::steady_clock::now();
   try {
     for (const auto& candidate : problem.operation->candidates(problem.request)) outcome.kernels += candidate.supported;
@@ -56,47 +51,36 @@ Outcome verify_one(const NamedProblem& problem) {
   return outcome;
 }
 
-void print_outcome(const NamedProblem& problem, const Outcome& outcome, bool quiet) {
-  const bool passed = outcome.failures.empty();
-  if (quiet && passed) return;
-  const std::string mark = !passed               ? paint(Color::kRed, "✗")
-                           : outcome.kernels > 0 ? paint(Color::kGreen, "✓")
-                                                 : paint(Color::kDim, "○");
-  const std::string note = outcome.kernels > 0 || !passed
-                               ? fmt::format("{} kernels, {:.2f} s", outcome.kernels, outcome.seconds)
+void print_outcome(const Verification& outcome) {
+  const std::string mark = outcome.failed()   ? paint(Color::kRed, "✗")
+                           : outcome.passed() ? paint(Color::kGreen, "✓")
+                                              : paint(Color::kDim, "○");
+  const std::string note = outcome.failed() || outcome.passed()
+                               ? format("{} kernels, {:.2f} s", outcome.kernels, outcome.seconds)
                                : std::string("no kernel supports it here");
-  fmt::print("{} {:<72} {}\n", mark, problem_text(problem), paint(Color::kDim, note));
-  for (const std::string& failure : outcome.failures) fmt::print("    {}\n", paint(Color::kRed, failure));
+  print("{} {:<72} {}\n", mark, problem_text(outcome.problem), paint(Color::kDim, note));
+  for (const std::string& failure : outcome.failures) print("    {}\n", paint(Color::kRed, failure));
   std::fflush(stdout);
 }
 
 int verify(const VerifyArguments& arguments) {
-  const std::vector<NamedProblem> problems = problems_of(arguments);
   const InterruptGuard guard;
-  c_interface::Json all = c_interface::Json::array();
-  int passed = 0, failed = 0, unsupported = 0;
-  for (const NamedProblem& problem : problems) {
+  std::vector<Verification> outcomes;
+  int passed = 0, failed = 0;
+  for (const NamedProblem& problem : problems_of(arguments)) {
     if (InterruptGuard::interrupted()) break;
-    const Outcome outcome = verify_one(problem);
-    const bool is_right = outcome.failures.empty();
-    ++(!is_right ? failed : outcome.kernels > 0 ? passed : unsupported);
-    if (arguments.json) {
-      all.push_back({{"op", problem.operation->name},
-                     {"problem", c_interface::report(problem.request)},
-                     {"kernels", outcome.kernels},
-                     {"failures", outcome.failures},
-                     {"seconds", outcome.seconds}});
-    } else {
-      print_outcome(problem, outcome, arguments.quiet);
-    }
+    outcomes.push_back(verify_one(problem));
+    const Verification& outcome = outcomes.back();
+    passed += outcome.passed();
+    failed += outcome.failed();
+    if (!arguments.json && !(arguments.quiet && !outcome.failed())) print_outcome(outcome);
   }
+  const int unsupported = static_cast<int>(outcomes.size()) - passed - failed;
   if (arguments.json) {
-    print_line(c_interface::to_text(
-        {{"passed", passed}, {"failed", failed}, {"unsupported", unsupported}, {"problems", all}}, 2));
+    print_text(verifications_json(outcomes));
   } else {
-    const std::string rest =
-        unsupported > 0 ? fmt::format(", {} not supported on {}", unsupported, arguments.problem.device) : "";
-    fmt::print("{} passed, {} failed{}\n", passed, failed, rest);
+    print("{} passed, {} failed{}\n", passed, failed,
+          unsupported > 0 ? format(", {} not supported on {}", unsupported, arguments.problem.device) : "");
   }
   if (InterruptGuard::interrupted()) return kInterrupted;
   return failed > 0 || passed == 0 ? kFailure : kSuccess;
@@ -104,13 +88,13 @@ int verify(const VerifyArguments& arguments) {
 
 }  // namespace
 
-void add_verify(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("verify", "Check every kernel and config against the reference");
+void add_verify(Command root) {
+  Command command = root.subcommand("verify", "Check every kernel and config against the reference");
   auto arguments = std::make_shared<VerifyArguments>();
-  add_problem_arguments(*command, arguments->problem, Demand::kNothing);
-  command->add_flag("--quiet,-q", arguments->quiet, "only failures and the total");
-  command->add_flag("--json", arguments->json, "as JSON");
-  command->callback([&run, arguments] { run = [arguments] { return verify(*arguments); }; });
+  add_problem_arguments(command, arguments->problem, Need::kOptional);
+  command.flag("--quiet,-q", arguments->quiet, "only failures and the total")
+      .flag("--json", arguments->json, "as JSON")
+      .runs([arguments] { return verify(*arguments); });
 }
 
 }  // namespace kernel_pytorch::cli
