@@ -1,5 +1,8 @@
 // kpt tune: measures every kernel and config for a problem and remembers the fastest. Ctrl-C keeps what was measured.
 
+#include <algorithm>
+#include <cstdio>
+
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/interrupt.h"
@@ -52,6 +55,7 @@ void print_report(const NamedProblem& problem, const tuning::TuneReport& report)
   if (shown > kRowsShown) print("  and {} slower\n", shown - kRowsShown);
   print("  {} in {:.1f} s; {}\n\n", report.complete ? "every candidate measured" : "stopped before the end",
         report.seconds, shown == 0 ? "nothing to remember" : "the winner is remembered");
+  std::fflush(stdout);  // whoever reads along sees each problem when it is done
 }
 
 int tune(const TuneArguments& arguments) {

@@ -1,4 +1,4 @@
-"""`python -m kernel_pytorch ...` becomes `kpt ...`: the program beside the package, or in the checkout's build folder."""
+"""`python -m kernel_pytorch ...` becomes `kpt ...`: the program beside the package, or of the checkout's build."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """libkernel_pytorch.so through ctypes: one thin call for each function of kernel_pytorch/c/kernel_pytorch.h.
 
-Requests and results are JSON; a failure becomes KernelPyTorchError with the library's own message. The library is loaded
-at the first call, so importing this costs nothing.
+Requests and results are JSON; a failure becomes KernelPyTorchError with the library's own message. The library is
+loaded at the first call, so importing this costs nothing.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def call_with_callbacks(
     progress: Callable[[dict[str, Any]], None],
     interrupted: Callable[[], bool] | None = None,
 ) -> Any:
-    """Calls a function that reports its progress. An exception of a callback stops the work and is raised afterwards."""
+    """Calls a function that reports its progress. An exception of a callback stops the work and is raised after."""
     library = load()
     raised: list[BaseException] = []
 

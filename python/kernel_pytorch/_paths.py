@@ -1,4 +1,4 @@
-"""Where the package's shared libraries and programs are: beside it when installed, in the checkout's build/ folder otherwise."""
+"""Where the package's libraries and programs are: beside it when installed, in the checkout's build/ otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def _find(file: str, folders: tuple[Path, ...]) -> Path:
         if (folder / file).exists():
             return folder / file
     searched = " and ".join(str(folder) for folder in folders)
-    raise ImportError(f"kernel_pytorch: {file} is not in {searched}; run `pip install .` or `make build` in the checkout")
+    raise ImportError(
+        f"kernel_pytorch: {file} is not in {searched}; run `pip install .` or `make build` in the checkout"
+    )
 
 
 def library_path(name: str) -> Path:

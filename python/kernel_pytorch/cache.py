@@ -1,4 +1,4 @@
-"""What is kept on disk: measurements (a SQLite store) and compiled kernels (cubins). `kpt cache` is the same in a shell."""
+"""What is kept on disk: measurements (a SQLite store) and compiled kernels (cubins). In a shell: `kpt cache`."""
 
 from __future__ import annotations
 

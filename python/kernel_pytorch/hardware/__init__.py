@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import _library
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CpuDetails", "CudaDetails", "DeviceInfo", "cuda_absence", "detect_available_devices", "device_info", "devices"]
+__all__ = [
+    "CpuDetails",
+    "CudaDetails",
+    "DeviceInfo",
+    "cuda_absence",
+    "detect_available_devices",
+    "device_info",
+    "devices",
+]
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,9 @@ def device_info(device: str | torch.device = "cpu") -> DeviceInfo:
             return info
     absence = cuda_absence() if wanted.startswith("cuda") else ""
     names = ", ".join(info.device for info in found)
-    raise _library.KernelPyTorchError(f"no device {name!r} here (there is {names}){'; ' if absence else ''}{absence}", "device")
+    raise _library.KernelPyTorchError(
+        f"no device {name!r} here (there is {names}){'; ' if absence else ''}{absence}", "device"
+    )
 
 
 def detect_available_devices() -> dict[str, list[torch.device]]:
@@ -110,7 +120,7 @@ def detect_available_devices() -> dict[str, list[torch.device]]:
     names = [info.device for info in devices()]
     cuda_names = [name for name in names if name.startswith("cuda")]
     if importlib.util.find_spec("torch") is None:
-        return {"cuda": list(cuda_names), "cpu": ["cpu"]}  # type: ignore[list-item]
+        return cast("dict[str, list[torch.device]]", {"cuda": cuda_names, "cpu": ["cpu"]})
     import torch
 
     usable = torch.cuda.device_count() if cuda_names and torch.cuda.is_available() else 0

@@ -1,0 +1,146 @@
+/* The C interface from C: every function once as meant, and the ways to misuse it that must be refused and not crash.
+ * Compiled as C11 and run by test_c_interface.py; prints what failed, returns 1 if anything did. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernel_pytorch/c/kernel_pytorch.h"
+
+static int failures = 0;
+
+static void expect(int condition, const char* what, int line) {
+  if (condition) return;
+  fprintf(stderr, "line %d: %s (last error: %s)\n", line, what, kp_last_error());
+  ++failures;
+}
+#define EXPECT(condition) expect((condition), #condition, __LINE__)
+
+/* The result of a call that must succeed has the word in it. */
+static void expect_answer(kp_status status, char* result, const char* word, int line) {
+  expect(status == KP_OK, "the call succeeds", line);
+  expect(result != NULL && strstr(result, word) != NULL, word, line);
+  kp_free(result);
+}
+#define EXPECT_ANSWER(call, word)              \
+  do {                                         \
+    char* result = NULL;                       \
+    const kp_status status = (call);           \
+    expect_answer(status, result, word, __LINE__); \
+  } while (0)
+
+/* A call that must fail leaves the output NULL and its reason behind. */
+#define EXPECT_REFUSED(call, wanted_status, word)                    \
+  do {                                                               \
+    char* result = (char*)"untouched";                               \
+    EXPECT((call) == (wanted_status));                               \
+    EXPECT(result == NULL);                                          \
+    EXPECT(strstr(kp_last_error(), (word)) != NULL);                 \
+  } while (0)
+
+static const char kProblem[] = "{\"op\": \"rms_norm_forward\", \"shape\": [16, 256], \"dtype\": \"fp32\"}";
+
+static void count_progress(void* state, const char* progress) {
+  EXPECT(strstr(progress, "\"best_us\"") != NULL);
+  ++*(int*)state;
+}
+static int never(void* state) {
+  (void)state;
+  return 0;
+}
+static int at_once(void* state) {
+  (void)state;
+  return 1;
+}
+
+static void test_what_is_there(void) {
+  EXPECT(strcmp(kp_last_error(), "") == 0);
+  EXPECT(strchr(kp_version(), '.') != NULL);
+  kp_free(NULL);
+  EXPECT_ANSWER(kp_devices(&result), "\"cpu\"");
+  EXPECT_ANSWER(kp_options(&result), "KERNEL_PYTORCH_CACHE_DIR");
+  EXPECT_ANSWER(kp_nvrtc(&result), "\"found\"");
+  EXPECT_ANSWER(kp_kernels(NULL, &result), "layer_norm_backward");
+  EXPECT_ANSWER(kp_kernels("", &result), "layer_norm_backward");
+  EXPECT_ANSWER(kp_kernels("{\"op\": \"rms_norm\"}", &result), "rms_norm_backward");
+  EXPECT(kp_set_nvrtc_directories("{\"directories\": []}") == KP_OK);
+  EXPECT(kp_set_nvrtc_directories("{\"directories\": [3]}") == KP_INVALID_ARGUMENT);
+  EXPECT(kp_set_nvrtc_directories("{\"directories\": [\"a:b\"]}") == KP_INVALID_ARGUMENT);
+}
+
+static void test_problems(void) {
+  EXPECT_ANSWER(kp_explain(kProblem, &result), "\"tier\":\"heuristic\"");
+  EXPECT_ANSWER(kp_verify(kProblem, &result), "\"failures\":[]");
+  EXPECT_ANSWER(kp_bench("{\"op\": \"rms_norm_forward\", \"shape\": [16, 256], \"seconds\": 0.01}", &result), "\"copy_us\"");
+}
+
+static void test_tuning(void) {
+  int calls = 0;
+  EXPECT_ANSWER(kp_tune(kProblem, count_progress, never, &calls, &result), "\"complete\":true");
+  EXPECT(calls > 0);
+  EXPECT_ANSWER(kp_tune(kProblem, NULL, at_once, NULL, &result), "\"complete\":false");
+  EXPECT_ANSWER(kp_explain(kProblem, &result), "\"tier\":\"memory\"");
+  EXPECT_ANSWER(kp_cache_info(&result), "\"rows\":1");
+  EXPECT_ANSWER(kp_cache_list(&result), "rms_norm_forward");
+  EXPECT_ANSWER(kp_cache_verify(&result), "\"store\":[]");
+
+  char* exported = NULL;
+  int64_t rows = -1;
+  EXPECT(kp_cache_export(&exported) == KP_OK);
+  EXPECT_ANSWER(kp_cache_clear(NULL, &result), "\"rows_removed\":1");
+  EXPECT(exported != NULL && kp_cache_import(exported, strlen(exported), &rows) == KP_OK);
+  EXPECT(rows == 1);
+  kp_free(exported);
+  EXPECT(kp_cache_import("{", 1, &rows) == KP_INVALID_ARGUMENT && rows == 0);
+  EXPECT(kp_cache_import(NULL, 0, &rows) == KP_INVALID_ARGUMENT);
+  EXPECT_ANSWER(kp_cache_clear("{\"op\": \"rms_norm_forward\"}", &result), "\"rows_removed\":1");
+}
+
+static void test_choices(void) {
+  int64_t first = 0, second = 0;
+  EXPECT(kp_overlay_push("{\"entries\": [{\"op\": \"rms_norm_forward\", \"kernel\": \"reference\"}]}", &first) == KP_OK);
+  EXPECT(kp_overlay_push("{\"entries\": []}", &second) == KP_OK);
+  EXPECT_ANSWER(kp_explain(kProblem, &result), "\"tier\":\"overlay\"");
+  EXPECT(kp_overlay_pop(first) == KP_OK);
+  EXPECT(kp_overlay_pop(second) == KP_OK);
+  EXPECT(kp_overlay_pop(first) == KP_INVALID_ARGUMENT);
+  EXPECT(kp_overlay_push("{\"entries\": [{\"op\": \"rms_norm_forward\", \"kernel\": \"none\"}]}", &first) ==
+         KP_INVALID_ARGUMENT);
+  EXPECT(strstr(kp_last_error(), "reference") != NULL);
+  EXPECT(kp_overlay_push("{\"entries\": []}", NULL) == KP_INVALID_ARGUMENT);
+  EXPECT(kp_autotune_push() == KP_OK);
+  EXPECT(kp_autotune_pop() == KP_OK);
+  EXPECT(kp_autotune_pop() == KP_INVALID_ARGUMENT);
+  EXPECT(kp_set_recording(1) == KP_OK);
+  EXPECT_ANSWER(kp_recorded(&result), "\"recording\":true");
+  EXPECT(kp_set_recording(0) == KP_OK);
+  EXPECT_ANSWER(kp_recorded(&result), "\"recording\":false");
+}
+
+static void test_refusals(void) {
+  EXPECT(kp_devices(NULL) == KP_INVALID_ARGUMENT);
+  EXPECT_REFUSED(kp_explain(NULL, &result), KP_INVALID_ARGUMENT, "\"op\" is missing");
+  EXPECT_REFUSED(kp_explain("{", &result), KP_INVALID_ARGUMENT, "not JSON");
+  EXPECT_REFUSED(kp_explain("[]", &result), KP_INVALID_ARGUMENT, "array");
+  EXPECT_REFUSED(kp_explain("{\"op\": 3}", &result), KP_INVALID_ARGUMENT, "string");
+  EXPECT_REFUSED(kp_explain("{\"op\": \"rms_nrom_forward\", \"shape\": [1]}", &result), KP_INVALID_ARGUMENT,
+                 "did you mean rms_norm_forward?");
+  EXPECT_REFUSED(kp_explain("{\"op\": \"rms_norm\", \"shape\": [1, 8]}", &result), KP_INVALID_ARGUMENT, "say which");
+  EXPECT_REFUSED(kp_explain("{\"op\": \"rms_norm_forward\", \"shape\": [1, 8], \"colour\": 1}", &result),
+                 KP_INVALID_ARGUMENT, "known: device, dtype, kernel, op, options, shape");
+  EXPECT_REFUSED(kp_explain("{\"op\": \"rms_norm_forward\", \"shape\": [1.5]}", &result), KP_INVALID_ARGUMENT, "1.5");
+  EXPECT_REFUSED(kp_explain("{\"op\": \"rms_norm_forward\", \"shape\": [8, 8], \"device\": \"cuda:99\"}", &result),
+                 KP_DEVICE, "cuda");
+  EXPECT_REFUSED(kp_tune("{\"op\": \"rms_norm_forward\", \"shape\": [8, 8], \"budget_seconds\": -1}", NULL, NULL, NULL,
+                         &result),
+                 KP_INVALID_ARGUMENT, "budget_seconds");
+  EXPECT_REFUSED(kp_compile("{\"architecture\": \"sm_90a\"}", NULL, NULL, &result), KP_INVALID_ARGUMENT, "output");
+  EXPECT_REFUSED(kp_cache_clear("{\"store\": 1}", &result), KP_INVALID_ARGUMENT, "true or false");
+}
+
+int main(void) {
+  test_what_is_there();
+  test_problems();
+  test_tuning();
+  test_choices();
+  test_refusals();
+  return failures == 0 ? 0 : 1;
+}
