@@ -5,6 +5,9 @@
 // stream_fence() must follow before the data is handed to another thread.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "kernel_pytorch/cpu/convert.h"
 
 namespace kernel_pytorch::cpu {

@@ -3,6 +3,7 @@
 Such a symbol is weak, or global without its level's namespace (isa_v3): whichever copy the linker keeps serves every
 caller, so a machine without AVX-512 could be handed the AVX-512 copy of std::min.
 """
+
 import argparse
 import subprocess
 import sys

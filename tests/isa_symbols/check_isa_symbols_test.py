@@ -1,4 +1,5 @@
 """The check must see a leak when there is one: compiles small files with and without, and looks at its verdict."""
+
 import argparse
 import pathlib
 import subprocess
