@@ -69,7 +69,7 @@ struct AnyPlace {
 };
 
 template <class T, int kRowThreads>
-__global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads)
+__global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
     forward_any(const __grid_constant__ AnyForwardArguments arguments) {
   using Sum = AnySum<kRowThreads, 1>;
   __shared__ typename Sum::Storage storage;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads)
 }
 
 template <class T, int kRowThreads>
-__global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads)
+__global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
     backward_any(const __grid_constant__ AnyBackwardArguments arguments) {
   using Sum = AnySum<kRowThreads, 2>;
   __shared__ typename Sum::Storage storage;
