@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import _torch as _torch  # first: it says what is missing where torch is missing or old
 from ._ops.layer_norm import layer_norm
 from ._ops.rms_norm import add_rms_norm, rms_norm
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 from ._batching import Dims, fold
@@ -93,13 +94,25 @@ def eager_apply(function: Any) -> Callable[..., Any]:
     return call
 
 
-def route(function: Any, apply: Callable[..., Any], op: Any) -> Any:
+def transformed_apply(function: Any) -> Callable[..., Any]:
+    """`function.apply` for torch.func's transforms and forward mode, never compiled.
+
+    A compiler that traces a transform takes a registered op's gradient for zero, and loses batches inside a Function's
+    vmap: it gets a graph break here, and with fullgraph=True an error.
+    """
+
+    @_disable_dynamo  # torch.compiler.disable would import the compiler, a second, in every process
+    def call(*args: Any) -> Any:
+        return function.apply(*args)
+
+    return call
+
+
+def route(transformed: Callable[..., Any], op: Any, apply: Callable[..., Any]) -> Any:
     """Which of three equal calls to make where gradients are wanted: through torch.func, a compiler, or straight."""
-    if forward_ad._current_level >= 0:  # the registered op would answer with a tangent of zero
-        return function.apply
-    if torch.compiler.is_compiling():
-        return op
-    return function.apply if torch._C._are_functorch_transforms_active() else apply
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return transformed
+    return op if torch.compiler.is_compiling() else apply
 
 
 def wants_gradient(*args: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _torch as _torch  # loads the library
-from ._autograd import differentiable, eager, eager_apply, last_derivative, route, wants_gradient
+from ._autograd import differentiable, eager, eager_apply, last_derivative, route, transformed_apply, wants_gradient
 from ._batching import fold, register_folding
 from ._casting import parameter_for, same_type, statistics_dtype
 
@@ -85,11 +85,11 @@ def layer_norm(
             or (bias is not None and bias.requires_grad)
         )
     ) or forward_ad._current_level >= 0:
-        return route(_Function, _apply, _forward)(x, weight, bias, eps)[0]
+        return route(_transformed, _forward, _apply)(x, weight, bias, eps)[0]
+    if _transforms_active():
+        return _transformed(x, weight, bias, eps)[0]
     if _is_compiling():
         return _infer(x, weight, bias, eps)
-    if _transforms_active():
-        return _Function.apply(x, weight, bias, eps)[0]
     return _infer_eager(x, weight, bias, eps)
 
 
@@ -101,11 +101,11 @@ def _add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Te
     if bias is not None and bias.dtype is not (x if weight is None else weight).dtype:
         weight, bias = _parameters_for(x, weight, bias)
     if wants_gradient(x, residual, weight, bias) or forward_ad._current_level >= 0:
-        return route(_AddFunction, _add_apply, _add_forward)(x, residual, weight, bias, eps)[:2]
+        return route(_add_transformed, _add_forward, _add_apply)(x, residual, weight, bias, eps)[:2]
+    if _transforms_active():
+        return _add_transformed(x, residual, weight, bias, eps)[:2]
     if _is_compiling():
         return _add_infer(x, residual, weight, bias, eps)
-    if _transforms_active():
-        return _AddFunction.apply(x, residual, weight, bias, eps)[:2]
     return _add_infer_eager(x, residual, weight, bias, eps)
 
 
@@ -175,8 +175,8 @@ def _wants_parameter_grads(*args: Any) -> bool:
 _Function = differentiable("layer_norm", _forward, _setup_context, _differentiate, (1, 2))
 _AddFunction = differentiable("layer_norm", _add_forward, _add_setup_context, _add_differentiate, (2, 3))
 _LastDerivative = last_derivative("layer_norm", _backward, (2, 3), _wants_parameter_grads)
-_apply = eager_apply(_Function)
-_add_apply = eager_apply(_AddFunction)
+_apply, _transformed = eager_apply(_Function), transformed_apply(_Function)
+_add_apply, _add_transformed = eager_apply(_AddFunction), transformed_apply(_AddFunction)
 
 
 def _fake_infer(x: Tensor, *_: Any) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _torch as _torch  # loads the library
-from ._autograd import differentiable, eager, eager_apply, last_derivative, route, wants_gradient
+from ._autograd import differentiable, eager, eager_apply, last_derivative, route, transformed_apply, wants_gradient
 from ._batching import fold, register_folding
 from ._casting import parameter_for, same_type, statistics_dtype
 
@@ -79,11 +79,11 @@ def rms_norm(
     if (
         _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
     ) or forward_ad._current_level >= 0:
-        return route(_Function, _apply, _forward)(x, weight, eps, weight_offset)[0]
+        return route(_transformed, _forward, _apply)(x, weight, eps, weight_offset)[0]
+    if _transforms_active():
+        return _transformed(x, weight, eps, weight_offset)[0]
     if _is_compiling():
         return _infer(x, weight, eps, weight_offset)
-    if _transforms_active():
-        return _Function.apply(x, weight, eps, weight_offset)[0]
     return _infer_eager(x, weight, eps, weight_offset)
 
 
@@ -108,11 +108,11 @@ def add_rms_norm(
         _is_grad_enabled()
         and (x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad))
     ) or forward_ad._current_level >= 0:
-        result = route(_AddFunction, _add_apply, _add_forward)(x, residual, weight, eps, weight_offset)[:2]
+        result = route(_add_transformed, _add_forward, _add_apply)(x, residual, weight, eps, weight_offset)[:2]
+    elif _transforms_active():
+        result = _add_transformed(x, residual, weight, eps, weight_offset)[:2]
     elif _is_compiling():
         result = _add_infer(x, residual, weight, eps, weight_offset)
-    elif _transforms_active():
-        result = _AddFunction.apply(x, residual, weight, eps, weight_offset)[:2]
     else:
         result = _add_infer_eager(x, residual, weight, eps, weight_offset)
     return result  # type: ignore[no-any-return]
@@ -168,8 +168,8 @@ def _wants_weight_grad(*args: Any) -> bool:
 _Function = differentiable("rms_norm", _forward, _setup_context, _differentiate, (1,))
 _AddFunction = differentiable("rms_norm", _add_forward, _add_setup_context, _add_differentiate, (2,))
 _LastDerivative = last_derivative("rms_norm", _backward, (2,), _wants_weight_grad)
-_apply = eager_apply(_Function)
-_add_apply = eager_apply(_AddFunction)
+_apply, _transformed = eager_apply(_Function), transformed_apply(_Function)
+_add_apply, _add_transformed = eager_apply(_AddFunction), transformed_apply(_AddFunction)
 
 
 def _fake_infer(x: Tensor, *_: Any) -> Tensor:
