@@ -39,7 +39,7 @@ std::vector<Runner> list_runners(const AnyProblem& problem, const Selected& chos
 
 BenchReport bench(const AnyProblem& problem, bool every_kernel, double seconds_each) {
   OwnContext own(problem.device().device);
-  TrialContext trial(static_cast<Context&>(own));
+  TrialContext trial(own);
   const Selected chosen = select(problem, own);
   std::vector<Runner> runners = list_runners(problem, chosen, every_kernel);
   const RotatedProblem rotated(problem, trial.context());
@@ -51,12 +51,11 @@ BenchReport bench(const AnyProblem& problem, bool every_kernel, double seconds_e
 
   std::vector<tuning::Candidate> candidates;
   for (const Runner& runner : runners) {
-    candidates.push_back({runner.row.kernel,
-                          runner.row.config,
-                          [&rotated, &trial, &runner](int rotation) {
-                            rotated.at(rotation).run(runner.kernel, runner.config, trial.begin_run());
-                          },
-                          {}});
+    candidates.push_back(
+        {runner.row.kernel,
+         runner.row.config,
+         [&rotated, &trial, &runner](int rotation) { trial.run(rotated.at(rotation), runner.kernel, runner.config); },
+         {}});
   }
   for (tuning::Candidate& copy : roof.candidates()) candidates.push_back(std::move(copy));
   const std::vector<tuning::Timing> timings =

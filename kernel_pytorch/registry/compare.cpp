@@ -1,38 +1,16 @@
 #include "kernel_pytorch/registry/compare.h"
 
 #include <cmath>
-#include <cstring>
 
+#include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/base/float_types.h"
 
 namespace kernel_pytorch::registry {
 namespace {
 
 double read_element(const TensorView& view, int64_t offset) {
-  switch (view.dtype) {
-    case DType::kFloat32:
-      return view.as<const float>()[offset];
-    case DType::kFloat64:
-      return view.as<const double>()[offset];
-    case DType::kBFloat16:
-      return to_float(view.as<const BFloat16>()[offset]);
-    case DType::kFloat16:
-      return to_float(view.as<const Float16>()[offset]);
-    case DType::kFloat8E4M3:
-      return to_float(view.as<const Float8E4M3>()[offset]);
-    case DType::kFloat8E5M2:
-      return to_float(view.as<const Float8E5M2>()[offset]);
-    case DType::kInt8:
-      return view.as<const int8_t>()[offset];
-    case DType::kInt32:
-      return view.as<const int32_t>()[offset];
-    case DType::kInt64:
-      return static_cast<double>(view.as<const int64_t>()[offset]);
-    case DType::kBool:
-      return view.as<const uint8_t>()[offset];
-  }
-  return 0;
+  if (view.dtype == DType::kBool) return view.as<const uint8_t>()[offset];  // poison is no bool
+  return load_element(view.data, view.dtype, offset);
 }
 
 bool is_poison(const TensorView& view, int64_t offset) {
@@ -46,9 +24,10 @@ bool is_poison(const TensorView& view, int64_t offset) {
 // Walks the elements of a shape in row-major order.
 class Walk {
  public:
-  explicit Walk(const TensorView& view) : view_(view), left_(view.element_count()) {}
+  explicit Walk(const TensorView& view) : view_(view), count_(view.element_count()), left_(count_) {}
   bool is_done() const { return left_ == 0; }
-  int64_t offset_in(const TensorView& view) const {
+  int64_t offset_in(const TensorView& view, bool is_dense) const {
+    if (is_dense) return count_ - left_;
     int64_t offset = 0;
     for (int i = 0; i < view.rank; ++i) offset += index_[i] * view.strides[i];
     return offset;
@@ -65,13 +44,15 @@ class Walk {
  private:
   const TensorView& view_;
   std::array<int64_t, kMaxRank> index_{};
+  const int64_t count_;
   int64_t left_;
 };
 
 double largest_finite(const TensorView& view) {
   double largest = 0;
+  const bool is_dense = is_contiguous(view);
   for (Walk walk(view); !walk.is_done(); walk.next()) {
-    const double value = std::fabs(read_element(view, walk.offset_in(view)));
+    const double value = std::fabs(read_element(view, walk.offset_in(view, is_dense)));
     if (std::isfinite(value)) largest = std::max(largest, value);
   }
   return largest;
@@ -93,10 +74,11 @@ std::string compare(const TensorView& actual, const TensorView& reference, const
   int64_t different = 0, unwritten = 0;
   double worst_excess = 0;
   std::string worst;
+  const bool actual_is_dense = is_contiguous(actual), reference_is_dense = is_contiguous(reference);
   for (Walk walk(reference); !walk.is_done(); walk.next()) {
-    const int64_t offset = walk.offset_in(actual);
+    const int64_t offset = walk.offset_in(actual, actual_is_dense);
     const double value = read_element(actual, offset);
-    const double expected = read_element(reference, walk.offset_in(reference));
+    const double expected = read_element(reference, walk.offset_in(reference, reference_is_dense));
     const double allowance = tolerance.relative * std::fabs(expected) + tolerance.absolute * largest;
     const double over = excess(value, expected, allowance);
     if (over == 0) continue;

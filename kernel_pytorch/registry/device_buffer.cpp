@@ -1,5 +1,6 @@
 #include "kernel_pytorch/registry/device_buffer.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -70,17 +71,6 @@ void DeviceBuffer::fill(unsigned char value, void* stream) const {
   } else {
     cuda_device::fill_bytes(device_.index, data_, value, bytes_, stream);
   }
-}
-
-void* RepeatedScratch::allocate(size_t bytes) {
-  for (size_t i = next_; i < blocks_.size(); ++i) {
-    if (blocks_[i].bytes() < bytes) continue;
-    std::swap(blocks_[i], blocks_[next_]);
-    return blocks_[next_++].data();
-  }
-  blocks_.emplace_back(device_, bytes);
-  std::swap(blocks_.back(), blocks_[next_]);
-  return blocks_[next_++].data();
 }
 
 }  // namespace kernel_pytorch::registry

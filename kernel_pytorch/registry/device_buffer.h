@@ -1,12 +1,9 @@
-// Memory of our own for trials: on the host or on a CUDA device, 256-byte aligned, and a scratch that is used again for
-// every run of a trial instead of growing with them.
+// Memory of our own for trials: on the host or on a CUDA device, 256-byte aligned.
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 #include "kernel_pytorch/base/device.h"
-#include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::registry {
 
@@ -30,18 +27,6 @@ class DeviceBuffer {
   Device device_;
   void* data_ = nullptr;
   size_t bytes_ = 0;
-};
-
-class RepeatedScratch final : public Scratch {
- public:
-  explicit RepeatedScratch(Device device) : device_(device) {}
-  void* allocate(size_t bytes) override;
-  void begin_run() { next_ = 0; }  // what the last run had may be handed out again
-
- private:
-  Device device_;
-  std::vector<DeviceBuffer> blocks_;
-  size_t next_ = 0;
 };
 
 }  // namespace kernel_pytorch::registry

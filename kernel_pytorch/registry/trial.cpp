@@ -34,14 +34,14 @@ int64_t terms_per_element(const std::vector<ProblemTensor>& tensors, const Tenso
 
 }  // namespace
 
-TrialContext::TrialContext(const Context& context) : scratch_(context.device()), context_(context) {
-  context_.scratch = &scratch_;
+TrialContext::TrialContext(const Context& context) : own_(context.device(), context.stream), context_(context) {
+  context_.scratch = own_->scratch;
   context_.kernel_override = {};
 }
 
-Context& TrialContext::begin_run() {
-  scratch_.begin_run();
-  return context_;
+void TrialContext::run(const AnyProblem& problem, int kernel, int config) {
+  const ScratchScope scope(context_.scratch);
+  problem.run(kernel, config, context_);
 }
 
 BoundProblem::BoundProblem(const AnyProblem& problem, const DeviceInfo& device, const std::vector<DeviceBuffer>* inputs,
@@ -106,10 +106,8 @@ ReferenceCheck::ReferenceCheck(const AnyProblem& problem, const Context& context
   const Support support = host_problem.supports(reference);
   KP_INTERNAL_CHECK(support, problem.op(), ": the last kernel, ", problem.kernel_name(reference),
                     ", must be the reference and take every problem on the host: ", support.reason());
-  OwnContext host_context;
-  Context& host = host_context;
-  if (context.info->is_cpu()) host.threads = context.threads;
-  host_problem.run(reference, host_problem.heuristic(reference), host);
+  OwnContext host;
+  TrialContext(host).run(host_problem, reference, host_problem.heuristic(reference));
   actual_ = std::make_unique<BoundProblem>(problem, *context.info, &inputs_, context.stream);
 }
 
@@ -122,7 +120,7 @@ bool ReferenceCheck::try_check(int kernel, const std::string& config, std::strin
   const auto place = std::find(configs.begin(), configs.end(), config);
   if (place == configs.end()) return false;
   actual_->poison_outputs(context_.stream);
-  problem.run(kernel, static_cast<int>(place - configs.begin()), trial_.begin_run());
+  trial_.run(problem, kernel, static_cast<int>(place - configs.begin()));
   for (size_t i = 0; i < actual_->tensors().size(); ++i) {
     const ProblemTensor& tensor = actual_->tensors()[i];
     if (tensor.role != Role::kOutput) continue;

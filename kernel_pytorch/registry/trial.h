@@ -13,15 +13,15 @@
 
 namespace kernel_pytorch::registry {
 
-// The caller's device, stream and threads with a scratch of the trial's own.
+// The caller's device, stream and threads, with a scratch of the trial's own that every run uses again.
 class TrialContext {
  public:
   explicit TrialContext(const Context& context);
-  Context& begin_run();  // for each run: hands the scratch out anew
+  void run(const AnyProblem& problem, int kernel, int config);
   const Context& context() const { return context_; }
 
  private:
-  RepeatedScratch scratch_;
+  OwnContext own_;
   Context context_;
 };
 

@@ -62,6 +62,7 @@ class Checker {
 }  // namespace
 
 tuning::TuneReport tune(const AnyProblem& problem, const Context& context, const tuning::TuneOptions& options) {
+  tuning::refuse_while_capturing(context);
   const std::vector<Try> tries = list_tries(problem);
   if (tries.empty()) {
     OwnContext own(context.device(), context.stream);
@@ -75,9 +76,7 @@ tuning::TuneReport tune(const AnyProblem& problem, const Context& context, const
     tuning::Candidate candidate;
     candidate.kernel = problem.kernel_name(one.kernel);
     candidate.config = one.text;
-    candidate.run = [&rotated, &trial, &one](int rotation) {
-      rotated.at(rotation).run(one.kernel, one.config, trial.begin_run());
-    };
+    candidate.run = [&rotated, &trial, &one](int rotation) { trial.run(rotated.at(rotation), one.kernel, one.config); };
     candidate.check = [&checker, &one] { return checker.check(one); };
     candidates.push_back(std::move(candidate));
   }
@@ -88,7 +87,7 @@ tuning::TuneReport tune(const AnyProblem& problem, const Context& context, const
 
 tuning::TuneReport tune(const AnyProblem& problem, const tuning::TuneOptions& options) {
   OwnContext own(problem.device().device);
-  return tune(problem, static_cast<Context&>(own), options);
+  return tune(problem, own, options);
 }
 
 }  // namespace kernel_pytorch::registry

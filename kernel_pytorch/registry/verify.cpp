@@ -34,7 +34,7 @@ std::vector<std::string> verify(const AnyProblem& given) {
       largest_tensor(given) > kMostElements ? given.shrink(kMostElements) : nullptr;
   const AnyProblem& problem = smaller != nullptr ? *smaller : given;
   OwnContext own(problem.device().device);
-  ReferenceCheck check(problem, static_cast<Context&>(own));
+  ReferenceCheck check(problem, own);
   std::vector<std::string> failures;
   for (int kernel = 0; kernel < problem.kernel_count(); ++kernel) {
     if (!problem.supports(kernel)) continue;

@@ -209,14 +209,14 @@ class Session {
   std::vector<Contender> contenders_;
 };
 
+}  // namespace
+
 void refuse_while_capturing(const Context& context) {
   if (context.info->is_cuda() && cuda_device::is_capturing(context.stream)) {
     fail(ErrorCode::kUnsupported,
          "tuning: the stream is capturing a graph, and measuring would become part of it; tune before the capture");
   }
 }
-
-}  // namespace
 
 TuneReport autotune(const Key& key, const std::vector<Candidate>& candidates, const Context& context,
                     const TuneOptions& options) {

@@ -56,6 +56,9 @@ struct TuneReport {
 KP_EXPORT TuneReport autotune(const Key& key, const std::vector<Candidate>& candidates, const Context& context,
                               const TuneOptions& options);
 
+// Throws kUnsupported when the context's stream captures; for callers that allocate before they tune.
+KP_EXPORT void refuse_while_capturing(const Context& context);
+
 // Times one thing the same way: for `kpt bench`.
 struct Timing {
   double median_us = 0;

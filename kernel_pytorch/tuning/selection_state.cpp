@@ -1,6 +1,6 @@
-// fork() copies a lock as it stands, held or not, so the handlers below take the lock around every fork: the child
-// always finds it free. The reader of the store is a thread of its own, so that a hung file system costs an op call
-// 100 ms once and nothing more; the wait polls, since a condition variable does not survive a fork with waiters.
+// fork() copies a lock and what it guards as they stand, so the handlers below take the lock around every fork: the
+// child always finds both whole. The reader of the store is a thread of its own, so that a hung file system costs an op
+// call 100 ms once and nothing more; the wait polls, since a condition variable does not survive a fork with waiters.
 #include "kernel_pytorch/tuning/selection_state.h"
 
 #include <pthread.h>
@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -27,8 +28,12 @@ std::atomic<uint64_t> readings_done{0};  // the highest number of a reading that
 void lock_before_fork() {
   selection_state().mutex.lock();
 }
-void unlock_after_fork() {
+void unlock_in_parent() {
   selection_state().mutex.unlock();
+}
+// A read-write lock knows its writer by thread id, and the child's thread has another one: begin the lock anew.
+void renew_in_child() {
+  new (&selection_state().mutex) std::shared_mutex;
 }
 
 void end_reading(uint64_t reading) {
@@ -86,7 +91,7 @@ constinit std::atomic<uint64_t> generation{1};
 SelectionState& selection_state() {
   static SelectionState* state = [] {
     auto* made = new SelectionState;
-    pthread_atfork(lock_before_fork, unlock_after_fork, unlock_after_fork);
+    pthread_atfork(lock_before_fork, unlock_in_parent, renew_in_child);
     return made;
   }();
   return *state;

@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 
 #include "kernel_pytorch/base/error.h"
@@ -42,12 +44,15 @@ std::string obstacle_to_making(std::string path) {
   }
 }
 
-std::vector<StoredMeasurement> rows_in_memory() {
+// What this process measured and could not write.
+void add_rows_in_memory(std::vector<StoredMeasurement>& rows) {
+  std::set<Key> listed;
+  for (const StoredMeasurement& row : rows) listed.insert(row.key);
   SelectionState& state = selection_state();
   const std::shared_lock lock(state.mutex);
-  std::vector<StoredMeasurement> rows;
-  for (const auto& [key, remembered] : state.measured) rows.push_back({key, remembered.measurement});
-  return rows;
+  for (const auto& [key, remembered] : state.measured) {
+    if (!listed.contains(key)) rows.push_back({key, remembered.measurement});
+  }
 }
 
 }  // namespace
@@ -110,6 +115,7 @@ StoreInfo store_info() {
       if (sqlite3_db_readonly(database.handle(), "main") == 1) info.state = "read only";
     });
   }
+  if (obstacle.empty()) obstacle = last_write_failure();
   if (!obstacle.empty()) info.state = "memory only: " + obstacle;
   return info;
 }
@@ -117,7 +123,8 @@ StoreInfo store_info() {
 std::vector<StoredMeasurement> list_store() {
   std::vector<StoredMeasurement> rows;
   const std::string reason = read_store([&](Database& database) { rows = read_rows(database, nullptr); });
-  return reason.empty() ? rows : rows_in_memory();
+  if (!reason.empty() || !last_write_failure().empty()) add_rows_in_memory(rows);
+  return rows;
 }
 
 int64_t clear_store(std::string_view op) {

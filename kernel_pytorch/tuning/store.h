@@ -26,7 +26,8 @@ struct StoreInfo {
 };
 KP_EXPORT StoreInfo store_info();
 
-KP_EXPORT std::vector<StoredMeasurement> list_store();  // what is in memory where the file cannot be used
+// Where the file cannot be used, what this process measured itself.
+KP_EXPORT std::vector<StoredMeasurement> list_store();
 // Rows removed, of one op or (empty) all; this process forgets them too. Throws kDevice where the file cannot be
 // written.
 KP_EXPORT int64_t clear_store(std::string_view op = {});

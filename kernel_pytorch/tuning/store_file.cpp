@@ -28,6 +28,7 @@ namespace {
 
 constexpr int kBusyMilliseconds = 10000;
 constexpr int kAttempts = 4;
+constexpr auto kLongestWait = std::chrono::seconds(30);
 constexpr auto kForkWait = std::chrono::seconds(1);
 
 // One user of SQLite at a time in this process, and none across a fork: a child must not inherit a connection.
@@ -47,6 +48,16 @@ void unlock_in_parent() {
 void unlock_in_child() {
   if (locked_for_fork) return file_mutex().unlock();
   lost_in_fork = true;  // the store hung in another thread of the parent; what SQLite held there is held for good here
+}
+
+// Why the last measurement could not be written, and where to.
+struct WriteFailure {
+  std::mutex mutex;
+  std::string path, reason;
+};
+WriteFailure& write_failure() {
+  static auto* failure = new WriteFailure;
+  return *failure;
 }
 
 void guard_against_fork() {
@@ -207,7 +218,8 @@ std::string use_file(Use open_and_use, const std::function<void(Database&)>& use
   if (path.empty()) return "there is no cache directory; set KERNEL_PYTORCH_CACHE_DIR";
   guard_against_fork();
   if (lost_in_fork) return "the process was forked while its store hung";
-  const std::unique_lock lock(file_mutex());
+  const std::unique_lock lock(file_mutex(), kLongestWait);
+  if (!lock.owns_lock()) return "another thread of this process hangs in it";
   std::string reason;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const FileIdentity identity = identify(path);
@@ -269,8 +281,21 @@ std::vector<StoredMeasurement> load_store_for_selection() {
 }
 
 void write_measurement(const StoredMeasurement& row) {
+  const std::string path = store_path();
   const std::string reason = write_store([&](Database& database) { upsert_rows(database, {row}); });
+  WriteFailure& failure = write_failure();
+  {
+    const std::lock_guard lock(failure.mutex);
+    failure.path = path;
+    failure.reason = reason;
+  }
   if (!reason.empty()) say_memory_only(reason);
+}
+
+std::string last_write_failure() {
+  WriteFailure& failure = write_failure();
+  const std::lock_guard lock(failure.mutex);
+  return failure.path == store_path() ? failure.reason : "";
 }
 
 }  // namespace kernel_pytorch::tuning

@@ -33,5 +33,6 @@ int64_t upsert_rows(Database& database, const std::vector<StoredMeasurement>& ro
 // For selection: neither throws, and a store that cannot be used is said once.
 std::vector<StoredMeasurement> load_store_for_selection();
 void write_measurement(const StoredMeasurement& row);
+std::string last_write_failure();  // of write_measurement in this process; empty after a success
 
 }  // namespace kernel_pytorch::tuning
