@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
 
 // Sums over a chunk of rows of grad_output * normal and of grad_output, for 32 columns; in the order of the rows.
 template <class T>
-__global__ void __launch_bounds__(kColumnSumColumns* kColumnSumRows)
+__global__ void __launch_bounds__(kColumnSumColumns* kColumnSumRows, 1)
     sum_columns_any(const __grid_constant__ AnyColumnSumArguments arguments) {
   __shared__ float partials[2][kColumnSumRows][kColumnSumColumns];
   const int lane = threadIdx.x % kColumnSumColumns, strip = threadIdx.x / kColumnSumColumns;

@@ -51,9 +51,9 @@ constexpr LaunchConfig kClusterConfigs[] = {
     {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 2, 1},
     {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 4, 1},
     {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 8, 1},
-    {{1024, 1024, 4, Source::kRing, true, false, 1}, 6, 2, 0},
-    {{1024, 1024, 4, Source::kRing, true, false, 1}, 6, 4, 0},
-    {{1024, 1024, 4, Source::kRing, true, false, 1}, 6, 8, 0},
+    {{1024, 1024, 4, Source::kRing, true, false, 1}, 6, 2, 0, false, false, 1},
+    {{1024, 1024, 4, Source::kRing, true, false, 1}, 6, 4, 0, false, false, 1},
+    {{1024, 1024, 4, Source::kRing, true, false, 1}, 6, 8, 0, false, false, 1},
     {{1024, 1024, 4, Source::kDirect, true, false, 1}, 0, 8, 1},
     {{1024, 1024, 4, Source::kDirect, true, false, 1}, 0, 16, 1},
 };
