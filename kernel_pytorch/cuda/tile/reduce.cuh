@@ -86,25 +86,36 @@ class ClusterSum {
     target_ = ptx::mapa_shared_cluster(ptx::shared_address(&storage), lane < blocks_ ? lane : 0);
   }
 
-  // Returns after every thread of every block of the cluster has entered this call.
-  __device__ __forceinline__ void sum(float (&values)[kValues]) {
+  __device__ __forceinline__ int parts() const { return blocks_ * kWarps; }
+
+  // Every warp's values, by block and then warp, in every block. `values` are the same in all lanes of a warp. Returns
+  // after every thread of every block of the cluster has entered this call; what it returns holds until the next but
+  // one.
+  __device__ __forceinline__ const float (
+      &exchange(const float (&values)[kValues]))[kMaxClusterBlocks * kWarps][kValues] {
     const int warp = threadIdx.x / kWarpLanes;
     const int lane = threadIdx.x % kWarpLanes;
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) values[i] = sum_lanes<kWarpLanes>(values[i]);
     if (threadIdx.x == 0) {
       storage_.arrived[state_.stage].arrive_expect_bytes(blocks_ * kWarps * kValues * sizeof(float));
     }
     if (lane < blocks_) send(values, rank_ * kWarps + warp);
     storage_.arrived[state_.stage].wait_cluster(state_.parity);
-    float totals[kValues] = {};
-    for (int other = lane; other < blocks_ * kWarps; other += kWarpLanes) {
+    const auto& received = storage_.partials[state_.stage];
+    state_.advance(2);
+    return received;
+  }
+
+  __device__ __forceinline__ void sum(float (&values)[kValues]) {
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) totals[i] += storage_.partials[state_.stage][other][i];
+    for (int i = 0; i < kValues; ++i) values[i] = sum_lanes<kWarpLanes>(values[i]);
+    const auto& received = exchange(values);
+    float totals[kValues] = {};
+    for (int other = threadIdx.x % kWarpLanes; other < parts(); other += kWarpLanes) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) totals[i] += received[other][i];
     }
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = sum_lanes<kWarpLanes>(totals[i]);
-    state_.advance(2);
   }
 
  private:

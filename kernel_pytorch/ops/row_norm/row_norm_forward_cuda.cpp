@@ -28,6 +28,13 @@ constexpr LaunchConfig kBlockConfigs[] = {
     {{256, 256, 2, Source::kDirect, false, true, 4}, 0, 1, 1},
     {{256, 256, 2, Source::kDirect, false, true, 4}, 0, 1, 0},
     {{256, 256, 2, Source::kPrefetch, false, true, 3}, 0, 1, 0},
+    {{256, 256, 2, Source::kPrefetch, false, true, 4}, 0, 1, 0},
+    {{256, 256, 2, Source::kPrefetch, false, false, 4}, 0, 1, 0},
+    {{128, 128, 4, Source::kPrefetch, false, false, 6}, 0, 1, 0},
+    {{512, 512, 1, Source::kPrefetch, false, true, 2}, 0, 1, 0},
+    {{512, 512, 2, Source::kPrefetch, false, true, 2}, 0, 1, 0},
+    {{512, 512, 2, Source::kPrefetch, false, false, 2}, 0, 1, 0},
+    {{128, 128, 4, Source::kDirect, false, false, 8}, 0, 1, 1},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 1},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 0},
     {{1024, 1024, 2, Source::kDirect, false, false, 1}, 0, 1, 1},
@@ -47,6 +54,11 @@ constexpr LaunchConfig kClusterConfigs[] = {
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 4, 0},
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 0},
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 8},
+    {{512, 512, 4, Source::kRing, true, false, 2}, 4, 8, 4},
+    {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 16},
+    {{512, 512, 8, Source::kRing, true, false, 1}, 3, 4, 8},
+    {{1024, 1024, 4, Source::kRing, true, false, 1}, 3, 4, 8},
+    {{1024, 1024, 4, Source::kRing, true, false, 1}, 3, 4, 4},
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 16, 0},
     {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 2, 1},
     {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 4, 1},
@@ -69,9 +81,9 @@ RowWork work_of(const ForwardProblem& problem) {
 // for its whole rows at once; 8 blocks keep 32 KiB or more in flight per multiprocessor). Blocks: one row each, the
 // hardware balances. Ring: 64 KiB or more in flight without registers, two or three blocks hide each other's sums.
 constexpr Preference kWarpPreference[] = {{16, 0}, {64, 2}, {128, 4}, {256, 6}};
-constexpr Preference kBlockPreference[] = {{512, 0}, {1024, 3}, {2048, 5}};
+constexpr Preference kBlockPreference[] = {{512, 2}, {1024, 10}, {2048, 12}};
 constexpr Preference kBulkPreference[] = {{512, 0}, {1024, 5}, {2048, 7}};
-constexpr Preference kClusterPreference[] = {{4096, 0}, {8192, 1}, {16384, 2}, {32768, 10}, {65536, 12}};
+constexpr Preference kClusterPreference[] = {{4096, 0}, {8192, 1}, {16384, 3}, {32768, 15}, {65536, 17}};
 
 struct Variant {
   DType dtype;

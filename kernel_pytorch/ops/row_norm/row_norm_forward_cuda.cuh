@@ -1,6 +1,7 @@
 // Row norms forward, one pass over memory:  global -> (ring in shared memory ->) registers -> sums -> global.
 // The row stays packed in registers between the statistics and the output, so every byte moves once. Layer norm's
-// variance is that of the centred values, not a difference of squares. Persistent blocks keep the weight in registers.
+// variance is merged from parts around their own means (tile/moments.cuh), not a difference of squares. Persistent
+// blocks keep the weight in registers.
 #pragma once
 
 #include "kernel_pytorch/ops/row_norm/row_norm_rows_cuda.cuh"
@@ -111,13 +112,31 @@ class ForwardParameters {
   float shift_[kCentered ? kConfig.vectors : 1][kCount];
 };
 
+// What a row is summed with: squares alone, or mean and squares together.
+template <bool kCentered, RowConfig kConfig>
+struct StatisticsOf {
+  using Type = RowSum<kConfig, 1>;
+  static __device__ __forceinline__ Type make(typename Type::Storage& storage, const Place<kConfig>&, const RowShape&,
+                                              int) {
+    return Type(storage);
+  }
+};
+template <RowConfig kConfig>
+struct StatisticsOf<true, kConfig> {
+  using Type = RowMoments<kConfig>;
+  static __device__ __forceinline__ Type make(typename Type::Storage& storage, const Place<kConfig>& place,
+                                              const RowShape& shape, int row_vectors) {
+    return Type(storage, place, shape, row_vectors);
+  }
+};
+
 template <class T, bool kCentered, bool kResidual, RowConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kConfig>)
     forward_rows(const __grid_constant__ ForwardArguments arguments) {
   static_assert(is_legal(kConfig));
   using Row = ForwardRow<T, kResidual, kConfig>;
   using Reader = typename Row::Reader;
-  using Sum = RowSum<kConfig, 1>;
+  using Sum = typename StatisticsOf<kCentered, kConfig>::Type;
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ typename Reader::Storage reader_storage;
   __shared__ typename Sum::Storage sum_storage;
@@ -125,7 +144,7 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
   const RowShape& shape = arguments.shape;
   const Place<kConfig> place(shape, shape.columns / Row::kCount);
   Reader reader(arguments.inputs, shape, place, reader_storage, ring);
-  Sum sum(sum_storage);
+  Sum statistics = StatisticsOf<kCentered, kConfig>::make(sum_storage, place, shape, shape.columns / Row::kCount);
   const ForwardParameters<T, kCentered, kConfig> parameters(arguments, place);
   const uint64_t policy = tile::make_policy(shape.evict_stores_first ? tile::Keep::kEvictFirst : tile::Keep::kNormal);
   const float per_column = 1.0f / static_cast<float>(shape.columns);
@@ -139,16 +158,20 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
     if constexpr (kResidual) {
       Row::add_residual(values, place, static_cast<char*>(arguments.sum) + slice_bytes, policy, active);
     }
-    float mean = 0;
+    float mean = 0, squares;
     if constexpr (kCentered) {
-      float totals[1] = {Row::sum_values(values)};
-      sum.sum(totals);
-      mean = totals[0] * per_column;
+      const tile::Moments moments = statistics.of(
+          per_column, [&] { return Row::sum_values(values); },
+          [&](float center) { return Row::template sum_squares<true>(values, place, center); });
+      mean = moments.mean;
+      squares = moments.squares;
+    } else {
+      float totals[1] = {Row::template sum_squares<false>(values, place, 0.0f)};
+      statistics.sum(totals);
+      squares = totals[0];
     }
-    float squares[1] = {Row::template sum_squares<kCentered>(values, place, mean)};
-    sum.sum(squares);
     reader.stage_is_free(row);
-    const float rstd = rsqrtf(squares[0] * per_column + arguments.eps);
+    const float rstd = rsqrtf(squares * per_column + arguments.eps);
 
     char* output = static_cast<char*>(arguments.output) + slice_bytes;
 #pragma unroll

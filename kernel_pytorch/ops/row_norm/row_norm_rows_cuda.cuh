@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/bulk.cuh"
+#include "kernel_pytorch/cuda/tile/moments.cuh"
 #include "kernel_pytorch/cuda/tile/reduce.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/row_norm/row_norm_cuda.h"
@@ -64,6 +65,66 @@ template <RowConfig kConfig, int kValues>
 requires(kConfig.clustered) class RowSum<kConfig, kValues>
     : public tile::ClusterSum<kConfig.threads / tile::kWarpLanes, kValues> {
   using tile::ClusterSum<kConfig.threads / tile::kWarpLanes, kValues>::ClusterSum;
+};
+
+// Mean and squared deviations over all threads of a row: within a warp in two passes, across warps in one exchange.
+template <RowConfig kConfig>
+class RowMoments {
+ public:
+  struct Storage {};
+  __device__ __forceinline__ RowMoments(Storage&, const Place<kConfig>&, const RowShape&, int) {}
+  // sum_values() and sum_squares(center) are this thread's.
+  template <class SumValues, class SumSquares>
+  __device__ __forceinline__ tile::Moments of(float inverse_count, SumValues sum_values, SumSquares sum_squares) {
+    const float mean = tile::sum_lanes<kConfig.row_threads>(sum_values()) * inverse_count;
+    return {mean, tile::sum_lanes<kConfig.row_threads>(sum_squares(mean))};
+  }
+};
+template <RowConfig kConfig>
+requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<kConfig> {
+  static constexpr int kWarps = kConfig.threads / tile::kWarpLanes;
+  template <bool kClustered, class Unused>
+  struct MergeOf {
+    using Type = tile::BlockMoments<kWarps>;
+  };
+  template <class Unused>
+  struct MergeOf<true, Unused> {
+    using Type = tile::ClusterMoments<kWarps>;
+  };
+  using Merge = typename MergeOf<kConfig.clustered, void>::Type;
+
+ public:
+  using Storage = typename Merge::Storage;
+  __device__ __forceinline__ RowMoments(Storage& storage, const Place<kConfig>& place, const RowShape& shape,
+                                        int row_vectors)
+      : merge_(storage) {
+    for (int part = threadIdx.x; part < merge_.parts(); part += kConfig.threads) {
+      storage.counts[part] = values_of_part(part / kWarps, part % kWarps, shape, row_vectors);
+    }
+    __syncthreads();
+    const int block = kConfig.clustered ? place.first_vector / shape.slice_vectors : 0;
+    const float count = values_of_part(block, threadIdx.x / tile::kWarpLanes, shape, row_vectors);
+    inverse_part_count_ = count > 0 ? 1.0f / count : 0.0f;
+  }
+  template <class SumValues, class SumSquares>
+  __device__ __forceinline__ tile::Moments of(float inverse_count, SumValues sum_values, SumSquares sum_squares) {
+    const float center = tile::sum_lanes<tile::kWarpLanes>(sum_values()) * inverse_part_count_;
+    return merge_.merge({center, tile::sum_lanes<tile::kWarpLanes>(sum_squares(center))}, inverse_count);
+  }
+
+ private:
+  static __device__ __forceinline__ float values_of_part(int block, int warp, const RowShape& shape, int row_vectors) {
+    const int slice =
+        kConfig.clustered ? min(shape.slice_vectors, max(row_vectors - block * shape.slice_vectors, 0)) : row_vectors;
+    int vectors = 0;
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      vectors += min(max(slice - i * kConfig.row_threads - warp * tile::kWarpLanes, 0), tile::kWarpLanes);
+    }
+    return static_cast<float>(vectors) * (static_cast<float>(shape.columns) / static_cast<float>(row_vectors));
+  }
+
+  Merge merge_;
+  float inverse_part_count_;
 };
 
 // Brings rows of kTensors tensors into registers: take() once per row, then stage_is_free() once every thread of the

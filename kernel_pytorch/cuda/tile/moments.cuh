@@ -1,0 +1,79 @@
+// Mean and squared deviations of values that lie over the warps of a block or a cluster, with one exchange instead of
+// two. A warp takes its own mean first and its squares around that; parts are then merged exactly (Chan, Golub,
+// LeVeque): squares = sum of part squares + count * (part mean - mean)^2. No difference of large squares anywhere.
+#pragma once
+
+#include "kernel_pytorch/cuda/tile/reduce.cuh"
+
+namespace kernel_pytorch::tile {
+
+struct Moments {
+  float mean;
+  float squares;  // sum of squared deviations from the mean
+};
+
+template <int kWarps>
+class BlockMoments {
+ public:
+  static constexpr int kParts = kWarps;
+  struct Storage {
+    alignas(16) Moments parts[2][kWarps];
+    float counts[kWarps];  // values of each warp; filled once, before the first merge
+  };
+  __device__ __forceinline__ explicit BlockMoments(Storage& storage) : storage_(storage) {}
+  __device__ __forceinline__ int parts() const { return kWarps; }
+
+  // One __syncthreads. `part` is the warp's, the same in all its lanes; inverse_count is one over all values.
+  __device__ __forceinline__ Moments merge(Moments part, float inverse_count) {
+    const int lane = threadIdx.x % kWarpLanes;
+    if (lane == 0) storage_.parts[buffer_][threadIdx.x / kWarpLanes] = part;
+    __syncthreads();
+    const Moments(&parts)[kWarps] = storage_.parts[buffer_];
+    buffer_ ^= 1;
+    const Moments mine = parts[lane % kWarps];
+    const float count = storage_.counts[lane % kWarps];
+    const float mean = sum_lanes<kWarps>(count * mine.mean) * inverse_count;
+    return {mean, sum_lanes<kWarps>(deviation(mine, count, mean))};
+  }
+
+  static __device__ __forceinline__ float deviation(Moments part, float count, float mean) {
+    const float distance = part.mean - mean;
+    return part.squares + count * distance * distance;
+  }
+
+ private:
+  Storage& storage_;
+  int buffer_ = 0;
+};
+
+template <int kWarps>
+class ClusterMoments {
+ public:
+  static constexpr int kParts = kMaxClusterBlocks * kWarps;
+  struct Storage {
+    typename ClusterSum<kWarps, 2>::Storage exchange;
+    float counts[kParts];  // by block, then warp
+  };
+  __device__ __forceinline__ explicit ClusterMoments(Storage& storage)
+      : storage_(storage), exchange_(storage.exchange) {}
+  __device__ __forceinline__ int parts() const { return exchange_.parts(); }
+
+  __device__ __forceinline__ Moments merge(Moments part, float inverse_count) {
+    const float values[2] = {part.mean, part.squares};
+    const auto& received = exchange_.exchange(values);
+    const int lane = threadIdx.x % kWarpLanes;
+    float total = 0, squares = 0;
+    for (int i = lane; i < parts(); i += kWarpLanes) total += storage_.counts[i] * received[i][0];
+    const float mean = sum_lanes<kWarpLanes>(total) * inverse_count;
+    for (int i = lane; i < parts(); i += kWarpLanes) {
+      squares += BlockMoments<kWarps>::deviation({received[i][0], received[i][1]}, storage_.counts[i], mean);
+    }
+    return {mean, sum_lanes<kWarpLanes>(squares)};
+  }
+
+ private:
+  Storage& storage_;
+  ClusterSum<kWarps, 2> exchange_;
+};
+
+}  // namespace kernel_pytorch::tile
