@@ -66,7 +66,10 @@ stage verify 120 build/kpt verify --device cuda
 stage pytest 150 bash -c pytest_gpu
 stage torch_norms 150 $python benchmarks/torch_norms.py --device cuda --quick --output "$out/torch_norms.json"
 stage overhead 60 $python benchmarks/overhead.py --output "$out/overhead.json"
-stage bench 120 build/kpt bench --device cuda --all --json
+for op in rms_norm layer_norm; do
+  stage "bench_$op" 60 build/kpt bench $op --device cuda --dtype bf16 --all --json --seconds 0.1 \
+    --shape 16384x4096 --shape 8192x8192 --shape 2048x131072
+done
 
 cat "$out/torch_norms.log" "$out/overhead.log" 2>/dev/null
 printf '%s\n' "${summary[@]}" | tee "$out/summary.txt"

@@ -7,7 +7,11 @@ if(NOT KP_TORCH_DIR)
   if(Python3_FOUND)
     execute_process(
       COMMAND ${Python3_EXECUTABLE} -c
-              "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '', end='')"
+              "import importlib.util, os, sysconfig
+found = importlib.util.find_spec('torch')
+# pip's isolated builds hide the environment they run in from imports, not from sysconfig.
+path = found.submodule_search_locations[0] if found else os.path.join(sysconfig.get_path('purelib'), 'torch')
+print(path if os.path.isdir(path) else '', end='')"
       OUTPUT_VARIABLE found_torch ERROR_QUIET)
     set(KP_TORCH_DIR "${found_torch}" CACHE PATH "torch's package folder: the one with include/ and lib/" FORCE)
   endif()

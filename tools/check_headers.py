@@ -22,7 +22,17 @@ def main() -> int:
     arguments = parser.parse_args()
 
     headers = sorted(path.relative_to(ROOT) for path in (ROOT / "kernel_pytorch").rglob("*.h"))
-    flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", '-DKP_VERSION="0"', "-I", str(ROOT)]
+    flags = [
+        "-std=c++20",
+        "-fvisibility=hidden",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        '-DKP_VERSION="0"',
+        "-I",
+        str(ROOT),
+    ]
     level = (
         ["-march=x86-64-v3", "-DKP_ISA=v3", "-DKP_ISA_v3=1"]
         if os.uname().machine == "x86_64"
