@@ -25,14 +25,14 @@ constexpr auto kPollInterval = std::chrono::microseconds(50);
 
 std::atomic<uint64_t> readings_done{0};  // the highest number of a reading that has ended
 
-void lock_before_fork() {
+void lock_state_before_fork() {
   selection_state().mutex.lock();
 }
-void unlock_in_parent() {
+void unlock_state_in_parent() {
   selection_state().mutex.unlock();
 }
 // A read-write lock knows its writer by thread id, and the child's thread has another one: begin the lock anew.
-void renew_in_child() {
+void renew_state_in_child() {
   new (&selection_state().mutex) std::shared_mutex;
 }
 
@@ -91,7 +91,7 @@ constinit std::atomic<uint64_t> generation{1};
 SelectionState& selection_state() {
   static SelectionState* state = [] {
     auto* made = new SelectionState;
-    pthread_atfork(lock_before_fork, unlock_in_parent, renew_in_child);
+    pthread_atfork(lock_state_before_fork, unlock_state_in_parent, renew_state_in_child);
     return made;
   }();
   return *state;
