@@ -98,7 +98,7 @@ def main() -> int:
             problems.append(f"{path}: folder {layer} is not in the table of docs/architecture.md")
             continue
         allowed = words(layers[layer][1])
-        is_test = path.endswith(("_test.cpp", "_fuzz.cpp"))
+        is_test = path.endswith(("_test.cpp", "_test.h", "_fuzz.cpp"))
         code = without_comments(text)
         for match in INCLUDE.finditer(code):
             line = code.count("\n", 0, match.start(2)) + 1

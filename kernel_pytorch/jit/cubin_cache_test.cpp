@@ -9,7 +9,7 @@
 
 #include "kernel_pytorch/jit/file_lock.h"
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/jit/jit_test_support.h"
+#include "kernel_pytorch/jit/jit_fixture_test.h"
 
 namespace kernel_pytorch::jit {
 namespace {

@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "kernel_pytorch/jit/jit_test_support.h"
+#include "kernel_pytorch/jit/jit_fixture_test.h"
 
 namespace kernel_pytorch::jit {
 namespace {

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "kernel_pytorch/jit/cubin_cache.h"
-#include "kernel_pytorch/jit/jit_test_support.h"
+#include "kernel_pytorch/jit/jit_fixture_test.h"
 #include "kernel_pytorch/jit/nvrtc.h"
 
 namespace kernel_pytorch::jit {

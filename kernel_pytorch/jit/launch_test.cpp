@@ -8,7 +8,7 @@
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/jit/jit_test_support.h"
+#include "kernel_pytorch/jit/jit_fixture_test.h"
 
 namespace kernel_pytorch::jit {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/jit/jit_test_support.h"
+#include "kernel_pytorch/jit/jit_fixture_test.h"
 
 namespace kernel_pytorch::jit {
 namespace {
