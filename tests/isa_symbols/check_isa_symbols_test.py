@@ -11,6 +11,7 @@ CASES = {  # source -> whether it leaks
     "namespace isa_v3 { static int one() { return 1; } int two() { return one() + 1; } }": False,
     "int twice(int x) { return 2 * x; }": True,
     "namespace isa_v4 { int twice(int x) { return 2 * x; } }": True,
+    "namespace isa_v3amx { int twice(int x) { return 2 * x; } }": True,
     "inline int one() { return 1; } namespace isa_v3 { int (*get())() { return one; } }": True,
     "template <class T> T one() { return 1; } namespace isa_v3 { int (*get())() { return one<int>; } }": True,
     "inline int shared = 1; namespace isa_v3 { int* get() { return &shared; } }": True,
