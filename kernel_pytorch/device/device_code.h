@@ -8,9 +8,9 @@
 namespace kernel_pytorch {
 
 struct DeviceCode {
-  std::string source;            // path of the embedded source: "kernel_pytorch/ops/row_norm/row_norm_cuda.cuh"
-  std::string entry;             // name expression: "kernel_pytorch::row_norm::forward<float, RowConfig{256, 4}>"
-  int minimum_capability = 80;   // 90 for sm_90 words; architecture-specific code (sm_90a) sets the flag below
+  std::string source;           // path of the embedded source: "kernel_pytorch/ops/row_norm/row_norm_cuda.cuh"
+  std::string entry;            // name expression: "kernel_pytorch::row_norm::forward<float, RowConfig{256, 4}>"
+  int minimum_capability = 80;  // 90 for sm_90 words; architecture-specific code (sm_90a) sets the flag below
   bool architecture_specific = false;
   friend bool operator==(const DeviceCode&, const DeviceCode&) = default;
 };

@@ -1,5 +1,5 @@
-// parallel_for: tasks handed out one by one from an atomic counter, so that fast threads take more. Exceptions of a task
-// are carried to the caller; the remaining tasks are dropped.
+// parallel_for: tasks handed out one by one from an atomic counter, so that fast threads take more. Exceptions of a
+// task are carried to the caller; the remaining tasks are dropped.
 #pragma once
 
 #include <algorithm>
