@@ -102,7 +102,7 @@ def test_compile_forward_and_backward(backend):
             assert_near(ours, formula.double(), factor=32.0)
 
 
-def test_compile_without_gradient_uses_the_plain_ops():
+def test_graphs_hold_the_ops_alone():
     seen = []
 
     def backend(graph, _):
@@ -114,6 +114,10 @@ def test_compile_without_gradient_uses_the_plain_ops():
     x = torch.randn(4, 8)
     torch.testing.assert_close(run(x), functional.rms_norm(x, weight))
     assert seen == ["kernel_pytorch.rms_norm.default"]
+    seen.clear()
+    x.requires_grad_()  # and nothing but the op in the graph: anything else would keep it out of caches
+    torch.testing.assert_close(run(x), functional.rms_norm(x, weight))
+    assert [name for name in seen if "getitem" not in name] == ["kernel_pytorch.rms_norm_forward.default"]
 
 
 @pytest.mark.filterwarnings("ignore")

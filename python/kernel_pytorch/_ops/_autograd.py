@@ -108,9 +108,19 @@ def transformed_apply(function: Any) -> Callable[..., Any]:
     return call
 
 
+def transforms_active() -> bool:
+    """Whether torch.func is at work. To be asked while tracing: tensors say there that they want no gradient."""
+    return torch._C._are_functorch_transforms_active()
+
+
+# What torch._dynamo.assume_constant_result sets, without importing the compiler: the answer is taken while tracing (and
+# guarded by the compiler) and leaves no call in the graph, which would keep it out of AOTAutograd's cache.
+transforms_active._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def route(transformed: Callable[..., Any], op: Any, apply: Callable[..., Any]) -> Any:
     """Which of three equal calls to make where gradients are wanted: through torch.func, a compiler, or straight."""
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if forward_ad._current_level >= 0 or transforms_active():
         return transformed
     return op if torch.compiler.is_compiling() else apply
 

@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _torch as _torch  # loads the library
-from ._autograd import differentiable, eager, eager_apply, last_derivative, route, transformed_apply, wants_gradient
+from ._autograd import (
+    differentiable,
+    eager,
+    eager_apply,
+    last_derivative,
+    route,
+    transformed_apply,
+    transforms_active,
+    wants_gradient,
+)
 from ._batching import fold, register_folding
 from ._casting import parameter_for, same_type, statistics_dtype
 
@@ -86,10 +95,10 @@ def layer_norm(
         )
     ) or forward_ad._current_level >= 0:
         return route(_transformed, _forward, _apply)(x, weight, bias, eps)[0]
+    if _is_compiling() and not transforms_active():
+        return _infer(x, weight, bias, eps)
     if _transforms_active():
         return _transformed(x, weight, bias, eps)[0]
-    if _is_compiling():
-        return _infer(x, weight, bias, eps)
     return _infer_eager(x, weight, bias, eps)
 
 
@@ -102,10 +111,10 @@ def _add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Te
         weight, bias = _parameters_for(x, weight, bias)
     if wants_gradient(x, residual, weight, bias) or forward_ad._current_level >= 0:
         return route(_add_transformed, _add_forward, _add_apply)(x, residual, weight, bias, eps)[:2]
+    if _is_compiling() and not transforms_active():
+        return _add_infer(x, residual, weight, bias, eps)
     if _transforms_active():
         return _add_transformed(x, residual, weight, bias, eps)[:2]
-    if _is_compiling():
-        return _add_infer(x, residual, weight, bias, eps)
     return _add_infer_eager(x, residual, weight, bias, eps)
 
 

@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _torch as _torch  # loads the library
-from ._autograd import differentiable, eager, eager_apply, last_derivative, route, transformed_apply, wants_gradient
+from ._autograd import (
+    differentiable,
+    eager,
+    eager_apply,
+    last_derivative,
+    route,
+    transformed_apply,
+    transforms_active,
+    wants_gradient,
+)
 from ._batching import fold, register_folding
 from ._casting import parameter_for, same_type, statistics_dtype
 
@@ -80,10 +89,10 @@ def rms_norm(
         _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
     ) or forward_ad._current_level >= 0:
         return route(_transformed, _forward, _apply)(x, weight, eps, weight_offset)[0]
+    if _is_compiling() and not transforms_active():
+        return _infer(x, weight, eps, weight_offset)
     if _transforms_active():
         return _transformed(x, weight, eps, weight_offset)[0]
-    if _is_compiling():
-        return _infer(x, weight, eps, weight_offset)
     return _infer_eager(x, weight, eps, weight_offset)
 
 
@@ -109,10 +118,10 @@ def add_rms_norm(
         and (x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad))
     ) or forward_ad._current_level >= 0:
         result = route(_add_transformed, _add_forward, _add_apply)(x, residual, weight, eps, weight_offset)[:2]
+    elif _is_compiling() and not transforms_active():
+        result = _add_infer(x, residual, weight, eps, weight_offset)
     elif _transforms_active():
         result = _add_transformed(x, residual, weight, eps, weight_offset)[:2]
-    elif _is_compiling():
-        result = _add_infer(x, residual, weight, eps, weight_offset)
     else:
         result = _add_infer_eager(x, residual, weight, eps, weight_offset)
     return result  # type: ignore[no-any-return]
