@@ -88,7 +88,7 @@ std::optional<CubinFile> decode_cubin_file(std::string_view bytes, std::string& 
   if (header.format_version != kCubinFormatVersion) {
     return refuse(concat("its format is ", header.format_version, ", ours is ", kCubinFormatVersion));
   }
-  if (header.cubin_bytes > kLargestFile) return refuse("its length makes no sense");
+  if (header.reserved != 0 || header.cubin_bytes > kLargestFile) return refuse("its header makes no sense");
   const uint64_t body_bytes = uint64_t{header.entry_bytes} + header.lowered_name_bytes + header.cubin_bytes;
   std::string_view body = bytes.substr(sizeof(Header));
   if (body.size() != body_bytes) {
