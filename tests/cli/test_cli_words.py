@@ -80,7 +80,7 @@ def test_version_is_the_same_everywhere(kpt: Kpt) -> None:
         (("frobnicate",), "unknown command"),
         (("kernels", "rms_nrom"), "did you mean rms_norm?"),
         (("kernels", "rms_nrom_forward"), "did you mean rms_norm_forward?"),
-        (("kernels", "rms"), "unknown op"),
+        (("kernels", "rms_nor"), "did you mean rms_norm?"),
         (("explain", "rms_norm"), "--shape"),
         (("explain", "rms_norm", "--shape", "12y4"), "1024x4096"),
         (("explain", "rms_norm", "--shape", "-4x4"), "-4"),
