@@ -1,4 +1,8 @@
-// libFuzzer: every reader of requests on arbitrary bytes. Only kInvalidArgument may come out.
+// libFuzzer entry for the requests of the C interface and the words of the command line: whatever the bytes, every
+// reader returns or throws one Error that blames the caller. Two ops without kernels stand in for the library's.
+// clang-format off
+// kp-fuzz-with: kernel_pytorch/c/json.cpp kernel_pytorch/c/request.cpp kernel_pytorch/c/words.cpp kernel_pytorch/base/device.cpp kernel_pytorch/base/dtype.cpp
+// clang-format on
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -6,6 +10,29 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/c/request.h"
+#include "kernel_pytorch/ops/operations.h"
+
+namespace kernel_pytorch {
+
+const std::vector<registry::AnyOperation>& operations() {
+  static const auto* all = [] {
+    auto* toys = new std::vector<registry::AnyOperation>(2);
+    (*toys)[0].name = "toy_forward";
+    (*toys)[1].name = "toy_backward";
+    for (registry::AnyOperation& toy : *toys) toy.kernel_names = {"fast", "reference"};
+    return toys;
+  }();
+  return *all;
+}
+
+const registry::AnyOperation* find_operation(std::string_view name) {
+  for (const registry::AnyOperation& operation : operations()) {
+    if (operation.name == name) return &operation;
+  }
+  return nullptr;
+}
+
+}  // namespace kernel_pytorch
 
 namespace {
 
@@ -23,10 +50,13 @@ void read_or_refuse(const Read& read) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace kernel_pytorch::c_interface;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  read_or_refuse([&] { shape_from(text); });
+  read_or_refuse([&] {
+    if (shape_from(shape_words(shape_from(text))) != shape_from(text)) std::abort();
+  });
   read_or_refuse([&] { matching_operations(text); });
   read_or_refuse([&] {
     const Json json = parse_request(text);
+    to_text(json);
     read_or_refuse([&] { read_overlay(json); });
     read_or_refuse([&] { read_directories(json); });
     read_or_refuse([&] { read_clear(json); });

@@ -1,6 +1,10 @@
 // The requests of the C interface: limits, unknown fields, every kind of wrong value, and the words that people type.
 #include "kernel_pytorch/c/request.h"
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
 #include <gtest/gtest.h>
 
 #include "kernel_pytorch/base/error.h"
@@ -98,6 +102,24 @@ TEST(Request, OverlaysNameKernelsThatExist) {
   const auto refused = message_of(
       [] { read_overlay(parse_request(R"({"entries": [{"op": "rms_norm_forward", "kernel": "magic"}]})")); });
   EXPECT_NE(refused.find("reference"), std::string::npos) << refused;
+}
+
+// What the fuzzer (request_fuzz.cpp) found worth keeping, against the ops of the library.
+TEST(Request, TheFuzzersCorpusIsReadOrRefused) {
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(KP_SOURCE_DIR) + "/tests/fuzz_corpus/request")) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    refusal_of(text);
+    message_of([&] { read_overlay(parse_request(text)); });
+    message_of([&] { read_directories(parse_request(text)); });
+    message_of([&] { read_clear(parse_request(text)); });
+    message_of([&] { shape_from(text); });
+    message_of([&] { matching_operations(text); });
+    ++files;
+  }
+  EXPECT_GE(files, 6);
 }
 
 TEST(Words, ShapesRoundTrip) {

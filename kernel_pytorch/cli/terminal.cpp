@@ -111,7 +111,7 @@ double ProgressLine::seconds() const {
 }
 
 void ProgressLine::show(std::string_view label, int done, int total, std::string_view note, double seconds_left) {
-  if (!is_terminal_) return;
+  if (!is_terminal_) return show_plainly(label, done, total, note);
   constexpr int kBarColumns = 20;
   const int filled = total > 0 ? std::clamp(kBarColumns * done / total, 0, kBarColumns) : 0;
   double estimate = done > 0 ? seconds() / done * (total - done) : seconds_left;
@@ -122,6 +122,14 @@ void ProgressLine::show(std::string_view label, int done, int total, std::string
   std::fputs(format("\r{}\033[K", first_characters(line, terminal_columns() - 1)).c_str(), stderr);
   std::fflush(stderr);
   shown_ = true;
+}
+
+void ProgressLine::show_plainly(std::string_view label, int done, int total, std::string_view note) {
+  constexpr double kSecondsBetween = 10;
+  if (seconds() < next_plain_seconds_) return;
+  next_plain_seconds_ = seconds() + kSecondsBetween;
+  if (next_plain_seconds_ < 2 * kSecondsBetween) return;  // whatever ends soon needs no line
+  std::fputs(format("{} {}/{}  {}\n", label, done, total, note).c_str(), stderr);
 }
 
 void ProgressLine::clear() {

@@ -1,5 +1,5 @@
 // Output for people: colour only on a terminal and without NO_COLOR, tables aligned by characters, and one line of
-// progress that rewrites itself on a terminal and stays silent elsewhere.
+// progress that rewrites itself on a terminal; elsewhere long work says where it is every ten seconds.
 #pragma once
 
 #include <chrono>
@@ -50,8 +50,10 @@ class ProgressLine {
   double seconds() const;  // since it was made
 
  private:
+  void show_plainly(std::string_view label, int done, int total, std::string_view note);
   bool is_terminal_;
   bool shown_ = false;
+  double next_plain_seconds_ = 0;
   std::chrono::steady_clock::time_point start_;
 };
 
