@@ -7,6 +7,9 @@ add_executable(kernel_pytorch_tests ${test_sources} $<TARGET_OBJECTS:kernel_pyto
                ${KP_ISA_PROBE_OBJECTS})
 target_compile_definitions(kernel_pytorch_tests PRIVATE KP_VERSION="${PROJECT_VERSION}" KP_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
 target_link_libraries(kernel_pytorch_tests PRIVATE kernel_pytorch_objects GTest::gtest_main)
+# The tests' own code need not be fast to run, only fast to build.
+target_compile_options(kernel_pytorch_tests PRIVATE -O1)
+target_precompile_headers(kernel_pytorch_tests PRIVATE <gtest/gtest.h>)
 # One process per suite keeps the whole run short: start-up of the program is most of a small test's time.
 add_test(NAME unit COMMAND kernel_pytorch_tests)
 
