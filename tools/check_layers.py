@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 MAX_LINES = 400
-TEST_ENDINGS = ("_test.cpp", "_test.h", "_test_support.h", "_fuzz.cpp")
+TEST_ENDINGS = ("_test.cpp", "_test.h", "_fuzz.cpp")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
@@ -99,11 +99,7 @@ def main() -> int:
             problems.append(f"{path}: folder {layer} is not in the table of docs/architecture.md")
             continue
         allowed = words(layers[layer][1])
-<<<<<<< Updated upstream
-        is_test = path.endswith(("_test.cpp", "_test.h", "_fuzz.cpp"))
-=======
         is_test = path.endswith(TEST_ENDINGS)
->>>>>>> Stashed changes
         code = without_comments(text)
         for match in INCLUDE.finditer(code):
             line = code.count("\n", 0, match.start(2)) + 1
