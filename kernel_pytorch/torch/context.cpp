@@ -3,13 +3,15 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <torch/csrc/stable/c/shim.h>
+#include <torch/csrc/stable/macros.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cpu/thread_pool.h"
-#include "kernel_pytorch/torch/tensor_view.h"
 
 namespace kernel_pytorch::torch_ops {
 namespace {
@@ -68,7 +70,7 @@ void* TorchScratch::allocate(size_t bytes) {
   constexpr size_t kAlignmentBytes = 256;  // torch promises 64 on the CPU
   const int64_t padded[] = {static_cast<int64_t>(bytes + kAlignmentBytes - 1)};
   NewTensor block = make_tensor(padded, DType::kInt8, device_);
-  blocks_.push_back(block.tensor);
+  blocks_.push_back(std::move(block.tensor));
   const auto address = reinterpret_cast<uintptr_t>(block.view.data);
   return reinterpret_cast<void*>((address + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes);
 }

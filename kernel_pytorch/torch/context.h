@@ -2,11 +2,10 @@
 // scratch memory. Made anew for every op call; costs no allocation.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-
 #include <vector>
 
 #include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/torch/tensor_view.h"
 
 namespace kernel_pytorch::torch_ops {
 
@@ -17,7 +16,7 @@ class TorchScratch final : public Scratch {
 
  private:
   Device device_;
-  std::vector<torch::stable::Tensor> blocks_;
+  std::vector<Tensor> blocks_;
 };
 
 class TorchContext {

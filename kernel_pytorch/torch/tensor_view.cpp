@@ -1,6 +1,7 @@
 #include "kernel_pytorch/torch/tensor_view.h"
 
 #include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -43,16 +44,18 @@ Device device_of(const Tensor& tensor, std::string_view argument) {
   return {DeviceKind::kCuda, static_cast<int16_t>(index)};
 }
 
-TensorView contiguous_view_of(Tensor& tensor, std::string_view argument) {
-  const TensorView view = view_of(tensor, argument);
-  if (is_contiguous(view)) return view;
-  tensor = torch::stable::contiguous(tensor);
-  return view_of(tensor, argument);
+Tensor contiguous_copy(const Tensor& tensor) {
+  Handle shared = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor.get(), &shared));
+  const torch::stable::Tensor copy = torch::stable::contiguous(torch::stable::Tensor(shared));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(copy.get(), &shared));
+  return Tensor(shared);
 }
 
 }  // namespace
 
 TensorView view_of(const Tensor& tensor, std::string_view argument) {
+  if (tensor.get() == nullptr) return {};
   int64_t rank = 0;
   int64_t* sizes = nullptr;
   int64_t* strides = nullptr;
@@ -84,7 +87,7 @@ NewTensor make_tensor(std::span<const int64_t> sizes, DType dtype, Device device
          " (out of memory?); free memory or use a smaller batch");
   }
   Tensor tensor(handle);
-  view.data = tensor.mutable_data_ptr();
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(handle, &view.data));
   return {std::move(tensor), view};
 }
 
@@ -95,12 +98,15 @@ NewTensor make_absent(DType dtype, Device device) {
   return absent;
 }
 
-TensorView parameter_view_of(std::optional<Tensor>& tensor, std::string_view argument) {
-  return tensor ? contiguous_view_of(*tensor, argument) : TensorView{};
+TensorView parameter_view_of(Tensor& tensor, std::string_view argument) {
+  const TensorView view = view_of(tensor, argument);
+  if (!view.is_present() || is_contiguous(view)) return view;
+  tensor = contiguous_copy(tensor);
+  return view_of(tensor, argument);
 }
 
 TensorView row_view_of(Tensor& tensor, std::string_view argument) {
-  const TensorView view = contiguous_view_of(tensor, argument);
+  const TensorView view = parameter_view_of(tensor, argument);
   return contiguous_view(view.data, view.dtype, {view.element_count()}, view.device);
 }
 

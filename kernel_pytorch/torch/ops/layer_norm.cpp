@@ -5,7 +5,6 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <optional>
 #include <tuple>
 
 #include "kernel_pytorch/torch/border.h"
@@ -16,9 +15,7 @@
 namespace kernel_pytorch::torch_ops {
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
-
-layer_norm::Forward forward_arguments(const Tensor& x, OptionalTensor& weight, OptionalTensor& bias, double eps) {
+layer_norm::Forward forward_arguments(const Tensor& x, Tensor& weight, Tensor& bias, double eps) {
   return {.x = view_of(x, "layer_norm: x"),
           .residual = {},
           .weight = parameter_view_of(weight, "layer_norm: weight"),
@@ -36,18 +33,18 @@ void run(const layer_norm::Forward& arguments) {
   layer_norm::forward(arguments, context);
 }
 
-Tensor infer(const Tensor& x, OptionalTensor weight, OptionalTensor bias, double eps) {
-  return at_border([&] {
+Returned infer(Handle x, OptionalHandle weight, OptionalHandle bias, double eps) {
+  return at_border([&, x = Tensor(x), weight = Tensor(weight), bias = Tensor(bias)]() mutable {
     layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
     NewTensor output = make_like(arguments.x);
     arguments.output = output.view;
     run(arguments);
-    return output.tensor;
+    return output.tensor.release();
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, OptionalTensor weight, OptionalTensor bias, double eps) {
-  return at_border([&] {
+std::tuple<Returned, Returned, Returned> forward(Handle x, OptionalHandle weight, OptionalHandle bias, double eps) {
+  return at_border([&, x = Tensor(x), weight = Tensor(weight), bias = Tensor(bias)]() mutable {
     layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
     NewTensor output = make_like(arguments.x);
     NewTensor mean = make_row_statistic(arguments.x);
@@ -56,48 +53,52 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, OptionalTensor weigh
     arguments.mean = mean.view;
     arguments.rstd = rstd.view;
     run(arguments);
-    return std::tuple(output.tensor, mean.tensor, rstd.tensor);
+    return std::tuple(output.tensor.release(), mean.tensor.release(), rstd.tensor.release());
   });
 }
 
-std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, OptionalTensor weight,
-                                     OptionalTensor bias, double eps) {
-  return at_border([&] {
-    layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
-    arguments.residual = view_of(residual, "layer_norm: residual");
-    NewTensor output = make_like(arguments.x);
-    NewTensor sum = make_like(arguments.x);
-    arguments.output = output.view;
-    arguments.sum = sum.view;
-    run(arguments);
-    return std::tuple(output.tensor, sum.tensor);
-  });
+std::tuple<Returned, Returned> add_infer(Handle x, Handle residual, OptionalHandle weight, OptionalHandle bias,
+                                         double eps) {
+  return at_border(
+      [&, x = Tensor(x), residual = Tensor(residual), weight = Tensor(weight), bias = Tensor(bias)]() mutable {
+        layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
+        arguments.residual = view_of(residual, "layer_norm: residual");
+        NewTensor output = make_like(arguments.x);
+        NewTensor sum = make_like(arguments.x);
+        arguments.output = output.view;
+        arguments.sum = sum.view;
+        run(arguments);
+        return std::tuple(output.tensor.release(), sum.tensor.release());
+      });
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Tensor& residual, OptionalTensor weight,
-                                                       OptionalTensor bias, double eps) {
-  return at_border([&] {
-    layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
-    arguments.residual = view_of(residual, "layer_norm: residual");
-    NewTensor output = make_like(arguments.x);
-    NewTensor sum = make_like(arguments.x);
-    NewTensor mean = make_row_statistic(arguments.x);
-    NewTensor rstd = make_row_statistic(arguments.x);
-    arguments.output = output.view;
-    arguments.sum = sum.view;
-    arguments.mean = mean.view;
-    arguments.rstd = rstd.view;
-    run(arguments);
-    return std::tuple(output.tensor, sum.tensor, mean.tensor, rstd.tensor);
-  });
+std::tuple<Returned, Returned, Returned, Returned> add_forward(Handle x, Handle residual, OptionalHandle weight,
+                                                               OptionalHandle bias, double eps) {
+  return at_border(
+      [&, x = Tensor(x), residual = Tensor(residual), weight = Tensor(weight), bias = Tensor(bias)]() mutable {
+        layer_norm::Forward arguments = forward_arguments(x, weight, bias, eps);
+        arguments.residual = view_of(residual, "layer_norm: residual");
+        NewTensor output = make_like(arguments.x);
+        NewTensor sum = make_like(arguments.x);
+        NewTensor mean = make_row_statistic(arguments.x);
+        NewTensor rstd = make_row_statistic(arguments.x);
+        arguments.output = output.view;
+        arguments.sum = sum.view;
+        arguments.mean = mean.view;
+        arguments.rstd = rstd.view;
+        run(arguments);
+        return std::tuple(output.tensor.release(), sum.tensor.release(), mean.tensor.release(), rstd.tensor.release());
+      });
 }
 
 // `bias` is here for the type of its gradient alone.
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& value, OptionalTensor weight,
-                                            OptionalTensor bias, Tensor mean, Tensor rstd,
-                                            const OptionalTensor& grad_sum, bool input_grad, bool weight_grad,
-                                            bool bias_grad) {
-  return at_border([&] {
+std::tuple<Returned, Returned, Returned> backward(Handle grad_output, Handle value, OptionalHandle weight,
+                                                  OptionalHandle bias, Handle mean, Handle rstd,
+                                                  OptionalHandle grad_sum, bool input_grad, bool weight_grad,
+                                                  bool bias_grad) {
+  return at_border([&, grad_output = Tensor(grad_output), value = Tensor(value), weight = Tensor(weight),
+                    bias = Tensor(bias), mean = Tensor(mean), rstd = Tensor(rstd),
+                    grad_sum = Tensor(grad_sum)]() mutable {
     layer_norm::Backward arguments{.grad_output = view_of(grad_output, "layer_norm backward: grad_output"),
                                    .value = view_of(value, "layer_norm backward: value"),
                                    .weight = parameter_view_of(weight, "layer_norm backward: weight"),
@@ -117,7 +118,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
     arguments.grad_bias = grad_bias.view;
     TorchContext context(arguments.value.device);
     layer_norm::backward(arguments, context);
-    return std::tuple(grad_input.tensor, grad_weight.tensor, grad_bias.tensor);
+    return std::tuple(grad_input.tensor.release(), grad_weight.tensor.release(), grad_bias.tensor.release());
   });
 }
 

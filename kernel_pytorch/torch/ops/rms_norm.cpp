@@ -4,7 +4,6 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <optional>
 #include <tuple>
 
 #include "kernel_pytorch/torch/border.h"
@@ -15,9 +14,7 @@
 namespace kernel_pytorch::torch_ops {
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
-
-rms_norm::Forward forward_arguments(const Tensor& x, OptionalTensor& weight, double eps, double weight_offset) {
+rms_norm::Forward forward_arguments(const Tensor& x, Tensor& weight, double eps, double weight_offset) {
   return {.x = view_of(x, "rms_norm: x"),
           .residual = {},
           .weight = parameter_view_of(weight, "rms_norm: weight"),
@@ -33,31 +30,31 @@ void run(const rms_norm::Forward& arguments) {
   rms_norm::forward(arguments, context);
 }
 
-Tensor infer(const Tensor& x, OptionalTensor weight, double eps, double weight_offset) {
-  return at_border([&] {
+Returned infer(Handle x, OptionalHandle weight, double eps, double weight_offset) {
+  return at_border([&, x = Tensor(x), weight = Tensor(weight)]() mutable {
     rms_norm::Forward arguments = forward_arguments(x, weight, eps, weight_offset);
     NewTensor output = make_like(arguments.x);
     arguments.output = output.view;
     run(arguments);
-    return output.tensor;
+    return output.tensor.release();
   });
 }
 
-std::tuple<Tensor, Tensor> forward(const Tensor& x, OptionalTensor weight, double eps, double weight_offset) {
-  return at_border([&] {
+std::tuple<Returned, Returned> forward(Handle x, OptionalHandle weight, double eps, double weight_offset) {
+  return at_border([&, x = Tensor(x), weight = Tensor(weight)]() mutable {
     rms_norm::Forward arguments = forward_arguments(x, weight, eps, weight_offset);
     NewTensor output = make_like(arguments.x);
     NewTensor rstd = make_row_statistic(arguments.x);
     arguments.output = output.view;
     arguments.rstd = rstd.view;
     run(arguments);
-    return std::tuple(output.tensor, rstd.tensor);
+    return std::tuple(output.tensor.release(), rstd.tensor.release());
   });
 }
 
-std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, OptionalTensor weight, double eps,
-                                     double weight_offset) {
-  return at_border([&] {
+std::tuple<Returned, Returned> add_infer(Handle x, Handle residual, OptionalHandle weight, double eps,
+                                         double weight_offset) {
+  return at_border([&, x = Tensor(x), residual = Tensor(residual), weight = Tensor(weight)]() mutable {
     rms_norm::Forward arguments = forward_arguments(x, weight, eps, weight_offset);
     arguments.residual = view_of(residual, "rms_norm: residual");
     NewTensor output = make_like(arguments.x);
@@ -65,13 +62,13 @@ std::tuple<Tensor, Tensor> add_infer(const Tensor& x, const Tensor& residual, Op
     arguments.output = output.view;
     arguments.sum = sum.view;
     run(arguments);
-    return std::tuple(output.tensor, sum.tensor);
+    return std::tuple(output.tensor.release(), sum.tensor.release());
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Tensor& residual, OptionalTensor weight,
-                                               double eps, double weight_offset) {
-  return at_border([&] {
+std::tuple<Returned, Returned, Returned> add_forward(Handle x, Handle residual, OptionalHandle weight, double eps,
+                                                     double weight_offset) {
+  return at_border([&, x = Tensor(x), residual = Tensor(residual), weight = Tensor(weight)]() mutable {
     rms_norm::Forward arguments = forward_arguments(x, weight, eps, weight_offset);
     arguments.residual = view_of(residual, "rms_norm: residual");
     NewTensor output = make_like(arguments.x);
@@ -81,14 +78,15 @@ std::tuple<Tensor, Tensor, Tensor> add_forward(const Tensor& x, const Tensor& re
     arguments.sum = sum.view;
     arguments.rstd = rstd.view;
     run(arguments);
-    return std::tuple(output.tensor, sum.tensor, rstd.tensor);
+    return std::tuple(output.tensor.release(), sum.tensor.release(), rstd.tensor.release());
   });
 }
 
-std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& value, OptionalTensor weight, Tensor rstd,
-                                    const OptionalTensor& grad_sum, double weight_offset, bool input_grad,
-                                    bool weight_grad) {
-  return at_border([&] {
+std::tuple<Returned, Returned> backward(Handle grad_output, Handle value, OptionalHandle weight, Handle rstd,
+                                        OptionalHandle grad_sum, double weight_offset, bool input_grad,
+                                        bool weight_grad) {
+  return at_border([&, grad_output = Tensor(grad_output), value = Tensor(value), weight = Tensor(weight),
+                    rstd = Tensor(rstd), grad_sum = Tensor(grad_sum)]() mutable {
     rms_norm::Backward arguments{.grad_output = view_of(grad_output, "rms_norm backward: grad_output"),
                                  .value = view_of(value, "rms_norm backward: value"),
                                  .weight = parameter_view_of(weight, "rms_norm backward: weight"),
@@ -103,7 +101,7 @@ std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& val
     arguments.grad_weight = grad_weight.view;
     TorchContext context(arguments.value.device);
     rms_norm::backward(arguments, context);
-    return std::tuple(grad_input.tensor, grad_weight.tensor);
+    return std::tuple(grad_input.tensor.release(), grad_weight.tensor.release());
   });
 }
 
