@@ -2,15 +2,13 @@
 
 #include <unistd.h>
 
-#include <map>
-#include <mutex>
 #include <optional>
-#include <set>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/base/version.h"
 #include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/registry/append_only_list.h"
 #include "kernel_pytorch/registry/decision_cache.h"
 #include "kernel_pytorch/registry/tune.h"
 
@@ -152,12 +150,10 @@ class TuningTurn {
 };
 
 // Problems whose tuning found nothing: trying again at every call would only cost time.
-bool note_untunable(const Key& key, bool add) {
-  static std::mutex* mutex = new std::mutex;
-  static auto* keys = new std::set<Key>;
-  const std::lock_guard lock(*mutex);
-  if (add) keys->insert(key);
-  return keys->contains(key);
+constinit AppendOnlyList<Key> untunable;
+
+bool is_untunable(const Key& key) {
+  return untunable.find([&](const Key& other) { return other == key; }) != nullptr;
 }
 
 int count_candidates(const AnyProblem& problem) {
@@ -171,7 +167,7 @@ int count_candidates(const AnyProblem& problem) {
 // `is_final` as above: false where a later call should look again.
 std::optional<Selected> by_autotuning(const AnyProblem& problem, const Key& key, const Context& context,
                                       bool& is_final) {
-  if (!tuning::autotune_enabled() || count_candidates(problem) < 2 || note_untunable(key, false)) return std::nullopt;
+  if (!tuning::autotune_enabled() || count_candidates(problem) < 2 || is_untunable(key)) return std::nullopt;
   if (problem.device().is_cuda() && cuda_device::is_capturing(context.stream)) {
     is_final = false;
     return std::nullopt;
@@ -181,8 +177,13 @@ std::optional<Selected> by_autotuning(const AnyProblem& problem, const Key& key,
     is_final = false;
     return std::nullopt;
   }
+  KP_LOG(kInfo, problem.op(), ": measuring ", key.problem, " on ", problem.device().device);
   try {
-    tune(problem, context, {});
+    const tuning::TuneReport report = tune(problem, context, {});
+    if (!report.rows.empty() && report.rows[0].failure.empty()) {
+      KP_LOG(kInfo, problem.op(), ": ", report.rows[0].kernel, " ", report.rows[0].config, " takes ",
+             report.rows[0].median_us, " us, the best of ", report.rows.size(), " in ", report.seconds, " s");
+    }
   } catch (const std::exception& error) {  // the call itself may well succeed; tuning it is a wish
     KP_LOG(kWarning, problem.op(), ": autotuning failed (", error.what(), "); the heuristic decides");
   }
@@ -191,7 +192,7 @@ std::optional<Selected> by_autotuning(const AnyProblem& problem, const Key& key,
     selected->tier = Tier::kAutotune;
     is_final = false;
   } else {
-    note_untunable(key, true);
+    untunable.add(key);
   }
   return selected;
 }
@@ -232,29 +233,32 @@ std::optional<Selected> find_resolved(const AnyProblem& problem, uint64_t call) 
   return selected;
 }
 
+struct KernelSet {
+  uint64_t op = 0;
+  std::string hash;
+};
+constinit AppendOnlyList<KernelSet> kernel_sets;
+
+const std::string& kernel_set_of(const AnyProblem& problem) {
+  const uint64_t op = problem.op_identity();
+  if (const KernelSet* known = kernel_sets.find([&](const KernelSet& set) { return set.op == op; })) return known->hash;
+  Fnv128 hash;
+  for (int i = 0; i < problem.kernel_count(); ++i) {
+    const uint64_t source_hash = problem.kernel_source_hash(i);
+    hash.add_part(problem.kernel_name(i)).add_number(source_hash).add_part(source_hash == 0 ? kVersion : "");
+  }
+  return kernel_sets.add({op, hash.hex()}).hash;
+}
+
 }  // namespace
 
 AnyProblem::~AnyProblem() = default;
 
 Key make_key(const AnyProblem& problem) {
-  static std::mutex* mutex = new std::mutex;
-  static auto* kernel_sets = new std::map<uint64_t, std::string>;
   std::string text;
   tuning::KeyBuilder builder(&text);
   problem.describe(builder);
-  Key key{problem.device().fingerprint, std::string(problem.op()), "", text};
-  const std::lock_guard lock(*mutex);
-  std::string& kernel_set = (*kernel_sets)[problem.op_identity()];
-  if (kernel_set.empty()) {
-    Fnv128 hash;
-    for (int i = 0; i < problem.kernel_count(); ++i) {
-      const uint64_t source_hash = problem.kernel_source_hash(i);
-      hash.add_part(problem.kernel_name(i)).add_number(source_hash).add_part(source_hash == 0 ? kVersion : "");
-    }
-    kernel_set = hash.hex();
-  }
-  key.kernel_set = kernel_set;
-  return key;
+  return {problem.device().fingerprint, std::string(problem.op()), kernel_set_of(problem), std::move(text)};
 }
 
 Selected select(const AnyProblem& problem, Context& context) {

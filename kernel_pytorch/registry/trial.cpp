@@ -32,6 +32,16 @@ int64_t terms_per_element(const std::vector<ProblemTensor>& tensors, const Tenso
   return std::max<int64_t>(1, largest / std::max<int64_t>(1, output.element_count()));
 }
 
+// One set on the device and the inputs on the host must fit with room to spare: an operating system that promises more
+// memory than it has would end the process and not the allocation.
+void refuse_too_large(const AnyProblem& problem, int64_t bytes, const DeviceInfo& device) {
+  for (const DeviceInfo* place : {&device, &device_info(Device{})}) {
+    if (place->memory_bytes == 0 || bytes <= place->memory_bytes / 3) continue;
+    fail(ErrorCode::kDevice, problem.op(), ": a trial needs ", bytes, " bytes on ", place->device, ", which has ",
+         place->memory_bytes, "; at most a third is taken: try fewer rows");
+  }
+}
+
 }  // namespace
 
 TrialContext::TrialContext(const Context& context) : own_(context.device(), context.stream), context_(context) {
@@ -90,9 +100,10 @@ int rotation_count(int64_t bytes, const DeviceInfo& device) {
 }
 
 RotatedProblem::RotatedProblem(const AnyProblem& problem, const Context& context) {
-  const std::vector<DeviceBuffer> inputs = make_random_inputs(problem, context.threads);
   int64_t bytes = 0;
   for (const ProblemTensor& tensor : problem.tensors()) bytes += static_cast<int64_t>(bytes_of(tensor.view));
+  refuse_too_large(problem, bytes, *context.info);
+  const std::vector<DeviceBuffer> inputs = make_random_inputs(problem, context.threads);
   for (int i = rotation_count(bytes, *context.info); i > 0; --i) {
     sets_.emplace_back(problem, *context.info, &inputs, context.stream);
   }

@@ -35,6 +35,7 @@ struct SelectionState {
   std::map<Key, Remembered> measured;
   uint64_t reading = 0;        // number of the reading of the store that is wanted; an overtaken one is dropped
   int64_t reader_process = 0;  // 0: not begun; a child of fork() has no reader and begins its own
+  std::string write_failure_path, write_failure;  // why the last measurement could not be written, and where to
   int autotune_scopes = 0;
   bool autotune_option = false;
   std::vector<Decision> decisions;

@@ -17,11 +17,12 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <thread>
 
 #include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/base/options.h"
-#include "kernel_pytorch/tuning/row_check.h"
+#include "kernel_pytorch/tuning/selection_state.h"
 
 namespace kernel_pytorch::tuning {
 namespace {
@@ -32,15 +33,24 @@ constexpr auto kLongestWait = std::chrono::seconds(30);
 constexpr auto kForkWait = std::chrono::seconds(1);
 
 // One user of SQLite at a time in this process, and none across a fork: a child must not inherit a connection.
-std::timed_mutex& file_mutex() {
-  static std::timed_mutex* mutex = new std::timed_mutex;
+std::mutex& file_mutex() {
+  static std::mutex* mutex = new std::mutex;
   return *mutex;
+}
+// A timed_mutex would do, but ThreadSanitizer does not know the call it is made of.
+bool lock_file_within(std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!file_mutex().try_lock()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 thread_local bool locked_for_fork = false;
 std::atomic<bool> lost_in_fork{false};
 
 void lock_before_fork() {
-  locked_for_fork = file_mutex().try_lock_for(kForkWait);
+  locked_for_fork = lock_file_within(kForkWait);
 }
 void unlock_in_parent() {
   if (locked_for_fork) file_mutex().unlock();
@@ -48,16 +58,6 @@ void unlock_in_parent() {
 void unlock_in_child() {
   if (locked_for_fork) return file_mutex().unlock();
   lost_in_fork = true;  // the store hung in another thread of the parent; what SQLite held there is held for good here
-}
-
-// Why the last measurement could not be written, and where to.
-struct WriteFailure {
-  std::mutex mutex;
-  std::string path, reason;
-};
-WriteFailure& write_failure() {
-  static auto* failure = new WriteFailure;
-  return *failure;
 }
 
 void guard_against_fork() {
@@ -218,8 +218,8 @@ std::string use_file(Use open_and_use, const std::function<void(Database&)>& use
   if (path.empty()) return "there is no cache directory; set KERNEL_PYTORCH_CACHE_DIR";
   guard_against_fork();
   if (lost_in_fork) return "the process was forked while its store hung";
-  const std::unique_lock lock(file_mutex(), kLongestWait);
-  if (!lock.owns_lock()) return "another thread of this process hangs in it";
+  if (!lock_file_within(kLongestWait)) return "another thread of this process hangs in it";
+  const std::lock_guard lock(file_mutex(), std::adopt_lock);
   std::string reason;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const FileIdentity identity = identify(path);
@@ -283,19 +283,19 @@ std::vector<StoredMeasurement> load_store_for_selection() {
 void write_measurement(const StoredMeasurement& row) {
   const std::string path = store_path();
   const std::string reason = write_store([&](Database& database) { upsert_rows(database, {row}); });
-  WriteFailure& failure = write_failure();
   {
-    const std::lock_guard lock(failure.mutex);
-    failure.path = path;
-    failure.reason = reason;
+    SelectionState& state = selection_state();
+    const std::unique_lock state_lock(state.mutex);
+    state.write_failure_path = path;
+    state.write_failure = reason;
   }
   if (!reason.empty()) say_memory_only(reason);
 }
 
 std::string last_write_failure() {
-  WriteFailure& failure = write_failure();
-  const std::lock_guard lock(failure.mutex);
-  return failure.path == store_path() ? failure.reason : "";
+  SelectionState& state = selection_state();
+  const std::shared_lock lock(state.mutex);
+  return state.write_failure_path == store_path() ? state.write_failure : "";
 }
 
 }  // namespace kernel_pytorch::tuning
