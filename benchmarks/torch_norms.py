@@ -2,7 +2,8 @@
 
     python benchmarks/torch_norms.py [--quick] [--compile] [--device cpu|cuda] [--output FILE]
 
-A row is checked before it is timed: ours must equal torch's within the dtype's tolerance.
+A row is checked before it is timed: ours must equal torch's op on the same values in fp32, within the dtype's rounding.
+(torch's own bf16 layer_norm backward on a CPU would not pass: it sums the weight's gradient in bf16.)
 `share` is how fast a copy that moves the same bytes runs in the same turns, against ours: 100 % is the memory's speed.
 """
 
@@ -26,7 +27,7 @@ import kernel_pytorch
 from kernel_pytorch import functional
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 4e-3}
+TOLERANCE = {"fp32": 1e-5, "bf16": 8e-3, "fp16": 1e-3}
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -126,7 +127,12 @@ def make_ways(case: Case, device: torch.device, with_compile: bool) -> tuple[dic
         ways = {name: backward_way(function, inputs, grads) for name, function in functions.items()}
     else:
         ways = {name: forward_way(function, inputs) for name, function in functions.items()}
-    check(case, ways)
+    exact_inputs = tuple(tensor.detach().float().requires_grad_(tensor.requires_grad) for tensor in inputs[0])
+    if needs_grad:
+        exact = backward_way(torchs(case), [exact_inputs], [grads[0].float()])(0)
+    else:
+        exact = forward_way(torchs(case), [exact_inputs])(0)
+    check(case, exact, ways["ours"](0))
     half = case.bytes_moved() // 2
     sources = [torch.randint(0, 255, (half,), dtype=torch.uint8, device=device) for _ in range(buffers)]
     targets = [torch.zeros_like(source) for source in sources]
@@ -134,15 +140,14 @@ def make_ways(case: Case, device: torch.device, with_compile: bool) -> tuple[dic
     return ways, buffers
 
 
-def check(case: Case, ways: dict[str, Way]) -> None:
-    expected, actual = ways["torch"](0), ways["ours"](0)
-    for theirs, mine in zip(*(r if isinstance(r, tuple) else (r,) for r in (expected, actual)), strict=True):
+def check(case: Case, exact: object, actual: object) -> None:
+    for theirs, mine in zip(*(r if isinstance(r, tuple) else (r,) for r in (exact, actual)), strict=True):
         if theirs is None or mine is None:
             continue
-        scale = theirs.float().abs().max().clamp(min=1)
-        error = ((theirs.float() - mine.float()).abs().max() / scale).item()
+        scale = theirs.abs().max().clamp(min=1)
+        error = ((theirs - mine.float()).abs().max() / scale).item()
         if not error <= TOLERANCE[case.dtype]:
-            sys.exit(f"torch_norms: {case}: ours is {error:.1e} from torch's, the limit is {TOLERANCE[case.dtype]:.0e}")
+            sys.exit(f"torch_norms: {case}: ours is {error:.1e} from exact, the limit is {TOLERANCE[case.dtype]:.0e}")
 
 
 def run_case(case: Case, device: torch.device, seconds: float, with_compile: bool) -> dict[str, object]:
