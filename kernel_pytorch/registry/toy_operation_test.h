@@ -75,6 +75,16 @@ inline const Kernel<Problem> kThrowing{
     .supports = support_cpu,
     .run = [](const Problem&, int, Context&) { fail(ErrorCode::kDevice, "toy: no such luck"); },
 };
+// Takes only problems far larger than what a first check would use, and is wrong on the largest.
+inline const Kernel<Problem> kManyRows{
+    .name = "many_rows",
+    .supports =
+        [](const Problem& problem, const DeviceInfo&) {
+          return problem.x.size(0) >= 3000 ? Support::yes() : Support::no("wants 3000 rows or more");
+        },
+    .run = [](const Problem& problem, int,
+              Context&) { scale(problem, problem.factor * (problem.x.size(0) > 4000 ? 1.5 : 1)); },
+};
 inline const Kernel<Problem> kPlain{
     .name = "plain",
     .supports = support_cpu,
@@ -100,6 +110,10 @@ inline std::span<const Kernel<Problem>> mixed_kernels() {
 }
 inline std::span<const Kernel<Problem>> failing_kernels() {
   static const Kernel<Problem> kList[] = {kWrong, kThrowing, kPartial, kReference};
+  return kList;
+}
+inline std::span<const Kernel<Problem>> many_row_kernels() {
+  static const Kernel<Problem> kList[] = {kManyRows, kReference};
   return kList;
 }
 inline std::span<const Kernel<Problem>> no_kernels() {
@@ -142,6 +156,7 @@ inline Operation<Problem> make_operation(std::string_view name, std::span<const 
 inline const Operation<Problem> kGood = make_operation("toy_good", good_kernels);
 inline const Operation<Problem> kMixed = make_operation("toy_mixed", mixed_kernels);
 inline const Operation<Problem> kFailing = make_operation("toy_failing", failing_kernels);
+inline const Operation<Problem> kMany = make_operation("toy_many", many_row_kernels);
 inline const Operation<Problem> kNone = make_operation("toy_none", no_kernels);
 
 }  // namespace kernel_pytorch::registry::toy

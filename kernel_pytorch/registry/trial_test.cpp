@@ -151,6 +151,15 @@ TEST_F(AnyOperationTest, TuneTakesTheFastestRightOne) {
   EXPECT_EQ(tuning::find_measured(report.key)->measurement.config, "wait=0");
 }
 
+// 4096 x 256 is four times what a first check uses, so the kernel is checked on all of it; of 20000 rows, on 4096.
+TEST_F(AnyOperationTest, TuneChecksAKernelForManyRowsOnAsFewAsItTakes) {
+  request_.shape = {3500, 256};
+  EXPECT_EQ(erase(toy::kMany).tune(request_, {}).rows.at(0).failure, "");
+  request_.shape = {20000, 256};
+  const std::string failure = erase(toy::kMany).tune(request_, {}).rows.at(0).failure;
+  EXPECT_NE(failure.find("of 1048576 elements differ"), std::string::npos) << failure;
+}
+
 TEST_F(AnyOperationTest, TuneOfWhatNothingSupportsGivesTheReasons) {
   EXPECT_THROW(erase(toy::kNone).tune(request_, {}), Error);
 }

@@ -9,8 +9,10 @@
 namespace kernel_pytorch::registry {
 namespace {
 
-// A scalar reference takes some 10 ns an element, so this keeps a check well under 100 ms.
-constexpr int64_t kCheckedElements = 1 << 18;
+// A scalar reference takes some 10 ns an element, so the first of these keeps a check far below 100 ms. Kernels for
+// many rows do not take so few; they are checked on the least multiple that they take.
+constexpr int64_t kFirstCheckedElements = 1 << 18;
+constexpr int64_t kCheckGrowth = 4;
 
 struct Try {
   int kernel = 0;
@@ -36,27 +38,36 @@ std::vector<Try> list_tries(const AnyProblem& problem) {
   return tries;
 }
 
-// Checks on a few rows, and on the whole problem for kernels that do not take so few.
+// Checks candidates on as few rows as each of them takes; the reference's answer for each size is computed once.
 class Checker {
  public:
-  Checker(const AnyProblem& problem, const Context& context) : problem_(problem), context_(context) {}
+  Checker(const AnyProblem& problem, const Context& context) : problem_(problem), context_(context) {
+    for (const ProblemTensor& tensor : problem.tensors()) {
+      largest_tensor_ = std::max(largest_tensor_, tensor.view.element_count());
+    }
+  }
   std::string check(const Try& one) {
     std::string failure;
-    if (few_rows_ == nullptr) {
-      shrunk_ = problem_.shrink(kCheckedElements);
-      few_rows_ = std::make_unique<ReferenceCheck>(*shrunk_, context_);
+    int64_t elements = kFirstCheckedElements;
+    for (size_t size = 0; size == 0 || elements / kCheckGrowth < largest_tensor_; ++size, elements *= kCheckGrowth) {
+      if (size == sizes_.size()) sizes_.push_back({problem_.shrink(elements), nullptr});
+      Size& at = sizes_[size];
+      if (!at.problem->supports(one.kernel)) continue;
+      if (at.check == nullptr) at.check = std::make_unique<ReferenceCheck>(*at.problem, context_);
+      if (at.check->try_check(one.kernel, one.text, failure)) return failure;
     }
-    if (few_rows_->try_check(one.kernel, one.text, failure)) return failure;
-    if (whole_ == nullptr) whole_ = std::make_unique<ReferenceCheck>(problem_, context_);
-    if (whole_->try_check(one.kernel, one.text, failure)) return failure;
     return "does not take the problem on memory of its own";
   }
 
  private:
+  struct Size {
+    std::unique_ptr<AnyProblem> problem;
+    std::unique_ptr<ReferenceCheck> check;
+  };
   const AnyProblem& problem_;
   const Context& context_;
-  std::unique_ptr<AnyProblem> shrunk_;
-  std::unique_ptr<ReferenceCheck> few_rows_, whole_;
+  int64_t largest_tensor_ = 0;
+  std::vector<Size> sizes_;
 };
 
 }  // namespace
