@@ -1,4 +1,5 @@
 // libFuzzer: any bytes either decode to a file that encodes to the same bytes, or are refused with a reason.
+// kp-fuzz-with: kernel_pytorch/jit/cubin_file.cpp kernel_pytorch/base/error.cpp
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
