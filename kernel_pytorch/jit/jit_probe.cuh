@@ -1,5 +1,6 @@
 // The smallest kernel with everything the compiler path needs: an included header, a Config value as template argument,
-// dynamic shared memory and a cluster. Tests compile and launch it; `kpt doctor` can use it to see whether the JIT works.
+// dynamic shared memory and a cluster. Tests compile and launch it; `kpt doctor` can use it to see whether the JIT
+// works.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"

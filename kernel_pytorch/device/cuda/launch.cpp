@@ -11,7 +11,8 @@
 namespace kernel_pytorch::cuda_device {
 namespace {
 
-// Dynamic bytes that need no grant: static shared memory counts against the same 48 KB, and asking for more is harmless.
+// Dynamic bytes that need no grant: static shared memory counts against the same 48 KB, and asking for more is
+// harmless.
 constexpr unsigned kDefaultSharedBytes = 32 * 1024;
 constexpr unsigned kPortableClusterBlocks = 8;
 
