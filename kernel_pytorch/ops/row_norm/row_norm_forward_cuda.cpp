@@ -32,8 +32,11 @@ constexpr LaunchConfig kBlockConfigs[] = {
     {{256, 256, 2, Source::kPrefetch, false, false, 4}, 0, 1, 0},
     {{128, 128, 4, Source::kPrefetch, false, false, 6}, 0, 1, 0},
     {{512, 512, 1, Source::kPrefetch, false, true, 2}, 0, 1, 0},
+    {{256, 256, 2, Source::kPrefetch, false, true, 2}, 0, 1, 0},
     {{512, 512, 2, Source::kPrefetch, false, true, 2}, 0, 1, 0},
     {{512, 512, 2, Source::kPrefetch, false, false, 2}, 0, 1, 0},
+    {{512, 512, 2, Source::kPrefetch, false, true, 1}, 0, 1, 0},
+    {{1024, 1024, 1, Source::kPrefetch, false, true, 1}, 0, 1, 0},
     {{128, 128, 4, Source::kDirect, false, false, 8}, 0, 1, 1},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 1},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 0},
@@ -81,7 +84,7 @@ RowWork work_of(const ForwardProblem& problem) {
 // for its whole rows at once; 8 blocks keep 32 KiB or more in flight per multiprocessor). Blocks: one row each, the
 // hardware balances. Ring: 64 KiB or more in flight without registers, two or three blocks hide each other's sums.
 constexpr Preference kWarpPreference[] = {{16, 0}, {64, 2}, {128, 4}, {256, 6}};
-constexpr Preference kBlockPreference[] = {{512, 2}, {1024, 10}, {2048, 12}};
+constexpr Preference kBlockPreference[] = {{512, 2}, {1024, 8}, {2048, 15}};
 constexpr Preference kBulkPreference[] = {{512, 0}, {1024, 5}, {2048, 7}};
 constexpr Preference kClusterPreference[] = {{4096, 0}, {8192, 1}, {16384, 3}, {32768, 15}, {65536, 17}};
 
