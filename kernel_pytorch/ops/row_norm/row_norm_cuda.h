@@ -7,8 +7,9 @@
 namespace kernel_pytorch::row_norm {
 
 // Where a row waits for its turn: nowhere (loaded when needed), in registers (the next row's loads are issued before
-// this row is finished), or in a ring of rows in shared memory that the copy engine keeps full (sm_90).
-enum class Source : uint8_t { kDirect, kPrefetch, kRing };
+// this row is finished), in a ring of rows in shared memory that the copy engine keeps full (sm_90), or in such a ring
+// that every thread fills and empties for itself, without a barrier.
+enum class Source : uint8_t { kDirect, kPrefetch, kRing, kAsync };
 
 // What is compiled: one kernel for each value.
 struct RowConfig {
@@ -23,13 +24,14 @@ struct RowConfig {
 };
 
 inline constexpr int kMaxStages = 16;
+inline constexpr int kAsyncStages = 4;  // of a kAsync ring: cp.async waits for a count known when compiled
 
 KP_SHARED_CODE constexpr bool is_legal(const RowConfig& config) {
   const bool whole_block = config.row_threads == config.threads;
   return config.threads >= 32 && config.threads <= 1024 && config.threads % 32 == 0 &&
          (whole_block || (config.row_threads <= 32 && config.threads % config.row_threads == 0)) &&
          (config.row_threads & (config.row_threads - 1)) == 0 && config.vectors >= 1 && config.vectors <= 8 &&
-         (whole_block || (config.source != Source::kRing && !config.clustered)) && config.blocks >= 1 &&
+         (whole_block || (config.source <= Source::kPrefetch && !config.clustered)) && config.blocks >= 1 &&
          config.threads * config.blocks <= 2048;
 }
 

@@ -28,16 +28,18 @@ constexpr LaunchConfig kBlockConfigs[] = {
     {{256, 256, 2, Source::kDirect, false, true, 4}, 0, 1, 1},
     {{256, 256, 2, Source::kDirect, false, true, 4}, 0, 1, 0},
     {{256, 256, 2, Source::kPrefetch, false, true, 3}, 0, 1, 0},
-    {{256, 256, 2, Source::kPrefetch, false, true, 4}, 0, 1, 0},
-    {{256, 256, 2, Source::kPrefetch, false, false, 4}, 0, 1, 0},
-    {{128, 128, 4, Source::kPrefetch, false, false, 6}, 0, 1, 0},
-    {{512, 512, 1, Source::kPrefetch, false, true, 2}, 0, 1, 0},
-    {{256, 256, 2, Source::kPrefetch, false, true, 2}, 0, 1, 0},
+    {{256, 256, 2, Source::kAsync, false, true, 3}, kAsyncStages, 1, 0},
+    {{256, 256, 2, Source::kAsync, false, true, 4}, kAsyncStages, 1, 0},
+    {{256, 256, 2, Source::kAsync, false, false, 5}, kAsyncStages, 1, 0},
+    {{512, 512, 1, Source::kAsync, false, true, 2}, kAsyncStages, 1, 0},
+    {{512, 512, 1, Source::kAsync, false, true, 3}, kAsyncStages, 1, 0},
+    {{512, 512, 2, Source::kAsync, false, true, 2}, kAsyncStages, 1, 0},
+    {{512, 512, 2, Source::kAsync, false, false, 2}, kAsyncStages, 1, 0},
+    {{1024, 1024, 1, Source::kAsync, false, true, 1}, kAsyncStages, 1, 0},
+    {{1024, 1024, 2, Source::kAsync, false, true, 1}, kAsyncStages, 1, 0},
     {{512, 512, 2, Source::kPrefetch, false, true, 2}, 0, 1, 0},
-    {{512, 512, 2, Source::kPrefetch, false, false, 2}, 0, 1, 0},
-    {{512, 512, 2, Source::kPrefetch, false, true, 1}, 0, 1, 0},
-    {{1024, 1024, 1, Source::kPrefetch, false, true, 1}, 0, 1, 0},
     {{128, 128, 4, Source::kDirect, false, false, 8}, 0, 1, 1},
+    {{256, 256, 4, Source::kDirect, false, false, 4}, 0, 1, 1},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 1},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 0},
     {{1024, 1024, 2, Source::kDirect, false, false, 1}, 0, 1, 1},
@@ -59,7 +61,12 @@ constexpr LaunchConfig kClusterConfigs[] = {
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 8},
     {{512, 512, 4, Source::kRing, true, false, 2}, 4, 8, 4},
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 16},
-    {{512, 512, 8, Source::kRing, true, false, 1}, 3, 4, 8},
+    {{512, 512, 4, Source::kAsync, true, true, 1}, kAsyncStages, 8, 8},
+    {{512, 512, 4, Source::kAsync, true, true, 1}, kAsyncStages, 8, 0},
+    {{512, 512, 2, Source::kAsync, true, true, 2}, kAsyncStages, 16, 8},
+    {{512, 512, 2, Source::kRing, true, true, 2}, 6, 16, 8},
+    {{1024, 1024, 2, Source::kRing, true, true, 1}, 6, 8, 8},
+    {{1024, 1024, 2, Source::kAsync, true, true, 1}, kAsyncStages, 8, 8},
     {{1024, 1024, 4, Source::kRing, true, false, 1}, 3, 4, 8},
     {{1024, 1024, 4, Source::kRing, true, false, 1}, 3, 4, 4},
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 16, 0},
@@ -84,9 +91,9 @@ RowWork work_of(const ForwardProblem& problem) {
 // for its whole rows at once; 8 blocks keep 32 KiB or more in flight per multiprocessor). Blocks: one row each, the
 // hardware balances. Ring: 64 KiB or more in flight without registers, two or three blocks hide each other's sums.
 constexpr Preference kWarpPreference[] = {{16, 0}, {64, 2}, {128, 4}, {256, 6}};
-constexpr Preference kBlockPreference[] = {{512, 2}, {1024, 8}, {2048, 15}};
+constexpr Preference kBlockPreference[] = {{512, 3}, {1024, 8}, {2048, 11}};
 constexpr Preference kBulkPreference[] = {{512, 0}, {1024, 5}, {2048, 7}};
-constexpr Preference kClusterPreference[] = {{4096, 0}, {8192, 1}, {16384, 3}, {32768, 15}, {65536, 17}};
+constexpr Preference kClusterPreference[] = {{4096, 0}, {8192, 1}, {16384, 3}, {32768, 20}, {65536, 22}};
 
 struct Variant {
   DType dtype;

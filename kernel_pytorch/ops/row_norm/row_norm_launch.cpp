@@ -27,7 +27,7 @@ int64_t slice_vectors(const LaunchConfig& config, const RowWork& work) {
 
 // Stages for which every block that should be resident finds room.
 int64_t stage_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
-  if (config.rows.source != Source::kRing) return 0;
+  if (config.rows.source <= Source::kPrefetch) return 0;
   if (work.columns == 0) return config.stages;
   const int64_t own = kReservedBytes + (config.rows.clustered ? kClusterStaticBytes : kStaticBytes);
   const int64_t share = device.cuda.shared_bytes_per_multiprocessor / config.rows.blocks;
@@ -67,14 +67,14 @@ std::string_view element_type_name(DType dtype) {
 }
 
 std::string type_expression(const RowConfig& config) {
-  static constexpr const char* kSources[] = {"kDirect", "kPrefetch", "kRing"};
+  static constexpr const char* kSources[] = {"kDirect", "kPrefetch", "kRing", "kAsync"};
   return concat("kernel_pytorch::row_norm::RowConfig{", config.threads, ", ", config.row_threads, ", ", config.vectors,
                 ", kernel_pytorch::row_norm::Source::", kSources[static_cast<int>(config.source)], ", ",
                 bool_name(config.clustered), ", ", bool_name(config.holds_weight), ", ", config.blocks, "}");
 }
 
 std::string to_string(const LaunchConfig& config) {
-  static constexpr const char* kSources[] = {"direct", "prefetch", "ring"};
+  static constexpr const char* kSources[] = {"direct", "prefetch", "ring", "async"};
   const RowConfig& rows = config.rows;
   std::string text = concat("threads=", rows.threads, " row_threads=", rows.row_threads, " vectors=", rows.vectors,
                             " source=", kSources[static_cast<int>(rows.source)]);
@@ -96,6 +96,7 @@ bool fits(const LaunchConfig& config, const RowWork& work, const DeviceInfo& dev
   const int64_t slice = slice_vectors(config, work);
   const int64_t capacity = static_cast<int64_t>(config.rows.row_threads) * config.rows.vectors;
   if (slice > capacity || (slice * 4 < capacity && !is_least)) return false;
+  if (config.rows.source == Source::kAsync) return stage_count(config, work, device) == kAsyncStages;
   return config.rows.source != Source::kRing || stage_count(config, work, device) >= 2;
 }
 

@@ -2,6 +2,7 @@
 // threads of a row sum. A row lies over lanes of a warp, a block, or the blocks of a cluster; nothing else differs.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/cuda/tile/bulk.cuh"
 #include "kernel_pytorch/cuda/tile/moments.cuh"
 #include "kernel_pytorch/cuda/tile/reduce.cuh"
@@ -157,6 +158,12 @@ class RowReader {
       __syncthreads();
     }
     if constexpr (kConfig.source == Source::kPrefetch) load(place.first_row() + place.group, ahead_);
+    if constexpr (kConfig.source == Source::kAsync) {
+#pragma unroll
+      for (int stage = 0; stage < kAsyncStages; ++stage) {
+        request_own(place.first_row() + stage * place.row_step(), stage);
+      }
+    }
   }
 
   __device__ __forceinline__ void take(int64_t row, Row& values) {
@@ -170,7 +177,8 @@ class RowReader {
       }
       load(row + place_.row_step(), ahead_);
     } else {
-      storage_.full[state_.stage].wait(state_.parity);
+      if constexpr (kConfig.source == Source::kRing) storage_.full[state_.stage].wait(state_.parity);
+      if constexpr (kConfig.source == Source::kAsync) ptx::cp_async_wait_group<kAsyncStages - 1>();
 #pragma unroll
       for (int tensor = 0; tensor < kTensors; ++tensor) {
         const uint32_t slot = ptx::shared_address(ring_) + slot_offset(state_.stage, tensor);
@@ -190,6 +198,10 @@ class RowReader {
       const int64_t next = row + shape_.stages * place_.row_step();
       if (threadIdx.x == 0 && next < shape_.rows) request(next, state_.stage);
       state_.advance(shape_.stages);
+    }
+    if constexpr (kConfig.source == Source::kAsync) {
+      request_own(row + kAsyncStages * place_.row_step(), state_.stage);
+      state_.advance(kAsyncStages);
     }
   }
 
@@ -224,6 +236,23 @@ class RowReader {
       tile::copy_to_shared(ptx::shared_address(ring_) + slot_offset(stage, tensor), slice(tensor, row), bytes, full,
                            policy_);
     }
+  }
+
+  // This thread's vectors of a row. A group is committed even where there is no row, so that waiting counts right.
+  __device__ __forceinline__ void request_own(int64_t row, int stage) const {
+    if (row < shape_.rows) {
+#pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+        const char* start = slice(tensor, row);
+        const uint32_t slot = ptx::shared_address(ring_) + slot_offset(stage, tensor);
+#pragma unroll
+        for (int i = 0; i < kConfig.vectors; ++i) {
+          const int offset = place_.vector(i) * tile::kVectorBytes;
+          if (place_.owns(i)) ptx::cp_async_cg_shared_global_16(slot + offset, start + offset);
+        }
+      }
+    }
+    ptx::cp_async_commit_group();
   }
 
   const RowTensor* tensors_;
