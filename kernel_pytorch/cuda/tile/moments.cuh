@@ -12,6 +12,12 @@ struct Moments {
   float squares;  // sum of squared deviations from the mean
 };
 
+// What a part of `count` values adds to the squares around the mean of all.
+__device__ __forceinline__ float merged_squares(Moments part, float count, float mean) {
+  const float distance = part.mean - mean;
+  return part.squares + count * distance * distance;
+}
+
 template <int kWarps>
 class BlockMoments {
  public:
@@ -33,12 +39,7 @@ class BlockMoments {
     const Moments mine = parts[lane % kWarps];
     const float count = storage_.counts[lane % kWarps];
     const float mean = sum_lanes<kWarps>(count * mine.mean) * inverse_count;
-    return {mean, sum_lanes<kWarps>(deviation(mine, count, mean))};
-  }
-
-  static __device__ __forceinline__ float deviation(Moments part, float count, float mean) {
-    const float distance = part.mean - mean;
-    return part.squares + count * distance * distance;
+    return {mean, sum_lanes<kWarps>(merged_squares(mine, count, mean))};
   }
 
  private:
@@ -66,7 +67,7 @@ class ClusterMoments {
     for (int i = lane; i < parts(); i += kWarpLanes) total += storage_.counts[i] * received[i][0];
     const float mean = sum_lanes<kWarpLanes>(total) * inverse_count;
     for (int i = lane; i < parts(); i += kWarpLanes) {
-      squares += BlockMoments<kWarps>::deviation({received[i][0], received[i][1]}, storage_.counts[i], mean);
+      squares += merged_squares({received[i][0], received[i][1]}, storage_.counts[i], mean);
     }
     return {mean, sum_lanes<kWarpLanes>(squares)};
   }

@@ -9,10 +9,10 @@ using row_norm::BackwardProblem;
 using row_norm::ForwardProblem;
 
 std::span<const registry::Kernel<ForwardProblem>> forward_kernels() {
-  static const registry::Kernel<ForwardProblem> kKernels[] = {
-      row_norm::kForwardCudaWarp,    row_norm::kForwardCudaBulk, row_norm::kForwardCudaBlock,
-      row_norm::kForwardCudaCluster, row_norm::kForwardCudaAny,  row_norm::kForwardCpu,
-      row_norm::kForwardReference};
+  static const registry::Kernel<ForwardProblem> kKernels[] = {row_norm::kForwardCudaWarp, row_norm::kForwardCudaBlock,
+                                                              row_norm::kForwardCudaBulk, row_norm::kForwardCudaCluster,
+                                                              row_norm::kForwardCudaAny,  row_norm::kForwardCpu,
+                                                              row_norm::kForwardReference};
   return kKernels;
 }
 

@@ -29,14 +29,9 @@ constexpr LaunchConfig kBlockConfigs[] = {
     {{512, 512, 2, Source::kDirect, false, true, 1}, 0, 1, 0},
 };
 constexpr LaunchConfig kBulkConfigs[] = {
-    {{256, 256, 2, Source::kRing, false, true, 2}, 8, 1, 0},
-    {{256, 256, 2, Source::kRing, false, true, 2}, 4, 1, 0},
-    {{512, 512, 1, Source::kRing, false, true, 2}, 8, 1, 0},
-    {{512, 512, 1, Source::kRing, false, true, 2}, 8, 1, 0, true, false},
-    {{512, 512, 1, Source::kRing, false, true, 2}, 8, 1, 0, true, true},
-    {{512, 512, 2, Source::kRing, false, true, 1}, 8, 1, 0},
+    {{256, 256, 2, Source::kRing, false, true, 2}, 4, 1, 0},   {{256, 256, 2, Source::kRing, false, true, 2}, 8, 1, 0},
+    {{512, 512, 1, Source::kRing, false, true, 2}, 8, 1, 0},   {{512, 512, 2, Source::kRing, false, true, 1}, 8, 1, 0},
     {{1024, 1024, 1, Source::kRing, false, true, 1}, 8, 1, 0},
-    {{1024, 1024, 1, Source::kRing, false, true, 1}, 8, 1, 0, true, false},
 };
 constexpr LaunchConfig kClusterConfigs[] = {
     {{512, 512, 2, Source::kRing, true, true, 1}, 8, 2, 0},
@@ -58,11 +53,12 @@ RowWork work_of(const BackwardProblem& problem) {
           .column_sums = problem.norm == Norm::kLayer ? 2 : 1};
 }
 
-// Predictions until measured: one vector per thread leaves the registers to the column sums; two blocks per
-// multiprocessor hide each other's sums; the ring keeps 100 to 200 KiB in flight.
+// Measured on an H200 in bf16, share of the bandwidth of a copy of the same bytes, rms_norm / layer_norm. Ring:
+// 16384x4096 92 % / 93 %, 8192x8192 92 % / 90 %, with grad_sum 92 % to 94 %. Warp: 32768x1024 76 % / 70 %. Cluster:
+// 4096x16384 91 % / 84 %.
 constexpr Preference kWarpPreference[] = {{16, 0}, {64, 1}, {128, 2}};
 constexpr Preference kBlockPreference[] = {{512, 1}, {1024, 3}};
-constexpr Preference kBulkPreference[] = {{512, 2}, {1024, 6}};
+constexpr Preference kBulkPreference[] = {{512, 0}, {1024, 3}, {1024, 4}};
 constexpr Preference kClusterPreference[] = {{2048, 0}, {4096, 1}, {8192, 2}, {16384, 6}, {16384, 3}, {32768, 7}};
 
 struct Variant {

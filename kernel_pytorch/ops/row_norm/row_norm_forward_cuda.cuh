@@ -17,13 +17,13 @@ inline constexpr int kForwardBlocks = kCentered&& kConfig.blocks > 1 ? kConfig.b
 inline constexpr int kForwardBlocks = kConfig.blocks;
 #endif
 
-// The row between its passes. Unpacking once saves a fifth of all instructions; long rows stay packed for want of
-// registers.
+// The row between its passes. Unpacking once saves a fifth of all instructions; where a multiprocessor must hold many
+// threads or a thread many values, the row stays packed for want of registers.
 template <class T, RowConfig kConfig>
 class RowValues {
  public:
   static constexpr int kCount = tile::Vector<T>::kCount;
-  static constexpr bool kUnpacked = sizeof(T) < 4 && kConfig.vectors <= 2;
+  static constexpr bool kUnpacked = sizeof(T) < 4 && kConfig.vectors <= 2 && kConfig.threads * kConfig.blocks < 1024;
 
   __device__ __forceinline__ void set(int i, const tile::Vector<T>& vector) {
     if constexpr (kUnpacked) {

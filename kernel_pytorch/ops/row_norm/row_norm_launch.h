@@ -27,6 +27,7 @@ struct LaunchConfig {
   bool evict_stores_first = false;
   int max_tensors = 3;        // that the registers can hold at once
   int max_accumulators = 64;  // column sums of a thread that the registers can hold
+  bool takes_mean = true;     // the registers can hold what layer norm needs besides
 };
 
 std::string to_string(const LaunchConfig& config);     // "threads=256 vectors=2 source=ring stages=6 ..."
@@ -41,6 +42,7 @@ struct RowWork {
   int element_bytes = 0;
   int tensors = 0;      // read per row
   int column_sums = 0;  // kept over all rows: the weight's and the bias' gradient
+  bool centered = false;
   int64_t row_vectors() const { return columns * element_bytes / 16; }
 };
 
@@ -73,6 +75,7 @@ struct ConfigList {
 struct Preference {
   int64_t max_row_vectors;
   int position;
+  int tensors = 0;  // only where so many are read; 0: always
 };
 int preferred_index(const ConfigList& list, std::span<const Preference> preferences, const RowWork& work,
                     const DeviceInfo& device);
