@@ -19,7 +19,7 @@ endif()
 
 # The headers a C++ user can call: not the words, which only kernels speak, nor the adapters and the command line.
 install(DIRECTORY kernel_pytorch DESTINATION include
-        FILES_MATCHING PATTERN "*.h"
+        FILES_MATCHING PATTERN "*.h" PATTERN "*_test.h" EXCLUDE
         PATTERN "kernel_pytorch/cpu" EXCLUDE PATTERN "kernel_pytorch/cuda" EXCLUDE
         PATTERN "kernel_pytorch/torch" EXCLUDE PATTERN "kernel_pytorch/jax" EXCLUDE PATTERN "kernel_pytorch/cli" EXCLUDE)
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -25,6 +26,14 @@ void pause_briefly() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// condition_variable::wait binds to a libstdc++ newer than manylinux_2_34 promises when g++ 12 compiles it; waiting in
+// long slices does not.
+template <class Predicate>
+void wait_for_good(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, const Predicate& until) {
+  while (!condition.wait_for(lock, std::chrono::hours(1), until)) {
+  }
 }
 
 struct Job {
@@ -94,7 +103,7 @@ class Pool {
       pause_briefly();
     }
     std::unique_lock lock(mutex_);
-    job_ended_.wait(lock, finished);
+    wait_for_good(job_ended_, lock, finished);
   }
 
   void serve() {
@@ -102,7 +111,7 @@ class Pool {
       for (int i = 0; i < spins_ && !jobs_waiting_.load(std::memory_order_relaxed); ++i) pause_briefly();
       std::unique_lock lock(mutex_);
       ++sleeping_;
-      job_arrived_.wait(lock, [&] { return !jobs_.empty(); });
+      wait_for_good(job_arrived_, lock, [&] { return !jobs_.empty(); });
       --sleeping_;
       Job& job = *jobs_.front();
       const int worker = job.next++;
