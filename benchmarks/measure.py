@@ -8,6 +8,7 @@ On a GPU a turn is a replay of a CUDA graph over all buffers, so that no way is 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import statistics
 import time
@@ -53,6 +54,12 @@ def buffers_needed(bytes_each: int, device: torch.device) -> int:
     return max(2, min(16, -(-2 * last_level_cache_bytes(device) // bytes_each)))
 
 
+@functools.cache
+def capture_stream() -> torch.cuda.Stream:
+    """The stream that ways are captured on. What a backward differentiates must have been computed on it too."""
+    return torch.cuda.Stream()
+
+
 def compare(ways: dict[str, Way], buffers: int, device: torch.device, seconds: float) -> dict[str, Timing]:
     """Times the ways in turns for about `seconds` each."""
     take = _graph_turns(ways, buffers) if device.type == "cuda" else _host_turns(ways, buffers)
@@ -94,7 +101,7 @@ def _host_turns(ways: dict[str, Way], buffers: int) -> Callable[[str, int], floa
 def _graph_turns(ways: dict[str, Way], buffers: int) -> Callable[[str, int], float]:
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     kept: list[object] = []
-    stream = torch.cuda.Stream()
+    stream = capture_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for way in ways.values():

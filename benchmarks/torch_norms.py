@@ -10,6 +10,7 @@ A row is checked before it is timed: ours must equal torch's op on the same valu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as torch_functional
-from measure import Way, buffers_needed, compare, keep_freed_memory
+from measure import Way, buffers_needed, capture_stream, compare, keep_freed_memory
 from table import print_table
 
 import kernel_pytorch
@@ -86,7 +87,11 @@ def first(result: object) -> torch.Tensor:
 
 def backward_way(function: Callable[..., object], inputs: list[Tensors], grads: list[torch.Tensor]) -> Way:
     """The gradients of x, weight (and bias) through a graph recorded before the clock starts."""
-    outputs = [first(function(*tensors)) for tensors in inputs]
+    on_gpu = grads[0].is_cuda
+    if on_gpu:
+        torch.cuda.synchronize()
+    with torch.cuda.stream(capture_stream()) if on_gpu else contextlib.nullcontext():
+        outputs = [first(function(*tensors)) for tensors in inputs]
     wanted = [[tensor for tensor in tensors if tensor.requires_grad] for tensors in inputs]
 
     def way(buffer: int) -> object:

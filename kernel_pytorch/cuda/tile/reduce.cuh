@@ -80,6 +80,7 @@ class ClusterSum {
       storage.arrived[0].init(1);
       storage.arrived[1].init(1);
     }
+    __syncwarp();  // the cluster's barrier wants whole warps
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
     const int lane = threadIdx.x % kWarpLanes;
