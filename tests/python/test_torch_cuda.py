@@ -47,7 +47,7 @@ def check(kind, x, residual, weight, bias, grad, grad_sum):
         torch.autograd.backward(outputs, grads)
         torch.autograd.backward(expected[: len(grads)], [g.cpu().double() for g in grads])
         for name, tensor in ours.items():
-            assert_near(tensor.grad.cpu(), theirs[name].grad, factor=8.0)
+            assert_near(tensor.grad.cpu(), theirs[name].grad, factor=8.0 if varies else 32.0)
 
 
 @pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
@@ -195,6 +195,7 @@ def test_compile(mode):
     for rows in (16, 48, 16):
         x, residual = (torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         for _ in range(3):
+            torch.compiler.cudagraph_mark_step_begin()
             grads = []
             for call in (compiled, run):
                 leaf = x.clone().requires_grad_()

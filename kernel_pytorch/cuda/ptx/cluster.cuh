@@ -1,4 +1,5 @@
-// Thread block clusters and distributed shared memory. sm_90. Every one of these also works in a cluster of one.
+// Thread block clusters and distributed shared memory. sm_90. For kernels launched as clusters of two blocks or more:
+// st.async from a launch without clusters was seen to end in an illegal instruction.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"

@@ -26,11 +26,11 @@ constexpr LaunchConfig kWarpConfigs[] = {
     {{128, 32, 8, Source::kDirect, false, false, 4}, 0, 1, 1, false, false, 1},
 };
 constexpr LaunchConfig kBlockConfigs[] = {
-    {{128, 128, 4, Source::kDirect, false, false, 8}, 0, 1, 1},
+    {{128, 128, 4, Source::kDirect, false, false, 8}, 0, 1, 1, false, false, 3, 64, false},
     {{256, 256, 2, Source::kDirect, false, true, 4}, 0, 1, 1},
     {{256, 256, 2, Source::kPrefetch, false, true, 3}, 0, 1, 0},
     {{512, 512, 1, Source::kAsync, false, true, 2}, kAsyncStages, 1, 0},
-    {{256, 256, 4, Source::kDirect, false, false, 4}, 0, 1, 1},
+    {{256, 256, 4, Source::kDirect, false, false, 4}, 0, 1, 1, false, false, 3, 64, false},
     {{512, 512, 2, Source::kPrefetch, false, true, 2}, 0, 1, 0, false, false, 1, 64, false},
     {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 1},
     {{1024, 1024, 2, Source::kAsync, false, true, 1}, kAsyncStages, 1, 0, false, false, 3, 64, false},
@@ -48,13 +48,11 @@ constexpr LaunchConfig kClusterConfigs[] = {
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 4, 8},
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 8},
     {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 16},
+    {{512, 512, 4, Source::kRing, true, false, 2}, 6, 16, 8},
     {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 2, 1, false, false, 1},
     {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 4, 1, false, false, 1},
     {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 8, 1, false, false, 1},
-    {{1024, 1024, 4, Source::kRing, true, false, 1}, 3, 4, 8},
-    {{1024, 1024, 4, Source::kRing, true, false, 1}, 6, 8, 0},
-    {{1024, 1024, 4, Source::kDirect, true, false, 1}, 0, 8, 1},
-    {{1024, 1024, 4, Source::kDirect, true, false, 1}, 0, 16, 1},
+    {{1024, 1024, 4, Source::kDirect, true, false, 1}, 0, 16, 1, false, false, 3, 64, true, true},
 };
 
 RowWork work_of(const ForwardProblem& problem) {
@@ -74,7 +72,7 @@ constexpr Preference kBlockLayerPreference[] = {{512, 1, 2}, {512, 2}, {1024, 6}
 constexpr Preference kBulkPreference[] = {
     {512, 0}, {1024, 2}, {2048, 3}};  // 8192x8192: 90 % / 87 %; 4096x16384: 90 % / 86 %
 constexpr Preference kClusterPreference[] = {
-    {4096, 0}, {8192, 2}, {16384, 3}, {32768, 9}, {65536, 11}};  // 2048x131072: 82 % / 63 %
+    {4096, 0}, {8192, 2}, {16384, 3}, {32768, 5}, {65536, 9}};  // 2048x131072: 82 % / 63 %
 
 struct Variant {
   DType dtype;
@@ -167,6 +165,7 @@ struct ForwardRows {
         for (int flags = 0; flags < 4; ++flags) {
           const Variant variant{dtype, (flags & 1) != 0, (flags & 2) != 0};
           if ((variant.residual && config.max_tensors < 2) || (variant.centered && !config.takes_mean)) continue;
+          if (config.float_only && dtype != DType::kFloat32) continue;
           DeviceCode code = code_of(config.rows, variant);
           if (std::find(codes.begin(), codes.end(), code) == codes.end()) codes.push_back(std::move(code));
         }

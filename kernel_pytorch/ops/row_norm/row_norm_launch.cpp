@@ -93,7 +93,7 @@ bool fits(const LaunchConfig& config, const RowWork& work, const DeviceInfo& dev
   if (device.cuda.capability() < (needs_hopper ? 90 : 80)) return false;
   const int64_t accumulators = config.rows.vectors * kVectorBytes / work.element_bytes * work.column_sums;
   if (work.tensors > config.max_tensors || accumulators > config.max_accumulators) return false;
-  if (work.centered && !config.takes_mean) return false;
+  if ((work.centered && !config.takes_mean) || (work.element_bytes < 4 && config.float_only)) return false;
   const int64_t slice = slice_vectors(config, work);
   const int64_t capacity = static_cast<int64_t>(config.rows.row_threads) * config.rows.vectors;
   if (slice > capacity || (slice * 4 < capacity && !is_least)) return false;

@@ -28,6 +28,7 @@ struct LaunchConfig {
   int max_tensors = 3;        // that the registers can hold at once
   int max_accumulators = 64;  // column sums of a thread that the registers can hold
   bool takes_mean = true;     // the registers can hold what layer norm needs besides
+  bool float_only = false;    // 16-bit rows unpack to more than the registers can hold
 };
 
 std::string to_string(const LaunchConfig& config);     // "threads=256 vectors=2 source=ring stages=6 ..."
