@@ -3,7 +3,7 @@
 #
 #   benchmarks/h200.sh pack   on the machine that built: puts the few files that must travel besides the checkout under
 #                             build/carry (Debian's libsqlite3 and a plain pytest), strips the programs
-#   benchmarks/h200.sh        on the GPU machine: checks, tests, sweeps; JSON and logs under $OUT (default build/h200)
+#   benchmarks/h200.sh        on the GPU machine: checks, tests, sweeps; JSON and a log under $OUT (default build/h200)
 #
 # What travels: the checkout and build/{kpt,libkernel_pytorch.so,libkernel_pytorch_torch.so,kernel_pytorch_tests,carry}.
 # Every stage has its own time limit and none stops the others; the last lines say how each ended.
@@ -28,6 +28,7 @@ fi
 out=${OUT:-build/h200}
 python=${PYTHON:-python3}
 mkdir -p "$out"
+rm -f "$out/log.txt"
 cache=$(mktemp -d)
 export LD_LIBRARY_PATH=$PWD/$carry/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export PYTHONPATH=$PWD/python:$PWD/benchmarks PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -35,7 +36,7 @@ export KERNEL_PYTORCH_CACHE_DIR=$cache
 limit_seconds=${H200_LIMIT_SECONDS:-570}
 summary=()
 
-# stage NAME SECONDS COMMAND...: output to $out/NAME.log; a failure shows its end.
+# stage NAME SECONDS COMMAND...: its output ends in $out/log.txt, or in $stdout where that is set; a failure shows its end.
 stage() {
   local name=$1 seconds=$2 left=$((limit_seconds - SECONDS)) begin=$SECONDS status
   shift 2
@@ -44,12 +45,14 @@ stage() {
     summary+=("$name: not run, the time was used up")
     return
   fi
-  timeout "$seconds" "$@" >"$out/$name.log" 2>&1
+  timeout "$seconds" "$@" >"${stdout:-$cache/log}" 2>"$cache/errors"
   status=$?
+  [[ -n ${stdout:-} ]] && : >"$cache/log"
+  { echo "=== $name"; cat "$cache/log" "$cache/errors"; } >>"$out/log.txt"
   summary+=("$name: $([[ $status == 0 ]] && echo ok || echo "FAILED ($status)"), $((SECONDS - begin)) s")
   if [[ $status != 0 ]]; then
     printf -- '--- %s\n' "$name"
-    tail -n 25 "$out/$name.log"
+    tail -n 25 "$cache/log" "$cache/errors"
   fi
 }
 # pytest of this machine where there is one; the carried one otherwise.
@@ -67,11 +70,13 @@ stage pytest 150 bash -c pytest_gpu
 stage torch_norms 150 $python benchmarks/torch_norms.py --device cuda --quick --output "$out/torch_norms.json"
 stage overhead 60 $python benchmarks/overhead.py --output "$out/overhead.json"
 for op in rms_norm layer_norm; do
-  stage "bench_$op" 60 build/kpt bench $op --device cuda --dtype bf16 --all --json --seconds 0.1 \
+  stdout=$out/bench_$op.json stage "bench_$op" 60 build/kpt bench $op --device cuda --dtype bf16 --all --json --seconds 0.1 \
     --shape 16384x4096 --shape 8192x8192 --shape 2048x131072
 done
 
-cat "$out/torch_norms.log" "$out/overhead.log" 2>/dev/null
+for result in torch_norms overhead; do
+  [[ -f $out/$result.json ]] && $python benchmarks/table.py "$out/$result.json"
+done
 printf '%s\n' "${summary[@]}" | tee "$out/summary.txt"
 rm -rf "$cache"
 ! grep -qE 'FAILED|not run' "$out/summary.txt"

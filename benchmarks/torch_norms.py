@@ -192,6 +192,8 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only this one; by default every one there is")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("torch_norms: --device cuda: torch sees no CUDA device here")
     keep_freed_memory()
     seconds = 0.25 if arguments.quick else 1.0
     devices = [arguments.device] if arguments.device else ["cpu"] + ["cuda"] * torch.cuda.is_available()
