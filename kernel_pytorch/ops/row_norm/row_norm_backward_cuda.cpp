@@ -59,7 +59,7 @@ RowWork work_of(const BackwardProblem& problem) {
 constexpr Preference kWarpPreference[] = {{16, 0}, {64, 1}, {128, 2}};
 constexpr Preference kBlockPreference[] = {{512, 1}, {1024, 3}};
 constexpr Preference kBulkPreference[] = {{512, 0}, {1024, 3}, {1024, 4}};
-constexpr Preference kClusterPreference[] = {{2048, 0}, {4096, 1}, {8192, 2}, {16384, 6}, {16384, 3}, {32768, 7}};
+constexpr Preference kClusterPreference[] = {{2048, 0}, {4096, 1}, {8192, 2}, {16384, 8}, {16384, 3}, {32768, 7}};
 
 struct Variant {
   DType dtype;
