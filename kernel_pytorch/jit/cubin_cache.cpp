@@ -57,7 +57,9 @@ std::vector<CachedFile> list_files(const std::string& directory) {
 bool prepare_directory(const std::string& directory, std::string& problem) {
   std::error_code error;
   if (fs::is_directory(directory, error)) return true;
-  fs::create_directories(fs::path(directory).parent_path(), error);
+  const fs::path parent = fs::path(directory).parent_path();
+  fs::create_directories(parent.parent_path(), error);
+  mkdir(parent.c_str(), 0700);  // the cache itself is private too; where it cannot be made, the next line says why
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
     problem = concat("creating ", directory, ": ", std::strerror(errno));
     return false;
