@@ -1,6 +1,6 @@
 // The kernels of layer_norm, best first, the reference last.
-#include "kernel_pytorch/ops/layer_norm/layer_norm_shapes.h"
 #include "kernel_pytorch/ops/layer_norm/operation.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 
 namespace kernel_pytorch::layer_norm {
 namespace {
@@ -33,26 +33,9 @@ BackwardProblem make_backward(const registry::ProblemRequest& request) {
 
 }  // namespace
 
-constinit const registry::Operation<ForwardProblem> kForward{
-    .name = "layer_norm_forward",
-    .kernels = forward_kernels,
-    .describe = row_norm::describe,
-    .visit_tensors = row_norm::visit_tensors,
-    .make = make_forward,
-    .shrink = row_norm::shrink,
-    .cost = row_norm::cost,
-    .shapes = shapes,
-};
-
-constinit const registry::Operation<BackwardProblem> kBackward{
-    .name = "layer_norm_backward",
-    .kernels = backward_kernels,
-    .describe = row_norm::describe,
-    .visit_tensors = row_norm::visit_tensors,
-    .make = make_backward,
-    .shrink = row_norm::shrink,
-    .cost = row_norm::cost,
-    .shapes = shapes,
-};
+constinit const registry::Operation<ForwardProblem> kForward =
+    row_norm::make_operation("layer_norm_forward", forward_kernels, make_forward);
+constinit const registry::Operation<BackwardProblem> kBackward =
+    row_norm::make_operation("layer_norm_backward", backward_kernels, make_backward);
 
 }  // namespace kernel_pytorch::layer_norm
