@@ -17,6 +17,7 @@ struct ProblemTensor {
   std::string name;
   Role role = Role::kInput;
   TensorView view;
+  Filling filling{};  // where it is read
 };
 
 class KP_EXPORT AnyProblem {
@@ -116,9 +117,12 @@ std::vector<ProblemTensor> BorrowedProblem<Problem>::tensors() const {
   operation_.visit_tensors(
       copy,
       [](void* state, std::string_view name, Role role, TensorView& view) {
-        static_cast<std::vector<ProblemTensor>*>(state)->push_back({std::string(name), role, view});
+        static_cast<std::vector<ProblemTensor>*>(state)->push_back({std::string(name), role, view, {}});
       },
       &found);
+  if (operation_.filling != nullptr) {
+    for (ProblemTensor& tensor : found) tensor.filling = operation_.filling(problem_, tensor.name);
+  }
   return found;
 }
 

@@ -49,8 +49,16 @@ struct Kernel {
   std::vector<DeviceCode> (*device_code)() = nullptr;  // every instantiation; null: none
 };
 
-// Whether a tensor of a problem is read or written, for whoever fills, compares or counts them.
-enum class Role : uint8_t { kInput, kOutput };
+// Whether a tensor of a problem is read, written, or both (in place), for whoever fills, compares or counts them.
+enum class Role : uint8_t { kInput, kOutput, kUpdated };
+
+// What a trial puts into a tensor that is read. Indices lie in [0, limit) and seeds are any bits; offsets ascend from 0
+// to limit, which is what cu_seqlens are.
+enum class Content : uint8_t { kNormal, kPositive, kIndices, kOffsets, kSeeds };
+struct Filling {
+  Content content = Content::kNormal;
+  int64_t limit = 8;
+};
 
 // How a test, the tuner or the command line asks for a problem: shape and words, no data.
 struct ProblemRequest {
@@ -66,6 +74,22 @@ struct Cost {
   int64_t flops = 0;
 };
 
+using TensorVisitor = void (*)(void* state, std::string_view name, Role role, TensorView& view);
+
+// Bytes of all tensors that a problem names, those updated in place counted twice: Cost::bytes of most ops.
+template <class Problem>
+int64_t tensor_bytes(const Problem& problem, void (*visit_tensors)(Problem&, TensorVisitor visit, void* state)) {
+  int64_t bytes = 0;
+  Problem copy = problem;
+  visit_tensors(
+      copy,
+      [](void* state, std::string_view, Role role, TensorView& view) {
+        *static_cast<int64_t*>(state) += view.byte_count() * (role == Role::kUpdated ? 2 : 1);
+      },
+      &bytes);
+  return bytes;
+}
+
 // An op as the registry sees it.
 template <class Problem>
 struct Operation {
@@ -73,10 +97,10 @@ struct Operation {
   std::span<const Kernel<Problem>> (*kernels)() = nullptr;          // best first, the reference last
   void (*describe)(const Problem&, tuning::KeyBuilder&) = nullptr;  // what a tuned choice may depend on, bucketed
   // Calls visit(state, name, role, view) for each tensor that is present; the visitor may set view.data.
-  void (*visit_tensors)(Problem&, void (*visit)(void* state, std::string_view name, Role role, TensorView& view),
-                        void* state) = nullptr;
-  Problem (*make)(const ProblemRequest&) = nullptr;               // views without data; throws on bad words
-  Problem (*shrink)(const Problem&, int64_t elements) = nullptr;  // the same kind of problem, fewer rows
+  void (*visit_tensors)(Problem&, TensorVisitor visit, void* state) = nullptr;
+  Filling (*filling)(const Problem&, std::string_view tensor) = nullptr;  // null: floats are normal, integers below 8
+  Problem (*make)(const ProblemRequest&) = nullptr;                       // views without data; throws on bad words
+  Problem (*shrink)(const Problem&, int64_t elements) = nullptr;          // the same kind of problem, fewer rows
   Cost (*cost)(const Problem&) = nullptr;
   std::vector<ProblemRequest> (*shapes)() = nullptr;  // for tests and benchmarks
 };

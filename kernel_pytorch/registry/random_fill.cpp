@@ -26,6 +26,23 @@ float normal_from(uint64_t bits) {
   return (sum - kMean) / kDeviation;
 }
 
+int64_t integer_at(const Filling& filling, uint64_t seed, int64_t index, int64_t elements) {
+  const uint64_t bits = random_bits(seed, index);
+  const auto limit = static_cast<uint64_t>(std::max<int64_t>(filling.limit, 1));
+  switch (filling.content) {
+    case Content::kSeeds:
+      return static_cast<int64_t>(bits);
+    case Content::kOffsets: {  // even steps, each moved by less than half of one, the ends kept
+      const int64_t steps = std::max<int64_t>(elements - 1, 1);
+      const int64_t step = filling.limit / steps;
+      const int64_t moved = index == 0 || index >= steps ? 0 : static_cast<int64_t>(bits % (step / 2 + 1));
+      return index >= steps ? filling.limit : index * step + moved;
+    }
+    default:
+      return static_cast<int64_t>(bits % limit);
+  }
+}
+
 template <class T, class Make>
 void fill_as(void* data, int64_t elements, Threads* threads, const Make& make) {
   T* target = static_cast<T*>(data);
@@ -37,13 +54,13 @@ void fill_as(void* data, int64_t elements, Threads* threads, const Make& make) {
 
 }  // namespace
 
-void fill_random(void* data, DType dtype, int64_t elements, std::string_view name, uint64_t seed, Threads* threads) {
-  const bool is_positive = name == "rstd";
+void fill_random(void* data, DType dtype, int64_t elements, const Filling& filling, uint64_t seed, Threads* threads) {
+  const bool is_positive = filling.content == Content::kPositive;
   const auto real = [=](int64_t i) {
     const float value = normal_from(random_bits(seed, i));
     return is_positive ? std::fabs(value) + 0.5f : value;
   };
-  const auto whole = [=](int64_t i) { return static_cast<int8_t>(random_bits(seed, i) & 7); };
+  const auto whole = [=](int64_t i) { return integer_at(filling, seed, i, elements); };
   switch (dtype) {
     case DType::kFloat32:
       return fill_as<float>(data, elements, threads, real);

@@ -27,7 +27,7 @@ int64_t last_level_cache_bytes(const DeviceInfo& device) {
 int64_t terms_per_element(const std::vector<ProblemTensor>& tensors, const TensorView& output) {
   int64_t largest = 1;
   for (const ProblemTensor& tensor : tensors) {
-    if (tensor.role == Role::kInput) largest = std::max(largest, tensor.view.element_count());
+    if (tensor.role != Role::kOutput) largest = std::max(largest, tensor.view.element_count());
   }
   return std::max<int64_t>(1, largest / std::max<int64_t>(1, output.element_count()));
 }
@@ -60,7 +60,7 @@ BoundProblem::BoundProblem(const AnyProblem& problem, const DeviceInfo& device, 
   std::vector<void*> memory;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     buffers_.emplace_back(device.device, bytes_of(tensors_[i].view));
-    if (inputs != nullptr && tensors_[i].role == Role::kInput) buffers_[i].copy_from_host((*inputs)[i].data(), stream);
+    if (inputs != nullptr && tensors_[i].role != Role::kOutput) buffers_[i].copy_from_host((*inputs)[i].data(), stream);
     memory.push_back(buffers_[i].data());
     tensors_[i].view.data = memory.back();
     tensors_[i].view.device = device.device;
@@ -75,6 +75,12 @@ void BoundProblem::poison_outputs(void* stream) const {
   }
 }
 
+void BoundProblem::restore_updated(const std::vector<DeviceBuffer>& inputs, void* stream) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].role == Role::kUpdated) buffers_[i].copy_from_host(inputs[i].data(), stream);
+  }
+}
+
 std::vector<DeviceBuffer> make_random_inputs(const AnyProblem& problem, Threads* threads) {
   std::vector<DeviceBuffer> inputs;
   uint64_t seed = 1;
@@ -84,7 +90,7 @@ std::vector<DeviceBuffer> make_random_inputs(const AnyProblem& problem, Threads*
       continue;
     }
     DeviceBuffer buffer(Device{}, bytes_of(tensor.view));
-    fill_random(buffer.data(), tensor.view.dtype, span_elements(tensor.view), tensor.name,
+    fill_random(buffer.data(), tensor.view.dtype, span_elements(tensor.view), tensor.filling,
                 hash_text(tensor.name) + seed++, threads);
     inputs.push_back(std::move(buffer));
   }
@@ -131,10 +137,11 @@ bool ReferenceCheck::try_check(int kernel, const std::string& config, std::strin
   const auto place = std::find(configs.begin(), configs.end(), config);
   if (place == configs.end()) return false;
   actual_->poison_outputs(context_.stream);
+  actual_->restore_updated(inputs_, context_.stream);
   trial_.run(problem, kernel, static_cast<int>(place - configs.begin()));
   for (size_t i = 0; i < actual_->tensors().size(); ++i) {
     const ProblemTensor& tensor = actual_->tensors()[i];
-    if (tensor.role != Role::kOutput) continue;
+    if (tensor.role == Role::kInput) continue;
     DeviceBuffer host(Device{}, actual_->buffer(i).bytes());
     actual_->buffer(i).copy_to_host(host.data(), context_.stream);
     TensorView actual = tensor.view;

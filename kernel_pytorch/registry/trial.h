@@ -34,6 +34,7 @@ class BoundProblem {
   const AnyProblem& problem() const { return *problem_; }
   const std::vector<ProblemTensor>& tensors() const { return tensors_; }
   void poison_outputs(void* stream) const;
+  void restore_updated(const std::vector<DeviceBuffer>& inputs, void* stream);  // to what they were before a run
   const DeviceBuffer& buffer(size_t tensor) const { return buffers_[tensor]; }
 
  private:

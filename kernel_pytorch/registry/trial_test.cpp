@@ -72,9 +72,9 @@ TEST(RandomFill, IsCentredWithUnitVarianceAndRepeats) {
   constexpr int64_t kCount = 200000;
   std::vector<float> values(kCount), again(kCount), other(kCount);
   OwnContext context;
-  fill_random(values.data(), DType::kFloat32, kCount, "x", 5, context->threads);
-  fill_random(again.data(), DType::kFloat32, kCount, "x", 5, nullptr);
-  fill_random(other.data(), DType::kFloat32, kCount, "x", 6, nullptr);
+  fill_random(values.data(), DType::kFloat32, kCount, {}, 5, context->threads);
+  fill_random(again.data(), DType::kFloat32, kCount, {}, 5, nullptr);
+  fill_random(other.data(), DType::kFloat32, kCount, {}, 6, nullptr);
   EXPECT_EQ(values, again);
   EXPECT_NE(values, other);
   double sum = 0, squares = 0, products = 0;
@@ -86,7 +86,7 @@ TEST(RandomFill, IsCentredWithUnitVarianceAndRepeats) {
   EXPECT_NEAR(sum / kCount, 0, 0.02);
   EXPECT_NEAR(squares / kCount, 1, 0.02);
   EXPECT_NEAR(products / kCount, 0, 0.02);
-  fill_random(values.data(), DType::kFloat32, kCount, "rstd", 5, nullptr);
+  fill_random(values.data(), DType::kFloat32, kCount, {.content = Content::kPositive}, 5, nullptr);
   for (const float value : values) ASSERT_GE(value, 0.5f);
 }
 
@@ -94,7 +94,7 @@ TEST(RandomFill, EveryTypeIsFilledWithOrdinaryValues) {
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);
     std::vector<unsigned char> bytes(1000 * 8);
-    fill_random(bytes.data(), dtype, 1000, "x", 1, nullptr);
+    fill_random(bytes.data(), dtype, 1000, {}, 1, nullptr);
     double largest = 0;
     for (int64_t k = 0; k < 1000; ++k) {
       const double value = load_element(bytes.data(), dtype, k);
@@ -104,6 +104,19 @@ TEST(RandomFill, EveryTypeIsFilledWithOrdinaryValues) {
     EXPECT_GE(largest, 1);
     EXPECT_LE(largest, 8);
   }
+}
+
+TEST(RandomFill, IndicesStayBelowTheirLimitAndOffsetsAscendToIt) {
+  std::vector<int64_t> indices(1000);
+  fill_random(indices.data(), DType::kInt64, 1000, {Content::kIndices, 37}, 3, nullptr);
+  const auto [least, largest] = std::ranges::minmax(indices);
+  EXPECT_EQ(least, 0);
+  EXPECT_EQ(largest, 36);
+  std::vector<int32_t> offsets(9);
+  fill_random(offsets.data(), DType::kInt32, 9, {Content::kOffsets, 1000}, 3, nullptr);
+  EXPECT_EQ(offsets.front(), 0);
+  EXPECT_EQ(offsets.back(), 1000);
+  EXPECT_TRUE(std::ranges::is_sorted(offsets));
 }
 
 TEST(Trial, RotatesPastTheLastLevelCacheWithinReason) {

@@ -1,69 +1,12 @@
-// What both norms share around their kernels: merging of dimensions, the tuning key, tensors, cost, making of problems.
+// What both norms share around their kernels: the tuning key, tensors, cost, making of problems.
 #include "kernel_pytorch/ops/row_norm/row_norm.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/registry/request_words.h"
 
 namespace kernel_pytorch::row_norm {
-namespace {
-
-bool can_merge(std::span<TensorView*> views, int outer) {
-  return std::ranges::all_of(views, [&](const TensorView* view) {
-    return !view->is_present() || view->strides[outer] == view->sizes[outer + 1] * view->strides[outer + 1];
-  });
-}
-
-void remove_dimension(TensorView& view, int dimension) {
-  for (int i = dimension; i + 1 < view.rank; ++i) {
-    view.sizes[i] = view.sizes[i + 1];
-    view.strides[i] = view.strides[i + 1];
-  }
-  --view.rank;
-}
-
-void for_present(std::span<TensorView*> views, auto&& change) {
-  for (TensorView* view : views) {
-    if (view->is_present()) change(*view);
-  }
-}
-
-}  // namespace
-
-void merge_leading_dimensions(std::span<TensorView*> views) {
-  TensorView& first = *views.front();
-  if (first.rank == 1) {  // a lone row
-    for_present(views, [](TensorView& view) {
-      view.rank = 2;
-      view.sizes[1] = view.sizes[0];
-      view.strides[1] = view.strides[0];
-      view.sizes[0] = 1;
-      view.strides[0] = view.sizes[1] * view.strides[1];
-    });
-    return;
-  }
-  if (first.rank == 2) return;
-  if (first.element_count() == 0) {  // strides mean nothing
-    const int64_t rows = rows_of(first), columns = columns_of(first);
-    for_present(views, [&](TensorView& view) {
-      view = contiguous_view(view.data, view.dtype, {rows, columns}, view.device);
-    });
-    return;
-  }
-  for (int i = first.rank - 2; i >= 0 && first.rank > 2; --i) {
-    if (first.sizes[i] == 1) for_present(views, [&](TensorView& view) { remove_dimension(view, i); });
-  }
-  for (int i = first.rank - 3; i >= 0; --i) {
-    if (!can_merge(views, i)) continue;
-    for_present(views, [&](TensorView& view) {
-      view.sizes[i + 1] *= view.sizes[i];
-      remove_dimension(view, i);
-    });
-  }
-}
-
 void describe(const ForwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(rows_of(problem.x)));
   key.field("columns", columns_of(problem.x));
@@ -148,88 +91,39 @@ BackwardProblem shrink(const BackwardProblem& problem, int64_t elements) {
   return small;
 }
 
-namespace {
-
-template <class Problem>
-registry::Cost cost_of(const Problem& problem, int64_t elements, int64_t flops_per_element) {
-  registry::Cost cost{.flops = elements * flops_per_element};
-  Problem copy = problem;
-  visit_tensors(
-      copy,
-      [](void* state, std::string_view, registry::Role, TensorView& view) {
-        *static_cast<int64_t*>(state) += view.byte_count();
-      },
-      &cost.bytes);
-  return cost;
-}
-
-}  // namespace
-
 registry::Cost cost(const ForwardProblem& problem) {
-  return cost_of(problem, problem.x.element_count(), 5);
+  return {.bytes = registry::tensor_bytes(problem, visit_tensors), .flops = 5 * problem.x.element_count()};
 }
 registry::Cost cost(const BackwardProblem& problem) {
-  return cost_of(problem, problem.value.element_count(), 12);
+  return {.bytes = registry::tensor_bytes(problem, visit_tensors), .flops = 12 * problem.value.element_count()};
 }
 
 namespace {
 
 // The words of a request, with defaults.
 struct Wanted {
-  bool residual = false, weight = true, bias = false, statistics = true;
-  double weight_offset = 0;
+  bool residual, weight, bias, statistics;
+  double weight_offset;
   DType weight_dtype;
 };
 
-double parse_number(const std::string& name, const std::string& text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  KP_CHECK(error == std::errc() && end == text.data() + text.size() && std::isfinite(number), "option ", name, "=",
-           text, ": a number is needed");
-  return number;
-}
-
 Wanted parse_options(const registry::ProblemRequest& request, Norm norm) {
-  Wanted wanted{.bias = norm == Norm::kLayer, .weight_dtype = request.dtype};
-  for (const auto& [name, text] : request.options) {
-    if (name == "weight_dtype") {
-      const auto dtype = parse_dtype(text);
-      KP_CHECK(dtype.has_value(), "option weight_dtype=", text, ": unknown; use fp32 or ", request.dtype);
-      wanted.weight_dtype = *dtype;
-      continue;
-    }
-    const double number = parse_number(name, text);
-    if (name == "residual")
-      wanted.residual = number != 0;
-    else if (name == "weight")
-      wanted.weight = number != 0;
-    else if (name == "bias")
-      wanted.bias = number != 0;
-    else if (name == "stats")
-      wanted.statistics = number != 0;
-    else if (name == "weight_offset")
-      wanted.weight_offset = number;
-    else
-      fail(ErrorCode::kInvalidArgument, "option ", name,
-           ": unknown; known are residual, weight, bias, weight_dtype, stats, weight_offset");
-  }
+  registry::check_options(request, {"residual", "weight", "bias", "weight_dtype", "stats", "weight_offset"});
+  const Wanted wanted{.residual = registry::flag_option(request, "residual", false),
+                      .weight = registry::flag_option(request, "weight", true),
+                      .bias = registry::flag_option(request, "bias", norm == Norm::kLayer),
+                      .statistics = registry::flag_option(request, "stats", true),
+                      .weight_offset = registry::number_option(request, "weight_offset", 0),
+                      .weight_dtype = registry::dtype_option(request, "weight_dtype", request.dtype)};
   KP_CHECK(norm == Norm::kLayer || !wanted.bias, "option bias=1: rms_norm has no bias");
   return wanted;
-}
-
-TensorView view_of(const registry::ProblemRequest& request) {
-  KP_CHECK(!request.shape.empty(), "shape is empty; give rows and columns, e.g. 1024x4096");
-  int64_t rows = 1;
-  for (size_t i = 0; i + 1 < request.shape.size(); ++i) rows *= request.shape[i];
-  KP_CHECK(rows >= 0 && request.shape.back() >= 0, "shape ", shape_text(request.shape), ": sizes cannot be negative");
-  return contiguous_view(nullptr, request.dtype, {rows, request.shape.back()}, request.device);
 }
 
 }  // namespace
 
 ForwardProblem make_forward(const registry::ProblemRequest& request, Norm norm) {
   const Wanted wanted = parse_options(request, norm);
-  const TensorView full = view_of(request);
+  const TensorView full = registry::rows_view(request);
   const TensorView vector = contiguous_view(nullptr, wanted.weight_dtype, {full.sizes[1]}, request.device);
   const DType statistics_dtype = request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   const TensorView statistics = contiguous_view(nullptr, statistics_dtype, {full.sizes[0]}, request.device);

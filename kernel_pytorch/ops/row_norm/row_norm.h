@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/base/tensor_view.h"
 #include "kernel_pytorch/device/context.h"
 #include "kernel_pytorch/registry/kernel.h"
@@ -51,30 +52,6 @@ struct BackwardProblem {
   TensorView grad_bias{};    // optional [columns]
 };
 
-inline int64_t columns_of(const TensorView& view) {
-  return view.size(-1);
-}
-inline int64_t rows_of(const TensorView& view) {
-  int64_t rows = 1;
-  for (int i = 0; i + 1 < view.rank; ++i) rows *= view.sizes[i];
-  return rows;
-}
-
-// Merges leading dimensions of all views together wherever every one of them can be addressed with one stride, so that
-// nearly every problem becomes [rows, columns]. Views must agree in shape; absent ones are skipped.
-void merge_leading_dimensions(std::span<TensorView*> views);
-
-// Element offset of a row: one multiply where the leading dimensions merged into one.
-inline int64_t row_offset(const TensorView& view, int64_t row) {
-  if (view.rank == 2) return row * view.strides[0];
-  int64_t offset = 0;
-  for (int i = view.rank - 2; i >= 0; --i) {
-    offset += row % view.sizes[i] * view.strides[i];
-    row /= view.sizes[i];
-  }
-  return offset;
-}
-
 // The kernels of this room, for the lists of rms_norm and layer_norm (best first there). A problem carries its `norm`,
 // so the same rows serve both ops.
 extern const registry::Kernel<ForwardProblem> kForwardReference, kForwardCpu, kForwardCudaWarp, kForwardCudaBlock,
@@ -85,7 +62,7 @@ extern const registry::Kernel<BackwardProblem> kBackwardReference, kBackwardCpu,
 // The parts of an Operation that do not depend on which norm it is (row_norm_operation.cpp).
 void describe(const ForwardProblem& problem, tuning::KeyBuilder& key);
 void describe(const BackwardProblem& problem, tuning::KeyBuilder& key);
-using TensorVisitor = void (*)(void* state, std::string_view name, registry::Role role, TensorView& view);
+using registry::TensorVisitor;
 void visit_tensors(ForwardProblem& problem, TensorVisitor visit, void* state);
 void visit_tensors(BackwardProblem& problem, TensorVisitor visit, void* state);
 ForwardProblem shrink(const ForwardProblem& problem, int64_t elements);

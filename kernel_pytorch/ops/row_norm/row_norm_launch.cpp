@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/jit/jit.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
@@ -43,28 +42,7 @@ int64_t resident_units(const LaunchConfig& config, const DeviceInfo& device) {
   return std::max<int64_t>(groups * per_group, 1);
 }
 
-constexpr const char* kManyLeading = "rows are not evenly spaced in memory: their leading dimensions do not merge";
-constexpr const char* kStridedColumns = "columns are not contiguous";
-constexpr const char* kMisaligned = "rows do not start at multiples of 16 bytes";
-constexpr const char* kRaggedColumns = "the row is not a multiple of 16 bytes long";
-constexpr const char* kParameterMisaligned = "weight or bias does not start at a multiple of 16 bytes";
-
 }  // namespace
-
-std::string_view bool_name(bool value) {
-  return value ? "true" : "false";
-}
-
-std::string_view element_type_name(DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return "kernel_pytorch::tile::BFloat16";
-    case DType::kFloat16:
-      return "kernel_pytorch::tile::Float16";
-    default:
-      return "float";
-  }
-}
 
 std::string type_expression(const RowConfig& config) {
   static constexpr const char* kSources[] = {"kDirect", "kPrefetch", "kRing", "kAsync"};
@@ -128,23 +106,6 @@ cuda_device::LaunchShape launch_shape(const LaunchConfig& config, const RowWork&
   return shape;
 }
 
-const char* vector_access_obstacle(const TensorView& view) {
-  if (!view.is_present()) return nullptr;
-  if (view.rank != 2) return kManyLeading;
-  if (view.strides[1] != 1 && view.sizes[1] > 1) return kStridedColumns;
-  const int64_t element_bytes = size_of(view.dtype);
-  if (view.sizes[1] * element_bytes % kVectorBytes != 0) return kRaggedColumns;
-  const bool rows_are_aligned = view.sizes[0] <= 1 || view.strides[0] * element_bytes % kVectorBytes == 0;
-  if (!rows_are_aligned || reinterpret_cast<uintptr_t>(view.data) % kVectorBytes != 0) return kMisaligned;
-  return nullptr;
-}
-
-const char* parameter_obstacle(const TensorView& parameter) {
-  if (!parameter.is_present()) return nullptr;
-  if (parameter.sizes[0] > 1 && parameter.strides[0] != 1) return kStridedColumns;
-  return reinterpret_cast<uintptr_t>(parameter.data) % kVectorBytes == 0 ? nullptr : kParameterMisaligned;
-}
-
 RowTensor row_tensor(const TensorView& view) {
   if (!view.is_present()) return {nullptr, 0};
   return {view.data, view.strides[0] * size_of(view.dtype)};
@@ -189,10 +150,6 @@ int preferred_index(const ConfigList& list, std::span<const Preference> preferen
     if (index >= 0) return index;
   }
   return 0;
-}
-
-CUkern_st* load_kernel(const DeviceCode& code, const Context& context) {
-  return jit::get_kernel(code, *context.info, context.stream);
 }
 
 }  // namespace kernel_pytorch::row_norm

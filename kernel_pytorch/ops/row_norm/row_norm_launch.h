@@ -1,9 +1,6 @@
-// The host side that the CUDA row norms share: launch configs and their legality, addressing conditions, grids, and the
-// table that makes a warm launch a look-up.
+// The host side that the CUDA row norms share: launch configs and their legality, and grids.
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,7 +8,7 @@
 
 #include "kernel_pytorch/base/tensor_view.h"
 #include "kernel_pytorch/device/cuda/driver.h"
-#include "kernel_pytorch/device/device_code.h"
+#include "kernel_pytorch/ops/cuda_support.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_cuda.h"
 #include "kernel_pytorch/registry/kernel.h"
 
@@ -33,8 +30,6 @@ struct LaunchConfig {
 
 std::string to_string(const LaunchConfig& config);     // "threads=256 vectors=2 source=ring stages=6 ..."
 std::string type_expression(const RowConfig& config);  // "kernel_pytorch::row_norm::RowConfig{256, ...}"
-std::string_view element_type_name(DType dtype);       // "kernel_pytorch::tile::BFloat16"
-std::string_view bool_name(bool value);
 
 // What a launch depends on, the same for forward and backward.
 struct RowWork {
@@ -54,9 +49,6 @@ RowShape make_shape(const LaunchConfig& config, const RowWork& work, const Devic
 int64_t unit_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device);
 cuda_device::LaunchShape launch_shape(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device);
 
-// Null, or why the tensor cannot be read as 16-byte vectors by row. Absent tensors can.
-const char* vector_access_obstacle(const TensorView& view);
-const char* parameter_obstacle(const TensorView& parameter);
 RowTensor row_tensor(const TensorView& view);
 
 // A list of configs and the index arithmetic between it and the part of it that is legal for a problem.
@@ -81,44 +73,6 @@ struct Preference {
 int preferred_index(const ConfigList& list, std::span<const Preference> preferences, const RowWork& work,
                     const DeviceInfo& device);
 
-// Loaded kernels by device and a small index; a miss asks jit and remembers. Devices beyond the table always ask.
-template <int kEntries>
-class KernelTable {
- public:
-  template <class MakeCode>
-  CUkern_st* get(int entry, const Context& context, const MakeCode& make_code) {
-    const int device = context.info->device.index;
-    if (device >= kDevices) return load_kernel(make_code(), context);
-    std::atomic<CUkern_st*>& slot = kernels_[device * kEntries + entry];
-    CUkern_st* kernel = slot.load(std::memory_order_acquire);
-    if (kernel == nullptr) [[unlikely]] {
-      kernel = load_kernel(make_code(), context);
-      slot.store(kernel, std::memory_order_release);
-    }
-    return kernel;
-  }
-
- private:
-  static constexpr int kDevices = 16;
-  static CUkern_st* load_kernel(const DeviceCode& code, const Context& context);
-  std::array<std::atomic<CUkern_st*>, kDevices * kEntries> kernels_{};
-};
-
-CUkern_st* load_kernel(const DeviceCode& code, const Context& context);
-template <int kEntries>
-CUkern_st* KernelTable<kEntries>::load_kernel(const DeviceCode& code, const Context& context) {
-  return row_norm::load_kernel(code, context);
-}
-
-inline constexpr DType kCudaTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-constexpr int cuda_type_index(DType dtype) {
-  return dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 1 : dtype == DType::kFloat16 ? 2 : -1;
-}
-
-inline constexpr const char* kNeedsCuda = "runs on CUDA devices only";
-inline constexpr const char* kNeedsAmpere = "needs compute capability 8.0 or newer";
-inline constexpr const char* kNeedsHopper = "needs compute capability 9.0 or newer";
-inline constexpr const char* kNeedsSmallFloat = "takes fp32, bf16 and fp16; fp64 runs on the CPU";
 inline constexpr const char* kTooWide = "the row does not fit this kernel's registers";
 inline constexpr const char* kRmsBias = "a bias without a mean to subtract: cuda_any has it";
 

@@ -12,6 +12,11 @@
 namespace kernel_pytorch::row_norm {
 
 template <class Problem>
+registry::Filling filling(const Problem&, std::string_view tensor) {
+  return {.content = tensor == "rstd" ? registry::Content::kPositive : registry::Content::kNormal};
+}
+
+template <class Problem>
 constexpr registry::Operation<Problem> make_operation(std::string_view name,
                                                       std::span<const registry::Kernel<Problem>> (*kernels)(),
                                                       Problem (*make)(const registry::ProblemRequest&)) {
@@ -19,6 +24,7 @@ constexpr registry::Operation<Problem> make_operation(std::string_view name,
           .kernels = kernels,
           .describe = describe,
           .visit_tensors = visit_tensors,
+          .filling = filling,
           .make = make,
           .shrink = shrink,
           .cost = cost,

@@ -92,16 +92,16 @@ TEST(RowNorm, MergesLeadingDimensions) {
   Tensor dense(DType::kFloat32, {2, 3, 1, 4, 8});
   TensorView view = dense.view;
   TensorView* views[] = {&view};
-  row_norm::merge_leading_dimensions(views);
+  merge_leading_dimensions(views);
   EXPECT_EQ(to_string(view), "fp32[24, 8] on cpu");
   TensorView swapped = transpose(dense.view, 0, 1);
   TensorView* swapped_views[] = {&swapped};
-  row_norm::merge_leading_dimensions(swapped_views);
+  merge_leading_dimensions(swapped_views);
   EXPECT_EQ(swapped.rank, 4);  // 3, 2, 4 rows and the columns; the single one is gone
-  EXPECT_EQ(row_norm::row_offset(swapped, 5), 96 * 0 + 32 * 0 + 96 + 8);
+  EXPECT_EQ(row_offset(swapped, 5), 96 * 0 + 32 * 0 + 96 + 8);
   Tensor lone(DType::kFloat32, {8});
   TensorView* lone_views[] = {&lone.view};
-  row_norm::merge_leading_dimensions(lone_views);
+  merge_leading_dimensions(lone_views);
   EXPECT_EQ(to_string(lone.view), "fp32[1, 8] on cpu");
 }
 
@@ -132,7 +132,7 @@ TEST(RowNorm, EmptyInputsWriteNothingButZeroGradients) {
   OwnContext context;
   for (auto sizes : {std::vector<int64_t>{0, 16}, {4, 0}, {0, 0}, {3, 0, 16}}) {
     Tensor x(DType::kFloat32, sizes), output(DType::kFloat32, sizes), weight(DType::kFloat32, {sizes.back()});
-    Tensor rstd(DType::kFloat32, {row_norm::rows_of(x.view)}), grad_weight(DType::kFloat32, {sizes.back()});
+    Tensor rstd(DType::kFloat32, {rows_of(x.view)}), grad_weight(DType::kFloat32, {sizes.back()});
     rms_norm::Forward forward{.x = x.view, .weight = weight.view, .output = output.view, .rstd = rstd.view};
     rms_norm::forward(forward, context);
     if (sizes.back() == 0) continue;

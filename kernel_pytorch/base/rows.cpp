@@ -1,0 +1,62 @@
+#include "kernel_pytorch/base/rows.h"
+
+#include <algorithm>
+
+namespace kernel_pytorch {
+namespace {
+
+bool can_merge(std::span<TensorView*> views, int outer) {
+  return std::ranges::all_of(views, [&](const TensorView* view) {
+    return !view->is_present() || view->strides[outer] == view->sizes[outer + 1] * view->strides[outer + 1];
+  });
+}
+
+void remove_dimension(TensorView& view, int dimension) {
+  for (int i = dimension; i + 1 < view.rank; ++i) {
+    view.sizes[i] = view.sizes[i + 1];
+    view.strides[i] = view.strides[i + 1];
+  }
+  --view.rank;
+}
+
+void for_present(std::span<TensorView*> views, auto&& change) {
+  for (TensorView* view : views) {
+    if (view->is_present()) change(*view);
+  }
+}
+
+}  // namespace
+
+void merge_leading_dimensions(std::span<TensorView*> views) {
+  TensorView& first = *views.front();
+  if (first.rank == 1) {  // a lone row
+    for_present(views, [](TensorView& view) {
+      view.rank = 2;
+      view.sizes[1] = view.sizes[0];
+      view.strides[1] = view.strides[0];
+      view.sizes[0] = 1;
+      view.strides[0] = view.sizes[1] * view.strides[1];
+    });
+    return;
+  }
+  if (first.rank == 2) return;
+  if (first.element_count() == 0) {  // strides mean nothing
+    const int64_t rows = rows_of(first), columns = columns_of(first);
+    for_present(views, [&](TensorView& view) {
+      view = contiguous_view(view.data, view.dtype, {rows, columns}, view.device);
+    });
+    return;
+  }
+  for (int i = first.rank - 2; i >= 0 && first.rank > 2; --i) {
+    if (first.sizes[i] == 1) for_present(views, [&](TensorView& view) { remove_dimension(view, i); });
+  }
+  for (int i = first.rank - 3; i >= 0; --i) {
+    if (!can_merge(views, i)) continue;
+    for_present(views, [&](TensorView& view) {
+      view.sizes[i + 1] *= view.sizes[i];
+      remove_dimension(view, i);
+    });
+  }
+}
+
+}  // namespace kernel_pytorch

@@ -1,0 +1,58 @@
+// What the host sides of CUDA kernels share: the table that makes a warm launch a look-up, names of types for name
+// expressions, and the reasons for which a kernel passes.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <string_view>
+
+#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/device/device_code.h"
+
+struct CUkern_st;
+
+namespace kernel_pytorch {
+
+CUkern_st* load_kernel(const DeviceCode& code, const Context& context);
+
+// Loaded kernels by device and a small index; a miss asks jit and remembers. Devices beyond the table always ask.
+template <int kEntries>
+class KernelTable {
+ public:
+  template <class MakeCode>
+  CUkern_st* get(int entry, const Context& context, const MakeCode& make_code) {
+    const int device = context.info->device.index;
+    if (device >= kDevices) return load_kernel(make_code(), context);
+    std::atomic<CUkern_st*>& slot = kernels_[device * kEntries + entry];
+    CUkern_st* kernel = slot.load(std::memory_order_acquire);
+    if (kernel == nullptr) [[unlikely]] {
+      kernel = load_kernel(make_code(), context);
+      slot.store(kernel, std::memory_order_release);
+    }
+    return kernel;
+  }
+
+ private:
+  static constexpr int kDevices = 16;
+  std::array<std::atomic<CUkern_st*>, kDevices * kEntries> kernels_{};
+};
+
+inline constexpr DType kCudaTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+constexpr int cuda_type_index(DType dtype) {
+  return dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 1 : dtype == DType::kFloat16 ? 2 : -1;
+}
+
+inline constexpr const char* kNeedsCuda = "runs on CUDA devices only";
+inline constexpr const char* kNeedsAmpere = "needs compute capability 8.0 or newer";
+inline constexpr const char* kNeedsHopper = "needs compute capability 9.0 or newer";
+inline constexpr const char* kNeedsSmallFloat = "takes fp32, bf16 and fp16; fp64 runs on the CPU";
+
+std::string_view element_type_name(DType dtype);  // "kernel_pytorch::tile::BFloat16"
+std::string_view bool_name(bool value);
+
+// Null, or why the tensor cannot be read as 16-byte vectors by row. Absent tensors can.
+const char* vector_access_obstacle(const TensorView& view);
+const char* parameter_obstacle(const TensorView& parameter);
+
+}  // namespace kernel_pytorch
