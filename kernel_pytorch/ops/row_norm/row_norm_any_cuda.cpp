@@ -4,19 +4,18 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/any_rows.h"
+#include "kernel_pytorch/ops/column_sums.h"
 #include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_any_cuda.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_launch.h"
-#include "kernel_pytorch/ops/row_norm/row_norm_reduce.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/row_norm/row_norm_any_cuda.cuh";
-constexpr const char* kReduceSource = "kernel_pytorch/ops/row_norm/row_norm_reduce_cuda.cuh";
 constexpr int kRowThreads[] = {32, 256, 1024};
 constexpr int kWarpRowBlock = 256;  // threads of a block whose warps each take a row
-static_assert(kAnyRank == kMaxRank);
 
 DeviceCode code_of(std::string_view function, DType dtype, int row_threads) {
   return {.source = kSource,
@@ -24,21 +23,6 @@ DeviceCode code_of(std::string_view function, DType dtype, int row_threads) {
                           row_threads == 0 ? "" : concat(", ", row_threads), ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
-}
-
-AnyShape shape_of(const TensorView& view) {
-  AnyShape shape{.rows = rows_of(view), .columns = columns_of(view), .leading = {}, .leading_count = view.rank - 1};
-  std::copy_n(view.sizes.begin(), shape.leading_count, shape.leading);
-  return shape;
-}
-
-AnyTensor tensor_of(const TensorView& view) {
-  AnyTensor tensor{.data = nullptr, .leading_strides = {}, .column_stride = 0};
-  if (!view.is_present()) return tensor;
-  tensor.data = view.data;
-  std::copy_n(view.strides.begin(), view.rank - 1, tensor.leading_strides);
-  tensor.column_stride = view.stride(-1);
-  return tensor;
 }
 
 const char* obstacle_of(DType dtype, const DeviceInfo& device) {
@@ -98,11 +82,11 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
   CUkern_st* kernel = table.get(config * std::size(kCudaTypes) + cuda_type_index(dtype), context,
                                 [&] { return code_of("forward_any", dtype, row_threads); });
   AnyForwardArguments arguments{
-      .shape = shape_of(problem.x),
-      .x = tensor_of(problem.x),
-      .residual = tensor_of(problem.residual),
-      .weight = tensor_of(problem.weight),
-      .bias = tensor_of(problem.bias),
+      .shape = any_shape_of(problem.x),
+      .x = any_tensor_of(problem.x),
+      .residual = any_tensor_of(problem.residual),
+      .weight = any_tensor_of(problem.weight),
+      .bias = any_tensor_of(problem.bias),
       .output = problem.output.data,
       .sum = problem.sum.data,
       .mean = problem.mean.as<float>(),
@@ -122,11 +106,11 @@ void run_input_gradient(const BackwardProblem& problem, int config, Context& con
   const int row_threads = kRowThreads[config];
   CUkern_st* kernel = table.get(config * std::size(kCudaTypes) + cuda_type_index(dtype), context,
                                 [&] { return code_of("backward_any", dtype, row_threads); });
-  AnyBackwardArguments arguments{.shape = shape_of(problem.value),
-                                 .grad_output = tensor_of(problem.grad_output),
-                                 .value = tensor_of(problem.value),
-                                 .grad_sum = tensor_of(problem.grad_sum),
-                                 .weight = tensor_of(problem.weight),
+  AnyBackwardArguments arguments{.shape = any_shape_of(problem.value),
+                                 .grad_output = any_tensor_of(problem.grad_output),
+                                 .value = any_tensor_of(problem.value),
+                                 .grad_sum = any_tensor_of(problem.grad_sum),
+                                 .weight = any_tensor_of(problem.weight),
                                  .mean = problem.mean.as<float>(),
                                  .rstd = problem.rstd.as<float>(),
                                  .grad_input = problem.grad_input.data,
@@ -147,15 +131,15 @@ void run_parameter_gradients(const BackwardProblem& problem, Context& context) {
   const int64_t wanted = std::clamp<int64_t>(8 * context.info->cuda.multiprocessors / strips, 1, 512);
   const int64_t rows_per_chunk = std::max((rows + wanted - 1) / wanted, int64_t{4 * kColumnSumRows});
   const int64_t chunks = (rows + rows_per_chunk - 1) / rows_per_chunk;
-  const Partials partials = allocate_partials(problem, chunks, context);
+  const ColumnSums sums = allocate_column_sums(problem.grad_weight, problem.grad_bias, columns, chunks, context);
   CUkern_st* kernel = table.get(cuda_type_index(dtype), context, [&] { return code_of("sum_columns_any", dtype, 0); });
-  AnyColumnSumArguments arguments{.shape = shape_of(problem.value),
-                                  .grad_output = tensor_of(problem.grad_output),
-                                  .value = tensor_of(problem.value),
+  AnyColumnSumArguments arguments{.shape = any_shape_of(problem.value),
+                                  .grad_output = any_tensor_of(problem.grad_output),
+                                  .value = any_tensor_of(problem.value),
                                   .mean = problem.mean.as<float>(),
                                   .rstd = problem.rstd.as<float>(),
-                                  .weight_partial = partials.weight,
-                                  .bias_partial = partials.bias,
+                                  .weight_partial = sums.partials[0],
+                                  .bias_partial = sums.partials[1],
                                   .rows_per_chunk = rows_per_chunk,
                                   .centered = problem.norm == Norm::kLayer};
   void* pointers[] = {&arguments};
@@ -164,11 +148,11 @@ void run_parameter_gradients(const BackwardProblem& problem, Context& context) {
   shape.grid_y = static_cast<unsigned>(chunks);
   shape.block_x = kColumnSumColumns * kColumnSumRows;
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
-  reduce(problem, partials, chunks, context);
+  add_column_sums(sums, context);
 }
 
 void run_backward(const BackwardProblem& problem, int config, Context& context) {
-  if (problem.value.element_count() == 0) return zero_parameter_gradients(problem, context);
+  if (problem.value.element_count() == 0) return zero_column_sums(problem.grad_weight, problem.grad_bias, context);
   if (problem.grad_input.is_present()) run_input_gradient(problem, config, context);
   if (problem.grad_weight.is_present() || problem.grad_bias.is_present()) run_parameter_gradients(problem, context);
 }
@@ -179,7 +163,7 @@ uint64_t forward_hash() {
 uint64_t backward_hash() {
   HashMixer mixer;
   mixer.add(jit::source_hash(kSource));
-  mixer.add(jit::source_hash(kReduceSource));
+  mixer.add(column_sums_source_hash());
   return mixer.value();
 }
 
@@ -191,7 +175,7 @@ std::vector<DeviceCode> forward_code() {
   return codes;
 }
 std::vector<DeviceCode> backward_code() {
-  std::vector<DeviceCode> codes = reduce_device_code();
+  std::vector<DeviceCode> codes = column_sums_device_code();
   for (DType dtype : kCudaTypes) {
     for (int threads : kRowThreads) codes.push_back(code_of("backward_any", dtype, threads));
     codes.push_back(code_of("sum_columns_any", dtype, 0));

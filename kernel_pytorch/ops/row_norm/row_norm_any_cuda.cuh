@@ -2,42 +2,11 @@
 // element per access and the row is read again for each pass (from L1 or L2 mostly): right first, fast second.
 #pragma once
 
-#include "kernel_pytorch/cuda/tile/element.cuh"
 #include "kernel_pytorch/cuda/tile/reduce.cuh"
+#include "kernel_pytorch/ops/any_rows_cuda.cuh"
 #include "kernel_pytorch/ops/row_norm/row_norm_any_cuda.h"
 
 namespace kernel_pytorch::row_norm {
-
-// A row of a tensor as floats.
-template <class T>
-class AnyRow {
- public:
-  __device__ __forceinline__ AnyRow(const AnyTensor& tensor, const AnyShape& shape, int64_t row)
-      : start_(static_cast<const T*>(tensor.data)), stride_(tensor.column_stride) {
-    if (shape.leading_count == 1) {
-      start_ += row * tensor.leading_strides[0];
-      return;
-    }
-    for (int i = shape.leading_count - 1; i >= 0; --i) {
-      start_ += row % shape.leading[i] * tensor.leading_strides[i];
-      row /= shape.leading[i];
-    }
-  }
-  __device__ __forceinline__ float operator[](int64_t column) const {
-    return tile::to_float<T>(start_[column * stride_]);
-  }
-
- private:
-  const T* start_;
-  int64_t stride_;
-};
-
-template <class T>
-__device__ __forceinline__ float parameter_at(const AnyTensor& parameter, bool is_float, int64_t column) {
-  const int64_t offset = column * parameter.column_stride;
-  return is_float ? static_cast<const float*>(parameter.data)[offset]
-                  : tile::to_float<T>(static_cast<const T*>(parameter.data)[offset]);
-}
 
 template <class T>
 __device__ __forceinline__ float scale_at(const AnyTensor& weight, bool is_float, float offset, int64_t column) {

@@ -5,15 +5,14 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/column_sums.h"
 #include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_launch.h"
-#include "kernel_pytorch/ops/row_norm/row_norm_reduce.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/row_norm/row_norm_backward_cuda.cuh";
-constexpr const char* kReduceSource = "kernel_pytorch/ops/row_norm/row_norm_reduce_cuda.cuh";
 constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ring to fill";
 
 // Fields as in row_norm_forward_cuda.cpp.
@@ -90,15 +89,15 @@ const char* obstacle_of(const BackwardProblem& problem, const DeviceInfo& device
   return parameter_obstacle(problem.weight);
 }
 
-BackwardArguments make_arguments(const BackwardProblem& problem, const RowShape& shape, const Partials& partials) {
+BackwardArguments make_arguments(const BackwardProblem& problem, const RowShape& shape, const ColumnSums& sums) {
   return {.shape = shape,
           .inputs = {row_tensor(problem.grad_output), row_tensor(problem.value), row_tensor(problem.grad_sum)},
           .weight = problem.weight.data,
           .mean = problem.mean.as<float>(),
           .rstd = problem.rstd.as<float>(),
           .grad_input = problem.grad_input.data,
-          .weight_partial = partials.weight,
-          .bias_partial = partials.bias,
+          .weight_partial = sums.partials[0],
+          .bias_partial = sums.partials[1],
           .weight_offset = static_cast<float>(problem.weight_offset),
           .weight_is_float = problem.weight.dtype == DType::kFloat32};
 }
@@ -126,30 +125,30 @@ struct BackwardRows {
     static const std::string kLabel = "row_norm backward";
     static KernelTable<std::size(kConfigs) * kVariants> table;
     const RowWork work = work_of(problem);
-    if (work.rows == 0 || work.columns == 0) return zero_parameter_gradients(problem, context);
+    if (work.rows == 0 || work.columns == 0) return zero_column_sums(problem.grad_weight, problem.grad_bias, context);
     const int position = kList.position(config, work, *context.info);
     const LaunchConfig& chosen = kConfigs[position];
     const Variant variant{problem.value.dtype, problem.norm == Norm::kLayer, problem.grad_sum.is_present()};
     CUkern_st* kernel =
         table.get(position * kVariants + variant.index(), context, [&] { return code_of(chosen.rows, variant); });
     const int64_t units = unit_count(chosen, work, *context.info);
-    const Partials partials = allocate_partials(problem, units, context);
-    BackwardArguments arguments = make_arguments(problem, make_shape(chosen, work, *context.info), partials);
+    const ColumnSums sums = allocate_column_sums(problem.grad_weight, problem.grad_bias, work.columns, units, context);
+    BackwardArguments arguments = make_arguments(problem, make_shape(chosen, work, *context.info), sums);
     void* pointers[] = {&arguments};
     cuda_device::LaunchShape shape = launch_shape(chosen, work, *context.info);
     // Blocks that hold several rows add their column sums up in shared memory.
     if (chosen.rows.row_threads < chosen.rows.threads) shape.shared_bytes = work.columns * sizeof(float);
     cuda_device::launch(context, kernel, shape, pointers, kLabel);
-    reduce(problem, partials, units, context);
+    add_column_sums(sums, context);
   }
   static uint64_t source_hash() {
     HashMixer mixer;
     mixer.add(jit::source_hash(kSource));
-    mixer.add(jit::source_hash(kReduceSource));
+    mixer.add(column_sums_source_hash());
     return mixer.value();
   }
   static std::vector<DeviceCode> device_code() {
-    std::vector<DeviceCode> codes = reduce_device_code();
+    std::vector<DeviceCode> codes = column_sums_device_code();
     for (const LaunchConfig& config : kConfigs) {
       for (DType dtype : kCudaTypes) {
         for (int flags = 0; flags < 4; ++flags) {

@@ -77,14 +77,4 @@ struct BackwardArguments {
   bool weight_is_float;
 };
 
-struct ReduceArguments {
-  const float* partials[2];  // weight, bias: [count, columns]
-  void* outputs[2];
-  int64_t columns;
-  int32_t count;
-};
-
-inline constexpr int kReduceColumns = 32;  // a block of reduce_partials sums this many columns
-inline constexpr int kReduceRows = 16;     // with this many threads each
-
 }  // namespace kernel_pytorch::row_norm
