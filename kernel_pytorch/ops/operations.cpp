@@ -2,6 +2,7 @@
 
 #include "kernel_pytorch/ops/layer_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
+#include "kernel_pytorch/ops/softmax/operation.h"
 #include "kernel_pytorch/registry/erase.h"
 
 namespace kernel_pytorch {
@@ -12,6 +13,8 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(rms_norm::kBackward),
       registry::erase(layer_norm::kForward),
       registry::erase(layer_norm::kBackward),
+      registry::erase(softmax::kForward),
+      registry::erase(softmax::kBackward),
   };
   return *all;
 }

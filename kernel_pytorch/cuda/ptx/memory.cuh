@@ -33,6 +33,16 @@ __device__ __forceinline__ Word4 ld_global_nc_l1_no_allocate_l2_cache_hint_v4(co
   return value;
 }
 
+// sm_80. The same for memory that this kernel writes after it has read it: never the read-only path.
+__device__ __forceinline__ Word4 ld_global_l1_no_allocate_l2_cache_hint_v4(const void* address, uint64_t policy) {
+  Word4 value;
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address), "l"(policy)
+               : "memory");
+  return value;
+}
+
 // sm_35. Cached in L1: small data that every block reads again, such as a weight.
 __device__ __forceinline__ Word4 ld_global_nc_v4(const void* address) {
   Word4 value;

@@ -1,0 +1,153 @@
+// The host side of the CPU kernels: what they support, how rows are split into tasks, and which instruction level runs.
+#include <algorithm>
+#include <string_view>
+
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/softmax/operation.h"
+#include "kernel_pytorch/ops/softmax/softmax_rows.h"
+
+namespace kernel_pytorch::softmax {
+namespace {
+
+constexpr std::string_view kConfigs[] = {"stores=stream", "stores=cached"};
+constexpr int kStreamStores = 0, kCachedStores = 1;
+constexpr int64_t kStreamFromBytes = 4 << 20;  // as for the norms: an output that the caches would not keep
+constexpr int64_t kTaskBytes = 128 << 10;      // of the input: long enough to hide the atomic, short enough to balance
+
+constexpr const char* kNotOnGpu = "runs on the CPU only";
+constexpr const char* kDoubles = "takes fp32, bf16 and fp16; the reference has fp64";
+constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
+
+const RowKernels& kernels_for(const Context& context, DType dtype) {
+  const Types type = dtype == DType::kBFloat16  ? Types::kBFloat16
+                     : dtype == DType::kFloat16 ? Types::kFloat16
+                                                : Types::kFloat;
+#if defined(__aarch64__)
+  (void)context;
+  return isa_neon::kRowKernels[static_cast<int>(type)];
+#else
+  const CpuIsa isa = context.info->cpu.isa;
+  if (isa >= CpuIsa::kX86V4) return isa_v4::kRowKernels[static_cast<int>(type)];
+  return isa == CpuIsa::kX86V3 ? isa_v3::kRowKernels[static_cast<int>(type)]
+                               : isa_v2::kRowKernels[static_cast<int>(type)];
+#endif
+}
+
+const char* obstacle_of(const DeviceInfo& device, DType dtype, std::initializer_list<const TensorView*> views) {
+  if (!device.is_cpu()) return kNotOnGpu;
+  if (dtype == DType::kFloat64) return kDoubles;
+  for (const TensorView* view : views) {
+    if (view->is_present() && columns_of(*view) > 1 && view->stride(-1) != 1) return kStridedColumns;
+  }
+  return nullptr;
+}
+
+registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
+  const char* obstacle = obstacle_of(device, problem.x.dtype, {&problem.x, &problem.mask});
+  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+}
+registry::Support supports_backward(const BackwardProblem& problem, const DeviceInfo& device) {
+  const char* obstacle = obstacle_of(device, problem.output.dtype, {&problem.output, &problem.grad_output});
+  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+}
+
+template <class Problem>
+std::vector<std::string> config_texts(const Problem&, const DeviceInfo&) {
+  return {std::string(kConfigs[0]), std::string(kConfigs[1])};
+}
+int forward_heuristic(const ForwardProblem& problem, const DeviceInfo&) {
+  return problem.output.byte_count() >= kStreamFromBytes ? kStreamStores : kCachedStores;
+}
+int backward_heuristic(const BackwardProblem& problem, const DeviceInfo&) {
+  return problem.grad_input.byte_count() >= kStreamFromBytes ? kStreamStores : kCachedStores;
+}
+
+bool rows_are_aligned(const TensorView& contiguous) {
+  constexpr uintptr_t kLine = 64;
+  return reinterpret_cast<uintptr_t>(contiguous.data) % kLine == 0 &&
+         columns_of(contiguous) * size_of(contiguous.dtype) % kLine == 0;
+}
+
+void* row_start(const TensorView& view, int64_t row) {
+  return view.is_present() ? static_cast<char*>(view.data) + row_offset(view, row) * size_of(view.dtype) : nullptr;
+}
+
+// Rows of a task together, or one by one where their strides or what they may see differ.
+void for_row_blocks(int64_t rows, int64_t row_bytes, bool together, Threads* threads, const auto& run_rows) {
+  const int64_t rows_per_task = std::clamp<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 1), 1, rows);
+  parallel_for(threads, (rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
+    const int64_t begin = task * rows_per_task, end = std::min(rows, begin + rows_per_task);
+    if (together) return run_rows(begin, end - begin);
+    for (int64_t row = begin; row < end; ++row) run_rows(row, 1);
+  });
+}
+
+void run_forward(const ForwardProblem& problem, int config, Context& context) {
+  const int64_t rows = rows_of(problem.x), columns = columns_of(problem.x);
+  if (rows == 0 || columns == 0) return;
+  const RowKernels& kernels = kernels_for(context, problem.x.dtype);
+  const bool in_place = problem.x.data == problem.output.data;  // its lines are in the caches already
+  const bool stream = config == kStreamStores && !in_place && rows_are_aligned(problem.output);
+  const bool together =
+      problem.x.rank == 2 && !problem.causal && (!problem.mask.is_present() || problem.mask.rank == 2);
+  for_row_blocks(rows, columns * size_of(problem.x.dtype), together, context.threads, [&](int64_t row, int64_t count) {
+    kernels.forward({.rows = count,
+                     .columns = columns,
+                     .visible = problem.causal ? causal_columns(row, problem.queries, columns) : columns,
+                     .x = row_start(problem.x, row),
+                     .mask = row_start(problem.mask, row),
+                     .output = row_start(problem.output, row),
+                     .x_stride_elements = problem.x.strides[0],
+                     .mask_stride_elements = problem.mask.strides[0],
+                     .scale = static_cast<float>(problem.scale),
+                     .mask_kind = problem.mask_kind(),
+                     .log = problem.log,
+                     .empty_is_zero = problem.removes_scores(),
+                     .stream_stores = stream});
+  });
+}
+
+void run_backward(const BackwardProblem& problem, int config, Context& context) {
+  const int64_t rows = rows_of(problem.output), columns = columns_of(problem.output);
+  if (rows == 0 || columns == 0) return;
+  const RowKernels& kernels = kernels_for(context, problem.output.dtype);
+  const bool in_place =
+      problem.grad_input.data == problem.output.data || problem.grad_input.data == problem.grad_output.data;
+  const bool stream = config == kStreamStores && !in_place && rows_are_aligned(problem.grad_input);
+  for_row_blocks(rows, columns * size_of(problem.output.dtype), problem.output.rank == 2, context.threads,
+                 [&](int64_t row, int64_t count) {
+                   kernels.backward({.rows = count,
+                                     .columns = columns,
+                                     .grad_output = row_start(problem.grad_output, row),
+                                     .output = row_start(problem.output, row),
+                                     .grad_input = row_start(problem.grad_input, row),
+                                     .grad_output_stride_elements = problem.grad_output.strides[0],
+                                     .output_stride_elements = problem.output.strides[0],
+                                     .scale = static_cast<float>(problem.scale),
+                                     .log = problem.log,
+                                     .masked = problem.masked,
+                                     .stream_stores = stream});
+                 });
+}
+
+uint64_t code_version() {
+  return hash_text("softmax cpu 1");
+}
+
+}  // namespace
+
+constinit const registry::Kernel<ForwardProblem> kForwardCpu{.name = "cpu",
+                                                             .supports = supports_forward,
+                                                             .configs = config_texts<ForwardProblem>,
+                                                             .heuristic = forward_heuristic,
+                                                             .run = run_forward,
+                                                             .source_hash = code_version};
+constinit const registry::Kernel<BackwardProblem> kBackwardCpu{.name = "cpu",
+                                                               .supports = supports_backward,
+                                                               .configs = config_texts<BackwardProblem>,
+                                                               .heuristic = backward_heuristic,
+                                                               .run = run_backward,
+                                                               .source_hash = code_version};
+
+}  // namespace kernel_pytorch::softmax
