@@ -22,23 +22,23 @@ const std::array<int32_t, kDTypeCount>& torch_dtypes() {
   return kNumbers;
 }
 
-DType dtype_of(const Tensor& tensor, std::string_view argument) {
+DType dtype_of(const Tensor& tensor, const ArgumentName& name) {
   int32_t number = -1;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &number));
   const auto& numbers = torch_dtypes();
   const auto found = std::find(numbers.begin(), numbers.end(), number);
-  KP_CHECK(found != numbers.end(), argument, " has an element type that no kernel takes (torch's number ", number,
+  KP_CHECK(found != numbers.end(), name, " has an element type that no kernel takes (torch's number ", number,
            "); convert it to fp32, bf16 or fp16 first");
   return static_cast<DType>(found - numbers.begin());
 }
 
-Device device_of(const Tensor& tensor, std::string_view argument) {
+Device device_of(const Tensor& tensor, const ArgumentName& name) {
   static const int32_t kCpu = aoti_torch_device_type_cpu();
   static const int32_t kCuda = aoti_torch_device_type_cuda();
   int32_t type = -1;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
   if (type == kCpu) return {};
-  KP_CHECK(type == kCuda, argument, " is on a device of torch's type ", type, "; only cpu and cuda have kernels");
+  KP_CHECK(type == kCuda, name, " is on a device of torch's type ", type, "; only cpu and cuda have kernels");
   int32_t index = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
   return {DeviceKind::kCuda, static_cast<int16_t>(index)};
@@ -54,21 +54,23 @@ Tensor contiguous_copy(const Tensor& tensor) {
 
 }  // namespace
 
-TensorView view_of(const Tensor& tensor, std::string_view argument) {
+TensorView view_of(const Tensor& tensor, const ArgumentName& name, bool is_written) {
   if (tensor.get() == nullptr) return {};
   int64_t rank = 0;
   int64_t* sizes = nullptr;
   int64_t* strides = nullptr;
   const void* data = nullptr;
+  void* written_data = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor.get(), &rank));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor.get(), &sizes));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor.get(), &strides));
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor.get(), &data));
-  KP_CHECK(rank <= kMaxRank, argument, " has ", rank, " dimensions, at most ", kMaxRank,
+  STABLE_TORCH_ERROR_CODE_CHECK(is_written ? torch_get_mutable_data_ptr(tensor.get(), &written_data)
+                                           : torch_get_const_data_ptr(tensor.get(), &data));
+  KP_CHECK(rank <= kMaxRank, name, " has ", rank, " dimensions, at most ", kMaxRank,
            " are supported; merge leading dimensions first, e.g. with flatten(0, 1)");
-  TensorView view{.data = const_cast<void*>(data),
-                  .dtype = dtype_of(tensor, argument),
-                  .device = device_of(tensor, argument),
+  TensorView view{.data = is_written ? written_data : const_cast<void*>(data),
+                  .dtype = dtype_of(tensor, name),
+                  .device = device_of(tensor, name),
                   .rank = static_cast<int8_t>(rank)};
   std::copy_n(sizes, rank, view.sizes.begin());
   std::copy_n(strides, rank, view.strides.begin());
@@ -91,23 +93,11 @@ NewTensor make_tensor(std::span<const int64_t> sizes, DType dtype, Device device
   return {std::move(tensor), view};
 }
 
-NewTensor make_absent(DType dtype, Device device) {
-  const int64_t no_elements[] = {0};
-  NewTensor absent = make_tensor(no_elements, dtype, device);
-  absent.view = TensorView{};
-  return absent;
-}
-
-TensorView parameter_view_of(Tensor& tensor, std::string_view argument) {
-  const TensorView view = view_of(tensor, argument);
+TensorView parameter_view_of(Tensor& tensor, const ArgumentName& name) {
+  const TensorView view = view_of(tensor, name);
   if (!view.is_present() || is_contiguous(view)) return view;
   tensor = contiguous_copy(tensor);
-  return view_of(tensor, argument);
-}
-
-TensorView row_view_of(Tensor& tensor, std::string_view argument) {
-  const TensorView view = parameter_view_of(tensor, argument);
-  return contiguous_view(view.data, view.dtype, {view.element_count()}, view.device);
+  return view_of(tensor, name);
 }
 
 }  // namespace kernel_pytorch::torch_ops

@@ -7,20 +7,16 @@
 
 #include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/torch/schema.h"
 
 namespace kernel_pytorch::torch_ops {
 
-// What TORCH_BOX passes for Tensor and Tensor?, owned by the function called, and what it takes for a Tensor returned
-// (a struct, since it has two ways to box a bare handle).
+// What torch passes for Tensor and Tensor?, owned by the function called.
 using Handle = AtenTensorHandle;
 using OptionalHandle = std::optional<AtenTensorHandle>;
-struct Returned {
-  Handle handle;
-};
 
 // Owns a handle, or none for an optional tensor that was not given. Half the cost of torch::stable::Tensor, whose
 // shared ownership takes an allocation for every argument and another handle for every result.
@@ -37,19 +33,19 @@ class Tensor {
     if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
   }
   Handle get() const { return handle_; }
-  Returned release() { return {std::exchange(handle_, nullptr)}; }
+  Handle release() { return std::exchange(handle_, nullptr); }
 
  private:
   Handle handle_;
 };
 
-// `argument` ("rms_norm: x") is named in the error where torch's tensor has no counterpart here.
-TensorView view_of(const Tensor& tensor, std::string_view argument);
+// `name` is what errors call the argument where torch's tensor has no counterpart here. A tensor that the op writes
+// into must say so: torch then gives it memory of its own.
+TensorView view_of(const Tensor& tensor, const ArgumentName& name, bool is_written = false);
 
-// Small tensors that kernels want without strides: parameters as they are, statistics (one number per row) as [rows].
-// In the rare case of strides `tensor` is replaced by a contiguous copy.
-TensorView parameter_view_of(Tensor& tensor, std::string_view argument);
-TensorView row_view_of(Tensor& tensor, std::string_view argument);
+// A small tensor that kernels want without strides. In the rare case of strides `tensor` is replaced by a contiguous
+// copy.
+TensorView parameter_view_of(Tensor& tensor, const ArgumentName& name);
 
 struct NewTensor {
   Tensor tensor;
@@ -58,8 +54,5 @@ struct NewTensor {
 
 // Contiguous and uninitialised, from torch's allocator. Throws kDevice, naming the bytes, when there is no memory.
 NewTensor make_tensor(std::span<const int64_t> sizes, DType dtype, Device device);
-
-// What stands for an output that was not asked for: no elements and an absent view.
-NewTensor make_absent(DType dtype, Device device);
 
 }  // namespace kernel_pytorch::torch_ops

@@ -43,7 +43,7 @@ def test_state_dict_both_ways_and_equal_results(ours, theirs, options, shape):
     ours_x, theirs_x = (x.clone().requires_grad_() for _ in range(2))
     ours(ours_x).square().sum().backward()
     theirs(theirs_x).square().sum().backward()
-    torch.testing.assert_close(ours_x.grad, theirs_x.grad)
+    torch.testing.assert_close(ours_x.grad, theirs_x.grad, rtol=1e-5, atol=5e-5)  # differences of terms of about one
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-5)
 

@@ -17,18 +17,71 @@ from torch.autograd import forward_ad
 
 from ._batching import Dims, fold
 
+# What runs in every call is written out for the op's own arguments, as dataclasses write __init__: loops over arguments
+# that are tensors or not would add a tenth to the time of a tiny call.
+_CALL_SOURCE = """
+def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward_ad, results_only, results_only_eager,
+         forward, apply, transformed):
+    def call({arguments}):
+        if is_compiling():
+            if forward_ad._current_level >= 0 or transforms_active():
+                return transformed({arguments}){results}
+            if is_grad_enabled() and ({any_requires_grad}):
+                return forward({arguments}){results}
+            return results_only({arguments})
+        if in_transform() or forward_ad._current_level >= 0:
+            return transformed({arguments}){results}
+        if ({any_requires_grad}) and is_grad_enabled():
+            return apply({arguments}){results}
+        return results_only_eager({arguments})
+    return call
+"""
+
+
+def make_call(
+    arguments: Sequence[str], tensors: Sequence[int], results: str, results_only: Any, forward: Any, function: Any
+) -> Callable[..., Any]:
+    """The function that takes one of the routes. `results` picks them out of what `forward` returns ("[0]")."""
+    names = [arguments[i] for i in tensors]
+    source = _CALL_SOURCE.format(
+        arguments=", ".join(arguments),
+        any_requires_grad=" or ".join(f"({name} is not None and {name}.requires_grad)" for name in names),
+        results=results,
+    )
+    call: Callable[..., Any] = run_source(f"call of {results_only}", source)(
+        is_compiling=torch.compiler.is_compiling,
+        is_grad_enabled=torch.is_grad_enabled,
+        transforms_active=transforms_active,
+        in_transform=torch._C._are_functorch_transforms_active,
+        forward_ad=forward_ad,
+        results_only=results_only,
+        results_only_eager=eager(results_only),
+        forward=forward,
+        apply=eager_apply(function),
+        transformed=transformed_apply(function),
+    )
+    return call
+
+
+def run_source(name: str, source: str) -> Callable[..., Any]:
+    """The function `make` of a source text."""
+    scope: dict[str, Any] = {}
+    exec(compile(source, f"<{name}>", "exec"), scope)
+    return scope["make"]  # type: ignore[no-any-return]
+
 
 def eager(op: Any) -> Callable[..., Any]:
     """What OpOverload.__call__ calls, without that detour of 0.6 us. Compilers do not know it: never while tracing."""
     return getattr(op, "_op", op)  # type: ignore[no-any-return]
 
 
-def differentiable(
+def make_function(
     op: str,
     forward: Any,
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
     parameters: Sequence[int],
+    instead: str | None,
 ) -> Any:
     """An autograd.Function of a registered op. `parameters` are the positions that fold() may not batch."""
     call = eager(forward)
@@ -44,37 +97,50 @@ def differentiable(
     def push_forward(ctx: Any, *tangents: Any) -> None:
         raise NotImplementedError(
             f"{op}: forward-mode derivatives (jvp, jacfwd, dual tensors) are not supported; "
-            f"use reverse mode (vjp, jacrev) or torch.nn.functional.{op}"
+            f"use reverse mode (vjp, jacrev) or {_other_way(instead)}"
         )
 
-    made: Any = _make_function(op, run, setup_context, backward, batch, push_forward)
+    made: Any = _function(op, run, setup_context, backward, batch, push_forward)
     return made
 
 
-def last_derivative(op: str, backward: Any, parameters: Sequence[int], wants_parameters: Callable[..., bool]) -> Any:
-    """A backward as a node of its own, so that differentiating it raises: autograd would drop the term silently."""
+def last_derivative(
+    op: str, backward: Any, parameters: Sequence[int], per_sample: Callable[[Sequence[Any]], bool], instead: str | None
+) -> Callable[..., Any]:
+    """A call of a backward; where graphs are made it is a node of its own, so that differentiating it raises: autograd
+    would drop the term silently.
+    """
     call = eager(backward)
+    is_grad_enabled = torch.is_grad_enabled
+    leaf = torch.empty((), requires_grad=True)  # makes it a node also where no argument leads back to the op's inputs
 
-    def run(*args: Any) -> Any:
+    def forward(_: Tensor, *args: Any) -> Any:
         return call(*args)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
-    def batch(info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
-        return fold(made.apply, info.batch_size, in_dims, args, parameters, per_sample=wants_parameters(*args))
+    def batch(info: Any, in_dims: Dims, _: Tensor, *args: Any) -> tuple[Any, Any]:
+        return fold(run, info.batch_size, in_dims[1:], args, parameters, per_sample=per_sample(args))
 
     def refuse(ctx: Any, *grads: Any) -> None:
         raise RuntimeError(
             f"{op}: its gradient has no derivative of its own (a second derivative was asked for); "
-            f"use torch.nn.functional.{op} where create_graph=True is differentiated through"
+            f"use {_other_way(instead)} where create_graph=True is differentiated through"
         )
 
-    made: Any = _make_function(f"{op}_backward", run, setup_context, refuse, batch, refuse)
-    return made
+    def run(*args: Any) -> Any:
+        return made.apply(leaf, *args) if is_grad_enabled() else call(*args)
+
+    made: Any = _function(f"{op}_backward", forward, setup_context, refuse, batch, refuse)
+    return run
 
 
-def _make_function(name: str, forward: Any, setup_context: Any, backward: Any, vmap: Any, jvp: Any) -> Any:
+def _other_way(instead: str | None) -> str:
+    return instead or "the same formula in torch's own operations"
+
+
+def _function(name: str, forward: Any, setup_context: Any, backward: Any, vmap: Any, jvp: Any) -> Any:
     members = dict(forward=forward, setup_context=setup_context, backward=backward, vmap=vmap, jvp=jvp)
     return type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()})
 
@@ -118,12 +184,11 @@ def transforms_active() -> bool:
 transforms_active._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def route(transformed: Callable[..., Any], op: Any, apply: Callable[..., Any]) -> Any:
-    """Which of three equal calls to make where gradients are wanted: through torch.func, a compiler, or straight."""
-    if forward_ad._current_level >= 0 or transforms_active():
-        return transformed
-    return op if torch.compiler.is_compiling() else apply
-
-
 def wants_gradient(*args: Any) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+    """Whether a graph is being made of any of the arguments, which may be lists of tensors too."""
+    return torch.is_grad_enabled() and any(
+        tensor.requires_grad
+        for arg in args
+        for tensor in (arg if isinstance(arg, list | tuple) else (arg,))
+        if isinstance(tensor, Tensor)
+    )

@@ -1,0 +1,186 @@
+// An op of torch from its schema and one function on views:
+//
+//   void infer(Call& call, const TensorView& x, const ParameterView& weight, double eps) {
+//     rms_norm::forward({.x = x, .weight = weight, .eps = eps, .output = call.output_like(x)}, call.context());
+//   }
+//   using Ops = OpList<Op<"rms_norm(Tensor x, Tensor? weight, float eps) -> Tensor", infer>>;
+//
+// Arguments become views in the schema's order (an optional tensor that was not given is an absent view), outputs are
+// returned in the order in which the call made them, errors of the core become torch's. CPU and CUDA share the
+// function, since the core chooses by device. Schema and function are compared while compiling.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernel_pytorch/torch/border.h"
+#include "kernel_pytorch/torch/context.h"
+#include "kernel_pytorch/torch/schema.h"
+#include "kernel_pytorch/torch/tensor_view.h"
+
+namespace kernel_pytorch::torch_ops {
+
+// A small tensor that kernels want without strides; in the rare case of strides a contiguous copy. Not for `a!`.
+struct ParameterView : TensorView {};
+// The same with its dimensions merged: one number per row, as [rows].
+struct RowView : TensorView {};
+
+// What a call makes besides computing: its outputs, uninitialised and contiguous on the call's device, and its context.
+// The device is that of the first tensor given.
+class Call {
+ public:
+  Call() = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
+
+  TensorView output(std::span<const int64_t> sizes, DType dtype);
+  TensorView output_like(const TensorView& view) { return output(view.shape(), view.dtype); }
+  // x's shape without its columns, fp32 (fp64 for fp64); the view is [rows].
+  TensorView output_row_statistic(const TensorView& x);
+  // An output that may not be asked for. The stand-in is an empty tensor of `fallback`'s type and an absent view;
+  // asking for one like an absent tensor yields it as well, the core says what is wrong with the rest.
+  TensorView output_like_if(bool wanted, const TensorView& view, const TensorView& fallback);
+
+  Context& context() { return context_ ? *context_ : context_.emplace(device_); }
+
+  // For Op alone.
+  void found(const TensorView& view) {
+    if (view.is_present() && !has_device_) device_ = view.device, has_device_ = true;
+  }
+  void return_outputs(StableIValue* stack, uint64_t expected);
+
+ private:
+  static constexpr size_t kMaxOutputs = 8;
+  Device device_;
+  bool has_device_ = false;
+  std::optional<TorchContext> context_;
+  std::array<Handle, kMaxOutputs> outputs_{};
+  size_t output_count_ = 0;
+};
+
+struct Boxed {
+  StableIValue value;
+  SchemaArgument argument;
+};
+
+// Slot<T> owns what torch put on the stack for one argument and makes the T that the op's function takes.
+template <class T>
+struct Slot {  // double, int64_t, bool, and std::optional of them
+  static constexpr bool takes(std::string_view type) {
+    if constexpr (std::is_same_v<T, double>) return type == "float";
+    if constexpr (std::is_same_v<T, int64_t>) return type == "int";
+    if constexpr (std::is_same_v<T, bool>) return type == "bool";
+    if constexpr (std::is_same_v<T, std::optional<double>>) return type == "float?";
+    if constexpr (std::is_same_v<T, std::optional<int64_t>>) return type == "int?";
+    return false;
+  }
+  explicit Slot(const Boxed& boxed) : value(torch::stable::detail::to<T>(boxed.value)) {}
+  const T& get(Call&, const SchemaArgument&, const ArgumentName&) { return value; }
+  T value;
+};
+
+struct TensorSlot {
+  static constexpr bool takes(std::string_view type) {
+    return type.starts_with("Tensor") && type.find('[') == std::string_view::npos;
+  }
+  explicit TensorSlot(const Boxed& boxed)
+      : tensor(boxed.argument.is_optional() ? Tensor(torch::stable::detail::to<OptionalHandle>(boxed.value))
+                                            : Tensor(torch::stable::detail::to<Handle>(boxed.value))) {}
+  Tensor tensor;
+};
+
+template <>
+struct Slot<TensorView> : TensorSlot {
+  using TensorSlot::TensorSlot;
+  TensorView get(Call& call, const SchemaArgument& argument, const ArgumentName& name) {
+    const TensorView view = view_of(tensor, name, argument.is_written());
+    call.found(view);
+    return view;
+  }
+};
+
+template <>
+struct Slot<ParameterView> : TensorSlot {
+  static constexpr bool takes(std::string_view type) { return type == "Tensor" || type == "Tensor?"; }
+  using TensorSlot::TensorSlot;
+  ParameterView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
+    const ParameterView view{parameter_view_of(tensor, name)};
+    call.found(view);
+    return view;
+  }
+};
+
+template <>
+struct Slot<RowView> : Slot<ParameterView> {
+  using Slot<ParameterView>::Slot;
+  RowView get(Call& call, const SchemaArgument& argument, const ArgumentName& name) {
+    const TensorView view = Slot<ParameterView>::get(call, argument, name);
+    if (!view.is_present()) return {};
+    return {contiguous_view(view.data, view.dtype, {view.element_count()}, view.device)};
+  }
+};
+
+template <>
+struct Slot<std::vector<TensorView>> {
+  static constexpr bool takes(std::string_view type) { return type.starts_with("Tensor") && type.ends_with("[]"); }
+  explicit Slot(const Boxed& boxed);
+  std::vector<TensorView> get(Call& call, const SchemaArgument& argument, const ArgumentName& name);
+  std::vector<Tensor> tensors;
+};
+
+template <>
+struct Slot<std::string> {
+  static constexpr bool takes(std::string_view type) { return type == "str"; }
+  explicit Slot(const Boxed& boxed);
+  const std::string& get(Call&, const SchemaArgument&, const ArgumentName&) { return value; }
+  std::string value;
+};
+
+template <Schema kSchema, auto kFunction>
+struct Op;
+
+template <Schema kSchema, class... Arguments, void (*kFunction)(Call&, Arguments...)>
+struct Op<kSchema, kFunction> {
+  static constexpr std::string_view kText = kSchema.view();
+  static constexpr std::string_view kName = name_of(kText);
+  static_assert(argument_count(kText) == sizeof...(Arguments), "the schema and the function differ in their arguments");
+
+  static void define(torch::stable::detail::StableLibrary& library) { library.def(kSchema.text); }
+  static void implement(torch::stable::detail::StableLibrary& library) {
+    library.impl(std::string(kName).c_str(), [](StableIValue* stack, uint64_t, uint64_t output_count) {
+      run(stack, output_count, std::index_sequence_for<Arguments...>());
+    });
+  }
+
+ private:
+  template <size_t... kIndex>
+  static void run(StableIValue* stack, uint64_t output_count, std::index_sequence<kIndex...>) {
+    static_assert((Slot<std::remove_cvref_t<Arguments>>::takes(argument_of(kText, kIndex).type) && ...),
+                  "the schema and the function differ in the type of an argument");
+    static constexpr std::array<SchemaArgument, sizeof...(Arguments)> kArguments{argument_of(kText, kIndex)...};
+    // Braces: from left to right.
+    std::tuple<Slot<std::remove_cvref_t<Arguments>>...> slots{Boxed{stack[kIndex], kArguments[kIndex]}...};
+    Call call;
+    at_border([&] {
+      std::tuple<std::remove_cvref_t<Arguments>...> values{
+          std::get<kIndex>(slots).get(call, kArguments[kIndex], {kName, kArguments[kIndex].name})...};
+      kFunction(call, std::get<kIndex>(values)...);
+      call.return_outputs(stack, output_count);
+    });
+  }
+};
+
+// A file's ops, to be named three times: STABLE_TORCH_LIBRARY_FRAGMENT defines them, CPU and CUDA implement them.
+template <class... Ops>
+struct OpList {
+  static void define(torch::stable::detail::StableLibrary& library) { (Ops::define(library), ...); }
+  static void implement(torch::stable::detail::StableLibrary& library) { (Ops::implement(library), ...); }
+};
+
+}  // namespace kernel_pytorch::torch_ops

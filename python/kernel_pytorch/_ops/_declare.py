@@ -1,0 +1,226 @@
+"""Declares an op to torch: what follows from its schema, its shapes, what it saves and its gradient formula.
+
+A differentiable op is three ops of the library: `<op>` returns the results, `<op>_forward` the results and whatever
+else its gradient needs, and `<op>_backward` computes the gradient. `differentiable` and `backward` register shape
+functions, gradients and batching rules for them and return functions to call; arguments are named as in the schemas
+(kernel_pytorch/torch/ops/<op>.cpp). CONTRIBUTING.md has an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _torch as _torch  # loads the library
+from ._autograd import eager, last_derivative, make_call, make_function, run_source, wants_gradient
+from ._batching import fold, register_folding
+
+Call = Callable[..., Any]
+Gradient = Callable[[tuple[Tensor | None, ...], tuple[Any, ...], tuple[bool, ...]], Sequence[Tensor | None]]
+
+# The node's two functions, written out for the reason given in _autograd.py.
+_NODE_SOURCE = """
+def make(gradient):
+    def keep(ctx, inputs, output):
+        {inputs}, = inputs
+        {outputs} = output
+        ctx.save_for_backward({saved_tensors})
+        ctx.numbers = ({saved_numbers})
+        {mark_non_differentiable}
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx, {all_grads}):
+        if {no_grad}:
+            return {no_gradients}
+        needed = ctx.needs_input_grad
+        {gradients} = gradient(({grads}), (*ctx.saved_tensors, *ctx.numbers), ({wanted}))
+        return ({returned})
+    return keep, differentiate
+"""
+
+
+def differentiable(
+    op: str,
+    *,
+    shapes: Call,
+    saves: Sequence[str],
+    gradient: Gradient,
+    parameters: Sequence[str] = (),
+    name: str | None = None,
+    instead: str | None = None,
+) -> Call:
+    """The function (arguments of the schema) -> results of `<op>` and `<op>_forward`, by the cheapest route.
+
+    Args:
+        op: the name of the op that returns the results alone.
+        shapes: (arguments) -> empty tensors like the outputs of `<op>_forward`, of which the results are the first.
+        saves: arguments and outputs of `<op>_forward` that the gradient needs, by name, tensors before numbers; an
+            output without a name is called "output".
+        gradient: (gradients of the results, saved values, wanted) -> gradients of the tensor arguments, in order.
+            `wanted` has one entry per tensor argument; what is not wanted is dropped. A gradient of one of several
+            results is None where that result was not used.
+        parameters: tensor arguments without a batch dimension, which vmap may not fold into (weights, tables). With a
+            batch of its own, one of these makes vmap call the op once per sample.
+        name: what errors call the op, where that is not `op`.
+        instead: what to use, as errors say, for derivatives that this op has not.
+    """
+    results_only, forward = _overload(op), _overload(f"{op}_forward")
+    arguments, tensors = _arguments(forward), _tensor_positions(forward)
+    results, outputs = len(results_only._schema.returns), len(forward._schema.returns)
+    keep, differentiate = _make_node(forward, results, saves, gradient)
+
+    def results_shapes(*args: Any) -> Any:
+        return _first(shapes(*args), results, outputs)
+
+    def results_below_vmap(*args: Any) -> Any:
+        # Below a vmap gradients may be wanted although the mapped tensor says that they are not.
+        return _first(forward(*args), results, outputs) if wants_gradient(*args) else results_only(*args)
+
+    library: Any = torch.library
+    library.register_fake(results_only, results_shapes)
+    library.register_fake(forward, shapes)
+    library.register_autograd(forward, differentiate, setup_context=keep)
+    unbatched = _positions(op, arguments, parameters)
+    register_folding(results_only, results_below_vmap, unbatched)
+    register_folding(forward, forward, unbatched)
+    function = make_function(name or op, forward, keep, differentiate, unbatched, instead)
+    picked = "" if results == outputs else "[0]" if results == 1 else f"[:{results}]"
+    return make_call(arguments, tensors, picked, results_only, forward, function)
+
+
+def backward(
+    op: str,
+    *,
+    shapes: Call,
+    parameters: Sequence[str] = (),
+    per_sample: Sequence[str] = (),
+    name: str | None = None,
+    instead: str | None = None,
+) -> Call:
+    """The function (arguments of the schema) -> outputs of `<op>_backward`; its own derivative raises.
+
+    Args:
+        op, shapes, parameters, name, instead: as for `differentiable`.
+        per_sample: flags of the schema that ask for a sum over all rows (a parameter's gradient). Under vmap each
+            sample has a sum of its own: where a flag is set the op is called once per sample.
+    """
+    overload = _overload(f"{op}_backward")
+    arguments = _arguments(overload)
+    unbatched = _positions(f"{op}_backward", arguments, parameters)
+    flags = _positions(f"{op}_backward", arguments, per_sample)
+
+    def sums_rows(args: Sequence[Any]) -> bool:
+        return any(args[i] for i in flags)
+
+    def batch(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+        return fold(overload, info.batch_size, in_dims, args, unbatched, per_sample=sums_rows(args))
+
+    library: Any = torch.library
+    library.register_fake(overload, shapes)
+    library.register_vmap(overload, batch)
+    return last_derivative(name or op, overload, unbatched, sums_rows, instead)
+
+
+def without_gradient(
+    op: str, *, shapes: Call = lambda *_: None, parameters: Sequence[str] = (), name: str | None = None
+) -> Call:
+    """The function (arguments of the schema) -> outputs of an op that is no part of any graph.
+
+    That is one whose result has no derivative, or one that writes into its arguments (`Tensor(a!) x` in its schema,
+    which returns nothing). A call that would need a gradient raises: autograd would drop it silently.
+    """
+    overload = _overload(op)
+    call = eager(overload)
+    arguments = _arguments(overload)
+    written = [i for i, argument in enumerate(overload._schema.arguments) if _is_written(argument)]
+    library: Any = torch.library
+    library.register_fake(overload, shapes)
+    if not written:
+        register_folding(overload, overload, _positions(op, arguments, parameters))
+
+    def run(*args: Any) -> Any:
+        if wants_gradient(*args):
+            what = "writes into its arguments" if written else "has no gradient"
+            raise RuntimeError(f"{name or op}: it {what}; detach the arguments or call it under torch.no_grad()")
+        if torch.compiler.is_compiling():
+            return overload(*args)
+        outputs = call(*args)
+        for i in written:  # so that autograd notices a change of what it has saved
+            if args[i] is not None:
+                torch.autograd.graph.increment_version(args[i])
+        return outputs
+
+    return run
+
+
+def _overload(op: str) -> Any:
+    return getattr(torch.ops.kernel_pytorch, op).default
+
+
+def _arguments(overload: Any) -> list[str]:
+    return [argument.name for argument in overload._schema.arguments]
+
+
+def _output_names(overload: Any) -> list[str]:
+    return [output.name or "output" for output in overload._schema.returns]
+
+
+def _tensor_positions(overload: Any) -> list[int]:
+    tensors = (torch.TensorType.get(), torch.OptionalType.ofTensor())
+    return [i for i, argument in enumerate(overload._schema.arguments) if argument.type in tensors]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _positions(op: str, names: Sequence[str], chosen: Sequence[str]) -> list[int]:
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        raise ValueError(f"{op}: its schema has no {unknown[0]!r}, only {list(names)}")
+    return [names.index(name) for name in chosen]
+
+
+def _first(output: Any, results: int, outputs: int) -> Any:
+    if results == outputs:
+        return output
+    return output[0] if results == 1 else output[:results]
+
+
+def _make_node(forward: Any, results: int, saves: Sequence[str], gradient: Gradient) -> tuple[Call, Call]:
+    """setup_context and backward of an autograd.Function, from what it saves and its formula."""
+    op = forward._schema.name
+    inputs, outputs, tensors = _arguments(forward), _output_names(forward), _tensor_positions(forward)
+    _positions(op, [*inputs, *outputs], saves)
+    if set(inputs) & set(outputs):
+        raise ValueError(
+            f"{op}: its schema uses {sorted(set(inputs) & set(outputs))[0]!r} for an argument and an output"
+        )
+    numbers = [name for name in saves if name in inputs and inputs.index(name) not in tensors]
+    saved_tensors = [name for name in saves if name not in numbers]
+    if [*saved_tensors, *numbers] != list(saves):
+        raise ValueError(f"{op}: saves {list(saves)}, tensors must come before numbers")
+    grads = [f"grad_{i}" for i in range(len(outputs))]
+    source = _NODE_SOURCE.format(
+        inputs=", ".join(inputs),
+        outputs=outputs[0] if len(outputs) == 1 else ", ".join(outputs),
+        saved_tensors=", ".join(saved_tensors),
+        saved_numbers=_tuple(numbers),
+        mark_non_differentiable=f"ctx.mark_non_differentiable({', '.join(outputs[results:])})"
+        * (results < len(outputs)),
+        all_grads=", ".join(grads),
+        no_grad=" and ".join(f"{grad} is None" for grad in grads[:results]),
+        no_gradients=repr((None,) * len(inputs)),
+        gradients=_tuple([f"of_{i}" for i in tensors]),
+        grads=_tuple(grads[:results]),
+        wanted=_tuple([f"needed[{i}]" for i in tensors]),
+        returned=_tuple([f"of_{i} if needed[{i}] else None" if i in tensors else "None" for i in range(len(inputs))]),
+    )
+    return run_source(f"node of {op}", source)(gradient)  # type: ignore[no-any-return]
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return "".join(f"{item}, " for item in items)
