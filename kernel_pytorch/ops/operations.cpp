@@ -1,6 +1,8 @@
 #include "kernel_pytorch/ops/operations.h"
 
+#include "kernel_pytorch/ops/adamw/operation.h"
 #include "kernel_pytorch/ops/layer_norm/operation.h"
+#include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
 #include "kernel_pytorch/registry/erase.h"
@@ -9,12 +11,12 @@ namespace kernel_pytorch {
 
 const std::vector<registry::AnyOperation>& operations() {
   static const auto* all = new std::vector<registry::AnyOperation>{
-      registry::erase(rms_norm::kForward),
-      registry::erase(rms_norm::kBackward),
-      registry::erase(layer_norm::kForward),
-      registry::erase(layer_norm::kBackward),
-      registry::erase(softmax::kForward),
-      registry::erase(softmax::kBackward),
+      registry::erase(rms_norm::kForward),   registry::erase(rms_norm::kBackward),
+      registry::erase(layer_norm::kForward), registry::erase(layer_norm::kBackward),
+      registry::erase(softmax::kForward),    registry::erase(softmax::kBackward),
+      registry::erase(rms_norm::kForward),   registry::erase(rms_norm::kBackward),
+      registry::erase(layer_norm::kForward), registry::erase(layer_norm::kBackward),
+      registry::erase(adamw::kStep),         registry::erase(reduce_norm::kNorm),
   };
   return *all;
 }

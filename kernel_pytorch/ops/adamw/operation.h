@@ -1,0 +1,12 @@
+// adamw as the registry sees it, and the kernels that its list names.
+#pragma once
+
+#include "kernel_pytorch/ops/adamw/adamw.h"
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::adamw {
+
+extern const registry::Operation<Step> kStep;
+extern const registry::Kernel<Step> kReference, kCpu, kCuda;
+
+}  // namespace kernel_pytorch::adamw
