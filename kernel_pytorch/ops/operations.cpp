@@ -11,12 +11,16 @@ namespace kernel_pytorch {
 
 const std::vector<registry::AnyOperation>& operations() {
   static const auto* all = new std::vector<registry::AnyOperation>{
-      registry::erase(rms_norm::kForward),   registry::erase(rms_norm::kBackward),
-      registry::erase(layer_norm::kForward), registry::erase(layer_norm::kBackward),
-      registry::erase(softmax::kForward),    registry::erase(softmax::kBackward),
-      registry::erase(rms_norm::kForward),   registry::erase(rms_norm::kBackward),
-      registry::erase(layer_norm::kForward), registry::erase(layer_norm::kBackward),
-      registry::erase(adamw::kStep),         registry::erase(reduce_norm::kNorm),
+      // clang-format off
+      registry::erase(rms_norm::kForward),
+      registry::erase(rms_norm::kBackward),
+      registry::erase(layer_norm::kForward),
+      registry::erase(layer_norm::kBackward),
+      registry::erase(softmax::kForward),
+      registry::erase(softmax::kBackward),
+      registry::erase(adamw::kStep),
+      registry::erase(reduce_norm::kNorm),
+      // clang-format on
   };
   return *all;
 }
