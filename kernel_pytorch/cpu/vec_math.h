@@ -36,6 +36,18 @@ KP_WORD Vec scale_by_power(Vec value, [[maybe_unused]] Vec power, [[maybe_unused
 #endif
 }
 
+// 1 / x for |x| in [2^-125, 2^125] or infinite. Where a division takes four times as long as an estimate and one Newton
+// step, it is those.
+KP_WORD Vec reciprocal(Vec x) {
+#if defined(__AVX512F__)
+  const Vec estimate = reinterpret_cast<Vec>(_mm512_maskz_rcp14_ps(0xffff, reinterpret_cast<__m512>(x)));
+  const Vec error = 1.0f - x * estimate;
+  return select(estimate == 0.0f, estimate, estimate * error + estimate);  // infinity * 0 is no error to correct
+#else
+  return 1.0f / x;
+#endif
+}
+
 KP_WORD Vec exp(Vec x) {
   constexpr float kLeast = -87.3365402f;  // e^x is denormal below
   constexpr float kMost = 88.8f;          // and infinite from 88.7229 on
@@ -81,7 +93,7 @@ KP_WORD Vec tanh(Vec x) {
   const Vec square = x * x;
   const Vec tail = polynomial(square, -0.00569625339f, 0.0206308626f, -0.0537370592f, 0.133314088f, -0.333332807f);
   const Vec small = x * square * tail + x;
-  const Vec large = 1.0f - 2.0f / (exp(magnitude + magnitude) + 1.0f);
+  const Vec large = 1.0f - 2.0f * reciprocal(exp(magnitude + magnitude) + 1.0f);
   return copy_sign(select(magnitude < 0.625f, small, large), x);  // also where `small` loses the sign of -0
 }
 
@@ -99,7 +111,7 @@ KP_WORD Vec erf(Vec x) {
 }
 
 KP_WORD Vec sigmoid(Vec x) {
-  return 1.0f / (1.0f + exp(-x));
+  return reciprocal(1.0f + exp(-x));
 }
 
 }  // namespace KP_ISA_NAMESPACE

@@ -32,6 +32,7 @@ struct WordProbes {
   void (*erf)(const float*, float*, int64_t);
   void (*sigmoid)(const float*, float*, int64_t);
   void (*sqrt)(const float*, float*, int64_t);
+  void (*reciprocal)(const float*, float*, int64_t);
   // Over the first whole vectors: {sum, max} of floats and of doubles; {sum of squares in double} of floats.
   void (*reduce)(const float* from, int64_t count, float* sum_and_max);
   void (*reduce_double)(const double* from, int64_t count, double* sum_max_root);

@@ -52,6 +52,7 @@ KP_UNARY_PROBE(tanh)
 KP_UNARY_PROBE(erf)
 KP_UNARY_PROBE(sigmoid)
 KP_UNARY_PROBE(sqrt)
+KP_UNARY_PROBE(reciprocal)
 #undef KP_UNARY_PROBE
 
 static void reduce(const float* from, int64_t count, float* sum_and_max) {
@@ -114,6 +115,7 @@ WordProbes word_probes() {
           probe_erf,
           probe_sigmoid,
           probe_sqrt,
+          probe_reciprocal,
           reduce,
           reduce_double,
           sum_squares_in_double,

@@ -113,6 +113,25 @@ TEST(CpuWordsMath, Edges) {
   }
 }
 
+TEST(CpuWordsMath, ReciprocalWithinItsRange) {
+  std::vector<float> values;
+  for (float value : strided_floats(9973)) {
+    if (std::abs(value) >= 0x1p-125f && std::abs(value) <= 0x1p125f) values.push_back(value);
+  }
+  values.insert(values.end(), {INFINITY, -INFINITY, 1.0f, 0x1p-125f, 0x1p125f});
+  std::vector<float> results(values.size());
+  for (const Level& level : levels_of_this_machine()) {
+    level.probes.reciprocal(values.data(), results.data(), static_cast<int64_t>(values.size()));
+    double worst = 0;
+    for (size_t i = 0; i < values.size(); ++i) worst = std::max(worst, ulp_error(results[i], 1.0 / values[i]));
+    EXPECT_LE(worst, 0.53) << level.name;
+    RecordProperty("reciprocal_" + level.name, std::to_string(worst));
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    level.probes.reciprocal(&nan, results.data(), 1);
+    EXPECT_TRUE(std::isnan(results[0])) << level.name;
+  }
+}
+
 // Every float in the ranges where the methods change over: [a, b] walked without gaps.
 TEST(CpuWordsMath, NoGapsAtTheSeams) {
   struct Seam {

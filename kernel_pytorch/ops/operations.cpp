@@ -1,6 +1,9 @@
 #include "kernel_pytorch/ops/operations.h"
 
+#include "kernel_pytorch/ops/activation/operation.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
+#include "kernel_pytorch/ops/dropout/operation.h"
+#include "kernel_pytorch/ops/gated_activation/operation.h"
 #include "kernel_pytorch/ops/layer_norm/operation.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
@@ -20,6 +23,11 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(softmax::kBackward),
       registry::erase(adamw::kStep),
       registry::erase(reduce_norm::kNorm),
+      registry::erase(activation::kForward),
+      registry::erase(activation::kBackward),
+      registry::erase(gated_activation::kForward),
+      registry::erase(gated_activation::kBackward),
+      registry::erase(dropout::kForward),
       // clang-format on
   };
   return *all;

@@ -3,78 +3,22 @@
 // Statistics take two passes over the cached row (mean, then squares around it): no cancellation, however large the
 // mean.
 #include "kernel_pytorch/base/float_types.h"
-#include "kernel_pytorch/cpu/load_store.h"
-#include "kernel_pytorch/cpu/vec.h"
+#include "kernel_pytorch/cpu/columns.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_rows.h"
 
 namespace kernel_pytorch::row_norm::KP_ISA_NAMESPACE {
 namespace {
 
+using cpu::AllLanes;
+using cpu::for_columns;
+using cpu::keep;
 using cpu::kLanesOf;
+using cpu::load;
 using cpu::ScalarOf;
+using cpu::SomeLanes;
+using cpu::store;
 using cpu::VecOf;
-
-// All lanes, or the first `count` of them at a row's end.
-struct AllLanes {};
-struct SomeLanes {
-  int count;
-};
-
-template <class T>
-KP_WORD VecOf<T> load(const T* from, AllLanes) {
-  return cpu::load(from);
-}
-template <class T>
-KP_WORD VecOf<T> load(const T* from, SomeLanes lanes) {
-  return cpu::load_partial(from, lanes.count);  // the rest is zero
-}
-template <class T>
-KP_WORD void store(T* to, VecOf<T> value, AllLanes) {
-  cpu::store(to, value);
-}
-template <class T>
-KP_WORD void store(T* to, VecOf<T> value, SomeLanes lanes) {
-  cpu::store_partial(to, value, lanes.count);
-}
-template <class V>
-KP_WORD V keep(V value, AllLanes) {
-  return value;
-}
-template <class V>
-KP_WORD V keep(V value, SomeLanes lanes) {  // lanes past the row's end count for nothing
-  for (int i = 0; i < static_cast<int>(sizeof(V) / sizeof(value[0])); ++i) {
-    if (i >= lanes.count) value[i] = 0;
-  }
-  return value;
-}
-
-// Writes value_at(j, lanes) to every column, two vectors at a time: a whole line of narrow types in one store.
-template <class T, bool kStream, class Value>
-KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
-  constexpr int kStep = kLanesOf<T>;
-  int64_t j = 0;
-  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
-    const cpu::PairOf<T> pair{value_at(j, AllLanes()), value_at(j + kStep, AllLanes())};
-    if constexpr (kStream) {
-      cpu::stream2(to + j, pair);
-    } else {
-      cpu::store2(to + j, pair);
-    }
-  }
-  for (; j + kStep <= columns; j += kStep) store(to + j, value_at(j, AllLanes()), AllLanes());
-  if (j < columns) {
-    const SomeLanes rest{static_cast<int>(columns - j)};
-    store(to + j, value_at(j, rest), rest);
-  }
-}
-
-template <class T, class Body>
-KP_WORD void for_columns(int64_t columns, Body body) {
-  constexpr int kStep = kLanesOf<T>;
-  int64_t j = 0;
-  for (; j + kStep <= columns; j += kStep) body(j, AllLanes());
-  if (j < columns) body(j, SomeLanes{static_cast<int>(columns - j)});
-}
+using cpu::write_columns;
 
 // Sum over the row of term(values). Four running sums hide the latency of the adds.
 template <class T, class Term>

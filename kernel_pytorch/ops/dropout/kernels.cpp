@@ -1,0 +1,34 @@
+// The kernels of dropout are the pointwise engine's, with the identity for a function.
+#include "kernel_pytorch/ops/dropout/operation.h"
+#include "kernel_pytorch/ops/pointwise/pointwise_operation.h"
+#include "kernel_pytorch/registry/request_words.h"
+
+namespace kernel_pytorch::dropout {
+namespace {
+
+// Options understood: p=NUMBER, 0.5 unless told.
+pointwise::ForwardProblem make(const registry::ProblemRequest& request) {
+  registry::check_options(request, {"p"});
+  registry::ProblemRequest plain = request;
+  plain.options = {{"dropout", "0.5"}};
+  for (const auto& [name, value] : request.options) plain.options = {{"dropout", value}};
+  return pointwise::make_forward(plain, false, "identity");
+}
+
+std::vector<registry::ProblemRequest> shapes() {
+  std::vector<registry::ProblemRequest> requests;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
+    for (const char* p : {"0", "0.1", "0.5", "1"}) {
+      for (int64_t columns : {1, 7, 8, 100, 1024, 4100}) pointwise::add_shape(requests, 13, columns, dtype, {{"p", p}});
+      pointwise::add_shape(requests, 0, 16, dtype, {{"p", p}});
+    }
+  }
+  return requests;
+}
+
+}  // namespace
+
+constinit const registry::Operation<pointwise::ForwardProblem> kForward =
+    pointwise::forward_operation("dropout", make, shapes);
+
+}  // namespace kernel_pytorch::dropout

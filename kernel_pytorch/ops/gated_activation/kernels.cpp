@@ -1,0 +1,25 @@
+// The kernels of gated_activation are the pointwise engine's; this is what makes a problem a gated one.
+#include "kernel_pytorch/ops/gated_activation/operation.h"
+#include "kernel_pytorch/ops/pointwise/pointwise_operation.h"
+
+namespace kernel_pytorch::gated_activation {
+namespace {
+
+pointwise::ForwardProblem make_forward(const registry::ProblemRequest& request) {
+  return pointwise::make_forward(request, true, "silu");
+}
+pointwise::BackwardProblem make_backward(const registry::ProblemRequest& request) {
+  return pointwise::make_backward(request, true, "silu");
+}
+std::vector<registry::ProblemRequest> shapes() {
+  return pointwise::shapes_of({"silu", "gelu", "gelu_tanh", "relu", "sigmoid"}, true);
+}
+
+}  // namespace
+
+constinit const registry::Operation<pointwise::ForwardProblem> kForward =
+    pointwise::forward_operation("gated_activation_forward", make_forward, shapes);
+constinit const registry::Operation<pointwise::BackwardProblem> kBackward =
+    pointwise::backward_operation("gated_activation_backward", make_backward, shapes);
+
+}  // namespace kernel_pytorch::gated_activation

@@ -1,0 +1,30 @@
+// What the host sides of the pointwise CUDA kernels share.
+#pragma once
+
+#include "kernel_pytorch/base/philox.h"
+#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/ops/cuda_support.h"
+#include "kernel_pytorch/ops/pointwise/pointwise.h"
+#include "kernel_pytorch/ops/pointwise/pointwise_cuda.h"
+
+namespace kernel_pytorch::pointwise {
+
+inline DropoutArguments dropout_arguments(double probability, const TensorView& seed) {
+  const uint32_t threshold = dropout_threshold(probability);
+  if (threshold == 0) return {.seed = nullptr, .limit = 0, .scale = 1};
+  // 65536 wraps to a limit that nothing exceeds: everything is dropped.
+  return {.seed = seed.as<int64_t>(), .limit = (threshold << 16) - 1, .scale = dropout_scale(probability)};
+}
+
+inline bool bias_is_float(const TensorView& gate_bias, const TensorView& up_bias) {
+  return (gate_bias.is_present() ? gate_bias : up_bias).dtype == DType::kFloat32;
+}
+
+// Null, or why no CUDA kernel of this room takes the type or the device.
+inline const char* device_obstacle(DType dtype, const DeviceInfo& device) {
+  if (!device.is_cuda()) return kNeedsCuda;
+  if (device.cuda.capability() < 80) return kNeedsAmpere;
+  return cuda_type_index(dtype) < 0 ? kNeedsSmallFloat : nullptr;
+}
+
+}  // namespace kernel_pytorch::pointwise

@@ -1,0 +1,69 @@
+// The functions and their derivatives on lanes. For 16-bit rows gelu is a sigmoid of a polynomial, as on the GPU
+// (pointwise_math_cuda.cuh), within 6e-7 and 2^-15 of the value; everything else is the words' own precision.
+#pragma once
+
+#include "kernel_pytorch/cpu/vec_math.h"
+#include "kernel_pytorch/ops/pointwise/pointwise_kind_cuda.h"
+
+namespace kernel_pytorch::pointwise::KP_ISA_NAMESPACE {
+
+using cpu::Vec;
+
+// Probability of a normal variable below x.
+template <bool kAccurate>
+KP_WORD Vec normal_below(Vec x) {
+  if constexpr (kAccurate) {
+    return 0.5f + 0.5f * cpu::erf(x * 0.707106781f);
+  } else {
+    const Vec square = cpu::min(x * x, cpu::broadcast(36.0f));
+    const Vec q = cpu::polynomial(square, -6.96888103e-11f, 7.68998198e-09f, -3.56230061e-07f, 8.86082216e-06f,
+                                  -0.000115099429f, -5.6161236e-05f, 0.0726623461f, 1.59576666f);
+    return cpu::sigmoid(x * q);
+  }
+}
+
+KP_WORD Vec gelu_sigmoid(Vec x, Vec square) {
+  return cpu::sigmoid(x * (square * 0.0713548163f + 1.59576912f));
+}
+
+struct Values {
+  Vec value;
+  Vec derivative;
+};
+
+template <Kind kKind, bool kAccurate>
+KP_WORD Values differentiate(Vec x) {
+  const Vec one = cpu::broadcast(1.0f);
+  if constexpr (kKind == Kind::kGelu) {
+    const Vec below = normal_below<kAccurate>(x);
+    return {x * below, below + x * (0.398942280f * cpu::exp(-0.5f * x * x))};
+  } else if constexpr (kKind == Kind::kGeluTanh) {
+    const Vec square = x * x;
+    const Vec s = gelu_sigmoid(x, square);
+    return {x * s, s + x * (square * 0.214064449f + 1.59576912f) * (s - s * s)};
+  } else if constexpr (kKind == Kind::kSilu) {
+    const Vec s = cpu::sigmoid(x);
+    return {x * s, s + x * (s - s * s)};
+  } else if constexpr (kKind == Kind::kRelu) {
+    return {cpu::select(x <= 0.0f, Vec{}, x), cpu::select(x <= 0.0f, Vec{}, one)};
+  } else if constexpr (kKind == Kind::kReluSquared) {
+    const Vec positive = cpu::select(x <= 0.0f, Vec{}, x);
+    return {positive * positive, 2.0f * positive};
+  } else if constexpr (kKind == Kind::kSigmoid) {
+    const Vec s = cpu::sigmoid(x);
+    return {s, s - s * s};
+  } else if constexpr (kKind == Kind::kTanh) {
+    const Vec t = cpu::tanh(x);
+    return {t, one - t * t};
+  } else {
+    return {x, one};
+  }
+}
+
+// What is not asked for is not computed: the compiler drops the derivative.
+template <Kind kKind, bool kAccurate>
+KP_WORD Vec function(Vec x) {
+  return differentiate<kKind, kAccurate>(x).value;
+}
+
+}  // namespace kernel_pytorch::pointwise::KP_ISA_NAMESPACE
