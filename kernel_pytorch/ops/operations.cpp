@@ -3,6 +3,7 @@
 #include "kernel_pytorch/ops/activation/operation.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
 #include "kernel_pytorch/ops/dropout/operation.h"
+#include "kernel_pytorch/ops/embedding/operation.h"
 #include "kernel_pytorch/ops/gated_activation/operation.h"
 #include "kernel_pytorch/ops/layer_norm/operation.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
@@ -28,6 +29,8 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(gated_activation::kForward),
       registry::erase(gated_activation::kBackward),
       registry::erase(dropout::kForward),
+      registry::erase(embedding::kForward),
+      registry::erase(embedding::kBackward),
       // clang-format on
   };
   return *all;

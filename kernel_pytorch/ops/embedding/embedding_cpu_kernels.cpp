@@ -1,0 +1,129 @@
+// The host side of the CPU kernels. The backward sorts the positions by index first, stably, by counting: each row of
+// the table then has its positions side by side and is written once, by one thread.
+#include <algorithm>
+#include <cstring>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/base/rows.h"
+#include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/embedding/embedding_rows.h"
+#include "kernel_pytorch/ops/embedding/operation.h"
+
+namespace kernel_pytorch::embedding {
+namespace {
+
+constexpr int64_t kTaskBytes = 128 << 10;
+constexpr int64_t kStreamFromBytes = 4 << 20;  // output past the caches from here on, as the norms
+constexpr const char* kCpuOnly = "runs on the CPU only";
+constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
+constexpr const char* kManyLeading = "rows are not evenly spaced in memory: their leading dimensions do not merge";
+
+const RowKernels& kernels_of(CpuIsa isa) {
+#if defined(__aarch64__)
+  (void)isa;
+  return isa_neon::kRowKernels;
+#else
+  if (isa >= CpuIsa::kX86V4) return isa_v4::kRowKernels;
+  return isa == CpuIsa::kX86V3 ? isa_v3::kRowKernels : isa_v2::kRowKernels;
+#endif
+}
+
+registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
+  if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
+  if (problem.weight.sizes[1] > 1 && problem.weight.strides[1] != 1) return registry::Support::no(kStridedColumns);
+  return registry::Support::yes();
+}
+
+registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {
+  if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
+  if (problem.grad_output.rank != 2) return registry::Support::no(kManyLeading);
+  if (problem.grad_output.sizes[1] > 1 && problem.grad_output.strides[1] != 1) {
+    return registry::Support::no(kStridedColumns);
+  }
+  return registry::Support::yes();
+}
+
+void run_forward(const Forward& problem, int, Context& context) {
+  const int64_t positions = problem.indices.element_count(), columns = columns_of(problem.weight);
+  const int64_t element_bytes = size_of(problem.weight.dtype), row_bytes = columns * element_bytes;
+  const auto copy_row = kernels_of(context.info->cpu.isa).copy;
+  const bool is_streamed = problem.output.byte_count() >= kStreamFromBytes && row_bytes % 64 == 0 &&
+                           reinterpret_cast<uintptr_t>(problem.output.data) % 64 == 0;
+  const int64_t rows_per_task = std::max<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 64), 1);
+  parallel_for(context.threads, (positions + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
+    const int64_t end = std::min(positions, (task + 1) * rows_per_task);
+    for (int64_t i = task * rows_per_task; i < end; ++i) {
+      const int64_t row = checked_index(problem.indices, i, problem.weight.sizes[0]);
+      const char* from = problem.weight.as<const char>() + row * problem.weight.strides[0] * element_bytes;
+      char* to = problem.output.as<char>() + i * row_bytes;
+      if (is_streamed) {
+        copy_row(to, from, row_bytes);
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(row_bytes));
+      }
+    }
+  });
+}
+
+// Positions by row: those of row r are positions[starts[r]] up to positions[starts[r + 1]], ascending.
+struct Sorted {
+  int32_t* starts;  // [rows + 2]
+  int32_t* positions;
+};
+
+Sorted sort_positions(const Backward& problem, Context& context) {
+  const int64_t rows = problem.grad_weight.sizes[0], count = problem.indices.element_count();
+  Sorted sorted{static_cast<int32_t*>(context.scratch->allocate(static_cast<size_t>(rows + 2) * sizeof(int32_t))),
+                static_cast<int32_t*>(context.scratch->allocate(static_cast<size_t>(count + 1) * sizeof(int32_t)))};
+  std::fill_n(sorted.starts, rows + 2, 0);
+  const auto for_each = [&](const auto& visit) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = checked_index(problem.indices, i, rows);
+      if (row != problem.padding_index) visit(row, i);
+    }
+  };
+  for_each([&](int64_t row, int64_t) { ++sorted.starts[row + 2]; });
+  for (int64_t row = 0; row < rows; ++row) sorted.starts[row + 2] += sorted.starts[row + 1];
+  // Placing moves the start of each row to that of the next: one array serves both.
+  for_each([&](int64_t row, int64_t i) { sorted.positions[sorted.starts[row + 1]++] = static_cast<int32_t>(i); });
+  return sorted;
+}
+
+void run_backward(const Backward& problem, int, Context& context) {
+  const int64_t rows = problem.grad_weight.sizes[0], columns = columns_of(problem.grad_weight);
+  const int64_t row_bytes = columns * size_of(problem.grad_weight.dtype);
+  const Sorted sorted = sort_positions(problem, context);
+  const auto sum = kernels_of(context.info->cpu.isa).sum_rows[static_cast<int>(problem.grad_weight.dtype)];
+  const int64_t rows_per_task = std::max<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 64), 1);
+  parallel_for(context.threads, (rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
+    const int64_t end = std::min(rows, (task + 1) * rows_per_task);
+    for (int64_t row = task * rows_per_task; row < end; ++row) {
+      char* to = problem.grad_weight.as<char>() + row * row_bytes;
+      const int64_t first = sorted.starts[row], count = sorted.starts[row + 1] - first;
+      if (count == 0) {
+        std::memset(to, 0, static_cast<size_t>(row_bytes));
+        continue;
+      }
+      sum({.rows = problem.grad_output.data,
+           .row_stride_elements = problem.grad_output.strides[0],
+           .positions = sorted.positions + first,
+           .count = count,
+           .columns = columns,
+           .sum = to});
+    }
+  });
+}
+
+uint64_t code_version() {
+  return hash_text("embedding cpu 1");
+}
+
+}  // namespace
+
+constinit const registry::Kernel<Forward> kForwardCpu{
+    .name = "cpu", .supports = supports_forward, .run = run_forward, .source_hash = code_version};
+constinit const registry::Kernel<Backward> kBackwardCpu{
+    .name = "cpu", .supports = supports_backward, .run = run_backward, .source_hash = code_version};
+
+}  // namespace kernel_pytorch::embedding
