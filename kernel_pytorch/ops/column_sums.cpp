@@ -18,6 +18,12 @@ DeviceCode code_of(DType dtype) {
           .architecture_specific = false};
 }
 
+// A single partial row of fp32 is the total itself: no scratch memory, no second launch. Kernels store 16 bytes at
+// once.
+bool is_total(const TensorView& total, int64_t count) {
+  return count == 1 && total.dtype == DType::kFloat32 && reinterpret_cast<uintptr_t>(total.data) % 16 == 0;
+}
+
 }  // namespace
 
 ColumnSums allocate_column_sums(const TensorView& first, const TensorView& second, int64_t columns, int64_t count,
@@ -25,14 +31,21 @@ ColumnSums allocate_column_sums(const TensorView& first, const TensorView& secon
   const size_t bytes = static_cast<size_t>(count * columns) * sizeof(float);
   ColumnSums sums{.partials = {}, .totals = {first, second}, .count = count, .columns = columns};
   for (int i = 0; i < 2; ++i) {
-    if (sums.totals[i].is_present()) sums.partials[i] = static_cast<float*>(context.scratch->allocate(bytes));
+    const TensorView& total = sums.totals[i];
+    if (!total.is_present()) continue;
+    sums.partials[i] =
+        is_total(total, count) ? total.as<float>() : static_cast<float*>(context.scratch->allocate(bytes));
   }
   return sums;
 }
 
-void add_column_sums(const ColumnSums& sums, Context& context) {
+void add_column_sums(const ColumnSums& all_sums, Context& context) {
   static const std::string kLabel = "add_partial_rows";
   static KernelTable<std::size(kCudaTypes)> table;
+  ColumnSums sums = all_sums;
+  for (int i = 0; i < 2; ++i) {
+    if (sums.partials[i] == sums.totals[i].data) sums.partials[i] = nullptr;
+  }
   if (sums.partials[0] == nullptr && sums.partials[1] == nullptr) return;
   const DType dtype = sums.totals[sums.partials[0] != nullptr ? 0 : 1].dtype;
   KP_INTERNAL_CHECK(sums.partials[1] == nullptr || sums.totals[1].dtype == dtype, "column sums: one total is ", dtype,

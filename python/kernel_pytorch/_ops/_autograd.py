@@ -20,8 +20,8 @@ from ._batching import Dims, fold
 # What runs in every call is written out for the op's own arguments, as dataclasses write __init__: loops over arguments
 # that are tensors or not would add a tenth to the time of a tiny call.
 _CALL_SOURCE = """
-def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward_ad, results_only, results_only_eager,
-         forward, apply, transformed):
+def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward_ad, unwrap, results_only,
+         results_only_eager, forward, apply, transformed):
     def call({arguments}):
         if is_compiling():
             if forward_ad._current_level >= 0 or transforms_active():
@@ -32,20 +32,31 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
         if in_transform() or forward_ad._current_level >= 0:
             return transformed({arguments}){results}
         if ({any_requires_grad}) and is_grad_enabled():
-            return apply({arguments}){results}
+            return apply({unwrapped})
         return results_only_eager({arguments})
     return call
 """
 
 
 def make_call(
-    arguments: Sequence[str], tensors: Sequence[int], results: str, results_only: Any, forward: Any, function: Any
+    arguments: Sequence[str],
+    tensors: Sequence[int],
+    results: str,
+    results_only: Any,
+    forward: Any,
+    node: Any,
+    function: Any,
 ) -> Callable[..., Any]:
-    """The function that takes one of the routes. `results` picks them out of what `forward` returns ("[0]")."""
+    """The function that takes one of the routes. `results` picks them out of what `forward` returns ("[0]").
+
+    The eager route is `node.apply` less what it does for default arguments and torch.func's transforms, 37 us a call.
+    Tensors that escaped from a transform are unwrapped, as Function.apply does, or their gradients would be lost.
+    """
     names = [arguments[i] for i in tensors]
     source = _CALL_SOURCE.format(
         arguments=", ".join(arguments),
         any_requires_grad=" or ".join(f"({name} is not None and {name}.requires_grad)" for name in names),
+        unwrapped=", ".join(f"{x} if {x} is None else unwrap({x})" if x in names else x for x in arguments),
         results=results,
     )
     call: Callable[..., Any] = run_source(f"call of {results_only}", source)(
@@ -54,10 +65,11 @@ def make_call(
         transforms_active=transforms_active,
         in_transform=torch._C._are_functorch_transforms_active,
         forward_ad=forward_ad,
+        unwrap=torch._C._functorch.unwrap_if_dead,
         results_only=results_only,
         results_only_eager=eager(results_only),
         forward=forward,
-        apply=eager_apply(function),
+        apply=super(torch.autograd.Function, node).apply,
         transformed=transformed_apply(function),
     )
     return call
@@ -75,6 +87,12 @@ def eager(op: Any) -> Callable[..., Any]:
     return getattr(op, "_op", op)  # type: ignore[no-any-return]
 
 
+def make_node(name: str, forward: Any, backward: Any) -> Any:
+    """The autograd.Function of eager calls: the results are its only outputs, which is cheaper. Not for transforms."""
+    members = dict(forward=staticmethod(forward), backward=staticmethod(backward))
+    return type(name, (torch.autograd.Function,), members)
+
+
 def make_function(
     op: str,
     forward: Any,
@@ -83,13 +101,11 @@ def make_function(
     parameters: Sequence[int],
     instead: str | None,
 ) -> Any:
-    """An autograd.Function of a registered op. `parameters` are the positions that fold() may not batch."""
-    call = eager(forward)
-    below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # the op's own autograd would take another 10 us
+    """The autograd.Function that torch.func's transforms take: all outputs, setup_context, a batching rule.
 
-    def run(*args: Any) -> Any:
-        with below_autograd():
-            return call(*args)
+    `parameters` are the positions that fold() may not batch.
+    """
+    call = below_autograd(forward)
 
     def batch(info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
         return fold(made.apply, info.batch_size, in_dims, args, parameters)
@@ -100,8 +116,20 @@ def make_function(
             f"use reverse mode (vjp, jacrev) or {_other_way(instead)}"
         )
 
-    made: Any = _function(op, run, setup_context, backward, batch, push_forward)
+    made: Any = _function(op, call, setup_context, backward, batch, push_forward)
     return made
+
+
+def below_autograd(op: Any) -> Callable[..., Any]:
+    """A call past the op's own autograd, which would take another 10 us."""
+    call = eager(op)
+    guard: Any = torch._C._AutoDispatchBelowAutograd
+
+    def run(*args: Any) -> Any:
+        with guard():
+            return call(*args)
+
+    return run
 
 
 def last_derivative(
@@ -143,21 +171,6 @@ def _other_way(instead: str | None) -> str:
 def _function(name: str, forward: Any, setup_context: Any, backward: Any, vmap: Any, jvp: Any) -> Any:
     members = dict(forward=forward, setup_context=setup_context, backward=backward, vmap=vmap, jvp=jvp)
     return type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()})
-
-
-def eager_apply(function: Any) -> Callable[..., Any]:
-    """`function.apply` less what it does for default arguments and the transforms of torch.func, 37 us a call.
-
-    Not for use while a transform is active. Tensors that escaped from one are unwrapped, as Function.apply does, or
-    their gradients would be lost.
-    """
-    apply: Any = super(torch.autograd.Function, function).apply
-    unwrap: Any = torch._C._functorch.unwrap_if_dead
-
-    def call(*args: Any) -> Any:
-        return apply(*[unwrap(arg) if isinstance(arg, Tensor) else arg for arg in args])
-
-    return call
 
 
 def transformed_apply(function: Any) -> Callable[..., Any]:

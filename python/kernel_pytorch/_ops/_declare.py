@@ -15,15 +15,32 @@ import torch
 from torch import Tensor
 
 from .. import _torch as _torch  # loads the library
-from ._autograd import eager, last_derivative, make_call, make_function, run_source, wants_gradient
+from ._autograd import (
+    below_autograd,
+    eager,
+    last_derivative,
+    make_call,
+    make_function,
+    make_node,
+    run_source,
+    wants_gradient,
+)
 from ._batching import fold, register_folding
 
 Call = Callable[..., Any]
 Gradient = Callable[[tuple[Tensor | None, ...], tuple[Any, ...], tuple[bool, ...]], Sequence[Tensor | None]]
 
-# The node's two functions, written out for the reason given in _autograd.py.
+# What a node does, written out for the reason given in _autograd.py: forward of the eager one, setup_context of the one
+# for transforms, backward of both.
 _NODE_SOURCE = """
-def make(gradient):
+def make(call, gradient):
+    def forward(ctx, {inputs}):
+        {outputs} = call({inputs})
+        ctx.save_for_backward({saved_tensors})
+        ctx.numbers = ({saved_numbers})
+        ctx.set_materialize_grads(False)
+        return {results}
+
     def keep(ctx, inputs, output):
         {inputs}, = inputs
         {outputs} = output
@@ -32,13 +49,13 @@ def make(gradient):
         {mark_non_differentiable}
         ctx.set_materialize_grads(False)
 
-    def differentiate(ctx, {all_grads}):
+    def differentiate(ctx, {grads}*_):
         if {no_grad}:
             return {no_gradients}
         needed = ctx.needs_input_grad
         {gradients} = gradient(({grads}), (*ctx.saved_tensors, *ctx.numbers), ({wanted}))
         return ({returned})
-    return keep, differentiate
+    return forward, keep, differentiate
 """
 
 
@@ -70,7 +87,7 @@ def differentiable(
     results_only, forward = _overload(op), _overload(f"{op}_forward")
     arguments, tensors = _arguments(forward), _tensor_positions(forward)
     results, outputs = len(results_only._schema.returns), len(forward._schema.returns)
-    keep, differentiate = _make_node(forward, results, saves, gradient)
+    run, keep, differentiate = _node_functions(forward, results, saves, gradient)
 
     def results_shapes(*args: Any) -> Any:
         return _first(shapes(*args), results, outputs)
@@ -86,9 +103,10 @@ def differentiable(
     unbatched = _positions(op, arguments, parameters)
     register_folding(results_only, results_below_vmap, unbatched)
     register_folding(forward, forward, unbatched)
+    node = make_node(name or op, run, differentiate)
     function = make_function(name or op, forward, keep, differentiate, unbatched, instead)
     picked = "" if results == outputs else "[0]" if results == 1 else f"[:{results}]"
-    return make_call(arguments, tensors, picked, results_only, forward, function)
+    return make_call(arguments, tensors, picked, results_only, forward, node, function)
 
 
 def backward(
@@ -190,8 +208,8 @@ def _first(output: Any, results: int, outputs: int) -> Any:
     return output[0] if results == 1 else output[:results]
 
 
-def _make_node(forward: Any, results: int, saves: Sequence[str], gradient: Gradient) -> tuple[Call, Call]:
-    """setup_context and backward of an autograd.Function, from what it saves and its formula."""
+def _node_functions(forward: Any, results: int, saves: Sequence[str], gradient: Gradient) -> tuple[Call, Call, Call]:
+    """The functions of _NODE_SOURCE, from what the op saves and its formula."""
     op = forward._schema.name
     inputs, outputs, tensors = _arguments(forward), _output_names(forward), _tensor_positions(forward)
     _positions(op, [*inputs, *outputs], saves)
@@ -203,23 +221,23 @@ def _make_node(forward: Any, results: int, saves: Sequence[str], gradient: Gradi
     saved_tensors = [name for name in saves if name not in numbers]
     if [*saved_tensors, *numbers] != list(saves):
         raise ValueError(f"{op}: saves {list(saves)}, tensors must come before numbers")
-    grads = [f"grad_{i}" for i in range(len(outputs))]
+    grads = [f"grad_{i}" for i in range(results)]
     source = _NODE_SOURCE.format(
         inputs=", ".join(inputs),
         outputs=outputs[0] if len(outputs) == 1 else ", ".join(outputs),
         saved_tensors=", ".join(saved_tensors),
         saved_numbers=_tuple(numbers),
+        results=", ".join(outputs[:results]),
         mark_non_differentiable=f"ctx.mark_non_differentiable({', '.join(outputs[results:])})"
         * (results < len(outputs)),
-        all_grads=", ".join(grads),
-        no_grad=" and ".join(f"{grad} is None" for grad in grads[:results]),
+        no_grad=" and ".join(f"{grad} is None" for grad in grads),
         no_gradients=repr((None,) * len(inputs)),
         gradients=_tuple([f"of_{i}" for i in tensors]),
-        grads=_tuple(grads[:results]),
+        grads=_tuple(grads),
         wanted=_tuple([f"needed[{i}]" for i in tensors]),
         returned=_tuple([f"of_{i} if needed[{i}] else None" if i in tensors else "None" for i in range(len(inputs))]),
     )
-    return run_source(f"node of {op}", source)(gradient)  # type: ignore[no-any-return]
+    return run_source(f"node of {op}", source)(below_autograd(forward), gradient)  # type: ignore[no-any-return]
 
 
 def _tuple(items: Sequence[str]) -> str:
