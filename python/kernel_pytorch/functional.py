@@ -3,7 +3,37 @@
 from __future__ import annotations
 
 from . import _torch as _torch  # first: it says what is missing where torch is missing or old
+from ._ops.activation import activation, gelu, relu, relu_squared, silu
+from ._ops.dropout import dropout
+from ._ops.gated_activation import (
+    gated_activation,
+    gated_activation_packed,
+    geglu,
+    geglu_packed,
+    reglu,
+    reglu_packed,
+    swiglu,
+    swiglu_packed,
+)
 from ._ops.layer_norm import layer_norm
 from ._ops.rms_norm import add_rms_norm, rms_norm
 
-__all__ = ["add_rms_norm", "layer_norm", "rms_norm"]
+__all__ = [
+    "activation",
+    "add_rms_norm",
+    "dropout",
+    "gated_activation",
+    "gated_activation_packed",
+    "geglu",
+    "geglu_packed",
+    "gelu",
+    "layer_norm",
+    "reglu",
+    "reglu_packed",
+    "relu",
+    "relu_squared",
+    "rms_norm",
+    "silu",
+    "swiglu",
+    "swiglu_packed",
+]

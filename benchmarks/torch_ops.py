@@ -1,0 +1,152 @@
+"""Our ops against torch's, forward and backward, on every device of this machine; norms are in torch_norms.py.
+
+    python benchmarks/torch_ops.py [--quick] [--compile] [--device cpu|cuda] [--only WORD] [--output FILE]
+
+The ops are in cases_*.py: a line or two each. A row is checked before it is timed: ours must equal torch's composition
+on the same values in fp32, within the dtype's rounding. `share` is how fast a copy that moves the same bytes runs in the
+same turns, against ours: 100 % is the memory's speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import cases_pointwise
+import torch
+from cases import DTYPES, TOLERANCE, Op
+from measure import Way, buffers_needed, compare, keep_freed_memory
+from table import print_table
+from torch_norms import backward_way, describe_machine, forward_way
+
+ALL_OPS: list[Op] = [*cases_pointwise.OPS]
+DIRECTIONS = ("forward", "backward")
+
+
+def make_ways(op: Op, direction: str, dtype: torch.dtype, device: torch.device, with_compile: bool) -> dict[str, Way]:
+    rows, columns = op.shape_on(device)
+    buffers = buffers_needed(op.bytes_moved(direction, dtype, device), device)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, generator=generator).to(dtype)
+
+    inputs = []
+    for _ in range(buffers):
+        tensors = op.inputs(random, rows, columns)
+        if direction == "backward":
+            tensors = tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors)
+        inputs.append(tensors)
+    functions = {"ours": op.ours, "torch": op.torch}
+    if with_compile:
+        torch.compiler.reset()
+        functions["torch.compile"] = torch.compile(op.torch)
+    exact_inputs = tuple(exact(tensor) for tensor in inputs[0])
+    if direction == "backward":
+        with torch.no_grad():
+            first = op.ours(*inputs[0])
+        result = first[0] if isinstance(first, tuple) else first
+        grads = [random(*result.shape) for _ in range(buffers)]
+        ways = {name: backward_way(function, inputs, grads) for name, function in functions.items()}
+        wanted = backward_way(op.torch, [exact_inputs], [grads[0].float()])
+    else:
+        ways = {name: forward_way(function, inputs) for name, function in functions.items()}
+        wanted = forward_way(op.torch, [exact_inputs])
+    if op.checked:
+        check(f"{op.name} {direction}", dtype, wanted(0), ways["ours"](0))
+    half = op.bytes_moved(direction, dtype, device) // 2
+    sources = [torch.randint(0, 255, (half,), dtype=torch.uint8, device=device) for _ in range(buffers)]
+    targets = [torch.zeros_like(source) for source in sources]
+    ways["copy"] = lambda buffer: targets[buffer].copy_(sources[buffer])
+    return ways
+
+
+def exact(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in fp32, with the same wish for a gradient; integers and flags as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().float().requires_grad_(tensor.requires_grad)
+
+
+def check(what: str, dtype: torch.dtype, wanted: Any, actual: Any) -> None:
+    for theirs, mine in zip(*(r if isinstance(r, tuple) else (r,) for r in (wanted, actual)), strict=True):
+        if theirs is None or mine is None or not theirs.is_floating_point():
+            continue
+        error = ((theirs - mine.float()).abs().max() / theirs.abs().max().clamp(min=1)).item()
+        if not error <= TOLERANCE[dtype]:
+            sys.exit(f"torch_ops: {what} {dtype}: ours is {error:.1e} from exact, the limit is {TOLERANCE[dtype]:.0e}")
+
+
+def run_case(
+    op: Op, direction: str, dtype_name: str, device: torch.device, seconds: float, with_compile: bool
+) -> dict[str, Any]:
+    dtype = DTYPES[dtype_name]
+    rows, columns = op.shape_on(device)
+    moved = op.bytes_moved(direction, dtype, device)
+    buffers = buffers_needed(moved, device)
+    timings = compare(make_ways(op, direction, dtype, device, with_compile), buffers, device, seconds)
+    mine = timings["ours"].median_us
+    return {
+        "op": op.name,
+        "direction": direction,
+        "dtype": dtype_name,
+        "rows": rows,
+        "columns": columns,
+        "device": device.type,
+        "bytes": moved,
+        "buffers": buffers,
+        "timings": {name: asdict(timing) for name, timing in timings.items()},
+        "share": timings["copy"].median_us / mine,
+        "speedup": timings["torch"].median_us / mine,
+    }
+
+
+def run_device(device: torch.device, only: str, seconds: float, with_compile: bool) -> dict[str, Any]:
+    dtypes = ("bf16",) if device.type == "cuda" else ("fp32", "bf16")
+    cases = [
+        (op, direction, dtype)
+        for op in ALL_OPS
+        for direction in DIRECTIONS
+        for dtype in op.dtypes or dtypes
+        if op.moved(direction) and only in f"{op.name} {direction} {dtype}"
+    ]
+    rows = []
+    for i, (op, direction, dtype) in enumerate(cases):
+        if sys.stderr.isatty():
+            print(f"\r\033[K{device}: {i + 1} of {len(cases)} {op.name} ", end="", file=sys.stderr, flush=True)
+        rows.append(run_case(op, direction, dtype, device, seconds, with_compile))
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    return {"machine": describe_machine(device), "rows": rows}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a quarter of a second a way instead of one")
+    parser.add_argument("--compile", action="store_true", help="torch.compile as a third peer")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="only this one; by default every one there is")
+    parser.add_argument("--only", default="", help="only rows whose 'op direction dtype' holds this text")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("torch_ops: --device cuda: torch sees no CUDA device here")
+    keep_freed_memory()
+    devices = [arguments.device] if arguments.device else ["cpu"] + ["cuda"] * torch.cuda.is_available()
+    runs = []
+    for name in devices:
+        run = run_device(torch.device(name), arguments.only, 0.25 if arguments.quick else 1.0, arguments.compile)
+        if not run["rows"]:
+            sys.exit(f"torch_ops: --only {arguments.only!r}: no row has this text")
+        runs.append(run)
+        print_table(run)
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"benchmark": "torch_ops", "runs": runs}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Activations for torch: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/activation.cpp); how a
+call reaches them is in _declare.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ._casting import parameter_for, same_type
+from ._declare import backward, differentiable
+from ._seed import seed_for
+
+
+def activation(
+    x: Tensor,
+    kind: str,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """dropout(function(x + bias)) + residual, in one pass over memory.
+
+    Args:
+        x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        kind: gelu, gelu_tanh, silu, relu, relu_squared, sigmoid, tanh or identity.
+        bias: [columns], x's type or fp32. A narrower one is widened to x's type.
+        residual: x's shape; where the types differ, both are taken in the wider one.
+        dropout_p: probability of dropping an element, in steps of 1/65536; what is kept is divided by 1 - p.
+        seed: int64[2] on x's device, the seed and the offset of the dropout; None draws one from torch's generator.
+
+    Returns:
+        The output, contiguous, of x's shape and type; computed in fp32 and rounded once.
+    """
+    if x.dim() == 0:
+        residual = residual if residual is None else residual[None]
+        return activation(x[None], kind, bias=bias, residual=residual, dropout_p=dropout_p, seed=seed)[0]
+    if residual is not None and residual.dtype is not x.dtype:
+        x, residual = same_type(x, residual)
+    if bias is not None and bias.dtype is not x.dtype:
+        bias = parameter_for(x, bias)
+    return _activation(x, bias, residual, seed_for(x, seed) if dropout_p else None, kind, dropout_p)  # type: ignore[no-any-return]
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """x times the probability of a normal variable below x; approximate="tanh" for the formula with tanh."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'gelu: approximate is {approximate!r}; it must be "none" or "tanh"')
+    return activation(x, "gelu" if approximate == "none" else "gelu_tanh")
+
+
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x)."""
+    return activation(x, "silu")
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0)."""
+    return activation(x, "relu")
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0) squared."""
+    return activation(x, "relu_squared")
+
+
+def _shapes(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _backward_shapes(
+    grad_output: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    kind: str,
+    dropout_p: float,
+    bias_grad: bool,
+) -> tuple[Tensor, ...]:
+    return (
+        x.new_empty(x.shape),
+        bias.new_empty(bias.shape) if bias_grad and bias is not None else x.new_empty((0,)),
+    )
+
+
+def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    x_wanted, bias_wanted, _, _ = wanted
+    if not x_wanted and not bias_wanted:  # the residual alone
+        return None, None, grads[0], None
+    grad_x, grad_bias = _backward(grads[0], *saved, bias_wanted)
+    return grad_x, grad_bias, grads[0], None
+
+
+_INSTEAD = "torch.nn.functional's activations"
+
+_backward = backward(
+    "activation", shapes=_backward_shapes, parameters=["bias", "seed"], per_sample=["bias_grad"], instead=_INSTEAD
+)
+_activation = differentiable(
+    "activation",
+    shapes=_shapes,
+    saves=["x", "bias", "seed", "kind", "dropout_p"],
+    gradient=_gradient,
+    parameters=["bias", "seed"],
+    instead=_INSTEAD,
+)

@@ -1,0 +1,44 @@
+"""dropout for torch. The kernels are C++ (kernel_pytorch/torch/ops/dropout.cpp); how a call reaches them is in
+_declare.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ._declare import backward, differentiable
+from ._seed import seed_for
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, seed: Tensor | None = None) -> Tensor:
+    """x with each element zeroed with probability p and the others divided by 1 - p; x itself where not training.
+
+    Args:
+        x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        p: between 0 and 1, in steps of 1/65536.
+        seed: int64[2] on x's device, the seed and the offset: the same mask for the same seed, on every device. None
+            draws one from torch's generator.
+    """
+    if not training or p == 0.0:
+        return x
+    if x.dim() == 0:
+        return dropout(x[None], p, seed=seed)[0]
+    return _dropout(x, seed_for(x, seed), p)  # type: ignore[no-any-return]
+
+
+def _shapes(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    return _backward(grads[0], *saved), None
+
+
+_INSTEAD = "torch.nn.functional.dropout"
+
+_backward = backward("dropout", shapes=_shapes, parameters=["seed"], instead=_INSTEAD)
+_dropout = differentiable(
+    "dropout", shapes=_shapes, saves=["seed", "p"], gradient=_gradient, parameters=["seed"], instead=_INSTEAD
+)
