@@ -2,6 +2,7 @@
 
 #include "kernel_pytorch/ops/activation/operation.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
+#include "kernel_pytorch/ops/cross_entropy/operation.h"
 #include "kernel_pytorch/ops/dropout/operation.h"
 #include "kernel_pytorch/ops/embedding/operation.h"
 #include "kernel_pytorch/ops/gated_activation/operation.h"
@@ -22,6 +23,9 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(layer_norm::kBackward),
       registry::erase(softmax::kForward),
       registry::erase(softmax::kBackward),
+      registry::erase(cross_entropy::kForward),
+      registry::erase(cross_entropy::kBackward),
+      registry::erase(cross_entropy::kRescale),
       registry::erase(adamw::kStep),
       registry::erase(reduce_norm::kNorm),
       registry::erase(activation::kForward),

@@ -1,0 +1,229 @@
+// Cross entropy with a row on a warp or a block, for every width, stride and alignment. The row is visited twice, the
+// second time mostly in L2: what a wave of rows leaves there is what it can hold of wide ones. Elements before the
+// first and after the last whole vector go one by one, which is also the way of rows without vectors.
+#pragma once
+
+#include "kernel_pytorch/ops/cross_entropy/cross_entropy_parts_cuda.cuh"
+
+namespace kernel_pytorch::cross_entropy {
+
+template <bool kGeneral, int kRowThreads>
+inline constexpr int kAhead = kGeneral                          ? 1  // vectors that a thread has under way
+                              : kRowThreads == tile::kWarpLanes ? 2
+                                                                : 4;
+inline constexpr int kWarpRowThreads = 256;  // of a block whose warps each take a row
+
+template <int kRowThreads>
+inline constexpr int kBlockThreads = kRowThreads == tile::kWarpLanes ? kWarpRowThreads : kRowThreads;
+
+// One row, seen by one of its threads.
+template <class T>
+struct RowView {
+  static constexpr int kCount = tile::Vector<T>::kCount;
+  const T* logits;
+  T* gradient;
+  int64_t stride;
+  int columns;
+  int head = 0;     // elements before the first vector
+  int vectors = 0;  // and after the last one again elements
+
+  __device__ __forceinline__ RowView(const Arguments& arguments, int64_t row)
+      : logits(static_cast<const T*>(arguments.logits.data) + any_row_offset(arguments.logits, arguments.shape, row)),
+        gradient(static_cast<T*>(arguments.gradient) + row * arguments.shape.columns),
+        stride(arguments.logits.column_stride),
+        columns(static_cast<int>(arguments.shape.columns)) {
+    if (!arguments.has_vectors) return;
+    const uint32_t past = static_cast<uint32_t>(reinterpret_cast<uint64_t>(logits)) % tile::kVectorBytes;
+    head = min(past == 0 ? 0 : static_cast<int>((tile::kVectorBytes - past) / sizeof(T)), columns);
+    vectors = (columns - head) / kCount;
+  }
+  __device__ __forceinline__ int edges() const { return columns - vectors * kCount; }
+  __device__ __forceinline__ int edge_column(int i) const { return i < head ? i : i + vectors * kCount; }
+  __device__ __forceinline__ float logit(int column, float softcap) const {
+    const float value = tile::to_float<T>(logits[column * stride]);
+    return softcap == 0 ? value : cap(value, softcap);
+  }
+};
+
+// Calls body(vector, index) for the thread's vectors, several of them loaded ahead, in a fixed order.
+template <class T, int kRowThreads, int kAhead, class Body>
+__device__ __forceinline__ void for_vectors(const RowView<T>& row, int lane, uint64_t policy, const Body& body) {
+  const T* start = row.logits + row.head;
+  for (int first = lane; first < row.vectors; first += kAhead * kRowThreads) {
+    tile::Vector<T> loaded[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int vector = first + i * kRowThreads;
+      if (vector < row.vectors) {
+        loaded[i] = {ptx::ld_global_l1_no_allocate_l2_cache_hint_v4(
+            start + static_cast<int64_t>(vector) * RowView<T>::kCount, policy)};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int vector = first + i * kRowThreads;
+      if (vector < row.vectors) body(loaded[i], vector);
+    }
+  }
+}
+
+template <class T, bool kGeneral, int kRowThreads>
+__device__ __forceinline__ Running<T, kGeneral> reduce(const Arguments& arguments, const RowView<T>& row, int lane,
+                                                       uint64_t policy) {
+  Running<T, kGeneral> running;
+  for_vectors<T, kRowThreads, kAhead<kGeneral, kRowThreads>>(
+      row, lane, policy, [&](const tile::Vector<T>& loaded, int vector) {
+        running.add(arguments, loaded, arguments.first_column + row.head + vector * RowView<T>::kCount);
+      });
+  for (int i = lane; i < row.edges(); i += kRowThreads) {
+    const int column = row.edge_column(i);
+    running.add_one(arguments, row.logit(column, arguments.softcap), arguments.first_column + column);
+  }
+  return running;
+}
+
+template <class T, bool kGeneral, int kRowThreads>
+__device__ __forceinline__ void write_gradient(const Arguments& arguments, const RowView<T>& row,
+                                               const Coefficients& by, int target_column, int lane, uint64_t policy) {
+  for_vectors<T, kRowThreads, kAhead<kGeneral, kRowThreads>>(
+      row, lane, policy, [&](const tile::Vector<T>& loaded, int vector) {
+        const int column = row.head + vector * RowView<T>::kCount;
+        tile::store(row.gradient + column, by.apply<T, kGeneral>(arguments, loaded, column, target_column), policy);
+      });
+  for (int i = lane; i < row.edges(); i += kRowThreads) {
+    const int column = row.edge_column(i);
+    row.gradient[column] = by.apply_one<T>(arguments, row.logit(column, arguments.softcap), column, target_column);
+  }
+}
+
+template <class T, int kRowThreads>
+__device__ __forceinline__ void zero_gradient(const RowView<T>& row, int lane, uint64_t policy) {
+  for (int vector = lane; vector < row.vectors; vector += kRowThreads) {
+    tile::store(row.gradient + row.head + vector * RowView<T>::kCount, tile::Vector<T>::zero(), policy);
+  }
+  for (int i = lane; i < row.edges(); i += kRowThreads) {
+    row.gradient[row.edge_column(i)] = tile::from_float<T>(0.0f);
+  }
+}
+
+// Totals over the threads of a row; every thread receives them.
+template <int kRowThreads>
+class RowTotals {
+ public:
+  struct Storage {
+    typename tile::BlockMaxSum<kRowThreads / tile::kWarpLanes>::Storage totals;
+    typename tile::BlockSum<kRowThreads / tile::kWarpLanes, 1>::Storage sums;
+  };
+  __device__ __forceinline__ explicit RowTotals(Storage& storage) : totals_(storage.totals), sums_(storage.sums) {}
+  __device__ __forceinline__ tile::MaxSum merge(tile::MaxSum own) {
+    return totals_.merge(tile::merge_lanes<tile::kWarpLanes>(own));
+  }
+  __device__ __forceinline__ float sum(float value) {
+    float values[1] = {value};
+    sums_.sum(values);
+    return values[0];
+  }
+
+ private:
+  tile::BlockMaxSum<kRowThreads / tile::kWarpLanes> totals_;
+  tile::BlockSum<kRowThreads / tile::kWarpLanes, 1> sums_;
+};
+template <>
+class RowTotals<tile::kWarpLanes> {
+ public:
+  struct Storage {};
+  __device__ __forceinline__ explicit RowTotals(Storage&) {}
+  __device__ __forceinline__ tile::MaxSum merge(tile::MaxSum own) { return tile::merge_lanes<tile::kWarpLanes>(own); }
+  __device__ __forceinline__ float sum(float value) { return tile::sum_lanes<tile::kWarpLanes>(value); }
+};
+
+template <class T, bool kGeneral, int kRowThreads>
+__global__ void __launch_bounds__(kBlockThreads<kRowThreads>, kThreadsOnMultiprocessor / kBlockThreads<kRowThreads>)
+    block_rows(const __grid_constant__ Arguments arguments) {
+  constexpr int kRows = kBlockThreads<kRowThreads> / kRowThreads;
+  __shared__ typename RowTotals<kRowThreads>::Storage storage;
+  __shared__ float shared[kBlockThreads<kRowThreads> / tile::kWarpLanes];
+  RowTotals<kRowThreads> totals_of(storage);
+  const Whole whole = Whole::make<T>(arguments, shared);
+  const int lane = threadIdx.x % kRowThreads;
+  const uint64_t keep = tile::make_policy(tile::Keep::kNormal);
+  const uint64_t pass = tile::make_policy(tile::Keep::kEvictFirst);
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kRowThreads; row < arguments.shape.rows;
+       row += static_cast<int64_t>(gridDim.x) * kRows) {
+    const Target target(arguments, row);
+    const RowView<T> view(arguments, row);
+    if (target.is_ignored) {
+      if (lane == 0) store_ignored_row(arguments, row);
+      if (arguments.gradient != nullptr) zero_gradient<T, kRowThreads>(view, lane, pass);
+      continue;
+    }
+    const float on_target = target.weight<T>(arguments);
+    Coefficients by;
+    if (arguments.given_lse != nullptr) {
+      by = backward_coefficients(arguments, whole, on_target, row);
+    } else {
+      // The target's logit before anybody overwrites it in place.
+      const float own = lane == 0 && target.column >= 0 ? view.logit(target.column, arguments.softcap) : 0.0f;
+      const Running<T, kGeneral> running =
+          reduce<T, kGeneral, kRowThreads>(arguments, view, lane, arguments.gradient != nullptr ? keep : pass);
+      const tile::MaxSum totals = totals_of.merge(running.totals);
+      const float weighted = kGeneral ? totals_of.sum(running.weighted) : 0.0f;
+      if (lane == 0) store_row(arguments, whole, row, on_target, own, totals, weighted);
+      by = forward_coefficients(arguments, whole, on_target, totals);
+    }
+    if (arguments.gradient != nullptr) {
+      write_gradient<T, kGeneral, kRowThreads>(arguments, view, by, target.column, lane, pass);
+    }
+  }
+  store_total(arguments, whole, shared);
+}
+
+// The mean's divisor, where there are too many rows for every block to count them.
+template <class T>
+__global__ void __launch_bounds__(kCountThreads, 1)
+    count_rows(const __grid_constant__ Arguments arguments, float* counted) {
+  __shared__ float shared[kCountThreads / tile::kWarpLanes];
+  const float divisor = count_targets<T>(arguments, shared);
+  if (threadIdx.x == 0) *counted = divisor;
+}
+
+// tensor *= scale / applied, unless they are equal: then the launch is all it costs.
+template <class T>
+__global__ void __launch_bounds__(kRescaleThreads, 4) rescale(const __grid_constant__ RescaleArguments arguments) {
+  constexpr int kCount = tile::Vector<T>::kCount;
+  const float applied = arguments.applied == nullptr ? 1.0f : *arguments.applied;
+  const float scale = *arguments.scale;
+  if (scale == applied) return;
+  const float factor = scale / applied;
+  T* tensor = static_cast<T*>(arguments.tensor);
+  const uint64_t policy = tile::make_policy(tile::Keep::kEvictFirst);
+  const bool is_aligned = reinterpret_cast<uint64_t>(tensor) % tile::kVectorBytes == 0;
+  const int64_t vectors = is_aligned ? arguments.elements / kCount : 0;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kRescaleThreads + threadIdx.x;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kRescaleThreads;
+  for (int64_t first = thread; first < vectors; first += kRescaleVectors * threads) {
+    tile::Vector<T> loaded[kRescaleVectors];
+#pragma unroll
+    for (int i = 0; i < kRescaleVectors; ++i) {
+      const int64_t vector = first + i * threads;
+      if (vector < vectors) {
+        loaded[i] = {ptx::ld_global_l1_no_allocate_l2_cache_hint_v4(tensor + vector * kCount, policy)};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRescaleVectors; ++i) {
+      const int64_t vector = first + i * threads;
+      if (vector >= vectors) continue;
+      float values[kCount];
+      loaded[i].unpack(values);
+#pragma unroll
+      for (float& value : values) value *= factor;
+      tile::store(tensor + vector * kCount, tile::Vector<T>::pack(values), policy);
+    }
+  }
+  for (int64_t i = vectors * kCount + thread; i < arguments.elements; i += threads) {
+    tensor[i] = tile::from_float<T>(tile::to_float<T>(tensor[i]) * factor);
+  }
+}
+
+}  // namespace kernel_pytorch::cross_entropy

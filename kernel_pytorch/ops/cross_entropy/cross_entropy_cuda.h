@@ -1,0 +1,61 @@
+// What host and device agree on for cross entropy.
+#pragma once
+
+#include "kernel_pytorch/ops/any_rows_cuda.h"
+
+namespace kernel_pytorch::cross_entropy {
+
+struct Arguments {
+  AnyShape shape;
+  AnyTensor logits;
+  const int64_t* target;
+  const void* weight;  // of the whole vocabulary; null: ones
+  const float* given_lse;
+  const float* grad_loss;
+  float* loss;  // null: not wanted, likewise below
+  float* lse;
+  float* total;
+  float* partials;
+  void* gradient;        // contiguous
+  const float* counted;  // the mean's divisor; null: every block counts for itself
+  uint32_t* arrived;     // zero; with total
+  int64_t grad_loss_step;
+  int64_t ignore_index;
+  int64_t vocabulary;
+  int64_t first_column;
+  float label_smoothing;
+  float share;  // label_smoothing / vocabulary
+  float z_loss;
+  float softcap;  // 0: none
+  float gradient_scale;
+  int32_t slice_vectors;  // of a row that one block of a cluster takes
+  int32_t stages;         // rows that wait in shared memory
+  bool is_mean;
+  bool weight_is_float;
+  bool has_vectors;  // rows of logits and gradient lie alike to 16 bytes, their columns side by side
+};
+
+// Every block counts the targets of so many rows for itself; beyond, a kernel of its own does it once.
+inline constexpr int64_t kMostCountedRows = 65536;
+inline constexpr int kCountThreads = 1024;
+
+inline constexpr int kThreadsOnMultiprocessor = 1024;  // of cuda_block
+
+// cuda_cluster: warps that compute, and one that asks for rows.
+struct ClusterConfig {
+  int consumers;  // threads
+  int blocks;     // per multiprocessor that the registers must leave room for
+  bool general;   // also for softcap, label smoothing and partials, which cost registers
+};
+inline constexpr int kMaxStages = 8;
+
+struct RescaleArguments {
+  void* tensor;
+  int64_t elements;
+  const float* scale;
+  const float* applied;
+};
+inline constexpr int kRescaleThreads = 256;
+inline constexpr int kRescaleVectors = 4;  // that a thread has under way
+
+}  // namespace kernel_pytorch::cross_entropy

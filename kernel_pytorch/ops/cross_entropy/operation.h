@@ -1,0 +1,37 @@
+// cross_entropy as the registry sees it. Forward and backward are one problem: where the lse is given, nothing is
+// reduced and the gradient alone is written.
+#pragma once
+
+#include "kernel_pytorch/base/rows.h"
+#include "kernel_pytorch/ops/cross_entropy/cross_entropy.h"
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::cross_entropy {
+
+struct Problem {
+  TensorView logits{};     // [rows..., columns], leading dimensions merged where strides allow
+  TensorView target{};     // [rows] int64, contiguous
+  TensorView weight{};     // optional [vocabulary]
+  TensorView given_lse{};  // backward: [rows]
+  TensorView grad_loss{};  // backward: [rows] or [1]
+  TensorView loss{}, lse{}, total{}, grad_logits{}, partials{};
+  Options options{};  // vocabulary is set
+  Reduction reduction = Reduction::kMean;
+  double gradient_scale = 1;
+
+  bool is_backward() const { return given_lse.is_present(); }
+};
+
+struct RescaleProblem {
+  TensorView tensor{};  // [elements]
+  TensorView scale{};
+  TensorView applied{};
+};
+
+extern const registry::Kernel<Problem> kReference, kCpu, kCudaCluster, kCudaBlock;
+extern const registry::Kernel<RescaleProblem> kRescaleReference, kRescaleCpu, kRescaleCuda;
+
+extern const registry::Operation<Problem> kForward, kBackward;
+extern const registry::Operation<RescaleProblem> kRescale;
+
+}  // namespace kernel_pytorch::cross_entropy
