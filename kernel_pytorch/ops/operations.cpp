@@ -7,6 +7,7 @@
 #include "kernel_pytorch/ops/embedding/operation.h"
 #include "kernel_pytorch/ops/gated_activation/operation.h"
 #include "kernel_pytorch/ops/layer_norm/operation.h"
+#include "kernel_pytorch/ops/mean_pooling/operation.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
@@ -35,6 +36,10 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(dropout::kForward),
       registry::erase(embedding::kForward),
       registry::erase(embedding::kBackward),
+      registry::erase(mean_pooling::kForward),
+      registry::erase(mean_pooling::kBackward),
+      registry::erase(mean_pooling::kChunkForward),
+      registry::erase(mean_pooling::kChunkBackward),
       // clang-format on
   };
   return *all;

@@ -1,0 +1,162 @@
+// The kernels of the two poolings, best first, the reference last, and what the registry asks about their problems.
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/mean_pooling/mean_pooling_shapes.h"
+#include "kernel_pytorch/ops/mean_pooling/operation.h"
+#include "kernel_pytorch/registry/request_words.h"
+
+namespace kernel_pytorch::mean_pooling {
+namespace {
+
+std::span<const registry::Kernel<Forward>> forward_kernels() {
+  static const registry::Kernel<Forward> kKernels[] = {kForwardCuda, kForwardCpu, kForwardReference};
+  return kKernels;
+}
+std::span<const registry::Kernel<Backward>> backward_kernels() {
+  static const registry::Kernel<Backward> kKernels[] = {kBackwardCuda, kBackwardCpu, kBackwardReference};
+  return kKernels;
+}
+// Lists of their own for the second op: a list is an op's identity.
+std::span<const registry::Kernel<Forward>> chunk_forward_kernels() {
+  static const registry::Kernel<Forward> kKernels[] = {kForwardCuda, kForwardCpu, kForwardReference};
+  return kKernels;
+}
+std::span<const registry::Kernel<Backward>> chunk_backward_kernels() {
+  static const registry::Kernel<Backward> kKernels[] = {kBackwardCuda, kBackwardCpu, kBackwardReference};
+  return kKernels;
+}
+
+void describe(const TensorView& x, const TensorView& offsets, int64_t chunk_size, tuning::KeyBuilder& key) {
+  const Sizes sizes(x, offsets, chunk_size);
+  key.field("batch", tuning::bucket(sizes.batch));
+  key.field("tokens", tuning::bucket(sizes.tokens));
+  key.field("inner", tuning::bucket(sizes.inner));
+  key.field("columns", sizes.columns);
+  key.field("means", tuning::bucket(sizes.means));
+  key.field("dtype", x.dtype);
+}
+void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
+  describe(problem.x, problem.offsets, problem.chunk_size, key);
+}
+void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
+  describe(problem.grad_input, problem.offsets, problem.chunk_size, key);
+}
+
+void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state) {
+  visit(state, "x", registry::Role::kInput, problem.x);
+  if (problem.offsets.is_present()) visit(state, "offsets", registry::Role::kInput, problem.offsets);
+  visit(state, "output", registry::Role::kOutput, problem.output);
+}
+void visit_backward(Backward& problem, registry::TensorVisitor visit, void* state) {
+  visit(state, "grad_output", registry::Role::kInput, problem.grad_output);
+  if (problem.offsets.is_present()) visit(state, "offsets", registry::Role::kInput, problem.offsets);
+  visit(state, "grad_input", registry::Role::kOutput, problem.grad_input);
+}
+
+registry::Filling filling_for(std::string_view tensor, int64_t tokens) {
+  if (tensor != "offsets") return {};
+  return {.content = registry::Content::kOffsets, .limit = tokens};
+}
+registry::Filling fill_forward(const Forward& problem, std::string_view tensor) {
+  return filling_for(tensor, problem.x.sizes[1]);
+}
+registry::Filling fill_backward(const Backward& problem, std::string_view tensor) {
+  return filling_for(tensor, problem.grad_input.sizes[1]);
+}
+
+// heads=N: x is [batch, tokens, heads, columns] taken out of [batch, heads, tokens, columns].
+Forward make_forward(const registry::ProblemRequest& request) {
+  registry::check_options(request, {"sequences", "chunk", "heads", "offsets"});
+  const auto number = [&](std::string_view name) {
+    return static_cast<int64_t>(registry::number_option(request, name, 0));
+  };
+  KP_CHECK(request.shape.size() == 3, "mean pooling: the shape is ", shape_text(request.shape),
+           "; it must be [batch, tokens, columns]");
+  const int64_t batch = request.shape[0], tokens = request.shape[1], columns = request.shape[2];
+  const int64_t heads = std::max<int64_t>(number("heads"), 1);
+  Forward problem;
+  problem.chunk_size = number("chunk");
+  problem.x = contiguous_view(nullptr, request.dtype, {batch, heads, tokens, columns}, request.device);
+  std::swap(problem.x.sizes[1], problem.x.sizes[2]);
+  std::swap(problem.x.strides[1], problem.x.strides[2]);
+  if (number("sequences") > 0) {
+    KP_CHECK(batch == 1 && problem.chunk_size == 0, "mean_pool: with sequences the batch is 1 and there is no chunk");
+    const DType dtype = registry::dtype_option(request, "offsets", DType::kInt32);
+    problem.offsets = contiguous_view(nullptr, dtype, {number("sequences") + 1}, request.device);
+  }
+  const Sizes sizes(problem.x, problem.offsets, problem.chunk_size);
+  problem.output = contiguous_view(nullptr, request.dtype, {sizes.rows(), columns}, request.device);
+  return problem;
+}
+Backward make_backward(const registry::ProblemRequest& request) {
+  const Forward forward = make_forward(request);
+  return {.grad_output = forward.output,
+          .offsets = forward.offsets,
+          .chunk_size = forward.chunk_size,
+          .grad_input = contiguous_view(nullptr, request.dtype, forward.x.shape(), request.device)};
+}
+
+// Fewer batches, where there is more than one.
+int64_t batches_within(const TensorView& x, int64_t elements) {
+  const int64_t each = std::max<int64_t>(x.element_count() / std::max<int64_t>(x.sizes[0], 1), 1);
+  return std::clamp<int64_t>(elements / each, 1, std::max<int64_t>(x.sizes[0], 1));
+}
+Forward shrink_forward(const Forward& problem, int64_t elements) {
+  Forward small = problem;
+  small.x.sizes[0] = batches_within(problem.x, elements);
+  small.output.sizes[0] = Sizes(small.x, small.offsets, small.chunk_size).rows();
+  return small;
+}
+Backward shrink_backward(const Backward& problem, int64_t elements) {
+  Backward small = problem;
+  small.grad_input.sizes[0] = batches_within(problem.grad_input, elements);
+  small.grad_output.sizes[0] = Sizes(small.grad_input, small.offsets, small.chunk_size).rows();
+  return small;
+}
+
+registry::Cost forward_cost(const Forward& problem) {
+  return {.bytes = registry::tensor_bytes(problem, visit_forward), .flops = problem.x.element_count()};
+}
+registry::Cost backward_cost(const Backward& problem) {
+  return {.bytes = registry::tensor_bytes(problem, visit_backward), .flops = problem.grad_input.element_count()};
+}
+
+constexpr registry::Operation<Forward> forward_operation(std::string_view name,
+                                                         std::span<const registry::Kernel<Forward>> (*kernels)(),
+                                                         std::vector<registry::ProblemRequest> (*requests)()) {
+  return {.name = name,
+          .kernels = kernels,
+          .describe = describe_forward,
+          .visit_tensors = visit_forward,
+          .filling = fill_forward,
+          .make = make_forward,
+          .shrink = shrink_forward,
+          .cost = forward_cost,
+          .shapes = requests};
+}
+constexpr registry::Operation<Backward> backward_operation(std::string_view name,
+                                                           std::span<const registry::Kernel<Backward>> (*kernels)(),
+                                                           std::vector<registry::ProblemRequest> (*requests)()) {
+  return {.name = name,
+          .kernels = kernels,
+          .describe = describe_backward,
+          .visit_tensors = visit_backward,
+          .filling = fill_backward,
+          .make = make_backward,
+          .shrink = shrink_backward,
+          .cost = backward_cost,
+          .shapes = requests};
+}
+
+}  // namespace
+
+constinit const registry::Operation<Forward> kForward = forward_operation("mean_pool_forward", forward_kernels, shapes);
+constinit const registry::Operation<Forward> kChunkForward =
+    forward_operation("chunk_mean_pool_forward", chunk_forward_kernels, chunk_shapes);
+constinit const registry::Operation<Backward> kBackward =
+    backward_operation("mean_pool_backward", backward_kernels, shapes);
+constinit const registry::Operation<Backward> kChunkBackward =
+    backward_operation("chunk_mean_pool_backward", chunk_backward_kernels, chunk_shapes);
+
+}  // namespace kernel_pytorch::mean_pooling

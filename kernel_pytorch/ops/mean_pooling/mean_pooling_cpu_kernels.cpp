@@ -1,0 +1,153 @@
+// The host side of the CPU kernels. Forward: a task sums one part of a mean's tokens over one strip of columns; parts
+// are cut by the number of tokens alone and added in their order, so that threads do not show. Backward: a task writes
+// the tokens of one part.
+#include <algorithm>
+
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/mean_pooling/mean_pooling_rows.h"
+#include "kernel_pytorch/ops/mean_pooling/operation.h"
+
+namespace kernel_pytorch::mean_pooling {
+namespace {
+
+constexpr int64_t kPartTokens = 512;
+constexpr int64_t kStripColumns = 1024;
+constexpr int64_t kStreamFromBytes = 4 << 20;  // output past the caches from here on, as the norms
+constexpr const char* kCpuOnly = "runs on the CPU only";
+constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
+constexpr const char* kNoDouble = "takes fp32, bf16 and fp16; fp64 runs by the reference";
+
+const RowKernels& kernels_of(CpuIsa isa, DType dtype) {
+  const int type = dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 1 : 2;
+#if defined(__aarch64__)
+  (void)isa;
+  return isa_neon::kRowKernels[type];
+#else
+  if (isa >= CpuIsa::kX86V4) return isa_v4::kRowKernels[type];
+  return (isa == CpuIsa::kX86V3 ? isa_v3::kRowKernels : isa_v2::kRowKernels)[type];
+#endif
+}
+
+registry::Support supports(const TensorView& x, const DeviceInfo& device) {
+  if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
+  if (x.dtype == DType::kFloat64) return registry::Support::no(kNoDouble);
+  if (x.sizes[3] > 1 && x.strides[3] != 1) return registry::Support::no(kStridedColumns);
+  return registry::Support::yes();
+}
+registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
+  return supports(problem.x, device);
+}
+registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {
+  return supports(problem.grad_input, device);
+}
+
+// Which batch, mean and inner position an output row is.
+struct Place {
+  int64_t batch, mean, inner;
+  Place(const Sizes& sizes, int64_t row)
+      : batch(row / (sizes.means * sizes.inner)), mean(row / sizes.inner % sizes.means), inner(row % sizes.inner) {}
+};
+
+char* token_start(const TensorView& x, const Place& place, int64_t token) {
+  const int64_t offset = place.batch * x.strides[0] + token * x.strides[1] + place.inner * x.strides[2];
+  return x.as<char>() + offset * size_of(x.dtype);
+}
+
+std::vector<Range> ranges_of(const Sizes& sizes, const TensorView& offsets) {
+  std::vector<Range> ranges;
+  for (int64_t mean = 0; mean < sizes.means; ++mean) ranges.push_back(range_of(sizes, offsets, mean));
+  return ranges;
+}
+
+int64_t parts_of(const Range& range) {
+  return std::max<int64_t>((range.end - range.begin + kPartTokens - 1) / kPartTokens, 1);
+}
+
+void run_forward(const Forward& problem, int, Context& context) {
+  const Sizes sizes(problem.x, problem.offsets, problem.chunk_size);
+  if (problem.output.element_count() == 0) return;
+  const RowKernels& kernels = kernels_of(context.info->cpu.isa, problem.x.dtype);
+  const std::vector<Range> ranges = ranges_of(sizes, problem.offsets);
+  int64_t most_parts = 1;
+  for (const Range& range : ranges) most_parts = std::max(most_parts, parts_of(range));
+  const int64_t strips = (sizes.columns + kStripColumns - 1) / kStripColumns, element_bytes = size_of(problem.x.dtype);
+  // Totals of the parts of one row lie side by side.
+  const int64_t total_elements = sizes.rows() * most_parts * sizes.columns;
+  auto* totals = static_cast<float*>(context.scratch->allocate(static_cast<size_t>(total_elements) * sizeof(float)));
+  parallel_for(context.threads, sizes.rows() * most_parts * strips, [&](int64_t task) {
+    const int64_t column = task % strips * kStripColumns, part = task / strips % most_parts;
+    const int64_t row = task / strips / most_parts, columns = std::min(kStripColumns, sizes.columns - column);
+    const Place place(sizes, row);
+    const Range& range = ranges[place.mean];
+    const int64_t begin = range.begin + part * kPartTokens, end = std::min(range.end, begin + kPartTokens);
+    if (part >= parts_of(range)) return;
+    float* target = totals + (row * most_parts + part) * sizes.columns + column;
+    std::fill_n(target, columns, 0.0f);
+    kernels.add_rows(token_start(problem.x, place, begin) + column * element_bytes, problem.x.strides[1], end - begin,
+                     columns, target);
+  });
+  parallel_for(context.threads, sizes.rows() * strips, [&](int64_t task) {
+    const int64_t column = task % strips * kStripColumns, row = task / strips;
+    const int64_t columns = std::min(kStripColumns, sizes.columns - column);
+    const Range& range = ranges[Place(sizes, row).mean];
+    float* first = totals + row * most_parts * sizes.columns + column;
+    for (int64_t part = 1; part < parts_of(range); ++part) {
+      const float* other = first + part * sizes.columns;
+      for (int64_t j = 0; j < columns; ++j) first[j] += other[j];
+    }
+    const float factor = range.begin == range.end ? 0.0f : 1.0f / static_cast<float>(range.end - range.begin);
+    kernels.scale_floats(problem.output.as<char>() + (row * sizes.columns + column) * element_bytes, first, factor,
+                         columns);
+  });
+}
+
+// Tokens in no sequence: before the first offset and after the last.
+void clear_outside(const Backward& problem, const std::vector<Range>& ranges) {
+  if (!problem.offsets.is_present()) return;
+  const TensorView& gradient = problem.grad_input;
+  const int64_t token_bytes = gradient.strides[1] * size_of(gradient.dtype), tokens = gradient.sizes[1];
+  const int64_t first = ranges.empty() ? tokens : ranges.front().begin,
+                last = ranges.empty() ? tokens : ranges.back().end;
+  std::fill_n(gradient.as<char>(), first * token_bytes, 0);
+  std::fill_n(gradient.as<char>() + last * token_bytes, (tokens - last) * token_bytes, 0);
+}
+
+void run_backward(const Backward& problem, int, Context& context) {
+  const Sizes sizes(problem.grad_input, problem.offsets, problem.chunk_size);
+  if (problem.grad_input.element_count() == 0) return;
+  const RowKernels& kernels = kernels_of(context.info->cpu.isa, problem.grad_input.dtype);
+  const std::vector<Range> ranges = ranges_of(sizes, problem.offsets);
+  clear_outside(problem, ranges);
+  const int64_t element_bytes = size_of(problem.grad_input.dtype);
+  const bool streams = problem.grad_input.byte_count() >= kStreamFromBytes && sizes.columns * element_bytes % 64 == 0 &&
+                       reinterpret_cast<uintptr_t>(problem.grad_input.data) % 64 == 0;
+  constexpr int64_t kTaskTokens = 64;
+  int64_t most_parts = 1;
+  for (const Range& range : ranges) {
+    most_parts = std::max(most_parts, (range.end - range.begin + kTaskTokens - 1) / kTaskTokens);
+  }
+  parallel_for(context.threads, sizes.rows() * most_parts, [&](int64_t task) {
+    const int64_t part = task % most_parts, row = task / most_parts;
+    const Place place(sizes, row);
+    const Range& range = ranges[place.mean];
+    const int64_t begin = range.begin + part * kTaskTokens, end = std::min(range.end, begin + kTaskTokens);
+    if (begin >= end) return;
+    const char* from = problem.grad_output.as<const char>() + row * sizes.columns * element_bytes;
+    kernels.scale_rows(token_start(problem.grad_input, place, begin), problem.grad_input.strides[1], end - begin, from,
+                       1.0f / static_cast<float>(range.end - range.begin), sizes.columns, streams);
+  });
+}
+
+uint64_t code_version() {
+  return hash_text("mean_pooling cpu 1");
+}
+
+}  // namespace
+
+constinit const registry::Kernel<Forward> kForwardCpu{
+    .name = "cpu", .supports = supports_forward, .run = run_forward, .source_hash = code_version};
+constinit const registry::Kernel<Backward> kBackwardCpu{
+    .name = "cpu", .supports = supports_backward, .run = run_backward, .source_hash = code_version};
+
+}  // namespace kernel_pytorch::mean_pooling
