@@ -7,10 +7,16 @@
 
 namespace kernel_pytorch::cross_entropy {
 
+// Vectors that a thread has under way. For sm_100 the assembler needs more registers around them, and would spill.
+#if __CUDA_ARCH__ >= 1000
+inline constexpr int kMostAhead = 2;
+#else
+inline constexpr int kMostAhead = 4;
+#endif
 template <bool kGeneral, int kRowThreads>
-inline constexpr int kAhead = kGeneral                          ? 1  // vectors that a thread has under way
+inline constexpr int kAhead = kGeneral                          ? 1
                               : kRowThreads == tile::kWarpLanes ? 2
-                                                                : 4;
+                                                                : kMostAhead;
 inline constexpr int kWarpRowThreads = 256;  // of a block whose warps each take a row
 
 template <int kRowThreads>

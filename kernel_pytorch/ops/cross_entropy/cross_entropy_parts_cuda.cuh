@@ -73,9 +73,11 @@ template <class T, bool kGeneral>
 __device__ __forceinline__ void capped_logits(const tile::Vector<T>& vector, float softcap,
                                               float (&z)[tile::Vector<T>::kCount]) {
   vector.unpack(z);
-  if (!kGeneral || softcap == 0) return;
+  if constexpr (kGeneral) {
+    if (softcap == 0) return;
 #pragma unroll
-  for (float& value : z) value = cap(value, softcap);
+    for (float& value : z) value = cap(value, softcap);
+  }
 }
 
 // A running largest logit and sum of exponentials, and for smoothing the sum of w z.

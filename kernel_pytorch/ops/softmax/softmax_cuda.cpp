@@ -43,12 +43,19 @@ constexpr LaunchConfig kBackwardConfigs[] = {
     {{512, 512, 2, 2, false}},
     {{1024, 1024, 2, 1, false}},
 };
-constexpr LaunchConfig kClusterConfigs[] = {
+constexpr LaunchConfig kForwardClusters[] = {
     {{512, 512, 4, 2, true}, 2},
     {{512, 512, 4, 2, true}, 4},
     {{512, 512, 4, 2, true}, 8},
     {{512, 512, 4, 2, true}, 16},
-    {{1024, 1024, 4, 1, true}, 16, true, false, true},
+    {{512, 512, 8, 1, true}, 16, true, false, true},
+};
+constexpr LaunchConfig kBackwardClusters[] = {
+    {{512, 512, 4, 1, true}, 2},
+    {{512, 512, 4, 1, true}, 4},
+    {{512, 512, 4, 1, true}, 8},
+    {{512, 512, 4, 1, true}, 16},
+    {{512, 512, 8, 1, true}, 16, true, false, true},
 };
 
 struct Work {
@@ -273,10 +280,10 @@ struct Rows {
 constinit const registry::Kernel<ForwardProblem> kForwardCudaRows =
     Rows<ForwardProblem, kForwardConfigs>::kernel("cuda_rows");
 constinit const registry::Kernel<ForwardProblem> kForwardCudaCluster =
-    Rows<ForwardProblem, kClusterConfigs>::kernel("cuda_cluster");
+    Rows<ForwardProblem, kForwardClusters>::kernel("cuda_cluster");
 constinit const registry::Kernel<BackwardProblem> kBackwardCudaRows =
     Rows<BackwardProblem, kBackwardConfigs>::kernel("cuda_rows");
 constinit const registry::Kernel<BackwardProblem> kBackwardCudaCluster =
-    Rows<BackwardProblem, kClusterConfigs>::kernel("cuda_cluster");
+    Rows<BackwardProblem, kBackwardClusters>::kernel("cuda_cluster");
 
 }  // namespace kernel_pytorch::softmax
