@@ -1,0 +1,1 @@
+"""Tools around the kernels: timing (profiling) and checks of layers against torch (validation_framework)."""
