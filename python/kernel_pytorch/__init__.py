@@ -26,6 +26,7 @@ _LAZY: dict[str, str] = {
     "recorded": "tuning",
     "tune": "tuning",
     "tuning": "tuning",
+    "utils": "utils",
 }
 
 __all__ = ["__version__", *sorted(_LAZY)]

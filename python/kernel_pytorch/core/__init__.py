@@ -3,6 +3,33 @@
 from __future__ import annotations
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from .activations import (
+    FusedGELU,
+    FusedLayerNormActivation,
+    FusedReLU,
+    FusedSwiGLU,
+    fused_layer_norm,
+    fused_swiglu,
+)
+from .attention import AttentionLayer, CompilerOptimizedMultiHeadAttention, OptimizedMultiHeadAttention
+from .blocks import OptimizedMLP, OptimizedTransformerBlock
+from .linear import FusedLinearActivation, OptimizedLinear
 from .norms import OptimizedLayerNorm, OptimizedRMSNorm
 
-__all__ = ["OptimizedLayerNorm", "OptimizedRMSNorm"]
+__all__ = [
+    "AttentionLayer",
+    "CompilerOptimizedMultiHeadAttention",
+    "FusedGELU",
+    "FusedLayerNormActivation",
+    "FusedLinearActivation",
+    "FusedReLU",
+    "FusedSwiGLU",
+    "OptimizedLayerNorm",
+    "OptimizedLinear",
+    "OptimizedMLP",
+    "OptimizedMultiHeadAttention",
+    "OptimizedRMSNorm",
+    "OptimizedTransformerBlock",
+    "fused_layer_norm",
+    "fused_swiglu",
+]

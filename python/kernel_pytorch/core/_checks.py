@@ -1,0 +1,38 @@
+"""What the layers refuse, in one place: each message names the layer, both values and the cure."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+# What layers call the functions of `functional.activation`.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "relu_squared": "relu_squared",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "identity": "identity",
+}
+
+
+def activation_kind(layer: str, activation: str) -> str:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{layer}: activation is {activation!r}; it must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation]
+
+
+def check_probability(layer: str, dropout: float) -> float:
+    if not 0.0 <= dropout <= 1.0:
+        raise ValueError(f"{layer}: dropout is {dropout}; it must be between 0 and 1")
+    return dropout
+
+
+def check_features(module: nn.Module, x: Tensor, features: int, name: str = "x") -> None:
+    if x.dim() == 0 or x.shape[-1] != features:
+        raise RuntimeError(
+            f"{type(module).__name__}: {name} has shape {list(x.shape)}, its last dimension must be {features}; "
+            f"build the layer for that size"
+        )

@@ -1,0 +1,115 @@
+"""Activations as modules, alone and with what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+
+from ..functional import activation as activate
+from ..functional import gated_activation_packed, gelu, layer_norm, relu, swiglu
+from ._checks import activation_kind, check_features, check_probability
+from .norms import OptimizedLayerNorm
+
+
+class FusedGELU(nn.GELU):
+    """nn.GELU on this library's kernels, forward and backward one pass each."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        if approximate not in ("none", "tanh"):
+            raise ValueError(f'FusedGELU: approximate is {approximate!r}; it must be "none" or "tanh"')
+        super().__init__(approximate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x, any shape and strides -> the same shape."""
+        return gelu(x, self.approximate)
+
+
+class FusedReLU(nn.ReLU):
+    """nn.ReLU on this library's kernels. With inplace=True x is overwritten, by torch's own kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x, any shape and strides -> the same shape."""
+        return torch_functional.relu(x, inplace=True) if self.inplace else relu(x)
+
+
+class FusedSwiGLU(nn.Module):
+    """down_proj(silu(gate) * up), gate and up the halves of one product gate_up_proj(x).
+
+    The projection's bias is added in the pass that gates. The products are torch's F.linear until this library has its
+    own.
+
+    Args:
+        dim: features in and out.
+        hidden_dim: features between; 4 * dim where absent.
+        dropout: probability, in training, after the gate.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.hidden_dim = 4 * dim if hidden_dim is None else hidden_dim
+        self.dropout = check_probability("FusedSwiGLU", dropout)
+        self.gate_up_proj = nn.Linear(dim, 2 * self.hidden_dim, bias, device, dtype)
+        self.down_proj = nn.Linear(self.hidden_dim, dim, bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., dim] -> [..., dim]."""
+        check_features(self, x, self.dim)
+        packed = torch_functional.linear(x, self.gate_up_proj.weight)
+        dropout_p = self.dropout if self.training else 0.0
+        hidden = gated_activation_packed(packed, "silu", bias=self.gate_up_proj.bias, dropout_p=dropout_p)
+        return torch_functional.linear(hidden, self.down_proj.weight, self.down_proj.bias)
+
+
+class FusedLayerNormActivation(OptimizedLayerNorm):
+    """activation(layer_norm(x)). Two passes over memory: the norm's kernels end with the bias.
+
+    Args:
+        normalized_shape: the last dimension of the input, or several.
+        activation: gelu, gelu_tanh, silu (or swish), relu, relu_squared, sigmoid, tanh or identity.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        activation: str = "gelu",
+        eps: float = 1e-5,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        kind = activation_kind("FusedLayerNormActivation", activation)
+        super().__init__(normalized_shape, eps, True, bias, device, dtype)
+        self.activation = activation
+        self._kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """x [..., *normalized_shape] -> the same shape."""
+        return activate(super().forward(x), self._kind)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activation={self.activation!r}"
+
+
+def fused_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """`functional.layer_norm` by the name of the seeds."""
+    return layer_norm(x, weight, bias, eps)
+
+
+def fused_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+    """silu(x @ w_gate.T) * (x @ w_up.T), the weights [hidden, features] as nn.Linear's; the gate is one pass.
+
+    The products are torch's F.linear until this library has its own.
+    """
+    return swiglu(torch_functional.linear(x, w_gate), torch_functional.linear(x, w_up))

@@ -1,0 +1,139 @@
+"""Multi-head attention with nn.MultiheadAttention's parameters: one projection for query, key and value.
+
+The matrix products are torch's F.linear until this library has its own. The attention itself is torch's
+F.scaled_dot_product_attention until this library has its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+
+from ._checks import check_features, check_probability
+
+
+class AttentionLayer(nn.Module):
+    """Multi-head attention of [..., sequence, d_model] tensors, batch first.
+
+    Args:
+        d_model: features in and out, a multiple of num_heads.
+        dropout: probability, in training, of dropping an attention weight.
+        bias: of all four projections.
+    """
+
+    in_proj_bias: Tensor | None
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        dropout: float = 0.1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if num_heads < 1 or d_model % num_heads:
+            raise ValueError(
+                f"{name}: d_model is {d_model}, which {num_heads} heads cannot share; use a multiple of it"
+            )
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.head_dim = d_model // num_heads
+        self.dropout = check_probability(name, dropout)
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * d_model, d_model, device=device, dtype=dtype))
+        empty_bias = torch.empty(3 * d_model, device=device, dtype=dtype) if bias else None
+        self.register_parameter("in_proj_bias", None if empty_bias is None else nn.Parameter(empty_bias))
+        self.out_proj = nn.Linear(d_model, d_model, bias, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As nn.MultiheadAttention starts."""
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        self.out_proj.reset_parameters()
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """query [..., queries, d_model] -> the same shape.
+
+        Args:
+            key, value: [..., keys, d_model]; absent, the query is all three, in one product; without a value the key
+                is both.
+            attn_mask: broadcasts to [..., num_heads, queries, keys]; True where a query sees a key, or a number added
+                to the score, as in F.scaled_dot_product_attention.
+            is_causal: a query sees the keys up to its own position; not together with attn_mask.
+        """
+        q, k, v = self._project(query, query if key is None else key, value if value is not None else key)
+        attended = torch_functional.scaled_dot_product_attention(
+            q.transpose(-3, -2),
+            k.transpose(-3, -2),
+            v.transpose(-3, -2),
+            attn_mask=attn_mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_causal,
+        )
+        return self.out_proj(attended.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
+        """Query, key and value as [..., sequence, num_heads, head_dim], views into as few products as possible."""
+        value = query if value is None else value
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            check_features(self, tensor, self.d_model, name)
+        if key is query and value is query:
+            return self._heads(query, 0, 3)
+        if key is value:
+            return *self._heads(query, 0, 1), *self._heads(key, 1, 3)
+        return *self._heads(query, 0, 1), *self._heads(key, 1, 2), *self._heads(value, 2, 3)
+
+    def _heads(self, x: Tensor, begin: int, end: int) -> tuple[Tensor, ...]:
+        """Parts begin to end of query, key and value, from the one product that they share."""
+        rows = slice(begin * self.d_model, end * self.d_model)
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
+        packed = torch_functional.linear(x, self.in_proj_weight[rows], bias)
+        return packed.view(*x.shape[:-1], end - begin, self.num_heads, self.head_dim).unbind(-3)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.d_model}, num_heads={self.num_heads}, dropout={self.dropout}, bias={self.in_proj_bias is not None}"
+        )
+
+
+class OptimizedMultiHeadAttention(AttentionLayer):
+    """AttentionLayer by the name of the seeds' basic components."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        dropout: float = 0.1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, num_heads, dropout, bias, device, dtype)
+
+
+class CompilerOptimizedMultiHeadAttention(AttentionLayer):
+    """AttentionLayer by the name of the seeds' compiled components: no dropout unless asked for."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, dropout, bias, device, dtype)

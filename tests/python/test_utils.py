@@ -1,0 +1,165 @@
+"""The validator finds what is wrong with a layer, and nothing wrong with a right one; timings are medians."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_pytorch.utils.profiling import (  # noqa: E402
+    Comparison,
+    KernelProfiler,
+    Timing,
+    compare_functions,
+    profile_model_inference,
+    quick_benchmark,
+)
+from kernel_pytorch.utils.validation_framework import ComponentValidator  # noqa: E402
+
+from kernel_pytorch import core  # noqa: E402
+
+nn = torch.nn
+
+
+def failures(results):
+    return {result.test_name: result.error_message for result in results if not result.passed}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_right_layers_pass(dtype, bias):
+    validator = ComponentValidator(device=torch.device("cpu"))
+    attention = core.AttentionLayer(32, 4, dropout=0.1, bias=bias).to(dtype)
+    results = validator.validate_attention_component(attention, 32, 4)
+    assert not failures(results), [str(result) for result in results]
+    names = [result.test_name for result in results]
+    assert {"state_dict", "output", "gradient of x", "gradient of in_proj_weight", "cross: gradient of key"} <= {*names}
+    errors = [result.metrics["error"] for result in results if result.test_name == "output"]
+    assert errors[0] < 0.06 and (errors[0] > 0 or dtype is torch.float64)
+    assert attention.training, "the caller's layer is not touched"
+    linear = core.OptimizedLinear(12, 20, bias).to(dtype)
+    assert not failures(validator.validate_linear_component(linear, 12, 20))
+    assert not failures(validator.validate_linear_component(nn.Linear(12, 20, bias, dtype=dtype), 12, 20))
+
+
+def test_torchs_own_attention_passes():
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    assert not failures(ComponentValidator().validate_attention_component(layer, 32, 4))
+
+
+class WrongScale(core.AttentionLayer):
+    def forward(self, *args, **options):
+        return super().forward(*args, **options) * 1.001
+
+
+class WrongGradient(core.OptimizedLinear):
+    def forward(self, x):
+        return super().forward(x.detach())
+
+
+class WrongShape(core.OptimizedLinear):
+    def forward(self, x):
+        return super().forward(x)[..., :-1]
+
+
+class Raises(core.OptimizedLinear):
+    def forward(self, x):
+        raise ZeroDivisionError("by nothing")
+
+
+class NotANumber(core.OptimizedLinear):
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+
+def test_wrong_layers_are_named():
+    validator = ComponentValidator()
+    wrong = failures(validator.validate_attention_component(WrongScale(32, 4), 32, 4))
+    assert "above 2e-05" in wrong["output"] and "cross: output" in wrong
+    wrong = failures(validator.validate_linear_component(WrongGradient(12, 20), 12, 20))
+    assert {*wrong} == {f"{prefix}gradient of x" for prefix in ("", "single row: ", "no rows: ")}
+    assert "absent" in wrong["gradient of x"]
+    wrong = failures(validator.validate_linear_component(WrongShape(12, 20), 12, 20))
+    assert "[3, 5, 19]" in wrong["output"] and "[3, 5, 20]" in wrong["output"]
+    wrong = failures(validator.validate_linear_component(Raises(12, 20), 12, 20))
+    assert wrong["output"] == "ZeroDivisionError: by nothing"
+    assert "output" in failures(validator.validate_linear_component(NotANumber(12, 20), 12, 20))
+    wrong = failures(validator.validate_linear_component(core.OptimizedLinear(12, 21), 12, 20))
+    assert "size mismatch" in wrong["state_dict"]
+    assert failures(ComponentValidator(tolerance=0.0).validate_linear_component(core.OptimizedLinear(12, 20), 12, 20))
+
+
+def test_any_layer_against_any_composition():
+    mlp = core.OptimizedMLP(12, 20)
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj = nn.Linear(12, 20, False), nn.Linear(12, 20, False)
+            self.down_proj = nn.Linear(20, 12, False)
+
+        def forward(self, x):
+            return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    results = ComponentValidator().validate_component(mlp, Plain(), {"x": (3, 5, 12)})
+    assert len(results) == 6 and not failures(results)
+    assert "gradient of up_proj.weight" in str(results[-2]) and str(results[0]).startswith("ok: state_dict")
+
+
+def test_timings_are_medians_of_turns():
+    slow = lambda: time.sleep(0.002)  # noqa: E731
+    timing = KernelProfiler("cpu").benchmark_function(slow, iterations=9, warmup=1, name="sleep")
+    assert timing.name == "sleep" and timing.turns == 9 and 2000 <= timing.p25_us <= timing.median_us <= timing.p75_us
+    assert timing.spread_us == (timing.p75_us - timing.p25_us) / 2 and "sleep: 2" in str(timing)
+
+
+def test_comparison_in_turns():
+    order = []
+    ways = {"one": lambda x: order.append("one"), "two": lambda x: (order.append("two"), time.sleep(0.001))}
+    comparison = compare_functions(ways, torch.zeros(1), iterations=8)
+    assert order[-16:] == ["one", "two"] * 8
+    assert comparison.speedup("one") == 1.0 and comparison.speedup("two") < 0.5 and comparison.is_clear("two")
+    assert "two: " in str(comparison) and "within the spread" not in str(comparison)
+    with pytest.raises(KeyError, match="'three'"):
+        comparison.speedup("three")
+    close = Comparison((Timing("a", 10.0, 9.0, 11.0, 5), Timing("b", 9.5, 8.0, 10.0, 5)))
+    assert not close.is_clear("b") and "1.05x, within the spread" in str(close)
+
+
+def test_a_model_keeps_its_mode_and_reports_collect():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
+    assert profile_model_inference(model, torch.randn(2, 8), iterations=5).turns == 5
+    assert model.training
+    profiler = KernelProfiler("cpu")
+    profiler.benchmark_function(torch.neg, (torch.zeros(4),), iterations=5)
+    profiler.benchmark_function(torch.clamp, (torch.zeros(4),), {"min": 1}, iterations=5, name="clamp")
+    assert [line.split(":")[0] for line in profiler.generate_report().splitlines()] == ["neg", "clamp"]
+    assert quick_benchmark(torch.neg, torch.zeros(4), iterations=5).median_us > 0
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="meta; only cpu and cuda"):
+        KernelProfiler("meta")
+    with pytest.raises(ValueError, match="1 iterations"):
+        quick_benchmark(torch.neg, torch.zeros(4), iterations=1)
+    with pytest.raises(ValueError, match="CUDA only"):
+        KernelProfiler("cpu").profile_memory_usage(torch.neg, torch.zeros(4))
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no CUDA device"):
+            KernelProfiler("cuda")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    x = torch.randn(1024, 1024, device="cuda")
+    comparison = compare_functions({"copy": torch.clone, "many": lambda x: [x.exp() for _ in range(50)]}, x)
+    assert comparison.speedup("many") < 0.2
+    profiler = KernelProfiler("cuda")
+    timing = profiler.benchmark_function(torch.neg, (x,), iterations=20)
+    assert 0.5 < timing.median_us < 10000
+    assert profiler.profile_memory_usage(torch.neg, x) >= x.nbytes
+    validator = ComponentValidator("cuda")
+    assert not failures(validator.validate_attention_component(core.AttentionLayer(32, 4), 32, 4))
+    assert not failures(validator.validate_linear_component(core.OptimizedLinear(12, 20), 12, 20))
