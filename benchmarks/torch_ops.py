@@ -3,8 +3,8 @@
     python benchmarks/torch_ops.py [--quick] [--compile] [--device cpu|cuda] [--only WORD] [--output FILE]
 
 The ops are in cases_*.py: a line or two each. A row is checked before it is timed: ours must equal torch's composition
-on the same values in fp32, within the dtype's rounding. `share` is how fast a copy that moves the same bytes runs in the
-same turns, against ours: 100 % is the memory's speed.
+on the same values in fp32, within the dtype's rounding. `share` is how fast a copy that moves the same bytes runs in
+the same turns, against ours: 100 % is the memory's speed.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
+#include "kernel_pytorch/ops/rope/operation.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
 #include "kernel_pytorch/registry/erase.h"
 
@@ -40,6 +41,7 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(mean_pooling::kBackward),
       registry::erase(mean_pooling::kChunkForward),
       registry::erase(mean_pooling::kChunkBackward),
+      registry::erase(rope::kRotate),
       // clang-format on
   };
   return *all;

@@ -1,0 +1,141 @@
+// The kernels of rope, best first, the reference last, and how tests and the tuner make problems.
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/rope/operation.h"
+#include "kernel_pytorch/ops/rope/rope_shapes.h"
+#include "kernel_pytorch/registry/request_words.h"
+
+namespace kernel_pytorch::rope {
+namespace {
+
+std::span<const registry::Kernel<Problem>> kernels() {
+  static const registry::Kernel<Problem> kKernels[] = {kCudaVector, kCudaAny, kCpu, kReference};
+  return kKernels;
+}
+
+void describe(const Problem& problem, tuning::KeyBuilder& key) {
+  key.field("tokens", tuning::bucket(problem.batch() * problem.sequence()));
+  key.field("heads", problem.query.sizes[2]);
+  key.field("key_heads", problem.key.is_present() ? problem.key.sizes[2] : 0);
+  key.field("head_dim", problem.head_dim());
+  key.field("rotary_dim", problem.rotary_dim);
+  key.field("dtype", problem.query.dtype);
+  key.field("interleaved", problem.interleaved);
+  key.field("table", problem.cos.is_present());
+  key.field("dense", problem.query.strides[3] == 1);
+}
+
+void visit_tensors(Problem& problem, registry::TensorVisitor visit, void* state) {
+  const auto call = [&](std::string_view name, registry::Role role, TensorView& view) {
+    if (view.is_present()) visit(state, name, role, view);
+  };
+  using enum registry::Role;
+  const registry::Role input = problem.in_place ? kUpdated : kInput;
+  call("query", input, problem.query);
+  call("key", input, problem.key);
+  call("cos", kInput, problem.cos);
+  call("sin", kInput, problem.sin);
+  call("inverse_frequencies", kInput, problem.inverse_frequencies);
+  call("positions", kInput, problem.positions);
+  call("query_output", kOutput, problem.query_output);
+  call("key_output", kOutput, problem.key_output);
+}
+
+registry::Filling filling(const Problem& problem, std::string_view tensor) {
+  if (tensor == "positions") {
+    const int64_t rows = problem.cos.is_present() ? problem.cos.sizes[1] : 1000;
+    return {.content = registry::Content::kIndices, .limit = rows};
+  }
+  return {};
+}
+
+Problem shrink(const Problem& problem, int64_t elements) {
+  Problem small = problem;
+  const int64_t per_token = std::max<int64_t>(problem.batch() * problem.query.sizes[2] * problem.head_dim(), 1);
+  const int64_t tokens = std::clamp<int64_t>(elements / per_token, 1, std::max<int64_t>(problem.sequence(), 1));
+  for (TensorView* view : {&small.query, &small.key, &small.query_output, &small.key_output, &small.positions}) {
+    if (view->is_present()) view->sizes[1] = std::min(view->sizes[1], tokens);
+  }
+  return small;
+}
+
+registry::Cost cost(const Problem& problem) {
+  Problem copy = problem;
+  for (TensorView* view : {&copy.cos, &copy.sin}) {  // one row for each token is what must be read
+    if (!view->is_present() || view->strides[0] != 0) continue;
+    view->sizes[0] = 1;
+    view->sizes[1] = std::min(view->sizes[1], problem.sequence());
+  }
+  const int64_t elements = problem.query.element_count() + problem.key.element_count();
+  return {.bytes = registry::tensor_bytes(copy, visit_tensors), .flops = 3 * elements};
+}
+
+// [batch, sequence, heads, head_dim] in memory, or heads before the sequence, or a slice of rows `packed` times as
+// wide.
+TensorView heads_view(const registry::ProblemRequest& request, int64_t heads, bool heads_first, bool packed) {
+  const int64_t batch = request.shape[0], sequence = request.shape[1], dim = request.shape[3];
+  TensorView view = contiguous_view(nullptr, request.dtype, {batch, sequence, heads, dim}, request.device);
+  if (heads_first) view.strides = {heads * sequence * dim, dim, sequence * dim, 1};
+  if (packed) view.strides = {3 * sequence * heads * dim, 3 * heads * dim, dim, 1};
+  return view;
+}
+
+Problem make(const registry::ProblemRequest& request) {
+  registry::check_options(request, {"interleaved", "inverse", "in_place", "rotary_dim", "key_heads", "positions",
+                                    "table", "table_dtype", "heads_first", "packed"});
+  KP_CHECK(request.shape.size() == 4, "shape ", shape_text(request.shape),
+           ": rope needs batch, sequence, heads and head_dim, e.g. 2x4096x32x128");
+  Problem problem;
+  const int64_t head_dim = request.shape[3];
+  problem.rotary_dim =
+      static_cast<int64_t>(registry::number_option(request, "rotary_dim", static_cast<double>(head_dim)));
+  KP_CHECK(problem.rotary_dim > 0 && problem.rotary_dim % 2 == 0 && problem.rotary_dim <= head_dim,
+           "option rotary_dim=", problem.rotary_dim, ": it must be even, positive and at most head_dim, ", head_dim);
+  problem.interleaved = registry::flag_option(request, "interleaved", false);
+  problem.inverse = registry::flag_option(request, "inverse", false);
+  problem.in_place = registry::flag_option(request, "in_place", false);
+  const bool heads_first = registry::flag_option(request, "heads_first", false);
+  const bool packed = registry::flag_option(request, "packed", false);
+  const auto key_heads =
+      static_cast<int64_t>(registry::number_option(request, "key_heads", static_cast<double>(request.shape[2])));
+  problem.query = heads_view(request, request.shape[2], heads_first, packed);
+  if (key_heads > 0) problem.key = heads_view(request, key_heads, heads_first, packed);
+  if (!problem.in_place) {
+    problem.query_output = heads_view(request, request.shape[2], false, false);
+    if (key_heads > 0) problem.key_output = heads_view(request, key_heads, false, false);
+  }
+  const int positions = registry::word_option(request, "positions", {"implied", "int32", "int64"}, "implied");
+  if (positions > 0) {
+    problem.positions = contiguous_view(nullptr, positions == 1 ? DType::kInt32 : DType::kInt64,
+                                        {request.shape[0], request.shape[1]}, request.device);
+  }
+  const int table = registry::word_option(request, "table", {"half", "full", "batch", "computed"}, "half");
+  const DType table_dtype = registry::dtype_option(request, "table_dtype", request.dtype);
+  if (table == 3) {
+    const DType dtype = request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    problem.inverse_frequencies = contiguous_view(nullptr, dtype, {problem.pairs()}, request.device);
+    problem.scale = 1.25;
+    return problem;
+  }
+  const int64_t width = table == 1 ? problem.rotary_dim : problem.pairs();
+  const int64_t rows = request.shape[1] + (table == 2 ? 0 : 3);
+  problem.cos = contiguous_view(nullptr, table_dtype, {request.shape[0], rows, width}, request.device);
+  if (table != 2) problem.cos.strides[0] = 0;
+  problem.sin = problem.cos;
+  return problem;
+}
+
+}  // namespace
+
+constinit const registry::Operation<Problem> kRotate{.name = "rope",
+                                                     .kernels = kernels,
+                                                     .describe = describe,
+                                                     .visit_tensors = visit_tensors,
+                                                     .filling = filling,
+                                                     .make = make,
+                                                     .shrink = shrink,
+                                                     .cost = cost,
+                                                     .shapes = shapes};
+
+}  // namespace kernel_pytorch::rope
