@@ -1,4 +1,4 @@
-"""Activations, gated activations, dropout."""
+"""Activations, gated activations, dropout, rope."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ def with_bias(random: Random, rows: int, columns: int) -> Tensors:
 def torch_swiglu_packed(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, -1)
     return torch_functional.silu(gate) * up
+
+
+def heads(random: Random, rows: int, columns: int) -> Tensors:
+    """Three quarters of the columns are queries, one quarter keys, in heads of 128; cos and sin as models keep them."""
+    query, key = random(1, rows, columns // 128 * 3 // 4, 128), random(1, rows, columns // 128 // 4, 128)
+    cos, sin = functional.rope_tables(rows, 128, device=query.device)
+    return query, key, torch.cat([cos, cos], -1).to(query.dtype), torch.cat([sin, sin], -1).to(query.dtype)
+
+
+def torch_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
+    def turn(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
+
+    return turn(query), turn(key)
 
 
 def fused(kind: str) -> Op:
@@ -72,6 +87,7 @@ OPS = [
     Op("swiglu", two, functional.swiglu, lambda gate, up: torch_functional.silu(gate) * up, forward=3, backward=5),
     Op("swiglu_packed", packed, functional.swiglu_packed, torch_swiglu_packed, forward=3, backward=5),
     Op("geglu", two, functional.geglu, lambda gate, up: torch_functional.gelu(gate) * up, forward=3, backward=5),
+    Op("rope", heads, functional.rope, torch_rope, forward=2),
     Op(
         "dropout",
         one,

@@ -17,6 +17,7 @@ from ._ops.gated_activation import (
 )
 from ._ops.layer_norm import layer_norm
 from ._ops.rms_norm import add_rms_norm, rms_norm
+from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
 
 __all__ = [
     "activation",
@@ -33,6 +34,11 @@ __all__ = [
     "relu",
     "relu_squared",
     "rms_norm",
+    "rope",
+    "rope_",
+    "rope_frequencies",
+    "rope_from_frequencies",
+    "rope_tables",
     "silu",
     "swiglu",
     "swiglu_packed",
