@@ -74,7 +74,7 @@ template <class T>
 struct Slot {  // double, int64_t, bool, and std::optional of them
   static constexpr bool takes(std::string_view type) {
     if constexpr (std::is_same_v<T, double>) return type == "float";
-    if constexpr (std::is_same_v<T, int64_t>) return type == "int";
+    if constexpr (std::is_same_v<T, int64_t>) return type == "int" || type == "SymInt";
     if constexpr (std::is_same_v<T, bool>) return type == "bool";
     if constexpr (std::is_same_v<T, std::optional<double>>) return type == "float?";
     if constexpr (std::is_same_v<T, std::optional<int64_t>>) return type == "int?";

@@ -21,6 +21,7 @@ _LAZY: dict[str, str] = {
     "functional": "functional",
     "hardware": "hardware",
     "kernels": "tuning",
+    "optim": "optim",
     "overlay": "tuning",
     "record": "tuning",
     "recorded": "tuning",

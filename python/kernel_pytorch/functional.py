@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import _torch as _torch  # first: it says what is missing where torch is missing or old
 from ._ops.activation import activation, gelu, relu, relu_squared, silu
 from ._ops.dropout import dropout
+from ._ops.embedding import embedding
 from ._ops.gated_activation import (
     gated_activation,
     gated_activation_packed,
@@ -16,19 +17,23 @@ from ._ops.gated_activation import (
     swiglu_packed,
 )
 from ._ops.layer_norm import layer_norm
+from ._ops.mean_pooling import chunk_mean_pool, mean_pool
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
 
 __all__ = [
     "activation",
     "add_rms_norm",
+    "chunk_mean_pool",
     "dropout",
+    "embedding",
     "gated_activation",
     "gated_activation_packed",
     "geglu",
     "geglu_packed",
     "gelu",
     "layer_norm",
+    "mean_pool",
     "reglu",
     "reglu_packed",
     "relu",

@@ -1,0 +1,60 @@
+"""embedding for torch: shapes and gradient. The kernels are C++ (kernel_pytorch/torch/ops/embedding.cpp); how a call
+reaches them is in _declare.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ._declare import backward, differentiable
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """weight[input]: rows of a table by their index, as torch.nn.functional.embedding.
+
+    The weight's gradient is dense and summed in a fixed order: two runs give the same bits, without
+    torch.use_deterministic_algorithms.
+
+    Args:
+        input: indices of any shape, int64 or int32. One outside the table raises on the CPU; on a GPU, which cannot
+            stop for it without waiting, its row is NaN and the gradient ignores it.
+        weight: [rows, columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        padding_idx: a row whose gradient is zero; negative counts from the last.
+
+    Returns:
+        [input's shape, columns], contiguous, of weight's type.
+    """
+    rows = weight.shape[0]
+    if padding_idx is None:
+        padding_idx = -1
+    else:
+        if not -rows <= padding_idx < rows:
+            raise ValueError(f"embedding: padding_idx is {padding_idx}, the table has {rows} rows; it must be one")
+        padding_idx %= rows
+    return _embedding(input, weight, rows, padding_idx)  # type: ignore[no-any-return]
+
+
+def _shapes(indices: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return weight.new_empty((*indices.shape, weight.shape[1]))
+
+
+def _backward_shapes(grad_output: Tensor, indices: Tensor, rows: int, _: Any) -> Tensor:
+    return grad_output.new_empty((rows, grad_output.shape[-1]))
+
+
+def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    return None, _backward(grads[0], *saved) if wanted[1] else None
+
+
+# Under vmap every sample has a table's gradient of its own: `rows`, which is set, asks for that.
+_backward = backward("embedding", shapes=_backward_shapes, per_sample=["rows"], instead="torch.nn.functional.embedding")
+_embedding = differentiable(
+    "embedding",
+    shapes=_shapes,
+    saves=["indices", "rows", "padding_index"],
+    gradient=_gradient,
+    parameters=["weight"],
+    instead="torch.nn.functional.embedding",
+)
