@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from . import _torch as _torch  # first: it says what is missing where torch is missing or old
 from ._ops.activation import activation, gelu, relu, relu_squared, silu
+from ._ops.cross_entropy import (
+    combine_cross_entropy_partials,
+    cross_entropy,
+    cross_entropy_,
+    cross_entropy_partials,
+    parallel_cross_entropy,
+)
 from ._ops.dropout import dropout
 from ._ops.embedding import embedding
 from ._ops.gated_activation import (
@@ -20,11 +27,16 @@ from ._ops.layer_norm import layer_norm
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
+from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
 
 __all__ = [
     "activation",
     "add_rms_norm",
     "chunk_mean_pool",
+    "combine_cross_entropy_partials",
+    "cross_entropy",
+    "cross_entropy_",
+    "cross_entropy_partials",
     "dropout",
     "embedding",
     "gated_activation",
@@ -33,7 +45,10 @@ __all__ = [
     "geglu_packed",
     "gelu",
     "layer_norm",
+    "log_softmax",
+    "log_softmax_",
     "mean_pool",
+    "parallel_cross_entropy",
     "reglu",
     "reglu_packed",
     "relu",
@@ -45,6 +60,8 @@ __all__ = [
     "rope_from_frequencies",
     "rope_tables",
     "silu",
+    "softmax",
+    "softmax_",
     "swiglu",
     "swiglu_packed",
 ]

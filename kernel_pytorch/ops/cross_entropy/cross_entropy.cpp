@@ -166,14 +166,12 @@ void rescale(const Rescale& arguments, Context& context) {
   check.check_output("tensor", arguments.tensor);
   const DType wanted = arguments.tensor.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   KP_CHECK(arguments.scale.is_present(), check.op, ": scale is missing");
-  for (const TensorView* factor : {&arguments.scale, &arguments.applied}) {
-    if (!factor->is_present()) continue;
-    check.check_device(factor == &arguments.scale ? "scale" : "applied", *factor);
-    KP_CHECK(factor->element_count() == 1 && factor->dtype == wanted, check.op, ": ",
-             factor == &arguments.scale ? "scale" : "applied", " is ", *factor, "; it must be one ", wanted);
-  }
-  RescaleProblem problem{.tensor = arguments.tensor, .scale = arguments.scale, .applied = arguments.applied};
-  for (TensorView* view : {&problem.tensor, &problem.scale, &problem.applied}) flatten(*view);
+  check.check_device("scale", arguments.scale);
+  KP_CHECK(arguments.scale.element_count() == 1 && arguments.scale.dtype == wanted, check.op, ": scale is ",
+           arguments.scale, "; it must be one ", wanted);
+  RescaleProblem problem{.tensor = arguments.tensor, .scale = arguments.scale};
+  flatten(problem.tensor);
+  flatten(problem.scale);
   registry::run_best(kRescale, problem, context);
 }
 

@@ -65,13 +65,12 @@ struct Backward {
   TensorView grad_logits{};  // as in Forward
 };
 
-// tensor *= scale / applied, in place; nothing is touched where the two are equal. `scale` and `applied` are one
-// element each on the tensor's device, so that nobody has to wait for their values: what a saved gradient becomes when
-// the gradient of its loss turns out not to be 1. fp32, fp64 scales for fp64 tensors.
+// tensor *= scale, in place; nothing is touched where the scale is 1. It is one element on the tensor's device, fp32
+// (fp64 for fp64), so that nobody has to wait for its value: what a gradient that was computed with its loss becomes
+// when the gradient of the loss turns out not to be 1.
 struct Rescale {
   TensorView tensor{};  // contiguous
   TensorView scale{};
-  TensorView applied{};  // optional: 1
 };
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.

@@ -193,14 +193,12 @@ __global__ void __launch_bounds__(kCountThreads, 1)
   if (threadIdx.x == 0) *counted = divisor;
 }
 
-// tensor *= scale / applied, unless they are equal: then the launch is all it costs.
+// tensor *= scale, unless that is 1: then the launch is all it costs.
 template <class T>
 __global__ void __launch_bounds__(kRescaleThreads, 4) rescale(const __grid_constant__ RescaleArguments arguments) {
   constexpr int kCount = tile::Vector<T>::kCount;
-  const float applied = arguments.applied == nullptr ? 1.0f : *arguments.applied;
   const float scale = *arguments.scale;
-  if (scale == applied) return;
-  const float factor = scale / applied;
+  if (scale == 1.0f) return;
   T* tensor = static_cast<T*>(arguments.tensor);
   const uint64_t policy = tile::make_policy(tile::Keep::kEvictFirst);
   const bool is_aligned = reinterpret_cast<uint64_t>(tensor) % tile::kVectorBytes == 0;
@@ -223,12 +221,12 @@ __global__ void __launch_bounds__(kRescaleThreads, 4) rescale(const __grid_const
       float values[kCount];
       loaded[i].unpack(values);
 #pragma unroll
-      for (float& value : values) value *= factor;
+      for (float& value : values) value *= scale;
       tile::store(tensor + vector * kCount, tile::Vector<T>::pack(values), policy);
     }
   }
   for (int64_t i = vectors * kCount + thread; i < arguments.elements; i += threads) {
-    tensor[i] = tile::from_float<T>(tile::to_float<T>(tensor[i]) * factor);
+    tensor[i] = tile::from_float<T>(tile::to_float<T>(tensor[i]) * scale);
   }
 }
 

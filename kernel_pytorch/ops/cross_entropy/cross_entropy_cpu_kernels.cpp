@@ -166,8 +166,7 @@ registry::Support supports_rescale(const RescaleProblem& problem, const DeviceIn
 
 void run_rescale(const RescaleProblem& problem, int, Context& context) {
   const float scale = *problem.scale.as<const float>();
-  const float applied = problem.applied.is_present() ? *problem.applied.as<const float>() : 1.0f;
-  if (scale == applied) return;
+  if (scale == 1) return;
   const RowKernels& kernels = kernels_for(context, problem.tensor.dtype);
   const int64_t elements = problem.tensor.element_count(), element_bytes = size_of(problem.tensor.dtype);
   const int64_t per_task = kTaskBytes / element_bytes;
@@ -175,7 +174,7 @@ void run_rescale(const RescaleProblem& problem, int, Context& context) {
     const int64_t begin = task * per_task;
     kernels.rescale({.elements = std::min(per_task, elements - begin),
                      .tensor = static_cast<char*>(problem.tensor.data) + begin * element_bytes,
-                     .factor = scale / applied});
+                     .factor = scale});
   });
 }
 

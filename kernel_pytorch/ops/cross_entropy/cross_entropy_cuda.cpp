@@ -298,10 +298,8 @@ void run_rescale(const RescaleProblem& problem, int, Context& context) {
   if (elements == 0) return;
   const DType dtype = problem.tensor.dtype;
   CUkern_st* kernel = table.get(cuda_type_index(dtype), context, [&] { return block_code("rescale", dtype); });
-  RescaleArguments arguments{.tensor = problem.tensor.data,
-                             .elements = elements,
-                             .scale = problem.scale.as<const float>(),
-                             .applied = problem.applied.as<const float>()};
+  RescaleArguments arguments{
+      .tensor = problem.tensor.data, .elements = elements, .scale = problem.scale.as<const float>()};
   const int64_t per_block = kRescaleThreads * kRescaleVectors * kVectorBytes / size_of(dtype);
   const int64_t resident = static_cast<int64_t>(std::max(context.info->cuda.multiprocessors, 1)) * 4;
   cuda_device::LaunchShape shape;

@@ -53,7 +53,6 @@ struct RescaleArguments {
   void* tensor;
   int64_t elements;
   const float* scale;
-  const float* applied;
 };
 inline constexpr int kRescaleThreads = 256;
 inline constexpr int kRescaleVectors = 4;  // that a thread has under way

@@ -135,10 +135,9 @@ void run(const Problem& problem, int, Context&) {
 }
 
 void run_rescale(const RescaleProblem& problem, int, Context&) {
-  const double scale = at(problem.scale, 0, 1), applied = at(problem.applied, 0, 1);
-  if (scale == applied) return;
-  for (int64_t i = 0; i < problem.tensor.element_count(); ++i)
-    put(problem.tensor, i, at(problem.tensor, i, 0) * (scale / applied));
+  const double scale = at(problem.scale, 0, 1);
+  if (scale == 1) return;
+  for (int64_t i = 0; i < problem.tensor.element_count(); ++i) put(problem.tensor, i, at(problem.tensor, i, 0) * scale);
 }
 
 template <class AnyProblem>

@@ -57,7 +57,6 @@ void visit_tensors(Problem& problem, registry::TensorVisitor visit, void* state)
 void visit_tensors(RescaleProblem& problem, registry::TensorVisitor visit, void* state) {
   visit(state, "tensor", Role::kUpdated, problem.tensor);
   visit(state, "scale", Role::kInput, problem.scale);
-  if (problem.applied.is_present()) visit(state, "applied", Role::kInput, problem.applied);
 }
 
 registry::Filling filling(const Problem& problem, std::string_view tensor) {
@@ -144,9 +143,7 @@ RescaleProblem make_rescale(const registry::ProblemRequest& request) {
   const TensorView rows = registry::rows_view(request);
   const TensorView factor = contiguous_view(
       nullptr, request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32, {1}, request.device);
-  return {.tensor = contiguous_view(nullptr, request.dtype, {rows.element_count()}, request.device),
-          .scale = factor,
-          .applied = factor};
+  return {.tensor = contiguous_view(nullptr, request.dtype, {rows.element_count()}, request.device), .scale = factor};
 }
 
 }  // namespace

@@ -25,7 +25,6 @@ struct Problem {
 struct RescaleProblem {
   TensorView tensor{};  // [elements]
   TensorView scale{};
-  TensorView applied{};
 };
 
 extern const registry::Kernel<Problem> kReference, kCpu, kCudaCluster, kCudaBlock;
