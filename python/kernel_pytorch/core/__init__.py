@@ -13,6 +13,7 @@ from .activations import (
 )
 from .attention import AttentionLayer, CompilerOptimizedMultiHeadAttention, OptimizedMultiHeadAttention
 from .blocks import OptimizedMLP, OptimizedTransformerBlock
+from .embeddings import OptimizedEmbedding, RotaryPositionalEncoding, rotary_embedding
 from .linear import FusedLinearActivation, OptimizedLinear
 from .norms import OptimizedLayerNorm, OptimizedRMSNorm
 
@@ -24,12 +25,15 @@ __all__ = [
     "FusedLinearActivation",
     "FusedReLU",
     "FusedSwiGLU",
+    "OptimizedEmbedding",
     "OptimizedLayerNorm",
     "OptimizedLinear",
     "OptimizedMLP",
     "OptimizedMultiHeadAttention",
     "OptimizedRMSNorm",
     "OptimizedTransformerBlock",
+    "RotaryPositionalEncoding",
     "fused_layer_norm",
     "fused_swiglu",
+    "rotary_embedding",
 ]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
+from ..functional import rope
 from ._checks import check_features, check_probability
 
 
@@ -64,6 +65,7 @@ class AttentionLayer(nn.Module):
         value: Tensor | None = None,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        rotary: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """query [..., queries, d_model] -> the same shape.
 
@@ -73,8 +75,12 @@ class AttentionLayer(nn.Module):
             attn_mask: broadcasts to [..., num_heads, queries, keys]; True where a query sees a key, or a number added
                 to the score, as in F.scaled_dot_product_attention.
             is_causal: a query sees the keys up to its own position; not together with attn_mask.
+            rotary: cos and sin, as RotaryPositionalEncoding(head_dim) gives them, by which the heads of query and key
+                are turned, straight out of the packed product; for tensors with at most one batch dimension.
         """
         q, k, v = self._project(query, query if key is None else key, value if value is not None else key)
+        if rotary is not None:
+            q, k = rope(q, k, *rotary)
         attended = torch_functional.scaled_dot_product_attention(
             q.transpose(-3, -2),
             k.transpose(-3, -2),

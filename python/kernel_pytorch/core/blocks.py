@@ -79,10 +79,16 @@ class OptimizedTransformerBlock(nn.Module):
         self.norm2 = OptimizedLayerNorm(dim, device=device, dtype=dtype)
         self.mlp = OptimizedMLP(dim, int(dim * mlp_ratio), device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x [..., sequence, dim] -> the same shape; the mask as AttentionLayer's."""
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rotary: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """x [..., sequence, dim] -> the same shape; mask and rotary as AttentionLayer's."""
         check_features(self, x, self.dim)
-        attended = self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal)
+        attended = self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
         if not self.training or self.dropout == 0.0:
             normed, x = self.norm2(attended, x)
             return self.mlp(normed) + x  # type: ignore[no-any-return]
