@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) backward_columns(const __grid_consta
   constexpr int kCount = Gradient::kCount;
   const VectorShape& shape = arguments.shape;
   const uint32_t column = blockIdx.x * kTileVectors + threadIdx.x % kTileVectors;
-  const bool is_inside = column < shape.row_vectors;
+  const bool is_inside = column < shape.row_vectors.divisor;
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * arguments.rows_per_block;
   const int64_t end = min(first_row + arguments.rows_per_block, static_cast<long long>(shape.rows));
   const Dropout dropout(arguments.dropout);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) backward_columns(const __grid_consta
       const int64_t own = row + i * kTileRows;
       if (own >= end || !is_inside) continue;
       float grad_gate[kCount], grad_up[kCount];
-      const uint64_t vector = static_cast<uint64_t>(own) * shape.row_vectors + column;
+      const uint64_t vector = static_cast<uint64_t>(own) * shape.row_vectors.divisor + column;
       gradients[i].compute(arguments, dropout, vector, column, grad_gate, grad_up);
       store<T>(arguments.grad_gate, {own, column}, grad_gate);
       if constexpr (kGated) store<T>(arguments.grad_up, {own, column}, grad_up);
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads) backward_columns(const __grid_consta
       }
     }
   }
-  const int64_t columns = static_cast<int64_t>(shape.row_vectors) * kCount;
+  const int64_t columns = static_cast<int64_t>(shape.row_vectors.divisor) * kCount;
   if (arguments.gate_partial != nullptr) store_partial(arguments.gate_partial, columns, column, gate_sums);
   if constexpr (kGated) {
     if (arguments.up_partial != nullptr) store_partial(arguments.up_partial, columns, column, up_sums);

@@ -3,6 +3,7 @@
 
 #include "kernel_pytorch/base/fixed_width.h"
 #include "kernel_pytorch/ops/any_rows_cuda.h"
+#include "kernel_pytorch/ops/divider_cuda.h"
 #include "kernel_pytorch/ops/pointwise/pointwise_kind_cuda.h"
 
 namespace kernel_pytorch::pointwise {
@@ -22,13 +23,11 @@ struct DropoutArguments {
   float scale;
 };
 
-// Vectors of 16 bytes counted row by row; divide_by_row finds a vector's row without a division.
+// Vectors of 16 bytes, counted row by row.
 struct VectorShape {
   int64_t rows;
-  uint32_t vectors;      // in all, below 2^31
-  uint32_t row_vectors;  // of one row
-  uint32_t multiplier;   // row = vector * multiplier >> shift
-  uint32_t shift;
+  uint32_t vectors;     // in all, below 2^31
+  Divider row_vectors;  // of one row
 };
 
 struct ForwardArguments {

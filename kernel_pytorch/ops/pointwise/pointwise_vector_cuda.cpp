@@ -1,7 +1,6 @@
 // Host side of the vector kernels: cuda_vector walks the rows as one run of 16-byte vectors, cuda_columns in tiles of
 // columns where a bias' gradient is wanted.
 #include <algorithm>
-#include <bit>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
@@ -80,14 +79,9 @@ registry::Support answer(const char* obstacle) {
 }
 
 VectorShape shape_of(const VectorWork& work) {
-  // For numerators below 2^31: divisor <= 2^bits, so that 2^(31 + bits) / divisor fits 32 bits.
-  const auto divisor = static_cast<uint64_t>(work.row_vectors);
-  const uint32_t shift = 31 + static_cast<uint32_t>(std::bit_width(divisor - 1));
   return {.rows = work.rows,
           .vectors = static_cast<uint32_t>(work.rows * work.row_vectors),
-          .row_vectors = static_cast<uint32_t>(work.row_vectors),
-          .multiplier = static_cast<uint32_t>(((uint64_t{1} << shift) + divisor - 1) / divisor),
-          .shift = shift};
+          .row_vectors = make_divider(static_cast<uint32_t>(work.row_vectors))};
 }
 
 RowTensor row_tensor(const TensorView& view) {
@@ -240,7 +234,7 @@ void run_columns(const BackwardProblem& problem, int config, Context& context) {
   }
   BackwardArguments arguments = backward_arguments(problem);
   const int64_t rows = arguments.shape.rows;
-  const int64_t tiles = (arguments.shape.row_vectors + kTileVectors - 1) / kTileVectors;
+  const int64_t tiles = (arguments.shape.row_vectors.divisor + kTileVectors - 1) / kTileVectors;
   // Sixteen blocks for each multiprocessor, each with rows enough to be worth a partial row.
   constexpr int64_t kStep = kTileRows * 2, kMostChunks = 32768;
   const int64_t wanted = std::clamp<int64_t>(16 * context.info->cuda.multiprocessors / tiles, 1, kMostChunks);

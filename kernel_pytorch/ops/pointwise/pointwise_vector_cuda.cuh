@@ -15,8 +15,8 @@ struct VectorPlace {
 };
 
 __device__ __forceinline__ VectorPlace place_of(const VectorShape& shape, uint32_t vector) {
-  const uint32_t row = static_cast<uint32_t>(static_cast<uint64_t>(vector) * shape.multiplier >> shape.shift);
-  return {row, vector - row * shape.row_vectors};
+  const uint32_t row = divide(vector, shape.row_vectors);
+  return {row, vector - row * shape.row_vectors.divisor};
 }
 
 __device__ __forceinline__ const char* address_of(const RowTensor& tensor, const VectorPlace& place) {

@@ -1,6 +1,5 @@
 // Host side of rope on a GPU: cuda_vector for heads of whole, aligned vectors, cuda_any for the rest.
 #include <algorithm>
-#include <bit>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
@@ -83,9 +82,7 @@ int vector_heuristic(const Problem& problem, const DeviceInfo& device) {
 }
 
 Divider divider(int64_t divisor) {
-  const auto by = static_cast<uint64_t>(divisor);
-  const uint32_t shift = 31 + static_cast<uint32_t>(std::bit_width(by - 1));
-  return {static_cast<uint32_t>(by), static_cast<uint32_t>(((uint64_t{1} << shift) + by - 1) / by), shift};
+  return make_divider(static_cast<uint32_t>(divisor));
 }
 
 HeadTensor head_tensor(const TensorView& view) {

@@ -7,10 +7,6 @@
 
 namespace kernel_pytorch::rope {
 
-__device__ __forceinline__ uint32_t divide(uint32_t value, const Divider& by) {
-  return static_cast<uint32_t>(static_cast<uint64_t>(value) * by.multiplier >> by.shift);
-}
-
 template <class T, bool kInterleaved, int kHeads>
 __global__ void __launch_bounds__(kThreads) rotate_vectors(const __grid_constant__ VectorArguments arguments) {
   constexpr int kCount = tile::Vector<T>::kCount;

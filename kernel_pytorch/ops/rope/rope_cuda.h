@@ -1,7 +1,7 @@
 // What host and device agree on for rope.
 #pragma once
 
-#include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/divider_cuda.h"
 
 namespace kernel_pytorch::rope {
 
@@ -12,13 +12,6 @@ struct HeadTensor {
   void* data;
   int64_t strides[4];
   int32_t heads;
-};
-
-// quotient = value * multiplier >> shift, for values below 2^31.
-struct Divider {
-  uint32_t divisor;
-  uint32_t multiplier;
-  uint32_t shift;
 };
 
 // cos and sin by row, or inverse frequencies where cos is null. Strides in elements.
