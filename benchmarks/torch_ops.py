@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import cases_pointwise
+import cases_rows
 import torch
 from cases import DTYPES, TOLERANCE, Op
 from measure import Way, buffers_needed, compare, keep_freed_memory
 from table import print_table
 from torch_norms import backward_way, describe_machine, forward_way
 
-ALL_OPS: list[Op] = [*cases_pointwise.OPS]
+ALL_OPS: list[Op] = [*cases_pointwise.OPS, *cases_rows.OPS]
 DIRECTIONS = ("forward", "backward")
 
 
