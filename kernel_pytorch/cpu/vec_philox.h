@@ -13,26 +13,27 @@ struct WideProduct {
   VecU high;
 };
 
-// The 64-bit products of the lanes with a factor, in halves.
+// The 64-bit products of the lanes with a factor, in halves. The instructions multiply the even lanes; the odd ones are
+// moved there first, and the halves of their products back among the even ones'.
 KP_WORD WideProduct multiply_wide(VecU v, uint32_t factor) {
-#if defined(__x86_64__)
-  // The instruction multiplies the even lanes; the odd ones are moved there first.
-  const VecU64 wide = reinterpret_cast<VecU64>(v);
 #if defined(__AVX512F__)
-  const __m512i by = _mm512_set1_epi64(factor);
-  const VecU64 even = reinterpret_cast<VecU64>(_mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(wide), by));
-  const VecU64 odd = reinterpret_cast<VecU64>(_mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(wide >> 32), by));
+  constexpr __mmask8 kAll = 0xff;
+  constexpr auto kOddToEven = static_cast<_MM_PERM_ENUM>(0xf5), kEvenToOdd = static_cast<_MM_PERM_ENUM>(0xa0);
+  const __m512i lanes = reinterpret_cast<__m512i>(v), by = _mm512_set1_epi64(factor);
+  const __m512i even = _mm512_maskz_mul_epu32(kAll, lanes, by);
+  const __m512i odd = _mm512_maskz_mul_epu32(kAll, _mm512_maskz_srli_epi64(kAll, lanes, 32), by);
+  return {reinterpret_cast<VecU>(_mm512_mask_shuffle_epi32(even, 0xaaaa, odd, kEvenToOdd)),
+          reinterpret_cast<VecU>(_mm512_mask_shuffle_epi32(odd, 0x5555, even, kOddToEven))};
 #elif defined(__AVX2__)
-  const __m256i by = _mm256_set1_epi64x(factor);
-  const VecU64 even = reinterpret_cast<VecU64>(_mm256_mul_epu32(reinterpret_cast<__m256i>(wide), by));
-  const VecU64 odd = reinterpret_cast<VecU64>(_mm256_mul_epu32(reinterpret_cast<__m256i>(wide >> 32), by));
-#else
-  const __m128i by = _mm_set1_epi64x(factor);
-  const VecU64 even = reinterpret_cast<VecU64>(_mm_mul_epu32(reinterpret_cast<__m128i>(wide), by));
-  const VecU64 odd = reinterpret_cast<VecU64>(_mm_mul_epu32(reinterpret_cast<__m128i>(wide >> 32), by));
-#endif
-  constexpr uint64_t kLow = 0xffffffffu;
-  return {reinterpret_cast<VecU>((even & kLow) | (odd << 32)), reinterpret_cast<VecU>((even >> 32) | (odd & ~kLow))};
+  const __m256i lanes = reinterpret_cast<__m256i>(v), by = _mm256_set1_epi64x(factor);
+  const __m256i even = _mm256_mul_epu32(lanes, by), odd = _mm256_mul_epu32(_mm256_srli_epi64(lanes, 32), by);
+  return {reinterpret_cast<VecU>(_mm256_blend_epi32(even, _mm256_shuffle_epi32(odd, 0xa0), 0xaa)),
+          reinterpret_cast<VecU>(_mm256_blend_epi32(odd, _mm256_shuffle_epi32(even, 0xf5), 0x55))};
+#elif defined(__SSE4_1__)
+  const __m128i lanes = reinterpret_cast<__m128i>(v), by = _mm_set1_epi64x(factor);
+  const __m128i even = _mm_mul_epu32(lanes, by), odd = _mm_mul_epu32(_mm_srli_epi64(lanes, 32), by);
+  return {reinterpret_cast<VecU>(_mm_blend_epi16(even, _mm_shuffle_epi32(odd, 0xa0), 0xcc)),
+          reinterpret_cast<VecU>(_mm_blend_epi16(odd, _mm_shuffle_epi32(even, 0xf5), 0x33))};
 #else
   WideProduct product{};
   for (int i = 0; i < kLanes; ++i) {

@@ -14,26 +14,7 @@ namespace {
 using cpu::kLanes;
 using cpu::Vec;
 
-struct AllLanes {};
-struct SomeLanes {
-  int64_t count;
-};
-template <class T>
-KP_WORD Vec load(const T* from, AllLanes) {
-  return cpu::load(from);
-}
-template <class T>
-KP_WORD Vec load(const T* from, SomeLanes lanes) {
-  return cpu::load_partial(from, lanes.count);
-}
-template <class T>
-KP_WORD void store(T* to, Vec value, AllLanes) {
-  cpu::store(to, value);
-}
-template <class T>
-KP_WORD void store(T* to, Vec value, SomeLanes lanes) {
-  cpu::store_partial(to, value, lanes.count);
-}
+constexpr int64_t kPrefetchBytes = 2048;
 
 // Random bits of so many elements are drawn at a time: whole rounds of philox_blocks at every level.
 constexpr int64_t kDrawnElements = 512;
@@ -49,20 +30,70 @@ struct Drawn {
   }
 };
 
-// Rounds up with the probability that the lower half tells, where T is bf16 and bits were drawn.
-template <class T, class Lanes>
-KP_WORD void store_rounded(T* to, Vec value, const uint16_t* random, Lanes lanes) {
-  if constexpr (__is_same(T, BFloat16)) {
-    if (random != nullptr) {
-      const cpu::VecU bits = cpu::bits_of(value);
-      const cpu::VecU drawn = cpu::widen_bits(cpu::load_storage<cpu::VecU16>(random));
-      value = cpu::from_bits(cpu::select(cpu::is_nan(value), bits, (bits + drawn) & 0xffff0000u));
-    }
-  }
-  store(to, value, lanes);  // exact where it was rounded above
+// Elements are taken two vectors at a time, or so many as are left at the end. Where every tensor is bf16 a pair is the
+// even and the odd elements of a stretch: a shift and a mask apart, where consecutive ones would be shuffled.
+enum class Order : uint8_t { kConsecutive, kEvenOdd };
+struct Two {};
+struct Some {
+  int64_t count;
+};
+using Pair = cpu::Pair<Vec>;
+
+template <Order kOrder, class T>
+KP_WORD Pair load(const T* from, Two) {
+  return kOrder == Order::kEvenOdd ? cpu::load2_unordered(from) : cpu::load2(from);
+}
+template <Order kOrder, class T>
+KP_WORD Pair load(const T* from, Some some) {
+  return {cpu::load_partial(from, some.count), Vec{}};
 }
 
-template <class P, class S, bool kPlain>
+KP_WORD cpu::VecU join_even_odd(cpu::VecU even, cpu::VecU odd) {
+  return (even >> 16) | (odd & 0xffff0000u);
+}
+
+template <Order kOrder, class T>
+KP_WORD void store(T* to, const Pair& pair, Two) {
+  if constexpr (kOrder == Order::kEvenOdd) {
+    cpu::store_storage(to, join_even_odd(cpu::round_to_bfloat16(pair.low), cpu::round_to_bfloat16(pair.high)));
+  } else {
+    cpu::store2(to, pair);
+  }
+}
+template <Order kOrder, class T>
+KP_WORD void store(T* to, const Pair& pair, Some some) {
+  cpu::store_partial(to, pair.low, some.count);
+}
+
+// Lower halves of lanes that decide whether bits round up.
+template <Order kOrder>
+KP_WORD cpu::Pair<cpu::VecU> load_random(const uint16_t* random) {
+  if constexpr (kOrder == Order::kEvenOdd) {
+    const auto words = cpu::load_storage<cpu::VecU>(random);
+    return {words & 0xffffu, words >> 16};
+  } else {
+    return {cpu::widen_bits(cpu::load_storage<cpu::VecU16>(random)),
+            cpu::widen_bits(cpu::load_storage<cpu::VecU16>(random + kLanes))};
+  }
+}
+KP_WORD Vec round_up_by(Vec value, cpu::VecU random) {
+  const cpu::VecU bits = cpu::bits_of(value);
+  return cpu::from_bits(cpu::select(cpu::is_nan(value), bits, (bits + random) & 0xffff0000u));
+}
+
+// Rounds up with the probability that the lower half tells, where T is bf16 and bits were drawn.
+template <Order kOrder, class T, class Count>
+KP_WORD void store_rounded(T* to, Pair pair, const uint16_t* random, Count count) {
+  if constexpr (__is_same(T, BFloat16)) {
+    if (random != nullptr) {
+      const cpu::Pair<cpu::VecU> drawn = load_random<kOrder>(random);
+      pair = {round_up_by(pair.low, drawn.low), round_up_by(pair.high, drawn.high)};
+    }
+  }
+  store<kOrder>(to, pair, count);  // exact where it was rounded above
+}
+
+template <class P, class S>
 struct Pointers {
   P* parameter;
   const P* gradient;
@@ -72,33 +103,51 @@ struct Pointers {
   float* master;
 };
 
-template <class P, class S, bool kPlain, class Lanes>
-KP_WORD void update_vector(const Pointers<P, S, kPlain>& at, const ChunkArguments& chunk, int64_t i,
-                           const uint16_t* const (&random)[3], Lanes lanes) {
-  const Vec gradient = load(at.gradient + i, lanes) * chunk.gradient_factor;
-  Vec first = load(at.exp_avg + i, lanes);
-  first += (gradient - first) * chunk.first;
-  const Vec second = load(at.exp_avg_sq + i, lanes) * chunk.beta2 + gradient * gradient * chunk.second;
-  Vec largest = second;
-  if (!kPlain && at.max_exp_avg_sq != nullptr) {
-    const Vec before = load(at.max_exp_avg_sq + i, lanes);
-    largest = cpu::select((second > before) | cpu::is_nan(second), second, before);
-  }
-  const bool has_master = !kPlain && at.master != nullptr;
-  const Vec before = has_master ? load(at.master + i, lanes) : load(at.parameter + i, lanes);
-  const Vec after = before * chunk.keep - first * chunk.step_size / (cpu::sqrt(largest) * chunk.root + chunk.eps);
-  store_rounded(at.exp_avg + i, first, kPlain ? nullptr : random[1], lanes);
-  store_rounded(at.exp_avg_sq + i, second, kPlain ? nullptr : random[2], lanes);
-  if (!kPlain && at.max_exp_avg_sq != nullptr) store_rounded(at.max_exp_avg_sq + i, largest, random[2], lanes);
-  if (has_master) store(at.master + i, after, lanes);
-  store_rounded(at.parameter + i, after, kPlain ? nullptr : random[0], lanes);
+struct Element {
+  Vec parameter, first, second, largest;
+};
+KP_WORD void update_lanes(Element& element, Vec given, bool has_maximum, const ChunkArguments& chunk) {
+  const Vec gradient = given * chunk.gradient_factor;
+  element.first += (gradient - element.first) * chunk.first;
+  element.second = element.second * chunk.beta2 + gradient * gradient * chunk.second;
+  const cpu::VecI is_larger = (element.second > element.largest) | cpu::is_nan(element.second);
+  element.largest = has_maximum ? cpu::select(is_larger, element.second, element.largest) : element.second;
+  const Vec denominator = cpu::sqrt(element.largest) * chunk.root + chunk.eps;
+  element.parameter = element.parameter * chunk.keep - element.first * chunk.step_size / denominator;
 }
 
-template <class P, class S, bool kPlain>
+template <bool kPlain, Order kOrder, class P, class S, class Count>
+KP_WORD void update_pair(const Pointers<P, S>& at, const ChunkArguments& chunk, int64_t i,
+                         const uint16_t* const (&random)[3], Count count) {
+  const bool has_maximum = !kPlain && at.max_exp_avg_sq != nullptr, has_master = !kPlain && at.master != nullptr;
+  const Pair gradient = load<kOrder>(at.gradient + i, count);
+  const Pair first = load<kOrder>(at.exp_avg + i, count), second = load<kOrder>(at.exp_avg_sq + i, count);
+  const Pair largest = has_maximum ? load<kOrder>(at.max_exp_avg_sq + i, count) : Pair{};
+  const Pair parameter =
+      has_master ? load<Order::kConsecutive>(at.master + i, count) : load<kOrder>(at.parameter + i, count);
+  Element low{parameter.low, first.low, second.low, largest.low};
+  Element high{parameter.high, first.high, second.high, largest.high};
+  update_lanes(low, gradient.low, has_maximum, chunk);
+  update_lanes(high, gradient.high, has_maximum, chunk);
+  store_rounded<kOrder>(at.exp_avg + i, {low.first, high.first}, kPlain ? nullptr : random[1], count);
+  store_rounded<kOrder>(at.exp_avg_sq + i, {low.second, high.second}, kPlain ? nullptr : random[2], count);
+  if (has_maximum) store_rounded<kOrder>(at.max_exp_avg_sq + i, {low.largest, high.largest}, random[2], count);
+  if (has_master) store<Order::kConsecutive>(at.master + i, {low.parameter, high.parameter}, count);
+  store_rounded<kOrder>(at.parameter + i, {low.parameter, high.parameter}, kPlain ? nullptr : random[0], count);
+}
+
+// So far ahead that the hardware's own prefetching, which stops at every page, is bridged: 7 % for fp32.
+template <class T>
+KP_WORD void prefetch_pair(const T* from) {
+  const char* address = reinterpret_cast<const char*>(from) + kPrefetchBytes;
+  for (int line = 0; line < static_cast<int>(2 * kLanes * sizeof(T)); line += 64) cpu::prefetch_near(address + line);
+}
+
+template <class P, class S, bool kPlain, Order kOrder>
 KP_WORD void update_range(const ChunkArguments& chunk, int64_t begin, int64_t end, const Drawn* drawn) {
-  const Pointers<P, S, kPlain> at{static_cast<P*>(chunk.parameter),      static_cast<const P*>(chunk.gradient),
-                                  static_cast<S*>(chunk.exp_avg),        static_cast<S*>(chunk.exp_avg_sq),
-                                  static_cast<S*>(chunk.max_exp_avg_sq), chunk.master};
+  const Pointers<P, S> at{static_cast<P*>(chunk.parameter),      static_cast<const P*>(chunk.gradient),
+                          static_cast<S*>(chunk.exp_avg),        static_cast<S*>(chunk.exp_avg_sq),
+                          static_cast<S*>(chunk.max_exp_avg_sq), chunk.master};
   const uint16_t* random[3] = {nullptr, nullptr, nullptr};
   const auto point_at = [&](int64_t i) {
     for (int draw = 0; draw < 3 && drawn != nullptr; ++draw) {
@@ -106,19 +155,27 @@ KP_WORD void update_range(const ChunkArguments& chunk, int64_t begin, int64_t en
     }
   };
   int64_t i = begin;
-  for (; i + kLanes <= end; i += kLanes) {
+  for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
     if constexpr (!kPlain) point_at(i);
-    update_vector<P, S, kPlain>(at, chunk, i, random, AllLanes());
+    prefetch_pair(at.gradient + i);
+    prefetch_pair(at.exp_avg + i);
+    prefetch_pair(at.exp_avg_sq + i);
+    prefetch_pair(at.parameter + i);
+    update_pair<kPlain, kOrder>(at, chunk, i, random, Two());
   }
-  if (i == end) return;
-  if constexpr (!kPlain) point_at(i);
-  update_vector<P, S, kPlain>(at, chunk, i, random, SomeLanes{end - i});
+  for (; i < end; i += kLanes) {
+    if constexpr (!kPlain) point_at(i);
+    const int64_t left = end - i < kLanes ? end - i : kLanes;
+    update_pair<kPlain, Order::kConsecutive>(at, chunk, i, random, Some{left});
+  }
 }
 
 template <class P, class S>
 void update(const ChunkArguments& chunk) {
+  constexpr bool kAllNarrow = __is_same(P, BFloat16) && __is_same(S, BFloat16);
+  constexpr Order kOrder = kAllNarrow ? Order::kEvenOdd : Order::kConsecutive;
   if (chunk.max_exp_avg_sq == nullptr && chunk.master == nullptr && !chunk.is_stochastic) {
-    return update_range<P, S, true>(chunk, 0, chunk.count, nullptr);
+    return update_range<P, S, true, kOrder>(chunk, 0, chunk.count, nullptr);
   }
   Drawn drawn;
   for (int64_t begin = 0; begin < chunk.count; begin += kDrawnElements) {
@@ -130,7 +187,12 @@ void update(const ChunkArguments& chunk) {
       }
     }
     const int64_t end = begin + kDrawnElements < chunk.count ? begin + kDrawnElements : chunk.count;
-    update_range<P, S, false>(chunk, begin, end, chunk.is_stochastic ? &drawn : nullptr);
+    const Drawn* bits = chunk.is_stochastic ? &drawn : nullptr;
+    if (kAllNarrow && chunk.master == nullptr) {  // a master is fp32, whose elements are not apart so cheaply
+      update_range<P, S, false, kOrder>(chunk, begin, end, bits);
+    } else {
+      update_range<P, S, false, Order::kConsecutive>(chunk, begin, end, bits);
+    }
   }
 }
 

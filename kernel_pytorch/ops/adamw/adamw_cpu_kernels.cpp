@@ -9,7 +9,7 @@
 namespace kernel_pytorch::adamw {
 namespace {
 
-constexpr int64_t kChunkElements = 16384;  // a multiple of 8: Philox blocks are whole
+constexpr int64_t kChunkElements = 32768;  // a multiple of 8: Philox blocks are whole
 
 const ChunkKernels& kernels_of(CpuIsa isa) {
 #if defined(__aarch64__)
