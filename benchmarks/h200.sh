@@ -70,12 +70,13 @@ stage pytest 150 bash -c pytest_gpu
 stage torch_norms 150 $python benchmarks/torch_norms.py --device cuda --quick --output "$out/torch_norms.json"
 stage overhead 60 $python benchmarks/overhead.py --output "$out/overhead.json"
 stage call_path 60 $python benchmarks/call_path.py
+stage llama_block 120 $python benchmarks/llama_block.py --output "$out/llama_block.json"
 for op in rms_norm layer_norm; do
   stdout=$out/bench_$op.json stage "bench_$op" 60 build/kpt bench $op --device cuda --dtype bf16 --all --json --seconds 0.1 \
     --shape 16384x4096 --shape 8192x8192 --shape 2048x131072
 done
 
-for result in torch_norms overhead; do
+for result in torch_norms overhead llama_block; do
   [[ -f $out/$result.json ]] && $python benchmarks/table.py "$out/$result.json"
 done
 printf '%s\n' "${summary[@]}" | tee "$out/summary.txt"

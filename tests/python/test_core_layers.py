@@ -311,3 +311,41 @@ def test_a_block_learns():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.gpu
+@pairs
+def test_the_same_on_a_gpu(name):
+    ours, _, shape = make(name)
+    x, weights = torch.randn(shape, requires_grad=True), None
+    results = []
+    for device in ("cpu", "cuda"):
+        layer = copy.deepcopy(ours).to(device)
+        leaf = x.detach().to(device).requires_grad_()
+        output = layer(leaf)
+        weights = torch.randn_like(output) if weights is None else weights.to(device)
+        results.append([output, *torch.autograd.grad(output, [leaf, *layer.parameters()], weights)])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(two.cpu(), one, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_captured_block_drops_anew_on_every_replay():
+    block, x = core.OptimizedTransformerBlock(64, 4, dropout=0.2).cuda(), torch.randn(2, 16, 64, device="cuda")
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                block(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = block(x)
+        replays = []
+        for _ in range(2):
+            graph.replay()
+            replays.append(output.clone())
+    torch.cuda.synchronize()
+    assert not torch.equal(*replays)
+    exact = block.eval()(x)
+    assert all((replay - exact).abs().mean() < exact.abs().mean() for replay in replays)
