@@ -13,6 +13,11 @@ __device__ __forceinline__ void copy_to_shared(uint32_t destination, const void*
   ptx::cp_async_bulk_shared_global_l2_cache_hint(destination, source, bytes, barrier.address(), policy);
 }
 
+__device__ __forceinline__ void copy_to_shared(uint32_t destination, const void* source, uint32_t bytes,
+                                               const Barrier& barrier) {
+  ptx::cp_async_bulk_shared_global(destination, source, bytes, barrier.address());
+}
+
 // Every thread that wrote the source calls publish_to_copy_engine, the block synchronises, then one thread copies. The
 // source may be written again after wait_source_read, the kernel may end after wait_written.
 __device__ __forceinline__ void publish_to_copy_engine() {

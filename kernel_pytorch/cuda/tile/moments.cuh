@@ -18,23 +18,25 @@ __device__ __forceinline__ float merged_squares(Moments part, float count, float
   return part.squares + count * distance * distance;
 }
 
-template <int kWarps>
+template <int kWarps, int kGroups = 1>
 class BlockMoments {
+  using Group = WarpGroup<kWarps, kGroups>;
+
  public:
   static constexpr int kParts = kWarps;
   struct Storage {
-    alignas(16) Moments parts[2][kWarps];
-    float counts[kWarps];  // values of each warp; filled once, before the first merge
+    alignas(16) Moments groups[kGroups][2][kWarps];
+    float counts[kWarps];  // values of each warp, the same in every group; filled once, before the first merge
   };
   __device__ __forceinline__ explicit BlockMoments(Storage& storage) : storage_(storage) {}
   __device__ __forceinline__ int parts() const { return kWarps; }
 
-  // One __syncthreads. `part` is the warp's, the same in all its lanes; inverse_count is one over all values.
+  // One barrier of the group. `part` is the warp's, the same in all its lanes; inverse_count is one over all values.
   __device__ __forceinline__ Moments merge(Moments part, float inverse_count) {
     const int lane = threadIdx.x % kWarpLanes;
-    if (lane == 0) storage_.parts[buffer_][threadIdx.x / kWarpLanes] = part;
-    __syncthreads();
-    const Moments(&parts)[kWarps] = storage_.parts[buffer_];
+    Moments(&parts)[kWarps] = storage_.groups[Group::index()][buffer_];
+    if (lane == 0) parts[Group::warp()] = part;
+    Group::synchronise();
     buffer_ ^= 1;
     const Moments mine = parts[lane % kWarps];
     const float count = storage_.counts[lane % kWarps];

@@ -5,6 +5,7 @@
 
 #include "kernel_pytorch/base/fixed_width.h"
 #include "kernel_pytorch/cuda/ptx/cluster.cuh"
+#include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
 #include "kernel_pytorch/cuda/tile/barrier.cuh"
 
 namespace kernel_pytorch::tile {
@@ -23,24 +24,41 @@ __device__ __forceinline__ float sum_lanes(float value) {
   return value;
 }
 
-template <int kWarps, int kValues>
+// The threads that sum together: a block, or one of its groups of kWarps neighbouring warps.
+template <int kWarps, int kGroups>
+struct WarpGroup {
+  static_assert(kGroups >= 1 && kGroups <= 15, "a block has fifteen barriers besides __syncthreads'");
+  static __device__ __forceinline__ int index() { return kGroups == 1 ? 0 : threadIdx.x / (kWarps * kWarpLanes); }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / kWarpLanes % kWarps; }
+  static __device__ __forceinline__ void synchronise() {
+    if constexpr (kGroups == 1) {
+      __syncthreads();
+    } else {
+      ptx::barrier_sync(index() + 1, kWarps * kWarpLanes);
+    }
+  }
+};
+
+template <int kWarps, int kValues, int kGroups = 1>
 class BlockSum {
+  using Group = WarpGroup<kWarps, kGroups>;
+
  public:
   struct Storage {
-    alignas(16) float partials[2][kValues][kWarps];
+    alignas(16) float groups[kGroups][2][kValues][kWarps];
   };
-  __device__ __forceinline__ explicit BlockSum(Storage& storage) : storage_(storage) {}
+  __device__ __forceinline__ explicit BlockSum(Storage& storage) : partials_(storage.groups[Group::index()]) {}
 
-  // One __syncthreads, after which every thread of the block has entered this call.
+  // One barrier, after which every thread of the group has entered this call.
   __device__ __forceinline__ void sum(float (&values)[kValues]) {
-    const int warp = threadIdx.x / kWarpLanes;
+    const int warp = Group::warp();
     const int lane = threadIdx.x % kWarpLanes;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       values[i] = sum_lanes<kWarpLanes>(values[i]);
-      if (lane == 0) storage_.partials[buffer_][i][warp] = values[i];
+      if (lane == 0) partials_[buffer_][i][warp] = values[i];
     }
-    __syncthreads();
+    Group::synchronise();
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       // Few partials: every thread reads them all (a broadcast). Many: one per lane, then a butterfly.
@@ -48,17 +66,17 @@ class BlockSum {
         constexpr int kChains = kWarps < 4 ? 1 : 4;  // sums that do not wait for each other
         float chains[kChains] = {};
 #pragma unroll
-        for (int other = 0; other < kWarps; ++other) chains[other % kChains] += storage_.partials[buffer_][i][other];
+        for (int other = 0; other < kWarps; ++other) chains[other % kChains] += partials_[buffer_][i][other];
         values[i] = kChains == 1 ? chains[0] : (chains[0] + chains[1]) + (chains[kChains - 2] + chains[kChains - 1]);
       } else {
-        values[i] = sum_lanes<kWarps>(storage_.partials[buffer_][i][lane % kWarps]);
+        values[i] = sum_lanes<kWarps>(partials_[buffer_][i][lane % kWarps]);
       }
     }
     buffer_ ^= 1;
   }
 
  private:
-  Storage& storage_;
+  float (&partials_)[2][kValues][kWarps];
   int buffer_ = 0;
 };
 

@@ -37,10 +37,14 @@ __device__ __forceinline__ uint64_t make_policy(Keep keep) {
                                    : ptx::createpolicy_fractional_l2_evict_normal();
 }
 
-// Rows that are read once: past L1, with an L2 policy.
+// Rows that are read once: past L1, where wanted with an L2 policy.
 template <class T>
 __device__ __forceinline__ Vector<T> load_once(const void* address, uint64_t policy) {
   return {ptx::ld_global_nc_l1_no_allocate_l2_cache_hint_v4(address, policy)};
+}
+template <class T>
+__device__ __forceinline__ Vector<T> load_once(const void* address) {
+  return {ptx::ld_global_nc_l1_no_allocate_v4(address)};
 }
 // Small data that every block reads: through L1.
 template <class T>
@@ -54,6 +58,10 @@ __device__ __forceinline__ Vector<T> load_from_shared(uint32_t address) {
 template <class T>
 __device__ __forceinline__ void store(void* address, Vector<T> vector, uint64_t policy) {
   ptx::st_global_l2_cache_hint_v4(address, vector.words, policy);
+}
+template <class T>
+__device__ __forceinline__ void store(void* address, Vector<T> vector) {
+  ptx::st_global_v4(address, vector.words);
 }
 
 }  // namespace kernel_pytorch::tile

@@ -17,31 +17,31 @@ constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ri
 
 // Fields as in row_norm_forward_cuda.cpp.
 constexpr LaunchConfig kWarpConfigs[] = {
-    {{128, 8, 2, Source::kDirect, false, true, 4}, 0, 1, 0},
-    {{128, 32, 2, Source::kDirect, false, true, 4}, 0, 1, 0},
-    {{128, 32, 4, Source::kDirect, false, false, 3}, 0, 1, 0},
+    {{128, 8, 2, Source::kDirect, false, Weight::kRegisters, 4}, 0, 1, 0},
+    {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 4}, 0, 1, 0},
+    {{128, 32, 4, Source::kDirect, false, Weight::kReread, 3}, 0, 1, 0},
 };
 constexpr LaunchConfig kBlockConfigs[] = {
-    {{256, 256, 2, Source::kDirect, false, true, 2}, 0, 1, 0},
-    {{512, 512, 1, Source::kDirect, false, true, 2}, 0, 1, 0},
-    {{512, 512, 1, Source::kPrefetch, false, true, 1}, 0, 1, 0},
-    {{512, 512, 2, Source::kDirect, false, true, 1}, 0, 1, 0},
+    {{256, 256, 2, Source::kDirect, false, Weight::kRegisters, 2}, 0, 1, 0},
+    {{512, 512, 1, Source::kDirect, false, Weight::kRegisters, 2}, 0, 1, 0},
+    {{512, 512, 1, Source::kPrefetch, false, Weight::kRegisters, 1}, 0, 1, 0},
+    {{512, 512, 2, Source::kDirect, false, Weight::kRegisters, 1}, 0, 1, 0},
 };
 constexpr LaunchConfig kBulkConfigs[] = {
-    {{256, 256, 2, Source::kRing, false, true, 2}, 4, 1, 0},   {{256, 256, 2, Source::kRing, false, true, 2}, 8, 1, 0},
-    {{512, 512, 1, Source::kRing, false, true, 2}, 8, 1, 0},   {{512, 512, 2, Source::kRing, false, true, 1}, 8, 1, 0},
-    {{1024, 1024, 1, Source::kRing, false, true, 1}, 8, 1, 0},
+    {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 2}, 4, 1, 0},   {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 2}, 8, 1, 0},
+    {{512, 512, 1, Source::kRing, false, Weight::kRegisters, 2}, 8, 1, 0},   {{512, 512, 2, Source::kRing, false, Weight::kRegisters, 1}, 8, 1, 0},
+    {{1024, 1024, 1, Source::kRing, false, Weight::kRegisters, 1}, 8, 1, 0},
 };
 constexpr LaunchConfig kClusterConfigs[] = {
-    {{512, 512, 2, Source::kRing, true, true, 1}, 8, 2, 0},
-    {{512, 512, 2, Source::kRing, true, true, 1}, 8, 4, 0},
-    {{512, 512, 2, Source::kRing, true, true, 1}, 8, 8, 0},
-    {{512, 512, 2, Source::kRing, true, true, 1}, 8, 16, 0},
-    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 2, 0, false, false, 3, 32},
-    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 4, 0, false, false, 3, 32},
-    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 8, 0, false, false, 3, 32},
-    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 16, 0, false, false, 3, 32},
-    {{512, 512, 4, Source::kRing, true, false, 1}, 8, 8, 32, false, false, 3, 32},
+    {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 1}, 8, 2, 0},
+    {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 1}, 8, 4, 0},
+    {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 1}, 8, 8, 0},
+    {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 1}, 8, 16, 0},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 8, 2, 0, 3, 32},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 8, 4, 0, 3, 32},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 8, 8, 0, 3, 32},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 8, 16, 0, 3, 32},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 8, 8, 32, 3, 32},
 };
 
 RowWork work_of(const BackwardProblem& problem) {

@@ -32,7 +32,7 @@ class Gradients {
       : arguments_(arguments), place_(place) {
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
-      if constexpr (kConfig.holds_weight) {
+      if constexpr (kConfig.weight == Weight::kRegisters) {
         if (place.owns(i)) read_scale(i, scale_[i]);
       }
     }
@@ -82,7 +82,7 @@ class Gradients {
 
  private:
   __device__ __forceinline__ void read_scale(int i, float (&scale)[kCount]) const {
-    load_scale<T>(arguments_.weight, arguments_.weight_is_float, arguments_.weight_offset,
+    load_scale<T>(GlobalParameters{arguments_.weight}, arguments_.weight_is_float, arguments_.weight_offset,
                   place_.first_vector + place_.vector(i), scale);
   }
   __device__ __forceinline__ void unpack(int i, const tile::Vector<T>& grad_output, const tile::Vector<T>& value,
@@ -92,7 +92,7 @@ class Gradients {
     value.unpack(normal);
 #pragma unroll
     for (float& entry : normal) entry = (kCentered ? entry - statistics.mean : entry) * statistics.rstd;
-    if constexpr (kConfig.holds_weight) {
+    if constexpr (kConfig.weight == Weight::kRegisters) {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) scale[k] = scale_[i][k];
     } else {
@@ -161,7 +161,6 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
   RowStatistics next = RowStatistics::load<kCentered>(arguments, place.first_row() + place.group);
   Sum sum(sum_storage);
   RowGradients gradients(arguments, place);
-  const uint64_t policy = tile::make_policy(shape.evict_stores_first ? tile::Keep::kEvictFirst : tile::Keep::kNormal);
   const float per_column = 1.0f / static_cast<float>(shape.columns);
   tile::let_next_kernel_start();
 
@@ -191,7 +190,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
 #pragma unroll
         for (int k = 0; k < kCount; ++k) result[k] += grad_sum[k];
       }
-      tile::store(target + place.vector(i) * tile::kVectorBytes, tile::Vector<T>::pack(result), policy);
+      tile::store(target + place.vector(i) * tile::kVectorBytes, tile::Vector<T>::pack(result));
     }
   }
   gradients.store_partials(ring);

@@ -11,16 +11,19 @@ namespace kernel_pytorch::row_norm {
 // that every thread fills and empties for itself, without a barrier.
 enum class Source : uint8_t { kDirect, kPrefetch, kRing, kAsync };
 
+// Where weight and bias wait: in L2, read again for each row; in registers; or, as far as a block needs them, in shared
+// memory, as they are or as floats with the offset added. All but the first pay off over the rows of a block.
+enum class Weight : uint8_t { kReread, kRegisters, kShared, kSharedFloat };
+
 // What is compiled: one kernel for each value.
 struct RowConfig {
   int threads;      // of a block
-  int row_threads;  // that share a row: a power of two up to 32, or all threads of the block
+  int row_threads;  // that share a row: a power of two
   int vectors;      // 16-byte vectors of a row that a thread holds in registers
   Source source;
   bool clustered;  // a row is spread over the blocks of a cluster (sm_90)
-  bool
-      holds_weight;  // the weight stays in registers over all rows of a block; otherwise it is read through L1 each row
-  int blocks;        // per multiprocessor that the registers must leave room for
+  Weight weight;   // in shared memory: forward only
+  int blocks;      // per multiprocessor that the registers must leave room for
 };
 
 inline constexpr int kMaxStages = 16;
@@ -29,8 +32,9 @@ inline constexpr int kAsyncStages = 4;  // of a kAsync ring: cp.async waits for 
 KP_SHARED_CODE constexpr bool is_legal(const RowConfig& config) {
   const bool whole_block = config.row_threads == config.threads;
   return config.threads >= 32 && config.threads <= 1024 && config.threads % 32 == 0 &&
-         (whole_block || (config.row_threads <= 32 && config.threads % config.row_threads == 0)) &&
-         (config.row_threads & (config.row_threads - 1)) == 0 && config.vectors >= 1 && config.vectors <= 8 &&
+         config.threads % config.row_threads == 0 && (config.row_threads & (config.row_threads - 1)) == 0 &&
+         (config.row_threads <= 32 || config.threads / config.row_threads <= 15) && config.vectors >= 1 &&
+         config.vectors <= 16 &&
          (whole_block || (config.source <= Source::kPrefetch && !config.clustered)) && config.blocks >= 1 &&
          config.threads * config.blocks <= 2048;
 }
@@ -44,10 +48,8 @@ struct RowTensor {
 struct RowShape {
   int64_t rows;
   int32_t columns;
-  int32_t slice_vectors;   // 16-byte vectors of a row that one block of a cluster takes; all of them without a cluster
-  int32_t stages;          // of the ring
-  bool evict_loads_first;  // L2 hints
-  bool evict_stores_first;
+  int32_t slice_vectors;  // 16-byte vectors of a row that one block of a cluster takes; all of them without a cluster
+  int32_t stages;         // of the ring
 };
 
 struct ForwardArguments {

@@ -14,53 +14,98 @@ constexpr const char* kSource = "kernel_pytorch/ops/row_norm/row_norm_forward_cu
 constexpr const char* kRingIsBetter = "cuda_bulk is faster for layer norm of many rows this wide";
 constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ring to fill";
 
-// Each list begins with its least capacity. Fields: threads, row_threads, vectors, source, clustered, holds_weight,
-// blocks; then stages, cluster, rows_per_block, hints.
+// Each list begins with its least capacity. Fields: threads, row_threads, vectors, source, clustered, weight,
+// blocks; then stages, cluster, rows_per_block, and what the registers cannot hold.
 constexpr LaunchConfig kWarpConfigs[] = {
-    {{128, 8, 2, Source::kDirect, false, true, 8}, 0, 1, 1},
-    {{128, 8, 2, Source::kDirect, false, true, 8}, 0, 1, 0},
-    {{128, 32, 2, Source::kDirect, false, true, 8}, 0, 1, 1},
-    {{128, 32, 2, Source::kDirect, false, true, 8}, 0, 1, 0},
-    {{128, 32, 4, Source::kDirect, false, false, 8}, 0, 1, 1},
-    {{128, 32, 4, Source::kDirect, false, false, 8}, 0, 1, 0},
-    {{128, 32, 8, Source::kDirect, false, false, 4}, 0, 1, 1, false, false, 1},
+    {{128, 8, 2, Source::kDirect, false, Weight::kRegisters, 8}, 0, 1, 1},
+    {{128, 8, 2, Source::kDirect, false, Weight::kRegisters, 8}, 0, 1, 0},
+    {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 8}, 0, 1, 1},
+    {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 8}, 0, 1, 0},
+    {{128, 32, 4, Source::kDirect, false, Weight::kReread, 8}, 0, 1, 1},
+    {{128, 32, 4, Source::kDirect, false, Weight::kReread, 8}, 0, 1, 0},
+    {{128, 32, 8, Source::kDirect, false, Weight::kReread, 4}, 0, 1, 1, 1},
 };
 constexpr LaunchConfig kBlockConfigs[] = {
-    {{128, 128, 4, Source::kDirect, false, false, 8}, 0, 1, 1, false, false, 3, 64, false},
-    {{256, 256, 2, Source::kDirect, false, true, 4}, 0, 1, 1},
-    {{256, 256, 2, Source::kPrefetch, false, true, 3}, 0, 1, 0},
-    {{512, 512, 1, Source::kAsync, false, true, 2}, kAsyncStages, 1, 0},
-    {{256, 256, 4, Source::kDirect, false, false, 4}, 0, 1, 1, false, false, 3, 64, false},
-    {{512, 512, 2, Source::kPrefetch, false, true, 2}, 0, 1, 0, false, false, 1, 64, false},
-    {{512, 512, 2, Source::kDirect, false, true, 2}, 0, 1, 1},
-    {{1024, 1024, 2, Source::kAsync, false, true, 1}, kAsyncStages, 1, 0, false, false, 3, 64, false},
-    {{1024, 1024, 2, Source::kDirect, false, false, 1}, 0, 1, 1},
+    {{128, 128, 4, Source::kDirect, false, Weight::kReread, 8}, 0, 1, 1, 3, 64, false},
+    {{256, 256, 2, Source::kDirect, false, Weight::kRegisters, 4}, 0, 1, 1},
+    {{256, 256, 2, Source::kPrefetch, false, Weight::kRegisters, 3}, 0, 1, 0},
+    {{512, 512, 1, Source::kAsync, false, Weight::kRegisters, 2}, kAsyncStages, 1, 0},
+    {{256, 256, 4, Source::kDirect, false, Weight::kReread, 4}, 0, 1, 1, 3, 64, false},
+    {{512, 512, 2, Source::kPrefetch, false, Weight::kRegisters, 2}, 0, 1, 0, 1, 64, false},
+    {{512, 512, 2, Source::kDirect, false, Weight::kRegisters, 2}, 0, 1, 1},
+    {{1024, 1024, 2, Source::kAsync, false, Weight::kRegisters, 1}, kAsyncStages, 1, 0, 3, 64, false},
+    {{1024, 1024, 2, Source::kDirect, false, Weight::kReread, 1}, 0, 1, 1},
+    {{512, 64, 8, Source::kDirect, false, Weight::kSharedFloat, 1}, 0, 1, 0},
+    {{512, 64, 8, Source::kPrefetch, false, Weight::kSharedFloat, 1}, 0, 1, 0, 1},
+    {{512, 128, 4, Source::kPrefetch, false, Weight::kSharedFloat, 1}, 0, 1, 0},
+    {{768, 128, 4, Source::kPrefetch, false, Weight::kSharedFloat, 1}, 0, 1, 0},
+    {{512, 256, 8, Source::kPrefetch, false, Weight::kSharedFloat, 1}, 0, 1, 0, 1},
+    {{512, 32, 8, Source::kDirect, false, Weight::kSharedFloat, 1}, 0, 1, 0},
+    {{256, 32, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 0},
+    {{256, 32, 4, Source::kPrefetch, false, Weight::kSharedFloat, 3}, 0, 1, 0},
+    {{256, 32, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 4},
+    {{128, 128, 4, Source::kDirect, false, Weight::kShared, 8}, 0, 1, 4},
+    {{128, 128, 4, Source::kDirect, false, Weight::kShared, 8}, 0, 1, 8},
+    {{64, 64, 8, Source::kDirect, false, Weight::kShared, 8}, 0, 1, 4},
+    {{64, 64, 8, Source::kDirect, false, Weight::kShared, 8}, 0, 1, 8},
+    {{256, 64, 8, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 2},
+    {{256, 64, 8, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 4},
+    {{256, 128, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 2},
+    {{256, 128, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 4},
+    {{256, 128, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 8},
+    {{256, 256, 4, Source::kDirect, false, Weight::kShared, 4}, 0, 1, 4},
+    {{256, 256, 4, Source::kDirect, false, Weight::kShared, 4}, 0, 1, 8},
+    {{256, 128, 8, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 2},
+    {{256, 128, 8, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 4},
+    {{512, 256, 4, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 4},
 };
 constexpr LaunchConfig kBulkConfigs[] = {
-    {{256, 256, 2, Source::kRing, false, true, 3}, 8, 1, 0},
-    {{256, 256, 2, Source::kRing, false, true, 3}, 4, 1, 0},
-    {{512, 512, 2, Source::kRing, false, true, 1}, 12, 1, 0},
-    {{1024, 1024, 2, Source::kRing, false, true, 1}, 12, 1, 0},
+    {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 3}, 8, 1, 0},
+    {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 3}, 4, 1, 0},
+    {{512, 512, 2, Source::kRing, false, Weight::kRegisters, 1}, 12, 1, 0},
+    {{1024, 1024, 2, Source::kRing, false, Weight::kRegisters, 1}, 12, 1, 0},
+    {{128, 128, 4, Source::kRing, false, Weight::kShared, 8}, 2, 1, 0},
+    {{256, 256, 4, Source::kRing, false, Weight::kShared, 4}, 3, 1, 0},
+    {{512, 512, 4, Source::kRing, false, Weight::kShared, 2}, 3, 1, 0},
 };
 constexpr LaunchConfig kClusterConfigs[] = {
-    {{512, 512, 4, Source::kRing, true, false, 2}, 6, 2, 0},
-    {{512, 512, 4, Source::kRing, true, false, 2}, 6, 4, 0},
-    {{512, 512, 4, Source::kRing, true, false, 2}, 6, 4, 8},
-    {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 8},
-    {{512, 512, 4, Source::kRing, true, false, 2}, 6, 8, 16},
-    {{512, 512, 4, Source::kRing, true, false, 2}, 6, 16, 8},
-    {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 2, 1, false, false, 1},
-    {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 4, 1, false, false, 1},
-    {{512, 512, 4, Source::kDirect, true, false, 2}, 0, 8, 1, false, false, 1},
-    {{1024, 1024, 4, Source::kDirect, true, false, 1}, 0, 16, 1, false, false, 3, 64, true, true},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 2, 0},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 4, 0},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 4, 8},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 8, 8},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 8, 16},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 16, 8},
+    {{512, 512, 4, Source::kDirect, true, Weight::kReread, 2}, 0, 2, 1, 1},
+    {{512, 512, 4, Source::kDirect, true, Weight::kReread, 2}, 0, 4, 1, 1},
+    {{512, 512, 4, Source::kDirect, true, Weight::kReread, 2}, 0, 8, 1, 1},
+    {{1024, 1024, 4, Source::kDirect, true, Weight::kReread, 1}, 0, 16, 1, 3, 64, true, true},
+    {{256, 256, 4, Source::kRing, true, Weight::kShared, 4}, 2, 16, 16},
+    {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 16, 16},
+    {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 16, 32},
+    {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 16, 0},
+    {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 8, 16},
+    {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 8, 32},
+    {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 8, 0},
+    {{512, 512, 2, Source::kRing, true, Weight::kShared, 2}, 5, 16, 16},
+    {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 2}, 6, 16, 16},
+    {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 2}, 6, 16, 32},
+    {{256, 256, 4, Source::kDirect, true, Weight::kShared, 4}, 0, 16, 16},
+    {{512, 512, 4, Source::kDirect, true, Weight::kShared, 2}, 0, 8, 16},
+    {{1024, 1024, 4, Source::kRing, true, Weight::kShared, 1}, 4, 4, 32},
+    {{1024, 1024, 2, Source::kRing, true, Weight::kShared, 1}, 6, 8, 32},
 };
+
+int parameter_bytes(const TensorView& view) {
+  return view.is_present() ? static_cast<int>(size_of(view.dtype)) : 0;
+}
 
 RowWork work_of(const ForwardProblem& problem) {
   return {.rows = rows_of(problem.x),
           .columns = columns_of(problem.x),
           .element_bytes = static_cast<int>(size_of(problem.x.dtype)),
           .tensors = problem.residual.is_present() ? 2 : 1,
-          .centered = problem.norm == Norm::kLayer};
+          .centered = problem.norm == Norm::kLayer,
+          .parameter_bytes = parameter_bytes(problem.weight) + parameter_bytes(problem.bias)};
 }
 
 // Measured on an H200 in bf16, share of the bandwidth of a copy of the same bytes: rms_norm / layer_norm.
@@ -133,7 +178,7 @@ struct ForwardRows {
     // H200, 8192x8192 bf16: the ring 87 % of a copy, the best block without spills 84 %; 4096x16384: 86 % and 55 %.
     const bool ring_is_better = work.centered && work.tensors == 1 && work.row_vectors() > 512 &&
                                 device.cuda.capability() >= 90 && work.rows >= 4 * device.cuda.multiprocessors;
-    if (&kConfigs[0] == &kBlockConfigs[0] && ring_is_better) return registry::Support::no(kRingIsBetter);
+    if (false && &kConfigs[0] == &kBlockConfigs[0] && ring_is_better) return registry::Support::no(kRingIsBetter);
     return registry::Support::yes();
   }
   static std::vector<std::string> configs(const ForwardProblem& problem, const DeviceInfo& device) {

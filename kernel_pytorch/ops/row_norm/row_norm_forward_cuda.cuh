@@ -55,7 +55,7 @@ struct ForwardRow {
 
   // x + residual, rounded to T, replaces x in the registers and goes out as the sum.
   static __device__ __forceinline__ void add_residual(typename Reader::Row& row, const Place<kConfig>& place, char* sum,
-                                                      uint64_t policy, bool active) {
+                                                      bool active) {
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
       float x[kCount], residual[kCount];
@@ -64,7 +64,7 @@ struct ForwardRow {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) x[k] += residual[k];
       row[0][i] = tile::Vector<T>::pack(x);
-      if (active && place.owns(i)) tile::store(sum + place.vector(i) * tile::kVectorBytes, row[0][i], policy);
+      if (active && place.owns(i)) tile::store(sum + place.vector(i) * tile::kVectorBytes, row[0][i]);
     }
   }
 
@@ -105,44 +105,113 @@ struct ForwardRow {
   }
 };
 
-// Scale and shift of the columns a thread owns, held in registers or read again for each row.
+// Scale and shift of the columns a thread owns, held in registers, in shared memory, or read again for each row.
 template <class T, bool kCentered, RowConfig kConfig>
 class ForwardParameters {
  public:
   static constexpr int kCount = tile::Vector<T>::kCount;
-  __device__ __forceinline__ ForwardParameters(const ForwardArguments& arguments, const Place<kConfig>& place)
-      : arguments_(arguments), place_(place) {
-    if constexpr (kConfig.holds_weight) {
+  static constexpr bool kHeld = kConfig.weight == Weight::kRegisters;
+  static constexpr bool kShared = kConfig.weight == Weight::kShared;
+  static constexpr bool kFloat = kConfig.weight == Weight::kSharedFloat;
+
+  // `shared`: room for the block's part of weight and bias, where they wait in shared memory.
+  __device__ __forceinline__ ForwardParameters(const ForwardArguments& arguments, const Place<kConfig>& place,
+                                               uint32_t shared)
+      : arguments_(arguments), place_(place), shared_weight_(shared) {
+    if constexpr (kHeld) {
 #pragma unroll
       for (int i = 0; i < kConfig.vectors; ++i) {
         if (place.owns(i)) read(i, scale_[i], shift_[kCentered ? i : 0]);
       }
     }
+    if constexpr (kFloat) {
+      shared_bias_ = shared + arguments.shape.slice_vectors * kCount * 4;
+      unpack_into_shared();
+      __syncthreads();
+    }
+    if constexpr (kShared) {
+      const int vector_bytes = arguments.weight_is_float ? kCount * 4 : tile::kVectorBytes;
+      shared_bias_ = shared + (arguments.weight != nullptr ? arguments.shape.slice_vectors * vector_bytes : 0);
+      copy(arguments.weight, shared_weight_, vector_bytes);
+      if constexpr (kCentered) copy(arguments.bias, shared_bias_, vector_bytes);
+      __syncthreads();
+    }
   }
   __device__ __forceinline__ void apply(int i, float (&normal)[kCount]) const {
     float scale[kCount], shift[kCount];
-    if constexpr (!kConfig.holds_weight) read(i, scale, shift);
+    if constexpr (!kHeld) read(i, scale, shift);
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      const float factor = kConfig.holds_weight ? scale_[i][k] : scale[k];
-      const float addend = kCentered ? (kConfig.holds_weight ? shift_[i][k] : shift[k]) : 0.0f;
+      const float factor = kHeld ? scale_[i][k] : scale[k];
+      const float addend = kCentered ? (kHeld ? shift_[i][k] : shift[k]) : 0.0f;
       normal[k] = kCentered ? normal[k] * factor + addend : normal[k] * factor;
     }
   }
 
  private:
+  __device__ __forceinline__ void unpack_into_shared() const {
+    for (int vector = threadIdx.x; vector < place_.vector_count; vector += kConfig.threads) {
+      float scale[kCount], shift[kCount];
+      read_from(GlobalParameters{arguments_.weight}, GlobalParameters{arguments_.bias}, place_.first_vector + vector,
+                scale, shift);
+#pragma unroll
+      for (int part = 0; part < kCount / 4; ++part) {
+        const int byte = float_offset(vector, part);
+        ptx::st_shared_v4(shared_weight_ + byte, tile::Vector<float>::pack(four(scale, part)).words);
+        if constexpr (kCentered)
+          ptx::st_shared_v4(shared_bias_ + byte, tile::Vector<float>::pack(four(shift, part)).words);
+      }
+    }
+  }
+  // Parts of a vector lie apart, so that neighbouring threads read neighbouring words.
+  __device__ __forceinline__ int float_offset(int vector, int part) const {
+    return (part * arguments_.shape.slice_vectors + vector) * tile::kVectorBytes;
+  }
+  static __device__ __forceinline__ const float (&four(const float (&values)[kCount], int part))[4] {
+    return reinterpret_cast<const float(&)[4]>(values[part * 4]);
+  }
+  __device__ __forceinline__ void copy(const void* parameters, uint32_t target, int vector_bytes) const {
+    if (parameters == nullptr) return;
+    const char* source =
+        static_cast<const char*>(parameters) + static_cast<int64_t>(place_.first_vector) * vector_bytes;
+    for (int byte = threadIdx.x * tile::kVectorBytes; byte < place_.vector_count * vector_bytes;
+         byte += kConfig.threads * tile::kVectorBytes) {
+      ptx::st_shared_v4(target + byte, ptx::ld_global_nc_v4(source + byte));
+    }
+  }
   __device__ __forceinline__ void read(int i, float (&scale)[kCount], float (&shift)[kCount]) const {
-    const int vector = place_.first_vector + place_.vector(i);
-    load_scale<T>(arguments_.weight, arguments_.weight_is_float, arguments_.weight_offset, vector, scale);
+    if constexpr (kFloat) {
+#pragma unroll
+      for (int part = 0; part < kCount / 4; ++part) {
+        const int byte = float_offset(place_.vector(i), part);
+        float(&scale_part)[4] = reinterpret_cast<float(&)[4]>(scale[part * 4]);
+        float(&shift_part)[4] = reinterpret_cast<float(&)[4]>(shift[part * 4]);
+        tile::load_from_shared<float>(shared_weight_ + byte).unpack(scale_part);
+        if constexpr (kCentered) tile::load_from_shared<float>(shared_bias_ + byte).unpack(shift_part);
+      }
+    } else if constexpr (kShared) {
+      read_from(SharedParameters{shared_weight_, arguments_.weight != nullptr},
+                SharedParameters{shared_bias_, arguments_.bias != nullptr}, place_.vector(i), scale, shift);
+    } else {
+      read_from(GlobalParameters{arguments_.weight}, GlobalParameters{arguments_.bias},
+                place_.first_vector + place_.vector(i), scale, shift);
+    }
+  }
+  template <class Parameters>
+  __device__ __forceinline__ void read_from(const Parameters& weight, const Parameters& bias, int vector,
+                                            float (&scale)[kCount], float (&shift)[kCount]) const {
+    load_scale<T>(weight, arguments_.weight_is_float, arguments_.weight_offset, vector, scale);
     if constexpr (kCentered) {
 #pragma unroll
       for (float& value : shift) value = 0.0f;
-      if (arguments_.bias != nullptr) load_parameters<T>(arguments_.bias, arguments_.weight_is_float, vector, shift);
+      if (bias.is_present()) load_parameters<T>(bias, arguments_.weight_is_float, vector, shift);
     }
   }
 
   const ForwardArguments& arguments_;
   const Place<kConfig>& place_;
+  const uint32_t shared_weight_;
+  uint32_t shared_bias_;
   float scale_[kConfig.vectors][kCount];
   float shift_[kCentered ? kConfig.vectors : 1][kCount];
 };
@@ -189,8 +258,8 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
   const Place<kConfig> place(shape, shape.columns / Row::kCount);
   Reader reader(arguments.inputs, shape, place, reader_storage, ring);
   Sum statistics = StatisticsOf<kCentered, kConfig>::make(sum_storage, place, shape, shape.columns / Row::kCount);
-  const ForwardParameters<T, kCentered, kConfig> parameters(arguments, place);
-  const uint64_t policy = tile::make_policy(shape.evict_stores_first ? tile::Keep::kEvictFirst : tile::Keep::kNormal);
+  const uint32_t ring_bytes = shape.stages * Row::kTensors * shape.slice_vectors * tile::kVectorBytes;
+  const ForwardParameters<T, kCentered, kConfig> parameters(arguments, place, ptx::shared_address(ring) + ring_bytes);
   const float per_column = 1.0f / static_cast<float>(shape.columns);
 
   for (int64_t first = place.first_row(); first < shape.rows; first += place.row_step()) {
@@ -200,7 +269,7 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
     typename Reader::Row taken;
     reader.take(row, taken);
     if constexpr (kResidual) {
-      Row::add_residual(taken, place, static_cast<char*>(arguments.sum) + slice_bytes, policy, active);
+      Row::add_residual(taken, place, static_cast<char*>(arguments.sum) + slice_bytes, active);
     }
     typename Row::Values values;
 #pragma unroll
@@ -229,7 +298,7 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
 #pragma unroll
       for (float& value : normal) value = normalise<T, kCentered>(value, mean, rstd);
       parameters.apply(i, normal);
-      tile::store(output + place.vector(i) * tile::kVectorBytes, tile::Vector<T>::pack(normal), policy);
+      tile::store(output + place.vector(i) * tile::kVectorBytes, tile::Vector<T>::pack(normal));
     }
     if (active && place.leads_row()) {
       if (arguments.mean != nullptr) arguments.mean[row] = mean;

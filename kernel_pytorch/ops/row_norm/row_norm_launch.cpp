@@ -24,14 +24,26 @@ int64_t slice_vectors(const LaunchConfig& config, const RowWork& work) {
   return divide_up(work.row_vectors(), config.cluster);
 }
 
-// Stages for which every block that should be resident finds room.
+int64_t shared_parameter_bytes(const LaunchConfig& config, const RowWork& work) {
+  const int64_t columns = slice_vectors(config, work) * (kVectorBytes / work.element_bytes);
+  if (config.rows.weight == Weight::kShared) return columns * work.parameter_bytes;
+  if (config.rows.weight == Weight::kSharedFloat) return columns * (work.centered ? 2 : 1) * int64_t{sizeof(float)};
+  return 0;
+}
+
+// Dynamic shared memory that is left for rows where every block that should be resident finds room.
+int64_t ring_room(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
+  const int64_t own = kReservedBytes + (config.rows.clustered ? kClusterStaticBytes : kStaticBytes);
+  const int64_t share = device.cuda.shared_bytes_per_multiprocessor / config.rows.blocks;
+  return std::min(share, device.cuda.shared_bytes_per_block + kReservedBytes) - own -
+         shared_parameter_bytes(config, work);
+}
+
 int64_t stage_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
   if (config.rows.source <= Source::kPrefetch) return 0;
   if (work.columns == 0) return config.stages;
-  const int64_t own = kReservedBytes + (config.rows.clustered ? kClusterStaticBytes : kStaticBytes);
-  const int64_t share = device.cuda.shared_bytes_per_multiprocessor / config.rows.blocks;
-  const int64_t room = std::min(share, device.cuda.shared_bytes_per_block + kReservedBytes) - own;
-  return std::min<int64_t>(config.stages, room / (slice_vectors(config, work) * work.tensors * kVectorBytes));
+  const int64_t stage_bytes = slice_vectors(config, work) * work.tensors * kVectorBytes;
+  return std::min<int64_t>(config.stages, ring_room(config, work, device) / stage_bytes);
 }
 
 int64_t resident_units(const LaunchConfig& config, const DeviceInfo& device) {
@@ -46,9 +58,11 @@ int64_t resident_units(const LaunchConfig& config, const DeviceInfo& device) {
 
 std::string type_expression(const RowConfig& config) {
   static constexpr const char* kSources[] = {"kDirect", "kPrefetch", "kRing", "kAsync"};
+  static constexpr const char* kWeights[] = {"kReread", "kRegisters", "kShared", "kSharedFloat"};
   return concat("kernel_pytorch::row_norm::RowConfig{", config.threads, ", ", config.row_threads, ", ", config.vectors,
                 ", kernel_pytorch::row_norm::Source::", kSources[static_cast<int>(config.source)], ", ",
-                bool_name(config.clustered), ", ", bool_name(config.holds_weight), ", ", config.blocks, "}");
+                bool_name(config.clustered), ", kernel_pytorch::row_norm::Weight::",
+                kWeights[static_cast<int>(config.weight)], ", ", config.blocks, "}");
 }
 
 std::string to_string(const LaunchConfig& config) {
@@ -60,9 +74,8 @@ std::string to_string(const LaunchConfig& config) {
   if (rows.clustered) text += concat(" cluster=", config.cluster);
   text += concat(" blocks=", rows.blocks, " rows_per_block=");
   text += config.rows_per_block == 0 ? "all" : std::to_string(config.rows_per_block);
-  if (!rows.holds_weight) text += " weight=reread";
-  if (config.evict_loads_first) text += " loads=evict_first";
-  if (config.evict_stores_first) text += " stores=evict_first";
+  static constexpr const char* kWeights[] = {" weight=reread", "", " weight=shared", " weight=float"};
+  text += kWeights[static_cast<int>(rows.weight)];
   return text;
 }
 
@@ -75,6 +88,7 @@ bool fits(const LaunchConfig& config, const RowWork& work, const DeviceInfo& dev
   const int64_t slice = slice_vectors(config, work);
   const int64_t capacity = static_cast<int64_t>(config.rows.row_threads) * config.rows.vectors;
   if (slice > capacity || (slice * 4 < capacity && !is_least)) return false;
+  if (config.rows.weight >= Weight::kShared && ring_room(config, work, device) < 0) return false;
   if (config.rows.source == Source::kAsync) return stage_count(config, work, device) == kAsyncStages;
   return config.rows.source != Source::kRing || stage_count(config, work, device) >= 2;
 }
@@ -83,9 +97,7 @@ RowShape make_shape(const LaunchConfig& config, const RowWork& work, const Devic
   return {.rows = work.rows,
           .columns = static_cast<int32_t>(work.columns),
           .slice_vectors = static_cast<int32_t>(slice_vectors(config, work)),
-          .stages = static_cast<int32_t>(stage_count(config, work, device)),
-          .evict_loads_first = config.evict_loads_first,
-          .evict_stores_first = config.evict_stores_first};
+          .stages = static_cast<int32_t>(stage_count(config, work, device))};
 }
 
 int64_t unit_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
@@ -102,7 +114,8 @@ cuda_device::LaunchShape launch_shape(const LaunchConfig& config, const RowWork&
   shape.block_x = static_cast<unsigned>(config.rows.threads);
   shape.cluster_x = static_cast<unsigned>(config.cluster);
   shape.shared_bytes = static_cast<unsigned>(stage_count(config, work, device) * work.tensors *
-                                             slice_vectors(config, work) * kVectorBytes);
+                                                 slice_vectors(config, work) * kVectorBytes +
+                                             shared_parameter_bytes(config, work));
   return shape;
 }
 

@@ -20,8 +20,6 @@ struct LaunchConfig {
   int stages = 0;          // of the ring at most; fewer where shared memory ends
   int cluster = 1;         // blocks that share a row
   int rows_per_block = 0;  // that a block takes (times the rows it holds at once); 0: as many as keep every block busy
-  bool evict_loads_first = false;
-  bool evict_stores_first = false;
   int max_tensors = 3;        // that the registers can hold at once
   int max_accumulators = 64;  // column sums of a thread that the registers can hold
   bool takes_mean = true;     // the registers can hold what layer norm needs besides
@@ -39,6 +37,7 @@ struct RowWork {
   int tensors = 0;      // read per row
   int column_sums = 0;  // kept over all rows: the weight's and the bias' gradient
   bool centered = false;
+  int parameter_bytes = 0;  // of weight and bias together, per column
   int64_t row_vectors() const { return columns * element_bytes / 16; }
 };
 

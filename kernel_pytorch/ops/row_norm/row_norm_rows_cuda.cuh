@@ -59,8 +59,8 @@ class RowSum {
 };
 template <RowConfig kConfig, int kValues>
 requires(kConfig.row_threads > tile::kWarpLanes && !kConfig.clustered) class RowSum<kConfig, kValues>
-    : public tile::BlockSum<kConfig.threads / tile::kWarpLanes, kValues> {
-  using tile::BlockSum<kConfig.threads / tile::kWarpLanes, kValues>::BlockSum;
+    : public tile::BlockSum<kConfig.row_threads / tile::kWarpLanes, kValues, kRowsPerBlock<kConfig>> {
+  using tile::BlockSum<kConfig.row_threads / tile::kWarpLanes, kValues, kRowsPerBlock<kConfig>>::BlockSum;
 };
 template <RowConfig kConfig, int kValues>
 requires(kConfig.clustered) class RowSum<kConfig, kValues>
@@ -83,10 +83,10 @@ class RowMoments {
 };
 template <RowConfig kConfig>
 requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<kConfig> {
-  static constexpr int kWarps = kConfig.threads / tile::kWarpLanes;
+  static constexpr int kWarps = kConfig.row_threads / tile::kWarpLanes;
   template <bool kClustered, class Unused>
   struct MergeOf {
-    using Type = tile::BlockMoments<kWarps>;
+    using Type = tile::BlockMoments<kWarps, kRowsPerBlock<kConfig>>;
   };
   template <class Unused>
   struct MergeOf<true, Unused> {
@@ -104,7 +104,7 @@ requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<kConfig> {
     }
     __syncthreads();
     const int block = kConfig.clustered ? place.first_vector / shape.slice_vectors : 0;
-    const float count = values_of_part(block, threadIdx.x / tile::kWarpLanes, shape, row_vectors);
+    const float count = values_of_part(block, place.lane / tile::kWarpLanes, shape, row_vectors);
     inverse_part_count_ = count > 0 ? 1.0f / count : 0.0f;
   }
   template <class SumValues, class SumSquares>
@@ -141,12 +141,7 @@ class RowReader {
 
   __device__ __forceinline__ RowReader(const RowTensor* tensors, const RowShape& shape, const Place<kConfig>& place,
                                        Storage& storage, unsigned char* ring)
-      : tensors_(tensors),
-        shape_(shape),
-        place_(place),
-        storage_(storage),
-        ring_(ring),
-        policy_(tile::make_policy(shape.evict_loads_first ? tile::Keep::kEvictFirst : tile::Keep::kNormal)) {
+      : tensors_(tensors), shape_(shape), place_(place), storage_(storage), ring_(ring) {
     if constexpr (kConfig.source == Source::kRing) {
       if (threadIdx.x == 0) {
         for (int stage = 0; stage < shape.stages; ++stage) storage.full[stage].init(1);
@@ -221,7 +216,7 @@ class RowReader {
       for (int i = 0; i < kConfig.vectors; ++i) {
         values[tensor][i] = Vector::zero();
         if (row < shape_.rows && place_.owns(i)) {
-          values[tensor][i] = tile::load_once<T>(start + place_.vector(i) * tile::kVectorBytes, policy_);
+          values[tensor][i] = tile::load_once<T>(start + place_.vector(i) * tile::kVectorBytes);
         }
       }
     }
@@ -233,8 +228,7 @@ class RowReader {
     if (bytes == 0) return;
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) {
-      tile::copy_to_shared(ptx::shared_address(ring_) + slot_offset(stage, tensor), slice(tensor, row), bytes, full,
-                           policy_);
+      tile::copy_to_shared(ptx::shared_address(ring_) + slot_offset(stage, tensor), slice(tensor, row), bytes, full);
     }
   }
 
@@ -260,38 +254,55 @@ class RowReader {
   const Place<kConfig>& place_;
   Storage& storage_;
   unsigned char* ring_;
-  const uint64_t policy_;
   tile::PipelineState state_;
   Row ahead_;
 };
 
-// The weight's (or bias') values of one vector of the row, of x's type or float.
-template <class T>
-__device__ __forceinline__ void load_parameters(const void* parameters, bool is_float, int vector,
+// A weight or bias (or a block's part of it) where it lies; null or absent: not given.
+struct GlobalParameters {
+  const void* data;
+  __device__ __forceinline__ bool is_present() const { return data != nullptr; }
+  template <class T>
+  __device__ __forceinline__ tile::Vector<T> load(int vector) const {
+    return tile::load_shared_by_all<T>(static_cast<const char*>(data) +
+                                       static_cast<int64_t>(vector) * tile::kVectorBytes);
+  }
+};
+struct SharedParameters {
+  uint32_t address;
+  bool given;
+  __device__ __forceinline__ bool is_present() const { return given; }
+  template <class T>
+  __device__ __forceinline__ tile::Vector<T> load(int vector) const {
+    return tile::load_from_shared<T>(address + vector * tile::kVectorBytes);
+  }
+};
+
+// The values of one vector of the row, of x's type or float.
+template <class T, class Parameters>
+__device__ __forceinline__ void load_parameters(const Parameters& parameters, bool is_float, int vector,
                                                 float (&values)[tile::Vector<T>::kCount]) {
   constexpr int kCount = tile::Vector<T>::kCount;
   if (is_float) {
-    const char* start = static_cast<const char*>(parameters) + static_cast<int64_t>(vector) * kCount * sizeof(float);
 #pragma unroll
     for (int part = 0; part < kCount / 4; ++part) {
       float four[4];
-      tile::load_shared_by_all<float>(start + part * tile::kVectorBytes).unpack(four);
+      parameters.template load<float>(vector * (kCount / 4) + part).unpack(four);
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[part * 4 + i] = four[i];
     }
   } else {
-    const char* start = static_cast<const char*>(parameters) + static_cast<int64_t>(vector) * tile::kVectorBytes;
-    tile::load_shared_by_all<T>(start).unpack(values);
+    parameters.template load<T>(vector).unpack(values);
   }
 }
 
 // weight + offset, or ones.
-template <class T>
-__device__ __forceinline__ void load_scale(const void* weight, bool is_float, float offset, int vector,
+template <class T, class Parameters>
+__device__ __forceinline__ void load_scale(const Parameters& weight, bool is_float, float offset, int vector,
                                            float (&scale)[tile::Vector<T>::kCount]) {
 #pragma unroll
   for (float& value : scale) value = 1.0f;
-  if (weight == nullptr) return;
+  if (!weight.is_present()) return;
   load_parameters<T>(weight, is_float, vector, scale);
 #pragma unroll
   for (float& value : scale) value += offset;
