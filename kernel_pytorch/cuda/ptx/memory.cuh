@@ -24,6 +24,21 @@ __device__ __forceinline__ Word4 ld_global_nc_l1_no_allocate_v4(const void* addr
   return value;
 }
 
+// The same where `wanted`, else zeros: a predicate and no branch, so that neighbouring loads stay together.
+__device__ __forceinline__ Word4 ld_global_nc_l1_no_allocate_v4_if(bool wanted, const void* address) {
+  Word4 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %5, 0;\n"
+      "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@wanted ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+      : "l"(address), "r"(static_cast<int>(wanted)));
+  return value;
+}
+
 // sm_80. The same with an L2 policy made by a createpolicy below.
 __device__ __forceinline__ Word4 ld_global_nc_l1_no_allocate_l2_cache_hint_v4(const void* address, uint64_t policy) {
   Word4 value;
@@ -62,11 +77,40 @@ __device__ __forceinline__ Word4 ld_global_v4(const void* address) {
   return value;
 }
 
+// The same where `wanted`, else zeros. Not the read-only path, whose loads the assembler would move out of a loop and
+// spill what they brought.
+__device__ __forceinline__ Word4 ld_global_v4_if(bool wanted, const void* address) {
+  Word4 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %5, 0;\n"
+      "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@wanted ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+      : "l"(address), "r"(static_cast<int>(wanted))
+      : "memory");
+  return value;
+}
+
 // sm_20
 __device__ __forceinline__ void st_global_v4(void* address, Word4 value) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
                : "memory");
+}
+
+// The same where `wanted`: a predicate and no branch, which what leads to the value would be moved into.
+__device__ __forceinline__ void st_global_v4_if(bool wanted, void* address, Word4 value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %5, 0;\n"
+      "@wanted st.global.v4.b32 [%0], {%1, %2, %3, %4};\n"
+      "}" ::"l"(address),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(static_cast<int>(wanted))
+      : "memory");
 }
 
 // sm_20. Streaming: likely touched once.

@@ -26,10 +26,11 @@ class BlockMoments {
   static constexpr int kParts = kWarps;
   struct Storage {
     alignas(16) Moments groups[kGroups][2][kWarps];
-    float counts[kWarps];  // values of each warp, the same in every group; filled once, before the first merge
   };
-  __device__ __forceinline__ explicit BlockMoments(Storage& storage) : storage_(storage) {}
-  __device__ __forceinline__ int parts() const { return kWarps; }
+  // count_of(block, warp): values of a part.
+  template <class CountOf>
+  __device__ __forceinline__ BlockMoments(Storage& storage, CountOf count_of)
+      : storage_(storage), count_(count_of(0, threadIdx.x % kWarpLanes % kWarps)) {}
 
   // One barrier of the group. `part` is the warp's, the same in all its lanes; inverse_count is one over all values.
   __device__ __forceinline__ Moments merge(Moments part, float inverse_count) {
@@ -39,13 +40,13 @@ class BlockMoments {
     Group::synchronise();
     buffer_ ^= 1;
     const Moments mine = parts[lane % kWarps];
-    const float count = storage_.counts[lane % kWarps];
-    const float mean = sum_lanes<kWarps>(count * mine.mean) * inverse_count;
-    return {mean, sum_lanes<kWarps>(merged_squares(mine, count, mean))};
+    const float mean = sum_lanes<kWarps>(count_ * mine.mean) * inverse_count;
+    return {mean, sum_lanes<kWarps>(merged_squares(mine, count_, mean))};
   }
 
  private:
   Storage& storage_;
+  const float count_;  // of the part that this lane merges
   int buffer_ = 0;
 };
 
@@ -57,18 +58,23 @@ class ClusterMoments {
     typename ClusterSum<kWarps, 2>::Storage exchange;
     float counts[kParts];  // by block, then warp
   };
-  __device__ __forceinline__ explicit ClusterMoments(Storage& storage)
-      : storage_(storage), exchange_(storage.exchange) {}
-  __device__ __forceinline__ int parts() const { return exchange_.parts(); }
+  template <class CountOf>
+  __device__ __forceinline__ ClusterMoments(Storage& storage, CountOf count_of)
+      : storage_(storage), exchange_(storage.exchange) {
+    for (int part = threadIdx.x; part < exchange_.parts(); part += kWarps * kWarpLanes) {
+      storage.counts[part] = count_of(part / kWarps, part % kWarps);
+    }
+    __syncthreads();
+  }
 
   __device__ __forceinline__ Moments merge(Moments part, float inverse_count) {
     const float values[2] = {part.mean, part.squares};
     const auto& received = exchange_.exchange(values);
     const int lane = threadIdx.x % kWarpLanes;
     float total = 0, squares = 0;
-    for (int i = lane; i < parts(); i += kWarpLanes) total += storage_.counts[i] * received[i][0];
+    for (int i = lane; i < exchange_.parts(); i += kWarpLanes) total += storage_.counts[i] * received[i][0];
     const float mean = sum_lanes<kWarpLanes>(total) * inverse_count;
-    for (int i = lane; i < parts(); i += kWarpLanes) {
+    for (int i = lane; i < exchange_.parts(); i += kWarpLanes) {
       squares += merged_squares({received[i][0], received[i][1]}, storage_.counts[i], mean);
     }
     return {mean, sum_lanes<kWarpLanes>(squares)};

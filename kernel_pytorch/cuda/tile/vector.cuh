@@ -46,10 +46,18 @@ template <class T>
 __device__ __forceinline__ Vector<T> load_once(const void* address) {
   return {ptx::ld_global_nc_l1_no_allocate_v4(address)};
 }
+template <class T>
+__device__ __forceinline__ Vector<T> load_once_if(bool wanted, const void* address) {
+  return {ptx::ld_global_nc_l1_no_allocate_v4_if(wanted, address)};
+}
 // Small data that every block reads: through L1.
 template <class T>
 __device__ __forceinline__ Vector<T> load_shared_by_all(const void* address) {
   return {ptx::ld_global_nc_v4(address)};
+}
+template <class T>
+__device__ __forceinline__ Vector<T> load_shared_by_all_if(bool wanted, const void* address) {
+  return {ptx::ld_global_v4_if(wanted, address)};
 }
 template <class T>
 __device__ __forceinline__ Vector<T> load_from_shared(uint32_t address) {
@@ -62,6 +70,10 @@ __device__ __forceinline__ void store(void* address, Vector<T> vector, uint64_t 
 template <class T>
 __device__ __forceinline__ void store(void* address, Vector<T> vector) {
   ptx::st_global_v4(address, vector.words);
+}
+template <class T>
+__device__ __forceinline__ void store_if(bool wanted, void* address, Vector<T> vector) {
+  ptx::st_global_v4_if(wanted, address, vector.words);
 }
 
 }  // namespace kernel_pytorch::tile

@@ -28,8 +28,10 @@ constexpr LaunchConfig kBlockConfigs[] = {
     {{512, 512, 2, Source::kDirect, false, Weight::kRegisters, 1}, 0, 1, 0},
 };
 constexpr LaunchConfig kBulkConfigs[] = {
-    {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 2}, 4, 1, 0},   {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 2}, 8, 1, 0},
-    {{512, 512, 1, Source::kRing, false, Weight::kRegisters, 2}, 8, 1, 0},   {{512, 512, 2, Source::kRing, false, Weight::kRegisters, 1}, 8, 1, 0},
+    {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 2}, 4, 1, 0},
+    {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 2}, 8, 1, 0},
+    {{512, 512, 1, Source::kRing, false, Weight::kRegisters, 2}, 8, 1, 0},
+    {{512, 512, 2, Source::kRing, false, Weight::kRegisters, 1}, 8, 1, 0},
     {{1024, 1024, 1, Source::kRing, false, Weight::kRegisters, 1}, 8, 1, 0},
 };
 constexpr LaunchConfig kClusterConfigs[] = {

@@ -29,12 +29,13 @@ class Gradients {
   static constexpr int kValues = kCentered ? 2 : 1;
 
   __device__ __forceinline__ Gradients(const BackwardArguments& arguments, const Place<kConfig>& place)
-      : arguments_(arguments), place_(place) {
+      : arguments_(arguments),
+        place_(place),
+        weight_(own_parameters<T>(arguments.weight, arguments.weight_is_float, place)),
+        offset_(arguments.weight != nullptr ? arguments.weight_offset : 1.0f) {
+    if constexpr (kConfig.weight == Weight::kRegisters) {
 #pragma unroll
-    for (int i = 0; i < kConfig.vectors; ++i) {
-      if constexpr (kConfig.weight == Weight::kRegisters) {
-        if (place.owns(i)) read_scale(i, scale_[i]);
-      }
+      for (int i = 0; i < kConfig.vectors; ++i) read_scale(i, scale_[i]);
     }
   }
 
@@ -47,7 +48,6 @@ class Gradients {
     for (float& total : totals) total = 0;
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
-      if (!place_.owns(i)) continue;
       float gradient[kCount], normal[kCount], scale[kCount];
       unpack(i, grad_output[i], value[i], statistics, gradient, normal, scale);
 #pragma unroll
@@ -82,8 +82,13 @@ class Gradients {
 
  private:
   __device__ __forceinline__ void read_scale(int i, float (&scale)[kCount]) const {
-    load_scale<T>(GlobalParameters{arguments_.weight}, arguments_.weight_is_float, arguments_.weight_offset,
-                  place_.first_vector + place_.vector(i), scale);
+    if (arguments_.weight_is_float) {
+      load_parameters<T, true>(weight_, place_.owns(i), i * kConfig.row_threads, scale);
+    } else {
+      load_parameters<T, false>(weight_, place_.owns(i), i * kConfig.row_threads, scale);
+    }
+#pragma unroll
+    for (float& value : scale) value += offset_;
   }
   __device__ __forceinline__ void unpack(int i, const tile::Vector<T>& grad_output, const tile::Vector<T>& value,
                                          const RowStatistics& statistics, float (&gradient)[kCount],
@@ -138,6 +143,8 @@ class Gradients {
 
   const BackwardArguments& arguments_;
   const Place<kConfig>& place_;
+  const GlobalParameters weight_;
+  const float offset_;  // of the weight; 1 where there is none
   float scale_[kConfig.vectors][kCount];
   float along_[kConfig.vectors][kCount] = {};                  // of grad_output * normal: the weight's gradient
   float level_[kCentered ? kConfig.vectors : 1][kCount] = {};  // of grad_output: the bias'
@@ -164,7 +171,11 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
   const float per_column = 1.0f / static_cast<float>(shape.columns);
   tile::let_next_kernel_start();
 
-  for (int64_t first = place.first_row(); first < shape.rows; first += place.row_step()) {
+  const int64_t row_bytes = static_cast<int64_t>(shape.columns) * sizeof(T);
+  char* target =
+      static_cast<char*>(arguments.grad_input) + (place.first_row() + place.group) * row_bytes + place.first_byte();
+  for (int64_t first = place.first_row(); first < shape.rows;
+       first += place.row_step(), target += place.row_step() * row_bytes) {
     const int64_t row = first + place.group;
     const RowStatistics statistics = next;
     next = RowStatistics::load<kCentered>(arguments, row + place.row_step());
@@ -177,11 +188,8 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
     if (arguments.grad_input == nullptr || (kRowsPerBlock < kConfig >> 1 && row >= shape.rows)) continue;
     const float along = totals[0] * per_column;
     const float level = kCentered ? totals[RowGradients::kValues - 1] * per_column : 0.0f;
-    char* target = static_cast<char*>(arguments.grad_input) +
-                   (row * (shape.columns / kCount) + place.first_vector) * tile::kVectorBytes;
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
-      if (!place.owns(i)) continue;
       float result[kCount];
       gradients.input_gradient(i, values[0][i], values[1][i], statistics, along, level, result);
       if constexpr (kGradSum) {
@@ -190,7 +198,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
 #pragma unroll
         for (int k = 0; k < kCount; ++k) result[k] += grad_sum[k];
       }
-      tile::store(target + place.vector(i) * tile::kVectorBytes, tile::Vector<T>::pack(result));
+      tile::store_if(place.owns(i), target + i * Place<kConfig>::kVectorStep, tile::Vector<T>::pack(result));
     }
   }
   gradients.store_partials(ring);

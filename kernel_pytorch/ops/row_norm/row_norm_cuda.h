@@ -34,9 +34,8 @@ KP_SHARED_CODE constexpr bool is_legal(const RowConfig& config) {
   return config.threads >= 32 && config.threads <= 1024 && config.threads % 32 == 0 &&
          config.threads % config.row_threads == 0 && (config.row_threads & (config.row_threads - 1)) == 0 &&
          (config.row_threads <= 32 || config.threads / config.row_threads <= 15) && config.vectors >= 1 &&
-         config.vectors <= 16 &&
-         (whole_block || (config.source <= Source::kPrefetch && !config.clustered)) && config.blocks >= 1 &&
-         config.threads * config.blocks <= 2048;
+         config.vectors <= 16 && (whole_block || (config.source <= Source::kPrefetch && !config.clustered)) &&
+         config.blocks >= 1 && config.threads * config.blocks <= 2048;
 }
 
 // A tensor of rows. Absent: data is null.
@@ -63,7 +62,6 @@ struct ForwardArguments {
   float* rstd;
   float eps;
   float weight_offset;
-  bool weight_is_float;  // otherwise of x's type
 };
 
 struct BackwardArguments {

@@ -152,7 +152,7 @@ TEST(RowNormCuda, RingsFitSharedMemoryAndUnitsCoverTheRows) {
   const DeviceInfo device = make_device(90);
   for (int blocks : {1, 2, 3, 4}) {
     for (int cluster : {1, 2, 8, 16}) {
-      const LaunchConfig config{{256, 256, 4, Source::kRing, cluster > 1, false, blocks}, 12, cluster, 0};
+      const LaunchConfig config{{256, 256, 4, Source::kRing, cluster > 1, Weight::kReread, blocks}, 12, cluster, 0};
       for (int64_t columns = 8; columns <= 131072; columns += 1000) {
         for (int64_t rows : {1, 131, 132, 133, 16384, 1 << 30}) {
           const RowWork work{.rows = rows, .columns = columns, .element_bytes = 2, .tensors = 3};

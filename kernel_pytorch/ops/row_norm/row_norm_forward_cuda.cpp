@@ -11,92 +11,55 @@ namespace kernel_pytorch::row_norm {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/row_norm/row_norm_forward_cuda.cuh";
-constexpr const char* kRingIsBetter = "cuda_bulk is faster for layer norm of many rows this wide";
 constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ring to fill";
 
-// Each list begins with its least capacity. Fields: threads, row_threads, vectors, source, clustered, weight,
-// blocks; then stages, cluster, rows_per_block, and what the registers cannot hold.
+// Each list begins with its least capacity. Fields: threads, row_threads, vectors, source, clustered, weight, blocks;
+// then stages, cluster, rows_per_block, and what the registers cannot hold.
 constexpr LaunchConfig kWarpConfigs[] = {
-    {{128, 8, 2, Source::kDirect, false, Weight::kRegisters, 8}, 0, 1, 1},
-    {{128, 8, 2, Source::kDirect, false, Weight::kRegisters, 8}, 0, 1, 0},
-    {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 8}, 0, 1, 1},
-    {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 8}, 0, 1, 0},
+    {{128, 8, 2, Source::kDirect, false, Weight::kRegisters, 7}, 0, 1, 1},
+    {{128, 8, 2, Source::kDirect, false, Weight::kRegisters, 7}, 0, 1, 0},
+    {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 7}, 0, 1, 1},
+    {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 7}, 0, 1, 0},
     {{128, 32, 4, Source::kDirect, false, Weight::kReread, 8}, 0, 1, 1},
     {{128, 32, 4, Source::kDirect, false, Weight::kReread, 8}, 0, 1, 0},
     {{128, 32, 8, Source::kDirect, false, Weight::kReread, 4}, 0, 1, 1, 1},
 };
+// One row a block and no more: blocks come and go as rows are ready, which no fixed share of the rows equals. The
+// weight is read again for each row, through L1, which the rows pass by.
 constexpr LaunchConfig kBlockConfigs[] = {
-    {{128, 128, 4, Source::kDirect, false, Weight::kReread, 8}, 0, 1, 1, 3, 64, false},
-    {{256, 256, 2, Source::kDirect, false, Weight::kRegisters, 4}, 0, 1, 1},
-    {{256, 256, 2, Source::kPrefetch, false, Weight::kRegisters, 3}, 0, 1, 0},
-    {{512, 512, 1, Source::kAsync, false, Weight::kRegisters, 2}, kAsyncStages, 1, 0},
-    {{256, 256, 4, Source::kDirect, false, Weight::kReread, 4}, 0, 1, 1, 3, 64, false},
-    {{512, 512, 2, Source::kPrefetch, false, Weight::kRegisters, 2}, 0, 1, 0, 1, 64, false},
-    {{512, 512, 2, Source::kDirect, false, Weight::kRegisters, 2}, 0, 1, 1},
-    {{1024, 1024, 2, Source::kAsync, false, Weight::kRegisters, 1}, kAsyncStages, 1, 0, 3, 64, false},
+    {{128, 128, 4, Source::kDirect, false, Weight::kReread, 6}, 0, 1, 1},
+    {{256, 256, 2, Source::kDirect, false, Weight::kReread, 4}, 0, 1, 1},
+    {{256, 256, 4, Source::kDirect, false, Weight::kReread, 4}, 0, 1, 1, 1},
+    {{512, 512, 2, Source::kDirect, false, Weight::kReread, 2}, 0, 1, 1},
+    {{512, 512, 4, Source::kDirect, false, Weight::kReread, 2}, 0, 1, 1, 1},
     {{1024, 1024, 2, Source::kDirect, false, Weight::kReread, 1}, 0, 1, 1},
-    {{512, 64, 8, Source::kDirect, false, Weight::kSharedFloat, 1}, 0, 1, 0},
-    {{512, 64, 8, Source::kPrefetch, false, Weight::kSharedFloat, 1}, 0, 1, 0, 1},
-    {{512, 128, 4, Source::kPrefetch, false, Weight::kSharedFloat, 1}, 0, 1, 0},
-    {{768, 128, 4, Source::kPrefetch, false, Weight::kSharedFloat, 1}, 0, 1, 0},
-    {{512, 256, 8, Source::kPrefetch, false, Weight::kSharedFloat, 1}, 0, 1, 0, 1},
-    {{512, 32, 8, Source::kDirect, false, Weight::kSharedFloat, 1}, 0, 1, 0},
-    {{256, 32, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 0},
-    {{256, 32, 4, Source::kPrefetch, false, Weight::kSharedFloat, 3}, 0, 1, 0},
-    {{256, 32, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 4},
-    {{128, 128, 4, Source::kDirect, false, Weight::kShared, 8}, 0, 1, 4},
-    {{128, 128, 4, Source::kDirect, false, Weight::kShared, 8}, 0, 1, 8},
-    {{64, 64, 8, Source::kDirect, false, Weight::kShared, 8}, 0, 1, 4},
-    {{64, 64, 8, Source::kDirect, false, Weight::kShared, 8}, 0, 1, 8},
-    {{256, 64, 8, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 2},
-    {{256, 64, 8, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 4},
-    {{256, 128, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 2},
-    {{256, 128, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 4},
-    {{256, 128, 4, Source::kDirect, false, Weight::kSharedFloat, 4}, 0, 1, 8},
-    {{256, 256, 4, Source::kDirect, false, Weight::kShared, 4}, 0, 1, 4},
-    {{256, 256, 4, Source::kDirect, false, Weight::kShared, 4}, 0, 1, 8},
-    {{256, 128, 8, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 2},
-    {{256, 128, 8, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 4},
-    {{512, 256, 4, Source::kDirect, false, Weight::kSharedFloat, 2}, 0, 1, 4},
+    {{1024, 1024, 2, Source::kAsync, false, Weight::kRegisters, 1}, kAsyncStages, 1, 0, 3, 64, false},
 };
 constexpr LaunchConfig kBulkConfigs[] = {
-    {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 3}, 8, 1, 0},
     {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 3}, 4, 1, 0},
     {{512, 512, 2, Source::kRing, false, Weight::kRegisters, 1}, 12, 1, 0},
     {{1024, 1024, 2, Source::kRing, false, Weight::kRegisters, 1}, 12, 1, 0},
-    {{128, 128, 4, Source::kRing, false, Weight::kShared, 8}, 2, 1, 0},
-    {{256, 256, 4, Source::kRing, false, Weight::kShared, 4}, 3, 1, 0},
-    {{512, 512, 4, Source::kRing, false, Weight::kShared, 2}, 3, 1, 0},
 };
+// Wide rows cannot leave the weight to L1: a cluster keeps it for the rows it takes.
 constexpr LaunchConfig kClusterConfigs[] = {
-    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 2, 0},
-    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 4, 0},
-    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 4, 8},
-    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 8, 8},
-    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 8, 16},
-    {{512, 512, 4, Source::kRing, true, Weight::kReread, 2}, 6, 16, 8},
-    {{512, 512, 4, Source::kDirect, true, Weight::kReread, 2}, 0, 2, 1, 1},
-    {{512, 512, 4, Source::kDirect, true, Weight::kReread, 2}, 0, 4, 1, 1},
-    {{512, 512, 4, Source::kDirect, true, Weight::kReread, 2}, 0, 8, 1, 1},
-    {{1024, 1024, 4, Source::kDirect, true, Weight::kReread, 1}, 0, 16, 1, 3, 64, true, true},
-    {{256, 256, 4, Source::kRing, true, Weight::kShared, 4}, 2, 16, 16},
+    {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 2, 16},
+    {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 4, 16},
+    {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 8, 16},
     {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 16, 16},
-    {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 16, 32},
-    {{256, 256, 4, Source::kRing, true, Weight::kShared, 3}, 3, 16, 0},
+    {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 2, 16},
+    {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 4, 16},
     {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 8, 16},
-    {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 8, 32},
-    {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 8, 0},
-    {{512, 512, 2, Source::kRing, true, Weight::kShared, 2}, 5, 16, 16},
-    {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 2}, 6, 16, 16},
-    {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 2}, 6, 16, 32},
-    {{256, 256, 4, Source::kDirect, true, Weight::kShared, 4}, 0, 16, 16},
-    {{512, 512, 4, Source::kDirect, true, Weight::kShared, 2}, 0, 8, 16},
-    {{1024, 1024, 4, Source::kRing, true, Weight::kShared, 1}, 4, 4, 32},
-    {{1024, 1024, 2, Source::kRing, true, Weight::kShared, 1}, 6, 8, 32},
+    {{512, 512, 4, Source::kRing, true, Weight::kShared, 2}, 4, 16, 16},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 6, 2, 8},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 6, 4, 8},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 6, 8, 8},
+    {{512, 512, 4, Source::kRing, true, Weight::kReread, 1}, 6, 16, 8},
+    {{1024, 1024, 4, Source::kDirect, true, Weight::kReread, 1}, 0, 16, 1, 3, 64, true, true},
 };
 
-int parameter_bytes(const TensorView& view) {
-  return view.is_present() ? static_cast<int>(size_of(view.dtype)) : 0;
+bool parameters_are_float(const ForwardProblem& problem) {
+  const TensorView& parameters = problem.weight.is_present() ? problem.weight : problem.bias;
+  return (parameters.is_present() ? parameters : problem.x).dtype == DType::kFloat32;
 }
 
 RowWork work_of(const ForwardProblem& problem) {
@@ -105,36 +68,36 @@ RowWork work_of(const ForwardProblem& problem) {
           .element_bytes = static_cast<int>(size_of(problem.x.dtype)),
           .tensors = problem.residual.is_present() ? 2 : 1,
           .centered = problem.norm == Norm::kLayer,
-          .parameter_bytes = parameter_bytes(problem.weight) + parameter_bytes(problem.bias)};
+          .parameter_bytes = parameters_are_float(problem) ? 4 : static_cast<int>(size_of(problem.x.dtype))};
 }
 
 // Measured on an H200 in bf16, share of the bandwidth of a copy of the same bytes: rms_norm / layer_norm.
-constexpr Preference kWarpPreference[] = {{16, 0}, {64, 2}, {128, 4}, {256, 6}};  // 32768x1024: 97 % / 88 %
-// 16384x4096: 96 % with many small blocks, 92 % prefetched; with residual 98 %. 8192x8192: 94 %; with residual 96 %.
-constexpr Preference kBlockRmsPreference[] = {{512, 0}, {1024, 6, 2}, {1024, 5}, {2048, 7}, {2048, 8}};
-// 16384x4096: 89 % prefetched, 79 % with many small blocks; with residual 93 %. 8192x8192 with residual: 90 %.
-constexpr Preference kBlockLayerPreference[] = {{512, 1, 2}, {512, 2}, {1024, 6}, {2048, 8}};
-constexpr Preference kBulkPreference[] = {
-    {512, 0}, {1024, 2}, {2048, 3}};  // 8192x8192: 90 % / 87 %; 4096x16384: 90 % / 86 %
-constexpr Preference kClusterPreference[] = {
-    {4096, 0}, {8192, 2}, {16384, 3}, {32768, 5}, {65536, 9}};  // 2048x131072: 82 % / 63 %
+constexpr Preference kWarpPreference[] = {{16, 0}, {64, 2}, {128, 4}, {256, 6}};  // 32768x1024: 97 % / 94 %
+// 16384x4096: 91 to 94 % / 92 %, with residual 94 % / 92 %. 8192x8192: 91 to 93 % / 94 %, with residual 92 % / 92 %.
+constexpr Preference kBlockPreference[] = {{512, 0}, {1024, 2}, {1024, 3}, {2048, 4}, {2048, 5}};
+constexpr Preference kBulkPreference[] = {{512, 0}, {1024, 1}, {2048, 2}};  // 4096x16384: 89 % / 85 %
+constexpr Preference kClusterRmsPreference[] = {{4096, 4},   {8192, 5},   {16384, 6}, {32768, 7},
+                                                {16384, 10}, {32768, 11}, {65536, 12}};  // 2048x131072: 92 %
+constexpr Preference kClusterLayerPreference[] = {{4096, 1},   {8192, 2},   {16384, 3},
+                                                  {16384, 10}, {32768, 11}, {65536, 12}};  // 2048x131072: 82 %
 
 struct Variant {
   DType dtype;
+  bool float_parameters;  // weight and bias; always with fp32
   bool centered;
   bool residual;
-  int index() const { return (cuda_type_index(dtype) * 2 + centered) * 2 + residual; }
+  int index() const { return ((cuda_type_index(dtype) * 2 + float_parameters) * 2 + centered) * 2 + residual; }
 };
-constexpr int kVariants = 12;
+constexpr int kVariants = 24;
 
 DeviceCode code_of(const RowConfig& rows, const Variant& variant) {
   const bool needs_hopper = rows.clustered || rows.source == Source::kRing;
-  return {
-      .source = kSource,
-      .entry = concat("kernel_pytorch::row_norm::forward_rows<", element_type_name(variant.dtype), ", ",
-                      bool_name(variant.centered), ", ", bool_name(variant.residual), ", ", type_expression(rows), ">"),
-      .minimum_capability = needs_hopper ? 90 : 80,
-      .architecture_specific = false};
+  return {.source = kSource,
+          .entry = concat("kernel_pytorch::row_norm::forward_rows<", element_type_name(variant.dtype), ", ",
+                          bool_name(variant.float_parameters), ", ", bool_name(variant.centered), ", ",
+                          bool_name(variant.residual), ", ", type_expression(rows), ">"),
+          .minimum_capability = needs_hopper ? 90 : 80,
+          .architecture_specific = false};
 }
 
 const char* obstacle_of(const ForwardProblem& problem, const DeviceInfo& device) {
@@ -159,8 +122,7 @@ ForwardArguments make_arguments(const ForwardProblem& problem, const RowShape& s
           .mean = problem.mean.as<float>(),
           .rstd = problem.rstd.as<float>(),
           .eps = static_cast<float>(problem.eps),
-          .weight_offset = static_cast<float>(problem.weight_offset),
-          .weight_is_float = (problem.weight.is_present() ? problem.weight : problem.bias).dtype == DType::kFloat32};
+          .weight_offset = static_cast<float>(problem.weight_offset)};
 }
 
 // The functions of a registry row for one list of configs.
@@ -175,10 +137,6 @@ struct ForwardRows {
     const RowWork work = work_of(problem);
     if (kWantsManyRows && work.rows < 4 * device.cuda.multiprocessors) return registry::Support::no(kFewRows);
     if (!kList.any_fits(work, device)) return registry::Support::no(kTooWide);
-    // H200, 8192x8192 bf16: the ring 87 % of a copy, the best block without spills 84 %; 4096x16384: 86 % and 55 %.
-    const bool ring_is_better = work.centered && work.tensors == 1 && work.row_vectors() > 512 &&
-                                device.cuda.capability() >= 90 && work.rows >= 4 * device.cuda.multiprocessors;
-    if (false && &kConfigs[0] == &kBlockConfigs[0] && ring_is_better) return registry::Support::no(kRingIsBetter);
     return registry::Support::yes();
   }
   static std::vector<std::string> configs(const ForwardProblem& problem, const DeviceInfo& device) {
@@ -195,7 +153,8 @@ struct ForwardRows {
     if (work.rows == 0 || work.columns == 0) return;
     const int position = kList.position(config, work, *context.info);
     const LaunchConfig& chosen = kConfigs[position];
-    const Variant variant{problem.x.dtype, problem.norm == Norm::kLayer, problem.residual.is_present()};
+    const Variant variant{problem.x.dtype, parameters_are_float(problem), problem.norm == Norm::kLayer,
+                          problem.residual.is_present()};
     CUkern_st* kernel =
         table.get(position * kVariants + variant.index(), context, [&] { return code_of(chosen.rows, variant); });
     ForwardArguments arguments = make_arguments(problem, make_shape(chosen, work, *context.info));
@@ -207,8 +166,9 @@ struct ForwardRows {
     std::vector<DeviceCode> codes;
     for (const LaunchConfig& config : kConfigs) {
       for (DType dtype : kCudaTypes) {
-        for (int flags = 0; flags < 4; ++flags) {
-          const Variant variant{dtype, (flags & 1) != 0, (flags & 2) != 0};
+        for (int flags = 0; flags < 8; ++flags) {
+          const Variant variant{dtype, (flags & 4) != 0, (flags & 1) != 0, (flags & 2) != 0};
+          if (dtype == DType::kFloat32 && !variant.float_parameters) continue;
           if ((variant.residual && config.max_tensors < 2) || (variant.centered && !config.takes_mean)) continue;
           if (config.float_only && dtype != DType::kFloat32) continue;
           DeviceCode code = code_of(config.rows, variant);
@@ -235,10 +195,10 @@ struct ForwardRows {
 constinit const registry::Kernel<ForwardProblem> kForwardCudaWarp =
     ForwardRows<kWarpConfigs, kWarpPreference, kWarpPreference, false>::kernel("cuda_warp");
 constinit const registry::Kernel<ForwardProblem> kForwardCudaBlock =
-    ForwardRows<kBlockConfigs, kBlockRmsPreference, kBlockLayerPreference, false>::kernel("cuda_block");
+    ForwardRows<kBlockConfigs, kBlockPreference, kBlockPreference, false>::kernel("cuda_block");
 constinit const registry::Kernel<ForwardProblem> kForwardCudaBulk =
     ForwardRows<kBulkConfigs, kBulkPreference, kBulkPreference, true>::kernel("cuda_bulk");
 constinit const registry::Kernel<ForwardProblem> kForwardCudaCluster =
-    ForwardRows<kClusterConfigs, kClusterPreference, kClusterPreference, false>::kernel("cuda_cluster");
+    ForwardRows<kClusterConfigs, kClusterRmsPreference, kClusterLayerPreference, false>::kernel("cuda_cluster");
 
 }  // namespace kernel_pytorch::row_norm

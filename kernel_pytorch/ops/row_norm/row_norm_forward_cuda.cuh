@@ -54,8 +54,7 @@ struct ForwardRow {
   using Values = RowValues<T, kConfig>;
 
   // x + residual, rounded to T, replaces x in the registers and goes out as the sum.
-  static __device__ __forceinline__ void add_residual(typename Reader::Row& row, const Place<kConfig>& place, char* sum,
-                                                      bool active) {
+  static __device__ __forceinline__ void add_residual(typename Reader::Row& row, int reach, char* sum) {
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
       float x[kCount], residual[kCount];
@@ -64,7 +63,7 @@ struct ForwardRow {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) x[k] += residual[k];
       row[0][i] = tile::Vector<T>::pack(x);
-      if (active && place.owns(i)) tile::store(sum + place.vector(i) * tile::kVectorBytes, row[0][i]);
+      tile::store_if(i * kConfig.row_threads < reach, sum + i * Place<kConfig>::kVectorStep, row[0][i]);
     }
   }
 
@@ -80,18 +79,18 @@ struct ForwardRow {
     return add(totals);
   }
 
-  // Vectors beyond the row hold zeros, which only a centre moves away from zero.
+  // Vectors beyond the row hold zeros, which only a centre would move away from zero.
   template <bool kCentered>
   static __device__ __forceinline__ float sum_squares(const Values& values, const Place<kConfig>& place, float mean) {
     float totals[kChains] = {};
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
-      if (kCentered && !place.owns(i)) continue;
+      const float center = place.owns(i) ? mean : 0.0f;
       float x[kCount];
       values.get(i, x);
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
-        const float value = kCentered ? x[k] - mean : x[k];
+        const float value = kCentered ? x[k] - center : x[k];
         totals[k % kChains] += value * value;
       }
     }
@@ -105,38 +104,34 @@ struct ForwardRow {
   }
 };
 
-// Scale and shift of the columns a thread owns, held in registers, in shared memory, or read again for each row.
-template <class T, bool kCentered, RowConfig kConfig>
+// Scale and shift of the columns a thread owns, held in registers, in shared memory, or read again for each row. In
+// shared memory there is room for all vectors of all threads, so that none asks whether it has one.
+template <class T, bool kIsFloat, bool kCentered, RowConfig kConfig>
 class ForwardParameters {
  public:
   static constexpr int kCount = tile::Vector<T>::kCount;
   static constexpr bool kHeld = kConfig.weight == Weight::kRegisters;
   static constexpr bool kShared = kConfig.weight == Weight::kShared;
-  static constexpr bool kFloat = kConfig.weight == Weight::kSharedFloat;
+  static constexpr bool kUnpacked = kConfig.weight == Weight::kSharedFloat;
 
-  // `shared`: room for the block's part of weight and bias, where they wait in shared memory.
+  // `shared`: that room, where they wait in shared memory.
   __device__ __forceinline__ ForwardParameters(const ForwardArguments& arguments, const Place<kConfig>& place,
                                                uint32_t shared)
-      : arguments_(arguments), place_(place), shared_weight_(shared) {
+      : place_(place),
+        offset_(arguments.weight != nullptr ? arguments.weight_offset : 1.0f),
+        weight_(own_parameters<T>(arguments.weight, kIsFloat, place)),
+        bias_(own_parameters<T>(arguments.bias, kIsFloat, place)),
+        shared_(shared + place.lane * (kShared ? kParts : 1) * tile::kVectorBytes) {
     if constexpr (kHeld) {
 #pragma unroll
-      for (int i = 0; i < kConfig.vectors; ++i) {
-        if (place.owns(i)) read(i, scale_[i], shift_[kCentered ? i : 0]);
-      }
+      for (int i = 0; i < kConfig.vectors; ++i) read_from(weight_, bias_, i, scale_[i], shift_[kCentered ? i : 0]);
     }
-    if constexpr (kFloat) {
-      shared_bias_ = shared + arguments.shape.slice_vectors * kCount * 4;
-      unpack_into_shared();
-      __syncthreads();
-    }
-    if constexpr (kShared) {
-      const int vector_bytes = arguments.weight_is_float ? kCount * 4 : tile::kVectorBytes;
-      shared_bias_ = shared + (arguments.weight != nullptr ? arguments.shape.slice_vectors * vector_bytes : 0);
-      copy(arguments.weight, shared_weight_, vector_bytes);
-      if constexpr (kCentered) copy(arguments.bias, shared_bias_, vector_bytes);
+    if constexpr (kShared || kUnpacked) {
+      if (place.group == 0) fill_shared();
       __syncthreads();
     }
   }
+
   __device__ __forceinline__ void apply(int i, float (&normal)[kCount]) const {
     float scale[kCount], shift[kCount];
     if constexpr (!kHeld) read(i, scale, shift);
@@ -149,69 +144,70 @@ class ForwardParameters {
   }
 
  private:
-  __device__ __forceinline__ void unpack_into_shared() const {
-    for (int vector = threadIdx.x; vector < place_.vector_count; vector += kConfig.threads) {
-      float scale[kCount], shift[kCount];
-      read_from(GlobalParameters{arguments_.weight}, GlobalParameters{arguments_.bias}, place_.first_vector + vector,
-                scale, shift);
-#pragma unroll
-      for (int part = 0; part < kCount / 4; ++part) {
-        const int byte = float_offset(vector, part);
-        ptx::st_shared_v4(shared_weight_ + byte, tile::Vector<float>::pack(four(scale, part)).words);
-        if constexpr (kCentered)
-          ptx::st_shared_v4(shared_bias_ + byte, tile::Vector<float>::pack(four(shift, part)).words);
-      }
-    }
-  }
-  // Parts of a vector lie apart, so that neighbouring threads read neighbouring words.
-  __device__ __forceinline__ int float_offset(int vector, int part) const {
-    return (part * arguments_.shape.slice_vectors + vector) * tile::kVectorBytes;
-  }
-  static __device__ __forceinline__ const float (&four(const float (&values)[kCount], int part))[4] {
-    return reinterpret_cast<const float(&)[4]>(values[part * 4]);
-  }
-  __device__ __forceinline__ void copy(const void* parameters, uint32_t target, int vector_bytes) const {
-    if (parameters == nullptr) return;
-    const char* source =
-        static_cast<const char*>(parameters) + static_cast<int64_t>(place_.first_vector) * vector_bytes;
-    for (int byte = threadIdx.x * tile::kVectorBytes; byte < place_.vector_count * vector_bytes;
-         byte += kConfig.threads * tile::kVectorBytes) {
-      ptx::st_shared_v4(target + byte, ptx::ld_global_nc_v4(source + byte));
-    }
-  }
+  static constexpr int kParts = kIsFloat ? kCount / 4 : 1;                 // vectors of a parameter for one of the row
+  static constexpr int kCapacity = kConfig.row_threads * kConfig.vectors;  // vectors of the row
+  static constexpr int kPackedBytes = kCapacity * kParts * tile::kVectorBytes;
+  // Unpacked, the parts of a vector lie apart, so that neighbouring threads read neighbouring words.
+  static constexpr int kPartBytes = kCapacity * tile::kVectorBytes;
+  static constexpr int kUnpackedBytes = kCapacity * kCount * 4;
+
   __device__ __forceinline__ void read(int i, float (&scale)[kCount], float (&shift)[kCount]) const {
-    if constexpr (kFloat) {
+    if constexpr (kUnpacked) {
 #pragma unroll
       for (int part = 0; part < kCount / 4; ++part) {
-        const int byte = float_offset(place_.vector(i), part);
-        float(&scale_part)[4] = reinterpret_cast<float(&)[4]>(scale[part * 4]);
-        float(&shift_part)[4] = reinterpret_cast<float(&)[4]>(shift[part * 4]);
-        tile::load_from_shared<float>(shared_weight_ + byte).unpack(scale_part);
-        if constexpr (kCentered) tile::load_from_shared<float>(shared_bias_ + byte).unpack(shift_part);
+        const uint32_t address = shared_ + part * kPartBytes + i * Place<kConfig>::kVectorStep;
+        tile::load_from_shared<float>(address).unpack(four_of(scale, part));
+        if constexpr (kCentered) tile::load_from_shared<float>(address + kUnpackedBytes).unpack(four_of(shift, part));
       }
     } else if constexpr (kShared) {
-      read_from(SharedParameters{shared_weight_, arguments_.weight != nullptr},
-                SharedParameters{shared_bias_, arguments_.bias != nullptr}, place_.vector(i), scale, shift);
+      read_from(SharedParameters{shared_}, SharedParameters{shared_ + kPackedBytes}, i, scale, shift);
     } else {
-      read_from(GlobalParameters{arguments_.weight}, GlobalParameters{arguments_.bias},
-                place_.first_vector + place_.vector(i), scale, shift);
+      read_from(weight_, bias_, i, scale, shift);
     }
   }
   template <class Parameters>
-  __device__ __forceinline__ void read_from(const Parameters& weight, const Parameters& bias, int vector,
+  __device__ __forceinline__ void read_from(const Parameters& weight, const Parameters& bias, int i,
                                             float (&scale)[kCount], float (&shift)[kCount]) const {
-    load_scale<T>(weight, arguments_.weight_is_float, arguments_.weight_offset, vector, scale);
-    if constexpr (kCentered) {
+    load_parameters<T, kIsFloat>(weight, place_.owns(i), i * kConfig.row_threads, scale);
 #pragma unroll
-      for (float& value : shift) value = 0.0f;
-      if (bias.is_present()) load_parameters<T>(bias, arguments_.weight_is_float, vector, shift);
+    for (float& value : scale) value += offset_;
+    if constexpr (kCentered) load_parameters<T, kIsFloat>(bias, place_.owns(i), i * kConfig.row_threads, shift);
+  }
+
+  // Each thread of the first row brings its own vectors, as every row's threads will read them.
+  __device__ __forceinline__ void fill_shared() const {
+#pragma unroll
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      if constexpr (kUnpacked) {
+        float scale[kCount], shift[kCount];
+        read_from(weight_, bias_, i, scale, shift);
+        fill_unpacked(i, scale, shift);
+      } else {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const int offset = (i * kConfig.row_threads * kParts + part) * tile::kVectorBytes;
+          ptx::st_shared_v4(shared_ + offset, weight_.template load<T>(place_.owns(i), offset).words);
+          if constexpr (!kCentered) continue;
+          ptx::st_shared_v4(shared_ + kPackedBytes + offset, bias_.template load<T>(place_.owns(i), offset).words);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void fill_unpacked(int i, float (&scale)[kCount], float (&shift)[kCount]) const {
+#pragma unroll
+    for (int part = 0; part < kCount / 4; ++part) {
+      const uint32_t address = shared_ + part * kPartBytes + i * Place<kConfig>::kVectorStep;
+      ptx::st_shared_v4(address, tile::Vector<float>::pack(four_of(scale, part)).words);
+      if constexpr (!kCentered) continue;
+      ptx::st_shared_v4(address + kUnpackedBytes, tile::Vector<float>::pack(four_of(shift, part)).words);
     }
   }
 
-  const ForwardArguments& arguments_;
   const Place<kConfig>& place_;
-  const uint32_t shared_weight_;
-  uint32_t shared_bias_;
+  const float offset_;  // of the weight; 1 where there is none
+  const GlobalParameters weight_;
+  const GlobalParameters bias_;
+  const uint32_t shared_;  // this thread's first vector
   float scale_[kConfig.vectors][kCount];
   float shift_[kCentered ? kConfig.vectors : 1][kCount];
 };
@@ -226,7 +222,7 @@ __device__ __forceinline__ float normalise(float value, float mean, float rstd) 
 }
 
 // What a row is summed with: squares alone, or mean and squares together.
-template <bool kCentered, RowConfig kConfig>
+template <class T, bool kCentered, RowConfig kConfig>
 struct StatisticsOf {
   using Type = RowSum<kConfig, 1>;
   static __device__ __forceinline__ Type make(typename Type::Storage& storage, const Place<kConfig>&, const RowShape&,
@@ -234,22 +230,23 @@ struct StatisticsOf {
     return Type(storage);
   }
 };
-template <RowConfig kConfig>
-struct StatisticsOf<true, kConfig> {
-  using Type = RowMoments<kConfig>;
+template <class T, RowConfig kConfig>
+struct StatisticsOf<T, true, kConfig> {
+  using Type = RowMoments<T, kConfig>;
   static __device__ __forceinline__ Type make(typename Type::Storage& storage, const Place<kConfig>& place,
                                               const RowShape& shape, int row_vectors) {
     return Type(storage, place, shape, row_vectors);
   }
 };
 
-template <class T, bool kCentered, bool kResidual, RowConfig kConfig>
+// kIsFloat: weight and bias are float, otherwise of T.
+template <class T, bool kIsFloat, bool kCentered, bool kResidual, RowConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kConfig>)
     forward_rows(const __grid_constant__ ForwardArguments arguments) {
   static_assert(is_legal(kConfig));
   using Row = ForwardRow<T, kResidual, kConfig>;
   using Reader = typename Row::Reader;
-  using Sum = typename StatisticsOf<kCentered, kConfig>::Type;
+  using Sum = typename StatisticsOf<T, kCentered, kConfig>::Type;
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ typename Reader::Storage reader_storage;
   __shared__ typename Sum::Storage sum_storage;
@@ -257,19 +254,23 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
   const RowShape& shape = arguments.shape;
   const Place<kConfig> place(shape, shape.columns / Row::kCount);
   Reader reader(arguments.inputs, shape, place, reader_storage, ring);
-  Sum statistics = StatisticsOf<kCentered, kConfig>::make(sum_storage, place, shape, shape.columns / Row::kCount);
+  Sum statistics = StatisticsOf<T, kCentered, kConfig>::make(sum_storage, place, shape, shape.columns / Row::kCount);
   const uint32_t ring_bytes = shape.stages * Row::kTensors * shape.slice_vectors * tile::kVectorBytes;
-  const ForwardParameters<T, kCentered, kConfig> parameters(arguments, place, ptx::shared_address(ring) + ring_bytes);
+  const ForwardParameters<T, kIsFloat, kCentered, kConfig> parameters(arguments, place,
+                                                                      ptx::shared_address(ring) + ring_bytes);
   const float per_column = 1.0f / static_cast<float>(shape.columns);
 
-  for (int64_t first = place.first_row(); first < shape.rows; first += place.row_step()) {
+  const int64_t row_bytes = static_cast<int64_t>(shape.columns) * sizeof(T);
+  int64_t offset = (place.first_row() + place.group) * row_bytes + place.first_byte();
+  for (int64_t first = place.first_row(); first < shape.rows;
+       first += place.row_step(), offset += place.row_step() * row_bytes) {
     const int64_t row = first + place.group;
     const bool active = kRowsPerBlock<kConfig> == 1 || row < shape.rows;
-    const int64_t slice_bytes = (row * (shape.columns / Row::kCount) + place.first_vector) * tile::kVectorBytes;
+    const int reach = active ? place.reach : 0;
     typename Reader::Row taken;
     reader.take(row, taken);
     if constexpr (kResidual) {
-      Row::add_residual(taken, place, static_cast<char*>(arguments.sum) + slice_bytes, active);
+      Row::add_residual(taken, reach, static_cast<char*>(arguments.sum) + offset);
     }
     typename Row::Values values;
 #pragma unroll
@@ -289,16 +290,16 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
     reader.stage_is_free(row);
     const float rstd = rsqrtf(squares * per_column + arguments.eps);
 
-    char* output = static_cast<char*>(arguments.output) + slice_bytes;
+    char* output = static_cast<char*>(arguments.output) + offset;
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
-      if (!active || !place.owns(i)) continue;
       float normal[Row::kCount];
       values.get(i, normal);
 #pragma unroll
       for (float& value : normal) value = normalise<T, kCentered>(value, mean, rstd);
       parameters.apply(i, normal);
-      tile::store(output + place.vector(i) * tile::kVectorBytes, tile::Vector<T>::pack(normal));
+      tile::store_if(i * kConfig.row_threads < reach, output + i * Place<kConfig>::kVectorStep,
+                     tile::Vector<T>::pack(normal));
     }
     if (active && place.leads_row()) {
       if (arguments.mean != nullptr) arguments.mean[row] = mean;

@@ -25,10 +25,10 @@ int64_t slice_vectors(const LaunchConfig& config, const RowWork& work) {
 }
 
 int64_t shared_parameter_bytes(const LaunchConfig& config, const RowWork& work) {
-  const int64_t columns = slice_vectors(config, work) * (kVectorBytes / work.element_bytes);
-  if (config.rows.weight == Weight::kShared) return columns * work.parameter_bytes;
-  if (config.rows.weight == Weight::kSharedFloat) return columns * (work.centered ? 2 : 1) * int64_t{sizeof(float)};
-  return 0;
+  if (config.rows.weight < Weight::kShared) return 0;
+  const int64_t columns = int64_t{config.rows.row_threads} * config.rows.vectors * kVectorBytes / work.element_bytes;
+  const int64_t bytes = config.rows.weight == Weight::kSharedFloat ? sizeof(float) : work.parameter_bytes;
+  return columns * bytes * (work.centered ? 2 : 1);
 }
 
 // Dynamic shared memory that is left for rows where every block that should be resident finds room.
@@ -61,8 +61,9 @@ std::string type_expression(const RowConfig& config) {
   static constexpr const char* kWeights[] = {"kReread", "kRegisters", "kShared", "kSharedFloat"};
   return concat("kernel_pytorch::row_norm::RowConfig{", config.threads, ", ", config.row_threads, ", ", config.vectors,
                 ", kernel_pytorch::row_norm::Source::", kSources[static_cast<int>(config.source)], ", ",
-                bool_name(config.clustered), ", kernel_pytorch::row_norm::Weight::",
-                kWeights[static_cast<int>(config.weight)], ", ", config.blocks, "}");
+                bool_name(config.clustered),
+                ", kernel_pytorch::row_norm::Weight::", kWeights[static_cast<int>(config.weight)], ", ", config.blocks,
+                "}");
 }
 
 std::string to_string(const LaunchConfig& config) {
@@ -102,9 +103,10 @@ RowShape make_shape(const LaunchConfig& config, const RowWork& work, const Devic
 
 int64_t unit_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
   const int64_t needed = divide_up(work.rows, config.rows.threads / config.rows.row_threads);
-  // Every unit gets the same number of rounds, so that none is left alone with a last row.
-  const int64_t rounds =
-      config.rows_per_block != 0 ? config.rows_per_block : divide_up(needed, resident_units(config, device));
+  // Every unit gets the same number of rounds, so that none is left alone with a last row; and no more than keep every
+  // multiprocessor busy.
+  const int64_t even = std::max<int64_t>(divide_up(needed, resident_units(config, device)), 1);
+  const int64_t rounds = config.rows_per_block != 0 ? std::min<int64_t>(config.rows_per_block, even) : even;
   return std::min(divide_up(needed, rounds), kMaxGrid / config.cluster);
 }
 

@@ -20,7 +20,7 @@ struct LaunchConfig {
   int stages = 0;          // of the ring at most; fewer where shared memory ends
   int cluster = 1;         // blocks that share a row
   int rows_per_block = 0;  // that a block takes (times the rows it holds at once); 0: as many as keep every block busy
-  int max_tensors = 3;        // that the registers can hold at once
+  int max_tensors = 3;     // that the registers can hold at once
   int max_accumulators = 64;  // column sums of a thread that the registers can hold
   bool takes_mean = true;     // the registers can hold what layer norm needs besides
   bool float_only = false;    // 16-bit rows unpack to more than the registers can hold
@@ -37,7 +37,7 @@ struct RowWork {
   int tensors = 0;      // read per row
   int column_sums = 0;  // kept over all rows: the weight's and the bias' gradient
   bool centered = false;
-  int parameter_bytes = 0;  // of weight and bias together, per column
+  int parameter_bytes = 0;  // of a value of weight or bias
   int64_t row_vectors() const { return columns * element_bytes / 16; }
 };
 

@@ -21,6 +21,7 @@ struct Place {
   int lane;          // among the threads of the row in this block
   int vector_count;  // of the block's slice
   int first_vector;  // of the slice in the row
+  int reach;         // from this thread's first vector to the end of the slice; not positive: it has none
   int64_t unit;      // which block (or cluster) among `units`
   int64_t units;
 
@@ -37,14 +38,26 @@ struct Place {
       unit = ptx::clusterid_x();
       units = ptx::nclusterid_x();
     }
+    reach = vector_count - lane;
   }
 
   __device__ __forceinline__ int vector(int i) const { return lane + i * kConfig.row_threads; }
-  __device__ __forceinline__ bool owns(int i) const { return vector(i) < vector_count; }
+  __device__ __forceinline__ bool owns(int i) const { return i * kConfig.row_threads < reach; }
+  // Where the thread's first vector begins in a row, and how far its next one is.
+  __device__ __forceinline__ int64_t first_byte() const {
+    return static_cast<int64_t>(first_vector + lane) * tile::kVectorBytes;
+  }
+  static constexpr int kVectorStep = kConfig.row_threads * tile::kVectorBytes;
   __device__ __forceinline__ bool leads_row() const { return lane == 0 && first_vector == 0; }
   __device__ __forceinline__ int64_t first_row() const { return unit * kRowsPerBlock<kConfig>; }
   __device__ __forceinline__ int64_t row_step() const { return units * kRowsPerBlock<kConfig>; }
 };
+
+// Four of a vector's values in place.
+template <int kCount>
+__device__ __forceinline__ float (&four_of(float (&values)[kCount], int part))[4] {
+  return reinterpret_cast<float(&)[4]>(values[part * 4]);
+}
 
 // Sums over all threads of a row.
 template <RowConfig kConfig, int kValues>
@@ -69,7 +82,7 @@ requires(kConfig.clustered) class RowSum<kConfig, kValues>
 };
 
 // Mean and squared deviations over all threads of a row: within a warp in two passes, across warps in one exchange.
-template <RowConfig kConfig>
+template <class T, RowConfig kConfig>
 class RowMoments {
  public:
   struct Storage {};
@@ -81,8 +94,9 @@ class RowMoments {
     return {mean, tile::sum_lanes<kConfig.row_threads>(sum_squares(mean))};
   }
 };
-template <RowConfig kConfig>
-requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<kConfig> {
+template <class T, RowConfig kConfig>
+requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<T, kConfig> {
+  static constexpr int kCount = tile::Vector<T>::kCount;
   static constexpr int kWarps = kConfig.row_threads / tile::kWarpLanes;
   template <bool kClustered, class Unused>
   struct MergeOf {
@@ -98,14 +112,10 @@ requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<kConfig> {
   using Storage = typename Merge::Storage;
   __device__ __forceinline__ RowMoments(Storage& storage, const Place<kConfig>& place, const RowShape& shape,
                                         int row_vectors)
-      : merge_(storage) {
-    for (int part = threadIdx.x; part < merge_.parts(); part += kConfig.threads) {
-      storage.counts[part] = values_of_part(part / kWarps, part % kWarps, shape, row_vectors);
-    }
-    __syncthreads();
+      : merge_(storage, [&](int block, int warp) { return values_of_part(block, warp, shape, row_vectors); }) {
     const int block = kConfig.clustered ? place.first_vector / shape.slice_vectors : 0;
     const float count = values_of_part(block, place.lane / tile::kWarpLanes, shape, row_vectors);
-    inverse_part_count_ = count > 0 ? 1.0f / count : 0.0f;
+    inverse_part_count_ = count > 0 ? __fdividef(1.0f, count) : 0.0f;
   }
   template <class SumValues, class SumSquares>
   __device__ __forceinline__ tile::Moments of(float inverse_count, SumValues sum_values, SumSquares sum_squares) {
@@ -121,7 +131,7 @@ requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<kConfig> {
     for (int i = 0; i < kConfig.vectors; ++i) {
       vectors += min(max(slice - i * kConfig.row_threads - warp * tile::kWarpLanes, 0), tile::kWarpLanes);
     }
-    return static_cast<float>(vectors) * (static_cast<float>(shape.columns) / static_cast<float>(row_vectors));
+    return static_cast<float>(vectors * kCount);
   }
 
   Merge merge_;
@@ -151,6 +161,13 @@ class RowReader {
         }
       }
       __syncthreads();
+    }
+    if constexpr (kConfig.source <= Source::kPrefetch) {
+#pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+        next_[tensor] = static_cast<const char*>(tensors[tensor].data) +
+                        (place.first_row() + place.group) * tensors[tensor].row_stride_bytes + place.first_byte();
+      }
     }
     if constexpr (kConfig.source == Source::kPrefetch) load(place.first_row() + place.group, ahead_);
     if constexpr (kConfig.source == Source::kAsync) {
@@ -208,17 +225,17 @@ class RowReader {
   __device__ __forceinline__ uint32_t slot_offset(int stage, int tensor) const {
     return static_cast<uint32_t>(stage * kTensors + tensor) * shape_.slice_vectors * tile::kVectorBytes;
   }
-  __device__ __forceinline__ void load(int64_t row, Row& values) const {
+  // The rows of a thread in order: its addresses move on by themselves.
+  __device__ __forceinline__ void load(int64_t row, Row& values) {
+    const int reach = row < shape_.rows ? place_.reach : 0;
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) {
-      const char* start = slice(tensor, row);
 #pragma unroll
       for (int i = 0; i < kConfig.vectors; ++i) {
-        values[tensor][i] = Vector::zero();
-        if (row < shape_.rows && place_.owns(i)) {
-          values[tensor][i] = tile::load_once<T>(start + place_.vector(i) * tile::kVectorBytes);
-        }
+        values[tensor][i] =
+            tile::load_once_if<T>(i * kConfig.row_threads < reach, next_[tensor] + i * Place<kConfig>::kVectorStep);
       }
+      next_[tensor] += place_.row_step() * tensors_[tensor].row_stride_bytes;
     }
   }
   __device__ __forceinline__ void request(int64_t row, int stage) const {
@@ -255,57 +272,49 @@ class RowReader {
   Storage& storage_;
   unsigned char* ring_;
   tile::PipelineState state_;
+  const char* next_[kTensors];
   Row ahead_;
 };
 
-// A weight or bias (or a block's part of it) where it lies; null or absent: not given.
+// A weight or bias as a thread reads it: its own vectors, at steps of kVectorStep of the row's vectors. Absent: zeros.
 struct GlobalParameters {
-  const void* data;
-  __device__ __forceinline__ bool is_present() const { return data != nullptr; }
+  const char* first;  // null: absent
   template <class T>
-  __device__ __forceinline__ tile::Vector<T> load(int vector) const {
-    return tile::load_shared_by_all<T>(static_cast<const char*>(data) +
-                                       static_cast<int64_t>(vector) * tile::kVectorBytes);
+  __device__ __forceinline__ tile::Vector<T> load(bool wanted, int byte) const {
+    return tile::load_shared_by_all_if<T>(wanted && first != nullptr, first + byte);
   }
 };
 struct SharedParameters {
-  uint32_t address;
-  bool given;
-  __device__ __forceinline__ bool is_present() const { return given; }
+  uint32_t first;
   template <class T>
-  __device__ __forceinline__ tile::Vector<T> load(int vector) const {
-    return tile::load_from_shared<T>(address + vector * tile::kVectorBytes);
+  __device__ __forceinline__ tile::Vector<T> load(bool, int byte) const {
+    return tile::load_from_shared<T>(first + byte);
   }
 };
 
-// The values of one vector of the row, of x's type or float.
-template <class T, class Parameters>
-__device__ __forceinline__ void load_parameters(const Parameters& parameters, bool is_float, int vector,
+// The values of the vector that lies `vectors` of the row after the thread's first, of x's type or float.
+template <class T, bool kIsFloat, class Parameters>
+__device__ __forceinline__ void load_parameters(const Parameters& parameters, bool wanted, int vectors,
                                                 float (&values)[tile::Vector<T>::kCount]) {
   constexpr int kCount = tile::Vector<T>::kCount;
-  if (is_float) {
+  if constexpr (kIsFloat) {
 #pragma unroll
     for (int part = 0; part < kCount / 4; ++part) {
-      float four[4];
-      parameters.template load<float>(vector * (kCount / 4) + part).unpack(four);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[part * 4 + i] = four[i];
+      parameters.template load<float>(wanted, (vectors * (kCount / 4) + part) * tile::kVectorBytes)
+          .unpack(four_of(values, part));
     }
   } else {
-    parameters.template load<T>(vector).unpack(values);
+    parameters.template load<T>(wanted, vectors * tile::kVectorBytes).unpack(values);
   }
 }
 
-// weight + offset, or ones.
-template <class T, class Parameters>
-__device__ __forceinline__ void load_scale(const Parameters& weight, bool is_float, float offset, int vector,
-                                           float (&scale)[tile::Vector<T>::kCount]) {
-#pragma unroll
-  for (float& value : scale) value = 1.0f;
-  if (!weight.is_present()) return;
-  load_parameters<T>(weight, is_float, vector, scale);
-#pragma unroll
-  for (float& value : scale) value += offset;
+// Where a thread's part of a parameter begins: as many bytes into it as its first vector has values before it.
+template <class T, RowConfig kConfig>
+__device__ __forceinline__ GlobalParameters own_parameters(const void* data, bool is_float,
+                                                           const Place<kConfig>& place) {
+  if (data == nullptr) return {nullptr};
+  const int vector_bytes = is_float ? tile::Vector<T>::kCount * 4 : tile::kVectorBytes;
+  return {static_cast<const char*>(data) + static_cast<int64_t>(place.first_vector + place.lane) * vector_bytes};
 }
 
 }  // namespace kernel_pytorch::row_norm
