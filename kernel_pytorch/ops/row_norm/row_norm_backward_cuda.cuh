@@ -48,6 +48,7 @@ class Gradients {
     for (float& total : totals) total = 0;
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
+      if (!place_.owns(i)) continue;
       float gradient[kCount], normal[kCount], scale[kCount];
       unpack(i, grad_output[i], value[i], statistics, gradient, normal, scale);
 #pragma unroll
@@ -190,6 +191,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
     const float level = kCentered ? totals[RowGradients::kValues - 1] * per_column : 0.0f;
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
+      if (!place.owns(i)) continue;  // a branch, not a predicate: vectors side by side would spill
       float result[kCount];
       gradients.input_gradient(i, values[0][i], values[1][i], statistics, along, level, result);
       if constexpr (kGradSum) {
@@ -198,7 +200,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
 #pragma unroll
         for (int k = 0; k < kCount; ++k) result[k] += grad_sum[k];
       }
-      tile::store_if(place.owns(i), target + i * Place<kConfig>::kVectorStep, tile::Vector<T>::pack(result));
+      tile::store(target + i * Place<kConfig>::kVectorStep, tile::Vector<T>::pack(result));
     }
   }
   gradients.store_partials(ring);
