@@ -18,13 +18,14 @@ from typing import Any
 
 import cases_pointwise
 import cases_rows
+import cases_tables
 import torch
 from cases import DTYPES, TOLERANCE, Op
 from measure import Way, buffers_needed, compare, keep_freed_memory
 from table import print_table
 from torch_norms import backward_way, describe_machine, forward_way
 
-ALL_OPS: list[Op] = [*cases_pointwise.OPS, *cases_rows.OPS]
+ALL_OPS: list[Op] = [*cases_pointwise.OPS, *cases_rows.OPS, *cases_tables.OPS]
 DIRECTIONS = ("forward", "backward")
 
 
