@@ -140,7 +140,6 @@ def last_derivative(
     """
     call = eager(backward)
     is_grad_enabled = torch.is_grad_enabled
-    leaf = torch.empty((), requires_grad=True)  # makes it a node also where no argument leads back to the op's inputs
 
     def forward(_: Tensor, *args: Any) -> Any:
         return call(*args)
@@ -158,7 +157,10 @@ def last_derivative(
         )
 
     def run(*args: Any) -> Any:
-        return made.apply(leaf, *args) if is_grad_enabled() else call(*args)
+        if not is_grad_enabled():
+            return call(*args)
+        # The leaf makes it a node also where no argument leads back to the op's inputs.
+        return made.apply(torch.empty((), device="cpu", requires_grad=True), *args)
 
     made: Any = _function(f"{op}_backward", forward, setup_context, refuse, batch, refuse)
     return run
