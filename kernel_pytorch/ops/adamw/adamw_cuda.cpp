@@ -32,10 +32,10 @@ int pair_of(const Parameter& one) {
   return -1;
 }
 
-// Units that a thread takes, by config. Variants are compiled for two alone.
+// Units that a thread takes, by config. There is a choice for plain fp32; the rest is compiled for two alone.
 std::span<const int> units_of(int pair, bool is_plain) {
   static constexpr int kUnits[] = {2, 1, 4};
-  return {kUnits, static_cast<size_t>(!is_plain ? 1 : pair == 0 ? 3 : 2)};
+  return {kUnits, static_cast<size_t>(is_plain && pair == 0 ? 3 : 1)};
 }
 bool is_plain(const Parameter& one) {
   return !one.master.is_present() && !one.max_exp_avg_sq.is_present();

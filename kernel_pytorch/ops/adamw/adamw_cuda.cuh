@@ -5,7 +5,6 @@
 
 #include "kernel_pytorch/base/philox.h"
 #include "kernel_pytorch/cuda/tile/element.cuh"
-#include "kernel_pytorch/cuda/tile/last_block.cuh"
 #include "kernel_pytorch/ops/adamw/adamw_cuda.h"
 #include "kernel_pytorch/ops/adamw/adamw_draws_cuda.h"
 
@@ -126,10 +125,11 @@ __device__ __forceinline__ void store_unit(void* tensor, int64_t index, Unit<T> 
   *reinterpret_cast<Unit<T>*>(static_cast<T*>(tensor) + index) = unit;
 }
 
-// All loads of kUnits units stand before the barrier at which the factors are ready.
-template <class P, class S, int kUnits, bool kMaster, bool kMaximum>
+// All loads of kUnits units are on their way before prepare(), which ends with the barrier after which the factors
+// hold.
+template <class P, class S, int kUnits, bool kMaster, bool kMaximum, class Prepare>
 __device__ __forceinline__ void update_units(const Entry& entry, const Arguments& arguments, const Factors& factors,
-                                             int64_t begin, const Random& random) {
+                                             int64_t begin, const Random& random, Prepare prepare) {
   using Weight = Unit<float>;
   Unit<P> parameters[kUnits], gradients[kUnits];
   Weight masters[kUnits];
@@ -148,7 +148,7 @@ __device__ __forceinline__ void update_units(const Entry& entry, const Arguments
     seconds[i] = load_unit<S>(entry.exp_avg_sq, index);
     if constexpr (kMaximum) maxima[i] = load_unit<S>(entry.max_exp_avg_sq, index);
   }
-  __syncthreads();
+  prepare();
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
     const int64_t index = first + i * kThreads * kUnitElements;
@@ -183,10 +183,10 @@ __device__ __forceinline__ void update_units(const Entry& entry, const Arguments
 }
 
 // The last block of a parameter, and parameters at odd addresses: element by element.
-template <class P, class S, bool kMaster, bool kMaximum>
+template <class P, class S, bool kMaster, bool kMaximum, class Prepare>
 __device__ __forceinline__ void update_elements(const Entry& entry, const Arguments& arguments, const Factors& factors,
-                                                int64_t begin, int64_t end, const Random& random) {
-  __syncthreads();
+                                                int64_t begin, int64_t end, const Random& random, Prepare prepare) {
+  prepare();
   S* first = static_cast<S*>(entry.exp_avg);
   S* second = static_cast<S*>(entry.exp_avg_sq);
   S* largest = static_cast<S*>(entry.max_exp_avg_sq);
@@ -205,7 +205,8 @@ __device__ __forceinline__ void update_elements(const Entry& entry, const Argume
 }
 
 template <class P, class S, int kUnits, bool kMaster, bool kMaximum>
-__global__ void __launch_bounds__(kThreads) update(const __grid_constant__ Arguments arguments) {
+__global__ void __launch_bounds__(kThreads, kUnits > 2 || (kMaster && kMaximum) ? 2 : 4)
+    update(const __grid_constant__ Arguments arguments) {
   __shared__ Factors factors;
   __shared__ bool is_last;
   constexpr int kBlockElements = kThreads * kUnitElements * kUnits;
@@ -215,19 +216,26 @@ __global__ void __launch_bounds__(kThreads) update(const __grid_constant__ Argum
   const int first_block = place == 0 ? 0 : arguments.entries[place - 1].block_end;
   const int64_t begin = static_cast<int64_t>(blockIdx.x - first_block) * kBlockElements;
   const int64_t end = min(begin + kBlockElements, static_cast<long long>(entry.elements));
-  if (threadIdx.x == 0) {
-    const volatile float* step = entry.step;
-    factors = factors_of(arguments, *step);
-    is_last = tile::arrives_last(arguments.arrived, gridDim.x);
-  }
+  uint32_t ticket = 0;
+  const auto prepare = [&] {
+    if (threadIdx.x == 0) {
+      const volatile float* step = entry.step;
+      factors = factors_of(arguments, *step);
+      __threadfence();
+      ticket = atomicAdd(arguments.arrived, 1u);  // nobody waits for it before the end
+    }
+    __syncthreads();
+  };
   const Random random{arguments.seed, entry.random_block};
-  // Both wait for the factors at a barrier.
   if (end - begin == kBlockElements && entry.is_aligned) {
-    update_units<P, S, kUnits, kMaster, kMaximum>(entry, arguments, factors, begin, random);
+    update_units<P, S, kUnits, kMaster, kMaximum>(entry, arguments, factors, begin, random, prepare);
   } else {
-    update_elements<P, S, kMaster, kMaximum>(entry, arguments, factors, begin, end, random);
+    update_elements<P, S, kMaster, kMaximum>(entry, arguments, factors, begin, end, random, prepare);
   }
+  if (threadIdx.x == 0) is_last = ticket == gridDim.x - 1;
+  __syncthreads();
   if (!is_last) return;
+  __threadfence();
   for (int i = threadIdx.x; i < arguments.count; i += kThreads) *arguments.entries[i].step += 1.0f;
 }
 

@@ -53,6 +53,11 @@ __global__ void __launch_bounds__(kThreads) forward(const __grid_constant__ Forw
   }
 }
 
+// Not inlined: it stands in three loops, and rows that need it are slow for other reasons.
+__device__ __noinline__ int64_t offset_of_row(const AnyTensor& tensor, const AnyShape& shape, int64_t row) {
+  return any_row_offset(tensor, shape, row);
+}
+
 // A lane's columns of one row of the strip, as floats: kBackwardVectors vectors, 32 lanes apart.
 template <class T, bool kVectors>
 struct Strip {
@@ -77,7 +82,7 @@ struct Strip {
   }
   __device__ __forceinline__ void add_row(const BackwardArguments& arguments, int64_t position) {
     const int64_t offset = kVectors ? position * arguments.grad_output.leading_strides[0]
-                                    : any_row_offset(arguments.grad_output, arguments.shape, position);
+                                    : offset_of_row(arguments.grad_output, arguments.shape, position);
     const T* row = static_cast<const T*>(arguments.grad_output.data) + offset;
 #pragma unroll
     for (int i = 0; i < kBackwardVectors; ++i) {
@@ -123,7 +128,7 @@ struct BackwardShared {
 template <class Found>
 __device__ __forceinline__ void scan_indices(const BackwardArguments& arguments, int64_t first_row, int count,
                                              Found found) {
-  constexpr int kAhead = 4;
+  constexpr int kAhead = 8;
   const int lane = threadIdx.x % tile::kWarpLanes, warp = threadIdx.x / tile::kWarpLanes;
   const int64_t positions = arguments.shape.rows;
   const int64_t per_warp = (positions + kThreads - 1) / kThreads * tile::kWarpLanes;
@@ -247,6 +252,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward(const __grid_constant__ 
     strip.store(arguments, first_row + row);
   }
   // Rows with many positions by all warps; where the lists did not suffice, by looking again for each row.
+  if (!__syncthreads_or(static_cast<int>(threadIdx.x) < rows && is_long(threadIdx.x))) return;
   for (int row = 0; row < rows; ++row) {
     if (!is_long(row)) continue;
     strip.clear();

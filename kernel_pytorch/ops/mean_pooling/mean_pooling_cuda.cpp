@@ -64,6 +64,11 @@ unsigned grid_of(int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
+// Threads that share a row: as many as it has vectors, up to a warp.
+int64_t lanes_for(int64_t row_vectors) {
+  return std::min<int64_t>(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(row_vectors))), 32);
+}
+
 // Parts of a mean: so many that the device has eight blocks for every multiprocessor, each with 32 tokens a thread.
 int64_t parts_of(const Sizes& sizes, int64_t blocks, int64_t groups, const DeviceInfo& device) {
   const int64_t wanted = 8 * std::max(device.cuda.multiprocessors, 1) / std::max<int64_t>(blocks, 1);
@@ -80,7 +85,7 @@ void run_forward(const Forward& problem, int, Context& context) {
   const bool vectors = has_vectors(x, problem.output);
   const int64_t vector_elements = vectors ? 16 / size_of(x.dtype) : 1;
   const int64_t row_vectors = sizes.columns / vector_elements;
-  const int64_t lanes = std::min<int64_t>(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(row_vectors))), 32);
+  const int64_t lanes = lanes_for(row_vectors);
   const int64_t strips = (row_vectors + lanes - 1) / lanes;
   KP_CHECK(strips < 65536, "mean pooling: rows have ", sizes.columns, " columns; at most ", 65535 * 32,
            " vectors of them are supported");
@@ -122,20 +127,21 @@ void run_backward(const Backward& problem, int, Context& context) {
   if (gradient.element_count() == 0) return;
   const Sizes sizes(gradient, problem.offsets, problem.chunk_size);
   const bool vectors = has_vectors(gradient, problem.grad_output);
-  const int64_t row_vectors = sizes.columns / (vectors ? 16 / size_of(gradient.dtype) : 1);
-  KP_CHECK(row_vectors < int64_t{1} << 31, "mean pooling: rows have ", sizes.columns,
-           " columns; at most 2^31 - 1 are supported");
+  const int64_t lanes = lanes_for(sizes.columns / (vectors ? 16 / size_of(gradient.dtype) : 1));
+  const int64_t rows = sizes.batch * sizes.tokens * sizes.inner;
   BackwardArguments arguments{.means = means_of(sizes, problem.offsets),
                               .grad_output = problem.grad_output.data,
                               .grad_input = gradient.data,
-                              .rows = sizes.batch * sizes.tokens * sizes.inner,
-                              .row_vectors = static_cast<int32_t>(row_vectors)};
+                              .rows = rows,
+                              .columns = sizes.columns,
+                              .lanes = static_cast<int32_t>(lanes),
+                              .is_small = std::max(rows, sizes.chunk) < int64_t{1} << 31};
   CUkern_st* kernel = table.get(cuda_type_index(gradient.dtype) * 2 + vectors, context,
                                 [&] { return code_of("backward", gradient.dtype, vectors); });
-  constexpr int64_t kBlockVectors = kThreads * kBackwardVectors;
+  const int64_t rows_per_block = kThreads / lanes;
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;
-  shape.grid_x = grid_of((arguments.rows * row_vectors + kBlockVectors - 1) / kBlockVectors);
+  shape.grid_x = grid_of((rows + rows_per_block - 1) / rows_per_block);
   shape.block_x = kThreads;
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

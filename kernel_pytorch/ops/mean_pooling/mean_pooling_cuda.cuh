@@ -1,6 +1,6 @@
 // The poolings on the GPU. Forward: the threads of a block share tokens and columns of one part of a mean; where parts
 // are more than one, the block that finishes last adds them in their order, so that it is one launch and no result
-// depends on timing. Backward: a scaled copy, each thread four vectors.
+// depends on timing. Backward: a scaled copy of the mean's gradient for each of its tokens.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/last_block.cuh"
@@ -47,20 +47,22 @@ struct Columns {
 };
 
 template <class T, bool kVectors>
-__global__ void __launch_bounds__(kThreads, 4) forward(const __grid_constant__ ForwardArguments arguments) {
+__global__ void __launch_bounds__(kThreads, 3) forward(const __grid_constant__ ForwardArguments arguments) {
   using Columns = Columns<T, kVectors>;
   constexpr int kCount = Columns::kCount, kAhead = 4;
   __shared__ float sums[kCount][kThreads];
   __shared__ bool is_last;
   const int lanes = arguments.lanes, groups = kThreads / lanes;
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
-  const int part = blockIdx.x % arguments.parts;
-  const int64_t row = blockIdx.x / arguments.parts;
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * lanes + lane) * kCount;
-  const int64_t inner = row % arguments.means.inner, mean = row / arguments.means.inner % arguments.means.count;
-  const int64_t batch = row / arguments.means.inner / arguments.means.count;
+  // In 32 bits, which hold every block's number: a division of 64 takes as long as a dozen vectors.
+  const uint32_t parts = arguments.parts, inners = arguments.means.inner, means = arguments.means.count;
+  const uint32_t block_row = blockIdx.x / parts, part = blockIdx.x - block_row * parts;
+  const uint32_t mean_row = block_row / inners, inner = block_row - mean_row * inners;
+  const uint32_t batch = mean_row / means, mean = mean_row - batch * means;
+  const int64_t row = block_row, column = (static_cast<int64_t>(blockIdx.y) * lanes + lane) * kCount;
   const Range range = range_of(arguments.means, mean);
-  const int64_t per_part = (range.end - range.begin + arguments.parts - 1) / arguments.parts;
+  const int64_t length = range.end - range.begin;
+  const int64_t per_part = parts == 1 ? length : (length + parts - 1) / parts;
   const int64_t begin = range.begin + part * per_part;
   const int64_t end = min(begin + per_part, static_cast<long long>(range.end));
   const T* start = static_cast<const T*>(arguments.x) + batch * arguments.batch_stride + inner * arguments.inner_stride;
@@ -121,15 +123,14 @@ __global__ void __launch_bounds__(kThreads, 4) forward(const __grid_constant__ F
     }
   }
   if (!writes) return;
-  const float factor = range.end > range.begin ? 1.0f / static_cast<float>(range.end - range.begin) : 0.0f;
+  const float factor = length > 0 ? 1.0f / static_cast<float>(length) : 0.0f;
 #pragma unroll
   for (float& total : totals) total *= factor;
   Columns::store(static_cast<T*>(arguments.output) + row * arguments.columns, column, totals);
 }
 
-// The mean of a token, -1 without one; with offsets the last sequence that begins at or before it.
+// The sequence that holds a token, -1 where none does.
 __device__ __forceinline__ int64_t mean_of(const Means& means, int64_t token) {
-  if (means.offsets == nullptr) return token / means.chunk;
   int64_t low = 0, high = means.count;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
@@ -142,32 +143,40 @@ __device__ __forceinline__ int64_t mean_of(const Means& means, int64_t token) {
   return low < means.count && offset_at(means, low) <= token ? low : -1;
 }
 
+// Divides in 32 bits where that is enough, which the host knows.
+__device__ __forceinline__ int64_t divide(int64_t value, int64_t by, bool is_small) {
+  return is_small ? static_cast<uint32_t>(value) / static_cast<uint32_t>(by) : value / by;
+}
+
+// A group of lanes writes a token's row.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ BackwardArguments arguments) {
   using Columns = Columns<T, kVectors>;
   const Means& means = arguments.means;
-  const int64_t columns = static_cast<int64_t>(arguments.row_vectors) * Columns::kCount;
-  const int64_t all_vectors = arguments.rows * arguments.row_vectors;
-  const int64_t first_vector = static_cast<int64_t>(blockIdx.x) * (kThreads * kBackwardVectors);
-#pragma unroll
-  for (int i = 0; i < kBackwardVectors; ++i) {
-    const int64_t vector = first_vector + i * kThreads + threadIdx.x;
-    if (vector >= all_vectors) return;
-    const int64_t row = vector / arguments.row_vectors;
-    const int64_t column = (vector - row * arguments.row_vectors) * Columns::kCount;
-    const int64_t token_of_all = row / means.inner, inner = row - token_of_all * means.inner;
-    const int64_t batch = token_of_all / means.tokens, token = token_of_all - batch * means.tokens;
-    const int64_t mean = mean_of(means, token);
+  const int lane = threadIdx.x % arguments.lanes, group = threadIdx.x / arguments.lanes;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / arguments.lanes) + group;
+  if (row >= arguments.rows) return;
+  const int64_t token_row = means.inner == 1 ? row : divide(row, means.inner, arguments.is_small);
+  const int64_t inner = row - token_row * means.inner;
+  const int64_t batch = divide(token_row, means.tokens, arguments.is_small), token = token_row - batch * means.tokens;
+  const int64_t mean =
+      means.offsets == nullptr ? divide(token, means.chunk, arguments.is_small) : mean_of(means, token);
+  float factor = 0;
+  if (mean >= 0) {
+    const Range range = range_of(means, mean);
+    factor = 1.0f / static_cast<float>(range.end - range.begin);
+  }
+  const int64_t from = (batch * means.count + (mean >= 0 ? mean : 0)) * means.inner + inner;
+  const T* source = static_cast<const T*>(arguments.grad_output) + from * arguments.columns;
+  T* target = static_cast<T*>(arguments.grad_input) + row * arguments.columns;
+#pragma unroll 4
+  for (int64_t column = lane * Columns::kCount; column < arguments.columns;
+       column += arguments.lanes * Columns::kCount) {
     float values[Columns::kCount] = {};
-    if (mean >= 0) {
-      const Range range = range_of(means, mean);
-      const float factor = 1.0f / static_cast<float>(range.end - range.begin);
-      const int64_t from = (batch * means.count + mean) * means.inner + inner;
-      Columns::load(static_cast<const T*>(arguments.grad_output) + from * columns, column, 1, values);
+    if (mean >= 0) Columns::load(source, column, 1, values);
 #pragma unroll
-      for (float& value : values) value *= factor;
-    }
-    Columns::store(static_cast<T*>(arguments.grad_input) + row * columns, column, values);
+    for (float& value : values) value *= factor;
+    Columns::store(target, column, values);
   }
 }
 

@@ -33,9 +33,10 @@ struct BackwardArguments {
   Means means;
   const void* grad_output;
   void* grad_input;
-  int64_t rows;         // batch * tokens * inner
-  int32_t row_vectors;  // vectors of a row, or its columns where it cannot be read as such
+  int64_t rows;  // batch * tokens * inner
+  int64_t columns;
+  int32_t lanes;  // threads that share a row: a power of two
+  bool is_small;  // rows and chunk fit 32 bits
 };
-inline constexpr int kBackwardVectors = 4;  // of a thread
 
 }  // namespace kernel_pytorch::mean_pooling
