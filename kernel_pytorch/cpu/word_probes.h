@@ -33,6 +33,11 @@ struct WordProbes {
   void (*sigmoid)(const float*, float*, int64_t);
   void (*sqrt)(const float*, float*, int64_t);
   void (*reciprocal)(const float*, float*, int64_t);
+  // exp2_rough and sigmoid_rough of 8 and of 11 bits.
+  void (*exp2_for_bfloat16)(const float*, float*, int64_t);
+  void (*exp2_for_float16)(const float*, float*, int64_t);
+  void (*sigmoid_for_bfloat16)(const float*, float*, int64_t);
+  void (*sigmoid_for_float16)(const float*, float*, int64_t);
   // Over the first whole vectors: {sum, max} of floats and of doubles; {sum of squares in double} of floats.
   void (*reduce)(const float* from, int64_t count, float* sum_and_max);
   void (*reduce_double)(const double* from, int64_t count, double* sum_max_root);

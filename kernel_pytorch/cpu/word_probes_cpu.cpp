@@ -53,6 +53,22 @@ KP_UNARY_PROBE(erf)
 KP_UNARY_PROBE(sigmoid)
 KP_UNARY_PROBE(sqrt)
 KP_UNARY_PROBE(reciprocal)
+KP_WORD Vec exp2_for_bfloat16(Vec x) {
+  return exp2_rough<8>(x);
+}
+KP_WORD Vec exp2_for_float16(Vec x) {
+  return exp2_rough<11>(x);
+}
+KP_WORD Vec sigmoid_for_bfloat16(Vec x) {
+  return sigmoid_rough<8>(x);
+}
+KP_WORD Vec sigmoid_for_float16(Vec x) {
+  return sigmoid_rough<11>(x);
+}
+KP_UNARY_PROBE(exp2_for_bfloat16)
+KP_UNARY_PROBE(exp2_for_float16)
+KP_UNARY_PROBE(sigmoid_for_bfloat16)
+KP_UNARY_PROBE(sigmoid_for_float16)
 #undef KP_UNARY_PROBE
 
 static void reduce(const float* from, int64_t count, float* sum_and_max) {
@@ -116,6 +132,10 @@ WordProbes word_probes() {
           probe_sigmoid,
           probe_sqrt,
           probe_reciprocal,
+          probe_exp2_for_bfloat16,
+          probe_exp2_for_float16,
+          probe_sigmoid_for_bfloat16,
+          probe_sigmoid_for_float16,
           reduce,
           reduce_double,
           sum_squares_in_double,

@@ -132,6 +132,40 @@ TEST(CpuWordsMath, ReciprocalWithinItsRange) {
   }
 }
 
+double exact_exp2(double x) {
+  return std::exp2(x);
+}
+
+TEST(CpuWordsMath, RoughWordsKeepTheirBits) {
+  const MathWord words[] = {{"exp2 for bf16", &WordProbes::exp2_for_bfloat16, exact_exp2, -13.7},
+                            {"exp2 for fp16", &WordProbes::exp2_for_float16, exact_exp2, -18.3},
+                            {"sigmoid for bf16", &WordProbes::sigmoid_for_bfloat16, exact_sigmoid, -12.8},
+                            {"sigmoid for fp16", &WordProbes::sigmoid_for_float16, exact_sigmoid, -17.2}};
+  std::vector<float> values;
+  for (float value = -87; value < 88; value += 0.00037f) values.push_back(value);
+  std::vector<float> results(values.size());
+  const std::vector<float> edges = {INFINITY, -INFINITY, std::numeric_limits<float>::quiet_NaN(), 0.0f, 1e30f, -1e30f};
+  for (const Level& level : levels_of_this_machine()) {
+    for (const MathWord& word : words) {
+      (level.probes.*word.probe)(values.data(), results.data(), static_cast<int64_t>(values.size()));
+      double worst = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double exact = word.exact(values[i]);
+        worst = std::max(worst, std::abs(results[i] - exact) / exact);
+      }
+      EXPECT_LE(std::log2(worst), word.ulp_bound) << word.name << " at level " << level.name;
+      (level.probes.*word.probe)(edges.data(), results.data(), static_cast<int64_t>(edges.size()));
+      const bool is_sigmoid = word.exact == exact_sigmoid;
+      EXPECT_GE(results[0], is_sigmoid ? 0.9999f : 1e38f) << word.name << " " << level.name;
+      EXPECT_LE(results[1], 2e-38f) << word.name << " " << level.name;
+      EXPECT_TRUE(std::isnan(results[2])) << word.name << " " << level.name;
+      EXPECT_NEAR(results[3], is_sigmoid ? 0.5 : 1.0, 1e-4) << word.name << " " << level.name;
+      EXPECT_GE(results[4], is_sigmoid ? 0.9999f : 1e38f) << word.name << " " << level.name;
+      EXPECT_LE(results[5], 2e-38f) << word.name << " " << level.name;
+    }
+  }
+}
+
 // Every float in the ranges where the methods change over: [a, b] walked without gaps.
 TEST(CpuWordsMath, NoGapsAtTheSeams) {
   struct Seam {

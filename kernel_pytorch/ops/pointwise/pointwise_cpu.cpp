@@ -76,8 +76,11 @@ KP_WORD void write_span(T* const (&to)[kOutputs], int64_t count, bool stream, Bo
   }
 }
 
+// Significant bits of a result.
 template <class T>
-inline constexpr bool kIsAccurate = sizeof(T) == 4;
+inline constexpr int kBitsOf = __is_same(T, BFloat16)  ? 8
+                               : __is_same(T, Float16) ? 11
+                                                       : kFloatBits;
 
 template <class T, Kind kKind, bool kGated>
 void forward_as(const ForwardRows& block) {
@@ -92,8 +95,7 @@ void forward_as(const ForwardRows& block) {
       if (drops) draw(bits, block.dropout, block.dropout.first_element + row * block.columns + column, count);
       T* const output[1] = {row_of<T>(block.output, row) + column};
       write_span<T>(output, count, block.stream_stores, [&](int64_t j, auto lanes) -> Results<1> {
-        Vec value =
-            function<kKind, kIsAccurate<T>>(biased(gate, block.gate_bias, block.bias_is_float, j, column, lanes));
+        Vec value = function<kKind, kBitsOf<T>>(biased(gate, block.gate_bias, block.bias_is_float, j, column, lanes));
         if constexpr (kGated) value *= biased(up, block.up_bias, block.bias_is_float, j, column, lanes);
         if (drops) value = drop(value, bits, block.dropout, j);
         if (residual != nullptr) value += cpu::load(residual + column + j, lanes);
@@ -124,7 +126,7 @@ void backward_as(const BackwardRows& block) {
         Vec gradient = cpu::load(grad_output + j, lanes);
         if (drops) gradient = drop(gradient, bits, block.dropout, j);
         const Values at =
-            differentiate<kKind, kIsAccurate<T>>(biased(gate, block.gate_bias, block.bias_is_float, j, column, lanes));
+            differentiate<kKind, kFloatBits>(biased(gate, block.gate_bias, block.bias_is_float, j, column, lanes));
         Results<1 + kGated> results;
         results.values[0] = gradient * at.derivative;
         if constexpr (kGated) {

@@ -22,6 +22,18 @@ KP_WORD cpu::VecU64 multiply_wide(cpu::VecU64 a, uint32_t b) {
 #endif
 }
 
+// Two vectors with their elements in turn: the first half and the second.
+#if defined(__AVX512F__)
+#define KP_LOWER 0, 8, 1, 9, 2, 10, 3, 11
+#define KP_UPPER 4, 12, 5, 13, 6, 14, 7, 15
+#elif defined(__AVX2__)
+#define KP_LOWER 0, 4, 1, 5
+#define KP_UPPER 2, 6, 3, 7
+#else
+#define KP_LOWER 0, 2
+#define KP_UPPER 1, 3
+#endif
+
 // Sixteen bits for each element of `blocks` blocks from `first_block` on; writes whole groups of kDoubleLanes blocks.
 KP_WORD void fill_bits(uint64_t seed, uint64_t offset, uint64_t first_block, int64_t blocks, uint16_t* bits) {
   using cpu::VecU64;
@@ -43,12 +55,13 @@ KP_WORD void fill_bits(uint64_t seed, uint64_t offset, uint64_t first_block, int
       key1 += 0xbb67ae85;
     }
     const VecU64 low = (word0 & 0xffffffffu) | word1 << 32, high = (word2 & 0xffffffffu) | word3 << 32;
-    uint64_t* to = reinterpret_cast<uint64_t*>(bits + done * kPhiloxElements);
-    for (int i = 0; i < cpu::kDoubleLanes; ++i) {
-      to[2 * i] = low[i];
-      to[2 * i + 1] = high[i];
-    }
+    uint16_t* to = bits + done * kPhiloxElements;
+    cpu::store_storage(to, __builtin_shufflevector(low, high, KP_LOWER));
+    cpu::store_storage(to + cpu::kDoubleLanes * kPhiloxElements / 2, __builtin_shufflevector(low, high, KP_UPPER));
   }
 }
+
+#undef KP_LOWER
+#undef KP_UPPER
 
 }  // namespace kernel_pytorch::pointwise::KP_ISA_NAMESPACE
