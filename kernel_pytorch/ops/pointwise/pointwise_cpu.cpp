@@ -13,7 +13,7 @@ using cpu::AllLanes;
 using cpu::kLanes;
 using cpu::SomeLanes;
 
-constexpr int64_t kSpan = 2048;  // columns whose dropout bits are drawn at once: 4 KB, well within the nearest cache
+constexpr int64_t kSpan = 1024;  // columns that are worked on at once: their bits and floats fit the nearest cache
 
 // The bits of one span of a row.
 struct SpanBits {
@@ -82,28 +82,71 @@ inline constexpr int kBitsOf = __is_same(T, BFloat16)  ? 8
                                : __is_same(T, Float16) ? 11
                                                        : kFloatBits;
 
+// Nothing but the function, and a gate: straight from memory to memory.
 template <class T, Kind kKind, bool kGated>
 void forward_as(const ForwardRows& block) {
-  SpanBits bits;
   for (int64_t row = 0; row < block.rows; ++row) {
-    for (int64_t column = 0; column < block.columns; column += kSpan) {
-      const int64_t count = block.columns - column < kSpan ? block.columns - column : kSpan;
-      const T* gate = row_of<T>(block.gate, row) + column;
-      const T* up = kGated ? row_of<T>(block.up, row) + column : nullptr;
-      const T* residual = row_of<T>(block.residual, row);
-      const bool drops = block.dropout.threshold != 0;
-      if (drops) draw(bits, block.dropout, block.dropout.first_element + row * block.columns + column, count);
-      T* const output[1] = {row_of<T>(block.output, row) + column};
-      write_span<T>(output, count, block.stream_stores, [&](int64_t j, auto lanes) -> Results<1> {
-        Vec value = function<kKind, kBitsOf<T>>(biased(gate, block.gate_bias, block.bias_is_float, j, column, lanes));
-        if constexpr (kGated) value *= biased(up, block.up_bias, block.bias_is_float, j, column, lanes);
-        if (drops) value = drop(value, bits, block.dropout, j);
-        if (residual != nullptr) value += cpu::load(residual + column + j, lanes);
-        return {{value}};
-      });
-    }
+    const T* gate = row_of<T>(block.gate, row);
+    const T* up = row_of<T>(block.up, row);
+    T* const output[1] = {row_of<T>(block.output, row)};
+    write_span<T>(output, block.columns, block.stream_stores, [&](int64_t j, auto lanes) -> Results<1> {
+      const Vec value = function<kKind, kBitsOf<T>>(cpu::load(gate + j, lanes));
+      if constexpr (kGated) return {{value * cpu::load(up + j, lanes)}};
+      return {{value}};
+    });
   }
   if (block.stream_stores) cpu::stream_fence();
+}
+
+// Everything else works on spans of floats in the nearest cache, in three steps: so the functions are built once and
+// not for every type and option.
+struct Span {
+  alignas(64) float gradients[kSpan];
+  alignas(64) float values[kSpan];  // first the functions' arguments
+  alignas(64) float derivatives[kSpan];
+};
+
+// Where a span lies.
+struct SpanPlace {
+  int64_t row, column, count;
+};
+
+// Lanes past the end hold whatever was there: nobody reads their results.
+template <Kind kKind, int kBits>
+void apply_as(Span& span, int64_t count) {
+  for (int64_t j = 0; j < count; j += kLanes) {
+    cpu::store(span.values + j, function<kKind, kBits>(cpu::load(span.values + j)));
+  }
+}
+
+template <Kind kKind>
+void differentiate_as(Span& span, int64_t count) {
+  for (int64_t j = 0; j < count; j += kLanes) {
+    const Values at = differentiate<kKind, kFloatBits>(cpu::load(span.values + j));
+    cpu::store(span.values + j, at.value);
+    cpu::store(span.derivatives + j, at.derivative);
+  }
+}
+
+using SpanStep = void (*)(Span&, int64_t);
+constexpr SpanStep kDifferentiate[kKindCount] = {
+    differentiate_as<Kind::kGelu>, differentiate_as<Kind::kGeluTanh>,    differentiate_as<Kind::kSilu>,
+    differentiate_as<Kind::kRelu>, differentiate_as<Kind::kReluSquared>, differentiate_as<Kind::kSigmoid>,
+    differentiate_as<Kind::kTanh>, differentiate_as<Kind::kIdentity>};
+
+template <class T>
+KP_WORD void read_span(const BackwardRows& block, const SpanPlace& place, SpanBits& bits, Span& span) {
+  const T* grad_output = row_of<T>(block.grad_output, place.row) + place.column;
+  const T* gate = row_of<T>(block.gate, place.row) + place.column;
+  const bool drops = block.dropout.threshold != 0;
+  if (drops) {
+    draw(bits, block.dropout, block.dropout.first_element + place.row * block.columns + place.column, place.count);
+  }
+  cpu::for_columns<T>(place.count, [&](int64_t j, auto lanes) {
+    const Vec gradient = cpu::load(grad_output + j, lanes);
+    cpu::store(span.gradients + j, drops ? drop(gradient, bits, block.dropout, j) : gradient);
+    cpu::store(span.values + j, biased(gate, block.gate_bias, block.bias_is_float, j, place.column, lanes));
+  });
 }
 
 template <class Lanes>
@@ -111,40 +154,77 @@ KP_WORD void add_to(float* partial, Vec value, int64_t j, Lanes lanes) {
   if (partial != nullptr) cpu::store(partial + j, cpu::load(partial + j, lanes) + value, lanes);
 }
 
-template <class T, Kind kKind, bool kGated>
-void backward_as(const BackwardRows& block) {
+template <class T, bool kGated>
+KP_WORD void write_gradients(const BackwardRows& block, const SpanPlace& place, const Span& span) {
+  const T* up = kGated ? row_of<T>(block.up, place.row) + place.column : nullptr;
+  T* outputs[1 + kGated] = {row_of<T>(block.grad_gate, place.row) + place.column};
+  if constexpr (kGated) outputs[1] = row_of<T>(block.grad_up, place.row) + place.column;
+  write_span<T>(outputs, place.count, block.stream_stores, [&](int64_t j, auto lanes) {
+    const Vec gradient = cpu::load(span.gradients + j);
+    Results<1 + kGated> results;
+    results.values[0] = gradient * cpu::load(span.derivatives + j);
+    if constexpr (kGated) {
+      results.values[0] *= biased(up, block.up_bias, block.bias_is_float, j, place.column, lanes);
+      results.values[1] = gradient * cpu::load(span.values + j);
+      add_to(block.up_partial, results.values[1], place.column + j, lanes);
+    }
+    add_to(block.gate_partial, results.values[0], place.column + j, lanes);
+    return results;
+  });
+}
+
+template <class T>
+void backward(const BackwardRows& block) {
   SpanBits bits;
+  Span span;
   for (int64_t row = 0; row < block.rows; ++row) {
     for (int64_t column = 0; column < block.columns; column += kSpan) {
-      const int64_t count = block.columns - column < kSpan ? block.columns - column : kSpan;
-      const T* grad_output = row_of<T>(block.grad_output, row) + column;
-      const T* gate = row_of<T>(block.gate, row) + column;
-      const T* up = kGated ? row_of<T>(block.up, row) + column : nullptr;
-      const bool drops = block.dropout.threshold != 0;
-      if (drops) draw(bits, block.dropout, block.dropout.first_element + row * block.columns + column, count);
-      const auto gradients = [&](int64_t j, auto lanes) -> Results<1 + kGated> {
-        Vec gradient = cpu::load(grad_output + j, lanes);
-        if (drops) gradient = drop(gradient, bits, block.dropout, j);
-        const Values at =
-            differentiate<kKind, kFloatBits>(biased(gate, block.gate_bias, block.bias_is_float, j, column, lanes));
-        Results<1 + kGated> results;
-        results.values[0] = gradient * at.derivative;
-        if constexpr (kGated) {
-          results.values[0] *= biased(up, block.up_bias, block.bias_is_float, j, column, lanes);
-          results.values[1] = gradient * at.value;
-          add_to(block.up_partial, results.values[1], column + j, lanes);
-        }
-        add_to(block.gate_partial, results.values[0], column + j, lanes);
-        return results;
-      };
-      T* const grad_gate = row_of<T>(block.grad_gate, row) + column;
-      if constexpr (kGated) {
-        T* const outputs[2] = {grad_gate, row_of<T>(block.grad_up, row) + column};
-        write_span<T>(outputs, count, block.stream_stores, gradients);
+      const SpanPlace place{row, column, block.columns - column < kSpan ? block.columns - column : kSpan};
+      read_span<T>(block, place, bits, span);
+      kDifferentiate[static_cast<int>(block.kind)](span, place.count);
+      if (block.up.data != nullptr) {
+        write_gradients<T, true>(block, place, span);
       } else {
-        T* const outputs[1] = {grad_gate};
-        write_span<T>(outputs, count, block.stream_stores, gradients);
+        write_gradients<T, false>(block, place, span);
       }
+    }
+  }
+  if (block.stream_stores) cpu::stream_fence();
+}
+
+template <class T>
+KP_WORD void write_values(const ForwardRows& block, const SpanPlace& place, const Span& span, SpanBits& bits) {
+  const auto at = [&](const RowsOf& rows) {
+    return rows.data == nullptr ? nullptr : row_of<T>(rows, place.row) + place.column;
+  };
+  const T *up = at(block.up), *residual = at(block.residual);
+  const bool drops = block.dropout.threshold != 0;
+  if (drops) {
+    draw(bits, block.dropout, block.dropout.first_element + place.row * block.columns + place.column, place.count);
+  }
+  T* const output[1] = {at(block.output)};
+  write_span<T>(output, place.count, block.stream_stores, [&](int64_t j, auto lanes) -> Results<1> {
+    Vec value = cpu::load(span.values + j);
+    if (up != nullptr) value *= biased(up, block.up_bias, block.bias_is_float, j, place.column, lanes);
+    if (drops) value = drop(value, bits, block.dropout, j);
+    if (residual != nullptr) value += cpu::load(residual + j, lanes);
+    return {{value}};
+  });
+}
+
+template <class T>
+void forward_in_steps(const ForwardRows& block, SpanStep apply) {
+  SpanBits bits;
+  Span span;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    for (int64_t column = 0; column < block.columns; column += kSpan) {
+      const SpanPlace place{row, column, block.columns - column < kSpan ? block.columns - column : kSpan};
+      const T* gate = row_of<T>(block.gate, row) + column;
+      cpu::for_columns<T>(place.count, [&](int64_t j, auto lanes) {
+        cpu::store(span.values + j, biased(gate, block.gate_bias, block.bias_is_float, j, column, lanes));
+      });
+      apply(span, place.count);
+      write_values<T>(block, place, span, bits);
     }
   }
   if (block.stream_stores) cpu::stream_fence();
@@ -152,50 +232,33 @@ void backward_as(const BackwardRows& block) {
 
 template <class T, Kind kKind>
 void run(const ForwardRows& block) {
+  const bool is_plain = block.gate_bias == nullptr && block.up_bias == nullptr && block.residual.data == nullptr &&
+                        block.dropout.threshold == 0;
+  if (!is_plain) {
+    // Where no word depends on the bits, one function serves all types.
+    constexpr int kBits = kKind <= Kind::kSilu || kKind == Kind::kSigmoid ? kBitsOf<T> : kFloatBits;
+    return forward_in_steps<T>(block, apply_as<kKind, kBits>);
+  }
   if constexpr (is_gated_kind(kKind)) {
     if (block.up.data != nullptr) return forward_as<T, kKind, true>(block);
   }
   forward_as<T, kKind, false>(block);
 }
-template <class T, Kind kKind>
-void run(const BackwardRows& block) {
-  if constexpr (is_gated_kind(kKind)) {
-    if (block.up.data != nullptr) return backward_as<T, kKind, true>(block);
-  }
-  backward_as<T, kKind, false>(block);
-}
-
-template <class T, class Block>
-void run_kind(const Block& block) {
-  switch (block.kind) {
-    case Kind::kGelu:
-      return run<T, Kind::kGelu>(block);
-    case Kind::kGeluTanh:
-      return run<T, Kind::kGeluTanh>(block);
-    case Kind::kSilu:
-      return run<T, Kind::kSilu>(block);
-    case Kind::kRelu:
-      return run<T, Kind::kRelu>(block);
-    case Kind::kReluSquared:
-      return run<T, Kind::kReluSquared>(block);
-    case Kind::kSigmoid:
-      return run<T, Kind::kSigmoid>(block);
-    case Kind::kTanh:
-      return run<T, Kind::kTanh>(block);
-    case Kind::kIdentity:
-      return run<T, Kind::kIdentity>(block);
-  }
-}
 
 template <class T>
-constexpr RowKernels kernels_for() {
-  return {run_kind<T, ForwardRows>, run_kind<T, BackwardRows>};
+void forward(const ForwardRows& block) {
+  constexpr void (*kRuns[kKindCount])(const ForwardRows&) = {
+      run<T, Kind::kGelu>,        run<T, Kind::kGeluTanh>, run<T, Kind::kSilu>, run<T, Kind::kRelu>,
+      run<T, Kind::kReluSquared>, run<T, Kind::kSigmoid>,  run<T, Kind::kTanh>, run<T, Kind::kIdentity>};
+  kRuns[static_cast<int>(block.kind)](block);
 }
 
 }  // namespace
 
 RowKernels row_kernels(int type) {
-  constexpr RowKernels kKernels[kTypesCount] = {kernels_for<float>(), kernels_for<BFloat16>(), kernels_for<Float16>()};
+  constexpr RowKernels kKernels[kTypesCount] = {{forward<float>, backward<float>},
+                                                {forward<BFloat16>, backward<BFloat16>},
+                                                {forward<Float16>, backward<Float16>}};
   return kKernels[type];
 }
 
