@@ -150,7 +150,8 @@ def test_strides(dtype, device):
             lambda t: functional.dropout(t, 0.3, seed=seed),
             lambda t: functional.swiglu(t, t),
         ):
-            torch.testing.assert_close(run(x), run(dense), msg=name, rtol=1e-6, atol=1e-6)
+            tolerance = TOLERANCE[dtype]  # another kernel may round the other way
+            torch.testing.assert_close(run(x), run(dense), msg=name, rtol=tolerance, atol=tolerance)
 
 
 def test_infinity_and_nan_are_torchs():
