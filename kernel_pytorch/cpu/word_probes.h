@@ -46,6 +46,7 @@ struct WordProbes {
   void (*minimum)(const float* a, const float* b, float* to, int64_t count);
   void (*maximum)(const float* a, const float* b, float* to, int64_t count);
   int64_t (*elements_to_alignment)(const BFloat16* address, int64_t bytes);
+  void (*philox_blocks)(uint64_t seed, uint64_t offset, uint64_t first_block, uint32_t* to);  // of `lanes` blocks
 };
 
 // clang-format off

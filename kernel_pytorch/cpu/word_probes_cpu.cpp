@@ -1,6 +1,7 @@
 // Each word in the shortest loop that uses it. Tails go through the partial forms, so those are probed everywhere.
 #include "kernel_pytorch/cpu/load_store.h"
 #include "kernel_pytorch/cpu/vec_math.h"
+#include "kernel_pytorch/cpu/vec_philox.h"
 #include "kernel_pytorch/cpu/word_probes.h"
 
 namespace kernel_pytorch::cpu_probes::KP_ISA_NAMESPACE {
@@ -117,6 +118,10 @@ static int64_t probe_elements_to_alignment(const BFloat16* address, int64_t byte
   return elements_to_alignment(address, bytes);
 }
 
+static void probe_philox_blocks(uint64_t seed, uint64_t offset, uint64_t first_block, uint32_t* to) {
+  philox_blocks(seed, offset, first_block, to);
+}
+
 WordProbes word_probes() {
   return {kLanes,
           type_probes<BFloat16>(),
@@ -142,7 +147,8 @@ WordProbes word_probes() {
           round_trip_double,
           minimum,
           maximum,
-          probe_elements_to_alignment};
+          probe_elements_to_alignment,
+          probe_philox_blocks};
 }
 
 }  // namespace kernel_pytorch::cpu_probes::KP_ISA_NAMESPACE

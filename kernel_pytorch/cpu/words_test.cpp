@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "kernel_pytorch/base/philox.h"
 #include "kernel_pytorch/device/device_info.h"
 
 namespace kernel_pytorch::cpu_probes {
@@ -270,6 +271,21 @@ TEST(CpuWords, ElementsToAlignment) {
       const int64_t elements = level.probes.elements_to_alignment(buffer.data + offset, 64);
       EXPECT_LT(elements, 32);
       EXPECT_EQ((offset + elements) % 32, 0) << level.name;
+    }
+  }
+}
+
+TEST(CpuWords, PhiloxInLanesIsPhilox) {
+  for (const Level& level : levels_of_this_machine()) {
+    for (uint64_t first : {uint64_t{0}, uint64_t{0xfffffffd}, uint64_t{1} << 60, ~uint64_t{0} - 2}) {
+      std::vector<uint32_t> words(4 * static_cast<size_t>(level.probes.lanes));
+      level.probes.philox_blocks(0x123456789abcdef0, 0xfedcba9876543210, first, words.data());
+      for (int i = 0; i < level.probes.lanes; ++i) {
+        const PhiloxBlock block = philox(0x123456789abcdef0, 0xfedcba9876543210, first + static_cast<uint64_t>(i));
+        for (int word = 0; word < 4; ++word) {
+          EXPECT_EQ(words[4 * i + word], block.words[word]) << level.name << " block " << i << " word " << word;
+        }
+      }
     }
   }
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 from typing import Any
 
 import pytest
 import torch
+from kernel_pytorch._ops.adamw import reduce_norm
 from kernel_pytorch.optim import AdamW, clip_grad_norm_
 from torch import Tensor
 
@@ -394,6 +396,56 @@ def test_gpu_follows_cpu(amsgrad: bool, state: torch.dtype) -> None:
         exact = dtype is torch.float32 and state is torch.float32
         assert_same([p.cpu() for p in gpu], cpu, rtol=1e-5 if exact else 2e-2, atol=1e-5 if exact else 5e-2)
         assert optimizers[1].state[gpu[0]]["step"].item() == 5
+
+
+def random_lists(seed: int) -> tuple[list[Tensor], list[Tensor], dict[str, Any]]:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype = rng.choice((torch.float32, torch.bfloat16, torch.float16))
+    state = rng.choice((torch.float32, None) if dtype is torch.float16 else (torch.float32, torch.bfloat16, None))
+    options = dict(lr=rng.choice((1e-4, 0.05)), amsgrad=rng.random() < 0.3, state_dtype=state, seed=seed)
+    options |= dict(weight_decay=rng.choice((0.0, 0.1)), maximize=rng.random() < 0.2)
+    options |= dict(master_weights=rng.random() < 0.3, stochastic_rounding=rng.random() < 0.3)
+    options |= dict(max_grad_norm=rng.choice((None, 0.5, 1e4)))
+    parameters, gradients = [], []
+    for _ in range(rng.randint(1, 12)):
+        offset, size = rng.choice((0, 0, 1, 3)), rng.choice((0, 1, 5, 2048, 2049, rng.randint(1, 9000)))
+        parameters.append(torch.randn(size + offset).to(dtype)[offset:])  # some begin at odd addresses
+        gradients.append(torch.randn(size).to(dtype))
+    return parameters, gradients, options
+
+
+@pytest.mark.gpu
+def test_gpu_random_lists_follow_cpu() -> None:
+    for seed in range(500):
+        values, gradients, options = random_lists(seed)
+        results = []
+        for device in ("cpu", "cuda"):
+            # The slice of a larger tensor keeps its odd address on the device.
+            moved = [v._base.to(device)[v.storage_offset() :] if v._base is not None else v.to(device) for v in values]
+            parameters = [m.detach().requires_grad_() for m in moved]
+            optimizer = AdamW(parameters, **options)
+            for step in range(2):
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = (gradient * (1 + step)).to(device)
+                optimizer.step()
+            results.append([p.detach().cpu() for p in parameters])
+        small = values[0].dtype is not torch.float32
+        for ours, theirs in zip(*results, strict=True):
+            rtol, atol = (2**-6, 2e-3 * (1 + 20 * options["lr"])) if small else (1e-5, 1e-5 + 1e-3 * options["lr"])
+            torch.testing.assert_close(
+                ours.float(), theirs.float(), rtol=rtol, atol=atol, msg=lambda m, s=seed: f"seed {s}: {m}"
+            )
+
+
+@pytest.mark.gpu
+def test_gpu_norms_follow_float64() -> None:
+    for seed in range(500):
+        _, gradients, _ = random_lists(seed)
+        norm = reduce_norm([g.cuda() for g in gradients])
+        exact = torch.cat([g.double() for g in gradients]).norm()
+        torch.testing.assert_close(norm.cpu().double(), exact, rtol=2e-6, atol=0.0)
+        assert torch.equal(norm, reduce_norm([g.cuda() for g in gradients]))
 
 
 @pytest.mark.gpu

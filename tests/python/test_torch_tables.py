@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -128,6 +129,80 @@ def test_mean_pools(dtype, device):
         offsets = torch.tensor(ends, dtype=kind, device=device)
         for shape in [(700, 16), (640, 3), (650, 2, 24)]:
             check(lambda x, o=offsets: mean_pool(x, o), lambda x, e=ends: packed_reference(x, e), torch.randn(shape))
+
+
+def random_strides(x, rng):
+    """The same values with other strides: as they are, out of a wider tensor, or with dimensions moved."""
+    kind = rng.choice(("dense", "sliced", "moved"))
+    if kind == "sliced":
+        wide = x.new_zeros((*x.shape[:-1], x.shape[-1] + rng.randint(1, 9)))
+        wide[..., : x.shape[-1]] = x
+        return wide[..., : x.shape[-1]]
+    if kind == "moved" and x.dim() > 1:
+        order = list(range(x.dim()))
+        rng.shuffle(order)
+        return x.permute(order).contiguous().permute([order.index(i) for i in range(x.dim())])
+    return x
+
+
+def check_random_problem(seed, device):
+    """Forward and backward of one op with random sizes, strides and types, against torch in float64 on the CPU."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype = rng.choice(DTYPES[:3])
+    columns = rng.choice((1, 2, 7, 8, 33, 64, 128, 513, 1024, rng.randint(1, 2000)))
+
+    def check(call, reference, leaf, terms):
+        leaf = random_strides(leaf.to(device, dtype), rng).detach().requires_grad_()
+        double = leaf.detach().cpu().double().requires_grad_()
+        output, expected = call(leaf), reference(double)
+        near(output, expected, terms)
+        grad = random_strides(torch.randn(output.shape).to(device, dtype), rng)
+        (ours,) = torch.autograd.grad(output, leaf, grad)
+        (theirs,) = torch.autograd.grad(expected, double, grad.double().cpu())
+        near(ours, theirs, terms)
+
+    if seed % 3 == 0:
+        rows, count = rng.choice((1, 2, 50, 3000)), rng.choice((0, 1, 5, 300, 5000))
+        indices = torch.randint(0, rows, (count,), dtype=rng.choice((torch.int32, torch.int64)))
+        indices = indices.clamp(max=rng.randint(0, rows))  # some indices far more often than others
+        padding = rng.choice((None, 0, rows - 1))
+        check(
+            lambda w: embedding(indices.to(device), w, padding),
+            lambda w: F.embedding(indices, w, padding),
+            torch.randn(rows, columns),
+            max(1, count),
+        )
+        return
+    tokens = rng.choice((1, 2, 31, 64, 1000, rng.randint(1, 3000)))
+    heads = (rng.randint(1, 4),) if rng.random() < 0.5 else ()
+    if seed % 3 == 1:
+        batch, chunk = rng.randint(1, 4), rng.choice((1, 16, 64, tokens, rng.randint(1, 500)))
+        x = torch.randn(batch, tokens, *heads, min(columns, 300))
+        if rng.random() < 0.5:
+            check(mean_pool, lambda x: x.mean(1), x, tokens)
+        else:
+            check(lambda x: chunk_mean_pool(x, chunk), lambda x: chunk_reference(x, chunk), x, chunk)
+        return
+    ends = sorted(rng.randint(0, tokens) for _ in range(rng.randint(1, 20)))
+    if len(ends) == 1:
+        ends = [0, tokens]
+    offsets = torch.tensor(ends, dtype=rng.choice((torch.int32, torch.int64)), device=device)
+    x = torch.randn(tokens, *heads, min(columns, 300))
+    check(lambda x: mean_pool(x, offsets), lambda x: packed_reference(x, ends), x, tokens)
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_random_problems(block):
+    for seed in range(60 * block, 60 * block + 60):
+        check_random_problem(seed, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", range(3))
+def test_random_problems_on_the_gpu(block):
+    for seed in range(500 * block, 500 * block + 500):
+        check_random_problem(seed, "cuda")
 
 
 def test_mean_pool_edges_and_bad_input():
