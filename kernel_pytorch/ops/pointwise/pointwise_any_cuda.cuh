@@ -13,7 +13,7 @@ __device__ __forceinline__ float biased(const AnyRow<T>& row, const AnyTensor& b
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) forward_any(const __grid_constant__ AnyForwardArguments arguments) {
+__global__ void __launch_bounds__(kThreads, 1) forward_any(const __grid_constant__ AnyForwardArguments arguments) {
   const AnyShape& shape = arguments.shape;
   const Dropout dropout(arguments.dropout);
   const int64_t elements = shape.rows * shape.columns;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_any(const AnyTensor& tensor, const AnyShap
 
 // Columns side by side, a range of rows for each block, so that the biases' gradients come out as partial rows.
 template <class T>
-__global__ void __launch_bounds__(kThreads) backward_any(const __grid_constant__ AnyBackwardArguments arguments) {
+__global__ void __launch_bounds__(kThreads, 1) backward_any(const __grid_constant__ AnyBackwardArguments arguments) {
   const AnyShape& shape = arguments.shape;
   const Dropout dropout(arguments.dropout);
   const int lane = threadIdx.x % kAnyColumns, strip = threadIdx.x / kAnyColumns;

@@ -68,6 +68,11 @@ __global__ void __launch_bounds__(kThreads) backward_vectors(const __grid_consta
   }
 }
 
+// Blocks of backward_columns that a multiprocessor holds: without the bound, what never changes over the rows takes the
+// registers.
+template <bool kGated>
+inline constexpr int kColumnBlocks = kGated ? 2 : 3;
+
 // Adds the tile's rows in order and writes the block's partial row. All threads of the block call it.
 template <int kCount>
 __device__ __forceinline__ void store_partial(float* partial, int64_t columns, uint32_t column,
@@ -87,7 +92,8 @@ __device__ __forceinline__ void store_partial(float* partial, int64_t columns, u
 }
 
 template <class T, bool kGated, int kVectors>
-__global__ void __launch_bounds__(kThreads) backward_columns(const __grid_constant__ BackwardArguments arguments) {
+__global__ void __launch_bounds__(kThreads, kColumnBlocks<kGated>)
+    backward_columns(const __grid_constant__ BackwardArguments arguments) {
   using Gradient = VectorGradient<T, kGated, true>;
   constexpr int kCount = Gradient::kCount;
   const VectorShape& shape = arguments.shape;
@@ -95,7 +101,6 @@ __global__ void __launch_bounds__(kThreads) backward_columns(const __grid_consta
   const bool is_inside = column < shape.row_vectors.divisor;
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * arguments.rows_per_block;
   const int64_t end = min(first_row + arguments.rows_per_block, static_cast<long long>(shape.rows));
-  const Dropout dropout(arguments.dropout);
   float gate_sums[kCount] = {}, up_sums[kCount] = {};
   for (int64_t row = first_row + threadIdx.x / kTileVectors; row < end; row += kTileRows * kVectors) {
     Gradient gradients[kVectors];
@@ -104,6 +109,7 @@ __global__ void __launch_bounds__(kThreads) backward_columns(const __grid_consta
       const int64_t own = row + i * kTileRows;
       gradients[i].request(arguments, {own < end ? own : first_row, is_inside ? column : 0});
     }
+    const Dropout dropout = Dropout::reread(arguments.dropout);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int64_t own = row + i * kTileRows;

@@ -20,8 +20,10 @@ constexpr const char* kMisaligned = "a tensor does not start at a multiple of 16
 constexpr const char* kWantsSums = "a bias' gradient is a sum over rows: cuda_columns leaves partial rows";
 constexpr const char* kWantsNoSums = "no bias' gradient is wanted: cuda_vector has less to hold";
 
-constexpr int kVectorCounts[] = {1, 2, 4};  // 16-byte vectors of each tensor that a thread has in flight
-constexpr int kColumnCounts[] = {1, 2};     // the same in cuda_columns
+// 16-byte vectors of each tensor that a thread has in flight. The last one only for a function alone: it reads one
+// tensor.
+constexpr int kVectorCounts[] = {1, 2, 4};
+constexpr int kMostCounts = 3, kUsualCounts = 2;
 
 // Rows end to end in every tensor: one long row, whatever its shape.
 bool is_dense(const TensorView& view) {
@@ -97,11 +99,20 @@ cuda_device::LaunchShape launch_shape(const VectorShape& shape, int vectors) {
   return launch;
 }
 
-template <class Problem, const auto& kCounts>
-std::vector<std::string> config_texts(const Problem&, const DeviceInfo&) {
+std::vector<std::string> config_texts(int counts) {
   std::vector<std::string> texts;
-  for (int count : kCounts) texts.push_back(concat("vectors=", count));
+  for (int i = 0; i < counts; ++i) texts.push_back(concat("vectors=", kVectorCounts[i]));
   return texts;
+}
+bool is_plain(const ForwardProblem& problem) {
+  return !problem.up.is_present() && !problem.gate_bias.is_present() && !problem.residual.is_present() &&
+         problem.dropout == 0;
+}
+std::vector<std::string> forward_configs(const ForwardProblem& problem, const DeviceInfo&) {
+  return config_texts(is_plain(problem) ? kMostCounts : kUsualCounts);
+}
+std::vector<std::string> backward_configs(const BackwardProblem&, const DeviceInfo&) {
+  return config_texts(kUsualCounts);
 }
 
 // About 64 bytes in flight a thread, unless that leaves multiprocessors without work.
@@ -111,7 +122,7 @@ int heuristic(const Problem& problem, const DeviceInfo& device) {
   const int64_t blocks = work.rows * work.row_vectors / kThreads;
   if (blocks < 8 * device.cuda.multiprocessors) return 0;
   if constexpr (std::is_same_v<Problem, ForwardProblem>) {
-    if (!problem.up.is_present() && !problem.residual.is_present()) return 2;
+    if (is_plain(problem)) return 2;
   }
   return 1;
 }
@@ -139,12 +150,12 @@ DeviceCode columns_code_of(DType dtype, bool gated, int vectors) {
           .architecture_specific = false};
 }
 
-std::vector<DeviceCode> vector_codes(const char* source, std::string_view function) {
+std::vector<DeviceCode> vector_codes(const char* source, std::string_view function, int plain_counts) {
   std::vector<DeviceCode> codes;
   for (DType dtype : kCudaTypes) {
     for (int flags = 0; flags < 4; ++flags) {
-      for (int count : kVectorCounts) {
-        codes.push_back(code_of(source, function, {dtype, (flags & 1) != 0, (flags & 2) != 0}, count));
+      for (int i = 0; i < (flags == 0 ? plain_counts : kUsualCounts); ++i) {
+        codes.push_back(code_of(source, function, {dtype, (flags & 1) != 0, (flags & 2) != 0}, kVectorCounts[i]));
       }
     }
   }
@@ -157,7 +168,7 @@ registry::Support supports_forward(const ForwardProblem& problem, const DeviceIn
 
 void run_forward(const ForwardProblem& problem, int config, Context& context) {
   static const std::string kLabel = "pointwise forward_vectors";
-  static KernelTable<std::size(kVectorCounts) * kVariants> table;
+  static KernelTable<kMostCounts * kVariants> table;
   if (problem.gate.element_count() == 0) return;
   ForwardArguments arguments{.shape = shape_of(work_of(problem)),
                              .gate = row_tensor(problem.gate),
@@ -209,7 +220,7 @@ registry::Support supports_columns(const BackwardProblem& problem, const DeviceI
 
 void run_backward(const BackwardProblem& problem, int config, Context& context) {
   static const std::string kLabel = "pointwise backward_vectors";
-  static KernelTable<std::size(kVectorCounts) * kVariants> table;
+  static KernelTable<kMostCounts * kVariants> table;
   if (problem.gate.element_count() == 0) return;
   BackwardArguments arguments = backward_arguments(problem);
   const bool fused =
@@ -228,7 +239,7 @@ int columns_heuristic(const BackwardProblem&, const DeviceInfo&) {
 
 void run_columns(const BackwardProblem& problem, int config, Context& context) {
   static const std::string kLabel = "pointwise backward_columns";
-  static KernelTable<std::size(kColumnCounts) * std::size(kCudaTypes) * 2> table;
+  static KernelTable<kUsualCounts * std::size(kCudaTypes) * 2> table;
   if (problem.gate.element_count() == 0) {
     return zero_column_sums(problem.grad_gate_bias, problem.grad_up_bias, context);
   }
@@ -248,7 +259,7 @@ void run_columns(const BackwardProblem& problem, int config, Context& context) {
   const DType dtype = problem.gate.dtype;
   const bool gated = problem.up.is_present();
   const int entry = (config * static_cast<int>(std::size(kCudaTypes)) + cuda_type_index(dtype)) * 2 + gated;
-  CUkern_st* kernel = table.get(entry, context, [&] { return columns_code_of(dtype, gated, kColumnCounts[config]); });
+  CUkern_st* kernel = table.get(entry, context, [&] { return columns_code_of(dtype, gated, kVectorCounts[config]); });
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape launch;
   launch.grid_x = static_cast<unsigned>(tiles);
@@ -272,16 +283,16 @@ uint64_t columns_hash() {
 }
 
 std::vector<DeviceCode> forward_code() {
-  return vector_codes(kForwardSource, "forward_vectors");
+  return vector_codes(kForwardSource, "forward_vectors", kMostCounts);
 }
 std::vector<DeviceCode> backward_code() {
-  return vector_codes(kBackwardSource, "backward_vectors");
+  return vector_codes(kBackwardSource, "backward_vectors", kUsualCounts);
 }
 std::vector<DeviceCode> columns_code() {
   std::vector<DeviceCode> codes = column_sums_device_code();
   for (DType dtype : kCudaTypes) {
-    for (int count : kColumnCounts) {
-      for (bool gated : {false, true}) codes.push_back(columns_code_of(dtype, gated, count));
+    for (int i = 0; i < kUsualCounts; ++i) {
+      for (bool gated : {false, true}) codes.push_back(columns_code_of(dtype, gated, kVectorCounts[i]));
     }
   }
   return codes;
@@ -289,32 +300,29 @@ std::vector<DeviceCode> columns_code() {
 
 }  // namespace
 
-constinit const registry::Kernel<ForwardProblem> kForwardCudaVector{
-    .name = "cuda_vector",
-    .origin = registry::Origin::kOurs,
-    .supports = supports_forward,
-    .configs = config_texts<ForwardProblem, kVectorCounts>,
-    .heuristic = heuristic<ForwardProblem>,
-    .run = run_forward,
-    .source_hash = forward_hash,
-    .device_code = forward_code};
-constinit const registry::Kernel<BackwardProblem> kBackwardCudaVector{
-    .name = "cuda_vector",
-    .origin = registry::Origin::kOurs,
-    .supports = supports_backward,
-    .configs = config_texts<BackwardProblem, kVectorCounts>,
-    .heuristic = heuristic<BackwardProblem>,
-    .run = run_backward,
-    .source_hash = backward_hash,
-    .device_code = backward_code};
-constinit const registry::Kernel<BackwardProblem> kBackwardCudaColumns{
-    .name = "cuda_columns",
-    .origin = registry::Origin::kOurs,
-    .supports = supports_columns,
-    .configs = config_texts<BackwardProblem, kColumnCounts>,
-    .heuristic = columns_heuristic,
-    .run = run_columns,
-    .source_hash = columns_hash,
-    .device_code = columns_code};
+constinit const registry::Kernel<ForwardProblem> kForwardCudaVector{.name = "cuda_vector",
+                                                                    .origin = registry::Origin::kOurs,
+                                                                    .supports = supports_forward,
+                                                                    .configs = forward_configs,
+                                                                    .heuristic = heuristic<ForwardProblem>,
+                                                                    .run = run_forward,
+                                                                    .source_hash = forward_hash,
+                                                                    .device_code = forward_code};
+constinit const registry::Kernel<BackwardProblem> kBackwardCudaVector{.name = "cuda_vector",
+                                                                      .origin = registry::Origin::kOurs,
+                                                                      .supports = supports_backward,
+                                                                      .configs = backward_configs,
+                                                                      .heuristic = heuristic<BackwardProblem>,
+                                                                      .run = run_backward,
+                                                                      .source_hash = backward_hash,
+                                                                      .device_code = backward_code};
+constinit const registry::Kernel<BackwardProblem> kBackwardCudaColumns{.name = "cuda_columns",
+                                                                       .origin = registry::Origin::kOurs,
+                                                                       .supports = supports_columns,
+                                                                       .configs = backward_configs,
+                                                                       .heuristic = columns_heuristic,
+                                                                       .run = run_columns,
+                                                                       .source_hash = columns_hash,
+                                                                       .device_code = columns_code};
 
 }  // namespace kernel_pytorch::pointwise

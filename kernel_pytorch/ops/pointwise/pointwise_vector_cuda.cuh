@@ -58,14 +58,15 @@ __device__ __forceinline__ void add_bias(const void* bias, bool is_float, uint32
   for (int i = 0; i < kCount; ++i) values[i] += biases[i];
 }
 
-// The dropout of a call: its seed is read once by each thread.
+// The dropout of a call: its seed is read by each thread.
 class Dropout {
  public:
-  __device__ __forceinline__ explicit Dropout(const DropoutArguments& arguments) : arguments_(arguments) {
-    if (arguments.seed != nullptr) {
-      seed_ = static_cast<uint64_t>(arguments.seed[0]);
-      offset_ = static_cast<uint64_t>(arguments.seed[1]);
-    }
+  __device__ __forceinline__ explicit Dropout(const DropoutArguments& arguments)
+      : Dropout(arguments, static_cast<const int64_t*>(arguments.seed)) {}
+  // For loops: the seed is read anew in each round, which keeps the twenty keys that follow from it out of the
+  // registers.
+  static __device__ __forceinline__ Dropout reread(const DropoutArguments& arguments) {
+    return Dropout(arguments, static_cast<const volatile int64_t*>(arguments.seed));
   }
   __device__ __forceinline__ bool drops() const { return arguments_.seed != nullptr; }
 
@@ -98,6 +99,13 @@ class Dropout {
   }
 
  private:
+  template <class Number>
+  __device__ __forceinline__ Dropout(const DropoutArguments& arguments, Number* numbers) : arguments_(arguments) {
+    if (numbers == nullptr) return;
+    seed_ = static_cast<uint64_t>(numbers[0]);
+    offset_ = static_cast<uint64_t>(numbers[1]);
+  }
+
   const DropoutArguments& arguments_;
   uint64_t seed_ = 0, offset_ = 0;
 };
