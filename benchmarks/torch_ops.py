@@ -3,8 +3,8 @@
     python benchmarks/torch_ops.py [--quick] [--compile] [--device cpu|cuda] [--only WORD] [--output FILE]
 
 The ops are in cases_*.py: a line or two each. A row is checked before it is timed: ours must equal torch's composition
-on the same values in fp32, within the dtype's rounding. `share` is how fast a copy that moves the same bytes runs in
-the same turns, against ours: 100 % is the memory's speed.
+on the same values in fp32, within the dtype's rounding or what torch's own result has as error. `share` is how fast a
+copy that moves the same bytes runs in the same turns, against ours: 100 % is the memory's speed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def make_ways(op: Op, direction: str, dtype: torch.dtype, device: torch.device, 
         ways = {name: forward_way(function, inputs) for name, function in functions.items()}
         wanted = forward_way(op.torch, [exact_inputs])
     if op.checked:
-        check(f"{op.name} {direction}", dtype, wanted(0), ways["ours"](0))
+        check(f"{op.name} {direction}", dtype, wanted(0), ways["ours"](0), ways["torch"](0))
     half = op.bytes_moved(direction, dtype, device) // 2
     sources = [torch.randint(0, 255, (half,), dtype=torch.uint8, device=device) for _ in range(buffers)]
     targets = [torch.zeros_like(source) for source in sources]
@@ -74,13 +74,22 @@ def exact(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().float().requires_grad_(tensor.requires_grad)
 
 
-def check(what: str, dtype: torch.dtype, wanted: Any, actual: Any) -> None:
-    for theirs, mine in zip(*(r if isinstance(r, tuple) else (r,) for r in (wanted, actual)), strict=True):
-        if theirs is None or mine is None or not theirs.is_floating_point():
+FAILURES: list[str] = []
+
+
+def check(what: str, dtype: torch.dtype, wanted: Any, actual: Any, torchs: Any) -> None:
+    """Adds to FAILURES where ours is further from exact than the dtype's rounding and than half as much again of
+    torch's error, which inputs that were rounded before (a saved output) give both.
+    """
+    results = (result if isinstance(result, tuple) else (result,) for result in (wanted, actual, torchs))
+    for exact_value, mine, theirs in zip(*results, strict=True):
+        if exact_value is None or mine is None or not exact_value.is_floating_point():
             continue
-        error = ((theirs - mine.float()).abs().max() / theirs.abs().max().clamp(min=1)).item()
-        if not error <= TOLERANCE[dtype]:
-            sys.exit(f"torch_ops: {what} {dtype}: ours is {error:.1e} from exact, the limit is {TOLERANCE[dtype]:.0e}")
+        largest = exact_value.abs().max().clamp(min=1)
+        error, peers = (((exact_value - x.float()).abs().max() / largest).item() for x in (mine, theirs))
+        limit = max(TOLERANCE[dtype], 1.5 * peers)
+        if not error <= limit:
+            FAILURES.append(f"{what} {dtype}: ours is {error:.1e} from exact, the limit is {limit:.0e}")
 
 
 def run_case(
@@ -145,9 +154,11 @@ def main() -> int:
             sys.exit(f"torch_ops: --only {arguments.only!r}: no row has this text")
         runs.append(run)
         print_table(run)
+    for failure in FAILURES:
+        print(f"torch_ops: {failure}", file=sys.stderr)
     if arguments.output:
         arguments.output.write_text(json.dumps({"benchmark": "torch_ops", "runs": runs}, indent=1) + "\n")
-    return 0
+    return 1 if FAILURES else 0
 
 
 if __name__ == "__main__":

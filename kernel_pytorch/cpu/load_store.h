@@ -171,6 +171,28 @@ KP_WORD void stream2(T* address, PairOf<T> pair) {
   }
 }
 
+// What load2_unordered took, back in its place: bf16 joins even and odd elements without a shuffle.
+KP_WORD VecU join_bfloat16_unordered(Pair<Vec> pair) {
+  return (round_to_bfloat16(pair.low) >> 16) | (round_to_bfloat16(pair.high) & 0xffff0000u);
+}
+template <class T>
+KP_WORD void store2_unordered(T* address, PairOf<T> pair) {
+  if constexpr (__is_same(T, BFloat16)) {
+    store_storage(address, join_bfloat16_unordered(pair));
+  } else {
+    store2(address, pair);
+  }
+}
+// Aligned to two vectors of T.
+template <class T>
+KP_WORD void stream2_unordered(T* address, PairOf<T> pair) {
+  if constexpr (__is_same(T, BFloat16)) {
+    stream_storage(address, join_bfloat16_unordered(pair));
+  } else {
+    stream2(address, pair);
+  }
+}
+
 // How many elements to handle before `address` is aligned to this power of two of bytes (it must be aligned to T).
 template <class T>
 KP_WORD int64_t elements_to_alignment(const T* address, int64_t alignment_bytes) {

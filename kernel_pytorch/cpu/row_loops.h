@@ -1,5 +1,5 @@
-// Loops over the columns of a row, whole vectors first and a partial one last. Bodies take (column, lanes), lanes being
-// AllLanes or SomeLanes, and are inlined twice; load and store below take the same tag.
+// Loops over the columns of a row: whole vectors first, a partial one last. Bodies take lanes, AllLanes or SomeLanes,
+// and are inlined for each: two or three times, which is what compiling them costs.
 #pragma once
 
 #include "kernel_pytorch/cpu/load_store.h"
@@ -30,18 +30,16 @@ KP_WORD void store(T* to, VecOf<T> value, SomeLanes lanes) {
 }
 
 // Lanes past the row's end become `other`.
-template <class V, class Scalar>
-KP_WORD V keep(V value, AllLanes, Scalar) {
+KP_WORD Vec keep(Vec value, AllLanes, float) {
   return value;
 }
-template <class V, class Scalar>
-KP_WORD V keep(V value, SomeLanes lanes, Scalar other) {
-  for (int i = 0; i < static_cast<int>(sizeof(V) / sizeof(value[0])); ++i) {
-    if (i >= lanes.count) value[i] = other;
-  }
-  return value;
+KP_WORD Vec keep(Vec value, SomeLanes lanes, float other) {
+  static constexpr int32_t kNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const VecI numbers = load_storage<VecI>(kNumbers);
+  return select(numbers < lanes.count, value, broadcast(other));
 }
 
+// body(column, lanes), one vector after another.
 template <class T, class Body>
 KP_WORD void for_columns(int64_t columns, Body body) {
   constexpr int kStep = kLanesOf<T>;
@@ -50,24 +48,53 @@ KP_WORD void for_columns(int64_t columns, Body body) {
   if (j < columns) body(j, SomeLanes{static_cast<int>(columns - j)});
 }
 
-// Four vectors at a time, body(column, chain, lanes) with chain 0 to 3, for reductions whose steps would otherwise wait
-// for each other.
-template <class T, class Body>
-KP_WORD void for_columns_in_chains(int64_t columns, Body body) {
+// The values of a row in whatever order is cheapest: each(value, slot, chain, lanes), chain being 0 or 1 for sums that
+// do not wait for each other. A slot is where a vector of floats would keep the value; write_slots puts what stands for
+// the slots back into their columns. Of each whole pair of vectors, bf16 has the even elements in the first slot and
+// the odd ones in the second; slot_of finds a column.
+template <class T, class Each>
+KP_WORD void for_slots(const T* row, int64_t columns, Each each) {
   constexpr int kStep = kLanesOf<T>;
   int64_t j = 0;
-  for (; j + 4 * kStep <= columns; j += 4 * kStep) {
-    body(j, 0, AllLanes());
-    body(j + kStep, 1, AllLanes());
-    body(j + 2 * kStep, 2, AllLanes());
-    body(j + 3 * kStep, 3, AllLanes());
+  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
+    const PairOf<T> pair = load2_unordered(row + j);
+    each(pair.low, j, 0, AllLanes());
+    each(pair.high, j + kStep, 1, AllLanes());
   }
-  for (; j + kStep <= columns; j += kStep) body(j, 0, AllLanes());
-  if (j < columns) body(j, 1, SomeLanes{static_cast<int>(columns - j)});
+  for (; j < columns; j += kStep) {
+    const SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
+    each(load(row + j, rest), j, 0, rest);
+  }
 }
 
-// Writes value_at(column, lanes) to every column, two vectors at a time: a whole line of narrow types in one store.
-// kStream needs `to` aligned to two vectors.
+template <class T>
+KP_WORD int64_t slot_of(int64_t column, int64_t columns) {
+  constexpr int64_t kPair = 2 * kLanesOf<T>;
+  if (!__is_same(T, BFloat16) || column < 0 || column >= columns / kPair * kPair) return column;
+  const int64_t place = column % kPair;
+  return column - place + place % 2 * (kPair / 2) + place / 2;
+}
+
+// value_of(slot, lanes). kStream needs `to` aligned to two vectors.
+template <class T, bool kStream, class Value>
+KP_WORD void write_slots(T* to, int64_t columns, Value value_of) {
+  constexpr int kStep = kLanesOf<T>;
+  int64_t j = 0;
+  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
+    const PairOf<T> pair{value_of(j, AllLanes()), value_of(j + kStep, AllLanes())};
+    if constexpr (kStream) {
+      stream2_unordered(to + j, pair);
+    } else {
+      store2_unordered(to + j, pair);
+    }
+  }
+  for (; j < columns; j += kStep) {
+    const SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
+    store(to + j, value_of(j, rest), rest);
+  }
+}
+
+// value_at(column, lanes), in the order of the columns.
 template <class T, bool kStream, class Value>
 KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
   constexpr int kStep = kLanesOf<T>;
@@ -80,9 +107,8 @@ KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
       store2(to + j, pair);
     }
   }
-  for (; j + kStep <= columns; j += kStep) store(to + j, value_at(j, AllLanes()));
-  if (j < columns) {
-    const SomeLanes rest{static_cast<int>(columns - j)};
+  for (; j < columns; j += kStep) {
+    const SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
     store(to + j, value_at(j, rest), rest);
   }
 }

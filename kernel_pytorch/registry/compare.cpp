@@ -1,5 +1,6 @@
 #include "kernel_pytorch/registry/compare.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernel_pytorch/base/element.h"
@@ -79,7 +80,8 @@ std::string compare(const TensorView& actual, const TensorView& reference, const
     const int64_t offset = walk.offset_in(actual, actual_is_dense);
     const double value = read_element(actual, offset);
     const double expected = read_element(reference, walk.offset_in(reference, reference_is_dense));
-    const double allowance = tolerance.relative * std::fabs(expected) + tolerance.absolute * largest;
+    const double allowance =
+        std::max(tolerance.relative * std::fabs(expected) + tolerance.absolute * largest, tolerance.least);
     const double over = excess(value, expected, allowance);
     if (over == 0) continue;
     ++different;

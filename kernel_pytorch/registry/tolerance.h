@@ -1,7 +1,8 @@
 // How far a kernel may be from the reference: one table by type of the output.
 //
-//   |value - reference| <= relative * |reference| + absolute * max |reference over the tensor|
+//   |value - reference| <= relative * |reference| + absolute * max |reference over the tensor|, and at least `least`
 //
+// The least is the type's smallest step, which is all that denormal values have of precision.
 // The absolute part is for results of cancellation, whose error belongs to the terms and not to the result. An output
 // that gathers many terms per element (a weight's gradient over the rows, a statistic over the columns) is summed in
 // another order than the reference's, whose error grows like the root of the number of terms.
@@ -18,20 +19,21 @@ namespace kernel_pytorch::registry {
 struct Tolerance {
   double relative = 0;
   double absolute = 0;  // of the largest reference value
+  double least = 0;
 };
 
 inline Tolerance tolerance_for(DType output, int64_t terms_per_element) {
   constexpr Tolerance kTable[kDTypeCount] = {
-      {1e-5, 1e-5},        // fp32: sums in fp32
-      {1e-10, 1e-10},      // fp64
-      {0x1p-7, 0x1p-9},    // bf16: one unit in the last place, two where an intermediate is rounded too
-      {0x1p-10, 0x1p-12},  // fp16
-      {0x1p-3, 0x1p-5},    // e4m3
-      {0x1p-2, 0x1p-4},    // e5m2
-      {0, 0},              // int8: exact, as the integers below
-      {0, 0},
-      {0, 0},
-      {0, 0},
+      {1e-5, 1e-5, 0x1p-149},       // fp32: sums in fp32
+      {1e-10, 1e-10, 0},            // fp64
+      {0x1p-7, 0x1p-9, 0x1p-133},   // bf16: one unit in the last place, two where an intermediate is rounded too
+      {0x1p-10, 0x1p-12, 0x1p-24},  // fp16
+      {0x1p-3, 0x1p-5, 0x1p-9},     // e4m3
+      {0x1p-2, 0x1p-4, 0x1p-16},    // e5m2
+      {0, 0, 0},                    // int8: exact, as the integers below
+      {0, 0, 0},
+      {0, 0, 0},
+      {0, 0, 0},
   };
   Tolerance tolerance = kTable[static_cast<int>(output)];
   if (output == DType::kFloat32 || output == DType::kFloat64) {

@@ -53,6 +53,17 @@ TEST(Compare, UnwrittenElementsAreNamedInEveryType) {
   }
 }
 
+TEST(Compare, DenormalsMayDifferByTheirOneStep) {
+  const Float16 reference[] = {{88}, {0x3c00}}, near[] = {{87}, {0x3c00}}, far[] = {{86}, {0x3c00}};
+  const auto compared = [&](const Float16* actual) {
+    return compare(contiguous_view(const_cast<Float16*>(actual), DType::kFloat16, {1}),
+                   contiguous_view(const_cast<Float16*>(reference), DType::kFloat16, {1}),
+                   tolerance_for(DType::kFloat16, 1));
+  };
+  EXPECT_EQ(compared(near), "");
+  EXPECT_NE(compared(far), "");
+}
+
 TEST(Compare, HonoursStrides) {
   float reference[6] = {1, 2, 3, 4, 5, 6};
   float actual[8] = {1, 2, 3, 99, 4, 5, 6, 99};

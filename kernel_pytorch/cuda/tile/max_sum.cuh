@@ -38,10 +38,12 @@ struct MaxSum {
   float sum;  // of exponential(score, center())
 
   __device__ __forceinline__ float center() const { return exponent_center(largest); }
-  // log(sum of e^(score - largest)), without the center's rounding.
+  // log(sum of e^(score - largest)), without the center's rounding. The exact sum holds a term of 1, so what is nearer
+  // to zero than a float's next step from 1 is zero.
   __device__ __forceinline__ float log_sum() const {
     const float rounding = largest == minus_infinity() ? 0.0f : fmaf(largest, kLog2E, -center());
-    return logf(sum) - rounding * 0.693147181f;
+    const float result = logf(sum) - rounding * 0.693147181f;
+    return fabsf(result) < 0x1p-22f ? 0.0f : result;
   }
   // Counted from another center; nothing, where there was no score.
   __device__ __forceinline__ float sum_around(float other_center) const {

@@ -13,14 +13,68 @@ using cpu::Vec;
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-template <class T, bool kCapped, class Lanes>
-KP_WORD Vec logit_at(const Rows& block, const T* logits, int64_t j, Lanes lanes) {
-  const Vec logit = cpu::load(logits + j, lanes);
-  if constexpr (kCapped) {
-    return cpu::tanh(logit * (1 / block.softcap)) * block.softcap;
+struct Totals {
+  float largest;
+  float sum;               // of e^(z - largest)
+  float weighted_sum = 0;  // of w z, with smoothing or partials
+};
+
+// e^(z - center), z <= center. Where a bf16 of the result is kept, by the fast way.
+template <class T>
+KP_WORD Vec exponential(Vec z, float center) {
+  if constexpr (__is_same(T, BFloat16)) {
+    return cpu::exp2_nonpositive_fast((z - center) * 1.44269504f);
   } else {
-    return logit;
+    return cpu::exp_nonpositive(z - center);
   }
+}
+
+// gradient = along * e^(z - center) - share * w, less `on_target` at the target; times the cap's derivative.
+struct Coefficients {
+  float along, share, on_target, center;
+};
+
+KP_WORD Vec less_on_target(Vec value, int64_t place, float on_target) {
+  if (static_cast<uint64_t>(place) < static_cast<uint64_t>(cpu::kLanes)) value[place] -= on_target;
+  return value;
+}
+
+// Plain rows: no cap, no weights beside the logits. They are walked in the cheapest order (row_loops.h); the buffer has
+// the exponentials afterwards, by slot.
+template <class T>
+KP_WORD Totals reduce_plain(const Rows& block, const T* logits, const T* next) {
+  Vec largest[2] = {cpu::broadcast(kMinusInfinity), cpu::broadcast(kMinusInfinity)}, sums[2] = {}, values[2] = {};
+  cpu::for_slots<T>(logits, block.columns, [&](Vec z, int64_t, int chain, auto lanes) {
+    values[chain] += z;                                                              // zeros past the end
+    largest[chain] = cpu::max(cpu::keep(z, lanes, kMinusInfinity), largest[chain]);  // NaN is found by the sum
+  });
+  const float most = cpu::horizontal_max(cpu::max(largest[0], largest[1]));
+  cpu::for_slots<T>(logits, block.columns, [&](Vec z, int64_t slot, int chain, auto lanes) {
+    cpu::prefetch_far(next + slot);
+    const Vec term = exponential<T>(z, most);
+    cpu::store(block.buffer + slot, term, lanes);
+    sums[chain] += cpu::keep(term, lanes, 0.0f);
+  });
+  return {most, cpu::horizontal_sum(sums[0] + sums[1]), cpu::horizontal_sum(values[0] + values[1])};
+}
+
+template <class T, bool kStream>
+KP_WORD void write_plain(const Rows& block, int64_t target_column, Coefficients by, T* gradient) {
+  const int64_t target_slot = cpu::slot_of<T>(target_column, block.columns);
+  cpu::write_slots<T, kStream>(gradient, block.columns, [&](int64_t slot, auto lanes) {
+    const Vec value = cpu::load(block.buffer + slot, lanes) * by.along - by.share;
+    return less_on_target(value, target_slot - slot, by.on_target);
+  });
+}
+
+// Other rows: their capped logits as floats in the buffer, in the order of the columns.
+template <class T>
+KP_WORD void store_logits(const Rows& block, const T* logits) {
+  cpu::for_columns<T>(block.columns, [&](int64_t j, auto lanes) {
+    Vec z = cpu::load(logits + j, lanes);
+    if (block.softcap != 0) z = cpu::tanh(z * (1 / block.softcap)) * block.softcap;
+    cpu::store(block.buffer + j, z, lanes);
+  });
 }
 
 template <class Lanes>
@@ -28,85 +82,29 @@ KP_WORD Vec weight_at(const Rows& block, int64_t j, Lanes lanes) {
   return block.weight == nullptr ? cpu::broadcast(1.0f) : cpu::load(block.weight + block.first_column + j, lanes);
 }
 
-struct Totals {
-  float largest;
-  float sum;           // of e^(z - largest)
-  float weighted_sum;  // of w z, with smoothing or partials
-};
-
-// First two passes. Afterwards the buffer has the exponentials, or with kCapped the capped logits.
-template <class T, bool kCapped>
-KP_WORD Totals reduce_row(const Rows& block, const T* logits, const T* next) {
-  constexpr bool kKeepsLogits = kCapped || sizeof(T) < 4;  // a float row lies in the caches as it is
-  float* buffer = block.buffer;
-  const bool sums_logits = block.share != 0 || block.partials != nullptr;
-  Vec largest[4], weighted[4] = {};
-  for (Vec& chain : largest) chain = cpu::broadcast(kMinusInfinity);
-  cpu::for_columns_in_chains<T>(block.columns, [&](int64_t j, int chain, auto lanes) {
-    const Vec z = logit_at<T, kCapped>(block, logits, j, lanes);
-    if constexpr (kKeepsLogits) cpu::store(buffer + j, z, lanes);
-    if (sums_logits) weighted[chain] += z * weight_at(block, j, lanes);              // a partial vector ends in zeros
-    largest[chain] = cpu::max(cpu::keep(z, lanes, kMinusInfinity), largest[chain]);  // NaN is found by the sum
+Totals reduce_buffer(const Rows& block) {
+  Vec largest = cpu::broadcast(kMinusInfinity), sums[2] = {}, weighted = {};
+  cpu::for_columns<float>(block.columns, [&](int64_t j, auto lanes) {
+    const Vec z = cpu::load(block.buffer + j, lanes);
+    weighted += z * weight_at(block, j, lanes);
+    largest = cpu::max(cpu::keep(z, lanes, kMinusInfinity), largest);
   });
-  const float most = cpu::horizontal_max(cpu::max(cpu::max(largest[0], largest[1]), cpu::max(largest[2], largest[3])));
-  const bool keeps_exponentials = block.gradient != nullptr && !kCapped;
-  Vec sums[4] = {};
-  cpu::for_columns_in_chains<T>(block.columns, [&](int64_t j, int chain, auto lanes) {
-    cpu::prefetch_far(next + j);
-    Vec z;
-    if constexpr (kKeepsLogits) {
-      z = cpu::load(buffer + j, lanes);
-    } else {
-      z = cpu::load(logits + j, lanes);
-    }
-    const Vec exponential = cpu::exp(z - most);
-    if (keeps_exponentials) cpu::store(buffer + j, exponential, lanes);
-    sums[chain] += cpu::keep(exponential, lanes, 0.0f);
+  const float most = cpu::horizontal_max(largest);
+  cpu::for_slots<float>(block.buffer, block.columns, [&](Vec z, int64_t, int chain, auto lanes) {
+    sums[chain] += cpu::keep(cpu::exp_nonpositive(z - most), lanes, 0.0f);
   });
-  return {most, cpu::horizontal_sum((sums[0] + sums[1]) + (sums[2] + sums[3])),
-          cpu::horizontal_sum((weighted[0] + weighted[1]) + (weighted[2] + weighted[3]))};
+  return {most, cpu::horizontal_sum(sums[0] + sums[1]), cpu::horizontal_sum(weighted)};
 }
 
-// gradient = along * e - share * w, less `on_target` at the target; times the cap's derivative.
-struct Coefficients {
-  float along, share, on_target;
-  float center;  // e is e^(z - center)
-};
-
-template <class T, bool kCapped, bool kFromBuffer, bool kStream>
-KP_WORD void write_gradient(const Rows& block, const T* logits, int64_t target_column, Coefficients by, T* gradient) {
+template <class T, bool kStream>
+KP_WORD void write_buffer(const Rows& block, int64_t target_column, Coefficients by, T* gradient) {
+  const float per_cap = block.softcap == 0 ? 0.0f : 1 / block.softcap;
   cpu::write_columns<T, kStream>(gradient, block.columns, [&](int64_t j, auto lanes) {
-    Vec z{}, exponential;
-    if constexpr (kFromBuffer && !kCapped) {
-      exponential = cpu::load(block.buffer + j, lanes);
-    } else {
-      if constexpr (kFromBuffer) {
-        z = cpu::load(block.buffer + j, lanes);
-      } else {
-        z = logit_at<T, kCapped>(block, logits, j, lanes);
-      }
-      exponential = cpu::exp(z - by.center);
-    }
-    Vec value = exponential * by.along;
+    const Vec z = cpu::load(block.buffer + j, lanes), relative = z * per_cap;
+    Vec value = cpu::exp(z - by.center) * by.along;
     if (by.share != 0) value -= weight_at(block, j, lanes) * by.share;
-    if (static_cast<uint64_t>(target_column - j) < static_cast<uint64_t>(cpu::kLanes)) {
-      value[target_column - j] -= by.on_target;
-    }
-    if constexpr (kCapped) {
-      const Vec relative = z * (1 / block.softcap);
-      value *= 1.0f - relative * relative;
-    }
-    return value;
+    return less_on_target(value, target_column - j, by.on_target) * (1.0f - relative * relative);
   });
-}
-
-template <class T, bool kCapped, bool kFromBuffer>
-KP_WORD void write_gradient(const Rows& block, const T* logits, int64_t target_column, Coefficients by, T* gradient) {
-  if (block.stream_stores) {
-    write_gradient<T, kCapped, kFromBuffer, true>(block, logits, target_column, by, gradient);
-  } else {
-    write_gradient<T, kCapped, kFromBuffer, false>(block, logits, target_column, by, gradient);
-  }
 }
 
 template <class T>
@@ -120,27 +118,7 @@ KP_WORD void ignore_row(const Rows& block, int64_t row, T* gradient) {
   cpu::for_columns<T>(block.columns, [&](int64_t j, auto lanes) { cpu::store(gradient + j, Vec{}, lanes); });
 }
 
-template <class T, bool kCapped>
-KP_WORD float capped_logit(const Rows& block, const T* logits, int64_t column) {
-  return logit_at<T, kCapped>(block, logits, column, cpu::SomeLanes{1})[0];
-}
-
-template <class T, bool kCapped>
-KP_WORD void run_row(const Rows& block, int64_t row, const T* logits, const T* next, T* gradient) {
-  const int64_t target = block.target[row], column = target - block.first_column;
-  if (target == block.ignore_index) return ignore_row<T>(block, row, gradient);
-  const float target_weight = block.weight == nullptr ? 1.0f : block.weight[target];
-  const float on_target = (1 - block.label_smoothing) * target_weight;
-  if (block.given_lse != nullptr) {
-    const float lse = block.given_lse[row], scale = block.scale * block.grad_loss[row * block.grad_loss_step];
-    const float along = on_target + block.share * block.weight_sum + 2 * block.z_loss * lse;
-    write_gradient<T, kCapped, false>(block, logits, column,
-                                      {scale * along, scale * block.share, scale * on_target, lse}, gradient);
-    return;
-  }
-  const bool is_here = column >= 0 && column < block.columns;
-  const float own = is_here ? capped_logit<T, kCapped>(block, logits, column) : 0.0f;  // before it is overwritten
-  const Totals totals = reduce_row<T, kCapped>(block, logits, next);
+KP_WORD void store_losses(const Rows& block, int64_t row, Totals totals, float own, float on_target) {
   if (block.partials != nullptr) {
     const float shares[4] = {totals.largest, totals.sum, own, totals.weighted_sum};
     for (int i = 0; i < 4; ++i) block.partials[4 * row + i] = shares[i];
@@ -152,11 +130,47 @@ KP_WORD void run_row(const Rows& block, int64_t row, const T* logits, const T* n
   if (block.z_loss != 0) loss += block.z_loss * lse * lse;
   if (block.loss != nullptr) block.loss[row] = loss;
   if (block.lse != nullptr) block.lse[row] = lse;
-  if (gradient == nullptr) return;
+}
+
+KP_WORD Coefficients coefficients_of(const Rows& block, float on_target, float lse, float scale) {
   const float along = on_target + block.share * block.weight_sum + 2 * block.z_loss * lse;
-  write_gradient<T, kCapped, true>(
-      block, logits, column,
-      {block.scale * along / totals.sum, block.scale * block.share, block.scale * on_target, totals.largest}, gradient);
+  return {scale * along, scale * block.share, scale * on_target, lse};
+}
+KP_WORD Coefficients coefficients_of(const Rows& block, float on_target, Totals totals) {
+  Coefficients by = coefficients_of(block, on_target, totals.largest + __builtin_logf(totals.sum), block.scale);
+  by.along /= totals.sum;
+  by.center = totals.largest;
+  return by;
+}
+
+template <class T, bool kStream>
+KP_WORD void run_row(const Rows& block, int64_t row, const T* logits, const T* next, T* gradient) {
+  const int64_t target = block.target[row], column = target - block.first_column;
+  if (target == block.ignore_index) return ignore_row<T>(block, row, gradient);
+  const float on_target = (1 - block.label_smoothing) * (block.weight == nullptr ? 1.0f : block.weight[target]);
+  const bool is_plain = block.softcap == 0 && (block.weight == nullptr || block.share == 0);
+  if (is_plain && block.given_lse == nullptr) {
+    const bool is_here = column >= 0 && column < block.columns;
+    const float own = is_here ? cpu::load_partial(logits + column, 1)[0] : 0.0f;  // before it is overwritten
+    const Totals totals = reduce_plain(block, logits, next);
+    store_losses(block, row, totals, own, on_target);
+    if (gradient != nullptr) {
+      write_plain<T, kStream>(block, column, coefficients_of(block, on_target, totals), gradient);
+    }
+    return;
+  }
+  store_logits(block, logits);
+  Coefficients by;
+  if (block.given_lse != nullptr) {
+    const float scale = block.scale * block.grad_loss[row * block.grad_loss_step];
+    by = coefficients_of(block, on_target, block.given_lse[row], scale);
+  } else {
+    const float own = column >= 0 && column < block.columns ? block.buffer[column] : 0.0f;
+    const Totals totals = reduce_buffer(block);
+    store_losses(block, row, totals, own, on_target);
+    by = coefficients_of(block, on_target, totals);
+  }
+  if (gradient != nullptr) write_buffer<T, kStream>(block, column, by, gradient);
 }
 
 template <class T>
@@ -165,7 +179,7 @@ void run_rows(const Rows& block) {
     const T* logits = static_cast<const T*>(block.logits) + i * block.logits_stride_elements;
     const T* next = i + 1 < block.rows ? logits + block.logits_stride_elements : logits;
     T* gradient = block.gradient == nullptr ? nullptr : static_cast<T*>(block.gradient) + i * block.columns;
-    if (block.softcap != 0) {
+    if (block.stream_stores) {
       run_row<T, true>(block, i, logits, next, gradient);
     } else {
       run_row<T, false>(block, i, logits, next, gradient);

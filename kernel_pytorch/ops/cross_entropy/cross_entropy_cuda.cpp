@@ -172,7 +172,7 @@ struct ClusterLaunch {
   ClusterConfig config;
   int cluster;
 };
-constexpr ClusterConfig kTwoBlocks{512, 2, false}, kOneBlock{1024, 1, false}, kGeneralCluster{512, 1, true};
+constexpr ClusterConfig kTwoBlocks{512, 2, false}, kOneBlock{896, 1, false}, kGeneralCluster{512, 1, true};
 constexpr ClusterLaunch kClusterLaunches[] = {{kTwoBlocks, 2},      {kTwoBlocks, 4},      {kTwoBlocks, 8},
                                               {kTwoBlocks, 16},     {kOneBlock, 4},       {kOneBlock, 8},
                                               {kOneBlock, 16},      {kGeneralCluster, 2}, {kGeneralCluster, 4},

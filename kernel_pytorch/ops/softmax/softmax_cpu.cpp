@@ -1,6 +1,6 @@
-// Softmax of rows on the lanes of the CPU, built once per instruction level. A row comes from memory once: its scores
-// and then its exponentials wait in a buffer of the nearest cache, and the output leaves by stores that bypass the
-// caches where it is large. Rows wider than the buffer compute their exponentials twice.
+// Softmax of rows on the lanes of the CPU, built once per instruction level. A row comes from memory once: what the
+// next pass needs waits as floats in a buffer of the caches, and the output leaves by stores that bypass them where it
+// is large. Only the first and the last pass know the element type; masks, causality and log are choices at run time.
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/cpu/row_loops.h"
 #include "kernel_pytorch/cpu/vec_math.h"
@@ -11,122 +11,128 @@ namespace {
 
 using cpu::Vec;
 
-constexpr int64_t kBufferColumns = 16384;  // 64 KB on the stack
 constexpr float kMinusInfinity = -__builtin_inff();
-
-// The scores of one row.
-template <class T, MaskKind kKind>
-struct Scores {
-  const T* x;
-  const void* mask;
-  float scale;
-
-  template <class Lanes>
-  KP_WORD Vec at(const Scores& row, int64_t j, Lanes lanes) {
-    Vec score = cpu::load(row.x + j, lanes) * row.scale;
-    if constexpr (kKind == MaskKind::kSameType) score += cpu::load(static_cast<const T*>(row.mask) + j, lanes);
-    if constexpr (kKind == MaskKind::kFloat) score += cpu::load(static_cast<const float*>(row.mask) + j, lanes);
-    if constexpr (kKind == MaskKind::kBool) {
-      const cpu::VecU kept = load_bytes(static_cast<const uint8_t*>(row.mask) + j, lanes);
-      score = cpu::select(kept != 0u, score, cpu::broadcast(kMinusInfinity));
-    }
-    return cpu::keep(score, lanes, kMinusInfinity);
-  }
-
- private:
-  KP_WORD cpu::VecU load_bytes(const uint8_t* from, cpu::AllLanes) {
-    return cpu::widen_bits(cpu::load_storage<cpu::VecU8>(from));
-  }
-  KP_WORD cpu::VecU load_bytes(const uint8_t* from, cpu::SomeLanes lanes) {
-    return cpu::widen_bits(cpu::load_storage_partial<cpu::VecU8, 1>(from, lanes.count));
-  }
-};
 
 struct Totals {
   float largest;
-  float sum;
+  float sum;  // of exponentials around the largest
 };
 
-// kBuffered: the buffer holds a row. On return it has the exponentials (the scores, with `log`).
-template <class T, MaskKind kKind, bool kBuffered>
-KP_WORD Totals reduce_row(const Scores<T, kKind>& row, int64_t columns, bool log, const T* next, float* buffer) {
-  using Row = Scores<T, kKind>;
-  // A float row without mask lies in the cache as it is; anything else is converted once.
-  constexpr bool kKeepsScores = kBuffered && !(sizeof(T) == 4 && kKind == MaskKind::kNone);
-  Vec largest[4];
-  for (Vec& chain : largest) chain = cpu::broadcast(kMinusInfinity);
-  cpu::for_columns_in_chains<T>(columns, [&](int64_t j, int chain, auto lanes) {
-    const Vec score = Row::at(row, j, lanes);
-    if constexpr (kKeepsScores) cpu::store(buffer + j, score, lanes);
+KP_WORD float center_of(float largest) {
+  return largest == kMinusInfinity ? 0.0f : largest;
+}
+
+// e^(score - center). Where a bf16 of the result is kept, by the fast way; fp16 has denormals that would show it.
+template <class T>
+KP_WORD Vec exponential(Vec score, float center) {
+  if constexpr (__is_same(T, BFloat16)) {
+    return cpu::exp2_nonpositive_fast((score - center) * 1.44269504f);
+  } else {
+    return cpu::exp_nonpositive(score - center);
+  }
+}
+
+KP_WORD float largest_of(const Vec (&chains)[2]) {
+  return cpu::horizontal_max(cpu::max(chains[0], chains[1]));
+}
+
+// Without a mask: twice over the row as it lies in the nearest cache. The buffer has the exponentials afterwards, or
+// with `log` the scores, by slot.
+template <class T>
+KP_WORD Totals reduce_row(const T* x, const T* next, const ForwardRows& block) {
+  Vec largest[2] = {cpu::broadcast(kMinusInfinity), cpu::broadcast(kMinusInfinity)}, sums[2] = {};
+  cpu::for_slots<T>(x, block.visible, [&](Vec value, int64_t, int chain, auto lanes) {
+    const Vec score = cpu::keep(value * block.scale, lanes, kMinusInfinity);
     largest[chain] = cpu::max(score, largest[chain]);  // NaN is lost here and found by the sum
   });
-  const float most = cpu::horizontal_max(cpu::max(cpu::max(largest[0], largest[1]), cpu::max(largest[2], largest[3])));
-  const float center = most == kMinusInfinity ? 0.0f : most;
-  Vec sums[4] = {};
-  cpu::for_columns_in_chains<T>(columns, [&](int64_t j, int chain, auto lanes) {
-    cpu::prefetch_far(next + j);
-    Vec score;
-    if constexpr (kKeepsScores) {
-      score = cpu::keep(cpu::load(buffer + j, lanes), lanes, kMinusInfinity);
-    } else {
-      score = Row::at(row, j, lanes);
-    }
-    const Vec exponential = cpu::exp(score - center);
-    sums[chain] += exponential;
-    if constexpr (kBuffered) {
-      if (!log) cpu::store(buffer + j, exponential, lanes);
-    }
+  const float most = largest_of(largest), center = center_of(most);
+  cpu::for_slots<T>(x, block.visible, [&](Vec value, int64_t slot, int chain, auto lanes) {
+    cpu::prefetch_far(next + slot);
+    const Vec score = cpu::keep(value * block.scale, lanes, kMinusInfinity);
+    const Vec term = exponential<T>(score, center);
+    sums[chain] += term;
+    cpu::store(block.buffer + slot, block.log ? score : term, lanes);
   });
-  return {most, cpu::horizontal_sum((sums[0] + sums[1]) + (sums[2] + sums[3]))};
+  return {most, cpu::horizontal_sum(sums[0] + sums[1])};
 }
 
-template <class T, MaskKind kKind, bool kBuffered, bool kStream>
-KP_WORD void write_row(const Scores<T, kKind>& row, const ForwardRows& block, Totals totals, const float* buffer,
-                       T* output) {
-  using Row = Scores<T, kKind>;
-  constexpr bool kKeepsScores = kBuffered && !(sizeof(T) == 4 && kKind == MaskKind::kNone);
-  const bool is_empty = totals.sum == 0 && block.empty_is_zero;
-  const float center = totals.largest == kMinusInfinity ? 0.0f : totals.largest;
-  if (block.log) {
-    const float log_sum = is_empty ? 0.0f : __builtin_logf(totals.sum);
-    // Without scores to remove, -inf alone must end as NaN: its logarithm of zero is -inf.
-    cpu::write_columns<T, kStream>(output, block.visible, [&](int64_t j, auto lanes) {
-      Vec score;
-      if constexpr (kKeepsScores) {
-        score = cpu::load(buffer + j, lanes);
-      } else {
-        score = Row::at(row, j, lanes);
-      }
-      return (score - center) - log_sum;
-    });
-    return;
+template <class Lanes>
+KP_WORD cpu::VecU load_bytes(const uint8_t* from, Lanes lanes) {
+  if constexpr (__is_same(Lanes, cpu::AllLanes)) {
+    return cpu::widen_bits(cpu::load_storage<cpu::VecU8>(from));
+  } else {
+    return cpu::widen_bits(cpu::load_storage_partial<cpu::VecU8, 1>(from, lanes.count));
   }
-  const float factor = is_empty ? 0.0f : 1.0f / totals.sum;
-  cpu::write_columns<T, kStream>(output, block.visible, [&](int64_t j, auto lanes) {
-    if constexpr (kBuffered) {
-      return cpu::load(buffer + j, lanes) * factor;
-    } else {
-      return cpu::exp(Row::at(row, j, lanes) - center) * factor;
-    }
-  });
 }
 
-template <class T, MaskKind kKind, bool kBuffered>
-KP_WORD void forward_rows(const ForwardRows& block, float* buffer) {
+// With a mask: its scores into the buffer, in the order of the columns. Returns the largest.
+template <class T>
+KP_WORD float store_scores(const T* x, const void* mask, const ForwardRows& block) {
+  Vec largest = cpu::broadcast(kMinusInfinity);
+  cpu::for_columns<T>(block.visible, [&](int64_t j, auto lanes) {
+    Vec score = cpu::load(x + j, lanes) * block.scale;
+    if (block.mask_kind == MaskKind::kBool) {
+      const cpu::VecU kept = load_bytes(static_cast<const uint8_t*>(mask) + j, lanes);
+      score = cpu::select(kept != 0u, score, cpu::broadcast(kMinusInfinity));
+    } else if (block.mask_kind == MaskKind::kSameType) {
+      score += cpu::load(static_cast<const T*>(mask) + j, lanes);
+    } else {
+      score += cpu::load(static_cast<const float*>(mask) + j, lanes);
+    }
+    cpu::store(block.buffer + j, score, lanes);
+    largest = cpu::max(cpu::keep(score, lanes, kMinusInfinity), largest);
+  });
+  return cpu::horizontal_max(largest);
+}
+
+float sum_buffer(float* buffer, int64_t columns, float center, bool log) {
+  Vec sums[2] = {};
+  cpu::for_slots<float>(buffer, columns, [&](Vec score, int64_t slot, int chain, auto lanes) {
+    const Vec term = cpu::exp_nonpositive(cpu::keep(score, lanes, kMinusInfinity) - center);
+    sums[chain] += term;
+    if (!log) cpu::store(buffer + slot, term, lanes);
+  });
+  return cpu::horizontal_sum(sums[0] + sums[1]);
+}
+
+// From the buffer: exponentials * factor, or scores - center - log(sum), both as (value - start) * factor - shift.
+template <class T, bool kStream>
+KP_WORD void write_row(const ForwardRows& block, Totals totals, T* output) {
+  const bool is_empty = totals.sum == 0 && block.empty_is_zero;
+  // Without scores to remove, -inf alone must end as NaN: the logarithm of its sum is -inf, its inverse infinite.
+  const float start = block.log ? center_of(totals.largest) : 0.0f;
+  const float shift = !block.log || is_empty ? 0.0f : __builtin_logf(totals.sum);
+  const float factor = block.log ? 1.0f : is_empty ? 0.0f : 1.0f / totals.sum;
+  const auto value_at = [&](int64_t slot, auto lanes) {
+    return (cpu::load(block.buffer + slot, lanes) - start) * factor - shift;
+  };
+  if (block.mask_kind == MaskKind::kNone) {
+    cpu::write_slots<T, kStream>(output, block.visible, value_at);
+  } else {
+    cpu::write_columns<T, kStream>(output, block.visible, value_at);
+  }
+}
+
+template <class T>
+void forward(const ForwardRows& block) {
+  const int64_t mask_bytes = block.mask_kind == MaskKind::kBool    ? 1
+                             : block.mask_kind == MaskKind::kFloat ? int64_t{sizeof(float)}
+                                                                   : int64_t{sizeof(T)};
   for (int64_t i = 0; i < block.rows; ++i) {
     const T* x = static_cast<const T*>(block.x) + i * block.x_stride_elements;
-    const int64_t mask_bytes = i * block.mask_stride_elements *
-                               (kKind == MaskKind::kBool    ? 1
-                                : kKind == MaskKind::kFloat ? int64_t{sizeof(float)}
-                                                            : int64_t{sizeof(T)});
-    const Scores<T, kKind> row{x, static_cast<const char*>(block.mask) + mask_bytes, block.scale};
     T* output = static_cast<T*>(block.output) + i * block.columns;
-    const T* next = i + 1 < block.rows ? x + block.x_stride_elements : x;
-    const Totals totals = reduce_row<T, kKind, kBuffered>(row, block.visible, block.log, next, buffer);
-    if (block.stream_stores) {
-      write_row<T, kKind, kBuffered, true>(row, block, totals, buffer, output);
+    Totals totals;
+    if (block.mask_kind == MaskKind::kNone) {
+      totals = reduce_row(x, i + 1 < block.rows ? x + block.x_stride_elements : x, block);
     } else {
-      write_row<T, kKind, kBuffered, false>(row, block, totals, buffer, output);
+      const void* mask = static_cast<const char*>(block.mask) + i * block.mask_stride_elements * mask_bytes;
+      totals.largest = store_scores(x, mask, block);
+      totals.sum = sum_buffer(block.buffer, block.visible, center_of(totals.largest), block.log);
+    }
+    if (block.stream_stores) {
+      write_row<T, true>(block, totals, output);
+    } else {
+      write_row<T, false>(block, totals, output);
     }
     const Vec removed = cpu::broadcast(block.log ? kMinusInfinity : 0.0f);
     cpu::for_columns<T>(block.columns - block.visible,
@@ -135,70 +141,75 @@ KP_WORD void forward_rows(const ForwardRows& block, float* buffer) {
   if (block.stream_stores) cpu::stream_fence();
 }
 
-template <class T, MaskKind kKind>
-void forward_masked(const ForwardRows& block) {
-  if (block.visible <= kBufferColumns) {
-    alignas(64) float buffer[kBufferColumns];
-    forward_rows<T, kKind, true>(block, buffer);
-  } else {
-    forward_rows<T, kKind, false>(block, nullptr);
+// Two rows read side by side, pair by pair: value_of(g, y).
+template <class T, bool kStream, class Value>
+KP_WORD void write_values(T* to, int64_t columns, const T* gradient, const T* output, Value value_of) {
+  constexpr int kStep = cpu::kLanesOf<T>;
+  int64_t j = 0;
+  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
+    const cpu::PairOf<T> g = cpu::load2_unordered(gradient + j), y = cpu::load2_unordered(output + j);
+    const cpu::PairOf<T> pair{value_of(g.low, y.low), value_of(g.high, y.high)};
+    if constexpr (kStream) {
+      cpu::stream2_unordered(to + j, pair);
+    } else {
+      cpu::store2_unordered(to + j, pair);
+    }
+  }
+  for (; j < columns; j += kStep) {
+    const cpu::SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
+    cpu::store(to + j, value_of(cpu::load(gradient + j, rest), cpu::load(output + j, rest)), rest);
   }
 }
 
 template <class T>
-void forward(const ForwardRows& block) {
-  switch (block.mask_kind) {
-    case MaskKind::kNone:
-      return forward_masked<T, MaskKind::kNone>(block);
-    case MaskKind::kBool:
-      return forward_masked<T, MaskKind::kBool>(block);
-    case MaskKind::kSameType:
-      return forward_masked<T, MaskKind::kSameType>(block);
-    case MaskKind::kFloat:
-      return forward_masked<T, MaskKind::kFloat>(block);
+KP_WORD float sum_row(const T* gradient, const T* output, int64_t columns, bool log) {
+  constexpr int kStep = cpu::kLanesOf<T>;
+  Vec sums[4] = {};
+  int64_t j = 0;
+  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
+    const cpu::PairOf<T> g = cpu::load2_unordered(gradient + j), y = cpu::load2_unordered(output + j);
+    sums[0] += g.low * y.low;
+    sums[1] += g.high * y.high;
+    sums[2] += g.low;
+    sums[3] += g.high;
   }
+  for (; j < columns; j += kStep) {  // zeros past the end
+    const cpu::SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
+    const Vec g = cpu::load(gradient + j, rest);
+    sums[0] += g * cpu::load(output + j, rest);
+    sums[2] += g;
+  }
+  return log ? cpu::horizontal_sum(sums[2] + sums[3]) : cpu::horizontal_sum(sums[0] + sums[1]);
 }
 
-template <class T, bool kLog, bool kStream>
-KP_WORD void backward_rows(const BackwardRows& block) {
-  for (int64_t i = 0; i < block.rows; ++i) {
-    const T* gradient = static_cast<const T*>(block.grad_output) + i * block.grad_output_stride_elements;
-    const T* output = static_cast<const T*>(block.output) + i * block.output_stride_elements;
-    const bool is_last = i + 1 == block.rows;
-    const T* next_gradient = is_last ? gradient : gradient + block.grad_output_stride_elements;
-    const T* next_output = is_last ? output : output + block.output_stride_elements;
-    Vec sums[4] = {};
-    cpu::for_columns_in_chains<T>(block.columns, [&](int64_t j, int chain, auto lanes) {
-      const Vec g = cpu::load(gradient + j, lanes);  // zeros past the end
-      if constexpr (kLog) {
-        sums[chain] += g;
-      } else {
-        sums[chain] += g * cpu::load(output + j, lanes);
-      }
+template <class T, bool kStream>
+KP_WORD void backward_row(const BackwardRows& block, const T* gradient, const T* output, T* grad_input) {
+  const float scaled_sum = sum_row(gradient, output, block.columns, block.log) * block.scale;
+  if (block.log) {
+    const float removed = block.masked ? kMinusInfinity : __builtin_nanf("");  // nothing equals NaN
+    write_values<T, kStream>(grad_input, block.columns, gradient, output, [&](Vec g, Vec y) {
+      const Vec value = g * block.scale - cpu::exp(y) * scaled_sum;
+      return cpu::select(y == removed, Vec{}, value);
     });
-    const float sum = cpu::horizontal_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    T* grad_input = static_cast<T*>(block.grad_input) + i * block.columns;
-    cpu::write_columns<T, kStream>(grad_input, block.columns, [&](int64_t j, auto lanes) {
-      cpu::prefetch_far(next_gradient + j);
-      cpu::prefetch_far(next_output + j);
-      const Vec g = cpu::load(gradient + j, lanes), y = cpu::load(output + j, lanes);
-      if constexpr (kLog) {
-        const Vec value = (g - cpu::exp(y) * sum) * block.scale;
-        return block.masked ? cpu::select(y == kMinusInfinity, Vec{}, value) : value;
-      } else {
-        return y * (g - sum) * block.scale;
-      }
-    });
+  } else {
+    write_values<T, kStream>(grad_input, block.columns, gradient, output,
+                             [&](Vec g, Vec y) { return y * (g * block.scale - scaled_sum); });
   }
-  if (kStream) cpu::stream_fence();
 }
 
 template <class T>
 void backward(const BackwardRows& block) {
-  if (block.log) {
-    return block.stream_stores ? backward_rows<T, true, true>(block) : backward_rows<T, true, false>(block);
+  for (int64_t i = 0; i < block.rows; ++i) {
+    const T* gradient = static_cast<const T*>(block.grad_output) + i * block.grad_output_stride_elements;
+    const T* output = static_cast<const T*>(block.output) + i * block.output_stride_elements;
+    T* grad_input = static_cast<T*>(block.grad_input) + i * block.columns;
+    if (block.stream_stores) {
+      backward_row<T, true>(block, gradient, output, grad_input);
+    } else {
+      backward_row<T, false>(block, gradient, output, grad_input);
+    }
   }
-  return block.stream_stores ? backward_rows<T, false, true>(block) : backward_rows<T, false, false>(block);
+  if (block.stream_stores) cpu::stream_fence();
 }
 
 }  // namespace

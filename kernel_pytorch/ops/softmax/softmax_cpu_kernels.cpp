@@ -1,5 +1,6 @@
 // The host side of the CPU kernels: what they support, how rows are split into tasks, and which instruction level runs.
 #include <algorithm>
+#include <atomic>
 #include <string_view>
 
 #include "kernel_pytorch/base/hash.h"
@@ -73,13 +74,29 @@ void* row_start(const TensorView& view, int64_t row) {
   return view.is_present() ? static_cast<char*>(view.data) + row_offset(view, row) * size_of(view.dtype) : nullptr;
 }
 
-// Rows of a task together, or one by one where their strides or what they may see differ.
-void for_row_blocks(int64_t rows, int64_t row_bytes, bool together, Threads* threads, const auto& run_rows) {
-  const int64_t rows_per_task = std::clamp<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 1), 1, rows);
-  parallel_for(threads, (rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
-    const int64_t begin = task * rows_per_task, end = std::min(rows, begin + rows_per_task);
-    if (together) return run_rows(begin, end - begin);
-    for (int64_t row = begin; row < end; ++row) run_rows(row, 1);
+// Blocks of rows that threads take from a counter of their own, since each has a row of scratch: run_rows(first, count,
+// buffer). `together`: rows of a block at once; otherwise one by one, where their strides or what they may see differ.
+void for_row_blocks(int64_t rows, int64_t row_bytes, bool together, int64_t buffer_floats, Context& context,
+                    const auto& run_rows) {
+  const int64_t rows_per_block = std::clamp<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 1), 1, rows);
+  const int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
+  const int64_t workers = std::min<int64_t>(context.threads == nullptr ? 1 : context.threads->count(), blocks);
+  const int64_t stride = (buffer_floats + 31) / 32 * 32;  // and 256-byte aligned, as scratch is
+  float* buffers =
+      stride == 0
+          ? nullptr
+          : static_cast<float*>(context.scratch->allocate(static_cast<size_t>(workers * stride) * sizeof(float)));
+  std::atomic<int64_t> next{0};
+  parallel_for(context.threads, workers, [&](int64_t worker) {
+    float* buffer = buffers + worker * stride;
+    for (int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks;) {
+      const int64_t begin = block * rows_per_block, end = std::min(rows, begin + rows_per_block);
+      if (together) {
+        run_rows(begin, end - begin, buffer);
+        continue;
+      }
+      for (int64_t row = begin; row < end; ++row) run_rows(row, 1, buffer);
+    }
   });
 }
 
@@ -91,21 +108,23 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
   const bool stream = config == kStreamStores && !in_place && rows_are_aligned(problem.output);
   const bool together =
       problem.x.rank == 2 && !problem.causal && (!problem.mask.is_present() || problem.mask.rank == 2);
-  for_row_blocks(rows, columns * size_of(problem.x.dtype), together, context.threads, [&](int64_t row, int64_t count) {
-    kernels.forward({.rows = count,
-                     .columns = columns,
-                     .visible = problem.causal ? causal_columns(row, problem.queries, columns) : columns,
-                     .x = row_start(problem.x, row),
-                     .mask = row_start(problem.mask, row),
-                     .output = row_start(problem.output, row),
-                     .x_stride_elements = problem.x.strides[0],
-                     .mask_stride_elements = problem.mask.strides[0],
-                     .scale = static_cast<float>(problem.scale),
-                     .mask_kind = problem.mask_kind(),
-                     .log = problem.log,
-                     .empty_is_zero = problem.removes_scores(),
-                     .stream_stores = stream});
-  });
+  for_row_blocks(rows, columns * size_of(problem.x.dtype), together, columns, context,
+                 [&](int64_t row, int64_t count, float* buffer) {
+                   kernels.forward({.rows = count,
+                                    .columns = columns,
+                                    .visible = problem.causal ? causal_columns(row, problem.queries, columns) : columns,
+                                    .x = row_start(problem.x, row),
+                                    .mask = row_start(problem.mask, row),
+                                    .output = row_start(problem.output, row),
+                                    .x_stride_elements = problem.x.strides[0],
+                                    .mask_stride_elements = problem.mask.strides[0],
+                                    .buffer = buffer,
+                                    .scale = static_cast<float>(problem.scale),
+                                    .mask_kind = problem.mask_kind(),
+                                    .log = problem.log,
+                                    .empty_is_zero = problem.removes_scores(),
+                                    .stream_stores = stream});
+                 });
 }
 
 void run_backward(const BackwardProblem& problem, int config, Context& context) {
@@ -115,8 +134,8 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
   const bool in_place =
       problem.grad_input.data == problem.output.data || problem.grad_input.data == problem.grad_output.data;
   const bool stream = config == kStreamStores && !in_place && rows_are_aligned(problem.grad_input);
-  for_row_blocks(rows, columns * size_of(problem.output.dtype), problem.output.rank == 2, context.threads,
-                 [&](int64_t row, int64_t count) {
+  for_row_blocks(rows, columns * size_of(problem.output.dtype), problem.output.rank == 2, 0, context,
+                 [&](int64_t row, int64_t count, float*) {
                    kernels.backward({.rows = count,
                                      .columns = columns,
                                      .grad_output = row_start(problem.grad_output, row),
@@ -132,7 +151,7 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
 }
 
 uint64_t code_version() {
-  return hash_text("softmax cpu 1");
+  return hash_text("softmax cpu 2");
 }
 
 }  // namespace

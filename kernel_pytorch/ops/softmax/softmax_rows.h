@@ -15,6 +15,7 @@ struct ForwardRows {
   void* output = nullptr;
   int64_t x_stride_elements = 0;
   int64_t mask_stride_elements = 0;
+  float* buffer = nullptr;  // [columns], 64-byte aligned
   float scale = 1;
   MaskKind mask_kind = MaskKind::kNone;
   bool log = false;
