@@ -20,19 +20,27 @@ void copy(void* to, const void* from, int64_t bytes) {
   cpu::stream_fence();
 }
 
-template <class T>
-void sum_rows(const RowSumArguments& arguments) {
-  constexpr int kStep = kLanesOf<T>, kVectors = 4;
+// kStream: past the caches; every group of columns is then aligned to what is stored at once.
+template <class T, bool kStream>
+KP_WORD void sum_row_columns(const RowSumArguments& arguments) {
+  constexpr int kStep = kLanesOf<T>;
   const T* rows = static_cast<const T*>(arguments.rows);
   T* sum = static_cast<T*>(arguments.sum);
   int64_t j = 0;
-  for (; j + kVectors * kStep <= arguments.columns; j += kVectors * kStep) {
-    VecOf<T> totals[kVectors] = {};
+  for (; j + 4 * kStep <= arguments.columns; j += 4 * kStep) {
+    VecOf<T> totals[4] = {};
     for (int64_t i = 0; i < arguments.count; ++i) {
       const T* row = rows + arguments.positions[i] * arguments.row_stride_elements + j;
-      for (int k = 0; k < kVectors; ++k) totals[k] += cpu::load(row + k * kStep);
+      for (int k = 0; k < 4; ++k) totals[k] += cpu::load(row + k * kStep);
     }
-    for (int k = 0; k < kVectors; ++k) cpu::store(sum + j + k * kStep, totals[k]);
+    for (int k = 0; k < 4; k += 2) {
+      const cpu::PairOf<T> pair{totals[k], totals[k + 1]};
+      if constexpr (kStream) {
+        cpu::stream2(sum + j + k * kStep, pair);
+      } else {
+        cpu::store2(sum + j + k * kStep, pair);
+      }
+    }
   }
   for (; j < arguments.columns; j += kStep) {
     const int64_t lanes = arguments.columns - j < kStep ? arguments.columns - j : kStep;
@@ -42,6 +50,13 @@ void sum_rows(const RowSumArguments& arguments) {
     }
     cpu::store_partial(sum + j, total, lanes);
   }
+}
+
+template <class T>
+void sum_rows(const RowSumArguments& arguments) {
+  if (!arguments.streams) return sum_row_columns<T, false>(arguments);
+  sum_row_columns<T, true>(arguments);
+  cpu::stream_fence();
 }
 
 }  // namespace

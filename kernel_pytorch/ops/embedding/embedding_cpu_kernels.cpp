@@ -44,12 +44,16 @@ registry::Support supports_backward(const Backward& problem, const DeviceInfo& d
   return registry::Support::yes();
 }
 
+bool is_streamable(const TensorView& rows) {
+  return rows.byte_count() >= kStreamFromBytes && columns_of(rows) * size_of(rows.dtype) % 64 == 0 &&
+         reinterpret_cast<uintptr_t>(rows.data) % 64 == 0;
+}
+
 void run_forward(const Forward& problem, int, Context& context) {
   const int64_t positions = problem.indices.element_count(), columns = columns_of(problem.weight);
   const int64_t element_bytes = size_of(problem.weight.dtype), row_bytes = columns * element_bytes;
   const auto copy_row = kernels_of(context.info->cpu.isa).copy;
-  const bool is_streamed = problem.output.byte_count() >= kStreamFromBytes && row_bytes % 64 == 0 &&
-                           reinterpret_cast<uintptr_t>(problem.output.data) % 64 == 0;
+  const bool is_streamed = is_streamable(problem.output);
   const int64_t rows_per_task = std::max<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 64), 1);
   parallel_for(context.threads, (positions + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
     const int64_t end = std::min(positions, (task + 1) * rows_per_task);
@@ -94,6 +98,7 @@ void run_backward(const Backward& problem, int, Context& context) {
   const int64_t rows = problem.grad_weight.sizes[0], columns = columns_of(problem.grad_weight);
   const int64_t row_bytes = columns * size_of(problem.grad_weight.dtype);
   const Sorted sorted = sort_positions(problem, context);
+  const bool streams = is_streamable(problem.grad_weight);
   const auto sum = kernels_of(context.info->cpu.isa).sum_rows[static_cast<int>(problem.grad_weight.dtype)];
   const int64_t rows_per_task = std::max<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 64), 1);
   parallel_for(context.threads, (rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
@@ -101,16 +106,13 @@ void run_backward(const Backward& problem, int, Context& context) {
     for (int64_t row = task * rows_per_task; row < end; ++row) {
       char* to = problem.grad_weight.as<char>() + row * row_bytes;
       const int64_t first = sorted.starts[row], count = sorted.starts[row + 1] - first;
-      if (count == 0) {
-        std::memset(to, 0, static_cast<size_t>(row_bytes));
-        continue;
-      }
       sum({.rows = problem.grad_output.data,
            .row_stride_elements = problem.grad_output.strides[0],
            .positions = sorted.positions + first,
            .count = count,
            .columns = columns,
-           .sum = to});
+           .sum = to,
+           .streams = streams});
     }
   });
 }

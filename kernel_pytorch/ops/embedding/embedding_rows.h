@@ -13,6 +13,7 @@ struct RowSumArguments {
   int64_t count = 0;
   int64_t columns = 0;
   void* sum = nullptr;
+  bool streams = false;  // past the caches; sum is then aligned to 64 bytes
 };
 
 struct RowKernels {

@@ -19,6 +19,7 @@ void add_rows(const void* from, int64_t row_stride, int64_t count, int64_t colum
     const T* row = rows + i * row_stride;
     int64_t j = 0;
     for (; j + kLanes <= columns; j += kLanes) {
+      for (int k = 4; k < 8; ++k) cpu::prefetch_far(row + k * row_stride + j);
       Vec total = cpu::load(totals + j);
       total += cpu::load(row + j);
       total += cpu::load(row + row_stride + j);
