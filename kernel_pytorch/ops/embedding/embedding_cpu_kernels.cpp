@@ -50,6 +50,7 @@ bool is_streamable(const TensorView& rows) {
 }
 
 void run_forward(const Forward& problem, int, Context& context) {
+  if (problem.output.element_count() == 0) return;
   const int64_t positions = problem.indices.element_count(), columns = columns_of(problem.weight);
   const int64_t element_bytes = size_of(problem.weight.dtype), row_bytes = columns * element_bytes;
   const auto copy_row = kernels_of(context.info->cpu.isa).copy;
@@ -95,6 +96,7 @@ Sorted sort_positions(const Backward& problem, Context& context) {
 }
 
 void run_backward(const Backward& problem, int, Context& context) {
+  if (problem.grad_weight.element_count() == 0) return;
   const int64_t rows = problem.grad_weight.sizes[0], columns = columns_of(problem.grad_weight);
   const int64_t row_bytes = columns * size_of(problem.grad_weight.dtype);
   const Sorted sorted = sort_positions(problem, context);
