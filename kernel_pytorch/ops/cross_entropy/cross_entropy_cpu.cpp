@@ -19,16 +19,6 @@ struct Totals {
   float weighted_sum = 0;  // of w z, with smoothing or partials
 };
 
-// e^(z - center), z <= center. Where a bf16 of the result is kept, by the fast way.
-template <class T>
-KP_WORD Vec exponential(Vec z, float center) {
-  if constexpr (__is_same(T, BFloat16)) {
-    return cpu::exp2_nonpositive_fast((z - center) * 1.44269504f);
-  } else {
-    return cpu::exp_nonpositive(z - center);
-  }
-}
-
 // gradient = along * e^(z - center) - share * w, less `on_target` at the target; times the cap's derivative.
 struct Coefficients {
   float along, share, on_target, center;
@@ -49,10 +39,11 @@ KP_WORD Totals reduce_plain(const Rows& block, const T* logits, const T* next) {
     largest[chain] = cpu::max(cpu::keep(z, lanes, kMinusInfinity), largest[chain]);  // NaN is found by the sum
   });
   const float most = cpu::horizontal_max(cpu::max(largest[0], largest[1]));
+  float* const buffer = block.buffer;
   cpu::for_slots<T>(logits, block.columns, [&](Vec z, int64_t slot, int chain, auto lanes) {
     cpu::prefetch_far(next + slot);
-    const Vec term = exponential<T>(z, most);
-    cpu::store(block.buffer + slot, term, lanes);
+    const Vec term = cpu::exp_nonpositive_fast(z - most);
+    cpu::store(buffer + slot, term, lanes);
     sums[chain] += cpu::keep(term, lanes, 0.0f);
   });
   return {most, cpu::horizontal_sum(sums[0] + sums[1]), cpu::horizontal_sum(values[0] + values[1])};
@@ -61,8 +52,9 @@ KP_WORD Totals reduce_plain(const Rows& block, const T* logits, const T* next) {
 template <class T, bool kStream>
 KP_WORD void write_plain(const Rows& block, int64_t target_column, Coefficients by, T* gradient) {
   const int64_t target_slot = cpu::slot_of<T>(target_column, block.columns);
-  cpu::write_slots<T, kStream>(gradient, block.columns, [&](int64_t slot, auto lanes) {
-    const Vec value = cpu::load(block.buffer + slot, lanes) * by.along - by.share;
+  const float* const buffer = block.buffer;
+  cpu::write_slots<T, kStream>(gradient, block.columns, [=](int64_t slot, auto lanes) {
+    const Vec value = cpu::load(buffer + slot, lanes) * by.along - by.share;
     return less_on_target(value, target_slot - slot, by.on_target);
   });
 }
@@ -91,7 +83,7 @@ Totals reduce_buffer(const Rows& block) {
   });
   const float most = cpu::horizontal_max(largest);
   cpu::for_slots<float>(block.buffer, block.columns, [&](Vec z, int64_t, int chain, auto lanes) {
-    sums[chain] += cpu::keep(cpu::exp_nonpositive(z - most), lanes, 0.0f);
+    sums[chain] += cpu::keep(cpu::exp_nonpositive_fast(z - most), lanes, 0.0f);
   });
   return {most, cpu::horizontal_sum(sums[0] + sums[1]), cpu::horizontal_sum(weighted)};
 }

@@ -22,16 +22,6 @@ KP_WORD float center_of(float largest) {
   return largest == kMinusInfinity ? 0.0f : largest;
 }
 
-// e^(score - center). Where a bf16 of the result is kept, by the fast way; fp16 has denormals that would show it.
-template <class T>
-KP_WORD Vec exponential(Vec score, float center) {
-  if constexpr (__is_same(T, BFloat16)) {
-    return cpu::exp2_nonpositive_fast((score - center) * 1.44269504f);
-  } else {
-    return cpu::exp_nonpositive(score - center);
-  }
-}
-
 KP_WORD float largest_of(const Vec (&chains)[2]) {
   return cpu::horizontal_max(cpu::max(chains[0], chains[1]));
 }
@@ -40,18 +30,22 @@ KP_WORD float largest_of(const Vec (&chains)[2]) {
 // with `log` the scores, by slot.
 template <class T>
 KP_WORD Totals reduce_row(const T* x, const T* next, const ForwardRows& block) {
+  // Copies, since a store into the buffer might change the block for all that the compiler knows.
+  const float scale = block.scale;
+  float* const buffer = block.buffer;
+  const bool log = block.log;
   Vec largest[2] = {cpu::broadcast(kMinusInfinity), cpu::broadcast(kMinusInfinity)}, sums[2] = {};
   cpu::for_slots<T>(x, block.visible, [&](Vec value, int64_t, int chain, auto lanes) {
-    const Vec score = cpu::keep(value * block.scale, lanes, kMinusInfinity);
+    const Vec score = cpu::keep(value * scale, lanes, kMinusInfinity);
     largest[chain] = cpu::max(score, largest[chain]);  // NaN is lost here and found by the sum
   });
   const float most = largest_of(largest), center = center_of(most);
   cpu::for_slots<T>(x, block.visible, [&](Vec value, int64_t slot, int chain, auto lanes) {
     cpu::prefetch_far(next + slot);
-    const Vec score = cpu::keep(value * block.scale, lanes, kMinusInfinity);
-    const Vec term = exponential<T>(score, center);
+    const Vec score = cpu::keep(value * scale, lanes, kMinusInfinity);
+    const Vec term = cpu::exp_nonpositive_fast(score - center);
     sums[chain] += term;
-    cpu::store(block.buffer + slot, block.log ? score : term, lanes);
+    cpu::store(buffer + slot, log ? score : term, lanes);
   });
   return {most, cpu::horizontal_sum(sums[0] + sums[1])};
 }
@@ -88,7 +82,7 @@ KP_WORD float store_scores(const T* x, const void* mask, const ForwardRows& bloc
 float sum_buffer(float* buffer, int64_t columns, float center, bool log) {
   Vec sums[2] = {};
   cpu::for_slots<float>(buffer, columns, [&](Vec score, int64_t slot, int chain, auto lanes) {
-    const Vec term = cpu::exp_nonpositive(cpu::keep(score, lanes, kMinusInfinity) - center);
+    const Vec term = cpu::exp_nonpositive_fast(cpu::keep(score, lanes, kMinusInfinity) - center);
     sums[chain] += term;
     if (!log) cpu::store(buffer + slot, term, lanes);
   });
@@ -103,8 +97,9 @@ KP_WORD void write_row(const ForwardRows& block, Totals totals, T* output) {
   const float start = block.log ? center_of(totals.largest) : 0.0f;
   const float shift = !block.log || is_empty ? 0.0f : __builtin_logf(totals.sum);
   const float factor = block.log ? 1.0f : is_empty ? 0.0f : 1.0f / totals.sum;
-  const auto value_at = [&](int64_t slot, auto lanes) {
-    return (cpu::load(block.buffer + slot, lanes) - start) * factor - shift;
+  const float* const buffer = block.buffer;
+  const auto value_at = [=](int64_t slot, auto lanes) {
+    return (cpu::load(buffer + slot, lanes) - start) * factor - shift;
   };
   if (block.mask_kind == MaskKind::kNone) {
     cpu::write_slots<T, kStream>(output, block.visible, value_at);
