@@ -41,17 +41,18 @@ KP_WORD V keep(V value, SomeLanes lanes) {  // lanes past the row's end count fo
   return value;
 }
 
-// Writes value_at(j, lanes) to every column, two vectors at a time: a whole line of narrow types in one store.
-template <class T, bool kStream, class Value>
-KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
+// Writes every column, two vectors at a time: a whole line of narrow types in one store. pair_at(j) gives the two, in
+// the order of load2_unordered where kUnordered; value_at(j, lanes) those that are left at the row's end.
+template <class T, bool kStream, bool kUnordered, class Pair, class Value>
+KP_WORD void write_columns_in_pairs(T* to, int64_t columns, Pair pair_at, Value value_at) {
   constexpr int kStep = kLanesOf<T>;
   int64_t j = 0;
   for (; j + 2 * kStep <= columns; j += 2 * kStep) {
-    const PairOf<T> pair{value_at(j, AllLanes()), value_at(j + kStep, AllLanes())};
+    const PairOf<T> pair = pair_at(j);
     if constexpr (kStream) {
-      stream2(to + j, pair);
+      kUnordered ? stream2_unordered(to + j, pair) : stream2(to + j, pair);
     } else {
-      store2(to + j, pair);
+      kUnordered ? store2_unordered(to + j, pair) : store2(to + j, pair);
     }
   }
   for (; j + kStep <= columns; j += kStep) store(to + j, value_at(j, AllLanes()), AllLanes());
@@ -59,6 +60,16 @@ KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
     const SomeLanes rest{static_cast<int>(columns - j)};
     store(to + j, value_at(j, rest), rest);
   }
+}
+
+template <class T, bool kStream, class Value>
+KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
+  write_columns_in_pairs<T, kStream, false>(
+      to, columns,
+      [&](int64_t j) -> PairOf<T> {
+        return {value_at(j, AllLanes()), value_at(j + kLanesOf<T>, AllLanes())};
+      },
+      value_at);
 }
 
 template <class T, class Body>

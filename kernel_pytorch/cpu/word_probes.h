@@ -16,6 +16,7 @@ struct TypeProbes {
   void (*from_float_pairs)(const float* from, T* to, int64_t count);     // load2, store2
   void (*from_float_streamed)(const float* from, T* to, int64_t count);  // `to` aligned to two vectors
   void (*load_then_store_partial)(const T* from, T* to, int64_t count);  // count up to one vector
+  void (*copy_unordered)(const T* from, T* to, int64_t count);           // pairs, stored and then streamed
 };
 
 struct WordProbes {

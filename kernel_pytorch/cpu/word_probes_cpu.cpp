@@ -37,8 +37,17 @@ static void copy_partial(const T* from, T* to, int64_t count) {
 }
 
 template <class T>
+static void copy_unordered(const T* from, T* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count / 2; i += 2 * kLanes) store2_unordered(to + i, load2_unordered(from + i));
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) stream2_unordered(to + i, load2_unordered(from + i));
+  stream_fence();
+}
+
+template <class T>
 static TypeProbes<T> type_probes() {
-  return {convert<T, float>, convert<float, T>, convert_pairs<T>, convert_streamed<T>, copy_partial<T>};
+  return {convert<T, float>,   convert<float, T>, convert_pairs<T>,
+          convert_streamed<T>, copy_partial<T>,   copy_unordered<T>};
 }
 
 #define KP_UNARY_PROBE(word)                                                      \

@@ -168,6 +168,23 @@ TEST(CpuWords, PartialAccessStaysWithinItsElements) {
   }
 }
 
+template <class T>
+void check_unordered(void (*copy)(const T*, T*, int64_t), const std::string& level) {
+  constexpr int kCount = 256;
+  alignas(64) T from[kCount], to[kCount] = {};
+  for (int i = 0; i < kCount; ++i) from[i] = from_float<T>(static_cast<float>(i % 37) - 18.5f);
+  copy(from, to, kCount);
+  EXPECT_EQ(std::memcmp(from, to, sizeof(from)), 0) << level;
+}
+
+TEST(CpuWords, UnorderedPairsReturnToTheirPlaces) {
+  for (const Level& level : levels_of_this_machine()) {
+    check_unordered(level.probes.bfloat16.copy_unordered, level.name);
+    check_unordered(level.probes.float16.copy_unordered, level.name);
+    check_unordered(level.probes.float32.copy_unordered, level.name);
+  }
+}
+
 TEST(CpuWords, PartialStoreLeavesWhatFollows) {
   for (const Level& level : levels_of_this_machine()) {
     for (int64_t count = 0; count <= level.probes.lanes; ++count) {

@@ -48,14 +48,10 @@ KP_WORD Pair load(const T* from, Some some) {
   return {cpu::load_partial(from, some.count), Vec{}};
 }
 
-KP_WORD cpu::VecU join_even_odd(cpu::VecU even, cpu::VecU odd) {
-  return (even >> 16) | (odd & 0xffff0000u);
-}
-
 template <Order kOrder, class T>
 KP_WORD void store(T* to, const Pair& pair, Two) {
   if constexpr (kOrder == Order::kEvenOdd) {
-    cpu::store_storage(to, join_even_odd(cpu::round_to_bfloat16(pair.low), cpu::round_to_bfloat16(pair.high)));
+    cpu::store2_unordered(to, pair);
   } else {
     cpu::store2(to, pair);
   }

@@ -128,6 +128,30 @@ TEST(RowNorm, LargeMeanLosesNoPrecision) {
   for (int j = 0; j < 8192; ++j) ASSERT_NEAR(output.view.as<float>()[j], j % 2 == 0 ? -1 : 1, 1e-5);
 }
 
+// The CPU kernel takes its squares around the row's first value where results have 16 bits.
+TEST(RowNorm, AnOutlierAtTheRowsStartCostsNoPrecision) {
+  for (const float first : {3.0f, 1000.0f, -60000.0f}) {
+    Tensor x(DType::kFloat16, {1, 4099}), output(DType::kFloat16, {1, 4099});
+    std::vector<float> values(4099);
+    double sum = 0, squares = 0;
+    for (size_t j = 0; j < values.size(); ++j) {
+      const Float16 rounded = from_float<Float16>(j == 0 ? first : 7.0f + std::sin(static_cast<float>(j)));
+      x.view.as<Float16>()[j] = rounded;
+      values[j] = to_float(rounded);
+      sum += values[j];
+    }
+    const double mean = sum / 4099;
+    for (const float value : values) squares += (value - mean) * (value - mean);
+    const double rstd = 1 / std::sqrt(squares / 4099);
+    OwnContext context;
+    layer_norm::forward({.x = x.view, .eps = 0, .output = output.view}, context);
+    for (size_t j = 0; j < values.size(); ++j) {
+      const double wanted = (values[j] - mean) * rstd;
+      ASSERT_NEAR(to_float(output.view.as<Float16>()[j]), wanted, 1e-3 * std::fabs(wanted) + 2e-4) << first << " " << j;
+    }
+  }
+}
+
 TEST(RowNorm, EmptyInputsWriteNothingButZeroGradients) {
   OwnContext context;
   for (auto sizes : {std::vector<int64_t>{0, 16}, {4, 0}, {0, 0}, {3, 0, 16}}) {
