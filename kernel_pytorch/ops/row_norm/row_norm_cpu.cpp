@@ -57,8 +57,8 @@ struct Statistics {
   Scalar rstd;
 };
 
-// Mean and squares in one pass, around the row's first value. It lies within the row's deviation times the root of the
-// columns, so what the difference of squares loses stays far below the rounding of 16-bit results.
+// Mean and squares in one pass, the squares around the row's first value. It lies within the row's deviation times the
+// root of the columns, so what the difference of squares loses stays far below the rounding of 16-bit results.
 template <class T>
 KP_WORD Statistics<float> shifted_statistics_of(const T* value, const ForwardRows& block) {
   constexpr int kStep = kLanesOf<T>;
@@ -68,23 +68,25 @@ KP_WORD Statistics<float> shifted_statistics_of(const T* value, const ForwardRow
   for (; j + 2 * kStep <= block.columns; j += 2 * kStep) {
     const cpu::PairOf<T> pair = cpu::load2_unordered(value + j);
     const Vec low = pair.low - pivot, high = pair.high - pivot;
-    sum0 += low;
-    sum1 += high;
+    sum0 += pair.low;
+    sum1 += pair.high;
     squares0 += low * low;
     squares1 += high * high;
   }
   for (; j < block.columns; j += kStep) {
     const SomeLanes rest{static_cast<int>(block.columns - j < kStep ? block.columns - j : kStep)};
-    const Vec difference = keep(load(value + j, rest) - pivot, rest);
-    sum0 += difference;
+    const Vec values = load(value + j, rest);
+    const Vec difference = keep(values - pivot, rest);
+    sum0 += values;
     squares0 += difference * difference;
   }
   const float count = static_cast<float>(block.columns);
-  const float distance = cpu::horizontal_sum(sum0 + sum1) / count;
+  const float mean = cpu::horizontal_sum(sum0 + sum1) / count;
+  const float distance = mean - pivot;
   const float variance = cpu::horizontal_sum(squares0 + squares1) / count - distance * distance;
   // Not std::max: a NaN must stay one.
   const float least = variance < 0 ? 0.0f : variance;
-  return {pivot + distance, 1.0f / __builtin_sqrtf(least + static_cast<float>(block.eps))};
+  return {mean, 1.0f / __builtin_sqrtf(least + static_cast<float>(block.eps))};
 }
 
 template <class T>
