@@ -28,7 +28,7 @@ struct WordProbes {
   TypeProbes<float> float32;
   void (*double_partial)(const double* from, double* to, int64_t count);
   void (*exp)(const float*, float*, int64_t);
-  void (*exp_nonpositive_fast)(const float*, float*, int64_t);
+  void (*exp_fast)(const float*, float*, int64_t);
   void (*log)(const float*, float*, int64_t);
   void (*tanh)(const float*, float*, int64_t);
   void (*erf)(const float*, float*, int64_t);

@@ -57,7 +57,7 @@ static TypeProbes<T> type_probes() {
     store_partial(to + i, word(load_partial(from + i, count - i)), count - i);    \
   }
 KP_UNARY_PROBE(exp)
-KP_UNARY_PROBE(exp_nonpositive_fast)
+KP_UNARY_PROBE(exp_fast)
 KP_UNARY_PROBE(log)
 KP_UNARY_PROBE(tanh)
 KP_UNARY_PROBE(erf)
@@ -141,7 +141,7 @@ WordProbes word_probes() {
           type_probes<float>(),
           copy_partial<double>,
           probe_exp,
-          probe_exp_nonpositive_fast,
+          probe_exp_fast,
           probe_log,
           probe_tanh,
           probe_erf,

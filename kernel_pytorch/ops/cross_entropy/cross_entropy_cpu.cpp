@@ -42,7 +42,7 @@ KP_WORD Totals reduce_plain(const Rows& block, const T* logits, const T* next) {
   float* const buffer = block.buffer;
   cpu::for_slots<T>(logits, block.columns, [&](Vec z, int64_t slot, int chain, auto lanes) {
     cpu::prefetch_far(next + slot);
-    const Vec term = cpu::exp_nonpositive_fast(z - most);
+    const Vec term = cpu::exp_fast(z - most);
     cpu::store(buffer + slot, term, lanes);
     sums[chain] += cpu::keep(term, lanes, 0.0f);
   });
@@ -83,7 +83,7 @@ Totals reduce_buffer(const Rows& block) {
   });
   const float most = cpu::horizontal_max(largest);
   cpu::for_slots<float>(block.buffer, block.columns, [&](Vec z, int64_t, int chain, auto lanes) {
-    sums[chain] += cpu::keep(cpu::exp_nonpositive_fast(z - most), lanes, 0.0f);
+    sums[chain] += cpu::keep(cpu::exp_fast(z - most), lanes, 0.0f);
   });
   return {most, cpu::horizontal_sum(sums[0] + sums[1]), cpu::horizontal_sum(weighted)};
 }
@@ -93,7 +93,7 @@ KP_WORD void write_buffer(const Rows& block, int64_t target_column, Coefficients
   const float per_cap = block.softcap == 0 ? 0.0f : 1 / block.softcap;
   cpu::write_columns<T, kStream>(gradient, block.columns, [&](int64_t j, auto lanes) {
     const Vec z = cpu::load(block.buffer + j, lanes), relative = z * per_cap;
-    Vec value = cpu::exp(z - by.center) * by.along;
+    Vec value = cpu::exp_fast(z - by.center) * by.along;
     if (by.share != 0) value -= weight_at(block, j, lanes) * by.share;
     return less_on_target(value, target_column - j, by.on_target) * (1.0f - relative * relative);
   });

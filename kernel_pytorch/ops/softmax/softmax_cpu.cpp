@@ -43,7 +43,7 @@ KP_WORD Totals reduce_row(const T* x, const T* next, const ForwardRows& block) {
   cpu::for_slots<T>(x, block.visible, [&](Vec value, int64_t slot, int chain, auto lanes) {
     cpu::prefetch_far(next + slot);
     const Vec score = cpu::keep(value * scale, lanes, kMinusInfinity);
-    const Vec term = cpu::exp_nonpositive_fast(score - center);
+    const Vec term = cpu::exp_fast(score - center);
     sums[chain] += term;
     cpu::store(buffer + slot, log ? score : term, lanes);
   });
@@ -82,7 +82,7 @@ KP_WORD float store_scores(const T* x, const void* mask, const ForwardRows& bloc
 float sum_buffer(float* buffer, int64_t columns, float center, bool log) {
   Vec sums[2] = {};
   cpu::for_slots<float>(buffer, columns, [&](Vec score, int64_t slot, int chain, auto lanes) {
-    const Vec term = cpu::exp_nonpositive_fast(cpu::keep(score, lanes, kMinusInfinity) - center);
+    const Vec term = cpu::exp_fast(cpu::keep(score, lanes, kMinusInfinity) - center);
     sums[chain] += term;
     if (!log) cpu::store(buffer + slot, term, lanes);
   });
@@ -183,7 +183,7 @@ KP_WORD void backward_row(const BackwardRows& block, const T* gradient, const T*
   if (block.log) {
     const float removed = block.masked ? kMinusInfinity : __builtin_nanf("");  // nothing equals NaN
     write_values<T, kStream>(grad_input, block.columns, gradient, output, [&](Vec g, Vec y) {
-      const Vec value = g * block.scale - cpu::exp(y) * scaled_sum;
+      const Vec value = g * block.scale - cpu::exp_fast(y) * scaled_sum;
       return cpu::select(y == removed, Vec{}, value);
     });
   } else {
