@@ -1,8 +1,9 @@
 // The pointwise ops on the lanes of the CPU, built once per instruction level: each element is read once, and leaves by
 // stores that bypass the caches where the output is large. fp32, bf16 and fp16; the reference takes fp64.
 #include "kernel_pytorch/base/float_types.h"
+#include "kernel_pytorch/base/philox.h"
 #include "kernel_pytorch/cpu/columns.h"
-#include "kernel_pytorch/ops/pointwise/pointwise_dropout_cpu.h"
+#include "kernel_pytorch/cpu/vec_philox.h"
 #include "kernel_pytorch/ops/pointwise/pointwise_math_cpu.h"
 #include "kernel_pytorch/ops/pointwise/pointwise_rows.h"
 
@@ -17,7 +18,7 @@ constexpr int64_t kSpan = 1024;  // columns that are worked on at once: their bi
 
 // The bits of one span of a row.
 struct SpanBits {
-  alignas(64) uint16_t storage[kSpan + (cpu::kDoubleLanes + 1) * kPhiloxElements];
+  alignas(64) uint16_t storage[kSpan + (cpu::kLanes + 1) * kPhiloxElements];
   const uint16_t* first;
 };
 
@@ -25,7 +26,10 @@ KP_WORD void draw(SpanBits& bits, const DropoutRows& dropout, int64_t element, i
   const auto first = static_cast<uint64_t>(element), skipped = first % kPhiloxElements;
   const auto blocks =
       static_cast<int64_t>(skipped + static_cast<uint64_t>(count) + kPhiloxElements - 1) / kPhiloxElements;
-  fill_bits(dropout.seed, dropout.offset, first / kPhiloxElements, blocks, bits.storage);
+  for (int64_t done = 0; done < blocks; done += kLanes) {
+    cpu::philox_blocks(dropout.seed, dropout.offset, first / kPhiloxElements + static_cast<uint64_t>(done),
+                       reinterpret_cast<uint32_t*>(bits.storage + done * kPhiloxElements));
+  }
   bits.first = bits.storage + skipped;
 }
 
@@ -82,18 +86,33 @@ inline constexpr int kBitsOf = __is_same(T, BFloat16)  ? 8
                                : __is_same(T, Float16) ? 11
                                                        : kFloatBits;
 
-// Nothing but the function, and a gate: straight from memory to memory.
+// Nothing but the function, and a gate: straight from memory to memory, pairs of vectors in whatever order is cheapest.
 template <class T, Kind kKind, bool kGated>
 void forward_as(const ForwardRows& block) {
   for (int64_t row = 0; row < block.rows; ++row) {
     const T* gate = row_of<T>(block.gate, row);
     const T* up = row_of<T>(block.up, row);
-    T* const output[1] = {row_of<T>(block.output, row)};
-    write_span<T>(output, block.columns, block.stream_stores, [&](int64_t j, auto lanes) -> Results<1> {
-      const Vec value = function<kKind, kBitsOf<T>>(cpu::load(gate + j, lanes));
-      if constexpr (kGated) return {{value * cpu::load(up + j, lanes)}};
-      return {{value}};
-    });
+    T* const output = row_of<T>(block.output, row);
+    int64_t j = 0;
+    for (; j + 2 * kLanes <= block.columns; j += 2 * kLanes) {
+      cpu::PairOf<T> pair = cpu::load2_unordered(gate + j);
+      pair = {function<kKind, kBitsOf<T>>(pair.low), function<kKind, kBitsOf<T>>(pair.high)};
+      if constexpr (kGated) {
+        const cpu::PairOf<T> factors = cpu::load2_unordered(up + j);
+        pair = {pair.low * factors.low, pair.high * factors.high};
+      }
+      if (block.stream_stores) {
+        cpu::stream2_unordered(output + j, pair);
+      } else {
+        cpu::store2_unordered(output + j, pair);
+      }
+    }
+    for (; j < block.columns; j += kLanes) {
+      const SomeLanes rest{static_cast<int>(block.columns - j < kLanes ? block.columns - j : kLanes)};
+      Vec value = function<kKind, kBitsOf<T>>(cpu::load(gate + j, rest));
+      if constexpr (kGated) value *= cpu::load(up + j, rest);
+      cpu::store(output + j, value, rest);
+    }
   }
   if (block.stream_stores) cpu::stream_fence();
 }
