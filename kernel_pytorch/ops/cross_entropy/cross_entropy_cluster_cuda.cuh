@@ -130,8 +130,9 @@ __device__ __forceinline__ void work_on_rows(const Arguments& arguments, const W
 }
 
 template <class T, ClusterConfig kConfig>
-__global__ void __launch_bounds__(kConfig.consumers + tile::kWarpLanes, kConfig.blocks)
+__global__ void __launch_bounds__(kConfig.consumers + kFetchThreads, kConfig.blocks)
     cluster_rows(const __grid_constant__ Arguments arguments) {
+  static_assert(is_legal(kConfig));
   constexpr int kWarps = kConfig.consumers / tile::kWarpLanes;
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ ClusterBarriers barriers;

@@ -177,6 +177,8 @@ constexpr ClusterLaunch kClusterLaunches[] = {{kTwoBlocks, 2},      {kTwoBlocks,
                                               {kTwoBlocks, 16},     {kOneBlock, 4},       {kOneBlock, 8},
                                               {kOneBlock, 16},      {kGeneralCluster, 2}, {kGeneralCluster, 4},
                                               {kGeneralCluster, 8}, {kGeneralCluster, 16}};
+static_assert(std::ranges::all_of(kClusterLaunches,
+                                  [](const ClusterLaunch& launch) { return is_legal(launch.config); }));
 constexpr int kClusterLaunchCount = static_cast<int>(std::size(kClusterLaunches));
 constexpr int64_t kLeastVectors = 2048;  // of a row: 16384 bf16
 // Shared memory that the driver keeps for itself per block, and what the kernel declares statically, rounded up.
@@ -271,7 +273,7 @@ void run_cluster(const Problem& problem, int config, Context& context) {
   const int64_t units = divide_up(std::max<int64_t>(arguments.shape.rows, 1), rounds);
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(units * launch.cluster);
-  shape.block_x = static_cast<unsigned>(launch.config.consumers + 32);
+  shape.block_x = static_cast<unsigned>(launch.config.consumers + kFetchThreads);
   shape.cluster_x = static_cast<unsigned>(launch.cluster);
   shape.shared_bytes = static_cast<unsigned>(arguments.stages * arguments.slice_vectors * kVectorBytes);
   void* pointers[] = {&arguments};

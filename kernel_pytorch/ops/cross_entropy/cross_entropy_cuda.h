@@ -48,6 +48,12 @@ struct ClusterConfig {
   bool general;   // also for softcap, label smoothing and partials, which cost registers
 };
 inline constexpr int kMaxStages = 8;
+inline constexpr int kFetchThreads = 32;
+
+KP_SHARED_CODE constexpr bool is_legal(const ClusterConfig& config) {
+  const int threads = config.consumers + kFetchThreads;
+  return config.consumers > 0 && config.consumers % 32 == 0 && threads <= 1024 && threads * config.blocks <= 2048;
+}
 
 struct RescaleArguments {
   void* tensor;
