@@ -83,11 +83,20 @@ DeviceCode block_code(std::string_view function, DType dtype, std::string_view m
           .architecture_specific = false};
 }
 
-// What a launch needs besides the arguments: the divisor of very many rows, and a counter for the last block.
-void prepare(const Problem& problem, Arguments& arguments, Context& context) {
+// Whether the mean's divisor is better counted once, by a kernel of its own, than by every block for itself: where the
+// targets that all of them would read are more than the logits.
+bool counts_first(const Problem& problem, int64_t blocks) {
+  constexpr int64_t kFewRows = 4096;
+  const int64_t rows = rows_of(problem.logits);
+  return problem.reduction == Reduction::kMean && rows > kFewRows &&
+         blocks * problem.target.byte_count() > problem.logits.byte_count();
+}
+
+// What a launch needs besides the arguments: that divisor, and a counter for the last block.
+void prepare(const Problem& problem, int64_t blocks, Arguments& arguments, Context& context) {
   static const std::string kLabel = "cross_entropy count_rows";
   static KernelTable<std::size(kCudaTypes)> table;
-  if (arguments.is_mean && arguments.shape.rows > kMostCountedRows) {
+  if (counts_first(problem, blocks)) {
     const DType dtype = problem.logits.dtype;
     CUkern_st* kernel = table.get(cuda_type_index(dtype), context, [&] { return block_code("count_rows", dtype); });
     auto* counted = static_cast<float*>(context.scratch->allocate(sizeof(float)));
@@ -148,12 +157,12 @@ void run_block(const Problem& problem, int config, Context& context) {
   const int threads = row_threads == 32 ? kWarpRowBlock : row_threads;
   CUkern_st* kernel = table.get(position * static_cast<int>(std::size(kCudaTypes)) + cuda_type_index(dtype), context,
                                 [&] { return rows_code(kBlockConfigs[position], dtype); });
-  prepare(problem, arguments, context);
   const int64_t resident =
       static_cast<int64_t>(std::max(context.info->cuda.multiprocessors, 1)) * (kThreadsOnMultiprocessor / threads);
+  const int64_t blocks = std::clamp<int64_t>(divide_up(arguments.shape.rows, threads / row_threads), 1, resident);
+  prepare(problem, blocks, arguments, context);
   cuda_device::LaunchShape shape;
-  shape.grid_x =
-      static_cast<unsigned>(std::clamp<int64_t>(divide_up(arguments.shape.rows, threads / row_threads), 1, resident));
+  shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = static_cast<unsigned>(threads);
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
@@ -265,12 +274,12 @@ void run_cluster(const Problem& problem, int config, Context& context) {
   Arguments arguments = make_arguments(problem);
   arguments.slice_vectors = static_cast<int32_t>(divide_up(row_vectors(problem), launch.cluster));
   arguments.stages = static_cast<int32_t>(stage_count(launch, row_vectors(problem), device));
-  prepare(problem, arguments, context);
   const int64_t groups = std::max<int64_t>(device.cuda.multiprocessors / kMultiprocessorsPerGroup, 1);
   const int64_t resident =
       std::max<int64_t>(groups * (kMultiprocessorsPerGroup * launch.config.blocks / launch.cluster), 1);
   const int64_t rounds = divide_up(std::max<int64_t>(arguments.shape.rows, 1), resident);
   const int64_t units = divide_up(std::max<int64_t>(arguments.shape.rows, 1), rounds);
+  prepare(problem, units * launch.cluster, arguments, context);
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(units * launch.cluster);
   shape.block_x = static_cast<unsigned>(launch.config.consumers + kFetchThreads);

@@ -35,8 +35,6 @@ struct Arguments {
   bool has_vectors;  // rows of logits and gradient lie alike to 16 bytes, their columns side by side
 };
 
-// Every block counts the targets of so many rows for itself; beyond, a kernel of its own does it once.
-inline constexpr int64_t kMostCountedRows = 65536;
 inline constexpr int kCountThreads = 1024;
 
 inline constexpr int kThreadsOnMultiprocessor = 1024;  // of cuda_block

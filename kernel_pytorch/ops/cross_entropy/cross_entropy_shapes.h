@@ -19,7 +19,7 @@ inline std::vector<registry::ProblemRequest> shapes() {
     for (int64_t columns : {1, 2, 7, 64, 129, 1000, 4096}) add(19, columns, dtype);
     for (int64_t columns : {32000, 50257, 128256, 262144}) add(3, columns, dtype);
     add(700, 8, dtype, {{"ignore_index", "3"}});
-    add(70000, 8, dtype, {{"ignore_index", "3"}, {"weight", "fp32"}});  // more rows than every block counts itself
+    add(70000, 8, dtype, {{"ignore_index", "3"}, {"weight", "fp32"}});  // so many that they are counted first
     add(0, 128, dtype);
     add(5, 4096, dtype, {{"gradient", "0"}});
     add(5, 4096, dtype, {{"reduction", "none"}});
