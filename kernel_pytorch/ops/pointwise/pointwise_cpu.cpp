@@ -138,20 +138,23 @@ void apply_as(Span& span, int64_t count) {
   }
 }
 
-template <Kind kKind>
+// A gate's gradient needs the functions' values too.
+template <Kind kKind, bool kGated>
 void differentiate_as(Span& span, int64_t count) {
   for (int64_t j = 0; j < count; j += kLanes) {
     const Values at = differentiate<kKind, kFloatBits>(cpu::load(span.values + j));
-    cpu::store(span.values + j, at.value);
+    if constexpr (kGated) cpu::store(span.values + j, at.value);
     cpu::store(span.derivatives + j, at.derivative);
   }
 }
 
 using SpanStep = void (*)(Span&, int64_t);
+template <bool kGated>
 constexpr SpanStep kDifferentiate[kKindCount] = {
-    differentiate_as<Kind::kGelu>, differentiate_as<Kind::kGeluTanh>,    differentiate_as<Kind::kSilu>,
-    differentiate_as<Kind::kRelu>, differentiate_as<Kind::kReluSquared>, differentiate_as<Kind::kSigmoid>,
-    differentiate_as<Kind::kTanh>, differentiate_as<Kind::kIdentity>};
+    differentiate_as<Kind::kGelu, kGated>,        differentiate_as<Kind::kGeluTanh, kGated>,
+    differentiate_as<Kind::kSilu, kGated>,        differentiate_as<Kind::kRelu, kGated>,
+    differentiate_as<Kind::kReluSquared, kGated>, differentiate_as<Kind::kSigmoid, kGated>,
+    differentiate_as<Kind::kTanh, kGated>,        differentiate_as<Kind::kIdentity, kGated>};
 
 template <class T>
 KP_WORD void read_span(const BackwardRows& block, const SpanPlace& place, SpanBits& bits, Span& span) {
@@ -200,10 +203,11 @@ void backward(const BackwardRows& block) {
     for (int64_t column = 0; column < block.columns; column += kSpan) {
       const SpanPlace place{row, column, block.columns - column < kSpan ? block.columns - column : kSpan};
       read_span<T>(block, place, bits, span);
-      kDifferentiate[static_cast<int>(block.kind)](span, place.count);
       if (block.up.data != nullptr) {
+        kDifferentiate<true>[static_cast<int>(block.kind)](span, place.count);
         write_gradients<T, true>(block, place, span);
       } else {
+        kDifferentiate<false>[static_cast<int>(block.kind)](span, place.count);
         write_gradients<T, false>(block, place, span);
       }
     }

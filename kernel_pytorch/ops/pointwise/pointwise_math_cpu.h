@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/cpu/vec_math.h"
+#include "kernel_pytorch/ops/pointwise/pointwise_gelu_cpu.h"
 #include "kernel_pytorch/ops/pointwise/pointwise_kind_cuda.h"
 
 namespace kernel_pytorch::pointwise::KP_ISA_NAMESPACE {
@@ -53,8 +54,12 @@ template <Kind kKind, int kBits>
 KP_WORD Values differentiate(Vec x) {
   const Vec one = cpu::broadcast(1.0f);
   if constexpr (kKind == Kind::kGelu) {
+#if defined(__AVX512F__)
+    return {table_gelu(x), table_gelu_slope(x)};
+#else
     const Vec below = normal_below<kBits>(x);
     return {x * below, below + x * (0.398942280f * cpu::exp(-0.5f * x * x))};
+#endif
   } else if constexpr (kKind == Kind::kGeluTanh) {
     const Vec square = x * x;
     const Vec s = gelu_sigmoid<kBits>(x, square);
