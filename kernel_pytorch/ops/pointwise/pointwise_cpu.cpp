@@ -156,15 +156,25 @@ constexpr SpanStep kDifferentiate[kKindCount] = {
     differentiate_as<Kind::kReluSquared, kGated>, differentiate_as<Kind::kSigmoid, kGated>,
     differentiate_as<Kind::kTanh, kGated>,        differentiate_as<Kind::kIdentity, kGated>};
 
+// Memory works ahead while the lanes compute: what the last step of a span needs is asked for in the first, what the
+// first step of the next span needs in the last.
+template <class T>
+KP_WORD const T* next_span(const RowsOf& rows, const SpanPlace& place, int64_t columns) {
+  return place.column + kSpan < columns ? row_of<T>(rows, place.row) + place.column + kSpan
+                                        : row_of<T>(rows, place.row + 1);
+}
+
 template <class T>
 KP_WORD void read_span(const BackwardRows& block, const SpanPlace& place, SpanBits& bits, Span& span) {
   const T* grad_output = row_of<T>(block.grad_output, place.row) + place.column;
   const T* gate = row_of<T>(block.gate, place.row) + place.column;
+  const T* up = block.up.data == nullptr ? gate : row_of<T>(block.up, place.row) + place.column;
   const bool drops = block.dropout.threshold != 0;
   if (drops) {
     draw(bits, block.dropout, block.dropout.first_element + place.row * block.columns + place.column, place.count);
   }
   cpu::for_columns<T>(place.count, [&](int64_t j, auto lanes) {
+    cpu::prefetch_far(up + j);
     const Vec gradient = cpu::load(grad_output + j, lanes);
     cpu::store(span.gradients + j, drops ? drop(gradient, bits, block.dropout, j) : gradient);
     cpu::store(span.values + j, biased(gate, block.gate_bias, block.bias_is_float, j, place.column, lanes));
@@ -181,7 +191,11 @@ KP_WORD void write_gradients(const BackwardRows& block, const SpanPlace& place, 
   const T* up = kGated ? row_of<T>(block.up, place.row) + place.column : nullptr;
   T* outputs[1 + kGated] = {row_of<T>(block.grad_gate, place.row) + place.column};
   if constexpr (kGated) outputs[1] = row_of<T>(block.grad_up, place.row) + place.column;
+  const T* next_gate = next_span<T>(block.gate, place, block.columns);
+  const T* next_gradient = next_span<T>(block.grad_output, place, block.columns);
   write_span<T>(outputs, place.count, block.stream_stores, [&](int64_t j, auto lanes) {
+    cpu::prefetch_far(next_gate + j);
+    cpu::prefetch_far(next_gradient + j);
     const Vec gradient = cpu::load(span.gradients + j);
     Results<1 + kGated> results;
     results.values[0] = gradient * cpu::load(span.derivatives + j);
@@ -225,8 +239,10 @@ KP_WORD void write_values(const ForwardRows& block, const SpanPlace& place, cons
   if (drops) {
     draw(bits, block.dropout, block.dropout.first_element + place.row * block.columns + place.column, place.count);
   }
+  const T* next_gate = next_span<T>(block.gate, place, block.columns);
   T* const output[1] = {at(block.output)};
   write_span<T>(output, place.count, block.stream_stores, [&](int64_t j, auto lanes) -> Results<1> {
+    cpu::prefetch_far(next_gate + j);
     Vec value = cpu::load(span.values + j);
     if (up != nullptr) value *= biased(up, block.up_bias, block.bias_is_float, j, place.column, lanes);
     if (drops) value = drop(value, bits, block.dropout, j);
@@ -243,7 +259,11 @@ void forward_in_steps(const ForwardRows& block, SpanStep apply) {
     for (int64_t column = 0; column < block.columns; column += kSpan) {
       const SpanPlace place{row, column, block.columns - column < kSpan ? block.columns - column : kSpan};
       const T* gate = row_of<T>(block.gate, row) + column;
+      const T* factors = block.up.data == nullptr ? gate : row_of<T>(block.up, row) + column;
+      const T* added = block.residual.data == nullptr ? gate : row_of<T>(block.residual, row) + column;
       cpu::for_columns<T>(place.count, [&](int64_t j, auto lanes) {
+        cpu::prefetch_far(factors + j);
+        cpu::prefetch_far(added + j);
         cpu::store(span.values + j, biased(gate, block.gate_bias, block.bias_is_float, j, column, lanes));
       });
       apply(span, place.count);
