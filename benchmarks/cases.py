@@ -22,6 +22,7 @@ class Op:
     torch: Callable[..., Any]
     forward: float  # tensors of [rows, columns] that a forward must read or write; 0: not timed
     backward: float = 0
+    leaves: int | None = None  # how many of the first inputs a backward differentiates; None: all floats
     checked: bool = True  # False where the two draw different random numbers
     dtypes: tuple[str, ...] = ()  # bf16 on a GPU, fp32 and bf16 on a CPU where empty
     shape_cpu: tuple[int, int] = (1024, 4096)

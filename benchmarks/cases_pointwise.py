@@ -87,7 +87,7 @@ OPS = [
     Op("swiglu", two, functional.swiglu, lambda gate, up: torch_functional.silu(gate) * up, forward=3, backward=5),
     Op("swiglu_packed", packed, functional.swiglu_packed, torch_swiglu_packed, forward=3, backward=5),
     Op("geglu", two, functional.geglu, lambda gate, up: torch_functional.gelu(gate) * up, forward=3, backward=5),
-    Op("rope", heads, functional.rope, torch_rope, forward=2),
+    Op("rope", heads, functional.rope, torch_rope, forward=2, backward=1.5, leaves=1),  # backward: of the query alone
     Op(
         "dropout",
         one,

@@ -41,7 +41,8 @@ def make_ways(op: Op, direction: str, dtype: torch.dtype, device: torch.device, 
     for _ in range(buffers):
         tensors = op.inputs(random, rows, columns)
         if direction == "backward":
-            tensors = tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors)
+            leaves = len(tensors) if op.leaves is None else op.leaves
+            tensors = tuple(t.requires_grad_(t.is_floating_point() and i < leaves) for i, t in enumerate(tensors))
         inputs.append(tensors)
     functions = {"ours": op.ours, "torch": op.torch}
     if with_compile:
