@@ -57,7 +57,27 @@ alignas(64) constexpr float kSlope[6][16] = {
      2.25797999e-06f, 6.97440896e-07f, 1.68780943e-07f, 0.0f},
 };
 
-KP_WORD cpu::Vec piecewise(const float (&table)[6][16], cpu::Vec a) {
+// Degree four is enough for results of 8 bits.
+alignas(64) constexpr float kRoughDeficit[5][16] = {
+    {0.0f, 0.135023713f, 0.169882447f, 0.142900273f, 0.0945877358f, 0.0516840965f, 0.023774635f, 0.00929436553f,
+     0.00310369441f, 0.000887893431f, 0.000217990309f, 4.59830117e-05f, 8.33993272e-06f, 1.30121441e-06f,
+     1.74704894e-07f, 0.0f},
+    {0.193050221f, 0.0798268467f, -0.00333389337f, -0.0435856618f, -0.0485368967f, -0.0357972607f, -0.0204228442f,
+     -0.00946786255f, -0.00364531134f, -0.00117915811f, -0.000322643551f, -7.50027539e-05f, -1.48564186e-05f,
+     -2.51269648e-06f, -3.63430132e-07f, 0.0f},
+    {-0.0594729446f, -0.0510881208f, -0.0309798084f, -0.0100093577f, 0.00347413728f, 0.007964666f, 0.00683995057f,
+     0.0040900358f, 0.00190108002f, 0.000715578266f, 0.000222537055f, 5.78370637e-05f, 1.26532605e-05f, 2.34158574e-06f,
+     3.67822651e-07f, 0.0f},
+    {1.03156535e-05f, 0.00522911549f, 0.0074052359f, 0.00599829759f, 0.00290642586f, 0.000337026111f, -0.000810973928f,
+     -0.000880785112f, -0.000556100393f, -0.000258572894f, -9.48131637e-05f, -2.82589644e-05f, -6.9592711e-06f,
+     -1.43034799e-06f, -2.46985906e-07f, 0.0f},
+    {0.001453595f, 0.00102689897f, 5.35838371e-05f, -0.000671717455f, -0.000776923145f, -0.000462972297f,
+     -0.000117179326f, 5.96294449e-05f, 8.71852317e-05f, 5.64169313e-05f, 2.54212609e-05f, 8.80753123e-06f,
+     2.44250805e-06f, 5.53640916e-07f, 1.03866618e-07f, 0.0f},
+};
+
+template <int kCoefficients>
+KP_WORD cpu::Vec piecewise(const float (&table)[kCoefficients][16], cpu::Vec a) {
   using cpu::Vec;
   constexpr float kRounder = 12582912.0f;  // adding it leaves a whole number in the lowest bits
   const Vec steps = cpu::min(cpu::broadcast(15.0f), a * kGeluSteps);  // in this order a NaN is handed on
@@ -67,15 +87,18 @@ KP_WORD cpu::Vec piecewise(const float (&table)[6][16], cpu::Vec a) {
     return reinterpret_cast<Vec>(
         _mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(rounded), _mm512_load_ps(table[power])));
   };
-  Vec sum = coefficients(5);
-  for (int power = 4; power >= 0; --power) sum = sum * rest + coefficients(power);
+  Vec sum = coefficients(kCoefficients - 1);
+  for (int power = kCoefficients - 2; power >= 0; --power) sum = sum * rest + coefficients(power);
   return sum;
 }
 
 // Half of x and half of |x| are max(x, 0), and NaN of minus infinity, as torch has it.
+template <int kBits>
 KP_WORD cpu::Vec table_gelu(cpu::Vec x) {
   const cpu::Vec a = cpu::abs(x);
-  return (0.5f * x + 0.5f * a) - piecewise(kDeficit, a);
+  const cpu::Vec positive = 0.5f * x + 0.5f * a;
+  if constexpr (kBits == 8) return positive - piecewise(kRoughDeficit, a);
+  return positive - piecewise(kDeficit, a);
 }
 KP_WORD cpu::Vec table_gelu_slope(cpu::Vec x) {
   const cpu::Vec slope = piecewise(kSlope, cpu::abs(x));

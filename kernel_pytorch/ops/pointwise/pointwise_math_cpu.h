@@ -55,7 +55,7 @@ KP_WORD Values differentiate(Vec x) {
   const Vec one = cpu::broadcast(1.0f);
   if constexpr (kKind == Kind::kGelu) {
 #if defined(__AVX512F__)
-    return {table_gelu(x), table_gelu_slope(x)};
+    return {table_gelu<kBits>(x), table_gelu_slope(x)};
 #else
     const Vec below = normal_below<kBits>(x);
     return {x * below, below + x * (0.398942280f * cpu::exp(-0.5f * x * x))};
