@@ -86,6 +86,8 @@ inline constexpr int kBitsOf = __is_same(T, BFloat16)  ? 8
                                : __is_same(T, Float16) ? 11
                                                        : kFloatBits;
 
+constexpr int64_t kAhead = 2048;  // columns: past the end of a page, where the machine's own prefetching stops
+
 // Nothing but the function, and a gate: straight from memory to memory, pairs of vectors in whatever order is cheapest.
 template <class T, Kind kKind, bool kGated>
 void forward_as(const ForwardRows& block) {
@@ -95,9 +97,11 @@ void forward_as(const ForwardRows& block) {
     T* const output = row_of<T>(block.output, row);
     int64_t j = 0;
     for (; j + 2 * kLanes <= block.columns; j += 2 * kLanes) {
+      cpu::prefetch_far(gate + j + kAhead);
       cpu::PairOf<T> pair = cpu::load2_unordered(gate + j);
       pair = {function<kKind, kBitsOf<T>>(pair.low), function<kKind, kBitsOf<T>>(pair.high)};
       if constexpr (kGated) {
+        cpu::prefetch_far(up + j + kAhead);
         const cpu::PairOf<T> factors = cpu::load2_unordered(up + j);
         pair = {pair.low * factors.low, pair.high * factors.high};
       }
