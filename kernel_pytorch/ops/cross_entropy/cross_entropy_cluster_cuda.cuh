@@ -1,7 +1,8 @@
 // Cross entropy of wide rows in one visit: a row lies over the shared memory of a cluster's blocks, where one warp of
 // each keeps the rows to come while the others work on the present one. They read their slice twice from shared
 // memory, largest and sum first, gradient second, and meet the other blocks once in between. Two blocks on a
-// multiprocessor fill each other's waits. sm_90; rows start at multiples of 16 bytes and are a multiple of them long.
+// multiprocessor fill each other's waits. No softcap, label smoothing or partials. sm_90; rows start at multiples of 16
+// bytes and are a multiple of them long.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/bulk.cuh"
@@ -58,11 +59,11 @@ __device__ __forceinline__ void fetch_rows(const Arguments& arguments, const Sli
 }
 
 template <class T, ClusterConfig kConfig>
-__device__ __forceinline__ Running<T, kConfig.general> reduce_slice(const Arguments& arguments, const Slice<T>& slice,
-                                                                    uint32_t stage) {
-  Running<T, kConfig.general> running;
+__device__ __forceinline__ Running<T, false> reduce_slice(const Arguments& arguments, const Slice<T>& slice,
+                                                          uint32_t stage) {
+  Running<T, false> running;
   const int64_t first_column = arguments.first_column + slice.first_column();
-#pragma unroll(kConfig.general ? 1 : 2)
+#pragma unroll 2
   for (int vector = threadIdx.x; vector < slice.vectors; vector += kConfig.consumers) {
     running.add(arguments, tile::load_from_shared<T>(stage + vector * tile::kVectorBytes),
                 first_column + vector * Slice<T>::kCount);
@@ -73,19 +74,18 @@ __device__ __forceinline__ Running<T, kConfig.general> reduce_slice(const Argume
 template <class T, ClusterConfig kConfig>
 __device__ __forceinline__ void write_slice(const Arguments& arguments, const Slice<T>& slice, uint32_t stage,
                                             const Coefficients& by, int target_column, T* gradient, uint64_t policy) {
-#pragma unroll(kConfig.general ? 1 : 2)
+#pragma unroll 2
   for (int vector = threadIdx.x; vector < slice.vectors; vector += kConfig.consumers) {
     const int column = slice.first_column() + vector * Slice<T>::kCount;
     const tile::Vector<T> logits = tile::load_from_shared<T>(stage + vector * tile::kVectorBytes);
-    tile::store(gradient + column, by.apply<T, kConfig.general>(arguments, logits, column, target_column), policy);
+    tile::store(gradient + column, by.apply<T, false>(arguments, logits, column, target_column), policy);
   }
 }
 
 template <class T, ClusterConfig kConfig>
 __device__ __forceinline__ void work_on_rows(const Arguments& arguments, const Whole& whole, const Slice<T>& slice,
                                              unsigned char* ring, ClusterBarriers& barriers,
-                                             tile::ClusterMaxSum<kConfig.consumers / tile::kWarpLanes>& totals_of,
-                                             tile::ClusterSum<kConfig.consumers / tile::kWarpLanes, 1>& sums) {
+                                             tile::ClusterMaxSum<kConfig.consumers / tile::kWarpLanes>& totals_of) {
   const uint64_t policy = tile::make_policy(tile::Keep::kEvictFirst);
   tile::PipelineState state;
   for (int64_t row = ptx::clusterid_x(); row < arguments.shape.rows; row += ptx::nclusterid_x()) {
@@ -103,10 +103,8 @@ __device__ __forceinline__ void work_on_rows(const Arguments& arguments, const W
         ptx::shared_address(ring) + static_cast<uint32_t>(state.stage) * arguments.slice_vectors * tile::kVectorBytes;
     const float on_target = target.weight<T>(arguments);
     barriers.full[state.stage].wait(state.parity);
-    const Running<T, kConfig.general> running = reduce_slice<T, kConfig>(arguments, slice, stage);
+    const Running<T, false> running = reduce_slice<T, kConfig>(arguments, slice, stage);
     const tile::MaxSum totals = totals_of.merge(tile::merge_lanes<tile::kWarpLanes>(running.totals));
-    float weighted[1] = {running.weighted};
-    if constexpr (kConfig.general) sums.sum(weighted);
     // The block that holds the target has its logit at hand; where no block does, the first one stores the row.
     const bool is_elsewhere = target.column < 0;
     if (threadIdx.x == 0 && (is_elsewhere ? slice.first_vector == 0 : slice.holds(target.column))) {
@@ -115,9 +113,8 @@ __device__ __forceinline__ void work_on_rows(const Arguments& arguments, const W
         const T* logits = reinterpret_cast<const T*>(ring + static_cast<int64_t>(state.stage) *
                                                                 arguments.slice_vectors * tile::kVectorBytes);
         own = tile::to_float<T>(logits[target.column - slice.first_column()]);
-        if (arguments.softcap != 0) own = cap(own, arguments.softcap);
       }
-      store_row(arguments, whole, row, on_target, own, totals, weighted[0]);
+      store_row(arguments, whole, row, on_target, own, totals, running.weighted);
     }
     if (gradient != nullptr) {
       const Coefficients by = forward_coefficients(arguments, whole, on_target, totals);
@@ -137,7 +134,6 @@ __global__ void __launch_bounds__(kConfig.consumers + kFetchThreads, kConfig.blo
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ ClusterBarriers barriers;
   __shared__ typename tile::ClusterMaxSum<kWarps>::Storage totals_storage;
-  __shared__ typename tile::ClusterSum<kWarps, 1>::Storage sums_storage;
   __shared__ float shared[kWarps + 1];
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < arguments.stages; ++stage) {
@@ -147,14 +143,13 @@ __global__ void __launch_bounds__(kConfig.consumers + kFetchThreads, kConfig.blo
   }
   __syncthreads();
   tile::ClusterMaxSum<kWarps> totals(totals_storage);
-  tile::ClusterSum<kWarps, 1> sums(sums_storage);
   const Whole whole = Whole::make<T>(arguments, shared);
   const Slice<T> slice(arguments);
   if (threadIdx.x >= kConfig.consumers) {
     if (threadIdx.x == kConfig.consumers) fetch_rows<T>(arguments, slice, ring, barriers);
     __syncwarp();
   } else {
-    work_on_rows<T, kConfig>(arguments, whole, slice, ring, barriers, totals, sums);
+    work_on_rows<T, kConfig>(arguments, whole, slice, ring, barriers, totals);
   }
   store_total(arguments, whole, shared);
 }

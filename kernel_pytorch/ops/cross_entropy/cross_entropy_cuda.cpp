@@ -16,6 +16,8 @@ namespace {
 constexpr const char* kBlockSource = "kernel_pytorch/ops/cross_entropy/cross_entropy_block_cuda.cuh";
 constexpr const char* kClusterSource = "kernel_pytorch/ops/cross_entropy/cross_entropy_cluster_cuda.cuh";
 constexpr const char* kNarrow = "rows this narrow are as fast in one block";
+constexpr const char* kWide = "rows this wide are faster in one block";
+constexpr const char* kGeneral = "softcap, label smoothing and partials: cuda_block has them";
 constexpr const char* kTooWide = "no cluster's shared memory holds two of these rows";
 constexpr const char* kTooManyColumns = "more than 2^30 columns";
 constexpr int64_t kMostColumns = 1 << 30;
@@ -146,6 +148,16 @@ int block_heuristic(const Problem& problem, const DeviceInfo&) {
   return bytes <= 2048 ? 0 : bytes <= 32768 ? 1 : 2;
 }
 
+// A block that has its multiprocessor to itself keeps what it can of its row between the two visits: L2 does not hold
+// the rows of all blocks.
+int32_t held_vectors(const Problem& problem, int threads, const DeviceInfo& device) {
+  constexpr int64_t kStaticBytes = 2048;
+  if (threads < kThreadsOnMultiprocessor || !problem.grad_logits.is_present()) return 0;
+  const int64_t room = std::max<int64_t>(device.cuda.shared_bytes_per_block - kStaticBytes, 0) / kVectorBytes;
+  const int64_t row = columns_of(problem.logits) * size_of(problem.logits.dtype) / kVectorBytes;
+  return static_cast<int32_t>(std::min(room, row));
+}
+
 void run_block(const Problem& problem, int config, Context& context) {
   static const std::string kLabel = "cross_entropy block_rows";
   static KernelTable<std::size(kBlockConfigs) * std::size(kCudaTypes)> table;
@@ -164,6 +176,8 @@ void run_block(const Problem& problem, int config, Context& context) {
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = static_cast<unsigned>(threads);
+  arguments.held_vectors = held_vectors(problem, threads, *context.info);
+  shape.shared_bytes = static_cast<unsigned>(arguments.held_vectors * kVectorBytes);
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
@@ -181,15 +195,15 @@ struct ClusterLaunch {
   ClusterConfig config;
   int cluster;
 };
-constexpr ClusterConfig kTwoBlocks{512, 2, false}, kOneBlock{896, 1, false}, kGeneralCluster{512, 1, true};
-constexpr ClusterLaunch kClusterLaunches[] = {{kTwoBlocks, 2},      {kTwoBlocks, 4},      {kTwoBlocks, 8},
-                                              {kTwoBlocks, 16},     {kOneBlock, 4},       {kOneBlock, 8},
-                                              {kOneBlock, 16},      {kGeneralCluster, 2}, {kGeneralCluster, 4},
-                                              {kGeneralCluster, 8}, {kGeneralCluster, 16}};
+constexpr ClusterConfig kTwoBlocks{512, 2};
+constexpr ClusterLaunch kClusterLaunches[] = {{kTwoBlocks, 2}};
 static_assert(std::ranges::all_of(kClusterLaunches,
                                   [](const ClusterLaunch& launch) { return is_legal(launch.config); }));
 constexpr int kClusterLaunchCount = static_cast<int>(std::size(kClusterLaunches));
-constexpr int64_t kLeastVectors = 2048;  // of a row: 16384 bf16
+// Vectors of a row: 16384 to 50000 bf16. H200, 8192 rows of bf16, share of a copy: 32000 columns 79 % against 72 % of a
+// block. More than two blocks wait for each other too long: 50304 columns 81 % with two, 46 % with four.
+constexpr int64_t kLeastVectors = 2048;
+constexpr int64_t kMostVectors = 8192;
 // Shared memory that the driver keeps for itself per block, and what the kernel declares statically, rounded up.
 constexpr int64_t kOwnBytes = 1024 + 13 * 1024;
 // Clusters live inside a graphics processing cluster, which has 16 to 18 multiprocessors on an H100 or H200.
@@ -206,7 +220,6 @@ int64_t stage_count(const ClusterLaunch& launch, int64_t vectors, const DeviceIn
 }
 
 bool fits(const ClusterLaunch& launch, const Problem& problem, const DeviceInfo& device) {
-  if (launch.config.general != is_general(problem)) return false;
   const int64_t slice = divide_up(row_vectors(problem), launch.cluster);
   return slice >= launch.config.consumers && stage_count(launch, row_vectors(problem), device) >= 2;
 }
@@ -216,7 +229,9 @@ const char* cluster_obstacle(const Problem& problem, const DeviceInfo& device) {
   if (device.cuda.capability() < 90) return kNeedsHopper;
   if (const char* obstacle = vector_access_obstacle(problem.logits)) return obstacle;
   if (const char* obstacle = vector_access_obstacle(problem.grad_logits)) return obstacle;
+  if (is_general(problem)) return kGeneral;
   if (row_vectors(problem) < kLeastVectors) return kNarrow;
+  if (row_vectors(problem) > kMostVectors) return kWide;
   for (const ClusterLaunch& launch : kClusterLaunches) {
     if (fits(launch, problem, device)) return nullptr;
   }
@@ -238,24 +253,13 @@ std::vector<std::string> cluster_configs(const Problem& problem, const DeviceInf
   return texts;
 }
 
-// The smallest cluster with three rows in flight, else the first that fits.
-int cluster_heuristic(const Problem& problem, const DeviceInfo& device) {
-  int index = 0;
-  for (const ClusterLaunch& launch : kClusterLaunches) {
-    if (!fits(launch, problem, device)) continue;
-    if (stage_count(launch, row_vectors(problem), device) >= 3) return index;
-    ++index;
-  }
-  return 0;
-}
-
 DeviceCode cluster_code(const ClusterConfig& config, DType dtype) {
-  return {.source = kClusterSource,
-          .entry = concat("kernel_pytorch::cross_entropy::cluster_rows<", element_type_name(dtype),
-                          ", kernel_pytorch::cross_entropy::ClusterConfig{", config.consumers, ", ", config.blocks,
-                          ", ", bool_name(config.general), "}>"),
-          .minimum_capability = 90,
-          .architecture_specific = false};
+  return {
+      .source = kClusterSource,
+      .entry = concat("kernel_pytorch::cross_entropy::cluster_rows<", element_type_name(dtype),
+                      ", kernel_pytorch::cross_entropy::ClusterConfig{", config.consumers, ", ", config.blocks, "}>"),
+      .minimum_capability = 90,
+      .architecture_specific = false};
 }
 
 void run_cluster(const Problem& problem, int config, Context& context) {
@@ -291,9 +295,7 @@ void run_cluster(const Problem& problem, int config, Context& context) {
 
 std::vector<DeviceCode> cluster_codes() {
   std::vector<DeviceCode> codes;
-  for (const ClusterConfig& config : {kTwoBlocks, kOneBlock, kGeneralCluster}) {
-    for (DType dtype : kCudaTypes) codes.push_back(cluster_code(config, dtype));
-  }
+  for (DType dtype : kCudaTypes) codes.push_back(cluster_code(kTwoBlocks, dtype));
   return codes;
 }
 
@@ -339,7 +341,7 @@ constinit const registry::Kernel<Problem> kCudaCluster{.name = "cuda_cluster",
                                                        .origin = registry::Origin::kOurs,
                                                        .supports = supports_cluster,
                                                        .configs = cluster_configs,
-                                                       .heuristic = cluster_heuristic,
+                                                       .heuristic = nullptr,
                                                        .run = run_cluster,
                                                        .source_hash = cluster_hash,
                                                        .device_code = cluster_codes};

@@ -266,7 +266,7 @@ TEST(CrossEntropy, BadArgumentsSayWhatIsWrong) {
             }));
 }
 
-TEST(CrossEntropy, WideRowsHaveAClusterOnAGpu) {
+TEST(CrossEntropy, WidthAndOptionsDecideTheKernelOnAGpu) {
   DeviceInfo device;
   device.device = {DeviceKind::kCuda, 0};
   device.cuda.compute_major = 9;
@@ -285,13 +285,15 @@ TEST(CrossEntropy, WideRowsHaveAClusterOnAGpu) {
     }
     return "none";
   };
-  for (double softcap : {0.0, 30.0}) {
-    EXPECT_EQ(chosen(DType::kBFloat16, 4096, softcap), "cuda_block");
-    for (int64_t columns : {32000, 50304, 128256, 151936, 262144}) {
-      EXPECT_EQ(chosen(DType::kBFloat16, columns, softcap), "cuda_cluster") << columns;
-      EXPECT_EQ(chosen(DType::kFloat32, columns, softcap), "cuda_cluster") << columns;
-    }
-    EXPECT_EQ(chosen(DType::kBFloat16, 50257, softcap), "cuda_block");  // rows begin anywhere
+  EXPECT_EQ(chosen(DType::kBFloat16, 4096, 0), "cuda_block");
+  EXPECT_EQ(chosen(DType::kBFloat16, 32000, 0), "cuda_cluster");
+  EXPECT_EQ(chosen(DType::kBFloat16, 50304, 0), "cuda_cluster");
+  EXPECT_EQ(chosen(DType::kFloat32, 16384, 0), "cuda_cluster");
+  EXPECT_EQ(chosen(DType::kBFloat16, 32000, 30), "cuda_block");
+  EXPECT_EQ(chosen(DType::kBFloat16, 50257, 0), "cuda_block");  // rows begin anywhere
+  for (int64_t columns : {128256, 151936, 262144}) {
+    EXPECT_EQ(chosen(DType::kBFloat16, columns, 0), "cuda_block") << columns;
+    EXPECT_EQ(chosen(DType::kFloat32, columns, 0), "cuda_block") << columns;
   }
 }
 

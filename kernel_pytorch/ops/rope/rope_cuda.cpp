@@ -19,7 +19,7 @@ constexpr const char* kRaggedPairs = "rotary_dim / 2 or head_dim is not a multip
 constexpr const char* kTooMany = "2^31 or more pairs of vectors";
 constexpr int64_t kVectorBytes = 16;
 
-constexpr int kHeadCounts[] = {1, 2, 4};  // heads that a thread turns with the same cos and sin
+constexpr int kHeadCounts[] = {1, 2, 4, 8};  // heads that a thread turns with the same cos and sin
 
 const char* device_obstacle(const Problem& problem, const DeviceInfo& device) {
   if (!device.is_cuda()) return kNeedsCuda;
@@ -77,8 +77,13 @@ std::vector<std::string> vector_configs(const Problem&, const DeviceInfo&) {
   return texts;
 }
 int vector_heuristic(const Problem& problem, const DeviceInfo& device) {
-  if (problem.query.sizes[2] < 2 || items_of(problem, 2) < 8 * kThreads * device.cuda.multiprocessors) return 0;
-  return 1;
+  // H200, 4x4096x32x128 bf16 with 8 key heads: four heads a thread 94 % of a copy, two 85 %, one 75 %.
+  for (int config = static_cast<int>(std::size(kHeadCounts)) - 1; config > 0; --config) {
+    const int heads = kHeadCounts[config];
+    const bool fills_device = items_of(problem, heads) >= 8 * kThreads * device.cuda.multiprocessors;
+    if (problem.query.sizes[2] >= heads && fills_device) return config;
+  }
+  return 0;
 }
 
 Divider divider(int64_t divisor) {

@@ -1,6 +1,6 @@
 // Softmax of rows, one pass over memory: global -> registers -> largest score and sum -> global. A row lies over lanes
-// of a warp, a block, or the blocks of a cluster, and stays packed in registers between its two passes, so every byte
-// moves once and exponentials are computed twice, which the special-function unit has room for (4.5 of 16 a clock).
+// of a warp, a block, or the blocks of a cluster, and stays in registers between its passes, so every byte moves once.
+// Exponentials are taken once, around the largest score of a warp, and scaled when the row's is known.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/max_sum.cuh"
@@ -108,103 +108,110 @@ __device__ __forceinline__ int mask_element_bytes(MaskKind kind, int element_byt
   return kind == MaskKind::kBool ? 1 : kind == MaskKind::kFloat ? 4 : element_bytes;
 }
 
-// A row in registers: packed as it came, or with a mask as finished scores.
+// A row in registers, unpacked: its scores, and for softmax later their exponentials in the same place. Columns past
+// the row's end, or that no one may see, are -inf.
 template <class T, bool kMasked, RowConfig kConfig>
 class Scores {
  public:
   static constexpr int kCount = tile::Vector<T>::kCount;
+  static constexpr int kLanes = kConfig.row_threads < tile::kWarpLanes ? kConfig.row_threads : tile::kWarpLanes;
 
-  __device__ __forceinline__ void load(const ForwardArguments& arguments, const Place<kConfig>& place, int64_t row,
-                                       uint64_t policy) {
-    scale_ = arguments.scale;
+  __device__ __forceinline__ Scores(const ForwardArguments& arguments, const Place<kConfig>& place, int64_t row) {
     const bool is_row = kRowsPerBlock<kConfig> == 1 || row < arguments.shape.rows;
     const int64_t visible = !is_row            ? 0
                             : arguments.causal ? causal_columns(row, arguments.queries, arguments.shape.columns)
                                                : arguments.shape.columns;
-    visible_ = static_cast<int>(visible) - place.first_vector * kCount;  // counted from the slice's first column
+    // Visible columns of the slice, from the thread's first vector on.
+    const int reach =
+        min(static_cast<int>(visible) - place.first_vector * kCount, place.vector_count * kCount) - place.lane * kCount;
     const char* start = static_cast<const char*>(arguments.x.data) + row * arguments.x.row_stride_bytes +
-                        static_cast<int64_t>(place.first_vector) * tile::kVectorBytes;
+                        static_cast<int64_t>(place.first_vector + place.lane) * tile::kVectorBytes;
     tile::Vector<T> loaded[kConfig.vectors];
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
-      if (counts(place, i)) {
-        loaded[i] = {
-            ptx::ld_global_l1_no_allocate_l2_cache_hint_v4(start + place.vector(i) * tile::kVectorBytes, policy)};
-      }
+      loaded[i] = {ptx::ld_global_v4_if(i * kColumnStep < reach, start + i * kConfig.row_threads * tile::kVectorBytes)};
     }
-    if constexpr (!kMasked) {
+    const char* mask_row = kMasked ? static_cast<const char*>(arguments.mask.data) +
+                                         any_row_offset(arguments.mask, arguments.mask_shape, row) *
+                                             mask_element_bytes(arguments.mask_kind, sizeof(T))
+                                   : nullptr;
 #pragma unroll
-      for (int i = 0; i < kConfig.vectors; ++i) packed_[i] = loaded[i];
-    } else {
-      const char* mask_row =
-          static_cast<const char*>(arguments.mask.data) + any_row_offset(arguments.mask, arguments.mask_shape, row) *
-                                                              mask_element_bytes(arguments.mask_kind, sizeof(T));
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      loaded[i].unpack(values_[i]);
 #pragma unroll
-      for (int i = 0; i < kConfig.vectors; ++i) {
-        if (!counts(place, i)) continue;
-        loaded[i].unpack(finished_[i]);
+      for (float& value : values_[i]) value *= arguments.scale;
+      const int left = reach - i * kColumnStep;
+      if (kMasked && left > 0) {
+        apply_mask<T>(mask_row, arguments.mask_kind, (place.first_vector + place.vector(i)) * kCount, values_[i]);
+      }
+      if (left >= kCount) continue;
 #pragma unroll
-        for (float& score : finished_[i]) score *= scale_;
-        apply_mask<T>(mask_row, arguments.mask_kind, (place.first_vector + place.vector(i)) * kCount, finished_[i]);
+      for (int k = 0; k < kCount; ++k) {
+        if (k >= left) values_[i][k] = tile::minus_infinity();
       }
     }
   }
 
-  // Whether any score of the thread's vector i counts.
-  __device__ __forceinline__ bool counts(const Place<kConfig>& place, int i) const {
-    return place.owns(i) && place.vector(i) * kCount < visible_;
-  }
-  __device__ __forceinline__ void get(const Place<kConfig>& place, int i, float (&scores)[kCount]) const {
-    if constexpr (kMasked) {
+  // Of the lanes of a warp that share the row; leaves exponentials in place of the scores where `exponentiates`.
+  __device__ __forceinline__ tile::MaxSum reduce(bool exponentiates) {
+    float most[2] = {tile::minus_infinity(), tile::minus_infinity()};
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) scores[k] = finished_[i][k];
-    } else {
-      packed_[i].unpack(scores);
+    for (int i = 0; i < kConfig.vectors; ++i) {
 #pragma unroll
-      for (float& score : scores) score *= scale_;
+      for (int k = 0; k < kCount; ++k) most[k % 2] = fmaxf(most[k % 2], values_[i][k]);
     }
-    const int left = visible_ - place.vector(i) * kCount;
-    if (left < kCount) {
+    const float largest = tile::max_lanes<kLanes>(fmaxf(most[0], most[1]));
+    const float center = tile::exponent_center(largest);
+    float sums[4] = {};
+    if (exponentiates) {
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        if (k >= left) scores[k] = tile::minus_infinity();
+      for (int i = 0; i < kConfig.vectors; ++i) {
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) {
+          values_[i][k] = tile::exponential(values_[i][k], center);
+          sums[k % 4] += values_[i][k];
+        }
       }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kConfig.vectors; ++i) {
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) sums[k % 4] += tile::exponential(values_[i][k], center);
+      }
+    }
+    return {largest, tile::sum_lanes<kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3]))};
+  }
+
+  // Writes values * factor.
+  __device__ __forceinline__ void store(const Place<kConfig>& place, char* slice, float factor) const {
+    char* start = slice + place.lane * tile::kVectorBytes;
+#pragma unroll
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      float results[kCount];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) results[k] = values_[i][k] * factor;
+      tile::store_if(place.owns(i), start + i * kConfig.row_threads * tile::kVectorBytes,
+                     tile::Vector<T>::pack(results));
+    }
+  }
+  // Writes (values - base) - log_sum.
+  __device__ __forceinline__ void store_logarithms(const Place<kConfig>& place, char* slice, float base,
+                                                   float log_sum) const {
+    char* start = slice + place.lane * tile::kVectorBytes;
+#pragma unroll
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      float results[kCount];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) results[k] = (values_[i][k] - base) - log_sum;
+      tile::store_if(place.owns(i), start + i * kConfig.row_threads * tile::kVectorBytes,
+                     tile::Vector<T>::pack(results));
     }
   }
 
  private:
-  tile::Vector<T> packed_[kMasked ? 1 : kConfig.vectors];
-  float finished_[kMasked ? kConfig.vectors : 1][kCount];
-  float scale_;
-  int visible_;
+  static constexpr int kColumnStep = kConfig.row_threads * kCount;  // between vectors of a thread
+  float values_[kConfig.vectors][kCount];
 };
-
-template <class T, bool kMasked, RowConfig kConfig>
-__device__ __forceinline__ tile::MaxSum reduce(const Scores<T, kMasked, kConfig>& row, const Place<kConfig>& place) {
-  constexpr int kCount = tile::Vector<T>::kCount;
-  constexpr int kLanes = kConfig.row_threads < tile::kWarpLanes ? kConfig.row_threads : tile::kWarpLanes;
-  float most[2] = {tile::minus_infinity(), tile::minus_infinity()};
-#pragma unroll
-  for (int i = 0; i < kConfig.vectors; ++i) {
-    if (!row.counts(place, i)) continue;
-    float scores[kCount];
-    row.get(place, i, scores);
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) most[k % 2] = fmaxf(most[k % 2], scores[k]);
-  }
-  const float largest = tile::max_lanes<kLanes>(fmaxf(most[0], most[1]));
-  const float center = tile::exponent_center(largest);
-  float sums[4] = {};
-#pragma unroll
-  for (int i = 0; i < kConfig.vectors; ++i) {
-    if (!row.counts(place, i)) continue;
-    float scores[kCount];
-    row.get(place, i, scores);
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) sums[k % 4] += tile::exponential(scores[k], center);
-  }
-  return {largest, tile::sum_lanes<kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3]))};
-}
 
 template <class T, bool kMasked, RowConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads, kMasked ? (kConfig.blocks + 1) / 2 : kConfig.blocks)
@@ -214,38 +221,25 @@ __global__ void __launch_bounds__(kConfig.threads, kMasked ? (kConfig.blocks + 1
   __shared__ typename RowMaxSum<kConfig>::Storage storage;
   RowMaxSum<kConfig> totals(storage);
   const Place<kConfig> place(arguments.shape, arguments.shape.columns / kCount);
-  const uint64_t policy = tile::make_policy(tile::Keep::kNormal);
   for (int64_t first = place.unit * kRowsPerBlock<kConfig>; first < arguments.shape.rows;
        first += place.units * kRowsPerBlock<kConfig>) {
     const int64_t row = first + place.group;
-    Scores<T, kMasked, kConfig> scores;
-    scores.load(arguments, place, row, policy);
-    const tile::MaxSum total = totals.merge(reduce(scores, place));
+    Scores<T, kMasked, kConfig> scores(arguments, place, row);
+    const tile::MaxSum own = scores.reduce(!arguments.log);
+    const tile::MaxSum total = totals.merge(own);
     if (kRowsPerBlock < kConfig >> 1 && row >= arguments.shape.rows) continue;
 
     const bool is_empty = total.sum == 0 && arguments.empty_is_zero;
-    const float center = total.center();
-    const float factor = is_empty ? 0.0f : 1.0f / total.sum;
-    const float base = total.largest == tile::minus_infinity() ? 0.0f : total.largest;
-    const float log_sum = is_empty ? 0.0f : total.log_sum();
-    const float removed = arguments.log ? tile::minus_infinity() : 0.0f;
-    char* output = static_cast<char*>(arguments.output) +
-                   (row * (arguments.shape.columns / kCount) + place.first_vector) * tile::kVectorBytes;
-#pragma unroll
-    for (int i = 0; i < kConfig.vectors; ++i) {
-      if (!place.owns(i)) continue;
-      float values[kCount];
-      if (scores.counts(place, i)) {
-        scores.get(place, i, values);
-#pragma unroll
-        for (float& value : values) {
-          value = arguments.log ? (value - base) - log_sum : tile::exponential(value, center) * factor;
-        }
-      } else {
-#pragma unroll
-        for (float& value : values) value = removed;
-      }
-      tile::store(output + place.vector(i) * tile::kVectorBytes, tile::Vector<T>::pack(values), policy);
+    char* slice = static_cast<char*>(arguments.output) +
+                  (row * (arguments.shape.columns / kCount) + place.first_vector) * tile::kVectorBytes;
+    if (arguments.log) {
+      const float base = total.largest == tile::minus_infinity() ? 0.0f : total.largest;
+      scores.store_logarithms(place, slice, base, is_empty ? 0.0f : total.log_sum());
+    } else {
+      // The exponentials stand around this warp's own center. One without a score has only zeros, or NaN.
+      const bool has_score = own.largest != tile::minus_infinity();
+      const float moved = has_score ? ptx::ex2_approx_ftz_f32(own.center() - total.center()) : 1.0f;
+      scores.store(place, slice, is_empty ? 0.0f : moved / total.sum);
     }
   }
 }
