@@ -1,5 +1,5 @@
 // Cross entropy with a row on a warp or a block, for every width, stride and alignment. The row is visited twice, the
-// second time in L2, and in shared memory as far as a large block finds room there. Elements before the
+// second time mostly in L2: what a wave of rows leaves there is what it can hold of wide ones. Elements before the
 // first and after the last whole vector go one by one, which is also the way of rows without vectors.
 #pragma once
 
@@ -51,29 +51,16 @@ struct RowView {
   }
 };
 
-// Where a thread leaves vectors of its row for its second visit. It reads only what it wrote itself.
-struct Held {
-  uint32_t address;
-  int vectors;
-  template <class T>
-  __device__ __forceinline__ void keep(int vector, const tile::Vector<T>& loaded) const {
-    if (vector < vectors) ptx::st_shared_v4(address + vector * tile::kVectorBytes, loaded.words);
-  }
-};
-
 // Calls body(vector, index) for the thread's vectors, several of them loaded ahead, in a fixed order.
 template <class T, int kRowThreads, int kAhead, class Body>
-__device__ __forceinline__ void for_vectors(const RowView<T>& row, int lane, uint64_t policy, const Held& held,
-                                            const Body& body) {
+__device__ __forceinline__ void for_vectors(const RowView<T>& row, int lane, uint64_t policy, const Body& body) {
   const T* start = row.logits + row.head;
   for (int first = lane; first < row.vectors; first += kAhead * kRowThreads) {
     tile::Vector<T> loaded[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int vector = first + i * kRowThreads;
-      if (vector < held.vectors) {
-        loaded[i] = tile::load_from_shared<T>(held.address + vector * tile::kVectorBytes);
-      } else if (vector < row.vectors) {
+      if (vector < row.vectors) {
         loaded[i] = {ptx::ld_global_l1_no_allocate_l2_cache_hint_v4(
             start + static_cast<int64_t>(vector) * RowView<T>::kCount, policy)};
       }
@@ -88,11 +75,10 @@ __device__ __forceinline__ void for_vectors(const RowView<T>& row, int lane, uin
 
 template <class T, bool kGeneral, int kRowThreads>
 __device__ __forceinline__ Running<T, kGeneral> reduce(const Arguments& arguments, const RowView<T>& row, int lane,
-                                                       uint64_t policy, const Held& held) {
+                                                       uint64_t policy) {
   Running<T, kGeneral> running;
   for_vectors<T, kRowThreads, kAhead<kGeneral, kRowThreads>>(
-      row, lane, policy, Held{0, 0}, [&](const tile::Vector<T>& loaded, int vector) {
-        held.keep(vector, loaded);
+      row, lane, policy, [&](const tile::Vector<T>& loaded, int vector) {
         running.add(arguments, loaded, arguments.first_column + row.head + vector * RowView<T>::kCount);
       });
   for (int i = lane; i < row.edges(); i += kRowThreads) {
@@ -104,10 +90,9 @@ __device__ __forceinline__ Running<T, kGeneral> reduce(const Arguments& argument
 
 template <class T, bool kGeneral, int kRowThreads>
 __device__ __forceinline__ void write_gradient(const Arguments& arguments, const RowView<T>& row,
-                                               const Coefficients& by, int target_column, int lane, uint64_t policy,
-                                               const Held& held) {
+                                               const Coefficients& by, int target_column, int lane, uint64_t policy) {
   for_vectors<T, kRowThreads, kAhead<kGeneral, kRowThreads>>(
-      row, lane, policy, held, [&](const tile::Vector<T>& loaded, int vector) {
+      row, lane, policy, [&](const tile::Vector<T>& loaded, int vector) {
         const int column = row.head + vector * RowView<T>::kCount;
         tile::store(row.gradient + column, by.apply<T, kGeneral>(arguments, loaded, column, target_column), policy);
       });
@@ -162,7 +147,6 @@ template <class T, bool kGeneral, int kRowThreads>
 __global__ void __launch_bounds__(kBlockThreads<kRowThreads>, kThreadsOnMultiprocessor / kBlockThreads<kRowThreads>)
     block_rows(const __grid_constant__ Arguments arguments) {
   constexpr int kRows = kBlockThreads<kRowThreads> / kRowThreads;
-  extern __shared__ __align__(16) unsigned char row_part[];
   __shared__ typename RowTotals<kRowThreads>::Storage storage;
   __shared__ float shared[kBlockThreads<kRowThreads> / tile::kWarpLanes];
   RowTotals<kRowThreads> totals_of(storage);
@@ -180,23 +164,21 @@ __global__ void __launch_bounds__(kBlockThreads<kRowThreads>, kThreadsOnMultipro
       continue;
     }
     const float on_target = target.weight<T>(arguments);
-    Held held{ptx::shared_address(row_part), min(arguments.held_vectors, view.vectors)};
     Coefficients by;
     if (arguments.given_lse != nullptr) {
       by = backward_coefficients(arguments, whole, on_target, row);
-      held.vectors = 0;
     } else {
       // The target's logit before anybody overwrites it in place.
       const float own = lane == 0 && target.column >= 0 ? view.logit(target.column, arguments.softcap) : 0.0f;
       const Running<T, kGeneral> running =
-          reduce<T, kGeneral, kRowThreads>(arguments, view, lane, arguments.gradient != nullptr ? keep : pass, held);
+          reduce<T, kGeneral, kRowThreads>(arguments, view, lane, arguments.gradient != nullptr ? keep : pass);
       const tile::MaxSum totals = totals_of.merge(running.totals);
       const float weighted = kGeneral ? totals_of.sum(running.weighted) : 0.0f;
       if (lane == 0) store_row(arguments, whole, row, on_target, own, totals, weighted);
       by = forward_coefficients(arguments, whole, on_target, totals);
     }
     if (arguments.gradient != nullptr) {
-      write_gradient<T, kGeneral, kRowThreads>(arguments, view, by, target.column, lane, pass, held);
+      write_gradient<T, kGeneral, kRowThreads>(arguments, view, by, target.column, lane, pass);
     }
   }
   store_total(arguments, whole, shared);
