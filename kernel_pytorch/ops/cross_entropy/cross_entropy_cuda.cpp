@@ -117,11 +117,9 @@ void prepare(const Problem& problem, int64_t blocks, Arguments& arguments, Conte
 struct BlockConfig {
   int row_threads;
   bool general;
-  bool holds;  // what it can of the row in shared memory
 };
-constexpr BlockConfig kBlockConfigs[] = {{32, false, false}, {256, false, false}, {1024, false, false},
-                                         {512, false, true}, {512, false, false}, {256, true, false}};
-constexpr int kGeneralBlock = 5;
+constexpr BlockConfig kBlockConfigs[] = {{32, false}, {256, false}, {1024, false}, {256, true}};
+constexpr int kGeneralBlock = 3;
 constexpr int kWarpRowBlock = 256;  // threads of a block whose warps each take a row
 
 // With options that the lean kernels leave out.
@@ -141,25 +139,13 @@ registry::Support supports_block(const Problem& problem, const DeviceInfo& devic
 std::vector<std::string> block_configs(const Problem& problem, const DeviceInfo&) {
   if (is_general(problem)) return {concat("row_threads=", kBlockConfigs[kGeneralBlock].row_threads)};
   std::vector<std::string> texts;
-  for (int i = 0; i < kGeneralBlock; ++i)
-    texts.push_back(concat("row_threads=", kBlockConfigs[i].row_threads, kBlockConfigs[i].holds ? " holds=1" : ""));
+  for (int i = 0; i < kGeneralBlock; ++i) texts.push_back(concat("row_threads=", kBlockConfigs[i].row_threads));
   return texts;
 }
 int block_heuristic(const Problem& problem, const DeviceInfo&) {
   if (is_general(problem)) return 0;
   const int64_t bytes = columns_of(problem.logits) * size_of(problem.logits.dtype);
   return bytes <= 2048 ? 0 : bytes <= 32768 ? 1 : 2;
-}
-
-// A block that has its multiprocessor to itself keeps what it can of its row between the two visits: L2 does not hold
-// the rows of all blocks.
-int32_t held_vectors(const Problem& problem, int threads, const DeviceInfo& device) {
-  constexpr int64_t kStaticBytes = 2048;
-  if (!problem.grad_logits.is_present()) return 0;
-  const int64_t share = device.cuda.shared_bytes_per_multiprocessor / (kThreadsOnMultiprocessor / threads);
-  const int64_t room = std::max<int64_t>(share - kStaticBytes, 0) / kVectorBytes;
-  const int64_t row = columns_of(problem.logits) * size_of(problem.logits.dtype) / kVectorBytes;
-  return static_cast<int32_t>(std::min(room, row));
 }
 
 void run_block(const Problem& problem, int config, Context& context) {
@@ -180,8 +166,6 @@ void run_block(const Problem& problem, int config, Context& context) {
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = static_cast<unsigned>(threads);
-  if (kBlockConfigs[position].holds) arguments.held_vectors = held_vectors(problem, threads, *context.info);
-  shape.shared_bytes = static_cast<unsigned>(arguments.held_vectors * kVectorBytes);
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

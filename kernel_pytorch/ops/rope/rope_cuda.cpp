@@ -19,7 +19,7 @@ constexpr const char* kRaggedPairs = "rotary_dim / 2 or head_dim is not a multip
 constexpr const char* kTooMany = "2^31 or more pairs of vectors";
 constexpr int64_t kVectorBytes = 16;
 
-constexpr int kHeadCounts[] = {1, 2, 4, 8};  // heads that a thread turns with the same cos and sin
+constexpr int kHeadCounts[] = {1, 2, 4};  // heads that a thread turns with the same cos and sin
 
 const char* device_obstacle(const Problem& problem, const DeviceInfo& device) {
   if (!device.is_cuda()) return kNeedsCuda;
