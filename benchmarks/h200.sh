@@ -5,7 +5,7 @@
 #                             build/carry (Debian's libsqlite3 and a plain pytest), strips the programs
 #   benchmarks/h200.sh        on the GPU machine: checks, tests, sweeps; JSON and a log under $OUT (default build/h200)
 #
-# What travels: the checkout and build/{kpt,libkernel_pytorch.so,libkernel_pytorch_torch.so,kernel_pytorch_tests,carry}.
+# What travels: the checkout and build/{kpt,libkernel_pytorch.so,libkernel_pytorch_torch.so,kernel_pytorch_tests,carry,bundle}.
 # Every stage has its own time limit and none stops the others; the last lines say how each ended.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -63,12 +63,16 @@ pytest_gpu() {
 export -f pytest_gpu
 export python carry
 
+# Kernels compiled ahead (kpt compile --arch sm_90a --all --output build/bundle), where they were carried along.
+[[ -d build/bundle ]] && export KERNEL_PYTORCH_BUNDLE=$PWD/build/bundle
 stage doctor 60 build/kpt doctor
 stage cpp_tests 150 build/kernel_pytorch_tests --gtest_brief=1
 stage verify 120 build/kpt verify --device cuda
 stage pytest 150 bash -c pytest_gpu
 stage torch_norms 150 $python benchmarks/torch_norms.py --device cuda --quick --output "$out/torch_norms.json"
-stage overhead 60 $python benchmarks/overhead.py --output "$out/overhead.json"
+stage torch_ops 200 $python benchmarks/torch_ops.py --device cuda --quick --compile --output "$out/torch_ops.json"
+stage torch_optim 60 $python benchmarks/torch_optim.py --device cuda --quick --output "$out/torch_optim.json"
+stage overhead 60 env -u KERNEL_PYTORCH_BUNDLE $python benchmarks/overhead.py --output "$out/overhead.json"
 stage call_path 60 $python benchmarks/call_path.py
 stage llama_block 120 $python benchmarks/llama_block.py --output "$out/llama_block.json"
 for op in rms_norm layer_norm; do
@@ -76,7 +80,7 @@ for op in rms_norm layer_norm; do
     --shape 16384x4096 --shape 8192x8192 --shape 2048x131072
 done
 
-for result in torch_norms overhead llama_block; do
+for result in torch_norms torch_ops torch_optim overhead llama_block; do
   [[ -f $out/$result.json ]] && $python benchmarks/table.py "$out/$result.json"
 done
 printf '%s\n' "${summary[@]}" | tee "$out/summary.txt"
