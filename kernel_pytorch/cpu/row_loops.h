@@ -1,33 +1,11 @@
-// Loops over the columns of a row: whole vectors first, a partial one last. Bodies take lanes, AllLanes or SomeLanes,
-// and are inlined for each: two or three times, which is what compiling them costs.
+// A row as floats in the nearest cache, in the order that costs least to unpack: for rows that are gone over more than
+// twice.
 #pragma once
 
-#include "kernel_pytorch/cpu/load_store.h"
+#include "kernel_pytorch/cpu/columns.h"
 
 namespace kernel_pytorch::cpu {
 inline namespace KP_ISA_NAMESPACE {
-
-struct AllLanes {};
-struct SomeLanes {
-  int count;
-};
-
-template <class T>
-KP_WORD VecOf<T> load(const T* from, AllLanes) {
-  return load(from);
-}
-template <class T>
-KP_WORD VecOf<T> load(const T* from, SomeLanes lanes) {
-  return load_partial(from, lanes.count);  // the rest is zero
-}
-template <class T>
-KP_WORD void store(T* to, VecOf<T> value, AllLanes) {
-  store(to, value);
-}
-template <class T>
-KP_WORD void store(T* to, VecOf<T> value, SomeLanes lanes) {
-  store_partial(to, value, lanes.count);
-}
 
 // Lanes past the row's end become `other`.
 KP_WORD Vec keep(Vec value, AllLanes, float) {
@@ -37,15 +15,6 @@ KP_WORD Vec keep(Vec value, SomeLanes lanes, float other) {
   static constexpr int32_t kNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const VecI numbers = load_storage<VecI>(kNumbers);
   return select(numbers < lanes.count, value, broadcast(other));
-}
-
-// body(column, lanes), one vector after another.
-template <class T, class Body>
-KP_WORD void for_columns(int64_t columns, Body body) {
-  constexpr int kStep = kLanesOf<T>;
-  int64_t j = 0;
-  for (; j + kStep <= columns; j += kStep) body(j, AllLanes());
-  if (j < columns) body(j, SomeLanes{static_cast<int>(columns - j)});
 }
 
 // The values of a row in whatever order is cheapest: each(value, slot, chain, lanes), chain being 0 or 1 for sums that
@@ -78,39 +47,12 @@ KP_WORD int64_t slot_of(int64_t column, int64_t columns) {
 // value_of(slot, lanes). kStream needs `to` aligned to two vectors.
 template <class T, bool kStream, class Value>
 KP_WORD void write_slots(T* to, int64_t columns, Value value_of) {
-  constexpr int kStep = kLanesOf<T>;
-  int64_t j = 0;
-  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
-    const PairOf<T> pair{value_of(j, AllLanes()), value_of(j + kStep, AllLanes())};
-    if constexpr (kStream) {
-      stream2_unordered(to + j, pair);
-    } else {
-      store2_unordered(to + j, pair);
-    }
-  }
-  for (; j < columns; j += kStep) {
-    const SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
-    store(to + j, value_of(j, rest), rest);
-  }
-}
-
-// value_at(column, lanes), in the order of the columns.
-template <class T, bool kStream, class Value>
-KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
-  constexpr int kStep = kLanesOf<T>;
-  int64_t j = 0;
-  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
-    const PairOf<T> pair{value_at(j, AllLanes()), value_at(j + kStep, AllLanes())};
-    if constexpr (kStream) {
-      stream2(to + j, pair);
-    } else {
-      store2(to + j, pair);
-    }
-  }
-  for (; j < columns; j += kStep) {
-    const SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
-    store(to + j, value_at(j, rest), rest);
-  }
+  write_columns_in_pairs<T, kStream, true>(
+      to, columns,
+      [&](int64_t j) -> PairOf<T> {
+        return {value_of(j, AllLanes()), value_of(j + kLanesOf<T>, AllLanes())};
+      },
+      value_of);
 }
 
 }  // namespace KP_ISA_NAMESPACE
