@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernel_pytorch/base/philox.h"
 #include "kernel_pytorch/cpu/vec.h"
 
 namespace kernel_pytorch::cpu {
@@ -85,7 +86,7 @@ KP_WORD void philox_blocks(uint64_t seed, uint64_t offset, uint64_t first_block,
   VecU x1 = broadcast(static_cast<uint32_t>(first_block >> 32)) - reinterpret_cast<VecU>(x0 < lane);  // the carry
   VecU x2 = broadcast(static_cast<uint32_t>(offset)), x3 = broadcast(static_cast<uint32_t>(offset >> 32));
   uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     const WideProduct product0 = multiply_wide(x0, 0xd2511f53u), product1 = multiply_wide(x2, 0xcd9e8d57u);
     x0 = product1.high ^ x1 ^ key0;
     x1 = product1.low;

@@ -1,5 +1,5 @@
 // Cross entropy with a row on a warp or a block, for every width, stride and alignment. The row is visited twice, the
-// second time mostly in L2: what a wave of rows leaves there is what it can hold of wide ones. Elements before the
+// second time in shared memory as far as a large block finds room there, and in L2. Elements before the
 // first and after the last whole vector go one by one, which is also the way of rows without vectors.
 #pragma once
 
@@ -19,6 +19,9 @@ inline constexpr int kAhead = kGeneral                          ? 1
                                                                 : kMostAhead;
 inline constexpr int kWarpRowThreads = 256;  // of a block whose warps each take a row
 
+// A block that has its multiprocessor to itself keeps what it can of its row: L2 does not hold the rows of all blocks.
+template <int kRowThreads>
+inline constexpr bool kHolds = kRowThreads == kThreadsOnMultiprocessor;
 template <int kRowThreads>
 inline constexpr int kBlockThreads = kRowThreads == tile::kWarpLanes ? kWarpRowThreads : kRowThreads;
 
@@ -51,36 +54,56 @@ struct RowView {
   }
 };
 
-// Calls body(vector, index) for the thread's vectors, several of them loaded ahead, in a fixed order.
-template <class T, int kRowThreads, int kAhead, class Body>
-__device__ __forceinline__ void for_vectors(const RowView<T>& row, int lane, uint64_t policy, const Body& body) {
-  const T* start = row.logits + row.head;
-  for (int first = lane; first < row.vectors; first += kAhead * kRowThreads) {
+// Calls body(vector, index) for the thread's vectors from `begin`, a multiple of the row's threads, to `end`: several
+// of them loaded ahead by load(index), in a fixed order.
+template <class T, int kRowThreads, int kAhead, class Load, class Body>
+__device__ __forceinline__ void for_vectors(int begin, int end, int lane, const Load& load, const Body& body) {
+  for (int first = begin + lane; first < end; first += kAhead * kRowThreads) {
     tile::Vector<T> loaded[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int vector = first + i * kRowThreads;
-      if (vector < row.vectors) {
-        loaded[i] = {ptx::ld_global_l1_no_allocate_l2_cache_hint_v4(
-            start + static_cast<int64_t>(vector) * RowView<T>::kCount, policy)};
-      }
+      if (vector < end) loaded[i] = load(vector);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int vector = first + i * kRowThreads;
-      if (vector < row.vectors) body(loaded[i], vector);
+      if (vector < end) body(loaded[i], vector);
     }
   }
 }
+template <class T>
+__device__ __forceinline__ auto from_global(const RowView<T>& row, uint64_t policy) {
+  const T* start = row.logits + row.head;
+  return [start, policy](int vector) -> tile::Vector<T> {
+    return {ptx::ld_global_l1_no_allocate_l2_cache_hint_v4(start + static_cast<int64_t>(vector) * RowView<T>::kCount,
+                                                           policy)};
+  };
+}
+
+// Vectors of a row that its threads leave in shared memory for their second visit: the first ones, as many as there is
+// room for. A thread reads only what it wrote itself.
+struct Held {
+  uint32_t address;
+  int vectors;
+};
 
 template <class T, bool kGeneral, int kRowThreads>
 __device__ __forceinline__ Running<T, kGeneral> reduce(const Arguments& arguments, const RowView<T>& row, int lane,
-                                                       uint64_t policy) {
+                                                       uint64_t policy, const Held& held) {
+  constexpr int kInFlight = kAhead<kGeneral, kRowThreads>;
   Running<T, kGeneral> running;
-  for_vectors<T, kRowThreads, kAhead<kGeneral, kRowThreads>>(
-      row, lane, policy, [&](const tile::Vector<T>& loaded, int vector) {
-        running.add(arguments, loaded, arguments.first_column + row.head + vector * RowView<T>::kCount);
-      });
+  const auto load = from_global(row, policy);
+  const auto add = [&](const tile::Vector<T>& loaded, int vector) {
+    running.add(arguments, loaded, arguments.first_column + row.head + vector * RowView<T>::kCount);
+  };
+  if constexpr (kHolds<kRowThreads>) {
+    for_vectors<T, kRowThreads, kInFlight>(0, held.vectors, lane, load, [&](const tile::Vector<T>& loaded, int vector) {
+      ptx::st_shared_v4(held.address + vector * tile::kVectorBytes, loaded.words);
+      add(loaded, vector);
+    });
+  }
+  for_vectors<T, kRowThreads, kInFlight>(kHolds<kRowThreads> ? held.vectors : 0, row.vectors, lane, load, add);
   for (int i = lane; i < row.edges(); i += kRowThreads) {
     const int column = row.edge_column(i);
     running.add_one(arguments, row.logit(column, arguments.softcap), arguments.first_column + column);
@@ -90,12 +113,21 @@ __device__ __forceinline__ Running<T, kGeneral> reduce(const Arguments& argument
 
 template <class T, bool kGeneral, int kRowThreads>
 __device__ __forceinline__ void write_gradient(const Arguments& arguments, const RowView<T>& row,
-                                               const Coefficients& by, int target_column, int lane, uint64_t policy) {
-  for_vectors<T, kRowThreads, kAhead<kGeneral, kRowThreads>>(
-      row, lane, policy, [&](const tile::Vector<T>& loaded, int vector) {
-        const int column = row.head + vector * RowView<T>::kCount;
-        tile::store(row.gradient + column, by.apply<T, kGeneral>(arguments, loaded, column, target_column), policy);
-      });
+                                               const Coefficients& by, int target_column, int lane, uint64_t policy,
+                                               const Held& held) {
+  constexpr int kInFlight = kAhead<kGeneral, kRowThreads>;
+  const auto write = [&](const tile::Vector<T>& loaded, int vector) {
+    const int column = row.head + vector * RowView<T>::kCount;
+    tile::store(row.gradient + column, by.apply<T, kGeneral>(arguments, loaded, column, target_column), policy);
+  };
+  // The rest first: L2 has it for a while only.
+  for_vectors<T, kRowThreads, kInFlight>(kHolds<kRowThreads> ? held.vectors : 0, row.vectors, lane,
+                                         from_global(row, policy), write);
+  if constexpr (kHolds<kRowThreads>) {
+    for_vectors<T, kRowThreads, kInFlight>(
+        0, held.vectors, lane,
+        [&](int vector) { return tile::load_from_shared<T>(held.address + vector * tile::kVectorBytes); }, write);
+  }
   for (int i = lane; i < row.edges(); i += kRowThreads) {
     const int column = row.edge_column(i);
     row.gradient[column] = by.apply_one<T>(arguments, row.logit(column, arguments.softcap), column, target_column);
@@ -147,6 +179,7 @@ template <class T, bool kGeneral, int kRowThreads>
 __global__ void __launch_bounds__(kBlockThreads<kRowThreads>, kThreadsOnMultiprocessor / kBlockThreads<kRowThreads>)
     block_rows(const __grid_constant__ Arguments arguments) {
   constexpr int kRows = kBlockThreads<kRowThreads> / kRowThreads;
+  extern __shared__ __align__(16) unsigned char row_part[];
   __shared__ typename RowTotals<kRowThreads>::Storage storage;
   __shared__ float shared[kBlockThreads<kRowThreads> / tile::kWarpLanes];
   RowTotals<kRowThreads> totals_of(storage);
@@ -164,21 +197,23 @@ __global__ void __launch_bounds__(kBlockThreads<kRowThreads>, kThreadsOnMultipro
       continue;
     }
     const float on_target = target.weight<T>(arguments);
+    Held held{ptx::shared_address(row_part), min(arguments.held_vectors, view.vectors / kRowThreads * kRowThreads)};
     Coefficients by;
     if (arguments.given_lse != nullptr) {
       by = backward_coefficients(arguments, whole, on_target, row);
+      held.vectors = 0;
     } else {
       // The target's logit before anybody overwrites it in place.
       const float own = lane == 0 && target.column >= 0 ? view.logit(target.column, arguments.softcap) : 0.0f;
       const Running<T, kGeneral> running =
-          reduce<T, kGeneral, kRowThreads>(arguments, view, lane, arguments.gradient != nullptr ? keep : pass);
+          reduce<T, kGeneral, kRowThreads>(arguments, view, lane, arguments.gradient != nullptr ? keep : pass, held);
       const tile::MaxSum totals = totals_of.merge(running.totals);
       const float weighted = kGeneral ? totals_of.sum(running.weighted) : 0.0f;
       if (lane == 0) store_row(arguments, whole, row, on_target, own, totals, weighted);
       by = forward_coefficients(arguments, whole, on_target, totals);
     }
     if (arguments.gradient != nullptr) {
-      write_gradient<T, kGeneral, kRowThreads>(arguments, view, by, target.column, lane, pass);
+      write_gradient<T, kGeneral, kRowThreads>(arguments, view, by, target.column, lane, pass, held);
     }
   }
   store_total(arguments, whole, shared);
