@@ -20,8 +20,8 @@ constexpr LaunchConfig kWarpConfigs[] = {
     {{128, 8, 2, Source::kDirect, false, Weight::kRegisters, 7}, 0, 1, 0},
     {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 7}, 0, 1, 1},
     {{128, 32, 2, Source::kDirect, false, Weight::kRegisters, 7}, 0, 1, 0},
-    {{128, 32, 4, Source::kDirect, false, Weight::kReread, 7}, 0, 1, 1},
-    {{128, 32, 4, Source::kDirect, false, Weight::kReread, 7}, 0, 1, 0},
+    {{128, 32, 4, Source::kDirect, false, Weight::kReread, 6}, 0, 1, 1},
+    {{128, 32, 4, Source::kDirect, false, Weight::kReread, 6}, 0, 1, 0},
     {{128, 32, 8, Source::kDirect, false, Weight::kReread, 4}, 0, 1, 1, 1},
 };
 // One row a block and no more: blocks come and go as rows are ready, which no fixed share of the rows equals. The
