@@ -87,7 +87,7 @@ def check_random_problem(seed, device="cpu"):
     wanted = theirs.grad.nan_to_num()  # all rows ignored: torch's own division by zero
     bound = GRADIENT[logits.dtype]
     torch.testing.assert_close(
-        ours.grad.double(), wanted, rtol=2 * bound, atol=bound * max(1e-3, wanted.abs().max().item())
+        ours.grad.double(), wanted, rtol=2 * bound, atol=bound * max(1e-2, wanted.abs().max().item())
     )
 
 
@@ -111,7 +111,7 @@ def test_vocabularies_on_the_gpu(classes):
         target = torch.randint(0, classes, (37,), device="cuda")
         target[::5] = -100
         for options in ({}, {"label_smoothing": 0.1, "softcap": 5.0}, {"reduction": "none"}):
-            ours, theirs = logits.clone().requires_grad_(), logits.float().requires_grad_()
+            ours, theirs = logits.clone().requires_grad_(), logits.float().clone().requires_grad_()
             loss, expected = functional.cross_entropy(ours, target, **options), reference(theirs, target, **options)
             torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
             loss.sum().backward()

@@ -421,8 +421,8 @@ def test_gpu_random_lists_follow_cpu() -> None:
         values, gradients, options = random_lists(seed)
         results = []
         for device in ("cpu", "cuda"):
-            # The slice of a larger tensor keeps its odd address on the device.
-            moved = [v._base.to(device)[v.storage_offset() :] if v._base is not None else v.to(device) for v in values]
+            # A copy, also on the CPU; the slice of a larger tensor keeps its odd address.
+            moved = [v._base.to(device, copy=True)[v.storage_offset() :] for v in values]
             parameters = [m.detach().requires_grad_() for m in moved]
             optimizer = AdamW(parameters, **options)
             for step in range(2):
