@@ -37,6 +37,8 @@ test-docs: build
 
 bench: build  ## the full comparison with torch, as JSON under build/ and as a table
 	@PYTHONPATH=python $(PYTHON) benchmarks/torch_norms.py --output $(BUILD)/torch_norms.json
+	@PYTHONPATH=python $(PYTHON) benchmarks/torch_ops.py --output $(BUILD)/torch_ops.json
+	@PYTHONPATH=python $(PYTHON) benchmarks/torch_optim.py --output $(BUILD)/torch_optim.json
 	@PYTHONPATH=python $(PYTHON) benchmarks/overhead.py --output $(BUILD)/overhead.json
 
 format: setup-ci  ## format the C++ and the Python

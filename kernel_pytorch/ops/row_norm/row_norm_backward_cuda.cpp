@@ -13,7 +13,6 @@ namespace kernel_pytorch::row_norm {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/row_norm/row_norm_backward_cuda.cuh";
-constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ring to fill";
 
 // Fields as in row_norm_forward_cuda.cpp.
 constexpr LaunchConfig kWarpConfigs[] = {
@@ -104,25 +103,16 @@ BackwardArguments make_arguments(const BackwardProblem& problem, const RowShape&
           .weight_is_float = problem.weight.dtype == DType::kFloat32};
 }
 
-template <const auto& kConfigs, const auto& kPreference, bool kWantsManyRows>
-struct BackwardRows {
+template <const auto& kConfigs, const auto& kPreference, bool kManyRows>
+struct BackwardRows : RowKernel<BackwardRows<kConfigs, kPreference, kManyRows>, BackwardProblem> {
   static constexpr ConfigList kList{kConfigs};
+  static constexpr bool kWantsManyRows = kManyRows;
 
-  static registry::Support supports(const BackwardProblem& problem, const DeviceInfo& device) {
-    if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
-    const bool needs_hopper = kConfigs[0].rows.clustered || kConfigs[0].rows.source == Source::kRing;
-    if (needs_hopper && device.cuda.capability() < 90) return registry::Support::no(kNeedsHopper);
-    const RowWork work = work_of(problem);
-    if (kWantsManyRows && work.rows < 4 * device.cuda.multiprocessors) return registry::Support::no(kFewRows);
-    if (!kList.any_fits(work, device)) return registry::Support::no(kTooWide);
-    return registry::Support::yes();
+  static RowWork work(const BackwardProblem& problem) { return work_of(problem); }
+  static const char* obstacle(const BackwardProblem& problem, const DeviceInfo& device) {
+    return obstacle_of(problem, device);
   }
-  static std::vector<std::string> configs(const BackwardProblem& problem, const DeviceInfo& device) {
-    return kList.texts(work_of(problem), device);
-  }
-  static int heuristic(const BackwardProblem& problem, const DeviceInfo& device) {
-    return preferred_index(kList, kPreference, work_of(problem), device);
-  }
+  static std::span<const Preference> preference(const BackwardProblem&) { return kPreference; }
   static void run(const BackwardProblem& problem, int config, Context& context) {
     static const std::string kLabel = "row_norm backward";
     static KernelTable<std::size(kConfigs) * kVariants> table;
@@ -163,16 +153,6 @@ struct BackwardRows {
       }
     }
     return codes;
-  }
-  static constexpr registry::Kernel<BackwardProblem> kernel(std::string_view name) {
-    return {.name = name,
-            .origin = registry::Origin::kOurs,
-            .supports = supports,
-            .configs = configs,
-            .heuristic = heuristic,
-            .run = run,
-            .source_hash = source_hash,
-            .device_code = device_code};
   }
 };
 

@@ -11,7 +11,6 @@ namespace kernel_pytorch::row_norm {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/row_norm/row_norm_forward_cuda.cuh";
-constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ring to fill";
 
 // Each list begins with its least capacity. Fields: threads, row_threads, vectors, source, clustered, weight, blocks;
 // then stages, cluster, rows_per_block, and what the registers cannot hold.
@@ -126,25 +125,18 @@ ForwardArguments make_arguments(const ForwardProblem& problem, const RowShape& s
 }
 
 // The functions of a registry row for one list of configs.
-template <const auto& kConfigs, const auto& kRmsPreference, const auto& kLayerPreference, bool kWantsManyRows>
-struct ForwardRows {
+template <const auto& kConfigs, const auto& kRmsPreference, const auto& kLayerPreference, bool kManyRows>
+struct ForwardRows : RowKernel<ForwardRows<kConfigs, kRmsPreference, kLayerPreference, kManyRows>, ForwardProblem> {
   static constexpr ConfigList kList{kConfigs};
+  static constexpr bool kWantsManyRows = kManyRows;
 
-  static registry::Support supports(const ForwardProblem& problem, const DeviceInfo& device) {
-    if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
-    const bool needs_hopper = kConfigs[0].rows.clustered || kConfigs[0].rows.source == Source::kRing;
-    if (needs_hopper && device.cuda.capability() < 90) return registry::Support::no(kNeedsHopper);
-    const RowWork work = work_of(problem);
-    if (kWantsManyRows && work.rows < 4 * device.cuda.multiprocessors) return registry::Support::no(kFewRows);
-    if (!kList.any_fits(work, device)) return registry::Support::no(kTooWide);
-    return registry::Support::yes();
+  static RowWork work(const ForwardProblem& problem) { return work_of(problem); }
+  static const char* obstacle(const ForwardProblem& problem, const DeviceInfo& device) {
+    return obstacle_of(problem, device);
   }
-  static std::vector<std::string> configs(const ForwardProblem& problem, const DeviceInfo& device) {
-    return kList.texts(work_of(problem), device);
-  }
-  static int heuristic(const ForwardProblem& problem, const DeviceInfo& device) {
-    return problem.norm == Norm::kRms ? preferred_index(kList, kRmsPreference, work_of(problem), device)
-                                      : preferred_index(kList, kLayerPreference, work_of(problem), device);
+  static std::span<const Preference> preference(const ForwardProblem& problem) {
+    if (problem.norm == Norm::kRms) return kRmsPreference;
+    return kLayerPreference;
   }
   static void run(const ForwardProblem& problem, int config, Context& context) {
     static const std::string kLabel = "row_norm forward";
@@ -177,16 +169,6 @@ struct ForwardRows {
       }
     }
     return codes;
-  }
-  static constexpr registry::Kernel<ForwardProblem> kernel(std::string_view name) {
-    return {.name = name,
-            .origin = registry::Origin::kOurs,
-            .supports = supports,
-            .configs = configs,
-            .heuristic = heuristic,
-            .run = run,
-            .source_hash = source_hash,
-            .device_code = device_code};
   }
 };
 

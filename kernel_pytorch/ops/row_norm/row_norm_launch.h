@@ -74,5 +74,37 @@ int preferred_index(const ConfigList& list, std::span<const Preference> preferen
 
 inline constexpr const char* kTooWide = "the row does not fit this kernel's registers";
 inline constexpr const char* kRmsBias = "a bias without a mean to subtract: cuda_any has it";
+inline constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ring to fill";
+
+// What the rows of forward's and backward's kernel lists have in common. `Rows` has kList, kWantsManyRows, work,
+// obstacle, preference, run, source_hash and device_code.
+template <class Rows, class Problem>
+struct RowKernel {
+  static registry::Support supports(const Problem& problem, const DeviceInfo& device) {
+    if (const char* obstacle = Rows::obstacle(problem, device)) return registry::Support::no(obstacle);
+    const RowConfig& first = Rows::kList.configs[0].rows;
+    const bool needs_hopper = first.clustered || first.source == Source::kRing;
+    if (needs_hopper && device.cuda.capability() < 90) return registry::Support::no(kNeedsHopper);
+    const RowWork work = Rows::work(problem);
+    if (Rows::kWantsManyRows && work.rows < 4 * device.cuda.multiprocessors) return registry::Support::no(kFewRows);
+    return Rows::kList.any_fits(work, device) ? registry::Support::yes() : registry::Support::no(kTooWide);
+  }
+  static std::vector<std::string> configs(const Problem& problem, const DeviceInfo& device) {
+    return Rows::kList.texts(Rows::work(problem), device);
+  }
+  static int heuristic(const Problem& problem, const DeviceInfo& device) {
+    return preferred_index(Rows::kList, Rows::preference(problem), Rows::work(problem), device);
+  }
+  static constexpr registry::Kernel<Problem> kernel(std::string_view name) {
+    return {.name = name,
+            .origin = registry::Origin::kOurs,
+            .supports = supports,
+            .configs = configs,
+            .heuristic = heuristic,
+            .run = Rows::run,
+            .source_hash = Rows::source_hash,
+            .device_code = Rows::device_code};
+  }
+};
 
 }  // namespace kernel_pytorch::row_norm
