@@ -113,11 +113,12 @@ void choose_journal(Database& database, const std::string& path) {
   }
 }
 
-// False for an empty database. Throws for one that is not ours.
+// False for an empty database. Throws for one that is not ours. Tables are counted first: tables and version appear
+// together, so a database that another process makes in between is never one with tables and no version.
 bool has_schema(Database& database) {
+  const int64_t tables = database.query_number("SELECT count(*) FROM sqlite_schema");
   const int64_t version = database.query_number("PRAGMA user_version");
   if (version > kStoreSchemaVersion) throw NewerSchema();
-  const int64_t tables = database.query_number("SELECT count(*) FROM sqlite_schema");
   if (version == 0 && tables == 0) return false;
   if (version != kStoreSchemaVersion)
     throw SqliteFailure(SQLITE_CORRUPT, concat("schema version ", version, " is not known"));
