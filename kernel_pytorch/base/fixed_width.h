@@ -1,5 +1,6 @@
 // Integer names shared by host and device code. NVRTC has no standard headers, and kernels must not need a toolkit's,
-// so under NVRTC the names are defined here; every header that both sides include may include this one (and philox.h) and no other.
+// so under NVRTC the names are defined here; every header that both sides include may include this one (and philox.h)
+// and no other.
 #pragma once
 
 #ifdef __CUDACC_RTC__
