@@ -20,8 +20,13 @@ inline constexpr int kAhead = kGeneral                          ? 1
 inline constexpr int kWarpRowThreads = 256;  // of a block whose warps each take a row
 
 // A block that has its multiprocessor to itself keeps what it can of its row: L2 does not hold the rows of all blocks.
+// Not on sm_100, whose L2 is larger, and where the assembler would spill.
 template <int kRowThreads>
+#if __CUDA_ARCH__ >= 1000
+inline constexpr bool kHolds = false;
+#else
 inline constexpr bool kHolds = kRowThreads == kThreadsOnMultiprocessor;
+#endif
 template <int kRowThreads>
 inline constexpr int kBlockThreads = kRowThreads == tile::kWarpLanes ? kWarpRowThreads : kRowThreads;
 
