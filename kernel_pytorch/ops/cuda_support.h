@@ -48,6 +48,20 @@ inline constexpr const char* kNeedsAmpere = "needs compute capability 8.0 or new
 inline constexpr const char* kNeedsHopper = "needs compute capability 9.0 or newer";
 inline constexpr const char* kNeedsSmallFloat = "takes fp32, bf16 and fp16; fp64 runs on the CPU";
 
+// Null, or why no CUDA kernel takes this device, or rows of this type.
+inline const char* cuda_obstacle(const DeviceInfo& device) {
+  if (!device.is_cuda()) return kNeedsCuda;
+  return device.cuda.capability() < 80 ? kNeedsAmpere : nullptr;
+}
+inline const char* cuda_obstacle(DType dtype, const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(device)) return obstacle;
+  return cuda_type_index(dtype) < 0 ? kNeedsSmallFloat : nullptr;
+}
+
+inline int64_t divide_up(int64_t value, int64_t by) {
+  return (value + by - 1) / by;
+}
+
 std::string_view element_type_name(DType dtype);  // "kernel_pytorch::tile::BFloat16"
 std::string_view bool_name(bool value);
 

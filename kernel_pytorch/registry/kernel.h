@@ -23,6 +23,7 @@ class Support {
   static Support yes() { return Support(); }
   // `reason` is a literal, so that a warm call that passes over a kernel pays nothing for it.
   static Support no(const char* reason) { return Support(reason); }
+  static Support unless(const char* obstacle) { return Support(obstacle); }  // null: yes
   explicit operator bool() const { return reason_ == nullptr; }
   std::string_view reason() const { return reason_ == nullptr ? std::string_view() : reason_; }
 

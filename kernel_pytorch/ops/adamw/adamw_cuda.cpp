@@ -51,8 +51,7 @@ DeviceCode code_of(int pair, int units, bool has_master, bool has_maximum) {
 }
 
 registry::Support supports(const Step& step, const DeviceInfo& device) {
-  if (!device.is_cuda()) return registry::Support::no(kNeedsCuda);
-  if (device.cuda.capability() < 80) return registry::Support::no(kNeedsAmpere);
+  if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
   if (!step.parameters.empty() && pair_of(step.parameters[0]) < 0) return registry::Support::no(kNeedsSmallFloat);
   return registry::Support::yes();
 }

@@ -23,16 +23,6 @@ constexpr const char* kTooManyColumns = "more than 2^30 columns";
 constexpr int64_t kMostColumns = 1 << 30;
 constexpr int64_t kVectorBytes = 16;
 
-int64_t divide_up(int64_t value, int64_t by) {
-  return (value + by - 1) / by;
-}
-
-const char* device_obstacle(const DeviceInfo& device, DType dtype) {
-  if (!device.is_cuda()) return kNeedsCuda;
-  if (device.cuda.capability() < 80) return kNeedsAmpere;
-  return cuda_type_index(dtype) < 0 ? kNeedsSmallFloat : nullptr;
-}
-
 // Rows whose vectors lie alike in logits and gradient, wherever they begin.
 bool have_vectors(const Problem& problem) {
   const TensorView& logits = problem.logits;
@@ -135,7 +125,7 @@ DeviceCode rows_code(const BlockConfig& config, DType dtype) {
 }
 
 registry::Support supports_block(const Problem& problem, const DeviceInfo& device) {
-  if (const char* obstacle = device_obstacle(device, problem.logits.dtype)) return registry::Support::no(obstacle);
+  if (const char* obstacle = cuda_obstacle(problem.logits.dtype, device)) return registry::Support::no(obstacle);
   return columns_of(problem.logits) > kMostColumns ? registry::Support::no(kTooManyColumns) : registry::Support::yes();
 }
 std::vector<std::string> block_configs(const Problem& problem, const DeviceInfo&) {
@@ -236,7 +226,7 @@ bool fits(const ClusterLaunch& launch, const Problem& problem, const DeviceInfo&
 }
 
 const char* cluster_obstacle(const Problem& problem, const DeviceInfo& device) {
-  if (const char* obstacle = device_obstacle(device, problem.logits.dtype)) return obstacle;
+  if (const char* obstacle = cuda_obstacle(problem.logits.dtype, device)) return obstacle;
   if (device.cuda.capability() < 90) return kNeedsHopper;
   if (const char* obstacle = vector_access_obstacle(problem.logits)) return obstacle;
   if (const char* obstacle = vector_access_obstacle(problem.grad_logits)) return obstacle;
@@ -251,7 +241,7 @@ const char* cluster_obstacle(const Problem& problem, const DeviceInfo& device) {
 
 registry::Support supports_cluster(const Problem& problem, const DeviceInfo& device) {
   const char* obstacle = cluster_obstacle(problem, device);
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  return registry::Support::unless(obstacle);
 }
 
 std::vector<std::string> cluster_configs(const Problem& problem, const DeviceInfo& device) {
@@ -311,8 +301,8 @@ std::vector<DeviceCode> cluster_codes() {
 }
 
 registry::Support supports_rescale(const RescaleProblem& problem, const DeviceInfo& device) {
-  const char* obstacle = device_obstacle(device, problem.tensor.dtype);
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  const char* obstacle = cuda_obstacle(problem.tensor.dtype, device);
+  return registry::Support::unless(obstacle);
 }
 
 void run_rescale(const RescaleProblem& problem, int, Context& context) {

@@ -33,16 +33,11 @@ DeviceCode backward_code(DType dtype, bool has_vectors) {
           .architecture_specific = false};
 }
 
-registry::Support supports(DType dtype, const DeviceInfo& device) {
-  if (!device.is_cuda()) return registry::Support::no(kNeedsCuda);
-  if (device.cuda.capability() < 80) return registry::Support::no(kNeedsAmpere);
-  return cuda_type_index(dtype) < 0 ? registry::Support::no(kNeedsSmallFloat) : registry::Support::yes();
-}
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
-  return supports(problem.weight.dtype, device);
+  return registry::Support::unless(cuda_obstacle(problem.weight.dtype, device));
 }
 registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {
-  return supports(problem.grad_weight.dtype, device);
+  return registry::Support::unless(cuda_obstacle(problem.grad_weight.dtype, device));
 }
 
 bool is_aligned(const TensorView& view) {

@@ -23,8 +23,8 @@ DeviceCode code_of(std::string_view function, DType dtype) {
 
 template <class Problem>
 registry::Support supports(const Problem& problem, const DeviceInfo& device) {
-  const char* obstacle = device_obstacle(problem.gate.dtype, device);
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  const char* obstacle = cuda_obstacle(problem.gate.dtype, device);
+  return registry::Support::unless(obstacle);
 }
 
 void run_forward(const ForwardProblem& problem, int, Context& context) {

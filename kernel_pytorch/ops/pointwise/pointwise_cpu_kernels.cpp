@@ -52,7 +52,7 @@ const char* obstacle_of(const Problem& problem, const DeviceInfo& device,
 }
 
 registry::Support answer(const char* obstacle) {
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  return registry::Support::unless(obstacle);
 }
 registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
   return answer(obstacle_of(problem, device, {&problem.gate, &problem.up, &problem.residual}));

@@ -20,11 +20,4 @@ inline bool bias_is_float(const TensorView& gate_bias, const TensorView& up_bias
   return (gate_bias.is_present() ? gate_bias : up_bias).dtype == DType::kFloat32;
 }
 
-// Null, or why no CUDA kernel of this room takes the type or the device.
-inline const char* device_obstacle(DType dtype, const DeviceInfo& device) {
-  if (!device.is_cuda()) return kNeedsCuda;
-  if (device.cuda.capability() < 80) return kNeedsAmpere;
-  return cuda_type_index(dtype) < 0 ? kNeedsSmallFloat : nullptr;
-}
-
 }  // namespace kernel_pytorch::pointwise

@@ -66,7 +66,7 @@ VectorWork work_of(const BackwardProblem& problem) {
 
 template <class Problem>
 const char* obstacle_of(const Problem& problem, const DeviceInfo& device) {
-  if (const char* obstacle = device_obstacle(problem.gate.dtype, device)) return obstacle;
+  if (const char* obstacle = cuda_obstacle(problem.gate.dtype, device)) return obstacle;
   for (const TensorView* bias : {&problem.gate_bias, &problem.up_bias}) {
     if (const char* obstacle = parameter_obstacle(*bias)) return obstacle;
   }
@@ -76,7 +76,7 @@ const char* obstacle_of(const Problem& problem, const DeviceInfo& device) {
 }
 
 registry::Support answer(const char* obstacle) {
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  return registry::Support::unless(obstacle);
 }
 
 VectorShape shape_of(const VectorWork& work) {

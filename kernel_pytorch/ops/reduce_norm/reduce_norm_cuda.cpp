@@ -25,8 +25,7 @@ DeviceCode device_code() {
 }
 
 registry::Support supports(const Norm& problem, const DeviceInfo& device) {
-  if (!device.is_cuda()) return registry::Support::no(kNeedsCuda);
-  if (device.cuda.capability() < 80) return registry::Support::no(kNeedsAmpere);
+  if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
   for (const TensorView& tensor : problem.tensors) {
     if (cuda_type_index(tensor.dtype) < 0) return registry::Support::no(kNeedsSmallFloat);
   }

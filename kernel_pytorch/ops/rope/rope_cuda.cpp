@@ -21,12 +21,6 @@ constexpr int64_t kVectorBytes = 16;
 
 constexpr int kHeadCounts[] = {1, 2, 4};  // heads that a thread turns with the same cos and sin
 
-const char* device_obstacle(const Problem& problem, const DeviceInfo& device) {
-  if (!device.is_cuda()) return kNeedsCuda;
-  if (device.cuda.capability() < 80) return kNeedsAmpere;
-  return cuda_type_index(problem.query.dtype) < 0 ? kNeedsSmallFloat : nullptr;
-}
-
 const char* heads_obstacle(const TensorView& view) {
   if (!view.is_present()) return nullptr;
   const int64_t bytes = size_of(view.dtype);
@@ -57,7 +51,7 @@ int64_t items_of(const Problem& problem, int per_thread) {
 }
 
 registry::Support supports_vector(const Problem& problem, const DeviceInfo& device) {
-  if (const char* obstacle = device_obstacle(problem, device)) return registry::Support::no(obstacle);
+  if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
   for (const TensorView* view : {&problem.query, &problem.key, &problem.output_of_query(), &problem.output_of_key()}) {
     if (const char* obstacle = heads_obstacle(*view)) return registry::Support::no(obstacle);
   }
@@ -67,8 +61,8 @@ registry::Support supports_vector(const Problem& problem, const DeviceInfo& devi
   return registry::Support::yes();
 }
 registry::Support supports_any(const Problem& problem, const DeviceInfo& device) {
-  const char* obstacle = device_obstacle(problem, device);
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  const char* obstacle = cuda_obstacle(problem.query.dtype, device);
+  return registry::Support::unless(obstacle);
 }
 
 std::vector<std::string> vector_configs(const Problem&, const DeviceInfo&) {

@@ -25,19 +25,13 @@ DeviceCode code_of(std::string_view function, DType dtype, int row_threads) {
           .architecture_specific = false};
 }
 
-const char* obstacle_of(DType dtype, const DeviceInfo& device) {
-  if (!device.is_cuda()) return kNeedsCuda;
-  if (device.cuda.capability() < 80) return kNeedsAmpere;
-  return cuda_type_index(dtype) < 0 ? kNeedsSmallFloat : nullptr;
-}
-
 registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
-  const char* obstacle = obstacle_of(problem.x.dtype, device);
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  const char* obstacle = cuda_obstacle(problem.x.dtype, device);
+  return registry::Support::unless(obstacle);
 }
 registry::Support supports_backward(const BackwardProblem& problem, const DeviceInfo& device) {
-  const char* obstacle = obstacle_of(problem.value.dtype, device);
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  const char* obstacle = cuda_obstacle(problem.value.dtype, device);
+  return registry::Support::unless(obstacle);
 }
 
 std::vector<std::string> config_texts() {

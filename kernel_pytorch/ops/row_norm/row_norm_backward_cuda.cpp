@@ -80,9 +80,7 @@ DeviceCode code_of(const RowConfig& rows, const Variant& variant) {
 }
 
 const char* obstacle_of(const BackwardProblem& problem, const DeviceInfo& device) {
-  if (!device.is_cuda()) return kNeedsCuda;
-  if (device.cuda.capability() < 80) return kNeedsAmpere;
-  if (cuda_type_index(problem.value.dtype) < 0) return kNeedsSmallFloat;
+  if (const char* obstacle = cuda_obstacle(problem.value.dtype, device)) return obstacle;
   if (problem.norm == Norm::kRms && problem.grad_bias.is_present()) return kRmsBias;
   for (const TensorView* view : {&problem.grad_output, &problem.value, &problem.grad_sum, &problem.grad_input}) {
     if (const char* obstacle = vector_access_obstacle(*view)) return obstacle;

@@ -100,9 +100,7 @@ DeviceCode code_of(const RowConfig& rows, const Variant& variant) {
 }
 
 const char* obstacle_of(const ForwardProblem& problem, const DeviceInfo& device) {
-  if (!device.is_cuda()) return kNeedsCuda;
-  if (device.cuda.capability() < 80) return kNeedsAmpere;
-  if (cuda_type_index(problem.x.dtype) < 0) return kNeedsSmallFloat;
+  if (const char* obstacle = cuda_obstacle(problem.x.dtype, device)) return obstacle;
   if (problem.norm == Norm::kRms && problem.bias.is_present()) return kRmsBias;
   for (const TensorView* view : {&problem.x, &problem.residual, &problem.output, &problem.sum}) {
     if (const char* obstacle = vector_access_obstacle(*view)) return obstacle;

@@ -16,10 +16,6 @@ constexpr int64_t kClusterStaticBytes = 9 * 1024;
 // Clusters live inside a graphics processing cluster, which has 16 to 18 multiprocessors on an H100 or H200.
 constexpr int64_t kMultiprocessorsPerGroup = 16;
 
-int64_t divide_up(int64_t value, int64_t by) {
-  return (value + by - 1) / by;
-}
-
 int64_t slice_vectors(const LaunchConfig& config, const RowWork& work) {
   return divide_up(work.row_vectors(), config.cluster);
 }

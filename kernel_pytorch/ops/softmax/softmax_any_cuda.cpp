@@ -35,10 +35,7 @@ const TensorView& main_of(const Problem& problem) {
 
 template <class Problem>
 registry::Support supports(const Problem& problem, const DeviceInfo& device) {
-  if (!device.is_cuda()) return registry::Support::no(kNeedsCuda);
-  if (device.cuda.capability() < 80) return registry::Support::no(kNeedsAmpere);
-  if (cuda_type_index(main_of(problem).dtype) < 0) return registry::Support::no(kNeedsSmallFloat);
-  return registry::Support::yes();
+  return registry::Support::unless(cuda_obstacle(main_of(problem).dtype, device));
 }
 
 template <class Problem>

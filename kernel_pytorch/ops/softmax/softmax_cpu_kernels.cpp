@@ -46,11 +46,11 @@ const char* obstacle_of(const DeviceInfo& device, DType dtype, std::initializer_
 
 registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
   const char* obstacle = obstacle_of(device, problem.x.dtype, {&problem.x, &problem.mask});
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  return registry::Support::unless(obstacle);
 }
 registry::Support supports_backward(const BackwardProblem& problem, const DeviceInfo& device) {
   const char* obstacle = obstacle_of(device, problem.output.dtype, {&problem.output, &problem.grad_output});
-  return obstacle == nullptr ? registry::Support::yes() : registry::Support::no(obstacle);
+  return registry::Support::unless(obstacle);
 }
 
 template <class Problem>

@@ -65,10 +65,6 @@ struct Work {
   int64_t row_vectors() const { return columns * size_of(dtype) / kVectorBytes; }
 };
 
-int64_t divide_up(int64_t value, int64_t by) {
-  return (value + by - 1) / by;
-}
-
 // Whether the row fits, and fills more than a quarter of the threads' registers.
 bool fits(const LaunchConfig& config, const Work& work, const DeviceInfo& device) {
   if (device.cuda.capability() < (config.rows.clustered ? 90 : 80)) return false;
@@ -134,12 +130,6 @@ RowTensor row_tensor(const TensorView& view) {
   return {view.data, view.strides[0] * size_of(view.dtype)};
 }
 
-const char* device_obstacle(const DeviceInfo& device, DType dtype) {
-  if (!device.is_cuda()) return kNeedsCuda;
-  if (device.cuda.capability() < 80) return kNeedsAmpere;
-  return cuda_type_index(dtype) < 0 ? kNeedsSmallFloat : nullptr;
-}
-
 // A vector of x covers as many mask elements, read with one or two loads of their whole size.
 const char* mask_obstacle(const ForwardProblem& problem) {
   const TensorView& mask = problem.mask;
@@ -160,13 +150,13 @@ Work work_of(const BackwardProblem& problem) {
   return {rows_of(problem.output), columns_of(problem.output), problem.output.dtype, false};
 }
 const char* obstacle_of(const ForwardProblem& problem, const DeviceInfo& device) {
-  if (const char* obstacle = device_obstacle(device, problem.x.dtype)) return obstacle;
+  if (const char* obstacle = cuda_obstacle(problem.x.dtype, device)) return obstacle;
   if (const char* obstacle = vector_access_obstacle(problem.x)) return obstacle;
   if (const char* obstacle = vector_access_obstacle(problem.output)) return obstacle;
   return mask_obstacle(problem);
 }
 const char* obstacle_of(const BackwardProblem& problem, const DeviceInfo& device) {
-  if (const char* obstacle = device_obstacle(device, problem.output.dtype)) return obstacle;
+  if (const char* obstacle = cuda_obstacle(problem.output.dtype, device)) return obstacle;
   for (const TensorView* view : {&problem.output, &problem.grad_output, &problem.grad_input}) {
     if (const char* obstacle = vector_access_obstacle(*view)) return obstacle;
   }
