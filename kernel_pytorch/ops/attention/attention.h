@@ -9,17 +9,18 @@
 //   output[q]    = sum over kept k of drop(exp(score - lse)) * value[k]
 //
 // Shapes: query [batch, heads, queries, size], key [batch, key heads, keys, size], value [batch, key heads, keys, value
-// size]; any strides, so [B,S,H,D], [B,H,S,D] and packed QKV need no copy. heads is a multiple of key heads: query head
-// h reads key head h / (heads / key heads). Packed sequences: batch is 1, and sequence i of query_offsets.size - 1 is
-// queries query_offsets[i] up to query_offsets[i + 1], keys likewise (cu_seqlens, read on the device; what lies past
-// the last offset belongs to nobody: output 0, lse -inf). Then batch, q and k below count sequences and places inside
+// size]; any strides with a dense last dimension, so [B,S,H,D], [B,H,S,D] and packed QKV need no copy. heads is a
+// multiple of key heads: query head h reads key head h / (heads / key heads). Packed sequences: batch is 1, and
+// sequence i of query_offsets.size - 1 is queries query_offsets[i] up to query_offsets[i + 1], keys likewise
+// (cu_seqlens, read on the device; what lies past the last offset belongs to nobody: output 0, lse -inf, gradients 0).
+// Then batch, q and k of scores, bias, mask, ALiBi, key_lengths, dropout and programs count sequences and places inside
 // one. Types: fp32 and fp64 on the CPU, bf16 and fp16 everywhere. Sums, scores and lse are fp32 (double in the
-// reference and for fp64); probabilities are rounded to value's type before the second product, as every fused
-// attention does. Offset: keys of the sequence - queries of it (aligned bottom-right), unless causal_offset names
-// another. key_lengths count as keys. causal keeps k <= q + offset; window (l, r) keeps -l <= k - (q + offset) <= r, -1
-// is unbounded. Segments: equal ids that are not -1 attend. Rows with nothing kept: output 0, lse -inf (the sink's
-// logit if there is one), gradients 0. Sizes of 0 are legal. Dropout: see attention_dropout.h; the lse is that of the
-// scores without dropout.
+// reference and for fp64; what is fp32 below is fp64 for fp64); probabilities are rounded to value's type before the
+// second product, as every fused attention does. Offset: keys of the sequence - queries of it (aligned bottom-right),
+// unless causal_offset names another. key_lengths, clamped to 0..keys, count as keys. causal keeps k <= q + offset;
+// window (l, r) keeps -l <= k - (q + offset) <= r, -1 is unbounded. Segments: equal ids that are not -1 attend. A score
+// of -inf is one that is not kept. Rows with nothing kept: output 0, lse -inf (the sink's logit if there is one),
+// gradients 0. Sizes of 0 are legal. Dropout: see attention_dropout.h; the lse is that of the scores without dropout.
 #pragma once
 
 #include <optional>
@@ -33,7 +34,8 @@
 namespace kernel_pytorch::attention {
 
 // Which tiles of scores exist, and which of them need no mask: lists of int32, the layout of torch's BlockMask. batch
-// and heads may be 1 for all. Partial tiles still ask every condition; full ones ask only `keys` and `queries`.
+// and heads may be 1 for all. Full tiles skip mask_mod, which the list sums up; every other condition holds in all
+// tiles. Not for packed sequences.
 struct BlockList {
   int64_t query_block = 0, key_block = 0;  // tile size; 0: no list
   TensorView key_counts{}, key_blocks{};   // partial: [batch, heads, query blocks], [batch, heads, query blocks, n]
@@ -52,14 +54,17 @@ struct Scoring {
   bool causal = false;
   std::optional<int64_t> causal_offset{};
   int64_t window_left = -1, window_right = -1;
-  TensorView bias{};          // [batch, heads, queries, keys], strides 0 where broadcast; query's type or fp32
+  // [batch, heads, queries, keys] (packed: [sequences, heads, longest_query, longest_key]), strides 0 where broadcast;
+  // query's type or fp32, dense in keys
+  TensorView bias{};
   TensorView alibi_slopes{};  // fp32 [batch, heads], strides 0 where broadcast
-  TensorView mask{};          // bool, bias' shape; true keeps
+  TensorView mask{};          // bool, bias' shape, any strides; true keeps
   TensorView sinks{};         // fp32 [heads]
-  TensorView query_segments{}, key_segments{};  // int32 [batch, queries], [batch, keys]; both or neither
-  TensorView key_lengths{};                     // int32 [batch]
-  TensorView query_offsets{}, key_offsets{};    // int32 [sequences + 1]; both or neither
-  int64_t longest_query = 0, longest_key = 0;   // with offsets: no sequence is longer
+  // int32 [batch, queries], [batch, keys] (packed: of tokens), strides 0 where broadcast; both or neither
+  TensorView query_segments{}, key_segments{};
+  TensorView key_lengths{};                    // int32 [batch]
+  TensorView query_offsets{}, key_offsets{};   // int32 [sequences + 1]; both or neither
+  int64_t longest_query = 0, longest_key = 0;  // with offsets: no sequence is longer
   BlockList blocks{};
   double dropout = 0;                   // probability
   TensorView seed{};                    // int64 [2]: seed, offset
@@ -86,7 +91,7 @@ struct Backward {
   TensorView grad_output{};
   TensorView query{}, key{}, value{};
   TensorView output{}, lse{};
-  TensorView grad_lse{};  // optional, lse's shape
+  TensorView grad_lse{};  // optional, as lse
   Scoring scoring{};
   TensorView grad_query{}, grad_key{}, grad_value{};  // shapes and types of theirs; any strides, dense last dimension
   TensorView grad_bias{};                   // optional: fp32, of the sizes that bias does not broadcast, else 1
