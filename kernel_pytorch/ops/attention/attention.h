@@ -20,7 +20,8 @@
 // unless causal_offset names another. key_lengths, clamped to 0..keys, count as keys. causal keeps k <= q + offset;
 // window (l, r) keeps -l <= k - (q + offset) <= r, -1 is unbounded. Segments: equal ids that are not -1 attend. A score
 // of -inf is one that is not kept. Rows with nothing kept: output 0, lse -inf (the sink's logit if there is one),
-// gradients 0. Sizes of 0 are legal. Dropout: see attention_dropout.h; the lse is that of the scores without dropout.
+// gradients 0. Sizes of 0 are legal. Dropout: see attention_dropout_cuda.h; the lse is that of the scores without
+// dropout.
 #pragma once
 
 #include <optional>
