@@ -1,0 +1,252 @@
+#include "kernel_pytorch/ops/attention/attention_features.h"
+
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+constexpr const char* kPrepareSource = "kernel_pytorch/ops/attention/attention_prepare_cuda.cuh";
+constexpr int64_t kFar = 1 << 29;  // beyond any sequence: bounds are clamped to it, so that 32 bits never overflow
+
+constexpr const char* kOddQueryBlocks = "the block list's query blocks are no multiple of this kernel's tiles";
+constexpr const char* kOddKeyBlocks = "the block list's key blocks are no multiple of this kernel's tiles";
+constexpr const char* kManyCaptured = "more than 8 captured tensors";
+
+constexpr bool Features::*kFields[] = {
+    &Features::right_bound,   &Features::left_bound,
+    &Features::key_lengths,   &Features::packed,
+    &Features::segments,      &Features::mask,
+    &Features::mask_mod,      &Features::blocks,
+    &Features::alibi,         &Features::alibi_is_one_sided,
+    &Features::bias,          &Features::float_bias,
+    &Features::bias_pairs,    &Features::softcap,
+    &Features::softcap_after, &Features::score_mod,
+    &Features::scaled,        &Features::sinks,
+    &Features::dropout,
+};
+static_assert(std::size(kFields) == sizeof(Features), "every field, in its order");
+
+int32_t clamped(int64_t value) {
+  return static_cast<int32_t>(std::clamp(value, -kFar, kFar));
+}
+
+// No key lies after its query + offset.
+bool looks_back_only(const Scoring& scoring) {
+  return scoring.causal || scoring.window_right == 0;
+}
+
+// Two neighbouring keys of the bias begin at a multiple of their size in every row.
+bool has_pairs(const TensorView& bias) {
+  if (bias.size(3) % 2 != 0 || bias.size(3) == 0 || bias.stride(3) != 1) return false;
+  if (reinterpret_cast<uintptr_t>(bias.data) % (2 * size_of(bias.dtype)) != 0) return false;
+  for (int i = 0; i < 3; ++i) {
+    if (bias.sizes[i] > 1 && bias.strides[i] % 2 != 0) return false;
+  }
+  return true;
+}
+
+ScoreTensor score_tensor_of(const TensorView& view) {
+  if (!view.is_present()) return {};
+  const bool has_scores = view.rank == 4;
+  return {.data = view.data,
+          .batch = view.strides[0],
+          .head = view.strides[1],
+          .query = has_scores ? view.strides[2] : 0,
+          .key = has_scores ? view.strides[3] : 0};
+}
+
+BlockIndex block_index_of(const TensorView& counts, const TensorView& blocks) {
+  if (!counts.is_present()) return {};
+  const auto stride = [](const TensorView& view, int i) { return view.sizes[i] == 1 ? 0 : view.strides[i]; };
+  return {.counts = counts.as<const int32_t>(),
+          .blocks = blocks.as<const int32_t>(),
+          .counts_batch = stride(counts, 0),
+          .counts_head = stride(counts, 1),
+          .counts_row = counts.strides[2],
+          .blocks_batch = stride(blocks, 0),
+          .blocks_head = stride(blocks, 1),
+          .blocks_row = blocks.strides[2],
+          .blocks_place = blocks.strides[3]};
+}
+
+// Ids, and of each 64 rows the least and the greatest. Packed sequences begin anywhere: no ranges.
+SegmentIds segment_ids_of(const TensorView& ids, bool is_packed, Context& context) {
+  if (!ids.is_present()) return {};
+  SegmentIds segments{.ids = ids.as<const int32_t>(), .batch = ids.strides[0], .row = ids.strides[1]};
+  if (is_packed || ids.element_count() == 0) return segments;
+  static const std::string kLabel = "attention segment ranges";
+  static KernelTable<1> table;
+  CUkern_st* kernel = table.get(0, context, [] {
+    return DeviceCode{.source = kPrepareSource, .entry = "kernel_pytorch::attention::segment_ranges"};
+  });
+  int32_t rows = static_cast<int32_t>(ids.size(1));
+  const int64_t blocks = divide_up(rows, kSegmentRangeRows);
+  auto* ranges =
+      static_cast<int32_t*>(context.scratch->allocate(static_cast<size_t>(ids.size(0) * blocks) * 2 * sizeof(int32_t)));
+  segments.ranges = ranges;
+  segments.ranges_batch = blocks * 2;
+  void* pointers[] = {&segments, &ranges, &rows};
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(blocks);
+  shape.grid_y = static_cast<unsigned>(ids.size(0));
+  shape.block_x = 32;
+  cuda_device::launch(context, kernel, shape, pointers, kLabel);
+  return segments;
+}
+
+}  // namespace
+
+Features features_of(const Scoring& scoring) {
+  const TensorView& bias = scoring.bias;
+  Features features{};
+  features.right_bound = scoring.causal || scoring.window_right >= 0;
+  features.left_bound = scoring.window_left >= 0;
+  features.key_lengths = scoring.key_lengths.is_present();
+  features.packed = scoring.is_packed();
+  features.segments = scoring.query_segments.is_present();
+  features.mask = scoring.mask.is_present();
+  features.mask_mod = !scoring.mask_mod.empty();
+  features.blocks = scoring.blocks.is_present();
+  features.alibi = scoring.alibi_slopes.is_present();
+  features.alibi_is_one_sided = features.alibi && looks_back_only(scoring);
+  features.float_bias = bias.is_present() && bias.dtype == DType::kFloat32;
+  features.bias = bias.is_present() && !features.float_bias;
+  features.bias_pairs = bias.is_present() && has_pairs(bias);
+  features.softcap = scoring.softcap > 0 && !scoring.softcap_after_bias;
+  features.softcap_after = scoring.softcap > 0 && scoring.softcap_after_bias;
+  features.score_mod = !scoring.score_mod.empty();
+  features.scaled = !(scoring.scale > 0);
+  features.sinks = scoring.sinks.is_present();
+  features.dropout = scoring.dropout > 0;
+  // Without a bias both orders of softcap are one.
+  if (features.softcap_after && !bias.is_present() && !features.alibi) {
+    features.softcap = true;
+    features.softcap_after = false;
+  }
+  return features;
+}
+
+std::string to_text(const Features& features) {
+  std::string text = "kernel_pytorch::attention::Features{";
+  for (bool Features::*field : kFields) {
+    if (text.back() != '{') text += ", ";
+    text += bool_name(features.*field);
+  }
+  return text + "}";
+}
+
+uint32_t bits_of(const Features& features) {
+  uint32_t bits = 0, bit = 1;
+  for (bool Features::*field : kFields) {
+    bits |= features.*field ? bit : 0;
+    bit <<= 1;
+  }
+  return bits;
+}
+
+ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& query, const TensorView& key,
+                                  Context& context) {
+  const bool is_packed = scoring.is_packed();
+  ScoreArguments arguments{};
+  arguments.batches = static_cast<int32_t>(is_packed ? scoring.query_offsets.size(0) - 1 : query.size(0));
+  arguments.heads = static_cast<int32_t>(query.size(1));
+  arguments.group = static_cast<int32_t>(query.size(1) / std::max<int64_t>(key.size(1), 1));
+  arguments.queries = static_cast<int32_t>(is_packed ? scoring.longest_query : query.size(2));
+  arguments.keys = static_cast<int32_t>(is_packed ? scoring.longest_key : key.size(2));
+  arguments.query_tokens = query.size(2);
+  arguments.key_tokens = key.size(2);
+  arguments.left = clamped(-scoring.window_left);
+  arguments.right = scoring.causal ? 0 : clamped(scoring.window_right);
+  arguments.has_offset = scoring.causal_offset.has_value();
+  arguments.offset = clamped(scoring.causal_offset.value_or(0));
+  arguments.scale = static_cast<float>(scoring.scale);
+  arguments.softcap = static_cast<float>(scoring.softcap);
+  arguments.softcap_reciprocal = scoring.softcap > 0 ? static_cast<float>(1 / scoring.softcap) : 0;
+  arguments.bias = score_tensor_of(scoring.bias);
+  arguments.mask = score_tensor_of(scoring.mask);
+  arguments.alibi_slopes = score_tensor_of(scoring.alibi_slopes);
+  if (scoring.sinks.is_present()) {
+    arguments.sinks = scoring.sinks.as<const float>();
+    arguments.sinks_stride = scoring.sinks.strides[0];
+  }
+  arguments.query_segments = segment_ids_of(scoring.query_segments, is_packed, context);
+  arguments.key_segments = segment_ids_of(scoring.key_segments, is_packed, context);
+  if (scoring.key_lengths.is_present()) {
+    arguments.key_lengths = scoring.key_lengths.as<const int32_t>();
+    arguments.key_lengths_stride = scoring.key_lengths.strides[0];
+  }
+  if (is_packed) {
+    arguments.query_offsets = scoring.query_offsets.as<const int32_t>();
+    arguments.key_offsets = scoring.key_offsets.as<const int32_t>();
+  }
+  if (const BlockList& blocks = scoring.blocks; blocks.is_present()) {
+    const int32_t queries = static_cast<int32_t>(blocks.query_block), keys = static_cast<int32_t>(blocks.key_block);
+    arguments.key_blocks = {queries, keys, block_index_of(blocks.key_counts, blocks.key_blocks),
+                            block_index_of(blocks.full_key_counts, blocks.full_key_blocks)};
+    arguments.query_blocks = {keys, queries, block_index_of(blocks.query_counts, blocks.query_blocks),
+                              block_index_of(blocks.full_query_counts, blocks.full_query_blocks)};
+  }
+  if (scoring.dropout > 0) {
+    arguments.seed = scoring.seed.as<const int64_t>();
+    arguments.dropout_threshold = dropout_byte_threshold(scoring.dropout);
+    arguments.dropout_scale = dropout_byte_scale(scoring.dropout);
+  }
+  for (size_t i = 0; i < scoring.captured.size(); ++i) arguments.captured[i] = scoring.captured[i].data;
+  return arguments;
+}
+
+const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
+  if (scoring.blocks.is_present() && scoring.blocks.query_block % tile_queries != 0) return kOddQueryBlocks;
+  if (scoring.blocks.is_present() && scoring.blocks.key_block % tile_keys != 0) return kOddKeyBlocks;
+  return scoring.captured.size() > kMaximumCaptured ? kManyCaptured : nullptr;
+}
+
+std::vector<NamedFeatures> compiled_features() {
+  std::vector<NamedFeatures> list{
+      {"plain", {}},
+      {"causal", {.right_bound = true}},
+      {"window", {.right_bound = true, .left_bound = true}},
+      {"key_lengths", {.key_lengths = true}},
+      {"packed", {.packed = true}},
+      {"segments", {.segments = true}},
+      {"mask", {.mask = true}},
+      {"blocks", {.blocks = true}},
+      {"alibi", {.alibi = true}},
+      {"bias", {.bias = true, .bias_pairs = true}},
+      {"float_bias", {.float_bias = true}},
+      {"softcap", {.softcap = true}},
+      {"softcap_after", {.bias = true, .bias_pairs = true, .softcap_after = true}},
+      {"scaled", {.scaled = true}},
+      {"sinks", {.sinks = true}},
+      {"dropout", {.dropout = true}},
+      // What models use.
+      {"causal packed", {.right_bound = true, .packed = true}},
+      {"causal lengths", {.right_bound = true, .key_lengths = true}},
+      {"causal alibi", {.right_bound = true, .alibi = true, .alibi_is_one_sided = true}},
+      {"causal softcap", {.right_bound = true, .softcap = true}},
+      {"causal softcap window", {.right_bound = true, .left_bound = true, .softcap = true}},
+      {"causal documents", {.right_bound = true, .segments = true}},
+      {"causal sinks window", {.right_bound = true, .left_bound = true, .sinks = true}},
+      {"causal packed window", {.right_bound = true, .left_bound = true, .packed = true}},
+      {"bias dropout", {.bias = true, .bias_pairs = true, .dropout = true}},
+      {"everything",
+       {.right_bound = true,
+        .left_bound = true,
+        .key_lengths = true,
+        .segments = true,
+        .mask = true,
+        .blocks = true,
+        .alibi = true,
+        .float_bias = true,
+        .softcap = true,
+        .sinks = true,
+        .dropout = true}},
+  };
+  return list;
+}
+
+}  // namespace kernel_pytorch::attention

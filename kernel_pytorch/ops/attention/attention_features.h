@@ -1,0 +1,73 @@
+// The host's side of attention_cuda.h, shared by all CUDA kernels of attention: from a problem to the features that are
+// compiled in and the arguments that they read; and the table that makes a warm launch a look-up.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "kernel_pytorch/ops/attention/attention.h"
+#include "kernel_pytorch/ops/attention/attention_cuda.h"
+#include "kernel_pytorch/ops/cuda_support.h"
+
+namespace kernel_pytorch::attention {
+
+Features features_of(const Scoring& scoring);
+std::string to_text(const Features& features);  // a template argument
+uint32_t bits_of(const Features& features);     // one bit each
+
+// Writes ranges of segment ids first where the features ask for them: launches, and takes scratch, in this call.
+ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& query, const TensorView& key,
+                                  Context& context);
+
+// Null, or why no CUDA kernel whose tiles are tile_queries x tile_keys takes the problem.
+const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys);
+
+// Combinations that CI compiles beside each feature alone: what models use.
+struct NamedFeatures {
+  const char* name;
+  Features features;
+};
+std::vector<NamedFeatures> compiled_features();
+
+// Loaded kernels by features, a variant of the caller's (head tile, type, ...) and device. Where a call's programs are
+// part of the code, or the table is full, jit's own table answers.
+class FeatureKernels {
+ public:
+  template <class MakeCode>
+  CUkern_st* get(const Features& features, uint32_t variant, const Context& context, const MakeCode& make_code) {
+    if (features.score_mod || features.mask_mod) return load_kernel(make_code(), context);
+    const uint64_t device = static_cast<uint64_t>(context.info->device.index);
+    const uint64_t key = (uint64_t{bits_of(features)} << 32 | variant << 8 | device) + 1;
+    Slot* slot = find(key);
+    if (slot == nullptr) return load_kernel(make_code(), context);
+    CUkern_st* kernel = slot->kernel.load(std::memory_order_acquire);
+    if (kernel == nullptr) [[unlikely]] {
+      kernel = load_kernel(make_code(), context);
+      slot->kernel.store(kernel, std::memory_order_release);
+    }
+    return kernel;
+  }
+
+ private:
+  struct Slot {
+    std::atomic<uint64_t> key{0};
+    std::atomic<CUkern_st*> kernel{nullptr};
+  };
+  static constexpr size_t kSlots = 256;
+
+  // Claims an empty slot for a new key; null where none is left near its place.
+  Slot* find(uint64_t key) {
+    size_t place = key * 0x9e3779b97f4a7c15u >> 56;
+    for (int tries = 0; tries < 16; ++tries, place = (place + 1) % kSlots) {
+      uint64_t found = slots_[place].key.load(std::memory_order_acquire);
+      if (found == 0 && slots_[place].key.compare_exchange_strong(found, key)) return &slots_[place];
+      if (found == key) return &slots_[place];
+    }
+    return nullptr;
+  }
+  std::array<Slot, kSlots> slots_{};
+};
+
+}  // namespace kernel_pytorch::attention

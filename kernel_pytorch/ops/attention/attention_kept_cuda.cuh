@@ -1,0 +1,165 @@
+// Which of a thread's scores are kept, as bits: bounds, lengths, segments, the mask, a program, dropout. Element i of a
+// fragment (attention_score_cuda.cuh) is bit i / 4 * 2 + i % 2 of its row, i / 2 % 2: a thread has two rows.
+#pragma once
+
+#include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
+#include "kernel_pytorch/ops/attention/attention_score_cuda.cuh"
+
+namespace kernel_pytorch::attention {
+
+template <int kCount>
+struct Kept {
+  static constexpr int kWords = (kCount / 2 + 31) / 32;
+  uint32_t words[2][kWords];
+
+  __device__ __forceinline__ bool at(int i) const {
+    const int bit = i / 4 * 2 + i % 2;
+    return (words[i / 2 % 2][bit / 32] & 1u << bit % 32) != 0;
+  }
+  __device__ __forceinline__ void clear(int i) {
+    const int bit = i / 4 * 2 + i % 2;
+    words[i / 2 % 2][bit / 32] &= ~(1u << bit % 32);
+  }
+};
+
+// Bits of word `word` whose columns, counted from the thread's first, lie below `columns`.
+__device__ __forceinline__ uint32_t bits_below(int32_t columns, int word) {
+  const int32_t inside = least(greatest(columns - word * 128, 0), 128);
+  const int32_t bits = inside / 8 * 2 + least(inside % 8, 2);
+  return bits >= 32 ? 0xffffffffu : (1u << bits) - 1u;
+}
+
+// By bounds and lengths: a range of columns for each of the two rows.
+template <Features kFeatures, Rows kRows, int kCount>
+__device__ __forceinline__ Kept<kCount> kept_in_bounds(const Head& head, Place place) {
+  Kept<kCount> kept;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    int32_t first = 0, last = 0x3fffffff;
+    if constexpr (kRows == Rows::kQueries) {
+      const int32_t query = place.query + 8 * row;
+      last = head.keys - place.key;
+      if constexpr (kFeatures.right_bound) last = least(last, query + head.right + 1 - place.key);
+      if constexpr (kFeatures.left_bound) first = query + head.left - place.key;
+    } else {
+      const int32_t key = place.key + 8 * row;
+      last = key < head.keys ? head.queries - place.query : 0;
+      if constexpr (kFeatures.right_bound) first = key - head.right - place.query;
+      if constexpr (kFeatures.left_bound) last = least(last, key - head.left + 1 - place.query);
+    }
+#pragma unroll
+    for (int word = 0; word < Kept<kCount>::kWords; ++word) {
+      kept.words[row][word] = bits_below(last, word) & ~bits_below(first, word);
+    }
+  }
+  return kept;
+}
+
+// Rows beyond the tensors become the last ones.
+template <Rows kRows, int kCount>
+__device__ __forceinline__ void keep_equal_segments(Kept<kCount>& kept, const ScoreArguments& arguments,
+                                                    const Head& head, Place place) {
+  const SegmentIds& query_ids = arguments.query_segments;
+  const SegmentIds& key_ids = arguments.key_segments;
+  const int64_t tensor = arguments.query_offsets != nullptr ? 0 : head.batch;  // packed tensors have one batch
+  const int32_t* queries = query_ids.ids + tensor * query_ids.batch + head.first_query * query_ids.row;
+  const int32_t* keys = key_ids.ids + tensor * key_ids.batch + head.first_key * key_ids.row;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int32_t query = least(place.query + query_step<kRows>(i), head.queries - 1);
+    const int32_t key = least(place.key + key_step<kRows>(i), head.keys - 1);
+    const int32_t id = queries[query * query_ids.row];
+    if (id != keys[key * key_ids.row] || id == -1) kept.clear(i);
+  }
+}
+
+template <Rows kRows, int kCount>
+__device__ __forceinline__ void keep_by_mask(Kept<kCount>& kept, const ScoreArguments& arguments, const Head& head,
+                                             Place place) {
+  const ScoreTensor& mask = arguments.mask;
+  const uint8_t* base = static_cast<const uint8_t*>(mask.data) + head.batch * mask.batch + head.head * mask.head;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int32_t query = least(place.query + query_step<kRows>(i), arguments.queries - 1);
+    const int32_t key = least(place.key + key_step<kRows>(i), arguments.keys - 1);
+    if (base[query * mask.query + key * mask.key] == 0) kept.clear(i);
+  }
+}
+
+// Of an edge tile. `skips_program`: a full block of a list has answered for mask_mod.
+template <Features kFeatures, Rows kRows, int kCount>
+__device__ __forceinline__ Kept<kCount> kept_scores(const ScoreArguments& arguments, const Head& head, Place place,
+                                                    bool skips_program) {
+  Kept<kCount> kept = kept_in_bounds<kFeatures, kRows, kCount>(head, place);
+  if constexpr (kFeatures.segments) keep_equal_segments<kRows>(kept, arguments, head, place);
+  if constexpr (kFeatures.mask) keep_by_mask<kRows>(kept, arguments, head, place);
+  if constexpr (kFeatures.mask_mod) {
+    if (!kFeatures.blocks || !skips_program) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const Place at{place.query + query_step<kRows>(i), place.key + key_step<kRows>(i)};
+        if (!mask_program(arguments, head, at)) kept.clear(i);
+      }
+    }
+  }
+  return kept;
+}
+
+template <int kCount>
+__device__ __forceinline__ void hide(float (&values)[kCount], const Kept<kCount>& kept, float hidden) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) values[i] = kept.at(i) ? values[i] : hidden;
+}
+
+// What a kernel reads once of its dropout, for each head.
+struct DropoutKey {
+  uint64_t seed, offset;
+  uint32_t head;
+  uint32_t threshold;
+};
+template <Features kFeatures>
+__device__ __forceinline__ DropoutKey load_dropout(const ScoreArguments& arguments, const Head& head) {
+  if constexpr (!kFeatures.dropout) return {};
+  return {static_cast<uint64_t>(arguments.seed[0]), static_cast<uint64_t>(arguments.seed[1]),
+          static_cast<uint32_t>(head.batch * arguments.heads + head.head), arguments.dropout_threshold};
+}
+
+// Four bytes, each at least the threshold or not, as four bits.
+__device__ __forceinline__ uint32_t bytes_kept(uint32_t bytes, uint32_t threshold) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) bits |= (bytes >> 8 * i & 0xff) >= threshold ? 1u << i : 0u;
+  return bits;
+}
+
+// A call of Philox for eight scores: a 16x16 square has one block for each (query / 2 % 4, key / 2 % 4), and a thread
+// holds the two rows of it that its lane's parity names.
+template <Rows kRows, int kCount>
+__device__ __forceinline__ Kept<kCount> kept_by_dropout(const DropoutKey& dropout, Place place) {
+  Kept<kCount> kept{};
+  const uint32_t odd = static_cast<uint32_t>(kRows == Rows::kQueries ? place.query : place.key) % 2;
+  const uint32_t query_block = dropout_block_index(static_cast<uint32_t>(place.query));
+  const uint32_t key_block = dropout_block_index(static_cast<uint32_t>(place.key));
+#pragma unroll
+  for (int square = 0; square < kCount / 8; ++square) {  // of 16 columns
+    const uint32_t step = static_cast<uint32_t>(square) * 4;
+    const PhiloxBlock block =
+        dropout_block(dropout.seed, dropout.offset, dropout.head, query_block + (kRows == Rows::kKeys ? step : 0),
+                      key_block + (kRows == Rows::kQueries ? step : 0));
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      uint32_t bits = 0;
+      if constexpr (kRows == Rows::kQueries) {
+        bits = bytes_kept(odd != 0 ? block.words[2 * row + 1] : block.words[2 * row], dropout.threshold);
+      } else {
+        const uint32_t shift = 8 * (2 * row + odd);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bits |= (block.words[i] >> shift & 0xff) >= dropout.threshold ? 1u << i : 0u;
+      }
+      kept.words[row][square / 8] |= bits << square % 8 * 4;
+    }
+  }
+  return kept;
+}
+
+}  // namespace kernel_pytorch::attention

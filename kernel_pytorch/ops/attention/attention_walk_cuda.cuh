@@ -1,0 +1,166 @@
+// Which tiles a block of queries (or of keys) has to visit, in order, and which of them need their conditions asked.
+// The same for every kernel: from bounds and lengths, from ranges of segment ids, or from lists of tiles.
+#pragma once
+
+#include "kernel_pytorch/ops/attention/attention_cuda.h"
+
+namespace kernel_pytorch::attention {
+
+template <Features kFeatures>
+__device__ __forceinline__ Head load_head(const ScoreArguments& arguments, int32_t batch, int32_t head) {
+  Head result{};
+  result.batch = batch;
+  result.head = head;
+  result.queries = arguments.queries;
+  result.keys = arguments.keys;
+  if constexpr (kFeatures.packed) {
+    const int32_t first_query = arguments.query_offsets[batch], first_key = arguments.key_offsets[batch];
+    result.queries = least(arguments.query_offsets[batch + 1] - first_query, arguments.queries);
+    result.keys = least(arguments.key_offsets[batch + 1] - first_key, arguments.keys);
+    result.first_query = first_query;
+    result.first_key = first_key;
+  }
+  if constexpr (kFeatures.key_lengths) {
+    const int32_t length = arguments.key_lengths[batch * arguments.key_lengths_stride];
+    result.keys = greatest(0, least(result.keys, length));
+  }
+  result.offset = arguments.has_offset ? arguments.offset : result.keys - result.queries;
+  result.left = result.offset + arguments.left;
+  result.right = result.offset + arguments.right;
+  if constexpr (kFeatures.alibi) {
+    const ScoreTensor& slopes = arguments.alibi_slopes;
+    result.slope = kLog2e * static_cast<const float*>(slopes.data)[batch * slopes.batch + head * slopes.head];
+  }
+  return result;
+}
+
+struct IdRange {
+  int32_t low, high;
+};
+
+// Of the ids of rows [first, first + rows), or more of them.
+__device__ __forceinline__ IdRange segment_range(const SegmentIds& segments, int32_t batch, int32_t first, int32_t rows,
+                                                 int32_t total) {
+  const int32_t* ranges = segments.ranges + batch * segments.ranges_batch;
+  const int32_t last = (least(first + rows, total) - 1) / kSegmentRangeRows;
+  IdRange range{0x7fffffff, static_cast<int32_t>(0x80000000)};
+  for (int32_t block = first / kSegmentRangeRows; block <= last; ++block) {
+    range.low = least(range.low, ranges[2 * block]);
+    range.high = greatest(range.high, ranges[2 * block + 1]);
+  }
+  return range;
+}
+
+struct Step {
+  int32_t first;       // key or query at which the tile begins
+  bool is_edge;        // conditions must be asked
+  bool skips_program;  // all but mask_mod, which a full block answers
+};
+
+// kOverKeys: the tiles of keys that kRows queries from `first` see, last tile first. Else the tiles of queries that see
+// kRows keys, first tile first. Made by all threads of a warp together.
+template <Features kFeatures, bool kOverKeys, int kRows, int kColumns>
+class Walk {
+ public:
+  __device__ __forceinline__ Walk(const ScoreArguments& arguments, const Head& head, int32_t first)
+      : arguments_(arguments), head_(head) {
+    const int32_t rows = least(kRows, (kOverKeys ? head.queries : head.keys) - first);
+    range_ = kOverKeys ? keys_of_queries(kFeatures, head, first, first + rows)
+                       : queries_of_keys(kFeatures, head, first, first + rows);
+    if constexpr (kFeatures.blocks) {
+      find_lists(first / lists().rows);
+    } else {
+      first_tile_ = range_.first / kColumns;
+      last_tile_ = (range_.last + kColumns - 1) / kColumns;
+      if (range_.first >= range_.last) last_tile_ = first_tile_;
+      if constexpr (kFeatures.segments && !kFeatures.packed) {
+        rows_range_ = segment_range(kOverKeys ? arguments.query_segments : arguments.key_segments, head.batch, first,
+                                    rows, kOverKeys ? head.queries : head.keys);
+        trim();
+      }
+      count_ = last_tile_ - first_tile_;
+    }
+  }
+
+  __device__ __forceinline__ int32_t count() const { return count_; }
+
+  __device__ __forceinline__ Step at(int32_t i) const {
+    Step step{};
+    if constexpr (kFeatures.blocks) {
+      const int32_t tiles = lists().columns / kColumns, place = i / tiles;
+      step.skips_program = place >= partial_count_;
+      const int64_t stride = (step.skips_program ? lists().full : lists().partial).blocks_place;
+      const int32_t block = step.skips_program ? full_[(place - partial_count_) * stride] : partial_[place * stride];
+      step.first = block * lists().columns + i % tiles * kColumns;
+    } else {
+      step.first = (kOverKeys ? last_tile_ - 1 - i : first_tile_ + i) * kColumns;
+    }
+    step.is_edge = is_edge(step.first, step.skips_program);
+    return step;
+  }
+
+ private:
+  __device__ __forceinline__ const BlockLists& lists() const {
+    return kOverKeys ? arguments_.key_blocks : arguments_.query_blocks;
+  }
+  __device__ __forceinline__ int32_t columns() const { return kOverKeys ? head_.keys : head_.queries; }
+  __device__ __forceinline__ const SegmentIds& column_segments() const {
+    return kOverKeys ? arguments_.key_segments : arguments_.query_segments;
+  }
+
+  __device__ __forceinline__ bool is_edge(int32_t first, bool skips_program) const {
+    if constexpr (masks_every_tile(kFeatures)) return true;
+    if (kFeatures.mask_mod && !skips_program) return true;
+    if (first < range_.whole_first || first + kColumns > range_.whole_last) return true;
+    if constexpr (kFeatures.segments) {
+      if constexpr (kFeatures.packed || kFeatures.blocks) return true;
+      const IdRange ids = segment_range(column_segments(), head_.batch, first, kColumns, columns());
+      return ids.low != ids.high || rows_range_.low != rows_range_.high || ids.low != rows_range_.low || ids.low == -1;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ void find_lists(int32_t row) {
+    partial_ = list_of(lists().partial, row, partial_count_);
+    int32_t full_count = 0;
+    if (lists().full.counts != nullptr) full_ = list_of(lists().full, row, full_count);
+    count_ = (partial_count_ + full_count) * (lists().columns / kColumns);
+    if (range_.first >= range_.last) count_ = 0;
+  }
+  __device__ __forceinline__ const int32_t* list_of(const BlockIndex& index, int32_t row, int32_t& count) const {
+    count = index.counts[head_.batch * index.counts_batch + head_.head * index.counts_head + row * index.counts_row];
+    return index.blocks + (head_.batch * index.blocks_batch + head_.head * index.blocks_head + row * index.blocks_row);
+  }
+
+  // Leaves out tiles at both ends whose ids meet none of the rows' (32 tiles at a time, one by each lane).
+  __device__ __forceinline__ void trim() {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+    while (first_tile_ < last_tile_) {
+      const uint32_t meet = __ballot_sync(0xffffffffu, meets(first_tile_ + lane));
+      first_tile_ = least(last_tile_, first_tile_ + (meet == 0 ? 32 : __ffs(static_cast<int>(meet)) - 1));
+      if (meet != 0) break;
+    }
+    while (first_tile_ < last_tile_) {
+      const uint32_t meet = __ballot_sync(0xffffffffu, meets(last_tile_ - 1 - lane));
+      last_tile_ = greatest(first_tile_, last_tile_ - (meet == 0 ? 32 : __ffs(static_cast<int>(meet)) - 1));
+      if (meet != 0) break;
+    }
+  }
+  __device__ __forceinline__ bool meets(int32_t tile) const {
+    if (tile < first_tile_ || tile >= last_tile_) return false;
+    const IdRange ids = segment_range(column_segments(), head_.batch, tile * kColumns, kColumns, columns());
+    return ids.low <= rows_range_.high && rows_range_.low <= ids.high;
+  }
+
+  const ScoreArguments& arguments_;
+  const Head& head_;
+  TileRange range_;
+  int32_t count_ = 0;
+  int32_t first_tile_ = 0, last_tile_ = 0;
+  IdRange rows_range_{};
+  const int32_t* partial_ = nullptr;
+  const int32_t* full_ = nullptr;
+  int32_t partial_count_ = 0;
+};
+
+}  // namespace kernel_pytorch::attention
