@@ -127,6 +127,13 @@ __device__ __forceinline__ void st_global_l2_cache_hint_v4(void* address, Word4 
                : "memory");
 }
 
+// sm_90. Adds four floats in one transaction; the order among threads is not fixed.
+__device__ __forceinline__ void red_global_add_v4_f32(float* address, float x, float y, float z, float w) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x), "f"(y), "f"(z),
+               "f"(w)
+               : "memory");
+}
+
 // sm_20
 __device__ __forceinline__ Word4 ld_shared_v4(uint32_t address) {
   Word4 value;

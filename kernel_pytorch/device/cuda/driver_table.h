@@ -66,62 +66,71 @@ enum FunctionAttribute : int {
   kMaximumDynamicSharedBytes = 8,
   kNonPortableClusterSizeAllowed = 14,
 };
+enum class TensorMapType : int { kFloat16 = 6, kBFloat16 = 9 };
+enum class TensorMapInterleave : int { kNone = 0 };
+enum class TensorMapSwizzle : int { k128Bytes = 3 };
+enum class TensorMapPromotion : int { k256Bytes = 3 };
+enum class TensorMapFill : int { kZeros = 0 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 
 // X(member, symbol, parameters): one row per function; symbols carry the version whose parameters are written here.
-#define KP_DRIVER_FUNCTIONS(X)                                                                                     \
-  X(init, "cuInit", (unsigned flags))                                                                              \
-  X(driver_version, "cuDriverGetVersion", (int* version))                                                          \
-  X(error_name, "cuGetErrorName", (Result result, const char** text))                                              \
-  X(error_string, "cuGetErrorString", (Result result, const char** text))                                          \
-  X(device_count, "cuDeviceGetCount", (int* count))                                                                \
-  X(device_get, "cuDeviceGet", (int* device, int ordinal))                                                         \
-  X(device_name, "cuDeviceGetName", (char* name, int length, int device))                                          \
-  X(device_total_memory, "cuDeviceTotalMem_v2", (size_t * bytes, int device))                                      \
-  X(device_attribute, "cuDeviceGetAttribute", (int* value, DeviceAttribute attribute, int device))                 \
-  X(primary_context_retain, "cuDevicePrimaryCtxRetain", (CUctx_st * *context, int device))                         \
-  X(context_current, "cuCtxGetCurrent", (CUctx_st * *context))                                                     \
-  X(context_push, "cuCtxPushCurrent_v2", (CUctx_st * context))                                                     \
-  X(context_pop, "cuCtxPopCurrent_v2", (CUctx_st * *context))                                                      \
-  X(library_load_data, "cuLibraryLoadData",                                                                        \
-    (CUlib_st * *library, const void* code, int* jit_options, void** jit_values, unsigned jit_count,               \
-     int* library_options, void** library_values, unsigned library_count))                                         \
-  X(library_unload, "cuLibraryUnload", (CUlib_st * library))                                                       \
-  X(library_kernel, "cuLibraryGetKernel", (CUkern_st * *kernel, CUlib_st * library, const char* name))             \
-  X(kernel_function, "cuKernelGetFunction", (CUfunc_st * *function, CUkern_st * kernel))                           \
-  X(kernel_attribute, "cuKernelGetAttribute",                                                                      \
-    (int* value, FunctionAttribute attribute, CUkern_st* kernel, int device))                                      \
-  X(kernel_set_attribute, "cuKernelSetAttribute",                                                                  \
-    (FunctionAttribute attribute, int value, CUkern_st* kernel, int device))                                       \
-  X(launch_kernel, "cuLaunchKernelEx",                                                                             \
-    (const LaunchConfiguration* configuration, CUfunc_st* function, void** arguments, void** extra))               \
-  X(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                                                      \
-    (int* blocks, CUfunc_st* function, int block_threads, size_t shared_bytes))                                    \
-  X(memory_allocate, "cuMemAlloc_v2", (DeviceAddress * address, size_t bytes))                                     \
-  X(memory_free, "cuMemFree_v2", (DeviceAddress address))                                                          \
-  X(memory_info, "cuMemGetInfo_v2", (size_t * free_bytes, size_t * total_bytes))                                   \
-  X(copy_to_device, "cuMemcpyHtoDAsync_v2",                                                                        \
-    (DeviceAddress target, const void* source, size_t bytes, CUstream_st* stream))                                 \
-  X(copy_to_host, "cuMemcpyDtoHAsync_v2", (void* target, DeviceAddress source, size_t bytes, CUstream_st* stream)) \
-  X(copy_on_device, "cuMemcpyDtoDAsync_v2",                                                                        \
-    (DeviceAddress target, DeviceAddress source, size_t bytes, CUstream_st * stream))                              \
-  X(fill_bytes, "cuMemsetD8Async", (DeviceAddress target, unsigned char value, size_t count, CUstream_st* stream)) \
-  X(stream_create, "cuStreamCreate", (CUstream_st * *stream, unsigned flags))                                      \
-  X(stream_destroy, "cuStreamDestroy_v2", (CUstream_st * stream))                                                  \
-  X(stream_synchronize, "cuStreamSynchronize", (CUstream_st * stream))                                             \
-  X(stream_is_capturing, "cuStreamIsCapturing", (CUstream_st * stream, int* status))                               \
-  X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (CaptureMode * mode))                              \
-  X(stream_begin_capture, "cuStreamBeginCapture_v2", (CUstream_st * stream, CaptureMode mode))                     \
-  X(stream_end_capture, "cuStreamEndCapture", (CUstream_st * stream, CUgraph_st * *graph))                         \
-  X(graph_instantiate, "cuGraphInstantiateWithFlags",                                                              \
-    (CUgraphExec_st * *executable, CUgraph_st * graph, unsigned long long flags))                                  \
-  X(graph_launch, "cuGraphLaunch", (CUgraphExec_st * executable, CUstream_st * stream))                            \
-  X(graph_destroy, "cuGraphDestroy", (CUgraph_st * graph))                                                         \
-  X(graph_executable_destroy, "cuGraphExecDestroy", (CUgraphExec_st * executable))                                 \
-  X(event_create, "cuEventCreate", (CUevent_st * *event, unsigned flags))                                          \
-  X(event_destroy, "cuEventDestroy_v2", (CUevent_st * event))                                                      \
-  X(event_record, "cuEventRecord", (CUevent_st * event, CUstream_st * stream))                                     \
-  X(event_synchronize, "cuEventSynchronize", (CUevent_st * event))                                                 \
+#define KP_DRIVER_FUNCTIONS(X)                                                                                         \
+  X(init, "cuInit", (unsigned flags))                                                                                  \
+  X(driver_version, "cuDriverGetVersion", (int* version))                                                              \
+  X(error_name, "cuGetErrorName", (Result result, const char** text))                                                  \
+  X(error_string, "cuGetErrorString", (Result result, const char** text))                                              \
+  X(device_count, "cuDeviceGetCount", (int* count))                                                                    \
+  X(device_get, "cuDeviceGet", (int* device, int ordinal))                                                             \
+  X(device_name, "cuDeviceGetName", (char* name, int length, int device))                                              \
+  X(device_total_memory, "cuDeviceTotalMem_v2", (size_t * bytes, int device))                                          \
+  X(device_attribute, "cuDeviceGetAttribute", (int* value, DeviceAttribute attribute, int device))                     \
+  X(primary_context_retain, "cuDevicePrimaryCtxRetain", (CUctx_st * *context, int device))                             \
+  X(context_current, "cuCtxGetCurrent", (CUctx_st * *context))                                                         \
+  X(context_push, "cuCtxPushCurrent_v2", (CUctx_st * context))                                                         \
+  X(context_pop, "cuCtxPopCurrent_v2", (CUctx_st * *context))                                                          \
+  X(library_load_data, "cuLibraryLoadData",                                                                            \
+    (CUlib_st * *library, const void* code, int* jit_options, void** jit_values, unsigned jit_count,                   \
+     int* library_options, void** library_values, unsigned library_count))                                             \
+  X(library_unload, "cuLibraryUnload", (CUlib_st * library))                                                           \
+  X(library_kernel, "cuLibraryGetKernel", (CUkern_st * *kernel, CUlib_st * library, const char* name))                 \
+  X(kernel_function, "cuKernelGetFunction", (CUfunc_st * *function, CUkern_st * kernel))                               \
+  X(kernel_attribute, "cuKernelGetAttribute",                                                                          \
+    (int* value, FunctionAttribute attribute, CUkern_st* kernel, int device))                                          \
+  X(kernel_set_attribute, "cuKernelSetAttribute",                                                                      \
+    (FunctionAttribute attribute, int value, CUkern_st* kernel, int device))                                           \
+  X(launch_kernel, "cuLaunchKernelEx",                                                                                 \
+    (const LaunchConfiguration* configuration, CUfunc_st* function, void** arguments, void** extra))                   \
+  X(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                                                          \
+    (int* blocks, CUfunc_st* function, int block_threads, size_t shared_bytes))                                        \
+  X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                                       \
+    (uint64_t * map, TensorMapType type, unsigned rank, void* address, const uint64_t* sizes, const uint64_t* strides, \
+     const unsigned* box, const unsigned* element_strides, TensorMapInterleave interleave, TensorMapSwizzle swizzle,   \
+     TensorMapPromotion promotion, TensorMapFill fill))                                                                \
+  X(memory_allocate, "cuMemAlloc_v2", (DeviceAddress * address, size_t bytes))                                         \
+  X(memory_free, "cuMemFree_v2", (DeviceAddress address))                                                              \
+  X(memory_info, "cuMemGetInfo_v2", (size_t * free_bytes, size_t * total_bytes))                                       \
+  X(copy_to_device, "cuMemcpyHtoDAsync_v2",                                                                            \
+    (DeviceAddress target, const void* source, size_t bytes, CUstream_st* stream))                                     \
+  X(copy_to_host, "cuMemcpyDtoHAsync_v2", (void* target, DeviceAddress source, size_t bytes, CUstream_st* stream))     \
+  X(copy_on_device, "cuMemcpyDtoDAsync_v2",                                                                            \
+    (DeviceAddress target, DeviceAddress source, size_t bytes, CUstream_st * stream))                                  \
+  X(fill_bytes, "cuMemsetD8Async", (DeviceAddress target, unsigned char value, size_t count, CUstream_st* stream))     \
+  X(stream_create, "cuStreamCreate", (CUstream_st * *stream, unsigned flags))                                          \
+  X(stream_destroy, "cuStreamDestroy_v2", (CUstream_st * stream))                                                      \
+  X(stream_synchronize, "cuStreamSynchronize", (CUstream_st * stream))                                                 \
+  X(stream_is_capturing, "cuStreamIsCapturing", (CUstream_st * stream, int* status))                                   \
+  X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (CaptureMode * mode))                                  \
+  X(stream_begin_capture, "cuStreamBeginCapture_v2", (CUstream_st * stream, CaptureMode mode))                         \
+  X(stream_end_capture, "cuStreamEndCapture", (CUstream_st * stream, CUgraph_st * *graph))                             \
+  X(graph_instantiate, "cuGraphInstantiateWithFlags",                                                                  \
+    (CUgraphExec_st * *executable, CUgraph_st * graph, unsigned long long flags))                                      \
+  X(graph_launch, "cuGraphLaunch", (CUgraphExec_st * executable, CUstream_st * stream))                                \
+  X(graph_destroy, "cuGraphDestroy", (CUgraph_st * graph))                                                             \
+  X(graph_executable_destroy, "cuGraphExecDestroy", (CUgraphExec_st * executable))                                     \
+  X(event_create, "cuEventCreate", (CUevent_st * *event, unsigned flags))                                              \
+  X(event_destroy, "cuEventDestroy_v2", (CUevent_st * event))                                                          \
+  X(event_record, "cuEventRecord", (CUevent_st * event, CUstream_st * stream))                                         \
+  X(event_synchronize, "cuEventSynchronize", (CUevent_st * event))                                                     \
   X(event_elapsed, "cuEventElapsedTime", (float* milliseconds, CUevent_st* start, CUevent_st* end))
 
 struct DriverTable {
