@@ -108,7 +108,7 @@ std::optional<CubinFile> read_checked(const std::string& path, const std::string
 
 std::string content_key(const DeviceCode& code, const std::string& architecture) {
   Fnv128 hash;
-  hash.add_number(kCubinFormatVersion).add_part(closure_of(code.source).hash).add_part(code.entry);
+  hash.add_number(kCubinFormatVersion).add_part(closure_of(code).hash).add_part(code.entry);
   for (const std::string& option : compile_options(architecture)) hash.add_part(option);
   return hash.hex();
 }

@@ -20,7 +20,7 @@ using testing::scale_code;
 TEST(Sources, AClosureHoldsTheSourceFirstThenItsIncludesByPath) {
   const SourceClosure& closure = closure_of(kProbeSource);
   std::vector<std::string_view> paths;
-  for (const EmbeddedSource* file : closure.files) paths.push_back(file->path);
+  for (const EmbeddedSource& file : closure.files) paths.push_back(file.path);
   EXPECT_EQ(paths, (std::vector<std::string_view>{kProbeSource, "kernel_pytorch/base/fixed_width.h",
                                                   "kernel_pytorch/jit/jit_probe_cuda.h"}));
   EXPECT_EQ(closure.hash.size(), 32u);
@@ -36,7 +36,7 @@ TEST(Sources, EveryEmbeddedIncludeIsEmbedded) {
     for (size_t at = 0; (at = source.text.find("\n#include", at)) != std::string_view::npos; ++at) {
       const std::string_view line = source.text.substr(at + 1, source.text.find('\n', at + 1) - at - 1);
       const std::string_view path = line.substr(10, line.rfind('"') - 10);
-      bool found = false;
+      bool found = path == kGeneratedPath;
       for (const EmbeddedSource& other : embedded_sources()) found |= other.path == path;
       EXPECT_TRUE(found) << source.path << ": " << line;
     }
@@ -122,6 +122,34 @@ TEST_F(Jit, ErrorsNameTheEntryTheArchitectureAndTheLine) {
   EXPECT_NE(message.find("has no member \"no_such_kernel\""), std::string::npos) << message;
   const std::string too_old = error_of([] { compile(scale_code("float", 128, 0, 90), "sm_80"); });
   EXPECT_NE(too_old.find("needs sm_90"), std::string::npos) << too_old;
+}
+
+DeviceCode change_code(const std::string& value) {
+  return {.source = "kernel_pytorch/jit/jit_generated_probe.cuh",
+          .entry = "kernel_pytorch::jit_probe::change_each",
+          .generated = concat("#include \"kernel_pytorch/cuda/ptx/math.cuh\"\nnamespace kernel_pytorch::generated {\n",
+                              "__device__ float change(float x) { return ", value, "; }\n}\n")};
+}
+
+TEST(ContentKey, DependsOnTheGeneratedText) {
+  EXPECT_EQ(content_key(change_code("x + x"), "sm_90"), content_key(change_code("x + x"), "sm_90"));
+  EXPECT_NE(content_key(change_code("x + x"), "sm_90"), content_key(change_code("x * x"), "sm_90"));
+  DeviceCode unread = scale_code("float", 64, 7);
+  unread.generated = "int unread;";
+  EXPECT_NE(error_of([&] { content_key(unread, "sm_90"); }).find("does not include"), std::string::npos);
+}
+
+TEST_F(Jit, AGeneratedTextIsCompiledWithTheSourceThatIncludesIt) {
+  const DeviceCode code = change_code("ptx::ex2_approx_ftz_f32(x)");  // reached through the text's own include
+  const CompiledKernel kernel = compile(code, "sm_90");
+  EXPECT_NE(kernel.cubin, compile(change_code("x"), "sm_90").cubin);
+  const int64_t before = compile_count();
+  const std::string cubin = obtain_cubin(code, "sm_90").cubin;
+  EXPECT_EQ(obtain_cubin(code, "sm_90").cubin, cubin);
+  EXPECT_NE(obtain_cubin(change_code("x - 1"), "sm_90").cubin, cubin);
+  EXPECT_EQ(compile_count() - before, 2);
+  const std::string message = error_of([] { compile(change_code("y"), "sm_90"); });
+  EXPECT_NE(message.find("kernel_pytorch/generated.cuh(3)"), std::string::npos) << message;
 }
 
 TEST_F(Jit, ACachedKernelIsNotCompiledAgain) {

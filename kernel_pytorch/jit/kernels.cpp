@@ -43,15 +43,17 @@ class SlotTable {
 struct KernelLookup {
   std::string_view source;
   std::string_view entry;
+  std::string_view generated;
   int device_index;
 };
 
 struct KernelKey {
   explicit KernelKey(const KernelLookup& lookup)
-      : source(lookup.source), entry(lookup.entry), device_index(lookup.device_index) {}
-  operator KernelLookup() const { return {source, entry, device_index}; }
+      : source(lookup.source), entry(lookup.entry), generated(lookup.generated), device_index(lookup.device_index) {}
+  operator KernelLookup() const { return {source, entry, generated, device_index}; }
   std::string source;
   std::string entry;
+  std::string generated;
   int device_index;
 };
 
@@ -62,6 +64,7 @@ struct KernelHash {
     HashMixer mixer;
     mixer.add(text(key.entry));
     mixer.add(text(key.source));
+    if (!key.generated.empty()) mixer.add(text(key.generated));
     mixer.add(static_cast<uint64_t>(key.device_index));
     return mixer.value();
   }
@@ -70,7 +73,7 @@ struct KernelHash {
 struct KernelEqual {
   using is_transparent = void;
   bool operator()(const KernelLookup& a, const KernelLookup& b) const {
-    return a.device_index == b.device_index && a.entry == b.entry && a.source == b.source;
+    return a.device_index == b.device_index && a.entry == b.entry && a.source == b.source && a.generated == b.generated;
   }
 };
 
@@ -104,7 +107,7 @@ CUkern_st* load_kernel(const DeviceCode& code, const std::string& architecture) 
 
 CUkern_st* get_kernel(const DeviceCode& code, const DeviceInfo& device, void* stream) {
   static KernelTable* kernels = new KernelTable;
-  KernelSlot& slot = kernels->find_or_add(KernelLookup{code.source, code.entry, device.device.index});
+  KernelSlot& slot = kernels->find_or_add(KernelLookup{code.source, code.entry, code.generated, device.device.index});
   if (CUkern_st* kernel = slot.kernel.load(std::memory_order_acquire)) return kernel;
   const std::lock_guard lock(slot.mutex);
   if (CUkern_st* kernel = slot.kernel.load(std::memory_order_acquire)) return kernel;

@@ -69,9 +69,9 @@ class Program {
       : nvrtc_(nvrtc), entry_(entry) {
     std::vector<std::string> texts, names;
     std::vector<const char*> text_pointers, name_pointers;
-    for (const EmbeddedSource* file : closure.files) {
-      texts.emplace_back(file->text);
-      names.emplace_back(file->path);
+    for (const EmbeddedSource& file : closure.files) {
+      texts.emplace_back(file.text);
+      names.emplace_back(file.path);
     }
     for (size_t i = 1; i < texts.size(); ++i) {
       text_pointers.push_back(texts[i].c_str());
@@ -151,7 +151,7 @@ std::vector<std::string> compile_options(const std::string& architecture) {
 }
 
 CompiledKernel run_nvrtc(const DeviceCode& code, const std::string& architecture) {
-  const SourceClosure& closure = closure_of(code.source);
+  const SourceClosure closure = closure_of(code);
   KP_CHECK(capability_of(architecture) >= code.minimum_capability, "jit: ", code.entry, " needs sm_",
            code.minimum_capability, " or later and is to be compiled for ", architecture);
   const NvrtcLibrary& nvrtc = require_nvrtc();

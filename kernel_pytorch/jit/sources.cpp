@@ -35,23 +35,25 @@ std::vector<std::string_view> quoted_includes(std::string_view text) {
   return paths;
 }
 
-SourceClosure make_closure(const std::string& path) {
+bool holds(const std::vector<EmbeddedSource>& files, std::string_view path) {
+  return std::any_of(files.begin(), files.end(), [&](const EmbeddedSource& file) { return file.path == path; });
+}
+
+SourceClosure make_closure(const std::string& path, const EmbeddedSource* generated = nullptr) {
   const EmbeddedSource* root = find_source(path);
   KP_INTERNAL_CHECK(root != nullptr, "jit: ", path,
                     " is not among the embedded device sources; its name must end in .cuh or _cuda.h");
-  SourceClosure closure{{root}, "", 0};
+  SourceClosure closure{{*root}, "", 0};
   for (size_t i = 0; i < closure.files.size(); ++i) {
-    for (std::string_view include : quoted_includes(closure.files[i]->text)) {
-      const EmbeddedSource* found = find_source(include);
-      if (found != nullptr && std::find(closure.files.begin(), closure.files.end(), found) == closure.files.end()) {
-        closure.files.push_back(found);
-      }
+    for (std::string_view include : quoted_includes(closure.files[i].text)) {
+      const EmbeddedSource* found = include == kGeneratedPath ? generated : find_source(include);
+      if (found != nullptr && !holds(closure.files, include)) closure.files.push_back(*found);
     }
   }
   std::sort(closure.files.begin() + 1, closure.files.end(),
-            [](const EmbeddedSource* a, const EmbeddedSource* b) { return a->path < b->path; });
+            [](const EmbeddedSource& a, const EmbeddedSource& b) { return a.path < b.path; });
   Fnv128 hash;
-  for (const EmbeddedSource* file : closure.files) hash.add_part(file->path).add_part(file->text);
+  for (const EmbeddedSource& file : closure.files) hash.add_part(file.path).add_part(file.text);
   closure.hash = hash.hex();
   closure.short_hash = hash.low64();
   return closure;
@@ -66,6 +68,15 @@ const SourceClosure& closure_of(const std::string& path) {
   std::unique_ptr<const SourceClosure>& slot = (*known)[path];
   if (slot == nullptr) slot = std::make_unique<const SourceClosure>(make_closure(path));
   return *slot;
+}
+
+SourceClosure closure_of(const DeviceCode& code) {
+  if (code.generated.empty()) return closure_of(code.source);
+  const EmbeddedSource generated{kGeneratedPath, code.generated};
+  SourceClosure closure = make_closure(code.source, &generated);
+  KP_INTERNAL_CHECK(holds(closure.files, kGeneratedPath), "jit: ", code.source, " has a generated text and does not ",
+                    "include \"", kGeneratedPath, "\"");
+  return closure;
 }
 
 uint64_t source_hash(const std::string& source) {

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kernel_pytorch/device/device_code.h"
+
 namespace kernel_pytorch::jit {
 
 struct EmbeddedSource {
@@ -17,14 +19,20 @@ struct EmbeddedSource {
 
 std::span<const EmbeddedSource> embedded_sources();
 
+// The one file that is not embedded: DeviceCode::generated stands behind this name.
+inline constexpr std::string_view kGeneratedPath = "kernel_pytorch/generated.cuh";
+
 // A source and everything it reaches by #include "...", itself first, the rest by path. Throws kInternal for a path
 // that is not embedded; a quoted include that is not embedded is left out (it sits in a host-only branch, or NVRTC
-// will name it). The reference stays valid for good.
+// will name it).
 struct SourceClosure {
-  std::vector<const EmbeddedSource*> files;
+  std::vector<EmbeddedSource> files;
   std::string hash;     // of every path and text, 32 hex digits
   uint64_t short_hash;  // the same in 64 bits
 };
+// The reference stays valid for good.
 const SourceClosure& closure_of(const std::string& path);
+// With the generated text, of which it holds a view: valid as long as `code`.
+SourceClosure closure_of(const DeviceCode& code);
 
 }  // namespace kernel_pytorch::jit
