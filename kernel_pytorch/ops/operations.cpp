@@ -2,6 +2,7 @@
 
 #include "kernel_pytorch/ops/activation/operation.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
+#include "kernel_pytorch/ops/attention/operation.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
 #include "kernel_pytorch/ops/dropout/operation.h"
 #include "kernel_pytorch/ops/embedding/operation.h"
@@ -42,6 +43,8 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(mean_pooling::kChunkForward),
       registry::erase(mean_pooling::kChunkBackward),
       registry::erase(rope::kRotate),
+      registry::erase(attention::kForward),
+      registry::erase(attention::kBackward),
       // clang-format on
   };
   return *all;

@@ -44,6 +44,7 @@ class KP_EXPORT AnyProblem {
   virtual std::vector<ProblemTensor> tensors() const = 0;
   virtual std::unique_ptr<AnyProblem> with_memory(const DeviceInfo& device, std::span<void* const> memory) const = 0;
   virtual std::unique_ptr<AnyProblem> shrink(int64_t elements) const = 0;
+  virtual void settle() const = 0;  // its inputs, which are in host memory
 };
 
 // Looks at a problem that somebody else keeps.
@@ -85,6 +86,9 @@ class BorrowedProblem : public AnyProblem {
   std::vector<ProblemTensor> tensors() const final;
   std::unique_ptr<AnyProblem> with_memory(const DeviceInfo& device, std::span<void* const> memory) const final;
   std::unique_ptr<AnyProblem> shrink(int64_t elements) const final;
+  void settle() const final {
+    if (operation_.settle != nullptr) operation_.settle(problem_);
+  }
 
  private:
   const Operation<Problem>& operation_;

@@ -100,8 +100,10 @@ struct Operation {
   // Calls visit(state, name, role, view) for each tensor that is present; the visitor may set view.data.
   void (*visit_tensors)(Problem&, TensorVisitor visit, void* state) = nullptr;
   Filling (*filling)(const Problem&, std::string_view tensor) = nullptr;  // null: floats are normal, integers below 8
-  Problem (*make)(const ProblemRequest&) = nullptr;                       // views without data; throws on bad words
-  Problem (*shrink)(const Problem&, int64_t elements) = nullptr;          // the same kind of problem, fewer rows
+  // Inputs of a trial that must agree with each other, made so in host memory after it was filled; null: they need not.
+  void (*settle)(const Problem& on_host) = nullptr;
+  Problem (*make)(const ProblemRequest&) = nullptr;               // views without data; throws on bad words
+  Problem (*shrink)(const Problem&, int64_t elements) = nullptr;  // the same kind of problem, fewer rows
   Cost (*cost)(const Problem&) = nullptr;
   std::vector<ProblemRequest> (*shapes)() = nullptr;  // for tests and benchmarks
 };

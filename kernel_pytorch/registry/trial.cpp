@@ -94,6 +94,9 @@ std::vector<DeviceBuffer> make_random_inputs(const AnyProblem& problem, Threads*
                 hash_text(tensor.name) + seed++, threads);
     inputs.push_back(std::move(buffer));
   }
+  std::vector<void*> memory;
+  for (const DeviceBuffer& buffer : inputs) memory.push_back(buffer.data());
+  problem.with_memory(device_info(Device{}), memory)->settle();
   return inputs;
 }
 

@@ -9,6 +9,45 @@ namespace kernel_pytorch::attention {
 using ForwardProblem = Forward;
 using BackwardProblem = Backward;
 
+// The sizes that every kernel asks for, of checked arguments.
+struct Sizes {
+  int64_t batch, heads, key_heads, queries, keys, size, value_size;
+  int64_t sequences;                   // batch, or those that are packed
+  int64_t longest_query, longest_key;  // of a sequence
+  int64_t group() const { return key_heads == 0 ? 1 : heads / key_heads; }
+};
+
+inline Sizes sizes_of(const TensorView& query, const TensorView& key, const TensorView& value, const Scoring& scoring) {
+  Sizes sizes{.batch = query.sizes[0],
+              .heads = query.sizes[1],
+              .key_heads = key.sizes[1],
+              .queries = query.sizes[2],
+              .keys = key.sizes[2],
+              .size = query.sizes[3],
+              .value_size = value.sizes[3],
+              .sequences = query.sizes[0],
+              .longest_query = query.sizes[2],
+              .longest_key = key.sizes[2]};
+  if (scoring.is_packed()) {
+    sizes.sequences = scoring.query_offsets.sizes[0] - 1;
+    sizes.longest_query = scoring.longest_query;
+    sizes.longest_key = scoring.longest_key;
+  }
+  return sizes;
+}
+template <class Problem>
+Sizes sizes_of(const Problem& problem) {
+  return sizes_of(problem.query, problem.key, problem.value, problem.scoring);
+}
+
+// Whether every row begins at a multiple of 16 bytes: what tensor maps and vector loads ask for.
+inline bool has_aligned_rows(const TensorView& view) {
+  const int64_t elements = 16 / size_of(view.dtype);
+  int64_t odd = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data) % 16);
+  for (int i = 0; i + 1 < view.rank; ++i) odd |= view.sizes[i] > 1 ? view.strides[i] % elements : 0;
+  return odd == 0;
+}
+
 extern const registry::Kernel<ForwardProblem> kForwardReference;
 extern const registry::Kernel<BackwardProblem> kBackwardReference;
 

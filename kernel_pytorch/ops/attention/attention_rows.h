@@ -1,0 +1,54 @@
+// What forward and backward of the reference share: the scores of one query in double, which of them are kept, and how
+// each depends on the product of query and key. Everything is read from the contract, word by word; host memory only.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "kernel_pytorch/ops/attention/operation.h"
+
+namespace kernel_pytorch::attention {
+
+// Where a sequence lies: a batch entry, or a stretch of the packed ones.
+struct Sequence {
+  int64_t index = 0;  // batch of scores, bias, lengths, dropout
+  int64_t batch = 0;  // of the tensors
+  int64_t first_query = 0, queries = 0;
+  int64_t first_key = 0, keys = 0;  // keys within key_lengths
+};
+std::vector<Sequence> sequences_of(const Sizes& sizes, const Scoring& scoring);
+
+// One head of one sequence as doubles, row after row.
+std::vector<double> load_rows(const TensorView& view, int64_t batch, int64_t head, int64_t first, int64_t count);
+double dot(const double* a, const double* b, int64_t count);
+// Of what lies outside any sequence too, so that every element is written.
+void fill(const TensorView& view, double value);
+
+class ScoreRows {
+ public:
+  ScoreRows(const Scoring& scoring, const Sizes& sizes, const Sequence& sequence, int64_t head);
+
+  // Scores of query `query` of the sequence (-inf where not kept) from its products with the keys.
+  void compute(int64_t query, const double* query_row, const double* key_rows);
+  int64_t keys() const { return sequence_.keys; }
+  double score(int64_t key) const { return scores_[key]; }
+  bool is_kept(int64_t key) const { return scores_[key] > -HUGE_VAL || std::isnan(scores_[key]); }
+  double of_product(int64_t key) const { return of_product_[key]; }  // derivative by dot(query, key)
+  double of_bias(int64_t key) const { return of_bias_[key]; }
+  double kept_by_dropout(int64_t key) const { return dropout_[key]; }  // 0, or what a probability is multiplied by
+
+ private:
+  double score_of(int64_t query, int64_t key, double product);
+  bool keeps(int64_t query, int64_t key) const;
+  void read_tiles(int64_t query);
+  void draw_dropout(int64_t query);
+
+  const Scoring& scoring_;
+  Sequence sequence_;
+  int64_t head_, heads_, size_, offset_;
+  std::vector<double> scores_, of_product_, of_bias_, dropout_;
+  enum class Tile : uint8_t { kEmpty, kPartial, kFull };
+  std::vector<Tile> tiles_;  // of the query's row of tiles
+};
+
+}  // namespace kernel_pytorch::attention

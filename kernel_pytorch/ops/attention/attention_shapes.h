@@ -1,0 +1,111 @@
+// Shapes that attention is tested on: small and odd ones, every option alone and some together, in every type. Of a
+// size that the reference computes in milliseconds; on the CPU, whoever wants a GPU sets the device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::attention {
+
+using Options = std::vector<std::pair<std::string, std::string>>;
+
+inline std::vector<registry::ProblemRequest> shapes() {
+  std::vector<registry::ProblemRequest> requests;
+  const auto add = [&](DType dtype, std::vector<int64_t> shape, Options options) {
+    requests.push_back({.shape = std::move(shape), .dtype = dtype, .device = {}, .options = std::move(options)});
+  };
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
+    // Head sizes and odd lengths, full and causal.
+    add(dtype, {1, 2, 130, 64}, {});
+    add(dtype, {1, 2, 257, 128}, {{"causal", "1"}});
+    add(dtype, {2, 3, 65, 191, 64}, {{"causal", "1"}, {"layout", "bshd"}});
+    add(dtype, {1, 1, 200, 70, 128}, {{"causal", "1"}});  // the first queries see nothing
+    add(dtype, {1, 2, 40, 8}, {});
+    add(dtype, {1, 2, 96, 96}, {{"causal", "1"}, {"layout", "qkv"}});
+    add(dtype, {1, 2, 77, 140, 192}, {{"value_size", "128"}, {"causal", "1"}});
+    add(dtype, {1, 2, 129, 256}, {{"causal", "1"}});
+    add(dtype, {1, 1, 50, 512}, {{"causal", "1"}});
+    add(dtype, {1, 3, 60, 90, 20}, {{"value_size", "12"}});
+    // Groups of heads; one query, as in decoding.
+    add(dtype, {2, 8, 90, 64}, {{"key_heads", "2"}, {"causal", "1"}});
+    add(dtype, {1, 6, 33, 129, 128}, {{"key_heads", "1"}, {"layout", "bshd"}});
+    add(dtype, {3, 8, 1, 300, 128}, {{"key_heads", "2"}, {"causal", "1"}, {"lengths", "1"}});
+    // Every option alone.
+    const Options alone[] = {{{"window_left", "20"}, {"window_right", "0"}},
+                             {{"window_left", "17"}, {"window_right", "9"}},
+                             {{"window_right", "5"}},
+                             {{"causal", "1"}, {"causal_offset", "0"}},
+                             {{"alibi", "1"}},
+                             {{"bias", "full"}},
+                             {{"bias", "batch"}, {"bias_dtype", dtype == DType::kFloat64 ? "fp64" : "fp32"}},
+                             {{"bias", "head"}},
+                             {{"bias", "query"}},
+                             {{"bias", "all"}, {"grad_bias", "0"}},
+                             {{"mask", "full"}},
+                             {{"mask", "query"}},
+                             {{"softcap", "1.5"}},
+                             {{"sinks", "1"}},
+                             {{"segments", "1"}},
+                             {{"lengths", "1"}},
+                             {{"sequences", "4"}},
+                             {{"blocks", "32"}},
+                             {{"dropout", "0.3"}},
+                             {{"grad_lse", "1"}},
+                             {{"scale", "-0.3"}},
+                             {{"deterministic", "1"}},
+                             {{"batch_invariant", "1"}},
+                             {{"lse", "0"}}};
+    if (dtype == DType::kFloat16 || dtype == DType::kFloat64) {  // what differs by type is above; one of all options
+      add(dtype, {2, 4, 100, 131, 64},
+          {{"causal", "1"},
+           {"window_left", "60"},
+           {"softcap", "2"},
+           {"alibi", "1"},
+           {"bias", "batch"},
+           {"sinks", "1"},
+           {"segments", "1"},
+           {"lengths", "1"},
+           {"dropout", "0.1"},
+           {"key_heads", "2"},
+           {"grad_lse", "1"}});
+      continue;
+    }
+    for (const Options& options : alone) {
+      const bool is_packed = options[0].first == "sequences";
+      add(dtype, {is_packed ? 1 : 2, 2, 150, 130, 64}, options);
+    }
+    // Some together.
+    const Options together[] = {
+        {{"causal", "1"}, {"alibi", "1"}, {"key_heads", "2"}, {"deterministic", "1"}},
+        {{"causal", "1"}, {"window_left", "50"}, {"softcap", "2"}, {"sinks", "1"}, {"key_heads", "1"}},
+        {{"causal", "1"}, {"bias", "batch"}, {"softcap", "2"}, {"softcap_after_bias", "1"}, {"alibi", "1"}},
+        {{"causal", "1"}, {"segments", "1"}, {"dropout", "0.1"}, {"layout", "bshd"}, {"grad_lse", "1"}},
+        {{"causal", "1"}, {"lengths", "1"}, {"sinks", "1"}, {"grad_lse", "1"}, {"key_heads", "2"}},
+        {{"mask", "batch"}, {"bias", "query"}, {"alibi", "1"}, {"window_left", "70"}, {"window_right", "10"}},
+        {{"blocks", "16"}, {"causal", "1"}, {"dropout", "0.5"}, {"softcap", "3"}},
+        {{"dropout", "0.2"}, {"bias", "head"}, {"key_heads", "1"}, {"sinks", "1"}}};
+    for (const Options& options : together) add(dtype, {2, 4, 100, 131, 64}, options);
+    const Options packed[] = {
+        {{"sequences", "5"}, {"causal", "1"}, {"layout", "bshd"}, {"key_heads", "2"}},
+        {{"sequences", "3"}, {"causal", "1"}, {"layout", "bshd"}, {"window_left", "24"}, {"sinks", "1"}},
+        {{"sequences", "7"}, {"alibi", "1"}, {"softcap", "2"}, {"dropout", "0.25"}, {"deterministic", "1"}},
+        {{"sequences", "4"}, {"bias", "full"}, {"lengths", "1"}, {"segments", "1"}, {"grad_lse", "1"}}};
+    for (const Options& options : packed) add(dtype, {1, 4, 300, 270, 64}, options);
+    // Long enough for several tiles of every kernel.
+    add(dtype, {1, 1, 515, 128}, {{"causal", "1"}});
+    add(dtype, {1, 1, 400, 640, 64}, {{"window_left", "100"}, {"window_right", "30"}});
+    // Nothing at all, in every dimension.
+    add(dtype, {0, 2, 16, 64}, {});
+    add(dtype, {2, 0, 16, 64}, {});
+    add(dtype, {2, 2, 0, 16, 64}, {{"sinks", "1"}, {"bias", "full"}});
+    add(dtype, {2, 2, 16, 0, 64}, {{"sinks", "1"}, {"bias", "full"}, {"causal", "1"}});
+    add(dtype, {2, 2, 16, 0, 64}, {{"lengths", "1"}});
+    add(dtype, {1, 2, 0, 0, 64}, {{"sequences", "2"}});
+    add(dtype, {1, 1, 1, 8}, {});
+  }
+  return requests;
+}
+
+}  // namespace kernel_pytorch::attention

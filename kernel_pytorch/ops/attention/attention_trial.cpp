@@ -1,0 +1,204 @@
+#include "kernel_pytorch/ops/attention/attention_trial.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/registry/request_words.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+using registry::ProblemRequest;
+
+// The request in numbers.
+struct Words {
+  const ProblemRequest& request;
+  Sizes sizes{};
+  int layout = 0;
+
+  explicit Words(const ProblemRequest& given);
+  int64_t whole(std::string_view name, int64_t fallback) const {
+    return static_cast<int64_t>(registry::number_option(request, name, static_cast<double>(fallback)));
+  }
+  bool flag(std::string_view name, bool fallback = false) const {
+    return registry::flag_option(request, name, fallback);
+  }
+  std::string text(std::string_view name) const {
+    const auto found = std::ranges::find(request.options, name, [](const auto& option) { return option.first; });
+    return found == request.options.end() ? "" : found->second;
+  }
+  DType number() const { return request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+  TensorView view(DType dtype, std::initializer_list<int64_t> shape) const {
+    return contiguous_view(nullptr, dtype, shape, request.device);
+  }
+  TensorView heads_view(int64_t heads, int64_t length, int64_t size) const;
+  TensorView pair_view(std::string_view name, DType dtype) const;
+};
+
+Words::Words(const ProblemRequest& given) : request(given) {
+  registry::check_options(request,
+                          {"layout",        "key_heads",   "value_size",     "scale",          "causal",
+                           "causal_offset", "window_left", "window_right",   "softcap",        "softcap_after_bias",
+                           "alibi",         "sinks",       "segments",       "lengths",        "dropout",
+                           "lse",           "grad_lse",    "deterministic",  "bias",           "mask",
+                           "bias_dtype",    "grad_bias",   "sequences",      "blocks",         "score_mod",
+                           "mask_mod",      "captured",    "captured_dtype", "batch_invariant"});
+  const std::vector<int64_t>& shape = request.shape;
+  KP_CHECK((shape.size() == 4 || shape.size() == 5) && std::ranges::all_of(shape, [](int64_t n) { return n >= 0; }),
+           "shape ", shape_text(shape), ": attention needs batch, heads, queries, keys and size, e.g. ",
+           "2x32x4096x4096x128, or batch, heads, sequence and size");
+  sizes.batch = sizes.sequences = shape[0];
+  sizes.heads = shape[1];
+  sizes.queries = sizes.longest_query = shape[2];
+  sizes.keys = sizes.longest_key = shape[shape.size() - 2];
+  sizes.size = shape.back();
+  sizes.key_heads = whole("key_heads", sizes.heads);
+  sizes.value_size = whole("value_size", sizes.size);
+  KP_CHECK(sizes.key_heads > 0 ? sizes.heads % sizes.key_heads == 0 : sizes.heads == 0,
+           "option key_heads=", sizes.key_heads, ": heads, ", sizes.heads, ", must be a multiple of it");
+  KP_CHECK(sizes.value_size >= 0, "option value_size=", sizes.value_size, ": it cannot be negative");
+  layout = registry::word_option(request, "layout", {"bhsd", "bshd", "qkv"}, "bhsd");
+  const int64_t packed = whole("sequences", 0);
+  KP_CHECK(packed >= 0 && (packed == 0 || sizes.batch == 1), "option sequences=", packed,
+           ": packed sequences need a batch of 1, not ", sizes.batch);
+  if (packed == 0) return;
+  sizes.sequences = packed;
+  sizes.longest_query = std::min(sizes.queries, sizes.queries / packed * 3 / 2 + 1);
+  sizes.longest_key = std::min(sizes.keys, sizes.keys / packed * 3 / 2 + 1);
+}
+
+TensorView Words::heads_view(int64_t heads, int64_t length, int64_t size) const {
+  TensorView made = view(request.dtype, {sizes.batch, heads, length, size});
+  const int64_t width =
+      layout == 2 ? (sizes.heads + 2 * sizes.key_heads) * std::max(sizes.size, sizes.value_size) : heads * size;
+  if (layout != 0) made.strides = {length * width, size, width, 1};
+  return made;
+}
+
+// [batch, heads, queries, keys] with strides of 0 where the word says so.
+TensorView Words::pair_view(std::string_view name, DType dtype) const {
+  const int word = registry::word_option(request, name, {"none", "full", "batch", "head", "query", "all"}, "none");
+  if (word == 0) return {};
+  TensorView made = view(dtype, {sizes.sequences, sizes.heads, sizes.longest_query, sizes.longest_key});
+  const bool is_broadcast[3] = {word == 2 || word == 5, word == 3 || word == 5, word == 4};
+  int64_t stride = sizes.longest_key;
+  for (int i = 2; i >= 0; --i) {
+    made.strides[i] = is_broadcast[i] ? 0 : stride;
+    if (!is_broadcast[i]) stride *= made.sizes[i];
+  }
+  return made;
+}
+
+std::vector<TensorView> captured_views(const Words& words) {
+  std::vector<TensorView> views;
+  const std::string text = words.text("captured");
+  const DType dtype = registry::dtype_option(words.request, "captured_dtype", words.number());
+  std::vector<int64_t> shape;
+  for (const char *at = text.data(), *end = at + text.size(); at != end;) {
+    int64_t size = 0;
+    const auto [next, error] = std::from_chars(at, end, size);
+    KP_CHECK(error == std::errc() && size > 0 && (next == end || *next == 'x' || *next == ','),
+             "option captured=", text, ": sizes are needed, e.g. 4x32,7");
+    shape.push_back(size);
+    const bool is_last = next == end || *next == ',';
+    at = next == end ? end : next + 1;
+    if (!is_last) continue;
+    views.push_back(contiguous_view(nullptr, dtype, shape, words.request.device));
+    shape.clear();
+  }
+  return views;
+}
+
+BlockList make_blocks(const Words& words, int64_t tile) {
+  KP_CHECK(tile >= 0, "option blocks=", tile, ": a tile cannot be negative");
+  if (tile == 0) return {};
+  const int64_t rows = (words.sizes.queries + tile - 1) / tile, columns = (words.sizes.keys + tile - 1) / tile;
+  const int64_t heads = words.sizes.heads;
+  BlockList list{.query_block = tile, .key_block = tile};
+  list.key_counts = list.full_key_counts = words.view(DType::kInt32, {1, heads, rows});
+  list.key_blocks = list.full_key_blocks = words.view(DType::kInt32, {1, heads, rows, columns});
+  list.query_counts = list.full_query_counts = words.view(DType::kInt32, {1, heads, columns});
+  list.query_blocks = list.full_query_blocks = words.view(DType::kInt32, {1, heads, columns, rows});
+  return list;
+}
+
+Scoring make_scoring(const Words& words) {
+  const Sizes& sizes = words.sizes;
+  Scoring scoring;
+  const double usual_scale = 1 / std::sqrt(static_cast<double>(std::max<int64_t>(sizes.size, 1)));
+  scoring.scale = registry::number_option(words.request, "scale", usual_scale);
+  scoring.softcap = registry::number_option(words.request, "softcap", 0);
+  scoring.softcap_after_bias = words.flag("softcap_after_bias");
+  scoring.causal = words.flag("causal");
+  if (!words.text("causal_offset").empty()) scoring.causal_offset = words.whole("causal_offset", 0);
+  scoring.window_left = words.whole("window_left", -1);
+  scoring.window_right = words.whole("window_right", -1);
+  scoring.bias = words.pair_view("bias", registry::dtype_option(words.request, "bias_dtype", words.request.dtype));
+  scoring.mask = words.pair_view("mask", DType::kBool);
+  if (words.flag("alibi")) {
+    scoring.alibi_slopes = words.view(words.number(), {sizes.sequences, sizes.heads});
+    scoring.alibi_slopes.strides[0] = 0;
+  }
+  if (words.flag("sinks")) scoring.sinks = words.view(words.number(), {sizes.heads});
+  if (words.flag("segments")) {
+    scoring.query_segments = words.view(DType::kInt32, {sizes.batch, sizes.queries});
+    scoring.key_segments = words.view(DType::kInt32, {sizes.batch, sizes.keys});
+  }
+  if (words.flag("lengths")) scoring.key_lengths = words.view(DType::kInt32, {sizes.sequences});
+  if (words.whole("sequences", 0) > 0) {
+    scoring.query_offsets = scoring.key_offsets = words.view(DType::kInt32, {sizes.sequences + 1});
+    scoring.longest_query = sizes.longest_query;
+    scoring.longest_key = sizes.longest_key;
+  }
+  scoring.blocks = make_blocks(words, words.whole("blocks", 0));
+  scoring.dropout = registry::number_option(words.request, "dropout", 0);
+  if (scoring.dropout > 0) scoring.seed = words.view(DType::kInt64, {2});
+  scoring.score_mod = words.text("score_mod");
+  scoring.mask_mod = words.text("mask_mod");
+  scoring.captured = captured_views(words);
+  scoring.deterministic = words.flag("deterministic");
+  scoring.batch_invariant = words.flag("batch_invariant");
+  return scoring;
+}
+
+}  // namespace
+
+Forward make_forward(const ProblemRequest& request) {
+  const Words words(request);
+  const Sizes& sizes = words.sizes;
+  Forward problem;
+  problem.query = words.heads_view(sizes.heads, sizes.queries, sizes.size);
+  problem.key = words.heads_view(sizes.key_heads, sizes.keys, sizes.size);
+  problem.value = words.heads_view(sizes.key_heads, sizes.keys, sizes.value_size);
+  problem.scoring = make_scoring(words);
+  problem.output = words.heads_view(sizes.heads, sizes.queries, sizes.value_size);
+  if (words.flag("lse", true)) problem.lse = words.view(words.number(), {sizes.batch, sizes.heads, sizes.queries});
+  return problem;
+}
+
+Backward make_backward(const ProblemRequest& request) {
+  const Words words(request);
+  const Forward forward = make_forward(request);
+  Backward problem;
+  problem.grad_output = problem.output = forward.output;
+  problem.query = problem.grad_query = forward.query;
+  problem.key = problem.grad_key = forward.key;
+  problem.value = problem.grad_value = forward.value;
+  problem.lse = words.view(words.number(), {words.sizes.batch, words.sizes.heads, words.sizes.queries});
+  if (words.flag("grad_lse")) problem.grad_lse = problem.lse;
+  problem.scoring = forward.scoring;
+  if (const TensorView& bias = forward.scoring.bias; bias.is_present() && words.flag("grad_bias", true)) {
+    const auto kept = [&](int i) { return bias.strides[i] == 0 && bias.sizes[i] > 1 ? 1 : bias.sizes[i]; };
+    problem.grad_bias = words.view(words.number(), {kept(0), kept(1), kept(2), kept(3)});
+  }
+  if (forward.scoring.sinks.is_present()) problem.grad_sinks = forward.scoring.sinks;
+  for (const TensorView& captured : forward.scoring.captured) {
+    const bool has_gradient = captured.dtype == words.number();
+    problem.grad_captured.push_back(has_gradient ? captured : TensorView{});
+  }
+  return problem;
+}
+
+}  // namespace kernel_pytorch::attention

@@ -1,0 +1,214 @@
+// The kernels of attention, best first, the reference last, and how tests and the tuner see a problem.
+#include <algorithm>
+#include <cmath>
+
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/attention/attention_shapes.h"
+#include "kernel_pytorch/ops/attention/attention_trial.h"
+#include "kernel_pytorch/ops/attention/operation.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+std::span<const registry::Kernel<Forward>> forward_kernels() {
+  static const registry::Kernel<Forward> kKernels[] = {kForwardReference};
+  return kKernels;
+}
+std::span<const registry::Kernel<Backward>> backward_kernels() {
+  static const registry::Kernel<Backward> kKernels[] = {kBackwardReference};
+  return kKernels;
+}
+
+// 0: absent; else which dimensions are broadcast, and whether it is of another type than the query.
+int64_t kind_of(const TensorView& pair, DType dtype) {
+  if (!pair.is_present()) return 0;
+  int64_t kind = pair.dtype == dtype ? 1 : 2;
+  for (int i = 0; i < 3; ++i) kind = kind * 2 + (pair.strides[i] == 0);
+  return kind;
+}
+
+// What supports, configs and a tuned choice may depend on.
+template <class Problem>
+void describe_problem(const Problem& problem, tuning::KeyBuilder& key) {
+  const Scoring& scoring = problem.scoring;
+  const Sizes sizes = sizes_of(problem);
+  const DType dtype = problem.query.dtype;
+  key.field("sequences", tuning::bucket(sizes.sequences));
+  key.field("heads", sizes.heads);
+  key.field("key_heads", sizes.key_heads);
+  key.field("queries", tuning::bucket(sizes.longest_query));
+  key.field("keys", tuning::bucket(sizes.longest_key));
+  key.field("size", sizes.size);
+  key.field("value_size", sizes.value_size);
+  key.field("dtype", dtype);
+  key.field("packed", scoring.is_packed() ? tuning::bucket(sizes.queries) : 0);
+  key.field("causal", scoring.causal + 2 * scoring.causal_offset.has_value());
+  key.field("window_left", tuning::bucket(scoring.window_left));
+  key.field("window_right", tuning::bucket(scoring.window_right));
+  key.field("softcap", scoring.softcap == 0 ? 0 : 1 + scoring.softcap_after_bias);
+  key.field("bias", kind_of(scoring.bias, dtype));
+  key.field("mask", kind_of(scoring.mask, DType::kBool));
+  key.field("alibi", scoring.alibi_slopes.is_present());
+  key.field("sinks", scoring.sinks.is_present());
+  key.field("segments", scoring.query_segments.is_present());
+  key.field("lengths", scoring.key_lengths.is_present());
+  key.field("query_block", scoring.blocks.query_block);
+  key.field("key_block", scoring.blocks.key_block);
+  key.field("dropout", scoring.dropout > 0);
+  key.field("batch_invariant", scoring.batch_invariant);
+  key.field("deterministic", scoring.deterministic);
+  const auto program = [](const std::string& text) {
+    return text.empty() ? 0 : static_cast<int64_t>(hash_text(text) >> 1);
+  };
+  key.field("score_mod", program(scoring.score_mod));
+  key.field("mask_mod", program(scoring.mask_mod));
+}
+
+void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
+  describe_problem(problem, key);
+  const bool is_aligned = has_aligned_rows(problem.query) && has_aligned_rows(problem.key) &&
+                          has_aligned_rows(problem.value) && has_aligned_rows(problem.output);
+  key.field("aligned", is_aligned);
+  key.field("lse", problem.lse.is_present());
+}
+void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
+  describe_problem(problem, key);
+  bool is_aligned = true;
+  for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.output, &problem.grad_output,
+                                 &problem.grad_query, &problem.grad_key, &problem.grad_value}) {
+    is_aligned = is_aligned && has_aligned_rows(*view);
+  }
+  key.field("aligned", is_aligned);
+  key.field("grad_lse", problem.grad_lse.is_present());
+  key.field("grad_bias", problem.grad_bias.is_present());
+  key.field("grad_sinks", problem.grad_sinks.is_present());
+  key.field("grad_captured", std::ranges::count_if(problem.grad_captured, &TensorView::is_present));
+}
+
+struct Visit {
+  registry::TensorVisitor visit;
+  void* state;
+  void operator()(std::string_view name, registry::Role role, TensorView& view) const {
+    if (view.is_present()) visit(state, name, role, view);
+  }
+  void scoring(Scoring& scoring) const {
+    using enum registry::Role;
+    (*this)("bias", kInput, scoring.bias);
+    (*this)("alibi_slopes", kInput, scoring.alibi_slopes);
+    (*this)("mask", kInput, scoring.mask);
+    (*this)("sinks", kInput, scoring.sinks);
+    (*this)("query_segments", kInput, scoring.query_segments);
+    (*this)("key_segments", kInput, scoring.key_segments);
+    (*this)("key_lengths", kInput, scoring.key_lengths);
+    (*this)("query_offsets", kInput, scoring.query_offsets);
+    (*this)("key_offsets", kInput, scoring.key_offsets);
+    BlockList& list = scoring.blocks;
+    (*this)("key_counts", kInput, list.key_counts);
+    (*this)("key_blocks", kInput, list.key_blocks);
+    (*this)("full_key_counts", kInput, list.full_key_counts);
+    (*this)("full_key_blocks", kInput, list.full_key_blocks);
+    (*this)("query_counts", kInput, list.query_counts);
+    (*this)("query_blocks", kInput, list.query_blocks);
+    (*this)("full_query_counts", kInput, list.full_query_counts);
+    (*this)("full_query_blocks", kInput, list.full_query_blocks);
+    (*this)("seed", kInput, scoring.seed);
+    for (TensorView& view : scoring.captured) (*this)("captured", kInput, view);
+  }
+};
+
+void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state) {
+  const Visit call{visit, state};
+  using enum registry::Role;
+  call("query", kInput, problem.query);
+  call("key", kInput, problem.key);
+  call("value", kInput, problem.value);
+  call.scoring(problem.scoring);
+  call("output", kOutput, problem.output);
+  call("lse", kOutput, problem.lse);
+}
+void visit_backward(Backward& problem, registry::TensorVisitor visit, void* state) {
+  const Visit call{visit, state};
+  using enum registry::Role;
+  call("grad_output", kInput, problem.grad_output);
+  call("query", kInput, problem.query);
+  call("key", kInput, problem.key);
+  call("value", kInput, problem.value);
+  call("output", kInput, problem.output);
+  call("lse", kInput, problem.lse);
+  call("grad_lse", kInput, problem.grad_lse);
+  call.scoring(problem.scoring);
+  call("grad_query", kOutput, problem.grad_query);
+  call("grad_key", kOutput, problem.grad_key);
+  call("grad_value", kOutput, problem.grad_value);
+  call("grad_bias", kOutput, problem.grad_bias);
+  call("grad_sinks", kOutput, problem.grad_sinks);
+  for (TensorView& view : problem.grad_captured) call("grad_captured", kOutput, view);
+}
+
+template <class Problem>
+registry::Filling filling(const Problem& problem, std::string_view tensor) {
+  return fill_scoring(sizes_of(problem).longest_key, tensor);
+}
+
+void settle_forward(const Forward& problem) {
+  settle_scoring(sizes_of(problem), problem.scoring);
+}
+void settle_backward(const Backward& problem) {
+  settle_scoring(sizes_of(problem), problem.scoring);
+  settle_lse(sizes_of(problem), problem.lse);
+}
+
+// Scores of one head that causal and window leave; what masks, lists and lengths leave is in their data.
+double pairs_of(const Sizes& sizes, const Scoring& scoring) {
+  const int64_t sequences = std::max<int64_t>(sizes.sequences, 1);
+  const int64_t queries = scoring.is_packed() ? sizes.queries / sequences : sizes.queries;
+  const int64_t keys = scoring.is_packed() ? sizes.keys / sequences : sizes.keys;
+  const int64_t offset = scoring.causal_offset.value_or(keys - queries);
+  double pairs = 0;
+  for (int64_t query = 0; query < queries; ++query) {
+    int64_t first = 0, last = keys - 1;
+    if (scoring.causal) last = std::min(last, query + offset);
+    if (scoring.window_right >= 0) last = std::min(last, query + offset + scoring.window_right);
+    if (scoring.window_left >= 0) first = std::max(first, query + offset - scoring.window_left);
+    pairs += static_cast<double>(std::max<int64_t>(0, last - first + 1));
+  }
+  return pairs * static_cast<double>(sizes.sequences);
+}
+
+registry::Cost forward_cost(const Forward& problem) {
+  const Sizes sizes = sizes_of(problem);
+  const double pairs = pairs_of(sizes, problem.scoring) * static_cast<double>(sizes.heads);
+  return {.bytes = registry::tensor_bytes(problem, visit_forward),
+          .flops = static_cast<int64_t>(2 * pairs * static_cast<double>(sizes.size + sizes.value_size))};
+}
+registry::Cost backward_cost(const Backward& problem) {
+  const Sizes sizes = sizes_of(problem);
+  const double pairs = pairs_of(sizes, problem.scoring) * static_cast<double>(sizes.heads);
+  return {.bytes = registry::tensor_bytes(problem, visit_backward),
+          .flops = static_cast<int64_t>(2 * pairs * static_cast<double>(3 * sizes.size + 2 * sizes.value_size))};
+}
+
+}  // namespace
+
+constinit const registry::Operation<Forward> kForward{.name = "attention_forward",
+                                                      .kernels = forward_kernels,
+                                                      .describe = describe_forward,
+                                                      .visit_tensors = visit_forward,
+                                                      .filling = filling<Forward>,
+                                                      .settle = settle_forward,
+                                                      .make = make_forward,
+                                                      .shrink = shrink_forward,
+                                                      .cost = forward_cost,
+                                                      .shapes = shapes};
+constinit const registry::Operation<Backward> kBackward{.name = "attention_backward",
+                                                        .kernels = backward_kernels,
+                                                        .describe = describe_backward,
+                                                        .visit_tensors = visit_backward,
+                                                        .filling = filling<Backward>,
+                                                        .settle = settle_backward,
+                                                        .make = make_backward,
+                                                        .shrink = shrink_backward,
+                                                        .cost = backward_cost,
+                                                        .shapes = shapes};
+
+}  // namespace kernel_pytorch::attention
