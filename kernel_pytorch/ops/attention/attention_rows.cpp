@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/element.h"
-#include "kernel_pytorch/ops/attention/attention_dropout.h"
+#include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
 
 namespace kernel_pytorch::attention {
 namespace {
