@@ -12,7 +12,7 @@ struct DeviceCode {
   std::string entry;            // name expression: "kernel_pytorch::row_norm::forward<float, RowConfig{256, 4}>"
   int minimum_capability = 80;  // 90 for sm_90 words; architecture-specific code (sm_90a) sets the flag below
   bool architecture_specific = false;
-  std::string generated;  // text written for this call, which the source includes as "kernel_pytorch/generated.cuh"
+  std::string generated{};  // text written for this call, which the source includes as "kernel_pytorch/generated.cuh"
   friend bool operator==(const DeviceCode&, const DeviceCode&) = default;
 };
 
