@@ -9,6 +9,12 @@ __device__ __forceinline__ void cp_async_cg_shared_global_16(uint32_t destinatio
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
 }
 
+// The first `bytes` (0 to 16) of them; the rest is filled with zeros. `source` is not read where bytes is 0.
+__device__ __forceinline__ void cp_async_cg_shared_global_16_fill(uint32_t destination, const void* source,
+                                                                  uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -18,6 +18,7 @@ struct Features {
   bool mask = false;                // a boolean for each score
   bool mask_mod = false;            // a program that keeps
   bool blocks = false;              // lists of tiles
+  bool block_map = false;           // lists whose tiles are not this kernel\'s, as a byte for each tile
   bool alibi = false;               // a slope for each head
   bool alibi_is_one_sided = false;  // and no key comes after its query + offset, so that no absolute value is needed
   bool bias = false;                // of the elements' type
@@ -45,8 +46,14 @@ KP_SHARED_CODE constexpr bool has_derivative(Features features) {
 }
 // Tiles in the interior of all bounds need their conditions asked all the same.
 KP_SHARED_CODE constexpr bool masks_every_tile(Features features) {
-  return features.mask || (features.mask_mod && !features.blocks);
+  return features.mask || features.block_map || (features.mask_mod && !features.blocks);
 }
+
+// [batch, head, row, column] with dense columns; strides in elements.
+struct RowTensor {
+  void* data;
+  int64_t batch, head, row;
+};
 
 // One value for each score or less: strides in elements, 0 where broadcast.
 struct ScoreTensor {
@@ -75,6 +82,13 @@ struct BlockLists {
   BlockIndex partial, full;  // full.counts may be null
 };
 
+// Of each tile of a list: 0 empty, 1 partial, 2 full. [batch, head, query block, key block], strides in bytes.
+struct BlockMap {
+  const uint8_t* states;
+  int64_t batch, head, row;
+};
+inline constexpr uint8_t kPartialBlock = 1, kFullBlock = 2;
+
 inline constexpr int kMaximumCaptured = 8;
 
 struct ScoreArguments {
@@ -96,7 +110,8 @@ struct ScoreArguments {
   const int32_t* key_offsets;
   BlockLists key_blocks;    // rows: queries
   BlockLists query_blocks;  // rows: keys
-  const int64_t* seed;      // seed, offset
+  BlockMap block_map;
+  const int64_t* seed;  // seed, offset
   uint32_t dropout_threshold;
   float dropout_scale;
   const void* captured[kMaximumCaptured];

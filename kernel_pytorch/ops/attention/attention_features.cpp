@@ -5,6 +5,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
+#include "kernel_pytorch/ops/attention/operation.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -17,18 +18,35 @@ constexpr const char* kOddKeyBlocks = "the block list's key blocks are no multip
 constexpr const char* kManyCaptured = "more than 8 captured tensors";
 
 constexpr bool Features::*kFields[] = {
-    &Features::right_bound,   &Features::left_bound,
-    &Features::key_lengths,   &Features::packed,
-    &Features::segments,      &Features::mask,
-    &Features::mask_mod,      &Features::blocks,
-    &Features::alibi,         &Features::alibi_is_one_sided,
-    &Features::bias,          &Features::float_bias,
-    &Features::bias_pairs,    &Features::softcap,
-    &Features::softcap_after, &Features::score_mod,
-    &Features::scaled,        &Features::sinks,
+    &Features::right_bound,
+    &Features::left_bound,
+    &Features::key_lengths,
+    &Features::packed,
+    &Features::segments,
+    &Features::mask,
+    &Features::mask_mod,
+    &Features::blocks,
+    &Features::block_map,
+    &Features::alibi,
+    &Features::alibi_is_one_sided,
+    &Features::bias,
+    &Features::float_bias,
+    &Features::bias_pairs,
+    &Features::softcap,
+    &Features::softcap_after,
+    &Features::score_mod,
+    &Features::scaled,
+    &Features::sinks,
     &Features::dropout,
 };
 static_assert(std::size(kFields) == sizeof(Features), "every field, in its order");
+
+DeviceCode prepare_code(std::string_view function) {
+  DeviceCode code;
+  code.source = kPrepareSource;
+  code.entry = concat("kernel_pytorch::attention::", function);
+  return code;
+}
 
 int32_t clamped(int64_t value) {
   return static_cast<int32_t>(std::clamp(value, -kFar, kFar));
@@ -76,13 +94,14 @@ BlockIndex block_index_of(const TensorView& counts, const TensorView& blocks) {
 // Ids, and of each 64 rows the least and the greatest. Packed sequences begin anywhere: no ranges.
 SegmentIds segment_ids_of(const TensorView& ids, bool is_packed, Context& context) {
   if (!ids.is_present()) return {};
-  SegmentIds segments{.ids = ids.as<const int32_t>(), .batch = ids.strides[0], .row = ids.strides[1]};
+  SegmentIds segments{};
+  segments.ids = ids.as<const int32_t>();
+  segments.batch = ids.strides[0];
+  segments.row = ids.strides[1];
   if (is_packed || ids.element_count() == 0) return segments;
   static const std::string kLabel = "attention segment ranges";
   static KernelTable<1> table;
-  CUkern_st* kernel = table.get(0, context, [] {
-    return DeviceCode{.source = kPrepareSource, .entry = "kernel_pytorch::attention::segment_ranges"};
-  });
+  CUkern_st* kernel = table.get(0, context, [] { return prepare_code("segment_ranges"); });
   int32_t rows = static_cast<int32_t>(ids.size(1));
   const int64_t blocks = divide_up(rows, kSegmentRangeRows);
   auto* ranges =
@@ -127,6 +146,14 @@ Features features_of(const Scoring& scoring) {
     features.softcap = true;
     features.softcap_after = false;
   }
+  return features;
+}
+
+Features features_of(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
+  Features features = features_of(scoring);
+  const BlockList& list = scoring.blocks;
+  features.block_map = features.blocks && (list.query_block % tile_queries != 0 || list.key_block % tile_keys != 0);
+  if (features.block_map) features.blocks = false;
   return features;
 }
 
@@ -199,9 +226,62 @@ ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& quer
   return arguments;
 }
 
+RowTensor row_tensor_of(const TensorView& view) {
+  return {.data = view.data, .batch = view.strides[0], .head = view.strides[1], .row = view.strides[2]};
+}
+
+bool has_vector_rows(const TensorView& view) {
+  return !view.is_present() || (has_aligned_rows(view) && view.size(3) % (16 / size_of(view.dtype)) == 0);
+}
+
+void add_block_map(const Scoring& scoring, ScoreArguments& arguments, Context& context) {
+  static const std::string kLabel = "attention block map";
+  static KernelTable<1> table;
+  const BlockList& list = scoring.blocks;
+  const int64_t batches = list.key_counts.size(0), heads = list.key_counts.size(1), rows = list.key_counts.size(2);
+  const int64_t columns = divide_up(arguments.keys, list.key_block);
+  const int64_t bytes = batches * heads * rows * columns;
+  if (bytes == 0) return;
+  BlockMap& map = arguments.block_map;
+  void* states = context.scratch->allocate(static_cast<size_t>(bytes));
+  cuda_device::fill_bytes(context.info->device.index, states, 0, static_cast<size_t>(bytes), context.stream);
+  map = {static_cast<const uint8_t*>(states), batches == 1 ? 0 : heads * rows * columns,
+         heads == 1 ? 0 : rows * columns, columns};
+  CUkern_st* kernel = table.get(0, context, [] { return prepare_code("map_blocks"); });
+  int32_t head_count = static_cast<int32_t>(heads);
+  void* pointers[] = {&arguments.key_blocks, &map, &head_count};
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(rows);
+  shape.grid_y = static_cast<unsigned>(batches * heads);
+  shape.block_x = 128;
+  cuda_device::launch(context, kernel, shape, pointers, kLabel);
+}
+
+void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const TensorView& offsets, Context& context) {
+  if (rows.element_count() == 0) return;
+  static const std::string kLabel = "attention rows of nobody";
+  static KernelTable<1> table;
+  CUkern_st* kernel = table.get(0, context, [] { return prepare_code("clear_rows_of_nobody"); });
+  RowTensor target = row_tensor_of(rows);
+  float* lse_data = lse.is_present() ? lse.as<float>() : nullptr;
+  const int32_t* offset_data = offsets.as<const int32_t>();
+  int32_t sequences = static_cast<int32_t>(offsets.size(0) - 1), columns = static_cast<int32_t>(rows.size(3));
+  int64_t tokens = rows.size(2);
+  void* pointers[] = {&target, &lse_data, &offset_data, &sequences, &tokens, &columns};
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(std::min<int64_t>(tokens, 64));
+  shape.grid_y = static_cast<unsigned>(rows.size(1));
+  shape.block_x = 128;
+  cuda_device::launch(context, kernel, shape, pointers, kLabel);
+}
+
 const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
   if (scoring.blocks.is_present() && scoring.blocks.query_block % tile_queries != 0) return kOddQueryBlocks;
   if (scoring.blocks.is_present() && scoring.blocks.key_block % tile_keys != 0) return kOddKeyBlocks;
+  return captured_obstacle(scoring);
+}
+
+const char* captured_obstacle(const Scoring& scoring) {
   return scoring.captured.size() > kMaximumCaptured ? kManyCaptured : nullptr;
 }
 

@@ -14,6 +14,8 @@
 namespace kernel_pytorch::attention {
 
 Features features_of(const Scoring& scoring);
+// The same for a kernel whose tiles may not divide those of the block list: it then reads a map (add_block_map).
+Features features_of(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys);
 std::string to_text(const Features& features);  // a template argument
 uint32_t bits_of(const Features& features);     // one bit each
 
@@ -21,8 +23,17 @@ uint32_t bits_of(const Features& features);     // one bit each
 ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& query, const TensorView& key,
                                   Context& context);
 
+void add_block_map(const Scoring& scoring, ScoreArguments& arguments, Context& context);
+
+RowTensor row_tensor_of(const TensorView& view);
+bool has_vector_rows(const TensorView& view);  // 16-byte vectors, begin at multiples of 16 bytes; or absent
+
+// Packed tensors: zeros (and -inf for the lse, where there is one) in rows past the last offset.
+void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const TensorView& offsets, Context& context);
+
 // Null, or why no CUDA kernel whose tiles are tile_queries x tile_keys takes the problem.
 const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys);
+const char* captured_obstacle(const Scoring& scoring);
 
 // Combinations that CI compiles beside each feature alone: what models use.
 struct NamedFeatures {

@@ -86,6 +86,27 @@ __device__ __forceinline__ void keep_by_mask(Kept<kCount>& kept, const ScoreArgu
   }
 }
 
+__device__ __forceinline__ uint8_t block_state(const ScoreArguments& arguments, const Head& head, int32_t query,
+                                               int32_t key) {
+  const BlockMap& map = arguments.block_map;
+  const int32_t row = least(query, arguments.queries - 1) / arguments.key_blocks.rows;
+  const int32_t column = least(key, arguments.keys - 1) / arguments.key_blocks.columns;
+  return map.states[head.batch * map.batch + head.head * map.head + row * map.row + column];
+}
+
+template <Features kFeatures, Rows kRows, int kCount>
+__device__ __forceinline__ void keep_by_block_map(Kept<kCount>& kept, const ScoreArguments& arguments, const Head& head,
+                                                  Place place) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const Place at{place.query + query_step<kRows>(i), place.key + key_step<kRows>(i)};
+    const uint8_t state = block_state(arguments, head, at.query, at.key);
+    bool is_kept = state != 0;
+    if constexpr (kFeatures.mask_mod) is_kept = is_kept && (state == kFullBlock || mask_program(arguments, head, at));
+    if (!is_kept) kept.clear(i);
+  }
+}
+
 // Of an edge tile. `skips_program`: a full block of a list has answered for mask_mod.
 template <Features kFeatures, Rows kRows, int kCount>
 __device__ __forceinline__ Kept<kCount> kept_scores(const ScoreArguments& arguments, const Head& head, Place place,
@@ -93,7 +114,9 @@ __device__ __forceinline__ Kept<kCount> kept_scores(const ScoreArguments& argume
   Kept<kCount> kept = kept_in_bounds<kFeatures, kRows, kCount>(head, place);
   if constexpr (kFeatures.segments) keep_equal_segments<kRows>(kept, arguments, head, place);
   if constexpr (kFeatures.mask) keep_by_mask<kRows>(kept, arguments, head, place);
-  if constexpr (kFeatures.mask_mod) {
+  if constexpr (kFeatures.block_map) {
+    keep_by_block_map<kFeatures, kRows>(kept, arguments, head, place);
+  } else if constexpr (kFeatures.mask_mod) {
     if (!kFeatures.blocks || !skips_program) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {

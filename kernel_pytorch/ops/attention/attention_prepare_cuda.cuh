@@ -1,4 +1,5 @@
-// Small kernels that run before attention's own: ranges of segment ids.
+// Small kernels that run beside attention's own: ranges of segment ids, maps of block lists, rows of
+// packed tensors that belong to nobody.
 #pragma once
 
 #include "kernel_pytorch/ops/attention/attention_cuda.h"
@@ -23,6 +24,34 @@ __global__ void segment_ranges(SegmentIds segments, int32_t* ranges, int32_t row
   int32_t* range = ranges + blockIdx.y * segments.ranges_batch + 2 * static_cast<int64_t>(blockIdx.x);
   range[0] = low;
   range[1] = high;
+}
+
+// A block for each row of tiles: states of the listed ones, into a map of zeros.
+__global__ void map_blocks(BlockLists lists, BlockMap map, int32_t heads) {
+  const int64_t batch = blockIdx.y / heads, head = blockIdx.y % heads, row = blockIdx.x;
+  for (int full = 0; full < 2; ++full) {
+    const BlockIndex& index = full != 0 ? lists.full : lists.partial;
+    if (index.counts == nullptr) continue;
+    const int32_t count = index.counts[batch * index.counts_batch + head * index.counts_head + row * index.counts_row];
+    const int32_t* blocks =
+        index.blocks + batch * index.blocks_batch + head * index.blocks_head + row * index.blocks_row;
+    uint8_t* states = const_cast<uint8_t*>(map.states) + batch * map.batch + head * map.head + row * map.row;
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += static_cast<int32_t>(blockDim.x)) {
+      const int32_t block = blocks[i * index.blocks_place];
+      if (block >= 0 && block < map.row) states[block] = full != 0 ? kFullBlock : kPartialBlock;
+    }
+  }
+}
+
+// Rows of packed tensors past the last offset: zeros, and -inf where they are an lse. A block for each row in turn.
+__global__ void clear_rows_of_nobody(RowTensor rows, float* lse, const int32_t* offsets, int32_t sequences,
+                                     int64_t tokens, int32_t columns) {
+  const int64_t head = blockIdx.y;
+  for (int64_t row = offsets[sequences] + static_cast<int64_t>(blockIdx.x); row < tokens; row += gridDim.x) {
+    uint16_t* target = static_cast<uint16_t*>(rows.data) + head * rows.head + row * rows.row;
+    for (int32_t column = static_cast<int32_t>(threadIdx.x); column < columns; column += blockDim.x) target[column] = 0;
+    if (lse != nullptr && threadIdx.x == 0) lse[head * tokens + row] = __int_as_float(0xff800000);
+  }
 }
 
 }  // namespace kernel_pytorch::attention

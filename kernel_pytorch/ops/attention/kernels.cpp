@@ -11,7 +11,7 @@ namespace kernel_pytorch::attention {
 namespace {
 
 std::span<const registry::Kernel<Forward>> forward_kernels() {
-  static const registry::Kernel<Forward> kKernels[] = {kForwardReference};
+  static const registry::Kernel<Forward> kKernels[] = {kForwardCudaMma, kForwardReference};
   return kKernels;
 }
 std::span<const registry::Kernel<Backward>> backward_kernels() {

@@ -51,6 +51,8 @@ inline bool has_aligned_rows(const TensorView& view) {
 extern const registry::Kernel<ForwardProblem> kForwardReference;
 extern const registry::Kernel<BackwardProblem> kBackwardReference;
 
+extern const registry::Kernel<ForwardProblem> kForwardCudaMma;
+
 extern const registry::Operation<ForwardProblem> kForward;
 extern const registry::Operation<BackwardProblem> kBackward;
 

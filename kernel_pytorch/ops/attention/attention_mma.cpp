@@ -1,0 +1,62 @@
+#include "kernel_pytorch/ops/attention/attention_mma.h"
+
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+constexpr const char* kNeedsHalf = "takes bf16 and fp16; fp32 and fp64 run on the CPU";
+constexpr const char* kTooLong = "takes sequences of up to 2^30 rows";
+constexpr int64_t kLongest = int64_t{1} << 30;
+
+}  // namespace
+
+std::string to_text(const MmaTile& tile) {
+  return concat("kernel_pytorch::attention::MmaTile{", tile.size, ", ", tile.value_size, ", ", tile.slice, ", ",
+                tile.warps, ", ", tile.row_blocks, ", ", tile.columns, ", ", tile.stages, "}");
+}
+
+bool is_heavy(const Features& features) {
+  return features.segments || features.mask || features.mask_mod || features.blocks || features.block_map ||
+         features.score_mod || features.dropout || has_bias(features);
+}
+
+const char* mma_obstacle(const TensorView& query, const TensorView& key, const TensorView& value,
+                         const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(device)) return obstacle;
+  if (query.dtype != DType::kBFloat16 && query.dtype != DType::kFloat16) return kNeedsHalf;
+  if (query.size(2) > kLongest || key.size(2) > kLongest) return kTooLong;
+  return std::max(query.size(3), value.size(3)) > 512 ? kMmaTooLarge : nullptr;
+}
+
+DeviceCode mma_code(std::string_view source, std::string_view function, const Features& features, DType dtype,
+                    const MmaTile& tile, bool vectors) {
+  DeviceCode code;
+  code.source = source;
+  code.entry = concat("kernel_pytorch::attention::", function, "<", to_text(features), ", ", element_type_name(dtype),
+                      ", ", to_text(tile), ", ", bool_name(vectors), ">");
+  return code;
+}
+
+std::vector<DeviceCode> mma_codes(std::string_view source, std::string_view function, std::span<const MmaTile> tiles,
+                                  std::span<const MmaTile> heavy_tiles) {
+  std::vector<DeviceCode> codes;
+  const auto add = [&](const Features& features, size_t tile, DType dtype, bool vectors) {
+    codes.push_back(
+        mma_code(source, function, features, dtype, (is_heavy(features) ? heavy_tiles : tiles)[tile], vectors));
+  };
+  Features causal;
+  causal.right_bound = true;
+  for (size_t i = 0; i < tiles.size(); ++i) add(causal, i, i % 2 == 0 ? DType::kBFloat16 : DType::kFloat16, true);
+  size_t turn = 0;
+  for (const NamedFeatures& named : compiled_features()) {
+    if (bits_of(named.features) == bits_of(causal)) continue;
+    add(named.features, turn % tiles.size(), turn % 2 == 0 ? DType::kFloat16 : DType::kBFloat16, turn != 0);
+    ++turn;
+  }
+  return codes;
+}
+
+}  // namespace kernel_pytorch::attention

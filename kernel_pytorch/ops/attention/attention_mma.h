@@ -1,0 +1,42 @@
+// The host's side of attention_mma_cuda.h: which tile a problem takes, and why none takes it.
+#pragma once
+
+#include <span>
+
+#include "kernel_pytorch/ops/attention/attention_features.h"
+#include "kernel_pytorch/ops/attention/attention_mma_cuda.h"
+#include "kernel_pytorch/ops/attention/operation.h"
+
+namespace kernel_pytorch::attention {
+
+std::string to_text(const MmaTile& tile);  // a template argument
+
+// Features that need more than arithmetic for each score: their kernels hold fewer rows, for want of registers.
+bool is_heavy(const Features& features);
+
+// Null, or why no kernel on mma.m16n8k16 takes these tensors on this device.
+const char* mma_obstacle(const TensorView& query, const TensorView& key, const TensorView& value,
+                         const DeviceInfo& device);
+
+// Position of the first tile of a list that holds the head sizes, or -1.
+template <class Tiles>
+int tile_for(const Tiles& tiles, int64_t size, int64_t value_size) {
+  for (size_t i = 0; i < std::size(tiles); ++i) {
+    if (tiles[i].size >= size && tiles[i].value_size >= value_size) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+inline constexpr const char* kMmaTooLarge = "takes heads of up to 512 columns";
+inline constexpr const char* kMmaSharedMemory = "this head size needs more shared memory than the device's blocks have";
+
+// An entry of a device source: function<features, element, tile, vectors>.
+DeviceCode mma_code(std::string_view source, std::string_view function, const Features& features, DType dtype,
+                    const MmaTile& tile, bool vectors);
+
+// What CI compiles: causal for every tile, and every compiled_features() for one tile each, in turn, so that each
+// feature and each tile is there and the list stays short.
+std::vector<DeviceCode> mma_codes(std::string_view source, std::string_view function, std::span<const MmaTile> tiles,
+                                  std::span<const MmaTile> heavy_tiles);
+
+}  // namespace kernel_pytorch::attention

@@ -1,0 +1,155 @@
+// Words of the kernels on mma.m16n8k16: rows of a tensor into shared memory, products from there, results back out.
+// Tiles in shared memory have rows of pitch_bytes.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
+#include "kernel_pytorch/cuda/ptx/memory.cuh"
+#include "kernel_pytorch/cuda/ptx/mma.cuh"
+#include "kernel_pytorch/cuda/tile/element.cuh"
+#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/ops/attention/attention_mma_cuda.h"
+
+namespace kernel_pytorch::attention {
+
+template <class Element>
+__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <>
+__device__ __forceinline__ void multiply<tile::BFloat16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                         uint32_t b1) {
+  ptx::mma_m16n8k16_f32_bf16(sum, a, b0, b1);
+}
+template <>
+__device__ __forceinline__ void multiply<tile::Float16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                        uint32_t b1) {
+  ptx::mma_m16n8k16_f32_f16(sum, a, b0, b1);
+}
+
+// Accumulators of 16 rows and kColumns columns, by groups of 8 columns: one flat fragment for the score policies.
+template <int kColumns>
+struct Accumulator {
+  float values[kColumns / 2];
+  __device__ __forceinline__ float (&group(int i))[4] { return *reinterpret_cast<float(*)[4]>(values + 4 * i); }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (float& value : values) value = 0.0f;
+  }
+};
+
+// Rows [0, rows) and columns [0, columns) of a tensor into a tile of kRows x kColumns, the rest zeros. Asynchronous
+// where rows are vectors (kVectors); else complete for this thread on return.
+template <class Element, int kRows, int kColumns, int kThreads, bool kVectors>
+__device__ __forceinline__ void load_tile(uint32_t shared, const Element* source, int64_t row_stride, int32_t rows,
+                                          int32_t columns) {
+  constexpr int kChunks = kColumns / 8;
+#pragma unroll 4
+  for (int i = 0; i < (kRows * kChunks + kThreads - 1) / kThreads; ++i) {
+    const int index = static_cast<int>(threadIdx.x) + i * kThreads;
+    if (kRows * kChunks % kThreads != 0 && index >= kRows * kChunks) break;
+    const int row = index / kChunks, column = index % kChunks * 8;
+    const uint32_t target = shared + row * pitch_bytes(kColumns) + column * 2;
+    const bool is_inside = row < rows && column < columns;
+    const Element* from = source + (is_inside ? row * row_stride + column : 0);
+    if constexpr (kVectors) {
+      ptx::cp_async_cg_shared_global_16_fill(target, from, is_inside ? 16 : 0);
+    } else {
+      uint32_t words[4] = {};
+#pragma unroll 4
+      for (int j = 0; j < 8; ++j) {
+        if (is_inside && column + j < columns) words[j / 2] |= static_cast<uint32_t>(from[j].bits) << j % 2 * 16;
+      }
+      ptx::st_shared_v4(target, {words[0], words[1], words[2], words[3]});
+    }
+  }
+}
+
+// sums[r] += A[r] B^T over kDepth columns: A of kBlocks times 16 rows, B of kColumns rows, both tiles in shared memory.
+template <class Element, int kBlocks, int kColumns, int kDepth>
+__device__ __forceinline__ void multiply_by_transpose(Accumulator<kColumns> (&sums)[kBlocks], uint32_t a, uint32_t b) {
+  constexpr int kPitch = pitch_bytes(kDepth);
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t a_lane = a + lane % 16 * kPitch + lane / 16 * 16;
+  const uint32_t b_lane = b + (lane % 8 + lane / 16 * 8) * kPitch + lane / 8 % 2 * 16;
+#pragma unroll
+  for (int depth = 0; depth < kDepth; depth += 16) {
+    uint32_t left[kBlocks][4];
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r) ptx::ldmatrix_x4(left[r], a_lane + r * 16 * kPitch + depth * 2);
+#pragma unroll
+    for (int column = 0; column < kColumns; column += 16) {
+      uint32_t right[4];
+      ptx::ldmatrix_x4(right, b_lane + column * kPitch + depth * 2);
+#pragma unroll
+      for (int r = 0; r < kBlocks; ++r) {
+        multiply<Element>(sums[r].group(column / 8), left[r], right[0], right[1]);
+        multiply<Element>(sums[r].group(column / 8 + 1), left[r], right[2], right[3]);
+      }
+    }
+  }
+}
+
+// sums[r] += A[r] B: A is what the accumulators of another product hold, rounded to Element; B is a tile of kDepth
+// rows, of which kColumns columns are used.
+template <class Element, int kBlocks, int kColumns, int kDepth>
+__device__ __forceinline__ void multiply_fragments(Accumulator<kColumns> (&sums)[kBlocks],
+                                                   const Accumulator<kDepth> (&a)[kBlocks], uint32_t b,
+                                                   int pitch = pitch_bytes(kColumns)) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t b_lane = b + lane % 16 * pitch + lane / 16 * 16;
+#pragma unroll
+  for (int depth = 0; depth < kDepth; depth += 16) {
+    uint32_t left[kBlocks][4];
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) left[r][i] = tile::Word<Element>::pack(a[r].values + depth / 2 + 2 * i);
+    }
+#pragma unroll
+    for (int column = 0; column < kColumns; column += 16) {
+      uint32_t right[4];
+      ptx::ldmatrix_x4_trans(right, b_lane + depth * pitch + column * 2);
+#pragma unroll
+      for (int r = 0; r < kBlocks; ++r) {
+        multiply<Element>(sums[r].group(column / 8), left[r], right[0], right[1]);
+        multiply<Element>(sums[r].group(column / 8 + 1), left[r], right[2], right[3]);
+      }
+    }
+  }
+}
+
+// A warp's 16 rows of results, times `factors` of the thread's two rows, by way of its own rows of shared memory, to
+// rows [0, rows) and columns [0, columns) of a tensor.
+template <class Element, int kColumns, bool kVectors>
+__device__ __forceinline__ void store_rows(Element* target, int64_t row_stride, int32_t rows, int32_t columns,
+                                           const Accumulator<kColumns>& sums, const float (&factors)[2], char* shared) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; i += 2) {
+    const float pair[2] = {sums.values[i] * factors[i / 2 % 2], sums.values[i + 1] * factors[i / 2 % 2]};
+    char* place = shared + tile::fragment_row(lane, i) * pitch_bytes(kColumns) + tile::fragment_column(lane, i) * 2;
+    *reinterpret_cast<uint32_t*>(place) = tile::Word<Element>::pack(pair);
+  }
+  __syncwarp();
+  constexpr int kChunks = kColumns / 8;
+  for (int index = lane; index < 16 * kChunks; index += 32) {
+    const int row = index / kChunks, column = index % kChunks * 8;
+    if (row >= rows || column >= columns) continue;
+    const char* place = shared + row * pitch_bytes(kColumns) + column * 2;
+    Element* to = target + row * row_stride + column;
+    if constexpr (kVectors) {
+      ptx::st_global_v4(to, *reinterpret_cast<const ptx::Word4*>(place));
+    } else {
+      for (int j = 0; j < least(8, columns - column); ++j) to[j] = reinterpret_cast<const Element*>(place)[j];
+    }
+  }
+  __syncwarp();
+}
+
+// Where row `row` of a head begins.
+template <Features kFeatures, class Element>
+__device__ __forceinline__ Element* row_of(const RowTensor& tensor, int32_t batch, int32_t head, int64_t row) {
+  return static_cast<Element*>(tensor.data) + (kFeatures.packed ? 0 : batch * tensor.batch) + head * tensor.head +
+         row * tensor.row;
+}
+
+}  // namespace kernel_pytorch::attention

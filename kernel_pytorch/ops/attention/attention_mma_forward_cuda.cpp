@@ -1,0 +1,107 @@
+// cuda_mma, the forward that takes every option on every GPU since compute capability 8.0.
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/attention/attention_mma.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_mma_forward_cuda.cuh";
+
+// By head size. Two blocks of rows for each warp halve what it reads of keys and values; heavy features need the
+// registers themselves.
+constexpr MmaTile kTiles[] = {
+    {64, 64, 64, 4, 2, 64, 2},    {96, 96, 96, 4, 2, 64, 2},    {128, 128, 128, 4, 2, 32, 2},
+    {192, 128, 128, 4, 1, 64, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 2},
+    {512, 512, 256, 4, 1, 32, 2},
+};
+constexpr MmaTile kHeavyTiles[] = {
+    {64, 64, 64, 4, 1, 64, 2},    {96, 96, 96, 4, 1, 64, 2},    {128, 128, 128, 4, 1, 64, 2},
+    {192, 128, 128, 4, 1, 32, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 2},
+    {512, 512, 256, 4, 1, 32, 2},
+};
+
+struct Choice {
+  int index;
+  MmaTile tile;
+  Features features;
+};
+Choice choose_tile(const ForwardProblem& problem) {
+  const int index = tile_for(kTiles, problem.query.size(3), problem.value.size(3));
+  const MmaTile tile = is_heavy(features_of(problem.scoring)) ? kHeavyTiles[index] : kTiles[index];
+  return {index, tile, features_of(problem.scoring, rows_of(tile), tile.columns)};
+}
+
+registry::Support supports(const ForwardProblem& problem, const DeviceInfo& device) {
+  if (const char* obstacle = mma_obstacle(problem.query, problem.key, problem.value, device)) {
+    return registry::Support::no(obstacle);
+  }
+  const MmaTile tile = choose_tile(problem).tile;
+  if (forward_shared_bytes(tile) > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
+  return registry::Support::unless(captured_obstacle(problem.scoring));
+}
+
+void run(const ForwardProblem& problem, int, Context& context) {
+  static const std::string kLabel = "attention_forward/cuda_mma";
+  static FeatureKernels kernels;
+  const Scoring& scoring = problem.scoring;
+  if (scoring.is_packed()) clear_rows_of_nobody(problem.output, problem.lse, scoring.query_offsets, context);
+  const Choice choice = choose_tile(problem);
+  const MmaTile& tile = choice.tile;
+  MmaForwardArguments arguments{};
+  arguments.scores = score_arguments_of(scoring, problem.query, problem.key, context);
+  if (choice.features.block_map) add_block_map(scoring, arguments.scores, context);
+  arguments.query = row_tensor_of(problem.query);
+  arguments.key = row_tensor_of(problem.key);
+  arguments.value = row_tensor_of(problem.value);
+  arguments.output = row_tensor_of(problem.output);
+  arguments.lse = problem.lse.is_present() ? problem.lse.as<float>() : nullptr;
+  arguments.size = static_cast<int32_t>(problem.query.size(3));
+  arguments.value_size = static_cast<int32_t>(problem.value.size(3));
+  arguments.tiles = static_cast<int32_t>(divide_up(arguments.scores.queries, rows_of(tile)));
+  const int64_t blocks = int64_t{arguments.tiles} * arguments.scores.heads * arguments.scores.batches *
+                         slices_of(tile.value_size, tile.slice);
+  if (blocks == 0) return;
+  KP_CHECK(blocks <= 0x7fffffff, "attention: ", blocks, " tiles of queries are more than a launch can have");
+
+  bool vectors = true;
+  for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.output}) {
+    vectors = vectors && has_vector_rows(*view);
+  }
+  const DType dtype = problem.query.dtype;
+  const uint32_t variant = static_cast<uint32_t>(choice.index) * 4 +
+                           static_cast<uint32_t>(dtype == DType::kBFloat16) * 2 + (vectors ? 1 : 0);
+  CUkern_st* kernel = kernels.get(choice.features, variant, context, [&] {
+    return mma_code(kSource, "mma_forward", choice.features, dtype, tile, vectors);
+  });
+  void* pointers[] = {&arguments};
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(blocks);
+  shape.block_x = static_cast<unsigned>(tile.warps * 32);
+  shape.shared_bytes = static_cast<unsigned>(forward_shared_bytes(tile));
+  cuda_device::launch(context, kernel, shape, pointers, kLabel);
+}
+
+uint64_t source_hash() {
+  return jit::source_hash(kSource);
+}
+
+std::vector<DeviceCode> device_code() {
+  return mma_codes(kSource, "mma_forward", kTiles, kHeavyTiles);
+}
+
+}  // namespace
+
+constinit const registry::Kernel<ForwardProblem> kForwardCudaMma{.name = "cuda_mma",
+                                                                 .origin = registry::Origin::kOurs,
+                                                                 .supports = supports,
+                                                                 .configs = nullptr,
+                                                                 .heuristic = nullptr,
+                                                                 .run = run,
+                                                                 .source_hash = source_hash,
+                                                                 .device_code = device_code};
+
+}  // namespace kernel_pytorch::attention

@@ -1,0 +1,80 @@
+// The online softmax of the two rows that a thread shares with three others: the largest score so far, the sum of
+// exponentials below it, and what earlier results must be multiplied by when a larger score comes. Scores are in base 2
+// after a positive factor. -inf is no score; a row with none gives 0 and an lse of -inf.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/math.cuh"
+#include "kernel_pytorch/cuda/tile/max_sum.cuh"
+#include "kernel_pytorch/ops/attention/attention_cuda.h"
+
+namespace kernel_pytorch::attention {
+
+template <int kCount>
+__device__ __forceinline__ void scale_rows(float (&values)[kCount], const float (&factors)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) values[i] *= factors[i / 2 % 2];
+}
+
+// Results times what a larger score asks for: most steps bring none, and then nothing is done.
+template <int kCount>
+__device__ __forceinline__ void rescale_rows(float (&values)[kCount], const float (&factors)[2]) {
+  if (__any_sync(0xffffffffu, factors[0] != 1.0f || factors[1] != 1.0f)) scale_rows(values, factors);
+}
+
+struct RowResult {
+  float lse[2];  // natural
+};
+
+class OnlineSoftmax {
+ public:
+  // Scores become exponentials.
+  template <int kCount>
+  __device__ __forceinline__ void add(float (&scores)[kCount], float scale, float (&rescale)[2]) {
+    float center[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float largest = tile::minus_infinity();
+#pragma unroll
+      for (int i = 2 * row; i < kCount; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
+      largest = fmaxf(largest_[row], tile::max_lanes<4>(largest));
+      center[row] = largest == tile::minus_infinity() ? 0.0f : largest * scale;
+      rescale[row] = ptx::ex2_approx_ftz_f32(largest_[row] * scale - center[row]);
+      largest_[row] = largest;
+      sum_[row] *= rescale[row];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scores[i] = ptx::ex2_approx_ftz_f32(scores[i] * scale - center[i / 2 % 2]);
+      sum_[i / 2 % 2] += scores[i];
+    }
+  }
+
+  // `factors` turn sums of exponentials times values into results. `sink`: a logit more, in base 2.
+  template <bool kSink>
+  __device__ __forceinline__ RowResult finish(float scale, float sink, float (&factors)[2]) {
+    RowResult result;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float sum = sum_[row];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      float center = largest_[row] * scale, shrink = 1.0f;
+      if constexpr (kSink) {
+        const float larger = fmaxf(center, sink);
+        shrink = ptx::ex2_approx_ftz_f32(center - larger);
+        sum = sum * shrink + ptx::ex2_approx_ftz_f32(sink - larger);
+        center = larger;
+      }
+      const bool is_empty = largest_[row] == tile::minus_infinity();
+      factors[row] = is_empty ? 0.0f : shrink / sum;
+      result.lse[row] = is_empty && !kSink ? tile::minus_infinity() : (center + ptx::lg2_approx_ftz_f32(sum)) * kLn2;
+    }
+    return result;
+  }
+
+ private:
+  float largest_[2] = {tile::minus_infinity(), tile::minus_infinity()};
+  float sum_[2] = {};
+};
+
+}  // namespace kernel_pytorch::attention
