@@ -10,7 +10,7 @@ target_link_libraries(kernel_pytorch_tests PRIVATE kernel_pytorch_objects GTest:
 # The tests' own code need not be fast to run, only fast to build.
 target_compile_options(kernel_pytorch_tests PRIVATE -O1)
 target_precompile_headers(kernel_pytorch_tests PRIVATE <gtest/gtest.h>)
-kp_compile_by_folder(kernel_pytorch_tests)
+kp_compile_together(kernel_pytorch_tests)
 # One process per suite keeps the whole run short: start-up of the program is most of a small test's time.
 add_test(NAME unit COMMAND kernel_pytorch_tests)
 

@@ -1,20 +1,25 @@
-# Compiles the sources of a folder as one, so that its headers are read once: that is most of a build's time. The rooms of
-# ops are left out: their kernels are alike by intent, and may use the same names.
+# Compiles sources together, so that their headers are read once: that is most of a build's time. A folder's sources are
+# one; of the rooms of ops, the files of the same role are (all references, all lists of kernels, all tests): a room's
+# files may use the same names, but every room is a namespace of its own.
 # -DKP_UNITY_BUILD=OFF compiles file by file, for work inside one folder.
-option(KP_UNITY_BUILD "Compile the sources of a folder together" ON)
+option(KP_UNITY_BUILD "Compile sources together by folder, in ops by role" ON)
 
-function(kp_compile_by_folder target)
+function(kp_compile_together target)
   if(NOT KP_UNITY_BUILD)
     return()
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
-    if(source MATCHES "/kernel_pytorch/(base|device|jit|tuning|registry|c|cli)/(.*/)?[^/]+\\.cpp$")
-      get_filename_component(folder ${source} DIRECTORY)
-      string(REGEX REPLACE "^.*/kernel_pytorch/" "" folder ${folder})
-      string(REPLACE "/" "_" group ${folder})
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${CMAKE_SOURCE_DIR} OUTPUT_VARIABLE path)
+    if(path MATCHES "^kernel_pytorch/ops/([^/]+)/(.+)\\.cpp$")
+      string(REGEX REPLACE "^${CMAKE_MATCH_1}_?" "" role ${CMAKE_MATCH_2})  # ops/rope/rope_cuda.cpp: cuda
+      set(group ops_${role})
+    elseif(path MATCHES "^kernel_pytorch/(.+)/[^/]+\\.cpp$")
+      string(REPLACE "/" "_" group ${CMAKE_MATCH_1})
+    else()
+      continue()  # generated
     endif()
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
   endforeach()
 endfunction()

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kProbe = "kernel_pytorch::words_probe::";
 
-DeviceCode probe(const std::string& entry, int capability = 90) {
+DeviceCode word_probe(const std::string& entry, int capability = 90) {
   return {.source = "kernel_pytorch/cuda/words_probe.cuh",
           .entry = kProbe + entry,
           .minimum_capability = capability,
@@ -27,7 +27,7 @@ class CudaWords : public CudaWordsTest {
  protected:
   template <class... Arguments>
   void launch(const std::string& entry, const cuda_device::LaunchShape& shape, Arguments... arguments) {
-    launch_code(probe(entry), shape, arguments...);
+    launch_code(word_probe(entry), shape, arguments...);
   }
 };
 
@@ -272,7 +272,7 @@ TEST_F(CudaWords, DependentKernelsSeeWhatTheFirstWrote) {
 TEST(CudaWordsCompile, ForTheArchitecturesTheyClaim) {
   if (!jit::nvrtc_info().found) GTEST_SKIP() << jit::nvrtc_info().absence;
   const auto expect_no_spills = [](const std::string& entry, int capability, const char* architecture) {
-    EXPECT_EQ(jit::compile(probe(entry, capability), architecture).spill_bytes, 0) << entry << " " << architecture;
+    EXPECT_EQ(jit::compile(word_probe(entry, capability), architecture).spill_bytes, 0) << entry << " " << architecture;
   };
   for (const char* entry : {"from_floats<kernel_pytorch::tile::Float8E4M3>", "sum_cluster<8, 2>", "pass_around<192>",
                             "stream_tiles<128>", "exchange<32>", "write_late"}) {

@@ -13,7 +13,7 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/error.h"
 
-namespace kernel_pytorch {
+namespace kernel_pytorch::adamw {
 namespace {
 
 // A list of parameters with its memory; gradients and parameters normal, averages zero.
@@ -253,4 +253,4 @@ TEST(AdamW, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace kernel_pytorch
+}  // namespace kernel_pytorch::adamw

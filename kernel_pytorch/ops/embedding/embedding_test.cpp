@@ -9,7 +9,7 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/error.h"
 
-namespace kernel_pytorch {
+namespace kernel_pytorch::embedding {
 namespace {
 
 std::vector<float> random_floats(int64_t count, unsigned seed) {
@@ -133,4 +133,4 @@ TEST(Embedding, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace kernel_pytorch
+}  // namespace kernel_pytorch::embedding

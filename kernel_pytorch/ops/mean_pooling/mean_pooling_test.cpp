@@ -8,7 +8,7 @@
 
 #include "kernel_pytorch/base/error.h"
 
-namespace kernel_pytorch {
+namespace kernel_pytorch::mean_pooling {
 namespace {
 
 std::vector<float> random_floats(int64_t count) {
@@ -119,4 +119,4 @@ TEST(MeanPooling, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace kernel_pytorch
+}  // namespace kernel_pytorch::mean_pooling

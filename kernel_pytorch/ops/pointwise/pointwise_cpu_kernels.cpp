@@ -70,7 +70,7 @@ int heuristic(const Problem& problem, const DeviceInfo&) {
   return problem.gate.byte_count() >= kStreamFromBytes ? kStreamStores : kCachedStores;
 }
 
-bool is_dense(const TensorView& view) {
+bool rows_are_end_to_end(const TensorView& view) {
   return !view.is_present() ||
          (view.rank == 2 && (view.sizes[0] <= 1 || view.strides[0] == view.sizes[1] || view.sizes[1] == 0));
 }
@@ -159,7 +159,8 @@ void run_forward_rows(const ForwardProblem& problem, bool stream, int64_t first_
 void run_forward(const ForwardProblem& problem, int config, Context& context) {
   const bool stream = config == kStreamStores;
   const bool has_bias = problem.gate_bias.is_present() || problem.up_bias.is_present();
-  const bool dense = is_dense(problem.gate) && is_dense(problem.up) && is_dense(problem.residual);
+  const bool dense =
+      rows_are_end_to_end(problem.gate) && rows_are_end_to_end(problem.up) && rows_are_end_to_end(problem.residual);
   if (has_bias || !dense) return run_forward_rows(problem, stream, 0, context);
   ForwardProblem pieces = problem;
   const std::initializer_list<TensorView*> views = {&pieces.gate, &pieces.up, &pieces.residual, &pieces.output};
@@ -254,8 +255,9 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
   const bool stream = config == kStreamStores;
   const bool has_bias = problem.gate_bias.is_present() || problem.up_bias.is_present() ||
                         problem.grad_gate_bias.is_present() || problem.grad_up_bias.is_present();
-  const bool dense = is_dense(problem.gate) && is_dense(problem.up) && is_dense(problem.grad_output) &&
-                     is_dense(problem.grad_gate) && is_dense(problem.grad_up);
+  const bool dense = rows_are_end_to_end(problem.gate) && rows_are_end_to_end(problem.up) &&
+                     rows_are_end_to_end(problem.grad_output) && rows_are_end_to_end(problem.grad_gate) &&
+                     rows_are_end_to_end(problem.grad_up);
   if (has_bias || !dense) return run_backward_rows(problem, stream, 0, context);
   BackwardProblem pieces = problem;
   const std::initializer_list<TensorView*> views = {&pieces.gate, &pieces.up, &pieces.grad_output, &pieces.grad_gate,

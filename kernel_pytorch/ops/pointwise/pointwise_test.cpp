@@ -16,7 +16,7 @@
 #include "kernel_pytorch/ops/dropout/dropout.h"
 #include "kernel_pytorch/ops/gated_activation/gated_activation.h"
 
-namespace kernel_pytorch {
+namespace kernel_pytorch::pointwise {
 namespace {
 
 struct Tensor {
@@ -197,4 +197,4 @@ TEST(Divider, IsExactBelowTwoToThe31) {
 }
 
 }  // namespace
-}  // namespace kernel_pytorch
+}  // namespace kernel_pytorch::pointwise

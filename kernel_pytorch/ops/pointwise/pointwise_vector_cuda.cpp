@@ -25,7 +25,7 @@ constexpr int kVectorCounts[] = {1, 2};
 constexpr int kCounts = static_cast<int>(std::size(kVectorCounts));
 
 // Rows end to end in every tensor: one long row, whatever its shape.
-bool is_dense(const TensorView& view) {
+bool rows_are_end_to_end(const TensorView& view) {
   if (!view.is_present()) return true;
   return view.rank == 2 && (view.sizes[1] <= 1 || view.strides[1] == 1) &&
          (view.sizes[0] <= 1 || view.strides[0] == view.sizes[1]);
@@ -40,7 +40,7 @@ struct VectorWork {
 VectorWork work_of(std::initializer_list<const TensorView*> views, bool has_bias) {
   const TensorView& first = **views.begin();
   const int64_t bytes = size_of(first.dtype);
-  if (!has_bias && std::ranges::all_of(views, [](const TensorView* view) { return is_dense(*view); })) {
+  if (!has_bias && std::ranges::all_of(views, [](const TensorView* view) { return rows_are_end_to_end(*view); })) {
     const int64_t total_bytes = first.element_count() * bytes;
     if (total_bytes % 16 != 0) return {.obstacle = kRagged};
     for (const TensorView* view : views) {

@@ -13,7 +13,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/tensor_list.h"
 
-namespace kernel_pytorch {
+namespace kernel_pytorch::reduce_norm {
 namespace {
 
 struct Memory {
@@ -112,4 +112,4 @@ TEST(TensorList, ChunksCoverEveryElementOnce) {
 }
 
 }  // namespace
-}  // namespace kernel_pytorch
+}  // namespace kernel_pytorch::reduce_norm

@@ -15,7 +15,7 @@
 #include "kernel_pytorch/ops/layer_norm/layer_norm.h"
 #include "kernel_pytorch/ops/rms_norm/rms_norm.h"
 
-namespace kernel_pytorch {
+namespace kernel_pytorch::row_norm {
 namespace {
 
 // Host memory with random contents behind a view.
@@ -253,4 +253,4 @@ TEST(RowNorm, MoreThanTwoToThe31Elements) {
 }
 
 }  // namespace
-}  // namespace kernel_pytorch
+}  // namespace kernel_pytorch::row_norm
