@@ -1,5 +1,5 @@
 // Functions of the special unit: one instruction, about 22 good bits, an eighth of the rate of a multiplication.
-// Denormals are taken and given as zero.
+// Denormals are taken and given as zero. Below them, minimum and maximum that hand a NaN on.
 #pragma once
 
 namespace kernel_pytorch::ptx {
@@ -30,6 +30,48 @@ __device__ __forceinline__ float tanh_approx_f32(float x) {
   float tangent;
   asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(x));
   return tangent;
+}
+
+// sm_20. The square root
+__device__ __forceinline__ float sqrt_approx_ftz_f32(float x) {
+  float root;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+}
+
+// sm_20. 1 / sqrt(x)
+__device__ __forceinline__ float rsqrt_approx_ftz_f32(float x) {
+  float root;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+}
+
+// sm_20. The absolute error is 2^-21 from -pi to pi and grows beyond.
+__device__ __forceinline__ float sin_approx_ftz_f32(float x) {
+  float sine;
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(sine) : "f"(x));
+  return sine;
+}
+
+// sm_20. As the sine
+__device__ __forceinline__ float cos_approx_ftz_f32(float x) {
+  float cosine;
+  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(cosine) : "f"(x));
+  return cosine;
+}
+
+// sm_80
+__device__ __forceinline__ float min_nan_f32(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+
+// sm_80
+__device__ __forceinline__ float max_nan_f32(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
 }
 
 }  // namespace kernel_pytorch::ptx

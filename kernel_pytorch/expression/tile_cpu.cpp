@@ -1,0 +1,292 @@
+// Runs tile plans (tile.h), once per CPU level: blocks of columns outside, rows inside, so that what depends on the
+// keys alone is computed once for all rows.
+#include <cstring>
+
+#include "kernel_pytorch/expression/tile.h"
+#include "kernel_pytorch/expression/tile_loops.h"
+
+namespace kernel_pytorch::expression::KP_ISA_NAMESPACE {
+namespace {
+
+KP_WORD int64_t round_up(int64_t value, int64_t to) {
+  return (value + to - 1) / to * to;
+}
+
+// A thread's memory: scalars, then the register files.
+template <class Real>
+struct Machine {
+  const TilePlan& plan;
+  const Tile& tile;
+  Value<Real>* scalars;
+  int64_t* offsets;
+  int64_t* integers;
+  Real* reals;
+  uint8_t* booleans;
+
+  Machine(const TilePlan& plan, const Tile& tile, void* workspace) : plan(plan), tile(tile) {
+    auto* at = static_cast<unsigned char*>(workspace);
+    scalars = reinterpret_cast<Value<Real>*>(at);
+    at += round_up(static_cast<int64_t>(plan.scalar_count() * sizeof(Value<Real>)), 64);
+    offsets = reinterpret_cast<int64_t*>(at);
+    integers = offsets + kTileBlock;
+    reals = reinterpret_cast<Real*>(integers + plan.register_count(Type::kInt) * kTileBlock);
+    booleans = reinterpret_cast<uint8_t*>(reals + plan.register_count(Type::kFloat) * kTileBlock);
+  }
+  Real* real(int place) const { return reals + place * kTileBlock; }
+  int64_t* integer(int place) const { return integers + place * kTileBlock; }
+  uint8_t* boolean(int place) const { return booleans + place * kTileBlock; }
+
+  // The tile's own memory is read by whole blocks, whatever the number of columns.
+  void run_scalars(TilePlan::Stage stage, int64_t query) const {
+    for (const Instruction& instruction : plan.stage(stage)) {
+      const Value<Real> value = scalar_value(instruction, query);
+      scalars[instruction.target.place] = value;
+      if (instruction.target.wide >= 0) spread(value, instruction.type, instruction.target.wide);
+    }
+  }
+
+  void run_blocks(TilePlan::Stage stage, int64_t key, int columns) const {
+    for (const Instruction& instruction : plan.stage(stage)) run_block(instruction, key, columns);
+  }
+
+ private:
+  void spread(const Value<Real>& value, Type type, int place) const {
+    for (int i = 0; i < kTileBlock; ++i) {
+      if (type == Type::kFloat) real(place)[i] = value.real;
+      if (type == Type::kInt) integer(place)[i] = value.integer;
+      if (type == Type::kBool) boolean(place)[i] = value.boolean;
+    }
+  }
+
+  Value<Real> scalar_value(const Instruction& instruction, int64_t query) const {
+    Value<Real> value;
+    switch (instruction.op) {
+      case Op::kBatch:
+        value.integer = tile.batch;
+        return value;
+      case Op::kHead:
+        value.integer = tile.head;
+        return value;
+      case Op::kQuery:
+        value.integer = query;
+        return value;
+      case Op::kConstant:
+        value.boolean = instruction.constant.boolean;
+        value.integer = instruction.constant.integer;
+        value.real = static_cast<Real>(instruction.constant.real);
+        return value;
+      case Op::kLoad:
+        return scalar_load(instruction);
+      default:
+        return apply(instruction.op, instruction.operands, source(instruction, 0), source(instruction, 1),
+                     source(instruction, 2));
+    }
+  }
+  Value<Real> source(const Instruction& instruction, int i) const {
+    return i < instruction.source_count ? scalars[instruction.sources[i].place] : Value<Real>{};
+  }
+
+  int64_t scalar_offset(const Instruction& load) const {
+    const TensorView& from = plan.captured()[load.capture];
+    int64_t offset = 0;
+    for (int i = 0; i < load.source_count; ++i) {
+      if ((load.scalar_sources >> i & 1) == 0) continue;
+      offset += place_of(scalars[load.sources[i].place].integer, from.sizes[i]) * from.strides[i];
+    }
+    return offset;
+  }
+
+  Value<Real> scalar_load(const Instruction& load) const {
+    for (int i = 0; i < kStep; ++i) offsets[i] = 0;
+    offsets[0] = scalar_offset(load);
+    alignas(64) Real real_value[kStep];
+    alignas(64) int64_t integer_value[kStep];
+    alignas(64) uint8_t boolean_value[kStep];
+    fetch(plan.captured()[load.capture], real_value, integer_value, boolean_value, cpu::kLanes);
+    Value<Real> value;
+    if (load.type == Type::kFloat) value.real = real_value[0];
+    if (load.type == Type::kInt) value.integer = integer_value[0];
+    if (load.type == Type::kBool) value.boolean = boolean_value[0] != 0;
+    return value;
+  }
+
+  // To the target of the capture's type, the elements at `offsets`.
+  void fetch(const TensorView& from, Real* real_target, int64_t* integer_target, uint8_t* boolean_target,
+             int columns) const {
+    switch (from.dtype) {
+      case DType::kFloat32:
+        return gather<Real, float>(real_target, from.data, offsets, columns);
+      case DType::kFloat64:
+        return gather<Real, double>(real_target, from.data, offsets, columns);
+      case DType::kBFloat16:
+        return gather_narrow<BFloat16>(real_target, from.data, offsets, columns);
+      case DType::kFloat16:
+        return gather_narrow<Float16>(real_target, from.data, offsets, columns);
+      case DType::kInt32:
+        return gather<int64_t, int32_t>(integer_target, from.data, offsets, columns);
+      case DType::kInt64:
+        return gather<int64_t, int64_t>(integer_target, from.data, offsets, columns);
+      default:
+        return gather<uint8_t, uint8_t>(boolean_target, from.data, offsets, columns);
+    }
+  }
+
+  void run_load(const Instruction& load, int columns) const {
+    const TensorView& from = plan.captured()[load.capture];
+    const int64_t base = scalar_offset(load);
+    for (int i = 0; i < columns; ++i) offsets[i] = base;
+    for (int i = 0; i < load.source_count; ++i) {
+      if ((load.scalar_sources >> i & 1) != 0) continue;
+      const int64_t* indices = integer(load.sources[i].place);
+      const int64_t size = from.sizes[i], stride = from.strides[i];
+      for (int column = 0; column < columns; ++column) offsets[column] += place_of(indices[column], size) * stride;
+    }
+    const int to = load.target.place;
+    fetch(from, real(to), integer(to), boolean(to), columns);
+  }
+
+  void run_block(const Instruction& instruction, int64_t key, int columns) const {
+    const int to = instruction.target.place;
+    const int a = instruction.sources[0].wide, b = instruction.sources[1].wide, c = instruction.sources[2].wide;
+    const Type operands = instruction.operands;
+    switch (instruction.op) {
+      case Op::kKey:
+        for (int i = 0; i < columns; ++i) integer(to)[i] = key + i;
+        return;
+      case Op::kLoad:
+        return run_load(instruction, columns);
+      case Op::kSelect:
+        if (operands == Type::kFloat) return choose(real(to), boolean(a), real(b), real(c), columns);
+        if (operands == Type::kInt) return choose(integer(to), boolean(a), integer(b), integer(c), columns);
+        return choose(boolean(to), boolean(a), boolean(b), boolean(c), columns);
+      case Op::kToFloat:
+        if (operands == Type::kInt) return convert_integers(real(to), integer(a), columns);
+        return map(real(to), boolean(a), columns, [](uint8_t x) { return static_cast<Real>(x); });
+      case Op::kToInt:
+        if (operands == Type::kFloat) return map(integer(to), real(a), columns, [](Real x) { return to_int(x); });
+        return map(integer(to), boolean(a), columns, [](uint8_t x) -> int64_t { return x; });
+      case Op::kToBool:
+        if (operands == Type::kFloat) {
+          return map(boolean(to), real(a), columns, [](Real x) -> uint8_t { return x != 0; });
+        }
+        return map(boolean(to), integer(a), columns, [](int64_t x) -> uint8_t { return x != 0; });
+      case Op::kEqual:
+      case Op::kNotEqual:
+      case Op::kLess:
+      case Op::kLessEqual:
+        if (operands == Type::kFloat) return run_comparison(instruction.op, boolean(to), real(a), real(b), columns);
+        return run_comparison(instruction.op, boolean(to), integer(a), integer(b), columns);
+      default:
+        if (operands == Type::kFloat) return run_real(instruction.op, real(to), real(a), real(b), columns);
+        if (operands == Type::kInt) return run_integer(instruction.op, integer(to), integer(a), integer(b), columns);
+        return run_boolean(instruction.op, boolean(to), boolean(a), boolean(b), columns);
+    }
+  }
+};
+
+// Runs the plan over the tile; take(machine, row, first column, columns) sees the registers of each block of each row.
+template <class Real, class Take>
+KP_WORD void run(const TilePlan& plan, const Tile& tile, const Real* scores, int64_t score_stride, void* workspace,
+                 const Take& take) {
+  const Machine<Real> machine(plan, tile, workspace);
+  machine.run_scalars(TilePlan::kTile, 0);
+  for (int64_t begin = 0; begin < tile.columns; begin += kTileBlock) {
+    const int columns = static_cast<int>(tile.columns - begin < kTileBlock ? tile.columns - begin : kTileBlock);
+    const int padded = static_cast<int>(round_up(columns, kStep));
+    machine.run_blocks(TilePlan::kKey, tile.first_key + begin, padded);
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      machine.run_scalars(TilePlan::kRow, tile.first_query + row);
+      if (plan.score_register() >= 0) {
+        Real* register_of_scores = machine.real(plan.score_register());
+        std::memcpy(register_of_scores, scores + row * score_stride + begin, columns * sizeof(Real));
+        for (int i = columns; i < padded; ++i) register_of_scores[i] = 0;
+      }
+      machine.run_blocks(TilePlan::kElement, 0, padded);
+      take(machine, row, begin, columns);
+    }
+  }
+}
+
+template <class Real>
+void evaluate(const TilePlan& plan, const Tile& tile, const Real* scores, int64_t score_stride,
+              std::span<const Rows> results, void* workspace) {
+  const auto write = [&](const Machine<Real>& machine, int64_t row, int64_t begin, int columns) {
+    for (size_t i = 0; i < results.size(); ++i) {
+      const TilePlan::Result& result = plan.results()[i];
+      const int64_t offset = row * results[i].stride + begin;
+      if (result.type == Type::kFloat) {
+        std::memcpy(static_cast<Real*>(results[i].data) + offset, machine.real(result.slot.wide),
+                    columns * sizeof(Real));
+      } else if (result.type == Type::kInt) {
+        std::memcpy(static_cast<int64_t*>(results[i].data) + offset, machine.integer(result.slot.wide),
+                    columns * sizeof(int64_t));
+      } else {
+        std::memcpy(static_cast<uint8_t*>(results[i].data) + offset, machine.boolean(result.slot.wide), columns);
+      }
+    }
+  };
+  run(plan, tile, scores, score_stride, workspace, write);
+}
+
+template <class Real>
+KP_WORD void add(const CaptureGradient<Real>& gradient, int64_t offset, Real value) {
+  Real* place = gradient.data + offset;
+  if (!gradient.is_shared) {
+    *place += value;
+    return;
+  }
+  Real before;
+  __atomic_load(place, &before, __ATOMIC_RELAXED);
+  for (Real after = before + value;
+       !__atomic_compare_exchange(place, &before, &after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);) {
+    after = before + value;
+  }
+}
+
+// Elements that a whole row reads alike are summed before they are added.
+template <class Real>
+KP_WORD void add_load(const Machine<Real>& machine, const LoadGradient& load, const Real* grad, int columns,
+                      const CaptureGradient<Real>& gradient) {
+  const TensorView& from = machine.plan.captured()[load.capture];
+  const Real* derivative = machine.real(machine.plan.results()[load.derivative].slot.wide);
+  const auto offset_of = [&](int column) {
+    int64_t offset = 0;
+    for (int i = 0; i < from.rank; ++i) {
+      const int64_t index = machine.integer(machine.plan.results()[load.indices + i].slot.wide)[column];
+      offset = offset * from.sizes[i] + place_of(index, from.sizes[i]);
+    }
+    return offset;
+  };
+  if ((load.index_varies & (kVariesByKey | kVariesByScore)) == 0) {
+    Real sum = 0;
+    for (int i = 0; i < columns; ++i) sum += grad[i] * derivative[i];
+    return add(gradient, offset_of(0), sum);
+  }
+  for (int i = 0; i < columns; ++i) {
+    const Real value = grad[i] * derivative[i];
+    if (value != 0) add(gradient, offset_of(i), value);
+  }
+}
+
+template <class Real>
+void backward(const TilePlan& plan, std::span<const LoadGradient> loads, const Tile& tile, const Real* scores,
+              int64_t score_stride, Real* grad, int64_t grad_stride, std::span<const CaptureGradient<Real>> gradients,
+              void* workspace) {
+  const auto take = [&](const Machine<Real>& machine, int64_t row, int64_t begin, int columns) {
+    Real* row_grad = grad + row * grad_stride + begin;
+    for (const LoadGradient& load : loads) {
+      const bool is_wanted = !gradients.empty() && gradients[load.capture].data != nullptr;
+      if (is_wanted) add_load(machine, load, row_grad, columns, gradients[load.capture]);
+    }
+    const Real* derivative = machine.real(plan.results()[0].slot.wide);
+    for (int i = 0; i < columns; ++i) row_grad[i] *= derivative[i];
+  };
+  run(plan, tile, scores, score_stride, workspace, take);
+}
+
+}  // namespace
+
+extern const TileKernels<float> kTileKernels = {evaluate<float>, backward<float>};
+extern const TileKernels<double> kTileKernelsDouble = {evaluate<double>, backward<double>};
+
+}  // namespace kernel_pytorch::expression::KP_ISA_NAMESPACE
