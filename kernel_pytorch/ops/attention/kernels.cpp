@@ -15,7 +15,7 @@ std::span<const registry::Kernel<Forward>> forward_kernels() {
   return kKernels;
 }
 std::span<const registry::Kernel<Backward>> backward_kernels() {
-  static const registry::Kernel<Backward> kKernels[] = {kBackwardReference};
+  static const registry::Kernel<Backward> kKernels[] = {kBackwardSm90, kBackwardReference};
   return kKernels;
 }
 

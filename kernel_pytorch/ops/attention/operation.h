@@ -52,6 +52,7 @@ extern const registry::Kernel<ForwardProblem> kForwardReference;
 extern const registry::Kernel<BackwardProblem> kBackwardReference;
 
 extern const registry::Kernel<ForwardProblem> kForwardCudaMma;
+extern const registry::Kernel<BackwardProblem> kBackwardSm90;
 
 extern const registry::Operation<ForwardProblem> kForward;
 extern const registry::Operation<BackwardProblem> kBackward;

@@ -1,0 +1,56 @@
+// The main kernel of attention's backward on sm_90: a block keeps 128 keys and values and walks the queries that see
+// them.
+//
+// Two warpgroups compute S^T = K Q^T, P, dP^T = V dO^T, dS, dV += P^T dO and dK += dS^T Q for 64 keys each, P and dS
+// staying in registers; they never wait for one another. A third takes dS through shared memory and adds dQ = dS K to
+// global sums, straight from its registers. One thread of a fourth brings the tiles in. sm_90a.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/control.cuh"
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_backward_keys_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_backward_queries_cuda.cuh"
+
+namespace kernel_pytorch::attention {
+
+// Of a thread; a block of 512 threads begins with 128 each. What the assembler needs beside accumulators and operands
+// decides: 64 for 32 accumulators are enough, 56 are not.
+inline constexpr int kLoaderRegisters = 24;
+template <BackwardTile kTile>
+inline constexpr int kReducerRegisters = kTile.head % 64 != 0 ? 96 : 72;
+template <BackwardTile kTile>
+inline constexpr int kKeyRegisters = (4 * 128 - kLoaderRegisters - kReducerRegisters<kTile>) / 16 * 8;
+
+template <class T, Features kFeatures, BackwardTile kTile>
+__global__ void __launch_bounds__(kBackwardThreads, 1)
+    backward_keys(const __grid_constant__ BackwardArguments arguments) {
+  extern __shared__ __align__(1024) char shared[];
+  using Shared = BackwardShared<kTile>;
+  BackwardBarriers barriers(shared + Shared::kBarriers, kTile);
+  // In shared memory, since registers are what the roles below lack.
+  BackwardWork& work = *reinterpret_cast<BackwardWork*>(shared + Shared::kWork);
+  if (threadIdx.x == 0) {
+    work = backward_work<kFeatures, kTile>(arguments, blockIdx.x);
+    barriers.init(kTile);
+    ptx::fence_proxy_async_shared_cta();
+  }
+  tile::wait_for_earlier_kernels();
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<kLoaderRegisters>();
+    if (threadIdx.x == 0 && work.steps > 0) load_tiles<kTile>(arguments, work, shared, barriers);
+  } else if (warpgroup == 1) {
+    ptx::setmaxnreg_dec<kReducerRegisters<kTile>>();
+    if (work.steps > 0) add_query_gradients<T, kTile>(arguments, work, shared, barriers);
+  } else {
+    ptx::setmaxnreg_inc<kKeyRegisters<kTile>>();
+    if (work.steps > 0) {
+      key_gradients<T, kFeatures, kTile>(arguments, work, shared, barriers, warpgroup - 2);
+    } else {
+      zero_key_gradients<T>(arguments, work, static_cast<int>(threadIdx.x) - 256);
+    }
+  }
+}
+
+}  // namespace kernel_pytorch::attention

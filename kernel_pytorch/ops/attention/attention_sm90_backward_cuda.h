@@ -1,0 +1,79 @@
+// What host and device agree on for the backward of attention on sm_90: the tile that is compiled, what lies where in
+// memory, and the arguments of its kernels.
+//
+// Three launches: prepare (delta, records, zeroed sums), main (a block per 128 keys, all five products), finish (sums
+// to grad_query). Sums of grad_query and records lie in the order in which the tensor cores' registers hold them, so
+// that nothing is shuffled on the way.
+#pragma once
+
+#include "kernel_pytorch/cuda/tile/tensor_map_cuda.h"
+#include "kernel_pytorch/ops/attention/attention_cuda.h"
+
+namespace kernel_pytorch::attention {
+
+// What is compiled beside the features. Head sizes are padded to these with zeros by the copy engine.
+struct BackwardTile {
+  int head, value;   // multiples of 32 up to 128
+  int queries;       // rows of a step: 64, or 128 for small heads
+  int stages;        // of the rings of query and grad_output
+  int score_stages;  // of the ring of dS between the warpgroups
+};
+inline constexpr int kBackwardKeys = 128;  // of a block: two warpgroups of 64
+inline constexpr int kBackwardThreads = 512;
+inline constexpr int kBackwardSharedExtra = 512;  // bytes beside tiles and records: barriers and the like
+
+// Tiles lie in chunks of 64 columns, 128 bytes a row.
+KP_SHARED_CODE constexpr int tile_bytes(int rows, int columns) {
+  return (columns + 63) / 64 * rows * 128;
+}
+
+// Tiles of queries count over (batch, head) or, packed, over heads of all tokens: sequence i begins at tile
+// offsets[i] / rows + i, which leaves room for every sequence's last tile.
+struct QueryTiles {
+  int32_t tiles;       // of a head
+  int32_t tile_count;  // of all
+};
+
+// A record: for each 64 queries their -lse in base 2 (-inf: takes part in nothing) plus the exponent that
+// probabilities are scaled by, then likewise -delta. Of query
+// 8 j + 2 c + e the place is ((j / 2) * 4 + c) * 4 + j % 2 * 2 + e: four vectors for each lane c of a quad.
+KP_SHARED_CODE constexpr int record_place(int query) {
+  const int j = query / 8 % 8, c = query % 8 / 2, e = query % 2;
+  return query / 64 * 64 + ((j / 2) * 4 + c) * 4 + j % 2 * 2 + e;
+}
+
+struct PrepareArguments {
+  ScoreArguments score;
+  RowTensor output, grad_output;
+  const float* lse;
+  const float* grad_lse;  // may be null
+  float* records;         // [tiles, 2, queries of a tile]
+  float* grad_query_sums;
+  float* sink_sums;  // [heads, batches * tiles], or null
+  uint32_t* turns;   // of each tile, or null
+  QueryTiles tiles;
+  int32_t columns;      // of a value
+  int32_t sum_columns;  // of a tile of sums
+};
+
+struct alignas(64) BackwardArguments {
+  tile::TensorMap query, key, value, grad_output;  // boxes of 64 rows by 64 columns
+  ScoreArguments score;
+  RowTensor grad_key, grad_value;
+  const float* records;
+  float* grad_query_sums;
+  uint32_t* turns;  // deterministic: how many blocks of keys have added to a tile
+  QueryTiles tiles;
+  int32_t key_blocks;                   // of a head; packed: of all tokens
+  int32_t head_columns, value_columns;  // that exist
+};
+
+struct FinishArguments {
+  ScoreArguments score;
+  RowTensor grad_query;
+  const float* grad_query_sums;
+  QueryTiles tiles;
+  int32_t columns, sum_columns;
+};
+
+}  // namespace kernel_pytorch::attention

@@ -1,0 +1,163 @@
+// What stands before and after the main kernel of the backward, bound by memory: records of lse and delta with zeroed
+// sums, and the sums of grad_query on their way into its type and strides. sm_90.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/math.cuh"
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
+#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/cuda/tile/reduce.cuh"
+#include "kernel_pytorch/cuda/tile/vector.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_backward_place_cuda.cuh"
+
+namespace kernel_pytorch::attention {
+
+inline constexpr int kPrepareThreads = 256;
+inline constexpr int kFinishThreads = 128;
+
+// delta of each query of a tile, into the lower lane of 16.
+template <class T, int kRows, int kVectors>
+__device__ __forceinline__ void tile_deltas(float (&deltas)[kRows], const PrepareArguments& arguments,
+                                            const QueryTilePlace& place, int first_query) {
+  constexpr int kGroups = kPrepareThreads / 16;
+  const int lane = threadIdx.x % 16;
+  const T* output = static_cast<const T*>(arguments.output.data) + place.memory_batch * arguments.output.batch +
+                    place.head * arguments.output.head;
+  const T* grad = static_cast<const T*>(arguments.grad_output.data) + place.memory_batch * arguments.grad_output.batch +
+                  place.head * arguments.grad_output.head;
+  tile::Vector<T> outputs[kRows][kVectors], grads[kRows][kVectors];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int query = first_query + i * kGroups + threadIdx.x / 16;
+    const int64_t row = place.first_query + query;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = (v * 16 + lane) * 8;
+      const bool wanted = query < place.queries && column < arguments.columns;
+      outputs[i][v] = tile::load_once_if<T>(wanted, output + row * arguments.output.row + column);
+      grads[i][v] = tile::load_once_if<T>(wanted, grad + row * arguments.grad_output.row + column);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    float sum = 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float x[8], y[8];
+      outputs[i][v].unpack(x);
+      grads[i][v].unpack(y);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum = fmaf(x[e], y[e], sum);
+    }
+    deltas[i] = tile::sum_lanes<16>(sum);
+  }
+}
+
+// A block a tile of kQueries.
+template <class T, int kQueries, int kVectors, bool kPacked>
+__global__ void __launch_bounds__(kPrepareThreads)
+    backward_prepare(const __grid_constant__ PrepareArguments arguments) {
+  constexpr int kGroups = kPrepareThreads / 16;
+  constexpr int kRows = kQueries / kGroups;
+  __shared__ __align__(16) float record[2 * kQueries];
+  __shared__ float sinks[kQueries];
+  const QueryTilePlace place = query_tile_place<kPacked>(arguments.score, arguments.tiles, blockIdx.x, kQueries);
+  const int first_query = place.tile * kQueries;
+  if (first_query >= place.queries) return;
+  float deltas[kRows];
+  tile_deltas<T, kRows, kVectors>(deltas, arguments, place, first_query);
+  const int64_t head_row = place.row_of_heads + place.first_query;
+  if (threadIdx.x % 16 == 0) {
+    const float sink =
+        arguments.sink_sums != nullptr ? arguments.score.sinks[place.head * arguments.score.sinks_stride] * kLog2e : 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int at = i * kGroups + threadIdx.x / 16;
+      const int query = first_query + at;
+      float bound = -__int_as_float(0x7f800000), delta = 0;
+      if (query < place.queries) {
+        const float lse = arguments.lse[head_row + query] * kLog2e;
+        if (lse != -__int_as_float(0x7f800000)) {
+          bound = -lse;
+          delta = deltas[i];
+          if (arguments.grad_lse != nullptr) delta -= arguments.grad_lse[head_row + query];
+        }
+      }
+      record[record_place(at)] = bound + kExponent<T>;
+      record[kQueries + record_place(at)] = -delta;
+      sinks[at] = -delta * ptx::ex2_approx_ftz_f32(sink + bound);
+    }
+  }
+  __syncthreads();
+  const int64_t tile = blockIdx.x;
+  if (threadIdx.x < kQueries / 2) {
+    tile::store(arguments.records + tile * (2 * kQueries) + threadIdx.x * 4,
+                tile::load_from_shared<float>(ptx::shared_address(record + threadIdx.x * 4)));
+  }
+  float* sums = arguments.grad_query_sums + tile * (kQueries * arguments.sum_columns);
+#pragma unroll 8
+  for (int i = threadIdx.x * 4; i < kQueries * arguments.sum_columns; i += kPrepareThreads * 4) {
+    tile::store(sums + i, tile::Vector<float>::zero());
+  }
+  if (threadIdx.x == 0 && arguments.turns != nullptr) arguments.turns[tile] = 0;
+  if (arguments.sink_sums != nullptr && threadIdx.x < 32) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kQueries; i += 32) sum += sinks[i + threadIdx.x];
+    sum = tile::sum_lanes<32>(sum);
+    if (threadIdx.x == 0) arguments.sink_sums[tile] = sum;
+  }
+}
+
+// The query of a tile of 64 that row lane / 4 + 8 * half of a warp's accumulators of dQ stands for (store_scores).
+__device__ __forceinline__ int sum_query(int warp, int lane, int half) {
+  return (lane / 4 + 8 * half) / 2 * 8 + warp * 2 + lane / 4 % 2;
+}
+
+// A block 64 queries of a tile, kColumns the columns of a tile of sums.
+template <class T, int kQueries, int kColumns, bool kPacked>
+__global__ void __launch_bounds__(kFinishThreads) backward_finish(const __grid_constant__ FinishArguments arguments) {
+  constexpr int kUnits = kColumns / 8;
+  constexpr int kRowWords = (kColumns + 63) / 64 * 32;
+  __shared__ __align__(16) uint32_t rows[64 * kRowWords];
+  const int64_t tile = blockIdx.x / (kQueries / 64);
+  const int part = blockIdx.x % (kQueries / 64);
+  const QueryTilePlace place =
+      query_tile_place<kPacked>(arguments.score, arguments.tiles, static_cast<int>(tile), kQueries);
+  const int first_query = place.tile * kQueries + part * 64;
+  if (first_query >= place.queries) return;
+  tile::wait_for_earlier_kernels();
+  const float* sums = arguments.grad_query_sums + (tile * kQueries + part * 64) * kColumns + threadIdx.x * 4;
+  tile::Vector<float> loaded[kUnits];
+#pragma unroll
+  for (int i = 0; i < kUnits; ++i) loaded[i] = tile::load_once<float>(sums + i * 512);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const float scale = arguments.score.scale * kUnscale<T>;
+  // 16-byte units of a row change places so that neither the words below nor the rows after them collide.
+  const auto place_of = [](int query, int unit) {
+    return query * kRowWords + (unit / 8 * 8 + (unit % 8 ^ query / 8 ^ query % 2 * 4)) * 4;
+  };
+#pragma unroll
+  for (int i = 0; i < kUnits; ++i) {
+    float values[4];
+    loaded[i].unpack(values);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float pair[2] = {values[2 * half] * scale, values[2 * half + 1] * scale};
+      rows[place_of(sum_query(warp, lane, half), i) + lane % 4] = tile::Word<T>::pack(pair);
+    }
+  }
+  __syncthreads();
+  T* output = static_cast<T*>(arguments.grad_query.data) + place.memory_batch * arguments.grad_query.batch +
+              place.head * arguments.grad_query.head + (place.first_query + first_query) * arguments.grad_query.row;
+  const int queries = least(64, place.queries - first_query);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < 64 * kUnits; i += kFinishThreads) {
+    const int query = i / kUnits, unit = i % kUnits;
+    if (query < queries && unit * 8 < arguments.columns) {
+      const uint32_t source = ptx::shared_address(rows + place_of(query, unit));
+      tile::store(output + query * arguments.grad_query.row + unit * 8, tile::load_from_shared<T>(source));
+    }
+  }
+}
+
+}  // namespace kernel_pytorch::attention
