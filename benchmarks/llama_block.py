@@ -4,7 +4,8 @@
 
 The same block, forward and backward, with torch's functions, with torch.compile and with ours. The profiler names every
 kernel; products and attention are left out by name and the rest is summed and counted, so that the GEMMs, which are the
-same in all three, neither hide nor help anything. Medians of several windows, with the least and the most.
+same in all three, neither hide nor help anything. How many of the kernels are ours is the library's own count of its
+launches. Medians of several windows, with the least and the most.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as torch_functional
+from kernel_pytorch.utils.profiling import count_launches
 from table import print_table
 from torch.profiler import ProfilerActivity, profile
 from torch_norms import describe_machine
@@ -161,6 +163,7 @@ def measure(block: Block, device: torch.device, windows: int, steps: int) -> lis
             sample = memory_bound(lambda way=way: block.step(way), device, steps)  # type: ignore[misc]
             if window:
                 samples[name].append(sample)
+    launches = count_launches(lambda: block.step(ways["ours"])).kernels
     median = {name: statistics.median(time for time, _ in values) for name, values in samples.items()}
     rows = []
     for peer in ("torch", "torch.compile"):
@@ -170,6 +173,7 @@ def measure(block: Block, device: torch.device, windows: int, steps: int) -> lis
             kernels = f", {samples[name][0][1]:.0f} kernels" if device.type == "cuda" else ""
             texts[name] = f"{median[name]:.0f} µs ({min(times):.0f} to {max(times):.0f}){kernels}"
         what = f"Llama block of {block.x.shape[1]}x{block.x.shape[2]}, forward and backward, against {peer}"
+        texts["ours"] += f" ({launches} of our library)" if device.type == "cuda" else ""
         texts["ours"] += f", {median[peer] / median['ours']:.2f}x"
         rows.append({"what": what, "ours": texts["ours"], "torch": texts[peer]})
     return rows

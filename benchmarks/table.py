@@ -38,11 +38,14 @@ def norm_lines(run: dict[str, Any]) -> list[str]:
         "faster than torch",
         "share of a copy",
     ]
+    counts = all("launches" in row for row in run["rows"])
+    head += ["launches"] * counts
     lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---"] * 3 + ["---:"] * (len(head) - 3))]
     for row in run["rows"]:
         cells = [f"{row['op']} {row['direction']}", row["dtype"], f"{row['rows']}x{row['columns']}"]
         cells += [time_text(row["timings"][name]) for name in ("ours", *peers)]
-        lines.append(row_text([*cells, f"{row['speedup']:.2f}x", f"{100 * row['share']:.0f} %"]))
+        cells += [f"{row['speedup']:.2f}x", f"{100 * row['share']:.0f} %"]
+        lines.append(row_text([*cells, *([str(row["launches"])] if counts else [])]))
     return lines
 
 

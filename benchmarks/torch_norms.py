@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as torch_functional
+from kernel_pytorch.utils.profiling import count_launches
 from measure import Way, buffers_needed, capture_stream, compare, keep_freed_memory
 from table import print_table
 
@@ -155,12 +156,18 @@ def check(case: Case, exact: object, actual: object) -> None:
             sys.exit(f"torch_norms: {case}: ours is {error:.1e} from exact, the limit is {TOLERANCE[case.dtype]:.0e}")
 
 
+def launches_of(ways: dict[str, Way], device: torch.device) -> dict[str, int]:
+    """The kernels of ours that one warm call launches, by the library's own counter; nothing to tell of on a CPU."""
+    return {"launches": count_launches(ways["ours"], 0).kernels} if device.type == "cuda" else {}
+
+
 def run_case(case: Case, device: torch.device, seconds: float, with_compile: bool) -> dict[str, object]:
     ways, buffers = make_ways(case, device, with_compile)
     timings = compare(ways, buffers, device, seconds)
     mine = timings["ours"].median_us
     return {
         **asdict(case),
+        **launches_of(ways, device),
         "device": device.type,
         "bytes": case.bytes_moved(),
         "buffers": buffers,

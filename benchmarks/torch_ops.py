@@ -23,7 +23,7 @@ import torch
 from cases import DTYPES, TOLERANCE, Op
 from measure import Way, buffers_needed, compare, keep_freed_memory
 from table import print_table
-from torch_norms import backward_way, describe_machine, forward_way
+from torch_norms import backward_way, describe_machine, forward_way, launches_of
 
 ALL_OPS: list[Op] = [*cases_pointwise.OPS, *cases_rows.OPS, *cases_tables.OPS]
 DIRECTIONS = ("forward", "backward")
@@ -100,9 +100,11 @@ def run_case(
     rows, columns = op.shape_on(device)
     moved = op.bytes_moved(direction, dtype, device)
     buffers = buffers_needed(moved, device)
-    timings = compare(make_ways(op, direction, dtype, device, with_compile), buffers, device, seconds)
+    ways = make_ways(op, direction, dtype, device, with_compile)
+    timings = compare(ways, buffers, device, seconds)
     mine = timings["ours"].median_us
     return {
+        **launches_of(ways, device),
         "op": op.name,
         "direction": direction,
         "dtype": dtype_name,

@@ -21,7 +21,7 @@ import torch
 from kernel_pytorch.optim import AdamW, clip_grad_norm_
 from measure import Way, buffers_needed, compare, keep_freed_memory
 from table import print_table
-from torch_norms import describe_machine
+from torch_norms import describe_machine, launches_of
 
 Parameters = list[torch.nn.Parameter]
 Optimizer = Callable[[Parameters], torch.optim.Optimizer]
@@ -122,11 +122,13 @@ def run_case(case: Case, device: torch.device, seconds: float) -> dict[str, Any]
     sizes = sizes_on(device)
     moved = int(sum(sizes) * case.bytes_each)
     buffers = 1 if device.type == "cuda" else buffers_needed(moved, device)  # far larger than any cache of a GPU
-    timings = compare(make_ways(case, sizes, buffers, device), buffers, device, seconds)
+    ways = make_ways(case, sizes, buffers, device)
+    timings = compare(ways, buffers, device, seconds)
     mine = timings["ours"].median_us
     return {
         "op": case.name,
         "direction": "step",
+        **launches_of(ways, device),
         "dtype": case.dtype,
         "rows": len(sizes),
         "columns": sum(sizes) // len(sizes),

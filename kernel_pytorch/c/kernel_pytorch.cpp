@@ -12,6 +12,7 @@
 #include "kernel_pytorch/c/json.h"
 #include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/c/request.h"
+#include "kernel_pytorch/device/cuda/launch_counts.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/operations.h"
 #include "kernel_pytorch/tuning/selection.h"
@@ -177,6 +178,13 @@ void kp_free(char* text) {
 
 kp_status kp_devices(char** result) {
   return answered(result, [] { return to_text(report_devices()); });
+}
+
+kp_status kp_launches(char** result) {
+  return answered(result, [] {
+    const cuda_device::LaunchCounts counts = cuda_device::launch_counts();
+    return to_text({{"kernels", counts.kernels}, {"fills", counts.fills}});
+  });
 }
 
 kp_status kp_options(char** result) {

@@ -45,6 +45,10 @@ KP_API void kp_free(char* text); /* what an output gave; NULL is fine */
  * "cuda": {...}}], "cuda_absence": "" or why there is no CUDA device} */
 KP_API kp_status kp_devices(char** result);
 
+/* {"kernels", "fills"}: CUDA kernels that this process has launched through this library so far, and driver calls that
+ * filled memory for them. What a CUDA graph captures is counted once, at its capture. */
+KP_API kp_status kp_launches(char** result);
+
 /* {"options": [{"variable", "value", "from_environment", "meaning"}]} */
 KP_API kp_status kp_options(char** result);
 
@@ -71,7 +75,8 @@ KP_API kp_status kp_explain(const char* request, char** result);
 KP_API kp_status kp_verify(const char* request, char** result);
 
 /* Adds "every_kernel": false, "seconds": 0.2 for each row. {"op", "device", "cost": {"bytes", "flops"}, "copy_us",
- * "rows": [{"kernel", "config", "tier", "median_us", "spread_us", "gigabytes_per_second", "roof_share"}]} */
+ * "rows": [{"kernel", "config", "tier", "median_us", "spread_us", "gigabytes_per_second", "roof_share",
+ * "launches", "fills"}]}; the last two are of one run on a GPU, as kp_launches counts them. */
 KP_API kp_status kp_bench(const char* request, char** result);
 
 /* {"done", "total", "candidate", "candidate_us", "best", "best_us"} after each candidate. */

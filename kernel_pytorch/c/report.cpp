@@ -92,7 +92,9 @@ Json report(const registry::BenchReport& bench) {
                     {"median_us", row.median_us},
                     {"spread_us", row.spread_us},
                     {"gigabytes_per_second", row.gigabytes_per_second},
-                    {"roof_share", row.roof_share}});
+                    {"roof_share", row.roof_share},
+                    {"launches", row.launches},
+                    {"fills", row.fills}});
   }
   return {{"op", bench.op},           {"problem", report(bench.request)},
           {"device", bench.device},   {"cost", {{"bytes", bench.cost.bytes}, {"flops", bench.cost.flops}}},

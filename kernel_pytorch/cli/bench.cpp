@@ -53,18 +53,28 @@ std::vector<NamedProblem> problems_of(const BenchArguments& arguments) {
   return problems;
 }
 
+// "1", or "1 and 2 fills".
+std::string launches_text(const registry::BenchRow& row) {
+  if (row.fills == 0) return std::to_string(row.launches);
+  return format("{} and {} fill{}", row.launches, row.fills, row.fills == 1 ? "" : "s");
+}
+
 void add_rows(Table& table, const NamedProblem& problem, const registry::BenchReport& report) {
+  const bool is_gpu = problem.request.device.kind == DeviceKind::kCuda;
   std::string op = problem.operation->name, words = request_text(problem.request);
   for (const registry::BenchRow& row : report.rows) {
-    table.add({op,
-               words,
-               row.kernel,
-               row.config,
-               std::string(name_of(row.tier)),
-               microseconds_text(row.median_us),
-               "±" + microseconds_text(row.spread_us),
-               format("{:.1f}", row.gigabytes_per_second),
-               {format("{:.0f} %", 100 * row.roof_share), row.roof_share >= 0.9 ? Color::kGreen : Color::kPlain}});
+    std::vector<Cell> cells{
+        op,
+        words,
+        row.kernel,
+        row.config,
+        std::string(name_of(row.tier)),
+        microseconds_text(row.median_us),
+        "±" + microseconds_text(row.spread_us),
+        format("{:.1f}", row.gigabytes_per_second),
+        {format("{:.0f} %", 100 * row.roof_share), row.roof_share >= 0.9 ? Color::kGreen : Color::kPlain}};
+    if (is_gpu) cells.push_back(launches_text(row));
+    table.add(std::move(cells));
     op = words = "";
   }
 }
@@ -72,7 +82,10 @@ void add_rows(Table& table, const NamedProblem& problem, const registry::BenchRe
 int bench(const BenchArguments& arguments) {
   const std::vector<NamedProblem> problems = problems_of(arguments);
   std::vector<registry::BenchReport> reports;
-  Table table({"OP", "PROBLEM", "KERNEL", "CONFIG", "TIER", ">MEDIAN", ">SPREAD", ">GB/S", ">OF A COPY"});
+  std::vector<std::string> headings{"OP",      "PROBLEM", "KERNEL", "CONFIG",    "TIER",
+                                    ">MEDIAN", ">SPREAD", ">GB/S",  ">OF A COPY"};
+  if (named_device(arguments.problem.device).kind == DeviceKind::kCuda) headings.push_back(">LAUNCHES");
+  Table table(std::move(headings));
   {
     ProgressLine line;
     int done = 0;

@@ -39,6 +39,8 @@ struct BenchRow {
   double spread_us = 0;
   double gigabytes_per_second = 0;
   double roof_share = 0;  // against a copy of the same bytes in the same run
+  uint64_t launches = 0;  // of one run, on a GPU: kernels, and fills of memory by the driver
+  uint64_t fills = 0;
 };
 
 struct BenchReport {

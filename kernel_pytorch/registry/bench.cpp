@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernel_pytorch/device/cuda/launch_counts.h"
 #include "kernel_pytorch/registry/copy_roof.h"
 #include "kernel_pytorch/registry/slow_path.h"
 #include "kernel_pytorch/registry/trial.h"
@@ -35,6 +36,18 @@ std::vector<Runner> list_runners(const AnyProblem& problem, const Selected& chos
   return runners;
 }
 
+// What the driver is given in one run of each kernel; the run before it has compiled and loaded what there is to load.
+void count_launches(std::vector<Runner>& runners, const AnyProblem& problem, TrialContext& trial) {
+  for (Runner& runner : runners) {
+    trial.run(problem, runner.kernel, runner.config);
+    const cuda_device::LaunchCounts before = cuda_device::launch_counts();
+    trial.run(problem, runner.kernel, runner.config);
+    const cuda_device::LaunchCounts counted = cuda_device::launch_counts() - before;
+    runner.row.launches = counted.kernels;
+    runner.row.fills = counted.fills;
+  }
+}
+
 }  // namespace
 
 BenchReport bench(const AnyProblem& problem, bool every_kernel, double seconds_each) {
@@ -47,6 +60,7 @@ BenchReport bench(const AnyProblem& problem, bool every_kernel, double seconds_e
   report.op = problem.op();
   report.device = problem.device().name;
   report.cost = problem.cost();
+  if (problem.device().device.kind == DeviceKind::kCuda) count_launches(runners, rotated.at(0), trial);
   const CopyRoof roof(report.cost.bytes, rotated.rotations(), trial.context());
 
   std::vector<tuning::Candidate> candidates;

@@ -56,6 +56,7 @@ static void test_what_is_there(void) {
   EXPECT(strchr(kp_version(), '.') != NULL);
   kp_free(NULL);
   EXPECT_ANSWER(kp_devices(&result), "\"cpu\"");
+  EXPECT_ANSWER(kp_launches(&result), "{\"kernels\":0,\"fills\":0}");
   EXPECT_ANSWER(kp_options(&result), "KERNEL_PYTORCH_CACHE_DIR");
   EXPECT_ANSWER(kp_nvrtc(&result), "\"found\"");
   EXPECT_ANSWER(kp_kernels(NULL, &result), "layer_norm_backward");
@@ -117,6 +118,7 @@ static void test_choices(void) {
 
 static void test_refusals(void) {
   EXPECT(kp_devices(NULL) == KP_INVALID_ARGUMENT);
+  EXPECT(kp_launches(NULL) == KP_INVALID_ARGUMENT);
   EXPECT_REFUSED(kp_explain(NULL, &result), KP_INVALID_ARGUMENT, "\"op\" is missing");
   EXPECT_REFUSED(kp_explain("{", &result), KP_INVALID_ARGUMENT, "not JSON");
   EXPECT_REFUSED(kp_explain("[]", &result), KP_INVALID_ARGUMENT, "array");

@@ -6,6 +6,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
+#include "kernel_pytorch/device/cuda/launch_counts.h"
 
 namespace kernel_pytorch::cuda_device {
 namespace {
@@ -57,6 +58,23 @@ TEST(CudaDriver, WithoutADriverCallsSayWhy) {
     EXPECT_EQ(error.code(), ErrorCode::kDevice);
     EXPECT_EQ(error.message(), driver_absence());
   }
+}
+
+TEST(CudaDriver, FillsAreCounted) {
+  const LaunchCounts before = launch_counts();
+  std::string absence;
+  if (detect(absence).empty()) {
+    EXPECT_EQ(before.kernels + before.fills, 0u);
+    return;
+  }
+  void* memory = allocate(0, 64);
+  fill_bytes(0, memory, 1, 64, nullptr);
+  fill_bytes(0, memory, 2, 0, nullptr);  // nothing is handed to the driver
+  synchronize(0, nullptr);
+  release(0, memory);
+  const LaunchCounts counted = launch_counts() - before;
+  EXPECT_EQ(counted.fills, 1u);
+  EXPECT_EQ(counted.kernels, 0u);
 }
 
 }  // namespace

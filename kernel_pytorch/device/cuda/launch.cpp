@@ -9,6 +9,7 @@
 
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
+#include "kernel_pytorch/device/cuda/launch_counts.h"
 
 namespace kernel_pytorch::cuda_device {
 namespace {
@@ -173,6 +174,7 @@ void launch(const Context& context, CUkern_st* kernel, const LaunchShape& shape,
   check(driver.launch_kernel(&configuration, ready.function, arguments.data(), nullptr), label, ": launching grid (",
         shape.grid_x, ", ", shape.grid_y, ", ", shape.grid_z, "), block ", shape.block_x, ", cluster ", shape.cluster_x,
         ", ", shape.shared_bytes, " bytes of shared memory on cuda:", device_index);
+  count_kernel();
 }
 
 int resident_blocks(CUkern_st* kernel, int device_index, unsigned block_threads, unsigned shared_bytes) {

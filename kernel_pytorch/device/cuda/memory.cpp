@@ -3,6 +3,7 @@
 
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
+#include "kernel_pytorch/device/cuda/launch_counts.h"
 
 namespace kernel_pytorch::cuda_device {
 namespace {
@@ -58,6 +59,7 @@ void fill_bytes(int device_index, void* target, unsigned char value, size_t byte
   const CurrentDevice current(device_index);
   check(driver()->fill_bytes(address_of(target), value, bytes, as_stream(stream)), "cuda:", device_index, ": filling ",
         bytes, " bytes");
+  count_fill();
 }
 
 void synchronize(int device_index, void* stream) {

@@ -20,10 +20,12 @@ __all__ = [
     "CpuDetails",
     "CudaDetails",
     "DeviceInfo",
+    "LaunchCounts",
     "cuda_absence",
     "detect_available_devices",
     "device_info",
     "devices",
+    "launch_counts",
 ]
 
 
@@ -67,6 +69,17 @@ class DeviceInfo:
     cuda: CudaDetails | None = None
 
 
+@dataclass(frozen=True)
+class LaunchCounts:
+    """What was handed to the CUDA driver: kernels, and fills of memory (counters, empty sums) by the driver itself."""
+
+    kernels: int
+    fills: int
+
+    def __sub__(self, before: LaunchCounts) -> LaunchCounts:
+        return LaunchCounts(self.kernels - before.kernels, self.fills - before.fills)
+
+
 def _read(fields: dict[str, Any]) -> DeviceInfo:
     cpu = fields.get("cpu")
     cuda = fields.get("cuda")
@@ -91,6 +104,15 @@ def cuda_absence() -> str:
     """Why there is no CUDA device; empty where there is one."""
     absence: str = _library.call("devices", has_request=False)["cuda_absence"]
     return absence
+
+
+def launch_counts() -> LaunchCounts:
+    """Our launches since this process began, by all threads; torch's are not in it.
+
+    What a CUDA graph captures is counted once, at its capture: replays are the driver's.
+    `kernel_pytorch.utils.profiling.count_launches` gives those of one call.
+    """
+    return LaunchCounts(**_library.call("launches", has_request=False))
 
 
 def device_info(device: str | torch.device = "cpu") -> DeviceInfo:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from ..hardware import LaunchCounts, launch_counts
 
 import torch  # isort: skip
 
@@ -188,6 +189,13 @@ def profile_model_inference(model: torch.nn.Module, *inputs: Any, iterations: in
     finally:
         model.train(was_training)
     return timing
+
+
+def count_launches(function: Callable[..., object], *args: Any) -> LaunchCounts:
+    """Kernels of ours that function(*args) launches; zero on a CPU. Exact where no other thread launches meanwhile."""
+    before = launch_counts()
+    function(*args)
+    return launch_counts() - before
 
 
 def _timing_event() -> torch.cuda.Event:
