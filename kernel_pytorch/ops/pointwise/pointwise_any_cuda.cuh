@@ -53,14 +53,14 @@ __global__ void __launch_bounds__(kThreads, 1) backward_any(const __grid_constan
   for (int64_t row = first_row + strip; row < end && column < shape.columns; row += kAnyRows) {
     const float gradient =
         dropout.apply_one(row * shape.columns + column, AnyRow<T>(arguments.grad_output, shape, row)[column]);
-    float values[1] = {biased<T>({arguments.gate, shape, row}, arguments.gate_bias, arguments.bias_is_float, column)};
-    float derivatives[1];
-    differentiate_all<kIsAccurate<T>>(arguments.kind, values, derivatives);
-    float grad_gate = gradient * derivatives[0];
+    const float value = biased<T>({arguments.gate, shape, row}, arguments.gate_bias, arguments.bias_is_float, column);
+    Values at;
+    with_kind(arguments.kind, [&](auto constant) { at = differentiate<constant.value, kIsAccurate<T>>(value); });
+    float grad_gate = gradient * at.derivative;
     if (arguments.up.data != nullptr) {
       grad_gate *= biased<T>({arguments.up, shape, row}, arguments.up_bias, arguments.bias_is_float, column);
-      store_any<T>(arguments.grad_up, shape, row, column, gradient * values[0]);
-      up_sum += gradient * values[0];
+      store_any<T>(arguments.grad_up, shape, row, column, gradient * at.value);
+      up_sum += gradient * at.value;
     }
     store_any<T>(arguments.grad_gate, shape, row, column, grad_gate);
     gate_sum += grad_gate;

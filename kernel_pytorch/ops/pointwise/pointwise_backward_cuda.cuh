@@ -1,10 +1,26 @@
-// The gradients of one vector, and two ways over all of them: vector by vector (backward_vectors), or in tiles of
-// columns over many rows (backward_columns), which leave the biases' gradients as one partial row a block.
+// The gradients of one vector, and of all of them vector by vector. Sums over rows are in pointwise_columns_cuda.cuh.
 #pragma once
 
 #include "kernel_pytorch/ops/pointwise/pointwise_vector_cuda.cuh"
 
 namespace kernel_pytorch::pointwise {
+
+// `gradient` is the output's, after dropout; `values` and `factors` are gate and up with their biases.
+template <Kind kKind, bool kAccurate, bool kGated, int kCount>
+__device__ __forceinline__ void differentiate_vector(const float (&gradient)[kCount], const float (&values)[kCount],
+                                                     const float (&factors)[kCount], float (&grad_gate)[kCount],
+                                                     float (&grad_up)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    if constexpr (kGated) {
+      const Values at = differentiate<kKind, kAccurate>(values[j]);
+      grad_up[j] = gradient[j] * at.value;
+      grad_gate[j] = at.derivative * factors[j] * gradient[j];
+    } else {
+      grad_gate[j] = slope<kKind, kAccurate>(values[j]) * gradient[j];
+    }
+  }
+}
 
 template <class T, bool kGated, bool kFused>
 struct VectorGradient {
@@ -20,26 +36,18 @@ struct VectorGradient {
   // The gradients of gate and up, whose first vector in the contiguous output is `vector`.
   __device__ __forceinline__ void compute(const BackwardArguments& arguments, const Dropout& dropout, uint64_t vector,
                                           uint32_t column, float (&grad_gate)[kCount], float (&grad_up)[kCount]) const {
-    float gradient[kCount], values[kCount];
+    float gradient[kCount], values[kCount], factors[kCount];
     grad_output.unpack(gradient);
     gate.unpack(values);
+    if constexpr (kGated) up.unpack(factors);
     if constexpr (kFused) {
       add_bias<T>(arguments.gate_bias, arguments.bias_is_float, column, values);
+      if constexpr (kGated) add_bias<T>(arguments.up_bias, arguments.bias_is_float, column, factors);
       dropout.apply<kCount>(vector, gradient);
     }
-    differentiate_all<kIsAccurate<T>>(arguments.kind, values, grad_gate);
-    if constexpr (kGated) {
-      float factors[kCount];
-      up.unpack(factors);
-      if constexpr (kFused) add_bias<T>(arguments.up_bias, arguments.bias_is_float, column, factors);
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        grad_up[j] = gradient[j] * values[j];
-        grad_gate[j] *= factors[j];
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) grad_gate[j] *= gradient[j];
+    with_kind(arguments.kind, [&](auto constant) {
+      differentiate_vector<constant.value, kIsAccurate<T>, kGated>(gradient, values, factors, grad_gate, grad_up);
+    });
   }
 };
 
@@ -65,71 +73,6 @@ __global__ void __launch_bounds__(kThreads) backward_vectors(const __grid_consta
     if (vector >= shape.vectors) continue;
     store<T>(arguments.grad_gate, places[i], grad_gate);
     if constexpr (kGated) store<T>(arguments.grad_up, places[i], grad_up);
-  }
-}
-
-// Blocks of backward_columns that a multiprocessor holds: without the bound, what never changes over the rows takes the
-// registers.
-template <bool kGated>
-inline constexpr int kColumnBlocks = kGated ? 2 : 3;
-
-// Adds the tile's rows in order and writes the block's partial row. All threads of the block call it.
-template <int kCount>
-__device__ __forceinline__ void store_partial(float* partial, int64_t columns, uint32_t column,
-                                              const float (&sums)[kCount]) {
-  __shared__ float strips[kTileRows][kTileVectors][kCount];
-  const int lane = threadIdx.x % kTileVectors, strip = threadIdx.x / kTileVectors;
-  __syncthreads();  // the one before may still be read
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) strips[strip][lane][j] = sums[j];
-  __syncthreads();
-  const uint32_t first_column = (column - lane) * kCount;
-  for (int i = threadIdx.x; i < kTileVectors * kCount; i += kThreads) {
-    float total = 0;
-    for (int other = 0; other < kTileRows; ++other) total += strips[other][i / kCount][i % kCount];
-    if (first_column + i < columns) partial[blockIdx.y * columns + first_column + i] = total;
-  }
-}
-
-template <class T, bool kGated, int kVectors>
-__global__ void __launch_bounds__(kThreads, kColumnBlocks<kGated>)
-    backward_columns(const __grid_constant__ BackwardArguments arguments) {
-  using Gradient = VectorGradient<T, kGated, true>;
-  constexpr int kCount = Gradient::kCount;
-  const VectorShape& shape = arguments.shape;
-  const uint32_t column = blockIdx.x * kTileVectors + threadIdx.x % kTileVectors;
-  const bool is_inside = column < shape.row_vectors.divisor;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * arguments.rows_per_block;
-  const int64_t end = min(first_row + arguments.rows_per_block, static_cast<long long>(shape.rows));
-  float gate_sums[kCount] = {}, up_sums[kCount] = {};
-  for (int64_t row = first_row + threadIdx.x / kTileVectors; row < end; row += kTileRows * kVectors) {
-    Gradient gradients[kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int64_t own = row + i * kTileRows;
-      gradients[i].request(arguments, {own < end ? own : first_row, is_inside ? column : 0});
-    }
-    const Dropout dropout = Dropout::reread(arguments.dropout);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int64_t own = row + i * kTileRows;
-      if (own >= end || !is_inside) continue;
-      float grad_gate[kCount], grad_up[kCount];
-      const uint64_t vector = static_cast<uint64_t>(own) * shape.row_vectors.divisor + column;
-      gradients[i].compute(arguments, dropout, vector, column, grad_gate, grad_up);
-      store<T>(arguments.grad_gate, {own, column}, grad_gate);
-      if constexpr (kGated) store<T>(arguments.grad_up, {own, column}, grad_up);
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        gate_sums[j] += grad_gate[j];
-        if constexpr (kGated) up_sums[j] += grad_up[j];
-      }
-    }
-  }
-  const int64_t columns = static_cast<int64_t>(shape.row_vectors.divisor) * kCount;
-  if (arguments.gate_partial != nullptr) store_partial(arguments.gate_partial, columns, column, gate_sums);
-  if constexpr (kGated) {
-    if (arguments.up_partial != nullptr) store_partial(arguments.up_partial, columns, column, up_sums);
   }
 }
 

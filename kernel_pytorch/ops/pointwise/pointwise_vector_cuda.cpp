@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* kForwardSource = "kernel_pytorch/ops/pointwise/pointwise_forward_cuda.cuh";
 constexpr const char* kBackwardSource = "kernel_pytorch/ops/pointwise/pointwise_backward_cuda.cuh";
+constexpr const char* kColumnsSource = "kernel_pytorch/ops/pointwise/pointwise_columns_cuda.cuh";
 constexpr const char* kTooMany = "2^31 or more vectors of 16 bytes";
 constexpr const char* kRagged = "the elements are not whole vectors of 16 bytes";
 constexpr const char* kMisaligned = "a tensor does not start at a multiple of 16 bytes";
@@ -129,10 +130,10 @@ DeviceCode code_of(const char* source, std::string_view function, const Variant&
           .minimum_capability = 80,
           .architecture_specific = false};
 }
-DeviceCode columns_code_of(DType dtype, bool gated, int vectors) {
-  return {.source = kBackwardSource,
+DeviceCode columns_code_of(DType dtype, bool gated) {
+  return {.source = kColumnsSource,
           .entry = concat("kernel_pytorch::pointwise::backward_columns<", element_type_name(dtype), ", ",
-                          bool_name(gated), ", ", vectors, ">"),
+                          bool_name(gated), ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
@@ -220,22 +221,33 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
   cuda_device::launch(context, kernel, launch_shape(arguments.shape, kVectorCounts[config]), pointers, kLabel);
 }
 
-int columns_heuristic(const BackwardProblem&, const DeviceInfo&) {
-  return 1;
+// Blocks of backward_columns for each multiprocessor: many share the work evenly, few leave fewer partial rows.
+constexpr int kColumnsBlocks[] = {4, 8, 16};
+
+std::vector<std::string> columns_configs(const BackwardProblem&, const DeviceInfo&) {
+  std::vector<std::string> texts;
+  for (int blocks : kColumnsBlocks) texts.push_back(concat("blocks=", blocks));
+  return texts;
+}
+
+// Two waves: four blocks are resident of a kernel without `up`, two of one with it.
+int columns_heuristic(const BackwardProblem& problem, const DeviceInfo&) {
+  return problem.up.is_present() ? 0 : 1;
 }
 
 void run_columns(const BackwardProblem& problem, int config, Context& context) {
   static const std::string kLabel = "pointwise backward_columns";
-  static KernelTable<kCounts * std::size(kCudaTypes) * 2> table;
+  static KernelTable<std::size(kCudaTypes) * 2> table;
   if (problem.gate.element_count() == 0) {
     return zero_column_sums(problem.grad_gate_bias, problem.grad_up_bias, context);
   }
   BackwardArguments arguments = backward_arguments(problem);
   const int64_t rows = arguments.shape.rows;
   const int64_t tiles = (arguments.shape.row_vectors.divisor + kTileVectors - 1) / kTileVectors;
-  // Sixteen blocks for each multiprocessor, each with rows enough to be worth a partial row.
+  // Each block with rows enough to be worth a partial row.
   constexpr int64_t kStep = kTileRows * 2, kMostChunks = 32768;
-  const int64_t wanted = std::clamp<int64_t>(16 * context.info->cuda.multiprocessors / tiles, 1, kMostChunks);
+  const int64_t blocks = int64_t{kColumnsBlocks[config]} * context.info->cuda.multiprocessors;
+  const int64_t wanted = std::clamp<int64_t>(blocks / tiles, 1, kMostChunks);
   const int64_t rows_per_block = std::max((rows + wanted - 1) / wanted + kStep - 1, 2 * kStep) / kStep * kStep;
   const int64_t chunks = (rows + rows_per_block - 1) / rows_per_block;
   const ColumnSums sums =
@@ -245,8 +257,8 @@ void run_columns(const BackwardProblem& problem, int config, Context& context) {
   arguments.rows_per_block = static_cast<int32_t>(rows_per_block);
   const DType dtype = problem.gate.dtype;
   const bool gated = problem.up.is_present();
-  const int entry = (config * static_cast<int>(std::size(kCudaTypes)) + cuda_type_index(dtype)) * 2 + gated;
-  CUkern_st* kernel = table.get(entry, context, [&] { return columns_code_of(dtype, gated, kVectorCounts[config]); });
+  CUkern_st* kernel =
+      table.get(cuda_type_index(dtype) * 2 + gated, context, [&] { return columns_code_of(dtype, gated); });
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape launch;
   launch.grid_x = static_cast<unsigned>(tiles);
@@ -264,7 +276,7 @@ uint64_t backward_hash() {
 }
 uint64_t columns_hash() {
   HashMixer mixer;
-  mixer.add(jit::source_hash(kBackwardSource));
+  mixer.add(jit::source_hash(kColumnsSource));
   mixer.add(column_sums_source_hash());
   return mixer.value();
 }
@@ -278,9 +290,7 @@ std::vector<DeviceCode> backward_code() {
 std::vector<DeviceCode> columns_code() {
   std::vector<DeviceCode> codes = column_sums_device_code();
   for (DType dtype : kCudaTypes) {
-    for (int i = 0; i < kCounts; ++i) {
-      for (bool gated : {false, true}) codes.push_back(columns_code_of(dtype, gated, kVectorCounts[i]));
-    }
+    for (bool gated : {false, true}) codes.push_back(columns_code_of(dtype, gated));
   }
   return codes;
 }
@@ -306,7 +316,7 @@ constinit const registry::Kernel<BackwardProblem> kBackwardCudaVector{.name = "c
 constinit const registry::Kernel<BackwardProblem> kBackwardCudaColumns{.name = "cuda_columns",
                                                                        .origin = registry::Origin::kOurs,
                                                                        .supports = supports_columns,
-                                                                       .configs = configs<BackwardProblem>,
+                                                                       .configs = columns_configs,
                                                                        .heuristic = columns_heuristic,
                                                                        .run = run_columns,
                                                                        .source_hash = columns_hash,

@@ -61,21 +61,33 @@ __device__ __forceinline__ void add_bias(const void* bias, bool is_float, uint32
 // The dropout of a call: its seed is read by each thread.
 class Dropout {
  public:
-  __device__ __forceinline__ explicit Dropout(const DropoutArguments& arguments)
-      : Dropout(arguments, static_cast<const int64_t*>(arguments.seed)) {}
-  // For loops: the seed is read anew in each round, which keeps the twenty keys that follow from it out of the
-  // registers.
-  static __device__ __forceinline__ Dropout reread(const DropoutArguments& arguments) {
-    return Dropout(arguments, static_cast<const volatile int64_t*>(arguments.seed));
+  __device__ __forceinline__ explicit Dropout(const DropoutArguments& arguments) : arguments_(arguments) {
+    if (!drops()) return;
+    keys_ = philox_keys(static_cast<uint64_t>(arguments.seed[0]));
+    offset_ = static_cast<uint64_t>(arguments.seed[1]);
   }
-  __device__ __forceinline__ bool drops() const { return arguments_.seed != nullptr; }
+  // For loops: what a warp's first lane hands to the others is known to be the same in all of them, so that the keys
+  // are in registers of the warp and not of each thread. All threads of a warp call it.
+  static __device__ __forceinline__ Dropout for_rows(const DropoutArguments& arguments) {
+    Dropout dropout(arguments);
+    if (!dropout.drops()) return dropout;
+#pragma unroll
+    for (auto& key : dropout.keys_.words) {
+      key[0] = __shfl_sync(0xffffffffu, key[0], 0);
+      key[1] = __shfl_sync(0xffffffffu, key[1], 0);
+    }
+    return dropout;
+  }
+  __device__ __forceinline__ bool drops() const {
+    return arguments_.seed != nullptr;
+  }
 
   // `vector` counts vectors of kCount elements in the contiguous output; a block of bits covers one or two of them.
   template <int kCount>
   __device__ __forceinline__ void apply(uint64_t vector, float (&values)[kCount]) const {
     if (!drops()) return;
     constexpr int kVectorsPerBlock = kPhiloxElements / kCount;
-    const PhiloxBlock block = philox(seed_, offset_, vector / kVectorsPerBlock);
+    const PhiloxBlock block = philox(keys_, offset_, vector / kVectorsPerBlock);
     const bool upper = kVectorsPerBlock == 2 && (vector & 1) != 0;
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
@@ -89,7 +101,7 @@ class Dropout {
   // One element, for the kernels that take any strides.
   __device__ __forceinline__ float apply_one(int64_t element, float value) const {
     if (!drops()) return value;
-    const PhiloxBlock block = philox(seed_, offset_, static_cast<uint64_t>(element) / kPhiloxElements);
+    const PhiloxBlock block = philox(keys_, offset_, static_cast<uint64_t>(element) / kPhiloxElements);
     const int index = static_cast<int>(element % kPhiloxElements);
     uint32_t word = block.words[0];
 #pragma unroll
@@ -99,15 +111,9 @@ class Dropout {
   }
 
  private:
-  template <class Number>
-  __device__ __forceinline__ Dropout(const DropoutArguments& arguments, Number* numbers) : arguments_(arguments) {
-    if (numbers == nullptr) return;
-    seed_ = static_cast<uint64_t>(numbers[0]);
-    offset_ = static_cast<uint64_t>(numbers[1]);
-  }
-
   const DropoutArguments& arguments_;
-  uint64_t seed_ = 0, offset_ = 0;
+  PhiloxKeys keys_{};
+  uint64_t offset_ = 0;
 };
 
 }  // namespace kernel_pytorch::pointwise
