@@ -68,8 +68,8 @@ void* current_cuda_stream(int device_index) {
 
 void* TorchScratch::allocate(size_t bytes) {
   constexpr size_t kAlignmentBytes = 256;  // torch promises 64 on the CPU
-  const int64_t padded[] = {static_cast<int64_t>(bytes + kAlignmentBytes - 1)};
-  NewTensor block = make_tensor(padded, DType::kInt8, device_);
+  const auto padded = static_cast<int64_t>(bytes + kAlignmentBytes - 1);
+  NewTensor block = make_tensor(contiguous_view(nullptr, DType::kInt8, {padded}), device_);
   blocks_.push_back(std::move(block.tensor));
   const auto address = reinterpret_cast<uintptr_t>(block.view.data);
   return reinterpret_cast<void*>((address + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes);

@@ -9,8 +9,12 @@ Call::~Call() {
 }
 
 TensorView Call::output(std::span<const int64_t> sizes, DType dtype) {
+  return output(contiguous_view(nullptr, dtype, sizes));
+}
+
+TensorView Call::output(const TensorView& like) {
   KP_INTERNAL_CHECK(output_count_ < kMaxOutputs, "an op has more than ", kMaxOutputs, " outputs");
-  NewTensor made = make_tensor(sizes, dtype, device_);
+  NewTensor made = make_tensor(like, device_);
   outputs_[output_count_++] = made.tensor.release();
   return made.view;
 }

@@ -29,6 +29,8 @@ namespace kernel_pytorch::torch_ops {
 struct ParameterView : TensorView {};
 // The same with its dimensions merged: one number per row, as [rows].
 struct RowView : TensorView {};
+// A tensor of any strides but in its last dimension; where that is not dense, a contiguous copy. Not for `a!`.
+struct DenseView : TensorView {};
 
 // What a call makes besides computing: its outputs, uninitialised and contiguous on the call's device, and its context.
 // The device is that of the first tensor given.
@@ -40,6 +42,7 @@ class Call {
   ~Call();
 
   TensorView output(std::span<const int64_t> sizes, DType dtype);
+  TensorView output(const TensorView& like);  // its sizes, strides and type
   TensorView output_like(const TensorView& view) { return output(view.shape(), view.dtype); }
   // x's shape without its columns, fp32 (fp64 for fp64); the view is [rows].
   TensorView output_row_statistic(const TensorView& x);
@@ -77,7 +80,7 @@ struct Slot {  // double, int64_t, bool, and std::optional of them
     if constexpr (std::is_same_v<T, int64_t>) return type == "int" || type == "SymInt";
     if constexpr (std::is_same_v<T, bool>) return type == "bool";
     if constexpr (std::is_same_v<T, std::optional<double>>) return type == "float?";
-    if constexpr (std::is_same_v<T, std::optional<int64_t>>) return type == "int?";
+    if constexpr (std::is_same_v<T, std::optional<int64_t>>) return type == "int?" || type == "SymInt?";
     return false;
   }
   explicit Slot(const Boxed& boxed) : value(torch::stable::detail::to<T>(boxed.value)) {}
@@ -111,6 +114,16 @@ struct Slot<ParameterView> : TensorSlot {
   using TensorSlot::TensorSlot;
   ParameterView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const ParameterView view{parameter_view_of(tensor, name)};
+    call.found(view);
+    return view;
+  }
+};
+
+template <>
+struct Slot<DenseView> : Slot<ParameterView> {
+  using Slot<ParameterView>::Slot;
+  DenseView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
+    const DenseView view{dense_view_of(tensor, name)};
     call.found(view);
     return view;
   }

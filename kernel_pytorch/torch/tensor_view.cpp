@@ -77,12 +77,13 @@ TensorView view_of(const Tensor& tensor, const ArgumentName& name, bool is_writt
   return view;
 }
 
-NewTensor make_tensor(std::span<const int64_t> sizes, DType dtype, Device device) {
-  TensorView view = contiguous_view(nullptr, dtype, sizes, device);
+NewTensor make_tensor(const TensorView& like, Device device) {
+  TensorView view = like;
+  view.device = device;
   const bool on_cpu = device.kind == DeviceKind::kCpu;
   AtenTensorHandle handle = nullptr;
   const AOTITorchError status = aoti_torch_empty_strided(
-      view.rank, view.sizes.data(), view.strides.data(), torch_dtypes()[static_cast<int>(dtype)],
+      view.rank, view.sizes.data(), view.strides.data(), torch_dtypes()[static_cast<int>(like.dtype)],
       on_cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), on_cpu ? -1 : device.index, &handle);
   if (status != TORCH_SUCCESS) {
     fail(ErrorCode::kDevice, "kernel_pytorch: torch could not allocate ", view.byte_count(), " bytes on ", device,
@@ -96,6 +97,13 @@ NewTensor make_tensor(std::span<const int64_t> sizes, DType dtype, Device device
 TensorView parameter_view_of(Tensor& tensor, const ArgumentName& name) {
   const TensorView view = view_of(tensor, name);
   if (!view.is_present() || is_contiguous(view)) return view;
+  tensor = contiguous_copy(tensor);
+  return view_of(tensor, name);
+}
+
+TensorView dense_view_of(Tensor& tensor, const ArgumentName& name) {
+  const TensorView view = view_of(tensor, name);
+  if (view.rank <= 0 || view.size(-1) <= 1 || view.stride(-1) == 1) return view;
   tensor = contiguous_copy(tensor);
   return view_of(tensor, name);
 }

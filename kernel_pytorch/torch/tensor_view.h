@@ -47,12 +47,16 @@ TensorView view_of(const Tensor& tensor, const ArgumentName& name, bool is_writt
 // copy.
 TensorView parameter_view_of(Tensor& tensor, const ArgumentName& name);
 
+// The same where only the last dimension must be dense.
+TensorView dense_view_of(Tensor& tensor, const ArgumentName& name);
+
 struct NewTensor {
   Tensor tensor;
   TensorView view;
 };
 
-// Contiguous and uninitialised, from torch's allocator. Throws kDevice, naming the bytes, when there is no memory.
-NewTensor make_tensor(std::span<const int64_t> sizes, DType dtype, Device device);
+// Uninitialised, with the sizes, strides and type of `like`, from torch's allocator. Throws kDevice, naming the bytes,
+// when there is no memory.
+NewTensor make_tensor(const TensorView& like, Device device);
 
 }  // namespace kernel_pytorch::torch_ops

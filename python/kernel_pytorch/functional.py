@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import _torch as _torch  # first: it says what is missing where torch is missing or old
 from ._ops.activation import activation, gelu, relu, relu_squared, silu
+from ._ops.attention import attention
 from ._ops.cross_entropy import (
     combine_cross_entropy_partials,
     cross_entropy,
@@ -32,6 +33,7 @@ from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
 __all__ = [
     "activation",
     "add_rms_norm",
+    "attention",
     "chunk_mean_pool",
     "combine_cross_entropy_partials",
     "cross_entropy",

@@ -37,8 +37,8 @@ struct Check {
              "; it must be ", shape_text({wanted.begin(), wanted.size()}), ", ", meaning);
   }
   void check_dense(std::string_view name, const TensorView& view) const {
-    KP_CHECK(view.size(-1) <= 1 || view.stride(-1) == 1, op, ": ", name, " has stride ", view.stride(-1),
-             " in its last dimension; make it contiguous there");
+    KP_CHECK(view.size(-1) <= 1 || view.stride(-1) == 1 || view.element_count() == 0, op, ": ", name, " has stride ",
+             view.stride(-1), " in its last dimension; make it contiguous there");
   }
   void check_contiguous(std::string_view name, const TensorView& view) const {
     KP_CHECK(is_contiguous(view), op, ": ", name, " is ", view, "; make it contiguous");

@@ -32,7 +32,7 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
         if in_transform() or forward_ad._current_level >= 0:
             return transformed({arguments}){results}
         if ({any_requires_grad}) and is_grad_enabled():
-            return apply({unwrapped})
+            {list_route}return apply({unwrapped})
         return results_only_eager({arguments})
     return call
 """
@@ -41,6 +41,7 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
 def make_call(
     arguments: Sequence[str],
     tensors: Sequence[int],
+    lists: Sequence[int],
     results: str,
     results_only: Any,
     forward: Any,
@@ -51,11 +52,18 @@ def make_call(
 
     The eager route is `node.apply` less what it does for default arguments and torch.func's transforms, 37 us a call.
     Tensors that escaped from a transform are unwrapped, as Function.apply does, or their gradients would be lost.
+    A Function does not look into lists of tensors (positions in `lists`): with a gradient in one the registered op runs.
     """
     names = [arguments[i] for i in tensors]
+    any_in_lists = [f"({arguments[i]} and any(t.requires_grad for t in {arguments[i]}))" for i in lists]
     source = _CALL_SOURCE.format(
         arguments=", ".join(arguments),
-        any_requires_grad=" or ".join(f"({name} is not None and {name}.requires_grad)" for name in names),
+        any_requires_grad=" or ".join(
+            [*(f"({name} is not None and {name}.requires_grad)" for name in names), *any_in_lists]
+        ),
+        list_route=f"if {' or '.join(any_in_lists)}: return forward({', '.join(arguments)}){results}\n            "
+        if lists
+        else "",
         unwrapped=", ".join(f"{x} if {x} is None else unwrap({x})" if x in names else x for x in arguments),
         results=results,
     )

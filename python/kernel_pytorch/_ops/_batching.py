@@ -24,7 +24,7 @@ def fold(
     An activation without a batch is expanded, which copies nothing since the ops take strides. Where a parameter (its
     position is in `parameters`) has a batch, or its gradient is wanted per sample, the op is called once per sample.
     """
-    if per_sample or any(in_dims[i] is not None for i in parameters):
+    if per_sample or any(_is_batched(in_dims[i]) for i in parameters):
         samples = [call(*_sample(args, in_dims, index)) for index in range(batch_size)]
         if isinstance(samples[0], Tensor):
             return torch.stack(samples), 0
@@ -48,8 +48,16 @@ def register_folding(op: Any, call: Callable[..., Any], parameters: Sequence[int
     torch.library.register_vmap(op, batch)
 
 
+def _is_batched(dim: Any) -> bool:
+    return any(map(_is_batched, dim)) if isinstance(dim, list | tuple) else dim is not None
+
+
 def _sample(args: Sequence[Any], in_dims: Dims, index: int) -> list[Any]:
-    return [arg if dim is None else arg.select(dim, index) for arg, dim in zip(args, in_dims, strict=True)]
+    """The arguments of one sample; a list of tensors has a list of dimensions."""
+    return [
+        _sample(arg, dim, index) if isinstance(dim, list | tuple) else arg if dim is None else arg.select(dim, index)
+        for arg, dim in zip(args, in_dims, strict=True)
+    ]
 
 
 def _to_front(tensor: Tensor, dim: int | None, batch_size: int) -> Tensor:

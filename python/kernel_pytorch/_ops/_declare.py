@@ -33,11 +33,12 @@ Gradient = Callable[[tuple[Tensor | None, ...], tuple[Any, ...], tuple[bool, ...
 # What a node does, written out for the reason given in _autograd.py: forward of the eager one, setup_context of the one
 # for transforms, backward of both.
 _NODE_SOURCE = """
-def make(call, gradient):
+def make(call, gradient, split, like_list):
     def forward(ctx, {inputs}):
         {outputs} = call({inputs})
         ctx.save_for_backward({saved_tensors})
         ctx.numbers = ({saved_numbers})
+        {keep_counts}
         ctx.set_materialize_grads(False)
         return {results}
 
@@ -46,14 +47,15 @@ def make(call, gradient):
         {outputs} = output
         ctx.save_for_backward({saved_tensors})
         ctx.numbers = ({saved_numbers})
+        {keep_counts}
         {mark_non_differentiable}
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx, {grads}*_):
+        needed = ctx.needs_input_grad
         if {no_grad}:
             return {no_gradients}
-        needed = ctx.needs_input_grad
-        {gradients} = gradient(({grads}), (*ctx.saved_tensors, *ctx.numbers), ({wanted}))
+        {gradients} = gradient(({grads}), {saved}, ({wanted}))
         return ({returned})
     return forward, keep, differentiate
 """
@@ -66,6 +68,7 @@ def differentiable(
     saves: Sequence[str],
     gradient: Gradient,
     parameters: Sequence[str] = (),
+    results_shapes: Call | None = None,
     name: str | None = None,
     instead: str | None = None,
 ) -> Call:
@@ -74,22 +77,24 @@ def differentiable(
     Args:
         op: the name of the op that returns the results alone.
         shapes: (arguments) -> empty tensors like the outputs of `<op>_forward`, of which the results are the first.
-        saves: arguments and outputs of `<op>_forward` that the gradient needs, by name, tensors before numbers; an
-            output without a name is called "output".
+        saves: arguments and outputs of `<op>_forward` that the gradient needs, by name, tensors before numbers before
+            lists of tensors; an output without a name is called "output".
         gradient: (gradients of the results, saved values, wanted) -> gradients of the tensor arguments, in order.
             `wanted` has one entry per tensor argument; what is not wanted is dropped. A gradient of one of several
-            results is None where that result was not used.
+            results is None where that result was not used. A list of tensors has a list of both, and none (False) where
+            no tensor of it wants a gradient.
         parameters: tensor arguments without a batch dimension, which vmap may not fold into (weights, tables). With a
             batch of its own, one of these makes vmap call the op once per sample.
+        results_shapes: the same of `<op>`, where its results are not those of `<op>_forward`.
         name: what errors call the op, where that is not `op`.
         instead: what to use, as errors say, for derivatives that this op has not.
     """
     results_only, forward = _overload(op), _overload(f"{op}_forward")
-    arguments, tensors = _arguments(forward), _tensor_positions(forward)
+    arguments, tensors, lists = _arguments(forward), _tensor_positions(forward), _list_positions(forward)
     results, outputs = len(results_only._schema.returns), len(forward._schema.returns)
     run, keep, differentiate = _node_functions(forward, results, saves, gradient)
 
-    def results_shapes(*args: Any) -> Any:
+    def first_shapes(*args: Any) -> Any:
         return _first(shapes(*args), results, outputs)
 
     def results_below_vmap(*args: Any) -> Any:
@@ -97,7 +102,7 @@ def differentiable(
         return _first(forward(*args), results, outputs) if wants_gradient(*args) else results_only(*args)
 
     library: Any = torch.library
-    library.register_fake(results_only, results_shapes)
+    library.register_fake(results_only, results_shapes or first_shapes)
     library.register_fake(forward, shapes)
     library.register_autograd(forward, differentiate, setup_context=keep)
     unbatched = _positions(op, arguments, parameters)
@@ -106,7 +111,7 @@ def differentiable(
     node = make_node(name or op, run, differentiate)
     function = make_function(name or op, forward, keep, differentiate, unbatched, instead)
     picked = "" if results == outputs else "[0]" if results == 1 else f"[:{results}]"
-    return make_call(arguments, tensors, picked, results_only, forward, node, function)
+    return make_call(arguments, tensors, lists, picked, results_only, forward, node, function)
 
 
 def backward(
@@ -191,6 +196,10 @@ def _tensor_positions(overload: Any) -> list[int]:
     return [i for i, argument in enumerate(overload._schema.arguments) if argument.type in tensors]
 
 
+def _list_positions(overload: Any) -> list[int]:
+    return [i for i, argument in enumerate(overload._schema.arguments) if argument.type == torch.ListType.ofTensors()]
+
+
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
@@ -212,32 +221,65 @@ def _node_functions(forward: Any, results: int, saves: Sequence[str], gradient: 
     """The functions of _NODE_SOURCE, from what the op saves and its formula."""
     op = forward._schema.name
     inputs, outputs, tensors = _arguments(forward), _output_names(forward), _tensor_positions(forward)
+    lists = _list_positions(forward)
     _positions(op, [*inputs, *outputs], saves)
     if set(inputs) & set(outputs):
         raise ValueError(
             f"{op}: its schema uses {sorted(set(inputs) & set(outputs))[0]!r} for an argument and an output"
         )
-    numbers = [name for name in saves if name in inputs and inputs.index(name) not in tensors]
-    saved_tensors = [name for name in saves if name not in numbers]
-    if [*saved_tensors, *numbers] != list(saves):
+    saved_lists = [name for name in saves if name in inputs and inputs.index(name) in lists]
+    numbers = [name for name in saves if name in inputs and inputs.index(name) not in [*tensors, *lists]]
+    saved_tensors = [name for name in saves if name not in numbers and name not in saved_lists]
+    if [*saved_tensors, *numbers, *saved_lists] != list(saves):
         raise ValueError(f"{op}: saves {list(saves)}, tensors must come before numbers")
     grads = [f"grad_{i}" for i in range(results)]
+    differentiated = sorted([*tensors, *lists])
     source = _NODE_SOURCE.format(
         inputs=", ".join(inputs),
         outputs=outputs[0] if len(outputs) == 1 else ", ".join(outputs),
-        saved_tensors=", ".join(saved_tensors),
+        saved_tensors=", ".join([*saved_tensors, *(f"*{name}" for name in saved_lists)]),
         saved_numbers=_tuple(numbers),
+        keep_counts=f"ctx.counts = ({_tuple([f'len({name})' for name in saved_lists])})" if saved_lists else "",
+        saved=f"split(ctx.saved_tensors, {len(saved_tensors)}, ctx.numbers, ctx.counts)"
+        if saved_lists
+        else "(*ctx.saved_tensors, *ctx.numbers)",
         results=", ".join(outputs[:results]),
         mark_non_differentiable=f"ctx.mark_non_differentiable({', '.join(outputs[results:])})"
         * (results < len(outputs)),
         no_grad=" and ".join(f"{grad} is None" for grad in grads),
-        no_gradients=repr((None,) * len(inputs)),
-        gradients=_tuple([f"of_{i}" for i in tensors]),
+        no_gradients="("
+        + _tuple([f"like_list(needed[{i}])" if i in lists else "None" for i in range(len(inputs))])
+        + ")",
+        gradients=_tuple([f"of_{i}" for i in differentiated]),
         grads=_tuple(grads),
-        wanted=_tuple([f"needed[{i}]" for i in tensors]),
-        returned=_tuple([f"of_{i} if needed[{i}] else None" if i in tensors else "None" for i in range(len(inputs))]),
+        wanted=_tuple([f"needed[{i}]" for i in differentiated]),
+        returned=_tuple(
+            [
+                f"of_{i} if needed[{i}] else None"
+                if i in tensors
+                else f"of_{i} if needed[{i}] and of_{i} else like_list(needed[{i}])"
+                if i in lists
+                else "None"
+                for i in range(len(inputs))
+            ]
+        ),
     )
-    return run_source(f"node of {op}", source)(below_autograd(forward), gradient)  # type: ignore[no-any-return]
+    make = run_source(f"node of {op}", source)
+    return make(below_autograd(forward), gradient, _split, _like_list)  # type: ignore[no-any-return]
+
+
+def _split(saved: Sequence[Tensor], tensors: int, numbers: tuple[Any, ...], counts: tuple[int, ...]) -> tuple[Any, ...]:
+    """Tensors, numbers and lists, from what was saved as one row of tensors."""
+    lists, begin = [], tensors
+    for count in counts:
+        lists.append(list(saved[begin : begin + count]))
+        begin += count
+    return (*saved[:tensors], *numbers, *lists)
+
+
+def _like_list(needed: Any) -> list[None] | None:
+    """No gradients of a list: autograd asks a registered op for a list of None, and a Function for None."""
+    return [None] * len(needed) if isinstance(needed, list | tuple) else None
 
 
 def _tuple(items: Sequence[str]) -> str:

@@ -1,0 +1,283 @@
+"""attention for torch: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/attention.cpp); how a
+call reaches them is in _declare.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ._autograd import wants_gradient
+from ._casting import statistics_dtype
+from ._declare import backward, differentiable
+from ._seed import seed_for
+
+ScoreMod = Callable[..., Any]
+MaskMod = Callable[..., Any]
+
+
+@overload
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, return_lse: Literal[False] = False, **options: Any
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, return_lse: Literal[True], **options: Any
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    layout: str = "bhsd",
+    scale: float | None = None,
+    window: int | tuple[int, int] | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    query_segment_ids: Tensor | None = None,
+    key_segment_ids: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    mask: Tensor | None = None,
+    block_mask: Any = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    captured: Sequence[Tensor] = (),
+    deterministic: bool | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+    softcap_after_bias: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale * query key^T, changed and masked as asked) value, exact, with the gradients of everything.
+
+    Args:
+        query, key, value: [batch, heads, sequence, size], or [batch, sequence, heads, size] with layout="bshd", or
+            packed [tokens, heads, size] with cu_seqlens; any strides, so slices of a packed QKV are not copied. value
+            may have another size; query may have a multiple of key's heads (head h reads key head h / group).
+        causal: query i sees keys up to i + causal_offset; None aligns the ends, keys - queries. 0 is torch's is_causal.
+        scale: of the scores; None is size ** -0.5.
+        window: (left, right), keeps -left <= k - (q + offset) <= right, -1 is unbounded; a number is both.
+        alibi_slopes: [heads] or [batch, heads], subtracts slope * |k - (q + offset)|. Without a gradient.
+        bias: added to the scores; broadcasts to [batch, heads, queries, keys]. Its gradient is reduced in the kernel.
+        softcap: scores become softcap * tanh(score / softcap), before the bias (after it with softcap_after_bias).
+        sinks: [heads], logits in the denominator alone.
+        query_segment_ids, key_segment_ids: [batch, sequence] integers; equal ids attend, -1 (padding) attends to none.
+            Without key_segment_ids the query's are used.
+        key_lengths: [batch], keys from there on are padding.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: [sequences + 1], where packed sequences begin; no
+            sequence is longer than the bounds (None: all tokens). Read on the device; tokens past the last give zeros.
+        dropout_p, seed: probabilities are dropped in steps of 1/256; int64[2] (seed, offset), None draws one.
+        mask: bool, broadcasts as bias; True keeps.
+        block_mask: a torch BlockMask, or what has its attributes; its mask_mod is taken as well.
+        score_mod: (score, batch, head, q, k, *captured) -> score; mask_mod: (batch, head, q, k, *captured) -> bool.
+        captured: tensors that the mods read; those of floating types get gradients.
+        deterministic: bitwise equal gradients from run to run; None asks torch.are_deterministic_algorithms_enabled().
+        batch_invariant: a row's bits do not depend on what else is in the batch.
+
+    Returns:
+        The output in the query's layout, and with return_lse the natural logarithm of the sum of exponentials in fp32
+        (fp64 for fp64), [batch, heads, queries] ([heads, tokens] where packed). A row that sees nothing gives zeros
+        and -inf.
+    """
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f'attention: layout is "{layout}"; it is "bhsd" or "bshd"')
+    if softcap is not None and softcap <= 0.0:
+        raise ValueError(f"attention: softcap is {softcap}; it must be positive, or None for none")
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = _autocast(query, key, value)
+    if alibi_slopes is not None and wants_gradient(alibi_slopes):
+        raise RuntimeError(
+            "attention: alibi_slopes require a gradient, which they do not have; detach them, or capture them in score_mod"
+        )
+    numbers = statistics_dtype(query)
+    blocks, query_block, key_block, block_mod = _block_list(block_mask)
+    if score_mod is not None or mask_mod is not None or block_mod is not None:
+        raise NotImplementedError(
+            "attention: score_mod and mask_mod need kernel_pytorch's expressions; use bias or mask"
+        )
+    left, right = (-1, -1) if window is None else (window, window) if isinstance(window, int) else window
+    if query_segment_ids is not None and key_segment_ids is None:
+        key_segment_ids = query_segment_ids
+    output, lse = _attention(
+        query,
+        key,
+        value,
+        return_lse,
+        None if bias is None else _bias_for(query, bias, _keys_of(key, layout, max_seqlen_k)),
+        None if sinks is None else sinks.to(numbers),
+        None if alibi_slopes is None else alibi_slopes.to(numbers),
+        mask,
+        _int32(query_segment_ids),
+        _int32(key_segment_ids),
+        _int32(key_lengths),
+        _int32(cu_seqlens_q),
+        _int32(cu_seqlens_k),
+        None if dropout_p == 0.0 else seed_for(query, seed),
+        blocks,
+        list(captured),
+        layout == "bhsd",
+        scale,
+        0.0 if softcap is None else softcap,
+        softcap_after_bias,
+        causal,
+        causal_offset,
+        left,
+        right,
+        0 if max_seqlen_q is None else max_seqlen_q,
+        0 if max_seqlen_k is None else max_seqlen_k,
+        query_block,
+        key_block,
+        dropout_p,
+        "",
+        "",
+        torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
+        batch_invariant,
+    )
+    return (output, lse) if return_lse else output
+
+
+def _autocast(*tensors: Tensor) -> Sequence[Tensor]:
+    """As torch's own attention under autocast: fp64 stays."""
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return [tensor if tensor.dtype is torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def _int32(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None else tensor.to(torch.int32)
+
+
+def _bias_for(query: Tensor, bias: Tensor, keys: int) -> Tensor:
+    """Of a type that the kernels take, without repeated elements where it has a gradient: theirs is one number."""
+    if bias.dtype is not query.dtype:
+        bias = bias.to(statistics_dtype(query))
+    if bias.requires_grad:
+        for dim, stride in enumerate(bias.stride()[:-1]):
+            if stride == 0 and bias.shape[dim] > 1:
+                bias = bias.narrow(dim, 0, 1)
+    return bias.expand(*bias.shape[:-1], keys) if bias.shape[-1] == 1 else bias
+
+
+def _keys_of(key: Tensor, layout: str, max_seqlen_k: int | None) -> int:
+    if key.dim() == 4:
+        return key.shape[2 if layout == "bhsd" else 1]
+    return max_seqlen_k or key.shape[0]
+
+
+def _block_list(mask: Any) -> tuple[list[Tensor], int, int, MaskMod | None]:
+    if mask is None:
+        return [], 0, 0, None
+    if mask.q_num_blocks is None or mask.q_indices is None:
+        raise ValueError(
+            "attention: block_mask has no q_indices; make it with compute_q_blocks=True, backward needs them"
+        )
+    lists = [mask.kv_num_blocks, mask.kv_indices, mask.q_num_blocks, mask.q_indices]
+    if mask.full_kv_num_blocks is not None:
+        lists += [mask.full_kv_num_blocks, mask.full_kv_indices, mask.full_q_num_blocks, mask.full_q_indices]
+    query_block, key_block = mask.BLOCK_SIZE
+    is_trivial = mask.mask_mod is None or getattr(mask.mask_mod, "__name__", "") == "noop_mask"
+    return [tensor.contiguous() for tensor in lists], query_block, key_block, None if is_trivial else mask.mask_mod
+
+
+def _rows_like(tensor: Tensor, size: int, heads_first: bool) -> Tensor:
+    """A result of the op: the shape with another size, heads and sequence in memory as the tensor has them."""
+    if tensor.dim() == 4 and heads_first and tensor.stride(1) < tensor.stride(2):
+        batch, heads, sequence, _ = tensor.shape
+        return tensor.new_empty((batch, sequence, heads, size)).transpose(1, 2)
+    return tensor.new_empty((*tensor.shape[:-1], size))
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor, return_lse: bool, *options: Any) -> tuple[Tensor, Tensor]:
+    heads_first = options[_HEADS_FIRST]
+    rows = (
+        query.shape[:-1] if query.dim() == 4 and heads_first else (*query.shape[:-3], query.shape[-2], query.shape[-3])
+    )
+    output = _rows_like(query, value.shape[-1], heads_first)
+    return output, query.new_empty(rows, dtype=statistics_dtype(query))
+
+
+def _results_shapes(
+    query: Tensor, key: Tensor, value: Tensor, return_lse: bool, *options: Any
+) -> tuple[Tensor, Tensor]:
+    output, lse = _shapes(query, key, value, return_lse, *options)
+    return output, lse if return_lse else lse.new_empty((0,))
+
+
+def _backward_shapes(
+    grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor,
+    grad_lse: Tensor | None, wants_bias: bool, wants_sinks: bool, wants_captured: int, bias: Tensor | None, sinks: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    heads_first, captured = options[_HEADS_FIRST - 2], options[_HEADS_FIRST - 3]
+    elements = sum(tensor.numel() for i, tensor in enumerate(captured) if wants_captured >> i & 1)
+    return (
+        *(_rows_like(tensor, tensor.shape[-1], heads_first) for tensor in (query, key, value)),
+        lse.new_empty(bias.shape if wants_bias and bias is not None else (0,)),
+        lse.new_empty(sinks.shape if wants_sinks and sinks is not None else (0,)),
+        lse.new_empty((elements,)),
+    )
+
+
+def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    grad_output, grad_lse = grads
+    query, key, value, output, lse, bias, sinks, *options = saved
+    *options, blocks, captured = options
+    _, _, _, wants_bias, wants_sinks, *_, wanted_captured = wanted
+    wants_captured = sum(1 << i for i, one in enumerate(wanted_captured or ()) if one)
+    if grad_output is None:
+        grad_output = torch.zeros_like(output)
+    tensors, numbers = options[:_CONSTANTS], options[_CONSTANTS:]
+    grad_query, grad_key, grad_value, grad_bias, grad_sinks, grad_captured = _backward(
+        grad_output, query, key, value, output, lse, grad_lse, wants_bias, wants_sinks, wants_captured,
+        bias, sinks, *tensors, blocks, captured, *numbers,
+    )  # fmt: skip
+    of_captured, begin = [], 0
+    for i, tensor in enumerate(captured):
+        end = begin + (tensor.numel() if wants_captured >> i & 1 else 0)
+        of_captured.append(grad_captured[begin:end].view(tensor.shape).to(tensor.dtype) if end > begin else None)
+        begin = end
+    of_bias = grad_bias.to(bias.dtype) if wants_bias else None
+    return grad_query, grad_key, grad_value, of_bias, grad_sinks, *(None,) * _CONSTANTS, None, of_captured
+
+
+_TENSORS = ["bias", "sinks", "alibi_slopes", "mask", "query_segment_ids", "key_segment_ids", "key_lengths"]
+_TENSORS += ["cu_seqlens_q", "cu_seqlens_k", "seed"]
+_LISTS = ["blocks", "captured"]
+_HEADS_FIRST = len(_TENSORS) + len(_LISTS)  # place of the layout among the options
+_CONSTANTS = len(_TENSORS) - 2  # tensors without a gradient
+_NUMBERS = ["heads_first", "scale", "softcap", "softcap_after_bias", "causal", "causal_offset", "window_left"]
+_NUMBERS += ["window_right", "max_seqlen_q", "max_seqlen_k", "query_block", "key_block", "dropout_p", "score_mod"]
+_NUMBERS += ["mask_mod", "deterministic", "batch_invariant"]
+_PRODUCTS = ["query", "key", "value"]
+_INSTEAD = "torch.nn.functional.scaled_dot_product_attention with torch.nn.attention.SDPBackend.MATH"
+
+_backward = backward(
+    "attention",
+    shapes=_backward_shapes,
+    parameters=["grad_output", *_PRODUCTS, "output", "lse", "grad_lse", *_TENSORS, *_LISTS],
+    instead=_INSTEAD,
+)
+_attention = differentiable(
+    "attention",
+    shapes=_shapes,
+    results_shapes=_results_shapes,
+    saves=[*_PRODUCTS, "output", "lse", *_TENSORS, *_NUMBERS, *_LISTS],
+    gradient=_gradient,
+    parameters=[*_PRODUCTS, *_TENSORS, *_LISTS],
+    instead=_INSTEAD,
+)
