@@ -52,7 +52,7 @@ def make_call(
 
     The eager route is `node.apply` less what it does for default arguments and torch.func's transforms, 37 us a call.
     Tensors that escaped from a transform are unwrapped, as Function.apply does, or their gradients would be lost.
-    A Function does not look into lists of tensors (positions in `lists`): with a gradient in one the registered op runs.
+    A Function does not look into lists of tensors (positions in `lists`): with a gradient in one the op itself runs.
     """
     names = [arguments[i] for i in tensors]
     any_in_lists = [f"({arguments[i]} and any(t.requires_grad for t in {arguments[i]}))" for i in lists]

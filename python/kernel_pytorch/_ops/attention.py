@@ -5,7 +5,7 @@ call reaches them is in _declare.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,18 +17,6 @@ from ._seed import seed_for
 
 ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
-
-
-@overload
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, return_lse: Literal[False] = False, **options: Any
-) -> Tensor: ...
-
-
-@overload
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, return_lse: Literal[True], **options: Any
-) -> tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -63,7 +51,7 @@ def attention(
     batch_invariant: bool = False,
     return_lse: bool = False,
     softcap_after_bias: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """softmax(scale * query key^T, changed and masked as asked) value, exact, with the gradients of everything.
 
     Args:
@@ -103,7 +91,7 @@ def attention(
         query, key, value = _autocast(query, key, value)
     if alibi_slopes is not None and wants_gradient(alibi_slopes):
         raise RuntimeError(
-            "attention: alibi_slopes require a gradient, which they do not have; detach them, or capture them in score_mod"
+            "attention: alibi_slopes require a gradient, which they do not have; detach them, or capture them"
         )
     numbers = statistics_dtype(query)
     blocks, query_block, key_block, block_mod = _block_list(block_mask)
@@ -220,8 +208,8 @@ def _results_shapes(
 
 def _backward_shapes(
     grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor,
-    grad_lse: Tensor | None, wants_bias: bool, wants_sinks: bool, wants_captured: int, bias: Tensor | None, sinks: Tensor | None,
-    *options: Any,
+    grad_lse: Tensor | None, wants_bias: bool, wants_sinks: bool, wants_captured: int, bias: Tensor | None,
+    sinks: Tensor | None, *options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     heads_first, captured = options[_HEADS_FIRST - 2], options[_HEADS_FIRST - 3]
     elements = sum(tensor.numel() for i, tensor in enumerate(captured) if wants_captured >> i & 1)
