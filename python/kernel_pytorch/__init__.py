@@ -18,6 +18,7 @@ _LAZY: dict[str, str] = {
     "cache": "cache",
     "core": "core",
     "explain": "tuning",
+    "expression": "expression",
     "functional": "functional",
     "hardware": "hardware",
     "kernels": "tuning",
