@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/attention/attention_programs.h"
 #include "kernel_pytorch/ops/attention/operation.h"
 
 namespace kernel_pytorch::attention {
@@ -152,6 +153,10 @@ void Check::check_scoring() const {
            " and seed is missing; give an int64 tensor of seed and offset");
   check_plain("seed", scoring.seed, DType::kInt64, {2}, "seed and offset");
   for (const TensorView& view : scoring.captured) check_present("a captured tensor", view);
+  if (!has_programs(scoring)) return;
+  const std::shared_ptr<const Programs> programs = programs_of(scoring);
+  if (programs->has_score()) expression::check_captures(programs->score, scoring.captured, op);
+  if (programs->has_mask()) expression::check_captures(programs->mask, scoring.captured, op);
 }
 
 void Check::check_block_list(std::string_view name, const TensorView& counts, const TensorView& blocks, int64_t rows,

@@ -46,6 +46,14 @@ void expect_gradient(const Forward& problem, const Loss& loss, const TensorView&
   }
 }
 
+// tanh(score * captured[head, min(query, 2)] + key): the captured element stands inside, and is read many times.
+constexpr const char* kRelative =
+    "expression 1\ncapture fp64 2\n%0 = score\n%1 = head\n%2 = query\n%3 = int 2\n%4 = min %2 %3\n"
+    "%5 = load 0 %1 %4\n%6 = mul %0 %5\n%7 = key\n%8 = to_float %7\n%9 = add %6 %8\n%10 = tanh %9\nreturn %10\n";
+constexpr const char* kPrefix =
+    "expression 1\ncapture fp64 2\n%0 = query\n%1 = key\n%2 = int 2\n%3 = lt %1 %2\n%4 = le %1 %0\n%5 = or %3 %4\n"
+    "return %5\n";
+
 TEST(Attention, GradientsAreThoseOfTheForward) {
   using Options = std::vector<std::pair<std::string, std::string>>;
   const std::pair<std::vector<int64_t>, Options> cases[] = {
@@ -56,6 +64,8 @@ TEST(Attention, GradientsAreThoseOfTheForward) {
       {{2, 2, 4, 5, 3}, {{"bias", "batch"}, {"dropout", "0.4"}, {"window_left", "2"}, {"sinks", "1"}}},
       {{2, 2, 4, 5, 3}, {{"bias", "head"}, {"mask", "full"}, {"segments", "1"}, {"lengths", "1"}}},
       {{1, 2, 12, 14, 3}, {{"sequences", "3"}, {"bias", "all"}, {"causal", "1"}, {"dropout", "0.2"}}},
+      {{2, 2, 4, 5, 3}, {{"score_mod", kRelative}, {"captured", "2x3"}, {"bias", "full"}, {"softcap", "2"}}},
+      {{1, 2, 12, 14, 3}, {{"sequences", "3"}, {"score_mod", kRelative}, {"captured", "2x3"}, {"mask_mod", kPrefix}}},
       {{1, 2, 9, 9, 3}, {{"blocks", "2"}, {"alibi", "1"}, {"sinks", "1"}, {"scale", "-0.8"}}},
   };
   for (const auto& [shape, options] : cases) {
@@ -75,6 +85,7 @@ TEST(Attention, GradientsAreThoseOfTheForward) {
                              &derivative.grad_bias, &derivative.grad_sinks}) {
       if (view->is_present()) *view = gradients.own(*view, '\xff');
     }
+    for (TensorView& view : derivative.grad_captured) view = gradients.own(view, '\xff');
     derivative.query = problem.query;
     derivative.key = problem.key;
     derivative.value = problem.value;
@@ -96,6 +107,9 @@ TEST(Attention, GradientsAreThoseOfTheForward) {
     expect_gradient(problem, loss, problem.value, derivative.grad_value, "value");
     if (derivative.grad_bias.is_present()) {
       expect_gradient(problem, loss, problem.scoring.bias, derivative.grad_bias, "bias");
+    }
+    for (const TensorView& gradient : derivative.grad_captured) {
+      expect_gradient(problem, loss, problem.scoring.captured[0], gradient, "captured");
     }
     if (derivative.grad_sinks.is_present()) {
       expect_gradient(problem, loss, problem.scoring.sinks, derivative.grad_sinks, "sinks");

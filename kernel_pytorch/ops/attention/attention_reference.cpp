@@ -41,7 +41,7 @@ void forward_head(const Forward& problem, const Sizes& sizes, const Sequence& se
   const std::vector<double> keys = load_rows(problem.key, sequence.batch, key_head, sequence.first_key, sequence.keys);
   const std::vector<double> values =
       load_rows(problem.value, sequence.batch, key_head, sequence.first_key, sequence.keys);
-  ScoreRows rows(problem.scoring, sizes, sequence, head);
+  ScoreRows rows(problem.scoring, sizes, sequence, head, false);
   std::vector<double> output(sizes.value_size);
   for (int64_t query = 0; query < sequence.queries; ++query) {
     rows.compute(query, queries.data() + query * sizes.size, keys.data());
@@ -75,6 +75,7 @@ struct HeadGradients {
 };
 struct CallGradients {
   std::vector<double> bias, sinks;
+  std::vector<std::vector<double>> captured;
 };
 
 class BackwardHead {
@@ -89,7 +90,7 @@ class BackwardHead {
         grads_(load_rows(problem.grad_output, sequence.batch, head, sequence.first_query, sequence.queries)),
         keys_(load_rows(problem.key, sequence.batch, head / sizes.group(), sequence.first_key, sequence.keys)),
         values_(load_rows(problem.value, sequence.batch, head / sizes.group(), sequence.first_key, sequence.keys)),
-        rows_(problem.scoring, sizes, sequence, head),
+        rows_(problem.scoring, sizes, sequence, head, true),
         grad_query_(sizes.size) {}
 
   void run(HeadGradients& of_head, CallGradients& of_call) {
@@ -132,6 +133,10 @@ class BackwardHead {
       for (int i = 0; i < 4; ++i) offset += grad_bias.sizes[i] == 1 ? 0 : index[i] * grad_bias.strides[i];
       of_call.bias[offset] += of_score * rows_.of_bias(key);
     }
+    for (const CapturedDerivative& one : rows_.of_captured(key)) {
+      std::vector<double>& gradient = of_call.captured[one.capture];
+      if (!gradient.empty()) gradient[one.element] += of_score * one.value;
+    }
     const double of_product = of_score * rows_.of_product(key);
     for (int64_t i = 0; i < sizes_.size; ++i) {
       grad_query_[i] += of_product * keys_[key * sizes_.size + i];
@@ -163,8 +168,13 @@ void run_backward(const Backward& problem, int, Context&) {
   const Sizes sizes = sizes_of(problem);
   // Keys beyond a length and tokens of no sequence.
   for (const TensorView* view : {&problem.grad_query, &problem.grad_key, &problem.grad_value}) fill(*view, 0);
-  CallGradients of_call{.bias = std::vector<double>(problem.grad_bias.element_count()),
-                        .sinks = std::vector<double>(problem.grad_sinks.element_count())};
+  CallGradients of_call;
+  of_call.bias.resize(problem.grad_bias.element_count());
+  of_call.sinks.resize(problem.grad_sinks.element_count());
+  of_call.captured.resize(problem.scoring.captured.size());
+  for (size_t i = 0; i < problem.grad_captured.size(); ++i) {
+    of_call.captured[i].resize(problem.grad_captured[i].element_count());
+  }
   for (const Sequence& sequence : sequences_of(sizes, problem.scoring)) {
     for (int64_t key_head = 0; key_head < sizes.key_heads; ++key_head) {
       HeadGradients of_head{.key = std::vector<double>(sequence.keys * sizes.size),
@@ -178,18 +188,16 @@ void run_backward(const Backward& problem, int, Context&) {
   }
   store_all(problem.grad_bias, of_call.bias);
   store_all(problem.grad_sinks, of_call.sinks);
+  for (size_t i = 0; i < problem.grad_captured.size(); ++i) store_all(problem.grad_captured[i], of_call.captured[i]);
 }
 
 template <class Problem>
-registry::Support supports(const Problem& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no("runs on the CPU only");
-  const bool has_program = !problem.scoring.score_mod.empty() || !problem.scoring.mask_mod.empty();
-  if (has_program) return registry::Support::no("takes no score or mask programs");
-  return registry::Support::yes();
+registry::Support supports(const Problem&, const DeviceInfo& device) {
+  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
 }
 
 uint64_t code_version() {
-  return hash_text("attention reference 1");
+  return hash_text("attention reference 2");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/element.h"
+#include "kernel_pytorch/expression/interpret.h"
 #include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
 
 namespace kernel_pytorch::attention {
@@ -70,17 +71,27 @@ void fill(const TensorView& view, double value) {
   }
 }
 
-ScoreRows::ScoreRows(const Scoring& scoring, const Sizes& sizes, const Sequence& sequence, int64_t head)
-    : scoring_(scoring), sequence_(sequence), head_(head), heads_(sizes.heads), size_(sizes.size) {
+ScoreRows::ScoreRows(const Scoring& scoring, const Sizes& sizes, const Sequence& sequence, int64_t head,
+                     bool with_derivatives)
+    : scoring_(scoring),
+      sequence_(sequence),
+      head_(head),
+      heads_(sizes.heads),
+      size_(sizes.size),
+      with_derivatives_(with_derivatives) {
   offset_ = scoring.causal_offset.value_or(sequence.keys - sequence.queries);
+  if (has_programs(scoring)) programs_ = programs_of(scoring);
+  if (with_derivatives && programs_ != nullptr) {
+    loads_ = static_cast<int64_t>(programs_->score_gradient.loads.size());
+    of_captured_.resize(static_cast<size_t>(loads_ * sequence.keys));
+  }
   for (std::vector<double>* row : {&scores_, &of_product_, &of_bias_, &dropout_}) row->resize(sequence.keys, 1.0);
 }
 
 void ScoreRows::compute(int64_t query, const double* query_row, const double* key_rows) {
   if (scoring_.blocks.is_present()) read_tiles(query);
   for (int64_t key = 0; key < sequence_.keys; ++key) {
-    scores_[key] = score_of(query, key, dot(query_row, key_rows + key * size_, size_));
-    if (!keeps(query, key)) scores_[key] = -HUGE_VAL;
+    scores_[key] = keeps(query, key) ? score_of(query, key, dot(query_row, key_rows + key * size_, size_)) : -HUGE_VAL;
   }
   if (scoring_.dropout > 0) draw_dropout(query);
 }
@@ -102,7 +113,29 @@ double ScoreRows::score_of(int64_t query, int64_t key, double product) {
     score -= at(scoring_.alibi_slopes, {sequence_.index, head_}) * std::fabs(key - query - offset_);
   }
   if (scoring_.softcap_after_bias) cap();
-  return score;
+  return programs_ != nullptr && programs_->has_score() ? changed_by_program(score, query, key) : score;
+}
+
+double ScoreRows::changed_by_program(double score, int64_t query, int64_t key) {
+  const expression::Inputs<double> inputs{
+      .score = score, .batch = sequence_.index, .head = head_, .query = query, .key = key};
+  if (with_derivatives_) {
+    const expression::Gradient& gradient = programs_->score_gradient;
+    const auto values = expression::interpret(gradient.program, inputs, scoring_.captured);
+    of_product_[key] *= values[0].real;
+    of_bias_[key] *= values[0].real;
+    for (int64_t i = 0; i < loads_; ++i) {
+      const expression::LoadGradient& load = gradient.loads[i];
+      CapturedDerivative& of_captured = of_captured_[key * loads_ + i];
+      of_captured = {.capture = load.capture, .element = 0, .value = values[load.derivative].real};
+      const TensorView& view = scoring_.captured[load.capture];
+      for (int d = 0; d < view.rank; ++d) {
+        const int64_t place = expression::place_of(values[load.indices + d].integer, view.sizes[d]);
+        of_captured.element = of_captured.element * view.sizes[d] + place;
+      }
+    }
+  }
+  return expression::interpret(programs_->score, inputs, scoring_.captured)[0].real;
 }
 
 bool ScoreRows::keeps(int64_t query, int64_t key) const {
@@ -116,8 +149,10 @@ bool ScoreRows::keeps(int64_t query, int64_t key) const {
     if (of_query != of_key || of_query == -1) return false;
   }
   if (scoring_.mask.is_present() && at(scoring_.mask, {sequence_.index, head_, query, key}) == 0) return false;
-  if (scoring_.blocks.is_present() && tiles_[key / scoring_.blocks.key_block] == Tile::kEmpty) return false;
-  return true;
+  const Tile tile = scoring_.blocks.is_present() ? tiles_[key / scoring_.blocks.key_block] : Tile::kPartial;
+  if (tile != Tile::kPartial || programs_ == nullptr || !programs_->has_mask()) return tile != Tile::kEmpty;
+  const expression::Inputs<double> inputs{.batch = sequence_.index, .head = head_, .query = query, .key = key};
+  return expression::interpret(programs_->mask, inputs, scoring_.captured)[0].boolean;
 }
 
 void ScoreRows::read_tiles(int64_t query) {

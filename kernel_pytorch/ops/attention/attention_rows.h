@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cmath>
+#include <memory>
+#include <span>
 #include <vector>
 
+#include "kernel_pytorch/ops/attention/attention_programs.h"
 #include "kernel_pytorch/ops/attention/operation.h"
 
 namespace kernel_pytorch::attention {
@@ -24,9 +27,17 @@ double dot(const double* a, const double* b, int64_t count);
 // Of what lies outside any sequence too, so that every element is written.
 void fill(const TensorView& view, double value);
 
+// A captured element that a score depends on, and the score's derivative by it.
+struct CapturedDerivative {
+  int capture = 0;
+  int64_t element = 0;  // in row-major order
+  double value = 0;
+};
+
 class ScoreRows {
  public:
-  ScoreRows(const Scoring& scoring, const Sizes& sizes, const Sequence& sequence, int64_t head);
+  // Derivatives are computed where they are wanted.
+  ScoreRows(const Scoring& scoring, const Sizes& sizes, const Sequence& sequence, int64_t head, bool with_derivatives);
 
   // Scores of query `query` of the sequence (-inf where not kept) from its products with the keys.
   void compute(int64_t query, const double* query_row, const double* key_rows);
@@ -35,10 +46,14 @@ class ScoreRows {
   bool is_kept(int64_t key) const { return scores_[key] > -HUGE_VAL || std::isnan(scores_[key]); }
   double of_product(int64_t key) const { return of_product_[key]; }  // derivative by dot(query, key)
   double of_bias(int64_t key) const { return of_bias_[key]; }
+  std::span<const CapturedDerivative> of_captured(int64_t key) const {
+    return {of_captured_.data() + key * loads_, static_cast<size_t>(loads_)};
+  }
   double kept_by_dropout(int64_t key) const { return dropout_[key]; }  // 0, or what a probability is multiplied by
 
  private:
   double score_of(int64_t query, int64_t key, double product);
+  double changed_by_program(double score, int64_t query, int64_t key);
   bool keeps(int64_t query, int64_t key) const;
   void read_tiles(int64_t query);
   void draw_dropout(int64_t query);
@@ -46,6 +61,10 @@ class ScoreRows {
   const Scoring& scoring_;
   Sequence sequence_;
   int64_t head_, heads_, size_, offset_;
+  bool with_derivatives_;
+  std::shared_ptr<const Programs> programs_;  // null: none
+  int64_t loads_ = 0;                         // captured elements that a score may depend on
+  std::vector<CapturedDerivative> of_captured_;
   std::vector<double> scores_, of_product_, of_bias_, dropout_;
   enum class Tile : uint8_t { kEmpty, kPartial, kFull };
   std::vector<Tile> tiles_;  // of the query's row of tiles

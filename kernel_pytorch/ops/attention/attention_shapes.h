@@ -93,6 +93,21 @@ inline std::vector<registry::ProblemRequest> shapes() {
         {{"sequences", "7"}, {"alibi", "1"}, {"softcap", "2"}, {"dropout", "0.25"}, {"deterministic", "1"}},
         {{"sequences", "4"}, {"bias", "full"}, {"lengths", "1"}, {"segments", "1"}, {"grad_lse", "1"}}};
     for (const Options& options : packed) add(dtype, {1, 4, 300, 270, 64}, options);
+    // Programs: a relative bias that is learned, a softcap and a prefix; captured tensors of two kinds.
+    const std::string capture = dtype == DType::kFloat64 ? "capture fp64 2\n" : "capture fp32 2\n";
+    const std::string relative = "expression 1\n" + capture +
+                                 "%0 = score\n%1 = head\n%2 = query\n%3 = key\n%4 = sub %2 %3\n%5 = int 31\n"
+                                 "%6 = min %4 %5\n%7 = load 0 %1 %6\n%8 = add %0 %7\n%9 = float 3.0\n"
+                                 "%10 = div %8 %9\n%11 = tanh %10\n%12 = mul %11 %9\nreturn %12\n";
+    const std::string prefix = "expression 1\n" + capture +
+                               "%0 = query\n%1 = key\n%2 = int 40\n%3 = lt %1 %2\n%4 = le %1 %0\n%5 = or %3 %4\n"
+                               "return %5\n";
+    add(dtype, {2, 4, 100, 131, 64}, {{"score_mod", relative}, {"captured", "4x32"}, {"key_heads", "2"}});
+    add(dtype, {2, 4, 100, 131, 64}, {{"mask_mod", prefix}, {"captured", "4x32"}, {"blocks", "32"}});
+    add(dtype, {1, 4, 300, 270, 64},
+        {{"score_mod", relative}, {"mask_mod", prefix}, {"captured", "4x32"}, {"sequences", "3"}, {"sinks", "1"}});
+    add(dtype, {2, 2, 100, 131, 64},
+        {{"score_mod", relative}, {"captured", "4x32"}, {"deterministic", "1"}, {"bias", "full"}, {"causal", "1"}});
     // Long enough for several tiles of every kernel.
     add(dtype, {1, 1, 515, 128}, {{"causal", "1"}});
     add(dtype, {1, 1, 400, 640, 64}, {{"window_left", "100"}, {"window_right", "30"}});
