@@ -1,5 +1,5 @@
-// A kernel around generated score and mask functions, for the test that compiles them and for what one reads of their
-// code. As attention's kernels use them: an edge of the mask, the changed score, and gradients by atomic adds.
+// A kernel around generated functions, for the tests that compile and run them. As attention's kernels use them: the
+// changed score where the mask keeps it, and gradients by atomic adds.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/captures_cuda.h"
@@ -12,8 +12,9 @@ struct CapturedTensors {
 };
 
 template <bool kGradient>
-__global__ void apply(float* scores, float* grad, int32_t columns, const __grid_constant__ CapturedTensors captured) {
-  const int32_t query = blockIdx.x, key = threadIdx.x, batch = blockIdx.y, head = blockIdx.z;
+__global__ void apply(float* scores, float* grad, int32_t columns, int32_t batch, int32_t head,
+                      const __grid_constant__ CapturedTensors captured) {
+  const int32_t query = blockIdx.x, key = threadIdx.x;
   float& score = scores[query * columns + key];
   if constexpr (kGradient) {
     float& slot = grad[query * columns + key];

@@ -3,7 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <memory>
+
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/cuda/tile/captures_cuda.h"
+#include "kernel_pytorch/cuda/words_fixture_test.h"
+#include "kernel_pytorch/expression/interpret.h"
 #include "kernel_pytorch/expression/random_program_test.h"
 #include "kernel_pytorch/expression/text.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -11,7 +17,15 @@
 namespace kernel_pytorch::expression {
 namespace {
 
+using testing::kTestCaptures;
 using testing::ProgramDrawer;
+using testing::RandomTensor;
+
+DeviceCode probe_code(bool gradient, const std::string& text) {
+  return {.source = "kernel_pytorch/expression/cuda_text_probe.cuh",
+          .entry = concat("kernel_pytorch::expression_probe::apply<", gradient ? "true" : "false", ">"),
+          .generated = text};
+}
 
 TEST(ExpressionCuda, OneStatementAnOperation) {
   const Program alibi = parse(
@@ -71,13 +85,82 @@ TEST(ExpressionCuda, RandomProgramsCompile) {
     const Program mask = ProgramDrawer(random, false).draw(60, Type::kBool);
     const Gradient gradient = differentiate(score);
     const std::string text = cuda_text({.score_mod = &score, .mask_mod = &mask, .score_mod_gradient = &gradient});
-    for (const char* entry : {"apply<false>", "apply<true>"}) {
-      const jit::CompiledKernel kernel = jit::compile({.source = "kernel_pytorch/expression/cuda_text_probe.cuh",
-                                                       .entry = concat("kernel_pytorch::expression_probe::", entry),
-                                                       .generated = text},
-                                                      i % 2 ? "sm_90a" : "sm_80");
+    for (bool is_gradient : {false, true}) {
+      const jit::CompiledKernel kernel = jit::compile(probe_code(is_gradient, text), i % 2 ? "sm_90a" : "sm_80");
       EXPECT_EQ(kernel.spill_bytes, 0) << kernel.log;
       EXPECT_EQ(kernel.warnings, "") << text;
+    }
+  }
+}
+
+// Captured tensors on the host and on the device, and gradients there.
+struct CapturedOnDevice {
+  std::vector<RandomTensor> tensors;
+  std::vector<TensorView> views;
+  std::vector<std::unique_ptr<OnDevice<unsigned char>>> memory;
+  std::vector<std::unique_ptr<OnDevice<float>>> gradients;
+  struct {
+    tile::CapturedTensor list[8];
+  } parameter{};
+
+  explicit CapturedOnDevice(std::mt19937& random) {
+    for (const Capture& capture : kTestCaptures) tensors.emplace_back(random, capture);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const TensorView& view = views.emplace_back(tensors[i].view());
+      memory.push_back(std::make_unique<OnDevice<unsigned char>>(tensors[i].bytes()));
+      gradients.push_back(std::make_unique<OnDevice<float>>(std::vector<float>(view.element_count(), 0.0f)));
+      tile::CapturedTensor& entry = parameter.list[i];
+      entry.data = memory[i]->data();
+      entry.gradient = gradients[i]->data();
+      std::copy_n(view.strides.begin(), kMaxRank, entry.strides);
+      std::copy_n(view.sizes.begin(), kMaxRank, entry.sizes);
+    }
+  }
+};
+
+using ExpressionOnGpu = CudaWordsTest;
+
+TEST_F(ExpressionOnGpu, ComputesWhatTheInterpreterDoes) {
+  constexpr int kQueries = 5, kKeys = 64, kBatch = 1, kHead = 2;
+  std::mt19937 random(31);
+  for (int round = 0; round < 10; ++round) {
+    const Program score = ProgramDrawer(random, true).draw(30, Type::kFloat);
+    const Program mask = ProgramDrawer(random, true).draw(30, Type::kBool);
+    const Gradient gradient = differentiate(score);
+    const std::string text = cuda_text({.score_mod = &score, .mask_mod = &mask, .score_mod_gradient = &gradient});
+    CapturedOnDevice captured(random);
+    std::vector<float> scores(kQueries * kKeys);
+    std::normal_distribution<float> normal;
+    for (float& value : scores) value = normal(random);
+    const OnDevice<float> results(scores), same_scores(scores), grad(std::vector<float>(scores.size(), 2.0f));
+    launch_code(probe_code(false, text), shape_of(kQueries, kKeys), results.data(), grad.data(), kKeys, kBatch, kHead,
+                captured.parameter);
+    launch_code(probe_code(true, text), shape_of(kQueries, kKeys), same_scores.data(), grad.data(), kKeys, kBatch,
+                kHead, captured.parameter);
+    const std::vector<float> changed = results.read(), slopes = grad.read();
+    std::vector<std::vector<double>> sums;
+    for (const TensorView& view : captured.views) sums.emplace_back(view.element_count(), 0.0);
+    for (int at = 0; at < kQueries * kKeys; ++at) {
+      const Inputs<double> inputs{scores[at], kBatch, kHead, at / kKeys, at % kKeys};
+      const bool is_kept = interpret<double>(mask, inputs, captured.views)[0].boolean;
+      const double expected = is_kept ? interpret<double>(score, inputs, captured.views)[0].real : -1e30;
+      ASSERT_NEAR(changed[at], expected, 2e-4 * (1 + std::abs(expected))) << print(score) << print(mask);
+      const auto derivatives = interpret<double>(gradient.program, inputs, captured.views);
+      ASSERT_NEAR(slopes[at], 2 * derivatives[0].real, 1e-3 * (1 + std::abs(derivatives[0].real))) << print(score);
+      for (const LoadGradient& load : gradient.loads) {
+        const TensorView& view = captured.views[load.capture];
+        int64_t offset = 0;
+        for (int d = 0; d < view.rank; ++d) {
+          offset = offset * view.sizes[d] + place_of(derivatives[load.indices + d].integer, view.sizes[d]);
+        }
+        sums[load.capture][offset] += 2 * derivatives[load.derivative].real;
+      }
+    }
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const std::vector<float> computed = captured.gradients[i]->read();
+      for (size_t e = 0; e < sums[i].size(); ++e) {
+        ASSERT_NEAR(computed[e], sums[i][e], 2e-3 * (10 + std::abs(sums[i][e]))) << print(score);
+      }
     }
   }
 }

@@ -31,6 +31,7 @@ class RandomTensor {
     }
   }
   const TensorView& view() const { return view_; }
+  const std::vector<unsigned char>& bytes() const { return bytes_; }
 
  private:
   std::vector<unsigned char> bytes_;

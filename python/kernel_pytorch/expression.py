@@ -9,6 +9,7 @@ CPU and differentiated by the core. The tensors it reads are those passed as `ca
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -51,10 +52,15 @@ def trace(
     Args:
         score_mod: (score, batch, head, query, key, *captured) -> the new score.
         mask_mod: (batch, head, query, key, *captured) -> whether the score is kept.
-        captured: tensors that the functions are given as further arguments. Tensors that they close over are found.
+        captured: tensors that the functions are given as further arguments, where they take them. Tensors that they
+            close over are found.
 
-    A function is traced once for each set of constants, and shapes of tensors, that it closes over.
+    A function is traced once for each set of constants, and shapes of tensors, that it closes over. Under torch.compile
+    the texts are constants of the graph, so tensors must come as `captured`, and their shapes are not known.
     """
+    if torch.compiler.is_compiling():
+        score_text, mask_text = _texts(score_mod, mask_mod, tuple((item.dtype, item.ndim) for item in captured))
+        return Trace(score_text, mask_text, tuple(captured))
     result: Trace = _cache.get(score_mod, mask_mod, tuple(captured), _trace)
     return result
 
@@ -70,6 +76,21 @@ def evaluate(program: str, score: Tensor, captured: Sequence[Tensor] = (), *, de
     tensors = [tensor.detach() for tensor in captured]
     result: Tensor = torch.ops.kernel_pytorch.evaluate_expression(program, scores, tensors, derivative)
     return result
+
+
+def _constant_texts(score_mod: Any, mask_mod: Any, kinds: tuple[tuple[torch.dtype, int], ...]) -> tuple[str, str]:
+    stand_ins = tuple(torch.empty((1,) * ndim, dtype=dtype, device="meta") for dtype, ndim in kinds)
+    traced: Trace = _cache.get(score_mod, mask_mod, stand_ins, _trace)
+    if len(traced.captured) != len(kinds):
+        raise TraceError(
+            "a score or mask function closes over a tensor; under torch.compile pass it as captured=(...), and take it "
+            "as a further argument"
+        )
+    return traced.score_mod, traced.mask_mod
+
+
+_compiler: Any = torch.compiler
+_texts: Callable[..., tuple[str, str]] = _compiler.assume_constant_result(_constant_texts)
 
 
 def _trace(
@@ -121,7 +142,7 @@ class _Program:
         given = [Captured(self, tensor, ()) for tensor in captures.given]
         inputs = [self.add(name) for name in names]
         with _Interception(self):
-            result = function(*inputs, *given)
+            result = function(*inputs, *([] if _takes_only(function, len(inputs)) else given))
         self.result = self.value(result)
 
     def text(self) -> str:
@@ -152,6 +173,14 @@ class _Program:
         if isinstance(given, Captured):
             return given.element()
         raise TraceError(f"a score or mask function computes with numbers and tensor elements, not with {given!r}")
+
+
+def _takes_only(function: Callable[..., Any], count: int) -> bool:
+    """Whether it takes so many arguments and no more: one that reads no captured tensor need not name them."""
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    has_rest = any(parameter.kind == inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
+    return not has_rest and sum(parameter.kind in places for parameter in parameters) == count
 
 
 class Value:
@@ -220,7 +249,11 @@ class Captured:
         return self.program.add(f"load {self.program.captures.number_of(self.tensor)}", *self.indices)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("shape", "ndim", "dtype", "device", "size", "dim", "numel"):
+        if name in ("shape", "size", "numel") and self.tensor.is_meta:
+            raise TraceError(
+                "under torch.compile a captured tensor's shape is not known: close over the number instead"
+            )
+        if name in ("shape", "size", "numel", "ndim", "dim", "dtype"):
             return getattr(self.tensor, name)
         return getattr(self.element(), name)
 

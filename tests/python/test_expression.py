@@ -150,6 +150,30 @@ def test_captured_tensors_come_as_arguments_and_are_shared_by_both_functions():
     assert len(twice.captured) == 2
 
 
+def test_a_function_need_not_take_what_only_the_other_reads():
+    table = random(HEADS)
+    both = trace(lambda s, b, h, q, k, t: s + t[h], lambda b, h, q, k: q >= k, (table,))
+    assert evaluate(both.mask_mod, scores(), both.captured).float().mean() < 0.1
+    with pytest.raises(TypeError, match="missing 1 required"):
+        trace(lambda s, b, h, q, k, t, u: s + t[h] + u[h], captured=(table,))
+
+
+def test_texts_are_constants_under_compile():
+    def plain(s, b, h, q, k, t):
+        return s + t[h]
+
+    def compiled(x, t, limit):
+        traced = trace(plain, lambda b, h, q, k: q - k < limit, (t,))
+        return x + t * ("load 0" in traced.score_mod) * ("int 3" in traced.mask_mod) * len(traced.captured)
+
+    x, table = random(HEADS), random(HEADS)
+    run = torch.compile(compiled, fullgraph=True, backend="eager")
+    torch.testing.assert_close(run(x, table, 3), x + table)
+    closes = torch.compile(lambda x: x * len(trace(SCORE_MODS["alibi"]).captured), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="pass it as captured"):
+        closes(x)
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
