@@ -15,14 +15,13 @@ kp_compile_together(kernel_pytorch_tests)
 add_test(NAME unit COMMAND kernel_pytorch_tests)
 
 # No symbol of one instruction level may be merged with another's: "name=object" for each object of each level.
-get_property(isa_targets GLOBAL PROPERTY KP_ISA_TARGETS)
 set(isa_objects)
-foreach(target IN LISTS isa_targets)
+foreach(target IN LISTS KP_ISA_TARGETS)
   string(REGEX REPLACE ".*_isa_" "" isa ${target})
-  list(APPEND isa_objects "${isa}=$<TARGET_OBJECTS:${target}>")
+  list(APPEND isa_objects "${isa}=$<JOIN:$<TARGET_OBJECTS:${target}>,$<SEMICOLON>${isa}=>")
 endforeach()
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME isa_symbols COMMAND Python3::Interpreter ${CMAKE_SOURCE_DIR}/tests/isa_symbols/check_isa_symbols.py
-         --nm ${CMAKE_NM} ${isa_objects})
+         --nm ${CMAKE_NM} ${isa_objects} COMMAND_EXPAND_LISTS)
 add_test(NAME isa_symbols_catches COMMAND Python3::Interpreter ${CMAKE_SOURCE_DIR}/tests/isa_symbols/check_isa_symbols_test.py
          --nm ${CMAKE_NM} --compiler ${CMAKE_CXX_COMPILER})

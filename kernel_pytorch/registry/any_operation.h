@@ -3,9 +3,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/registry/kernel.h"
 #include "kernel_pytorch/tuning/autotuner.h"
 #include "kernel_pytorch/tuning/selection.h"
@@ -52,18 +55,22 @@ struct BenchReport {
   std::vector<BenchRow> rows;  // the chosen kernel first
 };
 
-struct AnyOperation {
+class AnyProblem;
+
+struct KP_EXPORT AnyOperation {
   std::string name;
   std::vector<std::string> kernel_names;
-  std::function<std::vector<CandidateExplanation>(const ProblemRequest&)> candidates;
-  std::function<Explanation(const ProblemRequest&, std::string_view kernel_override)> explain;
-  std::function<tuning::TuneReport(const ProblemRequest&, const tuning::TuneOptions&)> tune;
-  // The chosen kernel, and with `every_kernel` all supported kernels with every config.
-  std::function<BenchReport(const ProblemRequest&, bool every_kernel, double seconds_each)> bench;
-  // Runs every supported kernel and config on random data against the reference: one line per failure.
-  std::function<std::vector<std::string>(const ProblemRequest&)> verify;
+  std::function<std::unique_ptr<AnyProblem>(const ProblemRequest&)> make;  // throws on bad words
   std::function<std::vector<ProblemRequest>()> shapes;
   std::function<std::vector<DeviceCode>()> device_code;
+
+  std::vector<CandidateExplanation> candidates(const ProblemRequest& request) const;
+  Explanation explain(const ProblemRequest& request, std::string_view kernel_override) const;
+  tuning::TuneReport tune(const ProblemRequest& request, const tuning::TuneOptions& options) const;
+  // The chosen kernel, and with `every_kernel` all supported kernels with every config.
+  BenchReport bench(const ProblemRequest& request, bool every_kernel, double seconds_each) const;
+  // Runs every supported kernel and config on random data against the reference: one line per failure.
+  std::vector<std::string> verify(const ProblemRequest& request) const;
 };
 
 }  // namespace kernel_pytorch::registry

@@ -102,6 +102,14 @@ template <class Problem>
 struct Holder {
   Problem held;
 };
+// Visitors: into a vector of ProblemTensor; onto the memory of a Binding, one piece after the other.
+KP_EXPORT void collect_tensor(void* tensors, std::string_view name, Role role, TensorView& view);
+struct Binding {
+  Device device;
+  std::span<void* const> memory;
+  size_t next = 0;
+};
+KP_EXPORT void bind_tensor(void* binding, std::string_view name, Role role, TensorView& view);
 }  // namespace detail
 
 // Keeps its problem. The operation and the device outlive it: both live as long as the process.
@@ -118,12 +126,7 @@ template <class Problem>
 std::vector<ProblemTensor> BorrowedProblem<Problem>::tensors() const {
   std::vector<ProblemTensor> found;
   Problem copy = problem_;
-  operation_.visit_tensors(
-      copy,
-      [](void* state, std::string_view name, Role role, TensorView& view) {
-        static_cast<std::vector<ProblemTensor>*>(state)->push_back({std::string(name), role, view, {}});
-      },
-      &found);
+  operation_.visit_tensors(copy, detail::collect_tensor, &found);
   if (operation_.filling != nullptr) {
     for (ProblemTensor& tensor : found) tensor.filling = operation_.filling(problem_, tensor.name);
   }
@@ -133,20 +136,9 @@ std::vector<ProblemTensor> BorrowedProblem<Problem>::tensors() const {
 template <class Problem>
 std::unique_ptr<AnyProblem> BorrowedProblem<Problem>::with_memory(const DeviceInfo& device,
                                                                   std::span<void* const> memory) const {
-  struct Binding {
-    Device device;
-    std::span<void* const> memory;
-    size_t next = 0;
-  } binding{device.device, memory};
+  detail::Binding binding{device.device, memory};
   Problem copy = problem_;
-  operation_.visit_tensors(
-      copy,
-      [](void* state, std::string_view, Role, TensorView& view) {
-        Binding& binding = *static_cast<Binding*>(state);
-        view.data = binding.memory[binding.next++];
-        view.device = binding.device;
-      },
-      &binding);
+  operation_.visit_tensors(copy, detail::bind_tensor, &binding);
   return std::make_unique<OwnedProblem<Problem>>(operation_, std::move(copy), device);
 }
 

@@ -252,8 +252,6 @@ const std::string& kernel_set_of(const AnyProblem& problem) {
 
 }  // namespace
 
-AnyProblem::~AnyProblem() = default;
-
 Key make_key(const AnyProblem& problem) {
   std::string text;
   tuning::KeyBuilder builder(&text);

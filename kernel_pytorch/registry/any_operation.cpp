@@ -1,0 +1,33 @@
+#include "kernel_pytorch/registry/any_operation.h"
+
+#include "kernel_pytorch/registry/any_problem.h"
+#include "kernel_pytorch/registry/bench.h"
+#include "kernel_pytorch/registry/explain.h"
+#include "kernel_pytorch/registry/tune.h"
+#include "kernel_pytorch/registry/verify.h"
+
+namespace kernel_pytorch::registry {
+
+std::vector<CandidateExplanation> AnyOperation::candidates(const ProblemRequest& request) const {
+  return explain_candidates(*make(request));
+}
+
+Explanation AnyOperation::explain(const ProblemRequest& request, std::string_view kernel_override) const {
+  return registry::explain(*make(request), kernel_override);
+}
+
+tuning::TuneReport AnyOperation::tune(const ProblemRequest& request, const tuning::TuneOptions& options) const {
+  return registry::tune(*make(request), options);
+}
+
+BenchReport AnyOperation::bench(const ProblemRequest& request, bool every_kernel, double seconds_each) const {
+  BenchReport report = registry::bench(*make(request), every_kernel, seconds_each);
+  report.request = request;
+  return report;
+}
+
+std::vector<std::string> AnyOperation::verify(const ProblemRequest& request) const {
+  return registry::verify(*make(request));
+}
+
+}  // namespace kernel_pytorch::registry
