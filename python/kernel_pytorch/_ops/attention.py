@@ -4,7 +4,7 @@ call reaches them is in _declare.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,8 @@ from torch import Tensor
 from ._autograd import wants_gradient
 from ._casting import statistics_dtype
 from ._declare import backward, differentiable
+from ._mods import Mod, masked, programs_of, without_captured
 from ._seed import seed_for
-
-ScoreMod = Callable[..., Any]
-MaskMod = Callable[..., Any]
 
 
 def attention(
@@ -44,8 +42,8 @@ def attention(
     seed: Tensor | None = None,
     mask: Tensor | None = None,
     block_mask: Any = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
+    score_mod: Mod | None = None,
+    mask_mod: Mod | None = None,
     captured: Sequence[Tensor] = (),
     deterministic: bool | None = None,
     batch_invariant: bool = False,
@@ -95,10 +93,14 @@ def attention(
         )
     numbers = statistics_dtype(query)
     blocks, query_block, key_block, block_mod = _block_list(block_mask)
-    if score_mod is not None or mask_mod is not None or block_mod is not None:
-        raise NotImplementedError(
-            "attention: score_mod and mask_mod need kernel_pytorch's expressions; use bias or mask"
-        )
+    score_text, mask_text, tensors = "", "", list(captured)
+    if block_mask is not None:  # full blocks skip mask_mod, which must be the block mask's own
+        score_mod = score_mod if mask_mod is None else masked(score_mod, mask_mod)
+        mask_mod = block_mod
+    if score_mod is not None or mask_mod is not None:
+        score_text, mask_text, tensors = programs_of(score_mod, mask_mod, captured)
+    elif captured:
+        raise ValueError("attention: tensors are captured, and there is no score_mod or mask_mod that reads them")
     left, right = (-1, -1) if window is None else (window, window) if isinstance(window, int) else window
     if query_segment_ids is not None and key_segment_ids is None:
         key_segment_ids = query_segment_ids
@@ -118,7 +120,7 @@ def attention(
         _int32(cu_seqlens_k),
         None if dropout_p == 0.0 else seed_for(query, seed),
         blocks,
-        list(captured),
+        tensors,
         layout == "bhsd",
         scale,
         0.0 if softcap is None else softcap,
@@ -132,8 +134,8 @@ def attention(
         query_block,
         key_block,
         dropout_p,
-        "",
-        "",
+        score_text,
+        mask_text,
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         batch_invariant,
     )
@@ -167,7 +169,7 @@ def _keys_of(key: Tensor, layout: str, max_seqlen_k: int | None) -> int:
     return max_seqlen_k or key.shape[0]
 
 
-def _block_list(mask: Any) -> tuple[list[Tensor], int, int, MaskMod | None]:
+def _block_list(mask: Any) -> tuple[list[Tensor], int, int, Mod | None]:
     if mask is None:
         return [], 0, 0, None
     if mask.q_num_blocks is None or mask.q_indices is None:
@@ -179,7 +181,8 @@ def _block_list(mask: Any) -> tuple[list[Tensor], int, int, MaskMod | None]:
         lists += [mask.full_kv_num_blocks, mask.full_kv_indices, mask.full_q_num_blocks, mask.full_q_indices]
     query_block, key_block = mask.BLOCK_SIZE
     is_trivial = mask.mask_mod is None or getattr(mask.mask_mod, "__name__", "") == "noop_mask"
-    return [tensor.contiguous() for tensor in lists], query_block, key_block, None if is_trivial else mask.mask_mod
+    mod = None if is_trivial else without_captured(mask.mask_mod)
+    return [tensor.contiguous() for tensor in lists], query_block, key_block, mod
 
 
 def _rows_like(tensor: Tensor, size: int, heads_first: bool) -> Tensor:
