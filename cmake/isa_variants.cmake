@@ -39,7 +39,7 @@ endforeach()
 function(kp_add_isa_variant target isa)
   add_library(${target} OBJECT ${${target}_sources})
   # No contraction surprises across levels is not promised: fma by contraction is what makes the lanes fast.
-  target_compile_options(${target} PRIVATE -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math ${KP_FLAGS_${isa}})
+  target_compile_options(${target} PRIVATE ${KP_KERNEL_OPTIMISATION} -ffp-contract=fast -fno-math-errno -fno-trapping-math ${KP_FLAGS_${isa}})
   target_compile_definitions(${target} PRIVATE KP_ISA=${isa} KP_ISA_${isa}=1)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
   kp_compile_together(${target})

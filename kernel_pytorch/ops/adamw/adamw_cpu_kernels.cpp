@@ -11,16 +11,6 @@ namespace {
 
 constexpr int64_t kChunkElements = 32768;  // a multiple of 8: Philox blocks are whole
 
-const ChunkKernels& kernels_of(CpuIsa isa) {
-#if defined(__aarch64__)
-  (void)isa;
-  return isa_neon::kChunkKernels;
-#else
-  if (isa >= CpuIsa::kX86V4) return isa_v4::kChunkKernels;
-  return isa == CpuIsa::kX86V3 ? isa_v3::kChunkKernels : isa_v2::kChunkKernels;
-#endif
-}
-
 registry::Support supports(const Step& problem, const DeviceInfo& device) {
   if (!device.is_cpu()) return registry::Support::no("runs on the CPU only");
   if (!problem.parameters.empty() && problem.parameters[0].parameter.dtype == DType::kFloat64) {
@@ -74,7 +64,8 @@ void run(const Step& step, int, Context& context) {
   }
   const std::vector<int64_t> starts = random_starts(step);
   const ChunkMap chunks(sizes, kChunkElements);
-  const auto update = kernels_of(context.info->cpu.isa).update[static_cast<int>(types_of(step.parameters[0]))];
+  const auto update =
+      KP_AT_CPU_LEVEL(context.info->cpu.isa, kChunkKernels).update[static_cast<int>(types_of(step.parameters[0]))];
   parallel_for(context.threads, chunks.count(), [&](int64_t index) {
     const Chunk chunk = chunks[index];
     const Parameter& one = step.parameters[chunk.tensor];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/cpu_levels.h"
 
 namespace kernel_pytorch::cross_entropy {
 
@@ -47,17 +48,6 @@ struct RowKernels {
 };
 
 // One table per instruction level, defined by cross_entropy_cpu.cpp; indexed by Types.
-namespace isa_v2 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_v3 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_v4 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_neon {
-extern const RowKernels kRowKernels[kTypesCount];
-}
+KP_EACH_CPU_LEVEL(extern const RowKernels kRowKernels[kTypesCount];)
 
 }  // namespace kernel_pytorch::cross_entropy

@@ -19,16 +19,6 @@ constexpr const char* kCpuOnly = "runs on the CPU only";
 constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
 constexpr const char* kManyLeading = "rows are not evenly spaced in memory: their leading dimensions do not merge";
 
-const RowKernels& kernels_of(CpuIsa isa) {
-#if defined(__aarch64__)
-  (void)isa;
-  return isa_neon::kRowKernels;
-#else
-  if (isa >= CpuIsa::kX86V4) return isa_v4::kRowKernels;
-  return isa == CpuIsa::kX86V3 ? isa_v3::kRowKernels : isa_v2::kRowKernels;
-#endif
-}
-
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
   if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
   if (problem.weight.sizes[1] > 1 && problem.weight.strides[1] != 1) return registry::Support::no(kStridedColumns);
@@ -53,7 +43,7 @@ void run_forward(const Forward& problem, int, Context& context) {
   if (problem.output.element_count() == 0) return;
   const int64_t positions = problem.indices.element_count(), columns = columns_of(problem.weight);
   const int64_t element_bytes = size_of(problem.weight.dtype), row_bytes = columns * element_bytes;
-  const auto copy_row = kernels_of(context.info->cpu.isa).copy;
+  const auto copy_row = KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels).copy;
   const bool is_streamed = is_streamable(problem.output);
   const int64_t rows_per_task = std::max<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 64), 1);
   parallel_for(context.threads, (positions + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
@@ -101,7 +91,8 @@ void run_backward(const Backward& problem, int, Context& context) {
   const int64_t row_bytes = columns * size_of(problem.grad_weight.dtype);
   const Sorted sorted = sort_positions(problem, context);
   const bool streams = is_streamable(problem.grad_weight);
-  const auto sum = kernels_of(context.info->cpu.isa).sum_rows[static_cast<int>(problem.grad_weight.dtype)];
+  const auto sum =
+      KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels).sum_rows[static_cast<int>(problem.grad_weight.dtype)];
   const int64_t rows_per_task = std::max<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 64), 1);
   parallel_for(context.threads, (rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
     const int64_t end = std::min(rows, (task + 1) * rows_per_task);

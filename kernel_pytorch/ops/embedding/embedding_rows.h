@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/cpu_levels.h"
 
 namespace kernel_pytorch::embedding {
 
@@ -21,17 +22,6 @@ struct RowKernels {
   void (*sum_rows[4])(const RowSumArguments&);              // fp32, fp64, bf16, fp16
 };
 
-namespace isa_v2 {
-extern const RowKernels kRowKernels;
-}
-namespace isa_v3 {
-extern const RowKernels kRowKernels;
-}
-namespace isa_v4 {
-extern const RowKernels kRowKernels;
-}
-namespace isa_neon {
-extern const RowKernels kRowKernels;
-}
+KP_EACH_CPU_LEVEL(extern const RowKernels kRowKernels;)
 
 }  // namespace kernel_pytorch::embedding

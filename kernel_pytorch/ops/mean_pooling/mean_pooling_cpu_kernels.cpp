@@ -20,13 +20,7 @@ constexpr const char* kNoDouble = "takes fp32, bf16 and fp16; fp64 runs by the r
 
 const RowKernels& kernels_of(CpuIsa isa, DType dtype) {
   const int type = dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 1 : 2;
-#if defined(__aarch64__)
-  (void)isa;
-  return isa_neon::kRowKernels[type];
-#else
-  if (isa >= CpuIsa::kX86V4) return isa_v4::kRowKernels[type];
-  return (isa == CpuIsa::kX86V3 ? isa_v3::kRowKernels : isa_v2::kRowKernels)[type];
-#endif
+  return KP_AT_CPU_LEVEL(isa, kRowKernels)[type];
 }
 
 registry::Support supports(const TensorView& x, const DeviceInfo& device) {

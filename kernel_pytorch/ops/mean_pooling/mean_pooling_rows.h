@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/cpu_levels.h"
 
 namespace kernel_pytorch::mean_pooling {
 
@@ -17,17 +18,6 @@ struct RowKernels {
 
 // By type: fp32, bf16, fp16.
 inline constexpr int kTypesCount = 3;
-namespace isa_v2 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_v3 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_v4 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_neon {
-extern const RowKernels kRowKernels[kTypesCount];
-}
+KP_EACH_CPU_LEVEL(extern const RowKernels kRowKernels[kTypesCount];)
 
 }  // namespace kernel_pytorch::mean_pooling

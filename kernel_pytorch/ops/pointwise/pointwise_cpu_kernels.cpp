@@ -30,13 +30,7 @@ int type_index(DType dtype) {
 }
 
 RowKernels kernels_for(const Context& context, DType dtype) {
-#if defined(__aarch64__)
-  return isa_neon::row_kernels(type_index(dtype));
-#else
-  const CpuIsa isa = context.info->cpu.isa;
-  if (isa >= CpuIsa::kX86V4) return isa_v4::row_kernels(type_index(dtype));
-  return isa == CpuIsa::kX86V3 ? isa_v3::row_kernels(type_index(dtype)) : isa_v2::row_kernels(type_index(dtype));
-#endif
+  return KP_AT_CPU_LEVEL(context.info->cpu.isa, row_kernels)(type_index(dtype));
 }
 
 template <class Problem>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/cpu_levels.h"
 #include "kernel_pytorch/ops/pointwise/pointwise_kind_cuda.h"
 
 namespace kernel_pytorch::pointwise {
@@ -60,11 +61,6 @@ constexpr bool is_gated_kind(Kind kind) {
   return kind <= Kind::kRelu || kind == Kind::kSigmoid;
 }
 
-// clang-format off
-namespace isa_v2 { RowKernels row_kernels(int type); }
-namespace isa_v3 { RowKernels row_kernels(int type); }
-namespace isa_v4 { RowKernels row_kernels(int type); }
-namespace isa_neon { RowKernels row_kernels(int type); }
-// clang-format on
+KP_EACH_CPU_LEVEL(RowKernels row_kernels(int type);)
 
 }  // namespace kernel_pytorch::pointwise

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/cpu_levels.h"
 
 namespace kernel_pytorch::reduce_norm {
 
@@ -10,17 +11,6 @@ struct ChunkKernels {
   double (*sum_squares[4])(const void* elements, int64_t count);
 };
 
-namespace isa_v2 {
-extern const ChunkKernels kChunkKernels;
-}
-namespace isa_v3 {
-extern const ChunkKernels kChunkKernels;
-}
-namespace isa_v4 {
-extern const ChunkKernels kChunkKernels;
-}
-namespace isa_neon {
-extern const ChunkKernels kChunkKernels;
-}
+KP_EACH_CPU_LEVEL(extern const ChunkKernels kChunkKernels;)
 
 }  // namespace kernel_pytorch::reduce_norm

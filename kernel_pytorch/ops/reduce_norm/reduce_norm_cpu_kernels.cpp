@@ -11,16 +11,6 @@
 namespace kernel_pytorch::reduce_norm {
 namespace {
 
-const ChunkKernels& kernels_of(CpuIsa isa) {
-#if defined(__aarch64__)
-  (void)isa;
-  return isa_neon::kChunkKernels;
-#else
-  if (isa >= CpuIsa::kX86V4) return isa_v4::kChunkKernels;
-  return isa == CpuIsa::kX86V3 ? isa_v3::kChunkKernels : isa_v2::kChunkKernels;
-#endif
-}
-
 registry::Support supports(const Norm&, const DeviceInfo& device) {
   return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
 }
@@ -30,7 +20,7 @@ void run(const Norm& problem, int, Context& context) {
   for (const TensorView& tensor : problem.tensors) sizes.push_back(tensor.element_count());
   const ChunkMap chunks(sizes, kChunkElements);
   std::vector<double> sums(static_cast<size_t>(chunks.count()));
-  const ChunkKernels& kernels = kernels_of(context.info->cpu.isa);
+  const ChunkKernels& kernels = KP_AT_CPU_LEVEL(context.info->cpu.isa, kChunkKernels);
   constexpr int64_t kChunksPerTask = 4;
   parallel_for(context.threads, (chunks.count() + kChunksPerTask - 1) / kChunksPerTask, [&](int64_t task) {
     const int64_t end = std::min(chunks.count(), (task + 1) * kChunksPerTask);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/cpu_levels.h"
 
 namespace kernel_pytorch::rope {
 
@@ -29,11 +30,6 @@ struct RowKernels {
   void (*fence)();  // after the last of a task's streamed stores
 };
 
-// clang-format off
-namespace isa_v2 { RowKernels row_kernels(int type); }
-namespace isa_v3 { RowKernels row_kernels(int type); }
-namespace isa_v4 { RowKernels row_kernels(int type); }
-namespace isa_neon { RowKernels row_kernels(int type); }
-// clang-format on
+KP_EACH_CPU_LEVEL(RowKernels row_kernels(int type);)
 
 }  // namespace kernel_pytorch::rope

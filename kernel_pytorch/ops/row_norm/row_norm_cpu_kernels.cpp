@@ -22,16 +22,6 @@ constexpr int64_t kStreamFromBytes =
     4 << 20;                               // measured equal at 2 MB when the next op reads the output, ahead at 16 MB
 constexpr int64_t kTaskBytes = 128 << 10;  // of the main input: long enough to hide the atomic, short enough to balance
 
-const RowKernels* kernels_of(CpuIsa isa) {
-#if defined(__aarch64__)
-  (void)isa;
-  return isa_neon::kRowKernels;
-#else
-  if (isa >= CpuIsa::kX86V4) return isa_v4::kRowKernels;
-  return isa == CpuIsa::kX86V3 ? isa_v3::kRowKernels : isa_v2::kRowKernels;
-#endif
-}
-
 Types types_of(DType x, const TensorView& weight) {
   const bool is_mixed = weight.is_present() && weight.dtype != x;
   switch (x) {
@@ -47,7 +37,7 @@ Types types_of(DType x, const TensorView& weight) {
 }
 
 const RowKernels& kernels_for(const Context& context, DType x, const TensorView& weight) {
-  return kernels_of(context.info->cpu.isa)[static_cast<int>(types_of(x, weight))];
+  return KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels)[static_cast<int>(types_of(x, weight))];
 }
 
 bool columns_are_dense(const TensorView& view) {

@@ -24,15 +24,7 @@ const RowKernels& kernels_for(const Context& context, DType dtype) {
   const Types type = dtype == DType::kBFloat16  ? Types::kBFloat16
                      : dtype == DType::kFloat16 ? Types::kFloat16
                                                 : Types::kFloat;
-#if defined(__aarch64__)
-  (void)context;
-  return isa_neon::kRowKernels[static_cast<int>(type)];
-#else
-  const CpuIsa isa = context.info->cpu.isa;
-  if (isa >= CpuIsa::kX86V4) return isa_v4::kRowKernels[static_cast<int>(type)];
-  return isa == CpuIsa::kX86V3 ? isa_v3::kRowKernels[static_cast<int>(type)]
-                               : isa_v2::kRowKernels[static_cast<int>(type)];
-#endif
+  return KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels)[static_cast<int>(type)];
 }
 
 const char* obstacle_of(const DeviceInfo& device, DType dtype, std::initializer_list<const TensorView*> views) {

@@ -2,6 +2,7 @@
 // strides, no class with functions (cpu/isa.h says why). Rows have unit column stride.
 #pragma once
 
+#include "kernel_pytorch/ops/cpu_levels.h"
 #include "kernel_pytorch/ops/softmax/softmax_cuda.h"
 
 namespace kernel_pytorch::softmax {
@@ -46,17 +47,6 @@ struct RowKernels {
 };
 
 // One table per instruction level, defined by softmax_cpu.cpp; indexed by Types.
-namespace isa_v2 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_v3 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_v4 {
-extern const RowKernels kRowKernels[kTypesCount];
-}
-namespace isa_neon {
-extern const RowKernels kRowKernels[kTypesCount];
-}
+KP_EACH_CPU_LEVEL(extern const RowKernels kRowKernels[kTypesCount];)
 
 }  // namespace kernel_pytorch::softmax
