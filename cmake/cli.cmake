@@ -9,4 +9,4 @@ add_executable(kpt ${cli_sources})
 target_include_directories(kpt PRIVATE $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)
 target_link_libraries(kpt PRIVATE kernel_pytorch CLI11::CLI11 nlohmann_json::nlohmann_json)
 # Nothing here is worth the optimiser's time: the work is in the library.
-target_compile_options(kpt PRIVATE -O1)
+target_compile_options(kpt PRIVATE -O0)
