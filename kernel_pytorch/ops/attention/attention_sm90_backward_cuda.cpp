@@ -14,23 +14,42 @@ namespace {
 
 constexpr const char* kMainSource = "kernel_pytorch/ops/attention/attention_sm90_backward_cuda.cuh";
 constexpr const char* kRowsSource = "kernel_pytorch/ops/attention/attention_sm90_backward_rows_cuda.cuh";
-constexpr int kPrepareThreads = 256;
-constexpr int kFinishThreads = 128;
-
-constexpr BackwardTile kTiles[] = {{64, 64, 128, 3, 2}, {96, 96, 64, 3, 3}, {128, 128, 64, 3, 3}};
+constexpr int64_t kLongest = int64_t{1} << 30;
 constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16};
 
-int tile_index_of(const BackwardProblem& problem) {
+// By head size: where registers are enough, and where the features or the type need more of them for each score.
+constexpr BackwardTile kTiles[] = {
+    {64, 64, 128, 3, 2, 64, false}, {96, 96, 64, 3, 3, 96, false}, {128, 128, 64, 3, 3, 64, false}};
+constexpr BackwardTile kHeavyTiles[] = {
+    {64, 64, 64, 4, 3, 64, false}, {96, 96, 64, 3, 3, 32, false}, {128, 128, 64, 3, 3, 32, false}};
+
+bool needs_registers(const Features& features) {
+  return changes_scores(features) || masks_every_tile(features) || features.dropout;
+}
+
+struct Variant {
+  BackwardTile tile;
+  int index;  // of all that are compiled
+};
+// Null tiles (head 0) where heads are too large.
+Variant variant_of(const BackwardProblem& problem) {
+  const Features features = features_of(problem.scoring);
+  const bool is_half = problem.query.dtype == DType::kFloat16;
   const int64_t columns = std::max(problem.query.size(3), problem.value.size(3));
   for (int i = 0; i < static_cast<int>(std::size(kTiles)); ++i) {
-    if (columns <= kTiles[i].head) return i;
+    if (columns > kTiles[i].head) continue;
+    const bool is_heavy = is_half || needs_registers(features) || (features.segments && kTiles[i].queries > 64);
+    Variant variant{is_heavy ? kHeavyTiles[i] : kTiles[i], (i * 2 + is_heavy) * 4 + is_half * 2};
+    variant.tile.in_turns = problem.scoring.deterministic;
+    variant.index += problem.scoring.deterministic;
+    return variant;
   }
-  return -1;
+  return {};
 }
 
 std::string to_text(const BackwardTile& tile) {
   return concat("kernel_pytorch::attention::BackwardTile{", tile.head, ", ", tile.value, ", ", tile.queries, ", ",
-                tile.stages, ", ", tile.score_stages, "}");
+                tile.stages, ", ", tile.score_stages, ", ", tile.sum_columns, ", ", bool_name(tile.in_turns), "}");
 }
 DeviceCode main_code(const Features& features, const BackwardTile& tile, DType dtype) {
   return {.source = kMainSource,
@@ -39,180 +58,235 @@ DeviceCode main_code(const Features& features, const BackwardTile& tile, DType d
           .minimum_capability = 90,
           .architecture_specific = true};
 }
-DeviceCode prepare_code(const BackwardTile& tile, DType dtype, bool is_packed) {
+DeviceCode rows_code(std::string_view function, std::string_view arguments) {
   return {.source = kRowsSource,
-          .entry = concat("kernel_pytorch::attention::backward_prepare<", element_type_name(dtype), ", ", tile.queries,
-                          ", ", tile.value > 128 ? 2 : 1, ", ", bool_name(is_packed), ">"),
+          .entry = concat("kernel_pytorch::attention::", function, arguments),
           .minimum_capability = 90};
+}
+DeviceCode prepare_code(const BackwardTile& tile, DType dtype, bool is_packed) {
+  return rows_code("backward_prepare",
+                   concat("<", element_type_name(dtype), ", ", tile.queries, ", ", bool_name(is_packed), ">"));
 }
 DeviceCode finish_code(const BackwardTile& tile, DType dtype, bool is_packed) {
-  return {.source = kRowsSource,
-          .entry = concat("kernel_pytorch::attention::backward_finish<", element_type_name(dtype), ", ", tile.queries,
-                          ", ", tile.head, ", ", bool_name(is_packed), ">"),
-          .minimum_capability = 90};
+  return rows_code("backward_finish", concat("<", element_type_name(dtype), ", ", tile.queries, ", ", tile.head, ", ",
+                                             bool_name(is_packed), ">"));
 }
 
-unsigned shared_bytes_of(const BackwardTile& tile) {
-  const int keys = tile_bytes(kBackwardKeys, tile.head) + tile_bytes(kBackwardKeys, tile.value);
-  const int stage = tile_bytes(tile.queries, tile.head) + tile_bytes(tile.queries, tile.value) + 2 * tile.queries * 4;
-  const int scores = tile.score_stages * tile_bytes(kBackwardKeys, tile.queries);
-  return static_cast<unsigned>(keys + tile.stages * stage + scores + kBackwardSharedExtra);
+template <class T>
+T* allocate(Context& context, int64_t count) {
+  return static_cast<T*>(context.scratch->allocate(static_cast<size_t>(count) * sizeof(T)));
 }
 
-// Sums, records and what else lives between the launches.
-struct Scratches {
-  float* records;
-  float* sums;
-  uint32_t* turns = nullptr;
-};
-
-struct Launcher {
-  const BackwardProblem& problem;
-  Context& context;
-  const BackwardTile& tile;
-  int tile_index;
-  Features features;
-  ScoreArguments score;
-  QueryTiles tiles;
-  Scratches scratch;
-
-  uint32_t variant(int kernel) const {
-    const uint32_t type = problem.query.dtype == DType::kFloat16 ? 1 : 0;
-    return static_cast<uint32_t>(kernel * 16 + tile_index * 2) + type;
-  }
-  CUkern_st* kernel(int which) const {
-    static FeatureKernels kernels;
-    const bool is_packed = features.packed;
-    const Features relevant = which == 1 ? features : Features{.packed = is_packed};
-    return kernels.get(relevant, variant(which), context, [&] {
-      const DType dtype = problem.query.dtype;
-      return which == 0   ? prepare_code(tile, dtype, is_packed)
-             : which == 1 ? main_code(features, tile, dtype)
-                          : finish_code(tile, dtype, is_packed);
-    });
+// One call: what its launches share.
+class Run {
+ public:
+  Run(const BackwardProblem& problem, Context& context)
+      : problem_(problem), context_(context), variant_(variant_of(problem)) {
+    const BackwardTile& tile = variant_.tile;
+    features_ = features_of(problem.scoring, tile.queries, kBackwardKeys);
+    score_ = score_arguments_of(problem.scoring, problem.query, problem.key, context);
+    if (features_.block_map) add_block_map(problem.scoring, score_, context);
+    const int64_t tiles = features_.packed ? score_.query_tokens / tile.queries + score_.batches
+                                           : divide_up(problem.query.size(2), tile.queries);
+    const int64_t tile_count = tiles * score_.heads * (features_.packed ? 1 : score_.batches);
+    KP_CHECK(tile_count <= 0x3fffffff, "attention_backward: ", tile_count,
+             " tiles of queries are more than a launch can have");
+    tiles_ = {static_cast<int32_t>(tiles), static_cast<int32_t>(tile_count)};
+    records_ = allocate<float>(context, tile_count * tile.queries * 2);
+    sums_ = allocate<float>(context, tile_count * tile.queries * tile.head);
+    if (tile.in_turns) turns_ = allocate<uint32_t>(context, tile_count);
+    if (problem.grad_sinks.is_present()) sink_sums_ = allocate<float>(context, tile_count);
   }
 
   void prepare() const {
-    static const std::string kLabel = "attention_backward sm90 prepare";
-    PrepareArguments arguments{.score = score,
-                               .output = row_tensor_of(problem.output),
-                               .grad_output = row_tensor_of(problem.grad_output),
-                               .lse = problem.lse.as<const float>(),
-                               .grad_lse = problem.grad_lse.is_present() ? problem.grad_lse.as<const float>() : nullptr,
-                               .records = scratch.records,
-                               .grad_query_sums = scratch.sums,
-                               .sink_sums = nullptr,
-                               .turns = scratch.turns,
-                               .tiles = tiles,
-                               .columns = static_cast<int32_t>(problem.value.size(3)),
-                               .sum_columns = tile.head};
-    void* pointers[] = {&arguments};
-    cuda_device::LaunchShape shape;
-    shape.grid_x = static_cast<unsigned>(tiles.tile_count);
-    shape.block_x = kPrepareThreads;
-    cuda_device::launch(context, kernel(0), shape, pointers, kLabel);
+    static const std::string kLabel = "attention_backward/sm90 prepare";
+    PrepareArguments arguments{
+        .score = score_,
+        .output = row_tensor_of(problem_.output),
+        .grad_output = row_tensor_of(problem_.grad_output),
+        .lse = problem_.lse.as<const float>(),
+        .grad_lse = problem_.grad_lse.is_present() ? problem_.grad_lse.as<const float>() : nullptr,
+        .records = records_,
+        .grad_query_sums = sums_,
+        .sink_sums = sink_sums_,
+        .turns = turns_,
+        .tiles = tiles_,
+        .columns = static_cast<int32_t>(problem_.value.size(3)),
+        .sum_columns = variant_.tile.head};
+    launch(0, arguments, tiles_.tile_count, kPrepareThreads, 0, false, kLabel);
   }
 
   void main() const {
-    static const std::string kLabel = "attention_backward sm90";
+    static const std::string kLabel = "attention_backward/sm90";
     BackwardArguments arguments{};
-    arguments.score = score;
-    arguments.grad_key = row_tensor_of(problem.grad_key);
-    arguments.grad_value = row_tensor_of(problem.grad_value);
-    arguments.records = scratch.records;
-    arguments.grad_query_sums = scratch.sums;
-    arguments.turns = scratch.turns;
-    arguments.tiles = tiles;
-    arguments.head_columns = static_cast<int32_t>(problem.query.size(3));
-    arguments.value_columns = static_cast<int32_t>(problem.value.size(3));
-    arguments.key_blocks = static_cast<int32_t>(features.packed ? score.key_tokens / kBackwardKeys + score.batches
-                                                                : divide_up(problem.key.size(2), kBackwardKeys));
-    cuda_device::encode_tensor_map(problem.query, 64, arguments.query.words);
-    cuda_device::encode_tensor_map(problem.key, 64, arguments.key.words);
-    cuda_device::encode_tensor_map(problem.value, 64, arguments.value.words);
-    cuda_device::encode_tensor_map(problem.grad_output, 64, arguments.grad_output.words);
-    void* pointers[] = {&arguments};
-    cuda_device::LaunchShape shape;
-    const int64_t heads = problem.key.size(1) * (features.packed ? 1 : problem.key.size(0));
-    shape.grid_x = static_cast<unsigned>(arguments.key_blocks * heads);
-    shape.block_x = kBackwardThreads;
-    shape.shared_bytes = shared_bytes_of(tile);
-    shape.programmatic_dependent = true;
-    cuda_device::launch(context, kernel(1), shape, pointers, kLabel);
+    arguments.score = score_;
+    arguments.grad_key = row_tensor_of(problem_.grad_key);
+    arguments.grad_value = row_tensor_of(problem_.grad_value);
+    arguments.records = records_;
+    arguments.grad_query_sums = sums_;
+    arguments.turns = turns_;
+    arguments.tiles = tiles_;
+    arguments.head_columns = static_cast<int32_t>(problem_.query.size(3));
+    arguments.value_columns = static_cast<int32_t>(problem_.value.size(3));
+    const int64_t blocks = features_.packed ? score_.key_tokens / kBackwardKeys + score_.batches
+                                            : divide_up(problem_.key.size(2), kBackwardKeys);
+    arguments.key_blocks = static_cast<int32_t>(blocks);
+    if (problem_.query.element_count() > 0 && problem_.key.element_count() > 0) {
+      const cuda_device::CurrentDevice current(context_.info->device.index);
+      cuda_device::encode_tensor_map(problem_.query, 64, arguments.query.words);
+      cuda_device::encode_tensor_map(problem_.key, 64, arguments.key.words);
+      cuda_device::encode_tensor_map(problem_.value, 64, arguments.value.words);
+      cuda_device::encode_tensor_map(problem_.grad_output, 64, arguments.grad_output.words);
+    }
+    const int64_t heads = problem_.key.size(1) * (features_.packed ? 1 : problem_.key.size(0));
+    launch(1, arguments, blocks * heads, kBackwardThreads, backward_shared_bytes(variant_.tile), true, kLabel);
   }
 
   void finish() const {
-    static const std::string kLabel = "attention_backward sm90 finish";
-    FinishArguments arguments{.score = score,
-                              .grad_query = row_tensor_of(problem.grad_query),
-                              .grad_query_sums = scratch.sums,
-                              .tiles = tiles,
-                              .columns = static_cast<int32_t>(problem.query.size(3)),
-                              .sum_columns = tile.head};
+    static const std::string kLabel = "attention_backward/sm90 finish";
+    FinishArguments arguments{.score = score_,
+                              .grad_query = row_tensor_of(problem_.grad_query),
+                              .grad_query_sums = sums_,
+                              .tiles = tiles_,
+                              .columns = static_cast<int32_t>(problem_.query.size(3))};
+    launch(2, arguments, int64_t{tiles_.tile_count} * (variant_.tile.queries / 64), kFinishThreads, 0, true, kLabel);
+  }
+
+  void sum_sinks() const {
+    static const std::string kLabel = "attention_backward/sm90 sinks";
+    SinkArguments arguments{.sums = sink_sums_,
+                            .grad_sinks = problem_.grad_sinks.as<float>(),
+                            .stride = problem_.grad_sinks.stride(0),
+                            .tiles = tiles_.tiles,
+                            .heads = score_.heads,
+                            .batches = features_.packed ? 1 : score_.batches};
+    launch(3, arguments, score_.heads, kSinkThreads, 0, false, kLabel);
+  }
+
+ private:
+  template <class Arguments>
+  void launch(int which, Arguments& arguments, int64_t blocks, int threads, int shared_bytes, bool follows_closely,
+              const std::string& label) const {
+    if (blocks == 0) return;
     void* pointers[] = {&arguments};
     cuda_device::LaunchShape shape;
-    shape.grid_x = static_cast<unsigned>(tiles.tile_count * (tile.queries / 64));
-    shape.block_x = kFinishThreads;
-    shape.programmatic_dependent = true;
-    cuda_device::launch(context, kernel(2), shape, pointers, kLabel);
+    shape.grid_x = static_cast<unsigned>(blocks);
+    shape.block_x = static_cast<unsigned>(threads);
+    shape.shared_bytes = static_cast<unsigned>(shared_bytes);
+    shape.programmatic_dependent = follows_closely;
+    cuda_device::launch(context_, kernel(which), shape, pointers, label);
   }
+
+  CUkern_st* kernel(int which) const {
+    static FeatureKernels kernels;
+    Features relevant;
+    relevant.packed = features_.packed;
+    if (which == 1) relevant = features_;
+    const uint32_t index = static_cast<uint32_t>(which * 32 + variant_.index);
+    return kernels.get(relevant, index, context_, [&] {
+      const DType dtype = problem_.query.dtype;
+      return which == 0   ? prepare_code(variant_.tile, dtype, features_.packed)
+             : which == 1 ? main_code(features_, variant_.tile, dtype)
+             : which == 2 ? finish_code(variant_.tile, dtype, features_.packed)
+                          : rows_code("backward_sinks", "");
+    });
+  }
+
+  const BackwardProblem& problem_;
+  Context& context_;
+  Variant variant_;
+  Features features_;
+  ScoreArguments score_;
+  QueryTiles tiles_;
+  float* records_ = nullptr;
+  float* sums_ = nullptr;
+  uint32_t* turns_ = nullptr;
+  float* sink_sums_ = nullptr;
 };
 
-const char* obstacle_of(const BackwardProblem& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return obstacle;
-  if (device.cuda.capability() != 90) return "needs compute capability 9.0 (wgmma)";
-  if (problem.query.dtype == DType::kFloat32) return "takes bf16 and fp16";
-  if (tile_index_of(problem) < 0) return "head sizes above 128";
-  if (problem.query.size(3) % 8 != 0 || problem.value.size(3) % 8 != 0) return "head sizes are no multiple of 8";
-  const Features features = features_of(problem.scoring);
-  const Features taken{.right_bound = features.right_bound, .left_bound = features.left_bound};
-  if (bits_of(features) != bits_of(taken)) return "an option that this kernel does not have";
-  if (problem.scoring.deterministic) return "sums grad_query in no fixed order";
-  for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.grad_output, &problem.output,
-                                 &problem.grad_query, &problem.grad_key, &problem.grad_value}) {
+// Null, or why the tensors cannot be described to the copy engine or written in vectors.
+const char* tensor_obstacle(const BackwardProblem& problem) {
+  if (problem.query.size(3) % 8 != 0 || problem.value.size(3) % 8 != 0)
+    return "takes head sizes that are multiples of 8";
+  if (problem.query.size(2) > kLongest || problem.key.size(2) > kLongest) return "takes sequences of up to 2^30 rows";
+  for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.grad_output}) {
     if (const char* obstacle = cuda_device::tensor_map_obstacle(*view)) return obstacle;
+    for (int i = 0; i < 3; ++i) {
+      if (view->sizes[i] > 1 && view->strides[i] == 0) return "an expanded dimension is not for the copy engine";
+    }
+  }
+  for (const TensorView* view : {&problem.output, &problem.grad_query, &problem.grad_key, &problem.grad_value}) {
+    if (!has_aligned_rows(*view)) return "rows do not begin at multiples of 16 bytes";
   }
   return nullptr;
 }
 
+const char* scoring_obstacle(const BackwardProblem& problem) {
+  const Scoring& scoring = problem.scoring;
+  if (!scoring.score_mod.empty() || !scoring.mask_mod.empty()) return "takes no programs";
+  if (problem.grad_bias.is_present()) return "gives no gradient of a bias";
+  if (scoring.blocks.is_present() && !scoring.blocks.query_counts.is_present())
+    return "needs the block list's transposed lists";
+  const bool skips_tiles = scoring.blocks.is_present() || scoring.query_segments.is_present();
+  if (scoring.deterministic && skips_tiles) return "has no fixed order of sums where tiles are left out by their data";
+  return nullptr;
+}
+
 registry::Support supports(const BackwardProblem& problem, const DeviceInfo& device) {
-  return registry::Support::unless(obstacle_of(problem, device));
+  if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
+  if (device.cuda.capability() != 90) return registry::Support::no("is for compute capability 9.0");
+  if (problem.query.dtype == DType::kFloat32) return registry::Support::no("takes bf16 and fp16");
+  if (variant_of(problem).tile.head == 0) return registry::Support::no("takes heads of up to 128 columns");
+  if (const char* obstacle = tensor_obstacle(problem)) return registry::Support::no(obstacle);
+  return registry::Support::unless(scoring_obstacle(problem));
 }
 
 void run(const BackwardProblem& problem, int, Context& context) {
-  const int tile_index = tile_index_of(problem);
-  const BackwardTile& tile = kTiles[tile_index];
-  Launcher launcher{.problem = problem,
-                    .context = context,
-                    .tile = tile,
-                    .tile_index = tile_index,
-                    .features = features_of(problem.scoring),
-                    .score = score_arguments_of(problem.scoring, problem.query, problem.key, context),
-                    .tiles = {},
-                    .scratch = {}};
-  const ScoreArguments& score = launcher.score;
-  const bool is_packed = launcher.features.packed;
-  launcher.tiles.tiles = static_cast<int32_t>(is_packed ? score.query_tokens / tile.queries + score.batches
-                                                        : divide_up(problem.query.size(2), tile.queries));
-  launcher.tiles.tile_count = launcher.tiles.tiles * score.heads * (is_packed ? 1 : score.batches);
-  const size_t rows = static_cast<size_t>(launcher.tiles.tile_count) * static_cast<size_t>(tile.queries);
-  launcher.scratch.records = static_cast<float*>(context.scratch->allocate(rows * 2 * sizeof(float)));
-  launcher.scratch.sums =
-      static_cast<float*>(context.scratch->allocate(rows * static_cast<size_t>(tile.head) * sizeof(float)));
-  if (launcher.tiles.tile_count > 0) launcher.prepare();
-  if (problem.key.element_count() > 0) launcher.main();
-  if (launcher.tiles.tile_count > 0) launcher.finish();
+  const Scoring& scoring = problem.scoring;
+  if (scoring.is_packed()) {
+    clear_rows_of_nobody(problem.grad_query, {}, scoring.query_offsets, context);
+    clear_rows_of_nobody(problem.grad_key, {}, scoring.key_offsets, context);
+    clear_rows_of_nobody(problem.grad_value, {}, scoring.key_offsets, context);
+    if (scoring.query_offsets.size(0) <= 1) return;
+  }
+  const Run call(problem, context);
+  call.prepare();
+  call.main();
+  call.finish();
+  if (problem.grad_sinks.is_present()) call.sum_sinks();
 }
 
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
-  for (const BackwardTile& tile : kTiles) {
+  const auto add = [&](DeviceCode code) {
+    if (std::find(codes.begin(), codes.end(), code) == codes.end()) codes.push_back(std::move(code));
+  };
+  Features causal;
+  causal.right_bound = true;
+  for (size_t i = 0; i < std::size(kTiles); ++i) {
     for (DType dtype : kTypes) {
-      codes.push_back(prepare_code(tile, dtype, false));
-      codes.push_back(finish_code(tile, dtype, false));
-      codes.push_back(main_code({}, tile, dtype));
-      codes.push_back(main_code({.right_bound = true}, tile, dtype));
+      const BackwardTile& tile = dtype == DType::kFloat16 ? kHeavyTiles[i] : kTiles[i];
+      for (bool is_packed : {false, true}) {
+        add(prepare_code(tile, dtype, is_packed));
+        add(finish_code(tile, dtype, is_packed));
+      }
+      add(main_code(causal, tile, dtype));
     }
+    add(main_code({}, kTiles[i], DType::kBFloat16));
+  }
+  add(rows_code("backward_sinks", ""));
+  BackwardTile in_turns = kTiles[2];
+  in_turns.in_turns = true;
+  add(main_code(causal, in_turns, DType::kBFloat16));
+  // Every feature that these kernels take, each with a head size in its turn.
+  size_t turn = 0;
+  for (const NamedFeatures& named : compiled_features()) {
+    const Features& features = named.features;
+    const size_t place = turn++ % std::size(kTiles);
+    const bool is_large = std::string_view(named.name) == "everything";
+    const bool is_heavy = needs_registers(features) || features.segments;
+    const size_t index = is_large ? 0 : place;
+    add(main_code(features, is_heavy ? kHeavyTiles[index] : kTiles[index], DType::kBFloat16));
   }
   return codes;
 }

@@ -15,9 +15,11 @@ namespace kernel_pytorch::attention {
 
 // Of a thread; a block of 512 threads begins with 128 each. What the assembler needs beside accumulators and operands
 // decides: 64 for 32 accumulators are enough, 56 are not.
-inline constexpr int kLoaderRegisters = 24;
+inline constexpr int kLoaderRegisters = 32;
 template <BackwardTile kTile>
-inline constexpr int kReducerRegisters = kTile.head % 64 != 0 ? 96 : 72;
+inline constexpr int kReducerRegisters = kTile.sum_columns == 32   ? 48
+                                         : kTile.sum_columns == 64 ? 64
+                                                                   : 96;
 template <BackwardTile kTile>
 inline constexpr int kKeyRegisters = (4 * 128 - kLoaderRegisters - kReducerRegisters<kTile>) / 16 * 8;
 
@@ -26,23 +28,27 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     backward_keys(const __grid_constant__ BackwardArguments arguments) {
   extern __shared__ __align__(1024) char shared[];
   using Shared = BackwardShared<kTile>;
-  BackwardBarriers barriers(shared + Shared::kBarriers, kTile);
+  BackwardBarriers<kTile> barriers(shared + Shared::kBarriers);
   // In shared memory, since registers are what the roles below lack.
   BackwardWork& work = *reinterpret_cast<BackwardWork*>(shared + Shared::kWork);
-  if (threadIdx.x == 0) {
-    work = backward_work<kFeatures, kTile>(arguments, blockIdx.x);
-    barriers.init(kTile);
-    ptx::fence_proxy_async_shared_cta();
-  }
-  tile::wait_for_earlier_kernels();
-  __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  tile::wait_for_earlier_kernels();
+  if (threadIdx.x < 32) {
+    // A block may wait only for blocks that were launched before it: in turns the last keys come first.
+    const int block = static_cast<int>(kTile.in_turns ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    find_work<kFeatures, kTile>(work, arguments, block);
+    if (threadIdx.x == 0) {
+      barriers.init();
+      ptx::fence_proxy_async_shared_cta();
+    }
+  }
+  __syncthreads();
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kLoaderRegisters>();
-    if (threadIdx.x == 0 && work.steps > 0) load_tiles<kTile>(arguments, work, shared, barriers);
+    if (threadIdx.x < 32 && work.steps > 0) load_tiles<kFeatures, kTile>(arguments, work, shared, barriers);
   } else if (warpgroup == 1) {
     ptx::setmaxnreg_dec<kReducerRegisters<kTile>>();
-    if (work.steps > 0) add_query_gradients<T, kTile>(arguments, work, shared, barriers);
+    if (work.steps > 0) add_query_gradients<T, kFeatures, kTile>(arguments, work, shared, barriers);
   } else {
     ptx::setmaxnreg_inc<kKeyRegisters<kTile>>();
     if (work.steps > 0) {

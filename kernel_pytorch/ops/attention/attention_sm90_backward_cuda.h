@@ -17,14 +17,22 @@ struct BackwardTile {
   int queries;       // rows of a step: 64, or 128 for small heads
   int stages;        // of the rings of query and grad_output
   int score_stages;  // of the ring of dS between the warpgroups
+  int sum_columns;   // of one product of dQ: 64; 32 leaves its registers to the other warpgroups
+  bool in_turns;     // blocks add to grad_query in a fixed order
 };
 inline constexpr int kBackwardKeys = 128;  // of a block: two warpgroups of 64
-inline constexpr int kBackwardThreads = 512;
+inline constexpr int kBackwardThreads = 512, kPrepareThreads = 256, kFinishThreads = 128, kSinkThreads = 128;
 inline constexpr int kBackwardSharedExtra = 512;  // bytes beside tiles and records: barriers and the like
 
 // Tiles lie in chunks of 64 columns, 128 bytes a row.
 KP_SHARED_CODE constexpr int tile_bytes(int rows, int columns) {
   return (columns + 63) / 64 * rows * 128;
+}
+KP_SHARED_CODE constexpr int backward_shared_bytes(BackwardTile tile) {
+  const int keys = tile_bytes(kBackwardKeys, tile.head) + tile_bytes(kBackwardKeys, tile.value);
+  const int stage = tile_bytes(tile.queries, tile.head) + tile_bytes(tile.queries, tile.value) + 2 * tile.queries * 4;
+  const int scores = tile.score_stages * tile_bytes(kBackwardKeys, tile.queries);
+  return keys + tile.stages * stage + scores + kBackwardSharedExtra;
 }
 
 // Tiles of queries count over (batch, head) or, packed, over heads of all tokens: sequence i begins at tile
@@ -49,7 +57,7 @@ struct PrepareArguments {
   const float* grad_lse;  // may be null
   float* records;         // [tiles, 2, queries of a tile]
   float* grad_query_sums;
-  float* sink_sums;  // [heads, batches * tiles], or null
+  float* sink_sums;  // of each tile, or null
   uint32_t* turns;   // of each tile, or null
   QueryTiles tiles;
   int32_t columns;      // of a value
@@ -73,7 +81,14 @@ struct FinishArguments {
   RowTensor grad_query;
   const float* grad_query_sums;
   QueryTiles tiles;
-  int32_t columns, sum_columns;
+  int32_t columns;
+};
+
+struct SinkArguments {
+  const float* sums;
+  float* grad_sinks;
+  int64_t stride;
+  int32_t tiles, heads, batches;
 };
 
 }  // namespace kernel_pytorch::attention

@@ -7,82 +7,31 @@
 // assembler cannot swap the two. sm_90a.
 #pragma once
 
-#include "kernel_pytorch/cuda/ptx/math.cuh"
 #include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
-#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
-#include "kernel_pytorch/ops/attention/attention_kept_cuda.cuh"
-#include "kernel_pytorch/ops/attention/attention_sm90_backward_plan_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_backward_scores_cuda.cuh"
 
 namespace kernel_pytorch::attention {
 
-// What a lane needs of a record: for columns 8 j + 2 c + e the value 2 j + e.
-template <int kCount>
-__device__ __forceinline__ void load_record(float (&values)[kCount], uint32_t address, int lane) {
-#pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) {
-    const ptx::Word4 words = ptx::ld_shared_v4(address + (i * 4 + lane % 4) * 16);
-    values[4 * i] = __uint_as_float(words.x);
-    values[4 * i + 1] = __uint_as_float(words.y);
-    values[4 * i + 2] = __uint_as_float(words.z);
-    values[4 * i + 3] = __uint_as_float(words.w);
+// Zeros in rows [first, last) of a tile, by a warpgroup: what lies past a sequence's end in memory may be anything, and
+// 0 times it not 0. Ends with the rows visible to products of all its warps.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void zero_rows(uint32_t tile, int first, int last, int warpgroup) {
+  constexpr int kUnits = (kColumns + 63) / 64 * 8;
+#pragma unroll 1
+  for (int i = threadIdx.x % 128; i < (last - first) * kUnits; i += 128) {
+    const int row = first + i / kUnits, unit = i % kUnits;
+    ptx::st_shared_v4(tile + unit / 8 * (kRows * 128) + row * 128 + unit % 8 * 16, {0, 0, 0, 0});
   }
+  ptx::fence_proxy_async_shared_cta();
+  ptx::barrier_sync(2 + warpgroup, 128);
 }
-
-// Scores of keys by queries, dS or P, as 16-bit pairs: word 2 j + h holds key row lane / 4 + 8 h, queries 8 j + 2 c
-// and the next. Stored with the keys' rows 128 bytes apart and the lane's 16 queries side by side: a permutation of the
-// tile's queries that its sums keep (sum_query).
-template <int kWords>
-__device__ __forceinline__ void store_scores(uint32_t destination, const uint32_t (&words)[kWords], int row, int lane) {
-#pragma unroll
-  for (int chunk = 0; chunk < kWords / 16; ++chunk) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int unit = 0; unit < 2; ++unit) {
-        const uint32_t* first = words + chunk * 16 + unit * 8 + half;
-        const uint32_t offset = tile::swizzled_offset(row + 8 * half, lane % 4 * 2 + unit);
-        ptx::st_shared_v4(destination + chunk * (kBackwardKeys * 128) + offset,
-                          {first[0], first[2], first[4], first[6]});
-      }
-    }
-  }
-}
-
-// Probabilities as dS wants them: more precise than the operand of dV, in as many registers. For bf16 a second copy in
-// fp16, whose range the scale fills; for fp16, where dS could overflow by a scale, what rounding lost.
-template <class T>
-struct Copy;
-template <>
-struct Copy<tile::BFloat16> {
-  static __device__ __forceinline__ uint32_t of(const float* values, uint32_t) {
-    return tile::Word<tile::Float16>::pack(values);
-  }
-  static __device__ __forceinline__ void restore(float (&values)[2], uint32_t, uint32_t copy) {
-    tile::Word<tile::Float16>::unpack(copy, values);
-  }
-};
-template <>
-struct Copy<tile::Float16> {
-  static __device__ __forceinline__ uint32_t of(const float* values, uint32_t word) {
-    float rounded[2];
-    tile::Word<tile::Float16>::unpack(word, rounded);
-    const float lost[2] = {values[0] - rounded[0], values[1] - rounded[1]};
-    return tile::Word<tile::Float16>::pack(lost);
-  }
-  static __device__ __forceinline__ void restore(float (&values)[2], uint32_t word, uint32_t rest) {
-    float lost[2];
-    tile::Word<tile::Float16>::unpack(word, values);
-    tile::Word<tile::Float16>::unpack(rest, lost);
-    values[0] += lost[0];
-    values[1] += lost[1];
-  }
-};
 
 // Accumulators of 64 keys, times `scale`, to rows of a gradient. Each warp turns its 16 rows round in shared memory.
 template <class T, int kCount>
 __device__ __forceinline__ void store_gradient(const float (&values)[kCount], float scale, uint32_t shared,
-                                               const RowTensor& gradient, int64_t offset, int row, int rows_left,
+                                               const RowTensor& gradient, int64_t offset, int row, int rows,
                                                int columns, int lane) {
   constexpr int kUnits = kCount / 4;  // of 16 bytes a row
 #pragma unroll
@@ -96,13 +45,13 @@ __device__ __forceinline__ void store_gradient(const float (&values)[kCount], fl
     ptx::stmatrix_x4(tile::fragment_address<kBackwardKeys>(shared, row, block, lane), words);
   }
   __syncwarp();
-  T* rows = static_cast<T*>(gradient.data) + offset;
+  T* data = static_cast<T*>(gradient.data) + offset;
 #pragma unroll 1
   for (int i = lane; i < 16 * kUnits; i += 32) {
-    const int at = i / kUnits, unit = i % kUnits;
-    if (row + at < rows_left && unit * 8 < columns) {
-      const uint32_t source = shared + unit / 8 * (kBackwardKeys * 128) + tile::swizzled_offset(row + at, unit % 8);
-      tile::store(rows + (row + at) * gradient.row + unit * 8, tile::load_from_shared<T>(source));
+    const int at = row + i / kUnits, unit = i % kUnits;
+    if (at < rows && unit * 8 < columns) {
+      const uint32_t source = shared + unit / 8 * (kBackwardKeys * 128) + tile::swizzled_offset(at, unit % 8);
+      tile::store(data + at * gradient.row + unit * 8, tile::load_from_shared<T>(source));
     }
   }
   __syncwarp();
@@ -113,18 +62,17 @@ __device__ __forceinline__ int64_t gradient_offset(const RowTensor& gradient, co
          (work.head.first_key + work.first_key) * gradient.row;
 }
 
-// Of keys that no query sees.
+// Of keys that no query sees; 256 threads.
 template <class T>
 __device__ __forceinline__ void zero_key_gradients(const BackwardArguments& arguments, const BackwardWork& work,
                                                    int thread) {
-  const int rows = least(kBackwardKeys, work.head.keys - work.first_key);
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     const RowTensor& gradient = i == 0 ? arguments.grad_key : arguments.grad_value;
     const int units = (i == 0 ? arguments.head_columns : arguments.value_columns) / 8;
     T* data = static_cast<T*>(gradient.data) + gradient_offset(gradient, work);
 #pragma unroll 1
-    for (int at = thread; at < rows * units; at += 256) {
+    for (int at = thread; at < work.rows * units; at += 256) {
       tile::store(data + at / units * gradient.row + at % units * 8, tile::Vector<T>::zero());
     }
   }
@@ -132,7 +80,8 @@ __device__ __forceinline__ void zero_key_gradients(const BackwardArguments& argu
 
 template <class T, Features kFeatures, BackwardTile kTile>
 __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments, const BackwardWork& work,
-                                              const char* shared_memory, BackwardBarriers& barriers, int warpgroup) {
+                                              const char* shared_memory, BackwardBarriers<kTile>& barriers,
+                                              int warpgroup) {
   using Shared = BackwardShared<kTile>;
   using ScoreMma = ptx::Wgmma<kTile.queries, kMmaType<T>>;
   using KeyMma = ptx::Wgmma<kTile.head, kMmaType<T>>;
@@ -141,73 +90,83 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
   using Queries = tile::AlongColumns<kTile.queries>;
   using QueryRows = tile::AlongRows<kTile.queries>;
   constexpr int kScores = kTile.queries / 2;
+  constexpr bool kMayHaveRemains = kFeatures.packed || kFeatures.key_lengths;  // rows of somebody else in a tile
   const uint32_t shared = ptx::shared_address(shared_memory);
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+  const int row = warpgroup * 64 + warp * 16;  // of the warp, in the block
   const uint32_t keys = Keys::base(shared + Shared::kKey + warpgroup * 64 * 128);
   const uint32_t values = Keys::base(shared + Shared::kValue + warpgroup * 64 * 128);
-  const int row = warpgroup * 64 + warp * 16;  // of the warp, in the block
-  const float scale = arguments.score.scale * kLog2e;
 
   float grad_key[kTile.head / 2], grad_value[kTile.value / 2];
   float scores[kScores], bounds[kScores / 2];
   uint32_t operand[kScores / 2], copies[kScores / 2];
-  tile::PipelineState now, ring;
-  ring.parity = 1;
-  TileWalk walk(work);
+  tile::PipelineState now, ring{0, 1};
 
-  const auto exponentials = [&] {
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      scores[i] = ptx::ex2_approx_ftz_f32(fmaf(scores[i], scale, bounds[i / 4 * 2 + i % 2]));
-    }
+  const auto place_of = [&](const BackwardStep& step) {
+    return Place{step.tile * kTile.queries + lane % 4 * 2, work.first_key + row + lane / 4};
   };
-  const auto make_operand = [&] {
-    if (walk.tile < work.whole_first || walk.tile >= work.whole_last) {
-      const Place place{walk.tile * kTile.queries + lane % 4 * 2, work.first_key + row + lane / 4};
-      hide(scores, kept_scores<kFeatures, Rows::kKeys, kScores>(arguments.score, work.head, place, false), 0.0f);
-    }
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      operand[i] = tile::Word<T>::pack(scores + 2 * i);
-      copies[i] = Copy<T>::of(scores + 2 * i, operand[i]);
-    }
+  const auto exponentials = [&](const BackwardStep& step) {
+    const Head head = head_of_member<kFeatures>(arguments.score, work.head, step.member);
+    take_exponentials<T, kFeatures>(scores, copies, bounds, arguments.score, head, place_of(step));
   };
+  const auto finish_probabilities = [&](const BackwardStep& step) {
+    const Head head = head_of_member<kFeatures>(arguments.score, work.head, step.member);
+    if (step.is_edge) {
+      hide_scores<kFeatures>(scores, copies, arguments.score, head, place_of(step), step.skips_program);
+    }
+    make_operand<T, kFeatures>(operand, copies, scores, arguments.score, head, place_of(step));
+  };
+  // Queries of the next sequence in a sequence's last tile.
+  const auto remains_from = [&](const BackwardStep& step) {
+    return least(kTile.queries, work.head.queries - step.tile * kTile.queries);
+  };
+
   barriers.key->wait(0);
+  barriers.value->wait(0);
+  if (kMayHaveRemains && work.first_key + kBackwardKeys > work.head.keys) {
+    const int first = greatest(warpgroup * 64, work.head.keys - work.first_key);
+    zero_rows<kBackwardKeys, kTile.head>(shared + Shared::kKey, first, warpgroup * 64 + 64, warpgroup);
+    zero_rows<kBackwardKeys, kTile.value>(shared + Shared::kValue, first, warpgroup * 64 + 64, warpgroup);
+  }
   barriers.query_full[0].wait(0);
+  barriers.grad_full[0].wait(0);
+  if (kFeatures.packed && remains_from(work.ring[0]) < kTile.queries) {
+    const int first = remains_from(work.ring[0]);
+    zero_rows<kTile.queries, kTile.head>(shared + Shared::kQuery, first, kTile.queries, warpgroup);
+    zero_rows<kTile.queries, kTile.value>(shared + Shared::kGrad, first, kTile.queries, warpgroup);
+  }
   load_record(bounds, shared + Shared::kRecord, lane);
   ptx::wgmma_fence();
   tile::multiply<ScoreMma, Keys, Queries, kTile.head / 16>(scores, keys, Queries::base(shared + Shared::kQuery), false);
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>();
   ptx::tie_registers(scores);
-  exponentials();
-  make_operand();
-  barriers.value->wait(0);
-  barriers.grad_full[0].wait(0);
+  exponentials(work.ring[0]);
+  finish_probabilities(work.ring[0]);
 #pragma unroll 1
   for (int step = 0; step < work.steps; ++step) {
     tile::PipelineState next = now;
     if (step + 1 < work.steps) next.advance(kTile.stages);
+    const BackwardStep& next_step = work.ring[least(step + 1, work.steps - 1) % kBackwardSteps];
     const uint32_t query = shared + Shared::kQuery + now.stage * Shared::kQueryBytes;
     const uint32_t grad = shared + Shared::kGrad + now.stage * Shared::kGradBytes;
-    load_record(bounds, shared + Shared::kRecord + now.stage * Shared::kRecordBytes + kTile.queries * 4, lane);
+    const uint32_t next_query = shared + Shared::kQuery + next.stage * Shared::kQueryBytes;
+    const uint32_t deltas = shared + Shared::kRecord + now.stage * Shared::kRecordBytes + kTile.queries * 4;
+    if constexpr (!kFeatures.dropout) {
+      load_record(bounds, deltas, lane);
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) scores[i] = bounds[i / 4 * 2 + i % 2];
+      for (int i = 0; i < kScores; ++i) scores[i] = bounds[i / 4 * 2 + i % 2];
+    }
     ptx::wgmma_fence();
-    tile::multiply<ScoreMma, Keys, Queries, kTile.value / 16>(scores, values, Queries::base(grad), true);
+    tile::multiply<ScoreMma, Keys, Queries, kTile.value / 16>(scores, values, Queries::base(grad), !kFeatures.dropout);
     ptx::wgmma_commit_group();
     tile::multiply<ValueMma, QueryRows, kTile.queries / 16>(grad_value, operand, QueryRows::base(grad), step > 0);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(scores);
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      float probabilities[2];
-      Copy<T>::restore(probabilities, operand[i], copies[i]);
-      scores[2 * i] *= probabilities[0];
-      scores[2 * i + 1] *= probabilities[1];
-    }
+    if constexpr (kFeatures.dropout) load_record(bounds, deltas, lane);
+    differentiate<T, kFeatures>(scores, operand, copies, bounds, arguments.score);
     barriers.query_full[next.stage].wait(next.parity);
     ptx::wgmma_wait_group<0>();
     ptx::tie_registers(grad_value);
@@ -219,30 +178,35 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
     __syncwarp();
     if (lane == 0) barriers.score_full[ring.stage].arrive();
     ring.advance(kTile.score_stages);
+    if (kFeatures.packed && remains_from(next_step) < kTile.queries) {
+      zero_rows<kTile.queries, kTile.head>(next_query, remains_from(next_step), kTile.queries, warpgroup);
+    }
     load_record(bounds, shared + Shared::kRecord + next.stage * Shared::kRecordBytes, lane);
     ptx::wgmma_fence();
-    tile::multiply<ScoreMma, Keys, Queries, kTile.head / 16>(
-        scores, keys, Queries::base(shared + Shared::kQuery + next.stage * Shared::kQueryBytes), false);
+    tile::multiply<ScoreMma, Keys, Queries, kTile.head / 16>(scores, keys, Queries::base(next_query), false);
     ptx::wgmma_commit_group();
     tile::multiply<KeyMma, QueryRows, kTile.queries / 16>(grad_key, operand, QueryRows::base(query), step > 0);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(scores);
-    exponentials();
+    exponentials(next_step);
     barriers.grad_full[next.stage].wait(next.parity);
     ptx::wgmma_wait_group<0>();
     ptx::tie_registers(grad_key);
     if (lane == 0) barriers.query_empty[now.stage].arrive();
-    walk.advance(work);
-    make_operand();
+    if (kFeatures.packed && remains_from(next_step) < kTile.queries) {
+      zero_rows<kTile.queries, kTile.value>(shared + Shared::kGrad + next.stage * Shared::kGradBytes,
+                                            remains_from(next_step), kTile.queries, warpgroup);
+    }
+    finish_probabilities(next_step);
     now = next;
   }
-  const int rows_left = work.head.keys - work.first_key;
   const uint32_t stage = shared + Shared::kValue;
-  store_gradient<T>(grad_value, kUnscale<T>, stage, arguments.grad_value, gradient_offset(arguments.grad_value, work),
-                    row, rows_left, arguments.value_columns, lane);
+  const float value_scale = kUnscale<T> * (kFeatures.dropout ? arguments.score.dropout_scale : 1.0f);
+  store_gradient<T>(grad_value, value_scale, stage, arguments.grad_value, gradient_offset(arguments.grad_value, work),
+                    row, work.rows, arguments.value_columns, lane);
   store_gradient<T>(grad_key, arguments.score.scale * kUnscale<T>, stage, arguments.grad_key,
-                    gradient_offset(arguments.grad_key, work), row, rows_left, arguments.head_columns, lane);
+                    gradient_offset(arguments.grad_key, work), row, work.rows, arguments.head_columns, lane);
 }
 
 }  // namespace kernel_pytorch::attention

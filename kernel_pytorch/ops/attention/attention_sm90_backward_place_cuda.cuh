@@ -58,7 +58,8 @@ __device__ __forceinline__ QueryTilePlace query_tile_place(const ScoreArguments&
     place.memory_batch = 0;
     place.head = batch_head;
     place.first_query = score.query_offsets[place.batch];
-    place.queries = score.query_offsets[place.batch + 1] - static_cast<int32_t>(place.first_query);
+    place.queries =
+        least(score.query_offsets[place.batch + 1] - static_cast<int32_t>(place.first_query), score.queries);
     place.tile -= static_cast<int32_t>(tiles_before(place.first_query, place.batch, rows));
     place.row_of_heads = place.head * score.query_tokens;
   } else {

@@ -1,5 +1,7 @@
 // What the roles of a block of the backward share: where things lie in shared memory, the barriers between them, and
-// which tiles of queries the block walks. sm_90a.
+// which tiles of queries the block visits. sm_90a.
+//
+// One thread, the loader, walks over the tiles and writes down each step; the others read what they need of it.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/barrier.cuh"
@@ -14,6 +16,8 @@ inline constexpr ptx::WgmmaType kMmaType = ptx::WgmmaType::kBf16;
 template <>
 inline constexpr ptx::WgmmaType kMmaType<tile::Float16> = ptx::WgmmaType::kF16;
 
+// (kTile is a template argument everywhere: as a function's argument it would be read from memory.)
+template <BackwardTile kTile>
 struct BackwardBarriers {
   tile::Barrier* key;
   tile::Barrier* value;
@@ -24,43 +28,53 @@ struct BackwardBarriers {
   tile::Barrier* score_full;
   tile::Barrier* score_empty;
 
-  __device__ __forceinline__ BackwardBarriers(void* memory, BackwardTile tile) {
+  __device__ __forceinline__ explicit BackwardBarriers(void* memory) {
     key = static_cast<tile::Barrier*>(memory);
     value = key + 1;
     query_full = value + 1;
-    query_empty = query_full + tile.stages;
-    grad_full = query_empty + tile.stages;
-    grad_empty = grad_full + tile.stages;
-    score_full = grad_empty + tile.stages;
-    score_empty = score_full + tile.score_stages;
+    query_empty = query_full + kTile.stages;
+    grad_full = query_empty + kTile.stages;
+    grad_empty = grad_full + kTile.stages;
+    score_full = grad_empty + kTile.stages;
+    score_empty = score_full + kTile.score_stages;
   }
-  __device__ __forceinline__ void init(BackwardTile tile) {
-    constexpr int kConsumerWarps = 8, kReducerWarps = 4;
+  __device__ __forceinline__ void init() {
+    constexpr int kKeyWarps = 8, kReducerWarps = 4;
     key->init(1);
     value->init(1);
-    for (int i = 0; i < tile.stages; ++i) {
+    for (int i = 0; i < kTile.stages; ++i) {
       query_full[i].init(1);
-      query_empty[i].init(kConsumerWarps);
+      query_empty[i].init(kKeyWarps);
       grad_full[i].init(1);
-      grad_empty[i].init(kConsumerWarps);
+      grad_empty[i].init(kKeyWarps);
     }
-    for (int i = 0; i < tile.score_stages; ++i) {
-      score_full[i].init(kConsumerWarps);
+    for (int i = 0; i < kTile.score_stages; ++i) {
+      score_full[i].init(kKeyWarps);
       score_empty[i].init(kReducerWarps);
     }
   }
 };
 
-// The tiles of queries that a block of keys meets, for each head of the group in turn.
+// A tile of queries that the block visits.
+struct BackwardStep {
+  int32_t tile;    // of the sequence
+  int32_t member;  // of the group of heads that share the keys
+  int32_t is_edge, skips_program;
+};
+// More than can be under way: the loader is at most the ring of tiles ahead of the keys, those the ring of dS ahead of
+// the sums.
+inline constexpr int kBackwardSteps = 8;
+
+// What a block has to do.
 struct BackwardWork {
   Head head;  // of the group's first
   int32_t key_head;
   int32_t memory_batch;  // of the tensors: 0 where sequences are packed
   int32_t first_key;     // of the block, in the sequence
-  int32_t first_tile, last_tile;
-  int32_t whole_first, whole_last;  // tiles in which every score of this block is kept, as far as bounds go
-  int32_t tile_base;                // of the first head's tile 0 among all tiles
-  int32_t steps;                    // of all heads of the group
+  int32_t rows;          // of gradients that the block writes
+  int32_t tile_base;     // of the first head's tile 0 among all tiles
+  int32_t steps;         // of all heads of the group
+  alignas(16) BackwardStep ring[kBackwardSteps];
 };
 
 // Offsets in bytes of dynamic shared memory; every tile begins at a multiple of 1024.
@@ -80,46 +94,68 @@ struct BackwardShared {
   static constexpr int kScore = kGrad + kTile.stages * kGradBytes;
   static constexpr int kRecord = kScore + kTile.score_stages * kScoreBytes;
   static constexpr int kBarriers = kRecord + kTile.stages * kRecordBytes;
-  static constexpr int kWork = kBarriers + (2 + 4 * kTile.stages + 2 * kTile.score_stages) * 8;
+  static constexpr int kWork = kBarriers + (2 + 4 * kTile.stages + 2 * kTile.score_stages + 1) / 2 * 16;
   static_assert(kWork + sizeof(BackwardWork) <= kBarriers + kBackwardSharedExtra);
-};
-
-struct TileWalk {
-  int32_t tile;
-  int32_t member = 0;  // of the group
-
-  __device__ __forceinline__ explicit TileWalk(const BackwardWork& work) : tile(work.first_tile) {}
-  __device__ __forceinline__ void advance(const BackwardWork& work) {
-    if (++tile == work.last_tile) {
-      tile = work.first_tile;
-      ++member;
-    }
-  }
+  static_assert(kTile.stages + kTile.score_stages < kBackwardSteps);
 };
 
 template <Features kFeatures, BackwardTile kTile>
-__device__ __forceinline__ BackwardWork backward_work(const BackwardArguments& arguments, int block) {
+using QueryWalk = Walk<kFeatures, false, kBackwardKeys, kTile.queries>;
+
+// Of the group's head `member`. Lists of tiles differ from head to head.
+template <Features kFeatures>
+__device__ __forceinline__ Head head_of_member(const ScoreArguments& score, const Head& first, int member) {
+  if constexpr (kFeatures.alibi) return load_head<kFeatures>(score, first.batch, first.head + member);
+  Head head = first;
+  head.head += member;
+  return head;
+}
+
+// By all lanes of a warp.
+template <Features kFeatures, BackwardTile kTile>
+__device__ __forceinline__ void find_work(BackwardWork& shared_work, const BackwardArguments& arguments, int block) {
   const ScoreArguments& score = arguments.score;
   const int key_heads = score.heads / score.group;
   BackwardWork work;
-  const int key_block = block % arguments.key_blocks;
+  int key_block = block % arguments.key_blocks;
   const int batch_head = block / arguments.key_blocks;
-  work.key_head = batch_head % key_heads;
-  const Head head = load_head<kFeatures>(score, batch_head / key_heads, work.key_head * score.group);
-  work.head = head;
-  work.memory_batch = kFeatures.packed ? 0 : head.batch;
+  if constexpr (kFeatures.packed) {
+    const int sequence = sequence_of_tile(score.key_offsets, score.batches, kBackwardKeys, key_block);
+    work.key_head = batch_head;
+    work.head = load_head<kFeatures>(score, sequence, work.key_head * score.group);
+    work.memory_batch = 0;
+    key_block -= static_cast<int>(tiles_before(work.head.first_key, sequence, kBackwardKeys));
+    work.tile_base = work.head.head * arguments.tiles.tiles +
+                     static_cast<int>(tiles_before(work.head.first_query, sequence, kTile.queries));
+  } else {
+    work.key_head = batch_head % key_heads;
+    work.head = load_head<kFeatures>(score, batch_head / key_heads, work.key_head * score.group);
+    work.memory_batch = work.head.batch;
+    work.tile_base = (work.head.batch * score.heads + work.head.head) * arguments.tiles.tiles;
+  }
+  const int keys = kFeatures.packed ? work.head.keys : score.keys;
   work.first_key = key_block * kBackwardKeys;
-  const int last_key = least(work.first_key + kBackwardKeys, head.keys);
-  const TileRange range = queries_of_keys(kFeatures, head, work.first_key, last_key);
-  work.first_tile = range.first / kTile.queries;
-  work.last_tile = (range.last + kTile.queries - 1) / kTile.queries;
-  work.whole_first = (range.whole_first + kTile.queries - 1) / kTile.queries;
-  // Rows past the last query have no part in anything, so a last tile that ends early is as good as whole.
-  work.whole_last = range.whole_last >= head.queries ? work.last_tile : range.whole_last / kTile.queries;
-  if (work.first_key + kBackwardKeys > head.keys) work.whole_last = 0;
-  work.tile_base = (head.batch * score.heads + head.head) * arguments.tiles.tiles;
-  work.steps = range.first < range.last ? (work.last_tile - work.first_tile) * score.group : 0;
-  return work;
+  work.rows = least(kBackwardKeys, keys - work.first_key);
+  work.steps = 0;
+  if (work.first_key < work.head.keys) {
+    if constexpr (kFeatures.blocks) {
+      for (int member = 0; member < score.group; ++member) {
+        const Head head = head_of_member<kFeatures>(score, work.head, member);
+        work.steps += QueryWalk<kFeatures, kTile>(score, head, work.first_key).count();
+      }
+    } else {
+      work.steps = QueryWalk<kFeatures, kTile>(score, work.head, work.first_key).count() * score.group;
+    }
+  }
+  if (threadIdx.x % 32 == 0) {
+    shared_work.head = work.head;
+    shared_work.key_head = work.key_head;
+    shared_work.memory_batch = work.memory_batch;
+    shared_work.first_key = work.first_key;
+    shared_work.rows = work.rows;
+    shared_work.tile_base = work.tile_base;
+    shared_work.steps = work.steps;
+  }
 }
 
 }  // namespace kernel_pytorch::attention

@@ -2,6 +2,7 @@
 // K, 64 columns at a time, and adds the accumulators as they are to sums in global memory. sm_90a.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
 #include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
 #include "kernel_pytorch/cuda/tile/bulk.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_backward_plan_cuda.cuh"
@@ -10,8 +11,8 @@ namespace kernel_pytorch::attention {
 
 // Boxes of 64 rows by 64 columns until the tile is full.
 template <int kRows, int kColumns>
-__device__ __forceinline__ void load_tile(uint32_t destination, const tile::TensorMap& map, int row, int head,
-                                          int batch, const tile::Barrier& barrier) {
+__device__ __forceinline__ void load_boxes(uint32_t destination, const tile::TensorMap& map, int row, int head,
+                                           int batch, const tile::Barrier& barrier) {
 #pragma unroll
   for (int column = 0; column < kColumns; column += 64) {
 #pragma unroll
@@ -26,95 +27,136 @@ template <BackwardTile kTile>
 struct TileLoader {
   using Shared = BackwardShared<kTile>;
   const BackwardArguments& arguments;
-  const BackwardWork& work;
+  BackwardWork& work;
   uint32_t shared;
-  BackwardBarriers& barriers;
-  TileWalk walk;
+  BackwardBarriers<kTile>& barriers;
   tile::PipelineState ring{0, 1};
+  int32_t step = 0;
 
-  __device__ __forceinline__ TileLoader(const BackwardArguments& arguments, const BackwardWork& work, uint32_t shared,
-                                        BackwardBarriers& barriers)
-      : arguments(arguments), work(work), shared(shared), barriers(barriers), walk(work) {}
+  __device__ __forceinline__ TileLoader(const BackwardArguments& arguments, BackwardWork& work, uint32_t shared,
+                                        BackwardBarriers<kTile>& barriers)
+      : arguments(arguments), work(work), shared(shared), barriers(barriers) {}
 
   __device__ __forceinline__ void load_keys() {
     barriers.key->arrive_expect_bytes(Shared::kKeyBytes);
     const int row = static_cast<int>(work.head.first_key) + work.first_key;
-    load_tile<kBackwardKeys, kTile.head>(shared + Shared::kKey, arguments.key, row, work.key_head, work.memory_batch,
-                                         *barriers.key);
+    load_boxes<kBackwardKeys, kTile.head>(shared + Shared::kKey, arguments.key, row, work.key_head, work.memory_batch,
+                                          *barriers.key);
     barriers.value->arrive_expect_bytes(Shared::kValueBytes);
-    load_tile<kBackwardKeys, kTile.value>(shared + Shared::kValue, arguments.value, row, work.key_head,
-                                          work.memory_batch, *barriers.value);
+    load_boxes<kBackwardKeys, kTile.value>(shared + Shared::kValue, arguments.value, row, work.key_head,
+                                           work.memory_batch, *barriers.value);
   }
 
-  // The next tile of the walk, where its place has been left by everybody.
-  __device__ __forceinline__ void load_next() {
-    const int head = work.head.head + walk.member;
-    const int row = static_cast<int>(work.head.first_query) + walk.tile * kTile.queries;
+  // Where its place has been left by everybody.
+  __device__ __forceinline__ void load(const Step& next, int member) {
+    const int tile = next.first / kTile.queries;
+    const int head = work.head.head + member;
+    const int row = static_cast<int>(work.head.first_query) + next.first;
     tile::Barrier& query = barriers.query_full[ring.stage];
     barriers.query_empty[ring.stage].wait(ring.parity);
+    work.ring[step++ % kBackwardSteps] = {tile, member, next.is_edge, next.skips_program};
     query.arrive_expect_bytes(Shared::kQueryBytes + Shared::kRecordBytes);
-    load_tile<kTile.queries, kTile.head>(shared + Shared::kQuery + ring.stage * Shared::kQueryBytes, arguments.query,
-                                         row, head, work.memory_batch, query);
-    const int64_t record = work.tile_base + static_cast<int64_t>(walk.member) * arguments.tiles.tiles + walk.tile;
+    load_boxes<kTile.queries, kTile.head>(shared + Shared::kQuery + ring.stage * Shared::kQueryBytes, arguments.query,
+                                          row, head, work.memory_batch, query);
+    const int64_t record = work.tile_base + static_cast<int64_t>(member) * arguments.tiles.tiles + tile;
     tile::copy_to_shared(shared + Shared::kRecord + ring.stage * Shared::kRecordBytes,
                          arguments.records + record * (2 * kTile.queries), Shared::kRecordBytes, query);
     tile::Barrier& grad = barriers.grad_full[ring.stage];
     barriers.grad_empty[ring.stage].wait(ring.parity);
     grad.arrive_expect_bytes(Shared::kGradBytes);
-    load_tile<kTile.queries, kTile.value>(shared + Shared::kGrad + ring.stage * Shared::kGradBytes,
-                                          arguments.grad_output, row, head, work.memory_batch, grad);
-    walk.advance(work);
+    load_boxes<kTile.queries, kTile.value>(shared + Shared::kGrad + ring.stage * Shared::kGradBytes,
+                                           arguments.grad_output, row, head, work.memory_batch, grad);
     ring.advance(kTile.stages);
   }
 };
 
-template <BackwardTile kTile>
-__device__ __forceinline__ void load_tiles(const BackwardArguments& arguments, const BackwardWork& work,
-                                           const char* shared_memory, BackwardBarriers& barriers) {
+// By a warp, whose first lane loads: walks are made by all lanes together.
+template <Features kFeatures, BackwardTile kTile>
+__device__ __forceinline__ void load_tiles(const BackwardArguments& arguments, BackwardWork& work,
+                                           const char* shared_memory, BackwardBarriers<kTile>& barriers) {
+  const bool is_loader = threadIdx.x % 32 == 0;
   TileLoader<kTile> loader(arguments, work, ptx::shared_address(shared_memory), barriers);
-  loader.load_keys();
+  if (is_loader) loader.load_keys();
+  const bool is_ragged = work.first_key + kBackwardKeys > work.head.keys;
+  const int group = arguments.score.group;
 #pragma unroll 1
-  for (int step = 0; step < work.steps; ++step) loader.load_next();
+  for (int member = 0; member < group; ++member) {
+    const Head head = head_of_member<kFeatures>(arguments.score, work.head, member);
+    const QueryWalk<kFeatures, kTile> walk(arguments.score, head, work.first_key);
+    if (is_loader) {
+#pragma unroll 1
+      for (int i = 0; i < walk.count(); ++i) {
+        Step step = walk.at(i);
+        // Keys beyond the last have to be hidden in every tile.
+        step.is_edge |= is_ragged;
+        loader.load(step, member);
+      }
+    }
+    __syncwarp();
+  }
 }
 
-template <class T, BackwardTile kTile>
+// Blocks of keys that add to a tile of queries before this one does: those after it.
+template <Features kFeatures, BackwardTile kTile>
+__device__ __forceinline__ uint32_t turn_of(const BackwardWork& work, int tile) {
+  const int first = tile * kTile.queries;
+  const TileRange range = keys_of_queries(kFeatures, work.head, first, least(first + kTile.queries, work.head.queries));
+  return static_cast<uint32_t>((range.last - 1) / kBackwardKeys - work.first_key / kBackwardKeys);
+}
+
+template <class T, Features kFeatures, BackwardTile kTile>
 __device__ __forceinline__ void add_query_gradients(const BackwardArguments& arguments, const BackwardWork& work,
-                                                    const char* shared_memory, BackwardBarriers& barriers) {
+                                                    const char* shared_memory, BackwardBarriers<kTile>& barriers) {
   using Shared = BackwardShared<kTile>;
-  constexpr int kColumns = kTile.head % 64 == 0 ? 64 : kTile.head;  // of one product
+  constexpr int kColumns = kTile.sum_columns;
   using Mma = ptx::Wgmma<kColumns, kMmaType<T>>;
-  using Rows = tile::AlongRows<kBackwardKeys>;
-  const uint32_t shared = ptx::shared_address(shared_memory);
-  const uint32_t keys = Rows::base(shared + Shared::kKey);
+  using KeyRows = tile::AlongRows<kBackwardKeys>;
   constexpr int kTileFloats = kTile.queries * kTile.head;
-  float* sums = arguments.grad_query_sums + static_cast<int64_t>(work.tile_base) * kTileFloats + threadIdx.x % 128 * 4;
-  TileWalk walk(work);
+  constexpr int kBarrier = 1;
+  const uint32_t shared = ptx::shared_address(shared_memory);
+  const uint32_t keys = KeyRows::base(shared + Shared::kKey);
   tile::PipelineState ring;
   barriers.key->wait(0);
 #pragma unroll 1
   for (int step = 0; step < work.steps; ++step) {
-    float* tile_sums = sums + (static_cast<int64_t>(walk.member) * arguments.tiles.tiles + walk.tile) * kTileFloats;
     barriers.score_full[ring.stage].wait(ring.parity);
-    const uint32_t scores = Rows::base(shared + Shared::kScore + ring.stage * Shared::kScoreBytes);
-    constexpr int kProducts = kTile.queries / 64 * (kTile.head / kColumns);
+    const BackwardStep& at = work.ring[step % kBackwardSteps];
+    const int64_t tile = work.tile_base + static_cast<int64_t>(at.member) * arguments.tiles.tiles + at.tile;
+    float* sums = arguments.grad_query_sums + tile * kTileFloats + threadIdx.x % 128 * 4;
+    const uint32_t scores = KeyRows::base(shared + Shared::kScore + ring.stage * Shared::kScoreBytes);
+    if (kTile.in_turns) {
+      if (threadIdx.x % 128 == 0) {
+        const volatile uint32_t* turn = arguments.turns + tile;
+        while (*turn != turn_of<kFeatures, kTile>(work, at.tile)) {
+        }
+        __threadfence();
+      }
+      ptx::barrier_sync(kBarrier, 128);
+    }
+    constexpr int kAcross = kTile.head / kColumns;
+    constexpr int kProducts = kTile.queries / 64 * kAcross;
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) {
-      constexpr int kAcross = kTile.head / kColumns;
       float sum[kColumns / 2];
       ptx::wgmma_fence();
-      tile::multiply<Mma, Rows, Rows, kBackwardKeys / 16>(sum, scores + i / kAcross * (kBackwardKeys * 128 / 16),
-                                                          keys + i % kAcross * (kBackwardKeys * 128 / 16), false);
+      tile::multiply<Mma, KeyRows, KeyRows, kBackwardKeys / 16>(
+          sum, scores + i / kAcross * (kBackwardKeys * 128 / 16),
+          keys + i % kAcross * kColumns / 64 * (kBackwardKeys * 128 / 16) + i % kAcross * kColumns % 64 / 8, false);
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<0>();
       ptx::tie_registers(sum);
       if (i == kProducts - 1 && threadIdx.x % 32 == 0) barriers.score_empty[ring.stage].arrive();
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
-        ptx::red_global_add_v4_f32(tile_sums + (i * (kColumns / 8) + j) * 512, sum[4 * j], sum[4 * j + 1],
-                                   sum[4 * j + 2], sum[4 * j + 3]);
+        ptx::red_global_add_v4_f32(sums + (i * (kColumns / 8) + j) * 512, sum[4 * j], sum[4 * j + 1], sum[4 * j + 2],
+                                   sum[4 * j + 3]);
       }
     }
-    walk.advance(work);
+    if (kTile.in_turns) {
+      __threadfence();
+      ptx::barrier_sync(kBarrier, 128);
+      if (threadIdx.x % 128 == 0) atomicAdd(arguments.turns + tile, 1u);
+    }
     ring.advance(kTile.score_stages);
   }
 }

@@ -11,9 +11,6 @@
 
 namespace kernel_pytorch::attention {
 
-inline constexpr int kPrepareThreads = 256;
-inline constexpr int kFinishThreads = 128;
-
 // delta of each query of a tile, into the lower lane of 16.
 template <class T, int kRows, int kVectors>
 __device__ __forceinline__ void tile_deltas(float (&deltas)[kRows], const PrepareArguments& arguments,
@@ -53,7 +50,7 @@ __device__ __forceinline__ void tile_deltas(float (&deltas)[kRows], const Prepar
 }
 
 // A block a tile of kQueries.
-template <class T, int kQueries, int kVectors, bool kPacked>
+template <class T, int kQueries, bool kPacked>
 __global__ void __launch_bounds__(kPrepareThreads)
     backward_prepare(const __grid_constant__ PrepareArguments arguments) {
   constexpr int kGroups = kPrepareThreads / 16;
@@ -62,9 +59,12 @@ __global__ void __launch_bounds__(kPrepareThreads)
   __shared__ float sinks[kQueries];
   const QueryTilePlace place = query_tile_place<kPacked>(arguments.score, arguments.tiles, blockIdx.x, kQueries);
   const int first_query = place.tile * kQueries;
-  if (first_query >= place.queries) return;
+  if (first_query >= place.queries) {
+    if (threadIdx.x == 0 && arguments.sink_sums != nullptr) arguments.sink_sums[blockIdx.x] = 0;
+    return;
+  }
   float deltas[kRows];
-  tile_deltas<T, kRows, kVectors>(deltas, arguments, place, first_query);
+  tile_deltas<T, kRows, 1>(deltas, arguments, place, first_query);
   const int64_t head_row = place.row_of_heads + place.first_query;
   if (threadIdx.x % 16 == 0) {
     const float sink =
@@ -106,6 +106,19 @@ __global__ void __launch_bounds__(kPrepareThreads)
     sum = tile::sum_lanes<32>(sum);
     if (threadIdx.x == 0) arguments.sink_sums[tile] = sum;
   }
+}
+
+// A block a head: the tiles' sums in a fixed order.
+__global__ void __launch_bounds__(kSinkThreads) backward_sinks(const __grid_constant__ SinkArguments arguments) {
+  using Sum = tile::BlockSum<kSinkThreads / 32, 1>;
+  __shared__ Sum::Storage storage;
+  float sum[1] = {0};
+  for (int batch = 0; batch < arguments.batches; ++batch) {
+    const float* sums = arguments.sums + (static_cast<int64_t>(batch) * arguments.heads + blockIdx.x) * arguments.tiles;
+    for (int i = threadIdx.x; i < arguments.tiles; i += kSinkThreads) sum[0] += sums[i];
+  }
+  Sum(storage).sum(sum);
+  if (threadIdx.x == 0) arguments.grad_sinks[blockIdx.x * arguments.stride] = sum[0];
 }
 
 // The query of a tile of 64 that row lane / 4 + 8 * half of a warp's accumulators of dQ stands for (store_scores).
