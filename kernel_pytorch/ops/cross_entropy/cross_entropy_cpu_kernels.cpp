@@ -9,14 +9,10 @@
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/cross_entropy/cross_entropy_rows.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
+#include "kernel_pytorch/ops/streamed_rows.h"
 
 namespace kernel_pytorch::cross_entropy {
 namespace {
-
-constexpr std::string_view kConfigs[] = {"stores=stream", "stores=cached"};
-constexpr int kStreamStores = 0, kCachedStores = 1;
-constexpr int64_t kStreamFromBytes = 4 << 20;  // as for the norms: an output that the caches would not keep
-constexpr int64_t kTaskBytes = 128 << 10;      // of the input: long enough to hide the atomic, short enough to balance
 
 constexpr const char* kNotOnGpu = "runs on the CPU only";
 constexpr const char* kDoubles = "takes fp32, bf16 and fp16; the reference has fp64";
@@ -37,26 +33,16 @@ registry::Support supports(const Problem& problem, const DeviceInfo& device) {
 }
 
 std::vector<std::string> config_texts(const Problem&, const DeviceInfo&) {
-  return {std::string(kConfigs[0]), std::string(kConfigs[1])};
+  return store_configs();
 }
 int heuristic(const Problem& problem, const DeviceInfo&) {
   return problem.grad_logits.byte_count() >= kStreamFromBytes ? kStreamStores : kCachedStores;
-}
-
-bool rows_are_aligned(const TensorView& contiguous) {
-  constexpr uintptr_t kLine = 64;
-  return reinterpret_cast<uintptr_t>(contiguous.data) % kLine == 0 &&
-         columns_of(contiguous) * size_of(contiguous.dtype) % kLine == 0;
 }
 
 template <class T>
 T* element(const TensorView& vector, int64_t index) {
   return vector.is_present() ? vector.as<T>() + index : nullptr;
 }
-void* row_start(const TensorView& view, int64_t row) {
-  return view.is_present() ? static_cast<char*>(view.data) + row_offset(view, row) * size_of(view.dtype) : nullptr;
-}
-
 // Weights as floats, whatever their type: there are few against the logits.
 const float* weights_of(const Problem& problem, Context& context) {
   if (!problem.weight.is_present() || problem.weight.dtype == DType::kFloat32) return element<float>(problem.weight, 0);

@@ -7,20 +7,10 @@
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_rows.h"
+#include "kernel_pytorch/ops/streamed_rows.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
-
-struct CpuConfig {
-  bool stream_stores;  // past the caches: 1.7 to 2x where the output does not fit them (1024x4096 fp32, two AVX-512
-                       // cores)
-  std::string_view text;
-};
-constexpr CpuConfig kConfigs[] = {{true, "stores=stream"}, {false, "stores=cached"}};
-constexpr int kStreamStores = 0, kCachedStores = 1;
-constexpr int64_t kStreamFromBytes =
-    4 << 20;                               // measured equal at 2 MB when the next op reads the output, ahead at 16 MB
-constexpr int64_t kTaskBytes = 128 << 10;  // of the main input: long enough to hide the atomic, short enough to balance
 
 Types types_of(DType x, const TensorView& weight) {
   const bool is_mixed = weight.is_present() && weight.dtype != x;
@@ -64,9 +54,7 @@ registry::Support supports_backward(const BackwardProblem& problem, const Device
 
 template <class Problem>
 std::vector<std::string> config_texts(const Problem&, const DeviceInfo&) {
-  std::vector<std::string> texts;
-  for (const CpuConfig& config : kConfigs) texts.emplace_back(config.text);
-  return texts;
+  return store_configs();
 }
 
 int forward_heuristic(const ForwardProblem& problem, const DeviceInfo&) {
@@ -77,15 +65,6 @@ int backward_heuristic(const BackwardProblem& problem, const DeviceInfo&) {
                                                                                                 : kCachedStores;
 }
 
-bool rows_are_aligned(const TensorView& contiguous) {
-  constexpr uintptr_t kLine = 64;
-  return reinterpret_cast<uintptr_t>(contiguous.data) % kLine == 0 &&
-         columns_of(contiguous) * size_of(contiguous.dtype) % kLine == 0;
-}
-
-void* row_start(const TensorView& view, int64_t row) {
-  return view.is_present() ? static_cast<char*>(view.data) + row_offset(view, row) * size_of(view.dtype) : nullptr;
-}
 void* element(const TensorView& vector, int64_t index) {
   return vector.is_present() ? static_cast<char*>(vector.data) + index * size_of(vector.dtype) : nullptr;
 }
@@ -105,7 +84,7 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
   if (rows == 0 || columns == 0) return;
   const RowKernels& kernels =
       kernels_for(context, problem.x.dtype, problem.weight.is_present() ? problem.weight : problem.bias);
-  const bool stream = kConfigs[config].stream_stores && rows_are_aligned(problem.output);
+  const bool stream = config == kStreamStores && rows_are_aligned(problem.output);
   const int64_t row_bytes = columns * size_of(problem.x.dtype);
   const int64_t rows_per_task = std::clamp<int64_t>(kTaskBytes / row_bytes, 1, rows);
   for_row_blocks(rows, rows_per_task, problem.x.rank == 2, context.threads, [&](int64_t, int64_t row, int64_t count) {
@@ -187,7 +166,7 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
   const TensorView& weights = problem.weight.is_present() ? problem.weight : problem.grad_bias;
   const RowKernels& kernels = kernels_for(context, problem.value.dtype, weights);
   const bool stream =
-      problem.grad_input.is_present() && kConfigs[config].stream_stores && rows_are_aligned(problem.grad_input);
+      problem.grad_input.is_present() && config == kStreamStores && rows_are_aligned(problem.grad_input);
   const int64_t blocks = partial_blocks(rows, columns);
   const Partials partials = allocate_partials(problem, blocks, context);
   const bool is_merged = problem.value.rank == 2;

@@ -7,14 +7,10 @@
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
 #include "kernel_pytorch/ops/softmax/softmax_rows.h"
+#include "kernel_pytorch/ops/streamed_rows.h"
 
 namespace kernel_pytorch::softmax {
 namespace {
-
-constexpr std::string_view kConfigs[] = {"stores=stream", "stores=cached"};
-constexpr int kStreamStores = 0, kCachedStores = 1;
-constexpr int64_t kStreamFromBytes = 4 << 20;  // as for the norms: an output that the caches would not keep
-constexpr int64_t kTaskBytes = 128 << 10;      // of the input: long enough to hide the atomic, short enough to balance
 
 constexpr const char* kNotOnGpu = "runs on the CPU only";
 constexpr const char* kDoubles = "takes fp32, bf16 and fp16; the reference has fp64";
@@ -47,23 +43,13 @@ registry::Support supports_backward(const BackwardProblem& problem, const Device
 
 template <class Problem>
 std::vector<std::string> config_texts(const Problem&, const DeviceInfo&) {
-  return {std::string(kConfigs[0]), std::string(kConfigs[1])};
+  return store_configs();
 }
 int forward_heuristic(const ForwardProblem& problem, const DeviceInfo&) {
   return problem.output.byte_count() >= kStreamFromBytes ? kStreamStores : kCachedStores;
 }
 int backward_heuristic(const BackwardProblem& problem, const DeviceInfo&) {
   return problem.grad_input.byte_count() >= kStreamFromBytes ? kStreamStores : kCachedStores;
-}
-
-bool rows_are_aligned(const TensorView& contiguous) {
-  constexpr uintptr_t kLine = 64;
-  return reinterpret_cast<uintptr_t>(contiguous.data) % kLine == 0 &&
-         columns_of(contiguous) * size_of(contiguous.dtype) % kLine == 0;
-}
-
-void* row_start(const TensorView& view, int64_t row) {
-  return view.is_present() ? static_cast<char*>(view.data) + row_offset(view, row) * size_of(view.dtype) : nullptr;
 }
 
 // Blocks of rows that threads take from a counter of their own, since each has a row of scratch: run_rows(first, count,
