@@ -1,0 +1,20 @@
+"""Attention layers and the functions that change their scores; kernel_pytorch.functional.attention is underneath."""
+
+from __future__ import annotations
+
+from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from .config import AttentionConfig, AttentionPatterns
+from .layers import FlashAttention3, FlexAttentionLayer, create_attention, create_flex_attention
+from .score_mods import FlexAttentionMaskMods, FlexAttentionScoreMods, alibi_slopes
+
+__all__ = [
+    "AttentionConfig",
+    "AttentionPatterns",
+    "FlashAttention3",
+    "FlexAttentionLayer",
+    "FlexAttentionMaskMods",
+    "FlexAttentionScoreMods",
+    "alibi_slopes",
+    "create_attention",
+    "create_flex_attention",
+]

@@ -1,0 +1,126 @@
+"""Hugging Face transformers on this library's attention: register() once, then attn_implementation="kernel_pytorch".
+
+    from kernel_pytorch.compat.transformers import register
+    register()
+    model.set_attn_implementation("kernel_pytorch")
+
+Causal, sliding-window and padding masks are never built: the kernel computes them. Any other mask of a model is built
+as transformers builds it for torch's attention, and given to the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import attention
+
+__all__ = ["attention_forward", "attention_mask", "register"]
+
+NAME = "kernel_pytorch"
+
+
+def register(name: str = NAME) -> None:
+    """Makes attn_implementation=name known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, attention_mask)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [batch, heads, queries, size], key and value alike -> [batch, queries, heads, size].
+
+    `attention_mask` is what this module's attention_mask made: None, 2-D for padding, or a whole mask.
+    """
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    options: dict[str, Any] = {"causal": causal, "bias": position_bias}
+    if sliding_window is not None:  # a causal window counts the query's own position
+        options["window"] = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
+    if attention_mask is not None and attention_mask.ndim == 2:
+        keys_seen = attention_mask[:, -key.shape[2] :].bool()
+        options["key_segment_ids"] = torch.where(keys_seen, 0, -1).to(torch.int32)
+        options["query_segment_ids"] = torch.zeros(
+            query.shape[0], query.shape[2], dtype=torch.int32, device=query.device
+        )
+    elif attention_mask is not None:
+        options = _whole_mask(attention_mask, position_bias)
+    output = attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        layout="bshd",
+        scale=scaling,
+        dropout_p=dropout,
+        softcap=softcap,
+        sinks=s_aux,
+        **options,
+    )
+    return output, None
+
+
+def _whole_mask(mask: Tensor, position_bias: Tensor | None) -> dict[str, Any]:
+    """A 4-D mask says everything: causality and window are in it."""
+    if mask.dtype == torch.bool:
+        return {"mask": mask, "bias": position_bias}
+    return {"bias": mask if position_bias is None else mask + position_bias}
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Any = None,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor | None:
+    """None or the 2-D padding mask where the kernel's causal and window options say the rest, else the whole mask."""
+    from transformers import masking_utils
+
+    if mask_function is None:
+        mask_function = masking_utils.causal_mask_function
+    if not _kernel_knows(mask_function, q_length, kv_length, q_offset, kv_offset):
+        options["allow_is_causal_skip"] = False
+        return masking_utils.sdpa_mask(  # type: ignore[no-any-return]
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
+        )
+    if attention_mask is None:
+        return None
+    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    padding = padding[:, kv_offset : kv_offset + kv_length]
+    return None if not torch.compiler.is_compiling() and bool(padding.all()) else padding
+
+
+def _kernel_knows(mask_function: Any, q_length: int, kv_length: int, q_offset: Any, kv_offset: Any) -> bool:
+    """Whether the mask is causal (the last query at the last key), maybe within a window, or keeps everything."""
+    from transformers import masking_utils
+
+    if mask_function is masking_utils.bidirectional_mask_function:
+        return True
+    offsets_are_numbers = isinstance(q_offset, int) and isinstance(kv_offset, int)
+    if not offsets_are_numbers or q_offset - kv_offset != kv_length - q_length:
+        return False
+    parts = [mask_function]
+    if getattr(mask_function, "__qualname__", "") == "and_masks.<locals>.and_mask":
+        parts = list(mask_function.__closure__[0].cell_contents)
+    windows = [p for p in parts if getattr(p, "__qualname__", "") == "sliding_window_overlay.<locals>.inner_mask"]
+    others = [p for p in parts if p not in windows]
+    return len(windows) <= 1 and others == [masking_utils.causal_mask_function]
