@@ -54,11 +54,23 @@ def figure_lines(run: dict[str, Any]) -> list[str]:
     return lines + [row_text([row["what"], row["ours"], row["torch"]]) for row in run["figures"]]
 
 
+def attention_lines(run: dict[str, Any]) -> list[str]:
+    head = ["what", "ours, TFLOP/s", "peer", "peer's, TFLOP/s", "ours, µs", "faster than the peer"]
+    lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---", "---:", "---", "---:", "---:", "---:"])]
+    for row in run["attention"]:
+        mine, theirs = row["tflops"]["ours"], row["tflops"][row["peer"]]
+        cells = [f"{row['op']} {row['direction']}", f"{mine:.0f}", row["peer"], f"{theirs:.0f}"]
+        lines.append(row_text([*cells, time_text(row["timings"]["ours"]), f"{row['speedup']:.2f}x"]))
+    return lines
+
+
 def row_text(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
 def lines_of(run: dict[str, Any]) -> list[str]:
+    if "attention" in run:
+        return attention_lines(run)
     return figure_lines(run) if "figures" in run else norm_lines(run)
 
 

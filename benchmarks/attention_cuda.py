@@ -1,0 +1,296 @@
+"""Our attention in bf16 on a CUDA device against cuDNN's, compiled FlexAttention and varlen_attn, forward and backward.
+
+    python benchmarks/attention_cuda.py [--quick] [--only WORD] [--output FILE]
+
+TFLOP/s count 4 * queries * keys * head size per head and batch, half of it where causal, and 2.5 times that backward;
+`faster` is against the peer of the row, timed in the same turns on the same tensors. Rows with cuDNN are checked before
+they are timed: our error against fp32 on the same values may be 1.1 times the peer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from kernel_pytorch.attention import alibi_slopes
+from kernel_pytorch.functional import attention
+from measure import Way, capture_stream, compare
+from table import print_table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch_norms import describe_machine
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of [batch, heads, sequence, size] views
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    batch: int
+    heads: int
+    queries: int
+    size: int
+    key_heads: int = 0  # 0: heads
+    keys: int = 0  # 0: queries
+    causal: bool = True
+    peer: str = "cudnn"
+    density: float = 0.0  # share of the scores that are kept; 0: half where causal, else all
+    ours: dict[str, Any] = field(default_factory=dict)  # options of attention
+    score_mod: Callable[..., Any] | None = None
+    mask_mod: Callable[..., Any] | None = None
+    lengths: tuple[int, ...] = ()  # of packed sequences, whose sum is `queries`
+    directions: tuple[str, ...] = ("forward", "backward")
+
+    def flops(self, direction: str) -> float:
+        keys = self.keys or self.queries
+        kept = self.density or (0.5 if self.causal else 1.0)
+        return (
+            4.0
+            * self.batch
+            * self.heads
+            * self.queries
+            * keys
+            * self.size
+            * kept
+            * (2.5 if direction == "backward" else 1)
+        )
+
+
+def dense_cases() -> list[Case]:
+    cases = []
+    for size, heads in ((128, 16), (64, 32), (256, 8)):
+        for tokens in (8192, 16384) if size != 256 else (8192,):
+            for causal in (True, False) if size == 128 else (True,):
+                mask = "causal" if causal else "full"
+                cases.append(Case(f"D{size} {mask} {tokens}", 16384 // tokens, heads, tokens, size, causal=causal))
+    cases.append(Case("GQA 64/8 causal 32768", 1, 64, 32768, 128, key_heads=8))
+    cases.append(Case("short causal 1024", 16, 16, 1024, 128))
+    for batch in (8, 128):
+        name = f"decode 64/8 keys 8192 batch {batch}"
+        cases.append(Case(name, batch, 64, 1, 128, 8, 8192, causal=False, directions=("forward",)))
+    return cases
+
+
+def flex_cases(device: torch.device) -> list[Case]:
+    """B2 H16 S8192 D128, as PEERS measure FlexAttention; the custom mod is a cosine of the distance."""
+    make = functools.partial(Case, batch=2, heads=16, queries=8192, size=128, peer="flex")
+    slopes = alibi_slopes(16).to(device)
+    documents = (torch.arange(8192, device=device) // 1366).to(torch.int32)
+    same = documents.long().bincount().double().square().sum().item() / 8192**2
+
+    def is_causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q >= k
+
+    def prefix(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k < 1024) | (q >= k)
+
+    def document(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q >= k) & (documents[q] == documents[k])
+
+    def custom(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + torch.cos((q - k) * 0.01)
+
+    window = functools.partial(make, causal=True, density=(1024 * 8192 - 1024**2 / 2) / 8192**2)
+    return [
+        make(
+            "ALiBi",
+            ours={"alibi_slopes": slopes},
+            score_mod=lambda s, b, h, q, k: s - slopes[h] * (q - k),
+            mask_mod=is_causal,
+        ),
+        window("window 1024", ours={"window": (1023, 0)}, mask_mod=lambda b, h, q, k: (q >= k) & (q - k < 1024)),
+        make(
+            "prefix LM 1024",
+            causal=False,
+            density=0.5 + 0.5 * (1024 / 8192) ** 2,
+            ours={"mask_mod": prefix},
+            mask_mod=prefix,
+        ),
+        make(
+            "document",
+            density=same / 2,
+            ours={"query_segment_ids": documents.expand(2, -1), "key_segment_ids": documents.expand(2, -1)},
+            mask_mod=document,
+        ),
+        make("custom mod", ours={"score_mod": custom}, score_mod=custom, mask_mod=is_causal),
+        make(
+            "softcap 30",
+            ours={"softcap": 30.0},
+            score_mod=lambda s, b, h, q, k: 30 * torch.tanh(s / 30),
+            mask_mod=is_causal,
+        ),
+    ]
+
+
+def zipf_case() -> Case:
+    """Sequences whose lengths fall as 1 / rank from 16384, mean about 1k, packed end to end."""
+    lengths = [max(16384 // rank, 64) for rank in range(1, 100)]
+    lengths = lengths[: next(i for i in range(len(lengths)) if sum(lengths[: i + 1]) > 65536)]
+    total = sum(lengths)
+    density = sum(length**2 for length in lengths) / total**2 / 2
+    name = f"varlen {len(lengths)} sequences, {total} tokens"
+    return Case(name, 1, 16, total, 128, peer="varlen", density=density, lengths=tuple(lengths))
+
+
+def packed_ways(case: Case, device: torch.device) -> tuple[Attend, Attend]:
+    """Ours and torch's of [1, heads, tokens, size] views."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    offsets = torch.tensor([0, *itertools.accumulate(case.lengths)], dtype=torch.int32, device=device)
+    longest = max(case.lengths)
+    causal = (
+        {"is_causal": True} if "is_causal" in inspect.signature(varlen_attn).parameters else {"window_size": (-1, 0)}
+    )
+
+    def tokens_first(view: torch.Tensor) -> torch.Tensor:
+        return view.squeeze(0).transpose(0, 1)
+
+    def ours(*views: torch.Tensor) -> torch.Tensor:
+        sequences = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": longest, "max_seqlen_k": longest}
+        return attention(*map(tokens_first, views), causal=True, **sequences)
+
+    def theirs(*views: torch.Tensor) -> torch.Tensor:
+        return varlen_attn(*map(tokens_first, views), offsets, offsets, longest, longest, **causal)
+
+    return ours, theirs
+
+
+def our_way(case: Case) -> Attend:
+    return lambda q, k, v: attention(q, k, v, causal=case.causal and case.queries > 1, **case.ours)
+
+
+def peer_way(case: Case) -> Attend:
+    if case.peer == "flex":
+        keys = case.keys or case.queries
+        mask = create_block_mask(case.mask_mod, None, None, case.queries, keys) if case.mask_mod else None
+        compiled = torch.compile(flex_attention)
+        return lambda q, k, v: compiled(
+            q, k, v, score_mod=case.score_mod, block_mask=mask, enable_gqa=bool(case.key_heads)
+        )
+
+    def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch_functional.scaled_dot_product_attention(
+                q, k, v, is_causal=case.causal and case.queries > 1, enable_gqa=bool(case.key_heads)
+            )
+
+    return cudnn
+
+
+def make_inputs(case: Case, device: torch.device) -> list[torch.Tensor]:
+    """[batch, sequence, heads, size] in memory, seen as [batch, heads, sequence, size]."""
+    generator = torch.Generator(device).manual_seed(0)
+    keys, key_heads = case.keys or case.queries, case.key_heads or case.heads
+    shapes = [(case.queries, case.heads), (keys, key_heads), (keys, key_heads)]
+    return [
+        torch.randn(case.batch, *shape, case.size, device=device, generator=generator).bfloat16().transpose(1, 2)
+        for shape in shapes
+    ]
+
+
+def make_ways(case: Case, direction: str, device: torch.device) -> dict[str, Way]:
+    inputs = [tensor.requires_grad_(direction == "backward") for tensor in make_inputs(case, device)]
+    ways: dict[str, Way] = {}
+    both = packed_ways(case, device) if case.lengths else (our_way(case), peer_way(case))
+    for name, attend in zip(("ours", case.peer), both, strict=True):
+        if direction == "forward":
+            ways[name] = functools.partial(lambda function, _: function(*inputs), attend)
+            continue
+        stream = capture_stream()  # autograd runs a backward on the stream of its forward
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            output = attend(*inputs)
+            gradient = torch.randn_like(output)
+        torch.cuda.synchronize()
+        ways[name] = functools.partial(
+            lambda out, grad, _: torch.autograd.grad(out, inputs, grad, retain_graph=True), output, gradient
+        )
+    return ways
+
+
+FAILURES: list[str] = []
+
+
+def check(case: Case, device: torch.device) -> None:
+    """Our error and the peer's against the peer's own function in fp32, on the first batch and at most 2048 queries."""
+    tokens = min(case.queries, 2048)
+    if case.peer != "cudnn" or case.queries != tokens:
+        return  # tests compare those options and lengths with the reference
+    q, k, v = (t[:1].detach().requires_grad_() for t in make_inputs(case, device))
+    exact_inputs = [t.detach().float().requires_grad_() for t in (q, k, v)]
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = torch_functional.scaled_dot_product_attention(
+            *exact_inputs, is_causal=case.causal and case.queries > 1, enable_gqa=bool(case.key_heads)
+        )
+    gradient = torch.randn_like(exact)
+    wanted = (exact, *torch.autograd.grad(exact, exact_inputs, gradient))
+    errors = []
+    for attend in (our_way(case), peer_way(case)):
+        output = attend(q, k, v)
+        got = (output, *torch.autograd.grad(output, (q, k, v), gradient.to(output.dtype)))
+        errors.append([((a.float() - b).norm() / b.norm()).item() for a, b in zip(got, wanted, strict=True)])
+    for what, mine, theirs in zip(("output", "dq", "dk", "dv"), *errors, strict=True):
+        if not mine <= max(1.1 * theirs, 1e-3):
+            FAILURES.append(f"{case.name}: {what} is {mine:.2e} from exact, the peer's {theirs:.2e}")
+
+
+def run_case(case: Case, direction: str, device: torch.device, seconds: float) -> dict[str, Any]:
+    timings = compare(make_ways(case, direction, device), 1, device, seconds)
+    mine = timings["ours"].median_us
+    return {
+        "op": f"attention {case.name}",
+        "direction": direction,
+        "dtype": "bf16",
+        "batch": case.batch,
+        "heads": case.heads,
+        "queries": case.queries,
+        "size": case.size,
+        "peer": case.peer,
+        "timings": {name: asdict(timing) for name, timing in timings.items()},
+        "tflops": {name: case.flops(direction) / timing.median_us / 1e6 for name, timing in timings.items()},
+        "speedup": timings[case.peer].median_us / mine,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of a second a way instead of a half")
+    parser.add_argument("--only", default="", help="only rows whose 'name direction peer' holds this text")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("attention_cuda: torch sees no CUDA device here; benchmarks/torch_attention.py times the CPU's")
+    device = torch.device("cuda")
+    rows = []
+    for case in [*dense_cases(), *flex_cases(device), zipf_case()]:
+        wanted = [d for d in case.directions if arguments.only in f"{case.name} {d} {case.peer}"]
+        if wanted:
+            check(case, device)
+        for direction in wanted:
+            torch.compiler.reset()
+            rows.append(run_case(case, direction, device, 0.1 if arguments.quick else 0.5))
+            mine, theirs = rows[-1]["tflops"]["ours"], rows[-1]["tflops"][case.peer]
+            print(f"{case.name} {direction}: {mine:.0f} against {theirs:.0f} TFLOP/s", file=sys.stderr, flush=True)
+    if not rows:
+        sys.exit(f"attention_cuda: --only {arguments.only!r}: no row has this text")
+    run = {"machine": describe_machine(device), "attention": rows}
+    print_table(run)
+    for failure in FAILURES:
+        print(f"attention_cuda: {failure}", file=sys.stderr)
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"benchmark": "attention_cuda", "runs": [run]}, indent=1) + "\n")
+    return 1 if FAILURES else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
