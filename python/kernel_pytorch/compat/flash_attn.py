@@ -53,12 +53,14 @@ def flash_attn_func(
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """qkv [batch, tokens, 3, heads, size]; further arguments as flash_attn_func."""
-    return flash_attn_func(*qkv.unbind(2), *args, **kwargs)
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """kv [batch, keys, 2, key heads, size]; further arguments as flash_attn_func."""
-    return flash_attn_func(q, *kv.unbind(2), *args, **kwargs)
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_varlen_func(
@@ -102,12 +104,14 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **kwargs: Any
 ) -> Any:
     """qkv [tokens, 3, heads, size]; further arguments as flash_attn_varlen_func from dropout_p on."""
-    return flash_attn_varlen_func(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """kv [keys, 2, key heads, size]; further arguments as flash_attn_varlen_func from cu_seqlens_q on."""
-    return flash_attn_varlen_func(q, *kv.unbind(1), *args, **kwargs)
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *args, **kwargs)
 
 
 def _window(window_size: tuple[int, int]) -> tuple[int, int] | None:

@@ -99,12 +99,14 @@ def attention_mask(
         mask_function = masking_utils.causal_mask_function
     if not _kernel_knows(mask_function, q_length, kv_length, q_offset, kv_offset):
         options["allow_is_causal_skip"] = False
-        return masking_utils.sdpa_mask(  # type: ignore[no-any-return]
+        whole: Tensor | None = masking_utils.sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
         )
+        return whole
     if attention_mask is None:
         return None
     padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    assert padding is not None  # a mask was given
     padding = padding[:, kv_offset : kv_offset + kv_length]
     return None if not torch.compiler.is_compiling() and bool(padding.all()) else padding
 

@@ -94,11 +94,11 @@ def memory_efficient_attention(
         q, k, v = query, key, value
     if isinstance(attn_bias, Tensor) and attn_bias.ndim == 3 and query.ndim == 3:
         attn_bias = attn_bias.unsqueeze(1)
-    options = {"scale": scale, "dropout_p": p}
+    options: dict[str, Any] = {"scale": scale, "dropout_p": p}
     lengths = _sequence_lengths(attn_bias)
     if lengths is not None:
         return _attend_sequences(q, k, v, *lengths, **options).reshape(*query.shape[:-1], value.shape[-1])
-    output = attention(q, k, v, layout="bshd", **options, **_bias_options(attn_bias))
+    output: Tensor = attention(q, k, v, layout="bshd", **options, **_bias_options(attn_bias))
     return output.reshape(*query.shape[:-1], value.shape[-1])
 
 
