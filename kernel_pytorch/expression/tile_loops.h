@@ -147,9 +147,9 @@ KP_WORD void run_comparison(Op op, uint8_t* to, const T* a, const T* b, int colu
 template <class Real>
 KP_WORD void convert_integers(Real* __restrict to, const int64_t* __restrict from, int columns) {
 #if !defined(__AVX512DQ__)
-  constexpr int64_t kSmall = int64_t{1} << 51;
+  constexpr uint64_t kSmall = uint64_t{1} << 51;
   uint64_t excess = 0;
-  for (int i = 0; i < columns; ++i) excess |= bits_of(from[i] + kSmall) >> 52;
+  for (int i = 0; i < columns; ++i) excess |= (bits_of(from[i]) + kSmall) >> 52;
   if (excess == 0) {
     constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
     constexpr int64_t kMagicBits = 0x4338000000000000;
