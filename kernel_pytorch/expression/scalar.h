@@ -62,8 +62,9 @@ KP_WORD int64_t to_int(Real value) {
 }
 
 // The place of an index in a dimension: from the end where it is below zero, then the nearest there is.
-KP_WORD int64_t place_of(int64_t index, int64_t size) {
-  const int64_t counted = index < 0 ? index + size : index;
+template <class Integer>
+KP_WORD Integer place_of(Integer index, Integer size) {
+  const Integer counted = index < 0 ? index + size : index;
   return counted < 0 ? 0 : counted < size ? counted : size - 1;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/expression/range.h"
 #include "kernel_pytorch/expression/scalar.h"
 
 namespace kernel_pytorch::expression {
@@ -17,10 +18,12 @@ class Planner {
         variation_(variation_of(program)),
         slots_(program.nodes.size()),
         last_use_(program.nodes.size(), -1),
-        is_spread_(program.nodes.size(), false) {}
+        is_spread_(program.nodes.size(), false),
+        is_narrow_(program.nodes.size(), false) {}
 
   void run() {
     const auto count = static_cast<NodeId>(program_.nodes.size());
+    find_narrow();
     for (NodeId id = 0; id < count; ++id) find_uses(id);
     for (NodeId result : program_.results) {
       last_use_[result] = count;
@@ -42,6 +45,40 @@ class Planner {
   }
   bool is_scalar(NodeId id) const { return stage_of(id) == TilePlan::kTile || stage_of(id) == TilePlan::kRow; }
 
+  // An operation and its integer operands have one width, so that none has to be converted; loads take indices of any
+  // width, and casts read any. Results have 64 bits.
+  void find_narrow() {
+    const std::vector<Range> ranges = ranges_of(program_);
+    const auto count = static_cast<NodeId>(program_.nodes.size());
+    for (NodeId id = 0; id < count; ++id) {
+      is_narrow_[id] = program_.nodes[id].type == Type::kInt && ranges[id].fits_32_bits();
+    }
+    for (NodeId result : program_.results) is_narrow_[result] = false;
+    for (bool has_changed = true; has_changed;) {
+      has_changed = false;
+      for (NodeId id = 0; id < count; ++id) has_changed |= widen_together(id);
+    }
+  }
+
+  bool widen_together(NodeId id) {
+    const Node& node = program_.nodes[id];
+    if (node.op == Op::kLoad || (node.op >= Op::kToFloat && node.op <= Op::kToBool)) return false;
+    bool has_narrow = false, has_wide = false;
+    const auto look_at = [&](NodeId at) {
+      if (program_.nodes[at].type == Type::kInt) (is_narrow_[at] ? has_narrow : has_wide) = true;
+    };
+    look_at(id);
+    for (NodeId input : node.inputs()) look_at(input);
+    if (!has_narrow || !has_wide) return false;
+    is_narrow_[id] = false;
+    for (NodeId input : node.inputs()) is_narrow_[input] = false;
+    return true;
+  }
+
+  int file_of(NodeId id) const {
+    return is_narrow_[id] ? TilePlan::kNarrowFile : static_cast<int>(program_.nodes[id].type);
+  }
+
   void find_uses(NodeId id) {
     const Node& node = program_.nodes[id];
     for (NodeId input : node.inputs()) {
@@ -51,16 +88,16 @@ class Planner {
     }
   }
 
-  int16_t new_register(Type type) {
-    std::vector<int16_t>& free = free_[static_cast<int>(type)];
-    if (free.empty()) return static_cast<int16_t>(plan_.register_counts_[static_cast<int>(type)]++);
+  int16_t new_register(NodeId id) {
+    std::vector<int16_t>& free = free_[file_of(id)];
+    if (free.empty()) return lasting_register(id);
     const int16_t place = free.back();
     free.pop_back();
     return place;
   }
 
   // A register that no other value gets: it is written before the rows are walked.
-  int16_t lasting_register(Type type) { return static_cast<int16_t>(plan_.register_counts_[static_cast<int>(type)]++); }
+  int16_t lasting_register(NodeId id) { return static_cast<int16_t>(plan_.register_counts_[file_of(id)]++); }
 
   void place(NodeId id) {
     const Node& node = program_.nodes[id];
@@ -68,33 +105,38 @@ class Planner {
     Slot& slot = slots_[id];
     if (is_scalar(id)) {
       slot.place = static_cast<int16_t>(plan_.scalar_count_++);
-      if (is_spread_[id]) slot.wide = lasting_register(node.type);
+      if (is_spread_[id]) slot.wide = lasting_register(id);
     } else {
       // The scores are there before the first instruction, so their register cannot be an earlier value's.
       const bool is_early = stage == TilePlan::kKey || node.op == Op::kScore;
-      slot.place = slot.wide = is_early ? lasting_register(node.type) : new_register(node.type);
+      slot.place = slot.wide = is_early ? lasting_register(id) : new_register(id);
     }
     if (node.op == Op::kScore) {
       plan_.score_register_ = slot.place;
     } else {
-      plan_.stages_[stage].push_back(instruction_for(node, slot, is_scalar(id)));
+      plan_.stages_[stage].push_back(instruction_for(node, id));
     }
     free_dead_inputs(node, id);
   }
 
-  Instruction instruction_for(const Node& node, Slot target, bool is_scalar_value) const {
+  Instruction instruction_for(const Node& node, NodeId id) const {
     Instruction instruction{.op = node.op,
                             .type = node.type,
                             .operands = node.type,
                             .capture = node.capture,
                             .source_count = node.argument_count,
-                            .is_scalar = is_scalar_value,
-                            .target = target,
+                            .is_scalar = is_scalar(id),
+                            .is_narrow = is_narrow_[id],
+                            .target = slots_[id],
                             .constant = node.constant};
     for (int i = 0; i < node.argument_count; ++i) {
       instruction.sources[i] = slots_[node.arguments[i]];
-      if (is_scalar(node.arguments[i])) instruction.scalar_sources |= static_cast<uint8_t>(1u << i);
+      const auto bit = static_cast<uint8_t>(1u << i);
+      if (is_scalar(node.arguments[i])) instruction.scalar_sources |= bit;
+      if (is_narrow_[node.arguments[i]]) instruction.narrow_sources |= bit;
     }
+    // Casts and comparisons have no integer value: their operands tell.
+    if (node.op != Op::kLoad && instruction.narrow_sources != 0) instruction.is_narrow = true;
     if (node.argument_count > 0) {
       instruction.operands = program_.nodes[node.arguments[node.op == Op::kSelect ? 1 : 0]].type;
     }
@@ -107,7 +149,7 @@ class Planner {
       const auto earlier = node.inputs().first(i);
       const bool is_repeated = std::find(earlier.begin(), earlier.end(), input) != earlier.end();
       if (last_use_[input] == id && stage_of(input) == TilePlan::kElement && !is_repeated) {
-        free_[static_cast<int>(program_.nodes[input].type)].push_back(slots_[input].place);
+        free_[file_of(input)].push_back(slots_[input].place);
       }
     }
   }
@@ -118,7 +160,8 @@ class Planner {
   std::vector<Slot> slots_;
   std::vector<NodeId> last_use_;
   std::vector<bool> is_spread_;
-  std::vector<int16_t> free_[3];
+  std::vector<bool> is_narrow_;
+  std::vector<int16_t> free_[4];
 };
 
 TilePlan::TilePlan(const Program& program, std::span<const TensorView> captured, std::string_view op)
@@ -132,7 +175,7 @@ size_t TilePlan::workspace_bytes() const {
   constexpr size_t kAlignment = 64;
   const size_t scalars = (scalar_count_ * sizeof(Value<Real>) + kAlignment - 1) / kAlignment * kAlignment;
   const size_t lane_bytes = register_count(Type::kFloat) * sizeof(Real) + register_count(Type::kInt) * sizeof(int64_t) +
-                            register_count(Type::kBool) * sizeof(bool);
+                            narrow_register_count() * sizeof(int32_t) + register_count(Type::kBool) * sizeof(bool);
   const size_t offsets = kTileBlock * sizeof(int64_t);
   return scalars + offsets + lane_bytes * kTileBlock;
 }

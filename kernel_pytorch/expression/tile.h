@@ -1,7 +1,8 @@
 // Programs on tiles of scores, for CPU kernels: rows are queries, columns are keys. A plan sorts the nodes into four
 // stages, by what they vary with: once per tile (head alone), once per block of keys, once per row, and per element.
 // The first and third are scalars; the other two run node after node over a block of columns that stays in the L1
-// cache, in loops that the compiler makes vectors of. tile_cpu.cpp is compiled once per CPU level.
+// cache, in loops that the compiler makes vectors of. Integers have 32 bits there where their range (range.h) allows:
+// half the work. tile_cpu.cpp is compiled once per CPU level.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,8 @@ namespace kernel_pytorch::expression {
 inline constexpr int kTileBlock = 128;  // columns at a time
 
 // Where a value lies. Values of the tile and row stages are scalars at `place`; where a block needs them they are also
-// spread over the register `wide`. The others are registers. There is a file of registers for each type.
+// spread over the register `wide`. The others are registers. There is a file of registers for each type, and one for
+// integers of 32 bits.
 struct Slot {
   int16_t place = -1;
   int16_t wide = -1;
@@ -31,7 +33,9 @@ struct Instruction {
   int8_t capture = 0;
   int8_t source_count = 0;
   bool is_scalar = false;
+  bool is_narrow = false;      // its integers, value and operands, have 32 bits; of a load the value
   uint8_t scalar_sources = 0;  // of a load: bit i is set where index i is a scalar
+  uint8_t narrow_sources = 0;  // of a load: bit i is set where index i has 32 bits
   Slot target;
   std::array<Slot, kMaxRank> sources{};
   Constant constant = {};
@@ -58,6 +62,7 @@ class KP_EXPORT TilePlan {
   int score_register() const { return score_register_; }  // -1: the score is not read
   int scalar_count() const { return scalar_count_; }
   int register_count(Type type) const { return register_counts_[static_cast<int>(type)]; }
+  int narrow_register_count() const { return register_counts_[kNarrowFile]; }
 
  private:
   friend class Planner;
@@ -66,7 +71,8 @@ class KP_EXPORT TilePlan {
   std::vector<Result> results_;
   int score_register_ = -1;
   int scalar_count_ = 0;
-  int register_counts_[3] = {0, 0, 0};
+  static constexpr int kNarrowFile = 3;  // the first three are those of the types
+  int register_counts_[4] = {0, 0, 0, 0};
 };
 
 struct Tile {

@@ -1,6 +1,7 @@
 // Runs tile plans (tile.h), once per CPU level: blocks of columns outside, rows inside, so that what depends on the
 // keys alone is computed once for all rows.
 #include <cstring>
+#include <limits>
 
 #include "kernel_pytorch/expression/tile.h"
 #include "kernel_pytorch/expression/tile_loops.h"
@@ -21,6 +22,7 @@ struct Machine {
   int64_t* offsets;
   int64_t* integers;
   Real* reals;
+  int32_t* narrows;
   uint8_t* booleans;
 
   Machine(const TilePlan& plan, const Tile& tile, void* workspace) : plan(plan), tile(tile) {
@@ -30,10 +32,12 @@ struct Machine {
     offsets = reinterpret_cast<int64_t*>(at);
     integers = offsets + kTileBlock;
     reals = reinterpret_cast<Real*>(integers + plan.register_count(Type::kInt) * kTileBlock);
-    booleans = reinterpret_cast<uint8_t*>(reals + plan.register_count(Type::kFloat) * kTileBlock);
+    narrows = reinterpret_cast<int32_t*>(reals + plan.register_count(Type::kFloat) * kTileBlock);
+    booleans = reinterpret_cast<uint8_t*>(narrows + plan.narrow_register_count() * kTileBlock);
   }
   Real* real(int place) const { return reals + place * kTileBlock; }
   int64_t* integer(int place) const { return integers + place * kTileBlock; }
+  int32_t* narrow(int place) const { return narrows + place * kTileBlock; }
   uint8_t* boolean(int place) const { return booleans + place * kTileBlock; }
 
   // The tile's own memory is read by whole blocks, whatever the number of columns.
@@ -41,7 +45,7 @@ struct Machine {
     for (const Instruction& instruction : plan.stage(stage)) {
       const Value<Real> value = scalar_value(instruction, query);
       scalars[instruction.target.place] = value;
-      if (instruction.target.wide >= 0) spread(value, instruction.type, instruction.target.wide);
+      if (instruction.target.wide >= 0) spread(value, instruction);
     }
   }
 
@@ -50,12 +54,16 @@ struct Machine {
   }
 
  private:
-  void spread(const Value<Real>& value, Type type, int place) const {
-    for (int i = 0; i < kTileBlock; ++i) {
-      if (type == Type::kFloat) real(place)[i] = value.real;
-      if (type == Type::kInt) integer(place)[i] = value.integer;
-      if (type == Type::kBool) boolean(place)[i] = value.boolean;
-    }
+  void spread(const Value<Real>& value, const Instruction& instruction) const {
+    const int place = instruction.target.wide;
+    if (instruction.type == Type::kFloat) return fill(real(place), value.real);
+    if (instruction.type == Type::kBool) return fill(boolean(place), static_cast<uint8_t>(value.boolean));
+    if (instruction.is_narrow) return fill(narrow(place), static_cast<int32_t>(value.integer));
+    fill(integer(place), value.integer);
+  }
+  template <class T>
+  static void fill(T* to, T value) {
+    for (int i = 0; i < kTileBlock; ++i) to[i] = value;
   }
 
   Value<Real> scalar_value(const Instruction& instruction, int64_t query) const {
@@ -102,7 +110,7 @@ struct Machine {
     alignas(64) Real real_value[kStep];
     alignas(64) int64_t integer_value[kStep];
     alignas(64) uint8_t boolean_value[kStep];
-    fetch(plan.captured()[load.capture], real_value, integer_value, boolean_value, cpu::kLanes);
+    fetch(plan.captured()[load.capture], real_value, integer_value, nullptr, boolean_value, cpu::kLanes);
     Value<Real> value;
     if (load.type == Type::kFloat) value.real = real_value[0];
     if (load.type == Type::kInt) value.integer = integer_value[0];
@@ -110,9 +118,9 @@ struct Machine {
     return value;
   }
 
-  // To the target of the capture's type, the elements at `offsets`.
-  void fetch(const TensorView& from, Real* real_target, int64_t* integer_target, uint8_t* boolean_target,
-             int columns) const {
+  // To the target of the capture's type, the elements at `offsets`; integers of 32 bits to the narrow one if given.
+  void fetch(const TensorView& from, Real* real_target, int64_t* integer_target, int32_t* narrow_target,
+             uint8_t* boolean_target, int columns) const {
     switch (from.dtype) {
       case DType::kFloat32:
         return gather<Real, float>(real_target, from.data, offsets, columns);
@@ -123,6 +131,7 @@ struct Machine {
       case DType::kFloat16:
         return gather_narrow<Float16>(real_target, from.data, offsets, columns);
       case DType::kInt32:
+        if (narrow_target != nullptr) return gather<int32_t, int32_t>(narrow_target, from.data, offsets, columns);
         return gather<int64_t, int32_t>(integer_target, from.data, offsets, columns);
       case DType::kInt64:
         return gather<int64_t, int64_t>(integer_target, from.data, offsets, columns);
@@ -137,49 +146,98 @@ struct Machine {
     for (int i = 0; i < columns; ++i) offsets[i] = base;
     for (int i = 0; i < load.source_count; ++i) {
       if ((load.scalar_sources >> i & 1) != 0) continue;
-      const int64_t* indices = integer(load.sources[i].place);
-      const int64_t size = from.sizes[i], stride = from.strides[i];
-      for (int column = 0; column < columns; ++column) offsets[column] += place_of(indices[column], size) * stride;
+      const int place = load.sources[i].place;
+      if ((load.narrow_sources >> i & 1) == 0) {
+        add_offsets<int64_t>(integer(place), from.sizes[i], from.strides[i], columns);
+      } else if (from.sizes[i] <= std::numeric_limits<int32_t>::max()) {
+        add_offsets<int32_t>(narrow(place), from.sizes[i], from.strides[i], columns);
+      } else {
+        add_offsets<int64_t>(narrow(place), from.sizes[i], from.strides[i], columns);
+      }
     }
     const int to = load.target.place;
-    fetch(from, real(to), integer(to), boolean(to), columns);
+    fetch(from, real(to), integer(to), load.is_narrow ? narrow(to) : nullptr, boolean(to), columns);
+  }
+  template <class Place, class Integer>
+  void add_offsets(const Integer* __restrict indices, int64_t size, int64_t stride, int columns) const {
+    int64_t* __restrict sums = offsets;
+    const Place places = static_cast<Place>(size);
+    if (stride == 1) {
+      for (int i = 0; i < columns; ++i) sums[i] += place_of<Place>(indices[i], places);
+    } else {
+      for (int i = 0; i < columns; ++i) sums[i] += int64_t{place_of<Place>(indices[i], places)} * stride;
+    }
   }
 
   void run_block(const Instruction& instruction, int64_t key, int columns) const {
     const int to = instruction.target.place;
     const int a = instruction.sources[0].wide, b = instruction.sources[1].wide, c = instruction.sources[2].wide;
-    const Type operands = instruction.operands;
+    if (instruction.op == Op::kLoad) return run_load(instruction, columns);
+    if (instruction.operands == Type::kFloat) return run_reals(instruction, columns);
+    if (instruction.operands == Type::kBool) return run_booleans(instruction, columns);
+    if (instruction.is_narrow)
+      return run_integers(instruction, narrow(to), narrow(a), narrow(b), narrow(c), key, columns);
+    run_integers(instruction, integer(to), integer(a), integer(b), integer(c), key, columns);
+  }
+
+  void run_reals(const Instruction& instruction, int columns) const {
+    const int to = instruction.target.place;
+    const int a = instruction.sources[0].wide, b = instruction.sources[1].wide, c = instruction.sources[2].wide;
     switch (instruction.op) {
-      case Op::kKey:
-        for (int i = 0; i < columns; ++i) integer(to)[i] = key + i;
-        return;
-      case Op::kLoad:
-        return run_load(instruction, columns);
-      case Op::kSelect:
-        if (operands == Type::kFloat) return choose(real(to), boolean(a), real(b), real(c), columns);
-        if (operands == Type::kInt) return choose(integer(to), boolean(a), integer(b), integer(c), columns);
-        return choose(boolean(to), boolean(a), boolean(b), boolean(c), columns);
-      case Op::kToFloat:
-        if (operands == Type::kInt) return convert_integers(real(to), integer(a), columns);
-        return map(real(to), boolean(a), columns, [](uint8_t x) { return static_cast<Real>(x); });
       case Op::kToInt:
-        if (operands == Type::kFloat) return map(integer(to), real(a), columns, [](Real x) { return to_int(x); });
-        return map(integer(to), boolean(a), columns, [](uint8_t x) -> int64_t { return x; });
+        return map(integer(to), real(a), columns, [](Real x) { return to_int(x); });
       case Op::kToBool:
-        if (operands == Type::kFloat) {
-          return map(boolean(to), real(a), columns, [](Real x) -> uint8_t { return x != 0; });
-        }
-        return map(boolean(to), integer(a), columns, [](int64_t x) -> uint8_t { return x != 0; });
+        return map(boolean(to), real(a), columns, [](Real x) -> uint8_t { return x != 0; });
+      case Op::kSelect:
+        return choose(real(to), boolean(a), real(b), real(c), columns);
       case Op::kEqual:
       case Op::kNotEqual:
       case Op::kLess:
       case Op::kLessEqual:
-        if (operands == Type::kFloat) return run_comparison(instruction.op, boolean(to), real(a), real(b), columns);
-        return run_comparison(instruction.op, boolean(to), integer(a), integer(b), columns);
+        return run_comparison(instruction.op, boolean(to), real(a), real(b), columns);
       default:
-        if (operands == Type::kFloat) return run_real(instruction.op, real(to), real(a), real(b), columns);
-        if (operands == Type::kInt) return run_integer(instruction.op, integer(to), integer(a), integer(b), columns);
+        return run_real(instruction.op, real(to), real(a), real(b), columns);
+    }
+  }
+
+  void run_booleans(const Instruction& instruction, int columns) const {
+    const int to = instruction.target.place;
+    const int a = instruction.sources[0].wide, b = instruction.sources[1].wide, c = instruction.sources[2].wide;
+    switch (instruction.op) {
+      case Op::kToFloat:
+        return map(real(to), boolean(a), columns, [](uint8_t x) { return static_cast<Real>(x); });
+      case Op::kToInt:
+        if (instruction.is_narrow) return map(narrow(to), boolean(a), columns, [](uint8_t x) -> int32_t { return x; });
+        return map(integer(to), boolean(a), columns, [](uint8_t x) -> int64_t { return x; });
+      case Op::kSelect:
+        return choose(boolean(to), boolean(a), boolean(b), boolean(c), columns);
+      default:
         return run_boolean(instruction.op, boolean(to), boolean(a), boolean(b), columns);
+    }
+  }
+
+  // Of `to`, a, b, c those mean something that are integers.
+  template <class Integer>
+  void run_integers(const Instruction& instruction, Integer* to, const Integer* a, const Integer* b, const Integer* c,
+                    int64_t key, int columns) const {
+    const int place = instruction.target.place;
+    switch (instruction.op) {
+      case Op::kKey:
+        for (int i = 0; i < columns; ++i) to[i] = static_cast<Integer>(key + i);
+        return;
+      case Op::kToFloat:
+        return convert_integers(real(place), a, columns);
+      case Op::kToBool:
+        return map(boolean(place), a, columns, [](Integer x) -> uint8_t { return x != 0; });
+      case Op::kSelect:
+        return choose(to, boolean(instruction.sources[0].wide), b, c, columns);
+      case Op::kEqual:
+      case Op::kNotEqual:
+      case Op::kLess:
+      case Op::kLessEqual:
+        return run_comparison(instruction.op, boolean(place), a, b, columns);
+      default:
+        return run_integer(instruction.op, to, a, b, columns);
     }
   }
 };

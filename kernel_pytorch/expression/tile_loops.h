@@ -86,14 +86,17 @@ static void run_real(Op op, Real* to, const Real* a, const Real* b, int columns)
 #undef KP_UNARY
 }
 
-[[maybe_unused]] static void run_integer(Op op, int64_t* to, const int64_t* a, const int64_t* b, int columns) {
+// In 64 bits or, where neither operands nor values need more, in 32.
+template <class Integer>
+static void run_integer(Op op, Integer* to, const Integer* a, const Integer* b, int columns) {
   switch (op) {
 #define KP_UNARY(OP) \
   case Op::OP:       \
-    return map(to, a, columns, [](int64_t x) { return apply_integer(Op::OP, x, 0); })
-#define KP_BINARY(OP) \
-  case Op::OP:        \
-    return map(to, a, b, columns, [](int64_t x, int64_t y) { return apply_integer(Op::OP, x, y); })
+    return map(to, a, columns, [](Integer x) { return static_cast<Integer>(apply_integer(Op::OP, x, 0)); })
+#define KP_BINARY(OP)             \
+  case Op::OP:                    \
+    return map(to, a, b, columns, \
+               [](Integer x, Integer y) { return static_cast<Integer>(apply_integer(Op::OP, x, y)); })
     KP_UNARY(kNegate);
     KP_UNARY(kAbs);
     KP_UNARY(kNot);
@@ -144,6 +147,10 @@ KP_WORD void run_comparison(Op op, uint8_t* to, const T* a, const T* b, int colu
 }
 
 // Levels below AVX-512 convert 64-bit integers one at a time; those below 2^51 have their bits in a double's mantissa.
+template <class Real>
+KP_WORD void convert_integers(Real* __restrict to, const int32_t* __restrict from, int columns) {
+  map(to, from, columns, [](int32_t x) { return static_cast<Real>(x); });
+}
 template <class Real>
 KP_WORD void convert_integers(Real* __restrict to, const int64_t* __restrict from, int columns) {
 #if !defined(__AVX512DQ__)
