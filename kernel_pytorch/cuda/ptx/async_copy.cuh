@@ -1,4 +1,4 @@
-// cp.async: each thread moves 16 bytes from global to shared memory without holding them in registers. sm_80.
+// cp.async: each thread moves 8 or 16 bytes from global to shared memory without holding them in registers. sm_80.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
@@ -13,6 +13,12 @@ __device__ __forceinline__ void cp_async_cg_shared_global_16(uint32_t destinatio
 __device__ __forceinline__ void cp_async_cg_shared_global_16_fill(uint32_t destination, const void* source,
                                                                   uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+
+// Eight bytes, or zeros where `bytes` is 0.
+__device__ __forceinline__ void cp_async_ca_shared_global_8_fill(uint32_t destination, const void* source,
+                                                                 uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit_group() {

@@ -40,4 +40,48 @@ struct MmaForwardArguments {
   int32_t tiles;  // of the longest sequence's queries
 };
 
+// Both operands of both products, and lse and delta of each query of a step.
+KP_SHARED_CODE constexpr int backward_shared_bytes(MmaTile tile) {
+  const int pitches = pitch_bytes(tile.size) + pitch_bytes(tile.value_size);
+  return rows_of(tile) * pitches + tile.stages * tile.columns * (pitches + 8);
+}
+
+// Of a query: its lse in base 2 (+inf where it is -inf, so that every exponential of the row is 0), and delta.
+struct QueryStatistics {
+  float lse, delta;
+};
+
+struct MmaBackwardArguments {
+  ScoreArguments scores;
+  RowTensor query, key, value, grad_output;
+  RowTensor grad_query, grad_key, grad_value;
+  const QueryStatistics* statistics;  // [batch, heads, queries]
+  int32_t size, value_size;
+  int32_t tiles;  // of the longest sequence
+};
+
+struct MmaBiasArguments {
+  MmaBackwardArguments backward;
+  float* grad_bias;  // [batches, heads, queries, keys], contiguous, each size 1 where the bias broadcasts
+  int32_t batches, heads, queries;
+};
+
+struct StatisticsArguments {
+  RowTensor output, grad_output;
+  const float* lse;
+  const float* grad_lse;  // may be null
+  QueryStatistics* statistics;
+  int64_t rows;  // batch * heads * queries
+  int32_t heads, queries, value_size;
+};
+
+struct SinksArguments {
+  const QueryStatistics* statistics;
+  const float* sinks;
+  int64_t sinks_stride;
+  float* grad_sinks;
+  int64_t grad_sinks_stride;
+  int32_t batches, heads, queries;
+};
+
 }  // namespace kernel_pytorch::attention

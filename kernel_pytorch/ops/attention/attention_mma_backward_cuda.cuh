@@ -1,0 +1,271 @@
+// Attention's backward on mma.m16n8k16, for every option, without atomics: one kernel keeps a tile of keys and walks
+// over the queries that see it (gradients of keys and values), another keeps a tile of queries and walks over its keys
+// (gradient of queries). Both compute scores and their gradients anew, seven products in place of five; in return the
+// second operand of every product is as it lies in memory, and each gradient is summed in one fixed order.
+#pragma once
+
+#include "kernel_pytorch/ops/attention/attention_kept_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_mma_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_softmax_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_walk_cuda.cuh"
+
+namespace kernel_pytorch::attention {
+
+// kForKeys: rows are keys, the walk is over queries.
+template <Features kFeatures, class Element, MmaTile kTile, bool kVectors, bool kForKeys>
+class MmaBackward {
+  static constexpr int kRows = rows_of(kTile), kColumns = kTile.columns, kSlice = kTile.slice;
+  static constexpr int kThreads = kTile.warps * 32;
+  static constexpr int kCount = kColumns / 2;  // scores of a thread
+  static constexpr int kPitch = pitch_bytes(kTile.size), kValuePitch = pitch_bytes(kTile.value_size);
+  static constexpr int kStageBytes = kColumns * (kPitch + kValuePitch + 8);
+  static constexpr Rows kOrientation = kForKeys ? Rows::kKeys : Rows::kQueries;
+  static_assert(kTile.row_blocks == 1);
+
+ public:
+  __device__ __forceinline__ MmaBackward(const MmaBackwardArguments& arguments, char* shared)
+      : arguments_(arguments), scores_(arguments.scores), shared_(shared) {}
+
+  __device__ __forceinline__ void find_tile() {
+    constexpr int kWidest = kForKeys && kTile.value_size > kTile.size ? kTile.value_size : kTile.size;
+    const int slices = slices_of(kWidest, kSlice);
+    int32_t index = static_cast<int32_t>(blockIdx.x);
+    first_column_ = index % slices * kSlice;
+    index /= slices;
+    const int32_t tile = index % arguments_.tiles;
+    first_row_ = (kForKeys ? tile : arguments_.tiles - 1 - tile) * kRows;  // the longest walks of a causal head first
+    index /= arguments_.tiles;
+    const int32_t heads = kForKeys ? scores_.heads / scores_.group : scores_.heads;
+    head_ = load_head<kFeatures>(scores_, index / heads, index % heads * (kForKeys ? scores_.group : 1));
+  }
+
+  __device__ __forceinline__ void run() {
+    find_tile();
+    if (first_row_ >= rows()) return;
+    first_[0].clear();
+    second_[0].clear();
+    const int32_t heads = kForKeys ? scores_.group : 1;
+    load_rows();
+    for (int32_t i = 0; i < heads; ++i) {
+      if (i > 0) head_ = load_head<kFeatures>(scores_, head_.batch, head_.head + 1);
+      walk();
+    }
+    finish();
+  }
+
+ protected:
+  __device__ __forceinline__ int32_t rows() const {
+    return kForKeys ? padded_keys() : head_.queries;
+  }
+  // Keys beyond a batch's length have a gradient too: 0.
+  __device__ __forceinline__ int32_t padded_keys() const {
+    if constexpr (kFeatures.packed && kFeatures.key_lengths) {
+      return least(scores_.key_offsets[head_.batch + 1] - scores_.key_offsets[head_.batch], scores_.keys);
+    }
+    return kFeatures.key_lengths ? scores_.keys : head_.keys;
+  }
+  __device__ __forceinline__ int32_t key_head() const { return head_.head / scores_.group; }
+  __device__ __forceinline__ int32_t warp_row() const { return static_cast<int32_t>(threadIdx.x / 32) * 16; }
+
+  __device__ __forceinline__ uint32_t row_tile() const { return ptx::shared_address(shared_); }
+  __device__ __forceinline__ uint32_t row_value_tile() const { return row_tile() + kRows * kPitch; }
+  __device__ __forceinline__ uint32_t column_tile(int stage) const {
+    return row_value_tile() + kRows * kValuePitch + stage * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t column_value_tile(int stage) const { return column_tile(stage) + kColumns * kPitch; }
+  __device__ __forceinline__ uint32_t column_statistics(int stage) const {
+    return column_value_tile(stage) + kColumns * kValuePitch;
+  }
+
+  // Query and grad_output, or key and value, from row `first` of the sequence.
+  template <int kCopied>
+  __device__ __forceinline__ void load(bool keys, uint32_t target, uint32_t value_target, int32_t first) {
+    const RowTensor& tensor = keys ? arguments_.key : arguments_.query;
+    const RowTensor& value_tensor = keys ? arguments_.value : arguments_.grad_output;
+    const int32_t head = keys ? key_head() : head_.head;
+    const int64_t row = (keys ? head_.first_key : head_.first_query) + first;
+    const int32_t left = (keys ? head_.keys : head_.queries) - first;
+    load_tile<Element, kCopied, kTile.size, kThreads, kVectors>(
+        target, row_of<kFeatures, Element>(tensor, head_.batch, head, row), tensor.row, left, arguments_.size);
+    load_tile<Element, kCopied, kTile.value_size, kThreads, kVectors>(
+        value_target, row_of<kFeatures, Element>(value_tensor, head_.batch, head, row), value_tensor.row, left,
+        arguments_.value_size);
+  }
+  __device__ __forceinline__ void load_rows() { load<kRows>(kForKeys, row_tile(), row_value_tile(), first_row_); }
+  __device__ __forceinline__ void load_columns(int32_t first, int stage) {
+    load<kColumns>(!kForKeys, column_tile(stage), column_value_tile(stage), first);
+    const int32_t column = static_cast<int32_t>(threadIdx.x);
+    if (kForKeys && column < kColumns) {
+      const bool is_inside = first + column < head_.queries;
+      ptx::cp_async_ca_shared_global_8_fill(column_statistics(stage) + column * 8,
+                                            statistics() + (is_inside ? first + column : 0), is_inside ? 8 : 0);
+    }
+  }
+  __device__ __forceinline__ const QueryStatistics* statistics() const {
+    const int64_t tensor = kFeatures.packed ? 0 : head_.batch;
+    return arguments_.statistics + (tensor * scores_.heads + head_.head) * scores_.query_tokens + head_.first_query;
+  }
+
+  __device__ __forceinline__ void walk() {
+    if (kForKeys && first_row_ >= head_.keys) return;  // beyond the batch's length
+    const Walk<kFeatures, !kForKeys, kRows, kColumns> walk(scores_, head_, first_row_);
+    const DropoutKey dropout = load_dropout<kFeatures>(scores_, head_);
+    if constexpr (!kForKeys) load_row_statistics();
+    const int32_t count = walk.count();
+    __syncthreads();  // everyone is done with the tiles of the head before
+    if (count > 0) load_columns(walk.at(0).first, 0);
+    ptx::cp_async_commit_group();
+    for (int32_t i = 0; i < count; ++i) {
+      ptx::cp_async_wait_group<0>();
+      __syncthreads();
+      const int stage = kTile.stages == 2 ? i % 2 : 0;
+      if (kTile.stages == 2 && i + 1 < count) load_columns(walk.at(i + 1).first, 1 - stage);
+      ptx::cp_async_commit_group();
+      step(walk.at(i), stage, dropout);
+      if (kTile.stages == 1 && i + 1 < count) {
+        __syncthreads();
+        load_columns(walk.at(i + 1).first, 0);
+        ptx::cp_async_commit_group();
+      }
+    }
+    ptx::cp_async_wait_group<0>();
+  }
+
+  // Of elements i and i + 1, i even.
+  __device__ __forceinline__ void statistics_of(int i, int stage, QueryStatistics (&pair)[2]) const {
+    if constexpr (kForKeys) {
+      const uint32_t column = threadIdx.x % 4 * 2 + i / 4 * 8;
+      const ptx::Word4 words = ptx::ld_shared_v4(column_statistics(stage) + column * 8);
+      pair[0] = {__uint_as_float(words.x), __uint_as_float(words.y)};
+      pair[1] = {__uint_as_float(words.z), __uint_as_float(words.w)};
+    } else {
+      pair[0] = pair[1] = row_statistics_[i / 2 % 2];
+    }
+  }
+
+  __device__ __forceinline__ void step(const Step& step, int stage, const DropoutKey& dropout) {
+    Accumulator<kColumns> probabilities[1], grads[1];
+    const Kept<kCount> kept = score_gradients<Toward::kProduct>(probabilities[0], grads[0], step, stage, dropout);
+    if constexpr (kForKeys) {
+      if constexpr (kFeatures.dropout) hide(probabilities[0].values, kept, 0.0f);
+      if (first_column_ < kTile.value_size) {
+        multiply_fragments<Element, 1, kSlice, kColumns>(second_, probabilities,
+                                                         column_value_tile(stage) + first_column_ * 2, kValuePitch);
+      }
+    }
+    if (first_column_ < kTile.size) {
+      multiply_fragments<Element, 1, kSlice, kColumns>(first_, grads, column_tile(stage) + first_column_ * 2, kPitch);
+    }
+  }
+
+ protected:
+  // Of the tiles in shared memory: probabilities before dropout, the gradients of scores (times what kToward asks for),
+  // and what dropout keeps.
+  template <Toward kToward>
+  __device__ __forceinline__ Kept<kCount> score_gradients(Accumulator<kColumns>& scores, Accumulator<kColumns>& grads,
+                                                          const Step& step, int stage, const DropoutKey& dropout) {
+    const Place place = kForKeys ? place_of_thread<kOrientation>(step.first, first_row_, warp_row())
+                                 : place_of_thread<kOrientation>(first_row_, step.first, warp_row());
+    multiply_tiles<kTile.size>(scores, row_tile() + warp_row() * kPitch, column_tile(stage));
+    multiply_tiles<kTile.value_size>(grads, row_value_tile() + warp_row() * kValuePitch, column_value_tile(stage));
+    float derivatives[kCount];
+    if constexpr (changes_scores(kFeatures)) {
+      change_and_derive_scores<kFeatures, Element, kOrientation, kToward>(scores.values, derivatives, scores_, head_,
+                                                                         place);
+    }
+    if (step.is_edge) {
+      hide(scores.values, kept_scores<kFeatures, kOrientation, kCount>(scores_, head_, place, step.skips_program),
+           tile::minus_infinity());
+    }
+    Kept<kCount> kept{};
+    if constexpr (kFeatures.dropout) {
+      kept = kept_by_dropout<kOrientation, kCount>(dropout, place);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) grads.values[i] *= kept.at(i) ? scores_.dropout_scale : 0.0f;
+    }
+    become_probabilities(scores.values, grads.values, stage);
+    if constexpr (has_derivative(kFeatures)) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) grads.values[i] *= derivatives[i];
+    }
+    return kept;
+  }
+
+  template <int kDepth>
+  __device__ __forceinline__ void multiply_tiles(Accumulator<kColumns>& sums, uint32_t rows, uint32_t columns) {
+    Accumulator<kColumns> blocks[1];
+    blocks[0].clear();
+    multiply_by_transpose<Element, 1, kColumns, kDepth>(blocks, rows, columns);
+    sums = blocks[0];
+  }
+
+  // Scores to probabilities, gradients of probabilities to those of scores.
+  __device__ __forceinline__ void become_probabilities(float (&values)[kCount], float (&grads)[kCount], int stage) {
+    const float scale = exponent_scale<kFeatures>(scores_);
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      QueryStatistics pair[2];
+      statistics_of(i, stage, pair);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        values[i + j] = ptx::ex2_approx_ftz_f32(values[i + j] * scale - pair[j].lse);
+        grads[i + j] = values[i + j] * (grads[i + j] - pair[j].delta);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void finish() {
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // the tiles are done with; each warp writes over its own rows of one
+    const float scale = scores_.scale, value_scale = kFeatures.dropout ? scores_.dropout_scale : 1.0f;
+    store(kForKeys ? arguments_.grad_key : arguments_.grad_query, arguments_.size, first_, scale);
+    if constexpr (kForKeys) store(arguments_.grad_value, arguments_.value_size, second_, value_scale);
+  }
+  __device__ __forceinline__ void store(const RowTensor& tensor, int32_t columns, const Accumulator<kSlice> (&sums)[1],
+                                        float scale) {
+    const int32_t row = first_row_ + warp_row();
+    if (first_column_ >= columns) return;
+    Element* target = row_of<kFeatures, Element>(tensor, head_.batch, kForKeys ? key_head() : head_.head,
+                                                 (kForKeys ? head_.first_key : head_.first_query) + row) +
+                      first_column_;
+    store_rows<Element, kSlice, kVectors>(target, tensor.row, rows() - row, columns - first_column_, sums[0],
+                                          {scale, scale}, shared_ + warp_row() * kPitch);
+  }
+
+ protected:
+  __device__ __forceinline__ void load_row_statistics() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t query = first_row_ + warp_row() + static_cast<int32_t>(threadIdx.x % 32) / 4 + 8 * half;
+      row_statistics_[half] = statistics()[least(query, head_.queries - 1)];
+    }
+  }
+
+  const MmaBackwardArguments& arguments_;
+  const ScoreArguments& scores_;
+  char* shared_;
+  Head head_;
+  int32_t first_row_, first_column_;
+
+ private:
+  QueryStatistics row_statistics_[2];
+  Accumulator<kSlice> first_[1];   // of key or query
+  Accumulator<kSlice> second_[1];  // of value
+};
+
+template <Features kFeatures, class Element, MmaTile kTile, bool kVectors>
+__global__ void __launch_bounds__(kTile.warps * 32, 1)
+    mma_backward_keys(const __grid_constant__ MmaBackwardArguments arguments) {
+  extern __shared__ __align__(16) char shared[];
+  MmaBackward<kFeatures, Element, kTile, kVectors, true>(arguments, shared).run();
+}
+
+template <Features kFeatures, class Element, MmaTile kTile, bool kVectors>
+__global__ void __launch_bounds__(kTile.warps * 32, 1)
+    mma_backward_queries(const __grid_constant__ MmaBackwardArguments arguments) {
+  extern __shared__ __align__(16) char shared[];
+  MmaBackward<kFeatures, Element, kTile, kVectors, false>(arguments, shared).run();
+}
+
+}  // namespace kernel_pytorch::attention
