@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/cuda/tile/captures_cuda.h"
 
 namespace kernel_pytorch::attention {
 
@@ -26,6 +27,7 @@ struct Features {
   bool bias_pairs = false;          // two keys of a bias may be read at once
   bool softcap = false;             // before bias and ALiBi
   bool softcap_after = false;       // after them
+  bool exact_tanh = false;          // softcap to 1e-7 of the cap, where the special unit's tanh has 5e-4
   bool score_mod = false;           // a program that changes scores
   bool scaled = false;  // scores are multiplied by the scale before the softmax, which takes positive scales only
   bool sinks = false;   // a logit more in each row
@@ -114,7 +116,7 @@ struct ScoreArguments {
   const int64_t* seed;  // seed, offset
   uint32_t dropout_threshold;
   float dropout_scale;
-  const void* captured[kMaximumCaptured];
+  tile::CapturedTensor captured[kMaximumCaptured];  // what the programs read
 };
 
 inline constexpr float kLog2e = 1.4426950408889634f;

@@ -1,9 +1,13 @@
 #include "kernel_pytorch/ops/attention/attention_features.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/expression/cuda_text.h"
+#include "kernel_pytorch/expression/text.h"
 #include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
 #include "kernel_pytorch/ops/attention/operation.h"
 
@@ -34,12 +38,30 @@ constexpr bool Features::*kFields[] = {
     &Features::bias_pairs,
     &Features::softcap,
     &Features::softcap_after,
+    &Features::exact_tanh,
     &Features::score_mod,
     &Features::scaled,
     &Features::sinks,
     &Features::dropout,
 };
 static_assert(std::size(kFields) == sizeof(Features), "every field, in its order");
+
+std::string print_programs(const std::string& score_mod, const std::string& mask_mod) {
+  expression::CudaFunctions functions;
+  expression::Program score, mask;
+  expression::Gradient gradient;
+  if (!score_mod.empty()) {
+    score = expression::parse(score_mod);
+    gradient = expression::differentiate(score);
+    functions.score_mod = &score;
+    functions.score_mod_gradient = &gradient;
+  }
+  if (!mask_mod.empty()) {
+    mask = expression::parse(mask_mod);
+    functions.mask_mod = &mask;
+  }
+  return expression::cuda_text(functions);
+}
 
 DeviceCode prepare_code(std::string_view function) {
   DeviceCode code;
@@ -181,7 +203,7 @@ ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& quer
   ScoreArguments arguments{};
   arguments.batches = static_cast<int32_t>(is_packed ? scoring.query_offsets.size(0) - 1 : query.size(0));
   arguments.heads = static_cast<int32_t>(query.size(1));
-  arguments.group = static_cast<int32_t>(query.size(1) / std::max<int64_t>(key.size(1), 1));
+  arguments.group = static_cast<int32_t>(std::max<int64_t>(query.size(1), 1) / std::max<int64_t>(key.size(1), 1));
   arguments.queries = static_cast<int32_t>(is_packed ? scoring.longest_query : query.size(2));
   arguments.keys = static_cast<int32_t>(is_packed ? scoring.longest_key : key.size(2));
   arguments.query_tokens = query.size(2);
@@ -222,7 +244,15 @@ ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& quer
     arguments.dropout_threshold = dropout_byte_threshold(scoring.dropout);
     arguments.dropout_scale = dropout_byte_scale(scoring.dropout);
   }
-  for (size_t i = 0; i < scoring.captured.size(); ++i) arguments.captured[i] = scoring.captured[i].data;
+  for (size_t i = 0; i < scoring.captured.size(); ++i) {
+    const TensorView& view = scoring.captured[i];
+    tile::CapturedTensor& captured = arguments.captured[i];
+    captured.data = view.data;
+    for (int j = 0; j < view.rank; ++j) {
+      captured.strides[j] = view.strides[j];
+      captured.sizes[j] = static_cast<int32_t>(view.sizes[j]);
+    }
+  }
   return arguments;
 }
 
@@ -275,6 +305,19 @@ void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const T
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
 
+const std::string& program_text(const Scoring& scoring) {
+  static const std::string kNone;
+  if (scoring.score_mod.empty() && scoring.mask_mod.empty()) return kNone;
+  static std::mutex mutex;
+  static auto* texts = new std::map<std::pair<std::string, std::string>, std::string>;  // entries never move
+  const std::lock_guard lock(mutex);
+  std::pair key{scoring.score_mod, scoring.mask_mod};
+  const auto found = texts->find(key);
+  if (found != texts->end()) return found->second;
+  std::string text = print_programs(scoring.score_mod, scoring.mask_mod);
+  return texts->emplace(std::move(key), std::move(text)).first->second;
+}
+
 const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
   if (scoring.blocks.is_present() && scoring.blocks.query_block % tile_queries != 0) return kOddQueryBlocks;
   if (scoring.blocks.is_present() && scoring.blocks.key_block % tile_keys != 0) return kOddKeyBlocks;
@@ -286,6 +329,12 @@ const char* captured_obstacle(const Scoring& scoring) {
 }
 
 std::vector<NamedFeatures> compiled_features() {
+  // A bias for each head and distance; a prefix that all see.
+  const std::string score_mod =
+      "expression 1\ncapture fp32 2\n%0 = score\n%1 = head\n%2 = query\n%3 = key\n%4 = sub %2 %3\n%5 = load 0 %1 %4\n"
+      "%6 = add %0 %5\nreturn %6\n";
+  const std::string mask_mod =
+      "expression 1\n%0 = query\n%1 = key\n%2 = le %1 %0\n%3 = int 128\n%4 = lt %1 %3\n%5 = or %2 %4\nreturn %5\n";
   std::vector<NamedFeatures> list{
       {"plain", {}},
       {"causal", {.right_bound = true}},
@@ -303,6 +352,9 @@ std::vector<NamedFeatures> compiled_features() {
       {"scaled", {.scaled = true}},
       {"sinks", {.sinks = true}},
       {"dropout", {.dropout = true}},
+      {"score_mod", {.score_mod = true}, print_programs(score_mod, "")},
+      {"mask_mod", {.mask_mod = true}, print_programs("", mask_mod)},
+      {"block_map", {.block_map = true}},
       // What models use.
       {"causal packed", {.right_bound = true, .packed = true}},
       {"causal lengths", {.right_bound = true, .key_lengths = true}},

@@ -29,27 +29,42 @@ __device__ __forceinline__ uint32_t bits_below(int32_t columns, int word) {
   return bits >= 32 ? 0xffffffffu : (1u << bits) - 1u;
 }
 
+// Keys that bounds and lengths leave of a row, a query; `key` is that of the thread's first column.
+template <Features kFeatures, int kCount>
+__device__ __forceinline__ void keep_keys_in_bounds(Kept<kCount>& kept, int row, const Head& head, int32_t query,
+                                                    int32_t key) {
+  int32_t first = 0, last = head.keys - key;
+  if constexpr (kFeatures.right_bound) last = least(last, query + head.right + 1 - key);
+  if constexpr (kFeatures.left_bound) first = query + head.left - key;
+#pragma unroll
+  for (int word = 0; word < Kept<kCount>::kWords; ++word) {
+    kept.words[row][word] = bits_below(last, word) & ~bits_below(first, word);
+  }
+}
+
+// Queries of a row, a key.
+template <Features kFeatures, int kCount>
+__device__ __forceinline__ void keep_queries_in_bounds(Kept<kCount>& kept, int row, const Head& head, int32_t query,
+                                                       int32_t key) {
+  int32_t first = 0, last = key < head.keys ? head.queries - query : 0;
+  if constexpr (kFeatures.right_bound) first = key - head.right - query;
+  if constexpr (kFeatures.left_bound) last = least(last, key - head.left + 1 - query);
+#pragma unroll
+  for (int word = 0; word < Kept<kCount>::kWords; ++word) {
+    kept.words[row][word] = bits_below(last, word) & ~bits_below(first, word);
+  }
+}
+
 // By bounds and lengths: a range of columns for each of the two rows.
 template <Features kFeatures, Rows kRows, int kCount>
 __device__ __forceinline__ Kept<kCount> kept_in_bounds(const Head& head, Place place) {
   Kept<kCount> kept;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    int32_t first = 0, last = 0x3fffffff;
     if constexpr (kRows == Rows::kQueries) {
-      const int32_t query = place.query + 8 * row;
-      last = head.keys - place.key;
-      if constexpr (kFeatures.right_bound) last = least(last, query + head.right + 1 - place.key);
-      if constexpr (kFeatures.left_bound) first = query + head.left - place.key;
+      keep_keys_in_bounds<kFeatures>(kept, row, head, place.query + 8 * row, place.key);
     } else {
-      const int32_t key = place.key + 8 * row;
-      last = key < head.keys ? head.queries - place.query : 0;
-      if constexpr (kFeatures.right_bound) first = key - head.right - place.query;
-      if constexpr (kFeatures.left_bound) last = least(last, key - head.left + 1 - place.query);
-    }
-#pragma unroll
-    for (int word = 0; word < Kept<kCount>::kWords; ++word) {
-      kept.words[row][word] = bits_below(last, word) & ~bits_below(first, word);
+      keep_queries_in_bounds<kFeatures>(kept, row, head, place.query, place.key + 8 * row);
     }
   }
   return kept;

@@ -18,6 +18,12 @@ std::string to_text(const MmaTile& tile) {
                 tile.warps, ", ", tile.row_blocks, ", ", tile.columns, ", ", tile.stages, "}");
 }
 
+Features mma_features_of(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
+  Features features = features_of(scoring, tile_queries, tile_keys);
+  features.exact_tanh = features.softcap || features.softcap_after;
+  return features;
+}
+
 bool is_heavy(const Features& features) {
   return features.segments || features.mask || features.mask_mod || features.blocks || features.block_map ||
          features.score_mod || features.dropout || has_bias(features);
@@ -31,29 +37,51 @@ const char* mma_obstacle(const TensorView& query, const TensorView& key, const T
   return std::max(query.size(3), value.size(3)) > 512 ? kMmaTooLarge : nullptr;
 }
 
-DeviceCode mma_code(std::string_view source, std::string_view function, const Features& features, DType dtype,
-                    const MmaTile& tile, bool vectors) {
+DeviceCode mma_code(std::string_view source, std::string_view function, const MmaVariant& variant,
+                    const std::string& generated) {
   DeviceCode code;
   code.source = source;
-  code.entry = concat("kernel_pytorch::attention::", function, "<", to_text(features), ", ", element_type_name(dtype),
-                      ", ", to_text(tile), ", ", bool_name(vectors), ">");
+  code.entry =
+      concat("kernel_pytorch::attention::", function, "<", to_text(variant.features), ", ",
+             element_type_name(variant.dtype), ", ", to_text(variant.tile), ", ", bool_name(variant.vectors), ">");
+  code.generated = generated;
   return code;
+}
+
+bool fill_forward_arguments(const ForwardProblem& problem, const Features& features, Context& context,
+                            MmaForwardArguments& arguments) {
+  const Scoring& scoring = problem.scoring;
+  if (scoring.is_packed()) clear_rows_of_nobody(problem.output, problem.lse, scoring.query_offsets, context);
+  arguments.scores = score_arguments_of(scoring, problem.query, problem.key, context);
+  if (features.block_map) add_block_map(scoring, arguments.scores, context);
+  arguments.query = row_tensor_of(problem.query);
+  arguments.key = row_tensor_of(problem.key);
+  arguments.value = row_tensor_of(problem.value);
+  arguments.output = row_tensor_of(problem.output);
+  arguments.lse = problem.lse.is_present() ? problem.lse.as<float>() : nullptr;
+  arguments.size = static_cast<int32_t>(problem.query.size(3));
+  arguments.value_size = static_cast<int32_t>(problem.value.size(3));
+  bool vectors = true;
+  for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.output}) {
+    vectors = vectors && has_vector_rows(*view);
+  }
+  return vectors;
 }
 
 std::vector<DeviceCode> mma_codes(std::string_view source, std::string_view function, std::span<const MmaTile> tiles,
                                   std::span<const MmaTile> heavy_tiles) {
   std::vector<DeviceCode> codes;
-  const auto add = [&](const Features& features, size_t tile, DType dtype, bool vectors) {
-    codes.push_back(
-        mma_code(source, function, features, dtype, (is_heavy(features) ? heavy_tiles : tiles)[tile], vectors));
+  const auto add = [&](const Features& features, size_t tile, DType dtype, const std::string& generated) {
+    const MmaVariant variant{features, dtype, (is_heavy(features) ? heavy_tiles : tiles)[tile], !codes.empty()};
+    codes.push_back(mma_code(source, function, variant, generated));
   };
   Features causal;
   causal.right_bound = true;
-  for (size_t i = 0; i < tiles.size(); ++i) add(causal, i, i % 2 == 0 ? DType::kBFloat16 : DType::kFloat16, true);
+  for (size_t i = 0; i < tiles.size(); ++i) add(causal, i, i % 2 == 0 ? DType::kBFloat16 : DType::kFloat16, "");
   size_t turn = 0;
   for (const NamedFeatures& named : compiled_features()) {
     if (bits_of(named.features) == bits_of(causal)) continue;
-    add(named.features, turn % tiles.size(), turn % 2 == 0 ? DType::kFloat16 : DType::kBFloat16, turn != 0);
+    add(named.features, turn % tiles.size(), turn % 2 == 0 ? DType::kFloat16 : DType::kBFloat16, named.generated);
     ++turn;
   }
   return codes;

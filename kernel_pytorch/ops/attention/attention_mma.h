@@ -11,6 +11,9 @@ namespace kernel_pytorch::attention {
 
 std::string to_text(const MmaTile& tile);  // a template argument
 
+// What the kernels on mma.m16n8k16 compile: these are the exact ones, so softcap is too.
+Features mma_features_of(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys);
+
 // Features that need more than arithmetic for each score: their kernels hold fewer rows, for want of registers.
 bool is_heavy(const Features& features);
 
@@ -31,8 +34,19 @@ inline constexpr const char* kMmaTooLarge = "takes heads of up to 512 columns";
 inline constexpr const char* kMmaSharedMemory = "this head size needs more shared memory than the device's blocks have";
 
 // An entry of a device source: function<features, element, tile, vectors>.
-DeviceCode mma_code(std::string_view source, std::string_view function, const Features& features, DType dtype,
-                    const MmaTile& tile, bool vectors);
+struct MmaVariant {
+  Features features;
+  DType dtype;
+  MmaTile tile;
+  bool vectors;
+};
+DeviceCode mma_code(std::string_view source, std::string_view function, const MmaVariant& variant,
+                    const std::string& generated);
+
+// Everything of the arguments but the number of tiles; writes what packed tensors' rows of nobody hold. Returns whether
+// all rows are vectors.
+bool fill_forward_arguments(const ForwardProblem& problem, const Features& features, Context& context,
+                            MmaForwardArguments& arguments);
 
 // What CI compiles: causal for every tile, and every compiled_features() for one tile each, in turn, so that each
 // feature and each tile is there and the list stays short.

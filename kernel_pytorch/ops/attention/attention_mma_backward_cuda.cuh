@@ -54,9 +54,7 @@ class MmaBackward {
   }
 
  protected:
-  __device__ __forceinline__ int32_t rows() const {
-    return kForKeys ? padded_keys() : head_.queries;
-  }
+  __device__ __forceinline__ int32_t rows() const { return kForKeys ? padded_keys() : head_.queries; }
   // Keys beyond a batch's length have a gradient too: 0.
   __device__ __forceinline__ int32_t padded_keys() const {
     if constexpr (kFeatures.packed && kFeatures.key_lengths) {
@@ -72,7 +70,9 @@ class MmaBackward {
   __device__ __forceinline__ uint32_t column_tile(int stage) const {
     return row_value_tile() + kRows * kValuePitch + stage * kStageBytes;
   }
-  __device__ __forceinline__ uint32_t column_value_tile(int stage) const { return column_tile(stage) + kColumns * kPitch; }
+  __device__ __forceinline__ uint32_t column_value_tile(int stage) const {
+    return column_tile(stage) + kColumns * kPitch;
+  }
   __device__ __forceinline__ uint32_t column_statistics(int stage) const {
     return column_value_tile(stage) + kColumns * kValuePitch;
   }
@@ -171,7 +171,7 @@ class MmaBackward {
     float derivatives[kCount];
     if constexpr (changes_scores(kFeatures)) {
       change_and_derive_scores<kFeatures, Element, kOrientation, kToward>(scores.values, derivatives, scores_, head_,
-                                                                         place);
+                                                                          place);
     }
     if (step.is_edge) {
       hide(scores.values, kept_scores<kFeatures, kOrientation, kCount>(scores_, head_, place, step.skips_program),
@@ -218,9 +218,18 @@ class MmaBackward {
   __device__ __forceinline__ void finish() {
     ptx::cp_async_wait_group<0>();
     __syncthreads();  // the tiles are done with; each warp writes over its own rows of one
+    if constexpr (kForKeys && kFeatures.key_lengths) clear_padding();
     const float scale = scores_.scale, value_scale = kFeatures.dropout ? scores_.dropout_scale : 1.0f;
     store(kForKeys ? arguments_.grad_key : arguments_.grad_query, arguments_.size, first_, scale);
     if constexpr (kForKeys) store(arguments_.grad_value, arguments_.value_size, second_, value_scale);
+  }
+  // Rows of keys beyond the length that stand in a tile with others.
+  __device__ __forceinline__ void clear_padding() {
+    const int32_t row = first_row_ + warp_row() + static_cast<int32_t>(threadIdx.x % 32) / 4;
+#pragma unroll
+    for (int i = 0; i < kSlice / 2; ++i) {
+      if (row + i / 2 % 2 * 8 >= head_.keys) first_[0].values[i] = second_[0].values[i] = 0.0f;
+    }
   }
   __device__ __forceinline__ void store(const RowTensor& tensor, int32_t columns, const Accumulator<kSlice> (&sums)[1],
                                         float scale) {

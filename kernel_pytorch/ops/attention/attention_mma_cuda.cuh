@@ -40,11 +40,11 @@ struct Accumulator {
 // where rows are vectors (kVectors); else complete for this thread on return.
 template <class Element, int kRows, int kColumns, int kThreads, bool kVectors>
 __device__ __forceinline__ void load_tile(uint32_t shared, const Element* source, int64_t row_stride, int32_t rows,
-                                          int32_t columns) {
+                                          int32_t columns, int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kChunks = kColumns / 8;
 #pragma unroll 4
   for (int i = 0; i < (kRows * kChunks + kThreads - 1) / kThreads; ++i) {
-    const int index = static_cast<int>(threadIdx.x) + i * kThreads;
+    const int index = thread + i * kThreads;
     if (kRows * kChunks % kThreads != 0 && index >= kRows * kChunks) break;
     const int row = index / kChunks, column = index % kChunks * 8;
     const uint32_t target = shared + row * pitch_bytes(kColumns) + column * 2;

@@ -40,6 +40,27 @@ struct MmaForwardArguments {
   int32_t tiles;  // of the longest sequence's queries
 };
 
+// Decoding: 16 rows for all warps of a block, which share the keys: 16 for each at a time. `columns` is not used.
+inline constexpr int kDecodeRows = 16, kDecodeKeys = 16;
+KP_SHARED_CODE constexpr int decode_stage_bytes(MmaTile tile) {
+  return kDecodeKeys * (pitch_bytes(tile.size) + pitch_bytes(tile.value_size));
+}
+// A warp's results of 16 rows as floats, with their largest scores and sums.
+KP_SHARED_CODE constexpr int decode_result_floats(MmaTile tile) {
+  return kDecodeRows * (tile.value_size + 4) + 2 * kDecodeRows;
+}
+KP_SHARED_CODE constexpr int decode_shared_bytes(MmaTile tile) {
+  const int tiles = tile.stages * decode_stage_bytes(tile), results = decode_result_floats(tile) * 4;
+  return kDecodeRows * pitch_bytes(tile.size) + tile.warps * (tiles > results ? tiles : results);
+}
+
+struct DecodeArguments {
+  MmaForwardArguments forward;  // tiles: of rows
+  int32_t splits, split_keys;   // a block takes split_keys keys, a multiple of 16
+  float* partial;               // [rows, splits, value_size]: results of each split; null where there is one
+  float* partial_lse;           // [rows, splits], in base 2
+};
+
 // Both operands of both products, and lse and delta of each query of a step.
 KP_SHARED_CODE constexpr int backward_shared_bytes(MmaTile tile) {
   const int pitches = pitch_bytes(tile.size) + pitch_bytes(tile.value_size);
@@ -79,9 +100,10 @@ struct SinksArguments {
   const QueryStatistics* statistics;
   const float* sinks;
   int64_t sinks_stride;
+  const int32_t* query_offsets;  // packed: rows past the last one count for nobody; else null
   float* grad_sinks;
   int64_t grad_sinks_stride;
-  int32_t batches, heads, queries;
+  int32_t batches, sequences, heads, queries;
 };
 
 }  // namespace kernel_pytorch::attention

@@ -32,7 +32,7 @@ struct Choice {
 Choice choose_tile(const ForwardProblem& problem) {
   const int index = tile_for(kTiles, problem.query.size(3), problem.value.size(3));
   const MmaTile tile = is_heavy(features_of(problem.scoring)) ? kHeavyTiles[index] : kTiles[index];
-  return {index, tile, features_of(problem.scoring, rows_of(tile), tile.columns)};
+  return {index, tile, mma_features_of(problem.scoring, rows_of(tile), tile.columns)};
 }
 
 registry::Support supports(const ForwardProblem& problem, const DeviceInfo& device) {
@@ -47,35 +47,21 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
 void run(const ForwardProblem& problem, int, Context& context) {
   static const std::string kLabel = "attention_forward/cuda_mma";
   static FeatureKernels kernels;
-  const Scoring& scoring = problem.scoring;
-  if (scoring.is_packed()) clear_rows_of_nobody(problem.output, problem.lse, scoring.query_offsets, context);
   const Choice choice = choose_tile(problem);
   const MmaTile& tile = choice.tile;
   MmaForwardArguments arguments{};
-  arguments.scores = score_arguments_of(scoring, problem.query, problem.key, context);
-  if (choice.features.block_map) add_block_map(scoring, arguments.scores, context);
-  arguments.query = row_tensor_of(problem.query);
-  arguments.key = row_tensor_of(problem.key);
-  arguments.value = row_tensor_of(problem.value);
-  arguments.output = row_tensor_of(problem.output);
-  arguments.lse = problem.lse.is_present() ? problem.lse.as<float>() : nullptr;
-  arguments.size = static_cast<int32_t>(problem.query.size(3));
-  arguments.value_size = static_cast<int32_t>(problem.value.size(3));
+  const bool vectors = fill_forward_arguments(problem, choice.features, context, arguments);
   arguments.tiles = static_cast<int32_t>(divide_up(arguments.scores.queries, rows_of(tile)));
   const int64_t blocks = int64_t{arguments.tiles} * arguments.scores.heads * arguments.scores.batches *
                          slices_of(tile.value_size, tile.slice);
   if (blocks == 0) return;
   KP_CHECK(blocks <= 0x7fffffff, "attention: ", blocks, " tiles of queries are more than a launch can have");
 
-  bool vectors = true;
-  for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.output}) {
-    vectors = vectors && has_vector_rows(*view);
-  }
   const DType dtype = problem.query.dtype;
   const uint32_t variant = static_cast<uint32_t>(choice.index) * 4 +
                            static_cast<uint32_t>(dtype == DType::kBFloat16) * 2 + (vectors ? 1 : 0);
   CUkern_st* kernel = kernels.get(choice.features, variant, context, [&] {
-    return mma_code(kSource, "mma_forward", choice.features, dtype, tile, vectors);
+    return mma_code(kSource, "mma_forward", {choice.features, dtype, tile, vectors}, program_text(problem.scoring));
   });
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;

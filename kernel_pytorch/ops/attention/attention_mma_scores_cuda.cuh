@@ -2,15 +2,16 @@
 // sinks, and the gradient of a bias, which a block sums over everything that the bias broadcasts, in one fixed order.
 #pragma once
 
+#include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/attention/attention_mma_backward_cuda.cuh"
 
 namespace kernel_pytorch::attention {
 
 // Eight lanes for each query: delta = sum(grad_output * output) - grad_lse.
-template <class Element>
+template <class Element, bool kVectors>
 __global__ void __launch_bounds__(256) query_statistics(const StatisticsArguments arguments) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x / 8;
-  if (row >= arguments.rows) return;
+  const int64_t place = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x / 8;
+  const int64_t row = place < arguments.rows ? place : arguments.rows - 1;
   const int64_t query = row % arguments.queries, head = row / arguments.queries % arguments.heads,
                 batch = row / arguments.queries / arguments.heads;
   const RowTensor &output = arguments.output, &grad = arguments.grad_output;
@@ -18,12 +19,22 @@ __global__ void __launch_bounds__(256) query_statistics(const StatisticsArgument
       static_cast<const Element*>(output.data) + batch * output.batch + head * output.head + query * output.row;
   const Element* grads =
       static_cast<const Element*>(grad.data) + batch * grad.batch + head * grad.head + query * grad.row;
+  constexpr int kStep = kVectors ? 8 : 1;
   float delta = 0.0f;
-  for (int32_t column = static_cast<int32_t>(threadIdx.x % 8); column < arguments.value_size; column += 8) {
-    delta += tile::to_float(outputs[column]) * tile::to_float(grads[column]);
+  for (int32_t column = static_cast<int32_t>(threadIdx.x % 8) * kStep; column < arguments.value_size;
+       column += 8 * kStep) {
+    if constexpr (kVectors) {
+      float left[8], right[8];
+      tile::load_once<Element>(outputs + column).unpack(left);
+      tile::load_once<Element>(grads + column).unpack(right);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) delta += left[i] * right[i];
+    } else {
+      delta += tile::to_float(outputs[column]) * tile::to_float(grads[column]);
+    }
   }
-  for (int distance = 4; distance > 0; distance /= 2) delta += __shfl_xor_sync(__activemask(), delta, distance);
-  if (threadIdx.x % 8 != 0) return;
+  for (int distance = 4; distance > 0; distance /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, distance);
+  if (threadIdx.x % 8 != 0 || place >= arguments.rows) return;
   const float lse = arguments.lse[row];
   if (arguments.grad_lse != nullptr) delta -= arguments.grad_lse[row];
   arguments.statistics[row] = {lse == tile::minus_infinity() ? -tile::minus_infinity() : lse * kLog2e, delta};
@@ -34,9 +45,11 @@ __global__ void __launch_bounds__(1024) grad_sinks(const SinksArguments argument
   __shared__ float parts[32];
   const int64_t head = blockIdx.x;
   const float sink = arguments.sinks[head * arguments.sinks_stride] * kLog2e;
+  const int32_t queries =
+      arguments.query_offsets != nullptr ? arguments.query_offsets[arguments.sequences] : arguments.queries;
   float sum = 0.0f;
-  for (int64_t i = threadIdx.x; i < static_cast<int64_t>(arguments.batches) * arguments.queries; i += 1024) {
-    const int64_t batch = i / arguments.queries, query = i % arguments.queries;
+  for (int64_t i = threadIdx.x; i < static_cast<int64_t>(arguments.batches) * queries; i += 1024) {
+    const int64_t batch = i / queries, query = i % queries;
     const QueryStatistics row = arguments.statistics[(batch * arguments.heads + head) * arguments.queries + query];
     sum -= ptx::ex2_approx_ftz_f32(sink - row.lse) * row.delta;
   }
@@ -74,8 +87,8 @@ class MmaBias : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
         for (int32_t tile = queries.first; tile < queries.last; ++tile) add_tile(tile * kRows);
       }
     }
-    float* target = bias_.grad_bias + (static_cast<int64_t>(batches.first) * bias_.heads + heads.first) * bias_.queries *
-                                          scores.keys;
+    float* target = bias_.grad_bias +
+                    (static_cast<int64_t>(batches.first) * bias_.heads + heads.first) * bias_.queries * scores.keys;
     bias_.queries == 1 ? store_sum(target) : store_tile(target, queries.first * kRows);
   }
 

@@ -82,6 +82,12 @@ __device__ __forceinline__ void load_bias_pair(const ScoreArguments& arguments, 
 // Which derivative of a score a backward wants: to the scaled product, or to the bias.
 enum class Toward : uint8_t { kNothing, kProduct, kBias };
 
+template <Features kFeatures>
+__device__ __forceinline__ float softcap_tanh(float x) {
+  if constexpr (!kFeatures.exact_tanh) return ptx::tanh_approx_f32(x);
+  return 1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + ptx::ex2_approx_ftz_f32(x * (2.0f * kLog2e)));
+}
+
 // From a product to its score in base 2. `distance` is that of ALiBi, times the slope where it is one-sided.
 template <Features kFeatures, Toward kToward>
 __device__ __forceinline__ float change_score(float product, float& derivative, const ScoreArguments& arguments,
@@ -89,7 +95,7 @@ __device__ __forceinline__ float change_score(float product, float& derivative, 
   float score;
   derivative = 1.0f;
   if constexpr (kFeatures.softcap) {
-    const float ratio = ptx::tanh_approx_f32(product * (arguments.scale * arguments.softcap_reciprocal));
+    const float ratio = softcap_tanh<kFeatures>(product * (arguments.scale * arguments.softcap_reciprocal));
     score = ratio * (arguments.softcap * kLog2e);
     if constexpr (kToward == Toward::kProduct) derivative = 1.0f - ratio * ratio;
   } else {
@@ -98,7 +104,7 @@ __device__ __forceinline__ float change_score(float product, float& derivative, 
   if constexpr (has_bias(kFeatures)) score += bias * kLog2e;
   if constexpr (kFeatures.alibi) score -= kFeatures.alibi_is_one_sided ? distance : fabsf(distance) * head.slope;
   if constexpr (kFeatures.softcap_after) {
-    const float ratio = ptx::tanh_approx_f32(score * (kLn2 * arguments.softcap_reciprocal));
+    const float ratio = softcap_tanh<kFeatures>(score * (kLn2 * arguments.softcap_reciprocal));
     if constexpr (kToward != Toward::kNothing) derivative *= 1.0f - ratio * ratio;
     score = score == tile::minus_infinity() ? score : ratio * (arguments.softcap * kLog2e);
   }

@@ -25,6 +25,22 @@ struct RowResult {
   float lse[2];  // natural
 };
 
+// The lse of a row, natural, from its largest score and the sum below it; `factor` turns sums of exponentials times
+// values into results. `sink`: a logit more, in base 2.
+template <bool kSink>
+__device__ __forceinline__ float finish_row(float center, float sum, float sink, float& factor) {
+  const bool is_empty = center == tile::minus_infinity();
+  float shrink = 1.0f;
+  if constexpr (kSink) {
+    const float larger = fmaxf(center, sink);
+    shrink = ptx::ex2_approx_ftz_f32(center - larger);
+    sum = sum * shrink + ptx::ex2_approx_ftz_f32(sink - larger);
+    center = larger;
+  }
+  factor = is_empty ? 0.0f : shrink / sum;
+  return is_empty && !kSink ? tile::minus_infinity() : (center + ptx::lg2_approx_ftz_f32(sum)) * kLn2;
+}
+
 class OnlineSoftmax {
  public:
   // Scores become exponentials.
@@ -49,26 +65,23 @@ class OnlineSoftmax {
     }
   }
 
-  // `factors` turn sums of exponentials times values into results. `sink`: a logit more, in base 2.
+  // Of the two rows: the largest score in base 2, and the sum of exponentials below it, by all four threads.
+  __device__ __forceinline__ void total(float scale, float (&center)[2], float (&sum)[2]) const {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      sum[row] = sum_[row] + __shfl_xor_sync(0xffffffffu, sum_[row], 1);
+      sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
+      center[row] = largest_[row] * scale;
+    }
+  }
+
   template <bool kSink>
   __device__ __forceinline__ RowResult finish(float scale, float sink, float (&factors)[2]) {
     RowResult result;
+    float center[2], sum[2];
+    total(scale, center, sum);
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      float sum = sum_[row];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      float center = largest_[row] * scale, shrink = 1.0f;
-      if constexpr (kSink) {
-        const float larger = fmaxf(center, sink);
-        shrink = ptx::ex2_approx_ftz_f32(center - larger);
-        sum = sum * shrink + ptx::ex2_approx_ftz_f32(sink - larger);
-        center = larger;
-      }
-      const bool is_empty = largest_[row] == tile::minus_infinity();
-      factors[row] = is_empty ? 0.0f : shrink / sum;
-      result.lse[row] = is_empty && !kSink ? tile::minus_infinity() : (center + ptx::lg2_approx_ftz_f32(sum)) * kLn2;
-    }
+    for (int row = 0; row < 2; ++row) result.lse[row] = finish_row<kSink>(center[row], sum[row], sink, factors[row]);
     return result;
   }
 

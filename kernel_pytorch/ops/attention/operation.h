@@ -51,8 +51,10 @@ inline bool has_aligned_rows(const TensorView& view) {
 extern const registry::Kernel<ForwardProblem> kForwardReference;
 extern const registry::Kernel<BackwardProblem> kBackwardReference;
 
+extern const registry::Kernel<ForwardProblem> kForwardCudaDecode;
 extern const registry::Kernel<ForwardProblem> kForwardCudaMma;
 extern const registry::Kernel<BackwardProblem> kBackwardSm90;
+extern const registry::Kernel<BackwardProblem> kBackwardCudaMma;
 
 extern const registry::Operation<ForwardProblem> kForward;
 extern const registry::Operation<BackwardProblem> kBackward;

@@ -1,0 +1,189 @@
+// cuda_decode: the forward of few queries over many keys, bound by memory. Every option; heads up to 256.
+#include <algorithm>
+#include <cmath>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/attention/attention_mma.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_decode_cuda.cuh";
+constexpr const char* kManyQueries = "is for few queries: up to 64 rows of the heads that share keys, or 16 of a head";
+constexpr const char* kLargeHeads = "takes heads of up to 256 columns";
+
+// By head size: about 100 KB of keys and values under way, two blocks on a multiprocessor.
+constexpr MmaTile kTiles[] = {
+    {64, 64, 64, 4, 1, 16, 5},    {96, 96, 96, 4, 1, 16, 4},    {128, 128, 128, 4, 1, 16, 3},
+    {192, 128, 128, 4, 1, 16, 2}, {192, 192, 192, 4, 1, 16, 2}, {256, 256, 256, 4, 1, 16, 2},
+};
+constexpr int64_t kPackedRows = 64, kHeadRows = 16;
+constexpr int64_t kInvariantKeys = 1024;  // of a split, whatever the batch
+constexpr int64_t kLeastKeys = 256;       // that pay for a split
+
+// What depends on the head alone, of which rows of several heads know nothing.
+bool is_same_for_all_heads(const Features& features) {
+  return !features.segments && !features.mask && !features.mask_mod && !features.block_map && !features.alibi &&
+         !has_bias(features) && !features.score_mod && !features.dropout;
+}
+
+struct Plan {
+  int index;
+  Features features;
+  bool packs;
+  int64_t rows;  // that share keys
+  int64_t units;
+};
+
+Features decode_features_of(const Scoring& scoring) {
+  Features features = mma_features_of(scoring, kDecodeRows, kDecodeKeys);
+  features.block_map = features.block_map || features.blocks;  // a split is no walk over lists
+  features.blocks = false;
+  return features;
+}
+
+Plan plan_of(const ForwardProblem& problem) {
+  const Sizes sizes = sizes_of(problem);
+  Plan plan{};
+  plan.index = tile_for(kTiles, sizes.size, sizes.value_size);
+  plan.features = decode_features_of(problem.scoring);
+  plan.packs = sizes.group() > 1 && is_same_for_all_heads(plan.features);
+  plan.rows = sizes.longest_query * (plan.packs ? sizes.group() : 1);
+  plan.units = sizes.sequences * (plan.packs ? sizes.key_heads : sizes.heads);
+  return plan;
+}
+
+registry::Support supports(const ForwardProblem& problem, const DeviceInfo& device) {
+  if (const char* obstacle = mma_obstacle(problem.query, problem.key, problem.value, device)) {
+    return registry::Support::no(obstacle);
+  }
+  const Plan plan = plan_of(problem);
+  if (plan.index < 0) return registry::Support::no(kLargeHeads);
+  if (plan.rows > (plan.packs ? kPackedRows : kHeadRows)) return registry::Support::no(kManyQueries);
+  if (decode_shared_bytes(kTiles[plan.index]) > device.cuda.shared_bytes_per_block) {
+    return registry::Support::no(kMmaSharedMemory);
+  }
+  return registry::Support::unless(captured_obstacle(problem.scoring));
+}
+
+// The fewest splits that fill the machine's blocks, or nearly.
+int64_t choose_splits(int64_t blocks, int64_t keys, int64_t slots) {
+  int64_t best = 1;
+  double best_share = 0;
+  for (int64_t splits = 1; splits <= std::clamp<int64_t>(keys / kLeastKeys, 1, 64); ++splits) {
+    const double waves = static_cast<double>(blocks * splits) / static_cast<double>(slots);
+    const double share = waves / std::max(1.0, std::ceil(waves));
+    if (share > best_share + 0.02) best = splits, best_share = share;
+    if (share >= 0.9) break;
+  }
+  return best;
+}
+
+void set_splits(DecodeArguments& arguments, const ForwardProblem& problem, const Plan& plan, Context& context) {
+  constexpr int64_t kStep = 4 * kDecodeKeys;
+  const int64_t keys = std::max<int64_t>(arguments.forward.scores.keys, 1);
+  const int64_t slots = 2 * context.info->cuda.multiprocessors;
+  if (problem.scoring.batch_invariant) {
+    arguments.split_keys = kInvariantKeys;
+  } else {
+    const int64_t splits = choose_splits(plan.units * arguments.forward.tiles, keys, slots);
+    arguments.split_keys = static_cast<int32_t>(divide_up(divide_up(keys, splits), kStep) * kStep);
+  }
+  arguments.splits = static_cast<int32_t>(divide_up(keys, arguments.split_keys));
+  if (arguments.splits == 1) return;
+  const int64_t rows = problem.query.size(0) * problem.query.size(1) * problem.query.size(2) * arguments.splits;
+  const size_t row_bytes = sizeof(float) * static_cast<size_t>(rows);
+  arguments.partial_lse = static_cast<float*>(context.scratch->allocate(row_bytes));
+  arguments.partial =
+      static_cast<float*>(context.scratch->allocate(row_bytes * static_cast<size_t>(arguments.forward.value_size)));
+}
+
+DeviceCode decode_code(const MmaVariant& variant, bool packs, const std::string& generated) {
+  DeviceCode code = mma_code(kSource, "decode", variant, generated);
+  code.entry.back() = ',';
+  code.entry += concat(" ", bool_name(packs), ">");
+  return code;
+}
+DeviceCode combine_code(const Features& features, DType dtype) {
+  DeviceCode code;
+  code.source = kSource;
+  code.entry =
+      concat("kernel_pytorch::attention::decode_combine<", to_text(features), ", ", element_type_name(dtype), ">");
+  return code;
+}
+// All that the combining kernel asks of the features.
+Features combine_features(const Features& features) {
+  Features few;
+  few.packed = features.packed;
+  few.sinks = features.sinks;
+  few.dropout = features.dropout;
+  return few;
+}
+
+void launch(Context& context, CUkern_st* kernel, int64_t blocks, int shared_bytes, DecodeArguments& arguments) {
+  static const std::string kLabel = "attention_forward/cuda_decode";
+  KP_CHECK(blocks <= 0x7fffffff, "attention: ", blocks, " blocks are more than a launch can have");
+  void* pointers[] = {&arguments};
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(blocks);
+  shape.block_x = 128;
+  shape.shared_bytes = static_cast<unsigned>(shared_bytes);
+  cuda_device::launch(context, kernel, shape, pointers, kLabel);
+}
+
+void run(const ForwardProblem& problem, int, Context& context) {
+  static FeatureKernels kernels, combiners;
+  const Plan plan = plan_of(problem);
+  const MmaTile& tile = kTiles[plan.index];
+  DecodeArguments arguments{};
+  MmaForwardArguments& forward = arguments.forward;
+  const bool vectors = fill_forward_arguments(problem, plan.features, context, forward);
+  forward.tiles = static_cast<int32_t>(divide_up(plan.rows, kDecodeRows));
+  if (plan.units * forward.tiles == 0) return;
+  set_splits(arguments, problem, plan, context);
+
+  const DType dtype = problem.query.dtype;
+  const uint32_t is_bf16 = dtype == DType::kBFloat16 ? 1 : 0;
+  const uint32_t variant =
+      static_cast<uint32_t>(plan.index) << 3 | (plan.packs ? 4u : 0u) | is_bf16 << 1 | (vectors ? 1u : 0u);
+  CUkern_st* kernel = kernels.get(plan.features, variant, context, [&] {
+    return decode_code({plan.features, dtype, tile, vectors}, plan.packs, program_text(problem.scoring));
+  });
+  launch(context, kernel, plan.units * forward.tiles * arguments.splits, decode_shared_bytes(tile), arguments);
+  if (arguments.splits == 1) return;
+  const Features few = combine_features(plan.features);
+  CUkern_st* combiner = combiners.get(few, is_bf16, context, [&] { return combine_code(few, dtype); });
+  const ScoreArguments& scores = forward.scores;
+  launch(context, combiner, int64_t{scores.batches} * scores.heads * scores.queries, 0, arguments);
+}
+
+uint64_t source_hash() {
+  return jit::source_hash(kSource);
+}
+
+std::vector<DeviceCode> device_code() {
+  std::vector<DeviceCode> codes;
+  Features causal;
+  causal.right_bound = causal.key_lengths = true;
+  for (const MmaTile& tile : kTiles) codes.push_back(decode_code({causal, DType::kBFloat16, tile, true}, true, ""));
+  Features alibi = causal;
+  alibi.alibi = alibi.alibi_is_one_sided = alibi.segments = true;
+  codes.push_back(decode_code({alibi, DType::kFloat16, kTiles[2], true}, false, ""));
+  codes.push_back(combine_code({}, DType::kBFloat16));
+  return codes;
+}
+
+}  // namespace
+
+constinit const registry::Kernel<ForwardProblem> kForwardCudaDecode{.name = "cuda_decode",
+                                                                    .origin = registry::Origin::kOurs,
+                                                                    .supports = supports,
+                                                                    .configs = nullptr,
+                                                                    .heuristic = nullptr,
+                                                                    .run = run,
+                                                                    .source_hash = source_hash,
+                                                                    .device_code = device_code};
+
+}  // namespace kernel_pytorch::attention

@@ -1,0 +1,244 @@
+// cuda_mma, the backward that takes every option on every GPU since compute capability 8.0, bitwise repeatable.
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/attention/attention_mma.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_mma_backward_cuda.cuh";
+constexpr const char* kScoresSource = "kernel_pytorch/ops/attention/attention_mma_scores_cuda.cuh";
+constexpr const char* kNamespace = "kernel_pytorch::attention::";
+
+constexpr const char* kNoCaptured = "gradients of captured tensors are for the CPU";
+
+// By head size: rows are keys, then queries.
+constexpr MmaTile kKeyTiles[] = {
+    {64, 64, 64, 4, 1, 64, 2},    {96, 96, 96, 4, 1, 32, 2},   {128, 128, 128, 4, 1, 32, 2},
+    {192, 128, 96, 4, 1, 32, 2},  {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1},
+    {512, 512, 128, 2, 1, 32, 1},
+};
+constexpr MmaTile kQueryTiles[] = {
+    {64, 64, 64, 4, 1, 64, 2},    {96, 96, 96, 4, 1, 64, 2},    {128, 128, 128, 4, 1, 32, 2},
+    {192, 128, 192, 4, 1, 32, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 1},
+    {512, 512, 256, 2, 1, 32, 1},
+};
+
+int tile_index(const BackwardProblem& problem) {
+  return tile_for(kKeyTiles, problem.query.size(3), problem.value.size(3));
+}
+
+registry::Support supports(const BackwardProblem& problem, const DeviceInfo& device) {
+  if (const char* obstacle = mma_obstacle(problem.query, problem.key, problem.value, device)) {
+    return registry::Support::no(obstacle);
+  }
+  const int index = tile_index(problem);
+  const int bytes = std::max(backward_shared_bytes(kKeyTiles[index]), backward_shared_bytes(kQueryTiles[index]));
+  if (bytes > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
+  for (const TensorView& view : problem.grad_captured) {
+    if (view.is_present()) return registry::Support::no(kNoCaptured);
+  }
+  return registry::Support::unless(captured_obstacle(problem.scoring));
+}
+
+// One call: what its launches share.
+class Call {
+ public:
+  Call(const BackwardProblem& problem, Context& context)
+      : problem_(problem), context_(context), index_(tile_index(problem)), dtype_(problem.query.dtype) {
+    for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.output, &problem.grad_output,
+                                   &problem.grad_query, &problem.grad_key, &problem.grad_value}) {
+      vectors_ = vectors_ && has_vector_rows(*view);
+    }
+    arguments_.scores = score_arguments_of(problem.scoring, problem.query, problem.key, context);
+    arguments_.query = row_tensor_of(problem.query);
+    arguments_.key = row_tensor_of(problem.key);
+    arguments_.value = row_tensor_of(problem.value);
+    arguments_.grad_output = row_tensor_of(problem.grad_output);
+    arguments_.grad_query = row_tensor_of(problem.grad_query);
+    arguments_.grad_key = row_tensor_of(problem.grad_key);
+    arguments_.grad_value = row_tensor_of(problem.grad_value);
+    arguments_.size = static_cast<int32_t>(problem.query.size(3));
+    arguments_.value_size = static_cast<int32_t>(problem.value.size(3));
+  }
+
+  void run() {
+    if (problem_.scoring.is_packed()) clear_rows();
+    measure_queries();
+    const ScoreArguments& scores = arguments_.scores;
+    const int64_t heads = scores.heads;
+    launch_large("mma_backward_keys", kKeyTiles[index_], scores.keys, int64_t{scores.batches} * (heads / scores.group));
+    launch_large("mma_backward_queries", kQueryTiles[index_], scores.queries, scores.batches * heads);
+    if (problem_.grad_bias.is_present()) add_bias();
+    if (problem_.grad_sinks.is_present()) add_sinks();
+  }
+
+ private:
+  enum : uint32_t { kKeys, kQueries, kBias };
+
+  Features features_for(const MmaTile& tile, bool rows_are_keys) const {
+    const int64_t queries = rows_are_keys ? tile.columns : rows_of(tile);
+    return mma_features_of(problem_.scoring, queries, rows_are_keys ? rows_of(tile) : tile.columns);
+  }
+  void need_block_map(const Features& features) {
+    if (features.block_map && arguments_.scores.block_map.states == nullptr) {
+      add_block_map(problem_.scoring, arguments_.scores, context_);
+    }
+  }
+
+  void clear_rows() {
+    const Scoring& scoring = problem_.scoring;
+    clear_rows_of_nobody(problem_.grad_query, {}, scoring.query_offsets, context_);
+    clear_rows_of_nobody(problem_.grad_key, {}, scoring.key_offsets, context_);
+    clear_rows_of_nobody(problem_.grad_value, {}, scoring.key_offsets, context_);
+  }
+
+  void measure_queries() {
+    static const std::string kLabel = "attention_backward/cuda_mma query statistics";
+    static KernelTable<4> table;
+    const int64_t rows = problem_.query.size(0) * problem_.query.size(1) * problem_.query.size(2);
+    if (rows == 0) return;
+    auto* statistics =
+        static_cast<QueryStatistics*>(context_.scratch->allocate(static_cast<size_t>(rows) * sizeof(QueryStatistics)));
+    arguments_.statistics = statistics;
+    StatisticsArguments arguments{.output = row_tensor_of(problem_.output),
+                                  .grad_output = arguments_.grad_output,
+                                  .lse = problem_.lse.as<const float>(),
+                                  .grad_lse = problem_.grad_lse.is_present() ? problem_.grad_lse.as<float>() : nullptr,
+                                  .statistics = statistics,
+                                  .rows = rows,
+                                  .heads = static_cast<int32_t>(problem_.query.size(1)),
+                                  .queries = static_cast<int32_t>(problem_.query.size(2)),
+                                  .value_size = arguments_.value_size};
+    const int entry = (dtype_ == DType::kBFloat16 ? 2 : 0) + (vectors_ ? 1 : 0);
+    CUkern_st* kernel = table.get(entry, context_, [&] {
+      DeviceCode code;
+      code.source = kScoresSource;
+      code.entry = concat(kNamespace, "query_statistics<", element_type_name(dtype_), ", ", bool_name(vectors_), ">");
+      return code;
+    });
+    launch(kernel, divide_up(rows, 32), 256, 0, &arguments, kLabel);
+  }
+
+  void launch_large(const char* function, const MmaTile& tile, int64_t rows, int64_t heads) {
+    static const std::string kLabel = "attention_backward/cuda_mma";
+    static FeatureKernels kernels;
+    const bool for_keys = &tile == &kKeyTiles[index_];
+    const Features features = features_for(tile, for_keys);
+    need_block_map(features);
+    arguments_.tiles = static_cast<int32_t>(divide_up(rows, rows_of(tile)));
+    const int widest = for_keys ? std::max(tile.size, tile.value_size) : tile.size;
+    const int64_t blocks = arguments_.tiles * heads * slices_of(widest, tile.slice);
+    if (blocks == 0) return;
+    CUkern_st* kernel = kernels.get(features, variant_of(for_keys ? kKeys : kQueries), context_, [&] {
+      return mma_code(kSource, function, {features, dtype_, tile, vectors_}, program_text(problem_.scoring));
+    });
+    launch(kernel, blocks, tile.warps * 32, backward_shared_bytes(tile), &arguments_, kLabel);
+  }
+
+  void add_bias() {
+    static const std::string kLabel = "attention_backward/cuda_mma bias";
+    static FeatureKernels kernels;
+    if (problem_.grad_bias.element_count() == 0) return;
+    const MmaTile& tile = kQueryTiles[index_];
+    Features features = features_for(tile, false);
+    features.block_map = features.block_map || features.blocks;  // tiles are not walked over here, each is asked
+    features.blocks = false;
+    need_block_map(features);
+    MmaBiasArguments arguments{.backward = arguments_,
+                               .grad_bias = problem_.grad_bias.as<float>(),
+                               .batches = static_cast<int32_t>(problem_.grad_bias.size(0)),
+                               .heads = static_cast<int32_t>(problem_.grad_bias.size(1)),
+                               .queries = static_cast<int32_t>(problem_.grad_bias.size(2))};
+    const int64_t key_tiles = divide_up(arguments_.scores.keys, tile.columns);
+    const int64_t query_tiles = arguments.queries == 1 ? 1 : divide_up(arguments_.scores.queries, rows_of(tile));
+    const int64_t blocks = key_tiles * query_tiles * arguments.batches * arguments.heads;
+    CUkern_st* kernel = kernels.get(features, variant_of(kBias), context_, [&] {
+      return mma_code(kScoresSource, "mma_backward_bias", {features, dtype_, tile, vectors_},
+                      program_text(problem_.scoring));
+    });
+    launch(kernel, blocks, tile.warps * 32, backward_shared_bytes(tile), &arguments, kLabel);
+  }
+
+  void add_sinks() {
+    static const std::string kLabel = "attention_backward/cuda_mma sinks";
+    static KernelTable<1> table;
+    if (problem_.grad_sinks.element_count() == 0) return;
+    SinksArguments arguments{.statistics = arguments_.statistics,
+                             .sinks = arguments_.scores.sinks,
+                             .sinks_stride = arguments_.scores.sinks_stride,
+                             .query_offsets = arguments_.scores.query_offsets,
+                             .grad_sinks = problem_.grad_sinks.as<float>(),
+                             .grad_sinks_stride = problem_.grad_sinks.strides[0],
+                             .batches = static_cast<int32_t>(problem_.query.size(0)),
+                             .sequences = arguments_.scores.batches,
+                             .heads = arguments_.scores.heads,
+                             .queries = static_cast<int32_t>(problem_.query.size(2))};
+    CUkern_st* kernel = table.get(0, context_, [] {
+      DeviceCode code;
+      code.source = kScoresSource;
+      code.entry = concat(kNamespace, "grad_sinks");
+      return code;
+    });
+    launch(kernel, arguments.heads, 1024, 0, &arguments, kLabel);
+  }
+
+  uint32_t variant_of(uint32_t kind) const {
+    return kind << 8 | static_cast<uint32_t>(index_) << 2 | (dtype_ == DType::kBFloat16 ? 2u : 0u) |
+           (vectors_ ? 1u : 0u);
+  }
+
+  void launch(CUkern_st* kernel, int64_t blocks, int threads, int shared_bytes, void* arguments,
+              const std::string& label) {
+    KP_CHECK(blocks <= 0x7fffffff, "attention: ", blocks, " tiles are more than a launch can have");
+    void* pointers[] = {arguments};
+    cuda_device::LaunchShape shape;
+    shape.grid_x = static_cast<unsigned>(blocks);
+    shape.block_x = static_cast<unsigned>(threads);
+    shape.shared_bytes = static_cast<unsigned>(shared_bytes);
+    cuda_device::launch(context_, kernel, shape, pointers, label);
+  }
+
+  const BackwardProblem& problem_;
+  Context& context_;
+  int index_;
+  DType dtype_;
+  bool vectors_ = true;
+  MmaBackwardArguments arguments_{};
+};
+
+void run(const BackwardProblem& problem, int, Context& context) {
+  Call(problem, context).run();
+}
+
+uint64_t source_hash() {
+  return jit::source_hash(kScoresSource);
+}
+
+std::vector<DeviceCode> device_code() {
+  std::vector<DeviceCode> codes = mma_codes(kSource, "mma_backward_keys", kKeyTiles, kKeyTiles);
+  for (DeviceCode& code : mma_codes(kSource, "mma_backward_queries", kQueryTiles, kQueryTiles)) {
+    codes.push_back(std::move(code));
+  }
+  Features bias;
+  bias.bias = bias.bias_pairs = true;
+  codes.push_back(
+      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kBFloat16, kQueryTiles[2], true}, std::string()));
+  return codes;
+}
+
+}  // namespace
+
+constinit const registry::Kernel<BackwardProblem> kBackwardCudaMma{.name = "cuda_mma",
+                                                                   .origin = registry::Origin::kOurs,
+                                                                   .supports = supports,
+                                                                   .configs = nullptr,
+                                                                   .heuristic = nullptr,
+                                                                   .run = run,
+                                                                   .source_hash = source_hash,
+                                                                   .device_code = device_code};
+
+}  // namespace kernel_pytorch::attention
