@@ -1,5 +1,6 @@
 // cuda_mma, the backward that takes every option on every GPU since compute capability 8.0, bitwise repeatable.
 #include <algorithm>
+#include <bit>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
@@ -11,9 +12,8 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_mma_backward_cuda.cuh";
 constexpr const char* kScoresSource = "kernel_pytorch/ops/attention/attention_mma_scores_cuda.cuh";
+constexpr const char* kCapturedSource = "kernel_pytorch/ops/attention/attention_captured_cuda.cuh";
 constexpr const char* kNamespace = "kernel_pytorch::attention::";
-
-constexpr const char* kNoCaptured = "gradients of captured tensors are for the CPU";
 
 // By head size: rows are keys, then queries.
 constexpr MmaTile kKeyTiles[] = {
@@ -38,9 +38,6 @@ registry::Support supports(const BackwardProblem& problem, const DeviceInfo& dev
   const int index = tile_index(problem);
   const int bytes = std::max(backward_shared_bytes(kKeyTiles[index]), backward_shared_bytes(kQueryTiles[index]));
   if (bytes > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
-  for (const TensorView& view : problem.grad_captured) {
-    if (view.is_present()) return registry::Support::no(kNoCaptured);
-  }
   return registry::Support::unless(captured_obstacle(problem.scoring));
 }
 
@@ -74,10 +71,11 @@ class Call {
     launch_large("mma_backward_queries", kQueryTiles[index_], scores.queries, scores.batches * heads);
     if (problem_.grad_bias.is_present()) add_bias();
     if (problem_.grad_sinks.is_present()) add_sinks();
+    if (std::ranges::any_of(problem_.grad_captured, &TensorView::is_present)) add_captured();
   }
 
  private:
-  enum : uint32_t { kKeys, kQueries, kBias };
+  enum : uint32_t { kKeys, kQueries, kBias, kCaptured };
 
   Features features_for(const MmaTile& tile, bool rows_are_keys) const {
     const int64_t queries = rows_are_keys ? tile.columns : rows_of(tile);
@@ -186,6 +184,68 @@ class Call {
     launch(kernel, arguments.heads, 1024, 0, &arguments, kLabel);
   }
 
+  // Floats are added by atomics; whole numbers, where the sum must not depend on its order, take two rounds.
+  void add_captured() {
+    MmaCapturedArguments arguments{};
+    set_captured_sums(arguments);
+    if (problem_.scoring.deterministic) {
+      launch_captured(arguments, CapturedMode::kMeasure);
+      launch_captured(arguments, CapturedMode::kWholeNumbers);
+      convert_captured(arguments);
+    } else {
+      launch_captured(arguments, CapturedMode::kFloats);
+    }
+  }
+
+  void set_captured_sums(MmaCapturedArguments& arguments) {
+    const ScoreArguments& scores = arguments_.scores;
+    arguments.backward = arguments_;
+    arguments.addend_bits = std::bit_width(static_cast<uint64_t>(scores.batches) * static_cast<uint64_t>(scores.heads) *
+                                           static_cast<uint64_t>(scores.queries) * static_cast<uint64_t>(scores.keys));
+    arguments.largest = static_cast<int32_t*>(zeros(sizeof(int32_t) * kMaximumCaptured));
+    for (size_t i = 0; i < problem_.grad_captured.size(); ++i) {
+      const TensorView& grad = problem_.grad_captured[i];
+      if (!grad.is_present() || grad.element_count() == 0) continue;
+      arguments.backward.scores.captured[i].gradient = grad.as<float>();
+      arguments.counts[i] = grad.element_count();
+      const size_t bytes = static_cast<size_t>(grad.byte_count());
+      cuda_device::fill_bytes(context_.info->device.index, grad.data, 0, bytes, context_.stream);
+      if (problem_.scoring.deterministic) arguments.sums[i] = static_cast<int64_t*>(zeros(2 * bytes));
+    }
+  }
+  void* zeros(size_t bytes) {
+    void* memory = context_.scratch->allocate(bytes);
+    cuda_device::fill_bytes(context_.info->device.index, memory, 0, bytes, context_.stream);
+    return memory;
+  }
+
+  void launch_captured(MmaCapturedArguments& arguments, CapturedMode mode) {
+    static const std::string kLabel = "attention_backward/cuda_mma captured";
+    const MmaTile& tile = kQueryTiles[index_];
+    const Features features = features_for(tile, false);
+    const ScoreArguments& scores = arguments_.scores;
+    arguments.mode = mode;
+    const int64_t blocks =
+        divide_up(scores.queries, rows_of(tile)) * scores.batches * scores.heads * slices_of(tile.size, tile.slice);
+    if (blocks == 0) return;
+    CUkern_st* kernel = load_kernel(mma_code(kCapturedSource, "mma_backward_captured",
+                                             {features, dtype_, tile, vectors_}, program_text(problem_.scoring)),
+                                    context_);
+    launch(kernel, blocks, tile.warps * 32, backward_shared_bytes(tile), &arguments, kLabel);
+  }
+
+  void convert_captured(MmaCapturedArguments& arguments) {
+    static const std::string kLabel = "attention_backward/cuda_mma captured sums";
+    CUkern_st* kernel =
+        load_kernel(DeviceCode{.source = kCapturedSource, .entry = concat(kNamespace, "captured_sums")}, context_);
+    void* pointers[] = {&arguments};
+    cuda_device::LaunchShape shape;
+    shape.grid_x = 256;
+    shape.grid_y = static_cast<unsigned>(problem_.grad_captured.size());
+    shape.block_x = 128;
+    cuda_device::launch(context_, kernel, shape, pointers, kLabel);
+  }
+
   uint32_t variant_of(uint32_t kind) const {
     return kind << 8 | static_cast<uint32_t>(index_) << 2 | (dtype_ == DType::kBFloat16 ? 2u : 0u) |
            (vectors_ ? 1u : 0u);
@@ -227,6 +287,11 @@ std::vector<DeviceCode> device_code() {
   bias.bias = bias.bias_pairs = true;
   codes.push_back(
       mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kBFloat16, kQueryTiles[2], true}, std::string()));
+  for (const NamedFeatures& named : compiled_features()) {
+    if (!named.features.score_mod) continue;
+    codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
+                             {named.features, DType::kBFloat16, kQueryTiles[0], true}, named.generated));
+  }
   return codes;
 }
 

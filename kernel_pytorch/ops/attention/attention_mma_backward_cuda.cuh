@@ -145,7 +145,9 @@ class MmaBackward {
 
   __device__ __forceinline__ void step(const Step& step, int stage, const DropoutKey& dropout) {
     Accumulator<kColumns> probabilities[1], grads[1];
-    const Kept<kCount> kept = score_gradients<Toward::kProduct>(probabilities[0], grads[0], step, stage, dropout);
+    float derivatives[kCount];
+    const Kept<kCount> kept =
+        score_gradients<Toward::kProduct>(probabilities[0], grads[0], derivatives, step, stage, dropout);
     if constexpr (kForKeys) {
       if constexpr (kFeatures.dropout) hide(probabilities[0].values, kept, 0.0f);
       if (first_column_ < kTile.value_size) {
@@ -159,16 +161,16 @@ class MmaBackward {
   }
 
  protected:
-  // Of the tiles in shared memory: probabilities before dropout, the gradients of scores (times what kToward asks for),
-  // and what dropout keeps.
+  // Of the tiles in shared memory: probabilities before dropout, the gradients of scores (times the derivatives that
+  // kToward asks for), and what dropout keeps.
   template <Toward kToward>
   __device__ __forceinline__ Kept<kCount> score_gradients(Accumulator<kColumns>& scores, Accumulator<kColumns>& grads,
-                                                          const Step& step, int stage, const DropoutKey& dropout) {
+                                                          float (&derivatives)[kCount], const Step& step, int stage,
+                                                          const DropoutKey& dropout) {
     const Place place = kForKeys ? place_of_thread<kOrientation>(step.first, first_row_, warp_row())
                                  : place_of_thread<kOrientation>(first_row_, step.first, warp_row());
     multiply_tiles<kTile.size>(scores, row_tile() + warp_row() * kPitch, column_tile(stage));
     multiply_tiles<kTile.value_size>(grads, row_value_tile() + warp_row() * kValuePitch, column_value_tile(stage));
-    float derivatives[kCount];
     if constexpr (changes_scores(kFeatures)) {
       change_and_derive_scores<kFeatures, Element, kOrientation, kToward>(scores.values, derivatives, scores_, head_,
                                                                           place);
@@ -184,7 +186,7 @@ class MmaBackward {
       for (int i = 0; i < kCount; ++i) grads.values[i] *= kept.at(i) ? scores_.dropout_scale : 0.0f;
     }
     become_probabilities(scores.values, grads.values, stage);
-    if constexpr (has_derivative(kFeatures)) {
+    if constexpr (has_derivative(kFeatures) && kToward != Toward::kCaptured) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) grads.values[i] *= derivatives[i];
     }

@@ -87,6 +87,19 @@ struct MmaBiasArguments {
   int32_t batches, heads, queries;
 };
 
+// How gradients of captured tensors are added up: by atomics of floats, in no fixed order; or in whole numbers, whose
+// sum has no order: first the largest addend is found, which says what a unit is worth.
+enum class CapturedMode : uint8_t { kFloats, kMeasure, kWholeNumbers };
+
+struct MmaCapturedArguments {
+  MmaBackwardArguments backward;
+  CapturedMode mode;
+  int32_t* largest;  // bits of the largest addend, of each captured tensor
+  int64_t* sums[kMaximumCaptured];
+  int64_t counts[kMaximumCaptured];  // elements of each
+  int32_t addend_bits;               // there are fewer than 2^this addends
+};
+
 struct StatisticsArguments {
   RowTensor output, grad_output;
   const float* lse;

@@ -83,6 +83,7 @@ class MmaForward {
       }
     }
     ptx::cp_async_wait_group<0>();
+    __syncthreads();  // the queries have come for all, even where there was no tile: finish() writes over them
   }
 
   __device__ __forceinline__ void step(const Step& step, int stage, const DropoutKey& dropout) {

@@ -117,8 +117,9 @@ class MmaBias : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     Accumulator<kKeys> probabilities, grads;
+    float derivatives[kKeys / 2];
     const Step step{first_key_, true, false};
-    this->template score_gradients<Toward::kBias>(probabilities, grads, step, 0,
+    this->template score_gradients<Toward::kBias>(probabilities, grads, derivatives, step, 0,
                                                   load_dropout<kFeatures>(bias_.backward.scores, head));
     const int32_t row = first_query + this->warp_row() + static_cast<int32_t>(threadIdx.x % 32) / 4;
 #pragma unroll

@@ -12,8 +12,9 @@ __device__ float score_mod(float score, int32_t batch, int32_t head, int32_t que
 __device__ bool mask_mod(float score, int32_t batch, int32_t head, int32_t query, int32_t key,
                          const tile::CapturedTensor* captures);
 template <class Add>
-__device__ float score_mod_gradient(float score, int32_t batch, int32_t head, int32_t query, int32_t key,
-                                    const tile::CapturedTensor* captures, float grad, Add&& add);
+__device__ __forceinline__ float score_mod_gradient(float score, int32_t batch, int32_t head, int32_t query,
+                                                    int32_t key, const tile::CapturedTensor* captures, float grad,
+                                                    Add&& add);
 
 }  // namespace kernel_pytorch::generated
 
@@ -33,10 +34,11 @@ struct AddNothing {
   template <class Load>
   __device__ __forceinline__ void operator()(Load, int64_t, float) const {}
 };
+template <class Add = AddNothing>  // not compiled where nothing asks for it
 __device__ __forceinline__ float score_program_derivative(float score, const ScoreArguments& arguments,
                                                           const Head& head, Place place) {
   return generated::score_mod_gradient(score, head.batch, head.head, place.query, place.key, arguments.captured, 1.0f,
-                                       AddNothing{});
+                                       Add{});
 }
 
 __device__ __forceinline__ bool mask_program(const ScoreArguments& arguments, const Head& head, Place place) {

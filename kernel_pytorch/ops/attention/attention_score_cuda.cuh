@@ -79,8 +79,9 @@ __device__ __forceinline__ void load_bias_pair(const ScoreArguments& arguments, 
   }
 }
 
-// Which derivative of a score a backward wants: to the scaled product, or to the bias.
-enum class Toward : uint8_t { kNothing, kProduct, kBias };
+// Which derivative of a score a backward wants: to the scaled product, to the bias; or the score that the program got,
+// from which the program finds its own derivatives to what it captured.
+enum class Toward : uint8_t { kNothing, kProduct, kBias, kCaptured };
 
 template <Features kFeatures>
 __device__ __forceinline__ float softcap_tanh(float x) {
@@ -110,7 +111,11 @@ __device__ __forceinline__ float change_score(float product, float& derivative, 
   }
   if constexpr (kFeatures.score_mod) {
     const float natural = score * kLn2;
-    if constexpr (kToward != Toward::kNothing) derivative *= score_program_derivative(natural, arguments, head, place);
+    if constexpr (kToward == Toward::kCaptured) {
+      derivative = natural;
+    } else if constexpr (kToward != Toward::kNothing) {
+      derivative *= score_program_derivative(natural, arguments, head, place);
+    }
     score = score_program(natural, arguments, head, place) * kLog2e;
   }
   return score;
