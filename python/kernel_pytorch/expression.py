@@ -59,7 +59,9 @@ def trace(
     the texts are constants of the graph, so tensors must come as `captured`, and their shapes are not known.
     """
     if torch.compiler.is_compiling():
-        score_text, mask_text = _texts(score_mod, mask_mod, tuple((item.dtype, item.ndim) for item in captured))
+        score_text, mask_text = _constant_texts(
+            score_mod, mask_mod, tuple((item.dtype, item.ndim) for item in captured)
+        )
         return Trace(score_text, mask_text, tuple(captured))
     result: Trace = _cache.get(score_mod, mask_mod, tuple(captured), _trace)
     return result
@@ -89,8 +91,8 @@ def _constant_texts(score_mod: Any, mask_mod: Any, kinds: tuple[tuple[torch.dtyp
     return traced.score_mod, traced.mask_mod
 
 
-_compiler: Any = torch.compiler
-_texts: Callable[..., tuple[str, str]] = _compiler.assume_constant_result(_constant_texts)
+# What torch.compiler.assume_constant_result sets, without importing the compiler, which takes a second.
+_constant_texts._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _trace(

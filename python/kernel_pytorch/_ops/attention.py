@@ -13,7 +13,7 @@ from torch import Tensor
 from ._autograd import wants_gradient
 from ._casting import statistics_dtype
 from ._declare import backward, differentiable
-from ._mods import Mod, masked, programs_of, without_captured
+from ._mods import Mod, masked, programs_of
 from ._seed import seed_for
 
 
@@ -181,7 +181,7 @@ def _block_list(mask: Any) -> tuple[list[Tensor], int, int, Mod | None]:
         lists += [mask.full_kv_num_blocks, mask.full_kv_indices, mask.full_q_num_blocks, mask.full_q_indices]
     query_block, key_block = mask.BLOCK_SIZE
     is_trivial = mask.mask_mod is None or getattr(mask.mask_mod, "__name__", "") == "noop_mask"
-    mod = None if is_trivial else without_captured(mask.mask_mod)
+    mod = None if is_trivial else mask.mask_mod
     return [tensor.contiguous() for tensor in lists], query_block, key_block, mod
 
 

@@ -1,0 +1,117 @@
+"""attention on a GPU: values and gradients of every option, repeatability, CUDA graphs, what it leaves allocated."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attention_cases import ALL_OPTIONS, compare, option_values, products  # noqa: E402
+from kernel_pytorch.functional import attention  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size, value_size", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (40, 40)])
+def test_head_sizes(size, value_size, dtype):
+    shape = (2, 4, 150, 190, size)
+    arguments = dict(key_heads=2, value_size=value_size, device="cuda")
+    compare(*products(shape, dtype, **arguments), dtype, causal=True)
+    compare(*products(shape, dtype, layout="bshd", **arguments), dtype, layout="bshd")
+
+
+@pytest.mark.parametrize("name", ALL_OPTIONS)
+def test_every_option(name):
+    shape = (2, 4, 140, 200, 64)
+    tensors = products(shape, torch.bfloat16, key_heads=2, device="cuda")
+    compare(*tensors, torch.bfloat16, **option_values(name, shape, torch.bfloat16, "cuda"))
+
+
+@pytest.mark.parametrize(
+    "names", [("causal", "alibi", "sinks"), ("window", "softcap", "bias_heads"), ("lengths", "bias")]
+)
+def test_options_together(names):
+    shape = (2, 4, 140, 200, 128)
+    options = {}
+    for name in names:
+        options |= option_values(name, shape, torch.bfloat16, "cuda")
+    compare(*products(shape, torch.bfloat16, key_heads=1, device="cuda"), torch.bfloat16, **options)
+
+
+def test_dropout_is_that_of_the_cpu():
+    query, key, _ = (x.detach() for x in products((1, 2, 100, 64, 64), torch.bfloat16, device="cuda"))
+    eye = torch.eye(64, dtype=torch.bfloat16, device="cuda").expand(1, 2, 64, 64)
+    seed = torch.tensor([5, 6], device="cuda")
+    kept = attention(query, key, eye, dropout_p=0.3, seed=seed) != 0
+    on_cpu = attention(query.cpu(), key.cpu(), eye.cpu(), dropout_p=0.3, seed=seed.cpu()) != 0
+    assert torch.equal(kept.cpu(), on_cpu)
+
+
+@pytest.mark.parametrize("options", [dict(causal=True), dict(bias=True), dict(window=(100, 0))], ids=str)
+def test_deterministic_gradients_are_equal_a_hundred_times(options):
+    query, key, value = products((2, 4, 700, 700, 128), torch.bfloat16, key_heads=2, device="cuda")
+    leaves = [query, key, value]
+    if "bias" in options:
+        leaves.append(torch.randn(4, 700, 700, device="cuda", requires_grad=True))
+        options = dict(bias=leaves[-1])
+    output = attention(query, key, value, deterministic=True, **options)
+    grad = torch.randn_like(output)
+    first = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+    for _ in range(99):
+        again = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def test_batch_invariant_rows_do_not_depend_on_their_neighbours():
+    query, key, value = (x.detach() for x in products((5, 4, 130, 700, 128), torch.bfloat16, device="cuda"))
+    together = attention(query, key, value, batch_invariant=True, causal=True)
+    for i in range(5):
+        alone = attention(query[i : i + 1], key[i : i + 1], value[i : i + 1], batch_invariant=True, causal=True)
+        assert torch.equal(together[i], alone[0])
+
+
+def test_cuda_graph_replays_with_new_data_and_new_dropout():
+    query, key, value = (x.detach() for x in products((1, 2, 128, 128, 64), torch.bfloat16, device="cuda"))
+    attention(query, key, value, dropout_p=0.5)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plain = attention(query, key, value, causal=True)
+        dropped = attention(query, key, value, dropout_p=0.5)
+    graph.replay()
+    first = dropped.clone()
+    query.copy_(torch.randn_like(query))
+    graph.replay()
+    torch.testing.assert_close(plain, attention(query, key, value, causal=True))
+    assert not torch.equal(first, dropped)
+
+
+def test_memory_is_linear_in_the_sequence():
+    query, key, value = (
+        torch.randn(1, 8, 8192, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    attention(query, key, value, causal=True).sum().backward()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    output = attention(query, key, value, causal=True)
+    after = torch.cuda.max_memory_allocated() - before
+    assert after <= output.numel() * 2 + 8 * 8192 * 4 * 4 + (1 << 20)
+    torch.autograd.grad(output.sum(), [query, key, value])
+    assert torch.cuda.max_memory_allocated() - before <= 16 * output.numel() * 2
+
+
+def test_packed_sequences_wait_for_nobody():
+    tokens = torch.randn(1000, 4, 64, device="cuda", dtype=torch.bfloat16)
+    starts = torch.tensor([0, 300, 300, 990], device="cuda", dtype=torch.int32)
+    options = dict(cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=690, max_seqlen_k=690, causal=True)
+    attention(tokens, tokens, tokens, **options)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        output = attention(tokens, tokens, tokens, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    alone = attention(*(tokens[300:990].transpose(0, 1)[None],) * 3, causal=True)[0].transpose(0, 1)
+    torch.testing.assert_close(output[300:990], alone)
+    assert (output[990:] == 0).all()
