@@ -83,6 +83,28 @@ KP_WORD Vec exp_fast(Vec x) {
 #endif
 }
 
+// 2^x for shares of a sum of powers, within 2e-7 of the value; zero where the result would be denormal, so also for -inf.
+KP_WORD Vec exp2_fast(Vec x) {
+#if defined(__AVX512DQ__)
+  const __m512 lanes = reinterpret_cast<__m512>(x);
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(lanes, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  constexpr int kDownToInteger = 0x09;
+  const Vec fraction = reinterpret_cast<Vec>(_mm512_maskz_reduce_ps(0xffff, lanes, kDownToInteger));
+  const Vec power =
+      polynomial(fraction, 0.001877576658f, 0.008989340131f, 0.05582631802f, 0.2401536171f, 0.6931530732f, 1.0f);
+  return reinterpret_cast<Vec>(_mm512_maskz_scalef_ps(is_normal, reinterpret_cast<__m512>(power), lanes));
+#else
+  const Vec clamped = max(broadcast(-126.0f), min(broadcast(129.0f), x));  // hands a NaN on
+  constexpr float kRounder = 12582912.0f;
+  const Vec rounded = clamped + kRounder;
+  const Vec power = rounded - kRounder;
+  const VecI power_integer = reinterpret_cast<VecI>(rounded) - 0x4b400000;
+  const Vec fraction = polynomial(clamped - power, 0.0001534581189f, 0.001339993122f, 0.009618488958f, 0.05550328777f,
+                                  0.2402264689f, 0.6931472057f, 1.0f);
+  return select(x < -126.0f, Vec{}, scale_by_power(fraction, power, power_integer));
+#endif
+}
+
 KP_WORD Vec log(Vec x) {
   constexpr float kLeastNormal = 1.17549435e-38f;
   constexpr uint32_t kSqrtHalfBits = 0x3f3504f3;

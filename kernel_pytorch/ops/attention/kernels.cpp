@@ -11,11 +11,13 @@ namespace kernel_pytorch::attention {
 namespace {
 
 std::span<const registry::Kernel<Forward>> forward_kernels() {
-  static const registry::Kernel<Forward> kKernels[] = {kForwardCudaDecode, kForwardCudaMma, kForwardReference};
+  static const registry::Kernel<Forward> kKernels[] = {kForwardCudaDecode, kForwardCudaMma, kForwardCpu,
+                                                       kForwardReference};
   return kKernels;
 }
 std::span<const registry::Kernel<Backward>> backward_kernels() {
-  static const registry::Kernel<Backward> kKernels[] = {kBackwardSm90, kBackwardCudaMma, kBackwardReference};
+  static const registry::Kernel<Backward> kKernels[] = {kBackwardSm90, kBackwardCudaMma, kBackwardCpu,
+                                                        kBackwardReference};
   return kKernels;
 }
 

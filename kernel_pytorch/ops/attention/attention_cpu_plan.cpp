@@ -1,0 +1,173 @@
+#include "kernel_pytorch/ops/attention/attention_cpu_plan.h"
+
+#include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+int64_t blocks_of(int64_t count, int64_t block) {
+  return (count + block - 1) / block;
+}
+
+const char* address(const TensorView& view, int64_t first, int64_t second) {
+  return static_cast<const char*>(view.data) + (first * view.strides[0] + second * view.strides[1]) * size_of(view.dtype);
+}
+
+void add_spans(const TensorView& counts, const TensorView& blocks, int64_t batch, int64_t head, int64_t row,
+               int64_t key_block, bool is_full, std::vector<KeySpan>& spans) {
+  if (!counts.is_present()) return;
+  const int64_t list =
+      ((counts.sizes[0] == 1 ? 0 : batch) * counts.sizes[1] + (counts.sizes[1] == 1 ? 0 : head)) * counts.sizes[2] + row;
+  const int32_t* indices = blocks.as<const int32_t>() + list * blocks.sizes[3];
+  const int64_t count = std::min<int64_t>(counts.as<const int32_t>()[list], blocks.sizes[3]);
+  for (int64_t i = 0; i < count; ++i) spans.push_back({indices[i] * key_block, (indices[i] + 1) * key_block, is_full});
+}
+
+}  // namespace
+
+CpuPlan::CpuPlan(const TensorView& query, const TensorView& key, const TensorView& value, const Scoring& scoring)
+    : query_(query), key_(key), value_(value), scoring_(scoring) {
+  find_sequences();
+}
+
+void CpuPlan::find_sequences() {
+  const int64_t queries = query_.sizes[2], keys = key_.sizes[2];
+  const auto length_of = [&](int64_t index, int64_t count) {
+    if (!scoring_.key_lengths.is_present()) return count;
+    return std::clamp<int64_t>(scoring_.key_lengths.as<const int32_t>()[index], 0, count);
+  };
+  if (!scoring_.is_packed()) {
+    for (int64_t b = 0; b < query_.sizes[0]; ++b) {
+      sequences_.push_back({b, b, 0, queries, 0, length_of(b, keys), keys});
+    }
+    queries_end_ = queries;
+    keys_end_ = keys;
+    return;
+  }
+  const int32_t* query_offsets = scoring_.query_offsets.as<const int32_t>();
+  const int32_t* key_offsets = scoring_.key_offsets.as<const int32_t>();
+  const int64_t count = scoring_.query_offsets.sizes[0] - 1;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t first_query = std::clamp<int64_t>(query_offsets[i], 0, queries);
+    const int64_t first_key = std::clamp<int64_t>(key_offsets[i], 0, keys);
+    const int64_t end_query = std::clamp<int64_t>(query_offsets[i + 1], first_query, queries);
+    const int64_t end_key = std::clamp<int64_t>(key_offsets[i + 1], first_key, keys);
+    const int64_t rows = end_key - first_key;
+    sequences_.push_back({i, 0, first_query, end_query - first_query, first_key, length_of(i, rows), rows});
+  }
+  queries_end_ = count < 0 ? 0 : std::clamp<int64_t>(query_offsets[count], 0, queries);
+  keys_end_ = count < 0 ? 0 : std::clamp<int64_t>(key_offsets[count], 0, keys);
+}
+
+ScoreRules CpuPlan::rules_of(const Sequence& sequence, int64_t head) const {
+  ScoreRules rules;
+  rules.dtype = query_.dtype;
+  rules.queries = sequence.queries;
+  rules.keys = sequence.keys;
+  rules.size = query_.sizes[3];
+  rules.value_size = value_.sizes[3];
+  rules.scale = static_cast<float>(scoring_.scale);
+  rules.offset = scoring_.causal_offset.value_or(sequence.keys - sequence.queries);
+  if (scoring_.window_left >= 0) rules.left = std::min(scoring_.window_left, kUnbounded);
+  if (scoring_.window_right >= 0) rules.right = std::min(scoring_.window_right, kUnbounded);
+  if (scoring_.causal) rules.right = std::min<int64_t>(rules.right, 0);
+  rules.softcap = static_cast<float>(scoring_.softcap);
+  rules.softcap_after_bias = scoring_.softcap_after_bias;
+  if (scoring_.alibi_slopes.is_present()) {
+    rules.slope = *reinterpret_cast<const float*>(address(scoring_.alibi_slopes, sequence.index, head));
+  }
+  if (scoring_.bias.is_present()) {
+    rules.bias = address(scoring_.bias, sequence.index, head);
+    rules.bias_dtype = scoring_.bias.dtype;
+    rules.bias_row_stride = scoring_.bias.strides[2];
+  }
+  if (scoring_.mask.is_present()) {
+    rules.mask = reinterpret_cast<const uint8_t*>(address(scoring_.mask, sequence.index, head));
+    rules.mask_row_stride = scoring_.mask.strides[2];
+    rules.mask_key_stride = scoring_.mask.strides[3];
+  }
+  if (scoring_.query_segments.is_present()) {
+    rules.query_segments =
+        reinterpret_cast<const int32_t*>(address(scoring_.query_segments, sequence.batch, sequence.first_query));
+    rules.key_segments =
+        reinterpret_cast<const int32_t*>(address(scoring_.key_segments, sequence.batch, sequence.first_key));
+  }
+  rules.has_sink = scoring_.sinks.is_present();
+  if (rules.has_sink) rules.sink = scoring_.sinks.as<const float>()[head];
+  if (scoring_.dropout > 0) {
+    rules.dropout_threshold = dropout_byte_threshold(scoring_.dropout);
+    rules.dropout_scale = dropout_byte_scale(scoring_.dropout);
+    const int64_t* seed = scoring_.seed.as<const int64_t>();
+    rules.seed = static_cast<uint64_t>(seed[0]);
+    const uint64_t counted = static_cast<uint32_t>(sequence.index * heads() + head);
+    rules.seed_offset = static_cast<uint64_t>(seed[1]) + (counted << 32);
+  }
+  rules.adjusts = rules.softcap > 0 || rules.slope != 0 || rules.bias != nullptr || rules.mask != nullptr ||
+                  rules.query_segments != nullptr;
+  return rules;
+}
+
+int64_t CpuPlan::blocks_per_row() const {
+  return scoring_.blocks.is_present() ? blocks_of(scoring_.blocks.query_block, kQueryTile) : 1;
+}
+
+int64_t CpuPlan::query_blocks(const Sequence& sequence) const {
+  if (!scoring_.blocks.is_present()) return blocks_of(sequence.queries, kQueryTile);
+  return blocks_of(sequence.queries, scoring_.blocks.query_block) * blocks_per_row();
+}
+
+CpuPlan::QueryBlock CpuPlan::query_block(const Sequence& sequence, int64_t block) const {
+  const int64_t row_queries = scoring_.blocks.is_present() ? scoring_.blocks.query_block : kQueryTile;
+  const int64_t per_row = blocks_per_row();
+  const int64_t row_end = std::min((block / per_row + 1) * row_queries, sequence.queries);
+  const int64_t first = block / per_row * row_queries + block % per_row * kQueryTile;
+  return {first, std::clamp<int64_t>(row_end - first, 0, kQueryTile)};
+}
+
+void CpuPlan::find_spans(const Sequence& sequence, int64_t head, int64_t first_query,
+                         std::vector<KeySpan>& spans) const {
+  spans.clear();
+  const BlockList& list = scoring_.blocks;
+  if (!list.is_present()) {
+    spans.push_back({0, sequence.keys, false});
+    return;
+  }
+  const int64_t row = first_query / list.query_block;
+  const bool full_is_less = !scoring_.mask_mod.empty();  // otherwise full and partial tiles are the same
+  add_spans(list.key_counts, list.key_blocks, sequence.batch, head, row, list.key_block, false, spans);
+  add_spans(list.full_key_counts, list.full_key_blocks, sequence.batch, head, row, list.key_block, full_is_less, spans);
+  std::ranges::sort(spans, {}, &KeySpan::begin);
+  size_t kept = 0;
+  for (const KeySpan& span : spans) {
+    if (kept > 0 && spans[kept - 1].end == span.begin && spans[kept - 1].is_full == span.is_full) {
+      spans[kept - 1].end = span.end;
+    } else {
+      spans[kept++] = span;
+    }
+  }
+  spans.resize(kept);
+}
+
+HeadRows head_rows(const TensorView& view, int64_t batch, int64_t head, int64_t first_row) {
+  const int64_t offset = batch * view.strides[0] + head * view.strides[1] + first_row * view.strides[2];
+  return {static_cast<const char*>(view.data) + offset * size_of(view.dtype), view.strides[2]};
+}
+
+const char* cpu_obstacle(const TensorView& query, const Scoring& scoring, const DeviceInfo& device) {
+  if (!device.is_cpu()) return "runs on the CPU only";
+  if (query.dtype == DType::kFloat64) return "takes fp32, bf16 and fp16; the reference has fp64";
+  if (!scoring.score_mod.empty() || !scoring.mask_mod.empty()) return "programs are evaluated by the reference";
+  return nullptr;
+}
+
+const TileKernels& tile_kernels(const DeviceInfo& device) {
+#if defined(__aarch64__)
+  (void)device;
+  return isa_neon::kTileKernels;
+#else
+  if (device.cpu.isa >= CpuIsa::kX86V4) return isa_v4::kTileKernels;
+  return device.cpu.isa == CpuIsa::kX86V3 ? isa_v3::kTileKernels : isa_v2::kTileKernels;
+#endif
+}
+
+}  // namespace kernel_pytorch::attention

@@ -1,0 +1,177 @@
+// Words that the CPU kernels of attention share: rows and panels as fp32, the keys that a row sees, scores of a tile.
+// For *_cpu.cpp only.
+#pragma once
+
+#include "kernel_pytorch/cpu/columns.h"
+#include "kernel_pytorch/cpu/tile_product.h"
+#include "kernel_pytorch/ops/attention/attention_cpu.h"
+
+namespace kernel_pytorch::attention::KP_ISA_NAMESPACE {
+
+using cpu::kLanes;
+using cpu::kTileColumns;
+using cpu::kTileRows;
+using cpu::Vec;
+using cpu::VecI;
+
+constexpr float kMinusInfinity = -__builtin_inff();
+constexpr int64_t kScoreStride = kKeyTile + 16;  // of a tile of scores: not a multiple of much, or caches alias columns
+static_assert(kKeyTile % kTileColumns == 0 && kKeyTile % kTileRows == 0 && kQueryTile % kTileRows == 0);
+static_assert(kBackwardKeyTile % kTileColumns == 0 && kBackwardKeyTile % kTileRows == 0 && kBackwardKeyTile <= kKeyTile);
+
+KP_WORD int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+KP_WORD int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+KP_WORD int64_t round_up(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
+}
+KP_WORD int64_t round_down(int64_t value, int64_t step) {
+  return value / step * step;
+}
+KP_WORD int64_t padded_size(int64_t size) {
+  return round_up(size, kLanes);
+}
+// Vectors of a panel that begins at this column.
+KP_WORD int panel_vectors(int64_t size, int64_t first_column) {
+  return static_cast<int>(smaller(kTileColumns, padded_size(size) - first_column) / kLanes);
+}
+
+// Calls body(T{}) for the element type: everything behind it computes in fp32.
+template <class Body>
+KP_WORD void with_type(DType dtype, Body body) {
+  if (dtype == DType::kBFloat16) {
+    body(BFloat16{});
+  } else if (dtype == DType::kFloat16) {
+    body(Float16{});
+  } else {
+    body(float{});
+  }
+}
+
+// Where a tile of scores [rows][kScoreStride] lies. first_key is a multiple of `columns`.
+struct Tile {
+  const KeySpan* span;
+  int64_t first_query, rows;
+  int64_t first_key, columns;
+};
+
+// Columns [begin, end) of a tile that any of several rows sees, by causality, window and length: both ends move with the
+// query, so the first begins it and the last ends it.
+struct Columns {
+  int64_t begin, end;
+};
+KP_WORD Columns columns_of_rows(const ScoreRules& rules, const Tile& tile, int64_t first_row, int64_t rows) {
+  const int64_t first = tile.first_query + first_row + rules.offset, last = first + rows - 1;
+  const int64_t begin = larger(tile.span->begin, first - rules.left) - tile.first_key;
+  const int64_t end = smaller(smaller(tile.span->end, rules.keys), last + rules.right + 1) - tile.first_key;
+  const Columns seen{larger(begin, 0), smaller(end, tile.columns)};
+  return seen.begin < seen.end ? seen : Columns{0, 0};
+}
+KP_WORD Columns columns_of_row(const ScoreRules& rules, const Tile& tile, int64_t row) {
+  return columns_of_rows(rules, tile, row, 1);
+}
+KP_WORD Columns columns_of_tile(const ScoreRules& rules, const Tile& tile) {
+  return columns_of_rows(rules, tile, 0, tile.rows);
+}
+
+// Calls body(tile) for the tiles of keys that a block of queries sees.
+template <class Body>
+KP_WORD void for_tiles(const ScoreRules& rules, const KeySpan* spans, int64_t span_count, int64_t first_query,
+                       int64_t rows, int64_t columns, Body body) {
+  for (int64_t i = 0; i < span_count; ++i) {
+    const Columns keys = columns_of_tile(rules, {spans + i, first_query, rows, 0, rules.keys});
+    for (int64_t key = round_down(keys.begin, columns); key < keys.end; key += columns) {
+      body(Tile{spans + i, first_query, rows, key, columns});
+    }
+  }
+}
+
+// Lane numbers from `first` on, to compare with a column.
+KP_WORD VecI lane_numbers(int64_t first) {
+  VecI lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return lane + static_cast<int32_t>(first);
+}
+
+// Rows [first, first + rows) as fp32 times `factor`, `stride` floats apart, zeros behind `size` and behind the rows.
+template <class T>
+KP_WORD void copy_rows(const HeadRows& from, int64_t first, int64_t rows, int64_t padded_rows, int64_t size,
+                       float factor, float* to, int64_t stride) {
+  for (int64_t i = 0; i < padded_rows; ++i) {
+    float* row = to + i * stride;
+    if (i < rows) {
+      const T* source = static_cast<const T*>(from.data) + (first + i) * from.row_stride;
+      cpu::for_columns<float>(
+          size, [&](int64_t j, auto lanes) { cpu::store(row + j, cpu::load(source + j, lanes) * factor); });
+    } else {
+      for (int64_t j = 0; j < padded_size(size); j += kLanes) cpu::store(row + j, Vec{});
+    }
+  }
+}
+
+// Scores outside [seen) of the vectors that it touches count for nothing.
+KP_WORD void mask_edges(float* scores, Columns seen) {
+  if (seen.begin % kLanes != 0) {
+    float* first = scores + round_down(seen.begin, kLanes);
+    const VecI is_seen = lane_numbers(round_down(seen.begin, kLanes)) >= static_cast<int32_t>(seen.begin);
+    cpu::store(first, cpu::select(is_seen, cpu::load(first), cpu::broadcast(kMinusInfinity)));
+  }
+  if (seen.end % kLanes != 0) {
+    float* last = scores + round_down(seen.end, kLanes);
+    const VecI is_seen = lane_numbers(round_down(seen.end, kLanes)) < static_cast<int32_t>(seen.end);
+    cpu::store(last, cpu::select(is_seen, cpu::load(last), cpu::broadcast(kMinusInfinity)));
+  }
+}
+
+// tile = rows * panels^T, wherever a row of a register tile sees a key of it: scores, or the gradients of probabilities.
+[[gnu::noinline, maybe_unused]] static void multiply_by_panels(const ScoreRules& rules, const Tile& tile,
+                                                               const float* rows, int64_t row_stride, int64_t size,
+                                                               const float* panels, float* scores) {
+  const Columns seen = columns_of_tile(rules, tile);
+  for (int64_t column = round_down(seen.begin, kTileColumns); column < seen.end; column += kTileColumns) {
+    for (int64_t row = 0; row < tile.rows; row += kTileRows) {
+      const Columns any = columns_of_rows(rules, tile, row, kTileRows);
+      if (any.begin >= column + kTileColumns || any.end <= column) continue;
+      cpu::multiply_tile<cpu::kTileVectors>({rows + row * row_stride, row_stride, 1},
+                                            {panels + column * size, kTileColumns}, size,
+                                            {scores + row * kScoreStride + column, kScoreStride}, false);
+    }
+  }
+}
+
+// sums += tile * rows: each row of a register tile's keys only. Columns that none of its rows sees must not matter, those
+// that only some see must be zero in the others.
+[[gnu::noinline, maybe_unused]] static void multiply_by_rows(const ScoreRules& rules, const Tile& tile,
+                                                             const float* scores, const float* panels,
+                                                             int64_t panel_stride, int64_t size, float* sums,
+                                                             int64_t sum_stride) {
+  for (int64_t column = 0; column < size; column += kTileColumns) {
+    const int vectors = panel_vectors(size, column);
+    const float* panel = panels + column / kTileColumns * panel_stride;
+    for (int64_t row = 0; row < tile.rows; row += kTileRows) {
+      const Columns any = columns_of_rows(rules, tile, row, kTileRows);
+      if (any.begin >= any.end) continue;
+      cpu::multiply_tile(vectors, {scores + row * kScoreStride + any.begin, kScoreStride, 1},
+                         {panel + any.begin * kTileColumns, kTileColumns}, any.end - any.begin,
+                         {sums + row * sum_stride + column, sum_stride}, true);
+    }
+  }
+}
+
+void pack_transposed(const PackTask& task);
+void pack_rows(const PackTask& task);
+int64_t forward_buffer_floats(int64_t size, int64_t value_size);
+void forward(const ForwardTask& task);
+int64_t backward_buffer_floats(int64_t size, int64_t value_size);
+void backward(const BackwardTask& task);
+
+// Scores in units of log 2 and -inf where a rule drops one; only columns that a row sees are touched. `slopes`, where
+// wanted, receive softcap's derivative.
+void adjust_tile(const ScoreRules& rules, const Tile& tile, float* scores, float* slopes);
+// Dropout of probabilities, or of their gradients.
+void drop_tile(const ScoreRules& rules, const Tile& tile, float* values);
+
+}  // namespace kernel_pytorch::attention::KP_ISA_NAMESPACE
