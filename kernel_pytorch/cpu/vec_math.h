@@ -83,7 +83,8 @@ KP_WORD Vec exp_fast(Vec x) {
 #endif
 }
 
-// 2^x for shares of a sum of powers, within 2e-7 of the value; zero where the result would be denormal, so also for -inf.
+// 2^x for shares of a sum of powers, within 2e-7 of the value; zero where the result would be denormal, so also for
+// -inf.
 KP_WORD Vec exp2_fast(Vec x) {
 #if defined(__AVX512DQ__)
   const __m512 lanes = reinterpret_cast<__m512>(x);

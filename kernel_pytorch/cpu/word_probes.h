@@ -29,6 +29,7 @@ struct WordProbes {
   void (*double_partial)(const double* from, double* to, int64_t count);
   void (*exp)(const float*, float*, int64_t);
   void (*exp_fast)(const float*, float*, int64_t);
+  void (*exp2_fast)(const float*, float*, int64_t);
   void (*log)(const float*, float*, int64_t);
   void (*tanh)(const float*, float*, int64_t);
   void (*erf)(const float*, float*, int64_t);
@@ -49,6 +50,12 @@ struct WordProbes {
   void (*maximum)(const float* a, const float* b, float* to, int64_t count);
   int64_t (*elements_to_alignment)(const BFloat16* address, int64_t bytes);
   void (*philox_blocks)(uint64_t seed, uint64_t offset, uint64_t first_block, uint32_t* to);  // of `lanes` blocks
+  // tile_product.h: a tile of six rows and `vectors` vectors, of which a level has up to tile_vectors; C is
+  // [6][c_stride].
+  int tile_vectors;
+  void (*multiply_tile)(int vectors, const float* a, int64_t row_stride, int64_t step_stride, const float* b,
+                        int64_t b_stride, int64_t steps, float* c, int64_t c_stride, bool add);
+  void (*transpose)(const float* from, float* to);  // [lanes][lanes]
 };
 
 // clang-format off

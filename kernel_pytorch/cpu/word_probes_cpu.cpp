@@ -1,5 +1,6 @@
 // Each word in the shortest loop that uses it. Tails go through the partial forms, so those are probed everywhere.
 #include "kernel_pytorch/cpu/load_store.h"
+#include "kernel_pytorch/cpu/tile_product.h"
 #include "kernel_pytorch/cpu/vec_math.h"
 #include "kernel_pytorch/cpu/vec_philox.h"
 #include "kernel_pytorch/cpu/word_probes.h"
@@ -58,6 +59,7 @@ static TypeProbes<T> type_probes() {
   }
 KP_UNARY_PROBE(exp)
 KP_UNARY_PROBE(exp_fast)
+KP_UNARY_PROBE(exp2_fast)
 KP_UNARY_PROBE(log)
 KP_UNARY_PROBE(tanh)
 KP_UNARY_PROBE(erf)
@@ -132,6 +134,18 @@ static void probe_philox_blocks(uint64_t seed, uint64_t offset, uint64_t first_b
   philox_blocks(seed, offset, first_block, to);
 }
 
+static void probe_multiply_tile(int vectors, const float* a, int64_t row_stride, int64_t step_stride, const float* b,
+                                int64_t b_stride, int64_t steps, float* c, int64_t c_stride, bool add) {
+  multiply_tile(vectors, {a, row_stride, step_stride}, {b, b_stride}, steps, {c, c_stride}, add);
+}
+
+static void probe_transpose(const float* from, float* to) {
+  Vec rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) rows[i] = load(from + i * kLanes);
+  transpose(rows);
+  for (int i = 0; i < kLanes; ++i) store(to + i * kLanes, rows[i]);
+}
+
 WordProbes word_probes() {
   return {kLanes,
           type_probes<BFloat16>(),
@@ -142,6 +156,7 @@ WordProbes word_probes() {
           copy_partial<double>,
           probe_exp,
           probe_exp_fast,
+          probe_exp2_fast,
           probe_log,
           probe_tanh,
           probe_erf,
@@ -159,7 +174,10 @@ WordProbes word_probes() {
           minimum,
           maximum,
           probe_elements_to_alignment,
-          probe_philox_blocks};
+          probe_philox_blocks,
+          kTileVectors,
+          probe_multiply_tile,
+          probe_transpose};
 }
 
 }  // namespace kernel_pytorch::cpu_probes::KP_ISA_NAMESPACE

@@ -190,6 +190,23 @@ TEST(CpuWordsMath, FastExponential) {
   }
 }
 
+TEST(CpuWordsMath, FastPowerOfTwo) {
+  std::vector<float> values = strided_floats(9973);
+  values.insert(values.end(), {0.0f, -0.0f, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, -126.0f, -126.1f, 127.5f, 128.0f});
+  for (int i = -4000; i < 4000; ++i) values.push_back(static_cast<float>(i) * 0.0317f);
+  std::vector<float> results(values.size());
+  for (const Level& level : levels_of_this_machine()) {
+    level.probes.exp2_fast(values.data(), results.data(), static_cast<int64_t>(values.size()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(std::isnan(values[i]), std::isnan(results[i])) << values[i];
+      const double exact = std::exp2(static_cast<double>(values[i]));
+      if (exact < FLT_MIN) ASSERT_EQ(results[i], 0) << values[i];
+      if (exact > FLT_MAX) ASSERT_TRUE(std::isinf(results[i])) << values[i];
+      if (exact >= FLT_MIN && exact <= FLT_MAX) ASSERT_LE(std::abs(results[i] / exact - 1), 2e-7) << values[i];
+    }
+  }
+}
+
 // Every float in the ranges where the methods change over: [a, b] walked without gaps.
 TEST(CpuWordsMath, NoGapsAtTheSeams) {
   struct Seam {

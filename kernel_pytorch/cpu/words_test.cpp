@@ -307,5 +307,38 @@ TEST(CpuWords, PhiloxInLanesIsPhilox) {
   }
 }
 
+TEST(CpuWords, TilesOfProductsAreProducts) {
+  constexpr int kRows = 6, kSteps = 37, kStride = 80;
+  const auto number = [](int i) { return static_cast<float>(i * 2654435761u % 97) - 48.0f; };  // sums stay exact
+  std::vector<float> a(kRows * kSteps), b(kSteps * kStride);
+  for (size_t i = 0; i < a.size(); ++i) a[i] = number(static_cast<int>(i));
+  for (size_t i = 0; i < b.size(); ++i) b[i] = number(static_cast<int>(i) + 1000);
+  for (const Level& level : levels_of_this_machine()) {
+    for (int vectors = 1; vectors <= level.probes.tile_vectors; ++vectors) {
+      for (const bool by_columns : {false, true}) {
+        for (const bool add : {false, true}) {
+          const int row_stride = by_columns ? 1 : kSteps, step_stride = by_columns ? kRows : 1;
+          std::vector<float> c(kRows * kStride, 3.0f);
+          level.probes.multiply_tile(vectors, a.data(), row_stride, step_stride, b.data(), kStride, kSteps, c.data(),
+                                     kStride, add);
+          for (int i = 0; i < kRows; ++i) {
+            for (int j = 0; j < kStride; ++j) {
+              float sum = add ? 3.0f : 0.0f;
+              for (int k = 0; k < kSteps; ++k) sum += a[i * row_stride + k * step_stride] * b[k * kStride + j];
+              const float expected = j < vectors * level.probes.lanes ? sum : 3.0f;  // nothing else is touched
+              ASSERT_EQ(c[i * kStride + j], expected) << level.name << " " << vectors << " " << i << " " << j;
+            }
+          }
+        }
+      }
+    }
+    const int lanes = level.probes.lanes;
+    std::vector<float> square(static_cast<size_t>(lanes * lanes)), transposed(square.size());
+    for (size_t i = 0; i < square.size(); ++i) square[i] = static_cast<float>(i);
+    level.probes.transpose(square.data(), transposed.data());
+    for (int i = 0; i < lanes * lanes; ++i) ASSERT_EQ(transposed[i % lanes * lanes + i / lanes], square[i]);
+  }
+}
+
 }  // namespace
 }  // namespace kernel_pytorch::cpu_probes

@@ -1,5 +1,5 @@
-// What may happen to a tile of scores between the products, outside of their loops: softcap, bias, ALiBi, mask, segments
-// and dropout, a row at a time and only over the keys that the row sees.
+// What may happen to a tile of scores between the products, outside of their loops: softcap, bias, ALiBi, mask,
+// segments and dropout, a row at a time and only over the keys that the row sees.
 #include "kernel_pytorch/cpu/vec_math.h"
 #include "kernel_pytorch/cpu/vec_philox.h"
 #include "kernel_pytorch/ops/attention/attention_tiles.h"
@@ -32,7 +32,7 @@ KP_WORD void for_row(const Row& row, Body body) {
 KP_WORD Vec cap(const ScoreRules& rules, Vec score, float* slope) {
   const Vec bent = cpu::tanh(score * (1.0f / rules.softcap));
   if (slope != nullptr) cpu::store(slope, 1.0f - bent * bent);
-  return bent * rules.softcap;
+  return cpu::select(score == kMinusInfinity, score, bent * rules.softcap);  // a bias may have removed the key
 }
 
 template <class T>
@@ -66,9 +66,9 @@ KP_WORD VecI load_mask(const uint8_t* mask, int64_t stride, Lanes lanes) {
 
 // Scores in units of log 2, -inf where a key is not kept.
 KP_WORD void drop_scores(const ScoreRules& rules, const Row& row) {
-  const uint8_t* mask = rules.mask == nullptr ? nullptr
-                                              : rules.mask + row.query * rules.mask_row_stride +
-                                                    row.first_key * rules.mask_key_stride;
+  const uint8_t* mask = rules.mask == nullptr
+                            ? nullptr
+                            : rules.mask + row.query * rules.mask_row_stride + row.first_key * rules.mask_key_stride;
   const int32_t* segments = rules.key_segments == nullptr ? nullptr : rules.key_segments + row.first_key;
   const int32_t segment = segments == nullptr ? 0 : rules.query_segments[row.query];
   const Vec dropped = cpu::broadcast(kMinusInfinity);
@@ -94,8 +94,8 @@ void change_row(const ScoreRules& rules, const Row& row) {
   });
 }
 
-// Bytes of dropout for the queries of one block (base/philox.h of attention_dropout_cuda.h): four rows of 16-key squares.
-// A square's four blocks hold key 8 h + 2 i + b in byte 2 h + b of block i.
+// Bytes of dropout for the queries of one block, as attention_dropout_cuda.h lays them out: of four rows. A square's
+// four blocks hold key 8 h + 2 i + b in byte 2 h + b of block i.
 constexpr int64_t kKeysPerCall = 4 * kLanes;
 
 KP_WORD void draw_bytes(const ScoreRules& rules, uint32_t query_block, int64_t first_key, int64_t columns,

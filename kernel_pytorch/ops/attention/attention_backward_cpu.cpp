@@ -1,6 +1,7 @@
 // Backward on tiles, one pass of five products: scores and gradients of probabilities of a tile, then from their
 // elementwise product the gradients of queries (kept here), keys and values (added to panels that only this thread
-// writes). The tile is [query][key] as in forward, and its transpose, which keys and values need, is a matter of strides.
+// writes). The tile is [query][key] as in forward, and its transpose, which keys and values need, is a matter of
+// strides.
 #include "kernel_pytorch/cpu/vec_math.h"
 #include "kernel_pytorch/ops/attention/attention_tiles.h"
 
@@ -8,17 +9,17 @@ namespace kernel_pytorch::attention::KP_ISA_NAMESPACE {
 namespace {
 
 struct Block {
-  float* query;              // [rows][padded size], scaled for the scores
-  float* query_panels;       // [panel][rows][kTileColumns], scaled for the gradient of keys
-  float* grad_output;        // [rows][padded value size]
+  float* query;         // [rows][padded size], scaled for the scores
+  float* query_panels;  // [panel][rows][kTileColumns], scaled for the gradient of keys
+  float* grad_output;   // [rows][padded value size]
   float* grad_output_panels;
-  float* scores;             // [rows][kScoreStride]: then probabilities
-  float* gradients;          // likewise: of probabilities, then of scores
-  float* slopes;             // of softcap
-  float* grad_query;         // [rows][padded size]
-  float* lse;                // [rows], in units of log 2; inf where nothing was seen
-  float* delta;              // [rows]
-  float* transposed_keys;    // panels of one tile, where the task packs
+  float* scores;           // [rows][kScoreStride]: then probabilities
+  float* gradients;        // likewise: of probabilities, then of scores
+  float* slopes;           // of softcap
+  float* grad_query;       // [rows][padded size]
+  float* lse;              // [rows], in units of log 2; inf where nothing was seen
+  float* delta;            // [rows]
+  float* transposed_keys;  // panels of one tile, where the task packs
   float* transposed_values;
   int64_t stride, value_stride;  // of rows
 };
@@ -168,8 +169,8 @@ void unwind_tile(const BackwardTask& task, const Block& block, const Tile& tile)
 }
 
 // panels += tile^T * rows, six keys at a time and only the queries that see one of them.
-void multiply_transposed(const ScoreRules& rules, const Tile& tile, const float* scores, const float* rows, int64_t size,
-                         float* panels, int64_t panel_stride) {
+void multiply_transposed(const ScoreRules& rules, const Tile& tile, const float* scores, const float* rows,
+                         int64_t size, float* panels, int64_t panel_stride) {
   const Columns seen = columns_of_tile(rules, tile);
   for (int64_t column = 0; column < size; column += kTileColumns) {
     const int vectors = panel_vectors(size, column);
@@ -195,9 +196,8 @@ void write_grad_query(const BackwardTask& task, const Block& block) {
     for (int64_t row = 0; row < task.rows; ++row) {
       T* to = static_cast<T*>(task.grad_query) + (task.first_query + row) * task.grad_query_row_stride;
       const float* from = block.grad_query + row * block.stride;
-      cpu::for_columns<float>(rules.size, [&](int64_t j, auto lanes) {
-        cpu::store(to + j, cpu::load(from + j) * rules.scale, lanes);
-      });
+      cpu::for_columns<float>(
+          rules.size, [&](int64_t j, auto lanes) { cpu::store(to + j, cpu::load(from + j) * rules.scale, lanes); });
     }
   });
 }

@@ -99,10 +99,8 @@ std::vector<Panels> all_panels(const CpuPlan& plan) {
   for (const Sequence* sequence : sequences) {
     for (int64_t key_head = 0; key_head < plan.key_heads(); ++key_head) {
       const int64_t blocks = plan.query_blocks(*sequence);
-      all.push_back({.sequence = sequence,
-                     .key_head = key_head,
-                     .query_blocks = blocks,
-                     .in_task = blocks * plan.group() <= 2});
+      all.push_back(
+          {.sequence = sequence, .key_head = key_head, .query_blocks = blocks, .in_task = blocks * plan.group() <= 2});
     }
   }
   return all;
@@ -115,7 +113,8 @@ void clear_rest(const ForwardProblem& problem, const CpuPlan& plan) {
     for (int64_t row = plan.queries_end(); row < queries; ++row) {
       const HeadRows output = head_rows(problem.output, 0, head, row);
       std::fill_n(static_cast<char*>(const_cast<void*>(output.data)), value_size * size_of(problem.output.dtype), 0);
-      if (problem.lse.is_present()) problem.lse.as<float>()[head * queries + row] = -std::numeric_limits<float>::infinity();
+      if (problem.lse.is_present())
+        problem.lse.as<float>()[head * queries + row] = -std::numeric_limits<float>::infinity();
     }
   }
 }

@@ -10,14 +10,16 @@ int64_t blocks_of(int64_t count, int64_t block) {
 }
 
 const char* address(const TensorView& view, int64_t first, int64_t second) {
-  return static_cast<const char*>(view.data) + (first * view.strides[0] + second * view.strides[1]) * size_of(view.dtype);
+  return static_cast<const char*>(view.data) +
+         (first * view.strides[0] + second * view.strides[1]) * size_of(view.dtype);
 }
 
 void add_spans(const TensorView& counts, const TensorView& blocks, int64_t batch, int64_t head, int64_t row,
                int64_t key_block, bool is_full, std::vector<KeySpan>& spans) {
   if (!counts.is_present()) return;
   const int64_t list =
-      ((counts.sizes[0] == 1 ? 0 : batch) * counts.sizes[1] + (counts.sizes[1] == 1 ? 0 : head)) * counts.sizes[2] + row;
+      ((counts.sizes[0] == 1 ? 0 : batch) * counts.sizes[1] + (counts.sizes[1] == 1 ? 0 : head)) * counts.sizes[2] +
+      row;
   const int32_t* indices = blocks.as<const int32_t>() + list * blocks.sizes[3];
   const int64_t count = std::min<int64_t>(counts.as<const int32_t>()[list], blocks.sizes[3]);
   for (int64_t i = 0; i < count; ++i) spans.push_back({indices[i] * key_block, (indices[i] + 1) * key_block, is_full});

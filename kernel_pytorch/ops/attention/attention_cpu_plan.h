@@ -63,7 +63,8 @@ inline int64_t round_up(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;
 }
 inline float* allocate_floats(Context& context, int64_t count) {
-  return count == 0 ? nullptr : static_cast<float*>(context.scratch->allocate(static_cast<size_t>(count) * sizeof(float)));
+  return count == 0 ? nullptr
+                    : static_cast<float*>(context.scratch->allocate(static_cast<size_t>(count) * sizeof(float)));
 }
 inline constexpr int64_t kPackRows = 768;  // of a task that packs or writes rows of keys
 

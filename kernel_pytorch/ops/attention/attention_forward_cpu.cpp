@@ -9,12 +9,12 @@ namespace {
 
 // What a block of queries keeps while it walks over the keys.
 struct Block {
-  float* query;     // [rows][padded size], scaled
-  float* scores;    // [rows][kScoreStride]
-  float* sums;      // [rows][padded value size]
-  float* most;      // [rows]: largest score so far
-  float* total;     // [rows][kLanes]: sums of powers by lane
-  float* keys;      // panels of one tile, where the task packs
+  float* query;   // [rows][padded size], scaled
+  float* scores;  // [rows][kScoreStride]
+  float* sums;    // [rows][padded value size]
+  float* most;    // [rows]: largest score so far
+  float* total;   // [rows][kLanes]: sums of powers by lane
+  float* keys;    // panels of one tile, where the task packs
   float* values;
   int64_t query_stride, sum_stride;
   int64_t rows, padded_rows;
@@ -145,9 +145,8 @@ void finish_row(const ForwardTask& task, const Block& block, int64_t row) {
   with_type(rules.dtype, [&](auto type) {
     using T = decltype(type);
     T* output = static_cast<T*>(task.output) + query * task.output_row_stride;
-    cpu::for_columns<float>(rules.value_size, [&](int64_t j, auto lanes) {
-      cpu::store(output + j, cpu::load(sums + j) * share, lanes);
-    });
+    cpu::for_columns<float>(rules.value_size,
+                            [&](int64_t j, auto lanes) { cpu::store(output + j, cpu::load(sums + j) * share, lanes); });
   });
 }
 

@@ -1,5 +1,5 @@
-// Packs keys and values for the products: rows to fp32 panels, straight or transposed, zeros behind the last; and adds up
-// panels of gradients to rows. With the table of the level's kernels.
+// Packs keys and values for the products: rows to fp32 panels, straight or transposed, zeros behind the last; and adds
+// up panels of gradients to rows. With the table of the level's kernels.
 #include "kernel_pytorch/ops/attention/attention_tiles.h"
 
 namespace kernel_pytorch::attention::KP_ISA_NAMESPACE {
@@ -74,8 +74,8 @@ static void write_gradient(const GradientTask& task) {
   });
 }
 
-extern const TileKernels kTileKernels = {
-    kTileColumns, kLanes, pack_transposed, pack_rows, forward_buffer_floats, forward, backward_buffer_floats, backward,
-    write_gradient};
+extern const TileKernels kTileKernels = {kTileColumns,          kLanes,  pack_transposed,        pack_rows,
+                                         forward_buffer_floats, forward, backward_buffer_floats, backward,
+                                         write_gradient};
 
 }  // namespace kernel_pytorch::attention::KP_ISA_NAMESPACE

@@ -17,7 +17,8 @@ using cpu::VecI;
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr int64_t kScoreStride = kKeyTile + 16;  // of a tile of scores: not a multiple of much, or caches alias columns
 static_assert(kKeyTile % kTileColumns == 0 && kKeyTile % kTileRows == 0 && kQueryTile % kTileRows == 0);
-static_assert(kBackwardKeyTile % kTileColumns == 0 && kBackwardKeyTile % kTileRows == 0 && kBackwardKeyTile <= kKeyTile);
+static_assert(kBackwardKeyTile % kTileColumns == 0 && kBackwardKeyTile % kTileRows == 0 &&
+              kBackwardKeyTile <= kKeyTile);
 
 KP_WORD int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -58,8 +59,8 @@ struct Tile {
   int64_t first_key, columns;
 };
 
-// Columns [begin, end) of a tile that any of several rows sees, by causality, window and length: both ends move with the
-// query, so the first begins it and the last ends it.
+// Columns [begin, end) of a tile that any of several rows sees, by causality, window and length: both ends move with
+// the query, so the first begins it and the last ends it.
 struct Columns {
   int64_t begin, end;
 };
@@ -126,7 +127,8 @@ KP_WORD void mask_edges(float* scores, Columns seen) {
   }
 }
 
-// tile = rows * panels^T, wherever a row of a register tile sees a key of it: scores, or the gradients of probabilities.
+// tile = rows * panels^T, wherever a row of a register tile sees a key of it: scores, or the gradients of
+// probabilities.
 [[gnu::noinline, maybe_unused]] static void multiply_by_panels(const ScoreRules& rules, const Tile& tile,
                                                                const float* rows, int64_t row_stride, int64_t size,
                                                                const float* panels, float* scores) {
@@ -142,8 +144,8 @@ KP_WORD void mask_edges(float* scores, Columns seen) {
   }
 }
 
-// sums += tile * rows: each row of a register tile's keys only. Columns that none of its rows sees must not matter, those
-// that only some see must be zero in the others.
+// sums += tile * rows: each row of a register tile's keys only. Columns that none of its rows sees must not matter,
+// those that only some see must be zero in the others.
 [[gnu::noinline, maybe_unused]] static void multiply_by_rows(const ScoreRules& rules, const Tile& tile,
                                                              const float* scores, const float* panels,
                                                              int64_t panel_stride, int64_t size, float* sums,
