@@ -83,7 +83,7 @@ KP_WORD Vec exp_fast(Vec x) {
 #endif
 }
 
-// 2^x for shares of a sum of powers, within 2e-7 of the value; zero where the result would be denormal, so also for
+// 2^x for shares of a sum of powers, within 2.5e-7 of the value; zero where the result would be denormal, so also for
 // -inf.
 KP_WORD Vec exp2_fast(Vec x) {
 #if defined(__AVX512DQ__)
