@@ -7,6 +7,7 @@
 #include "kernel_pytorch/expression/compose.h"
 #include "kernel_pytorch/expression/gradient.h"
 #include "kernel_pytorch/expression/interpret.h"
+#include "kernel_pytorch/expression/mods.h"
 #include "kernel_pytorch/expression/random_program_test.h"
 #include "kernel_pytorch/expression/range.h"
 #include "kernel_pytorch/expression/text.h"
@@ -234,6 +235,31 @@ TEST(ExpressionCompose, AMaskHidesWhatTheScoreFunctionGives) {
   EXPECT_EQ(masked(unchanged_score(), parse("expression 1\n%0 = bool true\nreturn %0\n")), unchanged_score());
   EXPECT_THROW(masked(causal, causal), Error);
   EXPECT_THROW(masked(unchanged_score({{DType::kFloat32, 1}}), causal), Error);
+}
+
+TEST(ExpressionMods, AreMadeOnceForTheirTexts) {
+  const std::string doubled = "expression 1\n%0 = score\n%1 = add %0 %0\nreturn %1\n";
+  const std::string causal = "expression 1\n%0 = query\n%1 = key\n%2 = le %1 %0\nreturn %2\n";
+  const Mods& both = mods_of(doubled, causal, "attention");
+  EXPECT_EQ(&both, &mods_of(doubled, causal, "attention"));
+  EXPECT_NE(&both, &mods_of(doubled, "", "attention"));
+  EXPECT_EQ(both.masked_score, masked(parse(doubled), parse(causal)));
+  EXPECT_NE(both.cuda_backward.find("score_mod_gradient"), std::string::npos);
+  EXPECT_EQ(both.cuda_forward.find("score_mod_gradient"), std::string::npos);
+  EXPECT_EQ(value_at(*mods_of("", causal, "attention").masked_score, {.score = 3, .query = 0, .key = 1}, {}),
+            -INFINITY);
+  EXPECT_FALSE(mods_of("", "", "attention").masked_score.has_value());
+  EXPECT_EQ(mods_of("expression 1\ncapture fp64 0\n%0 = load 0\nreturn %0\n", "", "attention").cuda_forward, "");
+  const auto refused = [](const std::string& score_mod, const std::string& mask_mod) {
+    try {
+      mods_of(score_mod, mask_mod, "attention");
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(refused(causal, ""), "attention: score_mod gives a bool; it must give one float");
+  EXPECT_EQ(refused("", doubled), "attention: mask_mod gives a float; it must give one bool");
 }
 
 }  // namespace
