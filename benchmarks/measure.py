@@ -1,7 +1,9 @@
 """Times several ways of doing the same work against each other, in one process.
 
-The ways take turns, so a change of clock or of a neighbour's load meets all of them; each turn works on the next of
-several buffers that together exceed the last-level cache; medians and quartiles are kept, never a best.
+The ways take turns, so a change of clock or of a neighbour's load meets all of them, in an order that is drawn anew for
+each turn, so that nobody always comes after the one who leaves the caches full of unwritten lines; each turn works on
+the next of several buffers that together exceed the last-level cache; medians and quartiles are kept, never a best.
+On a CPU the ways must not share inputs: who comes second would find them in the cache.
 On a GPU a turn is a replay of a CUDA graph over all buffers, so that no way is charged for the host's launches.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -71,8 +74,10 @@ def compare(ways: dict[str, Way], buffers: int, device: torch.device, seconds: f
     gc.disable()
     end = time.perf_counter() + seconds * len(ways)
     turn = 0
+    order, draw = list(ways), random.Random(0)
     while time.perf_counter() < end or turn < 15:
-        for name in ways:
+        draw.shuffle(order)
+        for name in order:
             samples[name].append(take(name, turn))
         turn += 1
     gc.enable()

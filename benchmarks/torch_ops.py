@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,40 +30,56 @@ ALL_OPS: list[Op] = [*cases_pointwise.OPS, *cases_rows.OPS, *cases_tables.OPS]
 DIRECTIONS = ("forward", "backward")
 
 
-def make_ways(op: Op, direction: str, dtype: torch.dtype, device: torch.device, with_compile: bool) -> dict[str, Way]:
-    rows, columns = op.shape_on(device)
-    buffers = buffers_needed(op.bytes_moved(direction, dtype, device), device)
-    generator = torch.Generator(device).manual_seed(0)
+class Inputs:
+    """What a way works on: the same values each time it is made."""
 
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device, generator=generator).to(dtype)
+    def __init__(self, op: Op, direction: str, dtype: torch.dtype, device: torch.device) -> None:
+        rows, columns = op.shape_on(device)
+        buffers = buffers_needed(op.bytes_moved(direction, dtype, device), device)
+        torch.manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
 
-    inputs = []
-    for _ in range(buffers):
-        tensors = op.inputs(random, rows, columns)
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, device=device, generator=generator).to(dtype)
+
+        self.tensors = [op.inputs(random, rows, columns) for _ in range(buffers)]
+        self.grads: list[torch.Tensor] = []
         if direction == "backward":
-            leaves = len(tensors) if op.leaves is None else op.leaves
-            tensors = tuple(t.requires_grad_(t.is_floating_point() and i < leaves) for i, t in enumerate(tensors))
-        inputs.append(tensors)
+            leaves = len(self.tensors[0]) if op.leaves is None else op.leaves
+            for tensors in self.tensors:
+                for tensor in tensors[:leaves]:
+                    tensor.requires_grad_(tensor.is_floating_point())
+            with torch.no_grad():
+                first = op.ours(*self.tensors[0])
+            result = first[0] if isinstance(first, tuple) else first
+            self.grads = [random(*result.shape) for _ in range(buffers)]
+
+    def way(self, function: Callable[..., Any]) -> Way:
+        return backward_way(function, self.tensors, self.grads) if self.grads else forward_way(function, self.tensors)
+
+    def exact_way(self, function: Callable[..., Any]) -> Way:
+        """On the first buffer alone, in fp32."""
+        tensors = [tuple(exact(tensor) for tensor in self.tensors[0])]
+        grads = [grad.float() for grad in self.grads[:1]]
+        return backward_way(function, tensors, grads) if grads else forward_way(function, tensors)
+
+
+def make_ways(op: Op, direction: str, dtype: torch.dtype, device: torch.device, with_compile: bool) -> dict[str, Way]:
     functions = {"ours": op.ours, "torch": op.torch}
     if with_compile:
         torch.compiler.reset()
         functions["torch.compile"] = torch.compile(op.torch)
-    exact_inputs = tuple(exact(tensor) for tensor in inputs[0])
-    if direction == "backward":
-        with torch.no_grad():
-            first = op.ours(*inputs[0])
-        result = first[0] if isinstance(first, tuple) else first
-        grads = [random(*result.shape) for _ in range(buffers)]
-        ways = {name: backward_way(function, inputs, grads) for name, function in functions.items()}
-        wanted = backward_way(op.torch, [exact_inputs], [grads[0].float()])
-    else:
-        ways = {name: forward_way(function, inputs) for name, function in functions.items()}
-        wanted = forward_way(op.torch, [exact_inputs])
+    first = Inputs(op, direction, dtype, device)
+    # A replay on a GPU goes over all buffers and leaves nothing in its cache for the next way.
+    shared = device.type == "cuda"
+    ways = {
+        name: (first if shared or name == "ours" else Inputs(op, direction, dtype, device)).way(function)
+        for name, function in functions.items()
+    }
     if op.checked:
-        check(f"{op.name} {direction}", dtype, wanted(0), ways["ours"](0), ways["torch"](0))
+        check(f"{op.name} {direction}", dtype, first.exact_way(op.torch)(0), ways["ours"](0), ways["torch"](0))
     half = op.bytes_moved(direction, dtype, device) // 2
-    sources = [torch.randint(0, 255, (half,), dtype=torch.uint8, device=device) for _ in range(buffers)]
+    sources = [torch.randint(0, 255, (half,), dtype=torch.uint8, device=device) for _ in first.tensors]
     targets = [torch.zeros_like(source) for source in sources]
     ways["copy"] = lambda buffer: targets[buffer].copy_(sources[buffer])
     return ways

@@ -92,7 +92,7 @@ def make_ways(case: Case, sizes: list[int], buffers: int, device: torch.device) 
         steps = [torch_step(o, p, clips) for o, p in zip(optimizers, sets, strict=True)]
         ways[name] = lambda buffer, steps=steps: steps[buffer]()  # type: ignore[misc]
     half = int(sum(sizes) * case.bytes_each) // 2
-    sources = [torch.zeros(half, dtype=torch.uint8, device=device) for _ in range(buffers)]
+    sources = [torch.randint(0, 255, (half,), dtype=torch.uint8, device=device) for _ in range(buffers)]
     targets = [torch.zeros_like(source) for source in sources]
     ways["copy"] = lambda buffer: targets[buffer].copy_(sources[buffer])
     return ways

@@ -88,6 +88,9 @@ KP_WORD Vec bfloat16_to_float(VecU16 v) {
 }
 
 // The rounded bfloat16 in the upper half of each lane; the lower half is left over.
+// kOfBfloat16: of values computed from bf16 alone, whose NaNs have no bits below bf16's that rounding could carry into
+// the exponent.
+template <bool kOfBfloat16 = false>
 KP_WORD VecU round_to_bfloat16(Vec value) {
   const VecU bits = bits_of(value);
 #if defined(__AVX512F__)
@@ -95,6 +98,10 @@ KP_WORD VecU round_to_bfloat16(Vec value) {
   // memory.
   const __m512i from = reinterpret_cast<__m512i>(bits);
   const __mmask16 odd = _mm512_test_epi32_mask(from, _mm512_set1_epi32(0x10000));
+  if constexpr (kOfBfloat16) {
+    const __m512i nearly = _mm512_add_epi32(from, _mm512_set1_epi32(0x7fff));
+    return reinterpret_cast<VecU>(_mm512_mask_add_epi32(nearly, odd, nearly, _mm512_set1_epi32(1)));
+  }
   const __mmask16 nan =
       _mm512_cmp_ps_mask(reinterpret_cast<__m512>(value), reinterpret_cast<__m512>(value), _CMP_UNORD_Q);
   __m512i rounded = _mm512_add_epi32(from, _mm512_set1_epi32(0x7fff));

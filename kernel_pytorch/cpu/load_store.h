@@ -172,22 +172,24 @@ KP_WORD void stream2(T* address, PairOf<T> pair) {
 }
 
 // What load2_unordered took, back in its place: bf16 joins even and odd elements without a shuffle.
+// kOfSame: of values that were computed from T alone (round_to_bfloat16).
+template <bool kOfBfloat16>
 KP_WORD VecU join_bfloat16_unordered(Pair<Vec> pair) {
-  return (round_to_bfloat16(pair.low) >> 16) | (round_to_bfloat16(pair.high) & 0xffff0000u);
+  return (round_to_bfloat16<kOfBfloat16>(pair.low) >> 16) | (round_to_bfloat16<kOfBfloat16>(pair.high) & 0xffff0000u);
 }
-template <class T>
+template <class T, bool kOfSame = false>
 KP_WORD void store2_unordered(T* address, PairOf<T> pair) {
   if constexpr (__is_same(T, BFloat16)) {
-    store_storage(address, join_bfloat16_unordered(pair));
+    store_storage(address, join_bfloat16_unordered<kOfSame>(pair));
   } else {
     store2(address, pair);
   }
 }
 // Aligned to two vectors of T.
-template <class T>
+template <class T, bool kOfSame = false>
 KP_WORD void stream2_unordered(T* address, PairOf<T> pair) {
   if constexpr (__is_same(T, BFloat16)) {
-    stream_storage(address, join_bfloat16_unordered(pair));
+    stream_storage(address, join_bfloat16_unordered<kOfSame>(pair));
   } else {
     stream2(address, pair);
   }

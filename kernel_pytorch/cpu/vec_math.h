@@ -65,22 +65,38 @@ KP_WORD Vec exp(Vec x) {
   return select(x < kLeast, Vec{}, scale_by_power(fraction, power, power_integer));
 }
 
-// e^x for sums and shares of exponentials: within 3e-7 of the value from -1 to 1, 5e-6 at the ends, zero where the
-// result would be denormal. A third fewer instructions than exp where the level has those it needs.
-KP_WORD Vec exp_fast(Vec x) {
+// e^x of an argument in units of its own: the caller has multiplied it by kExpUnit, which is log2(e) where 2^x is the
+// shorter way and costs nothing beside another factor. For sums and shares of exponentials: zero where the result would
+// be denormal; within 3e-7 of the value from -1 to 1 and 5e-6 at the ends, or for results that are rounded to kBits
+// significant bits (8: bf16, 11: fp16) within 2^-13.7 and 2^-18.5.
 #if defined(__AVX512DQ__)
-  const Vec exponent = x * 1.44269504f;
-  const __m512 lanes = reinterpret_cast<__m512>(exponent);
+constexpr float kExpUnit = 1.44269504f;
+#else
+constexpr float kExpUnit = 1.0f;
+#endif
+template <int kBits = 24>
+KP_WORD Vec exp_of_units(Vec x) {
+#if defined(__AVX512DQ__)
+  const __m512 lanes = reinterpret_cast<__m512>(x);
   // Lanes below, down to -inf, compute nonsense and come out as zero; NaN is not less.
   const __mmask16 is_normal = _mm512_cmp_ps_mask(lanes, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-  constexpr int kDownToInteger = 0x09;  // exponent - floor(exponent), without exceptions
-  const Vec fraction = reinterpret_cast<Vec>(_mm512_maskz_reduce_ps(0xffff, lanes, kDownToInteger));
-  const Vec power =
-      polynomial(fraction, 0.001877576658f, 0.008989340131f, 0.05582631802f, 0.2401536171f, 0.6931530732f, 1.0f);
+  constexpr int kDownToInteger = 0x09;  // x - floor(x), without exceptions
+  const Vec rest = reinterpret_cast<Vec>(_mm512_maskz_reduce_ps(0xffff, lanes, kDownToInteger));
+  Vec power;
+  if constexpr (kBits == 8) {
+    power = polynomial(rest, 0.0780245215f, 0.226067171f, 0.695833504f, 0.999925196f);
+  } else if constexpr (kBits == 11) {
+    power = polynomial(rest, 0.0135341678f, 0.0520114638f, 0.241442755f, 0.693003833f, 1.00000262f);
+  } else {
+    power = polynomial(rest, 0.001877576658f, 0.008989340131f, 0.05582631802f, 0.2401536171f, 0.6931530732f, 1.0f);
+  }
   return reinterpret_cast<Vec>(_mm512_maskz_scalef_ps(is_normal, reinterpret_cast<__m512>(power), lanes));
 #else
   return exp(x);
 #endif
+}
+KP_WORD Vec exp_fast(Vec x) {
+  return exp_of_units(x * kExpUnit);
 }
 
 // 2^x for shares of a sum of powers, within 2.5e-7 of the value; zero where the result would be denormal, so also for

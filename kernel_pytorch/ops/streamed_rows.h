@@ -18,7 +18,8 @@ inline std::vector<std::string> store_configs() {
 }
 // Measured equal at 2 MB when the next op reads the output, ahead at 16 MB.
 inline constexpr int64_t kStreamFromBytes = 4 << 20;
-// Of the main input: long enough to hide the atomic, short enough to balance.
+// Of the main input: long enough to hide the atomic, short enough to balance. Kernels that ask for their next row ahead
+// have device/task_size.h.
 inline constexpr int64_t kTaskBytes = 128 << 10;
 
 // Whether every row of a contiguous output begins and ends with a cache line, as stores past the caches ask.

@@ -86,36 +86,63 @@ inline constexpr int kBitsOf = __is_same(T, BFloat16)  ? 8
                                : __is_same(T, Float16) ? 11
                                                        : kFloatBits;
 
-constexpr int64_t kAhead = 2048;  // columns: past the end of a page, where the machine's own prefetching stops
+// So far ahead that the machine's own prefetching, which stops at every page, is bridged.
+template <class T>
+KP_WORD void prefetch_pair(const T* from) {
+  constexpr int64_t kAheadBytes = 4096;
+  for (int64_t line = 0; line < int64_t{2 * kLanes * sizeof(T)}; line += 64) {
+    cpu::prefetch_near(reinterpret_cast<const char*>(from) + kAheadBytes + line);
+  }
+}
 
-// Nothing but the function, and a gate: straight from memory to memory, pairs of vectors in whatever order is cheapest.
+template <class T>
+KP_WORD void add2(cpu::PairOf<T>& pair, const T* from) {
+  const cpu::PairOf<T> added = cpu::load2_unordered(from);
+  pair = {pair.low + added.low, pair.high + added.high};
+}
+template <class T, class Lanes>
+KP_WORD Vec sum_of(Vec value, const T* from, int64_t j, Lanes lanes) {
+  return from == nullptr ? value : value + cpu::load(from + j, lanes);
+}
+
+// Without dropout, and biases of the rows' type: straight from memory to memory, pairs of vectors in whatever order is
+// cheapest.
 template <class T, Kind kKind, bool kGated>
 void forward_as(const ForwardRows& block) {
+  const T* const gate_bias = static_cast<const T*>(block.gate_bias);
+  const T* const up_bias = static_cast<const T*>(block.up_bias);
   for (int64_t row = 0; row < block.rows; ++row) {
     const T* gate = row_of<T>(block.gate, row);
     const T* up = row_of<T>(block.up, row);
+    const T* residual = row_of<T>(block.residual, row);
     T* const output = row_of<T>(block.output, row);
     int64_t j = 0;
     for (; j + 2 * kLanes <= block.columns; j += 2 * kLanes) {
-      cpu::prefetch_far(gate + j + kAhead);
+      prefetch_pair(gate + j);
       cpu::PairOf<T> pair = cpu::load2_unordered(gate + j);
+      if (gate_bias != nullptr) add2(pair, gate_bias + j);
       pair = {function<kKind, kBitsOf<T>>(pair.low), function<kKind, kBitsOf<T>>(pair.high)};
       if constexpr (kGated) {
-        cpu::prefetch_far(up + j + kAhead);
-        const cpu::PairOf<T> factors = cpu::load2_unordered(up + j);
+        prefetch_pair(up + j);
+        cpu::PairOf<T> factors = cpu::load2_unordered(up + j);
+        if (up_bias != nullptr) add2(factors, up_bias + j);
         pair = {pair.low * factors.low, pair.high * factors.high};
       }
+      if (residual != nullptr) {
+        prefetch_pair(residual + j);
+        add2(pair, residual + j);
+      }
       if (block.stream_stores) {
-        cpu::stream2_unordered(output + j, pair);
+        cpu::stream2_unordered<T, true>(output + j, pair);
       } else {
-        cpu::store2_unordered(output + j, pair);
+        cpu::store2_unordered<T, true>(output + j, pair);
       }
     }
     for (; j < block.columns; j += kLanes) {
       const SomeLanes rest{static_cast<int>(block.columns - j < kLanes ? block.columns - j : kLanes)};
-      Vec value = function<kKind, kBitsOf<T>>(cpu::load(gate + j, rest));
-      if constexpr (kGated) value *= cpu::load(up + j, rest);
-      cpu::store(output + j, value, rest);
+      Vec value = function<kKind, kBitsOf<T>>(sum_of(cpu::load(gate + j, rest), gate_bias, j, rest));
+      if constexpr (kGated) value *= sum_of(cpu::load(up + j, rest), up_bias, j, rest);
+      cpu::store(output + j, sum_of(value, residual, j, rest), rest);
     }
   }
   if (block.stream_stores) cpu::stream_fence();
@@ -279,9 +306,9 @@ void forward_in_steps(const ForwardRows& block, SpanStep apply) {
 
 template <class T, Kind kKind>
 void run(const ForwardRows& block) {
-  const bool is_plain = block.gate_bias == nullptr && block.up_bias == nullptr && block.residual.data == nullptr &&
-                        block.dropout.threshold == 0;
-  if (!is_plain) {
+  const bool has_bias = block.gate_bias != nullptr || block.up_bias != nullptr;
+  const bool is_direct = block.dropout.threshold == 0 && (!has_bias || block.bias_is_float == __is_same(T, float));
+  if (!is_direct) {
     // Where no word depends on the bits, one function serves all types.
     constexpr int kBits = kKind <= Kind::kSilu || kKind == Kind::kSigmoid ? kBitsOf<T> : kFloatBits;
     return forward_in_steps<T>(block, apply_as<kKind, kBits>);

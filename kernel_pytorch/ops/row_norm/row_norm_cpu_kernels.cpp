@@ -5,6 +5,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/device/task_size.h"
 #include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_rows.h"
 #include "kernel_pytorch/ops/streamed_rows.h"
@@ -85,9 +86,8 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
   const RowKernels& kernels =
       kernels_for(context, problem.x.dtype, problem.weight.is_present() ? problem.weight : problem.bias);
   const bool stream = config == kStreamStores && rows_are_aligned(problem.output);
-  const int64_t row_bytes = columns * size_of(problem.x.dtype);
-  const int64_t rows_per_task = std::clamp<int64_t>(kTaskBytes / row_bytes, 1, rows);
-  for_row_blocks(rows, rows_per_task, problem.x.rank == 2, context.threads, [&](int64_t, int64_t row, int64_t count) {
+  const int64_t task_rows = rows_per_task(rows, columns * size_of(problem.x.dtype), context.threads);
+  for_row_blocks(rows, task_rows, problem.x.rank == 2, context.threads, [&](int64_t, int64_t row, int64_t count) {
     kernels.forward({.rows = count,
                      .columns = columns,
                      .x = row_start(problem.x, row),

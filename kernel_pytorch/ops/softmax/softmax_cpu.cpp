@@ -1,6 +1,7 @@
 // Softmax of rows on the lanes of the CPU, built once per instruction level. A row comes from memory once: what the
 // next pass needs waits as floats in a buffer of the caches, and the output leaves by stores that bypass them where it
-// is large. Only the first and the last pass know the element type; masks, causality and log are choices at run time.
+// is large, while the next row is computed. Only the first and the last pass know the element type; masks, causality
+// and log are choices at run time.
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/cpu/row_loops.h"
 #include "kernel_pytorch/cpu/vec_math.h"
@@ -26,26 +27,121 @@ KP_WORD float largest_of(const Vec (&chains)[2]) {
   return cpu::horizontal_max(cpu::max(chains[0], chains[1]));
 }
 
-// Without a mask: twice over the row as it lies in the nearest cache. The buffer has the exponentials afterwards, or
-// with `log` the scores, by slot.
+// Significant bits of a result.
+template <class T>
+inline constexpr int kBitsOf = __is_same(T, BFloat16)  ? 8
+                               : __is_same(T, Float16) ? 11
+                                                       : 24;
+
+template <class T>
+KP_WORD float largest_score(const T* x, int64_t columns, float scale) {
+  Vec largest[2] = {cpu::broadcast(kMinusInfinity), cpu::broadcast(kMinusInfinity)};
+  cpu::for_slots<T>(x, columns, [&](Vec value, int64_t, int chain, auto lanes) {
+    // NaN is lost here and found by the sum
+    largest[chain] = cpu::max(cpu::keep(value * scale, lanes, kMinusInfinity), largest[chain]);
+  });
+  return largest_of(largest);
+}
+
+// A row whose exponentials wait in a buffer, by slot, to be multiplied by `factor` and written.
+template <class T>
+struct Waiting {
+  T* output = nullptr;  // null: none
+  const float* buffer = nullptr;
+  float factor = 0;
+};
+
+template <class T, bool kStream>
+KP_WORD void write_pair(const Waiting<T>& row, int64_t j) {
+  const cpu::PairOf<T> pair{cpu::load(row.buffer + j) * row.factor,
+                            cpu::load(row.buffer + j + cpu::kLanesOf<T>) * row.factor};
+  if constexpr (kStream) {
+    cpu::stream2_unordered<T, true>(row.output + j, pair);
+  } else {
+    cpu::store2_unordered<T, true>(row.output + j, pair);
+  }
+}
+template <class T>
+KP_WORD void write_rest(const Waiting<T>& row, int64_t j, int64_t columns) {
+  for (constexpr int kStep = cpu::kLanesOf<T>; j < columns; j += kStep) {
+    const cpu::SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
+    cpu::store(row.output + j, cpu::load(row.buffer + j, rest) * row.factor, rest);
+  }
+}
+template <class T, bool kStream>
+KP_WORD void write_whole(const Waiting<T>& row, int64_t columns) {
+  constexpr int64_t kPair = 2 * cpu::kLanesOf<T>;
+  int64_t j = 0;
+  for (; j + kPair <= columns; j += kPair) write_pair<T, kStream>(row, j);
+  write_rest(row, j, columns);
+}
+
+// The exponentials of a row into its buffer, and their sum. Meanwhile the row before leaves and the next one arrives,
+// so that neither memory nor the lanes wait for the other.
+template <class T, bool kStream>
+KP_WORD float exponentials(const T* x, const T* next, int64_t columns, float scale, float center, float* buffer,
+                           const Waiting<T>& before) {
+  constexpr int64_t kStep = cpu::kLanesOf<T>;
+  // In this order the largest floats stay finite.
+  const auto term_of = [=](Vec value) {
+    return cpu::exp_of_units<kBitsOf<T>>((value * scale - center) * cpu::kExpUnit);
+  };
+  Vec sums[2] = {};
+  int64_t j = 0;
+  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
+    for (int64_t line = 0; line < int64_t{2 * kStep * sizeof(T)}; line += 64) {
+      cpu::prefetch_far(reinterpret_cast<const char*>(next + j) + line);
+    }
+    const cpu::PairOf<T> pair = cpu::load2_unordered(x + j);
+    const Vec low = term_of(pair.low), high = term_of(pair.high);
+    sums[0] += low;
+    sums[1] += high;
+    cpu::store(buffer + j, low);
+    cpu::store(buffer + j + kStep, high);
+    if (before.output != nullptr) write_pair<T, kStream>(before, j);
+  }
+  if (before.output != nullptr) write_rest(before, j, columns);
+  for (; j < columns; j += kStep) {
+    const cpu::SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
+    const Vec term = cpu::keep(term_of(cpu::load(x + j, rest)), rest, 0.0f);
+    sums[0] += term;
+    cpu::store(buffer + j, term, rest);
+  }
+  return cpu::horizontal_sum(sums[0] + sums[1]);
+}
+
+// Neither mask nor log: the rows of a block one after the other, two of them at a time.
+template <class T, bool kStream>
+void plain_rows(const ForwardRows& block) {
+  const float scale = block.scale;
+  Waiting<T> waiting;
+  for (int64_t i = 0; i < block.rows; ++i) {
+    const T* x = static_cast<const T*>(block.x) + i * block.x_stride_elements;
+    const T* next = i + 1 < block.rows ? x + block.x_stride_elements : x;
+    float* buffer = block.buffer + i % 2 * block.buffer_stride;
+    const float center = center_of(largest_score(x, block.visible, scale));
+    const float sum = exponentials<T, kStream>(x, next, block.visible, scale, center, buffer, waiting);
+    // An infinite factor makes NaN of a row of -inf alone, as torch has it.
+    const float factor = sum == 0 && block.empty_is_zero ? 0.0f : 1.0f / sum;
+    waiting = {static_cast<T*>(block.output) + i * block.columns, buffer, factor};
+  }
+  if (waiting.output != nullptr) write_whole<T, kStream>(waiting, block.visible);
+}
+
+// With log and no mask: twice over the row as it lies in the nearest cache. The buffer has the scores afterwards, by
+// slot.
 template <class T>
 KP_WORD Totals reduce_row(const T* x, const T* next, const ForwardRows& block) {
   // Copies, since a store into the buffer might change the block for all that the compiler knows.
   const float scale = block.scale;
   float* const buffer = block.buffer;
-  const bool log = block.log;
-  Vec largest[2] = {cpu::broadcast(kMinusInfinity), cpu::broadcast(kMinusInfinity)}, sums[2] = {};
-  cpu::for_slots<T>(x, block.visible, [&](Vec value, int64_t, int chain, auto lanes) {
-    const Vec score = cpu::keep(value * scale, lanes, kMinusInfinity);
-    largest[chain] = cpu::max(score, largest[chain]);  // NaN is lost here and found by the sum
-  });
-  const float most = largest_of(largest), center = center_of(most);
+  Vec sums[2] = {};
+  const float most = largest_score(x, block.visible, scale), center = center_of(most);
   cpu::for_slots<T>(x, block.visible, [&](Vec value, int64_t slot, int chain, auto lanes) {
     cpu::prefetch_far(next + slot);
     const Vec score = cpu::keep(value * scale, lanes, kMinusInfinity);
-    const Vec term = cpu::exp_fast(score - center);
-    sums[chain] += term;
-    cpu::store(buffer + slot, log ? score : term, lanes);
+    sums[chain] += cpu::exp_fast(score - center);
+    cpu::store(buffer + slot, score, lanes);
   });
   return {most, cpu::horizontal_sum(sums[0] + sums[1])};
 }
@@ -109,13 +205,24 @@ KP_WORD void write_row(const ForwardRows& block, Totals totals, T* output) {
 }
 
 template <class T>
+KP_WORD void fill_removed(const ForwardRows& block, T* output) {
+  const Vec removed = cpu::broadcast(block.log ? kMinusInfinity : 0.0f);
+  cpu::for_columns<T>(block.columns - block.visible,
+                      [&](int64_t j, auto lanes) { cpu::store(output + block.visible + j, removed, lanes); });
+}
+
+template <class T>
 void forward(const ForwardRows& block) {
+  const bool is_plain = block.mask_kind == MaskKind::kNone && !block.log;
+  if (is_plain) block.stream_stores ? plain_rows<T, true>(block) : plain_rows<T, false>(block);
   const int64_t mask_bytes = block.mask_kind == MaskKind::kBool    ? 1
                              : block.mask_kind == MaskKind::kFloat ? int64_t{sizeof(float)}
                                                                    : int64_t{sizeof(T)};
   for (int64_t i = 0; i < block.rows; ++i) {
     const T* x = static_cast<const T*>(block.x) + i * block.x_stride_elements;
     T* output = static_cast<T*>(block.output) + i * block.columns;
+    fill_removed(block, output);
+    if (is_plain) continue;
     Totals totals;
     if (block.mask_kind == MaskKind::kNone) {
       totals = reduce_row(x, i + 1 < block.rows ? x + block.x_stride_elements : x, block);
@@ -129,9 +236,6 @@ void forward(const ForwardRows& block) {
     } else {
       write_row<T, false>(block, totals, output);
     }
-    const Vec removed = cpu::broadcast(block.log ? kMinusInfinity : 0.0f);
-    cpu::for_columns<T>(block.columns - block.visible,
-                        [&](int64_t j, auto lanes) { cpu::store(output + block.visible + j, removed, lanes); });
   }
   if (block.stream_stores) cpu::stream_fence();
 }

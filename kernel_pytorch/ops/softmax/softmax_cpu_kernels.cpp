@@ -5,6 +5,7 @@
 
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/device/task_size.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
 #include "kernel_pytorch/ops/softmax/softmax_rows.h"
 #include "kernel_pytorch/ops/streamed_rows.h"
@@ -56,7 +57,7 @@ int backward_heuristic(const BackwardProblem& problem, const DeviceInfo&) {
 // buffer). `together`: rows of a block at once; otherwise one by one, where their strides or what they may see differ.
 void for_row_blocks(int64_t rows, int64_t row_bytes, bool together, int64_t buffer_floats, Context& context,
                     const auto& run_rows) {
-  const int64_t rows_per_block = std::clamp<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 1), 1, rows);
+  const int64_t rows_per_block = rows_per_task(rows, row_bytes, context.threads);
   const int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
   const int64_t workers = std::min<int64_t>(context.threads == nullptr ? 1 : context.threads->count(), blocks);
   const int64_t stride = (buffer_floats + 31) / 32 * 32;  // and 256-byte aligned, as scratch is
@@ -86,7 +87,8 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
   const bool stream = config == kStreamStores && !in_place && rows_are_aligned(problem.output);
   const bool together =
       problem.x.rank == 2 && !problem.causal && (!problem.mask.is_present() || problem.mask.rank == 2);
-  for_row_blocks(rows, columns * size_of(problem.x.dtype), together, columns, context,
+  const int64_t buffer_stride = (columns + 15) / 16 * 16;  // whole lines
+  for_row_blocks(rows, columns * size_of(problem.x.dtype), together, 2 * buffer_stride, context,
                  [&](int64_t row, int64_t count, float* buffer) {
                    kernels.forward({.rows = count,
                                     .columns = columns,
@@ -97,6 +99,7 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
                                     .x_stride_elements = problem.x.strides[0],
                                     .mask_stride_elements = problem.mask.strides[0],
                                     .buffer = buffer,
+                                    .buffer_stride = buffer_stride,
                                     .scale = static_cast<float>(problem.scale),
                                     .mask_kind = problem.mask_kind(),
                                     .log = problem.log,

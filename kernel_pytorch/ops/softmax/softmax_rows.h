@@ -16,7 +16,8 @@ struct ForwardRows {
   void* output = nullptr;
   int64_t x_stride_elements = 0;
   int64_t mask_stride_elements = 0;
-  float* buffer = nullptr;  // [columns], 64-byte aligned
+  float* buffer = nullptr;    // [2][buffer_stride], 64-byte aligned
+  int64_t buffer_stride = 0;  // at least `columns`
   float scale = 1;
   MaskKind mask_kind = MaskKind::kNone;
   bool log = false;
