@@ -132,8 +132,7 @@ SegmentIds segment_ids_of(const TensorView& ids, bool is_packed, Context& contex
   segments.ranges_batch = blocks * 2;
   void* pointers[] = {&segments, &ranges, &rows};
   cuda_device::LaunchShape shape;
-  shape.grid_x = static_cast<unsigned>(blocks);
-  shape.grid_y = static_cast<unsigned>(ids.size(0));
+  shape.grid_x = static_cast<unsigned>(blocks * ids.size(0));
   shape.block_x = 32;
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
   return segments;
@@ -278,11 +277,10 @@ void add_block_map(const Scoring& scoring, ScoreArguments& arguments, Context& c
   map = {static_cast<const uint8_t*>(states), batches == 1 ? 0 : heads * rows * columns,
          heads == 1 ? 0 : rows * columns, columns};
   CUkern_st* kernel = table.get(0, context, [] { return prepare_code("map_blocks"); });
-  int32_t head_count = static_cast<int32_t>(heads);
-  void* pointers[] = {&arguments.key_blocks, &map, &head_count};
+  int32_t head_count = static_cast<int32_t>(heads), row_count = static_cast<int32_t>(rows);
+  void* pointers[] = {&arguments.key_blocks, &map, &head_count, &row_count};
   cuda_device::LaunchShape shape;
-  shape.grid_x = static_cast<unsigned>(rows);
-  shape.grid_y = static_cast<unsigned>(batches * heads);
+  shape.grid_x = static_cast<unsigned>(rows * batches * heads);
   shape.block_x = 128;
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

@@ -150,10 +150,20 @@ class Call {
                                .grad_bias = problem_.grad_bias.as<float>(),
                                .batches = static_cast<int32_t>(problem_.grad_bias.size(0)),
                                .heads = static_cast<int32_t>(problem_.grad_bias.size(1)),
-                               .queries = static_cast<int32_t>(problem_.grad_bias.size(2))};
-    const int64_t key_tiles = divide_up(arguments_.scores.keys, tile.columns);
-    const int64_t query_tiles = arguments.queries == 1 ? 1 : divide_up(arguments_.scores.queries, rows_of(tile));
-    const int64_t blocks = key_tiles * query_tiles * arguments.batches * arguments.heads;
+                               .queries = static_cast<int32_t>(problem_.grad_bias.size(2)),
+                               .adds = false};
+    const ScoreArguments& scores = arguments_.scores;
+    const int64_t key_tiles = divide_up(scores.keys, tile.columns),
+                  query_tiles = divide_up(scores.queries, rows_of(tile));
+    const int64_t every = key_tiles * query_tiles * scores.batches * scores.heads;
+    int64_t blocks = key_tiles * (arguments.queries == 1 ? 1 : query_tiles) * arguments.batches * arguments.heads;
+    arguments.adds =
+        !problem_.scoring.deterministic && blocks < every && blocks < 4 * context_.info->cuda.multiprocessors;
+    if (arguments.adds) {
+      blocks = every;
+      cuda_device::fill_bytes(context_.info->device.index, arguments.grad_bias, 0,
+                              static_cast<size_t>(problem_.grad_bias.byte_count()), context_.stream);
+    }
     CUkern_st* kernel = kernels.get(features, variant_of(kBias), context_, [&] {
       return mma_code(kScoresSource, "mma_backward_bias", {features, dtype_, tile, vectors_},
                       program_text(problem_.scoring));
@@ -188,6 +198,7 @@ class Call {
   void add_captured() {
     MmaCapturedArguments arguments{};
     set_captured_sums(arguments);
+    if (problem_.scoring.score_mod.empty()) return;  // a mask has no gradient: zeros
     if (problem_.scoring.deterministic) {
       launch_captured(arguments, CapturedMode::kMeasure);
       launch_captured(arguments, CapturedMode::kWholeNumbers);

@@ -85,6 +85,7 @@ struct MmaBiasArguments {
   MmaBackwardArguments backward;
   float* grad_bias;  // [batches, heads, queries, keys], contiguous, each size 1 where the bias broadcasts
   int32_t batches, heads, queries;
+  bool adds;  // blocks add to zeros what they have of a sum, in no fixed order
 };
 
 // How gradients of captured tensors are added up: by atomics of floats, in no fixed order; or in whole numbers, whose

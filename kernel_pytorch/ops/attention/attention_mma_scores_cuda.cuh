@@ -1,5 +1,6 @@
 // What the two large kernels of attention's backward leave: lse and delta of every query before them, the gradients of
-// sinks, and the gradient of a bias, which a block sums over everything that the bias broadcasts, in one fixed order.
+// sinks, and the gradient of a bias, which a block sums over everything that the bias broadcasts, in one fixed order;
+// where that would leave most of the machine idle, blocks share the sum and add by atomics.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/vector.cuh"
@@ -77,9 +78,10 @@ class MmaBias : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
     int32_t index = static_cast<int32_t>(blockIdx.x);
     first_key_ = index % key_tiles * kKeys;
     index /= key_tiles;
-    const Range queries = range_of(index, bias_.queries == 1 ? 1 : query_tiles, query_tiles);
-    const Range heads = range_of(index, bias_.heads, scores.heads);
-    const Range batches = range_of(index, bias_.batches, scores.batches);
+    const bool sums = !bias_.adds;
+    const Range queries = range_of(index, sums && bias_.queries == 1 ? 1 : query_tiles, query_tiles);
+    const Range heads = range_of(index, sums ? bias_.heads : scores.heads, scores.heads);
+    const Range batches = range_of(index, sums ? bias_.batches : scores.batches, scores.batches);
     sums_.clear();
     for (int32_t batch = batches.first; batch < batches.last; ++batch) {
       for (int32_t head = heads.first; head < heads.last; ++head) {
@@ -87,8 +89,8 @@ class MmaBias : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
         for (int32_t tile = queries.first; tile < queries.last; ++tile) add_tile(tile * kRows);
       }
     }
-    float* target = bias_.grad_bias +
-                    (static_cast<int64_t>(batches.first) * bias_.heads + heads.first) * bias_.queries * scores.keys;
+    const int64_t batch = bias_.batches == 1 ? 0 : batches.first, head = bias_.heads == 1 ? 0 : heads.first;
+    float* target = bias_.grad_bias + (batch * bias_.heads + head) * bias_.queries * scores.keys;
     bias_.queries == 1 ? store_sum(target) : store_tile(target, queries.first * kRows);
   }
 
@@ -135,7 +137,7 @@ class MmaBias : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
     for (int i = 0; i < kKeys / 2; ++i) {
       const int64_t query = first_query + this->warp_row() + tile::fragment_row(lane, i);
       const int64_t key = first_key_ + tile::fragment_column(lane, i);
-      if (query < scores.queries && key < scores.keys) target[query * scores.keys + key] = sums_.values[i];
+      if (query < scores.queries && key < scores.keys) store(target + query * scores.keys + key, sums_.values[i]);
     }
   }
 
@@ -156,7 +158,15 @@ class MmaBias : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
     if (column >= kKeys || first_key_ + column >= bias_.backward.scores.keys) return;
     float sum = 0.0f;
     for (int warp = 0; warp < kTile.warps; ++warp) sum += parts[warp * kKeys + column];
-    target[first_key_ + column] = sum;
+    store(target + first_key_ + column, sum);
+  }
+
+  __device__ __forceinline__ void store(float* target, float sum) const {
+    if (!bias_.adds) {
+      *target = sum;
+    } else if (sum != 0.0f) {
+      atomicAdd(target, sum);
+    }
   }
 
   const MmaBiasArguments& bias_;

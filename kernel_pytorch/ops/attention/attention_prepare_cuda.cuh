@@ -8,8 +8,10 @@ namespace kernel_pytorch::attention {
 
 // A warp for each 64 rows: least and greatest id.
 __global__ void segment_ranges(SegmentIds segments, int32_t* ranges, int32_t rows) {
-  const int32_t* ids = segments.ids + blockIdx.y * segments.batch;
-  const int32_t first = static_cast<int32_t>(blockIdx.x) * kSegmentRangeRows;
+  const int32_t blocks = (rows + kSegmentRangeRows - 1) / kSegmentRangeRows;
+  const int64_t batch = static_cast<int32_t>(blockIdx.x) / blocks, block = static_cast<int32_t>(blockIdx.x) % blocks;
+  const int32_t* ids = segments.ids + batch * segments.batch;
+  const int32_t first = static_cast<int32_t>(block) * kSegmentRangeRows;
   int32_t low = 0x7fffffff, high = static_cast<int32_t>(0x80000000);
   for (int32_t row = first + static_cast<int32_t>(threadIdx.x); row < least(rows, first + kSegmentRangeRows);
        row += 32) {
@@ -21,14 +23,15 @@ __global__ void segment_ranges(SegmentIds segments, int32_t* ranges, int32_t row
     high = greatest(high, __shfl_xor_sync(0xffffffffu, high, distance));
   }
   if (threadIdx.x != 0) return;
-  int32_t* range = ranges + blockIdx.y * segments.ranges_batch + 2 * static_cast<int64_t>(blockIdx.x);
+  int32_t* range = ranges + batch * segments.ranges_batch + 2 * block;
   range[0] = low;
   range[1] = high;
 }
 
 // A block for each row of tiles: states of the listed ones, into a map of zeros.
-__global__ void map_blocks(BlockLists lists, BlockMap map, int32_t heads) {
-  const int64_t batch = blockIdx.y / heads, head = blockIdx.y % heads, row = blockIdx.x;
+__global__ void map_blocks(BlockLists lists, BlockMap map, int32_t heads, int32_t rows) {
+  const int64_t row = static_cast<int32_t>(blockIdx.x) % rows, unit = static_cast<int32_t>(blockIdx.x) / rows;
+  const int64_t batch = unit / heads, head = unit % heads;
   for (int full = 0; full < 2; ++full) {
     const BlockIndex& index = full != 0 ? lists.full : lists.partial;
     if (index.counts == nullptr) continue;
