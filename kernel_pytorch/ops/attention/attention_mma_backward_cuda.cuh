@@ -218,8 +218,9 @@ class MmaBackward {
 
  private:
   __device__ __forceinline__ void finish() {
-    ptx::cp_async_wait_group<0>();
-    __syncthreads();  // the tiles are done with; each warp writes over its own rows of one
+    ptx::cp_async_commit_group();
+    ptx::cp_async_wait_group<0>();  // even where there was nothing to walk over
+    __syncthreads();                // the tiles are done with; each warp writes over its own rows of one
     if constexpr (kForKeys && kFeatures.key_lengths) clear_padding();
     const float scale = scores_.scale, value_scale = kFeatures.dropout ? scores_.dropout_scale : 1.0f;
     store(kForKeys ? arguments_.grad_key : arguments_.grad_query, arguments_.size, first_, scale);

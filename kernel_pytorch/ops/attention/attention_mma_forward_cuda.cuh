@@ -144,7 +144,8 @@ class MmaForward {
 };
 
 template <Features kFeatures, class Element, MmaTile kTile, bool kVectors>
-__global__ void __launch_bounds__(kTile.warps * 32) mma_forward(const __grid_constant__ MmaForwardArguments arguments) {
+__global__ void __launch_bounds__(kTile.warps * 32, 1)
+    mma_forward(const __grid_constant__ MmaForwardArguments arguments) {
   extern __shared__ __align__(16) char shared[];
   MmaForward<kFeatures, Element, kTile, kVectors>(arguments, shared).run();
 }
