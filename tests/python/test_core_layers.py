@@ -208,6 +208,13 @@ def test_cross_attention_masks_and_causality():
     close(ours(query, key, value, attn_mask=added), theirs(query, key, value, attn_mask=added))
     causal = torch.ones(7, 7, dtype=torch.bool).tril()
     close(ours(query, is_causal=True), theirs(query, attn_mask=~causal))
+    partly = torch.rand(7, 7) < 0.6
+    partly[:, 0] = True
+    close(ours(query, attn_mask=partly, is_causal=True), ours(query, attn_mask=partly & causal))
+    stacked, masks = torch.randn(3, 2, 7, 24), torch.rand(3, 2, 1, 7, 7) < 0.6
+    masks[..., 0] = True
+    one_by_one = [ours(x, attn_mask=mask) for x, mask in zip(stacked, masks, strict=True)]
+    close(ours(stacked, attn_mask=masks), torch.stack(one_by_one))
     block, x = core.OptimizedTransformerBlock(24, 3).eval(), torch.randn(2, 7, 24)
     close(block(x, is_causal=True), block(x, attn_mask=causal))
     changed = x.clone()

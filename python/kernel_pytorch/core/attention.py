@@ -1,7 +1,7 @@
 """Multi-head attention with nn.MultiheadAttention's parameters: one projection for query, key and value.
 
-The matrix products are torch's F.linear until this library has its own. The attention itself is torch's
-F.scaled_dot_product_attention until this library has its own.
+The matrix products are torch's F.linear until this library has its own. The attention is functional.attention, except
+on a GPU in fp32 or with heads that are no multiple of 8: those are torch's F.scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ..functional import rope
+from ..functional import attention, rope
 from ._checks import check_features, check_probability
 
 
@@ -74,22 +74,40 @@ class AttentionLayer(nn.Module):
                 is both.
             attn_mask: broadcasts to [..., num_heads, queries, keys]; True where a query sees a key, or a number added
                 to the score, as in F.scaled_dot_product_attention.
-            is_causal: a query sees the keys up to its own position; not together with attn_mask.
+            is_causal: a query sees the keys up to its own position.
             rotary: cos and sin, as RotaryPositionalEncoding(head_dim) gives them, by which the heads of query and key
                 are turned, straight out of the packed product; for tensors with at most one batch dimension.
         """
         q, k, v = self._project(query, query if key is None else key, value if value is not None else key)
         if rotary is not None:
             q, k = rope(q, k, *rotary)
-        attended = torch_functional.scaled_dot_product_attention(
-            q.transpose(-3, -2),
-            k.transpose(-3, -2),
-            v.transpose(-3, -2),
-            attn_mask=attn_mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_causal,
-        )
-        return self.out_proj(attended.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
+        attended = self._attend(q, k, v, attn_mask, is_causal, self.dropout if self.training else 0.0)
+        return self.out_proj(attended.flatten(-2))  # type: ignore[no-any-return]
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout_p: float
+    ) -> Tensor:
+        """Of [..., sequence, num_heads, head_dim], in the same layout."""
+        leading = q.shape[:-3]
+        if attn_mask is not None and len(leading) > 1 and attn_mask.dim() > 3:
+            attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).flatten(0, -4)
+        q, k, v = (x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+        if q.is_cuda and (q.dtype not in (torch.bfloat16, torch.float16) or self.head_dim % 8):
+            if is_causal and attn_mask is not None:
+                raise ValueError(
+                    f"{type(self).__name__}: attn_mask and is_causal are both given; on a GPU in {q.dtype} give one"
+                )
+            heads = [x.transpose(1, 2) for x in (q, k, v)]
+            attended = torch_functional.scaled_dot_product_attention(
+                heads[0], heads[1], heads[2], attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal
+            ).transpose(1, 2)
+        else:
+            is_mask = attn_mask is not None and attn_mask.dtype is torch.bool
+            attended = attention(
+                q, k, v, layout="bshd", causal=is_causal, causal_offset=0 if is_causal else None, dropout_p=dropout_p,
+                mask=attn_mask if is_mask else None, bias=None if is_mask else attn_mask,
+            )  # fmt: skip
+        return attended.reshape(*leading, *attended.shape[1:])
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
         """Query, key and value as [..., sequence, num_heads, head_dim], views into as few products as possible."""
