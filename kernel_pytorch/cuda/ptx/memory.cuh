@@ -163,6 +163,19 @@ __device__ __forceinline__ void st_shared_f32(uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+// sm_20. Of a value that is never negative: a store that never happens, and that the compiler will not move what leads
+// to the value across. It keeps arithmetic before an asynchronous wait, which ptxas would hoist above it.
+__device__ __forceinline__ void st_shared_f32_if_negative(uint32_t address, float value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred negative;\n"
+      "setp.lt.f32 negative, %1, 0f00000000;\n"
+      "@negative st.shared.f32 [%0], %1;\n"
+      "}" ::"r"(address),
+      "f"(value)
+      : "memory");
+}
+
 // sm_80
 __device__ __forceinline__ uint64_t createpolicy_fractional_l2_evict_first() {
   uint64_t policy;

@@ -9,6 +9,12 @@
 
 namespace kernel_pytorch::tile {
 
+// Until the phase with this parity of the barrier at this shared address is over.
+__device__ __forceinline__ void wait_for_barrier(uint32_t address, uint32_t parity) {
+  while (!ptx::mbarrier_try_wait_parity(address, parity)) {
+  }
+}
+
 class Barrier {
  public:
   // Made visible to the copy engine and to the cluster; the block (or cluster) still has to synchronise.
@@ -21,10 +27,7 @@ class Barrier {
     ptx::mbarrier_arrive_expect_tx(address(), bytes);
   }
   // Until the phase with this parity is over. A fresh barrier is in phase 0.
-  __device__ __forceinline__ void wait(uint32_t parity) {
-    while (!ptx::mbarrier_try_wait_parity(address(), parity)) {
-    }
-  }
+  __device__ __forceinline__ void wait(uint32_t parity) { wait_for_barrier(address(), parity); }
   // The same where other blocks of the cluster completed it.
   __device__ __forceinline__ void wait_cluster(uint32_t parity) {
     while (!ptx::mbarrier_try_wait_parity_acquire_cluster(address(), parity)) {

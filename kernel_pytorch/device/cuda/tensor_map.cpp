@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
 
 namespace kernel_pytorch::cuda_device {
@@ -43,6 +44,7 @@ void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[1
     box[i] = i == 0 ? kBoxColumns : i == 1 ? static_cast<unsigned>(box_rows) : 1;
     steps[i] = 1;
   }
+  const CurrentDevice current(view.device.index);  // the driver encodes for a context
   const TensorMapType type = view.dtype == DType::kBFloat16 ? TensorMapType::kBFloat16 : TensorMapType::kFloat16;
   check(require_driver().tensor_map_encode(words, type, static_cast<unsigned>(rank), view.data, sizes, strides, box,
                                            steps, TensorMapInterleave::kNone, TensorMapSwizzle::k128Bytes,

@@ -11,7 +11,7 @@ namespace kernel_pytorch::attention {
 namespace {
 
 std::span<const registry::Kernel<Forward>> forward_kernels() {
-  static const registry::Kernel<Forward> kKernels[] = {kForwardCudaDecode, kForwardCudaMma, kForwardCpu,
+  static const registry::Kernel<Forward> kKernels[] = {kForwardCudaDecode, kForwardSm90, kForwardCudaMma, kForwardCpu,
                                                        kForwardReference};
   return kKernels;
 }

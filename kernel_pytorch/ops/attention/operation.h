@@ -49,6 +49,7 @@ inline bool has_aligned_rows(const TensorView& view) {
 }
 
 extern const registry::Kernel<ForwardProblem> kForwardCpu;
+extern const registry::Kernel<ForwardProblem> kForwardSm90;
 extern const registry::Kernel<ForwardProblem> kForwardReference;
 extern const registry::Kernel<BackwardProblem> kBackwardCpu;
 extern const registry::Kernel<BackwardProblem> kBackwardReference;

@@ -1,0 +1,277 @@
+// Host side of the forward on Hopper: which tile a head size gets, tensor maps, the order of tiles, the launch.
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/device/cuda/tensor_map.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/attention/attention_features.h"
+#include "kernel_pytorch/ops/attention/attention_programs.h"
+#include "kernel_pytorch/ops/attention/attention_sm90_cuda.h"
+#include "kernel_pytorch/ops/attention/operation.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+constexpr const char* kPlanSource = "kernel_pytorch/ops/attention/attention_sm90_plan_cuda.cuh";
+constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_sm90_forward_cuda.cuh";
+
+constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix instructions it is written in";
+constexpr const char* kNeedsHalves = "takes bf16 and fp16";
+constexpr const char* kOddSize = "head sizes must be multiples of 8, up to 256";
+constexpr const char* kMisaligned = "rows of query, key, value or output do not begin at multiples of 16 bytes";
+constexpr const char* kManyRows = "a tensor is too large for 32-bit coordinates";
+constexpr const char* kNothing = "there is nothing to compute";
+constexpr const char* kManyReads =
+    "more than two of segments, mask, bias, block list and dropout do not fit its registers";
+constexpr const char* kOddBlocks = "its tiles do not divide the block list's";
+constexpr const char* kPrograms = "score and mask programs are not compiled in yet";
+
+// How many registers the features ask for beside the products'. kLight leaves room for the queries, kHeavy takes the
+// room of half a block of scores.
+enum class Load : uint8_t { kLight, kMedium, kHeavy };
+
+struct Variant {
+  Sm90Config config;
+  Load load;  // the heaviest that compiles without spilling
+};
+
+// By head tile, ascending, and of one tile the fastest first. The first tile that holds the problem's sizes is taken;
+// what else it has of enough room is for the tuner.
+constexpr Variant kVariants[] = {
+    {{64, 64, 3, 112, 2, 2, false, true}, Load::kLight},    {{64, 64, 2, 128, 3, 1, true, true}, Load::kHeavy},
+    {{96, 96, 2, 128, 3, 1, true, false}, Load::kLight},    {{96, 96, 2, 128, 2, 2, false, true}, Load::kMedium},
+    {{96, 96, 2, 64, 3, 2, false, true}, Load::kHeavy},     {{128, 128, 2, 128, 3, 1, true, false}, Load::kLight},
+    {{128, 128, 2, 128, 2, 2, false, true}, Load::kMedium}, {{128, 128, 2, 64, 3, 2, false, true}, Load::kHeavy},
+    {{192, 128, 2, 128, 2, 1, false, true}, Load::kMedium}, {{192, 128, 2, 64, 3, 1, false, true}, Load::kHeavy},
+    {{192, 192, 2, 112, 2, 1, false, true}, Load::kLight},  {{192, 192, 2, 64, 3, 1, false, true}, Load::kHeavy},
+    {{256, 256, 2, 80, 2, 1, false, true}, Load::kLight},   {{256, 256, 2, 64, 2, 1, false, true}, Load::kHeavy},
+};
+constexpr int kVariantCount = static_cast<int>(std::size(kVariants));
+
+// Options that read something for each score.
+int reads_per_score(const Features& features) {
+  return int{features.segments} + int{features.mask} + int{has_bias(features)} + int{features.blocks} +
+         int{features.dropout};
+}
+constexpr int kMaximumReads = 2;
+
+Load load_of(const Features& features) {
+  if (features.segments || features.mask || features.dropout || reads_per_score(features) > 1) return Load::kHeavy;
+  const bool is_light = !changes_scores(features) && !features.left_bound && !features.blocks && !features.packed &&
+                        !features.key_lengths;
+  return is_light ? Load::kLight : Load::kMedium;
+}
+
+constexpr int64_t kSectionBytes = 32 << 20;  // of keys and values that a section of heads reads again and again from L2
+constexpr int64_t kMaximumTiles = 1 << 30;
+
+bool holds(const Sm90Config& config, const Sizes& sizes) {
+  return config.head_size >= sizes.size && config.value_size >= sizes.value_size;
+}
+
+// Indices of the variants that a problem may run with.
+std::vector<int> candidates(const Forward& problem) {
+  const Sizes sizes = sizes_of(problem);
+  const Load load = load_of(features_of(problem.scoring));
+  std::vector<int> found;
+  const Sm90Config* tile = nullptr;
+  for (int i = 0; i < kVariantCount; ++i) {
+    const Sm90Config& config = kVariants[i].config;
+    if (!holds(config, sizes)) continue;
+    if (tile == nullptr) tile = &config;
+    if (config.head_size != tile->head_size || config.value_size != tile->value_size) break;
+    const bool has_room = kVariants[i].load >= load;
+    if (has_room && scoring_obstacle(problem.scoring, sm90_queries(config), config.key_block) == nullptr) {
+      found.push_back(i);
+    }
+  }
+  return found;
+}
+
+int64_t tile_count(const Sizes& sizes, const Sm90Config& config) {
+  return divide_up(sizes.longest_query, sm90_queries(config)) * sizes.sequences * sizes.heads;
+}
+
+registry::Support supports(const Forward& problem, const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
+  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (size_of(problem.query.dtype) != 2) return registry::Support::no(kNeedsHalves);
+  const Sizes sizes = sizes_of(problem);
+  const Sm90Config& largest = kVariants[kVariantCount - 1].config;
+  if (!holds(largest, sizes) || sizes.size % 8 != 0 || sizes.value_size % 8 != 0)
+    return registry::Support::no(kOddSize);
+  if (problem.output.element_count() == 0 || sizes.keys == 0 || sizes.size == 0) return registry::Support::no(kNothing);
+  if (!has_aligned_rows(problem.query) || !has_aligned_rows(problem.key) || !has_aligned_rows(problem.value) ||
+      !has_aligned_rows(problem.output)) {
+    return registry::Support::no(kMisaligned);
+  }
+  if (tile_count(sizes, largest) > kMaximumTiles || sizes.queries > kMaximumTiles || sizes.keys > kMaximumTiles) {
+    return registry::Support::no(kManyRows);
+  }
+  if (has_programs(problem.scoring)) return registry::Support::no(kPrograms);
+  if (reads_per_score(features_of(problem.scoring)) > kMaximumReads) return registry::Support::no(kManyReads);
+  return candidates(problem).empty() ? registry::Support::no(kOddBlocks) : registry::Support::yes();
+}
+
+std::string text_of(const Sm90Config& config) {
+  return concat("queries=", sm90_queries(config), " keys=", config.key_block, " head=", config.head_size,
+                " value=", config.value_size, " stages=", config.stages, " turns=", int{config.in_turns});
+}
+
+std::vector<std::string> configs(const Forward& problem, const DeviceInfo&) {
+  std::vector<std::string> texts;
+  for (int index : candidates(problem)) texts.push_back(text_of(kVariants[index].config));
+  return texts;
+}
+
+DeviceCode code_of(const Sm90Config& config, const Features& features, DType dtype) {
+  const std::string text =
+      concat("kernel_pytorch::attention::Sm90Config{", config.head_size, ", ", config.value_size, ", ",
+             config.warpgroups, ", ", config.key_block, ", ", config.stages, ", ", config.query_buffers, ", ",
+             bool_name(config.query_in_registers), ", ", bool_name(config.in_turns), "}");
+  return {.source = kSource,
+          .entry = concat("kernel_pytorch::attention::sm90_forward<", text, ", ", to_text(features), ", ",
+                          element_type_name(dtype), ">"),
+          .minimum_capability = 90,
+          .architecture_specific = true};
+}
+
+// Causal rows differ in length: the longest come first, and the shorter fill the gaps at the end. Heads are taken in
+// sections, so that the keys and values that run beside each other stay in L2.
+Sm90Order order_of(const Sizes& sizes, const Features& features, const Sm90Config& config) {
+  const int64_t query_tiles = divide_up(sizes.longest_query, sm90_queries(config));
+  const int64_t heads = sizes.sequences * sizes.heads;
+  const int64_t head_bytes = sizes.longest_key * (sizes.size + sizes.value_size) * 2;
+  const bool longest_first = features.right_bound && !features.left_bound;
+  const int64_t section = longest_first ? sizes.group() * std::max<int64_t>(1, kSectionBytes / head_bytes) : 1;
+  return {.query_tiles = static_cast<int32_t>(query_tiles),
+          .heads = static_cast<int32_t>(heads),
+          .section_heads = static_cast<int32_t>(std::min(section, heads)),
+          .total = static_cast<int32_t>(query_tiles * heads),
+          .longest_first = longest_first};
+}
+
+// Launches that may run at the same time get different counters; each leaves its own at zero.
+uint32_t next_counter() {
+  static std::atomic<uint32_t> count{0};
+  return count.fetch_add(1, std::memory_order_relaxed) % kSm90Counters;
+}
+
+// What the lengths of packed sequences depend on, and nothing else: few kernels are compiled for all features.
+Features plan_features(const Features& features) {
+  return {.right_bound = features.right_bound,
+          .left_bound = features.left_bound,
+          .key_lengths = features.key_lengths,
+          .packed = true};
+}
+DeviceCode plan_code(const Features& features) {
+  return {.source = kPlanSource,
+          .entry = concat("kernel_pytorch::attention::sm90_plan_tiles<", to_text(plan_features(features)), ">"),
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+
+// Launches the kernel that lists the tiles of packed sequences.
+const Sm90Plan* plan_tiles(const Forward& problem, const Features& features, const Sm90Config& config,
+                           ScoreArguments& score, Context& context) {
+  static const std::string kLabel = "attention sm90 plan";
+  static FeatureKernels kernels;
+  const Sizes sizes = sizes_of(problem);
+  CUkern_st* kernel = kernels.get(plan_features(features), 0, context, [&] { return plan_code(features); });
+  const int64_t most = sizes.queries / sm90_queries(config) + sizes.sequences + 1;
+  auto* plan = static_cast<Sm90Plan*>(
+      context.scratch->allocate(sizeof(Sm90Plan) + static_cast<size_t>(most) * sizeof(Sm90PlannedTile)));
+  int32_t tile_queries = sm90_queries(config);
+  void* pointers[] = {&score, &tile_queries, &plan};
+  cuda_device::LaunchShape shape;
+  shape.block_x = 1024;
+  cuda_device::launch(context, kernel, shape, pointers, kLabel);
+  return plan;
+}
+
+Sm90ForwardArguments make_arguments(const Forward& problem, const Features& features, const Sm90Config& config,
+                                    Context& context) {
+  const Sizes sizes = sizes_of(problem);
+  Sm90ForwardArguments arguments{};
+  cuda_device::encode_tensor_map(problem.query, sm90_queries(config), arguments.query.words);
+  cuda_device::encode_tensor_map(problem.key, config.key_block, arguments.key.words);
+  cuda_device::encode_tensor_map(problem.value, config.key_block, arguments.value.words);
+  arguments.score = score_arguments_of(problem.scoring, problem.query, problem.key, context);
+  arguments.exponent_scale = changes_scores(features) ? 1.0f : arguments.score.scale * kLog2e;
+  arguments.order = order_of(sizes, features, config);
+  arguments.output = problem.output.data;
+  arguments.output_batch = problem.output.strides[0];
+  arguments.output_head = problem.output.strides[1];
+  arguments.output_query = problem.output.strides[2];
+  arguments.value_size = static_cast<int32_t>(sizes.value_size);
+  arguments.lse = problem.lse.is_present() ? problem.lse.as<float>() : nullptr;
+  arguments.redo_links =
+      static_cast<int32_t*>(context.scratch->allocate(static_cast<size_t>(arguments.order.total) * sizeof(int32_t)));
+  if (features.packed) {
+    arguments.plan = plan_tiles(problem, features, config, arguments.score, context);
+    clear_rows_of_nobody(problem.output, problem.lse, problem.scoring.query_offsets, context);
+  }
+  arguments.counter_index = next_counter();
+  arguments.careful = problem.scoring.batch_invariant;
+  return arguments;
+}
+
+void run(const Forward& problem, int choice, Context& context) {
+  static const std::string kLabel = "attention sm90";
+  static FeatureKernels kernels;
+  const int index = candidates(problem)[static_cast<size_t>(choice)];
+  const Sm90Config& config = kVariants[index].config;
+  const Features features = features_of(problem.scoring);
+  const DType dtype = problem.query.dtype;
+  const uint32_t variant = static_cast<uint32_t>(index) * 2 + (dtype == DType::kFloat16);
+  CUkern_st* kernel = kernels.get(features, variant, context, [&] { return code_of(config, features, dtype); });
+  Sm90ForwardArguments arguments = make_arguments(problem, features, config, context);
+  cuda_device::LaunchShape shape;
+  shape.grid_x =
+      static_cast<unsigned>(std::min(arguments.order.total, std::max(context.info->cuda.multiprocessors, 1)));
+  shape.block_x = static_cast<unsigned>(sm90_threads(config));
+  shape.shared_bytes = static_cast<unsigned>(sm90_shared_bytes(config));
+  void* pointers[] = {&arguments};
+  cuda_device::launch(context, kernel, shape, pointers, kLabel);
+}
+
+uint64_t source_hash() {
+  return jit::source_hash(kSource);
+}
+
+// Every feature in the tile that most models use, every tile without and with a causal mask.
+std::vector<DeviceCode> device_code() {
+  std::vector<DeviceCode> codes;
+  const Features causal{.right_bound = true};
+  codes.push_back(plan_code(causal));
+  for (const Variant& variant : kVariants) {
+    if (variant.load == Load::kLight || variant.config.head_size == 192) {
+      codes.push_back(code_of(variant.config, {}, DType::kBFloat16));
+      codes.push_back(code_of(variant.config, causal, DType::kBFloat16));
+    }
+    if (variant.config.head_size != 128) continue;
+    if (variant.load == Load::kLight) codes.push_back(code_of(variant.config, causal, DType::kFloat16));
+    for (const NamedFeatures& named : compiled_features()) {
+      const Features& features = named.features;
+      if (load_of(features) != variant.load || reads_per_score(features) > kMaximumReads) continue;
+      codes.push_back(code_of(variant.config, features, DType::kBFloat16));
+    }
+  }
+  return codes;
+}
+
+}  // namespace
+
+constinit const registry::Kernel<ForwardProblem> kForwardSm90{.name = "sm90_wgmma",
+                                                              .origin = registry::Origin::kOurs,
+                                                              .supports = supports,
+                                                              .configs = configs,
+                                                              .heuristic = nullptr,
+                                                              .run = run,
+                                                              .source_hash = source_hash,
+                                                              .device_code = device_code};
+
+}  // namespace kernel_pytorch::attention
