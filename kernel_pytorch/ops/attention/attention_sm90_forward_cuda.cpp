@@ -26,6 +26,7 @@ constexpr const char* kManyRows = "a tensor is too large for 32-bit coordinates"
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kManyReads =
     "more than two of segments, mask, bias, block list and dropout do not fit its registers";
+constexpr const char* kNotCompared = "of the options it was compared on a GPU with causal, window and packed alone";
 constexpr const char* kOddBlocks = "its tiles do not divide the block list's";
 constexpr const char* kPrograms = "score and mask programs are not compiled in yet";
 
@@ -50,6 +51,12 @@ constexpr Variant kVariants[] = {
     {{256, 256, 2, 80, 2, 1, false, true}, Load::kLight},   {{256, 256, 2, 64, 2, 1, false, true}, Load::kHeavy},
 };
 constexpr int kVariantCount = static_cast<int>(std::size(kVariants));
+
+// Options whose results have been compared on a GPU; the others run on cuda_mma.
+bool is_compared(Features features) {
+  features.right_bound = features.left_bound = features.packed = false;
+  return bits_of(features) == 0;
+}
 
 // Options that read something for each score.
 int reads_per_score(const Features& features) {
@@ -112,6 +119,7 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
     return registry::Support::no(kManyRows);
   }
   if (has_programs(problem.scoring)) return registry::Support::no(kPrograms);
+  if (!is_compared(features_of(problem.scoring))) return registry::Support::no(kNotCompared);
   if (reads_per_score(features_of(problem.scoring)) > kMaximumReads) return registry::Support::no(kManyReads);
   return candidates(problem).empty() ? registry::Support::no(kOddBlocks) : registry::Support::yes();
 }
