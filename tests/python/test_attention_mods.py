@@ -152,7 +152,7 @@ def test_compile_with_captured_tensors():
 
 def test_errors():
     query, key, value = products()
-    with pytest.raises(RuntimeError, match="it must return one bool"):
+    with pytest.raises(RuntimeError, match="it must give one bool"):
         attention(query, key, value, mask_mod=lambda b, h, q, k: q + k)
     with pytest.raises(ValueError, match="there is no score_mod or mask_mod that reads them"):
         attention(query, key, value, captured=(query,))

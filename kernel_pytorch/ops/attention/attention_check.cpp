@@ -154,9 +154,13 @@ void Check::check_scoring() const {
   check_plain("seed", scoring.seed, DType::kInt64, {2}, "seed and offset");
   for (const TensorView& view : scoring.captured) check_present("a captured tensor", view);
   if (!has_programs(scoring)) return;
-  const std::shared_ptr<const Programs> programs = programs_of(scoring);
-  if (programs->has_score()) expression::check_captures(programs->score, scoring.captured, op);
-  if (programs->has_mask()) expression::check_captures(programs->mask, scoring.captured, op);
+  const expression::Mods& mods = programs_of(scoring);
+  if (mods.score_mod) expression::check_captures(*mods.score_mod, scoring.captured, op);
+  if (!mods.mask_mod) return;
+  expression::check_captures(*mods.mask_mod, scoring.captured, op);
+  const auto is_score = [](const expression::Node& node) { return node.op == expression::Op::kScore; };
+  KP_CHECK(std::ranges::none_of(mods.mask_mod->nodes, is_score), op,
+           ": mask_mod reads the score; it decides by batch, head, query and key alone");
 }
 
 void Check::check_block_list(std::string_view name, const TensorView& counts, const TensorView& blocks, int64_t rows,

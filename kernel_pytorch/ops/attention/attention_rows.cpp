@@ -80,9 +80,9 @@ ScoreRows::ScoreRows(const Scoring& scoring, const Sizes& sizes, const Sequence&
       size_(sizes.size),
       with_derivatives_(with_derivatives) {
   offset_ = scoring.causal_offset.value_or(sequence.keys - sequence.queries);
-  if (has_programs(scoring)) programs_ = programs_of(scoring);
-  if (with_derivatives && programs_ != nullptr) {
-    loads_ = static_cast<int64_t>(programs_->score_gradient.loads.size());
+  if (has_programs(scoring)) programs_ = &programs_of(scoring);
+  if (with_derivatives && programs_ != nullptr && programs_->score_mod_gradient) {
+    loads_ = static_cast<int64_t>(programs_->score_mod_gradient->loads.size());
     of_captured_.resize(static_cast<size_t>(loads_ * sequence.keys));
   }
   for (std::vector<double>* row : {&scores_, &of_product_, &of_bias_, &dropout_}) row->resize(sequence.keys, 1.0);
@@ -113,14 +113,14 @@ double ScoreRows::score_of(int64_t query, int64_t key, double product) {
     score -= at(scoring_.alibi_slopes, {sequence_.index, head_}) * std::fabs(key - query - offset_);
   }
   if (scoring_.softcap_after_bias) cap();
-  return programs_ != nullptr && programs_->has_score() ? changed_by_program(score, query, key) : score;
+  return programs_ != nullptr && programs_->score_mod ? changed_by_program(score, query, key) : score;
 }
 
 double ScoreRows::changed_by_program(double score, int64_t query, int64_t key) {
   const expression::Inputs<double> inputs{
       .score = score, .batch = sequence_.index, .head = head_, .query = query, .key = key};
   if (with_derivatives_) {
-    const expression::Gradient& gradient = programs_->score_gradient;
+    const expression::Gradient& gradient = *programs_->score_mod_gradient;
     const auto values = expression::interpret(gradient.program, inputs, scoring_.captured);
     of_product_[key] *= values[0].real;
     of_bias_[key] *= values[0].real;
@@ -135,7 +135,7 @@ double ScoreRows::changed_by_program(double score, int64_t query, int64_t key) {
       }
     }
   }
-  return expression::interpret(programs_->score, inputs, scoring_.captured)[0].real;
+  return expression::interpret(*programs_->score_mod, inputs, scoring_.captured)[0].real;
 }
 
 bool ScoreRows::keeps(int64_t query, int64_t key) const {
@@ -150,9 +150,9 @@ bool ScoreRows::keeps(int64_t query, int64_t key) const {
   }
   if (scoring_.mask.is_present() && at(scoring_.mask, {sequence_.index, head_, query, key}) == 0) return false;
   const Tile tile = scoring_.blocks.is_present() ? tiles_[key / scoring_.blocks.key_block] : Tile::kPartial;
-  if (tile != Tile::kPartial || programs_ == nullptr || !programs_->has_mask()) return tile != Tile::kEmpty;
+  if (tile != Tile::kPartial || programs_ == nullptr || !programs_->mask_mod) return tile != Tile::kEmpty;
   const expression::Inputs<double> inputs{.batch = sequence_.index, .head = head_, .query = query, .key = key};
-  return expression::interpret(programs_->mask, inputs, scoring_.captured)[0].boolean;
+  return expression::interpret(*programs_->mask_mod, inputs, scoring_.captured)[0].boolean;
 }
 
 void ScoreRows::read_tiles(int64_t query) {

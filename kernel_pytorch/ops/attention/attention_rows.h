@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -62,8 +61,8 @@ class ScoreRows {
   Sequence sequence_;
   int64_t head_, heads_, size_, offset_;
   bool with_derivatives_;
-  std::shared_ptr<const Programs> programs_;  // null: none
-  int64_t loads_ = 0;                         // captured elements that a score may depend on
+  const expression::Mods* programs_ = nullptr;  // null: none
+  int64_t loads_ = 0;                           // captured elements that a score may depend on
   std::vector<CapturedDerivative> of_captured_;
   std::vector<double> scores_, of_product_, of_bias_, dropout_;
   enum class Tile : uint8_t { kEmpty, kPartial, kFull };

@@ -241,9 +241,9 @@ TEST(Attention, ErrorsNameBothValuesAndTheCure) {
   expect_error([](Forward& p) { p.output.sizes[3] = 8; }, "output has shape [2, 4, 6, 8]; it must be [2, 4, 6, 16]");
   expect_error([](Forward& p) { p.lse.strides[1] = 12; }, "make it contiguous");
   expect_error([](Forward& p) { p.scoring.score_mod = "expression 1\n%0 = key\nreturn %0\n"; },
-               "score_mod returns 1 values, the first a int; it must return one float");
+               "attention: score_mod gives a int; it must give one float");
   expect_error([](Forward& p) { p.scoring.mask_mod = "expression 1\n%0 = score\nreturn %0\n"; },
-               "it must return one bool");
+               "attention: mask_mod gives a float; it must give one bool");
   expect_error([](Forward& p) { p.scoring.score_mod = "nonsense"; }, "line 1");
   expect_error([](Forward& p) { p.query.device = {DeviceKind::kCuda, 0}; }, "move all tensors to one device");
 }
