@@ -8,7 +8,6 @@
 #include "kernel_pytorch/device/cuda/tensor_map.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/attention/attention_features.h"
-#include "kernel_pytorch/ops/attention/attention_programs.h"
 #include "kernel_pytorch/ops/attention/attention_sm90_cuda.h"
 #include "kernel_pytorch/ops/attention/operation.h"
 
@@ -28,7 +27,6 @@ constexpr const char* kManyReads =
     "more than two of segments, mask, bias, block list and dropout do not fit its registers";
 constexpr const char* kNotCompared = "of the options it was compared on a GPU with causal, window and packed alone";
 constexpr const char* kOddBlocks = "its tiles do not divide the block list's";
-constexpr const char* kPrograms = "score and mask programs are not compiled in yet";
 
 // How many registers the features ask for beside the products'. kLight leaves room for the queries, kHeavy takes the
 // room of half a block of scores.
@@ -66,7 +64,10 @@ int reads_per_score(const Features& features) {
 constexpr int kMaximumReads = 2;
 
 Load load_of(const Features& features) {
-  if (features.segments || features.mask || features.dropout || reads_per_score(features) > 1) return Load::kHeavy;
+  if (features.segments || features.mask || features.dropout || features.score_mod || features.mask_mod ||
+      reads_per_score(features) > 1) {
+    return Load::kHeavy;
+  }
   const bool is_light = !changes_scores(features) && !features.left_bound && !features.blocks && !features.packed &&
                         !features.key_lengths;
   return is_light ? Load::kLight : Load::kMedium;
@@ -118,7 +119,6 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
   if (tile_count(sizes, largest) > kMaximumTiles || sizes.queries > kMaximumTiles || sizes.keys > kMaximumTiles) {
     return registry::Support::no(kManyRows);
   }
-  if (has_programs(problem.scoring)) return registry::Support::no(kPrograms);
   if (!is_compared(features_of(problem.scoring))) return registry::Support::no(kNotCompared);
   if (reads_per_score(features_of(problem.scoring)) > kMaximumReads) return registry::Support::no(kManyReads);
   return candidates(problem).empty() ? registry::Support::no(kOddBlocks) : registry::Support::yes();
@@ -135,7 +135,7 @@ std::vector<std::string> configs(const Forward& problem, const DeviceInfo&) {
   return texts;
 }
 
-DeviceCode code_of(const Sm90Config& config, const Features& features, DType dtype) {
+DeviceCode code_of(const Sm90Config& config, const Features& features, DType dtype, const std::string& generated = {}) {
   const std::string text =
       concat("kernel_pytorch::attention::Sm90Config{", config.head_size, ", ", config.value_size, ", ",
              config.warpgroups, ", ", config.key_block, ", ", config.stages, ", ", config.query_buffers, ", ",
@@ -144,7 +144,8 @@ DeviceCode code_of(const Sm90Config& config, const Features& features, DType dty
           .entry = concat("kernel_pytorch::attention::sm90_forward<", text, ", ", to_text(features), ", ",
                           element_type_name(dtype), ">"),
           .minimum_capability = 90,
-          .architecture_specific = true};
+          .architecture_specific = true,
+          .generated = generated};
 }
 
 // Causal rows differ in length: the longest come first, and the shorter fill the gaps at the end. Heads are taken in
@@ -235,7 +236,8 @@ void run(const Forward& problem, int choice, Context& context) {
   const Features features = features_of(problem.scoring);
   const DType dtype = problem.query.dtype;
   const uint32_t variant = static_cast<uint32_t>(index) * 2 + (dtype == DType::kFloat16);
-  CUkern_st* kernel = kernels.get(features, variant, context, [&] { return code_of(config, features, dtype); });
+  CUkern_st* kernel = kernels.get(features, variant, context,
+                                  [&] { return code_of(config, features, dtype, program_text(problem.scoring)); });
   Sm90ForwardArguments arguments = make_arguments(problem, features, config, context);
   cuda_device::LaunchShape shape;
   shape.grid_x =
@@ -265,7 +267,7 @@ std::vector<DeviceCode> device_code() {
     for (const NamedFeatures& named : compiled_features()) {
       const Features& features = named.features;
       if (load_of(features) != variant.load || reads_per_score(features) > kMaximumReads) continue;
-      codes.push_back(code_of(variant.config, features, DType::kBFloat16));
+      codes.push_back(code_of(variant.config, features, DType::kBFloat16, named.generated));
     }
   }
   return codes;
