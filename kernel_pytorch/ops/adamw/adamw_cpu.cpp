@@ -51,7 +51,7 @@ KP_WORD Pair load(const T* from, Some some) {
 template <Order kOrder, class T>
 KP_WORD void store(T* to, const Pair& pair, Two) {
   if constexpr (kOrder == Order::kEvenOdd) {
-    cpu::store2_unordered(to, pair);
+    cpu::store2_unordered<T, true>(to, pair);  // in this order every tensor is bf16
   } else {
     cpu::store2(to, pair);
   }
