@@ -1,13 +1,10 @@
 #include "kernel_pytorch/ops/attention/attention_features.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
-#include "kernel_pytorch/expression/cuda_text.h"
-#include "kernel_pytorch/expression/text.h"
+#include "kernel_pytorch/expression/mods.h"
 #include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
 #include "kernel_pytorch/ops/attention/operation.h"
 
@@ -19,6 +16,7 @@ constexpr int64_t kFar = 1 << 29;  // beyond any sequence: bounds are clamped to
 
 constexpr const char* kOddQueryBlocks = "the block list's query blocks are no multiple of this kernel's tiles";
 constexpr const char* kOddKeyBlocks = "the block list's key blocks are no multiple of this kernel's tiles";
+constexpr const char* kDoubleCaptured = "a captured tensor is fp64; fp64 runs on the CPU";
 constexpr const char* kManyCaptured = "more than 8 captured tensors";
 
 constexpr bool Features::*kFields[] = {
@@ -45,23 +43,6 @@ constexpr bool Features::*kFields[] = {
     &Features::dropout,
 };
 static_assert(std::size(kFields) == sizeof(Features), "every field, in its order");
-
-std::string print_programs(const std::string& score_mod, const std::string& mask_mod) {
-  expression::CudaFunctions functions;
-  expression::Program score, mask;
-  expression::Gradient gradient;
-  if (!score_mod.empty()) {
-    score = expression::parse(score_mod);
-    gradient = expression::differentiate(score);
-    functions.score_mod = &score;
-    functions.score_mod_gradient = &gradient;
-  }
-  if (!mask_mod.empty()) {
-    mask = expression::parse(mask_mod);
-    functions.mask_mod = &mask;
-  }
-  return expression::cuda_text(functions);
-}
 
 DeviceCode prepare_code(std::string_view function) {
   DeviceCode code;
@@ -306,14 +287,7 @@ void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const T
 const std::string& program_text(const Scoring& scoring) {
   static const std::string kNone;
   if (scoring.score_mod.empty() && scoring.mask_mod.empty()) return kNone;
-  static std::mutex mutex;
-  static auto* texts = new std::map<std::pair<std::string, std::string>, std::string>;  // entries never move
-  const std::lock_guard lock(mutex);
-  std::pair key{scoring.score_mod, scoring.mask_mod};
-  const auto found = texts->find(key);
-  if (found != texts->end()) return found->second;
-  std::string text = print_programs(scoring.score_mod, scoring.mask_mod);
-  return texts->emplace(std::move(key), std::move(text)).first->second;
+  return expression::mods_of(scoring.score_mod, scoring.mask_mod, "attention").cuda_backward;
 }
 
 const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
@@ -323,6 +297,9 @@ const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64
 }
 
 const char* captured_obstacle(const Scoring& scoring) {
+  for (const TensorView& view : scoring.captured) {
+    if (view.dtype == DType::kFloat64) return kDoubleCaptured;
+  }
   return scoring.captured.size() > kMaximumCaptured ? kManyCaptured : nullptr;
 }
 
@@ -350,8 +327,8 @@ std::vector<NamedFeatures> compiled_features() {
       {"scaled", {.scaled = true}},
       {"sinks", {.sinks = true}},
       {"dropout", {.dropout = true}},
-      {"score_mod", {.score_mod = true}, print_programs(score_mod, "")},
-      {"mask_mod", {.mask_mod = true}, print_programs("", mask_mod)},
+      {"score_mod", {.score_mod = true}, program_text({.score_mod = score_mod})},
+      {"mask_mod", {.mask_mod = true}, program_text({.mask_mod = mask_mod})},
       {"block_map", {.block_map = true}},
       // What models use.
       {"causal packed", {.right_bound = true, .packed = true}},

@@ -31,7 +31,7 @@ bool has_vector_rows(const TensorView& view);  // 16-byte vectors, begin at mult
 // Packed tensors: zeros (and -inf for the lse, where there is one) in rows past the last offset.
 void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const TensorView& offsets, Context& context);
 
-// The text of the call's programs, for DeviceCode::generated; empty where it has none. Printed once for each pair.
+// The text of the call's programs, for DeviceCode::generated; empty where it has none.
 const std::string& program_text(const Scoring& scoring);
 
 // Null, or why no CUDA kernel whose tiles are tile_queries x tile_keys takes the problem.

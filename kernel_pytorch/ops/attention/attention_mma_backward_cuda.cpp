@@ -17,8 +17,14 @@ constexpr const char* kNamespace = "kernel_pytorch::attention::";
 
 // By head size: rows are keys, then queries.
 constexpr MmaTile kKeyTiles[] = {
-    {64, 64, 64, 4, 1, 64, 2},    {96, 96, 96, 4, 1, 32, 2},   {128, 128, 128, 4, 1, 32, 2},
-    {192, 128, 96, 4, 1, 32, 2},  {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1},
+    {64, 64, 64, 4, 1, 64, 2},   {96, 96, 96, 4, 1, 32, 2},   {128, 128, 128, 4, 1, 32, 2},
+    {192, 128, 96, 4, 1, 32, 2}, {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1},
+    {512, 512, 64, 2, 1, 32, 1},
+};
+// Of features that need the registers themselves.
+constexpr MmaTile kHeavyKeyTiles[] = {
+    {64, 64, 64, 4, 1, 64, 2},   {96, 96, 96, 4, 1, 32, 2},   {128, 128, 128, 4, 1, 16, 2},
+    {192, 128, 96, 4, 1, 32, 2}, {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1},
     {512, 512, 64, 2, 1, 32, 1},
 };
 constexpr MmaTile kQueryTiles[] = {
@@ -67,8 +73,9 @@ class Call {
     measure_queries();
     const ScoreArguments& scores = arguments_.scores;
     const int64_t heads = scores.heads;
-    launch_large("mma_backward_keys", kKeyTiles[index_], scores.keys, int64_t{scores.batches} * (heads / scores.group));
-    launch_large("mma_backward_queries", kQueryTiles[index_], scores.queries, scores.batches * heads);
+    const MmaTile& key_tile = is_heavy(features_of(problem_.scoring)) ? kHeavyKeyTiles[index_] : kKeyTiles[index_];
+    launch_large(true, key_tile, scores.keys, int64_t{scores.batches} * (heads / scores.group));
+    launch_large(false, kQueryTiles[index_], scores.queries, scores.batches * heads);
     if (problem_.grad_bias.is_present()) add_bias();
     if (problem_.grad_sinks.is_present()) add_sinks();
     if (std::ranges::any_of(problem_.grad_captured, &TensorView::is_present)) add_captured();
@@ -121,10 +128,10 @@ class Call {
     launch(kernel, divide_up(rows, 32), 256, 0, &arguments, kLabel);
   }
 
-  void launch_large(const char* function, const MmaTile& tile, int64_t rows, int64_t heads) {
+  void launch_large(bool for_keys, const MmaTile& tile, int64_t rows, int64_t heads) {
     static const std::string kLabel = "attention_backward/cuda_mma";
     static FeatureKernels kernels;
-    const bool for_keys = &tile == &kKeyTiles[index_];
+    const char* function = for_keys ? "mma_backward_keys" : "mma_backward_queries";
     const Features features = features_for(tile, for_keys);
     need_block_map(features);
     arguments_.tiles = static_cast<int32_t>(divide_up(rows, rows_of(tile)));
@@ -290,7 +297,7 @@ uint64_t source_hash() {
 }
 
 std::vector<DeviceCode> device_code() {
-  std::vector<DeviceCode> codes = mma_codes(kSource, "mma_backward_keys", kKeyTiles, kKeyTiles);
+  std::vector<DeviceCode> codes = mma_codes(kSource, "mma_backward_keys", kKeyTiles, kHeavyKeyTiles);
   for (DeviceCode& code : mma_codes(kSource, "mma_backward_queries", kQueryTiles, kQueryTiles)) {
     codes.push_back(std::move(code));
   }

@@ -14,7 +14,7 @@ constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_mma_forw
 // By head size. Two blocks of rows for each warp halve what it reads of keys and values; heavy features need the
 // registers themselves.
 constexpr MmaTile kTiles[] = {
-    {64, 64, 64, 4, 2, 64, 2},    {96, 96, 96, 4, 2, 64, 2},    {128, 128, 128, 4, 2, 32, 2},
+    {64, 64, 64, 4, 2, 64, 2},    {96, 96, 96, 4, 2, 32, 2},    {128, 128, 128, 4, 2, 32, 2},
     {192, 128, 128, 4, 1, 64, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 2},
     {512, 512, 256, 4, 1, 32, 2},
 };
