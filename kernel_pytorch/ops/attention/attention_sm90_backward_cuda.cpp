@@ -18,10 +18,16 @@ constexpr int64_t kLongest = int64_t{1} << 30;
 constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16};
 
 // By head size: where registers are enough, and where the features or the type need more of them for each score.
-constexpr BackwardTile kTiles[] = {
-    {64, 64, 128, 3, 2, 64, false}, {96, 96, 64, 3, 3, 96, false}, {128, 128, 64, 3, 3, 64, false}};
-constexpr BackwardTile kHeavyTiles[] = {
-    {64, 64, 64, 4, 3, 64, false}, {96, 96, 64, 3, 3, 32, false}, {128, 128, 64, 3, 3, 32, false}};
+constexpr BackwardTile kTiles[] = {{64, 64, 128, 128, 3, 2, 64, false},
+                                   {96, 96, 128, 64, 3, 3, 96, false},
+                                   {128, 128, 128, 64, 3, 3, 64, false},
+                                   {192, 128, 64, 64, 3, 3, 64, false},
+                                   {256, 256, 64, 64, 2, 2, 64, false}};
+constexpr BackwardTile kHeavyTiles[] = {{64, 64, 128, 64, 4, 3, 64, false},
+                                        {96, 96, 128, 64, 3, 3, 32, false},
+                                        {128, 128, 128, 64, 3, 3, 32, false},
+                                        {192, 128, 64, 64, 3, 3, 32, false},
+                                        {256, 256, 64, 64, 2, 2, 32, false}};
 
 bool needs_registers(const Features& features) {
   return changes_scores(features) || masks_every_tile(features) || features.dropout;
@@ -35,9 +41,8 @@ struct Variant {
 Variant variant_of(const BackwardProblem& problem) {
   const Features features = features_of(problem.scoring);
   const bool is_half = problem.query.dtype == DType::kFloat16;
-  const int64_t columns = std::max(problem.query.size(3), problem.value.size(3));
   for (int i = 0; i < static_cast<int>(std::size(kTiles)); ++i) {
-    if (columns > kTiles[i].head) continue;
+    if (problem.query.size(3) > kTiles[i].head || problem.value.size(3) > kTiles[i].value) continue;
     const bool is_heavy = is_half || needs_registers(features) || (features.segments && kTiles[i].queries > 64);
     Variant variant{is_heavy ? kHeavyTiles[i] : kTiles[i], (i * 2 + is_heavy) * 4 + is_half * 2};
     variant.tile.in_turns = problem.scoring.deterministic;
@@ -48,8 +53,9 @@ Variant variant_of(const BackwardProblem& problem) {
 }
 
 std::string to_text(const BackwardTile& tile) {
-  return concat("kernel_pytorch::attention::BackwardTile{", tile.head, ", ", tile.value, ", ", tile.queries, ", ",
-                tile.stages, ", ", tile.score_stages, ", ", tile.sum_columns, ", ", bool_name(tile.in_turns), "}");
+  return concat("kernel_pytorch::attention::BackwardTile{", tile.head, ", ", tile.value, ", ", tile.keys, ", ",
+                tile.queries, ", ", tile.stages, ", ", tile.score_stages, ", ", tile.sum_columns, ", ",
+                bool_name(tile.in_turns), "}");
 }
 DeviceCode main_code(const Features& features, const BackwardTile& tile, DType dtype) {
   return {.source = kMainSource,
@@ -64,8 +70,8 @@ DeviceCode rows_code(std::string_view function, std::string_view arguments) {
           .minimum_capability = 90};
 }
 DeviceCode prepare_code(const BackwardTile& tile, DType dtype, bool is_packed) {
-  return rows_code("backward_prepare",
-                   concat("<", element_type_name(dtype), ", ", tile.queries, ", ", bool_name(is_packed), ">"));
+  return rows_code("backward_prepare", concat("<", element_type_name(dtype), ", ", tile.queries, ", ", tile.value, ", ",
+                                              bool_name(is_packed), ">"));
 }
 DeviceCode finish_code(const BackwardTile& tile, DType dtype, bool is_packed) {
   return rows_code("backward_finish", concat("<", element_type_name(dtype), ", ", tile.queries, ", ", tile.head, ", ",
@@ -83,7 +89,7 @@ class Run {
   Run(const BackwardProblem& problem, Context& context)
       : problem_(problem), context_(context), variant_(variant_of(problem)) {
     const BackwardTile& tile = variant_.tile;
-    features_ = features_of(problem.scoring, tile.queries, kBackwardKeys);
+    features_ = features_of(problem.scoring, tile.queries, tile.keys);
     score_ = score_arguments_of(problem.scoring, problem.query, problem.key, context);
     if (features_.block_map) add_block_map(problem.scoring, score_, context);
     const int64_t tiles = features_.packed ? score_.query_tokens / tile.queries + score_.batches
@@ -128,8 +134,8 @@ class Run {
     arguments.tiles = tiles_;
     arguments.head_columns = static_cast<int32_t>(problem_.query.size(3));
     arguments.value_columns = static_cast<int32_t>(problem_.value.size(3));
-    const int64_t blocks = features_.packed ? score_.key_tokens / kBackwardKeys + score_.batches
-                                            : divide_up(problem_.key.size(2), kBackwardKeys);
+    const int64_t blocks = features_.packed ? score_.key_tokens / variant_.tile.keys + score_.batches
+                                            : divide_up(problem_.key.size(2), variant_.tile.keys);
     arguments.key_blocks = static_cast<int32_t>(blocks);
     if (problem_.query.element_count() > 0 && problem_.key.element_count() > 0) {
       const cuda_device::CurrentDevice current(context_.info->device.index);
@@ -182,7 +188,7 @@ class Run {
     Features relevant;
     relevant.packed = features_.packed;
     if (which == 1) relevant = features_;
-    const uint32_t index = static_cast<uint32_t>(which * 32 + variant_.index);
+    const uint32_t index = static_cast<uint32_t>(which * 64 + variant_.index);
     return kernels.get(relevant, index, context_, [&] {
       const DType dtype = problem_.query.dtype;
       return which == 0   ? prepare_code(variant_.tile, dtype, features_.packed)
@@ -236,7 +242,7 @@ registry::Support supports(const BackwardProblem& problem, const DeviceInfo& dev
   if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
   if (device.cuda.capability() != 90) return registry::Support::no("is for compute capability 9.0");
   if (problem.query.dtype == DType::kFloat32) return registry::Support::no("takes bf16 and fp16");
-  if (variant_of(problem).tile.head == 0) return registry::Support::no("takes heads of up to 128 columns");
+  if (variant_of(problem).tile.head == 0) return registry::Support::no("takes heads of up to 256 columns");
   if (const char* obstacle = tensor_obstacle(problem)) return registry::Support::no(obstacle);
   return registry::Support::unless(scoring_obstacle(problem));
 }

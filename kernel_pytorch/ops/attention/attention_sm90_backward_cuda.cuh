@@ -10,6 +10,7 @@
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_backward_keys_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_backward_queries_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_backward_wide_cuda.cuh"
 
 namespace kernel_pytorch::attention {
 
@@ -51,10 +52,14 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     if (work.steps > 0) add_query_gradients<T, kFeatures, kTile>(arguments, work, shared, barriers);
   } else {
     ptx::setmaxnreg_inc<kKeyRegisters<kTile>>();
-    if (work.steps > 0) {
-      key_gradients<T, kFeatures, kTile>(arguments, work, shared, barriers, warpgroup - 2);
-    } else {
+    if (work.steps == 0) {
       zero_key_gradients<T>(arguments, work, static_cast<int>(threadIdx.x) - 256);
+    } else if constexpr (kTile.keys == 128) {
+      key_gradients<T, kFeatures, kTile>(arguments, work, shared, barriers, warpgroup - 2);
+    } else if (warpgroup == 2) {
+      wide_probabilities<T, kFeatures, kTile>(arguments, work, shared, barriers);
+    } else {
+      wide_differences<T, kFeatures, kTile>(arguments, work, shared, barriers);
     }
   }
 }

@@ -13,14 +13,14 @@ namespace kernel_pytorch::attention {
 
 // What is compiled beside the features. Head sizes are padded to these with zeros by the copy engine.
 struct BackwardTile {
-  int head, value;   // multiples of 32 up to 128
+  int head, value;   // multiples of 32 up to 128, or of 64 up to 256
+  int keys;          // of a block: 128; 64 for heads of more than 128 columns
   int queries;       // rows of a step: 64, or 128 for small heads
   int stages;        // of the rings of query and grad_output
   int score_stages;  // of the ring of dS between the warpgroups
   int sum_columns;   // of one product of dQ: 64; 32 leaves its registers to the other warpgroups
   bool in_turns;     // blocks add to grad_query in a fixed order
 };
-inline constexpr int kBackwardKeys = 128;  // of a block: two warpgroups of 64
 inline constexpr int kBackwardThreads = 512, kPrepareThreads = 256, kFinishThreads = 128, kSinkThreads = 128;
 inline constexpr int kBackwardSharedExtra = 512;  // bytes beside tiles and records: barriers and the like
 
@@ -28,11 +28,15 @@ inline constexpr int kBackwardSharedExtra = 512;  // bytes beside tiles and reco
 KP_SHARED_CODE constexpr int tile_bytes(int rows, int columns) {
   return (columns + 63) / 64 * rows * 128;
 }
+// Of probabilities between the warpgroups of a wide head.
+KP_SHARED_CODE constexpr int exchange_bytes(BackwardTile tile) {
+  return tile.keys == 64 ? 16384 : 0;
+}
 KP_SHARED_CODE constexpr int backward_shared_bytes(BackwardTile tile) {
-  const int keys = tile_bytes(kBackwardKeys, tile.head) + tile_bytes(kBackwardKeys, tile.value);
+  const int keys = tile_bytes(tile.keys, tile.head) + tile_bytes(tile.keys, tile.value);
   const int stage = tile_bytes(tile.queries, tile.head) + tile_bytes(tile.queries, tile.value) + 2 * tile.queries * 4;
-  const int scores = tile.score_stages * tile_bytes(kBackwardKeys, tile.queries);
-  return keys + tile.stages * stage + scores + kBackwardSharedExtra;
+  const int scores = tile.score_stages * tile_bytes(tile.keys, tile.queries);
+  return keys + tile.stages * stage + scores + exchange_bytes(tile) + kBackwardSharedExtra;
 }
 
 // Tiles of queries count over (batch, head) or, packed, over heads of all tokens: sequence i begins at tile

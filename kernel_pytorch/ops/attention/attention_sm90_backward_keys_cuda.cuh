@@ -28,33 +28,39 @@ __device__ __forceinline__ void zero_rows(uint32_t tile, int first, int last, in
   ptx::barrier_sync(2 + warpgroup, 128);
 }
 
-// Accumulators of 64 keys, times `scale`, to rows of a gradient. Each warp turns its 16 rows round in shared memory.
+// Accumulators of 64 keys, times `scale`, to rows of a gradient. Each warp turns its 16 rows round in shared memory, 64
+// columns at a time, in a chunk of kRows rows that is its warpgroup's alone.
 template <class T, int kCount>
-__device__ __forceinline__ void store_gradient(const float (&values)[kCount], float scale, uint32_t shared,
+__device__ __forceinline__ void store_gradient(const float (&values)[kCount], float scale, uint32_t chunk,
                                                const RowTensor& gradient, int64_t offset, int row, int rows,
                                                int columns, int lane) {
-  constexpr int kUnits = kCount / 4;  // of 16 bytes a row
-#pragma unroll
-  for (int block = 0; block < kCount / 8; ++block) {
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float pair[2] = {values[8 * block + 2 * i] * scale, values[8 * block + 2 * i + 1] * scale};
-      words[i] = tile::Word<T>::pack(pair);
-    }
-    ptx::stmatrix_x4(tile::fragment_address<kBackwardKeys>(shared, row, block, lane), words);
-  }
-  __syncwarp();
   T* data = static_cast<T*>(gradient.data) + offset;
-#pragma unroll 1
-  for (int i = lane; i < 16 * kUnits; i += 32) {
-    const int at = row + i / kUnits, unit = i % kUnits;
-    if (at < rows && unit * 8 < columns) {
-      const uint32_t source = shared + unit / 8 * (kBackwardKeys * 128) + tile::swizzled_offset(at, unit % 8);
-      tile::store(data + at * gradient.row + unit * 8, tile::load_from_shared<T>(source));
+#pragma unroll
+  for (int first = 0; first < kCount; first += 32) {
+    constexpr int kUnits = kCount % 32 == 0 ? 8 : 4;  // of 16 bytes a row; 96 columns end with a half chunk
+    const int units = first + 32 <= kCount ? 8 : kUnits;
+#pragma unroll
+    for (int block = 0; block < units / 2; ++block) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = values + first + 8 * block + 2 * i;
+        const float scaled[2] = {pair[0] * scale, pair[1] * scale};
+        words[i] = tile::Word<T>::pack(scaled);
+      }
+      ptx::stmatrix_x4(chunk + tile::swizzled_offset(row + lane % 16, block * 2 + lane / 16), words);
     }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * units; i += 32) {
+      const int at = row + i / units, unit = i % units;
+      if (at < rows && first * 2 + unit * 8 < columns) {
+        const uint32_t source = chunk + tile::swizzled_offset(at, unit);
+        tile::store(data + at * gradient.row + first * 2 + unit * 8, tile::load_from_shared<T>(source));
+      }
+    }
+    __syncwarp();
   }
-  __syncwarp();
 }
 
 __device__ __forceinline__ int64_t gradient_offset(const RowTensor& gradient, const BackwardWork& work) {
@@ -86,7 +92,7 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
   using ScoreMma = ptx::Wgmma<kTile.queries, kMmaType<T>>;
   using KeyMma = ptx::Wgmma<kTile.head, kMmaType<T>>;
   using ValueMma = ptx::Wgmma<kTile.value, kMmaType<T>>;
-  using Keys = tile::AlongColumns<kBackwardKeys>;
+  using Keys = tile::AlongColumns<kTile.keys>;
   using Queries = tile::AlongColumns<kTile.queries>;
   using QueryRows = tile::AlongRows<kTile.queries>;
   constexpr int kScores = kTile.queries / 2;
@@ -124,10 +130,10 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
 
   barriers.key->wait(0);
   barriers.value->wait(0);
-  if (kMayHaveRemains && work.first_key + kBackwardKeys > work.head.keys) {
+  if (kMayHaveRemains && work.first_key + kTile.keys > work.head.keys) {
     const int first = greatest(warpgroup * 64, work.head.keys - work.first_key);
-    zero_rows<kBackwardKeys, kTile.head>(shared + Shared::kKey, first, warpgroup * 64 + 64, warpgroup);
-    zero_rows<kBackwardKeys, kTile.value>(shared + Shared::kValue, first, warpgroup * 64 + 64, warpgroup);
+    zero_rows<kTile.keys, kTile.head>(shared + Shared::kKey, first, warpgroup * 64 + 64, warpgroup);
+    zero_rows<kTile.keys, kTile.value>(shared + Shared::kValue, first, warpgroup * 64 + 64, warpgroup);
   }
   barriers.query_full[0].wait(0);
   barriers.grad_full[0].wait(0);

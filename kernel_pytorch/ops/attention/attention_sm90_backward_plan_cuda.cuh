@@ -16,6 +16,8 @@ inline constexpr ptx::WgmmaType kMmaType = ptx::WgmmaType::kBf16;
 template <>
 inline constexpr ptx::WgmmaType kMmaType<tile::Float16> = ptx::WgmmaType::kF16;
 
+inline constexpr int kExchangeSlots = 2;
+
 // (kTile is a template argument everywhere: as a function's argument it would be read from memory.)
 template <BackwardTile kTile>
 struct BackwardBarriers {
@@ -27,6 +29,8 @@ struct BackwardBarriers {
   tile::Barrier* grad_empty;
   tile::Barrier* score_full;
   tile::Barrier* score_empty;
+  tile::Barrier* exchange_full;  // wide heads
+  tile::Barrier* exchange_empty;
 
   __device__ __forceinline__ explicit BackwardBarriers(void* memory) {
     key = static_cast<tile::Barrier*>(memory);
@@ -37,9 +41,12 @@ struct BackwardBarriers {
     grad_empty = grad_full + kTile.stages;
     score_full = grad_empty + kTile.stages;
     score_empty = score_full + kTile.score_stages;
+    exchange_full = score_empty + kTile.score_stages;
+    exchange_empty = exchange_full + kExchangeSlots;
   }
   __device__ __forceinline__ void init() {
-    constexpr int kKeyWarps = 8, kReducerWarps = 4;
+    // Of a wide head one warpgroup makes dS, and the other reads it as the reducer does.
+    constexpr int kKeyWarps = 8, kMakers = kTile.keys == 64 ? 4 : 8, kReaders = kTile.keys == 64 ? 8 : 4;
     key->init(1);
     value->init(1);
     for (int i = 0; i < kTile.stages; ++i) {
@@ -49,8 +56,12 @@ struct BackwardBarriers {
       grad_empty[i].init(kKeyWarps);
     }
     for (int i = 0; i < kTile.score_stages; ++i) {
-      score_full[i].init(kKeyWarps);
-      score_empty[i].init(kReducerWarps);
+      score_full[i].init(kMakers);
+      score_empty[i].init(kReaders);
+    }
+    for (int i = 0; i < kExchangeSlots; ++i) {
+      exchange_full[i].init(4);
+      exchange_empty[i].init(4);
     }
   }
 };
@@ -80,11 +91,11 @@ struct BackwardWork {
 // Offsets in bytes of dynamic shared memory; every tile begins at a multiple of 1024.
 template <BackwardTile kTile>
 struct BackwardShared {
-  static constexpr int kKeyBytes = tile_bytes(kBackwardKeys, kTile.head);
-  static constexpr int kValueBytes = tile_bytes(kBackwardKeys, kTile.value);
+  static constexpr int kKeyBytes = tile_bytes(kTile.keys, kTile.head);
+  static constexpr int kValueBytes = tile_bytes(kTile.keys, kTile.value);
   static constexpr int kQueryBytes = tile_bytes(kTile.queries, kTile.head);
   static constexpr int kGradBytes = tile_bytes(kTile.queries, kTile.value);
-  static constexpr int kScoreBytes = tile_bytes(kBackwardKeys, kTile.queries);
+  static constexpr int kScoreBytes = tile_bytes(kTile.keys, kTile.queries);
   static constexpr int kRecordBytes = 2 * kTile.queries * 4;
 
   static constexpr int kKey = 0;
@@ -92,15 +103,16 @@ struct BackwardShared {
   static constexpr int kQuery = kValue + kValueBytes;
   static constexpr int kGrad = kQuery + kTile.stages * kQueryBytes;
   static constexpr int kScore = kGrad + kTile.stages * kGradBytes;
-  static constexpr int kRecord = kScore + kTile.score_stages * kScoreBytes;
+  static constexpr int kExchange = kScore + kTile.score_stages * kScoreBytes;
+  static constexpr int kRecord = kExchange + exchange_bytes(kTile);
   static constexpr int kBarriers = kRecord + kTile.stages * kRecordBytes;
-  static constexpr int kWork = kBarriers + (2 + 4 * kTile.stages + 2 * kTile.score_stages + 1) / 2 * 16;
+  static constexpr int kWork = kBarriers + (1 + 2 * kTile.stages + kTile.score_stages + kExchangeSlots) * 16;
   static_assert(kWork + sizeof(BackwardWork) <= kBarriers + kBackwardSharedExtra);
   static_assert(kTile.stages + kTile.score_stages < kBackwardSteps);
 };
 
 template <Features kFeatures, BackwardTile kTile>
-using QueryWalk = Walk<kFeatures, false, kBackwardKeys, kTile.queries>;
+using QueryWalk = Walk<kFeatures, false, kTile.keys, kTile.queries>;
 
 // Of the group's head `member`. Lists of tiles differ from head to head.
 template <Features kFeatures>
@@ -120,11 +132,11 @@ __device__ __forceinline__ void find_work(BackwardWork& shared_work, const Backw
   int key_block = block % arguments.key_blocks;
   const int batch_head = block / arguments.key_blocks;
   if constexpr (kFeatures.packed) {
-    const int sequence = sequence_of_tile(score.key_offsets, score.batches, kBackwardKeys, key_block);
+    const int sequence = sequence_of_tile(score.key_offsets, score.batches, kTile.keys, key_block);
     work.key_head = batch_head;
     work.head = load_head<kFeatures>(score, sequence, work.key_head * score.group);
     work.memory_batch = 0;
-    key_block -= static_cast<int>(tiles_before(work.head.first_key, sequence, kBackwardKeys));
+    key_block -= static_cast<int>(tiles_before(work.head.first_key, sequence, kTile.keys));
     work.tile_base = work.head.head * arguments.tiles.tiles +
                      static_cast<int>(tiles_before(work.head.first_query, sequence, kTile.queries));
   } else {
@@ -134,8 +146,8 @@ __device__ __forceinline__ void find_work(BackwardWork& shared_work, const Backw
     work.tile_base = (work.head.batch * score.heads + work.head.head) * arguments.tiles.tiles;
   }
   const int keys = kFeatures.packed ? work.head.keys : score.keys;
-  work.first_key = key_block * kBackwardKeys;
-  work.rows = least(kBackwardKeys, keys - work.first_key);
+  work.first_key = key_block * kTile.keys;
+  work.rows = least(kTile.keys, keys - work.first_key);
   work.steps = 0;
   if (work.first_key < work.head.keys) {
     if constexpr (kFeatures.blocks) {

@@ -40,11 +40,11 @@ struct TileLoader {
   __device__ __forceinline__ void load_keys() {
     barriers.key->arrive_expect_bytes(Shared::kKeyBytes);
     const int row = static_cast<int>(work.head.first_key) + work.first_key;
-    load_boxes<kBackwardKeys, kTile.head>(shared + Shared::kKey, arguments.key, row, work.key_head, work.memory_batch,
-                                          *barriers.key);
+    load_boxes<kTile.keys, kTile.head>(shared + Shared::kKey, arguments.key, row, work.key_head, work.memory_batch,
+                                       *barriers.key);
     barriers.value->arrive_expect_bytes(Shared::kValueBytes);
-    load_boxes<kBackwardKeys, kTile.value>(shared + Shared::kValue, arguments.value, row, work.key_head,
-                                           work.memory_batch, *barriers.value);
+    load_boxes<kTile.keys, kTile.value>(shared + Shared::kValue, arguments.value, row, work.key_head, work.memory_batch,
+                                        *barriers.value);
   }
 
   // Where its place has been left by everybody.
@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_tiles(const BackwardArguments& arguments, B
   const bool is_loader = threadIdx.x % 32 == 0;
   TileLoader<kTile> loader(arguments, work, ptx::shared_address(shared_memory), barriers);
   if (is_loader) loader.load_keys();
-  const bool is_ragged = work.first_key + kBackwardKeys > work.head.keys;
+  const bool is_ragged = work.first_key + kTile.keys > work.head.keys;
   const int group = arguments.score.group;
 #pragma unroll 1
   for (int member = 0; member < group; ++member) {
@@ -101,7 +101,7 @@ template <Features kFeatures, BackwardTile kTile>
 __device__ __forceinline__ uint32_t turn_of(const BackwardWork& work, int tile) {
   const int first = tile * kTile.queries;
   const TileRange range = keys_of_queries(kFeatures, work.head, first, least(first + kTile.queries, work.head.queries));
-  return static_cast<uint32_t>((range.last - 1) / kBackwardKeys - work.first_key / kBackwardKeys);
+  return static_cast<uint32_t>((range.last - 1) / kTile.keys - work.first_key / kTile.keys);
 }
 
 template <class T, Features kFeatures, BackwardTile kTile>
@@ -110,7 +110,7 @@ __device__ __forceinline__ void add_query_gradients(const BackwardArguments& arg
   using Shared = BackwardShared<kTile>;
   constexpr int kColumns = kTile.sum_columns;
   using Mma = ptx::Wgmma<kColumns, kMmaType<T>>;
-  using KeyRows = tile::AlongRows<kBackwardKeys>;
+  using KeyRows = tile::AlongRows<kTile.keys>;
   constexpr int kTileFloats = kTile.queries * kTile.head;
   constexpr int kBarrier = 1;
   const uint32_t shared = ptx::shared_address(shared_memory);
@@ -139,9 +139,9 @@ __device__ __forceinline__ void add_query_gradients(const BackwardArguments& arg
     for (int i = 0; i < kProducts; ++i) {
       float sum[kColumns / 2];
       ptx::wgmma_fence();
-      tile::multiply<Mma, KeyRows, KeyRows, kBackwardKeys / 16>(
-          sum, scores + i / kAcross * (kBackwardKeys * 128 / 16),
-          keys + i % kAcross * kColumns / 64 * (kBackwardKeys * 128 / 16) + i % kAcross * kColumns % 64 / 8, false);
+      tile::multiply<Mma, KeyRows, KeyRows, kTile.keys / 16>(
+          sum, scores + i / kAcross * (kTile.keys * 128 / 16),
+          keys + i % kAcross * kColumns / 64 * (kTile.keys * 128 / 16) + i % kAcross * kColumns % 64 / 8, false);
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<0>();
       ptx::tie_registers(sum);

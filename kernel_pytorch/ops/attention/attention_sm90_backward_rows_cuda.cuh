@@ -50,7 +50,7 @@ __device__ __forceinline__ void tile_deltas(float (&deltas)[kRows], const Prepar
 }
 
 // A block a tile of kQueries.
-template <class T, int kQueries, bool kPacked>
+template <class T, int kQueries, int kValue, bool kPacked>
 __global__ void __launch_bounds__(kPrepareThreads)
     backward_prepare(const __grid_constant__ PrepareArguments arguments) {
   constexpr int kGroups = kPrepareThreads / 16;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     return;
   }
   float deltas[kRows];
-  tile_deltas<T, kRows, 1>(deltas, arguments, place, first_query);
+  tile_deltas<T, kRows, (kValue > 128 ? 2 : 1)>(deltas, arguments, place, first_query);
   const int64_t head_row = place.row_of_heads + place.first_query;
   if (threadIdx.x % 16 == 0) {
     const float sink =
@@ -121,8 +121,11 @@ __global__ void __launch_bounds__(kSinkThreads) backward_sinks(const __grid_cons
   if (threadIdx.x == 0) arguments.grad_sinks[blockIdx.x * arguments.stride] = sum[0];
 }
 
-// The query of a tile of 64 that row lane / 4 + 8 * half of a warp's accumulators of dQ stands for (store_scores).
+// The query of a tile of 64 that row lane / 4 + 8 * half of a warp's accumulators of dQ stands for: store_scores
+// permutes them, wide heads do not.
+template <bool kIsWide>
 __device__ __forceinline__ int sum_query(int warp, int lane, int half) {
+  if constexpr (kIsWide) return warp * 16 + lane / 4 + 8 * half;
   return (lane / 4 + 8 * half) / 2 * 8 + warp * 2 + lane / 4 % 2;
 }
 
@@ -156,7 +159,7 @@ __global__ void __launch_bounds__(kFinishThreads) backward_finish(const __grid_c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float pair[2] = {values[2 * half] * scale, values[2 * half + 1] * scale};
-      rows[place_of(sum_query(warp, lane, half), i) + lane % 4] = tile::Word<T>::pack(pair);
+      rows[place_of(sum_query<(kColumns > 128)>(warp, lane, half), i) + lane % 4] = tile::Word<T>::pack(pair);
     }
   }
   __syncthreads();

@@ -160,8 +160,7 @@ __device__ __forceinline__ void store_scores(uint32_t destination, const uint32_
       for (int unit = 0; unit < 2; ++unit) {
         const uint32_t* first = words + chunk * 16 + unit * 8 + half;
         const uint32_t offset = tile::swizzled_offset(row + 8 * half, lane % 4 * 2 + unit);
-        ptx::st_shared_v4(destination + chunk * (kBackwardKeys * 128) + offset,
-                          {first[0], first[2], first[4], first[6]});
+        ptx::st_shared_v4(destination + chunk * (128 * 128) + offset, {first[0], first[2], first[4], first[6]});
       }
     }
   }
