@@ -29,6 +29,19 @@ constexpr BackwardTile kHeavyTiles[] = {{64, 64, 128, 64, 4, 3, 64, false},
                                         {192, 128, 64, 64, 3, 3, 32, false},
                                         {256, 256, 64, 64, 2, 2, 32, false}};
 
+constexpr size_t kNarrowTiles = 3;  // of heads up to 128 columns
+
+constexpr bool fit_shared_memory() {
+  for (const BackwardTile& tile : kTiles) {
+    if (backward_shared_bytes(tile) > kBackwardSharedLimit) return false;
+  }
+  for (const BackwardTile& tile : kHeavyTiles) {
+    if (backward_shared_bytes(tile) > kBackwardSharedLimit) return false;
+  }
+  return true;
+}
+static_assert(fit_shared_memory());
+
 bool needs_registers(const Features& features) {
   return changes_scores(features) || masks_every_tile(features) || features.dropout;
 }
@@ -57,12 +70,13 @@ std::string to_text(const BackwardTile& tile) {
                 tile.queries, ", ", tile.stages, ", ", tile.score_stages, ", ", tile.sum_columns, ", ",
                 bool_name(tile.in_turns), "}");
 }
-DeviceCode main_code(const Features& features, const BackwardTile& tile, DType dtype) {
+DeviceCode main_code(const Features& features, const BackwardTile& tile, DType dtype, const std::string& generated) {
   return {.source = kMainSource,
           .entry = concat("kernel_pytorch::attention::backward_keys<", element_type_name(dtype), ", ",
                           to_text(features), ", ", to_text(tile), ">"),
           .minimum_capability = 90,
-          .architecture_specific = true};
+          .architecture_specific = true,
+          .generated = generated};
 }
 DeviceCode rows_code(std::string_view function, std::string_view arguments) {
   return {.source = kRowsSource,
@@ -192,7 +206,7 @@ class Run {
     return kernels.get(relevant, index, context_, [&] {
       const DType dtype = problem_.query.dtype;
       return which == 0   ? prepare_code(variant_.tile, dtype, features_.packed)
-             : which == 1 ? main_code(features_, variant_.tile, dtype)
+             : which == 1 ? main_code(features_, variant_.tile, dtype, program_text(problem_.scoring))
              : which == 2 ? finish_code(variant_.tile, dtype, features_.packed)
                           : rows_code("backward_sinks", "");
     });
@@ -229,7 +243,15 @@ const char* tensor_obstacle(const BackwardProblem& problem) {
 
 const char* scoring_obstacle(const BackwardProblem& problem) {
   const Scoring& scoring = problem.scoring;
-  if (!scoring.score_mod.empty() || !scoring.mask_mod.empty()) return "takes no programs";
+  Features features = features_of(scoring);
+  features.right_bound = features.left_bound = features.sinks = false;
+  const bool is_wide = variant_of(problem).tile.keys == 64;
+  if (is_wide && bits_of(features) != 0)
+    return "takes causal, windows and sinks alone for heads of more than 128 columns";
+  if (std::ranges::any_of(problem.grad_captured, &TensorView::is_present))
+    return "gives no gradients of captured tensors";
+  if (!scoring.score_mod.empty() && scoring.dropout > 0) return "takes no score_mod with dropout";
+  if (const char* obstacle = captured_obstacle(scoring)) return obstacle;
   if (problem.grad_bias.is_present()) return "gives no gradient of a bias";
   if (scoring.blocks.is_present() && !scoring.blocks.query_counts.is_present())
     return "needs the block list's transposed lists";
@@ -276,23 +298,24 @@ std::vector<DeviceCode> device_code() {
         add(prepare_code(tile, dtype, is_packed));
         add(finish_code(tile, dtype, is_packed));
       }
-      add(main_code(causal, tile, dtype));
+      add(main_code(causal, tile, dtype, {}));
     }
-    add(main_code({}, kTiles[i], DType::kBFloat16));
+    add(main_code({}, kTiles[i], DType::kBFloat16, {}));
   }
   add(rows_code("backward_sinks", ""));
   BackwardTile in_turns = kTiles[2];
   in_turns.in_turns = true;
-  add(main_code(causal, in_turns, DType::kBFloat16));
+  add(main_code(causal, in_turns, DType::kBFloat16, {}));
   // Every feature that these kernels take, each with a head size in its turn.
   size_t turn = 0;
   for (const NamedFeatures& named : compiled_features()) {
     const Features& features = named.features;
-    const size_t place = turn++ % std::size(kTiles);
-    const bool is_large = std::string_view(named.name) == "everything";
+    // Small heads leave registers for a bias or a program beside other options, and wide ones take bounds alone.
+    const bool is_small = (has_bias(features) && (features.softcap_after || features.dropout || features.alibi)) ||
+                          features.score_mod || features.mask_mod;
+    const size_t index = is_small ? 0 : turn++ % kNarrowTiles;
     const bool is_heavy = needs_registers(features) || features.segments;
-    const size_t index = is_large ? 0 : place;
-    add(main_code(features, is_heavy ? kHeavyTiles[index] : kTiles[index], DType::kBFloat16));
+    add(main_code(features, is_heavy ? kHeavyTiles[index] : kTiles[index], DType::kBFloat16, named.generated));
   }
   return codes;
 }

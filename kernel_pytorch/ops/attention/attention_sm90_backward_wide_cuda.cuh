@@ -120,53 +120,47 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
   ptx::tie_registers(scores);
   exponentials(work.ring[0]);
   finish_probabilities(work.ring[0]);
-  uint32_t query_before = shared + Shared::kQuery;
-  uint32_t scores_before = shared + Shared::kScore;
 #pragma unroll 1
   for (int step = 0; step < work.steps; ++step) {
     tile::PipelineState next = now;
     if (step + 1 < work.steps) next.advance(kTile.stages);
     const BackwardStep& next_step = work.ring[least(step + 1, work.steps - 1) % kBackwardSteps];
+    const uint32_t query = shared + Shared::kQuery + now.stage * Shared::kQueryBytes;
     const uint32_t grad = shared + Shared::kGrad + now.stage * Shared::kGradBytes;
     const uint32_t next_query = shared + Shared::kQuery + next.stage * Shared::kQueryBytes;
-    barriers.query_full[next.stage].wait(next.parity);
     barriers.grad_full[now.stage].wait(now.parity);
-    zero_remains<kFeatures, kTile, kTile.head>(next_query, work, next_step, 0);
     zero_remains<kFeatures, kTile, kTile.value>(grad, work, work.ring[step % kBackwardSteps], 0);
-    load_record(bounds, shared + Shared::kRecord + next.stage * Shared::kRecordBytes, lane);
-    if (step > 0) barriers.score_full[ring.stage].wait(ring.parity);
     ptx::wgmma_fence();
-    // Of the step before; in the first one of what happens to lie there, which the next one overwrites.
-    tile::multiply<KeyMma, typename W::Keys, typename W::QueryRows, 4>(grad_key, W::Keys::base(scores_before),
-                                                                       W::QueryRows::base(query_before), step > 1);
+    tile::multiply<ValueMma, typename W::QueryRows, 4>(grad_value, operand, W::QueryRows::base(grad), step > 0);
+    ptx::wgmma_commit_group();
+    barriers.query_full[next.stage].wait(next.parity);
+    zero_remains<kFeatures, kTile, kTile.head>(next_query, work, next_step, 0);
+    load_record(bounds, shared + Shared::kRecord + next.stage * Shared::kRecordBytes, lane);
+    barriers.score_full[ring.stage].wait(ring.parity);
+    ptx::wgmma_fence();
     tile::multiply<typename W::ScoreMma, typename W::Keys, typename W::Keys, kTile.head / 16>(
         scores, keys, W::Keys::base(next_query), false);
     ptx::wgmma_commit_group();
-    tile::multiply<ValueMma, typename W::QueryRows, 4>(grad_value, operand, W::QueryRows::base(grad), step > 0);
+    tile::multiply<KeyMma, typename W::Keys, typename W::QueryRows, 4>(
+        grad_key, W::Keys::base(shared + Shared::kScore + ring.stage * Shared::kScoreBytes), W::QueryRows::base(query),
+        step > 0);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(scores);
-    exponentials(next_step);
-    if (step > 0 && lane == 0) {
-      barriers.query_empty[now.stage == 0 ? kTile.stages - 1 : now.stage - 1].arrive();
-      barriers.score_empty[ring.stage].arrive();
-    }
-    if (step > 0) ring.advance(kTile.score_stages);
-    ptx::wgmma_wait_group<0>();
     ptx::tie_registers(grad_value);
     if (lane == 0) barriers.grad_empty[now.stage].arrive();
+    exponentials(next_step);
+    barriers.exchange_empty[exchange.stage].wait(exchange.parity);
+    ptx::wgmma_wait_group<0>();
+    ptx::tie_registers(grad_key);
+    if (lane == 0) {
+      barriers.query_empty[now.stage].arrive();
+      barriers.score_empty[ring.stage].arrive();
+    }
+    ring.advance(kTile.score_stages);
     if (step + 1 < work.steps) finish_probabilities(next_step);
-    query_before = shared + Shared::kQuery + now.stage * Shared::kQueryBytes;
-    scores_before = shared + Shared::kScore + ring.stage * Shared::kScoreBytes;
     now = next;
   }
-  barriers.score_full[ring.stage].wait(ring.parity);
-  ptx::wgmma_fence();
-  tile::multiply<KeyMma, typename W::Keys, typename W::QueryRows, 4>(grad_key, W::Keys::base(scores_before),
-                                                                     W::QueryRows::base(query_before), work.steps > 1);
-  ptx::wgmma_commit_group();
-  ptx::wgmma_wait_group<0>();
-  ptx::tie_registers(grad_key);
   // dP of the last step is done, or dS would not be there: the values' tile is free.
   const uint32_t chunk = shared + Shared::kValue;
   const float value_scale = kUnscale<T> * (kFeatures.dropout ? arguments.score.dropout_scale : 1.0f);
@@ -249,12 +243,11 @@ __device__ __forceinline__ void wide_differences(const BackwardArguments& argume
       load_record(bounds, shared + Shared::kRecord + now.stage * Shared::kRecordBytes + kTile.queries * 4, lane);
     }
     differentiate<T, kFeatures>(scores, operand, copies, bounds, arguments.score);
-    barriers.query_full[next.stage].wait(next.parity);
+    barriers.score_empty[ring.stage].wait(ring.parity);
     ptx::wgmma_wait_group<0>();
     ptx::tie_registers(grad_value);
     if (lane == 0) barriers.grad_empty[now.stage].arrive();
     tile::pack_fragment<T>(operand, scores);
-    barriers.score_empty[ring.stage].wait(ring.parity);
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
       const uint32_t words[4] = {operand[4 * block], operand[4 * block + 1], operand[4 * block + 2],
@@ -267,6 +260,7 @@ __device__ __forceinline__ void wide_differences(const BackwardArguments& argume
     __syncwarp();
     if (lane == 0) barriers.score_full[ring.stage].arrive();
     ring.advance(kTile.score_stages);
+    barriers.query_full[next.stage].wait(next.parity);
     barriers.grad_full[next.stage].wait(next.parity);
     zero_remains<kFeatures, kTile, kTile.head>(shared + Shared::kQuery + next.stage * Shared::kQueryBytes, work,
                                                next_step, 1);
