@@ -40,8 +40,12 @@ KP_SHARED_CODE constexpr int backward_shared_bytes(BackwardTile tile) {
   return keys + tile.stages * stage + scores + exchange_bytes(tile) + kBackwardSharedExtra;
 }
 
-// Tiles of queries count over (batch, head) or, packed, over heads of all tokens: sequence i begins at tile
-// offsets[i] / rows + i, which leaves room for every sequence's last tile.
+// Of packed sequences, sequence i owns the tiles from this one on, as many as it can need or one more.
+KP_SHARED_CODE constexpr int64_t tiles_before(int64_t offset, int sequence, int rows) {
+  return offset / rows + sequence;
+}
+
+// Tiles of queries count over (batch, head, tile) or, packed, over (head, tile of all sequences).
 struct QueryTiles {
   int32_t tiles;       // of a head
   int32_t tile_count;  // of all

@@ -19,24 +19,19 @@ inline constexpr float kUnscale = 1.0f / 32;
 template <>
 inline constexpr float kUnscale<tile::Float16> = 1.0f;
 
-// Sequence i owns the tiles from offsets[i] / rows + i on, more than it can need. The last whose first is at most
-// `tile`; all lanes of the warp take part.
+// The last sequence whose first tile (tiles_before) is at most `tile`; all lanes of the warp take part.
 __device__ __forceinline__ int sequence_of_tile(const int32_t* offsets, int sequences, int rows, int tile) {
   const int lane = threadIdx.x % 32;
   int first = 0, count = sequences;
   while (count > 1) {
     const int step = (count + 31) / 32;
     const int at = first + lane * step;
-    const bool begins = lane * step < count && offsets[at] / rows + at <= tile;
+    const bool begins = lane * step < count && tiles_before(offsets[at], at, rows) <= tile;
     const int found = __popc(__ballot_sync(0xffffffffu, begins)) - 1;
     first += found * step;
     count = least(step, count - found * step);
   }
   return first;
-}
-
-KP_SHARED_CODE constexpr int64_t tiles_before(int64_t offset, int sequence, int rows) {
-  return offset / rows + sequence;
 }
 
 struct QueryTilePlace {

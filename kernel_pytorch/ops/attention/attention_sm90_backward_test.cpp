@@ -1,0 +1,79 @@
+// What can be said of the sm_90 backward without a GPU: places in records and among tiles, and which problems it takes.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+#include "kernel_pytorch/ops/attention/attention_sm90_backward_cuda.h"
+#include "kernel_pytorch/ops/attention/attention_trial.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+TEST(AttentionSm90Backward, ARecordHasAPlaceForEachQuery) {
+  std::set<int> places;
+  for (int query = 0; query < 128; ++query) {
+    EXPECT_EQ(record_place(query) / 64, query / 64);
+    places.insert(record_place(query));
+  }
+  EXPECT_EQ(places.size(), 128u);
+  EXPECT_EQ(*places.rbegin(), 127);
+  // Lane 1 of a quad holds columns 2 and 3 of each eight: its first vector.
+  EXPECT_EQ(record_place(2), 4);
+  EXPECT_EQ(record_place(3), 5);
+  EXPECT_EQ(record_place(10), 6);
+}
+
+TEST(AttentionSm90Backward, PackedSequencesShareNoTile) {
+  std::mt19937 random(3);
+  for (int rows : {64, 128}) {
+    int64_t offset = 0, end = 0;
+    for (int sequence = 0; sequence < 500; ++sequence) {
+      const int64_t length = random() % 4 == 0 ? 0 : random() % 300;
+      const int64_t first = tiles_before(offset, sequence, rows);
+      EXPECT_GE(first, end) << sequence;
+      end = first + (length + rows - 1) / rows;
+      offset += length;
+    }
+    EXPECT_LE(end, tiles_before(offset, 500, rows));  // what scratch is made for
+  }
+}
+
+const char* reason_of(std::vector<int64_t> shape, DType dtype, std::vector<std::pair<std::string, std::string>> options,
+                      int major = 9) {
+  DeviceInfo device;
+  device.device = {DeviceKind::kCuda, 0};
+  device.cuda.compute_major = major;
+  const registry::ProblemRequest request{
+      .shape = std::move(shape), .dtype = dtype, .device = device.device, .options = std::move(options)};
+  static std::string reason;
+  reason = kBackwardSm90.supports(kBackward.make(request), device).reason();
+  return reason.c_str();
+}
+
+TEST(AttentionSm90Backward, TakesHalfTypesAndHeadsUpTo256) {
+  for (int64_t size : {8, 40, 64, 96, 128, 192, 256}) {
+    EXPECT_STREQ(reason_of({1, 4, 100, 130, size}, DType::kBFloat16, {{"causal", "1"}, {"key_heads", "2"}}), "");
+    EXPECT_STREQ(reason_of({1, 4, 100, 130, size}, DType::kFloat16, {{"window_left", "9"}, {"sinks", "1"}}), "");
+  }
+  EXPECT_STRNE(reason_of({1, 2, 64, 512}, DType::kBFloat16, {}), "");
+  EXPECT_STRNE(reason_of({1, 2, 64, 20}, DType::kBFloat16, {}), "");
+  EXPECT_STRNE(reason_of({1, 2, 64, 64}, DType::kFloat32, {}), "");
+  EXPECT_STRNE(reason_of({1, 2, 64, 64}, DType::kBFloat16, {}, 8), "");
+  EXPECT_STRNE(reason_of({1, 2, 64, 64}, DType::kBFloat16, {}, 10), "");
+}
+
+TEST(AttentionSm90Backward, RefusesWhatItCannotDo) {
+  const std::vector<int64_t> shape{1, 4, 128, 128, 128};
+  for (const char* word : {"alibi", "segments", "lengths", "deterministic", "grad_lse"}) {
+    EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{word, "1"}}), "") << word;
+  }
+  EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"bias", "batch"}, {"grad_bias", "0"}}), "");
+  EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"dropout", "0.1"}}), "");
+  EXPECT_STRNE(reason_of(shape, DType::kBFloat16, {{"bias", "batch"}}), "");
+  EXPECT_STRNE(reason_of(shape, DType::kBFloat16, {{"deterministic", "1"}, {"segments", "1"}}), "");
+  EXPECT_STRNE(reason_of({1, 4, 128, 128, 256}, DType::kBFloat16, {{"alibi", "1"}}), "");
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::attention
