@@ -54,12 +54,16 @@ def figure_lines(run: dict[str, Any]) -> list[str]:
     return lines + [row_text([row["what"], row["ours"], row["torch"]]) for row in run["figures"]]
 
 
+def rate_text(tflops: float) -> str:
+    return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.3f}"  # a GPU's, a CPU's
+
+
 def attention_lines(run: dict[str, Any]) -> list[str]:
     head = ["what", "ours, TFLOP/s", "peer", "peer's, TFLOP/s", "ours, µs", "faster than the peer"]
     lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---", "---:", "---", "---:", "---:", "---:"])]
     for row in run["attention"]:
         mine, theirs = row["tflops"]["ours"], row["tflops"][row["peer"]]
-        cells = [f"{row['op']} {row['direction']}", f"{mine:.0f}", row["peer"], f"{theirs:.0f}"]
+        cells = [f"{row['op']} {row['direction']}", rate_text(mine), row["peer"], rate_text(theirs)]
         lines.append(row_text([*cells, time_text(row["timings"]["ours"]), f"{row['speedup']:.2f}x"]))
     return lines
 

@@ -38,7 +38,7 @@ KP_WORD Vec cap(const ScoreRules& rules, Vec score, float* slope) {
 template <class T>
 KP_WORD void change_scores(const ScoreRules& rules, const Row& row, const T* bias) {
   const float diagonal = static_cast<float>(row.query + rules.offset - row.first_key);
-  for_row(row, [&](int64_t j, auto lanes) {
+  for_row(row, [&](int64_t j, auto lanes) {  // none where the row sees nothing
     Vec score = cpu::load(row.scores + j);
     float* slope = row.slopes == nullptr ? nullptr : row.slopes + j;
     if (rules.softcap > 0 && !rules.softcap_after_bias) score = cap(rules, score, slope);
@@ -124,23 +124,42 @@ KP_WORD void drop_row(const ScoreRules& rules, float* values, const uint8_t* byt
 
 }  // namespace
 
-void adjust_tile(const ScoreRules& rules, const Tile& tile, float* scores, float* slopes) {
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    const Columns seen = columns_of_row(rules, tile, i);
-    if (seen.begin >= seen.end) continue;
-    const int64_t place = i * kScoreStride;
-    const Row row{.scores = scores + place,
-                  .slopes = slopes == nullptr ? nullptr : slopes + place,
-                  .query = tile.first_query + i,
-                  .first_key = tile.first_key,
-                  .begin = round_down(seen.begin, kLanes),
-                  .end = seen.end};
-    change_row(rules, row);
-    drop_scores(rules, row);
-  }
+static Row row_of_tile(const ScoreRules& rules, const Tile& tile, int64_t i, float* scores, float* slopes) {
+  const Columns seen = columns_of_row(rules, tile, i);
+  const int64_t place = i * tile.stride;
+  return {.scores = scores + place,
+          .slopes = slopes == nullptr ? nullptr : slopes + place,
+          .query = tile.first_query + i,
+          .first_key = tile.first_key,
+          .begin = round_down(seen.begin, kLanes),
+          .end = seen.end};
 }
 
-void drop_tile(const ScoreRules& rules, const Tile& tile, float* values) {
+static void adjust_tile(const ScoreRules& rules, const Tile& tile, float* scores, float* slopes, float* before) {
+  if (rules.programs == nullptr) {
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      const Row row = row_of_tile(rules, tile, i, scores, slopes);
+      if (row.begin >= row.end) continue;
+      change_row(rules, row);
+      drop_scores(rules, row);
+    }
+    return;
+  }
+  // Programs walk over the tile themselves.
+  for (int64_t i = 0; i < tile.rows; ++i) change_row(rules, row_of_tile(rules, tile, i, scores, slopes));
+  const Columns seen = columns_of_tile(rules, tile);
+  if (before != nullptr && rules.programs->changes_scores) {
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      for (int64_t j = round_down(seen.begin, kLanes); j < seen.end; j += kLanes) {
+        cpu::store(before + i * tile.stride + j, cpu::load(scores + i * tile.stride + j));
+      }
+    }
+  }
+  rules.programs->apply(*rules.programs, rules, tile, seen.begin, seen.end, scores);
+  for (int64_t i = 0; i < tile.rows; ++i) drop_scores(rules, row_of_tile(rules, tile, i, scores, slopes));
+}
+
+static void drop_tile(const ScoreRules& rules, const Tile& tile, float* values) {
   // Rows that share a block: 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of sixteen.
   alignas(64) uint8_t bytes[4][kKeyTile];
   const Columns any = columns_of_tile(rules, tile);
@@ -155,10 +174,58 @@ void drop_tile(const ScoreRules& rules, const Tile& tile, float* values) {
         if (query < tile.first_query || query >= last_query) continue;
         const int64_t row = query - tile.first_query;
         const Columns seen = columns_of_row(rules, tile, row);
-        if (seen.begin < seen.end) drop_row(rules, values + row * kScoreStride, bytes[place] - begin, seen);
+        if (seen.begin < seen.end) drop_row(rules, values + row * tile.stride, bytes[place] - begin, seen);
       }
     }
   }
 }
+
+// Rows that see the same columns at a time: of what a row does not see, a program's derivative may be anything.
+static void unwind_programs(const ScoreRules& rules, const Tile& tile, const float* before, float* gradients) {
+  for (int64_t first = 0, end = 0; first < tile.rows; first = end) {
+    const Columns seen = columns_of_row(rules, tile, first);
+    for (end = first + 1; end < tile.rows; ++end) {
+      const Columns next = columns_of_row(rules, tile, end);
+      if (next.begin != seen.begin || next.end != seen.end) break;
+    }
+    if (seen.begin >= seen.end) continue;
+    Tile rows = tile;
+    rows.first_query += first;
+    rows.rows = end - first;
+    rules.programs->unwind(*rules.programs, rules, rows, seen.begin, seen.end, before + first * tile.stride,
+                           gradients + first * tile.stride);
+  }
+}
+
+// The gradient of the bias, and what softcap leaves of that of the scores.
+static void unwind_tile(const BackwardTask& task, const Tile& tile, float* gradients_of_tile,
+                        const float* slopes_of_tile, const float* before) {
+  const ScoreRules& rules = *task.rules;
+  if (rules.programs != nullptr && rules.programs->changes_scores) {
+    unwind_programs(rules, tile, before, gradients_of_tile);
+  }
+  if (task.grad_bias == nullptr && rules.softcap == 0) return;
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    const Columns seen = columns_of_row(rules, tile, row);
+    const int64_t begin = round_down(seen.begin, kLanes);
+    float* gradients = gradients_of_tile + row * tile.stride;
+    const float* slopes = slopes_of_tile + row * tile.stride;
+    float* grad_bias = task.grad_bias;
+    if (grad_bias != nullptr) grad_bias += (tile.first_query + row) * task.grad_bias_row_stride + tile.first_key;
+    cpu::for_columns<float>(seen.end - begin, [&](int64_t place, auto lanes) {
+      const int64_t j = begin + place;
+      const Vec gradient = cpu::load(gradients + j);  // zero where the row sees nothing
+      const Vec slope = rules.softcap > 0 ? cpu::load(slopes + j) : cpu::broadcast(1.0f);
+      // A slope that was not computed may be anything.
+      const Vec unwound = cpu::select(gradient == 0.0f, Vec{}, gradient * slope);
+      cpu::store(gradients + j, unwound);
+      if (grad_bias == nullptr) return;
+      const Vec part = rules.softcap_after_bias ? unwound : gradient;
+      cpu::store(grad_bias + j, cpu::load(grad_bias + j, lanes) + part, lanes);
+    });
+  }
+}
+
+extern const TileRules kTileRules = {.adjust = adjust_tile, .drop = drop_tile, .unwind = unwind_tile};
 
 }  // namespace kernel_pytorch::attention::KP_ISA_NAMESPACE

@@ -1,14 +1,17 @@
 // The host side of the backward on the CPU. A task is a part of the query blocks of one key head: it adds to gradients
 // of keys and values of its own, which are then summed in a fixed order. So results do not depend on which thread was
 // faster, nothing is atomic, and few heads still keep every thread busy.
+#include <cmath>
+
 #include "kernel_pytorch/ops/attention/attention_cpu_plan.h"
+#include "kernel_pytorch/ops/attention/attention_cpu_programs.h"
 #include "kernel_pytorch/ops/attention/operation.h"
 
 namespace kernel_pytorch::attention {
 namespace {
 
 constexpr int64_t kWaveFloats = int64_t{64} << 20;
-constexpr int64_t kTasksPerThread = 8;  // so that a slow core delays the others by an eighth
+constexpr int64_t kTasksPerThread = 3;  // parts cost memory and their sum: as many as keep threads busy
 
 // One key head of one sequence.
 struct Unit {
@@ -16,6 +19,7 @@ struct Unit {
   int64_t key_head = 0;
   int64_t items = 0;  // query blocks of all its heads
   int64_t parts = 0;
+  int64_t first_part = 0;                  // of the call
   int64_t first_task = 0, first_pack = 0;  // of the wave
   PackedKeys packed{};
   float* grads = nullptr;  // [parts]: of keys, then of values
@@ -23,15 +27,18 @@ struct Unit {
 
 class Pass {
  public:
-  Pass(const BackwardProblem& problem, const CpuPlan& plan, Context& context)
-      : problem_(problem), plan_(plan), context_(context), kernels_(tile_kernels(*context.info)) {
+  Pass(const BackwardProblem& problem, const CpuPlan& plan, const TileKernels& kernels, const CpuPrograms* programs,
+       Context& context)
+      : problem_(problem), plan_(plan), context_(context), kernels_(kernels), programs_(programs) {
     size_ = problem.query.sizes[3];
     value_size_ = problem.value.sizes[3];
     for (const Sequence& sequence : plan.sequences()) {
       longest_blocks_ = std::max(longest_blocks_, plan.query_blocks(sequence));
     }
     workers_ = context.threads == nullptr ? 1 : context.threads->count();
-    buffer_floats_ = kernels_.backward_buffer_floats(size_, value_size_);
+    own_floats_ = kernels_.backward_buffer_floats(size_, value_size_);
+    const int64_t program_bytes = programs == nullptr ? 0 : static_cast<int64_t>(programs->workspace_bytes());
+    buffer_floats_ = own_floats_ + round_up(program_bytes, 256) / 4;  // behind a task's own, what programs need
     buffers_ = allocate_floats(context, workers_ * buffer_floats_);
     if (problem.grad_sinks.is_present()) {
       sink_count_ = static_cast<int64_t>(plan.sequences().size()) * plan.heads() * longest_blocks_;
@@ -44,14 +51,14 @@ class Pass {
 
  private:
   // Rows of panels, with room for a register tile that begins at the last.
-  int64_t padded_keys(const Unit& unit) const { return round_up(unit.sequence->keys, kernels_.tile_columns); }
+  int64_t padded_keys(const Unit& unit) const { return round_up(unit.sequence->keys, kernels_.key_alignment); }
   int64_t grad_rows(const Unit& unit) const { return padded_keys(unit) + 16; }
-  int64_t panel_columns(int64_t size) const { return round_up(size, kernels_.tile_columns); }
   int64_t part_floats(const Unit& unit) const {
-    return grad_rows(unit) * (panel_columns(size_) + panel_columns(value_size_));
+    return grad_rows(unit) * (kernels_.gradient_floats(size_) + kernels_.gradient_floats(value_size_));
   }
   int64_t pack_floats(const Unit& unit) const {
-    return padded_keys(unit) * (size_ + value_size_ + panel_columns(size_)) + 3 * 64;
+    const int64_t of_key = kernels_.transposed_floats(size_) + kernels_.transposed_floats(value_size_);
+    return padded_keys(unit) * (of_key + kernels_.row_floats(size_)) + 3 * 64;
   }
   int64_t floats_of(const Unit& unit) const { return pack_floats(unit) + unit.parts * part_floats(unit); }
 
@@ -69,11 +76,13 @@ class Pass {
   const CpuPlan& plan_;
   Context& context_;
   const TileKernels& kernels_;
+  const CpuPrograms* programs_;  // null: none
   int64_t size_ = 0, value_size_ = 0, longest_blocks_ = 0;
-  int64_t workers_ = 1, buffer_floats_ = 0;
+  int64_t workers_ = 1, own_floats_ = 0, buffer_floats_ = 0;
   float* buffers_ = nullptr;
   float* sink_sums_ = nullptr;  // [sequence][head][block]
   int64_t sink_count_ = 0;
+  float* captured_ = nullptr;  // gradients of captured tensors, one set for each part
 };
 
 // Whether no two scores share an element of the bias: then its gradient can be written where it arises.
@@ -90,7 +99,7 @@ std::vector<Unit> Pass::find_units() const {
   for (const Sequence& sequence : plan_.sequences()) {
     const int64_t items = plan_.query_blocks(sequence) * plan_.group();
     const double share = static_cast<double>(plan_.work_of(sequence)) / total;
-    const int64_t wanted = static_cast<int64_t>(share * static_cast<double>(kTasksPerThread * workers_)) + 1;
+    const auto wanted = static_cast<int64_t>(std::ceil(share * static_cast<double>(kTasksPerThread * workers_)));
     const int64_t parts = std::min(workers_ == 1 ? 1 : wanted, items);
     for (int64_t key_head = 0; key_head < plan_.key_heads(); ++key_head) {
       units.push_back({.sequence = &sequence, .key_head = key_head, .items = items, .parts = parts});
@@ -103,9 +112,9 @@ std::vector<Unit> Pass::find_units() const {
 void Pass::place(Unit& unit, float* memory) const {
   const int64_t rows = padded_keys(unit);
   unit.packed.transposed_keys = memory;
-  unit.packed.transposed_values = unit.packed.transposed_keys + round_up(rows * size_, 64);
-  unit.packed.rows = unit.packed.transposed_values + round_up(rows * value_size_, 64);
-  unit.packed.row_panel_stride = rows * kernels_.tile_columns;
+  unit.packed.transposed_values = unit.packed.transposed_keys + round_up(rows * kernels_.transposed_floats(size_), 64);
+  unit.packed.rows = unit.packed.transposed_values + round_up(rows * kernels_.transposed_floats(value_size_), 64);
+  unit.packed.padded_keys = rows;
   unit.grads = memory + pack_floats(unit);
 }
 
@@ -118,14 +127,14 @@ void Pass::pack(const Unit& unit, int64_t chunk) const {
                 .begin = begin,
                 .end = end,
                 .size = size_,
-                .to = const_cast<float*>(unit.packed.transposed_keys) + begin * size_};
+                .to = const_cast<float*>(unit.packed.transposed_keys),
+                .padded_rows = padded_keys(unit)};
   kernels_.pack_transposed(task);
-  task.to = const_cast<float*>(unit.packed.rows) + begin * kernels_.tile_columns;
-  task.panel_stride = unit.packed.row_panel_stride;
+  task.to = const_cast<float*>(unit.packed.rows);
   kernels_.pack_rows(task);
   task.rows = head_rows(problem_.value, sequence.batch, unit.key_head, sequence.first_key);
   task.size = value_size_;
-  task.to = const_cast<float*>(unit.packed.transposed_values) + begin * value_size_;
+  task.to = const_cast<float*>(unit.packed.transposed_values);
   kernels_.pack_transposed(task);
 }
 
@@ -164,7 +173,10 @@ void Pass::run_part(const Unit& unit, int64_t part, float* buffer) const {
     const int64_t head = unit.key_head * plan_.group() + item / blocks;
     BackwardTask task = task_of(sequence, head, item % blocks, buffer);
     if (task.rows == 0) continue;
-    const ScoreRules rules = plan_.rules_of(sequence, head);
+    ScoreRules rules = plan_.rules_of(sequence, head);
+    rules.program_workspace = buffer + own_floats_;
+    if (captured_ != nullptr)
+      rules.captured_gradients = captured_ + (unit.first_part + part) * programs_->gradient_floats();
     plan_.find_spans(sequence, head, task.first_query, spans);
     task.rules = &rules;
     task.packed = &unit.packed;
@@ -174,8 +186,8 @@ void Pass::run_part(const Unit& unit, int64_t part, float* buffer) const {
     task.grad_query = const_cast<void*>(grad_query.data);
     task.grad_query_row_stride = grad_query.row_stride;
     task.grad_keys = grads;
-    task.grad_values = grads + grad_rows(unit) * panel_columns(size_);
-    task.grad_panel_stride = grad_rows(unit) * kernels_.tile_columns;
+    task.grad_values = grads + grad_rows(unit) * kernels_.gradient_floats(size_);
+    task.grad_rows = grad_rows(unit);
     if (problem_.grad_bias.is_present() && bias_is_whole(problem_)) {
       task.grad_bias = grad_bias_of(problem_.grad_bias, sequence.index, head);
       task.grad_bias_row_stride = problem_.grad_bias.strides[2];
@@ -192,16 +204,18 @@ void Pass::write(const Unit& unit, int64_t chunk) const {
                     .parts = unit.grads,
                     .part_count = unit.parts,
                     .part_stride = part_floats(unit),
-                    .panel_stride = grad_rows(unit) * kernels_.tile_columns,
+                    .part_rows = grad_rows(unit),
                     .begin = chunk * kPackRows,
                     .end = std::min(sequence.key_rows, (chunk + 1) * kPackRows),
                     .size = size_,
                     .rows_that_count = sequence.keys,
+                    .factor = static_cast<float>(problem_.scoring.scale),
                     .to = const_cast<void*>(grad_key.data),
                     .row_stride = grad_key.row_stride};
   kernels_.write_gradient(task);
-  task.parts = unit.grads + grad_rows(unit) * panel_columns(size_);
+  task.parts = unit.grads + grad_rows(unit) * kernels_.gradient_floats(size_);
   task.size = value_size_;
+  task.factor = 1;
   task.to = const_cast<void*>(grad_value.data);
   task.row_stride = grad_value.row_stride;
   kernels_.write_gradient(task);
@@ -246,7 +260,8 @@ void Pass::run_bias_pass() const {
       if (grad_bias.sizes[0] > 1 && sequence.index != first) continue;
       for (int64_t head = 0; head < plan_.heads(); ++head) {
         if (grad_bias.sizes[1] > 1 && head != second) continue;
-        const ScoreRules rules = plan_.rules_of(sequence, head);
+        ScoreRules rules = plan_.rules_of(sequence, head);
+        rules.program_workspace = buffer + own_floats_;
         for (int64_t block = 0; block < plan_.query_blocks(sequence); ++block) {
           if (by_query && block != number % blocks) continue;
           BackwardTask task = task_of(sequence, head, block, buffer);
@@ -294,10 +309,16 @@ void Pass::run() {
     clear_rows(problem_.grad_value, plan_.keys_end());
   }
   std::vector<Unit> units = find_units();
-  int64_t total = 0, largest = 0;
-  for (const Unit& unit : units) {
+  int64_t total = 0, largest = 0, parts = 0;
+  for (Unit& unit : units) {
+    unit.first_part = parts;
+    parts += unit.parts;
     total += round_up(floats_of(unit), 64);
     largest = std::max(largest, round_up(floats_of(unit), 64));
+  }
+  if (programs_ != nullptr && programs_->gradient_floats() > 0) {
+    captured_ = allocate_floats(context_, parts * programs_->gradient_floats());
+    std::fill_n(captured_, parts * programs_->gradient_floats(), 0.0f);
   }
   const int64_t wave_floats = std::max(std::min(total, kWaveFloats), largest);
   float* memory = allocate_floats(context_, wave_floats);
@@ -311,20 +332,35 @@ void Pass::run() {
   }
   if (problem_.grad_bias.is_present() && !bias_is_whole(problem_)) run_bias_pass();
   if (problem_.grad_sinks.is_present()) write_grad_sinks();
-}
-
-void run_backward(const BackwardProblem& problem, int, Context& context) {
-  const CpuPlan plan(problem.query, problem.key, problem.value, problem.scoring);
-  Pass(problem, plan, context).run();
+  if (programs_ != nullptr) programs_->write_gradients(captured_, captured_ == nullptr ? 0 : parts);
 }
 
 registry::Support supports_backward(const BackwardProblem& problem, const DeviceInfo& device) {
-  return registry::Support::unless(cpu_obstacle(problem.query, problem.scoring, device));
+  return registry::Support::unless(cpu_obstacle(problem.query, device));
+}
+registry::Support supports_amx(const BackwardProblem& problem, const DeviceInfo& device) {
+  const char* obstacle = cpu_obstacle(problem.query, device);
+  return registry::Support::unless(obstacle != nullptr ? obstacle : amx_obstacle(problem.query, device));
 }
 
 }  // namespace
 
+void run_backward(const BackwardProblem& problem, const TileKernels& kernels, Context& context) {
+  const auto programs = CpuPrograms::make(problem.scoring, problem.grad_captured, *context.info);
+  const CpuPlan plan(problem.query, problem.key, problem.value, problem.scoring, kernels.backward_query_tile,
+                     programs.get());
+  Pass(problem, plan, kernels, programs.get(), context).run();
+}
+
 constinit const registry::Kernel<BackwardProblem> kBackwardCpu{
-    .name = "cpu_tiles", .supports = supports_backward, .run = run_backward};
+    .name = "cpu_tiles",
+    .supports = supports_backward,
+    .run = [](const BackwardProblem& problem, int, Context& context) {
+      run_backward(problem, tile_kernels(*context.info), context);
+    }};
+constinit const registry::Kernel<BackwardProblem> kBackwardCpuAmx{
+    .name = "cpu_amx", .supports = supports_amx, .run = [](const BackwardProblem& problem, int, Context& context) {
+      run_backward(problem, amx_kernels(), context);
+    }};
 
 }  // namespace kernel_pytorch::attention

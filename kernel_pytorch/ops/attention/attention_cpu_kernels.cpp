@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "kernel_pytorch/ops/attention/attention_cpu_plan.h"
+#include "kernel_pytorch/ops/attention/attention_cpu_programs.h"
 #include "kernel_pytorch/ops/attention/operation.h"
 
 namespace kernel_pytorch::attention {
@@ -27,17 +28,19 @@ struct Wave {
   const CpuPlan& plan;
   const TileKernels& kernels;
 
-  int64_t padded_keys(const Sequence& sequence) const { return round_up(sequence.keys, kernels.tile_columns); }
-  int64_t key_floats(const Sequence& sequence) const { return padded_keys(sequence) * problem.query.sizes[3]; }
+  int64_t padded_keys(const Sequence& sequence) const { return round_up(sequence.keys, kernels.key_alignment); }
+  int64_t key_floats(const Sequence& sequence) const {
+    return padded_keys(sequence) * kernels.transposed_floats(problem.query.sizes[3]);
+  }
   int64_t value_floats(const Sequence& sequence) const {
-    return padded_keys(sequence) * round_up(problem.value.sizes[3], kernels.tile_columns);
+    return padded_keys(sequence) * kernels.row_floats(problem.value.sizes[3]);
   }
   int64_t floats_of(const Panels& panels) const {
     if (panels.in_task) return 0;
     return round_up(key_floats(*panels.sequence), 64) + round_up(value_floats(*panels.sequence), 64);
   }
   void pack(const Panels& panels, int64_t block) const;
-  void run_task(const Panels& panels, int64_t task, float* buffer) const;
+  void run_task(const Panels& panels, int64_t task, float* buffer, void* workspace) const;
 };
 
 void Wave::pack(const Panels& panels, int64_t block) const {
@@ -49,23 +52,25 @@ void Wave::pack(const Panels& panels, int64_t block) const {
                            .begin = begin,
                            .end = end,
                            .size = size,
-                           .to = panels.keys + begin * size});
+                           .to = panels.keys,
+                           .padded_rows = padded_keys(sequence)});
   kernels.pack_rows({.dtype = problem.query.dtype,
                      .rows = head_rows(problem.value, sequence.batch, panels.key_head, sequence.first_key),
                      .begin = begin,
                      .end = end,
                      .size = value_size,
-                     .to = panels.values + begin * kernels.tile_columns,
-                     .panel_stride = panels.packed.row_panel_stride});
+                     .to = panels.values,
+                     .padded_rows = padded_keys(sequence)});
 }
 
-void Wave::run_task(const Panels& panels, int64_t task, float* buffer) const {
+void Wave::run_task(const Panels& panels, int64_t task, float* buffer, void* workspace) const {
   const Sequence& sequence = *panels.sequence;
   const int64_t head = panels.key_head * plan.group() + task / panels.query_blocks;
   // Under causality the last block has most to do.
   const CpuPlan::QueryBlock block = plan.query_block(sequence, panels.query_blocks - 1 - task % panels.query_blocks);
   if (block.rows == 0) return;
-  const ScoreRules rules = plan.rules_of(sequence, head);
+  ScoreRules rules = plan.rules_of(sequence, head);
+  rules.program_workspace = workspace;
   std::vector<KeySpan> spans;
   plan.find_spans(sequence, head, block.first, spans);
   const HeadRows output = head_rows(problem.output, sequence.batch, head, sequence.first_query);
@@ -119,16 +124,29 @@ void clear_rest(const ForwardProblem& problem, const CpuPlan& plan) {
   }
 }
 
-void run_forward(const ForwardProblem& problem, int, Context& context) {
-  const CpuPlan plan(problem.query, problem.key, problem.value, problem.scoring);
-  const TileKernels& kernels = tile_kernels(*context.info);
+registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
+  return registry::Support::unless(cpu_obstacle(problem.query, device));
+}
+registry::Support supports_amx(const ForwardProblem& problem, const DeviceInfo& device) {
+  const char* obstacle = cpu_obstacle(problem.query, device);
+  return registry::Support::unless(obstacle != nullptr ? obstacle : amx_obstacle(problem.query, device));
+}
+
+}  // namespace
+
+void run_forward(const ForwardProblem& problem, const TileKernels& kernels, Context& context) {
+  const auto programs = CpuPrograms::make(problem.scoring, {}, *context.info);
+  const CpuPlan plan(problem.query, problem.key, problem.value, problem.scoring, kernels.query_tile, programs.get());
   const Wave wave{problem, plan, kernels};
   clear_rest(problem, plan);
   std::vector<Panels> all = all_panels(plan);
   if (all.empty()) return;
 
   const int64_t workers = context.threads == nullptr ? 1 : context.threads->count();
-  const int64_t buffer_floats = kernels.forward_buffer_floats(problem.query.sizes[3], problem.value.sizes[3]);
+  // Behind a task's own floats, what programs need.
+  const int64_t own_floats = kernels.forward_buffer_floats(problem.query.sizes[3], problem.value.sizes[3]);
+  const int64_t program_bytes = programs == nullptr ? 0 : static_cast<int64_t>(programs->workspace_bytes());
+  const int64_t buffer_floats = own_floats + round_up(program_bytes, 256) / 4;
   float* buffers = allocate_floats(context, workers * buffer_floats);
   int64_t total = 0, largest = 0;
   for (const Panels& panels : all) {
@@ -149,9 +167,8 @@ void run_forward(const ForwardProblem& problem, int, Context& context) {
       packs += (panels.sequence->keys + kPackRows - 1) / kPackRows;
       panels.keys = packed + used;
       panels.values = panels.keys + round_up(wave.key_floats(*panels.sequence), 64);
-      panels.packed = {.transposed_keys = panels.keys,
-                       .rows = panels.values,
-                       .row_panel_stride = wave.padded_keys(*panels.sequence) * kernels.tile_columns};
+      panels.packed = {
+          .transposed_keys = panels.keys, .rows = panels.values, .padded_keys = wave.padded_keys(*panels.sequence)};
       used += wave.floats_of(panels);
     }
     const std::span<const Panels> now(all.data() + begin, end - begin);
@@ -161,18 +178,18 @@ void run_forward(const ForwardProblem& problem, int, Context& context) {
     });
     for_tasks(context, tasks, buffers, buffer_floats, [&](int64_t task, float* buffer) {
       const Panels& panels = find_range(now, &Panels::first_task, task);
-      wave.run_task(panels, task - panels.first_task, buffer);
+      wave.run_task(panels, task - panels.first_task, buffer, buffer + own_floats);
     });
   }
 }
 
-registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
-  return registry::Support::unless(cpu_obstacle(problem.query, problem.scoring, device));
-}
-
-}  // namespace
-
 constinit const registry::Kernel<ForwardProblem> kForwardCpu{
-    .name = "cpu_tiles", .supports = supports_forward, .run = run_forward};
+    .name = "cpu_tiles", .supports = supports_forward, .run = [](const ForwardProblem& problem, int, Context& context) {
+      run_forward(problem, tile_kernels(*context.info), context);
+    }};
+constinit const registry::Kernel<ForwardProblem> kForwardCpuAmx{
+    .name = "cpu_amx", .supports = supports_amx, .run = [](const ForwardProblem& problem, int, Context& context) {
+      run_forward(problem, amx_kernels(), context);
+    }};
 
 }  // namespace kernel_pytorch::attention

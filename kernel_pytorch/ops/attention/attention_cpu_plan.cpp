@@ -1,5 +1,6 @@
 #include "kernel_pytorch/ops/attention/attention_cpu_plan.h"
 
+#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/attention/attention_dropout_cuda.h"
 
 namespace kernel_pytorch::attention {
@@ -27,8 +28,9 @@ void add_spans(const TensorView& counts, const TensorView& blocks, int64_t batch
 
 }  // namespace
 
-CpuPlan::CpuPlan(const TensorView& query, const TensorView& key, const TensorView& value, const Scoring& scoring)
-    : query_(query), key_(key), value_(value), scoring_(scoring) {
+CpuPlan::CpuPlan(const TensorView& query, const TensorView& key, const TensorView& value, const Scoring& scoring,
+                 int64_t query_tile, const TilePrograms* programs)
+    : query_(query), key_(key), value_(value), scoring_(scoring), query_tile_(query_tile), programs_(programs) {
   find_sequences();
 }
 
@@ -104,26 +106,29 @@ ScoreRules CpuPlan::rules_of(const Sequence& sequence, int64_t head) const {
     const uint64_t counted = static_cast<uint32_t>(sequence.index * heads() + head);
     rules.seed_offset = static_cast<uint64_t>(seed[1]) + (counted << 32);
   }
-  rules.adjusts = rules.softcap > 0 || rules.slope != 0 || rules.bias != nullptr || rules.mask != nullptr ||
-                  rules.query_segments != nullptr;
+  rules.sequence = sequence.index;
+  rules.head = head;
+  rules.programs = programs_;
+  rules.adjusts = programs_ != nullptr || rules.softcap > 0 || rules.slope != 0 || rules.bias != nullptr ||
+                  rules.mask != nullptr || rules.query_segments != nullptr;
   return rules;
 }
 
 int64_t CpuPlan::blocks_per_row() const {
-  return scoring_.blocks.is_present() ? blocks_of(scoring_.blocks.query_block, kQueryTile) : 1;
+  return scoring_.blocks.is_present() ? blocks_of(scoring_.blocks.query_block, query_tile_) : 1;
 }
 
 int64_t CpuPlan::query_blocks(const Sequence& sequence) const {
-  if (!scoring_.blocks.is_present()) return blocks_of(sequence.queries, kQueryTile);
+  if (!scoring_.blocks.is_present()) return blocks_of(sequence.queries, query_tile_);
   return blocks_of(sequence.queries, scoring_.blocks.query_block) * blocks_per_row();
 }
 
 CpuPlan::QueryBlock CpuPlan::query_block(const Sequence& sequence, int64_t block) const {
-  const int64_t row_queries = scoring_.blocks.is_present() ? scoring_.blocks.query_block : kQueryTile;
+  const int64_t row_queries = scoring_.blocks.is_present() ? scoring_.blocks.query_block : query_tile_;
   const int64_t per_row = blocks_per_row();
   const int64_t row_end = std::min((block / per_row + 1) * row_queries, sequence.queries);
-  const int64_t first = block / per_row * row_queries + block % per_row * kQueryTile;
-  return {first, std::clamp<int64_t>(row_end - first, 0, kQueryTile)};
+  const int64_t first = block / per_row * row_queries + block % per_row * query_tile_;
+  return {first, std::clamp<int64_t>(row_end - first, 0, query_tile_)};
 }
 
 void CpuPlan::find_spans(const Sequence& sequence, int64_t head, int64_t first_query,
@@ -155,11 +160,15 @@ HeadRows head_rows(const TensorView& view, int64_t batch, int64_t head, int64_t 
   return {static_cast<const char*>(view.data) + offset * size_of(view.dtype), view.strides[2]};
 }
 
-const char* cpu_obstacle(const TensorView& query, const Scoring& scoring, const DeviceInfo& device) {
+const char* cpu_obstacle(const TensorView& query, const DeviceInfo& device) {
   if (!device.is_cpu()) return "runs on the CPU only";
   if (query.dtype == DType::kFloat64) return "takes fp32, bf16 and fp16; the reference has fp64";
-  if (!scoring.score_mod.empty() || !scoring.mask_mod.empty()) return "programs are evaluated by the reference";
   return nullptr;
+}
+
+const char* amx_obstacle(const TensorView& query, const DeviceInfo& device) {
+  if (query.dtype != DType::kBFloat16) return "takes bf16";
+  return device.cpu.isa == CpuIsa::kX86V4Amx ? nullptr : "needs a CPU with AMX";
 }
 
 const TileKernels& tile_kernels(const DeviceInfo& device) {
@@ -169,6 +178,14 @@ const TileKernels& tile_kernels(const DeviceInfo& device) {
 #else
   if (device.cpu.isa >= CpuIsa::kX86V4) return isa_v4::kTileKernels;
   return device.cpu.isa == CpuIsa::kX86V3 ? isa_v3::kTileKernels : isa_v2::kTileKernels;
+#endif
+}
+
+const TileKernels& amx_kernels() {
+#if defined(__aarch64__)
+  fail(ErrorCode::kInternal, "attention: this CPU has no AMX");
+#else
+  return isa_v4amx::kAmxKernels;
 #endif
 }
 

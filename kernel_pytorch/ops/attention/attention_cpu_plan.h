@@ -24,7 +24,8 @@ struct Sequence {
 
 class CpuPlan {
  public:
-  CpuPlan(const TensorView& query, const TensorView& key, const TensorView& value, const Scoring& scoring);
+  CpuPlan(const TensorView& query, const TensorView& key, const TensorView& value, const Scoring& scoring,
+          int64_t query_tile, const TilePrograms* programs);
 
   const std::vector<Sequence>& sequences() const { return sequences_; }
   int64_t heads() const { return query_.sizes[1]; }
@@ -53,6 +54,8 @@ class CpuPlan {
   const TensorView &query_, &key_, &value_;
   const Scoring& scoring_;
   std::vector<Sequence> sequences_;
+  int64_t query_tile_;
+  const TilePrograms* programs_;  // null: none
   int64_t queries_end_ = 0, keys_end_ = 0;
 };
 
@@ -66,8 +69,6 @@ inline float* allocate_floats(Context& context, int64_t count) {
   return count == 0 ? nullptr
                     : static_cast<float*>(context.scratch->allocate(static_cast<size_t>(count) * sizeof(float)));
 }
-inline constexpr int64_t kPackRows = 768;  // of a task that packs or writes rows of keys
-
 // Of ranges that follow each other, by their first members, the one that a number lies in; empty ones are passed over.
 template <class Range>
 const Range& find_range(std::span<const Range> ranges, int64_t Range::*first, int64_t number) {
@@ -87,9 +88,18 @@ void for_tasks(Context& context, int64_t tasks, float* buffers, int64_t buffer_f
 }
 
 // Why a problem is not for the tiles of the CPU; null where it is.
-const char* cpu_obstacle(const TensorView& query, const Scoring& scoring, const DeviceInfo& device);
+const char* cpu_obstacle(const TensorView& query, const DeviceInfo& device);
 
-// The table of this machine's instruction level.
+// Likewise for those of AMX.
+const char* amx_obstacle(const TensorView& query, const DeviceInfo& device);
+
+// The table of this machine's instruction level, without AMX.
 const TileKernels& tile_kernels(const DeviceInfo& device);
+// Those of bf16 with AMX; only where amx_obstacle is null.
+const TileKernels& amx_kernels();
+
+// With any table: the kernels of the registry, and tests of those that this machine cannot run.
+void run_forward(const Forward& problem, const TileKernels& kernels, Context& context);
+void run_backward(const Backward& problem, const TileKernels& kernels, Context& context);
 
 }  // namespace kernel_pytorch::attention

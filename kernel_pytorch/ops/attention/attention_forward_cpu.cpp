@@ -1,7 +1,6 @@
 // Forward on tiles: scores of a block of queries and a tile of keys, one step of the online softmax, and the product
 // with the values. Everything between the products happens on the tile of scores in the nearest caches; causality and
 // windows drop whole register tiles, and of the second product also single keys.
-#include "kernel_pytorch/cpu/vec_math.h"
 #include "kernel_pytorch/ops/attention/attention_tiles.h"
 
 namespace kernel_pytorch::attention::KP_ISA_NAMESPACE {
@@ -114,40 +113,12 @@ PackedKeys panels_of_tile(const ForwardTask& task, const Block& block, const Til
     panels.rows += tile.first_key * kTileColumns;
     return panels;
   }
-  const int64_t end = smaller(rules.keys, tile.first_key + tile.columns), panel_stride = kKeyTile * kTileColumns;
-  pack_transposed({rules.dtype, task.key, tile.first_key, end, rules.size, block.keys, 0});
-  pack_rows({rules.dtype, task.value, tile.first_key, end, rules.value_size, block.values, panel_stride});
-  return {.transposed_keys = block.keys, .rows = block.values, .row_panel_stride = panel_stride};
-}
-
-void finish_row(const ForwardTask& task, const Block& block, int64_t row) {
-  const ScoreRules& rules = *task.rules;
-  const float most = block.most[row];
-  float total = cpu::horizontal_sum(cpu::load(block.total + row * kLanes));
-  float lse = most * kLn2 + cpu::log(cpu::broadcast(total))[0];
-  float share = 1.0f / total;
-  if (!(total > 0) && total == total) {  // nothing seen
-    share = 0;
-    lse = kMinusInfinity;
-  }
-  if (rules.has_sink) {
-    // log(e^lse + e^sink), and the share of what was seen in it.
-    const float larger_one = lse > rules.sink ? lse : rules.sink;
-    const float base = larger_one == kMinusInfinity ? 0.0f : larger_one;
-    const float seen = cpu::exp(cpu::broadcast(lse - base))[0];
-    const float both = seen + cpu::exp(cpu::broadcast(rules.sink - base))[0];
-    share = both > 0 ? share * (seen / both) : share;
-    lse = both > 0 ? base + cpu::log(cpu::broadcast(both))[0] : lse;
-  }
-  const int64_t query = task.first_query + row;
-  if (task.lse != nullptr) task.lse[query] = lse;
-  const float* sums = block.sums + row * block.sum_stride;
-  with_type(rules.dtype, [&](auto type) {
-    using T = decltype(type);
-    T* output = static_cast<T*>(task.output) + query * task.output_row_stride;
-    cpu::for_columns<float>(rules.value_size,
-                            [&](int64_t j, auto lanes) { cpu::store(output + j, cpu::load(sums + j) * share, lanes); });
-  });
+  const int64_t count = smaller(rules.keys - tile.first_key, tile.columns);
+  const HeadRows key = rows_from(rules.dtype, task.key, tile.first_key);
+  const HeadRows value = rows_from(rules.dtype, task.value, tile.first_key);
+  pack_transposed({rules.dtype, key, 0, count, rules.size, block.keys, kKeyTile});
+  pack_rows({rules.dtype, value, 0, count, rules.value_size, block.values, kKeyTile});
+  return {.transposed_keys = block.keys, .rows = block.values, .padded_keys = kKeyTile};
 }
 
 }  // namespace
@@ -161,16 +132,21 @@ int64_t forward_buffer_floats(int64_t size, int64_t value_size) {
 void forward(const ForwardTask& task) {
   const ScoreRules& rules = *task.rules;
   const Block block = make_block(task);
-  for_tiles(rules, task.spans, task.span_count, task.first_query, task.rows, kKeyTile, [&](const Tile& tile) {
-    const PackedKeys panels = panels_of_tile(task, block, tile);
-    multiply_by_panels(rules, tile, block.query, block.query_stride, rules.size, panels.transposed_keys, block.scores);
-    if (rules.adjusts) adjust_tile(rules, tile, block.scores, nullptr);
-    softmax_tile(rules, block, tile);
-    if (rules.dropout_threshold != 0) drop_tile(rules, tile, block.scores);
-    multiply_by_rows(rules, tile, block.scores, panels.rows, panels.row_panel_stride, rules.value_size, block.sums,
-                     block.sum_stride);
-  });
-  for (int64_t row = 0; row < task.rows; ++row) finish_row(task, block, row);
+  for_tiles(rules, task.spans, task.span_count, task.first_query, task.rows, kKeyTile, kScoreStride,
+            [&](const Tile& tile) {
+              const PackedKeys panels = panels_of_tile(task, block, tile);
+              multiply_by_panels(rules, tile, block.query, block.query_stride, rules.size, panels.transposed_keys,
+                                 block.scores);
+              if (rules.adjusts) kTileRules.adjust(rules, tile, block.scores, nullptr, nullptr);
+              softmax_tile(rules, block, tile);
+              if (rules.dropout_threshold != 0) kTileRules.drop(rules, tile, block.scores);
+              multiply_by_rows(rules, tile, block.scores, panels.rows, panels.padded_keys, rules.value_size, block.sums,
+                               block.sum_stride);
+            });
+  for (int64_t row = 0; row < task.rows; ++row) {
+    finish_row(task, row, block.most[row], cpu::horizontal_sum(cpu::load(block.total + row * kLanes)),
+               block.sums + row * block.sum_stride);
+  }
 }
 
 }  // namespace kernel_pytorch::attention::KP_ISA_NAMESPACE

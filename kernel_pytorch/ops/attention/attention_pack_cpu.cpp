@@ -25,17 +25,15 @@ template <class T>
 void transpose_rows(const PackTask& task) {
   const T* from = static_cast<const T*>(task.rows.data);
   for (int64_t row = task.begin; row < task.end; row += kLanes) {
-    const int64_t place = row - task.begin;
-    float* panel = task.to + place / kTileColumns * task.size * kTileColumns + place % kTileColumns;
+    float* panel = task.to + row / kTileColumns * task.size * kTileColumns + row % kTileColumns;
     for (int64_t column = 0; column < task.size; column += kLanes) {
       transpose_square(from + row * task.rows.row_stride + column, task.rows.row_stride, task.end - row,
                        task.size - column, panel + column * kTileColumns, kTileColumns);
     }
   }
   // The last panel is whole, so that products need not ask.
-  const int64_t count = task.end - task.begin;
-  for (int64_t place = round_up(count, kLanes); place < round_up(count, kTileColumns); place += kLanes) {
-    float* panel = task.to + place / kTileColumns * task.size * kTileColumns + place % kTileColumns;
+  for (int64_t row = round_up(task.end, kLanes); row < round_up(task.end, kTileColumns); row += kLanes) {
+    float* panel = task.to + row / kTileColumns * task.size * kTileColumns + row % kTileColumns;
     for (int64_t i = 0; i < task.size; ++i) cpu::store(panel + i * kTileColumns, Vec{});
   }
 }
@@ -51,9 +49,9 @@ void pack_rows(const PackTask& task) {
     using T = decltype(type);
     for (int64_t column = 0; column < task.size; column += kTileColumns) {
       const HeadRows rows{static_cast<const T*>(task.rows.data) + column, task.rows.row_stride};
+      float* panel = task.to + column * task.padded_rows + task.begin * kTileColumns;
       copy_rows<T>(rows, task.begin, task.end - task.begin, task.end - task.begin,
-                   smaller(kTileColumns, task.size - column), 1.0f, task.to + column / kTileColumns * task.panel_stride,
-                   kTileColumns);
+                   smaller(kTileColumns, task.size - column), 1.0f, panel, kTileColumns);
     }
   });
 }
@@ -65,17 +63,37 @@ static void write_gradient(const GradientTask& task) {
       T* to = static_cast<T*>(task.to) + row * task.row_stride;
       const int64_t parts = row < task.rows_that_count ? task.part_count : 0;
       cpu::for_columns<float>(task.size, [&](int64_t j, auto lanes) {
-        const float* from = task.parts + j / kTileColumns * task.panel_stride + row * kTileColumns + j % kTileColumns;
+        const int64_t panel = round_down(j, kTileColumns);
+        const float* from = task.parts + panel * task.part_rows + row * kTileColumns + j - panel;
         Vec sum{};
         for (int64_t part = 0; part < parts; ++part) sum += cpu::load(from + part * task.part_stride);
-        cpu::store(to + j, sum, lanes);
+        cpu::store(to + j, sum * task.factor, lanes);
       });
     }
   });
 }
 
-extern const TileKernels kTileKernels = {kTileColumns,          kLanes,  pack_transposed,        pack_rows,
-                                         forward_buffer_floats, forward, backward_buffer_floats, backward,
-                                         write_gradient};
+static int64_t transposed_floats(int64_t size) {
+  return size;
+}
+static int64_t row_floats(int64_t size) {
+  return round_up(size, kTileColumns);
+}
+
+extern const TileKernels kTileKernels = {
+    .query_tile = kQueryTile,
+    .backward_query_tile = kQueryTile,
+    .key_alignment = kTileColumns,
+    .transposed_floats = transposed_floats,
+    .row_floats = row_floats,
+    .gradient_floats = row_floats,
+    .pack_transposed = pack_transposed,
+    .pack_rows = pack_rows,
+    .forward_buffer_floats = forward_buffer_floats,
+    .forward = forward,
+    .backward_buffer_floats = backward_buffer_floats,
+    .backward = backward,
+    .write_gradient = write_gradient,
+};
 
 }  // namespace kernel_pytorch::attention::KP_ISA_NAMESPACE

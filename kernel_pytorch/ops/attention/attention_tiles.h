@@ -4,6 +4,7 @@
 
 #include "kernel_pytorch/cpu/columns.h"
 #include "kernel_pytorch/cpu/tile_product.h"
+#include "kernel_pytorch/cpu/vec_math.h"
 #include "kernel_pytorch/ops/attention/attention_cpu.h"
 
 namespace kernel_pytorch::attention::KP_ISA_NAMESPACE {
@@ -15,7 +16,9 @@ using cpu::Vec;
 using cpu::VecI;
 
 constexpr float kMinusInfinity = -__builtin_inff();
-constexpr int64_t kScoreStride = kKeyTile + 16;  // of a tile of scores: not a multiple of much, or caches alias columns
+// Rows of a tile of scores lie a line further apart than their length: else caches alias columns.
+constexpr int64_t kScoreStride = kKeyTile + 16;
+constexpr int64_t kBackwardStride = kBackwardKeyTile + 16;
 static_assert(kKeyTile % kTileColumns == 0 && kKeyTile % kTileRows == 0 && kQueryTile % kTileRows == 0);
 static_assert(kBackwardKeyTile % kTileColumns == 0 && kBackwardKeyTile % kTileRows == 0 &&
               kBackwardKeyTile <= kKeyTile);
@@ -52,13 +55,6 @@ KP_WORD void with_type(DType dtype, Body body) {
   }
 }
 
-// Where a tile of scores [rows][kScoreStride] lies. first_key is a multiple of `columns`.
-struct Tile {
-  const KeySpan* span;
-  int64_t first_query, rows;
-  int64_t first_key, columns;
-};
-
 // Columns [begin, end) of a tile that any of several rows sees, by causality, window and length: both ends move with
 // the query, so the first begins it and the last ends it.
 struct Columns {
@@ -81,11 +77,11 @@ KP_WORD Columns columns_of_tile(const ScoreRules& rules, const Tile& tile) {
 // Calls body(tile) for the tiles of keys that a block of queries sees.
 template <class Body>
 KP_WORD void for_tiles(const ScoreRules& rules, const KeySpan* spans, int64_t span_count, int64_t first_query,
-                       int64_t rows, int64_t columns, Body body) {
+                       int64_t rows, int64_t columns, int64_t stride, Body body) {
   for (int64_t i = 0; i < span_count; ++i) {
-    const Columns keys = columns_of_tile(rules, {spans + i, first_query, rows, 0, rules.keys});
+    const Columns keys = columns_of_tile(rules, {spans + i, first_query, rows, 0, rules.keys, 0});
     for (int64_t key = round_down(keys.begin, columns); key < keys.end; key += columns) {
-      body(Tile{spans + i, first_query, rows, key, columns});
+      body(Tile{spans + i, first_query, rows, key, columns, stride});
     }
   }
 }
@@ -95,6 +91,11 @@ KP_WORD VecI lane_numbers(int64_t first) {
   VecI lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   return lane + static_cast<int32_t>(first);
+}
+
+KP_WORD HeadRows rows_from(DType dtype, const HeadRows& rows, int64_t first) {
+  const int64_t bytes = dtype == DType::kFloat32 ? 4 : 2;
+  return {static_cast<const char*>(rows.data) + first * rows.row_stride * bytes, rows.row_stride};
 }
 
 // Rows [first, first + rows) as fp32 times `factor`, `stride` floats apart, zeros behind `size` and behind the rows.
@@ -139,7 +140,7 @@ KP_WORD void mask_edges(float* scores, Columns seen) {
       if (any.begin >= column + kTileColumns || any.end <= column) continue;
       cpu::multiply_tile<cpu::kTileVectors>({rows + row * row_stride, row_stride, 1},
                                             {panels + column * size, kTileColumns}, size,
-                                            {scores + row * kScoreStride + column, kScoreStride}, false);
+                                            {scores + row * tile.stride + column, tile.stride}, false);
     }
   }
 }
@@ -148,18 +149,92 @@ KP_WORD void mask_edges(float* scores, Columns seen) {
 // those that only some see must be zero in the others.
 [[gnu::noinline, maybe_unused]] static void multiply_by_rows(const ScoreRules& rules, const Tile& tile,
                                                              const float* scores, const float* panels,
-                                                             int64_t panel_stride, int64_t size, float* sums,
+                                                             int64_t panel_rows, int64_t size, float* sums,
                                                              int64_t sum_stride) {
   for (int64_t column = 0; column < size; column += kTileColumns) {
     const int vectors = panel_vectors(size, column);
-    const float* panel = panels + column / kTileColumns * panel_stride;
+    const float* panel = panels + column * panel_rows;
     for (int64_t row = 0; row < tile.rows; row += kTileRows) {
       const Columns any = columns_of_rows(rules, tile, row, kTileRows);
       if (any.begin >= any.end) continue;
-      cpu::multiply_tile(vectors, {scores + row * kScoreStride + any.begin, kScoreStride, 1},
+      cpu::multiply_tile(vectors, {scores + row * tile.stride + any.begin, tile.stride, 1},
                          {panel + any.begin * kTileColumns, kTileColumns}, any.end - any.begin,
                          {sums + row * sum_stride + column, sum_stride}, true);
     }
+  }
+}
+
+// Ends a row: its output and lse, from the sum of powers relative to `most` (in units of log 2) and that of the values.
+KP_WORD void finish_row(const ForwardTask& task, int64_t row, float most, float total, const float* sums) {
+  const ScoreRules& rules = *task.rules;
+  float lse = most * kLn2 + cpu::log(cpu::broadcast(total))[0];
+  float share = 1.0f / total;
+  if (!(total > 0) && total == total) {  // nothing seen
+    share = 0;
+    lse = kMinusInfinity;
+  }
+  if (rules.has_sink) {
+    // log(e^lse + e^sink), and the share of what was seen in it.
+    const float larger_one = lse > rules.sink ? lse : rules.sink;
+    const float base = larger_one == kMinusInfinity ? 0.0f : larger_one;
+    const float seen = cpu::exp(cpu::broadcast(lse - base))[0];
+    const float both = seen + cpu::exp(cpu::broadcast(rules.sink - base))[0];
+    share = both > 0 ? share * (seen / both) : share;
+    lse = both > 0 ? base + cpu::log(cpu::broadcast(both))[0] : lse;
+  }
+  const int64_t query = task.first_query + row;
+  if (task.lse != nullptr) task.lse[query] = lse;
+  with_type(rules.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* output = static_cast<T*>(task.output) + query * task.output_row_stride;
+    cpu::for_columns<float>(rules.value_size,
+                            [&](int64_t j, auto lanes) { cpu::store(output + j, cpu::load(sums + j) * share, lanes); });
+  });
+}
+
+// Of the rows of a task: delta, and lse in units of log 2, inf where nothing was seen; `gradient` has been loaded as
+// fp32.
+template <class T>
+KP_WORD void load_statistics(const BackwardTask& task, int64_t padded_rows, float* delta, float* lse) {
+  for (int64_t row = 0; row < padded_rows; ++row) {
+    delta[row] = 0;
+    lse[row] = __builtin_inff();
+    if (row >= task.rows) continue;
+    const int64_t query = task.first_query + row;
+    const T* output = static_cast<const T*>(task.output.data) + query * task.output.row_stride;
+    const T* gradient = static_cast<const T*>(task.grad_output.data) + query * task.grad_output.row_stride;
+    Vec sum{};
+    cpu::for_columns<float>(task.rules->value_size, [&](int64_t j, auto lanes) {
+      sum += cpu::load(output + j, lanes) * cpu::load(gradient + j, lanes);
+    });
+    delta[row] = cpu::horizontal_sum(sum) - (task.grad_lse == nullptr ? 0.0f : task.grad_lse[query]);
+    if (task.lse[query] != kMinusInfinity) lse[row] = task.lse[query] * kLog2E;
+  }
+}
+
+KP_WORD bool needs_unwinding(const BackwardTask& task) {
+  const ScoreRules& rules = *task.rules;
+  return task.grad_bias != nullptr || rules.softcap > 0 ||
+         (rules.programs != nullptr && rules.programs->changes_scores);
+}
+
+KP_WORD void sum_sink(const BackwardTask& task, const float* delta) {
+  float sum = 0;
+  for (int64_t row = 0; row < task.rows; ++row) {
+    const float lse = task.lse[task.first_query + row];
+    if (lse != kMinusInfinity) sum += cpu::exp(cpu::broadcast(task.rules->sink - lse))[0] * delta[row];
+  }
+  *task.sink_sum = sum;
+}
+
+// The gradient of the queries, from its sums.
+template <class T>
+KP_WORD void write_grad_query(const BackwardTask& task, const float* sums, int64_t stride) {
+  for (int64_t row = 0; row < task.rows; ++row) {
+    T* to = static_cast<T*>(task.grad_query) + (task.first_query + row) * task.grad_query_row_stride;
+    cpu::for_columns<float>(task.rules->size, [&](int64_t j, auto lanes) {
+      cpu::store(to + j, cpu::load(sums + row * stride + j) * task.rules->scale, lanes);
+    });
   }
 }
 
@@ -170,10 +245,6 @@ void forward(const ForwardTask& task);
 int64_t backward_buffer_floats(int64_t size, int64_t value_size);
 void backward(const BackwardTask& task);
 
-// Scores in units of log 2 and -inf where a rule drops one; only columns that a row sees are touched. `slopes`, where
-// wanted, receive softcap's derivative.
-void adjust_tile(const ScoreRules& rules, const Tile& tile, float* scores, float* slopes);
-// Dropout of probabilities, or of their gradients.
-void drop_tile(const ScoreRules& rules, const Tile& tile, float* values);
+extern const TileRules kTileRules;
 
 }  // namespace kernel_pytorch::attention::KP_ISA_NAMESPACE

@@ -11,12 +11,12 @@ namespace kernel_pytorch::attention {
 namespace {
 
 std::span<const registry::Kernel<Forward>> forward_kernels() {
-  static const registry::Kernel<Forward> kKernels[] = {kForwardCudaDecode, kForwardSm90, kForwardCudaMma, kForwardCpu,
-                                                       kForwardReference};
+  static const registry::Kernel<Forward> kKernels[] = {kForwardCudaDecode, kForwardSm90, kForwardCudaMma,
+                                                       kForwardCpuAmx,     kForwardCpu,  kForwardReference};
   return kKernels;
 }
 std::span<const registry::Kernel<Backward>> backward_kernels() {
-  static const registry::Kernel<Backward> kKernels[] = {kBackwardSm90, kBackwardCudaMma, kBackwardCpu,
+  static const registry::Kernel<Backward> kKernels[] = {kBackwardSm90, kBackwardCudaMma, kBackwardCpuAmx, kBackwardCpu,
                                                         kBackwardReference};
   return kKernels;
 }

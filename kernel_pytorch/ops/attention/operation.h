@@ -48,10 +48,10 @@ inline bool has_aligned_rows(const TensorView& view) {
   return odd == 0;
 }
 
-extern const registry::Kernel<ForwardProblem> kForwardCpu;
+extern const registry::Kernel<ForwardProblem> kForwardCpu, kForwardCpuAmx;
 extern const registry::Kernel<ForwardProblem> kForwardSm90;
 extern const registry::Kernel<ForwardProblem> kForwardReference;
-extern const registry::Kernel<BackwardProblem> kBackwardCpu;
+extern const registry::Kernel<BackwardProblem> kBackwardCpu, kBackwardCpuAmx;
 extern const registry::Kernel<BackwardProblem> kBackwardReference;
 
 extern const registry::Kernel<ForwardProblem> kForwardCudaDecode;
