@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import ALL_OPTIONS, compare, option_values, products  # noqa: E402
+from attention_cases import ALL_OPTIONS, assert_close, compare, option_values, products  # noqa: E402
 from kernel_pytorch.functional import attention  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -37,6 +37,30 @@ def test_options_together(names):
     for name in names:
         options |= option_values(name, shape, torch.bfloat16, "cuda")
     compare(*products(shape, torch.bfloat16, key_heads=1, device="cuda"), torch.bfloat16, **options)
+
+
+# The softmax without a maximum must notice scores that its first block did not prepare it for.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("keys", ["x60", "x300", "x-200", "a few x-200", "falling", "rising"])
+def test_scores_far_from_those_before(keys, causal, dtype):
+    shape = (2, 40, 1500, 1500, 128)
+    query, key, value = (x.detach() for x in products(shape, dtype, device="cuda"))
+    ramp = torch.linspace(12, 0.1, 1500, device="cuda")
+    factors = torch.ones(1500, device="cuda")
+    if keys.startswith("x"):
+        factors[700:] = float(keys[1:])
+    elif keys == "a few x-200":
+        factors[100:103] = -200
+    else:
+        factors = ramp if keys == "falling" else ramp.flip(0)
+    key = (key * factors[:, None]).to(dtype)
+    output, lse = attention(query, key, value, causal=causal, return_lse=True)
+    scores = query.float() @ key.float().transpose(-1, -2) / 128**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(1500, 1500, device="cuda", dtype=torch.bool).triu(1), float("-inf"))
+    assert_close(output, torch.softmax(scores, -1) @ value.float(), dtype, "output")
+    torch.testing.assert_close(lse, torch.logsumexp(scores, -1), rtol=1e-5, atol=1e-3)
 
 
 def test_dropout_is_that_of_the_cpu():

@@ -21,7 +21,7 @@ constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix 
 constexpr const char* kNeedsHalves = "takes bf16 and fp16";
 constexpr const char* kOddSize = "head sizes must be multiples of 8, up to 256";
 constexpr const char* kMisaligned = "rows of query, key, value or output do not begin at multiples of 16 bytes";
-constexpr const char* kManyRows = "a tensor is too large for 32-bit coordinates";
+constexpr const char* kManyRows = "there are too many rows, or too many sequences shorter than the longest";
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kManyReads =
     "more than two of segments, mask, bias, block list and dropout do not fit its registers";
@@ -75,6 +75,8 @@ Load load_of(const Features& features) {
 
 constexpr int64_t kSectionBytes = 32 << 20;  // of keys and values that a section of heads reads again and again from L2
 constexpr int64_t kMaximumTiles = 1 << 30;
+constexpr int64_t kMaximumPackedTiles =
+    1 << 22;  // counted as if every sequence were the longest: 4 bytes of scratch each
 
 bool holds(const Sm90Config& config, const Sizes& sizes) {
   return config.head_size >= sizes.size && config.value_size >= sizes.value_size;
@@ -116,7 +118,8 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
       !has_aligned_rows(problem.output)) {
     return registry::Support::no(kMisaligned);
   }
-  if (tile_count(sizes, largest) > kMaximumTiles || sizes.queries > kMaximumTiles || sizes.keys > kMaximumTiles) {
+  if (tile_count(sizes, largest) > (problem.scoring.is_packed() ? kMaximumPackedTiles : kMaximumTiles) ||
+      sizes.queries > kMaximumTiles || sizes.keys > kMaximumTiles) {
     return registry::Support::no(kManyRows);
   }
   if (!is_compared(features_of(problem.scoring))) return registry::Support::no(kNotCompared);

@@ -1,0 +1,74 @@
+// What can be said of the forward on Hopper without a GPU: which problems it takes, why it passes on others, and that
+// every config it names fits a multiprocessor.
+#include <gtest/gtest.h>
+
+#include "kernel_pytorch/ops/attention/attention_sm90_cuda.h"
+#include "kernel_pytorch/ops/attention/attention_trial.h"
+
+namespace kernel_pytorch::attention {
+namespace {
+
+using Words = std::vector<std::pair<std::string, std::string>>;
+
+DeviceInfo gpu(int major) {
+  DeviceInfo info;
+  info.device = {DeviceKind::kCuda, 0};
+  info.cuda.compute_major = major;
+  info.cuda.multiprocessors = 132;
+  return info;
+}
+
+Forward problem(std::vector<int64_t> shape, Words words, DType dtype = DType::kBFloat16) {
+  return make_forward(
+      {.shape = std::move(shape), .dtype = dtype, .device = {DeviceKind::kCuda, 0}, .options = std::move(words)});
+}
+
+std::string answer(const Forward& forward, int major = 9) {
+  const registry::Support support = kForwardSm90.supports(forward, gpu(major));
+  return support ? "yes" : std::string(support.reason());
+}
+
+TEST(AttentionSm90Forward, TakesWhatTheCopyEngineCanRead) {
+  for (int64_t size : {8, 40, 64, 96, 128, 192, 256}) {
+    EXPECT_EQ(answer(problem({1, 2, 100, size}, {{"causal", "1"}})), "yes") << size;
+    EXPECT_EQ(answer(problem({1, 2, 100, 200, size}, {{"layout", "bshd"}, {"window_left", "9"}})), "yes") << size;
+  }
+  EXPECT_EQ(answer(problem({1, 8, 100, 200, 192}, {{"value_size", "128"}, {"key_heads", "2"}})), "yes");
+  EXPECT_EQ(answer(problem({1, 2, 300, 128}, {{"sequences", "3"}, {"causal", "1"}})), "yes");
+}
+
+TEST(AttentionSm90Forward, SaysWhyNot) {
+  EXPECT_NE(answer(problem({1, 2, 100, 64}, {}), 10).find("compute capability 9.0"), std::string::npos);
+  EXPECT_NE(answer(problem({1, 2, 100, 64}, {}, DType::kFloat32)).find("bf16 and fp16"), std::string::npos);
+  EXPECT_NE(answer(problem({1, 2, 100, 20}, {})).find("multiples of 8"), std::string::npos);
+  EXPECT_NE(answer(problem({1, 2, 100, 512}, {})).find("up to 256"), std::string::npos);
+  EXPECT_NE(answer(problem({1, 2, 100, 0, 64}, {})).find("nothing"), std::string::npos);
+  Forward moved = problem({1, 2, 100, 64}, {});
+  moved.key.strides[2] += 1;
+  EXPECT_NE(answer(moved).find("16 bytes"), std::string::npos);
+}
+
+// "queries=128 keys=64 head=128 ...": the number after a name.
+int field(const std::string& text, const std::string& name) {
+  return std::stoi(text.substr(text.find(name + "=") + name.size() + 1));
+}
+
+TEST(AttentionSm90Forward, ConfigsHoldTheHeadAndFitSharedMemory) {
+  for (int64_t size : {8, 64, 72, 128, 160, 256}) {
+    for (const char* option : {"causal", "alibi", "segments"}) {
+      const auto texts = kForwardSm90.configs(problem({1, 2, 100, size}, {{option, "1"}}), gpu(9));
+      ASSERT_FALSE(texts.empty()) << size << option;
+      for (const std::string& text : texts) {
+        const int head = field(text, "head"), value = field(text, "value"), keys = field(text, "keys");
+        EXPECT_GE(head, size);
+        EXPECT_GE(value, size);
+        const int row_bytes = 128 * (sm90_chunks(head) + sm90_chunks(value));
+        const int bytes = field(text, "queries") * 128 * sm90_chunks(head) + field(text, "stages") * keys * row_bytes;
+        EXPECT_LE(bytes, kSm90SharedLimit) << text;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::attention
