@@ -8,6 +8,8 @@
 
 #include "kernel_pytorch/cpu/load_store.h"
 
+#if defined(__AVX512F__)  // whoever has tiles has these lanes
+
 namespace kernel_pytorch::cpu {
 inline namespace KP_ISA_NAMESPACE {
 
@@ -154,9 +156,11 @@ KP_WORD VecU to_bfloat16_pairs(Vec low, Vec high) {
 #if defined(__AVX512BF16__)
   return reinterpret_cast<VecU>(interleave_halves(reinterpret_cast<VecU16x2>(to_bfloat16(low, high))));
 #else
-  return join_bfloat16_unordered({low, high});
+  return join_bfloat16_unordered(Pair<Vec>{low, high});
 #endif
 }
 
 }  // namespace KP_ISA_NAMESPACE
 }  // namespace kernel_pytorch::cpu
+
+#endif

@@ -6,6 +6,8 @@
 #include "kernel_pytorch/cpu/vec_math.h"
 #include "kernel_pytorch/ops/attention/attention_tiles.h"
 
+#if defined(__AVX512F__)  // whoever has tiles has these lanes
+
 namespace kernel_pytorch::attention::KP_ISA_NAMESPACE {
 
 constexpr int64_t kBlock = 32;
@@ -156,3 +158,5 @@ void amx_backward(const BackwardTask& task);
 void amx_write_gradient(const GradientTask& task);
 
 }  // namespace kernel_pytorch::attention::KP_ISA_NAMESPACE
+
+#endif
