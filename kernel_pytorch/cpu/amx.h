@@ -156,7 +156,7 @@ KP_WORD VecU to_bfloat16_pairs(Vec low, Vec high) {
 #if defined(__AVX512BF16__)
   return reinterpret_cast<VecU>(interleave_halves(reinterpret_cast<VecU16x2>(to_bfloat16(low, high))));
 #else
-  return join_bfloat16_unordered(Pair<Vec>{low, high});
+  return join_bfloat16_unordered<false>({low, high});
 #endif
 }
 
