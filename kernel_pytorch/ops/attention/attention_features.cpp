@@ -290,6 +290,10 @@ const std::string& program_text(const Scoring& scoring) {
   return expression::mods_of(scoring.score_mod, scoring.mask_mod, "attention").cuda_backward;
 }
 
+std::vector<DeviceCode> prepare_codes() {
+  return {prepare_code("segment_ranges"), prepare_code("map_blocks"), prepare_code("clear_rows_of_nobody")};
+}
+
 const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
   if (scoring.blocks.is_present() && scoring.blocks.query_block % tile_queries != 0) return kOddQueryBlocks;
   if (scoring.blocks.is_present() && scoring.blocks.key_block % tile_keys != 0) return kOddKeyBlocks;

@@ -34,6 +34,9 @@ void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const T
 // The text of the call's programs, for DeviceCode::generated; empty where it has none.
 const std::string& program_text(const Scoring& scoring);
 
+// The small kernels of this file, for a list of device code.
+std::vector<DeviceCode> prepare_codes();
+
 // Null, or why no CUDA kernel whose tiles are tile_queries x tile_keys takes the problem.
 const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys);
 const char* captured_obstacle(const Scoring& scoring);

@@ -13,7 +13,6 @@ namespace {
 constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_mma_backward_cuda.cuh";
 constexpr const char* kScoresSource = "kernel_pytorch/ops/attention/attention_mma_scores_cuda.cuh";
 constexpr const char* kCapturedSource = "kernel_pytorch/ops/attention/attention_captured_cuda.cuh";
-constexpr const char* kNamespace = "kernel_pytorch::attention::";
 
 // By head size: rows are keys, then queries.
 constexpr MmaTile kKeyTiles[] = {
@@ -44,6 +43,17 @@ registry::Support supports(const BackwardProblem& problem, const DeviceInfo& dev
   const int bytes = std::max(backward_shared_bytes(kKeyTiles[index]), backward_shared_bytes(kQueryTiles[index]));
   if (bytes > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
   return registry::Support::unless(captured_obstacle(problem.scoring));
+}
+
+DeviceCode plain_code(std::string_view source, std::string_view function) {
+  DeviceCode code;
+  code.source = source;
+  code.entry = concat("kernel_pytorch::attention::", function);
+  return code;
+}
+DeviceCode statistics_code(DType dtype, bool vectors) {
+  return plain_code(kScoresSource,
+                    concat("query_statistics<", element_type_name(dtype), ", ", bool_name(vectors), ">"));
 }
 
 // One call: what its launches share.
@@ -118,12 +128,7 @@ class Call {
                                   .queries = static_cast<int32_t>(problem_.query.size(2)),
                                   .value_size = arguments_.value_size};
     const int entry = (dtype_ == DType::kBFloat16 ? 2 : 0) + (vectors_ ? 1 : 0);
-    CUkern_st* kernel = table.get(entry, context_, [&] {
-      DeviceCode code;
-      code.source = kScoresSource;
-      code.entry = concat(kNamespace, "query_statistics<", element_type_name(dtype_), ", ", bool_name(vectors_), ">");
-      return code;
-    });
+    CUkern_st* kernel = table.get(entry, context_, [&] { return statistics_code(dtype_, vectors_); });
     launch(kernel, divide_up(rows, 32), 256, 0, &arguments, kLabel);
   }
 
@@ -191,12 +196,7 @@ class Call {
                              .sequences = arguments_.scores.batches,
                              .heads = arguments_.scores.heads,
                              .queries = static_cast<int32_t>(problem_.query.size(2))};
-    CUkern_st* kernel = table.get(0, context_, [] {
-      DeviceCode code;
-      code.source = kScoresSource;
-      code.entry = concat(kNamespace, "grad_sinks");
-      return code;
-    });
+    CUkern_st* kernel = table.get(0, context_, [] { return plain_code(kScoresSource, "grad_sinks"); });
     launch(kernel, arguments.heads, 1024, 0, &arguments, kLabel);
   }
 
@@ -253,8 +253,7 @@ class Call {
 
   void convert_captured(MmaCapturedArguments& arguments) {
     static const std::string kLabel = "attention_backward/cuda_mma captured sums";
-    CUkern_st* kernel =
-        load_kernel(DeviceCode{.source = kCapturedSource, .entry = concat(kNamespace, "captured_sums")}, context_);
+    CUkern_st* kernel = load_kernel(plain_code(kCapturedSource, "captured_sums"), context_);
     void* pointers[] = {&arguments};
     cuda_device::LaunchShape shape;
     shape.grid_x = 256;
@@ -300,6 +299,11 @@ std::vector<DeviceCode> device_code() {
   for (DeviceCode& code : mma_codes(kSource, "mma_backward_queries", kQueryTiles, kQueryTiles)) {
     codes.push_back(std::move(code));
   }
+  for (const bool vectors : {false, true}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) codes.push_back(statistics_code(dtype, vectors));
+  }
+  codes.push_back(plain_code(kScoresSource, "grad_sinks"));
+  codes.push_back(plain_code(kCapturedSource, "captured_sums"));
   Features bias;
   bias.bias = bias.bias_pairs = true;
   codes.push_back(

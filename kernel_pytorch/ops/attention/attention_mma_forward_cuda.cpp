@@ -76,7 +76,9 @@ uint64_t source_hash() {
 }
 
 std::vector<DeviceCode> device_code() {
-  return mma_codes(kSource, "mma_forward", kTiles, kHeavyTiles);
+  std::vector<DeviceCode> codes = mma_codes(kSource, "mma_forward", kTiles, kHeavyTiles);
+  for (DeviceCode& code : prepare_codes()) codes.push_back(std::move(code));
+  return codes;
 }
 
 }  // namespace
