@@ -25,7 +25,8 @@ constexpr const char* kManyRows = "there are too many rows, or too many sequence
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kManyReads =
     "more than two of segments, mask, bias, block list and dropout do not fit its registers";
-constexpr const char* kNotCompared = "of the options it was compared on a GPU with causal, window and packed alone";
+constexpr const char* kNotCompared =
+    "was compared on a GPU with causal, and for heads of 97 to 128 columns with windows or causal packed sequences";
 constexpr const char* kOddBlocks = "its tiles do not divide the block list's";
 
 // How many registers the features ask for beside the products'. kLight leaves room for the queries, kHeavy takes the
@@ -50,8 +51,12 @@ constexpr Variant kVariants[] = {
 };
 constexpr int kVariantCount = static_cast<int>(std::size(kVariants));
 
-// Options whose results have been compared on a GPU; the others run on cuda_mma.
-bool is_compared(Features features) {
+// What has been compared on a GPU; the rest runs on cuda_mma. Plain and causal with every head size, windows and causal
+// packed sequences with heads of 97 to 128 columns.
+bool is_compared(Features features, const Sizes& sizes) {
+  const bool is_common_size = std::max(sizes.size, sizes.value_size) > 96 && sizes.size <= 128;
+  if ((features.left_bound || features.packed) && !is_common_size) return false;
+  if (features.packed && (!features.right_bound || features.left_bound)) return false;
   features.right_bound = features.left_bound = features.packed = false;
   return bits_of(features) == 0;
 }
@@ -122,7 +127,7 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
       sizes.queries > kMaximumTiles || sizes.keys > kMaximumTiles) {
     return registry::Support::no(kManyRows);
   }
-  if (!is_compared(features_of(problem.scoring))) return registry::Support::no(kNotCompared);
+  if (!is_compared(features_of(problem.scoring), sizes)) return registry::Support::no(kNotCompared);
   if (reads_per_score(features_of(problem.scoring)) > kMaximumReads) return registry::Support::no(kManyReads);
   return candidates(problem).empty() ? registry::Support::no(kOddBlocks) : registry::Support::yes();
 }
@@ -269,7 +274,8 @@ std::vector<DeviceCode> device_code() {
     if (variant.load == Load::kLight) codes.push_back(code_of(variant.config, causal, DType::kFloat16));
     for (const NamedFeatures& named : compiled_features()) {
       const Features& features = named.features;
-      if (load_of(features) != variant.load || reads_per_score(features) > kMaximumReads) continue;
+      if (features.block_map || load_of(features) != variant.load || reads_per_score(features) > kMaximumReads)
+        continue;
       codes.push_back(code_of(variant.config, features, DType::kBFloat16, named.generated));
     }
   }

@@ -31,8 +31,9 @@ std::string answer(const Forward& forward, int major = 9) {
 TEST(AttentionSm90Forward, TakesWhatTheCopyEngineCanRead) {
   for (int64_t size : {8, 40, 64, 96, 128, 192, 256}) {
     EXPECT_EQ(answer(problem({1, 2, 100, size}, {{"causal", "1"}})), "yes") << size;
-    EXPECT_EQ(answer(problem({1, 2, 100, 200, size}, {{"layout", "bshd"}, {"window_left", "9"}})), "yes") << size;
+    EXPECT_EQ(answer(problem({1, 2, 100, 200, size}, {{"layout", "bshd"}})), "yes") << size;
   }
+  EXPECT_EQ(answer(problem({1, 2, 100, 200, 128}, {{"layout", "bshd"}, {"window_left", "9"}})), "yes");
   EXPECT_EQ(answer(problem({1, 8, 100, 200, 192}, {{"value_size", "128"}, {"key_heads", "2"}})), "yes");
   EXPECT_EQ(answer(problem({1, 2, 300, 128}, {{"sequences", "3"}, {"causal", "1"}})), "yes");
 }
