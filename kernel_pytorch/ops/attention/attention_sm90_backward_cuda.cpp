@@ -84,7 +84,8 @@ DeviceCode rows_code(std::string_view function, std::string_view arguments) {
           .minimum_capability = 90};
 }
 DeviceCode prepare_code(const BackwardTile& tile, DType dtype, bool is_packed) {
-  return rows_code("backward_prepare", concat("<", element_type_name(dtype), ", ", tile.queries, ", ", tile.value, ", ",
+  const int vectors = tile.value > 128 ? 2 : 1;
+  return rows_code("backward_prepare", concat("<", element_type_name(dtype), ", ", tile.queries, ", ", vectors, ", ",
                                               bool_name(is_packed), ">"));
 }
 DeviceCode finish_code(const BackwardTile& tile, DType dtype, bool is_packed) {
@@ -241,17 +242,33 @@ const char* tensor_obstacle(const BackwardProblem& problem) {
   return nullptr;
 }
 
+// Options whose gradients have been compared on a GPU, by head tile and type; the others run on cuda_mma.
+Features compared_features(const BackwardTile& tile, DType dtype) {
+  Features features;
+  features.right_bound = true;
+  if (tile.head == 64) features.left_bound = true;
+  if (dtype == DType::kFloat16 || (tile.head != 64 && tile.head != 128)) return features;
+  features.left_bound = features.key_lengths = features.packed = features.sinks = true;
+  if (tile.head == 128) return features;
+  features.segments = features.mask = features.block_map = features.alibi = features.alibi_is_one_sided = true;
+  features.softcap = features.exact_tanh = features.scaled = features.dropout = true;
+  return features;
+}
+bool is_compared(const BackwardProblem& problem) {
+  const BackwardTile tile = variant_of(problem).tile;
+  const DType dtype = problem.query.dtype;
+  const uint32_t asked = bits_of(features_of(problem.scoring, tile.queries, tile.keys));
+  if ((asked & ~bits_of(compared_features(tile, dtype))) != 0) return false;
+  return !tile.in_turns || (dtype == DType::kBFloat16 && (tile.head == 64 || tile.head == 128 || tile.head == 256));
+}
+
 const char* scoring_obstacle(const BackwardProblem& problem) {
   const Scoring& scoring = problem.scoring;
-  Features features = features_of(scoring);
-  features.right_bound = features.left_bound = features.sinks = false;
-  const bool is_wide = variant_of(problem).tile.keys == 64;
-  if (is_wide && bits_of(features) != 0)
-    return "takes causal, windows and sinks alone for heads of more than 128 columns";
   if (std::ranges::any_of(problem.grad_captured, &TensorView::is_present))
     return "gives no gradients of captured tensors";
   if (!scoring.score_mod.empty() && scoring.dropout > 0) return "takes no score_mod with dropout";
   if (const char* obstacle = captured_obstacle(scoring)) return obstacle;
+  if (!is_compared(problem)) return "was not compared on a GPU with this option at this head size and type";
   if (problem.grad_bias.is_present()) return "gives no gradient of a bias";
   if (scoring.blocks.is_present() && !scoring.blocks.query_counts.is_present())
     return "needs the block list's transposed lists";
@@ -294,13 +311,15 @@ std::vector<DeviceCode> device_code() {
   for (size_t i = 0; i < std::size(kTiles); ++i) {
     for (DType dtype : kTypes) {
       const BackwardTile& tile = dtype == DType::kFloat16 ? kHeavyTiles[i] : kTiles[i];
-      for (bool is_packed : {false, true}) {
-        add(prepare_code(tile, dtype, is_packed));
-        add(finish_code(tile, dtype, is_packed));
-      }
+      add(prepare_code(tile, dtype, false));
+      add(finish_code(tile, dtype, false));
       add(main_code(causal, tile, dtype, {}));
     }
     add(main_code({}, kTiles[i], DType::kBFloat16, {}));
+  }
+  for (size_t i = 0; i < kNarrowTiles; ++i) {
+    add(prepare_code(kTiles[i], DType::kBFloat16, true));
+    add(finish_code(kTiles[i], DType::kBFloat16, true));
   }
   add(rows_code("backward_sinks", ""));
   BackwardTile in_turns = kTiles[2];

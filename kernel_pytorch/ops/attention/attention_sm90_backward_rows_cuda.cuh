@@ -49,8 +49,8 @@ __device__ __forceinline__ void tile_deltas(float (&deltas)[kRows], const Prepar
   }
 }
 
-// A block a tile of kQueries.
-template <class T, int kQueries, int kValue, bool kPacked>
+// A block a tile of kQueries; a value has up to kVectors times 128 columns.
+template <class T, int kQueries, int kVectors, bool kPacked>
 __global__ void __launch_bounds__(kPrepareThreads)
     backward_prepare(const __grid_constant__ PrepareArguments arguments) {
   constexpr int kGroups = kPrepareThreads / 16;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     return;
   }
   float deltas[kRows];
-  tile_deltas<T, kRows, (kValue > 128 ? 2 : 1)>(deltas, arguments, place, first_query);
+  tile_deltas<T, kRows, kVectors>(deltas, arguments, place, first_query);
   const int64_t head_row = place.row_of_heads + place.first_query;
   if (threadIdx.x % 16 == 0) {
     const float sink =
