@@ -202,7 +202,7 @@ TEST(CpuWordsMath, FastPowerOfTwo) {
       const double exact = std::exp2(static_cast<double>(values[i]));
       if (exact < FLT_MIN) ASSERT_EQ(results[i], 0) << values[i];
       if (exact > FLT_MAX) ASSERT_TRUE(std::isinf(results[i])) << values[i];
-      if (exact >= FLT_MIN && exact <= FLT_MAX) ASSERT_LE(std::abs(results[i] / exact - 1), 2.5e-7) << values[i];
+      if (exact >= FLT_MIN && exact <= FLT_MAX) ASSERT_LE(std::abs(results[i] / exact - 1), 1.5e-7) << values[i];
     }
   }
 }
