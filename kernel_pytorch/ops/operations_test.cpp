@@ -14,9 +14,18 @@ std::string text_of(const registry::ProblemRequest& request) {
   return text;
 }
 
+// Races between threads do not wait for a certain shape, and under ThreadSanitizer a reference takes minutes.
+#if defined(__SANITIZE_THREAD__)
+constexpr int kEvery = 6;
+#else
+constexpr int kEvery = 1;
+#endif
+
 void verify_everything_on(Device device) {
+  int number = 0;
   for (const registry::AnyOperation& operation : operations()) {
     for (registry::ProblemRequest request : operation.shapes()) {
+      if (number++ % kEvery != 0) continue;
       if (device.kind == DeviceKind::kCuda && request.dtype == DType::kFloat64) continue;
       request.device = device;
       for (const std::string& failure : operation.verify(request)) {
