@@ -261,7 +261,7 @@ KP_WORD void write_values(T* to, int64_t columns, const T* gradient, const T* ou
 }
 
 template <class T>
-KP_WORD float sum_row(const T* gradient, const T* output, int64_t columns, bool log) {
+KP_WORD float sum_piece(const T* gradient, const T* output, int64_t columns, bool log) {
   constexpr int kStep = cpu::kLanesOf<T>;
   Vec sums[4] = {};
   int64_t j = 0;
@@ -279,6 +279,17 @@ KP_WORD float sum_row(const T* gradient, const T* output, int64_t columns, bool 
     sums[2] += g;
   }
   return log ? cpu::horizontal_sum(sums[2] + sums[3]) : cpu::horizontal_sum(sums[0] + sums[1]);
+}
+
+// In pieces: with four or eight lanes one running sum of a wide row would lose more than the op's tolerance.
+template <class T>
+KP_WORD float sum_row(const T* gradient, const T* output, int64_t columns, bool log) {
+  constexpr int64_t kPiece = 4096;
+  double total = 0;
+  for (int64_t j = 0; j < columns; j += kPiece) {
+    total += sum_piece(gradient + j, output + j, columns - j < kPiece ? columns - j : kPiece, log);
+  }
+  return static_cast<float>(total);
 }
 
 template <class T, bool kStream>
