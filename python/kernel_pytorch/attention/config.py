@@ -6,6 +6,8 @@ import dataclasses
 import enum
 from typing import Any
 
+from ..core._checks import check_probability
+
 
 class AttentionPatterns(enum.Enum):
     """Which keys a query sees; its own position is that of the last key for the last query."""
@@ -60,8 +62,7 @@ class AttentionConfig:
             )
         self._check_needed("sliding_window_size", (AttentionPatterns.SLIDING_WINDOW, AttentionPatterns.LOCAL))
         self._check_needed("prefix_length", (AttentionPatterns.PREFIX_LM,))
-        if not 0.0 <= self.attention_dropout <= 1.0:
-            raise ValueError(f"AttentionConfig: attention_dropout is {self.attention_dropout}; use 0 to 1")
+        check_probability("AttentionConfig", self.attention_dropout, "attention_dropout")
 
     def _check_needed(self, field: str, patterns: tuple[AttentionPatterns, ...]) -> None:
         size = getattr(self, field)

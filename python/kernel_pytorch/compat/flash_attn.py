@@ -35,20 +35,8 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """q [batch, queries, heads, size], k and v [batch, keys, key heads, size] -> q's shape."""
-    return _attend(
-        q,
-        k,
-        v,
-        return_attn_probs,
-        layout="bshd",
-        dropout_p=dropout_p,
-        scale=softmax_scale,
-        causal=causal,
-        window=_window(window_size),
-        softcap=softcap or None,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
-    )
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    return _attend(q, k, v, return_attn_probs, layout="bshd", **options)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -81,23 +69,10 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """q [queries of all sequences, heads, size], k and v likewise; cu_seqlens int32 [sequences + 1] on the device."""
-    return _attend(
-        q,
-        k,
-        v,
-        return_attn_probs,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        dropout_p=dropout_p,
-        scale=softmax_scale,
-        causal=causal,
-        window=_window(window_size),
-        softcap=softcap or None,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
-    )
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    sequences = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    return _attend(q, k, v, return_attn_probs, **sequences, **lengths, **options)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -114,8 +89,25 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs:
     return flash_attn_varlen_func(q, k, v, *args, **kwargs)
 
 
-def _window(window_size: tuple[int, int]) -> tuple[int, int] | None:
-    return None if tuple(window_size) == (-1, -1) else (window_size[0], window_size[1])
+def _options(
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+) -> dict[str, Any]:
+    """In functional.attention's words: what flash_attn says by -1, 0 and False is None there."""
+    return {
+        "dropout_p": dropout_p,
+        "scale": softmax_scale,
+        "causal": causal,
+        "window": None if tuple(window_size) == (-1, -1) else (window_size[0], window_size[1]),
+        "softcap": softcap or None,
+        "alibi_slopes": alibi_slopes,
+        "deterministic": deterministic or None,
+    }
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, **options: Any) -> Any:

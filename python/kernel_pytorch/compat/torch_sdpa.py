@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.library import Library
 
 from .. import functional as functional  # loads the ops
+from .._ops._seed import seed_for
 
 __all__ = ["register"]
 
@@ -255,10 +256,8 @@ def _laid_out_as(result: Tensor, like: Tensor) -> Tensor:
 
 
 def _new_seed(query: Tensor, dropout: float) -> Tensor:
-    shape = (2,)
-    if dropout == 0.0:
-        return torch.empty(shape, dtype=torch.int64, device=query.device)
-    return torch.randint(-(2**63), 2**63 - 1, shape, dtype=torch.int64, device=query.device)
+    """What torch keeps for the backward, drawn only where it will be read."""
+    return seed_for(query, None) if dropout > 0.0 else torch.empty(2, dtype=torch.int64, device=query.device)
 
 
 def _refuse_debug_mask(return_debug_mask: bool) -> None:

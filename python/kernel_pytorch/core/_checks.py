@@ -24,10 +24,10 @@ def activation_kind(layer: str, activation: str) -> str:
     return ACTIVATIONS[activation]
 
 
-def check_probability(layer: str, dropout: float) -> float:
-    if not 0.0 <= dropout <= 1.0:
-        raise ValueError(f"{layer}: dropout is {dropout}; it must be between 0 and 1")
-    return dropout
+def check_probability(layer: str, probability: float, name: str = "dropout") -> float:
+    if not 0.0 <= probability <= 1.0:
+        raise ValueError(f"{layer}: {name} is {probability}; it must be between 0 and 1")
+    return probability
 
 
 def check_features(module: nn.Module, x: Tensor, features: int, name: str = "x") -> None:
