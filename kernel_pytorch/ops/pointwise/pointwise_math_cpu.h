@@ -17,7 +17,8 @@ KP_WORD Vec sigmoid(Vec x) {
   if constexpr (kBits == kFloatBits) {
     return cpu::sigmoid(x);
   } else {
-    return cpu::sigmoid_rough<kBits>(x);
+    // The rough one ends at its least normal number, which a large factor would show: zero from there on.
+    return cpu::select(x < -87.0f, Vec{}, cpu::sigmoid_rough<kBits>(x));
   }
 }
 
