@@ -8,6 +8,7 @@
 #include "kernel_pytorch/ops/embedding/operation.h"
 #include "kernel_pytorch/ops/gated_activation/operation.h"
 #include "kernel_pytorch/ops/layer_norm/operation.h"
+#include "kernel_pytorch/ops/matmul/operation.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
@@ -45,6 +46,7 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(rope::kRotate),
       registry::erase(attention::kForward),
       registry::erase(attention::kBackward),
+      registry::erase(matmul::kMultiply),
       // clang-format on
   };
   return *all;

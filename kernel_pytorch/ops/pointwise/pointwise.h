@@ -52,6 +52,13 @@ struct BackwardProblem {
   TensorView grad_up_bias{};
 };
 
+// A function and its derivative in double, for references.
+struct Values {
+  double value;
+  double derivative;
+};
+Values evaluate(Kind kind, double x);
+
 std::string_view name_of(Kind kind);                 // "gelu_tanh"
 bool parse_kind(std::string_view word, Kind& kind);  // false: no such word
 std::string_view kind_words();                       // "gelu, gelu_tanh, ...", for messages

@@ -10,11 +10,6 @@
 namespace kernel_pytorch::pointwise {
 namespace {
 
-struct Values {
-  double value;
-  double derivative;
-};
-
 double sigmoid(double x) {
   return 1 / (1 + std::exp(-x));
 }
@@ -37,7 +32,9 @@ double relu(double x) {
   return x <= 0 ? 0 : x;
 }
 
-Values function(Kind kind, double x) {
+}  // namespace
+
+Values evaluate(Kind kind, double x) {
   switch (kind) {
     case Kind::kGelu:
       return gelu(x);
@@ -58,6 +55,8 @@ Values function(Kind kind, double x) {
   }
   fail(ErrorCode::kInternal, "pointwise: no function ", static_cast<int>(kind));
 }
+
+namespace {
 
 struct RowOf {
   const TensorView& view;
@@ -102,7 +101,7 @@ void run_forward(const ForwardProblem& problem, int, Context&) {
     const RowOf gate(problem.gate, row), up(problem.up, row), residual(problem.residual, row),
         output(problem.output, row);
     for (int64_t j = 0; j < columns; ++j) {
-      double value = function(problem.kind, gate[j] + bias_at(problem.gate_bias, j)).value;
+      double value = evaluate(problem.kind, gate[j] + bias_at(problem.gate_bias, j)).value;
       if (problem.up.is_present()) value *= up[j] + bias_at(problem.up_bias, j);
       value = dropout(row * columns + j, value);
       output.store(j, problem.residual.is_present() ? value + residual[j] : value);
@@ -124,7 +123,7 @@ void run_backward(const BackwardProblem& problem, int, Context&) {
         grad_gate(problem.grad_gate, row), grad_up(problem.grad_up, row);
     for (int64_t j = 0; j < columns; ++j) {
       const double gradient = dropout(row * columns + j, grad_output[j]);
-      const Values at = function(problem.kind, gate[j] + bias_at(problem.gate_bias, j));
+      const Values at = evaluate(problem.kind, gate[j] + bias_at(problem.gate_bias, j));
       double through_gate = gradient * at.derivative;
       if (problem.up.is_present()) {
         through_gate *= up[j] + bias_at(problem.up_bias, j);

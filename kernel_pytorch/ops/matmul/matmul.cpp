@@ -1,0 +1,33 @@
+#include "kernel_pytorch/ops/matmul/matmul.h"
+
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/matmul/operation.h"
+#include "kernel_pytorch/registry/choose.h"
+
+namespace kernel_pytorch::matmul {
+
+void multiply(const Product& arguments, Context& context) {
+  Product problem = arguments;
+  check(problem, context.device());
+  registry::run_best(kMultiply, problem, context);
+}
+
+Precision precision_of(std::string_view word) {
+  constexpr std::string_view kWords[] = {"full", "tf32", "bf16", "bf16x3"};
+  const auto found = std::ranges::find(kWords, word);
+  KP_CHECK(found != std::end(kWords), "matmul: precision is \"", word, "\"; it is one of full, tf32, bf16, bf16x3");
+  return static_cast<Precision>(found - std::begin(kWords));
+}
+
+bool has_aligned_rows(const TensorView& matrix) {
+  if (!matrix.is_present()) return true;
+  const int64_t elements = 16 / size_of(matrix.dtype);
+  const int rows = matrix.rank > 2 && !is_row_major(matrix) ? 2 : 1;
+  int64_t odd = static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrix.data) % 16);
+  for (int i : {0, rows}) odd |= i < matrix.rank && matrix.sizes[i] > 1 ? matrix.strides[i] % elements : 0;
+  return odd == 0;
+}
+
+}  // namespace kernel_pytorch::matmul

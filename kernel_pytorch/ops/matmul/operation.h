@@ -1,0 +1,40 @@
+// matmul as the registry sees it. Of a checked problem every tensor has three dimensions [batch, rows, columns] (bias
+// one, row_sums two), a and b are row-major (last stride 1) or column-major (the one before it is 1, the last is not),
+// sizes of 1 have the stride that a dense tensor would have, residual is absent where beta is 0, and beta is 1 without
+// one.
+#pragma once
+
+#include "kernel_pytorch/ops/matmul/matmul.h"
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::matmul {
+
+struct Sizes {
+  int64_t batch, m, n, k;
+  int64_t output_columns;
+};
+inline Sizes sizes_of(const Product& problem) {
+  return {problem.a.sizes[0], problem.a.sizes[1], problem.b.sizes[2], problem.a.sizes[2], problem.output.sizes[2]};
+}
+
+inline bool is_row_major(const TensorView& matrix) {
+  return matrix.strides[2] == 1;
+}
+inline bool is_gradient(Form form) {
+  return form == Form::kGradient || form == Form::kGatedGradient;
+}
+inline int64_t output_columns_of(Form form, int64_t n) {
+  return form == Form::kGated ? n / 2 : form == Form::kGatedGradient ? 2 * n : n;
+}
+
+// Whether every row (of a column-major matrix: column) and matrix begins at a multiple of 16 bytes: what tensor maps
+// and vector loads ask for. An absent tensor's do.
+bool has_aligned_rows(const TensorView& matrix);
+
+// Throws what multiply() throws; leaves the problem as described above.
+void check(Product& problem, Device device);
+
+extern const registry::Operation<Product> kMultiply;
+extern const registry::Kernel<Product> kReference;
+
+}  // namespace kernel_pytorch::matmul
