@@ -13,6 +13,7 @@
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
 #include "kernel_pytorch/ops/rope/operation.h"
+#include "kernel_pytorch/ops/scaled_matmul/operation.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
 #include "kernel_pytorch/registry/erase.h"
 
@@ -47,6 +48,7 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(attention::kForward),
       registry::erase(attention::kBackward),
       registry::erase(matmul::kMultiply),
+      registry::erase(scaled_matmul::kProduct),
       // clang-format on
   };
   return *all;
