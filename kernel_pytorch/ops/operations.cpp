@@ -49,6 +49,7 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(attention::kBackward),
       registry::erase(matmul::kMultiply),
       registry::erase(scaled_matmul::kProduct),
+      registry::erase(matmul::kPairGradient),
       // clang-format on
   };
   return *all;

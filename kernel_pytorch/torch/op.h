@@ -31,6 +31,15 @@ struct ParameterView : TensorView {};
 struct RowView : TensorView {};
 // A tensor of any strides but in its last dimension; where that is not dense, a contiguous copy. Not for `a!`.
 struct DenseView : TensorView {};
+// A matrix with its leading dimensions merged, as [batch, rows, columns], one of the last two strides 1; where that is
+// not possible, a contiguous copy. Not for `a!`.
+struct MatrixView : TensorView {
+  TensorView given;  // with all its dimensions
+};
+// Rows with their leading dimensions merged, as [rows, columns], the last stride 1; likewise.
+struct MergedRowsView : TensorView {
+  TensorView given;
+};
 
 // What a call makes besides computing: its outputs, uninitialised and contiguous on the call's device, and its context.
 // The device is that of the first tensor given.
@@ -124,6 +133,26 @@ struct Slot<DenseView> : Slot<ParameterView> {
   using Slot<ParameterView>::Slot;
   DenseView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const DenseView view{dense_view_of(tensor, name)};
+    call.found(view);
+    return view;
+  }
+};
+
+template <>
+struct Slot<MatrixView> : Slot<ParameterView> {
+  using Slot<ParameterView>::Slot;
+  MatrixView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
+    const MatrixView view{matrix_view_of(tensor, name), view_of(tensor, name)};
+    call.found(view);
+    return view;
+  }
+};
+
+template <>
+struct Slot<MergedRowsView> : Slot<ParameterView> {
+  using Slot<ParameterView>::Slot;
+  MergedRowsView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
+    const MergedRowsView view{rows_view_of(tensor, name), view_of(tensor, name)};
     call.found(view);
     return view;
   }

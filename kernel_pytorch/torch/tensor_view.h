@@ -50,6 +50,13 @@ TensorView parameter_view_of(Tensor& tensor, const ArgumentName& name);
 // The same where only the last dimension must be dense.
 TensorView dense_view_of(Tensor& tensor, const ArgumentName& name);
 
+// The same as [batch, rows, columns], where one of the last two strides must be 1 and the leading dimensions must
+// merge.
+TensorView matrix_view_of(Tensor& tensor, const ArgumentName& name);
+
+// The same as [rows, columns], where the last stride must be 1 and the leading dimensions must merge.
+TensorView rows_view_of(Tensor& tensor, const ArgumentName& name);
+
 struct NewTensor {
   Tensor tensor;
   TensorView view;

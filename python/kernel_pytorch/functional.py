@@ -25,6 +25,8 @@ from ._ops.gated_activation import (
     swiglu_packed,
 )
 from ._ops.layer_norm import layer_norm
+from ._ops.linear import interleave_gate_up, linear, mlp
+from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
@@ -46,10 +48,14 @@ __all__ = [
     "geglu",
     "geglu_packed",
     "gelu",
+    "interleave_gate_up",
     "layer_norm",
+    "linear",
     "log_softmax",
     "log_softmax_",
+    "matmul",
     "mean_pool",
+    "mlp",
     "parallel_cross_entropy",
     "reglu",
     "reglu_packed",

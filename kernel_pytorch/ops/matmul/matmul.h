@@ -59,6 +59,15 @@ struct Product {
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void multiply(const Product& arguments, Context& context);
 
+// The gradient of a gated product's pairs where no product comes before it: kGatedGradient of v = grad_output.
+struct PairGradient {
+  Kind activation = Kind::kSilu;
+  TensorView grad_output{};  // [rows, n], the last stride 1
+  TensorView saved{};        // [rows, 2 n], of grad_output's type; likewise
+  TensorView grad_input{};   // as saved
+};
+KP_EXPORT void pair_gradient(const PairGradient& arguments, Context& context);
+
 // "full", "tf32", "bf16", "bf16x3"; throws kInvalidArgument naming the words there are.
 KP_EXPORT Precision precision_of(std::string_view word);
 

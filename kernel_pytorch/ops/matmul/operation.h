@@ -37,4 +37,7 @@ void check(Product& problem, Device device);
 extern const registry::Operation<Product> kMultiply;
 extern const registry::Kernel<Product> kReference;
 
+extern const registry::Operation<PairGradient> kPairGradient;
+extern const registry::Kernel<PairGradient> kPairReference;
+
 }  // namespace kernel_pytorch::matmul

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,3 +26,12 @@ def same_type(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def autocast(*tensors: Tensor) -> Sequence[Tensor]:
+    """What a product's operands are under torch.autocast: its type, fp64 aside."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return [tensor if tensor.dtype is torch.float64 else tensor.to(dtype) for tensor in tensors]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import wants_gradient
-from ._casting import statistics_dtype
+from ._casting import autocast, statistics_dtype
 from ._declare import backward, differentiable
 from ._mods import Mod, masked, programs_of
 from ._seed import seed_for
@@ -85,8 +85,7 @@ def attention(
         raise ValueError(f'attention: layout is "{layout}"; it is "bhsd" or "bshd"')
     if softcap is not None and softcap <= 0.0:
         raise ValueError(f"attention: softcap is {softcap}; it must be positive, or None for none")
-    if torch.is_autocast_enabled(query.device.type):
-        query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     if alibi_slopes is not None and wants_gradient(alibi_slopes):
         raise RuntimeError(
             "attention: alibi_slopes require a gradient, which they do not have; detach them, or capture them"
@@ -140,12 +139,6 @@ def attention(
         batch_invariant,
     )
     return (output, lse) if return_lse else output
-
-
-def _autocast(*tensors: Tensor) -> Sequence[Tensor]:
-    """As torch's own attention under autocast: fp64 stays."""
-    dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return [tensor if tensor.dtype is torch.float64 else tensor.to(dtype) for tensor in tensors]
 
 
 def _int32(tensor: Tensor | None) -> Tensor | None:

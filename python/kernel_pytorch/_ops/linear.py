@@ -1,0 +1,206 @@
+"""linear and mlp for torch: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/linear.cpp); how a
+call reaches them is in _declare.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._casting import autocast, parameter_for
+from ._declare import backward, differentiable
+
+# What an activation's word means: the function, and whether it is of the even columns alone (the gates).
+_GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """activation(x @ weight.T + bias) + residual in one pass: what surrounds the product is part of its kernel.
+
+    Args:
+        x: [..., in], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        weight: [out, in], any strides, x's type (autocast casts both).
+        bias: [out], x's type or fp32; a narrower one is widened.
+        activation: None, gelu, gelu_tanh, silu, relu, relu_squared, sigmoid or tanh; or a gated one, swiglu, geglu,
+            geglu_tanh, reglu or glu: then the weight's rows are interleaved (gate, up, gate, up, ...; see
+            `interleave_gate_up`), function(gate) * up is taken of each pair, and the output has out / 2 columns.
+        residual: of the output's shape and type, added last.
+
+    Returns:
+        [..., out], contiguous, of x's type; summed in fp32 and rounded once.
+
+    Backward takes the bias' gradient along with the weight's product.
+    """
+    x, weight, residual = _cast("linear", x, weight, residual)
+    kind, gated = _layer(activation)
+    return _linear(x, weight, _bias_for(x, bias), residual, kind, gated)  # type: ignore[no-any-return]
+
+
+def mlp(
+    x: Tensor,
+    weight_in: Tensor,
+    weight_out: Tensor,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
+    *,
+    activation: str = "gelu",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual).
+
+    Backward is four products: the activation's gradient is part of the one that comes before it.
+    """
+    x, weight_in, residual = _cast("mlp", x, weight_in, residual)
+    (weight_out,) = autocast(weight_out)
+    kind, gated = _layer(activation)
+    return _mlp(x, weight_in, _bias_for(x, bias_in), weight_out, _bias_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
+
+
+def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
+    """The weight (or bias) of a gated layer, rows gate[0], up[0], gate[1], up[1], ..., from its two halves."""
+    return torch.stack((gate, up), dim=1).flatten(0, 1)
+
+
+def _layer(activation: str | None) -> tuple[str, bool]:
+    if activation in _GATED:
+        return _GATED[activation], True
+    return activation or "identity", False
+
+
+def _cast(op: str, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    x, weight = autocast(x, weight)
+    if x.dtype is not weight.dtype:
+        raise TypeError(
+            f"{op}: x is {x.dtype}, weight is {weight.dtype}; convert one of them, or call it under torch.autocast"
+        )
+    if residual is not None and residual.dtype is not x.dtype:
+        residual = residual.to(x.dtype)
+    return x, weight, residual
+
+
+def _bias_for(x: Tensor, bias: Tensor | None) -> Tensor | None:
+    return bias if bias is None or bias.dtype is x.dtype else parameter_for(x, bias)
+
+
+def _columns(weight: Tensor, gated: bool) -> int:
+    return weight.shape[0] // 2 if gated else weight.shape[0]
+
+
+def _kept(x: Tensor, weight: Tensor, activation: str, gated: bool) -> Tensor:
+    has_activation = gated or activation != "identity"
+    return x.new_empty((*x.shape[:-1], weight.shape[0])) if has_activation else x.new_empty((0,))
+
+
+def _shapes(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, gated: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty((*x.shape[:-1], _columns(weight, gated))), _kept(x, weight, activation, gated)
+
+
+def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
+    return tensor.new_empty(tensor.shape) if wanted and tensor is not None else x.new_empty((0,))
+
+
+def _backward_shapes(
+    grad_output: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    preactivation: Tensor,
+    activation: str,
+    gated: bool,
+    input_grad: bool,
+    weight_grad: bool,
+    bias_grad: bool,
+) -> tuple[Tensor, ...]:
+    return _like(x, input_grad, x), _like(weight, weight_grad, x), _like(bias, bias_grad, x)
+
+
+def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    if not any(wanted[:3]):  # the residual alone
+        return None, None, None, grads[0]
+    return *_backward(grads[0], *saved, *wanted[:3]), grads[0]
+
+
+def _mlp_shapes(
+    x: Tensor,
+    weight_in: Tensor,
+    bias_in: Tensor | None,
+    weight_out: Tensor,
+    bias_out: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    gated: bool,
+) -> tuple[Tensor, ...]:
+    return (
+        x.new_empty((*x.shape[:-1], weight_out.shape[0])),
+        x.new_empty((*x.shape[:-1], _columns(weight_in, gated))),
+        _kept(x, weight_in, activation, gated),
+    )
+
+
+def _mlp_backward_shapes(
+    grad_output: Tensor,
+    x: Tensor,
+    weight_in: Tensor,
+    bias_in: Tensor | None,
+    weight_out: Tensor,
+    bias_out: Tensor | None,
+    hidden: Tensor,
+    preactivation: Tensor,
+    activation: str,
+    gated: bool,
+    *wanted: bool,
+) -> tuple[Tensor, ...]:
+    tensors = (x, weight_in, bias_in, weight_out, bias_out)
+    return tuple(_like(tensor, want, x) for tensor, want in zip(tensors, wanted, strict=True))
+
+
+def _mlp_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    if not any(wanted[:5]):
+        return None, None, None, None, None, grads[0]
+    return *_mlp_backward(grads[0], *saved, *wanted[:5]), grads[0]
+
+
+_INSTEAD = "torch.nn.functional.linear and its activation"
+_WEIGHTS = ["weight_in", "bias_in", "weight_out", "bias_out"]
+
+_backward = backward(
+    "linear",
+    shapes=_backward_shapes,
+    parameters=["weight", "bias"],
+    per_sample=["weight_grad", "bias_grad"],
+    instead=_INSTEAD,
+)
+_linear = differentiable(
+    "linear",
+    shapes=_shapes,
+    saves=["x", "weight", "bias", "preactivation", "activation", "gated"],
+    gradient=_gradient,
+    parameters=["weight", "bias"],
+    instead=_INSTEAD,
+)
+_mlp_backward = backward(
+    "mlp",
+    shapes=_mlp_backward_shapes,
+    parameters=_WEIGHTS,
+    per_sample=["weight_in_grad", "bias_in_grad", "weight_out_grad", "bias_out_grad"],
+    instead=_INSTEAD,
+)
+_mlp = differentiable(
+    "mlp",
+    shapes=_mlp_shapes,
+    saves=["x", *_WEIGHTS, "hidden", "preactivation", "activation", "gated"],
+    gradient=_mlp_gradient,
+    parameters=_WEIGHTS,
+    instead=_INSTEAD,
+)

@@ -1,0 +1,66 @@
+"""matmul for torch: casts, broadcasting, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/matmul.cpp);
+how a call reaches them is in _declare.py.
+
+A gradient of a product is a product, so that it has gradients of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._casting import autocast, same_type
+from ._declare import differentiable, without_gradient
+
+_PRECISIONS = ("full", "tf32", "bf16", "bf16x3")
+
+
+def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
+    """a @ b, summed in fp32 and rounded once.
+
+    Args:
+        a: [..., m, k] or [k], b: [..., k, n] or [k]; leading sizes broadcast, as torch.matmul's. Any strides;
+            transposed views are not copied. fp32, bf16, fp16, and fp64 on the CPU; of two types the wider is taken.
+        precision: of fp32 products: "full" multiplies fp32 exactly, "bf16" rounds both to bf16 first, "bf16x3" adds
+            three products of bf16 halves (errors near fp32's), "tf32" is a GPU's. Gradients are taken alike.
+
+    Returns:
+        [..., m, n], contiguous. Under autocast in its type, as torch.matmul.
+    """
+    if precision not in _PRECISIONS:
+        raise ValueError(f'matmul: precision is "{precision}"; it is one of {", ".join(_PRECISIONS)}')
+    a, b = autocast(a, b)
+    if a.dtype is not b.dtype:
+        a, b = same_type(a, b)
+    if a.dim() == 2 and b.dim() == 2:
+        return _matmul(a, b, precision)  # type: ignore[no-any-return]
+    if a.dim() == 0 or b.dim() == 0:
+        raise ValueError(f"matmul: a has {a.dim()} dimensions, b has {b.dim()}; both need at least one")
+    if b.dim() == 1:
+        return matmul(a, b[:, None], precision=precision).squeeze(-1)
+    if a.dim() == 1:
+        return matmul(a[None], b, precision=precision).squeeze(-2)
+    if b.dim() == 2:  # one product of all rows
+        return _matmul(a.reshape(-1, a.shape[-1]), b, precision).reshape(*a.shape[:-1], b.shape[-1])  # type: ignore[no-any-return]
+    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return _matmul(a.expand(*leading, *a.shape[-2:]), b.expand(*leading, *b.shape[-2:]), precision)  # type: ignore[no-any-return]
+
+
+def _shapes(a: Tensor, b: Tensor, *_: Any) -> Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[-1]))
+
+
+def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    a, b, precision = saved
+    return (
+        _matmul(grads[0], b.mT, precision) if wanted[0] else None,
+        _matmul(a.mT, grads[0], precision) if wanted[1] else None,
+    )
+
+
+_matmul = differentiable(
+    "matmul", shapes=_shapes, saves=["a", "b", "precision"], gradient=_gradient, instead="torch.matmul"
+)
+add_product_ = without_gradient("matmul_add_", name="matmul_add_")
