@@ -10,6 +10,7 @@
 #include "kernel_pytorch/ops/layer_norm/operation.h"
 #include "kernel_pytorch/ops/matmul/operation.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
+#include "kernel_pytorch/ops/quantize/operation.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
 #include "kernel_pytorch/ops/rope/operation.h"
@@ -48,6 +49,7 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(attention::kForward),
       registry::erase(attention::kBackward),
       registry::erase(matmul::kMultiply),
+      registry::erase(quantize::kQuantize),
       registry::erase(scaled_matmul::kProduct),
       registry::erase(matmul::kPairGradient),
       // clang-format on

@@ -1,5 +1,5 @@
-// Programmatic dependent launch, and registers handed from one warpgroup to another. sm_90; a kernel launched without
-// the attribute runs the first two as no-ops.
+// Programmatic dependent launch, registers handed from one warpgroup to another, and a word to the compiler. sm_90; a
+// kernel launched without the attribute runs the first two as no-ops.
 #pragma once
 
 namespace kernel_pytorch::ptx {
@@ -23,6 +23,11 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// The compiler forgets how a value came about, so that what was computed from it is computed again instead of kept.
+__device__ __forceinline__ void forget_origin(unsigned int& value) {
+  asm("" : "+r"(value));
 }
 
 }  // namespace kernel_pytorch::ptx

@@ -1,0 +1,32 @@
+// Quantising as the registry sees it, and the kernels that its list names. In a problem the scales have two dimensions,
+// [rows or groups of rows, blocks of columns].
+#pragma once
+
+#include <cmath>
+
+#include "kernel_pytorch/ops/quantize/quantize.h"
+#include "kernel_pytorch/ops/quantize/quantize_cuda.h"
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::quantize {
+
+extern const registry::Operation<Quantize> kQuantize;
+extern const registry::Kernel<Quantize> kReference, kCpu, kCuda;
+
+inline DType code_type_of(const Quantize& problem) {
+  return problem.codes.is_present() ? problem.codes.dtype : problem.transposed.dtype;
+}
+inline Format format_of(const Quantize& problem) {
+  return code_type_of(problem) == DType::kFloat8E5M2 ? kE5M2 : kE4M3;
+}
+inline ScaleRule rule_of(const Quantize& problem) {
+  return {.largest = code_type_of(problem) == DType::kFloat8E5M2 ? 57344.0f : 448.0f,
+          .margin_factor = std::ldexp(1.0f, problem.margin),
+          .power_of_two = problem.power_of_two};
+}
+// Whether transposed codes have scales of their own.
+inline bool has_transposed_scales(Granularity granularity) {
+  return granularity == Granularity::kRow || granularity == Granularity::k1x128;
+}
+
+}  // namespace kernel_pytorch::quantize

@@ -1,0 +1,49 @@
+// To FP8 in one visit: codes, their scales, the transposed codes (FP8 products run along k only, so backward needs
+// them) and the largest magnitude.
+//
+//   scale = amax == 0 ? 1 : amax / largest of the format * 2^margin, rounded up to a power of two where asked for;
+//           clamped to [2^-126, 2^126], so that it and its inverse are always finite and normal
+//   code  = x * (1 / scale), both rounded to fp32, then to nearest even in the format, saturated; with a seed by
+//           stochastic rounding: 16 bits of base/philox.h for the element's place (row * columns + column) are added
+//           below the last place that is kept, and the rest is cut off. Values on the grid stay. NaN stays NaN,
+//           infinity saturates. Every kernel gives the same codes and scales, bit for bit.
+//
+// Granularity of the scales (value = scale * code), of codes [rows, columns] and transposed [columns, rows]:
+//   tensor   scales [1], for both; or `scale` given, which is delayed scaling: one read of x
+//   row      scales [rows]; transposed_scales [columns]
+//   1x128    scales [rows, ceil(columns / 128)]; transposed_scales [columns, ceil(rows / 128)]
+//   128x128  scales [ceil(rows / 128), ceil(columns / 128)], for both
+// amax counts finite values alone. found_nonfinite becomes 1 where x has an infinity or a NaN, and is else left alone:
+// the step is to be skipped, as by torch's GradScaler. amax is raised, never lowered.
+//
+// x [rows, columns] fp32, bf16 or fp16, any strides; codes and transposed e4m3 or e5m2, rows any distance apart; scales
+// any strides. Empty x is legal.
+#pragma once
+
+#include "kernel_pytorch/base/export.h"
+#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/device/context.h"
+
+namespace kernel_pytorch::quantize {
+
+enum class Granularity : uint8_t { kTensor, kRow, k1x128, k128x128 };
+
+struct Quantize {
+  TensorView x{};
+  TensorView scale{};  // optional, granularity tensor: fp32, one element, positive and normal
+  TensorView seed{};   // optional: int64[2], the seed and the offset
+  Granularity granularity = Granularity::kTensor;
+  int margin = 0;  // -32 to 32
+  bool power_of_two = false;
+  TensorView codes{};              // optional, as is
+  TensorView transposed{};         // but one of them
+  TensorView scales{};             // unless scale is given
+  TensorView transposed_scales{};  // with transposed, by row and 1x128
+  TensorView amax{};               // optional: fp32, one element
+  TensorView found_nonfinite{};    // optional: fp32, one element
+};
+
+// Throws Error{kInvalidArgument} naming the argument, both values and the cure.
+KP_EXPORT void quantize(const Quantize& arguments, Context& context);
+
+}  // namespace kernel_pytorch::quantize

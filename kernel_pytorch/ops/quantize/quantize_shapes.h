@@ -1,0 +1,35 @@
+// Shapes that quantising is tested and measured on: [rows, columns], the type being x's. On the CPU; whoever wants a
+// GPU sets the device.
+#pragma once
+
+#include <vector>
+
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::quantize {
+
+inline std::vector<registry::ProblemRequest> shapes() {
+  using Options = std::vector<std::pair<std::string, std::string>>;
+  std::vector<registry::ProblemRequest> requests;
+  const auto add = [&](std::vector<int64_t> shape, DType dtype, Options options) {
+    requests.push_back({.shape = std::move(shape), .dtype = dtype, .device = {}, .options = std::move(options)});
+  };
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const char* scales : {"given", "tensor", "row", "1x128", "128x128"}) {
+      add({1, 1}, dtype, {{"scales", scales}});
+      add({200, 136}, dtype, {{"scales", scales}, {"amax", "1"}});
+      add({130, 259}, dtype, {{"scales", scales}, {"code", "e5m2"}, {"amax", "1"}});
+      add({256, 512}, dtype, {{"scales", scales}, {"padded", "1"}});
+    }
+    add({96, 384}, dtype, {{"scales", "tensor"}, {"codes", "0"}});
+    add({300, 520}, dtype, {{"scales", "1x128"}, {"transposed", "0"}, {"power_of_two", "1"}});
+    add({130, 100}, dtype, {{"scales", "given"}, {"seed", "1"}});
+    add({130, 264}, dtype, {{"scales", "1x128"}, {"seed", "1"}, {"code", "e5m2"}});
+    add({140, 70}, dtype, {{"scales", "row"}, {"strided", "1"}});
+    add({0, 16}, dtype, {{"scales", "tensor"}});
+    add({16, 0}, dtype, {{"scales", "row"}});
+  }
+  return requests;
+}
+
+}  // namespace kernel_pytorch::quantize
