@@ -31,14 +31,12 @@
 #include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/base/tensor_view.h"
 #include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/ops/matmul/matmul_form_cuda.h"
 #include "kernel_pytorch/ops/pointwise/pointwise_kind_cuda.h"
 
 namespace kernel_pytorch::matmul {
 
 using Kind = pointwise::Kind;
-
-enum class Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient };
-enum class Precision : uint8_t { kFull, kTf32, kBf16, kBf16x3 };
 
 struct Product {
   TensorView a{};

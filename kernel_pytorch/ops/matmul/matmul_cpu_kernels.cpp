@@ -1,0 +1,65 @@
+// The CPU kernels of the registry: what they take, and which table of tiles runs.
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/matmul/matmul_cpu_plan.h"
+
+namespace kernel_pytorch::matmul {
+namespace {
+
+constexpr const char* kNotOnGpu = "runs on the CPU only";
+constexpr const char* kNeedsSingle = "takes fp32, bf16 and fp16; the reference takes fp64";
+
+registry::Support supports_packed(const Product& problem, const DeviceInfo& device) {
+  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
+  if (problem.a.dtype == DType::kFloat64) return registry::Support::no(kNeedsSingle);
+  return registry::Support::yes();
+}
+registry::Support supports_thin(const Product& problem, const DeviceInfo& device) {
+  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
+  if (problem.a.dtype == DType::kFloat64) return registry::Support::no(kNeedsSingle);
+  if (!is_thin(problem)) return registry::Support::no("takes at most 16 rows or 16 columns");
+  return registry::Support::yes();
+}
+
+void run_packed_of_level(const Product& problem, int, Context& context) {
+  run_packed(problem, KP_AT_CPU_LEVEL(context.info->cpu.isa, kProductKernels), context);
+}
+void run_thin_of_level(const Product& problem, int, Context& context) {
+  run_thin(problem, context);
+}
+
+registry::Support supports_pairs(const PairGradient& problem, const DeviceInfo& device) {
+  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
+  if (problem.saved.dtype == DType::kFloat64) return registry::Support::no(kNeedsSingle);
+  return registry::Support::yes();
+}
+void run_pairs(const PairGradient& problem, int, Context& context) {
+  const int64_t rows = problem.saved.sizes[0], columns = problem.grad_output.sizes[1];
+  if (rows == 0 || columns == 0) return;
+  const auto write = KP_AT_CPU_LEVEL(context.info->cpu.isa, write_pair_gradient);
+  const int64_t rows_per_task = std::max<int64_t>((16 << 10) / columns, 1);
+  const auto rows_at = [](const TensorView& view, int64_t row) {
+    return Rows{static_cast<char*>(view.data) + row * view.strides[0] * size_of(view.dtype), view.dtype,
+                view.strides[0]};
+  };
+  parallel_for(context.threads, (rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
+    const int64_t row = task * rows_per_task;
+    write({problem.activation, std::min(rows_per_task, rows - row), columns, rows_at(problem.grad_output, row),
+           rows_at(problem.saved, row), rows_at(problem.grad_input, row)});
+  });
+}
+
+uint64_t code_version() {
+  return hash_text("matmul cpu 1");
+}
+
+}  // namespace
+
+constinit const registry::Kernel<Product> kCpuThin{
+    .name = "cpu_thin", .supports = supports_thin, .run = run_thin_of_level, .source_hash = code_version};
+constinit const registry::Kernel<Product> kCpu{
+    .name = "cpu", .supports = supports_packed, .run = run_packed_of_level, .source_hash = code_version};
+constinit const registry::Kernel<PairGradient> kPairCpu{
+    .name = "cpu", .supports = supports_pairs, .run = run_pairs, .source_hash = code_version};
+
+}  // namespace kernel_pytorch::matmul
