@@ -18,6 +18,7 @@ struct CompileArguments {
   std::string architecture;
   std::string output;
   bool every_op = false;
+  bool sample = false;
   bool strict = false;
   bool json = false;
 };
@@ -28,8 +29,19 @@ void show_progress(const jit::CompiledKernel& kernel, int done, int total) {
   if (compile_progress != nullptr) compile_progress->show("compile", done, total, kernel.entry);
 }
 
+// What another compiler or architecture may refuse is in a source's text, of which one instantiation shows most.
+std::vector<DeviceCode> first_of_each_source(const std::vector<DeviceCode>& codes) {
+  std::vector<DeviceCode> first;
+  for (const DeviceCode& code : codes) {
+    const auto is_same = [&code](const DeviceCode& other) { return other.source == code.source; };
+    if (std::none_of(first.begin(), first.end(), is_same)) first.push_back(code);
+  }
+  return first;
+}
+
 std::vector<jit::CompiledKernel> compile_with_progress(const CompileArguments& arguments) {
-  const std::vector<DeviceCode> codes = c_interface::device_code_of(named_operations(arguments.op));
+  std::vector<DeviceCode> codes = c_interface::device_code_of(named_operations(arguments.op));
+  if (arguments.sample) codes = first_of_each_source(codes);
   ProgressLine line;
   compile_progress = &line;
   auto compiled = jit::write_bundle(codes, arguments.architecture, arguments.output, &show_progress);
@@ -86,6 +98,7 @@ void add_compile(Command root) {
       .flag("--all", arguments->every_op, "every op")
       .text("--arch", arguments->architecture, "as sm_90a, sm_80", Need::kRequired)
       .text("--output", arguments->output, "folder for the bundle", Need::kRequired)
+      .flag("--sample", arguments->sample, "one kernel of each source file, instead of every one")
       .flag("--strict", arguments->strict,
             "fail when a kernel spills registers or the compiler warns (serialised wgmma)")
       .flag("--json", arguments->json, "as JSON")
