@@ -151,4 +151,9 @@ Gradient differentiate(const Program& program) {
   return ReverseSweep(program).run();
 }
 
+bool adds_to_score(const Gradient& gradient) {
+  const Node& derivative = gradient.program.nodes[gradient.program.results[0]];
+  return derivative.op == Op::kConstant && derivative.constant.real == 1.0;
+}
+
 }  // namespace kernel_pytorch::expression

@@ -26,4 +26,7 @@ struct Gradient {
 
 KP_EXPORT Gradient differentiate(const Program& program);
 
+// Whether the result is the score and something else added to it: its derivative to the score is 1.
+KP_EXPORT bool adds_to_score(const Gradient& gradient);
+
 }  // namespace kernel_pytorch::expression

@@ -29,6 +29,7 @@ struct Features {
   bool softcap_after = false;       // after them
   bool exact_tanh = false;          // softcap to 1e-7 of the cap, where the special unit's tanh has 5e-4
   bool score_mod = false;           // a program that changes scores
+  bool score_mod_adds = false;      // and has the derivative 1
   bool scaled = false;  // scores are multiplied by the scale before the softmax, which takes positive scales only
   bool sinks = false;   // a logit more in each row
   bool dropout = false;
@@ -44,7 +45,7 @@ KP_SHARED_CODE constexpr bool changes_scores(Features features) {
 }
 // The derivative of a score to the scaled product is not 1 everywhere.
 KP_SHARED_CODE constexpr bool has_derivative(Features features) {
-  return features.softcap || features.softcap_after || features.score_mod;
+  return features.softcap || features.softcap_after || (features.score_mod && !features.score_mod_adds);
 }
 // Tiles in the interior of all bounds need their conditions asked all the same.
 KP_SHARED_CODE constexpr bool masks_every_tile(Features features) {

@@ -38,6 +38,7 @@ constexpr bool Features::*kFields[] = {
     &Features::softcap_after,
     &Features::exact_tanh,
     &Features::score_mod,
+    &Features::score_mod_adds,
     &Features::scaled,
     &Features::sinks,
     &Features::dropout,
@@ -58,6 +59,11 @@ int32_t clamped(int64_t value) {
 // No key lies after its query + offset.
 bool looks_back_only(const Scoring& scoring) {
   return scoring.causal || scoring.window_right == 0;
+}
+
+bool adds_to_score(const Scoring& scoring) {
+  const expression::Mods& mods = expression::mods_of(scoring.score_mod, scoring.mask_mod, "attention");
+  return expression::adds_to_score(*mods.score_mod_gradient);
 }
 
 // Two neighbouring keys of the bias begin at a multiple of their size in every row.
@@ -140,6 +146,7 @@ Features features_of(const Scoring& scoring) {
   features.softcap = scoring.softcap > 0 && !scoring.softcap_after_bias;
   features.softcap_after = scoring.softcap > 0 && scoring.softcap_after_bias;
   features.score_mod = !scoring.score_mod.empty();
+  features.score_mod_adds = features.score_mod && adds_to_score(scoring);
   features.scaled = !(scoring.scale > 0);
   features.sinks = scoring.sinks.is_present();
   features.dropout = scoring.dropout > 0;
@@ -356,6 +363,7 @@ std::vector<NamedFeatures> compiled_features() {
         .softcap = true,
         .sinks = true,
         .dropout = true}},
+      {"added score_mod", {.score_mod = true, .score_mod_adds = true}, program_text({.score_mod = score_mod})},
   };
   return list;
 }

@@ -121,28 +121,43 @@ __device__ __forceinline__ float change_score(float product, float& derivative, 
   return score;
 }
 
-// Products become scores in base 2, ready for exp2(score - reference), with their derivatives where wanted.
+// One-sided ALiBi is slope * (query + offset - key): a constant of the thread and a multiple of the slope.
+template <Features kFeatures>
+struct AlibiDistance {
+  float unit, first;  // first: of the thread's element 0
+
+  __device__ __forceinline__ AlibiDistance(const Head& head, Place place)
+      : unit(kFeatures.alibi_is_one_sided ? head.slope : 1.0f),
+        first(kFeatures.alibi ? unit * static_cast<float>(place.query + head.offset - place.key) : 0.0f) {}
+};
+
+// Elements i and i + 1 (i even) of a thread's products become scores in base 2, ready for exp2(score - reference), with
+// their derivatives where wanted.
+template <Features kFeatures, class Element, Rows kRows, Toward kToward>
+__device__ __forceinline__ void change_pair(float* pair, float* derivatives, int i, const ScoreArguments& arguments,
+                                            const Head& head, Place place, const AlibiDistance<kFeatures>& distance) {
+  float bias[2] = {};
+  if constexpr (has_bias(kFeatures)) {
+    load_bias_pair<kFeatures, Element, kRows>(arguments, head, place.query + query_step<kRows>(i),
+                                              place.key + key_step<kRows>(i), bias);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int32_t query = query_step<kRows>(i + j), key = key_step<kRows>(i + j);
+    pair[j] = change_score<kFeatures, kToward>(pair[j], derivatives[j], arguments, head,
+                                               {place.query + query, place.key + key}, bias[j],
+                                               distance.first + distance.unit * static_cast<float>(query - key));
+  }
+}
+
 template <Features kFeatures, class Element, Rows kRows, Toward kToward, int kCount>
 __device__ __forceinline__ void change_and_derive_scores(float (&scores)[kCount], float (&derivatives)[kCount],
                                                          const ScoreArguments& arguments, const Head& head,
                                                          Place place) {
-  // One-sided ALiBi is slope * (query + offset - key): a constant of the thread and a multiple of the slope.
-  const float unit = kFeatures.alibi_is_one_sided ? head.slope : 1.0f;
-  const float distance = kFeatures.alibi ? unit * static_cast<float>(place.query + head.offset - place.key) : 0.0f;
+  const AlibiDistance<kFeatures> distance(head, place);
 #pragma unroll
   for (int i = 0; i < kCount; i += 2) {
-    float bias[2] = {};
-    if constexpr (has_bias(kFeatures)) {
-      load_bias_pair<kFeatures, Element, kRows>(arguments, head, place.query + query_step<kRows>(i),
-                                                place.key + key_step<kRows>(i), bias);
-    }
-#pragma unroll
-    for (int j = i; j < i + 2; ++j) {
-      const int32_t query = query_step<kRows>(j), key = key_step<kRows>(j);
-      scores[j] = change_score<kFeatures, kToward>(scores[j], derivatives[j], arguments, head,
-                                                   {place.query + query, place.key + key}, bias[j - i],
-                                                   distance + unit * static_cast<float>(query - key));
-    }
+    change_pair<kFeatures, Element, kRows, kToward>(scores + i, derivatives + i, i, arguments, head, place, distance);
   }
 }
 

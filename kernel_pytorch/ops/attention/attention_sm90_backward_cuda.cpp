@@ -242,24 +242,10 @@ const char* tensor_obstacle(const BackwardProblem& problem) {
   return nullptr;
 }
 
-// Options whose gradients have been compared on a GPU, by head tile and type; the others run on cuda_mma.
-Features compared_features(const BackwardTile& tile, DType dtype) {
-  Features features;
-  features.right_bound = true;
-  if (tile.head == 64) features.left_bound = true;
-  if (dtype == DType::kFloat16 || (tile.head != 64 && tile.head != 128)) return features;
-  features.left_bound = features.key_lengths = features.packed = features.sinks = true;
-  if (tile.head == 128) return features;
-  features.segments = features.mask = features.block_map = features.alibi = features.alibi_is_one_sided = true;
-  features.softcap = features.exact_tanh = features.scaled = features.dropout = true;
-  return features;
-}
-bool is_compared(const BackwardProblem& problem) {
-  const BackwardTile tile = variant_of(problem).tile;
-  const DType dtype = problem.query.dtype;
-  const uint32_t asked = bits_of(features_of(problem.scoring, tile.queries, tile.keys));
-  if ((asked & ~bits_of(compared_features(tile, dtype))) != 0) return false;
-  return !tile.in_turns || (dtype == DType::kBFloat16 && (tile.head == 64 || tile.head == 128 || tile.head == 256));
+// Heads of more than 64 columns leave no registers for a bias beside what else needs many, and 256 columns fewer.
+bool overfills_registers(const Features& features, const BackwardTile& tile) {
+  if (tile.head == 256 && (has_derivative(features) || features.dropout)) return true;
+  return tile.head > 64 && has_bias(features) && (features.softcap_after || features.dropout);
 }
 
 const char* scoring_obstacle(const BackwardProblem& problem) {
@@ -268,7 +254,11 @@ const char* scoring_obstacle(const BackwardProblem& problem) {
     return "gives no gradients of captured tensors";
   if (!scoring.score_mod.empty() && scoring.dropout > 0) return "takes no score_mod with dropout";
   if (const char* obstacle = captured_obstacle(scoring)) return obstacle;
-  if (!is_compared(problem)) return "was not compared on a GPU with this option at this head size and type";
+  const Features features = features_of(scoring);
+  if (overfills_registers(features, variant_of(problem).tile))
+    return "has too few registers for these options at this head size";
+  if (problem.query.dtype == DType::kFloat16 && (has_derivative(features) || features.dropout))
+    return "keeps too few bits of probabilities for fp16 with softcap, dropout or such a score_mod";
   if (problem.grad_bias.is_present()) return "gives no gradient of a bias";
   if (scoring.blocks.is_present() && !scoring.blocks.query_counts.is_present())
     return "needs the block list's transposed lists";

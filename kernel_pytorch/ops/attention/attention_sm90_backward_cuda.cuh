@@ -33,20 +33,22 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   // In shared memory, since registers are what the roles below lack.
   BackwardWork& work = *reinterpret_cast<BackwardWork*>(shared + Shared::kWork);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-  tile::wait_for_earlier_kernels();
   if (threadIdx.x < 32) {
-    // A block may wait only for blocks that were launched before it: in turns the last keys come first.
+    // A block may wait only for blocks that were launched before it: in turns the last keys come first. What is read
+    // here is older than the kernel before this one.
     const int block = static_cast<int>(kTile.in_turns ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    find_work<kFeatures, kTile>(work, arguments, block);
-    if (threadIdx.x == 0) {
-      barriers.init();
-      ptx::fence_proxy_async_shared_cta();
-    }
+    begin_block<kFeatures, kTile>(arguments, work, block, shared, barriers);
   }
+  tile::wait_for_earlier_kernels();
   __syncthreads();
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kLoaderRegisters>();
-    if (threadIdx.x < 32 && work.steps > 0) load_tiles<kFeatures, kTile>(arguments, work, shared, barriers);
+    if (threadIdx.x < 32 && work.steps > 0) {
+      load_tiles<kFeatures, kTile>(arguments, work, shared, barriers);
+    } else if (threadIdx.x == 0 && work.first_key < work.head.keys) {
+      barriers.key->wait(0);  // the block's memory is the copies' until they are done
+      barriers.value->wait(0);
+    }
   } else if (warpgroup == 1) {
     ptx::setmaxnreg_dec<kReducerRegisters<kTile>>();
     if (work.steps > 0) add_query_gradients<T, kFeatures, kTile>(arguments, work, shared, barriers);

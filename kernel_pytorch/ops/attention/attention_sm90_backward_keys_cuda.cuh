@@ -109,20 +109,7 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
   uint32_t operand[kScores / 2], copies[kScores / 2];
   tile::PipelineState now, ring{0, 1};
 
-  const auto place_of = [&](const BackwardStep& step) {
-    return Place{step.tile * kTile.queries + lane % 4 * 2, work.first_key + row + lane / 4};
-  };
-  const auto exponentials = [&](const BackwardStep& step) {
-    const Head head = head_of_member<kFeatures>(arguments.score, work.head, step.member);
-    take_exponentials<T, kFeatures>(scores, copies, bounds, arguments.score, head, place_of(step));
-  };
-  const auto finish_probabilities = [&](const BackwardStep& step) {
-    const Head head = head_of_member<kFeatures>(arguments.score, work.head, step.member);
-    if (step.is_edge) {
-      hide_scores<kFeatures>(scores, copies, arguments.score, head, place_of(step), step.skips_program);
-    }
-    make_operand<T, kFeatures>(operand, copies, scores, arguments.score, head, place_of(step));
-  };
+  const StepScores<T, kFeatures, kTile> step_scores{arguments, work, row, lane};
   // Queries of the next sequence in a sequence's last tile.
   const auto remains_from = [&](const BackwardStep& step) {
     return least(kTile.queries, work.head.queries - step.tile * kTile.queries);
@@ -148,8 +135,8 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>();
   ptx::tie_registers(scores);
-  exponentials(work.ring[0]);
-  finish_probabilities(work.ring[0]);
+  step_scores.exponentials(scores, copies, bounds, work.ring[0]);
+  step_scores.operands(operand, copies, scores, work.ring[0]);
 #pragma unroll 1
   for (int step = 0; step < work.steps; ++step) {
     tile::PipelineState next = now;
@@ -195,7 +182,7 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(scores);
-    exponentials(next_step);
+    step_scores.exponentials(scores, copies, bounds, next_step);
     barriers.grad_full[next.stage].wait(next.parity);
     ptx::wgmma_wait_group<0>();
     ptx::tie_registers(grad_key);
@@ -204,7 +191,7 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
       zero_rows<kTile.queries, kTile.value>(shared + Shared::kGrad + next.stage * Shared::kGradBytes,
                                             remains_from(next_step), kTile.queries, warpgroup);
     }
-    finish_probabilities(next_step);
+    step_scores.operands(operand, copies, scores, next_step);
     now = next;
   }
   const uint32_t stage = shared + Shared::kValue;

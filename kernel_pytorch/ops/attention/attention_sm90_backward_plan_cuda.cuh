@@ -85,7 +85,9 @@ struct BackwardWork {
   int32_t rows;          // of gradients that the block writes
   int32_t tile_base;     // of the first head's tile 0 among all tiles
   int32_t steps;         // of all heads of the group
+  WalkSpan span;         // of each head, where they share it: without lists of tiles
   alignas(16) BackwardStep ring[kBackwardSteps];
+  Step upcoming[32];  // the loader's
 };
 
 // Offsets in bytes of dynamic shared memory; every tile begins at a multiple of 1024.
@@ -123,9 +125,9 @@ __device__ __forceinline__ Head head_of_member(const ScoreArguments& score, cons
   return head;
 }
 
-// By all lanes of a warp.
+// Everything but the steps, by all lanes of a warp.
 template <Features kFeatures, BackwardTile kTile>
-__device__ __forceinline__ void find_work(BackwardWork& shared_work, const BackwardArguments& arguments, int block) {
+__device__ __forceinline__ BackwardWork find_keys(const BackwardArguments& arguments, int block) {
   const ScoreArguments& score = arguments.score;
   const int key_heads = score.heads / score.group;
   BackwardWork work;
@@ -145,28 +147,28 @@ __device__ __forceinline__ void find_work(BackwardWork& shared_work, const Backw
     work.memory_batch = work.head.batch;
     work.tile_base = (work.head.batch * score.heads + work.head.head) * arguments.tiles.tiles;
   }
-  const int keys = kFeatures.packed ? work.head.keys : score.keys;
+  // Gradients of keys beyond a length are zeros, and written like others.
+  int keys = score.keys;
+  if constexpr (kFeatures.packed) {
+    keys = score.key_offsets[work.head.batch + 1] - static_cast<int>(work.head.first_key);
+  }
   work.first_key = key_block * kTile.keys;
   work.rows = least(kTile.keys, keys - work.first_key);
   work.steps = 0;
-  if (work.first_key < work.head.keys) {
-    if constexpr (kFeatures.blocks) {
-      for (int member = 0; member < score.group; ++member) {
-        const Head head = head_of_member<kFeatures>(score, work.head, member);
-        work.steps += QueryWalk<kFeatures, kTile>(score, head, work.first_key).count();
-      }
-    } else {
-      work.steps = QueryWalk<kFeatures, kTile>(score, work.head, work.first_key).count() * score.group;
+  return work;
+}
+template <Features kFeatures, BackwardTile kTile>
+__device__ __forceinline__ void find_steps(BackwardWork& work, const ScoreArguments& score) {
+  if (work.first_key >= work.head.keys) return;
+  if constexpr (kFeatures.blocks) {
+    for (int member = 0; member < score.group; ++member) {
+      const Head head = head_of_member<kFeatures>(score, work.head, member);
+      work.steps += QueryWalk<kFeatures, kTile>(score, head, work.first_key).count();
     }
-  }
-  if (threadIdx.x % 32 == 0) {
-    shared_work.head = work.head;
-    shared_work.key_head = work.key_head;
-    shared_work.memory_batch = work.memory_batch;
-    shared_work.first_key = work.first_key;
-    shared_work.rows = work.rows;
-    shared_work.tile_base = work.tile_base;
-    shared_work.steps = work.steps;
+  } else {
+    const QueryWalk<kFeatures, kTile> walk(score, work.head, work.first_key);
+    work.span = walk.span();
+    work.steps = walk.count() * score.group;
   }
 }
 

@@ -70,29 +70,68 @@ struct TileLoader {
   }
 };
 
-// By a warp, whose first lane loads: walks are made by all lanes together.
+// By the first warp: barriers, the keys and values on their way, and while those travel the block's share of queries,
+// whose ends may have to be looked for. Others see it after a barrier of the block.
+template <Features kFeatures, BackwardTile kTile>
+__device__ __forceinline__ void begin_block(const BackwardArguments& arguments, BackwardWork& shared_work, int block,
+                                            const char* shared_memory, BackwardBarriers<kTile>& barriers) {
+  BackwardWork work = find_keys<kFeatures, kTile>(arguments, block);
+  if (threadIdx.x == 0) {
+    barriers.init();
+    ptx::fence_proxy_async_shared_cta();
+    if (work.first_key < work.head.keys) {
+      TileLoader<kTile>(arguments, work, ptx::shared_address(shared_memory), barriers).load_keys();
+    }
+  }
+  find_steps<kFeatures, kTile>(work, arguments.score);
+  if (threadIdx.x == 0) {
+    shared_work.head = work.head;
+    shared_work.key_head = work.key_head;
+    shared_work.memory_batch = work.memory_batch;
+    shared_work.first_key = work.first_key;
+    shared_work.rows = work.rows;
+    shared_work.tile_base = work.tile_base;
+    shared_work.steps = work.steps;
+    if constexpr (!kFeatures.blocks) shared_work.span = work.span;
+  }
+}
+
+template <Features kFeatures, BackwardTile kTile>
+__device__ __forceinline__ QueryWalk<kFeatures, kTile> walk_of(const ScoreArguments& score, const Head& head,
+                                                               const BackwardWork& work) {
+  if constexpr (kFeatures.blocks) {
+    return QueryWalk<kFeatures, kTile>(score, head, work.first_key);
+  } else {
+    return QueryWalk<kFeatures, kTile>(score, head, work.first_key, work.span);
+  }
+}
+
+// By a warp, whose first lane loads. Each lane looks at one of the next 32 steps, since that may read lists or ids.
 template <Features kFeatures, BackwardTile kTile>
 __device__ __forceinline__ void load_tiles(const BackwardArguments& arguments, BackwardWork& work,
                                            const char* shared_memory, BackwardBarriers<kTile>& barriers) {
-  const bool is_loader = threadIdx.x % 32 == 0;
+  const int lane = static_cast<int>(threadIdx.x % 32);
   TileLoader<kTile> loader(arguments, work, ptx::shared_address(shared_memory), barriers);
-  if (is_loader) loader.load_keys();
+  // Keys beyond the last have to be hidden in every tile.
   const bool is_ragged = work.first_key + kTile.keys > work.head.keys;
-  const int group = arguments.score.group;
 #pragma unroll 1
-  for (int member = 0; member < group; ++member) {
-    const Head head = head_of_member<kFeatures>(arguments.score, work.head, member);
-    const QueryWalk<kFeatures, kTile> walk(arguments.score, head, work.first_key);
-    if (is_loader) {
+  for (int member = 0; member < arguments.score.group; ++member) {
 #pragma unroll 1
-      for (int i = 0; i < walk.count(); ++i) {
-        Step step = walk.at(i);
-        // Keys beyond the last have to be hidden in every tile.
+    for (int first = 0;; first += 32) {
+      const Head head = head_of_member<kFeatures>(arguments.score, work.head, member);
+      const QueryWalk<kFeatures, kTile> walk = walk_of<kFeatures, kTile>(arguments.score, head, work);
+      const int count = least(32, walk.count() - first);
+      if (count <= 0) break;
+      if (lane < count) work.upcoming[lane] = walk.at(first + lane);
+      __syncwarp();
+#pragma unroll 1
+      for (int i = 0; lane == 0 && i < count; ++i) {
+        Step step = work.upcoming[i];
         step.is_edge |= is_ragged;
         loader.load(step, member);
       }
+      __syncwarp();
     }
-    __syncwarp();
   }
 }
 

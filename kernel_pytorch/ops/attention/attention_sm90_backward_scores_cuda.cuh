@@ -29,9 +29,10 @@ __device__ __forceinline__ void load_record(float (&values)[kCount], uint32_t ad
 
 template <class T, Features kFeatures>
 struct CopyWord : tile::Word<tile::Float16> {};
-// A program's derivative may be of any size.
+// A program's derivative may be of any size, for two bits more of rounding.
 template <class T, Features kFeatures>
-requires(kFeatures.score_mod&& kExponent<T> != 0) struct CopyWord<T, kFeatures> : tile::Word<tile::BFloat16> {
+requires(kFeatures.score_mod && !kFeatures.score_mod_adds && kExponent<T> != 0) struct CopyWord<T, kFeatures>
+    : tile::Word<tile::BFloat16> {
 };
 
 template <class T, Features kFeatures>
@@ -75,14 +76,15 @@ __device__ __forceinline__ void take_exponentials(float (&scores)[kScores], uint
     }
   } else {
     constexpr Toward kToward = has_derivative(kFeatures) ? Toward::kProduct : Toward::kNothing;
-    float derivatives[kScores];
-    change_and_derive_scores<kFeatures, T, Rows::kKeys, kToward>(scores, derivatives, arguments, head, place);
+    const AlibiDistance<kFeatures> distance(head, place);
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
+      float derivatives[2];
+      change_pair<kFeatures, T, Rows::kKeys, kToward>(scores + i, derivatives, i, arguments, head, place, distance);
       scores[i] = ptx::ex2_approx_ftz_f32(scores[i] + bounds[i / 4 * 2]);
       scores[i + 1] = ptx::ex2_approx_ftz_f32(scores[i + 1] + bounds[i / 4 * 2 + 1]);
       if constexpr (has_derivative(kFeatures)) {
-        copies[i / 2] = ScoreCopy<T, kFeatures>::of(scores[i] * derivatives[i], scores[i + 1] * derivatives[i + 1], 0);
+        copies[i / 2] = ScoreCopy<T, kFeatures>::of(scores[i] * derivatives[0], scores[i + 1] * derivatives[1], 0);
       }
     }
   }
@@ -124,6 +126,33 @@ __device__ __forceinline__ void make_operand(uint32_t (&operand)[kScores / 2], u
     }
   }
 }
+
+// The two moments of a step's scores, for whoever computes them: when their product is done, and when the one beside it
+// is too.
+template <class T, Features kFeatures, BackwardTile kTile>
+struct StepScores {
+  static constexpr int kScores = kTile.queries / 2;
+  const BackwardArguments& arguments;
+  const BackwardWork& work;
+  int row, lane;  // row of the warp, in the block
+
+  __device__ __forceinline__ Head head_of(const BackwardStep& step) const {
+    return head_of_member<kFeatures>(arguments.score, work.head, step.member);
+  }
+  __device__ __forceinline__ Place place_of(const BackwardStep& step) const {
+    return {step.tile * kTile.queries + lane % 4 * 2, work.first_key + row + lane / 4};
+  }
+  __device__ __forceinline__ void exponentials(float (&scores)[kScores], uint32_t (&copies)[kScores / 2],
+                                               const float (&bounds)[kScores / 2], const BackwardStep& step) const {
+    take_exponentials<T, kFeatures>(scores, copies, bounds, arguments.score, head_of(step), place_of(step));
+  }
+  __device__ __forceinline__ void operands(uint32_t (&operand)[kScores / 2], uint32_t (&copies)[kScores / 2],
+                                           float (&scores)[kScores], const BackwardStep& step) const {
+    const Head head = head_of(step);
+    if (step.is_edge) hide_scores<kFeatures>(scores, copies, arguments.score, head, place_of(step), step.skips_program);
+    make_operand<T, kFeatures>(operand, copies, scores, arguments.score, head, place_of(step));
+  }
+};
 
 // dS = P (dP - delta) from dP - delta, or under dropout from dP, of which what is kept counts dropout_scale.
 template <class T, Features kFeatures, int kScores>

@@ -63,25 +63,33 @@ TEST(AttentionSm90Backward, TakesHalfTypesAndHeadsUpTo256) {
   EXPECT_STRNE(reason_of({1, 2, 64, 64}, DType::kBFloat16, {}, 10), "");
 }
 
-TEST(AttentionSm90Backward, TakesOptionsThatWereCompared) {
+TEST(AttentionSm90Backward, TakesOptionsOfEveryHeadSize) {
+  for (int64_t size : {64, 96, 128, 192, 256}) {
+    const std::vector<int64_t> shape{1, 4, 128, 128, size};
+    for (const char* word : {"alibi", "segments", "lengths", "deterministic", "grad_lse", "sinks"}) {
+      EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{word, "1"}}), "") << word;
+      EXPECT_STREQ(reason_of(shape, DType::kFloat16, {{word, "1"}}), "") << word;
+    }
+    EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"window_left", "9"}, {"mask", "full"}}), "");
+    EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"sequences", "4"}, {"causal", "1"}}), "");
+    EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"bias", "batch"}, {"grad_bias", "0"}}), "");
+    EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"blocks", "32"}}), "");
+    EXPECT_STRNE(reason_of(shape, DType::kBFloat16, {{"bias", "batch"}}), "");
+    EXPECT_STRNE(reason_of(shape, DType::kBFloat16, {{"deterministic", "1"}, {"segments", "1"}}), "");
+  }
+}
+
+TEST(AttentionSm90Backward, LeavesToOthersWhatItHasNoRegistersOrBitsFor) {
   const std::vector<int64_t> small{1, 4, 128, 128, 64}, large{1, 4, 128, 128, 128}, wide{1, 4, 128, 128, 256};
-  for (const char* word : {"alibi", "segments", "lengths", "deterministic", "grad_lse", "sinks"}) {
-    EXPECT_STREQ(reason_of(small, DType::kBFloat16, {{word, "1"}}), "") << word;
+  const std::vector<std::pair<std::string, std::string>> biased{
+      {"bias", "all"}, {"grad_bias", "0"}, {"dropout", "0.1"}};
+  EXPECT_STREQ(reason_of(small, DType::kBFloat16, biased), "");
+  EXPECT_STRNE(reason_of(large, DType::kBFloat16, biased), "");
+  for (const char* word : {"dropout", "softcap"}) {
+    EXPECT_STREQ(reason_of(large, DType::kBFloat16, {{word, "0.5"}}), "") << word;
+    EXPECT_STRNE(reason_of(wide, DType::kBFloat16, {{word, "0.5"}}), "") << word;
+    EXPECT_STRNE(reason_of(large, DType::kFloat16, {{word, "0.5"}}), "") << word;
   }
-  EXPECT_STREQ(reason_of(small, DType::kBFloat16, {{"dropout", "0.1"}, {"softcap", "2"}, {"mask", "full"}}), "");
-  EXPECT_STREQ(reason_of(small, DType::kBFloat16, {{"blocks", "32"}}), "");
-  for (const char* word : {"lengths", "deterministic", "sinks"}) {
-    EXPECT_STREQ(reason_of(large, DType::kBFloat16, {{word, "1"}, {"causal", "1"}}), "") << word;
-  }
-  EXPECT_STREQ(reason_of(large, DType::kBFloat16, {{"sequences", "4"}, {"window_left", "9"}}), "");
-  EXPECT_STREQ(reason_of(wide, DType::kBFloat16, {{"causal", "1"}, {"deterministic", "1"}}), "");
-  EXPECT_STRNE(reason_of(small, DType::kBFloat16, {{"bias", "batch"}}), "");
-  EXPECT_STRNE(reason_of(small, DType::kBFloat16, {{"bias", "batch"}, {"grad_bias", "0"}}), "");
-  EXPECT_STRNE(reason_of(small, DType::kBFloat16, {{"deterministic", "1"}, {"segments", "1"}}), "");
-  EXPECT_STRNE(reason_of(small, DType::kFloat16, {{"alibi", "1"}}), "");
-  EXPECT_STRNE(reason_of(large, DType::kBFloat16, {{"alibi", "1"}}), "");
-  EXPECT_STRNE(reason_of(wide, DType::kBFloat16, {{"window_left", "9"}}), "");
-  EXPECT_STRNE(reason_of({1, 4, 128, 128, 96}, DType::kBFloat16, {{"deterministic", "1"}}), "");
 }
 
 }  // namespace

@@ -86,19 +86,9 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
   uint32_t operand[kScores / 2], copies[kScores / 2];
   tile::PipelineState now, ring, exchange{0, 1};
 
-  const auto place_of = [&](const BackwardStep& step) {
-    return Place{step.tile * kTile.queries + lane % 4 * 2, work.first_key + row + lane / 4};
-  };
-  const auto exponentials = [&](const BackwardStep& step) {
-    const Head head = head_of_member<kFeatures>(arguments.score, work.head, step.member);
-    take_exponentials<T, kFeatures>(scores, copies, bounds, arguments.score, head, place_of(step));
-  };
-  const auto finish_probabilities = [&](const BackwardStep& step) {
-    const Head head = head_of_member<kFeatures>(arguments.score, work.head, step.member);
-    if (step.is_edge) {
-      hide_scores<kFeatures>(scores, copies, arguments.score, head, place_of(step), step.skips_program);
-    }
-    make_operand<T, kFeatures>(operand, copies, scores, arguments.score, head, place_of(step));
+  const StepScores<T, kFeatures, kTile> step_scores{arguments, work, row, lane};
+  const auto send_probabilities = [&](const BackwardStep& step) {
+    step_scores.operands(operand, copies, scores, step);
     barriers.exchange_empty[exchange.stage].wait(exchange.parity);
     W::send(W::slot(shared, exchange.stage), copies);
     if constexpr (W::kSendsOperand) W::send(W::slot(shared, exchange.stage) + 8192, operand);
@@ -118,8 +108,8 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>();
   ptx::tie_registers(scores);
-  exponentials(work.ring[0]);
-  finish_probabilities(work.ring[0]);
+  step_scores.exponentials(scores, copies, bounds, work.ring[0]);
+  send_probabilities(work.ring[0]);
 #pragma unroll 1
   for (int step = 0; step < work.steps; ++step) {
     tile::PipelineState next = now;
@@ -149,7 +139,7 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
     ptx::tie_registers(scores);
     ptx::tie_registers(grad_value);
     if (lane == 0) barriers.grad_empty[now.stage].arrive();
-    exponentials(next_step);
+    step_scores.exponentials(scores, copies, bounds, next_step);
     barriers.exchange_empty[exchange.stage].wait(exchange.parity);
     ptx::wgmma_wait_group<0>();
     ptx::tie_registers(grad_key);
@@ -158,7 +148,7 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
       barriers.score_empty[ring.stage].arrive();
     }
     ring.advance(kTile.score_stages);
-    if (step + 1 < work.steps) finish_probabilities(next_step);
+    if (step + 1 < work.steps) send_probabilities(next_step);
     now = next;
   }
   // dP of the last step is done, or dS would not be there: the values' tile is free.

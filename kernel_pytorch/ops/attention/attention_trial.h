@@ -25,6 +25,6 @@ registry::Filling fill_scoring(int64_t keys, std::string_view tensor);
 // Sequences that fit their bounds, block lists of distinct tiles that are each other's transposed, small slopes.
 void settle_scoring(const Sizes& sizes, const Scoring& scoring);
 // An lse for which probabilities stay bounded: a backward is compared on any lse, not only on its forward's.
-void settle_lse(const Sizes& sizes, const TensorView& lse);
+void settle_lse(const Sizes& sizes, double scale, const TensorView& lse);
 
 }  // namespace kernel_pytorch::attention

@@ -199,8 +199,9 @@ void settle_scoring(const Sizes& sizes, const Scoring& scoring) {
   settle_blocks(scoring.blocks);
 }
 
-void settle_lse(const Sizes& sizes, const TensorView& lse) {
-  const double usual = std::log(static_cast<double>(std::max<int64_t>(sizes.longest_key, 1))) + 1;
+void settle_lse(const Sizes& sizes, double scale, const TensorView& lse) {
+  const double variance = scale * scale * static_cast<double>(sizes.size);  // of scores
+  const double usual = std::log(static_cast<double>(std::max<int64_t>(sizes.longest_key, 1))) + (1 + variance) / 2;
   for_each_offset(lse, [&](int64_t offset) {
     const double noise = load_element(lse.data, lse.dtype, offset);
     store_element(lse.data, lse.dtype, offset, usual + noise / 4);

@@ -38,15 +38,23 @@ struct IdRange {
   int32_t low, high;
 };
 
-// Of the ids of rows [first, first + rows), or more of them.
-__device__ __forceinline__ IdRange segment_range(const SegmentIds& segments, int32_t batch, int32_t first, int32_t rows,
+// Of the ids of rows [first, first + kRows), or more of them. Tiles of whole blocks begin with one: no loop.
+template <int kRows>
+__device__ __forceinline__ IdRange segment_range(const SegmentIds& segments, int32_t batch, int32_t first,
                                                  int32_t total) {
   const int32_t* ranges = segments.ranges + batch * segments.ranges_batch;
-  const int32_t last = (least(first + rows, total) - 1) / kSegmentRangeRows;
+  const int32_t last = (least(first + kRows, total) - 1) / kSegmentRangeRows;
   IdRange range{0x7fffffff, static_cast<int32_t>(0x80000000)};
-  for (int32_t block = first / kSegmentRangeRows; block <= last; ++block) {
+  const auto add = [&](int32_t block) {
     range.low = least(range.low, ranges[2 * block]);
     range.high = greatest(range.high, ranges[2 * block + 1]);
+  };
+  if constexpr (kRows % kSegmentRangeRows == 0) {
+#pragma unroll
+    for (int i = 0; i < kRows / kSegmentRangeRows; ++i) add(least(first / kSegmentRangeRows + i, last));
+  } else {
+#pragma unroll 1
+    for (int32_t block = first / kSegmentRangeRows; block <= last; ++block) add(block);
   }
   return range;
 }
@@ -55,6 +63,12 @@ struct Step {
   int32_t first;       // key or query at which the tile begins
   bool is_edge;        // conditions must be asked
   bool skips_program;  // all but mask_mod, which a full block answers
+};
+
+// Where a walk begins and ends, and the ids of its rows.
+struct WalkSpan {
+  int32_t first_tile, last_tile;
+  IdRange rows_range;
 };
 
 // kOverKeys: the tiles of keys that kRows queries from `first` see, last tile first. Else the tiles of queries that see
@@ -74,13 +88,27 @@ class Walk {
       last_tile_ = (range_.last + kColumns - 1) / kColumns;
       if (range_.first >= range_.last) last_tile_ = first_tile_;
       if constexpr (kFeatures.segments && !kFeatures.packed) {
-        rows_range_ = segment_range(kOverKeys ? arguments.query_segments : arguments.key_segments, head.batch, first,
-                                    rows, kOverKeys ? head.queries : head.keys);
+        rows_range_ = segment_range<kRows>(kOverKeys ? arguments.query_segments : arguments.key_segments, head.batch,
+                                           first, kOverKeys ? head.queries : head.keys);
         trim();
       }
       count_ = last_tile_ - first_tile_;
     }
   }
+
+  // The same walk by another thread or later, without looking for its ends again; not for lists of tiles.
+  __device__ __forceinline__ Walk(const ScoreArguments& arguments, const Head& head, int32_t first,
+                                  const WalkSpan& span)
+      : arguments_(arguments), head_(head), rows_range_(span.rows_range) {
+    static_assert(!kFeatures.blocks);
+    const int32_t rows = least(kRows, (kOverKeys ? head.queries : head.keys) - first);
+    range_ = kOverKeys ? keys_of_queries(kFeatures, head, first, first + rows)
+                       : queries_of_keys(kFeatures, head, first, first + rows);
+    first_tile_ = span.first_tile;
+    last_tile_ = span.last_tile;
+    count_ = last_tile_ - first_tile_;
+  }
+  __device__ __forceinline__ WalkSpan span() const { return {first_tile_, last_tile_, rows_range_}; }
 
   __device__ __forceinline__ int32_t count() const { return count_; }
 
@@ -114,7 +142,7 @@ class Walk {
     if (first < range_.whole_first || first + kColumns > range_.whole_last) return true;
     if constexpr (kFeatures.segments) {
       if constexpr (kFeatures.packed || kFeatures.blocks) return true;
-      const IdRange ids = segment_range(column_segments(), head_.batch, first, kColumns, columns());
+      const IdRange ids = segment_range<kColumns>(column_segments(), head_.batch, first, columns());
       return ids.low != ids.high || rows_range_.low != rows_range_.high || ids.low != rows_range_.low || ids.low == -1;
     }
     return false;
@@ -132,23 +160,30 @@ class Walk {
     return index.blocks + (head_.batch * index.blocks_batch + head_.head * index.blocks_head + row * index.blocks_row);
   }
 
-  // Leaves out tiles at both ends whose ids meet none of the rows' (32 tiles at a time, one by each lane).
+  // Leaves out tiles at both ends whose ids meet none of the rows'.
   __device__ __forceinline__ void trim() {
-    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
-    while (first_tile_ < last_tile_) {
-      const uint32_t meet = __ballot_sync(0xffffffffu, meets(first_tile_ + lane));
-      first_tile_ = least(last_tile_, first_tile_ + (meet == 0 ? 32 : __ffs(static_cast<int>(meet)) - 1));
-      if (meet != 0) break;
+    first_tile_ += absent(first_tile_, 1);
+    last_tile_ -= absent(last_tile_ - 1, -1);
+  }
+  // How many tiles from this one on, step by step, do not meet the rows: 128 at a time, four by each lane, whose loads
+  // are then one wait.
+  __device__ __forceinline__ int32_t absent(int32_t tile, int32_t step) const {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32), tiles = last_tile_ - first_tile_;
+    for (int32_t done = 0; done < tiles; done += 128) {
+      bool meet[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) meet[i] = meets(tile + step * (done + 32 * i + lane));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t lanes = __ballot_sync(0xffffffffu, meet[i]);
+        if (lanes != 0) return done + 32 * i + __ffs(static_cast<int>(lanes)) - 1;
+      }
     }
-    while (first_tile_ < last_tile_) {
-      const uint32_t meet = __ballot_sync(0xffffffffu, meets(last_tile_ - 1 - lane));
-      last_tile_ = greatest(first_tile_, last_tile_ - (meet == 0 ? 32 : __ffs(static_cast<int>(meet)) - 1));
-      if (meet != 0) break;
-    }
+    return tiles;
   }
   __device__ __forceinline__ bool meets(int32_t tile) const {
     if (tile < first_tile_ || tile >= last_tile_) return false;
-    const IdRange ids = segment_range(column_segments(), head_.batch, tile * kColumns, kColumns, columns());
+    const IdRange ids = segment_range<kColumns>(column_segments(), head_.batch, tile * kColumns, columns());
     return ids.low <= rows_range_.high && rows_range_.low <= ids.high;
   }
 

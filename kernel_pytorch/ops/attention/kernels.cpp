@@ -157,7 +157,7 @@ void settle_forward(const Forward& problem) {
 }
 void settle_backward(const Backward& problem) {
   settle_scoring(sizes_of(problem), problem.scoring);
-  settle_lse(sizes_of(problem), problem.lse);
+  settle_lse(sizes_of(problem), problem.scoring.scale, problem.lse);
 }
 
 // Scores of one head that causal and window leave; what masks, lists and lengths leave is in their data.
