@@ -21,6 +21,13 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(barrier) : "memory");
 }
 
+// sm_90. On the barrier of any block of the cluster, by its cluster-window address (mapa_shared_cluster). Says that
+// this thread is done reading; its writes are not released to the other block, which would cost a fence of the whole
+// device.
+__device__ __forceinline__ void mbarrier_arrive_shared_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // sm_90
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(barrier),

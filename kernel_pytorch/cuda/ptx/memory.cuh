@@ -163,6 +163,21 @@ __device__ __forceinline__ void st_shared_f32(uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+// sm_20
+__device__ __forceinline__ void ld_shared_v2_f32(float& x, float& y, uint32_t address) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
+}
+
+// sm_20
+__device__ __forceinline__ void st_shared_v2_f32(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+// sm_20
+__device__ __forceinline__ void st_shared_u16(uint32_t address, uint16_t value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+
 // sm_20. Of a value that is never negative: a store that never happens, and that the compiler will not move what leads
 // to the value across. It keeps arithmetic before an asynchronous wait, which ptxas would hoist above it.
 __device__ __forceinline__ void st_shared_f32_if_negative(uint32_t address, float value) {

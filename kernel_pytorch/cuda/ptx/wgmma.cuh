@@ -1,4 +1,5 @@
-// wgmma: four warps multiply a 64 x 16 by a 16 x N tile, asynchronously, into registers of theirs. sm_90a.
+// wgmma: four warps multiply a 64 x 16 by a 16 x N tile (FP8: 32 deep), asynchronously, into registers of theirs.
+// sm_90a.
 //
 // B, and A in the form ss, are named by descriptors of shared memory (tile/matrix_descriptor.cuh); A in the form rs is
 // four registers of pairs. Accumulators: element 4 j + r of a thread is row 16 * warp + lane / 4 + 8 * (r / 2),
@@ -10,7 +11,7 @@
 
 namespace kernel_pytorch::ptx {
 
-enum class WgmmaType { kBf16, kF16 };
+enum class WgmmaType { kBf16, kF16, kE4M3, kE5M2 };
 
 // Before the first product that reads registers written by ordinary instructions.
 __device__ __forceinline__ void wgmma_fence() {
@@ -44,7 +45,7 @@ inline constexpr uint32_t kDescriptorHighWord = 0x40000040u;
 // d = a b (+ d). Operands in shared memory are low words of descriptors, the steps are added to them: here, between
 // the instructions, where they become sums of uniform registers; added outside, each would cross over by itself.
 // Transposed operands lie with their rows (A) or columns (B) contiguous.
-template <int kColumns, WgmmaType kType>
+template <int kColumns, WgmmaType kType, WgmmaType kTypeB = kType>
 struct Wgmma;
 
 // An instruction's text needs every register by number and every register as an operand, so each N is a row of the
@@ -78,7 +79,7 @@ struct Wgmma;
 
 #define KP_WGMMA_OF(N, COUNT, TYPE, NAME, I0, I1, I2, I3, I4, I5, I6, I7, I8)                                       \
   template <>                                                                                                       \
-  struct Wgmma<N, WgmmaType::TYPE> {                                                                                \
+  struct Wgmma<N, WgmmaType::TYPE, WgmmaType::TYPE> {                                                               \
     static constexpr int kCount = COUNT;                                                                            \
     template <int kTransposeA, int kTransposeB, int kStepA, int kStepB>                                             \
     static __device__ __forceinline__ void ss(float (&d)[COUNT], uint32_t a, uint32_t b, int accumulate) {          \
@@ -107,6 +108,31 @@ struct Wgmma;
                      "n"(kStepB), "n"(kDescriptorHighWord));                                                        \
     }                                                                                                               \
   };
+// FP8 operands are never transposed and may differ in type; in shared memory both.
+#define KP_WGMMA_FP8_OF(N, COUNT, TYPEA, NAMEA, TYPEB, NAMEB, I0, I1, I2, I3, I4, I5, ...)                 \
+  template <>                                                                                              \
+  struct Wgmma<N, WgmmaType::TYPEA, WgmmaType::TYPEB> {                                                    \
+    static constexpr int kCount = COUNT;                                                                   \
+    template <int kTransposeA, int kTransposeB, int kStepA, int kStepB>                                    \
+    static __device__ __forceinline__ void ss(float (&d)[COUNT], uint32_t a, uint32_t b, int accumulate) { \
+      static_assert(kTransposeA == 0 && kTransposeB == 0);                                                 \
+      asm volatile("{\n.reg .pred p;\n.reg .b32 la, lb;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" I2           \
+                   ", 0;\n"                                                                                \
+                   "add.u32 la, %" I0 ", %" I3 ";\nadd.u32 lb, %" I1 ", %" I4                              \
+                   ";\n"                                                                                   \
+                   "mov.b64 da, {la, %" I5 "};\nmov.b64 db, {lb, %" I5                                     \
+                   "};\n"                                                                                  \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." NAMEA "." NAMEB " {" KP_TEXT_##COUNT  \
+                   "}, da, db, p, 1, 1;\n}\n"                                                              \
+                   : KP_LIST_##COUNT                                                                       \
+                   : "r"(a), "r"(b), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kDescriptorHighWord)); \
+    }                                                                                                      \
+  };
+#define KP_WGMMA_FP8(N, COUNT, ...)                                    \
+  KP_WGMMA_FP8_OF(N, COUNT, kE4M3, "e4m3", kE4M3, "e4m3", __VA_ARGS__) \
+  KP_WGMMA_FP8_OF(N, COUNT, kE4M3, "e4m3", kE5M2, "e5m2", __VA_ARGS__) \
+  KP_WGMMA_FP8_OF(N, COUNT, kE5M2, "e5m2", kE4M3, "e4m3", __VA_ARGS__) \
+  KP_WGMMA_FP8_OF(N, COUNT, kE5M2, "e5m2", kE5M2, "e5m2", __VA_ARGS__)
 #define KP_WGMMA(N, COUNT, ...)                     \
   KP_WGMMA_OF(N, COUNT, kBf16, "bf16", __VA_ARGS__) \
   KP_WGMMA_OF(N, COUNT, kF16, "f16", __VA_ARGS__)
@@ -119,9 +145,13 @@ KP_WGMMA(112, 56, "56", "57", "58", "59", "60", "61", "62", "63", "64")
 KP_WGMMA(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
 KP_WGMMA(192, 96, "96", "97", "98", "99", "100", "101", "102", "103", "104")
 KP_WGMMA(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")
+KP_WGMMA_FP8(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
+KP_WGMMA_FP8(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")
 
 #undef KP_WGMMA
 #undef KP_WGMMA_OF
+#undef KP_WGMMA_FP8
+#undef KP_WGMMA_FP8_OF
 #undef KP_LIST_16
 #undef KP_LIST_32
 #undef KP_LIST_40

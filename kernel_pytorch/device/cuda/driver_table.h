@@ -66,7 +66,7 @@ enum FunctionAttribute : int {
   kMaximumDynamicSharedBytes = 8,
   kNonPortableClusterSizeAllowed = 14,
 };
-enum class TensorMapType : int { kFloat16 = 6, kBFloat16 = 9 };
+enum class TensorMapType : int { kBytes = 0, kFloat16 = 6, kFloat32 = 7, kBFloat16 = 9 };
 enum class TensorMapInterleave : int { kNone = 0 };
 enum class TensorMapSwizzle : int { k128Bytes = 3 };
 enum class TensorMapPromotion : int { k256Bytes = 3 };

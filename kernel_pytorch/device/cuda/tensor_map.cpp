@@ -10,7 +10,20 @@ namespace {
 
 constexpr int kMaxMapRank = 5;
 constexpr int64_t kAlignmentBytes = 16;
-constexpr unsigned kBoxColumns = 64;  // of 16 bits: the 128 bytes of the swizzle
+constexpr int64_t kBoxRowBytes = 128;  // of the swizzle
+
+TensorMapType map_type(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return TensorMapType::kBFloat16;
+    case DType::kFloat16:
+      return TensorMapType::kFloat16;
+    case DType::kFloat32:
+      return TensorMapType::kFloat32;
+    default:
+      return TensorMapType::kBytes;  // copied as they are
+  }
+}
 
 }  // namespace
 
@@ -28,8 +41,9 @@ const char* tensor_map_obstacle(const TensorView& view) {
 
 void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16]) {
   const int rank = view.rank;
-  KP_CHECK(rank >= 2 && rank <= kMaxMapRank && size_of(view.dtype) == 2, "cuda: a tensor map of ", view,
-           ": the copy engine takes two to five dimensions of 16-bit elements here");
+  const bool is_known = map_type(view.dtype) != TensorMapType::kBytes || size_of(view.dtype) == 1;
+  KP_CHECK(rank >= 2 && rank <= kMaxMapRank && is_known, "cuda: a tensor map of ", view,
+           ": the copy engine takes two to five dimensions of fp32, bf16, fp16 or bytes here");
   uint64_t sizes[kMaxMapRank], strides[kMaxMapRank - 1];
   unsigned box[kMaxMapRank], steps[kMaxMapRank];
   for (int i = 0; i < rank; ++i) {
@@ -41,13 +55,14 @@ void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[1
           view.sizes[dimension] > 1 ? view.strides[dimension] * size_of(view.dtype) : kAlignmentBytes;
       strides[i - 1] = static_cast<uint64_t>(stride);
     }
-    box[i] = i == 0 ? kBoxColumns : i == 1 ? static_cast<unsigned>(box_rows) : 1;
+    box[i] = i == 0   ? static_cast<unsigned>(kBoxRowBytes / size_of(view.dtype))
+             : i == 1 ? static_cast<unsigned>(box_rows)
+                      : 1;
     steps[i] = 1;
   }
   const CurrentDevice current(view.device.index);  // the driver encodes for a context
-  const TensorMapType type = view.dtype == DType::kBFloat16 ? TensorMapType::kBFloat16 : TensorMapType::kFloat16;
-  check(require_driver().tensor_map_encode(words, type, static_cast<unsigned>(rank), view.data, sizes, strides, box,
-                                           steps, TensorMapInterleave::kNone, TensorMapSwizzle::k128Bytes,
+  check(require_driver().tensor_map_encode(words, map_type(view.dtype), static_cast<unsigned>(rank), view.data, sizes,
+                                           strides, box, steps, TensorMapInterleave::kNone, TensorMapSwizzle::k128Bytes,
                                            TensorMapPromotion::k256Bytes, TensorMapFill::kZeros),
         "cuda: a tensor map of ", view);
 }

@@ -13,6 +13,8 @@ namespace {
 std::span<const registry::Kernel<Product>> kernels() {
   static const registry::Kernel<Product> kKernels[] = {
       // clang-format off
+      kSm90,
+      kTile,
       kCpuThin,
       kCpu,
       kReference,

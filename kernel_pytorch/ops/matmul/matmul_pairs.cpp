@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kOp = "gated_pairs_backward";
 
 std::span<const registry::Kernel<PairGradient>> pair_kernels() {
-  static const registry::Kernel<PairGradient> kKernels[] = {kPairCpu, kPairReference};
+  static const registry::Kernel<PairGradient> kKernels[] = {kPairCuda, kPairCpu, kPairReference};
   return kKernels;
 }
 

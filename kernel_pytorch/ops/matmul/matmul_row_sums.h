@@ -1,0 +1,15 @@
+// Sums over the rows of a 16-bit a on the GPU by a launch of their own, for kernels that do not take them along.
+#pragma once
+
+#include <vector>
+
+#include "kernel_pytorch/device/device_code.h"
+#include "kernel_pytorch/ops/matmul/operation.h"
+
+namespace kernel_pytorch::matmul {
+
+// Of a problem whose a has aligned rows; fills its row_sums. The same bits on every run.
+void sum_rows(const Product& problem, Context& context);
+std::vector<DeviceCode> row_sums_device_code();
+
+}  // namespace kernel_pytorch::matmul

@@ -1,0 +1,87 @@
+// Host side of the plain product on CUDA: every type, stride, form and precision that the op knows, by fp32 FMA.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernel_pytorch/ops/cuda_support.h"
+#include "kernel_pytorch/ops/matmul/operation.h"
+#include "kernel_pytorch/ops/product_tile.h"
+
+namespace kernel_pytorch::matmul {
+namespace {
+
+constexpr const char* kTooLarge = "a size is 2^31 or more, or there are more than four million rows";
+constexpr int64_t kMaximumRows = int64_t{65535} * 64;
+constexpr int kPerThread[] = {8, 4};
+
+registry::Support supports_tile(const Product& problem, const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  const Sizes sizes = sizes_of(problem);
+  const bool is_large = sizes.m > kMaximumRows || std::max(sizes.n, sizes.k) >= int64_t{1} << 30;
+  return is_large ? registry::Support::no(kTooLarge) : registry::Support::yes();
+}
+
+std::vector<std::string> tile_configs(const Product&, const DeviceInfo&) {
+  return {"tile=128x128", "tile=64x64"};
+}
+
+// Small tiles where large ones would leave multiprocessors idle.
+int tile_heuristic(const Product& problem, const DeviceInfo& device) {
+  const Sizes sizes = sizes_of(problem);
+  const int64_t tiles = divide_up(sizes.m, 128) * divide_up(sizes.n, 128) * sizes.batch;
+  return tiles < 2 * device.cuda.multiprocessors ? 1 : 0;
+}
+
+product::TileOperand operand_of(const TensorView& view, bool transposed) {
+  return {.data = view.data,
+          .batch = view.strides[0],
+          .outer = view.strides[transposed ? 2 : 1],
+          .inner = view.strides[transposed ? 1 : 2]};
+}
+
+void run_tile(const Product& problem, int config, Context& context) {
+  static const std::string kLabel = "matmul tile";
+  const Sizes sizes = sizes_of(problem);
+  if (sizes.m == 0 || sizes.batch == 0) return;
+  product::TileArguments arguments{};
+  arguments.a = operand_of(problem.a, false);
+  arguments.b = operand_of(problem.b, true);
+  arguments.m = static_cast<int32_t>(sizes.m);
+  arguments.n = static_cast<int32_t>(sizes.n);
+  arguments.k = static_cast<int32_t>(sizes.k);
+  arguments.alpha = static_cast<float>(problem.alpha);
+  arguments.beta = static_cast<float>(problem.beta);
+  arguments.form = static_cast<product::TileForm>(problem.form);
+  arguments.kind = problem.activation;
+  arguments.rounding = static_cast<product::TileRounding>(problem.precision);
+  arguments.bias = product::tile_matrix(problem.bias);
+  arguments.saved = product::tile_matrix(problem.saved);
+  arguments.residual = product::tile_matrix(problem.residual);
+  arguments.output = product::tile_matrix(problem.output);
+  arguments.preactivation = product::tile_matrix(problem.preactivation);
+  arguments.row_sums = product::tile_matrix(problem.row_sums);
+  if (problem.row_sums.is_present()) arguments.row_sums.batch = problem.row_sums.strides[0];
+  product::tile_launch({problem.a.dtype, problem.a.dtype, kPerThread[config], false}, sizes.batch, arguments, context,
+                       kLabel);
+}
+
+std::vector<DeviceCode> tile_device_code() {
+  std::vector<DeviceCode> codes;
+  for (const DType dtype : kCudaTypes) {
+    for (const int per_thread : kPerThread) codes.push_back(product::tile_code({dtype, dtype, per_thread, false}));
+  }
+  return codes;
+}
+
+}  // namespace
+
+constinit const registry::Kernel<Product> kTile{.name = "cuda_tile",
+                                                .origin = registry::Origin::kOurs,
+                                                .supports = supports_tile,
+                                                .configs = tile_configs,
+                                                .heuristic = tile_heuristic,
+                                                .run = run_tile,
+                                                .source_hash = product::tile_source_hash,
+                                                .device_code = tile_device_code};
+
+}  // namespace kernel_pytorch::matmul

@@ -1,0 +1,216 @@
+#include "kernel_pytorch/ops/product_sm90.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <limits>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/device/cuda/tensor_map.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/cuda_support.h"
+
+namespace kernel_pytorch::product {
+namespace {
+
+constexpr const char* kSource = "kernel_pytorch/ops/product_sm90_cuda.cuh";
+constexpr const char* kTooLarge = "a size is 2^31 or more, or there are more than 2^30 tiles";
+
+constexpr Sm90Config kWide[] = {{128, 256, 4, 2, false, false},
+                                {256, 128, 4, 2, true, false},
+                                {128, 256, 4, 1, false, false},
+                                {128, 128, 6, 1, false, false}};
+constexpr Sm90Config kNarrow[] = {{256, 128, 4, 2, true, false}, {128, 128, 6, 2, true, false}};
+constexpr Sm90Config kFactored[] = {{256, 128, 4, 2, true, true}, {128, 128, 5, 2, true, true}};
+
+// Rows and columns of a cluster's tile.
+int64_t cluster_rows(const Sm90Config& config) {
+  return int64_t{config.tile_m} * (config.share_a ? 1 : config.cluster);
+}
+int64_t cluster_columns(const Sm90Config& config) {
+  return int64_t{config.tile_n} * (config.share_a ? config.cluster : 1);
+}
+int64_t tile_count(const Sm90Config& config, const Sm90Sizes& sizes) {
+  return divide_up(sizes.m, cluster_rows(config)) * divide_up(sizes.n, cluster_columns(config)) * sizes.batch;
+}
+
+constexpr int64_t kGroupRows = 2048;  // of tiles that run together: as many as their columns
+
+Sm90Order order_of(const Sm90Config& config, const Sm90Sizes& sizes) {
+  return {.tiles_m = static_cast<int32_t>(divide_up(sizes.m, cluster_rows(config))),
+          .tiles_n = static_cast<int32_t>(divide_up(sizes.n, cluster_columns(config))),
+          .batches = static_cast<int32_t>(sizes.batch),
+          .group = static_cast<int32_t>(kGroupRows / cluster_rows(config)),
+          .total = static_cast<int32_t>(tile_count(config, sizes))};
+}
+
+std::string_view type_name(Sm90Type type) {
+  constexpr std::string_view kNames[] = {"kBFloat16", "kFloat16", "kFloat8E4M3", "kFloat8E5M2"};
+  return kNames[static_cast<int>(type)];
+}
+std::string_view output_name(DType dtype) {
+  if (dtype == DType::kFloat8E4M3) return "kernel_pytorch::tile::Float8E4M3";
+  if (dtype == DType::kFloat8E5M2) return "kernel_pytorch::tile::Float8E5M2";
+  return element_type_name(dtype);
+}
+
+// Loaded kernels by everything that makes one: a warm launch is a look-up without a lock.
+class LoadedKernels {
+ public:
+  CUkern_st* get(const Sm90Variant& variant, const Context& context) {
+    const uint64_t key = key_of(variant, context.info->device.index);
+    size_t place = key * 0x9e3779b97f4a7c15u >> 54;
+    for (int tries = 0; tries < 16; ++tries, place = (place + 1) % kSlots) {
+      Slot& slot = slots_[place];
+      uint64_t found = slot.key.load(std::memory_order_acquire);
+      if (found == 0) slot.key.compare_exchange_strong(found, key);
+      if (found != 0 && found != key) continue;
+      CUkern_st* kernel = slot.kernel.load(std::memory_order_acquire);
+      if (kernel == nullptr) [[unlikely]] {
+        kernel = load_kernel(sm90_code(variant), context);
+        slot.kernel.store(kernel, std::memory_order_release);
+      }
+      return kernel;
+    }
+    return load_kernel(sm90_code(variant), context);
+  }
+
+ private:
+  struct Slot {
+    std::atomic<uint64_t> key{0};
+    std::atomic<CUkern_st*> kernel{nullptr};
+  };
+  static constexpr size_t kSlots = 1024;
+
+  static uint64_t key_of(const Sm90Variant& variant, int device) {
+    uint64_t key = 1;  // never 0
+    const auto add = [&](auto value, int bits) { key = key << bits | static_cast<uint64_t>(value); };
+    const Sm90Config& config = variant.config;
+    const Sm90Epilogue& epilogue = variant.epilogue;
+    add(config.tile_m / 128, 2), add(config.tile_n / 128, 2), add(config.stages, 4), add(config.cluster, 2);
+    add(config.share_a, 1), add(config.factors, 1), add(variant.operands.a, 2), add(variant.operands.b, 2);
+    add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(epilogue.form, 2), add(epilogue.kind, 3);
+    add(epilogue.bias, 1), add(epilogue.residual, 1), add(epilogue.preactivation, 1), add(epilogue.float_bias, 1);
+    add(epilogue.float_residual, 1), add(epilogue.float_saved, 1), add(epilogue.scaling, 3);
+    add(epilogue.promoted, 1), add(epilogue.amax, 1), add(variant.output, 5), add(device, 8);
+    return key;
+  }
+  std::array<Slot, kSlots> slots_{};
+};
+
+// The same matrix for every batch is one matrix.
+TensorView one_if_expanded(TensorView view) {
+  if (view.strides[0] == 0) view.sizes[0] = 1;
+  return view;
+}
+
+}  // namespace
+
+std::span<const Sm90Config> sm90_configs(bool promoted, bool factors) {
+  if (factors) return kFactored;
+  return promoted ? std::span<const Sm90Config>(kNarrow) : std::span<const Sm90Config>(kWide);
+}
+
+std::string to_text(const Sm90Config& config) {
+  return concat("tile=", config.tile_m, "x", config.tile_n, " stages=", config.stages, " cluster=", config.cluster);
+}
+
+int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
+                   int multiprocessors) {
+  constexpr int64_t kEndCycles = 2500;  // of a tile
+  const int64_t stages = divide_up(sizes.k * element_bytes, kSm90StageBytes);
+  int best = 0;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (size_t i = 0; i < configs.size(); ++i) {
+    const Sm90Config& config = configs[i];
+    const int64_t clusters = std::max(multiprocessors / config.cluster, 1);
+    const int64_t waves = divide_up(tile_count(config, sizes), clusters);
+    // What one block reads of its operands costs as well: small tiles read more for each product.
+    const int64_t area = int64_t{config.tile_m} * config.tile_n / 32, edges = config.tile_m + config.tile_n;
+    const int64_t shared = config.cluster == 2 ? (config.share_a ? config.tile_m : config.tile_n) / 2 : 0;
+    const int64_t cycles = std::max(area + (edges - shared) / 16, (edges - shared) * 2);
+    const int64_t time = waves * (stages * cycles + kEndCycles * config.tile_n / 256);
+    if (time < least) {
+      least = time;
+      best = static_cast<int>(i);
+    }
+  }
+  return best;
+}
+
+Sm90Type sm90_type(DType dtype) {
+  return dtype == DType::kBFloat16     ? Sm90Type::kBFloat16
+         : dtype == DType::kFloat16    ? Sm90Type::kFloat16
+         : dtype == DType::kFloat8E4M3 ? Sm90Type::kFloat8E4M3
+                                       : Sm90Type::kFloat8E5M2;
+}
+
+const char* sm90_size_obstacle(const Sm90Sizes& sizes) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  if (std::max({sizes.batch, sizes.m, sizes.n, sizes.k}) > kMost) return kTooLarge;
+  const double tiles = double(divide_up(sizes.m, 128)) * double(divide_up(sizes.n, 128)) * double(sizes.batch);
+  return tiles > double(1 << 30) ? kTooLarge : nullptr;
+}
+
+DeviceCode sm90_code(const Sm90Variant& variant) {
+  const Sm90Config& config = variant.config;
+  const Sm90Operands& operands = variant.operands;
+  const Sm90Epilogue& epilogue = variant.epilogue;
+  constexpr std::string_view kRoom = "kernel_pytorch::product::";
+  const std::string config_text =
+      concat(kRoom, "Sm90Config{", config.tile_m, ", ", config.tile_n, ", ", config.stages, ", ", config.cluster, ", ",
+             bool_name(config.share_a), ", ", bool_name(config.factors), "}");
+  const std::string operands_text = concat(kRoom, "Sm90Operands{", kRoom, "Sm90Type::", type_name(operands.a), ", ",
+                                           kRoom, "Sm90Type::", type_name(operands.b), ", ", bool_name(operands.a_rows),
+                                           ", ", bool_name(operands.b_columns), "}");
+  const std::string epilogue_text = concat(
+      kRoom, "Sm90Epilogue{", kRoom, "Sm90Form(", static_cast<int>(epilogue.form),
+      "), kernel_pytorch::pointwise::Kind(", static_cast<int>(epilogue.kind), "), ", bool_name(epilogue.bias), ", ",
+      bool_name(epilogue.residual), ", ", bool_name(epilogue.preactivation), ", ", bool_name(epilogue.float_bias), ", ",
+      bool_name(epilogue.float_residual), ", ", bool_name(epilogue.float_saved), ", ", kRoom, "Sm90Scaling(",
+      static_cast<int>(epilogue.scaling), "), ", bool_name(epilogue.promoted), ", ", bool_name(epilogue.amax), "}");
+  return {.source = kSource,
+          .entry = concat(kRoom, "sm90_product<", config_text, ", ", operands_text, ", ", epilogue_text, ", ",
+                          output_name(variant.output), ">"),
+          .minimum_capability = 90,
+          .architecture_specific = true};
+}
+
+uint64_t sm90_source_hash() {
+  return jit::source_hash(kSource);
+}
+
+void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const Sm90Sizes& sizes,
+                 Sm90Arguments& arguments, Context& context, const std::string& label) {
+  static LoadedKernels kernels;
+  const Sm90Config& config = variant.config;
+  CUkern_st* kernel = kernels.get(variant, context);
+  const bool halves_a = config.cluster == 2 && config.share_a, halves_b = config.cluster == 2 && !config.share_a;
+  const int rows_a = variant.operands.a_rows ? 64 : config.tile_m / (halves_a ? 2 : 1);
+  const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (halves_b ? 2 : 1);
+  cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
+  cuda_device::encode_tensor_map(one_if_expanded(tensors.b), rows_b, arguments.b.words);
+  cuda_device::encode_tensor_map(tensors.output, kSm90BoxRows, arguments.output.words);
+  if (tensors.preactivation.is_present()) {
+    cuda_device::encode_tensor_map(tensors.preactivation, kSm90BoxRows, arguments.preactivation.words);
+  }
+  arguments.order = order_of(config, sizes);
+  arguments.m = static_cast<int32_t>(sizes.m);
+  arguments.n = static_cast<int32_t>(sizes.n);
+  arguments.k_stages = static_cast<int32_t>(divide_up(sizes.k * size_of(tensors.a.dtype), kSm90StageBytes));
+  arguments.a_batched = tensors.a.strides[0] != 0;
+  arguments.b_batched = tensors.b.strides[0] != 0;
+  const auto cluster = static_cast<unsigned>(config.cluster);
+  const auto clusters = static_cast<unsigned>(std::max(context.info->cuda.multiprocessors, 2)) / cluster;
+  cuda_device::LaunchShape shape;
+  shape.grid_x = std::min(clusters, static_cast<unsigned>(arguments.order.total)) * cluster;
+  shape.block_x = kSm90Threads;
+  shape.cluster_x = cluster;
+  shape.shared_bytes = static_cast<unsigned>(sm90_shared_bytes(config));
+  shape.programmatic_dependent = true;
+  void* pointers[] = {&arguments};
+  cuda_device::launch(context, kernel, shape, pointers, label);
+}
+
+}  // namespace kernel_pytorch::product

@@ -1,0 +1,73 @@
+// A warp's share of a matrix that is read beside its sums (a residual, what an activation was taken of), in the order
+// of wgmma's accumulators: 16 bytes a lane where they fit, which the four lanes of a row then exchange.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/memory.cuh"
+#include "kernel_pytorch/cuda/tile/element.cuh"
+#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/cuda/tile/quad.cuh"
+#include "kernel_pytorch/ops/product_sm90_cuda.h"
+
+namespace kernel_pytorch::product {
+
+template <bool kFloat, class Out>
+struct BesideType {
+  using Type = Out;
+};
+template <class Out>
+struct BesideType<true, Out> {
+  using Type = float;
+};
+
+template <class T>
+__device__ __forceinline__ float element(const void* data, int64_t index) {
+  return tile::to_float(static_cast<const T*>(data)[index]);
+}
+
+// The warp's first row, the box's first column, and where the matrix ends.
+struct BesidePlace {
+  int32_t lane, row, rows, column, columns, batch;
+};
+
+// kCount: a thread's values of a box, two rows by kCount columns. Zero beyond the matrix.
+template <class T, int kCount>
+__device__ __forceinline__ void load_beside(const Sm90Beside& beside, const BesidePlace& place,
+                                            float (&values)[kCount]) {
+  const T* data = static_cast<const T*>(beside.data) + place.batch * beside.batch_stride;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t row = place.row + place.lane / 4 + 8 * half;
+    const T* of_row = data + row * beside.row_stride;
+    const bool is_inside = row < place.rows;
+    if constexpr (sizeof(T) == 2 && kCount % 16 == 0) {
+#pragma unroll
+      for (int group = 0; group < kCount / 16; ++group) {  // of 32 columns
+        const int32_t column = place.column + 32 * group + 8 * (place.lane % 4);
+        ptx::Word4 words = ptx::ld_global_v4_if(is_inside && column + 8 <= place.columns, of_row + column);
+        if (is_inside && column < place.columns && column + 8 > place.columns) {
+          uint32_t tail[4] = {0, 0, 0, 0};
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            if (column + i < place.columns)
+              tail[i / 2] |= static_cast<uint32_t>(of_row[column + i].bits) << 16 * (i % 2);
+          }
+          words = {tail[0], tail[1], tail[2], tail[3]};
+        }
+        words = tile::transpose_quad(words);
+        tile::Word<T>::unpack(words.x, values + 16 * group + 2 * half);
+        tile::Word<T>::unpack(words.y, values + 16 * group + 4 + 2 * half);
+        tile::Word<T>::unpack(words.z, values + 16 * group + 8 + 2 * half);
+        tile::Word<T>::unpack(words.w, values + 16 * group + 12 + 2 * half);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        const int index = i / 2 * 4 + 2 * half + i % 2;
+        const int32_t column = place.column + tile::fragment_column(place.lane, index);
+        values[index] = is_inside && column < place.columns ? tile::to_float(of_row[column]) : 0.0f;
+      }
+    }
+  }
+}
+
+}  // namespace kernel_pytorch::product
