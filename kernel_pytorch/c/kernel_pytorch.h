@@ -71,6 +71,10 @@ KP_API kp_status kp_kernels(const char* request, char** result);
  * "supported", "reason", "configs", "heuristic_config"}], "kernel", "config", "tier", "measured_us"} */
 KP_API kp_status kp_explain(const char* request, char** result);
 
+/* Whether a linear layer is worth training in FP8. {"tokens": 8192, "in_features", "out_features", "device": "cuda:0",
+ * "recipe": "delayed" (usual), "current", "rowwise" or "blockwise"} -> {"pays", "bf16_us", "float8_us", "reason"} */
+KP_API kp_status kp_float8_plan(const char* request, char** result);
+
 /* Runs every supported kernel and config against the reference. {"failures": ["..."]}, empty when all are right. */
 KP_API kp_status kp_verify(const char* request, char** result);
 

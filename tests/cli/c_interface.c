@@ -119,6 +119,9 @@ static void test_choices(void) {
 static void test_refusals(void) {
   EXPECT(kp_devices(NULL) == KP_INVALID_ARGUMENT);
   EXPECT(kp_launches(NULL) == KP_INVALID_ARGUMENT);
+  EXPECT_ANSWER(kp_float8_plan("{\"in_features\": 64, \"out_features\": 64}", &result), "\"pays\":false");
+  EXPECT_REFUSED(kp_float8_plan("{\"in_features\": 64, \"out_features\": 64, \"recipe\": \"x\"}", &result),
+                 KP_INVALID_ARGUMENT, "delayed");
   EXPECT_REFUSED(kp_explain(NULL, &result), KP_INVALID_ARGUMENT, "\"op\" is missing");
   EXPECT_REFUSED(kp_explain("{", &result), KP_INVALID_ARGUMENT, "not JSON");
   EXPECT_REFUSED(kp_explain("[]", &result), KP_INVALID_ARGUMENT, "array");

@@ -1,0 +1,146 @@
+"""FP8 codes and products of them for torch. The kernels are C++ (kernel_pytorch/torch/ops/float8.cpp). No graphs here:
+rounding has no derivative, and the layers (kernel_pytorch/precision) say what stands in for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._declare import without_gradient
+
+GRANULARITIES = ("tensor", "row", "1x128", "128x128")
+_FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+_OUTPUT_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", **_FORMATS}
+
+
+class Quantized(NamedTuple):
+    """What quantize gives: codes [rows, columns], transposed codes [columns, rows], and the scales of both.
+
+    What was not asked for is None. value = scale * code; transposed_scales are laid out for the transposed codes.
+    """
+
+    codes: Tensor | None
+    transposed: Tensor | None
+    scales: Tensor
+    transposed_scales: Tensor | None
+
+
+def quantize(
+    x: Tensor,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    granularity: str = "tensor",
+    scale: Tensor | None = None,
+    margin: int = 0,
+    power_of_two: bool = False,
+    seed: Tensor | None = None,
+    amax: Tensor | None = None,
+    found_nonfinite: Tensor | None = None,
+    codes: bool = True,
+    transposed: bool = False,
+) -> Quantized:
+    """x [rows, columns] as FP8 codes with scales, in one visit (two where the scale of the whole is measured).
+
+    Args:
+        x: fp32, bf16 or fp16, any strides.
+        dtype: torch.float8_e4m3fn or torch.float8_e5m2.
+        granularity: of the scales: "tensor", "row", "1x128" or "128x128" blocks.
+        scale: fp32, one element: the scale to use, instead of that of x (granularity "tensor").
+        margin: scales are 2^margin larger than needed.
+        power_of_two: scales are rounded up to powers of two.
+        seed: int64[2], for stochastic rounding; None rounds to nearest even.
+        amax: fp32, one element, raised to the largest finite magnitude.
+        found_nonfinite: fp32, one element, set to 1 where x has an infinity or a NaN.
+        codes, transposed: which of the two to make.
+    """
+    if dtype not in _FORMATS:
+        raise ValueError(f"quantize: dtype is {dtype}; it must be torch.float8_e4m3fn or torch.float8_e5m2")
+    if x.dim() != 2:
+        raise ValueError(f"quantize: x has shape {tuple(x.shape)}; it must be [rows, columns]")
+    rows, columns = x.shape
+    has_own = granularity in ("row", "1x128")
+    made = _new_codes(x, rows, columns, dtype) if codes else None
+    made_transposed = _new_codes(x, columns, rows, dtype) if transposed else None
+    scales = _new_scales(x, granularity, rows, columns) if scale is None else None
+    own_scales = _new_scales(x, granularity, columns, rows) if transposed and has_own else None
+    _quantize(
+        x.detach(), scale, seed, made, made_transposed, scales, own_scales, amax, found_nonfinite, granularity, margin,
+        power_of_two,
+    )  # fmt: skip
+    known = scales if scales is not None else scale
+    assert known is not None
+    shared = known.t() if known.dim() == 2 else known
+    return Quantized(made, made_transposed, known, own_scales if has_own else shared if transposed else None)
+
+
+def scaled_matmul(
+    a: Tensor | None,
+    b: Tensor | None,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    *,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    accurate: bool = True,
+    output_scale: Tensor | None = None,
+) -> Tensor:
+    """(scale_a * a) @ (scale_b * b).T + bias for FP8 codes a [m, k] and b [n, k], as [m, n] of dtype.
+
+    Args:
+        scale_a, scale_b: fp32: one element; one per row; [rows, ceil(k / 128)] for 1x128 blocks; [ceil(rows / 128),
+            ceil(k / 128)] for 128x128. As quantize gives them.
+        accurate: sums leave Hopper's FP8 accumulator, which keeps about 14 bits, every 128 of k. Always so elsewhere.
+        output_scale: fp32, one element, with an FP8 dtype: what the result is multiplied by before it is rounded.
+    """
+    if dtype not in _OUTPUT_TYPES:
+        raise ValueError(f"scaled_matmul: dtype is {dtype}; it must be fp32, bf16, fp16, float8_e4m3fn or float8_e5m2")
+    return _scaled_matmul(a, b, scale_a, scale_b, bias, output_scale, _OUTPUT_TYPES[dtype], accurate)  # type: ignore[no-any-return]
+
+
+def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """scale * code: scales with one element, one per row, or of 1x128 or 128x128 blocks, as quantize gives them."""
+    values = codes.to(torch.float32)
+    if scales.numel() == 1:
+        return (values * scales.reshape(())).to(dtype)
+    if codes.dim() != 2 or scales.dim() > 2:
+        raise ValueError(
+            f"dequantize: codes have shape {tuple(codes.shape)}, scales {tuple(scales.shape)}; "
+            "scales of rows and blocks are for matrices"
+        )
+    rows, columns = codes.shape
+    spread = scales.reshape(-1, 1) if scales.dim() == 1 else scales
+    if spread.shape[1] > 1:
+        spread = spread.repeat_interleave(128, 1)[:, :columns]
+    if spread.shape[0] != rows:
+        spread = spread.repeat_interleave(128, 0)[:rows]
+    return (values * spread).to(dtype)
+
+
+def _padded(size: Any, to: int) -> Any:
+    return (size + to - 1) // to * to
+
+
+# Rows begin at multiples of 16 bytes, as the copy engine of a GPU asks.
+def _new_codes(x: Tensor, rows: Any, columns: Any, dtype: torch.dtype) -> Tensor:
+    return x.new_empty_strided((rows, columns), (_padded(columns, 16), 1), dtype=dtype)
+
+
+# Of 1x128 blocks neighbouring rows lie side by side, columns of them 16 bytes aligned.
+def _new_scales(x: Tensor, granularity: str, rows: Any, columns: Any) -> Tensor:
+    if granularity == "1x128":
+        return x.new_empty_strided((rows, (columns + 127) // 128), (1, _padded(rows, 4)), dtype=torch.float32)
+    if granularity == "128x128":
+        return x.new_empty(((rows + 127) // 128, (columns + 127) // 128), dtype=torch.float32)
+    return x.new_empty((rows if granularity == "row" else 1, 1), dtype=torch.float32)
+
+
+def _matmul_shapes(a: Tensor, b: Tensor, sa: Any, sb: Any, bias: Any, out: Any, word: str, accurate: Any) -> Tensor:
+    dtype = next(dtype for dtype, name in _OUTPUT_TYPES.items() if name == word)
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
+_quantize = without_gradient("quantize_")
+_scaled_matmul = without_gradient("scaled_matmul", shapes=_matmul_shapes)

@@ -1,0 +1,38 @@
+"""Training in FP8: layers, conversion of models, an engine with overflow handling, and what it does to the numbers.
+
+Recipes are delayed, current, rowwise and blockwise scaling (FP8Config). On a machine without FP8 units everything runs
+with the same rounding, products being taken in fp32.
+"""
+
+from __future__ import annotations
+
+from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from .config import FP8Config, FP8Format
+from .convert import FP8LayerPlan, convert_model_to_fp8, plan_fp8, restore_from_fp8
+from .engine import FP8TrainingEngine, create_fp8_trainer
+from .linear import FP8LinearLayer
+from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
+from .scales import fp8_layers, fp8_state_dict, load_fp8_state_dict, take_overflows, update_fp8_scales
+from .tensors import dequantize_from_fp8, quantize_to_fp8
+
+__all__ = [
+    "FP8Config",
+    "FP8Format",
+    "FP8LayerPlan",
+    "FP8LinearLayer",
+    "FP8TrainingEngine",
+    "LayerNumerics",
+    "TensorNumerics",
+    "convert_model_to_fp8",
+    "create_fp8_trainer",
+    "dequantize_from_fp8",
+    "fp8_layers",
+    "fp8_numerics_report",
+    "fp8_state_dict",
+    "load_fp8_state_dict",
+    "plan_fp8",
+    "quantize_to_fp8",
+    "restore_from_fp8",
+    "take_overflows",
+    "update_fp8_scales",
+]

@@ -1,0 +1,103 @@
+"""What FP8 training is told: formats, recipe, and when a step is skipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+RECIPES = ("delayed", "current", "rowwise", "blockwise")
+_STRATEGIES = {"dynamic": None, "static": "delayed", **{recipe: recipe for recipe in RECIPES}}
+
+
+class FP8Format(Enum):
+    """E4M3: 3 bits of mantissa, up to 448. E5M2: 2 bits, up to 57344."""
+
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float8_e4m3fn if self is FP8Format.E4M3 else torch.float8_e5m2
+
+    @property
+    def largest(self) -> float:
+        return 448.0 if self is FP8Format.E4M3 else 57344.0
+
+
+@dataclass
+class FP8Config:
+    """How layers are trained in FP8.
+
+    Args:
+        forward_format, backward_format: of activations and weights, and of gradients.
+        scaling_strategy: the recipe. "delayed": one scale per tensor, from the amax of earlier steps, so that x is read
+            once. "current": one scale per tensor, of this tensor. "rowwise": one per row. "blockwise": one per 1x128
+            of activations and gradients and per 128x128 of weights. "dynamic" is delayed with an amax history, else
+            current.
+        margin: delayed scales leave 2^margin of room above the amax of the history.
+        amax_history_len: steps that a delayed scale looks back.
+        accurate_forward: products of the forward, too, leave the FP8 accumulator every 128 of k (backward always does).
+        stochastic_gradients: gradients are rounded stochastically.
+        max_grad_norm: gradients are clipped to this norm before a step; None does not clip.
+        loss_scaling: the loss is multiplied before the backward and gradients are divided after it; None: where
+            parameters are fp16, the only type that needs it.
+        initial_scale, growth_factor, backoff_factor, scaling_interval: of that factor: grown after as many steps
+            without an overflow, reduced after one.
+        amax_group: the process group over which amax and overflows are joined; None is the default group.
+        convert: "profitable": on a GPU with FP8 units a layer stays where the plan says that FP8 does not pay;
+            "all": every layer that can be converted is. Elsewhere all are: there FP8 is for trying it.
+        expected_tokens: rows of x per step, for that plan.
+        enable_amax_history, overflow_check_interval, fp8_dpa, fp8_mha, use_te_linear: taken so that configurations
+            written for TransformerEngine load. The first chooses what "dynamic" means; every step is checked whatever
+            the interval, attention stays in bf16, and there is no TransformerEngine to use.
+    """
+
+    forward_format: FP8Format = FP8Format.E4M3
+    backward_format: FP8Format = FP8Format.E5M2
+    scaling_strategy: str = "dynamic"
+    scaling_interval: int = 1000
+    initial_scale: float = 2.0**15
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    overflow_check_interval: int = 100
+    enable_amax_history: bool = True
+    amax_history_len: int = 1024
+    margin: int = 2
+    fp8_dpa: bool = True
+    fp8_mha: bool = True
+    use_te_linear: bool = True
+    accurate_forward: bool = False
+    stochastic_gradients: bool = False
+    max_grad_norm: float | None = None
+    loss_scaling: bool | None = None
+    amax_group: object | None = None
+    convert: str = "profitable"
+    expected_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        self.forward_format = FP8Format(self.forward_format)
+        self.backward_format = FP8Format(self.backward_format)
+        if self.scaling_strategy not in _STRATEGIES:
+            raise ValueError(
+                f"FP8Config: scaling_strategy is {self.scaling_strategy!r}; it must be one of {', '.join(_STRATEGIES)}"
+            )
+        if self.convert not in ("profitable", "all"):
+            raise ValueError(f"FP8Config: convert is {self.convert!r}; it must be profitable or all")
+        for name in ("amax_history_len", "scaling_interval", "overflow_check_interval", "expected_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"FP8Config: {name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.margin <= 32:
+            raise ValueError(f"FP8Config: margin is {self.margin}; it must lie between 0 and 32")
+        if self.initial_scale <= 0 or self.growth_factor < 1 or not 0 < self.backoff_factor < 1:
+            raise ValueError(
+                f"FP8Config: initial_scale, growth_factor and backoff_factor are {self.initial_scale}, "
+                f"{self.growth_factor} and {self.backoff_factor}; they must be positive, at least 1 and below 1"
+            )
+
+    @property
+    def recipe(self) -> str:
+        """delayed, current, rowwise or blockwise."""
+        named = _STRATEGIES[self.scaling_strategy]
+        return named or ("delayed" if self.enable_amax_history else "current")

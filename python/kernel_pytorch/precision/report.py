@@ -1,0 +1,101 @@
+"""What FP8 does to the numbers of a model: one forward and backward with every layer watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+
+from .._ops.float8 import dequantize, quantize
+from .config import FP8Config
+from .linear import _GRANULARITIES, GRADIENT, INPUT, WEIGHT, FP8LinearLayer
+from .scales import fp8_layers
+
+
+@dataclass
+class TensorNumerics:
+    """Of one tensor: the share of nonzero values that became 0, the share cut to the largest, the relative error."""
+
+    amax: float
+    underflow: float
+    saturation: float
+    error: float
+
+
+@dataclass
+class LayerNumerics:
+    """Of one layer. output_error: of the FP8 product against bf16's, relative to the norm of the latter."""
+
+    tensors: dict[str, TensorNumerics] = field(default_factory=dict)
+    output_error: float = 0.0
+
+
+def fp8_numerics_report(model: nn.Module, step: Callable[[], Tensor]) -> dict[str, LayerNumerics]:
+    """Runs `step`, which returns a loss, and its backward, and reports on each FP8 layer by name.
+
+    Gradients of parameters are left as they were. Costs several times a step: for looking, not for training.
+    """
+    report: dict[str, LayerNumerics] = {}
+    handles: list[Any] = []
+    kept = {parameter: parameter.grad for parameter in model.parameters()}
+    for name, layer in fp8_layers(model).items():
+        entry = report[name] = LayerNumerics()
+        handles.append(layer.register_forward_hook(_watch(entry)))
+    try:
+        step().backward()  # type: ignore[no-untyped-call]
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, grad in kept.items():
+            parameter.grad = grad
+    return report
+
+
+def _watch(entry: LayerNumerics) -> Callable[[FP8LinearLayer, Any, Tensor], None]:
+    def hook(layer: FP8LinearLayer, inputs: Any, output: Tensor) -> None:
+        x = inputs[0].detach().reshape(-1, layer.in_features)
+        config = layer.fp8_config
+        with torch.no_grad():
+            entry.tensors["input"] = _numerics(layer, INPUT, x, config)
+            entry.tensors["weight"] = _numerics(layer, WEIGHT, layer.weight.detach(), config)
+            bias = layer.bias.to(torch.bfloat16) if layer.bias is not None else None
+            plain = torch_functional.linear(x.to(torch.bfloat16), layer.weight.to(torch.bfloat16), bias).float()
+            difference = output.detach().reshape(plain.shape).float() - plain
+            entry.output_error = float(difference.norm() / plain.norm().clamp_min(1e-30))
+        if output.requires_grad:
+            output.register_hook(_gradient_hook(entry, layer, config))  # type: ignore[no-untyped-call]
+
+    return hook
+
+
+def _gradient_hook(entry: LayerNumerics, layer: FP8LinearLayer, config: FP8Config) -> Callable[[Tensor], None]:
+    def hook(grad: Tensor) -> None:
+        with torch.no_grad():
+            rows = grad.reshape(-1, layer.out_features)
+            entry.tensors["gradient"] = _numerics(layer, GRADIENT, rows, config)
+
+    return hook
+
+
+def _numerics(layer: FP8LinearLayer, row: int, values: Tensor, config: FP8Config) -> TensorNumerics:
+    fmt = config.backward_format if row == GRADIENT else config.forward_format
+    granularity = _GRANULARITIES[config.recipe][1 if row == WEIGHT else 0]
+    delayed = config.recipe == "delayed" and layer.fp8_ready
+    scale = layer.fp8_scale[row : row + 1] if delayed else None
+    made = quantize(values, dtype=fmt.dtype, granularity=granularity, scale=scale)
+    assert made.codes is not None
+    exact = values.float()
+    rounded = dequantize(made.codes, made.scales)
+    ones = dequantize(torch.ones_like(values, dtype=torch.float32).to(fmt.dtype), made.scales)
+    nonzero = (exact != 0).sum().clamp_min(1)
+    finite = exact[torch.isfinite(exact)]
+    return TensorNumerics(
+        amax=float(finite.abs().max()) if finite.numel() else 0.0,
+        underflow=float(((rounded == 0) & (exact != 0)).sum() / nonzero),
+        saturation=float((exact.abs() > ones * fmt.largest * (1 + 2.0**-6)).sum() / max(exact.numel(), 1)),
+        error=float((rounded - exact).norm() / exact.norm().clamp_min(1e-30)),
+    )
