@@ -68,6 +68,32 @@ TEST(AttentionTiles, CausalRangesAreExact) {
   EXPECT_EQ(queries.whole_first, 127);
 }
 
+TEST(AttentionTiles, SplitsShareTheKeysOfADecodingStep) {
+  std::mt19937 random(11);
+  const auto draw = [&](int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(random);
+  };
+  constexpr int32_t kStep = 64;
+  for (int trial = 0; trial < 2000; ++trial) {
+    TileRange range{};
+    range.last = draw(0, 5000);
+    range.first = draw(0, range.last);
+    const bool is_fixed = trial % 2 == 0;
+    const int32_t split_keys = is_fixed ? 1024 : 0, splits = is_fixed ? 5 : draw(1, 40);
+    int32_t next = range.first;  // the first key that no split has taken
+    for (int32_t split = 0; split < splits; ++split) {
+      const KeySplit keys = decode_split(range, split, splits, split_keys, kStep);
+      ASSERT_EQ(keys.first % kDecodeKeys, 0);
+      if (keys.first >= keys.last || next >= range.last) continue;
+      ASSERT_LE(keys.first, next);
+      ASSERT_GT(keys.first + kStep, next);
+      ASSERT_LE(keys.last, range.last);
+      next = keys.last;
+    }
+    ASSERT_EQ(next, range.last);
+  }
+}
+
 TEST(AttentionFeatures, EveryOptionIsABitAndAWordOfTheText) {
   std::set<uint32_t> bits;
   std::set<std::string> texts;

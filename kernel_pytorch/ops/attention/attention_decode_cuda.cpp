@@ -20,8 +20,8 @@ constexpr MmaTile kTiles[] = {
     {192, 128, 128, 4, 1, 16, 2}, {192, 192, 192, 4, 1, 16, 2}, {256, 256, 256, 4, 1, 16, 2},
 };
 constexpr int64_t kPackedRows = 64, kHeadRows = 16;
-constexpr int64_t kInvariantKeys = 1024;  // of a split, whatever the batch
-constexpr int64_t kLeastKeys = 256;       // that pay for a split
+constexpr int kInvariantKeys = 1024;  // of a split, whatever the batch
+constexpr int64_t kLeastKeys = 256;   // that pay for a split
 
 // What depends on the head alone, of which rows of several heads know nothing.
 bool is_same_for_all_heads(const Features& features) {
@@ -82,16 +82,14 @@ int64_t choose_splits(int64_t blocks, int64_t keys, int64_t slots) {
 }
 
 void set_splits(DecodeArguments& arguments, const ForwardProblem& problem, const Plan& plan, Context& context) {
-  constexpr int64_t kStep = 4 * kDecodeKeys;
   const int64_t keys = std::max<int64_t>(arguments.forward.scores.keys, 1);
-  const int64_t slots = 2 * context.info->cuda.multiprocessors;
   if (problem.scoring.batch_invariant) {
     arguments.split_keys = kInvariantKeys;
+    arguments.splits = static_cast<int32_t>(divide_up(keys, kInvariantKeys));
   } else {
-    const int64_t splits = choose_splits(plan.units * arguments.forward.tiles, keys, slots);
-    arguments.split_keys = static_cast<int32_t>(divide_up(divide_up(keys, splits), kStep) * kStep);
+    const int64_t slots = 2 * context.info->cuda.multiprocessors;
+    arguments.splits = static_cast<int32_t>(choose_splits(plan.units * arguments.forward.tiles, keys, slots));
   }
-  arguments.splits = static_cast<int32_t>(divide_up(keys, arguments.split_keys));
   if (arguments.splits == 1) return;
   const int64_t rows = problem.query.size(0) * problem.query.size(1) * problem.query.size(2) * arguments.splits;
   const size_t row_bytes = sizeof(float) * static_cast<size_t>(rows);

@@ -93,11 +93,9 @@ class Decode {
   __device__ __forceinline__ void walk() {
     const int32_t last_row = least(first_row_ + kDecodeRows, rows()) - 1;
     const TileRange range = keys_of_queries(kFeatures, head_, row_at(first_row_).query, row_at(last_row).query + 1);
-    const int32_t split_first = split_ * arguments_.split_keys;
-    const int32_t last = least(range.last, split_first + arguments_.split_keys);
     constexpr int32_t kStep = kTile.warps * kDecodeKeys;
-    // Tiles are counted from the split's beginning: which warp takes a key depends on the key alone.
-    const int32_t first = split_first + greatest(0, range.first - split_first) / kStep * kStep + warp() * kDecodeKeys;
+    const KeySplit split = decode_split(range, split_, arguments_.splits, arguments_.split_keys, kStep);
+    const int32_t first = split.first + warp() * kDecodeKeys, last = split.last;
     const DropoutKey dropout = load_dropout<kFeatures>(scores_, head_);
     output_[0].clear();
 #pragma unroll

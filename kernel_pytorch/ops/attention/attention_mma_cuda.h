@@ -54,9 +54,25 @@ KP_SHARED_CODE constexpr int decode_shared_bytes(MmaTile tile) {
   return kDecodeRows * pitch_bytes(tile.size) + tile.warps * (tiles > results ? tiles : results);
 }
 
+// Keys of one split: those that the rows see are shared evenly, or (split_keys > 0) cut at multiples of split_keys, so
+// that where a key falls does not depend on who else is there. Splits begin at multiples of 16.
+struct KeySplit {
+  int32_t first, last;
+};
+KP_SHARED_CODE constexpr KeySplit decode_split(const TileRange& range, int32_t split, int32_t splits,
+                                               int32_t split_keys, int32_t step) {
+  const int32_t base = split_keys > 0 ? 0 : range.first / kDecodeKeys * kDecodeKeys;
+  const int32_t share = (range.last - base + splits - 1) / splits;
+  const int32_t keys = split_keys > 0 ? split_keys : (share + step - 1) / step * step;
+  const int32_t first = base + split * keys;
+  // Whole steps before the first key that is seen are left out.
+  const int32_t skipped = range.first > first ? (range.first - first) / step * step : 0;
+  return {first + skipped, least(range.last, first + keys)};
+}
+
 struct DecodeArguments {
   MmaForwardArguments forward;  // tiles: of rows
-  int32_t splits, split_keys;   // a block takes split_keys keys, a multiple of 16
+  int32_t splits, split_keys;   // split_keys: a multiple of the step of all warps, or 0
   float* partial;               // [rows, splits, value_size]: results of each split; null where there is one
   float* partial_lse;           // [rows, splits], in base 2
 };

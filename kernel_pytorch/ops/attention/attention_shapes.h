@@ -32,6 +32,9 @@ inline std::vector<registry::ProblemRequest> shapes() {
     add(dtype, {2, 8, 90, 64}, {{"key_heads", "2"}, {"causal", "1"}});
     add(dtype, {1, 6, 33, 129, 128}, {{"key_heads", "1"}, {"layout", "bshd"}});
     add(dtype, {3, 8, 1, 300, 128}, {{"key_heads", "2"}, {"causal", "1"}, {"lengths", "1"}});
+    add(dtype, {1, 8, 1, 2100, 128}, {{"key_heads", "2"}, {"lengths", "1"}});  // split over keys
+    add(dtype, {1, 4, 3, 1500, 64},
+        {{"key_heads", "2"}, {"causal", "1"}, {"window_left", "900"}, {"batch_invariant", "1"}});
     // Every option alone.
     const Options alone[] = {{{"window_left", "20"}, {"window_right", "0"}},
                              {{"window_left", "17"}, {"window_right", "9"}},
