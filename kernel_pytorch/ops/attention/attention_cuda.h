@@ -43,6 +43,11 @@ KP_SHARED_CODE constexpr bool changes_scores(Features features) {
   return features.alibi || has_bias(features) || features.softcap || features.softcap_after || features.score_mod ||
          features.scaled;
 }
+// Scores are a positive multiple of the product and a multiple of the key's place.
+KP_SHARED_CODE constexpr bool folds_alibi(Features features) {
+  features.alibi = false;
+  return features.alibi_is_one_sided && !changes_scores(features);
+}
 // The derivative of a score to the scaled product is not 1 everywhere.
 KP_SHARED_CODE constexpr bool has_derivative(Features features) {
   return features.softcap || features.softcap_after || (features.score_mod && !features.score_mod_adds);

@@ -70,21 +70,39 @@ __device__ __forceinline__ Kept<kCount> kept_in_bounds(const Head& head, Place p
   return kept;
 }
 
-// Rows beyond the tensors become the last ones.
+// Rows and columns beyond the tensors become the last ones. A loop, since ids of all columns would not fit registers.
 template <Rows kRows, int kCount>
 __device__ __forceinline__ void keep_equal_segments(Kept<kCount>& kept, const ScoreArguments& arguments,
                                                     const Head& head, Place place) {
+  constexpr bool kOfQueries = kRows == Rows::kQueries;
+  constexpr int kGroups = kCount / 4;  // of two columns, eight apart
   const SegmentIds& query_ids = arguments.query_segments;
   const SegmentIds& key_ids = arguments.key_segments;
   const int64_t tensor = arguments.query_offsets != nullptr ? 0 : head.batch;  // packed tensors have one batch
   const int32_t* queries = query_ids.ids + tensor * query_ids.batch + head.first_query * query_ids.row;
   const int32_t* keys = key_ids.ids + tensor * key_ids.batch + head.first_key * key_ids.row;
+  const int32_t* rows = kOfQueries ? queries : keys;
+  const int32_t* columns = kOfQueries ? keys : queries;
+  const int64_t row_stride = kOfQueries ? query_ids.row : key_ids.row;
+  const int64_t column_stride = kOfQueries ? key_ids.row : query_ids.row;
+  const int32_t row = kOfQueries ? place.query : place.key, last_row = (kOfQueries ? head.queries : head.keys) - 1;
+  const int32_t column = kOfQueries ? place.key : place.query;
+  const int32_t last_column = (kOfQueries ? head.keys : head.queries) - 1;
+  const int32_t ids[2] = {rows[least(row, last_row) * row_stride], rows[least(row + 8, last_row) * row_stride]};
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int32_t query = least(place.query + query_step<kRows>(i), head.queries - 1);
-    const int32_t key = least(place.key + key_step<kRows>(i), head.keys - 1);
-    const int32_t id = queries[query * query_ids.row];
-    if (id != keys[key * key_ids.row] || id == -1) kept.clear(i);
+  for (int word = 0; word < Kept<kCount>::kWords; ++word) {
+    uint32_t equal[2] = {};
+#pragma unroll 2
+    for (int group = 0; group < (kGroups < 16 * (word + 1) ? kGroups - 16 * word : 16); ++group) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int32_t id = columns[least(column + 128 * word + 8 * group + i, last_column) * column_stride];
+        equal[0] |= static_cast<uint32_t>(id == ids[0]) << (2 * group + i);
+        equal[1] |= static_cast<uint32_t>(id == ids[1]) << (2 * group + i);
+      }
+    }
+    kept.words[0][word] &= ids[0] == -1 ? 0u : equal[0];
+    kept.words[1][word] &= ids[1] == -1 ? 0u : equal[1];
   }
 }
 
@@ -122,12 +140,14 @@ __device__ __forceinline__ void keep_by_block_map(Kept<kCount>& kept, const Scor
   }
 }
 
-// Of an edge tile. `skips_program`: a full block of a list has answered for mask_mod.
+// Of an edge tile. `skips_program`: a full block of a list has answered for mask_mod; `skips_segments`: ids are equal.
 template <Features kFeatures, Rows kRows, int kCount>
 __device__ __forceinline__ Kept<kCount> kept_scores(const ScoreArguments& arguments, const Head& head, Place place,
-                                                    bool skips_program) {
+                                                    bool skips_program, bool skips_segments = false) {
   Kept<kCount> kept = kept_in_bounds<kFeatures, kRows, kCount>(head, place);
-  if constexpr (kFeatures.segments) keep_equal_segments<kRows>(kept, arguments, head, place);
+  if constexpr (kFeatures.segments) {
+    if (!skips_segments) keep_equal_segments<kRows>(kept, arguments, head, place);
+  }
   if constexpr (kFeatures.mask) keep_by_mask<kRows>(kept, arguments, head, place);
   if constexpr (kFeatures.block_map) {
     keep_by_block_map<kFeatures, kRows>(kept, arguments, head, place);

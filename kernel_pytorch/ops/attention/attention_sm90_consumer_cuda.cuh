@@ -34,9 +34,10 @@ class Sm90Consumer {
   using QueryTile = tile::AlongColumns<kQueries>;
   using KeyTile = tile::AlongColumns<kKeys>;
   using ValueTile = tile::AlongRows<kKeys>;
-  using KeyWalk = Walk<kFeatures, true, kQueries, kKeys>;
   static constexpr int kScoreSteps = kConfig.head_size / tile::kProductDepth;
   static constexpr int kOutputSteps = kKeys / tile::kProductDepth;
+  static constexpr bool kFoldsAlibi = folds_alibi(kFeatures);
+  static constexpr bool kMasksFastSteps = masks_fast_steps(kFeatures);
   static constexpr int kQueryWords = kConfig.query_in_registers ? 4 * kScoreSteps : 4;
 
  public:
@@ -54,7 +55,17 @@ class Sm90Consumer {
 #pragma unroll 1
     while (true) {
       const Sm90Tile tile = read_tile(shared_, warp());
-      if (tile.has_work() || memory().pending_number != 0) follow(tile);
+      if (tile.kind == TileKind::kEmpty) {
+        store_nothing(tile);
+        continue;
+      }
+      if (tile.has_work() || memory().pending_number != 0) {
+        if constexpr (reads_steps(kFeatures)) {
+          follow_list(tile);
+        } else {
+          follow(tile);
+        }
+      }
       if (tile.kind == TileKind::kEnd) break;
       if (tile.kind == TileKind::kDrain) drained();
     }
@@ -62,64 +73,73 @@ class Sm90Consumer {
   }
 
  private:
-  // All steps of a tile; the first also ends the tile before it. Without work, that alone: its scores are computed from
-  // what lies in shared memory and never used.
+  // All steps of a tile, last keys first; the first also ends the tile before it. Without work, that alone: its scores
+  // are computed from what lies in shared memory and never used.
   __device__ __forceinline__ void follow(const Sm90Tile& tile) {
     const bool has_work = tile.has_work();
     const Sm90Tile at = has_work ? tile : memory().pending;
     const Head head = load_head<kFeatures>(arguments_.score, at.batch, at.head);
     const int32_t first_query = at.query_tile * kQueries;
-    const KeyWalk walk(arguments_.score, head, first_query);
-    const int32_t count = has_work ? walk.count() : 1;
-    if (count == 0) {
-      store_nothing(head, first_query);
-      return;
-    }
-    int32_t i = 0;
-#pragma unroll 1
-    while (true) {
-      const Step step = walk.at(i);
-      // Tied where much follows from it that would be computed before the loop, for registers that are short.
-      uint32_t query[1] = {static_cast<uint32_t>(first_query)};
-      if constexpr (kFeatures.segments) ptx::tie_registers(query);
-      const Place place = place_of_thread<Rows::kQueries>(static_cast<int32_t>(query[0]), step.first, warp_row_);
-      careful_step(head, place, step, i == 0, i == count - 1, has_work);
-      if (i == 0) remember(tile);
-      ++i;
-      if (memory().pending.kind == TileKind::kWork) i = walk_fast(walk, head, first_query, i, count);
-      if (i == count) break;
-    }
-  }
-
-  // Fast steps from `first` on; returns the first that is not.
-  __device__ __forceinline__ int32_t walk_fast(const KeyWalk& walk, const Head& head, int32_t first_query,
-                                               int32_t first, int32_t count) {
-    if (first == count || is_careful(walk.at(first), head, first_query)) return first;
-    // Where edges come from bounds alone, every step up to the left one is fast.
-    constexpr bool kHasEvenInterior = !kFeatures.segments && !kFeatures.blocks;
-    int32_t end = count;
-    if constexpr (kHasEvenInterior && kFeatures.left_bound) {
-      const int32_t rows = least(kQueries, head.queries - first_query);
-      const int32_t whole = keys_of_queries(kFeatures, head, first_query, first_query + rows).whole_first;
-      end = least(count, walk.at(0).first / kKeys + 1 - (whole + kKeys - 1) / kKeys);
-    }
-    int32_t i = first;
+    note(tile, head, first_query);
+    Steps steps = steps_of<kFeatures, kQueries, kKeys>(head, first_query);
+    if (!has_work) steps.last = steps.whole_last = steps.first;
+    if (at.kind == TileKind::kRedo) steps.careful_above = 0;
+    int32_t key = steps.first;
 #pragma unroll 1
     do {
-      fast_step(head, place_of_thread<Rows::kQueries>(first_query, walk.at(i).first, warp_row_), i == count - 1);
-      ++i;
-    } while (i < end && (kHasEvenInterior || !is_careful(walk.at(i), head, first_query)));
-    return i;
+      const bool is_first = key == steps.first;
+      careful_step(place_at(key), {key, true, false, false}, is_first, key == steps.last, has_work);
+      if (is_first) remember();
+      key -= kKeys;
+    } while (key >= steps.last && key + kKeys > steps.careful_above);
+#pragma unroll 1
+    while (key >= steps.whole_last) {
+      fast_step<false>(place_at(key), {}, key == steps.last);
+      key -= kKeys;
+    }
+    if constexpr (kFeatures.left_bound) {
+#pragma unroll 1
+      while (key >= steps.last) {
+        fast_step<true>(place_at(key), {key, true, false, false}, key == steps.last);
+        key -= kKeys;
+      }
+    }
   }
 
-  // A row must have seen a key before a fast step, so the block in which a tile's first query sees its last key counts
-  // as an edge even if all of its keys are seen.
-  static __device__ __forceinline__ bool is_careful(const Step& step, const Head& head, int32_t first_query) {
-    return step.is_edge || (kFeatures.right_bound && step.first + kKeys > first_query + head.right);
+  // The same where the producer has left the steps in shared memory.
+  __device__ __forceinline__ void follow_list(const Sm90Tile& tile) {
+    const bool has_work = tile.has_work();
+    const Sm90Tile at = has_work ? tile : memory().pending;
+    note(tile, load_head<kFeatures>(arguments_.score, at.batch, at.head), at.query_tile * kQueries);
+    if (has_work) shared_.key_full[key_.stage].wait(key_.parity);
+    bool is_first = true;
+#pragma unroll 1
+    while (true) {
+      Sm90Step read{0, kStepIsLast};
+      if (has_work) read = shared_.steps[key_.stage];
+      const int32_t key = __shfl_sync(0xffffffffu, read.first, 0);
+      const uint32_t flags = __shfl_sync(0xffffffffu, read.flags, 0);
+      const bool is_last = (flags & kStepIsLast) != 0;
+      const Step step{key, true, (flags & kStepSkipsProgram) != 0, (flags & kStepSkipsSegments) != 0};
+      const Place place = place_at(key);
+      if (is_first || (flags & kStepIsCareful) != 0 || memory().pending.kind == TileKind::kRedo) {
+        careful_step(place, step, is_first, is_last, has_work);
+        if (is_first) remember();
+      } else if (kMasksFastSteps && (flags & kStepIsMasked) != 0) {
+        fast_step<kMasksFastSteps>(place, step, is_last);
+      } else {
+        fast_step<false>(place, step, is_last);
+      }
+      if (is_last) break;
+      is_first = false;
+    }
+  }
+  __device__ __forceinline__ Place place_at(int32_t key) const {
+    return place_of_thread<Rows::kQueries>(memory().first_query, key, warp_row_);
   }
 
-  __device__ __forceinline__ void careful_step(const Head& head, Place place, const Step& step, bool is_first,
-                                               bool is_last, bool has_keys) {
+  __device__ __forceinline__ void careful_step(Place place, const Step& step, bool is_first, bool is_last,
+                                               bool has_keys) {
     const bool has_values = !is_first || memory().pending_number != 0;
     if (is_first && has_keys) {
       load_queries();
@@ -133,10 +153,9 @@ class Sm90Consumer {
     }
     wait_for_scores();
     if (has_keys) release_keys(is_last);
+    const Head head = recall_head();
     change_scores<kFeatures, T, Rows::kQueries>(scores_, arguments_.score, head, place);
-    hide(scores_,
-         kept_scores<kFeatures, Rows::kQueries, ScoreMma::kCount>(arguments_.score, head, place, step.skips_program),
-         tile::minus_infinity());
+    hide(scores_, kept(head, place, step), tile::minus_infinity());
     float growth[2];
     rows_.careful(scores_, arguments_.exponent_scale, growth);
     drop(head, place);
@@ -171,14 +190,25 @@ class Sm90Consumer {
     ptx::barrier_sync_aligned(1 + kConfig.warpgroups + warpgroup_, 128);
   }
 
-  __device__ __forceinline__ void fast_step(const Head& head, Place place, bool is_last) {
+  // kMasked hides probabilities, not scores: a row that has seen nothing yet has +inf where a key is kept, and is done
+  // again, and zeros where none is.
+  template <bool kMasked>
+  __device__ __forceinline__ void fast_step(Place place, const Step& step, bool is_last) {
     issue_products();
     float factors[2];
     const bool has_grown = rows_.template has_grown<T>(factors);
     wait_for_scores();
     release_keys(is_last);
-    change_scores<kFeatures, T, Rows::kQueries>(scores_, arguments_.score, head, place);
-    rows_.fast(scores_, arguments_.exponent_scale);
+    const Head head = recall_head();
+    if constexpr (kFoldsAlibi) {
+      const int32_t distance = place.key - place.query - head.offset;
+      rows_.exponentials_along(scores_, arguments_.score.scale * kLog2e, head.slope, distance);
+    } else {
+      change_scores<kFeatures, T, Rows::kQueries>(scores_, arguments_.score, head, place);
+      rows_.exponentials(scores_, arguments_.exponent_scale);
+    }
+    if constexpr (kMasked) hide(scores_, kept(head, place, step), 0.0f);
+    rows_.add(scores_);
     drop(head, place);
     pin();
     wait_for_next(is_last);
@@ -187,6 +217,10 @@ class Sm90Consumer {
     if (has_grown) scale_output(factors);
     pack_probabilities();
     accumulates_ = true;
+  }
+  __device__ __forceinline__ Kept<ScoreMma::kCount> kept(const Head& head, Place place, const Step& step) const {
+    return kept_scores<kFeatures, Rows::kQueries, ScoreMma::kCount>(arguments_.score, head, place, step.skips_program,
+                                                                    step.skips_segments);
   }
 
   // Scores of the next block, and the last probabilities times their values.
@@ -227,10 +261,12 @@ class Sm90Consumer {
     } else {
       const uint32_t parity = memory().query_parity;
       shared_.query_full[0].wait(parity);
+      uint32_t lane[1] = {threadIdx.x % 32};
+      ptx::tie_registers(lane);  // the addresses that follow from it must not be kept from tile to tile
 #pragma unroll
       for (int k = 0; k < kScoreSteps; ++k) {
         uint32_t block[4];
-        ptx::ldmatrix_x4(block, tile::fragment_address<kQueries>(tiles_, warp_row_, k, threadIdx.x % 32));
+        ptx::ldmatrix_x4(block, tile::fragment_address<kQueries>(tiles_, warp_row_, k, lane[0]));
 #pragma unroll
         for (int i = 0; i < 4; ++i) query_words_[4 * k + i] = block[i];
       }
@@ -303,10 +339,35 @@ class Sm90Consumer {
   __device__ __forceinline__ Sm90Memory& memory() const {
     return shared_.memories[warp()];
   }
-  __device__ __forceinline__ void remember(const Sm90Tile& tile) {
+  __device__ __forceinline__ void note(const Sm90Tile& tile, const Head& head, int32_t first_query) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
+      memory().tile = tile;
+      memory().head = head;
+      memory().first_query = first_query;
+      if constexpr (kFeatures.sinks) memory().sink = sink_of(head);
+    }
+    __syncwarp();
+  }
+  // Word by word: four at once would need four neighbouring registers.
+  __device__ __forceinline__ Head recall_head() const {
+    const volatile Head& noted = memory().head;
+    Head head{noted.batch, noted.head, noted.queries, noted.keys, noted.left, noted.right, noted.offset, 0, 0, 0.0f};
+    if constexpr (kFeatures.packed) {
+      head.first_query = noted.first_query;
+      head.first_key = noted.first_key;
+    }
+    if constexpr (kFeatures.alibi) head.slope = noted.slope;
+    if constexpr (!kFeatures.packed && !kFeatures.key_lengths) head.keys = arguments_.score.keys;
+    return head;
+  }
+  __device__ __forceinline__ void remember() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      const Sm90Tile tile = memory().tile;
       memory().pending = tile;
+      memory().pending_head = memory().head;
+      if constexpr (kFeatures.sinks) memory().pending_sink = memory().sink;
       memory().pending_number = tile.has_work() ? memory().tiles_read : 0;
     }
     __syncwarp();
@@ -324,8 +385,7 @@ class Sm90Consumer {
   // multiplied by.
   __device__ __forceinline__ void end_rows(float (&factors)[2]) {
     const Sm90Tile tile = memory().pending;
-    const Head head = load_head<kFeatures>(arguments_.score, tile.batch, tile.head);
-    const float sink = sink_of(head);
+    const float sink = kFeatures.sinks ? memory().pending_sink : tile::minus_infinity();
     float lse[2];
     bool is_in_range = true;
 #pragma unroll
@@ -336,20 +396,19 @@ class Sm90Consumer {
       factors[row] = kFeatures.dropout ? end.factor * arguments_.score.dropout_scale : end.factor;
       lse[row] = end.lse;
     }
-    store_lse(rows_of(head, tile.query_tile * kQueries), lse);
+    store_lse(rows_of(memory().pending_head, tile.query_tile * kQueries), lse);
     if (tile.kind == TileKind::kWork && !__all_sync(0xffffffffu, is_in_range) && threadIdx.x % 32 == 0) {
       ask_for_redo(shared_, arguments_, tile, memory().pending_number);
     }
   }
   __device__ __forceinline__ void store_pending(const float (&factors)[2]) const {
-    const Sm90Tile tile = memory().pending;
-    const Head head = load_head<kFeatures>(arguments_.score, tile.batch, tile.head);
-    store_rows<T>(rows_of(head, tile.query_tile * kQueries), output_, factors);
+    store_rows<T>(rows_of(memory().pending_head, memory().pending.query_tile * kQueries), output_, factors);
   }
 
   // A tile whose queries see no key at all.
-  __device__ __forceinline__ void store_nothing(const Head& head, int32_t first_query) const {
-    const OutputRows target = rows_of(head, first_query);
+  __device__ __forceinline__ void store_nothing(const Sm90Tile& tile) const {
+    const Head head = load_head<kFeatures>(arguments_.score, tile.batch, tile.head);
+    const OutputRows target = rows_of(head, tile.query_tile * kQueries);
     const float lse = end_of_row(0.0f, plus_infinity(), sink_of(head)).lse;
     const float zeros[OutputMma::kCount] = {};
     store_rows<T>(target, zeros, {0.0f, 0.0f});

@@ -46,7 +46,7 @@ KP_SHARED_CODE constexpr int sm90_values_at(Sm90Config config) {
 KP_SHARED_CODE constexpr int sm90_tile_bytes(Sm90Config config) {
   return sm90_values_at(config) + config.stages * sm90_value_bytes(config);
 }
-inline constexpr int kSm90BarrierBytes = 1024;
+inline constexpr int kSm90BarrierBytes = 3072;
 inline constexpr int kSm90SharedLimit = 232448;  // of a block on compute capability 9.0
 KP_SHARED_CODE constexpr int sm90_shared_bytes(Sm90Config config) {
   return sm90_tile_bytes(config) + kSm90BarrierBytes;

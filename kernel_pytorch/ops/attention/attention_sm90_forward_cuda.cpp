@@ -25,8 +25,6 @@ constexpr const char* kManyRows = "there are too many rows, or too many sequence
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kManyReads =
     "more than two of segments, mask, bias, block list and dropout do not fit its registers";
-constexpr const char* kNotCompared =
-    "was compared on a GPU with causal, and for heads of 97 to 128 columns with windows or causal packed sequences";
 constexpr const char* kOddBlocks = "its tiles do not divide the block list's";
 
 // How many registers the features ask for beside the products'. kLight leaves room for the queries, kHeavy takes the
@@ -43,23 +41,13 @@ struct Variant {
 constexpr Variant kVariants[] = {
     {{64, 64, 3, 112, 2, 2, false, true}, Load::kLight},    {{64, 64, 2, 128, 3, 1, true, true}, Load::kHeavy},
     {{96, 96, 2, 128, 3, 1, true, false}, Load::kLight},    {{96, 96, 2, 128, 2, 2, false, true}, Load::kMedium},
-    {{96, 96, 2, 64, 3, 2, false, true}, Load::kHeavy},     {{128, 128, 2, 128, 3, 1, true, false}, Load::kLight},
-    {{128, 128, 2, 128, 2, 2, false, true}, Load::kMedium}, {{128, 128, 2, 64, 3, 2, false, true}, Load::kHeavy},
+    {{96, 96, 2, 64, 4, 1, true, false}, Load::kHeavy},     {{128, 128, 2, 128, 3, 1, true, false}, Load::kLight},
+    {{128, 128, 2, 128, 2, 2, false, true}, Load::kMedium}, {{128, 128, 2, 64, 4, 1, true, false}, Load::kHeavy},
     {{192, 128, 2, 128, 2, 1, false, true}, Load::kMedium}, {{192, 128, 2, 64, 3, 1, false, true}, Load::kHeavy},
     {{192, 192, 2, 112, 2, 1, false, true}, Load::kLight},  {{192, 192, 2, 64, 3, 1, false, true}, Load::kHeavy},
     {{256, 256, 2, 80, 2, 1, false, true}, Load::kLight},   {{256, 256, 2, 64, 2, 1, false, true}, Load::kHeavy},
 };
 constexpr int kVariantCount = static_cast<int>(std::size(kVariants));
-
-// What has been compared on a GPU; the rest runs on cuda_mma. Plain and causal with every head size, windows and causal
-// packed sequences with heads of 97 to 128 columns.
-bool is_compared(Features features, const Sizes& sizes) {
-  const bool is_common_size = std::max(sizes.size, sizes.value_size) > 96 && sizes.size <= 128;
-  if ((features.left_bound || features.packed) && !is_common_size) return false;
-  if (features.packed && (!features.right_bound || features.left_bound)) return false;
-  features.right_bound = features.left_bound = features.packed = false;
-  return bits_of(features) == 0;
-}
 
 // Options that read something for each score.
 int reads_per_score(const Features& features) {
@@ -69,13 +57,14 @@ int reads_per_score(const Features& features) {
 constexpr int kMaximumReads = 2;
 
 Load load_of(const Features& features) {
-  if (features.segments || features.mask || features.dropout || features.score_mod || features.mask_mod ||
+  if (features.mask || features.dropout || features.float_bias || features.score_mod || features.mask_mod ||
       reads_per_score(features) > 1) {
     return Load::kHeavy;
   }
-  const bool is_light = !changes_scores(features) && !features.left_bound && !features.blocks && !features.packed &&
-                        !features.key_lengths;
-  return is_light ? Load::kLight : Load::kMedium;
+  const bool caps_more_than_causal = features.softcap && (!features.right_bound || features.left_bound ||
+                                                          features.packed || features.key_lengths || features.alibi);
+  const bool is_medium = features.segments || features.bias || features.softcap_after || caps_more_than_causal;
+  return is_medium ? Load::kMedium : Load::kLight;
 }
 
 constexpr int64_t kSectionBytes = 32 << 20;  // of keys and values that a section of heads reads again and again from L2
@@ -127,14 +116,14 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
       sizes.queries > kMaximumTiles || sizes.keys > kMaximumTiles) {
     return registry::Support::no(kManyRows);
   }
-  if (!is_compared(features_of(problem.scoring), sizes)) return registry::Support::no(kNotCompared);
   if (reads_per_score(features_of(problem.scoring)) > kMaximumReads) return registry::Support::no(kManyReads);
   return candidates(problem).empty() ? registry::Support::no(kOddBlocks) : registry::Support::yes();
 }
 
 std::string text_of(const Sm90Config& config) {
   return concat("queries=", sm90_queries(config), " keys=", config.key_block, " head=", config.head_size,
-                " value=", config.value_size, " stages=", config.stages, " turns=", int{config.in_turns});
+                " value=", config.value_size, " stages=", config.stages, " registers=", int{config.query_in_registers},
+                " turns=", int{config.in_turns});
 }
 
 std::vector<std::string> configs(const Forward& problem, const DeviceInfo&) {

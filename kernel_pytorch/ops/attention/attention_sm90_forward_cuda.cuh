@@ -9,12 +9,15 @@
 namespace kernel_pytorch::attention {
 
 // What the producer gives up and each consumer takes, a thread: together no more than the launch was given. A producer
-// that reads segments or block lists needs more of them.
+// that reads segments or block lists needs more of them; one whose tiles end at the diagonal alone can do with 24,
+// where a consumer that changes scores beside queries in registers needs the rest.
 template <Sm90Config kConfig, Features kFeatures>
 struct Sm90Registers {
   static constexpr int kAll = kConfig.warpgroups == 2 ? 3 * 168 : 4 * 128;
   static constexpr bool kReadsLists = kFeatures.segments || kFeatures.blocks;
-  static constexpr int kProducer = kConfig.warpgroups == 2 ? (kReadsLists ? 56 : 40) : (kReadsLists ? 56 : 32);
+  static constexpr bool kIsTight = kConfig.query_in_registers && changes_scores(kFeatures) && kFeatures.right_bound &&
+                                   !kFeatures.left_bound && !kFeatures.packed && !kFeatures.key_lengths;
+  static constexpr int kProducer = kReadsLists ? 56 : kConfig.warpgroups == 3 ? 32 : kIsTight ? 24 : 40;
   static constexpr int kConsumer = (kAll - kProducer) / kConfig.warpgroups;
 };
 
@@ -34,8 +37,8 @@ __device__ __forceinline__ void init_barriers(Sm90Shared& shared) {
   for (int i = 0; i < kSm90TileSlots; ++i) {
     shared.tile_full[i].init(1);
     shared.tile_empty[i].init(kConsumerWarps);
-    shared.redo_asked[i] = 0;
   }
+  for (int32_t& asked : shared.redo_asked) asked = 0;
   for (int i = 0; i < kConsumerWarps; ++i) shared.memories[i] = {};
   shared.drained.init(kConsumerWarps);
   shared.redo_first = kNoTile;

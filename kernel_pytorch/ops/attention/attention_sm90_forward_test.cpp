@@ -38,6 +38,33 @@ TEST(AttentionSm90Forward, TakesWhatTheCopyEngineCanRead) {
   EXPECT_EQ(answer(problem({1, 2, 300, 128}, {{"sequences", "3"}, {"causal", "1"}})), "yes");
 }
 
+TEST(AttentionSm90Forward, TakesEveryOption) {
+  const std::vector<Words> options = {
+      {{"window_left", "20"}, {"window_right", "5"}},
+      {{"alibi", "1"}},
+      {{"alibi", "1"}, {"causal", "1"}},
+      {{"bias", "full"}},
+      {{"bias", "batch"}, {"bias_dtype", "fp32"}},
+      {{"mask", "full"}},
+      {{"softcap", "2"}},
+      {{"bias", "full"}, {"softcap", "2"}, {"softcap_after_bias", "1"}},
+      {{"sinks", "1"}},
+      {{"segments", "1"}, {"causal", "1"}},
+      {{"lengths", "1"}},
+      {{"blocks", "128"}},
+      {{"dropout", "0.3"}},
+      {{"scale", "-0.3"}},
+      {{"batch_invariant", "1"}},
+      {{"sequences", "3"}, {"window_left", "9"}},
+  };
+  for (int64_t size : {40, 64, 96, 128, 192, 256}) {
+    for (const Words& words : options) {
+      EXPECT_EQ(answer(problem({1, 2, 256, size}, words)), "yes") << size << " " << words[0].first;
+      EXPECT_EQ(answer(problem({1, 2, 256, size}, words, DType::kFloat16)), "yes") << size << " " << words[0].first;
+    }
+  }
+}
+
 TEST(AttentionSm90Forward, SaysWhyNot) {
   EXPECT_NE(answer(problem({1, 2, 100, 64}, {}), 10).find("compute capability 9.0"), std::string::npos);
   EXPECT_NE(answer(problem({1, 2, 100, 64}, {}, DType::kFloat32)).find("bf16 and fp16"), std::string::npos);

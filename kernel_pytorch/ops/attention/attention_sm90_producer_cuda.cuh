@@ -54,14 +54,20 @@ class Sm90Producer {
     const int32_t first_query = tile.query_tile * kQueries;
     const Walk<kFeatures, true, kQueries, kKeys> walk(arguments_.score, head, first_query);
     if (leads) {
-      writer_.publish(tile);
+      writer_.publish(walk.count() > 0 ? tile : Sm90Tile{tile.batch, tile.head, tile.query_tile, TileKind::kEmpty});
       const int32_t key_head = tile.head / arguments_.score.group;
       const int32_t tensor = kFeatures.packed ? 0 : tile.batch;
       const int32_t count = walk.count();
       if (count > 0) load_queries(static_cast<int32_t>(head.first_query) + first_query, tile.head, tensor);
 #pragma unroll 1
       for (int32_t i = 0; i < count; ++i) {
-        const int32_t row = static_cast<int32_t>(head.first_key) + walk.at(i).first;
+        const Step step = walk.at(i);
+        const int32_t row = static_cast<int32_t>(head.first_key) + step.first;
+        wait_for_key_room();
+        if constexpr (reads_steps(kFeatures)) {
+          const uint32_t flags = flags_of<kFeatures, kKeys>(step, head, first_query);
+          shared_.steps[key_.stage] = {step.first, flags | (i == count - 1 ? kStepIsLast : 0)};
+        }
         load_keys(row, key_head, tensor);
         if (has_values_) load_values();
         has_values_ = true;
@@ -97,8 +103,10 @@ class Sm90Producer {
                                       tensor, shared_.query_full[query_.stage]);
     query_.advance(kConfig.query_buffers);
   }
-  __device__ __forceinline__ void load_keys(int32_t row, int32_t head, int32_t tensor) {
+  __device__ __forceinline__ void wait_for_key_room() {
     shared_.key_empty[key_.stage].wait(key_.parity ^ 1);
+  }
+  __device__ __forceinline__ void load_keys(int32_t row, int32_t head, int32_t tensor) {
     load<kKeys, kConfig.head_size>(tiles_ + sm90_keys_at(kConfig) + key_.stage * sm90_key_bytes(kConfig),
                                    arguments_.key, row, head, tensor, shared_.key_full[key_.stage]);
     key_.advance(kConfig.stages);

@@ -5,10 +5,59 @@
 
 #include "kernel_pytorch/cuda/tile/barrier.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_cuda.h"
+#include "kernel_pytorch/ops/attention/attention_walk_cuda.cuh"
 
 namespace kernel_pytorch::attention {
 
-enum class TileKind : int32_t { kWork, kRedo, kDrain, kEnd };
+enum class TileKind : int32_t { kWork, kRedo, kEmpty, kDrain, kEnd };  // kEmpty: its queries see no key
+
+// Which steps a tile has follows from bounds by arithmetic, which producer and consumers do alike. Where it has to be
+// read (segments, block lists), the producer reads it and leaves it beside the keys.
+KP_SHARED_CODE constexpr bool reads_steps(Features features) {
+  return features.segments || features.blocks;
+}
+struct Sm90Step {
+  int32_t first;  // key
+  uint32_t flags;
+};
+inline constexpr uint32_t kStepIsCareful = 1, kStepIsMasked = 2, kStepSkipsProgram = 4, kStepSkipsSegments = 8,
+                          kStepIsLast = 16;
+
+// Steps beyond the diagonal need no running maximum even where some of their keys are hidden: in a document every row
+// has seen its own key by then.
+KP_SHARED_CODE constexpr bool masks_fast_steps(Features features) {
+  return features.segments && features.right_bound && !features.mask && !features.mask_mod && !features.blocks;
+}
+
+// A row must have seen a key before a fast step: those to the right of what a tile's first query sees are careful.
+__device__ __forceinline__ int32_t careful_above(Features features, const Head& head, int32_t first_query,
+                                                 int32_t whole_last) {
+  return features.right_bound ? least(whole_last, first_query + head.right) : whole_last;
+}
+
+template <Features kFeatures, int kKeys>
+__device__ __forceinline__ uint32_t flags_of(const Step& step, const Head& head, int32_t first_query) {
+  const bool is_right = step.first + kKeys > careful_above(kFeatures, head, first_query, head.keys);
+  const bool is_careful = is_right || (step.is_edge && !masks_fast_steps(kFeatures));
+  return (is_careful ? kStepIsCareful : 0) | (step.is_edge ? kStepIsMasked : 0) |
+         (step.skips_program ? kStepSkipsProgram : 0) | (step.skips_segments ? kStepSkipsSegments : 0);
+}
+
+// The steps of a tile whose edges come from bounds and lengths alone, by their first keys, from the last keys on.
+struct Steps {
+  int32_t first, last;
+  int32_t careful_above;  // steps that reach beyond it are careful
+  int32_t whole_last;     // steps from here on see every key they have
+};
+template <Features kFeatures, int kQueries, int kKeys>
+__device__ __forceinline__ Steps steps_of(const Head& head, int32_t first_query) {
+  const int32_t rows = least(kQueries, head.queries - first_query);
+  const TileRange range = keys_of_queries(kFeatures, head, first_query, first_query + rows);
+  const int32_t first = (range.last - 1) / kKeys * kKeys, last = range.first / kKeys * kKeys;
+  if constexpr (masks_every_tile(kFeatures)) return {first, last, 0, last};
+  return {first, last, careful_above(kFeatures, head, first_query, range.whole_last),
+          kFeatures.left_bound ? range.whole_first : last};
+}
 
 struct alignas(16) Sm90Tile {
   int32_t batch, head, query_tile;
@@ -20,12 +69,22 @@ struct alignas(16) Sm90Tile {
 inline constexpr int kSm90MaximumStages = 4;
 inline constexpr int kSm90TileSlots = 2;
 inline constexpr int kSm90MaximumWarps = 12;
+inline constexpr int kSm90RedoSlots = 4;
 inline constexpr int32_t kNoTile = -1;
 
 // What a consumer warp knows about tiles: in shared memory, since its registers are short.
 struct Sm90Memory {
-  Sm90Tile pending;        // its last product is not done yet
+  // Of the tile whose steps it does, and whose head it is.
+  Sm90Tile tile;
+  Head head;
+  int32_t first_query;
+  float sink;  // of its head, in base 2, where there are sinks
+  // Of the tile whose last product is not done yet.
+  Head pending_head;
+  float pending_sink;
+  Sm90Tile pending;
   int32_t pending_number;  // its place among the block's tiles; 0: nothing is pending
+
   int32_t tiles_read;
   uint32_t query_parity;  // of the buffer of queries, where they are held in registers
 };
@@ -37,10 +96,11 @@ struct Sm90Shared {
   tile::Barrier tile_full[kSm90TileSlots], tile_empty[kSm90TileSlots];
   tile::Barrier drained;
   Sm90Tile tiles[kSm90TileSlots];
+  Sm90Step steps[kSm90MaximumStages];  // of the keys of each stage, where reads_steps
   Sm90Memory memories[kSm90MaximumWarps];
-  int32_t redo_first;     // of the list that redo_links continues: batch_head * query tiles + query tile
-  int32_t redo_asked[2];  // the latest tile, by its number in this block, that was put on it
-  float pin;              // see ptx::st_shared_f32_if_negative
+  int32_t redo_first;                  // of the list that redo_links continues: batch_head * query tiles + query tile
+  int32_t redo_asked[kSm90RedoSlots];  // the latest tile, by its number in this block, that was put on it
+  float pin;                           // see ptx::st_shared_f32_if_negative
 };
 static_assert(sizeof(Sm90Shared) <= kSm90BarrierBytes);
 
@@ -85,10 +145,10 @@ __device__ __forceinline__ int32_t take_tile(const Sm90ForwardArguments& argumen
 }
 
 // Puts a tile on the list of those to be done again, once however many warps ask. `number` counts the block's tiles;
-// warps are never two tiles apart.
+// warps are never four tiles apart.
 __device__ __forceinline__ void ask_for_redo(Sm90Shared& shared, const Sm90ForwardArguments& arguments,
                                              const Sm90Tile& tile, int32_t number) {
-  if (atomicMax(&shared.redo_asked[number % 2], number) >= number) return;
+  if (atomicMax(&shared.redo_asked[number % kSm90RedoSlots], number) >= number) return;
   const int32_t place =
       (tile.batch * arguments.score.heads + tile.head) * arguments.order.query_tiles + tile.query_tile;
   arguments.redo_links[place] = atomicExch(&shared.redo_first, place);
@@ -108,6 +168,7 @@ __device__ __forceinline__ Sm90Tile read_tile(Sm90Shared& shared, int32_t warp) 
   tile.head = __shfl_sync(0xffffffffu, tile.head, 0);
   tile.query_tile = __shfl_sync(0xffffffffu, tile.query_tile, 0);
   tile.kind = static_cast<TileKind>(__shfl_sync(0xffffffffu, static_cast<int32_t>(tile.kind), 0));
+  __syncwarp();
   if (threadIdx.x % 32 == 0) {
     shared.tile_empty[slot].arrive();
     shared.memories[warp].tiles_read = number + 1;

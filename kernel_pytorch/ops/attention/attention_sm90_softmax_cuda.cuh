@@ -1,8 +1,8 @@
 // Softmax of a block of scores in registers, two rows a thread, without a maximum wherever possible.
 //
 // Softmax does not depend on the number that is subtracted in the exponent, and fp32 sums and bf16 probabilities keep
-// their relative precision at any scale, so the largest score of the first block serves all later ones (`fast`): no
-// maximum, no shuffle, no rescaling. If the sums grow, they and the output are scaled down by a power of two, which
+// their relative precision at any scale, so the largest score of the first block serves all later ones (fast blocks):
+// no maximum, no shuffle, no rescaling. If the sums grow, they and the output are scaled down by a power of two, which
 // rounds nothing. Only a score that exceeds everything before it by far (2^100) within one block leaves the range of
 // floats; that stays visible in the sum, and the whole tile is done again with every block `careful`: the usual running
 // maximum. Careful is also every block that needs a mask, and the first one.
@@ -72,12 +72,27 @@ struct SoftmaxRows {
   }
 
   template <int kCount>
-  __device__ __forceinline__ void fast(float (&scores)[kCount], float scale) {
+  __device__ __forceinline__ void exponentials(float (&scores)[kCount], float scale) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = ptx::ex2_approx_ftz_f32(fmaf(scores[i], scale, shift[i / 2 % 2]));
+  }
+  // The same of scores to which `slope` times their key's place is added: `distance` is that of the thread's first key,
+  // for its first row.
+  template <int kCount>
+  __device__ __forceinline__ void exponentials_along(float (&scores)[kCount], float scale, float slope,
+                                                     int32_t distance) const {
+    const float base[2] = {fmaf(slope, static_cast<float>(distance), shift[0]),
+                           fmaf(slope, static_cast<float>(distance - 8), shift[1])};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      scores[i] = ptx::ex2_approx_ftz_f32(fmaf(scores[i], scale, shift[i / 2 % 2]));
-      sum[i / 2 % 2] += scores[i];
+      const float along = fmaf(slope, static_cast<float>(i / 4 * 8 + i % 2), base[i / 2 % 2]);
+      scores[i] = ptx::ex2_approx_ftz_f32(fmaf(scores[i], scale, along));
     }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void add(const float (&probabilities)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i / 2 % 2] += probabilities[i];
   }
 
   // Before a fast block: true where the output so far must be multiplied by `factors` because sums have grown. For all

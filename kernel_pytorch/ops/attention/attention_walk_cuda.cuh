@@ -60,9 +60,10 @@ __device__ __forceinline__ IdRange segment_range(const SegmentIds& segments, int
 }
 
 struct Step {
-  int32_t first;       // key or query at which the tile begins
-  bool is_edge;        // conditions must be asked
-  bool skips_program;  // all but mask_mod, which a full block answers
+  int32_t first;        // key or query at which the tile begins
+  bool is_edge;         // conditions must be asked
+  bool skips_program;   // all but mask_mod, which a full block answers
+  bool skips_segments;  // all but ids: its rows and columns have one
 };
 
 // Where a walk begins and ends, and the ids of its rows.
@@ -123,7 +124,8 @@ class Walk {
     } else {
       step.first = (kOverKeys ? last_tile_ - 1 - i : first_tile_ + i) * kColumns;
     }
-    step.is_edge = is_edge(step.first, step.skips_program);
+    step.skips_segments = has_one_id(step.first);
+    step.is_edge = is_edge(step.first, step.skips_program) || (kFeatures.segments && !step.skips_segments);
     return step;
   }
 
@@ -139,13 +141,12 @@ class Walk {
   __device__ __forceinline__ bool is_edge(int32_t first, bool skips_program) const {
     if constexpr (masks_every_tile(kFeatures)) return true;
     if (kFeatures.mask_mod && !skips_program) return true;
-    if (first < range_.whole_first || first + kColumns > range_.whole_last) return true;
-    if constexpr (kFeatures.segments) {
-      if constexpr (kFeatures.packed || kFeatures.blocks) return true;
-      const IdRange ids = segment_range<kColumns>(column_segments(), head_.batch, first, columns());
-      return ids.low != ids.high || rows_range_.low != rows_range_.high || ids.low != rows_range_.low || ids.low == -1;
-    }
-    return false;
+    return first < range_.whole_first || first + kColumns > range_.whole_last;
+  }
+  __device__ __forceinline__ bool has_one_id(int32_t first) const {
+    if constexpr (!kFeatures.segments || kFeatures.packed || kFeatures.blocks) return false;
+    const IdRange ids = segment_range<kColumns>(column_segments(), head_.batch, first, columns());
+    return ids.low == ids.high && rows_range_.low == rows_range_.high && ids.low == rows_range_.low && ids.low != -1;
   }
 
   __device__ __forceinline__ void find_lists(int32_t row) {
