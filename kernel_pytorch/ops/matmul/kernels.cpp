@@ -16,6 +16,7 @@ std::span<const registry::Kernel<Product>> kernels() {
       kSm90,
       kTile,
       kCpuThin,
+      kCpuAmx,
       kCpu,
       kReference,
       // clang-format on

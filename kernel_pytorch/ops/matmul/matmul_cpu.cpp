@@ -31,7 +31,14 @@ KP_WORD void load_transposed(const T* from, int64_t stride, int64_t rows, int64_
 }
 
 // A tile of A is [k][6]. A vector is stored for each step of k, and what it wrote past the six is overwritten by the
-// next: tiles have a vector to spare.
+// next; at a tile's end nothing is written past it.
+KP_WORD void store_step(float* to, Vec values, int64_t steps_left) {
+  if (steps_left * kTileRows >= kLanes) {
+    cpu::store(to, values);
+  } else {
+    cpu::store_partial(to, values, steps_left * kTileRows);
+  }
+}
 template <class T>
 void pack_a_rows(const PackTask& task, bool rounds) {
   const T* from = static_cast<const T*>(task.from.data) + task.first * task.from.row_stride + task.step;
@@ -44,7 +51,9 @@ void pack_a_rows(const PackTask& task, bool rounds) {
       if constexpr (kLanes >= kTileRows) {
         Vec square[kLanes];
         load_transposed(square_from, task.from.row_stride, rows, steps, rounds, square);
-        for (int64_t i = 0; i < steps; ++i) cpu::store(to + (step + i) * kTileRows, square[i]);
+        for (int64_t i = 0; i < steps; ++i) {
+          store_step(to + (step + i) * kTileRows, square[i], task.steps - step - i);
+        }
       } else {
         for (int64_t i = 0; i < kTileRows; ++i) {
           const Vec values =
@@ -64,11 +73,12 @@ void pack_a_columns(const PackTask& task, bool rounds) {
     for (int64_t step = 0; step < task.steps; ++step) {
       const T* column = from + row + step * task.from.column_stride;
       if constexpr (kLanes >= kTileRows) {
-        cpu::store(to + step * kTileRows, rounded(cpu::load_partial(column, rows), rounds));
+        store_step(to + step * kTileRows, rounded(cpu::load_partial(column, rows), rounds), task.steps - step);
       } else {
         const int64_t low = smaller(rows, kLanes);
         cpu::store(to + step * kTileRows, rounded(cpu::load_partial(column, low), rounds));
-        cpu::store(to + step * kTileRows + kLanes, rounded(cpu::load_partial(column + low, rows - low), rounds));
+        const Vec rest = rounded(cpu::load_partial(column + low, rows - low), rounds);
+        cpu::store_partial(to + step * kTileRows + kLanes, rest, kTileRows - kLanes);
       }
     }
   }
@@ -139,7 +149,7 @@ template <int kVectors>
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) totals[i][j] = add ? cpu::load(sums + i * kTileColumns + j * kLanes) : Vec{};
   }
-  constexpr int64_t kAhead = 24;  // steps of A: about ten lines
+  constexpr int64_t kAhead = 64;  // steps of A, also into the next tile
   for (int64_t step = 0; step < steps; ++step) {
     Vec values[kVectors];
 #pragma GCC unroll 4
@@ -172,22 +182,38 @@ KP_WORD void multiply_tile(int64_t columns, const float* a, const float* b, int6
   }
 }
 
-// Lines of the output that the epilogue will write: fetched while the tile is computed.
-KP_WORD void prefetch_output(const Epilogue& epilogue, int64_t first_row, int64_t rows) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const char* row = place(epilogue.output, first_row + i, 0);
-    for (int line = 0; line < kTileColumns * 4 / 64; ++line) cpu::prefetch_for_write(row + line * 64);
+void multiply_at(const BlockTask& task, int64_t row, int64_t column, float* sums) {
+  const int64_t columns = smaller(kTileColumns, task.columns - column);
+  multiply_tile(columns, reinterpret_cast<const float*>(task.a + row / kTileRows * task.a_tile_bytes),
+                reinterpret_cast<const float*>(task.b + column / kTileColumns * task.b_panel_bytes), task.steps, sums,
+                task.add);
+  if (task.is_last) {
+    finish_tile(task.epilogue, sums, kTileColumns, row, smaller(kTileRows, task.rows - row), column, columns);
   }
 }
 
-void multiply(const PanelTask& task) {
-  for (int64_t row = 0; row < task.rows; row += kTileRows) {
-    const int64_t tile = row / kTileRows, rows = smaller(kTileRows, task.rows - row);
-    float* sums = task.sums + tile * task.sums_tile_floats;
-    if (task.is_last && task.epilogue.form == Form::kPlain) prefetch_output(task.epilogue, row, rows);
-    multiply_tile(task.columns, reinterpret_cast<const float*>(task.a + tile * task.a_tile_bytes),
-                  reinterpret_cast<const float*>(task.b), task.steps, sums, task.add);
-    if (task.is_last) finish_tile(task.epilogue, sums, kTileColumns, row, rows, task.columns);
+// Panel by panel, so that a panel of B stays in the caches; the last block tile by tile, for long rows of the output.
+void multiply(const BlockTask& task) {
+  const int64_t panels = (task.columns + kTileColumns - 1) / kTileColumns, stride = task.sums_tile_floats;
+  if (task.is_last) {
+    for (int64_t row = 0; row < task.rows; row += kTileRows) {
+      for (int64_t panel = 0; panel < panels; ++panel) {
+        multiply_at(task, row, panel * kTileColumns, task.sums + (row / kTileRows * panels + panel) * stride);
+      }
+    }
+    if (task.epilogue.streams) cpu::stream_fence();
+    return;
+  }
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    for (int64_t row = 0; row < task.rows; row += kTileRows) {
+      float* sums = task.sums + (row / kTileRows * panels + panel) * stride;
+      if (task.add) {
+        for (int line = 0; line < kTileRows * kTileVectors; ++line) {
+          cpu::prefetch_near(sums + panels * stride + line * kLanes);
+        }
+      }
+      multiply_at(task, row, panel * kTileColumns, sums);
+    }
   }
 }
 
@@ -198,7 +224,7 @@ constinit const ProductKernels kProductKernels{
     .tile_rows = kTileRows, .panel_columns = kTileColumns, .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply};
 
 void finish_rows(const FinishTask& task) {
-  finish_tile(task.epilogue, task.sums, task.sums_stride, 0, task.rows, task.columns);
+  finish_tile(task.epilogue, task.sums, task.sums_stride, 0, task.rows, 0, task.columns);
 }
 
 void write_pair_gradient(const PairTask& task) {

@@ -28,11 +28,9 @@ struct PackTask {
   int64_t first = 0, count = 0;
   int64_t step = 0, steps = 0;
   char* to = nullptr;      // of the first tile's first step
-  int64_t tile_bytes = 0;  // from a tile (or panel) to the next; of A it has kTileSlackBytes to spare
+  int64_t tile_bytes = 0;  // from a tile (or panel) to the next
   Precision precision = Precision::kFull;
 };
-
-inline constexpr int64_t kTileSlackBytes = 64;  // behind a tile of A, written and never read
 
 struct Rows {
   void* data = nullptr;  // null: absent
@@ -43,6 +41,7 @@ struct Rows {
 // What follows the sums, all of it seen from the first row and column of a task.
 struct Epilogue {
   float alpha = 1, beta = 1;
+  bool streams = false;  // whole lines of the output go past the caches
   Form form = Form::kPlain;
   pointwise::Kind activation = pointwise::Kind::kIdentity;
   const void* bias = nullptr;
@@ -50,15 +49,16 @@ struct Epilogue {
   Rows saved{}, residual{}, preactivation{}, output{};
 };
 
-// Tiles of A times one panel of B for one block of k.
-struct PanelTask {
+// Tiles of A times panels of B for one block of k.
+struct BlockTask {
   const char* a = nullptr;
   int64_t a_tile_bytes = 0;
   const char* b = nullptr;
+  int64_t b_panel_bytes = 0;
   int64_t steps = 0;             // of k, a multiple of the table's depth
   int64_t rows = 0;              // of all tiles
-  int64_t columns = 0;           // of the panel that exist
-  float* sums = nullptr;         // whole tiles
+  int64_t columns = 0;           // of all panels
+  float* sums = nullptr;         // whole tiles, those of a tile of A beside each other
   int64_t sums_tile_floats = 0;  // 0: one tile's memory serves all, as this is the only block of k
   bool add = false;              // to what the sums hold
   bool is_last = false;          // the epilogue follows
@@ -102,13 +102,13 @@ struct ProductKernels {
   int64_t tile_rows = 0, panel_columns = 0;
   int64_t depth = 1;             // k is padded to a multiple
   int64_t element_bytes = 4;     // of packed operands
-  int64_t block_steps = 512;     // of k at a time
-  int64_t chunk_rows = 512;      // of A at a time
-  int64_t group_panels = 1;      // of B at a time
+  int64_t block_steps = 384;     // of k at a time
+  int64_t chunk_rows = 384;      // of A at a time
+  int64_t group_panels = 4;      // of B at a time
   bool splits_bfloat16 = false;  // whether kBf16x3 takes three packed steps for one
   void (*pack_a)(const PackTask&) = nullptr;
   void (*pack_b)(const PackTask&) = nullptr;
-  void (*multiply)(const PanelTask&) = nullptr;
+  void (*multiply)(const BlockTask&) = nullptr;
   void (*begin)() = nullptr;  // in each thread, around its tasks; null: nothing
   void (*end)() = nullptr;
 };

@@ -21,6 +21,26 @@ registry::Support supports_thin(const Product& problem, const DeviceInfo& device
   return registry::Support::yes();
 }
 
+registry::Support supports_amx(const Product& problem, const DeviceInfo& device) {
+#if defined(__x86_64__)
+  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
+  if (device.cpu.isa != CpuIsa::kX86V4Amx) return registry::Support::no("needs a CPU with AMX");
+  const bool is_named = problem.precision == Precision::kBf16 || problem.precision == Precision::kBf16x3;
+  if (problem.a.dtype != DType::kBFloat16 && !is_named) {
+    return registry::Support::no("takes bf16, or fp32 with precision bf16 or bf16x3");
+  }
+  return registry::Support::yes();
+#else
+  static_cast<void>(problem), static_cast<void>(device);
+  return registry::Support::no("needs an x86 CPU with AMX");
+#endif
+}
+void run_amx([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Context& context) {
+#if defined(__x86_64__)
+  run_packed(problem, isa_v4amx::kAmxProductKernels, context);
+#endif
+}
+
 void run_packed_of_level(const Product& problem, int, Context& context) {
   run_packed(problem, KP_AT_CPU_LEVEL(context.info->cpu.isa, kProductKernels), context);
 }
@@ -50,13 +70,15 @@ void run_pairs(const PairGradient& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("matmul cpu 1");
+  return hash_text("matmul cpu 2");
 }
 
 }  // namespace
 
 constinit const registry::Kernel<Product> kCpuThin{
     .name = "cpu_thin", .supports = supports_thin, .run = run_thin_of_level, .source_hash = code_version};
+constinit const registry::Kernel<Product> kCpuAmx{
+    .name = "cpu_amx", .supports = supports_amx, .run = run_amx, .source_hash = code_version};
 constinit const registry::Kernel<Product> kCpu{
     .name = "cpu", .supports = supports_packed, .run = run_packed_of_level, .source_hash = code_version};
 constinit const registry::Kernel<PairGradient> kPairCpu{

@@ -16,6 +16,7 @@ constexpr int64_t kSlabBytes = int64_t{96} << 20;  // of packed operands at a ti
 constexpr int64_t kPackTiles = 8;
 constexpr int64_t kTaskFlops = 1 << 21;  // what is worth another thread
 constexpr int64_t kLine = 64;
+constexpr int64_t kStreamFromBytes = 4 << 20;  // of output; below, whoever reads it next finds it in the cache
 
 int64_t divide_up(int64_t value, int64_t step) {
   return (value + step - 1) / step;
@@ -70,17 +71,16 @@ class PackedProduct {
     block_ = std::max<int64_t>(round_up(divide_up(steps_, blocks_), kernels.depth), kernels.depth);
     blocks_ = std::max<int64_t>(divide_up(steps_, block_), 1);
     terms_ = terms;
-    a_tile_bytes_ = round_up(steps_ * kernels.tile_rows * step_bytes_ + kTileSlackBytes, kLine);
+    a_tile_bytes_ = block_ * kernels.tile_rows * step_bytes_;
     b_panel_bytes_ = steps_ * kernels.panel_columns * step_bytes_;
     plan_slabs();
     plan_tasks();
   }
 
   void run() {
-    char* packed_a = allocate(context_, units_per_wave_ * tiles_per_slab_ * a_tile_bytes_);
+    packed_a_ = allocate(context_, units_per_wave_ * tiles_per_slab_ * blocks_ * a_tile_bytes_);
     packed_b_ = shares_b_ ? allocate(context_, panels_per_slab_ * b_panel_bytes_) : nullptr;
     buffers_ = allocate(context_, workers_ * buffer_bytes_);
-    packed_a_ = packed_a;
     const int64_t units = sizes_.batch * slabs_, panels = divide_up(sizes_.n, kernels_.panel_columns);
     for (int64_t unit = 0; unit < units;) {
       // Shared columns are those of one batch.
@@ -103,10 +103,12 @@ class PackedProduct {
   void plan_slabs() {
     const int64_t chunk_tiles = std::max<int64_t>(kernels_.chunk_rows / kernels_.tile_rows, 1);
     const int64_t tiles = divide_up(sizes_.m, kernels_.tile_rows);
-    const int64_t fitting = std::max<int64_t>(kSlabBytes / a_tile_bytes_ / chunk_tiles * chunk_tiles, chunk_tiles);
+    const int64_t fitting =
+        std::max<int64_t>(kSlabBytes / (a_tile_bytes_ * blocks_) / chunk_tiles * chunk_tiles, chunk_tiles);
     tiles_per_slab_ = std::max<int64_t>(std::min(tiles, fitting), 1);
     slabs_ = divide_up(std::max<int64_t>(tiles, 1), tiles_per_slab_);
-    units_per_wave_ = std::clamp<int64_t>(kSlabBytes / (tiles_per_slab_ * a_tile_bytes_), 1, sizes_.batch * slabs_);
+    units_per_wave_ =
+        std::clamp<int64_t>(kSlabBytes / (tiles_per_slab_ * a_tile_bytes_ * blocks_), 1, sizes_.batch * slabs_);
   }
 
   // Chunks and groups small enough that every worker has a few.
@@ -121,7 +123,7 @@ class PackedProduct {
     };
     while (tasks() < wanted && group_ > 1) group_ = divide_up(group_, 2);
     while (tasks() < wanted && chunk_tiles_ > 4) chunk_tiles_ = divide_up(chunk_tiles_, 2);
-    shares_b_ = kernels_.group_panels > 1 && divide_up(tiles_per_slab_, chunk_tiles_) * slabs_ > 2;
+    shares_b_ = divide_up(tiles_per_slab_, chunk_tiles_) * slabs_ > 2;
     panels_per_slab_ = std::max<int64_t>(panels, 1);
     if (shares_b_) {
       const int64_t fitting = std::max<int64_t>(kSlabBytes / std::max<int64_t>(b_panel_bytes_, 1) / group_, 1) * group_;
@@ -143,20 +145,28 @@ class PackedProduct {
     return {index / slabs_, first, std::min(sizes_.m - first, tiles_per_slab_ * kernels_.tile_rows)};
   }
 
+  // Tiles of one block of k follow each other.
+  char* packed_tile(int64_t slot, int64_t block, int64_t tile) const {
+    return packed_a_ + ((slot * blocks_ + block) * tiles_per_slab_ + tile) * a_tile_bytes_;
+  }
+
   void pack_rows(int64_t first, int64_t end) {
     const int64_t pieces = divide_up(tiles_per_slab_, kPackTiles), piece_rows = kPackTiles * kernels_.tile_rows;
     for_tasks(context_, workers_, (end - first) * pieces, nullptr, 0, nullptr, [&](int64_t task, char*) {
       const Unit unit = unit_at(first + task / pieces);
       const int64_t row = task % pieces * piece_rows;
       if (row >= unit.rows) return;
-      kernels_.pack_a({.from = operand_of(problem_.a, unit.batch),
-                       .first = unit.first_row + row,
-                       .count = std::min(piece_rows, unit.rows - row),
-                       .step = 0,
-                       .steps = sizes_.k,
-                       .to = packed_a_ + (task / pieces * tiles_per_slab_ + task % pieces * kPackTiles) * a_tile_bytes_,
-                       .tile_bytes = a_tile_bytes_,
-                       .precision = problem_.precision});
+      for (int64_t block = 0; block < blocks_; ++block) {
+        const int64_t step = block * block_;
+        kernels_.pack_a({.from = operand_of(problem_.a, unit.batch),
+                         .first = unit.first_row + row,
+                         .count = std::min(piece_rows, unit.rows - row),
+                         .step = step,
+                         .steps = std::min(block_, sizes_.k - step),
+                         .to = packed_tile(task / pieces, block, task % pieces * kPackTiles),
+                         .tile_bytes = a_tile_bytes_,
+                         .precision = problem_.precision});
+      }
     });
   }
 
@@ -190,7 +200,6 @@ class PackedProduct {
                 char* buffer) {
     const int64_t row = tile * kernels_.tile_rows;
     if (row >= unit.rows) return;
-    const char* a = packed_a_ + (slot * tiles_per_slab_ + tile) * a_tile_bytes_;
     const int64_t columns_each = kernels_.panel_columns, first_column = panel * columns_each;
     const int64_t columns = std::min(sizes_.n, end * columns_each) - first_column;
     char* own_b = buffer + sums_bytes_;
@@ -206,22 +215,19 @@ class PackedProduct {
                          .tile_bytes = b_block_bytes_,
                          .precision = problem_.precision});
       }
-      for (int64_t i = 0; i < end - panel; ++i) {
-        const char* b = shares_b_ ? packed_b_ + (packed + i) * b_panel_bytes_ + step * columns_each * step_bytes_
-                                  : own_b + i * b_block_bytes_;
-        const int64_t column = first_column + i * columns_each;
-        kernels_.multiply({.a = a + step * kernels_.tile_rows * step_bytes_,
-                           .a_tile_bytes = a_tile_bytes_,
-                           .b = b,
-                           .steps = steps * terms_,
-                           .rows = std::min(unit.rows - row, chunk_tiles_ * kernels_.tile_rows),
-                           .columns = std::min(columns_each, sizes_.n - column),
-                           .sums = reinterpret_cast<float*>(buffer) + i * chunk_tiles_ * sums_floats_,
-                           .sums_tile_floats = sums_floats_,
-                           .add = block > 0,
-                           .is_last = block + 1 == blocks_,
-                           .epilogue = epilogue_of(problem_, unit.batch, unit.first_row + row, column)});
-      }
+      const char* shared = packed_b_ + packed * b_panel_bytes_ + step * columns_each * step_bytes_;
+      kernels_.multiply({.a = packed_tile(slot, block, tile),
+                         .a_tile_bytes = a_tile_bytes_,
+                         .b = shares_b_ ? shared : own_b,
+                         .b_panel_bytes = shares_b_ ? b_panel_bytes_ : b_block_bytes_,
+                         .steps = steps * terms_,
+                         .rows = std::min(unit.rows - row, chunk_tiles_ * kernels_.tile_rows),
+                         .columns = columns,
+                         .sums = reinterpret_cast<float*>(buffer),
+                         .sums_tile_floats = sums_floats_,
+                         .add = block > 0,
+                         .is_last = block + 1 == blocks_,
+                         .epilogue = epilogue_of(problem_, unit.batch, unit.first_row + row, first_column)});
     }
   }
 
@@ -254,6 +260,7 @@ Epilogue epilogue_of(const Product& problem, int64_t batch, int64_t row, int64_t
   const int64_t output_column = form == Form::kGated ? column / 2 : form == Form::kGatedGradient ? 2 * column : column;
   Epilogue epilogue{.alpha = static_cast<float>(problem.alpha),
                     .beta = static_cast<float>(problem.beta),
+                    .streams = problem.output.byte_count() >= kStreamFromBytes,
                     .form = form,
                     .activation = problem.activation,
                     .saved = rows_of(problem.saved, batch, row, output_column),

@@ -185,24 +185,29 @@ KP_WORD bool is_copy(const Epilogue& epilogue) {
          epilogue.residual.data == nullptr && epilogue.preactivation.data == nullptr;
 }
 
-// Rows [first_row, first_row + rows) of a task's, all of its columns; the sums begin with the first of them.
-KP_WORD void finish_tile(const Epilogue& epilogue, const float* sums, int64_t stride, int64_t first_row, int64_t rows,
-                         int64_t columns) {
-  if (is_copy(epilogue) && epilogue.output.dtype == DType::kFloat32) {
-    for (int64_t i = 0; i < rows; ++i) {
-      float* to = static_cast<float*>(epilogue.output.data) + (first_row + i) * epilogue.output.stride;
-      int64_t j = 0;
-      for (; j + kLanes <= columns; j += kLanes) cpu::store(to + j, cpu::load(sums + i * stride + j) * epilogue.alpha);
-      if (j < columns) {
-        cpu::store_partial(to + j, cpu::load_partial(sums + i * stride + j, columns - j) * epilogue.alpha, columns - j);
-      }
-    }
-    return;
+KP_WORD void copy_row(const float* from, int64_t count, float factor, float* to, bool streams) {
+  int64_t j = 0;
+  if (streams && cpu::elements_to_alignment(to, 64) == 0) {
+    for (; j + kLanes <= count; j += kLanes) cpu::stream(to + j, cpu::load(from + j) * factor);
   }
+  for (; j + kLanes <= count; j += kLanes) cpu::store(to + j, cpu::load(from + j) * factor);
+  if (j < count) cpu::store_partial(to + j, cpu::load_partial(from + j, count - j) * factor, count - j);
+}
+
+// Rows [first_row, first_row + rows) and columns [first_column, ...) of a task; the sums begin with the first of them.
+KP_WORD void finish_tile(const Epilogue& epilogue, const float* sums, int64_t stride, int64_t first_row, int64_t rows,
+                         int64_t first_column, int64_t columns) {
+  const bool copies = is_copy(epilogue) && epilogue.output.dtype == DType::kFloat32;
   EpilogueRow row;
   for (int64_t i = 0; i < rows; ++i) {
+    const float* from = sums + i * stride;
+    if (copies) {
+      auto* to = reinterpret_cast<float*>(place(epilogue.output, first_row + i, first_column));
+      copy_row(from, columns, epilogue.alpha, to, epilogue.streams);
+      continue;
+    }
     for (int64_t column = 0; column < columns; column += kEpilogueColumns) {
-      finish_columns(epilogue, row, sums + i * stride + column, first_row + i, column,
+      finish_columns(epilogue, row, from + column, first_row + i, first_column + column,
                      smaller(kEpilogueColumns, columns - column));
     }
   }
