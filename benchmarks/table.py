@@ -42,7 +42,7 @@ def norm_lines(run: dict[str, Any]) -> list[str]:
     head += ["launches"] * counts
     lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---"] * 3 + ["---:"] * (len(head) - 3))]
     for row in run["rows"]:
-        cells = [f"{row['op']} {row['direction']}", row["dtype"], f"{row['rows']}x{row['columns']}"]
+        cells = [f"{row['op']} {row['direction']}".strip(), row["dtype"], f"{row['rows']}x{row['columns']}"]
         cells += [time_text(row["timings"][name]) for name in ("ours", *peers)]
         cells += [f"{row['speedup']:.2f}x", f"{100 * row['share']:.0f} %"]
         lines.append(row_text([*cells, *([str(row["launches"])] if counts else [])]))
@@ -61,9 +61,9 @@ def rate_text(tflops: float) -> str:
 def attention_lines(run: dict[str, Any]) -> list[str]:
     head = ["what", "ours, TFLOP/s", "peer", "peer's, TFLOP/s", "ours, µs", "faster than the peer"]
     lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---", "---:", "---", "---:", "---:", "---:"])]
-    for row in run["attention"]:
+    for row in run.get("attention") or run["products"]:
         mine, theirs = row["tflops"]["ours"], row["tflops"][row["peer"]]
-        cells = [f"{row['op']} {row['direction']}", rate_text(mine), row["peer"], rate_text(theirs)]
+        cells = [f"{row['op']} {row['direction']}".strip(), rate_text(mine), row["peer"], rate_text(theirs)]
         lines.append(row_text([*cells, time_text(row["timings"]["ours"]), f"{row['speedup']:.2f}x"]))
     return lines
 
@@ -73,7 +73,7 @@ def row_text(cells: list[str]) -> str:
 
 
 def lines_of(run: dict[str, Any]) -> list[str]:
-    if "attention" in run:
+    if "attention" in run or "products" in run:
         return attention_lines(run)
     return figure_lines(run) if "figures" in run else norm_lines(run)
 

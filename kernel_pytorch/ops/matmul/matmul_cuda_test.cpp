@@ -1,0 +1,61 @@
+// Which products the kernels of CUDA take and why they pass on others, said without a GPU. Values are compared on one
+// by `kpt verify` and by the tests that walk every op's shapes.
+#include <gtest/gtest.h>
+
+#include "kernel_pytorch/ops/matmul/operation.h"
+
+namespace kernel_pytorch::matmul {
+namespace {
+
+using Words = std::vector<std::pair<std::string, std::string>>;
+
+DeviceInfo gpu(int major) {
+  DeviceInfo info;
+  info.device = {DeviceKind::kCuda, 0};
+  info.cuda.compute_major = major;
+  info.cuda.multiprocessors = 132;
+  return info;
+}
+
+Product problem(std::vector<int64_t> shape, Words words, DType dtype = DType::kBFloat16) {
+  return kMultiply.make(
+      {.shape = std::move(shape), .dtype = dtype, .device = {DeviceKind::kCuda, 0}, .options = std::move(words)});
+}
+
+std::string answer(const registry::Kernel<Product>& kernel, const Product& product, int major = 9) {
+  const registry::Support support = kernel.supports(product, gpu(major));
+  return support ? "yes" : std::string(support.reason());
+}
+
+TEST(MatmulCuda, Sm90TakesAlignedHalvesInEveryOrderAndForm) {
+  for (const char* order : {"nn", "nt", "tn", "tt"}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      EXPECT_EQ(answer(kSm90, problem({2, 200, 136, 264}, {{"order", order}}, dtype)), "yes") << order;
+    }
+  }
+  for (const char* form : {"plain", "gated", "gradient", "gated_gradient"}) {
+    EXPECT_EQ(answer(kSm90, problem({1, 64, 64, 64}, {{"form", form}, {"activation", "silu"}})), "yes") << form;
+  }
+  EXPECT_EQ(answer(kSm90, problem({1, 64, 64, 64}, {{"row_sums", "1"}, {"output", "fp32"}})), "yes");
+  EXPECT_EQ(answer(kSm90, problem({3, 40, 72, 56}, {{"expand_b", "1"}})), "yes");
+}
+
+TEST(MatmulCuda, Sm90SaysWhyNot) {
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(has(answer(kSm90, problem({1, 64, 64, 64}, {}), 10), "compute capability 9.0"));
+  EXPECT_TRUE(has(answer(kSm90, problem({1, 64, 64, 64}, {}, DType::kFloat32)), "bf16 and fp16"));
+  EXPECT_TRUE(has(answer(kSm90, problem({1, 64, 64, 0}, {})), "nothing"));
+  EXPECT_TRUE(has(answer(kSm90, problem({1, 64, 64, 63}, {})), "16 bytes"));
+  EXPECT_TRUE(has(answer(kSm90, problem({1, 64, 63, 64}, {{"order", "nt"}})), "16 bytes"));
+}
+
+TEST(MatmulCuda, TilesTakeEverything) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    EXPECT_EQ(answer(kTile, problem({1, 67, 130, 37}, {{"order", "tt"}, {"row_sums", "1"}}, dtype), 8), "yes");
+    EXPECT_EQ(answer(kTile, problem({1, 7, 9, 0}, {}, dtype), 8), "yes");
+  }
+  EXPECT_EQ(answer(kTile, problem({1, 8, 8, 8}, {{"precision", "tf32"}}, DType::kFloat32), 8), "yes");
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::matmul
