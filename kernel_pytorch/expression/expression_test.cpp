@@ -214,6 +214,18 @@ double slope(const std::string& lines, double score) {
   return interpret<double>(gradient.program, {.score = score})[0].real;
 }
 
+TEST(ExpressionGradient, KnowsWhatOnlyAddsToTheScore) {
+  const auto adds = [](const std::string& lines) {
+    return adds_to_score(differentiate(parse("expression 1\n%0 = score\n%1 = query\n%2 = to_float %1\n" + lines)));
+  };
+  EXPECT_TRUE(adds("return %0\n"));
+  EXPECT_TRUE(adds("%3 = cos %2\n%4 = add %0 %3\nreturn %4\n"));
+  EXPECT_TRUE(adds("%3 = sub %0 %2\nreturn %3\n"));
+  EXPECT_FALSE(adds("%3 = mul %0 %2\nreturn %3\n"));
+  EXPECT_FALSE(adds("%3 = tanh %0\nreturn %3\n"));
+  EXPECT_FALSE(adds("return %2\n"));
+}
+
 TEST(ExpressionGradient, CornersAreThoseOfTorch) {
   EXPECT_EQ(slope("%1 = abs %0\nreturn %1\n", 0), 0);
   EXPECT_EQ(slope("%1 = abs %0\nreturn %1\n", -2), -1);

@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 from attention_cases import ALL_OPTIONS, assert_close, compare, option_values, products  # noqa: E402
 from kernel_pytorch.functional import attention  # noqa: E402
 
+from kernel_pytorch import overlay  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 
@@ -37,6 +39,21 @@ def test_options_together(names):
     for name in names:
         options |= option_values(name, shape, torch.bfloat16, "cuda")
     compare(*products(shape, torch.bfloat16, key_heads=1, device="cuda"), torch.bfloat16, **options)
+
+
+@pytest.mark.parametrize("name", ["alibi", "softcap", "mask", "documents"])
+def test_the_backward_of_hopper_takes_options(name):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernel is for compute capability 9.0")
+    shape = (1, 4, 500, 460, 128)
+    tensors = products(shape, torch.bfloat16, key_heads=2, device="cuda")
+    if name == "documents":
+        ids = [torch.arange(length, device="cuda").div(170, rounding_mode="floor")[None] for length in shape[2:4]]
+        options = dict(query_segment_ids=ids[0], key_segment_ids=ids[1], causal=True, causal_offset=0)
+    else:
+        options = option_values(name, shape, torch.bfloat16, "cuda")
+    with overlay({"attention_backward": "sm90"}):
+        compare(*tensors, torch.bfloat16, **options)
 
 
 # The softmax without a maximum must notice scores that its first block did not prepare it for.

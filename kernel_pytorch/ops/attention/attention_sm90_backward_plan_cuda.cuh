@@ -68,9 +68,9 @@ struct BackwardBarriers {
 
 // A tile of queries that the block visits.
 struct BackwardStep {
-  int32_t tile;    // of the sequence
-  int32_t member;  // of the group of heads that share the keys
-  int32_t is_edge, skips_program;
+  int32_t tile;                                 // of the sequence
+  int32_t member;                               // of the group of heads that share the keys
+  bool is_edge, skips_program, skips_segments;  // as of a Step
 };
 // More than can be under way: the loader is at most the ring of tiles ahead of the keys, those the ring of dS ahead of
 // the sums.

@@ -54,7 +54,7 @@ struct TileLoader {
     const int row = static_cast<int>(work.head.first_query) + next.first;
     tile::Barrier& query = barriers.query_full[ring.stage];
     barriers.query_empty[ring.stage].wait(ring.parity);
-    work.ring[step++ % kBackwardSteps] = {tile, member, next.is_edge, next.skips_program};
+    work.ring[step++ % kBackwardSteps] = {tile, member, next.is_edge, next.skips_program, next.skips_segments};
     query.arrive_expect_bytes(Shared::kQueryBytes + Shared::kRecordBytes);
     load_boxes<kTile.queries, kTile.head>(shared + Shared::kQuery + ring.stage * Shared::kQueryBytes, arguments.query,
                                           row, head, work.memory_batch, query);

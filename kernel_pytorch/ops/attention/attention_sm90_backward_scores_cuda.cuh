@@ -94,8 +94,9 @@ __device__ __forceinline__ void take_exponentials(float (&scores)[kScores], uint
 template <Features kFeatures, int kScores>
 __device__ __forceinline__ void hide_scores(float (&scores)[kScores], uint32_t (&copies)[kScores / 2],
                                             const ScoreArguments& arguments, const Head& head, Place place,
-                                            bool skips_program) {
-  const Kept<kScores> kept = kept_scores<kFeatures, Rows::kKeys, kScores>(arguments, head, place, skips_program);
+                                            const BackwardStep& step) {
+  const Kept<kScores> kept =
+      kept_scores<kFeatures, Rows::kKeys, kScores>(arguments, head, place, step.skips_program, step.skips_segments);
   hide(scores, kept, 0.0f);
   if constexpr (has_derivative(kFeatures)) {
 #pragma unroll
@@ -149,7 +150,7 @@ struct StepScores {
   __device__ __forceinline__ void operands(uint32_t (&operand)[kScores / 2], uint32_t (&copies)[kScores / 2],
                                            float (&scores)[kScores], const BackwardStep& step) const {
     const Head head = head_of(step);
-    if (step.is_edge) hide_scores<kFeatures>(scores, copies, arguments.score, head, place_of(step), step.skips_program);
+    if (step.is_edge) hide_scores<kFeatures>(scores, copies, arguments.score, head, place_of(step), step);
     make_operand<T, kFeatures>(operand, copies, scores, arguments.score, head, place_of(step));
   }
 };
