@@ -1,10 +1,12 @@
 """Our attention in bf16 on a CUDA device against cuDNN's, compiled FlexAttention and varlen_attn, forward and backward.
 
-    python benchmarks/attention_cuda.py [--quick] [--only WORD] [--output FILE]
+    python benchmarks/attention_cuda.py [--quick] [--only WORD] [--warm] [--output FILE]
 
 TFLOP/s count 4 * queries * keys * head size per head and batch, half of it where causal, and 2.5 times that backward;
 `faster` is against the peer of the row, timed in the same turns on the same tensors. Rows with cuDNN are checked before
-they are timed: our error against fp32 on the same values may be 1.1 times the peer's.
+they are timed: our error against fp32 on the same values may be 1.1 times the peer's. Both get the same BlockMask where
+a row needs one, made beforehand. Most of a run is compiling, FlexAttention and our kernels: several processes with
+--warm and different --only fill the caches for the one that counts.
 """
 
 from __future__ import annotations
@@ -113,11 +115,18 @@ def flex_cases(device: torch.device) -> list[Case]:
             mask_mod=is_causal,
         ),
         window("window 1024", ours={"window": (1023, 0)}, mask_mod=lambda b, h, q, k: (q >= k) & (q - k < 1024)),
+        make("custom mod", ours={"score_mod": custom}, score_mod=custom, mask_mod=is_causal),
+        make(
+            "softcap 30",
+            ours={"softcap": 30.0},
+            score_mod=lambda s, b, h, q, k: 30 * torch.tanh(s / 30),
+            mask_mod=is_causal,
+        ),
         make(
             "prefix LM 1024",
             causal=False,
             density=0.5 + 0.5 * (1024 / 8192) ** 2,
-            ours={"mask_mod": prefix},
+            ours={"block_mask": "the peer's"},
             mask_mod=prefix,
         ),
         make(
@@ -126,20 +135,13 @@ def flex_cases(device: torch.device) -> list[Case]:
             ours={"query_segment_ids": documents.expand(2, -1), "key_segment_ids": documents.expand(2, -1)},
             mask_mod=document,
         ),
-        make("custom mod", ours={"score_mod": custom}, score_mod=custom, mask_mod=is_causal),
-        make(
-            "softcap 30",
-            ours={"softcap": 30.0},
-            score_mod=lambda s, b, h, q, k: 30 * torch.tanh(s / 30),
-            mask_mod=is_causal,
-        ),
     ]
 
 
 def zipf_case() -> Case:
-    """Sequences whose lengths fall as 1 / rank from 16384, mean about 1k, packed end to end."""
-    lengths = [max(16384 // rank, 64) for rank in range(1, 100)]
-    lengths = lengths[: next(i for i in range(len(lengths)) if sum(lengths[: i + 1]) > 65536)]
+    """Sequences whose lengths fall as 1 / rank from 16384, as many as have a mean of 1k, packed end to end."""
+    lengths = [16384 // rank for rank in range(1, 200)]
+    lengths = lengths[: next(i for i in range(1, len(lengths)) if sum(lengths[:i]) <= 1024 * i)]
     total = sum(lengths)
     density = sum(length**2 for length in lengths) / total**2 / 2
     name = f"varlen {len(lengths)} sequences, {total} tokens"
@@ -169,26 +171,26 @@ def packed_ways(case: Case, device: torch.device) -> tuple[Attend, Attend]:
     return ours, theirs
 
 
-def our_way(case: Case) -> Attend:
-    return lambda q, k, v: attention(q, k, v, causal=case.causal and case.queries > 1, **case.ours)
+def both_ways(case: Case, device: torch.device) -> tuple[Attend, Attend]:
+    """Ours and the peer's of [batch, heads, sequence, size] views."""
+    if case.lengths:
+        return packed_ways(case, device)
+    keys, causal = case.keys or case.queries, case.causal and case.queries > 1
+    blocks = create_block_mask(case.mask_mod, None, None, case.queries, keys, device) if case.mask_mod else None
+    options = {name: blocks if name == "block_mask" else option for name, option in case.ours.items()}
 
-
-def peer_way(case: Case) -> Attend:
-    if case.peer == "flex":
-        keys = case.keys or case.queries
-        mask = create_block_mask(case.mask_mod, None, None, case.queries, keys) if case.mask_mod else None
-        compiled = torch.compile(flex_attention)
-        return lambda q, k, v: compiled(
-            q, k, v, score_mod=case.score_mod, block_mask=mask, enable_gqa=bool(case.key_heads)
-        )
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q, k, v, causal=causal, **options)
 
     def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return torch_functional.scaled_dot_product_attention(
-                q, k, v, is_causal=case.causal and case.queries > 1, enable_gqa=bool(case.key_heads)
+                q, k, v, is_causal=causal, enable_gqa=bool(case.key_heads)
             )
 
-    return cudnn
+    if case.peer == "cudnn":
+        return ours, cudnn
+    return ours, functools.partial(torch.compile(flex_attention), score_mod=case.score_mod, block_mask=blocks)
 
 
 def make_inputs(case: Case, device: torch.device) -> list[torch.Tensor]:
@@ -202,11 +204,12 @@ def make_inputs(case: Case, device: torch.device) -> list[torch.Tensor]:
     ]
 
 
-def make_ways(case: Case, direction: str, device: torch.device) -> dict[str, Way]:
-    inputs = [tensor.requires_grad_(direction == "backward") for tensor in make_inputs(case, device)]
+def make_ways(case: Case, attends: tuple[Attend, Attend], direction: str, device: torch.device) -> dict[str, Way]:
+    # FlexAttention is compiled once, for both directions.
+    wants_gradient = direction == "backward" or case.peer == "flex"
+    inputs = [tensor.requires_grad_(wants_gradient) for tensor in make_inputs(case, device)]
     ways: dict[str, Way] = {}
-    both = packed_ways(case, device) if case.lengths else (our_way(case), peer_way(case))
-    for name, attend in zip(("ours", case.peer), both, strict=True):
+    for name, attend in zip(("ours", case.peer), attends, strict=True):
         if direction == "forward":
             ways[name] = functools.partial(lambda function, _: function(*inputs), attend)
             continue
@@ -225,31 +228,34 @@ def make_ways(case: Case, direction: str, device: torch.device) -> dict[str, Way
 FAILURES: list[str] = []
 
 
-def check(case: Case, device: torch.device) -> None:
+def check(case: Case, attends: tuple[Attend, Attend], device: torch.device) -> None:
     """Our error and the peer's against the peer's own function in fp32, on the first batch and at most 2048 queries."""
-    tokens = min(case.queries, 2048)
-    if case.peer != "cudnn" or case.queries != tokens:
+    if case.peer != "cudnn" or case.queries > 2048:
         return  # tests compare those options and lengths with the reference
-    q, k, v = (t[:1].detach().requires_grad_() for t in make_inputs(case, device))
-    exact_inputs = [t.detach().float().requires_grad_() for t in (q, k, v)]
+    has_backward = "backward" in case.directions
+    q, k, v = (t[:1].detach().requires_grad_(has_backward) for t in make_inputs(case, device))
+    exact_inputs = [t.detach().float().requires_grad_(has_backward) for t in (q, k, v)]
     with sdpa_kernel(SDPBackend.MATH):
         exact = torch_functional.scaled_dot_product_attention(
             *exact_inputs, is_causal=case.causal and case.queries > 1, enable_gqa=bool(case.key_heads)
         )
     gradient = torch.randn_like(exact)
-    wanted = (exact, *torch.autograd.grad(exact, exact_inputs, gradient))
-    errors = []
-    for attend in (our_way(case), peer_way(case)):
-        output = attend(q, k, v)
-        got = (output, *torch.autograd.grad(output, (q, k, v), gradient.to(output.dtype)))
-        errors.append([((a.float() - b).norm() / b.norm()).item() for a, b in zip(got, wanted, strict=True)])
-    for what, mine, theirs in zip(("output", "dq", "dk", "dv"), *errors, strict=True):
+
+    def results(output: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [output, *(torch.autograd.grad(output, inputs, gradient.to(output.dtype)) if has_backward else ())]
+
+    wanted = results(exact, exact_inputs)
+    errors = [
+        [((a.float() - b).norm() / b.norm()).item() for a, b in zip(results(attend(q, k, v), [q, k, v]), wanted)]
+        for attend in attends
+    ]
+    for what, mine, theirs in zip(("output", "dq", "dk", "dv"), *errors):
         if not mine <= max(1.1 * theirs, 1e-3):
             FAILURES.append(f"{case.name}: {what} is {mine:.2e} from exact, the peer's {theirs:.2e}")
 
 
-def run_case(case: Case, direction: str, device: torch.device, seconds: float) -> dict[str, Any]:
-    timings = compare(make_ways(case, direction, device), 1, device, seconds)
+def run_case(case: Case, ways: dict[str, Way], direction: str, device: torch.device, seconds: float) -> dict[str, Any]:
+    timings = compare(ways, 1, device, seconds)
     mine = timings["ours"].median_us
     return {
         "op": f"attention {case.name}",
@@ -266,40 +272,54 @@ def run_case(case: Case, direction: str, device: torch.device, seconds: float) -
     }
 
 
+def report_failures() -> int:
+    for failure in FAILURES:
+        print(f"attention_cuda: {failure}", file=sys.stderr)
+    return 1 if FAILURES else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of a second a way instead of a half")
     parser.add_argument("--only", default="", help="only rows whose 'name direction peer' holds this text")
+    parser.add_argument("--warm", action="store_true", help="call everything once and time nothing")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("attention_cuda: torch sees no CUDA device here; benchmarks/torch_attention.py times the CPU's")
     device = torch.device("cuda")
-    rows = []
-    for case in [*dense_cases(), *flex_cases(device), zipf_case()]:
+    rows: list[dict[str, Any]] = []
+    run = {"machine": describe_machine(device), "attention": rows}
+    for case in [*dense_cases(), zipf_case(), *flex_cases(device)]:
         wanted = [d for d in case.directions if arguments.only in f"{case.name} {d} {case.peer}"]
-        if wanted:
-            check(case, device)
-        for direction in wanted:
-            torch.compiler.reset()
-            try:
-                rows.append(run_case(case, direction, device, 0.1 if arguments.quick else 0.5))
-            except torch.AcceleratorError:
-                raise  # nothing after it could be trusted
-            except RuntimeError as error:  # a peer that does not take the case must not cost the others
-                print(f"{case.name} {direction}: {error}", file=sys.stderr)
-                continue
-            mine, theirs = rows[-1]["tflops"]["ours"], rows[-1]["tflops"][case.peer]
-            print(f"{case.name} {direction}: {mine:.0f} against {theirs:.0f} TFLOP/s", file=sys.stderr, flush=True)
+        if not wanted:
+            continue
+        torch.compiler.reset()
+        try:
+            attends = both_ways(case, device)
+            check(case, attends, device)
+            for direction in wanted:
+                ways = make_ways(case, attends, direction, device)
+                if arguments.warm:
+                    for way in ways.values():
+                        way(0)
+                    continue
+                rows.append(run_case(case, ways, direction, device, 0.1 if arguments.quick else 0.5))
+                if arguments.output:  # now: a run that is cut short leaves what it has
+                    result = {"benchmark": "attention_cuda", "runs": [run]}
+                    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+                mine, theirs = rows[-1]["tflops"]["ours"], rows[-1]["tflops"][case.peer]
+                print(f"{case.name} {direction}: {mine:.0f} against {theirs:.0f} TFLOP/s", file=sys.stderr, flush=True)
+        except torch.AcceleratorError:
+            raise  # nothing after it could be trusted
+        except RuntimeError as error:  # a peer that does not take the case must not cost the others
+            FAILURES.append(f"{case.name}: {error}")
+    if arguments.warm:
+        return report_failures()
     if not rows:
         sys.exit(f"attention_cuda: --only {arguments.only!r}: no row has this text")
-    run = {"machine": describe_machine(device), "attention": rows}
     print_table(run)
-    for failure in FAILURES:
-        print(f"attention_cuda: {failure}", file=sys.stderr)
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"benchmark": "attention_cuda", "runs": [run]}, indent=1) + "\n")
-    return 1 if FAILURES else 0
+    return report_failures()
 
 
 if __name__ == "__main__":
