@@ -23,7 +23,8 @@ from torch_norms import describe_machine
 from kernel_pytorch import precision
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = ("delayed", "current", "blockwise")
+# Recipes, and whose sums leave the FP8 accumulator every 128 of k.
+WAYS = (("delayed", "backward"), ("delayed", "none"), ("current", "backward"), ("blockwise", "all"))
 
 
 def corpus() -> Tensor:
@@ -70,33 +71,77 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
-def batch_at(data: Tensor, step: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1000 + step)
-    starts = torch.randint(0, len(data) - length - 1, (batch,), generator=generator)
-    rows = data[starts[:, None].to(data.device) + torch.arange(length + 1, device=data.device)].long()
-    return rows[:, :-1], rows[:, 1:]
+class Run:
+    """One training run, whose every step needs nothing but the device: a step counter, batches by it, rates by it."""
 
+    def __init__(self, recipe: str | None, sums: str, data: Tensor, options: argparse.Namespace) -> None:
+        torch.manual_seed(0)
+        self.options, self.data, device = options, data, data.device
+        config = precision.FP8Config(
+            scaling_strategy=recipe or "current", accurate_sums=sums, convert="all" if recipe else "none"
+        )
+        model = Transformer(options.dim, options.layers, options.length).to(device)
+        self.model = precision.convert_model_to_fp8(model, config)
+        generator = torch.Generator().manual_seed(1)
+        last = len(data) - options.length - 1
+        self.starts = torch.randint(0, last, (options.steps, options.batch, 1), generator=generator).to(device)
+        self.places = torch.arange(options.length + 1, device=device)
+        step = torch.arange(options.steps)
+        warm = ((step + 1) / max(options.steps // 20, 1)).clamp(max=1)
+        self.rates = (options.rate * warm * (0.55 + 0.45 * torch.cos(math.pi * step / options.steps))).to(device)
+        self.losses = torch.zeros(options.steps, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.rate = torch.zeros((), device=device)
+        on_gpu = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=self.rate if on_gpu else options.rate, betas=(0.9, 0.95), weight_decay=0.1,
+            capturable=on_gpu,
+        )  # fmt: skip
 
-def train(recipe: str | None, data: Tensor, options: argparse.Namespace) -> tuple[list[float], int]:
-    """Losses of all steps, by bf16 (None) or a recipe; and how many steps were skipped."""
-    torch.manual_seed(0)
-    device = data.device
-    model = Transformer(options.dim, options.layers, options.length).to(device)
-    config = precision.FP8Config(scaling_strategy=recipe or "current", convert="all", max_grad_norm=1.0)
-    trainer = precision.FP8TrainingEngine(model, config)
-    if recipe is None:
-        trainer._is_set_up = True  # the same engine without a conversion
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
-    losses: list[Tensor] = []
-    for step in range(options.steps):
-        warm = min(1.0, (step + 1) / max(options.steps // 20, 1))
-        falls = 0.55 + 0.45 * math.cos(math.pi * step / options.steps)
-        for group in optimizer.param_groups:
-            group["lr"] = options.rate * warm * falls
-        with torch.autocast(device.type, torch.bfloat16):
-            losses.append(trainer.training_step(*batch_at(data, step, options.batch, options.length)).detach())
-        trainer.optimizer_step(optimizer)
-    return torch.stack(losses).tolist(), trainer.get_training_statistics()["overflows"]
+    def take_step(self) -> None:
+        rows = self.data[self.starts[self.step][0] + self.places].long()
+        with torch.autocast(self.data.device.type, torch.bfloat16, cache_enabled=False):
+            logits = self.model(rows[:, :-1])
+        loss = torch_functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
+        self.rate.copy_(self.rates[self.step][0])
+        if self.data.device.type != "cuda":
+            self.optimizer.param_groups[0]["lr"] = float(self.rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        precision.update_fp8_scales(self.model)
+        self.losses[self.step] = loss.detach()
+        self.step += 1
+
+    def train(self) -> list[float]:
+        if self.data.device.type != "cuda":
+            for _ in range(self.options.steps):
+                self.take_step()
+            return self.losses.tolist()
+        self._train_by_graph()
+        return self.losses.tolist()
+
+    def _train_by_graph(self) -> None:
+        """A few steps to warm up, back to the start, then one captured step replayed: launches are not waited for."""
+        begin = [parameter.detach().clone() for parameter in self.model.parameters()]
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.take_step()
+            graph = torch.cuda.CUDAGraph()
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                self.take_step()
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.model.parameters()), begin)
+                for state in self.optimizer.state.values():
+                    for value in state.values():
+                        value.zero_()
+                self.step.zero_()
+            for _ in range(self.options.steps):
+                graph.replay()
+        torch.cuda.synchronize()
 
 
 def main() -> None:
@@ -108,23 +153,25 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--recipes", nargs="*", default=RECIPES)
+    parser.add_argument("--recipes", nargs="*", default=("delayed", "current", "blockwise"))
     parser.add_argument("--limit", type=float, default=1.0, help="percent by which a recipe's loss may exceed bf16's")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     data = corpus().to(options.device)
     tail = max(options.steps // 10, 1)
     runs: dict[str, dict[str, object]] = {}
-    for recipe in (None, *options.recipes):
+    for recipe, sums in ((None, "all"), *(way for way in WAYS if way[0] in options.recipes)):
         begin = time.perf_counter()
-        losses, skipped = train(recipe, data, options)
+        run = Run(recipe, sums, data, options)
+        losses = run.train()
         last = sum(losses[-tail:]) / tail
         base = runs["bf16"]["loss"] if runs else last
-        name = recipe or "bf16"
-        runs[name] = {"loss": last, "percent": 100 * (last / base - 1), "skipped": skipped, "losses": losses[::20]}
+        name = f"{recipe}, accurate: {sums}" if recipe else "bf16"
+        overflows = precision.take_overflows(run.model)
+        runs[name] = {"loss": last, "percent": 100 * (last / base - 1), "overflows": overflows, "losses": losses[::20]}
         print(
-            f"{name:10} loss {losses[0]:.4f} -> {last:.4f}  {runs[name]['percent']:+.3f} % of bf16, "
-            f"{skipped} skipped, {time.perf_counter() - begin:.0f} s",
+            f"{name:28} loss {losses[0]:.4f} -> {last:.4f}  {runs[name]['percent']:+.3f} % of bf16, "
+            f"{len(overflows)} layers overflowed, {time.perf_counter() - begin:.0f} s",
             flush=True,
         )
     if options.output:

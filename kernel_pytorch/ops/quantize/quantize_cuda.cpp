@@ -22,6 +22,12 @@ DeviceCode code_of(std::string_view function, DType dtype, std::string_view code
           .minimum_capability = 89,
           .architecture_specific = false};
 }
+DeviceCode dense_code_of(DType dtype) {
+  return {.source = kSource,
+          .entry = concat("kernel_pytorch::quantize::measure_dense<", element_type_name(dtype), ">"),
+          .minimum_capability = 89,
+          .architecture_specific = false};
+}
 std::string_view code_type_name(bool is_e5m2) {
   return is_e5m2 ? "kernel_pytorch::tile::Float8E5M2, " : "kernel_pytorch::tile::Float8E4M3, ";
 }
@@ -60,6 +66,7 @@ struct Tiles {
 uint32_t* measure(const Quantize& problem, bool vectors, const Tiles& tiles, Context& context) {
   static const std::string kLabel = "quantize measure";
   static KernelTable<kTypes * 2> table;
+  static KernelTable<kTypes> dense_table;
   const TensorView& x = problem.x;
   const bool by_row = problem.granularity == Granularity::kRow;
   const auto bytes = static_cast<size_t>(by_row ? x.sizes[0] + x.sizes[1] : 1) * sizeof(uint32_t);
@@ -74,11 +81,16 @@ uint32_t* measure(const Quantize& problem, bool vectors, const Tiles& tiles, Con
                              .column_tiles = static_cast<int32_t>(tiles.columns),
                              .by_row_and_column = by_row,
                              .measured = measured};
-  CUkern_st* kernel = table.get(cuda_type_index(x.dtype) * 2 + vectors, context,
-                                [&] { return code_of("measure", x.dtype, "", vectors); });
+  const int type = cuda_type_index(x.dtype);
+  const bool is_dense = vectors && !by_row && x.strides[0] == x.sizes[1];
+  CUkern_st* kernel =
+      is_dense ? dense_table.get(type, context, [&] { return dense_code_of(x.dtype); })
+               : table.get(type * 2 + vectors, context, [&] { return code_of("measure", x.dtype, "", vectors); });
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;
-  shape.grid_x = tiles.count();
+  // Dense: as many blocks as run at once; a block takes in a tile and more at each step.
+  shape.grid_x = is_dense ? std::min(tiles.count(), 2u * static_cast<unsigned>(context.info->cuda.multiprocessors))
+                          : tiles.count();
   shape.block_x = kThreads;
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
   return measured;
@@ -150,6 +162,7 @@ uint64_t source_hash() {
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   for (DType dtype : kCudaTypes) {
+    codes.push_back(dense_code_of(dtype));
     for (bool vectors : {false, true}) {
       codes.push_back(code_of("measure", dtype, "", vectors));
       for (bool is_e5m2 : {false, true}) codes.push_back(code_of("cast", dtype, code_type_name(is_e5m2), vectors));

@@ -334,4 +334,40 @@ __global__ void __launch_bounds__(kThreads, 2) measure(const __grid_constant__ M
   }
 }
 
+// The magnitude of all of a dense x: a few blocks, each with many vectors on their way.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 2) measure_dense(const __grid_constant__ MeasureArguments arguments) {
+  constexpr int kCount = tile::Vector<T>::kCount, kAhead = 8;
+  __shared__ uint32_t warps[kWarps];
+  const T* x = static_cast<const T*>(arguments.x);
+  const int64_t vectors = arguments.rows * arguments.columns / kCount;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * kAhead;
+  uint32_t finite = 0;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kAhead + threadIdx.x; first < vectors;
+       first += step) {
+    tile::Vector<T> loaded[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int64_t vector = first + k * kThreads;
+      loaded[k] = tile::load_once_if<T>(vector < vectors, x + vector * kCount);
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      float values[kCount];
+      loaded[k].unpack(values);
+#pragma unroll
+      for (float value : values) {
+        const uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
+        finite = max(finite, bits < kInfinityBits ? bits : 0);
+      }
+    }
+  }
+  finite = __reduce_max_sync(0xffffffffu, finite);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = finite;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (uint32_t warp : warps) finite = max(finite, warp);
+  atomicMax(arguments.measured, finite);
+}
+
 }  // namespace kernel_pytorch::quantize

@@ -38,7 +38,8 @@ class FP8Config:
             current.
         margin: delayed scales leave 2^margin of room above the amax of the history.
         amax_history_len: steps that a delayed scale looks back.
-        accurate_forward: products of the forward, too, leave the FP8 accumulator every 128 of k (backward always does).
+        accurate_sums: which products leave the FP8 accumulator, which keeps about 14 bits on Hopper, every 128 of k:
+            "backward" (usual), "all" or "none". Blockwise products always do, and so do machines without FP8 units.
         stochastic_gradients: gradients are rounded stochastically.
         max_grad_norm: gradients are clipped to this norm before a step; None does not clip.
         loss_scaling: the loss is multiplied before the backward and gradients are divided after it; None: where
@@ -47,7 +48,8 @@ class FP8Config:
             without an overflow, reduced after one.
         amax_group: the process group over which amax and overflows are joined; None is the default group.
         convert: "profitable": on a GPU with FP8 units a layer stays where the plan says that FP8 does not pay;
-            "all": every layer that can be converted is. Elsewhere all are: there FP8 is for trying it.
+            "all": every layer that can be converted is; "none": none, which is the same loop without FP8. On other
+            machines "profitable" means all: there FP8 is for trying it.
         expected_tokens: rows of x per step, for that plan.
         enable_amax_history, overflow_check_interval, fp8_dpa, fp8_mha, use_te_linear: taken so that configurations
             written for TransformerEngine load. The first chooses what "dynamic" means; every step is checked whatever
@@ -68,7 +70,7 @@ class FP8Config:
     fp8_dpa: bool = True
     fp8_mha: bool = True
     use_te_linear: bool = True
-    accurate_forward: bool = False
+    accurate_sums: str = "backward"
     stochastic_gradients: bool = False
     max_grad_norm: float | None = None
     loss_scaling: bool | None = None
@@ -83,8 +85,10 @@ class FP8Config:
             raise ValueError(
                 f"FP8Config: scaling_strategy is {self.scaling_strategy!r}; it must be one of {', '.join(_STRATEGIES)}"
             )
-        if self.convert not in ("profitable", "all"):
-            raise ValueError(f"FP8Config: convert is {self.convert!r}; it must be profitable or all")
+        if self.convert not in ("profitable", "all", "none"):
+            raise ValueError(f"FP8Config: convert is {self.convert!r}; it must be profitable, all or none")
+        if self.accurate_sums not in ("backward", "all", "none"):
+            raise ValueError(f"FP8Config: accurate_sums is {self.accurate_sums!r}; it must be backward, all or none")
         for name in ("amax_history_len", "scaling_interval", "overflow_check_interval", "expected_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"FP8Config: {name} is {getattr(self, name)}; it must be at least 1")

@@ -67,7 +67,7 @@ def _plan_layer(name: str, layer: nn.Linear, config: FP8Config) -> FP8LayerPlan:
         },
     )
     is_for_speed = answer["bf16_us"] > 0
-    converts = answer["pays"] or not is_for_speed or config.convert == "all"
+    converts = config.convert != "none" and (answer["pays"] or not is_for_speed or config.convert == "all")
     return FP8LayerPlan(name, converts, answer["reason"], answer["bf16_us"], answer["float8_us"])
 
 

@@ -100,7 +100,7 @@ class FP8LinearLayer(nn.Linear):
         seed = seed_for(x, None) if config.stochastic_gradients and torch.is_grad_enabled() else None
         output = _Float8Linear.apply(  # type: ignore[no-untyped-call]
             rows, self.weight, self.bias, self.fp8_scale, self.fp8_amax, self.fp8_nonfinite, seed, config.recipe,
-            self.fp8_ready, self.training, config.accurate_forward, config.forward_format.dtype,
+            self.fp8_ready, self.training, config.accurate_sums, config.forward_format.dtype,
             config.backward_format.dtype,
         )  # fmt: skip
         return output.view(*x.shape[:-1], self.out_features)  # type: ignore[no-any-return]
@@ -123,7 +123,7 @@ class _Float8Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, amax: Tensor, nonfinite: Tensor,
-        seed: Tensor | None, recipe: str, ready: bool, training: bool, accurate: bool, forward_type: torch.dtype,
+        seed: Tensor | None, recipe: str, ready: bool, training: bool, accurate: str, forward_type: torch.dtype,
         backward_type: torch.dtype,
     ) -> Tensor:  # fmt: skip
         of_rows, of_weights = _GRANULARITIES[recipe]
@@ -132,20 +132,26 @@ class _Float8Linear(torch.autograd.Function):
         inputs = state.quantize(INPUT, x, forward_type, of_rows, codes=True, transposed=needs_weight)
         weights = state.quantize(WEIGHT, weight, forward_type, of_weights, codes=True, transposed=needs_x)
         output = scaled_matmul(
-            inputs.codes, weights.codes, inputs.scales, weights.scales, bias=bias, dtype=x.dtype, accurate=accurate
+            inputs.codes,
+            weights.codes,
+            inputs.scales,
+            weights.scales,
+            bias=bias,
+            dtype=x.dtype,
+            accurate=accurate == "all",
         )
         ctx.save_for_backward(
             inputs.transposed, inputs.transposed_scales, weights.transposed, weights.transposed_scales,
             scale, amax, nonfinite, seed,
         )  # fmt: skip
-        ctx.settings = (recipe, ready, training, backward_type, x.dtype, weight.dtype)
+        ctx.settings = (recipe, ready, training, backward_type, x.dtype, weight.dtype, accurate != "none")
         ctx.has_bias = bias is not None
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x_codes, x_scales, weight_codes, weight_scales, scale, amax, nonfinite, seed = ctx.saved_tensors
-        recipe, ready, training, backward_type, x_type, weight_type = ctx.settings
+        recipe, ready, training, backward_type, x_type, weight_type, accurate = ctx.settings
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_weight = None
         if needs_x or needs_weight:
@@ -160,10 +166,12 @@ class _Float8Linear(torch.autograd.Function):
                 seed=seed,
             )
             if needs_x:
-                grad_x = scaled_matmul(grads.codes, weight_codes, grads.scales, weight_scales, dtype=x_type)
+                grad_x = scaled_matmul(
+                    grads.codes, weight_codes, grads.scales, weight_scales, dtype=x_type, accurate=accurate
+                )
             if needs_weight:
                 grad_weight = scaled_matmul(
-                    grads.transposed, x_codes, grads.transposed_scales, x_scales, dtype=weight_type
+                    grads.transposed, x_codes, grads.transposed_scales, x_scales, dtype=weight_type, accurate=accurate
                 )
         grad_bias = grad.sum(0) if ctx.has_bias and needs_bias else None
         return grad_x, grad_weight, grad_bias, *([None] * 10)

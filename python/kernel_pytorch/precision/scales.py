@@ -23,13 +23,12 @@ def fp8_layers(model: nn.Module) -> dict[str, FP8LinearLayer]:
 
 
 class _Histories:
-    """The magnitudes of earlier steps of some layers, as one tensor."""
+    """The magnitudes of earlier steps of some layers, as one tensor, the oldest first."""
 
     def __init__(self, layers: list[FP8LinearLayer]) -> None:
         self.layers = layers
         config = layers[0].fp8_config
         self.values = layers[0].fp8_amax.new_zeros(config.amax_history_len, len(layers), 3)
-        self.position = 0
         largest = [
             [layer.fp8_config.forward_format.largest] * 2 + [layer.fp8_config.backward_format.largest]
             for layer in layers
@@ -40,14 +39,14 @@ class _Histories:
     def update(self, group: Any) -> None:
         amax = torch.stack([layer.fp8_amax for layer in self.layers])
         _join(amax, group)
-        self.values[self.position] = amax
-        self.position = (self.position + 1) % len(self.values)
+        self.values.copy_(self.values.roll(-1, 0))  # by the device alone: a CUDA graph can hold it
+        self.values[-1] = amax
         self.write_scales()
         torch._foreach_zero_([layer.fp8_amax for layer in self.layers])
 
     def write_scales(self) -> None:
         peaks = self.values.amax(0)
-        scales = torch.where(peaks > 0, (peaks * self.factors).clamp(_LEAST, _MOST), torch.ones_like(peaks))
+        scales = torch.where(peaks > 0, (peaks * self.factors).clamp(_LEAST, _MOST), 1.0)
         torch._foreach_copy_([layer.fp8_scale for layer in self.layers], list(scales.unbind()))
         for layer in self.layers:
             layer.fp8_ready = True
@@ -61,7 +60,6 @@ def _histories_of(model: nn.Module, layers: list[FP8LinearLayer]) -> _Histories:
     made = _Histories(layers)
     if known is not None and known.layers == layers:
         made.values.copy_(known.values)
-        made.position = known.position
     model.__dict__["_fp8_histories"] = made
     return made
 
@@ -107,8 +105,7 @@ def fp8_state_dict(model: nn.Module) -> dict[str, Any]:
     if not layers or not all(layer.fp8_ready for layer in layers):
         return {}
     histories = _histories_of(model, layers)
-    rolled = histories.values.roll(-histories.position, 0)  # oldest first
-    return {names[layer]: {"amax_history": rolled[:, i].clone()} for i, layer in enumerate(layers)}
+    return {names[layer]: {"amax_history": histories.values[:, i].clone()} for i, layer in enumerate(layers)}
 
 
 @torch.no_grad()
@@ -124,7 +121,6 @@ def load_fp8_state_dict(model: nn.Module, state: dict[str, Any]) -> list[str]:
         return missing  # scales of some layers alone: all start anew, by their own magnitudes
     histories = _histories_of(model, layers)
     histories.values.zero_()
-    histories.position = 0
     for i, layer in enumerate(layers):
         known = state[names[layer]]["amax_history"].to(histories.values)[-len(histories.values) :]
         histories.values[len(histories.values) - len(known) :, i] = known
