@@ -26,6 +26,7 @@ from ._ops.gated_activation import (
 )
 from ._ops.layer_norm import layer_norm
 from ._ops.linear import interleave_gate_up, linear, mlp
+from ._ops.linear_cross_entropy import linear_cross_entropy
 from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
 from ._ops.rms_norm import add_rms_norm, rms_norm
@@ -51,6 +52,7 @@ __all__ = [
     "interleave_gate_up",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
     "log_softmax",
     "log_softmax_",
     "matmul",

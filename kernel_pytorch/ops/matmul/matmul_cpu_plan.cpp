@@ -12,7 +12,7 @@
 namespace kernel_pytorch::matmul {
 namespace {
 
-constexpr int64_t kSlabBytes = int64_t{96} << 20;  // of packed operands at a time
+constexpr int64_t kSlabBytes = int64_t{32} << 20;  // of packed operands at a time
 constexpr int64_t kPackTiles = 8;
 constexpr int64_t kTaskFlops = 1 << 21;  // what is worth another thread
 constexpr int64_t kLine = 64;

@@ -1,0 +1,165 @@
+"""linear_cross_entropy for torch: the loss of a head without its logits. The work is C++ (kernel_pytorch/ops/
+linear_cross_entropy), which returns the mean over all rows together with its gradients; here it becomes the mean (or
+sum) of those that count, and gradients are multiplied in place where that factor, or the loss' gradient, is not 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ._autograd import below_autograd
+from ._casting import autocast, statistics_dtype
+from ._declare import differentiable
+from .cross_entropy import _cap, _multiplied, _rescale, _target_for, _weight_for
+
+_ops = torch.ops.kernel_pytorch
+_CHUNK_BYTES = 252 << 20
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    accumulate_dtype: torch.dtype | None = None,
+    chunk_bytes: int = _CHUNK_BYTES,
+) -> Tensor:
+    """cross_entropy(hidden @ weight.T, target): loss and gradients with one chunk of the logits in memory at a time.
+
+    The gradients are computed with the loss, by chunks of rows; beyond them a call takes `chunk_bytes` and little else.
+
+    Args:
+        hidden: [..., size], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        weight: [classes, size], hidden's type (autocast casts both).
+        target, class_weight, ignore_index, label_smoothing, z_loss, softcap: as cross_entropy's (class_weight is its
+            weight).
+        reduction: "mean" or "sum".
+        accumulate_dtype: what the weight's gradient is added up in over the chunks; None is its own type, in which
+            every chunk rounds once; torch.float32 takes memory of its size in fp32.
+        chunk_bytes: the most that a chunk of logits may take, which chooses how many rows that is.
+
+    Returns:
+        The loss in fp32 (fp64 for fp64).
+    """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f'linear_cross_entropy: reduction is "{reduction}"; it is "mean" or "sum"')
+    if accumulate_dtype not in (None, weight.dtype, torch.float32):
+        raise ValueError(
+            f"linear_cross_entropy: accumulate_dtype is {accumulate_dtype}; "
+            f"it is None, the weight's {weight.dtype} or torch.float32"
+        )
+    hidden, weight = autocast(hidden, weight)
+    if hidden.dtype is not weight.dtype:
+        raise TypeError(
+            f"linear_cross_entropy: hidden is {hidden.dtype}, weight is {weight.dtype}; convert one of them, "
+            f"or call it under torch.autocast"
+        )
+    target, class_weight = _target_for(target), _weight_for(hidden, class_weight)
+    tracks = torch.is_grad_enabled()
+    wanted = (tracks and hidden.requires_grad, tracks and weight.requires_grad)
+    wide = accumulate_dtype is torch.float32
+    options = (int(ignore_index), label_smoothing, z_loss, _cap(softcap), int(chunk_bytes), *wanted, wide)
+    mean = _mean_of_rows(hidden, weight, target, class_weight, *options)
+    if reduction == "sum":
+        return mean * target.numel()
+    return mean * (target.numel() / _counted(mean, target, class_weight, ignore_index))
+
+
+def _counted(mean: Tensor, target: Tensor, class_weight: Tensor | None, ignore_index: int) -> Tensor:
+    """What the mean divides by: how many rows count, or the sum of their targets' weights."""
+    counts = target != ignore_index
+    if class_weight is None:
+        return counts.sum().to(mean.dtype)
+    weights = class_weight.detach().to(mean.dtype)[target.masked_fill(~counts, 0)]
+    return torch.where(counts, weights, 0).sum()
+
+
+def _mean_of_rows(hidden: Tensor, *arguments: Any) -> Tensor:
+    is_eager = not (
+        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
+    if is_eager and (arguments[-3] or arguments[-2]):
+        return _Eager.apply(hidden, *arguments)  # type: ignore[no-any-return]
+    return _traced(hidden, *arguments)  # type: ignore[no-any-return]
+
+
+class _Eager(torch.autograd.Function):
+    """Backward returns the gradients that forward wrote, multiplied in place the first time."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
+        loss, *gradients = _forward(hidden, weight, *arguments)
+        ctx.save_for_backward(*gradients)
+        ctx.applied = None
+        ctx.dtype = weight.dtype
+        return loss  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        scale = grad_loss.to(statistics_dtype(grad_loss))
+        if ctx.applied is None and not torch.is_grad_enabled():
+            ctx.applied = scale.clone()
+            gradients = [gradient.detach() for gradient in ctx.saved_tensors]
+            for gradient in gradients:
+                if gradient.numel() > 0:
+                    _rescale(gradient, scale)  # past autograd's version: the tensors are this node's own
+        else:  # of a graph that is kept: the first caller may still hold those tensors
+            factor = scale if ctx.applied is None else scale / ctx.applied
+            gradients = [_multiplied(gradient, factor) for gradient in ctx.saved_tensors]
+        of_hidden, of_weight = ctx.needs_input_grad[:2]
+        grad_weight = gradients[1].to(ctx.dtype) if of_weight else None
+        return gradients[0] if of_hidden else None, grad_weight, *(None,) * 10
+
+
+def _shapes(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk_bytes: int,
+    hidden_grad: bool,
+    weight_grad: bool,
+    wide: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide_type = torch.float32 if wide and weight.dtype is not torch.float64 else weight.dtype
+    return (
+        hidden.new_empty((), dtype=statistics_dtype(hidden)),
+        hidden.new_empty(hidden.shape if hidden_grad else (0,)),
+        hidden.new_empty(weight.shape, dtype=wide_type) if weight_grad else hidden.new_empty((0,)),
+    )
+
+
+def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    weight, grad_hidden, grad_weight = saved
+    scale = grads[0]
+    return (
+        (grad_hidden * scale).to(grad_hidden.dtype) if wanted[0] else None,
+        (grad_weight * scale).to(weight.dtype) if wanted[1] else None,
+        None,
+        None,
+    )
+
+
+_forward = below_autograd(_ops.linear_cross_entropy_forward.default)
+_traced = differentiable(
+    "linear_cross_entropy",
+    shapes=_shapes,
+    saves=["weight", "grad_hidden", "grad_weight"],
+    gradient=_gradient,
+    parameters=["hidden", "weight", "target", "class_weight"],
+    instead="torch.nn.functional.linear and cross_entropy",
+)
