@@ -194,11 +194,13 @@ def test_gradcheck():
     )
 
 
-def test_second_derivatives_of_layers_are_refused():
+def test_second_derivatives_exist_without_an_activation():
     x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
     (grad,) = torch.autograd.grad(functional.linear(x, weight, activation="gelu").sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivative"):
         grad.sum().backward()
+    leaves = [torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 4), (6, 4), (6,))]
+    assert torch.autograd.gradgradcheck(functional.linear, leaves)
 
 
 def opcheck_samples():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ._casting import autocast, parameter_for
 from ._declare import backward, differentiable
+from .matmul import matmul
 
 # What an activation's word means: the function, and whether it is of the even columns alone (the gates).
 _GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}
@@ -38,7 +39,7 @@ def linear(
     Returns:
         [..., out], contiguous, of x's type; summed in fp32 and rounded once.
 
-    Backward takes the bias' gradient along with the weight's product.
+    Backward takes the bias' gradient along with the weight's product. Second derivatives exist without an activation.
     """
     x, weight, residual = _cast("linear", x, weight, residual)
     kind, gated = _layer(activation)
@@ -128,7 +129,20 @@ def _backward_shapes(
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     if not any(wanted[:3]):  # the residual alone
         return None, None, None, grads[0]
+    if torch.is_grad_enabled() and saved[4] == "identity" and not saved[5]:
+        return *_differentiable_gradient(grads[0], saved, wanted), grads[0]
     return *_backward(grads[0], *saved, *wanted[:3]), grads[0]
+
+
+def _differentiable_gradient(grad: Tensor, saved: Any, wanted: Any) -> tuple[Tensor | None, ...]:
+    """Of a layer without an activation, as products that have gradients of their own."""
+    x, weight, bias, *_ = saved
+    rows, grad_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    return (
+        matmul(grad, weight) if wanted[0] else None,
+        matmul(grad_rows.mT, rows) if wanted[1] else None,
+        grad_rows.sum(0).to(bias.dtype) if wanted[2] else None,
+    )
 
 
 def _mlp_shapes(

@@ -89,7 +89,7 @@ def _mean_of_rows(hidden: Tensor, *arguments: Any) -> Tensor:
         torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     )
     if is_eager and (arguments[-3] or arguments[-2]):
-        return _Eager.apply(hidden, *arguments)  # type: ignore[no-any-return]
+        return _Eager.apply(hidden, *arguments)  # type: ignore[no-any-return, no-untyped-call]
     return _traced(hidden, *arguments)  # type: ignore[no-any-return]
 
 

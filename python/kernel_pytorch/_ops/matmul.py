@@ -44,7 +44,7 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
         return matmul(a[None], b, precision=precision).squeeze(-2)
     if b.dim() == 2:  # one product of all rows
         return _matmul(a.reshape(-1, a.shape[-1]), b, precision).reshape(*a.shape[:-1], b.shape[-1])  # type: ignore[no-any-return]
-    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     return _matmul(a.expand(*leading, *a.shape[-2:]), b.expand(*leading, *b.shape[-2:]), precision)  # type: ignore[no-any-return]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..functional import activation as activate
 from ..functional import gated_activation_packed, gelu, layer_norm, relu, swiglu
 from ._checks import activation_kind, check_features, check_probability
+from ._products import product
 from .norms import OptimizedLayerNorm
 
 
@@ -38,8 +39,7 @@ class FusedReLU(nn.ReLU):
 class FusedSwiGLU(nn.Module):
     """down_proj(silu(gate) * up), gate and up the halves of one product gate_up_proj(x).
 
-    The projection's bias is added in the pass that gates. The products are torch's F.linear until this library has its
-    own.
+    The projection's bias is added in the pass that gates.
 
     Args:
         dim: features in and out.
@@ -66,10 +66,10 @@ class FusedSwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., dim] -> [..., dim]."""
         check_features(self, x, self.dim)
-        packed = torch_functional.linear(x, self.gate_up_proj.weight)
+        packed = product(x, self.gate_up_proj.weight)
         dropout_p = self.dropout if self.training else 0.0
         hidden = gated_activation_packed(packed, "silu", bias=self.gate_up_proj.bias, dropout_p=dropout_p)
-        return torch_functional.linear(hidden, self.down_proj.weight, self.down_proj.bias)
+        return product(hidden, self.down_proj.weight, self.down_proj.bias)
 
 
 class FusedLayerNormActivation(OptimizedLayerNorm):
@@ -108,8 +108,5 @@ def fused_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps:
 
 
 def fused_swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-    """silu(x @ w_gate.T) * (x @ w_up.T), the weights [hidden, features] as nn.Linear's; the gate is one pass.
-
-    The products are torch's F.linear until this library has its own.
-    """
-    return swiglu(torch_functional.linear(x, w_gate), torch_functional.linear(x, w_up))
+    """silu(x @ w_gate.T) * (x @ w_up.T), the weights [hidden, features] as nn.Linear's; the gate is one pass."""
+    return swiglu(product(x, w_gate), product(x, w_up))

@@ -1,6 +1,6 @@
 """Multi-head attention with nn.MultiheadAttention's parameters: one projection for query, key and value.
 
-The matrix products are torch's F.linear until this library has its own. The attention is functional.attention, except
+Whose matrix products they are, _products.py says. The attention is functional.attention, except
 on a GPU in fp32 or with heads that are no multiple of 8: those are torch's F.scaled_dot_product_attention.
 """
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..functional import attention, rope
 from ._checks import check_features, check_probability
+from ._products import product
 
 
 class AttentionLayer(nn.Module):
@@ -124,7 +125,7 @@ class AttentionLayer(nn.Module):
         """Parts begin to end of query, key and value, from the one product that they share."""
         rows = slice(begin * self.d_model, end * self.d_model)
         bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
-        packed = torch_functional.linear(x, self.in_proj_weight[rows], bias)
+        packed = product(x, self.in_proj_weight[rows], bias)
         return packed.view(*x.shape[:-1], end - begin, self.num_heads, self.head_dim).unbind(-3)
 
     def extra_repr(self) -> str:

@@ -1,14 +1,14 @@
-"""A transformer's MLP and its whole block. The products are torch's F.linear until this library has its own."""
+"""A transformer's MLP and its whole block. Whose products they are, _products.py says."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from ..functional import activation as activate
 from ..functional import gated_activation
 from ._checks import check_features, check_probability
+from ._products import product
 from .attention import OptimizedMultiHeadAttention
 from .norms import OptimizedLayerNorm
 
@@ -43,14 +43,14 @@ class OptimizedMLP(nn.Module):
         """x [..., dim] -> [..., dim]."""
         check_features(self, x, self.dim)
         hidden = gated_activation(
-            torch_functional.linear(x, self.gate_proj.weight),
-            torch_functional.linear(x, self.up_proj.weight),
+            product(x, self.gate_proj.weight),
+            product(x, self.up_proj.weight),
             "silu",
             gate_bias=self.gate_proj.bias,
             up_bias=self.up_proj.bias,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return torch_functional.linear(hidden, self.down_proj.weight, self.down_proj.bias)
+        return product(hidden, self.down_proj.weight, self.down_proj.bias)
 
 
 class OptimizedTransformerBlock(nn.Module):

@@ -1,13 +1,13 @@
-"""Linear layers with torch's parameters. The matrix product is torch's F.linear until this library has its own."""
+"""Linear layers with torch's parameters. Whose product it is, _products.py says."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from ..functional import activation as activate
 from ._checks import activation_kind, check_features, check_probability
+from ._products import product
 
 OPTIMIZATION_LEVELS = ("conservative", "balanced", "aggressive")
 
@@ -17,7 +17,7 @@ class OptimizedLinear(nn.Linear):
 
     Args:
         optimization_level: "conservative", "balanced" or "aggressive": how far a product may trade accuracy for speed.
-            torch's product, which this is for now, is one and the same for all three.
+            All three multiply as the types say; what else there is, a caller asks for (functional.matmul's precision).
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class OptimizedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
         check_features(self, x, self.in_features)
-        return torch_functional.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, optimization_level={self.optimization_level!r}"
 
 
 class FusedLinearActivation(nn.Linear):
-    """activation(x @ weight.T + bias): bias, activation, dropout and a residual are one pass over the product.
+    """activation(x @ weight.T + bias) + residual as part of the product; with dropout in training as a pass over it.
 
     Args:
         activation: gelu, gelu_tanh, silu (or swish), relu, relu_squared, sigmoid, tanh or identity.
@@ -73,9 +73,10 @@ class FusedLinearActivation(nn.Linear):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [..., in_features] -> [..., out_features]; the residual, of that shape, is added last."""
         check_features(self, x, self.in_features)
-        product = torch_functional.linear(x, self.weight)
-        dropout_p = self.dropout if self.training else 0.0
-        return activate(product, self._kind, bias=self.bias, residual=residual, dropout_p=dropout_p)
+        if not self.training or self.dropout == 0.0:
+            return product(x, self.weight, self.bias, self._kind, residual)
+        sums = product(x, self.weight)
+        return activate(sums, self._kind, bias=self.bias, residual=residual, dropout_p=self.dropout)
 
     def extra_repr(self) -> str:
         dropout = f", dropout={self.dropout}" if self.dropout else ""
