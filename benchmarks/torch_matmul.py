@@ -3,8 +3,8 @@
     python benchmarks/torch_matmul.py [--quick] [--only WORD] [--threads N] [--output FILE]
 
 TFLOP/s count 2 m n k; `faster` is the median of the ratios of neighbouring turns, which a busy machine disturbs least.
-Every row is checked before it is timed: our error against fp64 on the same N(0, 1) values may be 1.1 times torch's (of a
-named precision, what that one is worth). GPUs: matmul_cuda.py.
+Every row is checked before it is timed: our error against fp64 on the same N(0, 1) values may be 1.1 times torch's (of
+a named precision, what that one is worth). GPUs: matmul_cuda.py.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def run_case(case: Case, seconds: float) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one second a row instead of four")
-    parser.add_argument("--only", default="", help="only rows whose name holds this text")
+    parser.add_argument("--only", default="", help="only rows whose name holds one of these texts, commas between")
     parser.add_argument("--threads", type=int, help="of both; torch's default otherwise")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
@@ -135,7 +135,8 @@ def main() -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    rows = [run_case(case, 1.0 if arguments.quick else 4.0) for case in CASES if arguments.only in case.name]
+    chosen = [case for case in CASES if any(text in case.name for text in arguments.only.split(","))]
+    rows = [run_case(case, 1.0 if arguments.quick else 4.0) for case in chosen]
     run = {"machine": describe_machine(torch.device("cpu")), "products": rows}
     print_table(run)
     if arguments.output:
