@@ -24,6 +24,7 @@ void describe(const Quantize& problem, tuning::KeyBuilder& key) {
   key.field("codes", problem.codes.is_present());
   key.field("transposed", problem.transposed.is_present());
   key.field("seed", problem.seed.is_present());
+  key.field("square", problem.square_transpose);
 }
 
 void visit(Quantize& problem, registry::TensorVisitor visitor, void* state) {
@@ -73,7 +74,7 @@ TensorView make_scales(Granularity granularity, int64_t rows, int64_t columns, D
 
 Quantize make(const registry::ProblemRequest& request) {
   registry::check_options(request, {"scales", "code", "codes", "transposed", "amax", "seed", "power_of_two", "margin",
-                                    "padded", "strided"});
+                                    "square", "padded", "strided"});
   KP_CHECK(request.shape.size() == 2, "quantize: the shape is ", shape_text(request.shape),
            "; it must be [rows, columns]");
   const int64_t rows = request.shape[0], columns = request.shape[1];
@@ -83,6 +84,7 @@ Quantize make(const registry::ProblemRequest& request) {
   problem.granularity = word == 0 ? Granularity::kTensor : static_cast<Granularity>(word - 1);
   problem.margin = static_cast<int>(registry::number_option(request, "margin", 0));
   problem.power_of_two = registry::flag_option(request, "power_of_two", false);
+  problem.square_transpose = registry::flag_option(request, "square", false);
   problem.x = contiguous_view(nullptr, request.dtype, {rows, columns}, request.device);
   if (registry::flag_option(request, "strided", false)) problem.x.strides = {1, rows};
   const auto one = [&] { return contiguous_view(nullptr, DType::kFloat32, {1}, request.device); };
@@ -94,7 +96,7 @@ Quantize make(const registry::ProblemRequest& request) {
     problem.scales = make_scales(problem.granularity, rows, columns, request.device);
   }
   if (problem.transposed.is_present() && has_transposed_scales(problem.granularity)) {
-    problem.transposed_scales = make_scales(problem.granularity, columns, rows, request.device);
+    problem.transposed_scales = make_scales(transposed_granularity(problem), columns, rows, request.device);
   }
   if (registry::flag_option(request, "amax", false)) problem.amax = problem.found_nonfinite = one();
   if (registry::flag_option(request, "seed", false)) {
@@ -115,7 +117,7 @@ Quantize shrink(const Quantize& problem, int64_t elements) {
     small.scales.sizes = make_scales(problem.granularity, few, columns, problem.x.device).sizes;
   }
   if (small.transposed_scales.is_present()) {
-    small.transposed_scales.sizes = make_scales(problem.granularity, columns, few, problem.x.device).sizes;
+    small.transposed_scales.sizes = make_scales(transposed_granularity(problem), columns, few, problem.x.device).sizes;
   }
   return small;
 }

@@ -24,6 +24,9 @@ inline ScaleRule rule_of(const Quantize& problem) {
           .margin_factor = std::ldexp(1.0f, problem.margin),
           .power_of_two = problem.power_of_two};
 }
+inline Granularity transposed_granularity(const Quantize& problem) {
+  return problem.square_transpose ? Granularity::k128x128 : problem.granularity;
+}
 // Whether transposed codes have scales of their own.
 inline bool has_transposed_scales(Granularity granularity) {
   return granularity == Granularity::kRow || granularity == Granularity::k1x128;

@@ -105,9 +105,11 @@ void quantize(const Quantize& arguments, Context& context) {
   KP_CHECK(wants_transposed_scales == arguments.transposed_scales.is_present(), "quantize: transposed_scales are ",
            wants_transposed_scales ? "missing" : "given",
            "; transposed codes have scales of their own by row and by 1x128 blocks, and only then");
+  KP_CHECK(!arguments.square_transpose || arguments.granularity == Granularity::k1x128,
+           "quantize: square_transpose is set; it is for 1x128 blocks, other granularities have one transpose");
   if (wants_transposed_scales) {
-    problem.transposed_scales =
-        checks.normal_scales("transposed_scales", arguments.transposed_scales, arguments.granularity, columns, rows);
+    problem.transposed_scales = checks.normal_scales("transposed_scales", arguments.transposed_scales,
+                                                     transposed_granularity(arguments), columns, rows);
   }
   registry::run_best(kQuantize, problem, context);
 }

@@ -13,6 +13,8 @@
 //   row      scales [rows]; transposed_scales [columns]
 //   1x128    scales [rows, ceil(columns / 128)]; transposed_scales [columns, ceil(rows / 128)]
 //   128x128  scales [ceil(rows / 128), ceil(columns / 128)], for both
+//   1x128 with square_transpose: transposed codes in 128x128 blocks, transposed_scales [ceil(columns / 128),
+//            ceil(rows / 128)]: the second operand of a product along rows, which multiplies faster than 1x128
 // amax counts finite values alone. found_nonfinite becomes 1 where x has an infinity or a NaN, and is else left alone:
 // the step is to be skipped, as by torch's GradScaler. amax is raised, never lowered.
 //
@@ -35,6 +37,7 @@ struct Quantize {
   Granularity granularity = Granularity::kTensor;
   int margin = 0;  // -32 to 32
   bool power_of_two = false;
+  bool square_transpose = false;   // granularity 1x128
   TensorView codes{};              // optional, as is
   TensorView transposed{};         // but one of them
   TensorView scales{};             // unless scale is given

@@ -176,6 +176,12 @@ class Run {
         return;
       case Granularity::k1x128:
         write_scales(problem_.scales, tile.row, tile.rows, column_tile, row_bits, row_inverses);
+        if (problem_.square_transpose && problem_.transposed_scales.is_present()) {
+          const float scale = scale_of(from_bits(largest), rule_);
+          set_scale(problem_.transposed_scales, column_tile, row_tile, scale);
+          std::fill_n(column_inverses, kTile, 1.0f / scale);
+          return;
+        }
         write_scales(problem_.transposed_scales, tile.column, tile.columns, row_tile, column_bits, column_inverses);
         return;
     }

@@ -56,6 +56,8 @@ Scales scales_of(const TensorView& scales) {
 struct Tiles {
   int64_t rows, columns;
   explicit Tiles(const TensorView& x) : rows(divide_up(x.sizes[0], kTile)), columns(divide_up(x.sizes[1], kTile)) {
+    KP_CHECK(std::max(x.sizes[0], x.sizes[1]) < (int64_t{1} << 31) - kTile, "quantize: x has shape ",
+             shape_text(x.shape()), "; at most 2^31 - 129 rows and columns are supported, split it");
     KP_CHECK(rows * columns < int64_t{1} << 31, "quantize: x has shape ", shape_text(x.shape()), ", ", rows * columns,
              " tiles; at most 2^31 - 1 are supported, split the rows");
   }
@@ -126,7 +128,7 @@ void run(const Quantize& problem, int config, Context& context) {
       .column_tiles = static_cast<int32_t>(tiles.columns),
       .group = kGroups[config],
       .from_the_end = measures,
-      .mode = static_cast<Mode>(problem.granularity),
+      .mode = problem.square_transpose ? Mode::k1x128Square : static_cast<Mode>(problem.granularity),
       .rule = rule_of(problem),
       .codes = problem.codes.as<uint8_t>(),
       .transposed = problem.transposed.as<uint8_t>(),

@@ -17,46 +17,55 @@ struct Shared {
 };
 
 // Bits of the largest finite magnitudes into shared memory: of the warp, and where asked for of its rows and columns. A
-// barrier must follow. Whether all was finite.
-template <class Tile>
-__device__ __forceinline__ bool measure_tile(const Tile& tile, const Place& place, bool by_row_and_column,
+// barrier must follow. Whether all was finite; where it was not, magnitudes are those of kFinite alone.
+template <bool kFinite, class Tile>
+__device__ __forceinline__ bool measure_warp(const Tile& tile, const Place& place, bool by_row_and_column,
                                              Shared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint32_t columns[kColumns] = {}, finite = 0, all = 0;
+  float columns[kColumns] = {}, largest = 0, poison = 0;  // zero times infinity, or NaN, is NaN and stays it
 #pragma unroll Tile::kUnrolled
   for (int i = 0; i < kRows; ++i) {
     float values[kColumns];
     tile.unpack(i, values);
-    uint32_t row = 0;
+    float row = 0;
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      const uint32_t bits = __float_as_uint(values[j]) & 0x7fffffffu;
-      const uint32_t kept = bits < kInfinityBits ? bits : 0;
-      all = max(all, bits);
-      row = max(row, kept);
-      columns[j] = max(columns[j], kept);
+      float magnitude = fabsf(values[j]);
+      if (kFinite && !(magnitude < __uint_as_float(kInfinityBits))) magnitude = 0;
+      poison = fmaf(values[j], 0.0f, poison);
+      row = fmaxf(row, magnitude);
+      columns[j] = fmaxf(columns[j], magnitude);
     }
-    finite = max(finite, row);
+    largest = fmaxf(largest, row);
     if (by_row_and_column) {
 #pragma unroll
-      for (int distance = 1; distance < 8; distance *= 2) row = max(row, __shfl_xor_sync(0xffffffffu, row, distance));
-      if (lane % 8 == 0) shared.rows[warp % kWarpsAcross][place.row + i] = row;
+      for (int distance = 1; distance < 8; distance *= 2) row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, distance));
+      if (lane % 8 == 0) shared.rows[warp % kWarpsAcross][place.row + i] = __float_as_uint(row);
     }
   }
   if (by_row_and_column) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      uint32_t column = columns[j];
+      float column = columns[j];
 #pragma unroll
       for (int distance = 8; distance < 32; distance *= 2) {
-        column = max(column, __shfl_xor_sync(0xffffffffu, column, distance));
+        column = fmaxf(column, __shfl_xor_sync(0xffffffffu, column, distance));
       }
-      if (lane / 8 == 0) shared.columns[warp / kWarpsAcross][place.column + j] = column;
+      if (lane / 8 == 0) shared.columns[warp / kWarpsAcross][place.column + j] = __float_as_uint(column);
     }
   }
-  finite = __reduce_max_sync(0xffffffffu, finite);
-  if (lane == 0) shared.warps[warp] = finite;
-  return all < kInfinityBits;
+  const uint32_t all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+  if (lane == 0) shared.warps[warp] = all;
+  return __all_sync(0xffffffffu, poison == poison);
+}
+// The second visit, of a warp that has met an infinity or a NaN, reads memory: registers are for the others.
+template <class T, class Source, class Tile>
+__device__ __forceinline__ bool measure_tile(const Source& source, const Tile& tile, int32_t row, int32_t column,
+                                             const Place& place, bool by_row_and_column, Shared& shared) {
+  if (measure_warp<false>(tile, place, by_row_and_column, shared)) return true;
+  const ThreadTile<T, false> again(source, row, column);
+  measure_warp<true>(again, place, by_row_and_column, shared);
+  return false;
 }
 __device__ __forceinline__ uint32_t row_magnitude(const Shared& shared, int row) {
   return max(shared.rows[0][row], shared.rows[1][row]);
@@ -76,7 +85,7 @@ __device__ __forceinline__ uint32_t tile_magnitude(const Shared& shared) {
 
 // First element of a block's tile: down a group of row tiles, then to the right.
 struct Corner {
-  int64_t row, column;
+  int32_t row, column;
 };
 __device__ __forceinline__ Corner corner_of(const Arguments& arguments) {
   const uint32_t block = arguments.from_the_end ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
@@ -84,41 +93,35 @@ __device__ __forceinline__ Corner corner_of(const Arguments& arguments) {
   const uint32_t group = block / per_group, rest = block - group * per_group;
   const uint32_t first = group * arguments.group, height = min(arguments.group, arguments.row_tiles - first);
   const uint32_t column = rest / height;
-  return {static_cast<int64_t>(first + rest - column * height) * kTile, static_cast<int64_t>(column) * kTile};
+  return {static_cast<int32_t>(first + rest - column * height) * kTile, static_cast<int32_t>(column) * kTile};
 }
 
-// Scale of a row (or column) of the tile, written where it is this thread's to write; returns its inverse.
-__device__ __forceinline__ float settle_scale(uint32_t magnitude, const ScaleRule& rule, const Scales& scales,
-                                              int64_t row, int64_t rows, int64_t block, bool writes) {
-  const float scale = scale_of(__uint_as_float(magnitude), rule);
-  if (writes && scales.data != nullptr && row < rows) {
-    scales.data[row * scales.row_stride + block * scales.block_stride] = scale;
-  }
-  return 1.0f / scale;
-}
-
-// Inverse scales of the tile's rows and columns in shared memory, for the modes that have several; ends with a barrier.
+// Inverse scales of the tile's rows and columns in shared memory, for the modes that have several; the scales are
+// written by whose they are. Ends with a barrier.
 __device__ __forceinline__ void settle_scales(const Arguments& arguments, const Corner& corner, Shared& shared) {
-  const int64_t row_tile = corner.row / kTile, column_tile = corner.column / kTile;
   if (threadIdx.x < 2 * kTile) {
+    const Mode mode = arguments.mode;
     const bool is_row = threadIdx.x < kTile;
     const int index = threadIdx.x % kTile;
-    const int64_t place = (is_row ? corner.row : corner.column) + index;
-    const int64_t count = is_row ? arguments.rows : arguments.columns;
-    const int64_t across = is_row ? column_tile : row_tile;
-    const Scales& scales = is_row ? arguments.scales : arguments.transposed_scales;
-    float inverse;
-    if (arguments.mode == Mode::kRow) {
-      const uint32_t* measured = is_row ? arguments.measured : arguments.measured + arguments.rows;
-      inverse = settle_scale(place < count ? measured[place] : 0, arguments.rule, scales, place, count, 0, across == 0);
-    } else if (arguments.mode == Mode::k1x128) {
-      const uint32_t magnitude = is_row ? row_magnitude(shared, index) : column_magnitude(shared, index);
-      inverse = settle_scale(magnitude, arguments.rule, scales, place, count, across, true);
-    } else {
-      inverse = settle_scale(tile_magnitude(shared), arguments.rule, arguments.scales, row_tile, row_tile + 1,
-                             column_tile, threadIdx.x == 0);
+    const int64_t first = is_row ? corner.row : corner.column, across = (is_row ? corner.column : corner.row) / kTile;
+    int64_t at = first + index, block = across;
+    bool writes = at < (is_row ? arguments.rows : arguments.columns);
+    uint32_t magnitude = 0;
+    if (mode == Mode::kRow) {
+      if (writes) magnitude = arguments.measured[(is_row ? 0 : arguments.rows) + at];
+      writes = writes && across == 0;
+      block = 0;
+    } else if (mode == Mode::k1x128 || (mode == Mode::k1x128Square && is_row)) {
+      magnitude = is_row ? row_magnitude(shared, index) : column_magnitude(shared, index);
+    } else {  // one scale of the tile
+      magnitude = tile_magnitude(shared);
+      writes = index == 0 && is_row == (mode == Mode::k128x128);
+      at = first / kTile;
     }
-    (is_row ? shared.row_inverses : shared.column_inverses)[index] = inverse;
+    const float scale = scale_of(__uint_as_float(magnitude), arguments.rule);
+    const Scales& scales = is_row ? arguments.scales : arguments.transposed_scales;
+    if (writes && scales.data != nullptr) scales.data[at * scales.row_stride + block * scales.block_stride] = scale;
+    (is_row ? shared.row_inverses : shared.column_inverses)[index] = 1.0f / scale;
   }
   __syncthreads();
 }
@@ -139,8 +142,8 @@ struct CodeRow {
   uint32_t low, high;
 };
 template <class Code, bool kVectors>
-__device__ __forceinline__ CodeRow encode(const float (&values)[kColumns], const Arguments& arguments, int64_t row,
-                                          int64_t column) {
+__device__ __forceinline__ CodeRow encode(const float (&values)[kColumns], const Arguments& arguments, int32_t row,
+                                          int32_t column) {
   if constexpr (!kVectors) {
     if (arguments.seed != nullptr) {
       constexpr Format kFormat = FormatOf<Code>::kFormat;
@@ -163,7 +166,7 @@ __device__ __forceinline__ CodeRow encode(const float (&values)[kColumns], const
 }
 
 template <bool kVectors>
-__device__ __forceinline__ void store_codes(const Arguments& arguments, CodeRow codes, int64_t row, int64_t column) {
+__device__ __forceinline__ void store_codes(const Arguments& arguments, CodeRow codes, int32_t row, int32_t column) {
   if (row >= arguments.rows || column >= arguments.columns) return;
   uint8_t* address = arguments.codes + row * arguments.codes_stride + column;
   if constexpr (kVectors) {
@@ -233,8 +236,8 @@ __device__ __forceinline__ void store_transposed(const Arguments& arguments, con
 
 // Codes of a thread's rows by `factor_of(i, j)`, for whom they are.
 template <class Code, bool kVectors, class Tile, class Factor>
-__device__ __forceinline__ void cast_rows(const Arguments& arguments, const Tile& tile, const Place& place, int64_t row,
-                                          int64_t column, bool stores, bool transposes, Shared& shared,
+__device__ __forceinline__ void cast_rows(const Arguments& arguments, const Tile& tile, const Place& place, int32_t row,
+                                          int32_t column, bool stores, bool transposes, Shared& shared,
                                           const Factor& factor_of) {
   CodeRow codes[kRows];
 #pragma unroll Tile::kUnrolled
@@ -262,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2) cast(const _
   __shared__ Shared shared;
   const Corner corner = corner_of(arguments);
   const Place place;
-  const int64_t row = corner.row + place.row, column = corner.column + place.column;
+  const int32_t row = corner.row + place.row, column = corner.column + place.column;
   ThreadTile<T, kVectors> tile(arguments, row, column);
   const bool is_tensor = arguments.mode == Mode::kTensor, reports = arguments.amax != nullptr;
   float inverse = 0;
@@ -277,7 +280,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2) cast(const _
     inverse = 1.0f / scale;
   }
   if (!is_tensor || reports || arguments.found_nonfinite != nullptr) {
-    const bool is_finite = measure_tile(tile, place, arguments.mode == Mode::k1x128, shared);
+    const bool is_finite =
+        measure_tile<T>(arguments, tile, row, column, place,
+                        arguments.mode == Mode::k1x128 || arguments.mode == Mode::k1x128Square, shared);
     if (!is_finite && arguments.found_nonfinite != nullptr) *arguments.found_nonfinite = 1.0f;
     if (!is_tensor) {
       __syncthreads();
@@ -286,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2) cast(const _
     tile.pack_again();
   }
 
-  const bool has_own = arguments.mode == Mode::kRow || arguments.mode == Mode::k1x128;
+  const bool has_own = !is_tensor && arguments.mode != Mode::k128x128;
   const bool stores = arguments.codes != nullptr, transposes = arguments.transposed != nullptr;
   if (stores || !has_own) {
     cast_rows<Code, kVectors>(arguments, tile, place, row, column, stores, transposes && !has_own, shared,
@@ -310,11 +315,12 @@ template <class T, bool kVectors>
 __global__ void __launch_bounds__(kThreads, 2) measure(const __grid_constant__ MeasureArguments arguments) {
   __shared__ Shared shared;
   const uint32_t row_tile = blockIdx.x / arguments.column_tiles;
-  const Corner corner{static_cast<int64_t>(row_tile) * kTile,
-                      static_cast<int64_t>(blockIdx.x - row_tile * arguments.column_tiles) * kTile};
+  const Corner corner{static_cast<int32_t>(row_tile * kTile),
+                      static_cast<int32_t>((blockIdx.x - row_tile * arguments.column_tiles) * kTile)};
   const Place place;
-  ThreadTile<T, kVectors> tile(arguments, corner.row + place.row, corner.column + place.column);
-  measure_tile(tile, place, arguments.by_row_and_column, shared);
+  const int32_t row = corner.row + place.row, column = corner.column + place.column;
+  const ThreadTile<T, kVectors> tile(arguments, row, column);
+  measure_tile<T>(arguments, tile, row, column, place, arguments.by_row_and_column, shared);
   __syncthreads();
   if (!arguments.by_row_and_column) {
     if (threadIdx.x == 0) {

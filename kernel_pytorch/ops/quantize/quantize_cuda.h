@@ -60,7 +60,7 @@ KP_SHARED_CODE inline uint32_t stochastic_code(float value, uint32_t random, int
   return sign | (code < largest_code ? code : largest_code);
 }
 
-enum class Mode : int32_t { kTensor, kRow, k1x128, k128x128 };
+enum class Mode : int32_t { kTensor, kRow, k1x128, k128x128, k1x128Square };
 
 struct Scales {
   float* data;

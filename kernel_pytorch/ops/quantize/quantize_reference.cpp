@@ -43,9 +43,8 @@ uint8_t code_of(const Quantize& problem, const Format& format, float value, int6
 }
 
 // Scales of x, and its codes by them; the transpose is the same for the transposed x, at the same places.
-void run_one_way(const Quantize& problem, const TensorView& x, const TensorView& scales, const TensorView& codes,
-                 bool is_transposed) {
-  const Granularity granularity = problem.granularity;
+void run_one_way(const Quantize& problem, Granularity granularity, const TensorView& x, const TensorView& scales,
+                 const TensorView& codes, bool is_transposed) {
   const int64_t rows = x.sizes[0], columns = x.sizes[1];
   const bool is_blocked = granularity == Granularity::k1x128 || granularity == Granularity::k128x128;
   const int64_t row_step = granularity == Granularity::kTensor    ? std::max<int64_t>(rows, 1)
@@ -86,13 +85,14 @@ void run(const Quantize& problem, int, Context&) {
   TensorView across = x;
   std::swap(across.sizes[0], across.sizes[1]);
   std::swap(across.strides[0], across.strides[1]);
-  run_one_way(problem, x, problem.scales, problem.codes, false);
+  run_one_way(problem, problem.granularity, x, problem.scales, problem.codes, false);
   if (problem.transposed.is_present()) {
     const bool has_own = has_transposed_scales(problem.granularity);
     TensorView shared = problem.scales;
     std::swap(shared.sizes[0], shared.sizes[1]);
     std::swap(shared.strides[0], shared.strides[1]);
-    run_one_way(problem, across, has_own ? problem.transposed_scales : shared, problem.transposed, true);
+    run_one_way(problem, transposed_granularity(problem), across, has_own ? problem.transposed_scales : shared,
+                problem.transposed, true);
   }
   if (problem.amax.is_present()) {
     auto& amax = *problem.amax.as<float>();

@@ -23,6 +23,8 @@ inline std::vector<registry::ProblemRequest> shapes() {
     }
     add({96, 384}, dtype, {{"scales", "tensor"}, {"codes", "0"}});
     add({300, 520}, dtype, {{"scales", "1x128"}, {"transposed", "0"}, {"power_of_two", "1"}});
+    add({200, 300}, dtype, {{"scales", "1x128"}, {"square", "1"}, {"amax", "1"}});
+    add({256, 384}, dtype, {{"scales", "1x128"}, {"square", "1"}, {"code", "e5m2"}});
     add({130, 100}, dtype, {{"scales", "given"}, {"seed", "1"}});
     add({130, 264}, dtype, {{"scales", "1x128"}, {"seed", "1"}, {"code", "e5m2"}});
     add({140, 70}, dtype, {{"scales", "row"}, {"strided", "1"}});

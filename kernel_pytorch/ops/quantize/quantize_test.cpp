@@ -119,6 +119,7 @@ struct Case {
   Granularity granularity;
   DType dtype;
   bool is_stochastic;
+  bool is_square = false;
   std::vector<float> x;
   std::vector<uint8_t> codes, transposed;
   std::vector<float> scales, transposed_scales, amax = {0}, found_nonfinite = {0};
@@ -149,12 +150,14 @@ struct Case {
   void run(std::string_view kernel) {
     OwnContext context;
     context->kernel_override = kernel;
-    const auto sizes = scale_sizes(granularity, rows, columns), across = scale_sizes(granularity, columns, rows);
+    const auto sizes = scale_sizes(granularity, rows, columns);
+    const auto across = scale_sizes(is_square ? Granularity::k128x128 : granularity, columns, rows);
     scales.assign(static_cast<size_t>(sizes[0] * sizes[1]), -1);
     transposed_scales.assign(static_cast<size_t>(across[0] * across[1]), -1);
     std::vector<int64_t> seed = {5, 9};
     Quantize arguments{.x = view_of(x, {rows, columns}),
                        .granularity = granularity,
+                       .square_transpose = is_square,
                        .codes = codes_of(codes, dtype, {rows, columns}),
                        .transposed = codes_of(transposed, dtype, {columns, rows}),
                        .scales = view_of(scales, {sizes[0], sizes[1]}),
@@ -177,6 +180,7 @@ TEST(Quantize, KernelsAgreeBitForBit) {
           const DType dtype = rows == 3 ? DType::kFloat8E5M2 : DType::kFloat8E4M3;
           Case fast(rows, columns, granularity, dtype, is_stochastic);
           if (has_nonfinite) fast.x[0] = kInfinity, fast.x.back() = kNaN;
+          fast.is_square = granularity == Granularity::k1x128 && rows % 2 == 0;
           Case plain = fast;
           fast.run("cpu_tiles");
           plain.run("reference");
@@ -282,6 +286,7 @@ TEST(Quantize, BadArgumentsAreNamed) {
   check([&](Quantize& q) { q.codes.sizes = {4, 3}; }, "codes has shape [4, 3]; it must be [3, 4]");
   check([&](Quantize& q) { q.scales = view_of(scales, {3}); }, "scales has shape [3]; it must be [1, 1]");
   check([&](Quantize& q) { q.scale = view_of(one, {1}); }, "a scale is given");
+  check([&](Quantize& q) { q.square_transpose = true; }, "square_transpose is set; it is for 1x128 blocks");
   check([&](Quantize& q) { q.margin = 40; }, "margin is 40");
   check([&](Quantize& q) { q.seed = view_of(one, {1}); }, "seed is fp32[1]");
   check(

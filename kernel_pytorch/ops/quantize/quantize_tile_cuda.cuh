@@ -22,13 +22,13 @@ struct ThreadTile {
   tile::Vector<T> rows[kRows][kPerRow];
 
   template <class Source>
-  __device__ __forceinline__ ThreadTile(const Source& source, int64_t row, int64_t column) {
+  __device__ __forceinline__ ThreadTile(const Source& source, int32_t row, int32_t column) {
     const T* x = static_cast<const T*>(source.x);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int k = 0; k < kPerRow; ++k) {
-        const int64_t first = column + k * kCount;
+        const int32_t first = column + k * kCount;
         const bool is_inside = row + i < source.rows && first < source.columns;
         rows[i][k] = tile::load_once_if<T>(is_inside, x + (row + i) * source.row_stride + first);
       }
@@ -61,10 +61,11 @@ template <class T>
 struct ThreadTile<T, false> {
   static constexpr int kUnrolled = 1;
   const T* x;
-  int64_t row_stride, column_stride, rows, columns;  // that are left, of the tensor
+  int64_t row_stride, column_stride;
+  int32_t rows, columns;  // that are left, of the tensor
 
   template <class Source>
-  __device__ __forceinline__ ThreadTile(const Source& source, int64_t row, int64_t column)
+  __device__ __forceinline__ ThreadTile(const Source& source, int32_t row, int32_t column)
       : x(static_cast<const T*>(source.x) + row * source.row_stride + column * source.column_stride),
         row_stride(source.row_stride),
         column_stride(source.column_stride),

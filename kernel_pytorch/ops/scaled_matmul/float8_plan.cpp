@@ -10,9 +10,9 @@
 namespace kernel_pytorch::scaled_matmul {
 namespace {
 
-constexpr double kBf16Flops = 770e12, kTensorFlops = 1330e12, kBlockFlops = 1150e12;  // a full H200, random data
-constexpr double kBytesPerSecond = 3.6e12;                                            // of the casts
-constexpr double kMultiprocessors = 132, kLaunchSeconds = 4e-6;                       // launch, with torch's call
+constexpr double kBf16Flops = 720e12, kTensorFlops = 1270e12, kBlockFlops = 990e12;  // a full H200, random data
+constexpr double kBytesPerSecond = 3.05e12;                                          // of the casts
+constexpr double kMultiprocessors = 132, kLaunchSeconds = 4e-6;                      // launch, with torch's call
 constexpr int64_t kTileRows = 128, kTileColumns = 256;
 constexpr int64_t kLeastGain = 5;  // percent, below which a layer stays
 

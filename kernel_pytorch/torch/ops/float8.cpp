@@ -28,13 +28,14 @@ DType dtype_of(std::string_view op, const std::string& word) {
 void quantize_into(Call& call, const TensorView& x, const TensorView& scale, const ParameterView& seed,
                    const TensorView& codes, const TensorView& transposed, const TensorView& scales,
                    const TensorView& transposed_scales, const TensorView& amax, const TensorView& found_nonfinite,
-                   const std::string& granularity, int64_t margin, bool power_of_two) {
+                   const std::string& granularity, int64_t margin, bool power_of_two, bool square_transpose) {
   quantize::quantize({.x = x,
                       .scale = scale,
                       .seed = seed,
                       .granularity = granularity_of(granularity),
                       .margin = static_cast<int>(margin),
                       .power_of_two = power_of_two,
+                      .square_transpose = square_transpose,
                       .codes = codes,
                       .transposed = transposed,
                       .scales = scales,
@@ -62,7 +63,8 @@ void multiply(Call& call, const DenseView& a, const DenseView& b, const TensorVi
 
 using Ops = OpList<Op<"quantize_(Tensor x, Tensor? scale, Tensor? seed, Tensor(a!)? codes, Tensor(b!)? transposed, "
                       "Tensor(c!)? scales, Tensor(d!)? transposed_scales, Tensor(e!)? amax, "
-                      "Tensor(f!)? found_nonfinite, str granularity, int margin, bool power_of_two) -> ()",
+                      "Tensor(f!)? found_nonfinite, str granularity, int margin, bool power_of_two, "
+                      "bool square_transpose) -> ()",
                       quantize_into>,
                    Op<"scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
                       "Tensor? output_scale, str dtype, bool accurate) -> Tensor",

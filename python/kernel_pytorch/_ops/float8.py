@@ -41,6 +41,7 @@ def quantize(
     found_nonfinite: Tensor | None = None,
     codes: bool = True,
     transposed: bool = False,
+    square_transpose: bool = False,
 ) -> Quantized:
     """x [rows, columns] as FP8 codes with scales, in one visit (two where the scale of the whole is measured).
 
@@ -55,6 +56,7 @@ def quantize(
         amax: fp32, one element, raised to the largest finite magnitude.
         found_nonfinite: fp32, one element, set to 1 where x has an infinity or a NaN.
         codes, transposed: which of the two to make.
+        square_transpose: with 1x128 blocks, the transposed codes have 128x128 ones.
     """
     if dtype not in _FORMATS:
         raise ValueError(f"quantize: dtype is {dtype}; it must be torch.float8_e4m3fn or torch.float8_e5m2")
@@ -65,10 +67,11 @@ def quantize(
     made = _new_codes(x, rows, columns, dtype) if codes else None
     made_transposed = _new_codes(x, columns, rows, dtype) if transposed else None
     scales = _new_scales(x, granularity, rows, columns) if scale is None else None
-    own_scales = _new_scales(x, granularity, columns, rows) if transposed and has_own else None
+    across = "128x128" if square_transpose else granularity
+    own_scales = _new_scales(x, across, columns, rows) if transposed and has_own else None
     _quantize(
         x.detach(), scale, seed, made, made_transposed, scales, own_scales, amax, found_nonfinite, granularity, margin,
-        power_of_two,
+        power_of_two, square_transpose,
     )  # fmt: skip
     known = scales if scales is not None else scale
     assert known is not None

@@ -197,4 +197,6 @@ class _State:
             found_nonfinite=self.nonfinite[row : row + 1] if self.records else None,
             codes=codes,
             transposed=transposed,
+            # Of a weight's gradient x is the second operand: in squares, as weights are.
+            square_transpose=granularity == "1x128" and row == INPUT,
         )
