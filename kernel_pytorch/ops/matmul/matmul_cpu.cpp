@@ -84,24 +84,24 @@ void pack_a_columns(const PackTask& task, bool rounds) {
   }
 }
 
-// A panel of B is [k][kTileColumns].
+// A panel of B is [k][kTileColumns]. Rows are read in order, for as many panels as a task has.
 template <class T>
 void pack_b_rows(const PackTask& task, bool rounds) {
   const T* from = static_cast<const T*>(task.from.data) + task.first + task.step * task.from.row_stride;
-  for (int64_t column = 0; column < task.count; column += kTileColumns) {
-    const int64_t columns = smaller(kTileColumns, task.count - column);
-    float* to = reinterpret_cast<float*>(task.to + column / kTileColumns * task.tile_bytes);
-    for (int64_t step = 0; step < task.steps; ++step) {
-      const T* row = from + column + step * task.from.row_stride;
-      float* packed = to + step * kTileColumns;
+  for (int64_t step = 0; step < task.steps; ++step) {
+    const T* row = from + step * task.from.row_stride;
+    for (int64_t column = 0; column < task.count; column += kTileColumns) {
+      const int64_t columns = smaller(kTileColumns, task.count - column);
+      float* packed = reinterpret_cast<float*>(task.to + column / kTileColumns * task.tile_bytes) + step * kTileColumns;
       if (columns == kTileColumns) {
 #pragma GCC unroll 4
-        for (int j = 0; j < kTileVectors; ++j)
-          cpu::store(packed + j * kLanes, rounded(cpu::load(row + j * kLanes), rounds));
+        for (int j = 0; j < kTileVectors; ++j) {
+          cpu::store(packed + j * kLanes, rounded(cpu::load(row + column + j * kLanes), rounds));
+        }
       } else {
         for (int64_t j = 0; j < kTileColumns; j += kLanes) {
           const int64_t lanes = columns <= j ? 0 : smaller(kLanes, columns - j);
-          cpu::store(packed + j, lanes == 0 ? Vec{} : rounded(cpu::load_partial(row + j, lanes), rounds));
+          cpu::store(packed + j, lanes == 0 ? Vec{} : rounded(cpu::load_partial(row + column + j, lanes), rounds));
         }
       }
     }
@@ -140,15 +140,11 @@ void pack_b(const PackTask& task) {
   });
 }
 
-// sums [6][kTileColumns] (+)= a tile times a panel, of which kVectors count.
+// sums [6][kTileColumns] (+)= a tile times a panel, of which kVectors count. A block of k is summed up by itself and
+// added at its end, so that errors grow with the root of a block and not of all of k.
 template <int kVectors>
 [[gnu::noinline]] void multiply_tile(const float* a, const float* b, int64_t steps, float* sums, bool add) {
-  Vec totals[kTileRows][kVectors];
-#pragma GCC unroll 6
-  for (int i = 0; i < kTileRows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) totals[i][j] = add ? cpu::load(sums + i * kTileColumns + j * kLanes) : Vec{};
-  }
+  Vec totals[kTileRows][kVectors] = {};
   constexpr int64_t kAhead = 64;  // steps of A, also into the next tile
   for (int64_t step = 0; step < steps; ++step) {
     Vec values[kVectors];
@@ -167,7 +163,10 @@ template <int kVectors>
 #pragma GCC unroll 6
   for (int i = 0; i < kTileRows; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) cpu::store(sums + i * kTileColumns + j * kLanes, totals[i][j]);
+    for (int j = 0; j < kVectors; ++j) {
+      float* to = sums + i * kTileColumns + j * kLanes;
+      cpu::store(to, add ? totals[i][j] + cpu::load(to) : totals[i][j]);
+    }
   }
 }
 

@@ -171,14 +171,16 @@ class PackedProduct {
   }
 
   void pack_columns(int64_t batch, int64_t panel, int64_t end) {
-    for_tasks(context_, workers_, end - panel, nullptr, 0, nullptr, [&](int64_t task, char*) {
-      const int64_t column = (panel + task) * kernels_.panel_columns;
+    constexpr int64_t kPackPanels = 4;  // rows of B are read in longer runs
+    for_tasks(context_, workers_, divide_up(end - panel, kPackPanels), nullptr, 0, nullptr, [&](int64_t task, char*) {
+      const int64_t first = task * kPackPanels, column = (panel + first) * kernels_.panel_columns;
+      const int64_t count = std::min(kPackPanels, end - panel - first) * kernels_.panel_columns;
       kernels_.pack_b({.from = operand_of(problem_.b, batch),
                        .first = column,
-                       .count = std::min(kernels_.panel_columns, sizes_.n - column),
+                       .count = std::min(count, sizes_.n - column),
                        .step = 0,
                        .steps = sizes_.k,
-                       .to = packed_b_ + task * b_panel_bytes_,
+                       .to = packed_b_ + first * b_panel_bytes_,
                        .tile_bytes = b_panel_bytes_,
                        .precision = problem_.precision});
     });
