@@ -15,7 +15,7 @@
 #include "kernel_pytorch/device/cuda/launch_counts.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/operations.h"
-#include "kernel_pytorch/ops/scaled_matmul/float8_plan.h"
+#include "kernel_pytorch/plan/float8_plan.h"
 #include "kernel_pytorch/tuning/selection.h"
 #include "kernel_pytorch/tuning/store.h"
 
@@ -226,16 +226,15 @@ kp_status kp_float8_plan(const char* request, char** result) {
     const Json json = parsed(request);
     FieldReader fields(json, "float8_plan");
     constexpr double kMost = 1e12;
-    const scaled_matmul::LinearShape shape{static_cast<int64_t>(fields.number("tokens", 8192, 1, kMost)),
-                                           static_cast<int64_t>(fields.number("in_features", 0, 1, kMost)),
-                                           static_cast<int64_t>(fields.number("out_features", 0, 1, kMost))};
+    const plan::LinearShape shape{static_cast<int64_t>(fields.number("tokens", 8192, 1, kMost)),
+                                  static_cast<int64_t>(fields.number("in_features", 0, 1, kMost)),
+                                  static_cast<int64_t>(fields.number("out_features", 0, 1, kMost))};
     const Device device = device_from(fields.text("device", "cpu"));
     const std::string recipe = fields.text("recipe", "delayed");
     fields.finish();
-    const scaled_matmul::Float8Plan plan =
-        scaled_matmul::plan_float8(shape, scaled_matmul::recipe_of(recipe), device_info(device));
+    const plan::Float8Plan found = plan::plan_float8(shape, plan::recipe_of(recipe), device_info(device));
     return to_text(
-        {{"pays", plan.pays}, {"bf16_us", plan.bf16_us}, {"float8_us", plan.float8_us}, {"reason", plan.reason}});
+        {{"pays", found.pays}, {"bf16_us", found.bf16_us}, {"float8_us", found.float8_us}, {"reason", found.reason}});
   });
 }
 

@@ -9,7 +9,7 @@
 #include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/device/device_info.h"
 
-namespace kernel_pytorch::scaled_matmul {
+namespace kernel_pytorch::plan {
 
 enum class Recipe : uint8_t { kDelayed, kCurrent, kRowwise, kBlockwise };
 
@@ -26,4 +26,4 @@ struct Float8Plan {
 KP_EXPORT Recipe recipe_of(std::string_view word);  // "delayed", "current", "rowwise", "blockwise"
 KP_EXPORT Float8Plan plan_float8(const LinearShape& shape, Recipe recipe, const DeviceInfo& device);
 
-}  // namespace kernel_pytorch::scaled_matmul
+}  // namespace kernel_pytorch::plan

@@ -1,4 +1,4 @@
-#include "kernel_pytorch/ops/scaled_matmul/float8_plan.h"
+#include "kernel_pytorch/plan/float8_plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "kernel_pytorch/base/error.h"
 
-namespace kernel_pytorch::scaled_matmul {
+namespace kernel_pytorch::plan {
 namespace {
 
 constexpr double kBf16Flops = 720e12, kTensorFlops = 1270e12, kBlockFlops = 990e12;  // a full H200, random data
@@ -85,4 +85,4 @@ Float8Plan plan_float8(const LinearShape& shape, Recipe recipe, const DeviceInfo
                            pays ? "x" : "x, not worth it")};
 }
 
-}  // namespace kernel_pytorch::scaled_matmul
+}  // namespace kernel_pytorch::plan
