@@ -14,6 +14,7 @@
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/cuda/tile/matrix_descriptor.cuh"
 #include "kernel_pytorch/ops/attention/attention_kept_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_memory_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_schedule_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_store_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_walk_cuda.cuh"
@@ -80,7 +81,7 @@ class Sm90Consumer {
     const Sm90Tile at = has_work ? tile : memory().pending;
     const Head head = load_head<kFeatures>(arguments_.score, at.batch, at.head);
     const int32_t first_query = at.query_tile * kQueries;
-    note(tile, head, first_query);
+    note<kFeatures>(memory(), arguments_.score, tile, head, first_query);
     Steps steps = steps_of<kFeatures, kQueries, kKeys>(head, first_query);
     if (!has_work) steps.last = steps.whole_last = steps.first;
     if (at.kind == TileKind::kRedo) steps.careful_above = 0;
@@ -89,7 +90,7 @@ class Sm90Consumer {
     do {
       const bool is_first = key == steps.first;
       careful_step(place_at(key), {key, true, false, false}, is_first, key == steps.last, has_work);
-      if (is_first) remember();
+      if (is_first) remember<kFeatures>(memory());
       key -= kKeys;
     } while (key >= steps.last && key + kKeys > steps.careful_above);
 #pragma unroll 1
@@ -110,7 +111,8 @@ class Sm90Consumer {
   __device__ __forceinline__ void follow_list(const Sm90Tile& tile) {
     const bool has_work = tile.has_work();
     const Sm90Tile at = has_work ? tile : memory().pending;
-    note(tile, load_head<kFeatures>(arguments_.score, at.batch, at.head), at.query_tile * kQueries);
+    note<kFeatures>(memory(), arguments_.score, tile, load_head<kFeatures>(arguments_.score, at.batch, at.head),
+                    at.query_tile * kQueries);
     if (has_work) shared_.key_full[key_.stage].wait(key_.parity);
     bool is_first = true;
 #pragma unroll 1
@@ -124,7 +126,7 @@ class Sm90Consumer {
       const Place place = place_at(key);
       if (is_first || (flags & kStepIsCareful) != 0 || memory().pending.kind == TileKind::kRedo) {
         careful_step(place, step, is_first, is_last, has_work);
-        if (is_first) remember();
+        if (is_first) remember<kFeatures>(memory());
       } else if (kMasksFastSteps && (flags & kStepIsMasked) != 0) {
         fast_step<kMasksFastSteps>(place, step, is_last);
       } else {
@@ -153,7 +155,7 @@ class Sm90Consumer {
     }
     wait_for_scores();
     if (has_keys) release_keys(is_last);
-    const Head head = recall_head();
+    const Head head = recall_head<kFeatures>(memory(), arguments_.score);
     change_scores<kFeatures, T, Rows::kQueries>(scores_, arguments_.score, head, place);
     hide(scores_, kept(head, place, step), tile::minus_infinity());
     float growth[2];
@@ -199,7 +201,7 @@ class Sm90Consumer {
     const bool has_grown = rows_.template has_grown<T>(factors);
     wait_for_scores();
     release_keys(is_last);
-    const Head head = recall_head();
+    const Head head = recall_head<kFeatures>(memory(), arguments_.score);
     if constexpr (kFoldsAlibi) {
       const int32_t distance = place.key - place.query - head.offset;
       rows_.exponentials_along(scores_, arguments_.score.scale * kLog2e, head.slope, distance);
@@ -339,48 +341,10 @@ class Sm90Consumer {
   __device__ __forceinline__ Sm90Memory& memory() const {
     return shared_.memories[warp()];
   }
-  __device__ __forceinline__ void note(const Sm90Tile& tile, const Head& head, int32_t first_query) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      memory().tile = tile;
-      memory().head = head;
-      memory().first_query = first_query;
-      if constexpr (kFeatures.sinks) memory().sink = sink_of(head);
-    }
-    __syncwarp();
-  }
-  // Word by word: four at once would need four neighbouring registers.
-  __device__ __forceinline__ Head recall_head() const {
-    const volatile Head& noted = memory().head;
-    Head head{noted.batch, noted.head, noted.queries, noted.keys, noted.left, noted.right, noted.offset, 0, 0, 0.0f};
-    if constexpr (kFeatures.packed) {
-      head.first_query = noted.first_query;
-      head.first_key = noted.first_key;
-    }
-    if constexpr (kFeatures.alibi) head.slope = noted.slope;
-    if constexpr (!kFeatures.packed && !kFeatures.key_lengths) head.keys = arguments_.score.keys;
-    return head;
-  }
-  __device__ __forceinline__ void remember() {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      const Sm90Tile tile = memory().tile;
-      memory().pending = tile;
-      memory().pending_head = memory().head;
-      if constexpr (kFeatures.sinks) memory().pending_sink = memory().sink;
-      memory().pending_number = tile.has_work() ? memory().tiles_read : 0;
-    }
-    __syncwarp();
-  }
   __device__ __forceinline__ OutputRows rows_of(const Head& head, int32_t first_query) const {
     const int32_t query = first_query + warp_row_ + static_cast<int32_t>(threadIdx.x % 32 / 4);
     return output_rows(arguments_, head, query, sizeof(T));
   }
-  __device__ __forceinline__ float sink_of(const Head& head) const {
-    if constexpr (!kFeatures.sinks) return tile::minus_infinity();
-    return arguments_.score.sinks[head.head * arguments_.score.sinks_stride] * kLog2e;
-  }
-
   // The rows of the tile before are complete but for their last product: their lse, and what the output will be
   // multiplied by.
   __device__ __forceinline__ void end_rows(float (&factors)[2]) {
@@ -409,7 +373,7 @@ class Sm90Consumer {
   __device__ __forceinline__ void store_nothing(const Sm90Tile& tile) const {
     const Head head = load_head<kFeatures>(arguments_.score, tile.batch, tile.head);
     const OutputRows target = rows_of(head, tile.query_tile * kQueries);
-    const float lse = end_of_row(0.0f, plus_infinity(), sink_of(head)).lse;
+    const float lse = end_of_row(0.0f, plus_infinity(), sink_of<kFeatures>(arguments_.score, head)).lse;
     const float zeros[OutputMma::kCount] = {};
     store_rows<T>(target, zeros, {0.0f, 0.0f});
     store_lse(target, {lse, lse});
