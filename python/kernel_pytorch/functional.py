@@ -14,6 +14,7 @@ from ._ops.cross_entropy import (
 )
 from ._ops.dropout import dropout
 from ._ops.embedding import embedding
+from ._ops.float8 import dequantize, quantize, scaled_matmul
 from ._ops.gated_activation import (
     gated_activation,
     gated_activation_packed,
@@ -42,6 +43,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_",
     "cross_entropy_partials",
+    "dequantize",
     "dropout",
     "embedding",
     "gated_activation",
@@ -59,6 +61,7 @@ __all__ = [
     "mean_pool",
     "mlp",
     "parallel_cross_entropy",
+    "quantize",
     "reglu",
     "reglu_packed",
     "relu",
@@ -69,6 +72,7 @@ __all__ = [
     "rope_frequencies",
     "rope_from_frequencies",
     "rope_tables",
+    "scaled_matmul",
     "silu",
     "softmax",
     "softmax_",
