@@ -42,10 +42,15 @@ uint32_t measure(const void* from, int64_t count, uint32_t* columns, bool* found
 }
 
 template <class T, class Code>
-void cast(const void* from, int64_t count, const float* inverses, uint8_t* codes) {
+void cast(const void* from, int64_t count, float inverse, const float* inverses, uint8_t* codes) {
   const T* row = static_cast<const T*>(from);
   auto* to = reinterpret_cast<Code*>(codes);
   int64_t j = 0;
+  if (inverses == nullptr) {
+    for (; j + kLanes <= count; j += kLanes) cpu::store(to + j, cpu::load(row + j) * inverse);
+    if (j < count) cpu::store_partial(to + j, cpu::load_partial(row + j, count - j) * inverse, count - j);
+    return;
+  }
   for (; j + kLanes <= count; j += kLanes) cpu::store(to + j, cpu::load(row + j) * cpu::load(inverses + j));
   if (j < count) {
     cpu::store_partial(to + j, cpu::load_partial(row + j, count - j) * cpu::load_partial(inverses + j, count - j),

@@ -204,15 +204,18 @@ class Run {
     }
   }
 
-  void cast_row(const Tile& tile, int64_t i, const float* inverses, uint8_t* codes) const {
-    if (!problem_.seed.is_present()) return kernels_.cast[is_e5m2_](row_of(tile, i), tile.columns, inverses, codes);
+  // By one inverse, or by those of the columns.
+  void cast_row(const Tile& tile, int64_t i, float inverse, const float* inverses, uint8_t* codes) const {
+    if (!problem_.seed.is_present()) {
+      return kernels_.cast[is_e5m2_](row_of(tile, i), tile.columns, inverse, inverses, codes);
+    }
     const auto* seed = problem_.seed.as<const int64_t>();
     for (int64_t j = 0; j < tile.columns; ++j) {
       const auto value = static_cast<float>(load_element(row_of(tile, i), problem_.x.dtype, j));
       const auto place = static_cast<uint64_t>((tile.row + i) * columns_ + tile.column + j);
       const PhiloxBlock block =
           philox(static_cast<uint64_t>(seed[0]), static_cast<uint64_t>(seed[1]), place / kPhiloxElements);
-      codes[j] = static_cast<uint8_t>(stochastic_code(value * inverses[j],
+      codes[j] = static_cast<uint8_t>(stochastic_code(value * (inverses == nullptr ? inverse : inverses[j]),
                                                       block.bits(static_cast<int>(place % kPhiloxElements)),
                                                       format_.mantissa_bits, format_.bias, format_.largest_code));
     }
@@ -222,17 +225,15 @@ class Run {
     const bool has_own = has_transposed_scales(problem_.granularity);
     TileCodes codes;
     for (int64_t i = 0; i < tile.rows; ++i) {
-      float inverses[kTile];
       uint8_t* row = codes + i * kTile;
-      std::fill_n(inverses, tile.columns, row_inverses[i]);
       if (problem_.codes.is_present()) {
         const TensorView& target = problem_.codes;
-        cast_row(tile, i, inverses, row);
+        cast_row(tile, i, row_inverses[i], nullptr, row);
         std::memcpy(target.as<uint8_t>() + (tile.row + i) * target.strides[0] + tile.column, row,
                     static_cast<size_t>(tile.columns));
       }
       if (problem_.transposed.is_present() && (has_own || !problem_.codes.is_present())) {
-        cast_row(tile, i, has_own ? column_inverses : inverses, row);
+        cast_row(tile, i, row_inverses[i], has_own ? column_inverses : nullptr, row);
       }
     }
     if (problem_.transposed.is_present()) store_transposed(tile, codes);
@@ -274,7 +275,7 @@ void run(const Quantize& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("quantize cpu 1");
+  return hash_text("quantize cpu 2");
 }
 
 }  // namespace

@@ -10,8 +10,8 @@ struct RowKernels {
   // Bits of the largest finite magnitude of a row, which are also raised in `columns` one by one; *found_nonfinite is
   // set where there is an infinity or a NaN.
   uint32_t (*measure)(const void* row, int64_t count, uint32_t* columns, bool* found_nonfinite);
-  // codes[j] = row[j] * inverses[j], by format: e4m3, e5m2.
-  void (*cast[2])(const void* row, int64_t count, const float* inverses, uint8_t* codes);
+  // codes[j] = row[j] * inverse, or where inverses are given row[j] * inverses[j]; by format: e4m3, e5m2.
+  void (*cast[2])(const void* row, int64_t count, float inverse, const float* inverses, uint8_t* codes);
 };
 
 // By type: fp32, bf16, fp16.
