@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_recipe_follows_bf16(tmp_path: Path) -> None:
     output = tmp_path / "runs.json"
-    sizes = "--steps 40 --dim 64 --layers 1 --length 32 --batch 8 --rate 3e-3 --limit 1.5".split()
+    options = {"steps": 40, "dim": 64, "layers": 1, "length": 32, "batch": 8, "rate": 3e-3, "limit": 1.5}
+    sizes = [f"--{name}={value}" for name, value in options.items()]
     command = [sys.executable, ROOT / "benchmarks/fp8_convergence.py", "--device", "cpu", *sizes, "--output", output]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'benchmarks'}", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
