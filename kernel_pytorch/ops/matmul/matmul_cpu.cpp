@@ -67,18 +67,20 @@ void pack_a_rows(const PackTask& task, bool rounds) {
 template <class T>
 void pack_a_columns(const PackTask& task, bool rounds) {
   const T* from = static_cast<const T*>(task.from.data) + task.first + task.step * task.from.column_stride;
-  for (int64_t row = 0; row < task.count; row += kTileRows) {
-    const int64_t rows = smaller(kTileRows, task.count - row);
-    float* to = reinterpret_cast<float*>(task.to + row / kTileRows * task.tile_bytes);
-    for (int64_t step = 0; step < task.steps; ++step) {
-      const T* column = from + row + step * task.from.column_stride;
-      if constexpr (kLanes >= kTileRows) {
-        store_step(to + step * kTileRows, rounded(cpu::load_partial(column, rows), rounds), task.steps - step);
+  for (int64_t step = 0; step < task.steps; ++step) {
+    const T* column = from + step * task.from.column_stride;
+    for (int64_t row = 0; row < task.count; row += kTileRows) {
+      const int64_t rows = smaller(kTileRows, task.count - row);
+      float* to = reinterpret_cast<float*>(task.to + row / kTileRows * task.tile_bytes) + step * kTileRows;
+      if (sizeof(T) == sizeof(float) && rows == kTileRows && !rounds) {
+        __builtin_memcpy(to, column + row, kTileRows * sizeof(float));
+      } else if constexpr (kLanes >= kTileRows) {
+        store_step(to, rounded(cpu::load_partial(column + row, rows), rounds), task.steps - step);
       } else {
         const int64_t low = smaller(rows, kLanes);
-        cpu::store(to + step * kTileRows, rounded(cpu::load_partial(column, low), rounds));
-        const Vec rest = rounded(cpu::load_partial(column + low, rows - low), rounds);
-        cpu::store_partial(to + step * kTileRows + kLanes, rest, kTileRows - kLanes);
+        cpu::store(to, rounded(cpu::load_partial(column + row, low), rounds));
+        const Vec rest = rounded(cpu::load_partial(column + row + low, rows - low), rounds);
+        cpu::store_partial(to + kLanes, rest, kTileRows - kLanes);
       }
     }
   }

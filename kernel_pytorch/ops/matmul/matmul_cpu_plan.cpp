@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kSlabBytes = int64_t{32} << 20;  // of packed operands at a time
 constexpr int64_t kPackTiles = 8;
-constexpr int64_t kTaskFlops = 1 << 21;  // what is worth another thread
+constexpr int64_t kPackPanels = 4;       // rows of B are read in longer runs
+constexpr int64_t kTaskFlops = 1 << 22;  // what is worth another thread
 constexpr int64_t kLine = 64;
 constexpr int64_t kStreamFromBytes = 4 << 20;  // of output; below, whoever reads it next finds it in the cache
 
@@ -78,9 +79,11 @@ class PackedProduct {
   }
 
   void run() {
-    packed_a_ = allocate(context_, units_per_wave_ * tiles_per_slab_ * blocks_ * a_tile_bytes_);
-    packed_b_ = shares_b_ ? allocate(context_, panels_per_slab_ * b_panel_bytes_) : nullptr;
-    buffers_ = allocate(context_, workers_ * buffer_bytes_);
+    const int64_t a_bytes = round_up(units_per_wave_ * tiles_per_slab_ * blocks_ * a_tile_bytes_, kLine);
+    const int64_t b_bytes = shares_b_ ? round_up(panels_per_slab_ * b_panel_bytes_, kLine) : 0;
+    packed_a_ = allocate(context_, a_bytes + b_bytes + workers_ * buffer_bytes_);
+    packed_b_ = packed_a_ + a_bytes;
+    buffers_ = packed_b_ + b_bytes;
     const int64_t units = sizes_.batch * slabs_, panels = divide_up(sizes_.n, kernels_.panel_columns);
     for (int64_t unit = 0; unit < units;) {
       // Shared columns are those of one batch.
@@ -88,9 +91,9 @@ class PackedProduct {
       const int64_t end = shares_b_ ? batch_end : std::min(units, unit + units_per_wave_);
       for (int64_t panel = 0; panel < panels; panel += panels_per_slab_) {
         const int64_t panel_end = std::min(panels, panel + panels_per_slab_);
-        if (shares_b_) pack_columns(unit / slabs_, panel, panel_end);
         for (int64_t first = unit; first < end; first += units_per_wave_) {
-          pack_rows(first, std::min(end, first + units_per_wave_));
+          const bool packs_columns = shares_b_ && first == unit;
+          pack(first, std::min(end, first + units_per_wave_), panel, packs_columns ? panel_end : panel);
           multiply(first, std::min(end, first + units_per_wave_), panel, panel_end);
         }
       }
@@ -117,13 +120,17 @@ class PackedProduct {
     const int64_t wanted = workers_ == 1 ? 1 : 4 * workers_;
     group_ = std::min(kernels_.group_panels, std::max<int64_t>(panels, 1));
     chunk_tiles_ = std::clamp<int64_t>(kernels_.chunk_rows / kernels_.tile_rows, 1, tiles_per_slab_);
+    if (slabs_ == 1 && tiles_per_slab_ <= 2 * chunk_tiles_) {  // nobody shares the columns: fewer of them, all rows
+      chunk_tiles_ = tiles_per_slab_;
+      group_ = divide_up(group_, 2);
+    }
     chunk_tiles_ = divide_up(tiles_per_slab_, divide_up(tiles_per_slab_, chunk_tiles_));  // of equal size
     const auto tasks = [&] {
       return units_per_wave_ * divide_up(tiles_per_slab_, chunk_tiles_) * divide_up(panels, group_);
     };
     while (tasks() < wanted && group_ > 1) group_ = divide_up(group_, 2);
     while (tasks() < wanted && chunk_tiles_ > 4) chunk_tiles_ = divide_up(chunk_tiles_, 2);
-    shares_b_ = divide_up(tiles_per_slab_, chunk_tiles_) * slabs_ > 2;
+    shares_b_ = divide_up(tiles_per_slab_, chunk_tiles_) * slabs_ > 1;
     panels_per_slab_ = std::max<int64_t>(panels, 1);
     if (shares_b_) {
       const int64_t fitting = std::max<int64_t>(kSlabBytes / std::max<int64_t>(b_panel_bytes_, 1) / group_, 1) * group_;
@@ -150,40 +157,46 @@ class PackedProduct {
     return packed_a_ + ((slot * blocks_ + block) * tiles_per_slab_ + tile) * a_tile_bytes_;
   }
 
-  void pack_rows(int64_t first, int64_t end) {
-    const int64_t pieces = divide_up(tiles_per_slab_, kPackTiles), piece_rows = kPackTiles * kernels_.tile_rows;
-    for_tasks(context_, workers_, (end - first) * pieces, nullptr, 0, nullptr, [&](int64_t task, char*) {
-      const Unit unit = unit_at(first + task / pieces);
-      const int64_t row = task % pieces * piece_rows;
-      if (row >= unit.rows) return;
-      for (int64_t block = 0; block < blocks_; ++block) {
-        const int64_t step = block * block_;
-        kernels_.pack_a({.from = operand_of(problem_.a, unit.batch),
-                         .first = unit.first_row + row,
-                         .count = std::min(piece_rows, unit.rows - row),
-                         .step = step,
-                         .steps = std::min(block_, sizes_.k - step),
-                         .to = packed_tile(task / pieces, block, task % pieces * kPackTiles),
-                         .tile_bytes = a_tile_bytes_,
-                         .precision = problem_.precision});
+  // Rows of A of some units and the columns of panels [panel, panel_end) of B, side by side.
+  void pack(int64_t first, int64_t end, int64_t panel, int64_t panel_end) {
+    const int64_t pieces = divide_up(tiles_per_slab_, kPackTiles), rows = (end - first) * pieces;
+    const int64_t columns = divide_up(panel_end - panel, kPackPanels);
+    for_tasks(context_, workers_, rows + columns, nullptr, 0, nullptr, [&](int64_t task, char*) {
+      if (task < rows) {
+        pack_rows(task / pieces, unit_at(first + task / pieces), task % pieces * kPackTiles);
+      } else {
+        pack_columns(first / slabs_, panel, (task - rows) * kPackPanels, panel_end);
       }
     });
   }
 
-  void pack_columns(int64_t batch, int64_t panel, int64_t end) {
-    constexpr int64_t kPackPanels = 4;  // rows of B are read in longer runs
-    for_tasks(context_, workers_, divide_up(end - panel, kPackPanels), nullptr, 0, nullptr, [&](int64_t task, char*) {
-      const int64_t first = task * kPackPanels, column = (panel + first) * kernels_.panel_columns;
-      const int64_t count = std::min(kPackPanels, end - panel - first) * kernels_.panel_columns;
-      kernels_.pack_b({.from = operand_of(problem_.b, batch),
-                       .first = column,
-                       .count = std::min(count, sizes_.n - column),
-                       .step = 0,
-                       .steps = sizes_.k,
-                       .to = packed_b_ + first * b_panel_bytes_,
-                       .tile_bytes = b_panel_bytes_,
+  void pack_rows(int64_t slot, const Unit& unit, int64_t tile) {
+    const int64_t row = tile * kernels_.tile_rows;
+    if (row >= unit.rows) return;
+    for (int64_t block = 0; block < blocks_; ++block) {
+      const int64_t step = block * block_;
+      kernels_.pack_a({.from = operand_of(problem_.a, unit.batch),
+                       .first = unit.first_row + row,
+                       .count = std::min(kPackTiles * kernels_.tile_rows, unit.rows - row),
+                       .step = step,
+                       .steps = std::min(block_, sizes_.k - step),
+                       .to = packed_tile(slot, block, tile),
+                       .tile_bytes = a_tile_bytes_,
                        .precision = problem_.precision});
-    });
+    }
+  }
+
+  void pack_columns(int64_t batch, int64_t panel, int64_t first, int64_t end) {
+    const int64_t column = (panel + first) * kernels_.panel_columns;
+    const int64_t count = std::min(kPackPanels, end - panel - first) * kernels_.panel_columns;
+    kernels_.pack_b({.from = operand_of(problem_.b, batch),
+                     .first = column,
+                     .count = std::min(count, sizes_.n - column),
+                     .step = 0,
+                     .steps = sizes_.k,
+                     .to = packed_b_ + first * b_panel_bytes_,
+                     .tile_bytes = b_panel_bytes_,
+                     .precision = problem_.precision});
   }
 
   void multiply(int64_t first, int64_t end, int64_t panel, int64_t panel_end) {
