@@ -100,11 +100,15 @@ struct PairTask {
 
 struct ProductKernels {
   int64_t tile_rows = 0, panel_columns = 0;
-  int64_t depth = 1;             // k is padded to a multiple
-  int64_t element_bytes = 4;     // of packed operands
-  int64_t block_steps = 384;     // of k at a time
-  int64_t chunk_rows = 384;      // of A at a time
-  int64_t group_panels = 4;      // of B at a time
+  int64_t depth = 1;          // k is padded to a multiple
+  int64_t element_bytes = 4;  // of packed operands
+  int64_t block_steps = 384;  // of k at a time
+  int64_t chunk_rows = 384;   // of A at a time
+  int64_t group_panels = 4;   // of B at a time
+  // Of packed rows and columns at a time. Together less than the 32 MB up to which malloc keeps what is freed: beyond,
+  // every call would begin with page faults, a twentieth of its time.
+  int64_t row_slab_bytes = int64_t{18} << 20;
+  int64_t column_slab_bytes = int64_t{12} << 20;
   bool splits_bfloat16 = false;  // whether kBf16x3 takes three packed steps for one
   void (*pack_a)(const PackTask&) = nullptr;
   void (*pack_b)(const PackTask&) = nullptr;

@@ -12,7 +12,6 @@
 namespace kernel_pytorch::matmul {
 namespace {
 
-constexpr int64_t kSlabBytes = int64_t{32} << 20;  // of packed operands at a time
 constexpr int64_t kPackTiles = 8;
 constexpr int64_t kPackPanels = 4;       // rows of B are read in longer runs
 constexpr int64_t kTaskFlops = 1 << 22;  // what is worth another thread
@@ -81,9 +80,9 @@ class PackedProduct {
   void run() {
     const int64_t a_bytes = round_up(units_per_wave_ * tiles_per_slab_ * blocks_ * a_tile_bytes_, kLine);
     const int64_t b_bytes = shares_b_ ? round_up(panels_per_slab_ * b_panel_bytes_, kLine) : 0;
-    packed_a_ = allocate(context_, a_bytes + b_bytes + workers_ * buffer_bytes_);
+    packed_a_ = allocate(context_, a_bytes + b_bytes);
     packed_b_ = packed_a_ + a_bytes;
-    buffers_ = packed_b_ + b_bytes;
+    buffers_ = allocate(context_, workers_ * buffer_bytes_);
     const int64_t units = sizes_.batch * slabs_, panels = divide_up(sizes_.n, kernels_.panel_columns);
     for (int64_t unit = 0; unit < units;) {
       // Shared columns are those of one batch.
@@ -93,7 +92,9 @@ class PackedProduct {
         const int64_t panel_end = std::min(panels, panel + panels_per_slab_);
         for (int64_t first = unit; first < end; first += units_per_wave_) {
           const bool packs_columns = shares_b_ && first == unit;
-          pack(first, std::min(end, first + units_per_wave_), panel, packs_columns ? panel_end : panel);
+          const bool packs_rows = panel == 0 || end - unit > units_per_wave_;  // else they are still there
+          pack(first, packs_rows ? std::min(end, first + units_per_wave_) : first, panel,
+               packs_columns ? panel_end : panel);
           multiply(first, std::min(end, first + units_per_wave_), panel, panel_end);
         }
       }
@@ -107,11 +108,11 @@ class PackedProduct {
     const int64_t chunk_tiles = std::max<int64_t>(kernels_.chunk_rows / kernels_.tile_rows, 1);
     const int64_t tiles = divide_up(sizes_.m, kernels_.tile_rows);
     const int64_t fitting =
-        std::max<int64_t>(kSlabBytes / (a_tile_bytes_ * blocks_) / chunk_tiles * chunk_tiles, chunk_tiles);
+        std::max<int64_t>(kernels_.row_slab_bytes / (a_tile_bytes_ * blocks_) / chunk_tiles * chunk_tiles, chunk_tiles);
     tiles_per_slab_ = std::max<int64_t>(std::min(tiles, fitting), 1);
     slabs_ = divide_up(std::max<int64_t>(tiles, 1), tiles_per_slab_);
-    units_per_wave_ =
-        std::clamp<int64_t>(kSlabBytes / (tiles_per_slab_ * a_tile_bytes_ * blocks_), 1, sizes_.batch * slabs_);
+    units_per_wave_ = std::clamp<int64_t>(kernels_.row_slab_bytes / (tiles_per_slab_ * a_tile_bytes_ * blocks_), 1,
+                                          sizes_.batch * slabs_);
   }
 
   // Chunks and groups small enough that every worker has a few.
@@ -133,8 +134,10 @@ class PackedProduct {
     shares_b_ = divide_up(tiles_per_slab_, chunk_tiles_) * slabs_ > 1;
     panels_per_slab_ = std::max<int64_t>(panels, 1);
     if (shares_b_) {
-      const int64_t fitting = std::max<int64_t>(kSlabBytes / std::max<int64_t>(b_panel_bytes_, 1) / group_, 1) * group_;
-      panels_per_slab_ = std::min(panels_per_slab_, fitting);
+      const int64_t fitting =
+          std::max<int64_t>(kernels_.column_slab_bytes / std::max<int64_t>(b_panel_bytes_, 1) / group_, 1) * group_;
+      const int64_t slabs = divide_up(panels_per_slab_, fitting);
+      panels_per_slab_ = std::min(fitting, round_up(divide_up(panels_per_slab_, slabs), group_));
       units_per_wave_ = 1;
     }
     const int64_t tile_floats = kernels_.tile_rows * kernels_.panel_columns;
