@@ -126,6 +126,25 @@ def report(title: str, timings: dict[str, Timing], flops: float) -> list[dict[st
     return rows
 
 
+def figures_of(rows: list[dict[str, object]]) -> list[dict[str, str]]:
+    """The rows as table.py prints them: each way beside the first of its case."""
+    figures = []
+    peer: dict[str, object] = {}
+    for row in rows:
+        if row["speedup"] == 1.0:
+            peer = row
+            continue
+        text = f"{row['us']:.0f} µs ({row['p25_us']:.0f} to {row['p75_us']:.0f}), {row['tflops']:.0f} TFLOP/s"
+        figures.append(
+            {
+                "what": f"{row['case']}, forward and backward; {row['way']}",
+                "ours": f"{text}, {row['speedup']:.2f}x",
+                "torch": f"{peer['way']}: {peer['us']:.0f} µs ({peer['p25_us']:.0f} to {peer['p75_us']:.0f})",
+            }
+        )
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -149,7 +168,8 @@ def main() -> None:
             products = inside * (inside * 5 // 2 + 3 * outside)
             rows += report(f"Llama block, {options.tokens} tokens", timings, 6.0 * options.tokens * products)
     if options.output:
-        options.output.write_text(json.dumps({"machine": describe_machine(device), "rows": rows}, indent=1))
+        run = {"machine": describe_machine(device), "figures": figures_of(rows), "rows": rows}
+        options.output.write_text(json.dumps({"runs": [run]}, indent=1))
 
 
 if __name__ == "__main__":
