@@ -17,9 +17,10 @@ if(TARGET kernel_pytorch_torch)
   install(TARGETS kernel_pytorch_torch LIBRARY DESTINATION lib)
 endif()
 
-# The headers a C++ user can call: not the words, which only kernels speak, nor the adapters and the command line.
+# The headers a C++ user can call: not the words, which only kernels speak, nor what kernels of several rooms share and
+# is made of words, nor the adapters and the command line.
 install(DIRECTORY kernel_pytorch DESTINATION include
-        FILES_MATCHING PATTERN "*.h" PATTERN "*_test.h" EXCLUDE
+        FILES_MATCHING PATTERN "*.h" PATTERN "*_test.h" EXCLUDE PATTERN "product_sm90*" EXCLUDE
         PATTERN "kernel_pytorch/cpu" EXCLUDE PATTERN "kernel_pytorch/cuda" EXCLUDE
         PATTERN "kernel_pytorch/torch" EXCLUDE PATTERN "kernel_pytorch/jax" EXCLUDE PATTERN "kernel_pytorch/cli" EXCLUDE)
 
