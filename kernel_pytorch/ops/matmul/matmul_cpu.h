@@ -103,8 +103,9 @@ struct ProductKernels {
   int64_t depth = 1;          // k is padded to a multiple
   int64_t element_bytes = 4;  // of packed operands
   int64_t block_steps = 384;  // of k at a time
-  int64_t chunk_rows = 384;   // of A at a time
-  int64_t group_panels = 4;   // of B at a time
+  int64_t chunk_rows = 192;   // of A at a time
+  int64_t group_panels = 2;   // of B at a time
+  int64_t solo_rows = 768;    // so few that they are one chunk, and no other shares the columns
   // Of packed rows and columns at a time. Together less than the 32 MB up to which malloc keeps what is freed: beyond,
   // every call would begin with page faults, a twentieth of its time.
   int64_t row_slab_bytes = int64_t{18} << 20;

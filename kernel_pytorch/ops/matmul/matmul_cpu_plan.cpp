@@ -121,7 +121,8 @@ class PackedProduct {
     const int64_t wanted = workers_ == 1 ? 1 : 4 * workers_;
     group_ = std::min(kernels_.group_panels, std::max<int64_t>(panels, 1));
     chunk_tiles_ = std::clamp<int64_t>(kernels_.chunk_rows / kernels_.tile_rows, 1, tiles_per_slab_);
-    if (slabs_ == 1 && tiles_per_slab_ <= 2 * chunk_tiles_) {  // nobody shares the columns: fewer of them, all rows
+    if (slabs_ == 1 && tiles_per_slab_ * kernels_.tile_rows <=
+                           kernels_.solo_rows) {  // nobody shares the columns: fewer of them, all rows
       chunk_tiles_ = tiles_per_slab_;
       group_ = divide_up(group_, 2);
     }

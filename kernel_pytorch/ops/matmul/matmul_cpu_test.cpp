@@ -95,6 +95,7 @@ ProductKernels in_small_pieces(ProductKernels kernels) {
   kernels.block_steps = 64;
   kernels.chunk_rows = 2 * kernels.tile_rows;
   kernels.group_panels = 2;
+  kernels.solo_rows = kernels.tile_rows;
   kernels.row_slab_bytes = kernels.column_slab_bytes = 1 << 15;
   return kernels;
 }
