@@ -28,8 +28,8 @@ struct ProductC {
   int64_t row_stride;
 };
 
-// C[6, kVectors * kLanes] = A[6, steps] B[steps, kVectors * kLanes], added to what C holds if `add`. Vectors of B and C
-// need no alignment.
+// C[6, kVectors * kLanes] = A[6, steps] B[steps, kVectors * kLanes], added to what C holds if `add`, at the end: sums of
+// sums lose half of what one long chain loses. Vectors of B and C need no alignment.
 template <int kVectors>
 [[gnu::noinline, maybe_unused]] static void multiply_tile(const ProductA& a, const ProductB& b, int64_t steps,
                                                           const ProductC& c, bool add) {
@@ -37,9 +37,7 @@ template <int kVectors>
 #pragma GCC unroll 6
   for (int i = 0; i < kTileRows; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      sums[i][j] = add ? load(c.data + i * c.row_stride + j * kLanes) : Vec{};
-    }
+    for (int j = 0; j < kVectors; ++j) sums[i][j] = Vec{};
   }
   const float* rows = a.data;
   const float* late_rows = a.data + 3 * a.row_stride;  // two bases reach six rows with scaled strides
@@ -61,8 +59,11 @@ template <int kVectors>
   }
 #pragma GCC unroll 6
   for (int i = 0; i < kTileRows; ++i) {
+    float* to = c.data + i * c.row_stride;
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) store(c.data + i * c.row_stride + j * kLanes, sums[i][j]);
+    for (int j = 0; j < kVectors; ++j) {
+      store(to + j * kLanes, add ? sums[i][j] + load(to + j * kLanes) : sums[i][j]);
+    }
   }
 }
 

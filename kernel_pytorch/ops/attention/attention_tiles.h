@@ -208,7 +208,8 @@ KP_WORD void load_statistics(const BackwardTask& task, int64_t padded_rows, floa
       sum += cpu::load(output + j, lanes) * cpu::load(gradient + j, lanes);
     });
     delta[row] = cpu::horizontal_sum(sum) - (task.grad_lse == nullptr ? 0.0f : task.grad_lse[query]);
-    if (task.lse[query] != kMinusInfinity) lse[row] = task.lse[query] * kLog2E;
+    // By a double: the rounding of kLog2E would shift every probability of a long row the same way.
+    if (task.lse[query] != kMinusInfinity) lse[row] = static_cast<float>(task.lse[query] * 1.4426950408889634);
   }
 }
 
