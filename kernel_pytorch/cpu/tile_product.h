@@ -28,8 +28,8 @@ struct ProductC {
   int64_t row_stride;
 };
 
-// C[6, kVectors * kLanes] = A[6, steps] B[steps, kVectors * kLanes], added to what C holds if `add`, at the end: sums of
-// sums lose half of what one long chain loses. Vectors of B and C need no alignment.
+// C[6, kVectors * kLanes] = A[6, steps] B[steps, kVectors * kLanes], added to what C holds if `add`, at the end: sums
+// of sums lose half of what one long chain loses. Vectors of B and C need no alignment.
 template <int kVectors>
 [[gnu::noinline, maybe_unused]] static void multiply_tile(const ProductA& a, const ProductB& b, int64_t steps,
                                                           const ProductC& c, bool add) {
