@@ -116,22 +116,20 @@ TEST_F(StoreProcesses, AForkedChildReadsAndWrites) {
 
 // Forks while other threads hold the locks of tuning most of the time.
 TEST_F(StoreProcesses, ForkedChildrenNeverFindALockHeld) {
-#ifdef __SANITIZE_THREAD__
+#if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer does not follow threads that a forked child starts";
+#elif defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "AddressSanitizer of g++ 12 forks without its allocator's locks: a child may wait for one for ever";
 #endif
   std::atomic<bool> stop{false};
   std::thread busy([&] {
-    for (int i = 0; !stop; ++i) {
-      remember(make_test_key(concat("busy", i % 10)), make_test_measurement());
-      // SQLite's lock on the file is not fair: a writer that never pauses can keep a child out until its alarm.
-      std::this_thread::sleep_for(std::chrono::microseconds(300));
-    }
+    for (int i = 0; !stop; ++i) remember(make_test_key(concat("busy", i % 10)), make_test_measurement());
   });
   int failures = 0;
   for (int i = 0; i < 20; ++i) {
     const pid_t child = fork();
     if (child == 0) {
-      alarm(60);
+      alarm(20);
       remember(make_test_key(concat("child", i)), make_test_measurement());
       _exit(find_measured(make_test_key(concat("child", i))).has_value() ? 0 : 1);
     }
