@@ -77,6 +77,15 @@ struct Cost {
 
 using TensorVisitor = void (*)(void* state, std::string_view name, Role role, TensorView& view);
 
+// What visit_tensors of an op is written with: hands over the tensors that are present.
+struct PresentTensors {
+  TensorVisitor visit;
+  void* state;
+  void operator()(std::string_view name, Role role, TensorView& view) const {
+    if (view.is_present()) visit(state, name, role, view);
+  }
+};
+
 // Bytes of all tensors that a problem names, those updated in place counted twice: Cost::bytes of most ops.
 template <class Problem>
 int64_t tensor_bytes(const Problem& problem, void (*visit_tensors)(Problem&, TensorVisitor visit, void* state)) {

@@ -138,24 +138,26 @@ TensorView dense_view_of(Tensor& tensor, const ArgumentName& name) {
   return view_of(tensor, name);
 }
 
-TensorView matrix_view_of(Tensor& tensor, const ArgumentName& name) {
+namespace {
+
+// A view that `merges` brings to its form, of a contiguous copy where it does not; of fewer dimensions as it is.
+TensorView merged_view_of(Tensor& tensor, const ArgumentName& name, int least_rank, bool (*merges)(TensorView&)) {
   TensorView view = view_of(tensor, name);
-  if (view.rank < 2) return view;
-  if (is_matrix(view)) return view;
+  if (view.rank < least_rank || merges(view)) return view;
   tensor = contiguous_copy(tensor);
   view = view_of(tensor, name);
-  is_matrix(view);
+  merges(view);
   return view;
 }
 
+}  // namespace
+
+TensorView matrix_view_of(Tensor& tensor, const ArgumentName& name) {
+  return merged_view_of(tensor, name, 2, is_matrix);
+}
+
 TensorView rows_view_of(Tensor& tensor, const ArgumentName& name) {
-  TensorView view = view_of(tensor, name);
-  if (view.rank < 1) return view;
-  if (are_rows(view)) return view;
-  tensor = contiguous_copy(tensor);
-  view = view_of(tensor, name);
-  are_rows(view);
-  return view;
+  return merged_view_of(tensor, name, 1, are_rows);
 }
 
 }  // namespace kernel_pytorch::torch_ops

@@ -33,9 +33,7 @@ void describe(const Step& problem, tuning::KeyBuilder& key) {
 }
 
 void visit_tensors(Step& problem, registry::TensorVisitor visit, void* state) {
-  const auto call = [&](const std::string& name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visit(state, name, role, view);
-  };
+  const registry::PresentTensors call{visit, state};
   using enum registry::Role;
   for (size_t i = 0; i < problem.parameters.size(); ++i) {
     Parameter& one = problem.parameters[i];

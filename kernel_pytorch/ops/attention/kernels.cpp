@@ -87,12 +87,7 @@ void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
   key.field("grad_captured", std::ranges::count_if(problem.grad_captured, &TensorView::is_present));
 }
 
-struct Visit {
-  registry::TensorVisitor visit;
-  void* state;
-  void operator()(std::string_view name, registry::Role role, TensorView& view) const {
-    if (view.is_present()) visit(state, name, role, view);
-  }
+struct Visit : registry::PresentTensors {
   void scoring(Scoring& scoring) const {
     using enum registry::Role;
     (*this)("bias", kInput, scoring.bias);
@@ -119,7 +114,7 @@ struct Visit {
 };
 
 void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state) {
-  const Visit call{visit, state};
+  const Visit call{{visit, state}};
   using enum registry::Role;
   call("query", kInput, problem.query);
   call("key", kInput, problem.key);
@@ -129,7 +124,7 @@ void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state)
   call("lse", kOutput, problem.lse);
 }
 void visit_backward(Backward& problem, registry::TensorVisitor visit, void* state) {
-  const Visit call{visit, state};
+  const Visit call{{visit, state}};
   using enum registry::Role;
   call("grad_output", kInput, problem.grad_output);
   call("query", kInput, problem.query);

@@ -40,9 +40,7 @@ void describe(const RescaleProblem& problem, tuning::KeyBuilder& key) {
 using registry::Role;
 
 void visit_tensors(Problem& problem, registry::TensorVisitor visit, void* state) {
-  const auto call = [&](std::string_view name, Role role, TensorView& view) {
-    if (view.is_present()) visit(state, name, role, view);
-  };
+  const registry::PresentTensors call{visit, state};
   call("logits", Role::kInput, problem.logits);
   call("target", Role::kInput, problem.target);
   call("weight", Role::kInput, problem.weight);

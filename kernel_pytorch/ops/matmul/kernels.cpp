@@ -56,9 +56,7 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
 }
 
 void visit(Product& problem, registry::TensorVisitor visit, void* state) {
-  const auto each = [&](std::string_view name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visit(state, name, role, view);
-  };
+  const registry::PresentTensors each{visit, state};
   using enum registry::Role;
   each("a", kInput, problem.a);
   each("b", kInput, problem.b);

@@ -10,7 +10,7 @@
 namespace kernel_pytorch::matmul {
 namespace {
 
-constexpr const char* kTooLarge = "a size is 2^31 or more, or there are more than four million rows";
+constexpr const char* kTooLarge = "a size is 2^30 or more, or there are more than four million rows";
 constexpr int64_t kMaximumRows = int64_t{65535} * 64;
 constexpr int kPerThread[] = {8, 4};
 

@@ -68,9 +68,7 @@ void describe(const BackwardProblem& problem, tuning::KeyBuilder& key) {
 }
 
 void visit_tensors(ForwardProblem& problem, TensorVisitor visit, void* state) {
-  const auto call = [&](std::string_view name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visit(state, name, role, view);
-  };
+  const registry::PresentTensors call{visit, state};
   using enum registry::Role;
   call("gate", kInput, problem.gate);
   call("up", kInput, problem.up);
@@ -82,9 +80,7 @@ void visit_tensors(ForwardProblem& problem, TensorVisitor visit, void* state) {
 }
 
 void visit_tensors(BackwardProblem& problem, TensorVisitor visit, void* state) {
-  const auto call = [&](std::string_view name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visit(state, name, role, view);
-  };
+  const registry::PresentTensors call{visit, state};
   using enum registry::Role;
   call("grad_output", kInput, problem.grad_output);
   call("gate", kInput, problem.gate);

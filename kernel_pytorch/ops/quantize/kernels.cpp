@@ -28,9 +28,7 @@ void describe(const Quantize& problem, tuning::KeyBuilder& key) {
 }
 
 void visit(Quantize& problem, registry::TensorVisitor visitor, void* state) {
-  const auto visit_present = [&](std::string_view name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visitor(state, name, role, view);
-  };
+  const registry::PresentTensors visit_present{visitor, state};
   visit_present("x", registry::Role::kInput, problem.x);
   visit_present("scale", registry::Role::kInput, problem.scale);
   visit_present("seed", registry::Role::kInput, problem.seed);

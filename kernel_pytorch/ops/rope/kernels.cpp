@@ -27,9 +27,7 @@ void describe(const Problem& problem, tuning::KeyBuilder& key) {
 }
 
 void visit_tensors(Problem& problem, registry::TensorVisitor visit, void* state) {
-  const auto call = [&](std::string_view name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visit(state, name, role, view);
-  };
+  const registry::PresentTensors call{visit, state};
   using enum registry::Role;
   const registry::Role input = problem.in_place ? kUpdated : kInput;
   call("query", input, problem.query);

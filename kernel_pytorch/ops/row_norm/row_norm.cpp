@@ -27,9 +27,7 @@ void describe(const BackwardProblem& problem, tuning::KeyBuilder& key) {
 }
 
 void visit_tensors(ForwardProblem& problem, TensorVisitor visit, void* state) {
-  const auto call = [&](std::string_view name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visit(state, name, role, view);
-  };
+  const registry::PresentTensors call{visit, state};
   using enum registry::Role;
   call("x", kInput, problem.x);
   call("residual", kInput, problem.residual);
@@ -42,9 +40,7 @@ void visit_tensors(ForwardProblem& problem, TensorVisitor visit, void* state) {
 }
 
 void visit_tensors(BackwardProblem& problem, TensorVisitor visit, void* state) {
-  const auto call = [&](std::string_view name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visit(state, name, role, view);
-  };
+  const registry::PresentTensors call{visit, state};
   using enum registry::Role;
   call("grad_output", kInput, problem.grad_output);
   call("value", kInput, problem.value);

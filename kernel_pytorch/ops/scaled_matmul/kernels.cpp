@@ -28,9 +28,7 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
 }
 
 void visit(Product& problem, registry::TensorVisitor visitor, void* state) {
-  const auto visit_present = [&](std::string_view name, registry::Role role, TensorView& view) {
-    if (view.is_present()) visitor(state, name, role, view);
-  };
+  const registry::PresentTensors visit_present{visitor, state};
   visit_present("a", registry::Role::kInput, problem.a);
   visit_present("b", registry::Role::kInput, problem.b);
   visit_present("scale_a", registry::Role::kInput, problem.scale_a);
