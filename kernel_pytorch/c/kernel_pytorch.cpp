@@ -10,6 +10,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/version.h"
 #include "kernel_pytorch/c/json.h"
+#include "kernel_pytorch/c/plan_request.h"
 #include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/c/request.h"
 #include "kernel_pytorch/device/cuda/launch_counts.h"
@@ -236,6 +237,22 @@ kp_status kp_float8_plan(const char* request, char** result) {
     return to_text(
         {{"pays", found.pays}, {"bf16_us", found.bf16_us}, {"float8_us", found.float8_us}, {"reason", found.reason}});
   });
+}
+
+kp_status kp_bucket_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_bucket_plan(parsed(request))); });
+}
+
+kp_status kp_graph_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_graph_plan(parsed(request))); });
+}
+
+kp_status kp_memory_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_memory_plan(parsed(request))); });
+}
+
+kp_status kp_batch_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_batch_plan(parsed(request))); });
 }
 
 kp_status kp_verify(const char* request, char** result) {

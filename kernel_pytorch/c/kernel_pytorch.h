@@ -75,6 +75,25 @@ KP_API kp_status kp_explain(const char* request, char** result);
  * "recipe": "delayed" (usual), "current", "rowwise" or "blockwise"} -> {"pays", "bf16_us", "float8_us", "reason"} */
 KP_API kp_status kp_float8_plan(const char* request, char** result);
 
+/* Which lengths to pad to. {"lengths": [...], "counts": [...] (1 each), "strategy": "optimal", "memory_optimal",
+ * "hardware_aware", "adaptive", "geometric" or "linear", "max_buckets": 32, "alignment": 1, "longest": 0, "cost":
+ * {"floor", "linear", "quadratic", "bucket"}, "current": [...] in use, "least_gain": 0.05, "device": "cpu"} ->
+ * {"buckets", "cost", "unpadded_cost", "padding_overhead", "current_cost", "changes", "reason"} */
+KP_API kp_status kp_bucket_plan(const char* request, char** result);
+
+/* Whether a CUDA graph pays for a module at one shape. {"device": "cuda:0", "eager_us", "device_us", "launches",
+ * "copies", "copy_bytes", "capture_us", "calls", "least_gain"} -> {"pays", "graph_us", "break_even_calls" (null:
+ * never), "reason"} */
+KP_API kp_status kp_graph_plan(const char* request, char** result);
+
+/* The peak of allocations and releases in order. {"bytes": [...] (below 0: given back), "kinds": [...] (0 parameters,
+ * 1 gradients, 2 optimizer, 3 inputs, 4 activations)} -> {"peak_bytes", "at_peak": {kind: bytes}, "left_bytes"} */
+KP_API kp_status kp_memory_plan(const char* request, char** result);
+
+/* The batch to take, from the peaks of two. {"first_batch", "second_batch", "first_bytes", "second_bytes",
+ * "capacity_bytes", "reserve": 0.1, "fixed_us", "sample_us"} -> {"batch", "fits", "reason"} */
+KP_API kp_status kp_batch_plan(const char* request, char** result);
+
 /* Runs every supported kernel and config against the reference. {"failures": ["..."]}, empty when all are right. */
 KP_API kp_status kp_verify(const char* request, char** result);
 

@@ -122,6 +122,16 @@ static void test_refusals(void) {
   EXPECT_ANSWER(kp_float8_plan("{\"in_features\": 64, \"out_features\": 64}", &result), "\"pays\":false");
   EXPECT_REFUSED(kp_float8_plan("{\"in_features\": 64, \"out_features\": 64, \"recipe\": \"x\"}", &result),
                  KP_INVALID_ARGUMENT, "delayed");
+  EXPECT_ANSWER(kp_bucket_plan("{\"lengths\": [10, 12, 100], \"counts\": [3, 1, 1], \"max_buckets\": 2}", &result),
+                "\"buckets\":[12,100]");
+  EXPECT_REFUSED(kp_bucket_plan("{\"lengths\": [10], \"counts\": []  , \"strategy\": \"x\"}", &result),
+                 KP_INVALID_ARGUMENT, "geometric");
+  EXPECT_REFUSED(kp_bucket_plan("{\"lengths\": [10, 2.5]}", &result), KP_INVALID_ARGUMENT, "2.5");
+  EXPECT_ANSWER(kp_graph_plan("{\"eager_us\": 5}", &result), "\"pays\":false");
+  EXPECT_ANSWER(kp_memory_plan("{\"bytes\": [8, 4, -4], \"kinds\": [0, 4, 4]}", &result), "\"peak_bytes\":12");
+  EXPECT_REFUSED(kp_memory_plan("{\"bytes\": [8], \"kinds\": [7]}", &result), KP_INVALID_ARGUMENT, "0 to 4");
+  EXPECT_ANSWER(kp_batch_plan("{\"first_bytes\": 10, \"second_bytes\": 20, \"capacity_bytes\": 100}", &result),
+                "\"batch\":8");
   EXPECT_REFUSED(kp_explain(NULL, &result), KP_INVALID_ARGUMENT, "\"op\" is missing");
   EXPECT_REFUSED(kp_explain("{", &result), KP_INVALID_ARGUMENT, "not JSON");
   EXPECT_REFUSED(kp_explain("[]", &result), KP_INVALID_ARGUMENT, "array");

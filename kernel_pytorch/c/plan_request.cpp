@@ -1,0 +1,141 @@
+#include "kernel_pytorch/c/plan_request.h"
+
+#include <cmath>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/plan/bucket_plan.h"
+#include "kernel_pytorch/plan/graph_plan.h"
+#include "kernel_pytorch/plan/memory_plan.h"
+
+namespace kernel_pytorch::c_interface {
+namespace {
+
+constexpr double kMost = 1e18;
+
+std::vector<double> numbers(FieldReader& fields, std::string_view field) {
+  std::vector<double> read;
+  const Json* values = fields.value(field);
+  if (values == nullptr) return read;
+  KP_CHECK(values->is_array(), fields.where(), ": \"", field, "\" must be an array of numbers, not ",
+           values->type_name());
+  for (const Json& value : *values) {
+    KP_CHECK(value.is_number(), fields.where(), ": \"", field, "\" has ", to_text(value).substr(0, 40),
+             " in it, which is no number");
+    read.push_back(value.get<double>());
+    KP_CHECK(std::abs(read.back()) <= kMost, fields.where(), ": \"", field, "\" has ", read.back(), " in it; at most ",
+             kMost);
+  }
+  return read;
+}
+
+std::vector<int64_t> whole_numbers(FieldReader& fields, std::string_view field) {
+  std::vector<int64_t> read;
+  for (double value : numbers(fields, field)) {
+    KP_CHECK(value == std::floor(value), fields.where(), ": \"", field, "\" has ", value, " in it, no whole number");
+    read.push_back(static_cast<int64_t>(value));
+  }
+  return read;
+}
+
+int64_t whole_number(FieldReader& fields, std::string_view field, int64_t fallback) {
+  return static_cast<int64_t>(fields.number(field, static_cast<double>(fallback), 0, 1e12));
+}
+
+Json finite_or_null(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);  // JSON has no infinity
+}
+
+}  // namespace
+
+Json answer_bucket_plan(const Json& request) {
+  FieldReader fields(request, "bucket_plan");
+  plan::BucketRequest asked;
+  const std::vector<int64_t> lengths = whole_numbers(fields, "lengths");
+  const std::vector<double> counts = numbers(fields, "counts");
+  KP_CHECK(counts.empty() || counts.size() == lengths.size(), "bucket_plan: there are ", lengths.size(),
+           " lengths and ", counts.size(), " counts");
+  for (size_t i = 0; i < lengths.size(); ++i) asked.lengths.push_back({lengths[i], counts.empty() ? 1 : counts[i]});
+  asked.strategy = plan::bucket_strategy_of(fields.text("strategy", "optimal"));
+  asked.max_buckets = whole_number(fields, "max_buckets", asked.max_buckets);
+  asked.alignment = whole_number(fields, "alignment", asked.alignment);
+  asked.longest = whole_number(fields, "longest", asked.longest);
+  asked.least_gain = fields.number("least_gain", asked.least_gain, 0, 1);
+  asked.current = whole_numbers(fields, "current");
+  if (const Json* cost = fields.value("cost")) {
+    FieldReader parts(*cost, "bucket_plan cost");
+    asked.cost = {.floor = parts.number("floor", 0, 0, kMost),
+                  .linear = parts.number("linear", 0, 0, kMost),
+                  .quadratic = parts.number("quadratic", 0, 0, kMost),
+                  .bucket = parts.number("bucket", 0, 0, kMost)};
+    parts.finish();
+  }
+  const Device device = device_from(fields.text("device", "cpu"));
+  fields.finish();
+  const plan::BucketPlan found = plan::plan_buckets(asked, device_info(device));
+  return {{"buckets", found.buckets},
+          {"cost", found.cost},
+          {"unpadded_cost", found.unpadded_cost},
+          {"padding_overhead", found.padding_overhead},
+          {"current_cost", found.current_cost},
+          {"changes", found.changes},
+          {"reason", found.reason}};
+}
+
+Json answer_graph_plan(const Json& request) {
+  FieldReader fields(request, "graph_plan");
+  plan::GraphRequest asked;
+  asked.is_cuda = device_from(fields.text("device", "cpu")).kind == DeviceKind::kCuda;
+  asked.eager_us = fields.number("eager_us", 0, 0, kMost);
+  asked.device_us = fields.number("device_us", 0, 0, kMost);
+  asked.launches = fields.number("launches", 0, 0, kMost);
+  asked.copies = fields.number("copies", asked.copies, 0, kMost);
+  asked.copy_bytes = fields.number("copy_bytes", 0, 0, kMost);
+  asked.capture_us = fields.number("capture_us", 0, 0, kMost);
+  asked.calls = fields.number("calls", asked.calls, 0, kMost);
+  asked.least_gain = fields.number("least_gain", asked.least_gain, 0, 1);
+  fields.finish();
+  const plan::GraphPlan found = plan::plan_graph(asked);
+  return {{"pays", found.pays},
+          {"graph_us", found.graph_us},
+          {"break_even_calls", finite_or_null(found.break_even_calls)},
+          {"reason", found.reason}};
+}
+
+Json answer_memory_plan(const Json& request) {
+  FieldReader fields(request, "memory_plan");
+  const std::vector<int64_t> bytes = whole_numbers(fields, "bytes"), kinds = whole_numbers(fields, "kinds");
+  fields.finish();
+  KP_CHECK(bytes.size() == kinds.size(), "memory_plan: there are ", bytes.size(), " bytes and ", kinds.size(),
+           " kinds");
+  std::vector<plan::MemoryEvent> events;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    KP_CHECK(kinds[i] >= 0 && kinds[i] < static_cast<int64_t>(plan::kMemoryKindNames.size()), "memory_plan: a kind is ",
+             kinds[i], "; they are numbered from 0 to ", plan::kMemoryKindNames.size() - 1);
+    events.push_back({bytes[i], static_cast<plan::MemoryKind>(kinds[i])});
+  }
+  const plan::MemoryPlan found = plan::plan_memory(events);
+  Json at_peak = Json::object();
+  for (size_t i = 0; i < found.bytes_at_peak.size(); ++i) {
+    at_peak[std::string(plan::kMemoryKindNames[i])] = found.bytes_at_peak[i];
+  }
+  return {{"peak_bytes", found.peak_bytes}, {"at_peak", at_peak}, {"left_bytes", found.left_bytes}};
+}
+
+Json answer_batch_plan(const Json& request) {
+  FieldReader fields(request, "batch_plan");
+  plan::BatchRequest asked;
+  asked.first_batch = whole_number(fields, "first_batch", asked.first_batch);
+  asked.second_batch = whole_number(fields, "second_batch", asked.second_batch);
+  asked.first_bytes = fields.number("first_bytes", 0, 0, kMost);
+  asked.second_bytes = fields.number("second_bytes", 0, 0, kMost);
+  asked.capacity_bytes = fields.number("capacity_bytes", 0, 0, kMost);
+  asked.reserve = fields.number("reserve", asked.reserve, 0, 1);
+  asked.fixed_us = fields.number("fixed_us", 0, 0, kMost);
+  asked.sample_us = fields.number("sample_us", 0, 0, kMost);
+  fields.finish();
+  const plan::BatchPlan found = plan::plan_batch(asked);
+  return {{"batch", found.batch}, {"fits", found.fits}, {"reason", found.reason}};
+}
+
+}  // namespace kernel_pytorch::c_interface

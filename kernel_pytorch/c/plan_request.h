@@ -1,0 +1,14 @@
+// Plans about models by JSON: buckets, graphs, memory, batches. Reads a request, asks kernel_pytorch/plan, answers.
+#pragma once
+
+#include "kernel_pytorch/base/export.h"
+#include "kernel_pytorch/c/json.h"
+
+namespace kernel_pytorch::c_interface {
+
+KP_EXPORT Json answer_bucket_plan(const Json& request);
+KP_EXPORT Json answer_graph_plan(const Json& request);
+KP_EXPORT Json answer_memory_plan(const Json& request);
+KP_EXPORT Json answer_batch_plan(const Json& request);
+
+}  // namespace kernel_pytorch::c_interface
