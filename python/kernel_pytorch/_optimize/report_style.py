@@ -7,7 +7,7 @@ __all__ = ["STYLE"]
 STYLE = """
 :root { color-scheme: light dark;
   --page: #f6f5f2; --card: #ffffff; --ink: #1d2126; --soft: #5a626c; --line: #e2e0da; --track: #edebe5;
-  --after: #0b6e62; --after-ink: #ffffff; --before: #7b8794; --peer: #a8743a; --good: #0b6e62; --bad: #b3261e;
+  --after: #0b6e62; --after-ink: #ffffff; --before: #66717d; --peer: #a8743a; --good: #0b6e62; --bad: #b3261e;
   --warn: #8a5a00; --wash: #e4f1ee; --wash-bad: #fbe9e7; --under: #0b6e6210; --code: #f1efea; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #14171a; --card: #1c2024; --ink: #e8eaed; --soft: #a3abb5; --line: #30363c; --track: #2a2f35;
@@ -49,12 +49,13 @@ th { padding: 6px 14px 6px 0; text-align: left; font-weight: 600; color: var(--s
 td { padding: 7px 14px 7px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child > td, tr:last-child > th[scope=row] { border-bottom: 0; }
 th[scope=row] { color: var(--ink); font-size: 14px; white-space: normal; vertical-align: top; }
+th[scope=row]:has(.path) { min-width: 200px; font-weight: 400; }
 .number { text-align: right; white-space: nowrap; }
 th:last-child, td:last-child { padding-right: 0; }
 .wide { width: 30%; min-width: 120px; }
 code, pre, .path { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace;
   font-size: 13px; }
-.path { overflow-wrap: anywhere; } .paths { margin: 0; padding: 0; list-style: none; font-weight: 400; }
+.path { overflow-wrap: anywhere; } .paths { margin: 0; padding: 0; list-style: none; }
 pre { margin: 0; padding: 14px 16px; overflow-x: auto; background: var(--code); border-radius: 9px;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 .bar { display: block; width: 100%; height: 14px; background: var(--track); border-radius: 3px; }
@@ -90,6 +91,8 @@ td .bar { margin-top: 4px; }
 .key .solid { fill: var(--after); } .key .gray { fill: var(--before); }
 .key .hollow { fill: var(--card); stroke: var(--before); stroke-width: 1.75; }
 details { margin-top: 12px; } summary { cursor: pointer; font-size: 14px; color: var(--good); }
+.paths + details { margin-top: 2px; } .paths + details > summary { font-size: 13px; }
+.paths + details > .paths { margin-top: 2px; }
 details > :not(summary) { margin-top: 10px; }
 .facts { display: grid; grid-template-columns: max-content 1fr; gap: 4px 24px; margin: 0; font-size: 14px; }
 .facts dt { color: var(--soft); } .facts dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }

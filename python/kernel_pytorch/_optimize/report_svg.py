@@ -130,14 +130,14 @@ def _roofs(across: _Axis, up: _Axis, memory: float, compute: float, dtype: str) 
     line = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in corners)
     bottom = _HEIGHT - _BOTTOM
     area = f"{line} {across.at(last):.1f},{bottom} {across.at(first):.1f},{bottom}"
-    # The label of the slope stands on it, a third of the way up, turned as it is.
+    # The label of the slope stands on it, turned as it is, at its foot, where few kernels are.
     start = (across.at(first), up.at(first * memory))
     end = (across.at(ridge), up.at(compute))
     angle = math.degrees(math.atan2(end[1] - start[1], end[0] - start[0]))
-    x, y = start[0] + (end[0] - start[0]) * 0.42, start[1] + (end[1] - start[1]) * 0.42
+    x, y = start[0] + (end[0] - start[0]) * 0.22, start[1] + (end[1] - start[1]) * 0.22
     return (
         f'<polygon class="under" points="{area}"/><polyline class="roof" points="{line}"/>'
-        f'<text class="roof-name" text-anchor="middle" transform="translate({x:.1f} {y - 8:.1f}) rotate({angle:.1f})">'
+        f'<text class="roof-name" text-anchor="middle" transform="translate({x:.1f} {y - 9:.1f}) rotate({angle:.1f})">'
         f"copy, {escape(rate(memory, 'B'))}</text>"
         f'<text class="roof-name" text-anchor="end" x="{_WIDTH - _RIGHT - 6}" y="{end[1] - 8:.1f}">'
         f"{escape(dtype)} product, {escape(rate(compute, 'FLOP'))}</text>"
