@@ -3,8 +3,11 @@
     python benchmarks/fp8_convergence.py [--device cuda|cpu] [--steps N] [--dim N] [--layers N] [--runs NAME...]
 
 The same model, seed, batches and optimizer, once in bf16 and once for each recipe; all linear layers of the blocks and
-the head compute in FP8 (convert="all": what pays is not the question here). Bytes are the vocabulary. The losses
-compared are means over the last tenth of the steps, on batches that all runs share. Default: 10 million parameters.
+the head compute in FP8 (convert="all": what pays is not the question here). Bytes are the vocabulary. Two losses are
+compared: the mean over the last tenth of the steps, on batches that all runs share, and that of text which none has
+seen. "bf16, other weights" starts from other random weights: how far equals end apart. All runs take their first step,
+then all their second, and so on, so that they have come equally far when the time is up. On a GPU a step is a CUDA
+graph: its hundreds of small kernels would else wait for their launches. Default: 10 million parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as torch_functional
@@ -25,13 +28,25 @@ from torch_norms import describe_machine
 from kernel_pytorch import precision
 
 ROOT = Path(__file__).resolve().parent.parent
-# By name: the recipe, and whose sums leave the FP8 accumulator every 128 of k.
-WAYS: dict[str, tuple[str | None, str]] = {
-    "bf16": (None, "all"),
-    "delayed": ("delayed", "backward"),
-    "delayed, fast": ("delayed", "none"),
-    "current": ("current", "backward"),
-    "blockwise": ("blockwise", "all"),
+HELD_OUT = 16  # of as many bytes one is kept from training: the last of all
+HELD_OUT_BATCHES = 16
+CURVE_STEPS = 20  # a stored curve has the means of as many steps
+
+
+class Way(NamedTuple):
+    recipe: str | None
+    sums: str = "backward"  # whose sums leave the FP8 accumulator every 128 of k
+    seed: int = 0  # of the weights
+
+
+WAYS = {
+    "bf16": Way(None),
+    "bf16, other weights": Way(None, seed=7),
+    "delayed": Way("delayed"),
+    "delayed, fast": Way("delayed", "none"),
+    "current": Way("current"),
+    "rowwise": Way("rowwise"),
+    "blockwise": Way("blockwise", "all"),
 }
 
 
@@ -82,16 +97,19 @@ class Transformer(nn.Module):
 class Run:
     """One training run, whose every step needs nothing but the device: a step counter, batches by it, rates by it."""
 
-    def __init__(self, recipe: str | None, sums: str, data: Tensor, options: argparse.Namespace) -> None:
-        torch.manual_seed(0)
+    def __init__(self, way: Way, data: Tensor, options: argparse.Namespace) -> None:
+        torch.manual_seed(way.seed)
         self.options, self.data, device = options, data, data.device
         config = precision.FP8Config(
-            scaling_strategy=recipe or "current", accurate_sums=sums, convert="all" if recipe else "none"
+            scaling_strategy=way.recipe or "current",
+            accurate_sums=way.sums,
+            convert="all" if way.recipe else "none",
         )
         model = Transformer(options.dim, options.layers, options.length).to(device)
         self.model = precision.convert_model_to_fp8(model, config)
+        self.trained = len(data) - len(data) // HELD_OUT  # bytes
         generator = torch.Generator().manual_seed(1)
-        last = len(data) - options.length - 1
+        last = self.trained - options.length - 1
         self.starts = torch.randint(0, last, (options.steps, options.batch, 1), generator=generator).to(device)
         self.places = torch.arange(options.length + 1, device=device)
         step = torch.arange(options.steps)
@@ -105,12 +123,17 @@ class Run:
             self.model.parameters(), lr=self.rate if on_gpu else options.rate, betas=(0.9, 0.95), weight_decay=0.1,
             capturable=on_gpu,
         )  # fmt: skip
+        self.overflows: set[str] = set()
+        self.take = self._captured_step() if on_gpu else self.take_step
 
-    def take_step(self) -> None:
-        rows = self.data[self.starts[self.step][0] + self.places].long()
+    def loss_at(self, starts: Tensor) -> Tensor:
+        rows = self.data[starts + self.places].long()
         with torch.autocast(self.data.device.type, torch.bfloat16, cache_enabled=False):
             logits = self.model(rows[:, :-1])
-        loss = torch_functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        return torch_functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+
+    def take_step(self) -> None:
+        loss = self.loss_at(self.starts[self.step][0])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
         self.rate.copy_(self.rates[self.step][0])
@@ -122,22 +145,25 @@ class Run:
         self.losses[self.step] = loss.detach()
         self.step += 1
 
-    def train(self) -> list[float]:
-        """The losses of all steps, or of those that fit into the time allowed."""
-        end = time.perf_counter() + self.options.seconds
-        take = self._captured_step() if self.data.device.type == "cuda" else self.take_step
-        for step in range(self.options.steps):
-            take()
-            if step % 50 == 49:
-                done = self.losses[: step + 1].tolist()  # waits for the device
-                if time.perf_counter() > end:
-                    return done
-        return self.losses.tolist()
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        """Of text that was not trained on, at places spread evenly over it."""
+        count = HELD_OUT_BATCHES * self.options.batch
+        places = torch.linspace(self.trained, len(self.data) - self.options.length - 1, count, device=self.data.device)
+        self.model.eval()  # magnitudes are not recorded
+        losses = [self.loss_at(starts) for starts in places.long().view(HELD_OUT_BATCHES, -1, 1)]
+        self.model.train()
+        return float(torch.stack(losses).mean())
+
+    def overflows_so_far(self) -> list[str]:
+        self.overflows.update(precision.take_overflows(self.model))
+        return sorted(self.overflows)
 
     def _captured_step(self) -> Callable[[], None]:
         """A few steps to warm up, back to the start, then one captured step replayed: launches are not waited for."""
         begin = [parameter.detach().clone() for parameter in self.model.parameters()]
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self.take_step()
@@ -155,25 +181,60 @@ class Run:
         return graph.replay
 
 
-def run_one(name: str, data: Tensor, options: argparse.Namespace) -> dict[str, object]:
-    begin = time.perf_counter()
-    run = Run(*WAYS[name], data, options)
-    losses = run.train()
-    overflows = precision.take_overflows(run.model)
-    print(f"{name}: {len(losses)} steps, {time.perf_counter() - begin:.0f} s, last loss {losses[-1]:.4f}", flush=True)
-    return {"losses": losses, "overflows": overflows}
+def train_all(runs: dict[str, Run], options: argparse.Namespace, keep: Callable[[int], None]) -> int:
+    """Steps that every run has taken: all, or those that fit into the time. `keep` is called three times on the way."""
+    end = time.perf_counter() + options.seconds
+    for step in range(options.steps):
+        for run in runs.values():
+            run.take()
+        if (step + 1) % max(options.steps // 4, 1) == 0 and step + 1 < options.steps:
+            keep(step + 1)
+        if step % 20 == 19:
+            [float(run.losses[step]) for run in runs.values()]  # waits for the device
+            if time.perf_counter() > end:
+                return step + 1
+    return options.steps
 
 
-def compare(runs: dict[str, dict[str, Any]]) -> float:
-    """Prints each run against bf16, over the last tenth of the steps that all of them took; the largest excess."""
-    steps = min(len(run["losses"]) for run in runs.values())
+def results_of(runs: dict[str, Run], steps: int) -> dict[str, dict[str, Any]]:
+    """Losses of every run after so many steps, and by how many percent they exceed those of bf16."""
     tail = max(steps // 10, 1)
-    ends = {name: sum(run["losses"][steps - tail : steps]) / tail for name, run in runs.items()}
+    results: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
-        run["end"], run["percent"] = ends[name], 100 * (ends[name] / ends["bf16"] - 1)
-        overflows = f", overflows in {run['overflows']}" if run["overflows"] else ""
-        print(f"{name:14} {steps} steps: loss {ends[name]:.4f}, {run['percent']:+.3f} % of bf16{overflows}")
-    return max(run["percent"] for run in runs.values())
+        losses = run.losses[:steps]
+        whole = steps - steps % CURVE_STEPS
+        curve = losses[:whole].view(-1, CURVE_STEPS).mean(1).tolist()
+        results[name] = {
+            "first": float(losses[0]),
+            "end": float(losses[-tail:].mean()),
+            "held_out": run.held_out_loss(),
+            "curve": [round(value, 4) for value in curve],
+            "overflows": run.overflows_so_far(),
+        }
+    for result in results.values():
+        for loss in ("end", "held_out"):
+            result[f"{loss}_percent"] = 100 * (result[loss] / results["bf16"][loss] - 1)
+    return results
+
+
+def figures_of(results: dict[str, dict[str, Any]], options: argparse.Namespace, steps: int) -> list[dict[str, str]]:
+    """Rows as table.py prints them; bf16, which is torch's, is the other column."""
+    title = f"{options.parameters / 1e6:.1f} M parameters, {steps} steps of {options.batch * options.length} bytes"
+    plain = results["bf16"]
+    rows = []
+    for loss, what in (("end", f"mean of the last {max(steps // 10, 1)}"), ("held_out", "of text held out")):
+        for name, result in results.items():
+            if name == "bf16":
+                continue
+            overflows = f", overflows in {', '.join(result['overflows'])}" if result["overflows"] else ""
+            rows.append(
+                {
+                    "what": f"{title}, loss {what}: {name}",
+                    "ours": f"{result[loss]:.4f}, {result[loss + '_percent']:+.2f} %{overflows}",
+                    "torch": f"bf16: {plain[loss]:.4f}",
+                }
+            )
+    return rows
 
 
 def main() -> None:
@@ -185,22 +246,40 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="of training for each run")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of training")
     parser.add_argument("--runs", nargs="*", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--join", nargs="*", type=Path, default=[], help="files of runs taken apart, to be compared")
     parser.add_argument("--limit", type=float, default=1.0, help="percent by which a recipe's loss may exceed bf16's")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    files = [json.loads(path.read_text()) for path in options.join]
-    runs = {name: run for file in files for name, run in file["runs"].items()}
-    if not files:
-        data = corpus().to(options.device)
-        runs = {name: run_one(name, data, options) for name in options.runs}
-    worst = compare(runs) if "bf16" in runs else 0.0
-    if options.output:
-        settings = {name: getattr(options, name) for name in ("steps", "dim", "layers", "length", "batch", "rate")}
-        machine = describe_machine(torch.device(options.device))
-        options.output.write_text(json.dumps({"machine": machine, "settings": settings, "runs": runs}))
+    if "bf16" not in options.runs:
+        parser.error("--runs: bf16 must be among them; the others are compared with it")
+    begin = time.perf_counter()
+    data = corpus().to(options.device)
+    runs: dict[str, Run] = {}
+    for name in options.runs:
+        runs[name] = Run(WAYS[name], data, options)
+        print(f"{name}: ready after {time.perf_counter() - begin:.1f} s", flush=True)
+    options.parameters = sum(parameter.numel() for parameter in runs["bf16"].model.parameters())
+
+    def keep(steps: int) -> dict[str, dict[str, Any]]:
+        results = results_of(runs, steps)
+        figures = figures_of(results, options, steps)
+        names = ("parameters", "dim", "layers", "length", "batch", "rate")
+        settings = {"steps": steps, "corpus_bytes": len(data), **{name: getattr(options, name) for name in names}}
+        if options.output:
+            machine = describe_machine(torch.device(options.device))
+            run = {"machine": machine, "figures": figures, "settings": settings, "results": results}
+            options.output.write_text(json.dumps({"runs": [run]}, indent=1))
+        print(f"{steps} steps after {time.perf_counter() - begin:.1f} s")
+        for name, result in results.items():
+            ends = f"loss {result['end']:.4f} ({result['end_percent']:+.2f} %)"
+            unseen = f"held out {result['held_out']:.4f} ({result['held_out_percent']:+.2f} %)"
+            print(f"  {name:20} {ends}, {unseen} {' '.join(result['overflows'])}", flush=True)
+        return results
+
+    results = keep(train_all(runs, options, keep))
+    recipes = [result for name, result in results.items() if WAYS[name].recipe]
+    worst = max((max(result["end_percent"], result["held_out_percent"]) for result in recipes), default=0.0)
     if worst > options.limit:
         raise SystemExit(f"fp8_convergence: a recipe ends {worst:.2f} % above bf16; at most {options.limit} % may be")
 

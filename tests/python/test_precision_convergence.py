@@ -18,9 +18,22 @@ def test_every_recipe_follows_bf16(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "benchmarks/fp8_convergence.py", "--device", "cpu", *sizes, "--output", output]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'benchmarks'}", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
-    runs = json.loads(output.read_text())["runs"]
-    assert set(runs) == {"bf16", "delayed", "delayed, fast", "current", "blockwise"}
-    for name, run in runs.items():
-        assert len(run["losses"]) == 40 and run["end"] < run["losses"][0] - 1.5, name
-        assert abs(run["percent"]) < 1.5 and not run["overflows"], name
-        assert name == "bf16" or run["losses"] != runs["bf16"]["losses"]
+    (run,) = json.loads(output.read_text())["runs"]
+    results = run["results"]
+    assert set(results) == {
+        "bf16",
+        "bf16, other weights",
+        "delayed",
+        "delayed, fast",
+        "current",
+        "rowwise",
+        "blockwise",
+    }
+    assert len(run["figures"]) == 2 * (len(results) - 1) and run["settings"]["steps"] == 40
+    for name, result in results.items():
+        assert len(result["curve"]) == 2 and not result["overflows"], name
+        assert max(result["end"], result["held_out"]) < result["first"] - 1.5, name
+        if name.startswith("bf16"):
+            continue
+        assert max(abs(result["end_percent"]), abs(result["held_out_percent"])) < 1.5, name
+        assert result["curve"] != results["bf16"]["curve"], name

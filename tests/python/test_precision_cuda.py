@@ -31,29 +31,38 @@ def same_bits(actual: Tensor | None, expected: Tensor | None) -> bool:
     return torch.equal(actual.cpu(), expected)
 
 
-@pytest.mark.parametrize("granularity", ["given", *GRANULARITIES])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("code", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_codes_are_those_of_the_cpu(granularity: str, dtype: torch.dtype, code: torch.dtype) -> None:
+# What is compiled depends on the types and on whether x comes in vectors; `kpt verify quantize` has all pairs of types.
+@pytest.mark.parametrize(
+    ("dtype", "code"),
+    [(torch.float32, torch.float8_e4m3fn), (torch.bfloat16, torch.float8_e5m2), (torch.float16, torch.float8_e4m3fn)],
+)
+def test_codes_are_those_of_the_cpu(dtype: torch.dtype, code: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     for rows, columns, seeded in ((1, 1, False), (200, 384, False), (130, 259, False), (300, 520, True)):
         spread = torch.randint(-12, 6, (rows, columns), generator=generator)
         x = torch.ldexp(torch.randn(rows, columns, generator=generator), spread).to(dtype)
         if rows == 200:
             x[0, 0], x[3, 5], x[130] = float("inf"), float("nan"), 0
-        options: dict[str, object] = {"dtype": code, "granularity": granularity, "transposed": True}
-        seed = torch.tensor([3, 7]) if seeded else None
-        scale = torch.tensor([0.37]) if granularity == "given" else None
-        if scale is not None:
-            options["granularity"] = "tensor"
-        results = []
-        for device in ("cpu", "cuda"):
-            amax, found = torch.zeros(1, device=device), torch.zeros(1, device=device)
-            moved = {"seed": None if seed is None else seed.to(device), "scale": scale and scale.to(device)}
-            made = quantize(x.to(device), amax=amax, found_nonfinite=found, **moved, **options)  # type: ignore[arg-type]
-            results.append((*made, amax, found))
-        for expected, actual in zip(*results):
-            assert same_bits(actual, expected)
+        for granularity in ("given", *GRANULARITIES):
+            results = [_codes_on(device, x, code, granularity, seeded) for device in ("cpu", "cuda")]
+            for expected, actual in zip(*results):
+                assert same_bits(actual, expected), (rows, columns, granularity)
+
+
+def _codes_on(device: str, x: Tensor, code: torch.dtype, granularity: str, seeded: bool) -> list[Tensor | None]:
+    amax, found = torch.zeros(1, device=device), torch.zeros(1, device=device)
+    given = granularity == "given"
+    made = quantize(
+        x.to(device),
+        dtype=code,
+        granularity="tensor" if given else granularity,
+        scale=torch.tensor([0.37], device=device) if given else None,
+        seed=torch.tensor([3, 7], device=device) if seeded else None,
+        amax=amax,
+        found_nonfinite=found,
+        transposed=True,
+    )
+    return [*made, amax, found]
 
 
 @pytest.mark.parametrize("scales", [("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128")])
