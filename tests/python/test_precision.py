@@ -194,6 +194,21 @@ def test_conversion_keeps_parameters_and_says_what_stays() -> None:
     assert not any(entry.converts for entry in plan)
 
 
+def test_layers_named_to_be_skipped_stay() -> None:
+    model = nn.ModuleDict(
+        {"head": nn.Linear(8, 8), "body": nn.ModuleDict({"head": nn.Linear(8, 8), "up": nn.Linear(8, 8)})}
+    )
+    plan = precision.plan_fp8(model, FP8Config(skip=("head",)))
+    assert [(entry.name, entry.converts) for entry in plan] == [
+        ("head", False),
+        ("body.head", False),
+        ("body.up", True),
+    ]
+    assert "skip" in plan[0].reason
+    whole = precision.plan_fp8(model, FP8Config(skip=("body.head",)))
+    assert [entry.converts for entry in whole] == [True, False, True]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_engine_trains_and_skips_overflows(recipe: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))

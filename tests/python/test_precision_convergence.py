@@ -20,15 +20,8 @@ def test_every_recipe_follows_bf16(tmp_path: Path) -> None:
     subprocess.run(command, env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
     (run,) = json.loads(output.read_text())["runs"]
     results = run["results"]
-    assert set(results) == {
-        "bf16",
-        "bf16, other weights",
-        "delayed",
-        "delayed, fast",
-        "current",
-        "rowwise",
-        "blockwise",
-    }
+    recipes = {"delayed", "delayed, all sums", "current, all sums", "rowwise, all sums", "blockwise"}
+    assert set(results) == {"bf16", "bf16, weights 8", "current, all sums, head"} | recipes
     assert len(run["figures"]) == 2 * (len(results) - 1) and run["settings"]["steps"] == 40
     for name, result in results.items():
         assert len(result["curve"]) == 2 and not result["overflows"], name
@@ -37,3 +30,4 @@ def test_every_recipe_follows_bf16(tmp_path: Path) -> None:
             continue
         assert max(abs(result["end_percent"]), abs(result["held_out_percent"])) < 1.5, name
         assert result["curve"] != results["bf16"]["curve"], name
+        assert 0.02 < result["numerics"]["input"]["error"] < 0.04, name

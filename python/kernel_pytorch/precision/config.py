@@ -50,6 +50,8 @@ class FP8Config:
         convert: "profitable": on a GPU with FP8 units a layer stays where the plan says that FP8 does not pay;
             "all": every layer that can be converted is; "none": none, which is the same loop without FP8. On other
             machines "profitable" means all: there FP8 is for trying it.
+        skip: names of layers that stay, whole ("decoder.head") or their last part ("head"). The layer that makes logits
+            is one to name: its gradient spans more magnitudes than one scale of a tensor covers.
         expected_tokens: rows of x per step, for that plan.
         enable_amax_history, overflow_check_interval, fp8_dpa, fp8_mha, use_te_linear: taken so that configurations
             written for TransformerEngine load. The first chooses what "dynamic" means; every step is checked whatever
@@ -76,6 +78,7 @@ class FP8Config:
     loss_scaling: bool | None = None
     amax_group: object | None = None
     convert: str = "profitable"
+    skip: tuple[str, ...] = ()
     expected_tokens: int = 8192
 
     def __post_init__(self) -> None:

@@ -50,6 +50,8 @@ def plan_fp8(model: nn.Module, fp8_config: FP8Config | None = None) -> list[FP8L
 
 
 def _plan_layer(name: str, layer: nn.Linear, config: FP8Config) -> FP8LayerPlan:
+    if name in config.skip or name.rpartition(".")[2] in config.skip:
+        return FP8LayerPlan(name, False, "the configuration's skip names it")
     if type(layer).forward is not nn.Linear.forward:
         return FP8LayerPlan(name, False, f"{type(layer).__name__} has a forward of its own")
     if layer.weight.dtype not in _TYPES:
