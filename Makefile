@@ -27,7 +27,7 @@ run: build  ## show this machine and our ops against torch's on it
 test: test-cpp test-python test-docs  ## all tests: C++, Python, the code in the docs
 
 test-cpp: build
-	@ctest --no-tests=error --test-dir $(BUILD) --output-on-failure
+	@ctest -j2 --no-tests=error --test-dir $(BUILD) --output-on-failure
 
 test-python: build
 	@PYTHONPATH=python $(PYTHON) -m pytest -q tests

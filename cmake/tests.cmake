@@ -1,4 +1,4 @@
-# Unit tests sit beside their sources: every *_test.cpp goes into one program, each test case is one ctest.
+# Unit tests sit beside their sources: every *_test.cpp goes into one program.
 find_package(GTest REQUIRED)
 include(GoogleTest)
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS kernel_pytorch/*_test.cpp)
@@ -10,8 +10,11 @@ target_link_libraries(kernel_pytorch_tests PRIVATE kernel_pytorch_objects GTest:
 target_compile_options(kernel_pytorch_tests PRIVATE -O1)
 target_precompile_headers(kernel_pytorch_tests PRIVATE <gtest/gtest.h>)
 kp_compile_together(kernel_pytorch_tests)
-# One process per suite keeps the whole run short: start-up of the program is most of a small test's time.
-add_test(NAME unit COMMAND kernel_pytorch_tests)
+# Two processes for all tests, so that two cores are busy: start-up of the program is most of a small test's time.
+foreach(shard 0 1)
+  add_test(NAME unit_${shard} COMMAND kernel_pytorch_tests)
+  set_tests_properties(unit_${shard} PROPERTIES ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=${shard}")
+endforeach()
 # The machine's best level hides the others, which round differently: the ops once more on each of them. A run that caps
 # the level itself (tools/sanitize) needs no more of them.
 if(NOT KP_SANITIZE AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
