@@ -99,7 +99,8 @@ class LoadedKernels {
     add(config.share_a, 1), add(config.factors, 1), add(variant.operands.a, 2), add(variant.operands.b, 2);
     add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(epilogue.form, 2), add(epilogue.kind, 3);
     add(epilogue.bias, 1), add(epilogue.residual, 1), add(epilogue.preactivation, 1), add(epilogue.float_bias, 1);
-    add(epilogue.float_residual, 1), add(epilogue.float_saved, 1), add(epilogue.scaling, 3);
+    add(epilogue.float_residual, 1), add(epilogue.float_saved, 1), add(epilogue.whole_vectors, 1);
+    add(epilogue.scaling, 3);
     add(epilogue.promoted, 1), add(epilogue.amax, 1), add(variant.output, 5), add(device, 8);
     return key;
   }
@@ -171,8 +172,9 @@ DeviceCode sm90_code(const Sm90Variant& variant) {
       kRoom, "Sm90Epilogue{", kRoom, "Sm90Form(", static_cast<int>(epilogue.form),
       "), kernel_pytorch::pointwise::Kind(", static_cast<int>(epilogue.kind), "), ", bool_name(epilogue.bias), ", ",
       bool_name(epilogue.residual), ", ", bool_name(epilogue.preactivation), ", ", bool_name(epilogue.float_bias), ", ",
-      bool_name(epilogue.float_residual), ", ", bool_name(epilogue.float_saved), ", ", kRoom, "Sm90Scaling(",
-      static_cast<int>(epilogue.scaling), "), ", bool_name(epilogue.promoted), ", ", bool_name(epilogue.amax), "}");
+      bool_name(epilogue.float_residual), ", ", bool_name(epilogue.float_saved), ", ",
+      bool_name(epilogue.whole_vectors), ", ", kRoom, "Sm90Scaling(", static_cast<int>(epilogue.scaling), "), ",
+      bool_name(epilogue.promoted), ", ", bool_name(epilogue.amax), "}");
   return {.source = kSource,
           .entry = concat(kRoom, "sm90_product<", config_text, ", ", operands_text, ", ", epilogue_text, ", ",
                           output_name(variant.output), ">"),

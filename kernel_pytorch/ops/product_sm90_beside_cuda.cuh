@@ -29,43 +29,65 @@ struct BesidePlace {
   int32_t lane, row, rows, column, columns, batch;
 };
 
-// kCount: a thread's values of a box, two rows by kCount columns. Zero beyond the matrix.
-template <class T, int kCount>
-__device__ __forceinline__ void load_beside(const Sm90Beside& beside, const BesidePlace& place,
-                                            float (&values)[kCount]) {
+// Of a box's two rows and 16 * kVectors columns a lane's vectors of eight 16-bit values; zeros beyond the matrix.
+// Nothing
+// waits for them here, unless rows may end within one (not kWhole).
+template <class T, int kVectors, bool kWhole>
+__device__ __forceinline__ void fetch_beside(const Sm90Beside& beside, const BesidePlace& place, ptx::Word4* vectors) {
   const T* data = static_cast<const T*>(beside.data) + place.batch * beside.batch_stride;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int32_t row = place.row + place.lane / 4 + 8 * half;
     const T* of_row = data + row * beside.row_stride;
     const bool is_inside = row < place.rows;
-    if constexpr (sizeof(T) == 2 && kCount % 16 == 0) {
 #pragma unroll
-      for (int group = 0; group < kCount / 16; ++group) {  // of 32 columns
-        const int32_t column = place.column + 32 * group + 8 * (place.lane % 4);
-        ptx::Word4 words = ptx::ld_global_v4_if(is_inside && column + 8 <= place.columns, of_row + column);
-        if (is_inside && column < place.columns && column + 8 > place.columns) {
-          uint32_t tail[4] = {0, 0, 0, 0};
+    for (int group = 0; group < kVectors / 2; ++group) {  // of 32 columns
+      const int32_t column = place.column + 32 * group + 8 * (place.lane % 4);
+      ptx::Word4 words = ptx::ld_global_v4_if(is_inside && column + 8 <= place.columns, of_row + column);
+      if (!kWhole && is_inside && column < place.columns && column + 8 > place.columns) {
+        uint32_t tail[4] = {0, 0, 0, 0};
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            if (column + i < place.columns)
-              tail[i / 2] |= static_cast<uint32_t>(of_row[column + i].bits) << 16 * (i % 2);
-          }
-          words = {tail[0], tail[1], tail[2], tail[3]};
+        for (int i = 0; i < 8; ++i) {
+          if (column + i < place.columns) tail[i / 2] |= static_cast<uint32_t>(of_row[column + i].bits) << 16 * (i % 2);
         }
-        words = tile::transpose_quad(words);
-        tile::Word<T>::unpack(words.x, values + 16 * group + 2 * half);
-        tile::Word<T>::unpack(words.y, values + 16 * group + 4 + 2 * half);
-        tile::Word<T>::unpack(words.z, values + 16 * group + 8 + 2 * half);
-        tile::Word<T>::unpack(words.w, values + 16 * group + 12 + 2 * half);
+        words = {tail[0], tail[1], tail[2], tail[3]};
       }
-    } else {
+      vectors[2 * group + half] = words;
+    }
+  }
+}
+
+// The eight values of a vector's row and the next three lanes' share of them: values[0], [1], [4], [5] and so on.
+template <class T>
+__device__ __forceinline__ void unpack_beside(ptx::Word4 words, float* values) {
+  words = tile::transpose_quad(words);
+  tile::Word<T>::unpack(words.x, values);
+  tile::Word<T>::unpack(words.y, values + 4);
+  tile::Word<T>::unpack(words.z, values + 8);
+  tile::Word<T>::unpack(words.w, values + 12);
+}
+template <class T, int kCount>
+__device__ __forceinline__ void unpack_beside(const ptx::Word4* vectors, float (&values)[kCount]) {
 #pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) {
-        const int index = i / 2 * 4 + 2 * half + i % 2;
-        const int32_t column = place.column + tile::fragment_column(place.lane, index);
-        values[index] = is_inside && column < place.columns ? tile::to_float(of_row[column]) : 0.0f;
-      }
+  for (int i = 0; i < kCount / 8; ++i) unpack_beside<T>(vectors[i], values + i / 2 * 16 + i % 2 * 2);
+}
+
+// kCount: a thread's values of a box, two rows by kCount columns. Zero beyond the matrix.
+template <class T, bool kWhole, int kCount>
+__device__ __forceinline__ void load_beside(const Sm90Beside& beside, const BesidePlace& place,
+                                            float (&values)[kCount]) {
+  if constexpr (sizeof(T) == 2 && kCount % 16 == 0) {
+    ptx::Word4 vectors[kCount / 8];
+    fetch_beside<T, kCount / 8, kWhole>(beside, place, vectors);
+    unpack_beside<T>(vectors, values);
+  } else {
+    const T* data = static_cast<const T*>(beside.data) + place.batch * beside.batch_stride;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int32_t row = place.row + tile::fragment_row(place.lane, i);
+      const int32_t column = place.column + tile::fragment_column(place.lane, i);
+      const bool is_inside = row < place.rows && column < place.columns;
+      values[i] = is_inside ? tile::to_float(data[row * beside.row_stride + column]) : 0.0f;
     }
   }
 }

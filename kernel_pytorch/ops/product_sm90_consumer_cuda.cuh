@@ -63,14 +63,15 @@ class Sm90Consumer {
       const int32_t row = place.row + warpgroup_ * kRowBlocks * 64 + warp_ * 16;
       finish_.template prefetch_columns<kConfig.tile_n>(place.column);
       if constexpr (kEpilogue.promoted) {
+        finish_.fetch_first(row, place);
         sum_promoted(sums);
       } else {
-        sum(sums);
+        sum(sums, row, place);
       }
       finish_.template publish_columns<kConfig.tile_n>(warpgroup_);
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
-        finish_.store(sums[block], row + block * 64, place.column, place.batch);
+        finish_.store(sums[block], block, row, place);
       }
     }
     finish_.drain();
@@ -105,17 +106,24 @@ class Sm90Consumer {
     tile::multiply<Mma, TileA, TileB, kSteps>(sums, TileA::base(a), TileB::base(b), accumulate);
   }
 
-  __device__ __forceinline__ void sum(float (&sums)[kRowBlocks][Mma::kCount]) {
-    int32_t previous = -1;
-#pragma unroll 1
-    for (int32_t k = 0; k < arguments_.k_stages; ++k) {
-      wait_full();
-      ptx::wgmma_fence();
+  __device__ __forceinline__ void issue_stage(float (&sums)[kRowBlocks][Mma::kCount], bool accumulate) const {
+    wait_full();
+    ptx::wgmma_fence();
 #pragma unroll
-      for (int block = 0; block < kRowBlocks; ++block) issue(sums[block], block, k != 0);
-      ptx::wgmma_commit_group();
+    for (int block = 0; block < kRowBlocks; ++block) issue(sums[block], block, accumulate);
+    ptx::wgmma_commit_group();
+  }
+
+  __device__ __forceinline__ void sum(float (&sums)[kRowBlocks][Mma::kCount], int32_t row, const Sm90Place& place) {
+    issue_stage(sums, false);
+    finish_.fetch_first(row, place);
+    int32_t previous = state_.stage;
+    state_.advance(kConfig.stages);
+#pragma unroll 1
+    for (int32_t k = 1; k < arguments_.k_stages; ++k) {
+      issue_stage(sums, true);
       ptx::wgmma_wait_group<1>();
-      if (previous >= 0) release(previous);
+      release(previous);
       previous = state_.stage;
       state_.advance(kConfig.stages);
     }
@@ -188,7 +196,7 @@ class Sm90Consumer {
   Sm90Shared& shared_;
   uint32_t tiles_, columns_, factors_;  // shared memory
   int32_t warpgroup_, warp_, lane_;
-  Sm90Finish<kEpilogue, Out, sm90_boxes(kConfig)> finish_;
+  Sm90Finish<kConfig, kEpilogue, Out> finish_;
   tile::PipelineState state_;
 };
 

@@ -40,6 +40,7 @@ struct Sm90Epilogue {
   bool residual = false;                                                 // [batch, m, columns of the output]
   bool preactivation = false;                                            // written as well, in the output's type
   bool float_bias = false, float_residual = false, float_saved = false;  // else of the output's type
+  bool whole_vectors = false;  // rows of what is read beside the sums are multiples of eight columns
   Sm90Scaling scaling = Sm90Scaling::kNone;
   bool promoted = false;  // sums leave the tensor core's accumulator after every 128 of k
   bool amax = false;      // of the values before they are rounded

@@ -15,8 +15,9 @@
 
 namespace kernel_pytorch::product {
 
-template <Sm90Epilogue kEpilogue, class Out, int kBoxes>
+template <Sm90Config kConfig, Sm90Epilogue kEpilogue, class Out>
 class Sm90Finish {
+  static constexpr int kBoxes = sm90_boxes(kConfig);
   static constexpr bool kGated = kEpilogue.form == Sm90Form::kGated;
   static constexpr bool kSpread = kEpilogue.form == Sm90Form::kGatedGradient;
   static constexpr bool kAccurate = sizeof(Out) == 4;
@@ -26,6 +27,20 @@ class Sm90Finish {
   static constexpr int kSums = kGated ? 2 * kValues : kSpread ? kValues / 2 : kValues;
   using Saved = typename BesideType<kEpilogue.float_saved, Out>::Type;
   using Residual = typename BesideType<kEpilogue.float_residual, Out>::Type;
+
+  // Of one 16-bit matrix that is read beside the sums, the boxes to come wait in registers, which nobody else needs
+  // while the products run: all of them (64 registers) where little else is done at a tile's end, else two.
+  static constexpr bool kWhole = kEpilogue.whole_vectors;
+  static constexpr bool kSavedAhead =
+      kWhole && kEpilogue.form == Sm90Form::kGradient && sizeof(Saved) == 2 && kValues % 16 == 0;
+  static constexpr bool kResidualAhead = kWhole && kEpilogue.residual && kEpilogue.form != Sm90Form::kGradient &&
+                                         !kSpread && sizeof(Residual) == 2 && kValues % 16 == 0;
+  static constexpr int kRowBlocks = kConfig.tile_m / (64 * kSm90Warpgroups);
+  static constexpr int kTileBoxes = kConfig.tile_n / 2 / kSums;  // of 16 rows
+  static constexpr bool kIsShort = kEpilogue.form == Sm90Form::kPlain && kEpilogue.kind == pointwise::Kind::kIdentity &&
+                                   !kEpilogue.bias && !kEpilogue.preactivation && !kEpilogue.amax;
+  static constexpr int kFetchedBoxes = kIsShort ? kRowBlocks * kTileBoxes : 2;
+  static constexpr int kBoxVectors = kValues / 8;
 
  public:
   // A value for every column is read before the tile's product and handed over in shared memory after it: the factors
@@ -58,20 +73,29 @@ class Sm90Finish {
     }
   }
 
-  // The warp's 16 rows from `row` on; sums as wgmma leaves them, from `column` on.
+  // The first boxes, while the tile's first products run; `row` is the warp's first.
+  __device__ __forceinline__ void fetch_first(int32_t row, const Sm90Place& at) {
+#pragma unroll
+    for (int box = 0; box < kFetchedBoxes; ++box) fetch(box, row, at);
+  }
+
+  // The warp's rows of row block `block`, of which the first begins at `row`; sums as wgmma leaves them, from the
+  // place's column on.
   template <int kCount>
-  __device__ __forceinline__ void store(const float (&sums)[kCount], int32_t row, int32_t column, int32_t batch) {
-    row_ = row;
-    batch_ = batch;
+  __device__ __forceinline__ void store(const float (&sums)[kCount], int block, int32_t row, const Sm90Place& at) {
+    row_ = row + 64 * block;
+    batch_ = at.batch;
     load_factors();
 #pragma unroll
     for (int box = 0; box < kCount / kSums; ++box) {
-      const int32_t within = box * kSums * 2, first = column + within;
+      const int32_t within = box * kSums * 2, first = at.column + within;
       if (first >= arguments_.n) break;
       float values[kSums];
 #pragma unroll
       for (int i = 0; i < kSums; ++i) values[i] = sums[box * kSums + i];
-      finish(values, first, within);
+      const int of_tile = block * kTileBoxes + box;
+      finish(values, first, within, fetched_ + of_tile % kFetchedBoxes * kBoxVectors);
+      fetch(of_tile + kFetchedBoxes, row, at);
     }
   }
 
@@ -84,6 +108,22 @@ class Sm90Finish {
  private:
   __device__ __forceinline__ float bias_at(int32_t column) const {
     return element<typename BesideType<kEpilogue.float_bias, Out>::Type>(arguments_.bias, column);
+  }
+
+  // Box `index` of the tile, if there is one, into its place.
+  __device__ __forceinline__ void fetch(int index, int32_t row, const Sm90Place& at) {
+    if constexpr (kSavedAhead || kResidualAhead) {
+      using T = typename BesideType<kSavedAhead ? kEpilogue.float_saved : kEpilogue.float_residual, Out>::Type;
+      if (index >= kRowBlocks * kTileBoxes) return;
+      const BesidePlace box = {.lane = lane_,
+                               .row = row + index / kTileBoxes * 64,
+                               .rows = arguments_.m,
+                               .column = at.column / (kGated ? 2 : 1) + index % kTileBoxes * kBoxColumns,
+                               .columns = arguments_.n / (kGated ? 2 : 1),
+                               .batch = at.batch};
+      fetch_beside<T, kBoxVectors, true>(kSavedAhead ? arguments_.saved : arguments_.residual, box,
+                                         fetched_ + index % kFetchedBoxes * kBoxVectors);
+    }
   }
 
   __device__ __forceinline__ void load_factors() {
@@ -101,7 +141,8 @@ class Sm90Finish {
   }
 
   // From `first` of the matrix, `within` of the tile.
-  __device__ __forceinline__ void finish(float (&values)[kSums], int32_t first, int32_t within) {
+  __device__ __forceinline__ void finish(float (&values)[kSums], int32_t first, int32_t within,
+                                         const ptx::Word4* fetched) {
     scale(values, first, within);
     if constexpr (kEpilogue.preactivation) {
 #pragma unroll
@@ -112,14 +153,14 @@ class Sm90Finish {
     if constexpr (kGated) {
       float gated[kValues];
       gate(values, gated);
-      end(gated, first / 2, arguments_.n / 2);
+      end(gated, first / 2, arguments_.n / 2, fetched);
     } else if constexpr (kSpread) {
       float spread[kValues];
       spread_pairs(values, spread, first * 2);
-      end(spread, first * 2, arguments_.n * 2);
+      end(spread, first * 2, arguments_.n * 2, fetched);
     } else {
-      activate(values, first);
-      end(values, first, arguments_.n);
+      activate(values, first, fetched);
+      end(values, first, arguments_.n, fetched);
     }
   }
 
@@ -142,10 +183,14 @@ class Sm90Finish {
     }
   }
 
-  __device__ __forceinline__ void activate(float (&values)[kValues], int32_t first) const {
+  __device__ __forceinline__ void activate(float (&values)[kValues], int32_t first, const ptx::Word4* fetched) const {
     if constexpr (kEpilogue.form == Sm90Form::kGradient) {
       float saved[kValues];
-      load_beside<Saved>(arguments_.saved, place(first, arguments_.n), saved);
+      if constexpr (kSavedAhead) {
+        unpack_beside<Saved>(fetched, saved);
+      } else {
+        load_beside<Saved, kWhole>(arguments_.saved, place(first, arguments_.n), saved);
+      }
 #pragma unroll
       for (int i = 0; i < kValues; ++i) values[i] *= pointwise::slope<kEpilogue.kind, kAccurate>(saved[i]);
     } else {
@@ -174,7 +219,7 @@ class Sm90Finish {
   // The other way: a value's two gradients stand beside each other, where `saved` has its pair.
   __device__ __forceinline__ void spread_pairs(const float (&values)[kSums], float (&spread)[kValues],
                                                int32_t first) const {
-    load_beside<Saved>(arguments_.saved, place(first, arguments_.n * 2), spread);
+    load_beside<Saved, kWhole>(arguments_.saved, place(first, arguments_.n * 2), spread);
     const int low = (lane_ & ~3) + lane_ % 4 / 2;
 #pragma unroll
     for (int i = 0; i < kSums; i += 2) {  // eight sums of a row
@@ -195,10 +240,15 @@ class Sm90Finish {
     return {.lane = lane_, .row = row_, .rows = arguments_.m, .column = first, .columns = columns, .batch = batch_};
   }
 
-  __device__ __forceinline__ void end(float (&values)[kValues], int32_t first, int32_t columns) {
+  __device__ __forceinline__ void end(float (&values)[kValues], int32_t first, int32_t columns,
+                                      const ptx::Word4* fetched) {
     if constexpr (kEpilogue.residual) {
       float beside[kValues];
-      load_beside<Residual>(arguments_.residual, place(first, columns), beside);
+      if constexpr (kResidualAhead) {
+        unpack_beside<Residual>(fetched, beside);
+      } else {
+        load_beside<Residual, kWhole>(arguments_.residual, place(first, columns), beside);
+      }
 #pragma unroll
       for (int i = 0; i < kValues; ++i) values[i] += arguments_.beta * beside[i];
     }
@@ -271,6 +321,7 @@ class Sm90Finish {
   float factors_[2] = {1.0f, 1.0f};
   float ahead_[2] = {0.0f, 0.0f};
   float amax_ = 0.0f;
+  ptx::Word4 fetched_[kSavedAhead || kResidualAhead ? kFetchedBoxes * kBoxVectors : 1];
 };
 
 }  // namespace kernel_pytorch::product

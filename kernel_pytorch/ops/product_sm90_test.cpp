@@ -60,9 +60,9 @@ TEST(ProductSm90, CodeNamesEverythingThatMakesAKernel) {
                              .output = DType::kBFloat16};
   std::set<std::string> entries = {sm90_code(plain).entry};
   const auto differs = [&](Sm90Variant variant) { return entries.insert(sm90_code(variant).entry).second; };
-  for (bool Sm90Epilogue::*flag :
-       {&Sm90Epilogue::bias, &Sm90Epilogue::residual, &Sm90Epilogue::preactivation, &Sm90Epilogue::float_bias,
-        &Sm90Epilogue::float_residual, &Sm90Epilogue::float_saved, &Sm90Epilogue::promoted, &Sm90Epilogue::amax}) {
+  for (bool Sm90Epilogue::*flag : {&Sm90Epilogue::bias, &Sm90Epilogue::residual, &Sm90Epilogue::preactivation,
+                                   &Sm90Epilogue::float_bias, &Sm90Epilogue::float_residual, &Sm90Epilogue::float_saved,
+                                   &Sm90Epilogue::whole_vectors, &Sm90Epilogue::promoted, &Sm90Epilogue::amax}) {
     Sm90Variant variant = plain;
     variant.epilogue.*flag = true;
     EXPECT_TRUE(differs(variant));

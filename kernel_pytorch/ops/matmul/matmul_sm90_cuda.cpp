@@ -58,6 +58,10 @@ bool is_other_type(const TensorView& view, const Product& problem) {
   return view.is_present() && view.dtype != problem.output.dtype;
 }
 
+bool has_whole_vectors(const TensorView& view) {
+  return !view.is_present() || view.sizes[2] % 8 == 0;
+}
+
 Sm90Variant variant_of(const Product& problem, int config) {
   const product::Sm90Type type = product::sm90_type(problem.a.dtype);
   const Sm90Epilogue epilogue = {.form = static_cast<Sm90Form>(problem.form),
@@ -67,7 +71,10 @@ Sm90Variant variant_of(const Product& problem, int config) {
                                  .preactivation = problem.preactivation.is_present(),
                                  .float_bias = is_other_type(problem.bias, problem),
                                  .float_residual = is_other_type(problem.residual, problem),
-                                 .float_saved = is_other_type(problem.saved, problem)};
+                                 .float_saved = is_other_type(problem.saved, problem),
+                                 .whole_vectors = (problem.residual.is_present() || problem.saved.is_present()) &&
+                                                  has_whole_vectors(problem.residual) &&
+                                                  has_whole_vectors(problem.saved)};
   return {.config = product::sm90_configs(false, false)[static_cast<size_t>(config)],
           .operands = {type, type, !is_row_major(problem.a), is_row_major(problem.b)},
           .epilogue = epilogue,
@@ -115,12 +122,13 @@ std::vector<DeviceCode> device_code() {
     for (const bool b_columns : {false, true}) add(all[0], a_rows, b_columns, {});
   }
   for (const product::Sm90Config& config : all.subspan(1)) add(config, false, false, {});
-  add(all[0], true, true, {.residual = true, .float_residual = false}, DType::kFloat32);
+  add(all[0], true, true, {.residual = true, .whole_vectors = true}, DType::kFloat32);
   add(all[0], false, false, {.kind = Kind::kGelu, .bias = true, .preactivation = true});
-  add(all[0], false, false, {.residual = true});
+  add(all[0], false, false, {.residual = true, .whole_vectors = true});
+  add(all[0], true, true, {.residual = true, .whole_vectors = true});
   add(all[0], false, false, {.form = Sm90Form::kGated, .kind = Kind::kSilu, .preactivation = true});
-  add(all[0], false, true, {.form = Sm90Form::kGradient, .kind = Kind::kGelu});
-  add(all[0], false, true, {.form = Sm90Form::kGatedGradient, .kind = Kind::kSilu});
+  add(all[0], false, true, {.form = Sm90Form::kGradient, .kind = Kind::kGelu, .whole_vectors = true});
+  add(all[0], false, true, {.form = Sm90Form::kGatedGradient, .kind = Kind::kSilu, .whole_vectors = true});
   codes.push_back(product::sm90_code({all[0],
                                       {product::Sm90Type::kFloat16, product::Sm90Type::kFloat16, false, false},
                                       {.bias = true},
