@@ -24,4 +24,15 @@ uint64_t tile_source_hash();
 void tile_launch(const TileVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
                  const std::string& label);
 
+// By mma.m16n8k16, for 16-bit types whose rows begin at multiples of 16 bytes. Across: an operand's rows or columns are
+// dense, not k.
+struct MmaVariant {
+  DType dtype;
+  bool across_a, across_b;
+};
+DeviceCode mma_code(const MmaVariant& variant);
+uint64_t mma_source_hash();
+void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
+                const std::string& label);
+
 }  // namespace kernel_pytorch::product

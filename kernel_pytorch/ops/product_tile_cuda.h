@@ -17,6 +17,14 @@ KP_SHARED_CODE constexpr int tile_edge(int per_thread) {
   return 16 * per_thread;
 }
 
+// The same by mma: blocks of 128 x 128, and what one operand takes of a stage in shared memory.
+inline constexpr int kMmaEdge = 128;
+inline constexpr int kMmaDepth = 32;  // of k at a time
+inline constexpr int kMmaStages = 3;
+inline constexpr int kMmaOperandBytes = kMmaEdge * (kMmaDepth * 2 + 16);
+inline constexpr int kMmaSharedBytes = kMmaStages * 2 * kMmaOperandBytes;
+static_assert(kMmaSharedBytes >= kTileRowsAtOnce * kMmaEdge * 4);
+
 enum class TileForm : uint8_t { kPlain, kGated, kGradient, kGatedGradient };  // as ops/matmul/matmul.h has them
 // What becomes of an operand before it is multiplied: nothing, 13 bits dropped, rounded to bf16 or to two of them.
 enum class TileRounding : uint8_t { kNone, kTf32, kBf16, kBf16Twice };

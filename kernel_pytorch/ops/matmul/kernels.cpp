@@ -14,6 +14,7 @@ std::span<const registry::Kernel<Product>> kernels() {
   static const registry::Kernel<Product> kKernels[] = {
       // clang-format off
       kSm90,
+      kMma,
       kTile,
       kCpuThin,
       kCpuAmx,

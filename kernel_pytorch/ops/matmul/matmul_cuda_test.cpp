@@ -49,6 +49,18 @@ TEST(MatmulCuda, Sm90SaysWhyNot) {
   EXPECT_TRUE(has(answer(kSm90, problem({1, 64, 63, 64}, {{"order", "nt"}})), "16 bytes"));
 }
 
+TEST(MatmulCuda, MmaTakesAlignedHalvesOnEveryGpuWithTensorCores) {
+  for (const int major : {8, 9, 10}) {
+    for (const char* order : {"nn", "nt", "tn", "tt"}) {
+      EXPECT_EQ(answer(kMma, problem({2, 200, 136, 264}, {{"order", order}}), major), "yes") << order;
+    }
+    EXPECT_EQ(answer(kMma, problem({1, 67, 131, 64}, {{"order", "nt"}, {"row_sums", "1"}}), major), "yes");
+  }
+  EXPECT_NE(answer(kMma, problem({1, 64, 64, 64}, {}, DType::kFloat32), 8), "yes");
+  EXPECT_NE(answer(kMma, problem({1, 64, 64, 63}, {}), 8), "yes");
+  EXPECT_NE(answer(kMma, problem({1, 64, 64, 0}, {}), 8), "yes");
+}
+
 TEST(MatmulCuda, TilesTakeEverything) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     EXPECT_EQ(answer(kTile, problem({1, 67, 130, 37}, {{"order", "tt"}, {"row_sums", "1"}}, dtype), 8), "yes");

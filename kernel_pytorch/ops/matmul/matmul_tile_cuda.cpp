@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernel_pytorch/ops/cuda_support.h"
+#include "kernel_pytorch/ops/matmul/matmul_tile.h"
 #include "kernel_pytorch/ops/matmul/operation.h"
 #include "kernel_pytorch/ops/product_tile.h"
 
@@ -43,6 +44,22 @@ void run_tile(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "matmul tile";
   const Sizes sizes = sizes_of(problem);
   if (sizes.m == 0 || sizes.batch == 0) return;
+  product::TileArguments arguments = tile_arguments(problem);
+  product::tile_launch({problem.a.dtype, problem.a.dtype, kPerThread[config], false}, sizes.batch, arguments, context,
+                       kLabel);
+}
+
+// Large tiles are for fp32, which has no other kernel.
+std::vector<DeviceCode> tile_device_code() {
+  std::vector<DeviceCode> codes = {product::tile_code({DType::kFloat32, DType::kFloat32, kPerThread[0], false})};
+  for (const DType dtype : kCudaTypes) codes.push_back(product::tile_code({dtype, dtype, kPerThread[1], false}));
+  return codes;
+}
+
+}  // namespace
+
+product::TileArguments tile_arguments(const Product& problem) {
+  const Sizes sizes = sizes_of(problem);
   product::TileArguments arguments{};
   arguments.a = operand_of(problem.a, false);
   arguments.b = operand_of(problem.b, true);
@@ -61,19 +78,8 @@ void run_tile(const Product& problem, int config, Context& context) {
   arguments.preactivation = product::tile_matrix(problem.preactivation);
   arguments.row_sums = product::tile_matrix(problem.row_sums);
   if (problem.row_sums.is_present()) arguments.row_sums.batch = problem.row_sums.strides[0];
-  product::tile_launch({problem.a.dtype, problem.a.dtype, kPerThread[config], false}, sizes.batch, arguments, context,
-                       kLabel);
+  return arguments;
 }
-
-std::vector<DeviceCode> tile_device_code() {
-  std::vector<DeviceCode> codes;
-  for (const DType dtype : kCudaTypes) {
-    for (const int per_thread : kPerThread) codes.push_back(product::tile_code({dtype, dtype, per_thread, false}));
-  }
-  return codes;
-}
-
-}  // namespace
 
 constinit const registry::Kernel<Product> kTile{.name = "cuda_tile",
                                                 .origin = registry::Origin::kOurs,

@@ -35,7 +35,7 @@ bool has_aligned_rows(const TensorView& matrix);
 void check(Product& problem, Device device);
 
 extern const registry::Operation<Product> kMultiply;
-extern const registry::Kernel<Product> kSm90, kTile, kCpuThin, kCpuAmx, kCpu, kReference;
+extern const registry::Kernel<Product> kSm90, kMma, kTile, kCpuThin, kCpuAmx, kCpu, kReference;
 
 extern const registry::Operation<PairGradient> kPairGradient;
 extern const registry::Kernel<PairGradient> kPairCuda, kPairCpu, kPairReference;
