@@ -1,0 +1,365 @@
+"""CUDA graphs of a module, one for each shape of its inputs, where they pay.
+
+A graph replays with the memory that it was captured with. Weights are therefore taken by reference: their addresses are
+noted at the capture and looked at before every replay, so an optimizer step or load_state_dict is simply seen, and a
+parameter that was pointed elsewhere (`.data =`, `.to()`, a new Parameter) means a new capture. Inputs are copied in,
+outputs copied out, all on the caller's stream: nothing waits for the device except a capture.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import _library
+from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+
+import torch  # isort: skip
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["CapturedGraph", "GraphDecision", "PyGraph", "graph_absence"]
+
+_WARM_CALLS, _TIMED_CALLS = 3, 5
+
+
+@dataclass(frozen=True)
+class GraphDecision:
+    """Whether a shape runs as a graph, and why. Times are of one call, measured; 0 where nothing was."""
+
+    pays: bool
+    reason: str
+    eager_us: float = 0.0
+    graph_us: float = 0.0
+    capture_us: float = 0.0
+    break_even_calls: float | None = None
+
+
+def graph_absence(tensors: list[Tensor], module: nn.Module | None = None) -> str:
+    """Why a call with these tensors cannot be a graph, or ""."""
+    if not torch.cuda.is_available():
+        return f"no CUDA device: torch {torch.__version__} sees none, so the module runs as it is"
+    if not tensors or any(not tensor.is_cuda for tensor in tensors):
+        return "a graph needs all tensors on a CUDA device"
+    if len({tensor.device for tensor in tensors}) > 1:
+        return "the tensors are on several devices"
+    if module is not None and module.training:
+        return "the module is in training mode; graphs are for inference"
+    if torch.is_grad_enabled() and (
+        any(tensor.requires_grad for tensor in tensors)
+        or (module is not None and any(parameter.requires_grad for parameter in module.parameters()))
+    ):
+        return "gradients are wanted; call it under torch.no_grad() or torch.inference_mode()"
+    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return "it is being traced or captured already"
+    return ""
+
+
+class _Addresses:
+    """Where a module's parameters and buffers lie. The modules' own dictionaries are read, so that a new Parameter in
+    an old place is seen as well as an old one whose storage moved."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places: list[tuple[dict[str, Any], str, int]] = []
+        for part in module.modules():
+            for table in (part._parameters, part._buffers):
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        self._places.append((table, name, tensor.data_ptr()))
+
+    def hold(self) -> bool:
+        try:
+            return all(table[name].data_ptr() == address for table, name, address in self._places)
+        except (KeyError, AttributeError):  # taken away, or set to None
+            return False
+
+
+@dataclass
+class CapturedGraph:
+    """A graph with the tensors that it reads and writes. Use it through PyGraph.locked."""
+
+    graph: Any
+    inputs: list[Tensor]
+    output: Any
+    addresses: _Addresses
+    decision: GraphDecision
+    bytes: int
+    written: list[int] = field(default_factory=list)  # of each input, by former calls; -1: not known
+
+    def replay(self) -> Any:
+        self.graph.replay()
+        return self.output
+
+
+class PyGraph(nn.Module):
+    """A module whose calls are replays of CUDA graphs, one a shape, wherever that was measured to pay.
+
+    Elsewhere (no CUDA device, training, gradients wanted, a shape whose graph does not pay or cannot be captured) it
+    calls the module itself; `explain(*args)` says which and why. Safe to call from several threads and streams.
+
+    Args:
+        module: what to run. Its parameters are used in place.
+        max_graphs: how many shapes are kept; the one used longest ago goes first.
+        memory_limit_gb: of the graphs' memory together; None is no limit.
+        expected_calls: with each shape, which a capture has to be earned back in.
+        least_gain: share of the eager time that a graph must save.
+        copy_outputs: False returns the graph's own memory, which the next call with that shape overwrites.
+        always: captures without asking whether it pays.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        max_graphs: int = 32,
+        memory_limit_gb: float | None = None,
+        expected_calls: int = 1000,
+        least_gain: float = 0.1,
+        copy_outputs: bool = True,
+        always: bool = False,
+    ) -> None:
+        super().__init__()
+        if max_graphs < 1:
+            raise ValueError(f"PyGraph: max_graphs is {max_graphs}; at least 1 is needed")
+        self.module = module
+        self.max_graphs = max_graphs
+        self.memory_limit_gb = memory_limit_gb
+        self.expected_calls = expected_calls
+        self.least_gain = least_gain
+        self.copy_outputs = copy_outputs
+        self.always = always
+        self._lock = threading.RLock()
+        self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
+        self._plain: dict[Hashable, GraphDecision] = {}
+        self._last: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}
+        self._counts = {"replays": 0, "plain_calls": 0, "captures": 0, "recaptures": 0, "evictions": 0}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        key = None if graph_absence(tensors, self.module) else _key(leaves, spec)
+        if key is not None:
+            with self.locked(key, lambda: tensors, lambda inputs: self._call(leaves, spec, inputs)) as entry:
+                if entry is not None:
+                    for static, tensor in zip(entry.inputs, tensors, strict=True):
+                        static.copy_(tensor, non_blocking=True)
+                    output = entry.replay()
+                    return _copied(output) if self.copy_outputs else output
+        self._counts["plain_calls"] += 1
+        return self.module(*args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> GraphDecision:
+        """What becomes of a call with these arguments; captures and measures where it is not known yet."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        absence = graph_absence(tensors, self.module)
+        key = _key(leaves, spec)
+        if absence or key is None:
+            return GraphDecision(False, absence or "an argument that is no tensor cannot be hashed")
+        with self.locked(key, lambda: tensors, lambda inputs: self._call(leaves, spec, inputs)) as entry:
+            return entry.decision if entry is not None else self.decision(key)
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts of calls, captures and evictions; the graphs kept, their bytes, and why shapes run without one."""
+        with self._lock:
+            return {
+                **self._counts,
+                "graphs": len(self._graphs),
+                "graph_bytes": sum(entry.bytes for entry in self._graphs.values()),
+                "refusals": [decision.reason for decision in self._plain.values()],
+            }
+
+    def decision(self, key: Hashable) -> GraphDecision:
+        """Of a key that `locked` has seen."""
+        with self._lock:
+            key = (key, _ambient())
+            return self._graphs[key].decision if key in self._graphs else self._plain[key]
+
+    def decisions(self) -> list[GraphDecision]:
+        with self._lock:
+            return [entry.decision for entry in self._graphs.values()] + list(self._plain.values())
+
+    def forget(self, key: Hashable) -> None:
+        """Gives a graph's memory back."""
+        with self._lock:
+            self._graphs.pop((key, _ambient()), None)
+            self._plain.pop((key, _ambient()), None)
+
+    def clear(self) -> None:
+        """Forgets every graph and decision."""
+        with self._lock:
+            self._graphs.clear()
+            self._plain.clear()
+
+    @contextmanager
+    def locked(
+        self, key: Hashable, examples: Callable[[], list[Tensor]], call: Callable[[list[Tensor]], Any]
+    ) -> Iterator[CapturedGraph | None]:
+        """The graph of `key`, captured now where it is new, or None where it does not pay. Until the block ends no
+        other thread enters, and the next stream to use a graph waits for what this one did: graphs share memory.
+
+        Args:
+            examples: tensors like those of the calls to come; they are cloned.
+            call: the module on given tensors; what it does is captured.
+        """
+        key = (key, _ambient())
+        with self._lock:
+            entry = self._graphs.get(key)
+            if entry is not None and not entry.addresses.hold():
+                self._counts["recaptures"] += 1
+                del self._graphs[key]
+                entry = None
+            if entry is None and key not in self._plain:
+                entry = self._capture(key, examples(), call)
+            if entry is None:
+                yield None
+                return
+            self._graphs.move_to_end(key)
+            device = entry.inputs[0].device
+            stream = torch.cuda.current_stream(device)
+            last = self._last.get(device)
+            if last is not None and last[0] != stream:
+                stream.wait_event(last[1])
+            self._counts["replays"] += 1
+            try:
+                yield entry
+            finally:
+                event = last[1] if last is not None else torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(stream)
+                self._last[device] = (stream, event)
+
+    def _call(self, leaves: list[Any], spec: Any, inputs: list[Tensor]) -> Any:
+        replaced = iter(inputs)
+        args, kwargs = pytree.tree_unflatten(
+            [next(replaced) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+        )
+        return self.module(*args, **kwargs)
+
+    def _capture(
+        self, key: Hashable, examples: list[Tensor], call: Callable[[list[Tensor]], Any]
+    ) -> CapturedGraph | None:
+        device = examples[0].device
+        # Static tensors must not be inference tensors: a later call outside inference mode could not write to them.
+        # Weights cast by autocast must not come from its cache, which dies with the caller's block.
+        with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), _uncached_autocast():
+            inputs = [example.detach().clone() for example in examples]
+            eager_us = _eager_us(lambda: call(inputs))
+            held = torch.cuda.memory_reserved(device)
+            begin = time.perf_counter()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool(device), capture_error_mode="thread_local"):
+                    output = call(inputs)
+            except Exception as error:
+                # A module that waits for the device or branches on its data; whatever else is wrong with it shows again
+                # in the plain call that follows.
+                torch.cuda.synchronize(device)
+                self._plain[key] = GraphDecision(False, f"cannot be captured: {error}", eager_us)
+                return None
+            capture_us = (time.perf_counter() - begin) * 1e6
+            replay_us = _replay_us(graph)
+        decision = self._decide(inputs, output, eager_us, replay_us, capture_us)
+        self._counts["captures"] += 1
+        if not decision.pays and not self.always:
+            self._plain[key] = decision
+            return None
+        grown = max(torch.cuda.memory_reserved(device) - held, 0) + sum(tensor.nbytes for tensor in inputs)
+        entry = CapturedGraph(graph, inputs, output, _Addresses(self.module), decision, grown)
+        entry.written = [-1] * len(inputs)
+        self._graphs[key] = entry
+        self._evict()
+        return entry
+
+    def _decide(
+        self, inputs: list[Tensor], output: Any, eager_us: float, replay_us: float, capture_us: float
+    ) -> GraphDecision:
+        copied = inputs + [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        plan = _library.call(
+            "graph_plan",
+            request={
+                "device": f"cuda:{inputs[0].device.index or 0}",
+                "eager_us": eager_us,
+                "device_us": replay_us,  # of the graph itself, gaps included: no launches are to be added
+                "copies": len(copied),
+                "copy_bytes": sum(tensor.nbytes for tensor in copied),
+                "capture_us": capture_us,
+                "calls": self.expected_calls,
+                "least_gain": self.least_gain,
+            },
+        )
+        return GraphDecision(
+            plan["pays"], plan["reason"], eager_us, plan["graph_us"], capture_us, plan["break_even_calls"]
+        )
+
+    def _pool(self, device: torch.device) -> Any:
+        """The memory of a graph that lives, which all share; None begins a new one."""
+        return next((entry.graph.pool() for entry in self._graphs.values() if entry.inputs[0].device == device), None)
+
+    def _evict(self) -> None:
+        limit = float("inf") if self.memory_limit_gb is None else self.memory_limit_gb * 1e9
+        while len(self._graphs) > 1 and (
+            len(self._graphs) > self.max_graphs or sum(entry.bytes for entry in self._graphs.values()) > limit
+        ):
+            torch.cuda.synchronize()  # nobody may still be replaying it
+            self._graphs.popitem(last=False)
+            self._counts["evictions"] += 1
+
+
+def _key(leaves: list[Any], spec: Any) -> Hashable | None:
+    parts: list[Any] = [str(spec)]
+    for leaf in leaves:
+        parts.append((tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf))
+    key = tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _ambient() -> Hashable:
+    """What a capture depends on besides its arguments."""
+    enabled = torch.is_autocast_enabled("cuda")
+    return (enabled, torch.get_autocast_dtype("cuda") if enabled else None)
+
+
+def _uncached_autocast() -> Any:
+    enabled = torch.is_autocast_enabled("cuda")
+    return torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), enabled=enabled, cache_enabled=False)
+
+
+def _copied(output: Any) -> Any:
+    return pytree.tree_map_only(Tensor, torch.clone, output)
+
+
+def _eager_us(call: Callable[[], Any]) -> float:
+    """Microseconds of a call as it is, host and device together; the first ones, which compile and choose, are on a
+    stream of their own, as captures want it."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_CALLS):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(_TIMED_CALLS):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / _TIMED_CALLS * 1e6
+
+
+def _replay_us(graph: Any) -> float:
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(_TIMED_CALLS):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / _TIMED_CALLS * 1e3

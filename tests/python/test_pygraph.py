@@ -1,0 +1,324 @@
+"""PyGraph: replays equal calls, weights are read where they lie, and what does not pay is not a graph.
+
+Without a GPU its logic is driven by a small graph of our own: the ops of a call are noted and run again into the same
+memory, as a CUDA graph does. Tests marked `gpu` use the real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from kernel_pytorch.core.compilers import GraphDeploymentStrategy, PyGraphCUDAOptimizer
+from kernel_pytorch.optimization_patterns import (
+    BucketingStrategy,
+    DynamicShapeModule,
+    PyGraph,
+    create_optimal_bucketing_system,
+    graphs,
+    module,
+)
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class NotedGraph(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        for function, args, kwargs, result in self.calls:
+            again = function(*args, **kwargs)
+            for old, new in zip(pytree.tree_leaves(result), pytree.tree_leaves(again), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+    def pool(self) -> int:
+        return 0
+
+
+class Clock:
+    """Stands for streams and events."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = 0.0
+
+    def record(self, stream: object = None) -> None:
+        self.at = Clock.now
+        Clock.now += 0.001
+
+    def elapsed_time(self, other: Clock) -> float:
+        return other.at - self.at
+
+    def synchronize(self) -> None: ...
+    def wait_stream(self, stream: object) -> None: ...
+    def wait_event(self, event: object) -> None: ...
+
+
+class NotedCuda:
+    CUDAGraph, Stream, Event = NotedGraph, Clock, Clock
+    _stream = Clock()
+    memory = 0
+
+    @staticmethod
+    @contextlib.contextmanager
+    def graph(graph: NotedGraph, pool: object, capture_error_mode: str) -> Iterator[None]:
+        NotedCuda.memory += 1000
+        with graph:
+            yield
+
+    @staticmethod
+    def current_stream(device: object = None) -> Clock:
+        return NotedCuda._stream
+
+    @staticmethod
+    def memory_reserved(device: object) -> int:
+        return NotedCuda.memory
+
+    device = stream = staticmethod(lambda *_: contextlib.nullcontext())
+    synchronize = staticmethod(lambda *_: None)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for place in (graphs, module):
+        monkeypatch.setattr(place, "graph_absence", lambda tensors, module=None: "")
+    monkeypatch.setattr(graphs, "_uncached_autocast", contextlib.nullcontext)
+    monkeypatch.setattr(graphs, "_eager_us", lambda call: (call(), 5000.0)[1])
+    for name in (
+        "CUDAGraph",
+        "Stream",
+        "Event",
+        "graph",
+        "current_stream",
+        "memory_reserved",
+        "device",
+        "stream",
+        "synchronize",
+    ):
+        monkeypatch.setattr(torch.cuda, name, getattr(NotedCuda, name))
+    with torch.no_grad():
+        yield
+
+
+class Masked(nn.Module):
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(50, dim), nn.Linear(dim, dim)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x = self.embed(ids)
+        scores = x @ x.transpose(1, 2)
+        if attention_mask is not None:
+            scores = scores.masked_fill(attention_mask[:, None, :] == 0, float("-inf"))
+        hidden = self.out(scores.softmax(-1) @ x)
+        return hidden, hidden[:, 0]
+
+
+def mlp(dim: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim)).eval()
+
+
+def weights_by_reference(device: str) -> None:
+    model = mlp().to(device)
+    graph = PyGraph(model, always=True)
+    x = torch.randn(4, 8, device=device)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(graph(x), model(x))
+        twin = mlp().to(device)  # the same architecture, other weights: no hash may confuse them
+        other = PyGraph(twin, always=True)
+        torch.testing.assert_close(other(x), twin(x))
+        model[0].weight.mul_(2)  # in place: seen by the next replay
+        torch.testing.assert_close(graph(x), model(x))
+        assert graph.statistics()["recaptures"] == 0
+        model[0].weight.data = torch.randn(8, 8, device=device)
+        torch.testing.assert_close(graph(x), model(x))
+        model[2].bias = nn.Parameter(torch.randn(8, device=device))
+        torch.testing.assert_close(graph(x), model(x))
+    assert graph.statistics()["recaptures"] == 2
+
+
+def bucketed_trace(device: str) -> None:
+    torch.manual_seed(0)
+    model = Masked().to(device).eval()
+    requests = [torch.randint(50, (1, int(n)), device=device) for n in torch.randint(3, 40, (50,))]
+    system = create_optimal_bucketing_system(requests, BucketingStrategy.OPTIMAL, 4)
+    bucketed = DynamicShapeModule(model, system).eval()
+    for graph in bucketed._graphs:
+        graph.always = True
+    with torch.no_grad():
+        expected = [model(request) for request in requests]
+        for _ in range(2):
+            found = [bucketed(request) for request in requests]  # kept while others replay: outputs must be copies
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        many = bucketed.run_many([request[0] for request in requests], max_tokens=128)
+        for one, other in zip(many, expected, strict=True):
+            torch.testing.assert_close(one, tuple(value[0] for value in other), rtol=1e-4, atol=1e-5)
+    statistics = bucketed.statistics()
+    assert statistics["replays"] > 50 and statistics["graphs"] > 0 and bucketed.refusals() == []
+
+
+def eviction(device: str) -> None:
+    model = mlp().to(device)
+    graph = PyGraph(model, max_graphs=2, always=True)
+    with torch.no_grad():
+        for rows in (1, 2, 1, 3, 1, 2):
+            x = torch.randn(rows, 8, device=device)
+            torch.testing.assert_close(graph(x), model(x))
+    statistics = graph.statistics()
+    assert statistics["graphs"] == 2 and statistics["captures"] == 4 and statistics["evictions"] == 2
+    graph.clear()
+    assert graph.statistics()["graphs"] == 0
+
+
+@pytest.mark.usefixtures("noted")
+def test_weights_are_read_where_they_lie() -> None:
+    weights_by_reference("cpu")
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_bucketed_module_replays() -> None:
+    bucketed_trace("cpu")
+
+
+@pytest.mark.usefixtures("noted")
+def test_graphs_used_longest_ago_go_first() -> None:
+    eviction("cpu")
+    model = mlp()
+    graph = PyGraph(model, memory_limit_gb=2.5e-6, always=True)
+    for rows in range(1, 6):
+        graph(torch.randn(rows, 8))
+    assert graph.statistics()["graphs"] == 2  # of 1000 bytes and its inputs each
+
+
+@pytest.mark.usefixtures("noted")
+def test_what_does_not_pay_is_called_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = mlp(), torch.randn(4, 8)
+    assert PyGraph(model).explain(x).pays
+    monkeypatch.setattr(graphs, "_eager_us", lambda call: (call(), 3.0)[1])
+    graph = PyGraph(model)
+    torch.testing.assert_close(graph(x), model(x))
+    assert not graph.explain(x).pays and "not worth" in graph.explain(x).reason
+    assert graph.statistics()["plain_calls"] == 1 and graph.statistics()["captures"] == 1
+
+
+@pytest.mark.usefixtures("noted")
+def test_what_cannot_be_captured_is_called_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waits(nn.Module):
+        capturing = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.capturing:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return x + 1
+
+    model = Waits()
+    monkeypatch.setattr(graphs, "_eager_us", lambda call: setattr(model, "capturing", True) or 5000.0)
+    graph = PyGraph(model)
+    decision = graph.explain(torch.ones(2))
+    assert not decision.pays and "cannot be captured: operation not permitted" in decision.reason
+    model.capturing = False
+    torch.testing.assert_close(graph(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what a machine without CUDA does")
+def test_without_cuda_it_says_so_and_runs_the_module() -> None:
+    model, x = mlp(), torch.randn(4, 8)
+    graph = PyGraph(model)
+    torch.testing.assert_close(graph(x), model(x))
+    assert "no CUDA device" in graph.explain(x).reason
+    optimizer = PyGraphCUDAOptimizer()
+    analysis = optimizer.analyze_workload(model, [x])
+    assert not analysis.is_suitable and "no CUDA device" in analysis.reason
+    state = optimizer.create_cuda_graph(model, [x], "first")
+    assert not state.is_captured
+    torch.testing.assert_close(optimizer.execute_cuda_graph("first", [x]), model(x))
+    measured = optimizer.benchmark_vs_eager(model, [x], num_runs=5)
+    assert measured["speedup"] > 0 and "no CUDA device" in measured["reason"]
+    assert optimizer.get_performance_stats()["graphs"] == 0
+    optimizer.clear_cache()
+    with pytest.raises(KeyError, match="no graph called"):
+        optimizer.execute_cuda_graph("first", [x])
+    assert GraphDeploymentStrategy("aggressive").least_gain < GraphDeploymentStrategy("conservative").least_gain
+
+
+def test_refusals_name_the_reason() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        PyGraph(mlp(), max_graphs=0)
+
+
+@pytest.mark.gpu
+def test_weights_are_read_where_they_lie_on_cuda() -> None:
+    weights_by_reference("cuda")
+
+
+@pytest.mark.gpu
+def test_a_bucketed_module_replays_on_cuda() -> None:
+    bucketed_trace("cuda")
+
+
+@pytest.mark.gpu
+def test_graphs_used_longest_ago_go_first_on_cuda() -> None:
+    eviction("cuda")
+
+
+@pytest.mark.gpu
+def test_a_module_that_waits_for_the_device_is_called_plainly_on_cuda() -> None:
+    class Waits(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.sum().item() > 0 else x
+
+    model, good = Waits(), mlp().cuda()
+    graph = PyGraph(model, always=True)
+    x = torch.ones(4, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(graph(x), 2 * x)
+        torch.testing.assert_close(graph(-x), -x)
+        assert "cannot be captured" in graph.explain(x).reason
+        weights_by_reference("cuda")  # captures still work after one that failed
+        y = torch.randn(3, 8, device="cuda")
+        torch.testing.assert_close(PyGraph(good, always=True)(y), good(y))
+
+
+@pytest.mark.gpu
+def test_streams_and_inference_mode_on_cuda() -> None:
+    model = mlp(256).cuda()
+    graph = PyGraph(model, always=True)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    inputs = [torch.randn(64, 256, device="cuda") for _ in range(30)]
+    torch.cuda.synchronize()
+    outputs = []
+    for index, x in enumerate(inputs):
+        with torch.cuda.stream(streams[index % 3]), torch.inference_mode(index % 2 == 0), torch.no_grad():
+            outputs.append(graph(x))
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        for x, output in zip(inputs, outputs, strict=True):
+            torch.testing.assert_close(output, model(x))
+    with torch.enable_grad():
+        assert "gradients" in graph.explain(inputs[0]).reason
+
+
+@pytest.mark.gpu
+def test_the_cost_model_on_cuda() -> None:
+    small = nn.Sequential(*[nn.Linear(64, 64) for _ in range(30)]).cuda().eval()
+    large = nn.Linear(8192, 8192).cuda().eval()
+    with torch.no_grad():
+        decision = PyGraph(small).explain(torch.randn(8, 64, device="cuda"))
+        assert decision.pays, decision.reason
+        decision = PyGraph(large).explain(torch.randn(8192, 8192, device="cuda"))
+        assert not decision.pays, decision.reason
