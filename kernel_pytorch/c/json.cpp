@@ -7,11 +7,13 @@
 namespace kernel_pytorch::c_interface {
 
 Json parse_request(std::string_view text) {
-  if (text.empty()) return Json::object();
-  KP_CHECK(text.size() <= kMaxRequestBytes, "request: ", text.size(), " bytes; at most ", kMaxRequestBytes,
-           " are read");
-  const auto limit_depth = [](int depth, Json::parse_event_t, Json&) {
-    KP_CHECK(depth <= kMaxRequestDepth, "request: nested deeper than ", kMaxRequestDepth, " levels");
+  return text.empty() ? Json::object() : parse_json(text, "request", kMaxRequestBytes);
+}
+
+Json parse_json(std::string_view text, std::string_view where, size_t most_bytes) {
+  KP_CHECK(text.size() <= most_bytes, where, ": ", text.size(), " bytes; at most ", most_bytes, " are read");
+  const auto limit_depth = [where](int depth, Json::parse_event_t, Json&) {
+    KP_CHECK(depth <= kMaxRequestDepth, where, ": nested deeper than ", kMaxRequestDepth, " levels");
     return true;
   };
   try {  // the parser's exceptions become ours here, so that callers know one type
@@ -19,8 +21,8 @@ Json parse_request(std::string_view text) {
   } catch (const nlohmann::json::exception& error) {
     const std::string_view message = error.what();
     const size_t after_tag = message.find("] ");  // "[json.exception.parse_error.101] parse error at line 1, ..."
-    fail(ErrorCode::kInvalidArgument,
-         "request: not JSON: ", after_tag == std::string_view::npos ? message : message.substr(after_tag + 2));
+    fail(ErrorCode::kInvalidArgument, where,
+         ": not JSON: ", after_tag == std::string_view::npos ? message : message.substr(after_tag + 2));
   }
 }
 

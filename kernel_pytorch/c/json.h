@@ -20,6 +20,8 @@ inline constexpr int kMaxRequestDepth = 32;
 
 // Throws kInvalidArgument with the place of the first mistake. Null or empty text stands for {}.
 KP_EXPORT Json parse_request(std::string_view text);
+// Other text, with its own limit; errors begin with `where`.
+KP_EXPORT Json parse_json(std::string_view text, std::string_view where, size_t most_bytes);
 
 // Text for the outside: bytes that are not UTF-8 (a name from a driver, a path) are replaced, never thrown over.
 KP_EXPORT std::string to_text(const Json& value, int indent = -1);

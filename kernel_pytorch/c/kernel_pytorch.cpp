@@ -13,6 +13,7 @@
 #include "kernel_pytorch/c/plan_request.h"
 #include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/c/request.h"
+#include "kernel_pytorch/c/sample_file.h"
 #include "kernel_pytorch/device/cuda/launch_counts.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/operations.h"
@@ -275,6 +276,10 @@ kp_status kp_bench(const char* request, char** result) {
     fields.finish();
     return to_text(report(asked.operation->bench(asked.problem, every_kernel, seconds)));
   });
+}
+
+kp_status kp_compare(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_compare(request == nullptr ? "" : request)); });
 }
 
 kp_status kp_tune(const char* request, kp_progress progress, kp_interrupted interrupted, void* state, char** result) {

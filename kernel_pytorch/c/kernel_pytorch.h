@@ -102,6 +102,16 @@ KP_API kp_status kp_verify(const char* request, char** result);
  * "launches", "fills"}]}; the last two are of one run on a GPU, as kp_launches counts them. */
 KP_API kp_status kp_bench(const char* request, char** result);
 
+/* Whether timings changed, by the Mann-Whitney test on interleaved samples. {"before": FILE, "after": FILE,
+ * "threshold": 0.05 (smaller changes are none), "significance": 0.01 (of all series together)}; FILE is what `kpt bench
+ * --save` writes:
+ * {"format": "kernel_pytorch samples", "version": 1, "runs": [{"date", "device", "fingerprint", "library_version",
+ * "series": [{"name", "kernel", "samples_us": [...], "control_us": [...] or []}]}]}. At most 128 MiB.
+ * {"rows": [{"name", "kernel", "change": "none", "faster", "slower", "machine" (the control changed as much) or "too
+ * few samples", "before_us", "after_us", "ratio", "control_ratio", "p", "exact"}], "slower": how many, "only_before":
+ * [names], "only_after": [names]} */
+KP_API kp_status kp_compare(const char* request, char** result);
+
 /* {"done", "total", "candidate", "candidate_us", "best", "best_us"} after each candidate. */
 typedef void (*kp_progress)(void* state, const char* progress);
 /* Asked often while work goes on; not 0: stop and keep what was measured. */

@@ -1,7 +1,8 @@
-// libFuzzer entry for the requests of the C interface and the words of the command line: whatever the bytes, every
-// reader returns or throws one Error that blames the caller. Two ops without kernels stand in for the library's.
+// libFuzzer entry for the requests of the C interface, the words of the command line and files of timings: whatever the
+// bytes, every reader returns or throws one Error that blames the caller. Two ops without kernels stand in for the
+// library's.
 // clang-format off
-// kp-fuzz-with: kernel_pytorch/c/json.cpp kernel_pytorch/c/request.cpp kernel_pytorch/c/words.cpp kernel_pytorch/base/device.cpp kernel_pytorch/base/dtype.cpp
+// kp-fuzz-with: kernel_pytorch/c/json.cpp kernel_pytorch/c/request.cpp kernel_pytorch/c/words.cpp kernel_pytorch/c/sample_file.cpp kernel_pytorch/tuning/comparison.cpp kernel_pytorch/tuning/mann_whitney.cpp kernel_pytorch/tuning/row_check.cpp kernel_pytorch/base/device.cpp kernel_pytorch/base/dtype.cpp
 // clang-format on
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/c/request.h"
+#include "kernel_pytorch/c/sample_file.h"
 #include "kernel_pytorch/ops/operations.h"
 
 namespace kernel_pytorch {
@@ -54,6 +56,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (shape_from(shape_words(shape_from(text))) != shape_from(text)) std::abort();
   });
   read_or_refuse([&] { matching_operations(text); });
+  read_or_refuse([&] {
+    const std::vector<SampleRun> runs = sample_runs_from(text, "fuzz");
+    compare_runs(runs, sample_runs_from(sample_file_text(runs), "again"), {});
+  });
   read_or_refuse([&] {
     const Json json = parse_request(text);
     to_text(json);

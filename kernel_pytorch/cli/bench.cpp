@@ -1,7 +1,9 @@
 // kpt bench: the chosen kernel (or, with --all, every kernel and config) against a copy of the same bytes, in one run.
+// --save keeps the samples, --compare tells whether two files of them differ.
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/cli/bench_samples.h"
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/json_output.h"
@@ -15,7 +17,8 @@ struct BenchArguments {
   ProblemArguments problem;
   bool every_kernel = false;
   double seconds_each = 0.2;
-  bool json = false;
+  std::string save_path;
+  CompareArguments compare;  // its json is this command's
 };
 
 int64_t element_count(const registry::ProblemRequest& request) {
@@ -80,6 +83,12 @@ void add_rows(Table& table, const NamedProblem& problem, const registry::BenchRe
 }
 
 int bench(const BenchArguments& arguments) {
+  if (!arguments.compare.files.empty()) {
+    if (!arguments.problem.op.empty() || !arguments.save_path.empty())
+      throw UsageError("bench: --compare measures nothing, so no op and no --save go with it");
+    return compare_samples(arguments.compare);
+  }
+  if (!arguments.save_path.empty()) check_samples_file(arguments.save_path);
   const std::vector<NamedProblem> problems = problems_of(arguments);
   std::vector<registry::BenchReport> reports;
   std::vector<std::string> headings{"OP",      "PROBLEM", "KERNEL", "CONFIG",    "TIER",
@@ -95,7 +104,8 @@ int bench(const BenchArguments& arguments) {
       add_rows(table, problem, reports.back());
     }
   }
-  if (arguments.json) {
+  if (!arguments.save_path.empty()) save_samples(arguments.save_path, problems, reports);
+  if (arguments.compare.json) {
     print_text(benchmarks_json(reports));
     return kSuccess;
   }
@@ -113,7 +123,13 @@ void add_bench(Command root) {
   command
       .flag("--all,-a", arguments->every_kernel, "every supported kernel with every config, not the chosen one alone")
       .number("--seconds", arguments->seconds_each, "of measuring for each row", 0, 3600)
-      .flag("--json", arguments->json, "as JSON")
+      .text("--save", arguments->save_path, "add the samples to this file, as one run")
+      .text_pair("--compare", arguments->compare.files,
+                 "measure nothing: tell what changed between two files; exit code 1 where something is slower")
+      .number("--threshold", arguments->compare.threshold_percent, "percent; smaller changes are none", 0, 1e6)
+      .number("--significance", arguments->compare.significance, "chance of a false alarm, of all series together", 0,
+              1)
+      .flag("--json", arguments->compare.json, "as JSON")
       .runs([arguments] { return bench(*arguments); });
 }
 

@@ -66,6 +66,11 @@ Command& Command::texts(const std::string& names, std::vector<std::string>& valu
   return *this;
 }
 
+Command& Command::text_pair(const std::string& names, std::vector<std::string>& values, const std::string& help) {
+  app_.add_option(names, values, help)->expected(2)->type_name("BEFORE AFTER");
+  return *this;
+}
+
 Command& Command::number(const std::string& names, double& value, const std::string& help, double least,
                          double greatest) {
   app_.add_option(names, value, help)->capture_default_str()->check(CLI::Range(least, greatest));

@@ -44,6 +44,7 @@ class Command {
   Command& text(const std::string& names, std::string& value, const std::string& help, Need need = Need::kOptional);
   Command& texts(const std::string& names, std::vector<std::string>& values, const std::string& help,
                  Need need = Need::kOptional);  // each use of the option adds one
+  Command& text_pair(const std::string& names, std::vector<std::string>& values, const std::string& help);
   Command& number(const std::string& names, double& value, const std::string& help, double least, double greatest);
   Command& choice(const std::string& name, std::string& value, const std::string& help,
                   const std::vector<std::string>& choices);

@@ -34,7 +34,7 @@ std::string read_file(const std::string& path, int64_t limit_bytes) {
   while (const size_t count = std::fread(block, 1, sizeof(block), file.get())) {
     content.append(block, count);
     KP_CHECK(static_cast<int64_t>(content.size()) <= limit_bytes, path, ": larger than ", limit_bytes >> 20,
-             " MiB; this is no export of a tuning store");
+             " MiB; this is not what kpt writes");
   }
   if (std::ferror(file.get()) != 0) fail_with_errno("cannot read", path);
   return content;

@@ -4,6 +4,7 @@
 
 #include "kernel_pytorch/c/kernel_pytorch.h"
 #include "kernel_pytorch/c/report.h"
+#include "kernel_pytorch/c/sample_file.h"
 
 namespace kernel_pytorch::cli {
 namespace {
@@ -68,6 +69,10 @@ std::string tuning_json(const std::vector<tuning::TuneReport>& reports) {
 
 std::string benchmarks_json(const std::vector<registry::BenchReport>& reports) {
   return printed({{"benchmarks", report_all(reports)}});
+}
+
+std::string comparison_json(const c_interface::SampleComparison& comparison) {
+  return printed(report(comparison));
 }
 
 std::string verifications_json(const std::vector<Verification>& verifications) {

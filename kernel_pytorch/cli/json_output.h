@@ -11,6 +11,10 @@
 #include "kernel_pytorch/registry/any_operation.h"
 #include "kernel_pytorch/tuning/store.h"
 
+namespace kernel_pytorch::c_interface {
+struct SampleComparison;
+}
+
 namespace kernel_pytorch::cli {
 
 std::string version_json();
@@ -19,6 +23,7 @@ std::string kernels_json(const std::vector<const registry::AnyOperation*>& opera
 std::string explanations_json(const std::vector<registry::Explanation>& explanations);
 std::string tuning_json(const std::vector<tuning::TuneReport>& reports);
 std::string benchmarks_json(const std::vector<registry::BenchReport>& reports);
+std::string comparison_json(const c_interface::SampleComparison& comparison);
 std::string verifications_json(const std::vector<Verification>& verifications);
 std::string compiled_json(const std::string& architecture, const std::string& output,
                           const std::vector<jit::CompiledKernel>& compiled);

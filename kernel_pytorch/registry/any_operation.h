@@ -44,6 +44,7 @@ struct BenchRow {
   double roof_share = 0;  // against a copy of the same bytes in the same run
   uint64_t launches = 0;  // of one run, on a GPU: kernels, and fills of memory by the driver
   uint64_t fills = 0;
+  std::vector<double> samples_us;  // one a round
 };
 
 struct BenchReport {
@@ -51,8 +52,9 @@ struct BenchReport {
   ProblemRequest request;
   std::string device;
   Cost cost;
-  double copy_us = 0;          // a copy that moves cost.bytes, rotated the same way, into warm memory
-  std::vector<BenchRow> rows;  // the chosen kernel first
+  double copy_us = 0;                   // a copy that moves cost.bytes, rotated the same way, into warm memory
+  std::vector<double> copy_samples_us;  // of the rounds of the rows
+  std::vector<BenchRow> rows;           // the chosen kernel first
 };
 
 class AnyProblem;

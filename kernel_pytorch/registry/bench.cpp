@@ -72,18 +72,21 @@ BenchReport bench(const AnyProblem& problem, bool every_kernel, double seconds_e
          {}});
   }
   for (tuning::Candidate& copy : roof.candidates()) candidates.push_back(std::move(copy));
-  const std::vector<tuning::Timing> timings =
+  std::vector<tuning::Timing> timings =
       tuning::time_interleaved(candidates, trial.context(), seconds_each, rotated.rotations());
 
-  report.copy_us = timings.back().median_us;
-  for (size_t i = runners.size(); i < timings.size(); ++i)
-    report.copy_us = std::min(report.copy_us, timings[i].median_us);
+  tuning::Timing& copy =
+      *std::min_element(timings.begin() + static_cast<ptrdiff_t>(runners.size()), timings.end(),
+                        [](const tuning::Timing& a, const tuning::Timing& b) { return a.median_us < b.median_us; });
+  report.copy_us = copy.median_us;
+  report.copy_samples_us = std::move(copy.samples_us);
   for (size_t i = 0; i < runners.size(); ++i) {
     BenchRow& row = runners[i].row;
     row.median_us = timings[i].median_us;
     row.spread_us = timings[i].spread_us;
     row.gigabytes_per_second = static_cast<double>(report.cost.bytes) / row.median_us / 1e3;
     row.roof_share = report.copy_us / row.median_us;
+    row.samples_us = std::move(timings[i].samples_us);
     report.rows.push_back(std::move(row));
   }
   return report;

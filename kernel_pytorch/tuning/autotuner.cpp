@@ -253,8 +253,8 @@ std::vector<Timing> time_interleaved(const std::vector<Candidate>& candidates, c
     }
   }
   std::vector<Timing> timings;
-  for (const Contender& contender : contenders) {
-    timings.push_back({contender.median_us(), contender.spread_us(), static_cast<int>(contender.samples.size())});
+  for (Contender& contender : contenders) {
+    timings.push_back({contender.median_us(), contender.spread_us(), std::move(contender.samples)});
   }
   return timings;
 }

@@ -63,7 +63,7 @@ KP_EXPORT void refuse_while_capturing(const Context& context);
 struct Timing {
   double median_us = 0;
   double spread_us = 0;
-  int samples = 0;
+  std::vector<double> samples_us;  // one a round; rounds are the same for all candidates
 };
 // Interleaves the candidates; checks nothing, remembers nothing.
 KP_EXPORT std::vector<Timing> time_interleaved(const std::vector<Candidate>& candidates, const Context& context,

@@ -139,8 +139,8 @@ TEST_F(Autotuner, TimeInterleavedGivesMediansAndRemembersNothing) {
   EXPECT_GE(timings[0].median_us, 400);
   EXPECT_GE(timings[1].median_us, 200);
   EXPECT_LT(timings[1].median_us, timings[0].median_us);
-  EXPECT_GE(timings[0].samples, 3);
-  EXPECT_EQ(timings[0].samples, timings[1].samples);
+  EXPECT_GE(timings[0].samples_us.size(), 3u);
+  EXPECT_EQ(timings[0].samples_us.size(), timings[1].samples_us.size());
   EXPECT_FALSE(find_measured(key_).has_value());
 }
 

@@ -71,6 +71,12 @@ static void test_problems(void) {
   EXPECT_ANSWER(kp_explain(kProblem, &result), "\"tier\":\"heuristic\"");
   EXPECT_ANSWER(kp_verify(kProblem, &result), "\"failures\":[]");
   EXPECT_ANSWER(kp_bench("{\"op\": \"rms_norm_forward\", \"shape\": [16, 256], \"seconds\": 0.01}", &result), "\"copy_us\"");
+  EXPECT_ANSWER(kp_compare("{\"before\": {\"format\": \"kernel_pytorch samples\", \"version\": 1, \"runs\": [{\"series\":"
+                           " [{\"name\": \"a\", \"samples_us\": [1, 2]}]}]}, \"after\": {\"format\": \"kernel_pytorch "
+                           "samples\", \"version\": 1, \"runs\": [{\"series\": [{\"name\": \"a\", \"samples_us\": [1, "
+                           "2]}]}]}}",
+                           &result),
+                "\"too few samples\"");
 }
 
 static void test_tuning(void) {

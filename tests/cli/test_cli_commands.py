@@ -235,3 +235,40 @@ def test_python_runs_the_same_program(environment: dict[str, str], kpt: Kpt) -> 
         [sys.executable, "-m", "kernel_pytorch", "doctr"], env=environment, capture_output=True, check=False
     )
     assert failed.returncode == 2
+
+
+def test_bench_keeps_samples_and_compares_them(kpt: Kpt, tmp_path: Path) -> None:
+    file, other = str(tmp_path / "samples.json"), tmp_path / "other.json"
+    arguments = ("bench", "rms_norm_forward", "--shape", "64x1024", "--seconds", "0.02", "--save", file)
+    for _ in range(2):
+        assert kpt(*arguments).returncode == 0
+    stored = json.loads(Path(file).read_text())
+    assert [len(run["series"]) for run in stored["runs"]] == [1, 1]
+    series = stored["runs"][0]["series"][0]
+    assert series["name"] == "rms_norm_forward 64x1024 fp32"
+    assert len(series["samples_us"]) == len(series["control_us"]) >= 3
+    same = kpt("bench", "--compare", file, file)
+    assert same.returncode == 0, same.stderr
+    assert "no clear change" in same.stdout and "0 slower, 0 faster by more than 5 %, 1 compared" in same.stdout
+
+    for run in stored["runs"]:
+        series = run["series"][0]
+        series["samples_us"] = [2 * value for value in series["samples_us"]]
+    other.write_text(json.dumps(stored))
+    slower = kpt("bench", "--compare", file, str(other), "--json")
+    assert slower.returncode == 1
+    assert [(row["change"], round(row["ratio"], 2)) for row in json.loads(slower.stdout)["rows"]] == [("slower", 2.0)]
+    assert kpt("bench", "--compare", str(other), file).returncode == 0  # faster is no failure
+    assert kpt("bench", "--compare", file, str(other), "--threshold", "150").returncode == 0
+
+
+def test_bench_refuses_files_that_are_none_of_its_own(kpt: Kpt, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("{}")
+    saved = kpt("bench", "rms_norm_forward", "--shape", "8x8", "--save", str(wrong))
+    assert saved.returncode == 1 and "no file of timings" in saved.stderr
+    assert wrong.read_text() == "{}"
+    for files in ((str(wrong), str(wrong)), (str(tmp_path / "absent"), str(wrong))):
+        assert kpt("bench", "--compare", *files).returncode == 1
+    assert kpt("bench", "--compare", str(wrong)).returncode == 2
+    assert kpt("bench", "rms_norm", "--compare", str(wrong), str(wrong)).returncode == 2

@@ -151,7 +151,8 @@ def test_a_broken_page_is_noticed(browser: Browser, tmp_path: Path) -> None:
     page.write_text(
         "<!doctype html><meta http-equiv=Content-Security-Policy "
         "content=\"default-src 'none'; style-src 'unsafe-inline'\"><title>x</title>"
-        "<body style='background: #fff'><p style='width: 4000px; color: #eee'>wide</p><img src='missing.png'><script>1</script>"
+        "<body style='background: #fff'><p style='width: 4000px; color: #eee'>wide</p>"
+        "<img src='missing.png'><script>1</script>"
     )
     browser.show(1200, "light")
     browser.open(page.as_uri())

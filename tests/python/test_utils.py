@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kernel_pytorch.utils.compiler_optimization_assistant import benchmark_attention_performance  # noqa: E402
 from kernel_pytorch.utils.profiling import (  # noqa: E402
     Comparison,
     KernelProfiler,
@@ -163,3 +164,34 @@ def test_on_a_gpu():
     validator = ComponentValidator("cuda")
     assert not failures(validator.validate_attention_component(core.AttentionLayer(32, 4), 32, 4))
     assert not failures(validator.validate_linear_component(core.OptimizedLinear(12, 20), 12, 20))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_benchmark_tells_the_spread(dtype: torch.dtype) -> None:
+    layer = torch.nn.MultiheadAttention(32, 4, batch_first=True, dtype=dtype)
+    state = torch.random.get_rng_state()
+    found = benchmark_attention_performance(layer, (2, 8, 32), num_trials=12)
+    assert layer.training and torch.equal(state, torch.random.get_rng_state())
+    assert 0 < found["min_latency"] <= found["p25_latency"] <= found["median_latency"] <= found["p75_latency"]
+    assert found["min_latency"] <= found["avg_latency"] <= found["max_latency"]
+    assert found["spread"] == pytest.approx((found["p75_latency"] - found["p25_latency"]) / 2)
+    assert found["tokens_per_second"] == pytest.approx(16e3 / found["median_latency"])
+    assert (found["num_trials"], found["device"], found["dtype"]) == (12, "cpu", str(dtype).removeprefix("torch."))
+
+
+def test_attention_benchmark_times_the_layer_itself() -> None:
+    class Sleeper(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert not torch.is_grad_enabled() and not self.training
+            time.sleep(0.004)
+            return x
+
+    found = benchmark_attention_performance(Sleeper(), (1, 2, 4), num_trials=5)
+    assert 4 <= found["min_latency"] <= found["avg_latency"]
+    for shape, trials, words in [
+        ((2, 3), 5, "input_shape is"),
+        ((1, 0, 4), 5, "input_shape is"),
+        ((1, 2, 4), 1, "num_"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            benchmark_attention_performance(Sleeper(), shape, trials)

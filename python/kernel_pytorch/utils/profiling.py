@@ -108,6 +108,19 @@ class KernelProfiler:
         warmup: int = 10,
     ) -> Comparison:
         """Times way(*args) of each, in turns; the first is what the others are compared with."""
+        samples = self.sample(ways, args, iterations, warmup)
+        comparison = Comparison(tuple(_summary(name, values) for name, values in samples.items()))
+        self.timings.extend(comparison.timings)
+        return comparison
+
+    def sample(
+        self,
+        ways: Mapping[str, Callable[..., object]],
+        args: Sequence[Any] = (),
+        iterations: int = 100,
+        warmup: int = 10,
+    ) -> dict[str, list[float]]:
+        """Microseconds of way(*args) of each, one a turn; kernel_pytorch.utils.performance keeps and compares them."""
         if not ways or iterations < 2:
             raise ValueError(f"profiling: {len(ways)} functions and {iterations} iterations; one and two are the least")
         for way in ways.values():
@@ -117,13 +130,10 @@ class KernelProfiler:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            samples = take(ways, args, iterations)
+            return take(ways, args, iterations)
         finally:
             if collecting:
                 gc.enable()
-        comparison = Comparison(tuple(_summary(name, values) for name, values in samples.items()))
-        self.timings.extend(comparison.timings)
-        return comparison
 
     def profile_memory_usage(self, function: Callable[..., object], *args: Any) -> int:
         """Bytes that torch's CUDA allocator had in use at the peak of function(*args), beyond what it had before."""
