@@ -94,6 +94,13 @@ KP_API kp_status kp_memory_plan(const char* request, char** result);
  * "capacity_bytes", "reserve": 0.1, "fixed_us", "sample_us"} -> {"batch", "fits", "reason"} */
 KP_API kp_status kp_batch_plan(const char* request, char** result);
 
+/* Which parts of a model are worth replacing. {"sites": [{"path", "pattern", "kind": 0 (equal numbers share a
+ * measurement), "before": {"bytes", "flops", "launches"}, "after": {...}, "pointwise": false, "approximate": false}],
+ * "copy_bytes_per_second", "matmul_flops_per_second", "is_cuda": false, "tolerant": false, "compiled": false,
+ * "budget_seconds": 60} -> {"decisions": [{"site" (its index), "tries", "only_as_a_whole", "before_us", "after_us",
+ * "measure_seconds", "reason"}], "notes"} */
+KP_API kp_status kp_model_plan(const char* request, char** result);
+
 /* Runs every supported kernel and config against the reference. {"failures": ["..."]}, empty when all are right. */
 KP_API kp_status kp_verify(const char* request, char** result);
 

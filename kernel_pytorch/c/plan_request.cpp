@@ -7,6 +7,7 @@
 #include "kernel_pytorch/plan/bucket_plan.h"
 #include "kernel_pytorch/plan/graph_plan.h"
 #include "kernel_pytorch/plan/memory_plan.h"
+#include "kernel_pytorch/plan/model_plan.h"
 
 namespace kernel_pytorch::c_interface {
 namespace {
@@ -40,6 +41,30 @@ std::vector<int64_t> whole_numbers(FieldReader& fields, std::string_view field) 
 
 int64_t whole_number(FieldReader& fields, std::string_view field, int64_t fallback) {
   return static_cast<int64_t>(fields.number(field, static_cast<double>(fallback), 0, 1e12));
+}
+
+plan::Work read_work(FieldReader& site, std::string_view field) {
+  const Json* value = site.value(field);
+  if (value == nullptr) return {};
+  FieldReader fields(*value, "model_plan work");
+  const plan::Work work{.bytes = fields.number("bytes", 0, 0, kMost),
+                        .flops = fields.number("flops", 0, 0, kMost),
+                        .launches = whole_number(fields, "launches", 0)};
+  fields.finish();
+  return work;
+}
+
+plan::Site read_site(const Json& value) {
+  FieldReader fields(value, "model_plan site");
+  const plan::Site site{.path = fields.text("path", ""),
+                        .pattern = fields.text("pattern", ""),
+                        .kind = whole_number(fields, "kind", 0),
+                        .before = read_work(fields, "before"),
+                        .after = read_work(fields, "after"),
+                        .pointwise = fields.boolean("pointwise", false),
+                        .approximate = fields.boolean("approximate", false)};
+  fields.finish();
+  return site;
 }
 
 Json finite_or_null(double value) {
@@ -136,6 +161,33 @@ Json answer_batch_plan(const Json& request) {
   fields.finish();
   const plan::BatchPlan found = plan::plan_batch(asked);
   return {{"batch", found.batch}, {"fits", found.fits}, {"reason", found.reason}};
+}
+
+Json answer_model_plan(const Json& request) {
+  FieldReader fields(request, "model_plan");
+  std::vector<plan::Site> sites;
+  const Json* given = fields.value("sites");
+  KP_CHECK(given == nullptr || given->is_array(), "model_plan: \"sites\" must be an array, not ", given->type_name());
+  for (const Json& site : given == nullptr ? Json::array() : *given) sites.push_back(read_site(site));
+  const plan::Machine machine{.bytes_per_second = fields.number("copy_bytes_per_second", 0, 0, kMost),
+                              .flops_per_second = fields.number("matmul_flops_per_second", 0, 0, kMost),
+                              .is_cuda = fields.boolean("is_cuda", false)};
+  const plan::Purpose purpose{.tolerant = fields.boolean("tolerant", false),
+                              .compiled = fields.boolean("compiled", false),
+                              .budget_seconds = fields.number("budget_seconds", 60, 0, 1e6)};
+  fields.finish();
+  const plan::ModelPlan found = plan::plan_model(sites, machine, purpose);
+  Json decisions = Json::array();
+  for (const plan::SiteDecision& one : found.decisions) {
+    decisions.push_back({{"site", one.site},
+                         {"tries", one.tries},
+                         {"only_as_a_whole", one.only_as_a_whole},
+                         {"before_us", one.before_us},
+                         {"after_us", one.after_us},
+                         {"measure_seconds", one.measure_seconds},
+                         {"reason", one.reason}});
+  }
+  return {{"decisions", decisions}, {"notes", found.notes}};
 }
 
 }  // namespace kernel_pytorch::c_interface

@@ -1,0 +1,1 @@
+"""Behind kernel_pytorch.optimize and .restore: optimize.py is the way in, report.py what comes out."""

@@ -1,0 +1,232 @@
+"""From proposals to what is in force: each way is applied, verified against the original, timed, and kept or undone.
+
+Small parts come first and stay in force while larger ones are tried, so that a larger one is measured for what it adds.
+Modules that do the same work share one decision; every one of them is verified.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .changes import Change, Changes
+from .costs import Cost, count
+from .measure import Timing, interleaved
+from .patterns import PATTERNS
+from .patterns.context import Context
+from .record import copied
+from .sites import Call, Proposal, Refusal, Way
+from .verify import Difference, Mismatch, Results, evaluating, results_of, verify
+
+LEAST_GAIN = 1.01  # of the medians; and the quartiles must not overlap where it is below 1.05
+
+
+@dataclass
+class Kept:
+    """A replacement in force."""
+
+    proposal: Proposal
+    way: Way
+    change: Change
+    differences: list[Difference]
+    before: Timing | None = None
+    after: Timing | None = None
+    predicted: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Decision:
+    """For all modules of one signature: the way, or why none."""
+
+    way: int | None
+    reason: str
+    before: Timing | None = None
+    after: Timing | None = None
+
+
+@dataclass
+class Outcome:
+    """Everything that was decided."""
+
+    kept: list[Kept] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+
+def proposals(context: Context) -> tuple[list[Proposal], list[Refusal]]:
+    """What every pattern finds in every module that the sample reaches, pattern by pattern."""
+    found: list[Proposal] = []
+    refused: list[Refusal] = []
+    for pattern in PATTERNS:
+        for path, module in context.model.named_modules():
+            call = context.recording.call(path)
+            if call is None:
+                continue
+            one = pattern.find(context, path, module, call)
+            if isinstance(one, Proposal):
+                one.signature = (one.pattern, one.source, context.recording.signatures[path])
+                found.append(one)
+            elif isinstance(one, Refusal):
+                refused.append(one)
+    return found, refused
+
+
+class Chooser:
+    """Tries proposals on a model whose changes it owns."""
+
+    def __init__(self, context: Context, changes: Changes, deadline: float) -> None:
+        self.context, self.changes, self.deadline = context, changes, deadline
+        self.decisions: dict[tuple[Any, ...], Decision] = {}
+        self.outcome = Outcome()
+
+    def try_one(self, proposal: Proposal, seconds: float) -> None:
+        """Keeps the fastest way that verifies, or says why none."""
+        call = self.context.recording.call(proposal.path)
+        assert call is not None
+        decision = self.decisions.get(proposal.signature)
+        if decision is None:
+            decision = self.decisions[proposal.signature] = self._decide(proposal, call, seconds)
+        if decision.way is None:
+            self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, decision.reason))
+            return
+        way = proposal.ways[decision.way]
+        change = way.change()
+        self.changes.apply(change)
+        failure, differences = self.check(proposal, call)
+        self.outcome.differences.extend(differences)
+        if failure is not None:
+            self.changes.undo(change)
+            self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, failure))
+            return
+        self._lift_covered(proposal)
+        self.outcome.kept.append(Kept(proposal, way, change, differences, decision.before, decision.after))
+
+    def _lift_covered(self, proposal: Proposal) -> None:
+        """Parts that the larger one passes by are left as they were."""
+        for kept in [one for one in self.outcome.kept if one.proposal.path in proposal.covers]:
+            self.changes.undo(kept.change)
+            self.outcome.kept.remove(kept)
+
+    def check(self, proposal: Proposal, call: Call) -> tuple[str | None, list[Difference]]:
+        """Whether the module computes what it did, as (why not or None, differences)."""
+        module, gradients = proposal.module, self.context.trains
+
+        def original(inputs: Call, seed: int) -> Results:
+            with self.changes.suspended():
+                return results_of(module, inputs, gradients, seed)
+
+        try:
+            accuracy = "tolerant" if proposal.approximate else "exact"
+            differences = verify(proposal.path, call, module, original, accuracy, gradients, proposal.path == "")
+        except Mismatch as error:
+            return str(error), []
+        worst = max(differences, key=lambda one: one.relative / max(one.tolerance, 1e-30))
+        if worst.ok:
+            return None, differences
+        words = f"its {worst.quantity} differs by {worst.relative:.1e} of a row, more than {worst.tolerance:.0e}"
+        return words, differences
+
+    def _decide(self, proposal: Proposal, call: Call, seconds: float) -> Decision:
+        """Verifies and times every way once."""
+        best: Decision | None = None
+        reasons: list[str] = []
+        for index, way in enumerate(proposal.ways):
+            change = way.change()
+            self.changes.apply(change)
+            try:
+                failure, differences = self.check(proposal, call)
+                if failure is not None:
+                    self.outcome.differences.extend(differences)
+                    reasons.append(f"{way.name}: {failure}")
+                    continue
+                before, after = self._time(proposal, call, change, seconds)
+            finally:
+                self.changes.undo(change)
+            if not pays(before, after):
+                ratio = before.median_us / after.median_us
+                reasons.append(
+                    f"{way.name}: {after.median_us:.0f} us against {before.median_us:.0f} us as it is ({ratio:.2f}x)"
+                )
+            elif best is None or _gain(before, after) > _gain(best.before, best.after):
+                best = Decision(index, "", before, after)
+        return best or Decision(None, "not faster here. " + "; ".join(reasons))
+
+    def _time(self, proposal: Proposal, call: Call, change: Change, seconds: float) -> tuple[Timing, Timing]:
+        """The module with and without the change, in turns."""
+        run = runner(proposal.module, call, self.context.trains)
+        state = {"on": True}
+
+        def switch(on: bool) -> Callable[[], None]:
+            def turn() -> None:
+                if state["on"] != on:
+                    (change.apply if on else change.undo)()
+                    state["on"] = on
+
+            return turn
+
+        try:
+            with working(proposal.module, self.context.trains):
+                left = max(self.deadline - time.monotonic(), 0.0)
+                ways = {"before": (switch(False), run), "after": (switch(True), run)}
+                found = interleaved(ways, self.context.device, min(seconds, left))
+        finally:
+            switch(True)()
+        return found["before"], found["after"]
+
+
+def pays(before: Timing, after: Timing) -> bool:
+    """Whether the change is faster beyond doubt."""
+    ratio = before.median_us / after.median_us
+    return ratio >= 1.05 or (ratio >= LEAST_GAIN and after.high_us < before.low_us)
+
+
+def _gain(before: Timing | None, after: Timing | None) -> float:
+    return before.median_us / after.median_us if before is not None and after is not None else 0.0
+
+
+def working(module: nn.Module, trains: bool) -> Any:
+    """The mode in which the module is timed: as the user left it for training, evaluating for inference."""
+    from contextlib import nullcontext
+
+    return nullcontext() if trains else evaluating(module)
+
+
+def runner(module: nn.Module, call: Call, trains: bool) -> Callable[[], object]:
+    """One run of a part: forward, and for training backward too, into nobody's .grad."""
+    held = Call(copied(call.args), copied(call.kwargs))
+    first = held.first()
+    if not trains:
+
+        def infer() -> object:
+            with torch.no_grad():
+                return held.run(module)
+
+        return infer
+    if first is not None:
+        first.requires_grad_()
+    leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+    leaves += [first] if first is not None else []
+
+    def step() -> object:
+        from torch.utils import _pytree as pytree
+
+        outputs = [leaf for leaf in pytree.tree_leaves(held.run(module)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in outputs if leaf.requires_grad]
+        if not outputs:
+            return None
+        gradients = [torch.ones_like(leaf) for leaf in outputs]
+        return torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
+
+    return step
+
+
+def cost_of(module: nn.Module, call: Call, trains: bool) -> Cost:
+    """Counted in one run of the module as it is."""
+    run = runner(module, call, trains)
+    with working(module, trains):
+        return count(run)

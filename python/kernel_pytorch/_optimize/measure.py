@@ -1,0 +1,164 @@
+"""Times before and after, taken in turns in one process, and what ran meanwhile: launches, peak memory, kernels."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from .costs import counted, synchronize
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one run: the median and the quartiles of the turns."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    samples: int
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the collector's pauses."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Microseconds of one run, the average of `repeats` runs on end."""
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / repeats
+    start = time.perf_counter_ns()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter_ns() - start) / 1e3 / repeats
+
+
+Switch = Callable[[], None]
+LEAST, MOST = 5, 60  # turns
+
+
+def interleaved(
+    ways: dict[str, tuple[Switch, Callable[[], object]]],
+    device: torch.device,
+    seconds: float,
+) -> dict[str, Timing]:
+    """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST."""
+    deadline = time.monotonic() + seconds
+    repeats: dict[str, int] = {}
+    for name, (switch, run) in ways.items():
+        switch()
+        run()  # the first call compiles, tunes or allocates
+        synchronize(device)
+        repeats[name] = max(1, min(50, int(2e3 / max(once_us(run, device), 1e-3))))  # turns of some milliseconds
+    count = max(repeats.values())
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    with _quiet():
+        while min(map(len, samples.values())) < MOST:
+            for name, (switch, run) in ways.items():
+                switch()
+                run()  # caches and clocks as they are in a run of this way
+                samples[name].append(once_us(run, device, count))
+            if time.monotonic() > deadline and min(map(len, samples.values())) >= LEAST:
+                break
+    return {name: timing_of(values) for name, values in samples.items()}
+
+
+def timing_of(values: list[float]) -> Timing:
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return Timing(median, low, high, len(values))
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
+    """Memory at the peak of one run beyond what was there before, by torch's allocator."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    if results is None:
+        return None
+    changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+    held, peak = 0, 0
+    for _, change in sorted(changes, key=lambda entry: entry[0]):
+        held += change
+        peak = max(peak, held)
+    return peak if changes else None
+
+
+def kernels_of(run: Callable[[], object], device: torch.device) -> tuple[list[dict[str, Any]], int]:
+    """Where the time of one run goes, longest first, and how many kernels it launches (on a CPU: ops, views aside)."""
+    on_gpu = device.type == "cuda"
+    run()
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+        run()
+        synchronize(device)
+    found: dict[str, list[float]] = {}
+    for event in profiler.events():
+        on_device = event.device_type.name == "CUDA"
+        if on_device != on_gpu or getattr(event, "is_user_annotation", False):
+            continue
+        entry = found.setdefault(event.name, [0, 0.0])
+        entry[0] += 1
+        entry[1] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
+    launches = int(sum(entry[0] for name, entry in found.items() if not name.startswith(("Memcpy", "Memset"))))
+    costs: dict[str, tuple[int, float, float]] = {}
+    if not on_gpu:
+        cost, costs = counted(run)
+        launches = cost.launches
+    rows = []
+    for name, (calls, total) in sorted(found.items(), key=lambda item: -item[1][1])[:40]:
+        _, moved, flops = costs.get(name, (0, None, None))
+        ours = name.startswith(("kernel_pytorch::", "kp_")) or "kernel_pytorch" in name
+        rows.append(
+            {"name": name, "calls": int(calls), "total_us": total, "bytes": moved, "flops": flops, "ours": ours}
+        )
+    return rows, launches
+
+
+@functools.cache
+def roofs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What this machine does at best: bytes copied and operations of a large product in a second; once per process."""
+    on_gpu = device.type == "cuda"
+    elements = (1 << 28) if on_gpu else (1 << 24)
+    source = torch.empty(elements, dtype=torch.uint8, device=device).fill_(1)
+    target = torch.empty_like(source)
+    size = 8192 if on_gpu else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    jobs: dict[str, tuple[Switch, Callable[[], object]]] = {
+        "copy": (lambda: None, lambda: target.copy_(source)),
+        "product": (lambda: None, lambda: a @ b),
+    }
+    found = interleaved(jobs, device, 0.3)
+    return {
+        "copy_bytes_per_second": 2 * elements / found["copy"].median_us * 1e6,
+        "matmul_flops_per_second": 2 * size**3 / found["product"].median_us * 1e6,
+        "dtype": str(dtype).removeprefix("torch."),
+    }

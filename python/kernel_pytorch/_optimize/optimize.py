@@ -1,0 +1,126 @@
+"""`kernel_pytorch.optimize`: a model in, the same model out, faster, with a report of what was done and measured.
+
+The steps: record what every module gets on the sample; find the patterns we have kernels for; ask the plan (C++) what
+each would gain; apply, verify and time them one by one; verify and time the whole. Nothing is copied: modules keep
+their class, parameters and names, and get another `forward`. `restore` takes it away; so does an exception on the way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from . import report_data
+from .changes import KEY, Changes, changes_of, uncompiled
+from .choose import Chooser, proposals
+from .patterns.context import Context
+from .plan import plan_sites
+from .record import record
+from .run import Sample, sample_of
+from .whole import compare_whole, verify_whole
+
+__all__ = ["OptimizationResult", "optimize", "restore"]
+
+
+@dataclass
+class OptimizationResult:
+    """What `optimize` gives back."""
+
+    model: nn.Module
+    report: Any
+
+    def restore(self) -> nn.Module:
+        """The model as it was before."""
+        return restore(self.model)
+
+
+def optimize(
+    model: nn.Module,
+    sample_inputs: Any,
+    goal: str = "inference",
+    budget_seconds: float = 60.0,
+    accuracy: str = "exact",
+    *,
+    loss: Callable[[Any], Tensor] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> OptimizationResult:
+    """Makes the model faster, in place, and shows it.
+
+    Args:
+        model: any nn.Module, or what torch.compile made of one. It keeps its class, parameters, names and hooks.
+        sample_inputs: what it is called with: a tensor, a tuple of positional or a dict of named arguments, of the
+            shapes that matter. Call optimize under torch.autocast where the model will run under it.
+        goal: "inference" measures forward, "train" forward and backward.
+        budget_seconds: about how long it may take; measuring stops in time, verifying does not.
+        accuracy: "exact" keeps the model's precision; "tolerant" also tries narrower products (FP8, bf16).
+        loss: for training, from the output to a scalar; by default the output's `loss`, or a sum of all outputs.
+        progress: called with one line after each step.
+
+    Returns:
+        `.model` (the same object), `.report` (print it, or .save("report.html")) and `.restore()`.
+    """
+    if goal not in ("inference", "train"):
+        raise ValueError(f'optimize: goal is "{goal}"; it is "inference" or "train"')
+    if accuracy not in ("exact", "tolerant"):
+        raise ValueError(f'optimize: accuracy is "{accuracy}"; it is "exact" or "tolerant"')
+    if budget_seconds <= 0:
+        raise ValueError(f"optimize: budget_seconds is {budget_seconds}; it must be positive")
+    inner = uncompiled(model)
+    if changes_of(inner) is not None:
+        raise RuntimeError("optimize: the model is optimized already; call kernel_pytorch.restore(model) first")
+    say = progress or (lambda line: None)
+    began = time.monotonic()
+    sample = sample_of(model, sample_inputs, goal, loss)
+    changes = Changes()
+    try:
+        data = _optimize(model, inner, sample, goal, accuracy, changes, began, budget_seconds, say)
+    except BaseException:  # Ctrl-C too: the model is left as it was
+        changes.undo_all()
+        raise
+    if changes.applied:
+        inner.__dict__[KEY] = changes
+    return OptimizationResult(model, report_data.as_report(data))
+
+
+def _optimize(
+    model: nn.Module,
+    inner: nn.Module,
+    sample: Sample,
+    goal: str,
+    accuracy: str,
+    changes: Changes,
+    began: float,
+    budget: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    say("running the sample")
+    recording = record(inner, lambda: sample.forward(inner))
+    context = Context(inner, goal, accuracy, sample.device, recording, compiled=model is not inner)
+    found, refused = proposals(context)
+    say(f"{len(found)} parts could be replaced")
+    plan = plan_sites(context, changes, found, sample.dtype, budget)
+    refused += plan.refusals
+    chooser = Chooser(context, changes, began + 0.6 * budget)
+    chooser.outcome.refusals.extend(refused)
+    for index, site in enumerate(plan.sites):
+        chooser.try_one(site.proposal, site.prediction["measure_seconds"])
+        say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
+    outcome = chooser.outcome
+    verify_whole(context, changes, outcome, sample, say)
+    measured = compare_whole(model, context, changes, outcome, sample, began + budget - time.monotonic(), say)
+    return report_data.collect(model, context, outcome, plan, measured, sample)
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undoes everything that `optimize` did to the model; a model that was not optimized is returned as it is."""
+    inner = uncompiled(model)
+    changes = changes_of(inner)
+    if changes is not None:
+        changes.undo_all()
+        del inner.__dict__[KEY]
+    return model

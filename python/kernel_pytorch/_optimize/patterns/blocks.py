@@ -1,0 +1,199 @@
+"""Blocks: x + attention(norm(x)), then x + mlp(norm(x)): the first sum becomes part of the second norm's pass, the
+second part of the MLP's last product.
+
+How a block calls its attention is learnt from the sample: which of its own arguments go through under which name.
+A call that brings something the sample did not show is the original's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..changes import SetForward, mark
+from ..record import copied
+from ..sites import Call, Found, Proposal, Refusal, Way
+from ..verify import evaluating
+from .context import Context, is_plain, weight_reason, why_not_plain
+
+NAME = "block"
+# norm, attention, norm, mlp, in the spellings of Llama and its kin, GPT-2, ViT (timm and Hugging Face), and others.
+_SPELLINGS = (
+    ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"),
+    ("ln_1", "attn", "ln_2", "mlp"),
+    ("norm1", "attn", "norm2", "mlp"),
+    ("layernorm_before", "attention", "layernorm_after", "mlp"),
+    ("attention_norm", "attention", "ffn_norm", "feed_forward"),
+    ("ln1", "attn", "ln2", "mlp"),
+)
+
+
+@dataclass
+class Passing:
+    """How a block's arguments reach its attention."""
+
+    names: list[str]  # of the block's positional arguments, x first
+    positional: list[str | None] = field(default_factory=list)  # the attention's, by the block's name; None is norm(x)
+    named: dict[str, str | None] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)  # the attention's, the same in every call
+    unused: dict[str, Any] = field(default_factory=dict)  # the block's own, with the values they must have
+    returns_tuple: bool = False
+    passed: frozenset[str | None] = frozenset()  # the block's own that the attention gets
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """The block's arguments by name, or None where the call is not like the sample's."""
+        if len(args) > len(self.names):
+            return None
+        bound = dict(zip(self.names, args))
+        bound.update(kwargs)
+        for name, value in bound.items():
+            if name in self.unused:
+                known = self.unused[name]
+                if value is not known and not (isinstance(value, (bool, int, float, str)) and value == known):
+                    return None
+            elif name != self.names[0] and name not in self.passed:
+                return None
+        return bound
+
+    def call(self, attention: Any, normed: Tensor, bound: dict[str, Any]) -> Any:
+        args = [normed if name is None else bound.get(name) for name in self.positional]
+        named = {key: normed if name is None else bound.get(name) for key, name in self.named.items()}
+        return attention(*args, **named, **self.constants)
+
+
+def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
+    names = next((names for names in _SPELLINGS if all(name in module._modules for name in names)), None)
+    if names is None:
+        return None
+    first, attention, second, perceptron = (module._modules[name] for name in names)
+    if first not in context.norms or second not in context.norms or attention is None or perceptron is None:
+        return Refusal(path, NAME, "its norms were not recognised")
+    reason = why_not_plain("", module) or weight_reason(module)
+    for name, part in ((names[0], first), (names[2], second)):
+        reason = reason or (why_not_plain(name, part) if part is not None else None)
+    if reason:
+        return Refusal(path, NAME, reason)
+    others = [name for name, child in module.named_children() if name not in names and not _is_nothing(child)]
+    if others:
+        return Refusal(path, NAME, f"it also has {', '.join(others)}")
+    passing = _learn(module, names, call)
+    if isinstance(passing, str):
+        return Refusal(path, NAME, passing)
+    ways = [Way("the sum inside the second norm", _change(module, names, passing, context, False))]
+    if perceptron in context.perceptrons and context.perceptrons[perceptron].kind != "layer":
+        words = "the sums inside the second norm and the last product"
+        ways.insert(0, Way(words, _change(module, names, passing, context, True)))
+    covers = [f"{path}.{names[0]}".lstrip("."), f"{path}.{names[2]}".lstrip(".")]
+    return Proposal(
+        "residual + norm", path, module, f"{type(module).__name__}, two sums and two norms", ways, covers=covers
+    )
+
+
+def _is_nothing(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Dropout, nn.Identity)) and (not isinstance(module, nn.Dropout) or module.p == 0.0)
+
+
+def _change(
+    module: nn.Module, names: tuple[str, ...], passing: Passing, context: Context, fuses: bool
+) -> Callable[[], SetForward]:
+    norm_1, norm_2 = (context.norms[module._modules[names[i]]] for i in (0, 2))  # type: ignore[index]
+    perceptron = context.perceptrons.get(module._modules[names[3]]) if fuses else None  # type: ignore[arg-type]
+    original = type(module).forward
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        parts: Any = self._modules
+        bound = passing.bind(args, kwargs)
+        first, second = parts[names[0]], parts[names[2]]
+        if bound is None or not (is_plain(first) and is_plain(second)):
+            return original(self, *args, **kwargs)
+        x = bound[passing.names[0]]
+        attended = passing.call(parts[names[1]], norm_1(first, x), bound)
+        attended = attended[0] if passing.returns_tuple else attended
+        normed, x = norm_2.add(second, attended, x)
+        inner = parts[names[3]]
+        if perceptron is not None and is_plain(inner) and all(is_plain(parts_of(inner, n)) for n in perceptron.layers):
+            return perceptron(inner, normed, residual=x)
+        return inner(normed) + x
+
+    return lambda: SetForward(module, mark(forward))
+
+
+def parts_of(module: nn.Module, name: str) -> nn.Module:
+    part = module._modules[name]
+    assert part is not None
+    return part
+
+
+def _learn(module: nn.Module, names: tuple[str, ...], call: Call) -> Passing | str:
+    """How arguments go through, or in words why that is not clear."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
+    normed: list[Any] = []
+    parts: Any = module._modules
+    hooks = [
+        parts[names[1]].register_forward_hook(lambda _, a, k, out: seen.append((a, k, out)), with_kwargs=True),
+        parts[names[0]].register_forward_hook(lambda _, a, out: normed.append(out)),
+    ]
+    call = Call(copied(call.args), copied(call.kwargs))
+    try:
+        with torch.no_grad(), evaluating(module):
+            output = call.run(module)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(seen) != 1 or len(normed) != 1:
+        return f"its attention ran {len(seen)} times and its first norm {len(normed)} times"
+    if not isinstance(output, Tensor):
+        return f"it returns {type(output).__name__} and not a tensor"
+    return _mapping(module, call, *seen[0], normed[0])
+
+
+def _mapping(
+    module: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, normed: Any
+) -> Passing | str:
+    signature = inspect.signature(type(module).forward)
+    parameters = [
+        p for p in list(signature.parameters.values())[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    try:
+        given = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+    except TypeError as error:
+        return f"its arguments cannot be bound: {error}"
+    own = {p.name: p.default for p in parameters}
+    extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    for name, value in given.arguments.items():
+        own.update(value if name == extra else {name: value})
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    passing = Passing(names, returns_tuple=isinstance(output, tuple))
+
+    def source(key: str | None, value: Any) -> tuple[bool, str | None]:
+        """(found, name): of the block's argument that a value is; None is the normed x."""
+        if value is normed:
+            return True, None
+        if key is not None and key in own and own[key] is value:
+            return True, key
+        same = [name for name, one in own.items() if one is value and isinstance(value, (Tensor, tuple, list))]
+        return (True, same[0]) if same else (False, None)
+
+    for value in args:
+        found, origin = source(None, value)
+        if not found and not (value is None and len(passing.positional) < len(names)):
+            return "its attention gets a positional argument that is none of the block's"
+        passing.positional.append(origin if found else names[len(passing.positional)])
+    for key, value in kwargs.items():
+        found, origin = source(key, value)
+        if found:
+            passing.named[key] = origin
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            passing.constants[key] = value
+        else:
+            return f"its attention gets {key}, which is none of the block's arguments"
+    if None not in (*passing.positional, *passing.named.values()):
+        return "its attention does not get the first norm's output"
+    passing.passed = frozenset((*passing.positional, *passing.named.values()))
+    passing.unused = {name: value for name, value in own.items() if name not in passing.passed and name != names[0]}
+    return passing

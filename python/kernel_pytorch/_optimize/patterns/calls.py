@@ -1,0 +1,183 @@
+"""Calls of torch's functions inside a module's own forward: attention, rotary embeddings, softmax, GELU, norms.
+
+The forward stays, line for line; the names by which it reaches those functions find ours (see rebind.py). A rotary
+embedding is a function of the model's own file: it is recognised by its name and proved by its numbers.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+
+from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, softmax
+from ..changes import SetForward, mark
+from ..rebind import reached, rebind
+from ..sites import Call, Found, Proposal, Refusal, Way
+from ..verify import row_error
+from .context import Context, undisturbed, weight_reason, why_not_plain
+
+NAME = "calls"
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def runs_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether our attention is the one to use: four dimensions, on a GPU half precision and heads in steps of eight."""
+    if query.dim() != 4 or query.dtype not in _FLOATS or type(query) is not Tensor:
+        return False
+    if query.is_cuda:
+        kind = "cuda"
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+        return dtype is not torch.float32 and query.shape[-1] % 8 == 0 and value.shape[-1] % 8 == 0
+    return query.is_cpu
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's function on our kernels where they are the ones to use."""
+    heads_fit = query.dim() != 4 or query.shape[1] == key.shape[1] or enable_gqa
+    if not runs_attention(query, key, value) or not heads_fit or (is_causal and attn_mask is not None):
+        return torch_functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    is_bool = attn_mask is not None and attn_mask.dtype is torch.bool
+    output: Tensor = attention(
+        query,
+        key,
+        value,
+        causal=is_causal,
+        causal_offset=0 if is_causal else None,
+        scale=scale,
+        dropout_p=dropout_p,
+        mask=attn_mask if is_bool else None,
+        bias=None if is_bool else attn_mask,
+    )
+    return output
+
+
+def _gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    return gelu(input, approximate)
+
+
+def _silu(input: Tensor, inplace: bool = False) -> Tensor:
+    return torch_functional.silu(input, inplace=True) if inplace else silu(input)
+
+
+def _softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    if dim not in (-1, input.dim() - 1) or input.dim() == 0 or (dtype is not None and dtype is not input.dtype):
+        return torch_functional.softmax(input, dim=dim, dtype=dtype)
+    return softmax(input)
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    if len(normalized_shape) != 1:
+        return torch_functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
+    return layer_norm(input, weight, bias, eps)
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    if len(normalized_shape) != 1:
+        return torch_functional.rms_norm(input, list(normalized_shape), weight, eps)
+    return rms_norm(input, weight, torch.finfo(input.dtype).eps if eps is None else eps)
+
+
+ATTENTION = {torch_functional.scaled_dot_product_attention: scaled_dot_product_attention}
+POINTWISE = {
+    torch_functional.gelu: _gelu,
+    torch_functional.silu: _silu,
+    torch_functional.softmax: _softmax,
+    torch.softmax: lambda input, dim, dtype=None: _softmax(input, dim, 3, dtype),
+    torch_functional.layer_norm: _layer_norm,
+    torch_functional.rms_norm: _rms_norm,
+}
+
+
+def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Llama's rotary embedding of [batch, heads, sequence, size], or with unsqueeze_dim=2 heads after the sequence."""
+    heads_first = unsqueeze_dim == 1
+    if cos.dim() == 3 and cos.shape[0] == 1:
+        cos, sin = cos[0], sin[0]
+    if heads_first:  # laid out in memory as [batch, sequence, heads, size], and so is what comes out
+        query, key = query.transpose(1, 2), key.transpose(1, 2)
+    turned, turned_key = rope(query, key, cos, sin)
+    return (turned.transpose(1, 2), turned_key.transpose(1, 2)) if heads_first else (turned, turned_key)
+
+
+def rotary_table(function: Any) -> dict[Any, Any]:
+    """The rotary embedding that a forward reaches, if its numbers are Llama's."""
+    for name, value in getattr(function, "__globals__", {}).items():
+        if name not in function.__code__.co_names or not isinstance(value, types.FunctionType):
+            continue
+        if ("rotary" in name or "rope" in name) and _is_rotary(value):
+            return {value: rotary}
+    return {}
+
+
+def _is_rotary(function: Any) -> bool:
+    with undisturbed():
+        generator = torch.Generator().manual_seed(0)
+        query, key = (torch.randn(2, heads, 5, 8, generator=generator) for heads in (4, 2))
+        angles = torch.randn(2, 5, 4, generator=generator)
+        cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+        try:
+            found = function(query, key, cos, sin)
+        except Exception:  # another signature: it is not this function
+            return False
+        if not isinstance(found, tuple) or len(found) != 2:
+            return False
+        expected = rotary(query, key, cos, sin)
+        return all(a.shape == b.shape and row_error(a, b)[1] < 1e-5 for a, b in zip(found, expected))
+
+
+def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
+    forward = type(module).forward
+    owner = getattr(forward, "__module__", "") or ""
+    is_torch = owner.startswith("torch.") and not isinstance(module, nn.MultiheadAttention)
+    is_known = module in context.perceptrons or module in context.activations or module in context.norms
+    if is_torch or is_known or (owner.startswith("kernel_pytorch.") and not owner.endswith("demo_models")):
+        return None
+    table = {**ATTENTION, **POINTWISE, **rotary_table(forward)}
+    names = reached(forward, table)
+    if not names:
+        return None
+    reason = why_not_plain("", module) or weight_reason(module)
+    if reason:
+        return Refusal(path, NAME, reason)
+    everything = rebind(forward, table)
+    heavy = {key: value for key, value in table.items() if key not in POINTWISE}
+    ways = [_way(module, everything, names)]
+    lighter = reached(forward, heavy)
+    if lighter and lighter != names:
+        ways.append(_way(module, rebind(forward, heavy), lighter))
+    return Proposal(
+        "attention" if "scaled_dot_product_attention" in names else "calls",
+        path,
+        module,
+        f"{type(module).__name__} calling {', '.join(names)}",
+        ways,
+        pointwise="scaled_dot_product_attention" not in names,
+    )
+
+
+def _way(module: nn.Module, function: Any, names: list[str]) -> Way:
+    return Way(f"the same forward on kernel_pytorch's {', '.join(names)}", lambda: SetForward(module, mark(function)))

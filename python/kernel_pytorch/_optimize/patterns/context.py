@@ -1,0 +1,98 @@
+"""What patterns know besides the module before them: the goal, the device, and what earlier patterns recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..changes import ours
+from ..record import Recording
+
+
+@dataclass
+class Context:
+    """Of one call of `optimize`."""
+
+    model: nn.Module
+    goal: str
+    accuracy: str
+    device: torch.device
+    recording: Recording
+    compiled: bool = False
+    norms: dict[nn.Module, Any] = field(default_factory=dict)
+    activations: dict[nn.Module, str] = field(default_factory=dict)
+    perceptrons: dict[nn.Module, Any] = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        return self.goal == "train"
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module] | None = None) -> bool:
+    """Whether what the module computes is its class's forward and nothing else: no hooks, no foreign forward."""
+    if kind is not None and type(module) is not kind:
+        return False
+    values = vars(module)
+    if values["_forward_hooks"] or values["_forward_pre_hooks"]:
+        return False
+    if values["_backward_hooks"] or values["_backward_pre_hooks"]:
+        return False
+    return "forward" not in values or ours(module)
+
+
+def why_not_plain(path: str, module: nn.Module) -> str | None:
+    """In words, or None where it is plain."""
+    if is_plain(module):
+        return None
+    if any(vars(module)[name] for name in _HOOKS):
+        return f"{path or 'it'} has hooks, which a fused part would pass by"
+    return f"the forward of {path or 'it'} was replaced by someone else"
+
+
+def weight_reason(module: nn.Module) -> str | None:
+    """Why the parameters cannot be used as they are, or None."""
+    for name, parameter in module.named_parameters():
+        if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor:
+            kind = type(parameter.data).__name__
+            return (
+                f"{name} is a {kind}, for which our ops have no rules; "
+                f"call kernel_pytorch.optimize first and shard or parallelise afterwards"
+            )
+        if parameter.is_meta:
+            return f"{name} has no memory yet (a meta tensor)"
+    return None
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """For probing: no gradients, no autocast, and the user's random numbers left alone."""
+    on_gpu = torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), on_gpu:
+        yield
+
+
+def probe(*shape: int, like: Tensor, seed: int = 0, scale: float = 1.0) -> Tensor:
+    """Random numbers of a parameter's type and device."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * scale).to(like.device, like.dtype)
+
+
+def single_input(function: Callable[[nn.Module, Tensor], Any], name: str, original: Callable[..., Any]) -> Any:
+    """A forward of one tensor, given by position or by the name the class gave it; any other call is the original's."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs:
+            return function(self, args[0])
+        if not args and len(kwargs) == 1 and name in kwargs:
+            return function(self, kwargs[name])
+        return original(self, *args, **kwargs)
+
+    return forward

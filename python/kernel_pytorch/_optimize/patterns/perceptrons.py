@@ -1,0 +1,270 @@
+"""MLPs, plain and gated, separate or packed projections: what a module does with its two or three linear layers.
+
+The module is tried with every arrangement that its shapes allow (which layer gates, which activation, where a dropout
+stands) until one gives its numbers. While it is tried, each dropout multiplies by a number of its own, so that their
+places are proved too; the replacement calls them where they stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+
+from ...functional import activation as activate
+from ...functional import gated_activation, gated_activation_packed, linear
+from ...functional import mlp as fused_mlp
+from ..changes import SetForward, mark
+from ..sites import Call, Found, Proposal, Refusal, Way
+from ..verify import evaluating, row_error
+from .activations import KINDS, kind_of
+from .context import Context, is_plain, probe, single_input, undisturbed, weight_reason, why_not_plain
+from .norms import TOLERANCE, first_name
+
+NAME = "mlp"
+_GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """Names of a module's layers by their role, and what stands between them."""
+
+    kind: str  # "plain", "gated", "packed" or "layer" (one linear layer and its activation)
+    activation: str
+    layers: tuple[str, ...]  # in, out; gate, up, out; gate and up packed, out; in
+    up_first: bool = False  # of a packed one: the gate is the second half
+    inner_dropout: str | None = None
+    outer_dropout: str | None = None
+
+    def __call__(self, module: Any, x: Tensor, ways: str = "ours", residual: Tensor | None = None) -> Tensor:
+        parts = module._modules
+        first, last = parts[self.layers[0]], parts[self.layers[-1]]
+        if self._fuses(module, ways):
+            return fused_mlp(
+                x,
+                weight_of(first),
+                weight_of(last),
+                first.bias,
+                last.bias,
+                activation=self.activation,
+                residual=residual,
+            )
+        hidden = self._hidden(parts, x, ways)
+        if self.inner_dropout is not None:
+            hidden = parts[self.inner_dropout](hidden)
+        if self.kind == "layer":
+            return hidden
+        if ways != "ours":
+            output: Tensor = last(hidden)
+        elif residual is None or self.outer_dropout is not None:
+            output = linear(hidden, weight_of(last), last.bias)
+        else:
+            return linear(hidden, weight_of(last), last.bias, residual=residual)
+        if self.outer_dropout is not None:
+            output = parts[self.outer_dropout](output)
+        return output if residual is None else output + residual
+
+    def _fuses(self, module: nn.Module, ways: str) -> bool:
+        """Whether both products and their backward are one op."""
+        if ways != "ours" or self.kind != "plain":
+            return False
+        dropouts = (self.inner_dropout, self.outer_dropout)
+        return all(name is None or not _drops(module._modules[name]) for name in dropouts)
+
+    def _hidden(self, parts: Any, x: Tensor, ways: str) -> Tensor:
+        first = parts[self.layers[0]]
+        if ways != "ours":
+            if self.kind == "gated":
+                return gated_activation(first(x), parts[self.layers[1]](x), self.activation)
+            if self.kind == "packed":
+                return self._packed(first(x))
+            return activate(first(x), self.activation)
+        if self.kind == "gated":
+            up = parts[self.layers[1]]
+            return gated_activation(
+                linear(x, weight_of(first)), linear(x, weight_of(up)), self.activation,
+                gate_bias=first.bias, up_bias=up.bias,
+            )  # fmt: skip
+        if self.kind == "packed":
+            return self._packed(linear(x, weight_of(first), first.bias))
+        return linear(x, weight_of(first), first.bias, activation=self.activation)
+
+    def _packed(self, both: Tensor) -> Tensor:
+        if not self.up_first:
+            return gated_activation_packed(both, self.activation)
+        up, gate = both.chunk(2, -1)
+        return gated_activation(gate, up, self.activation)
+
+
+def _drops(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.Dropout) and module.training and module.p > 0.0
+
+
+def is_linear(module: nn.Module | None) -> bool:
+    """nn.Linear, or transformers' Conv1D, which keeps the weight transposed."""
+    return type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
+
+
+def weight_of(layer: Any) -> Tensor:
+    """[out, in], a view."""
+    weight: Tensor = layer.weight
+    return weight if type(layer) is nn.Linear else weight.t()
+
+
+def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
+    x = call.first()
+    layers = {name: child for name, child in module.named_children() if is_linear(child)}
+    if x is None or len(call.tensors()) != 1 or not 1 <= len(layers) <= 3 or x.dim() < 2:
+        return None
+    others = [child for name, child in module.named_children() if name not in layers]
+    if any(True for other in others for _ in other.parameters()):
+        return None
+    if x.shape[-1] not in {weight_of(layer).shape[1] for layer in layers.values()}:
+        return None
+    found = recognise(module, layers, x)
+    if found is None:
+        return None
+    passed = [(name, module._modules[name]) for name in found.layers]
+    reason = why_not_plain("", module) or weight_reason(module)
+    if reason:
+        return Refusal(path, NAME, reason)
+    context.perceptrons[module] = found
+    hooked = next((why for name, part in passed if part is not None and (why := why_not_plain(name, part))), None)
+    ways = _ways(module, found, hooked is None)
+    covers = [
+        f"{path}.{name}".lstrip(".") for name, child in module.named_children() if not isinstance(child, nn.Dropout)
+    ]
+    name = {"plain": "mlp", "layer": "linear + activation"}.get(found.kind, "gated mlp")
+    source = f"{type(module).__name__} ({found.kind}, {found.activation})"
+    return Proposal(name, path, module, source, ways, covers=covers)
+
+
+def _ways(module: nn.Module, found: Perceptron, passable: bool) -> list[Way]:
+    original = type(module).forward
+    name = first_name(module)
+
+    def ours(self: nn.Module, x: Tensor) -> Tensor:
+        parts = self._modules
+        if all(part is not None and is_plain(part) for part in map(parts.get, found.layers)):
+            return found(self, x)
+        return found(self, x, "torch's products")
+
+    def theirs(self: nn.Module, x: Tensor) -> Tensor:
+        return found(self, x, "torch's products")
+
+    ways = [("kernel_pytorch products with the activation inside", ours)] if passable else []
+    ways.append(("the module's own layers, kernel_pytorch activation", theirs))
+    return [
+        Way(words, lambda function=function: SetForward(module, mark(single_input(function, name, original))))  # type: ignore[misc]
+        for words, function in ways
+    ]
+
+
+@contextmanager
+def marked_dropouts(module: nn.Module) -> Iterator[dict[str | None, float]]:
+    """Every dropout of the module multiplies by a number of its own, for a while; the numbers by name."""
+    marks: dict[str | None, float] = {None: 1.0}
+    with ExitStack() as stack:
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Dropout):
+                marks[name] = 1.5 + 0.7 * len(marks)
+                change = SetForward(part, lambda self, x, mark=marks[name]: x * mark)
+                change.apply()
+                stack.callback(change.undo)
+        yield marks
+
+
+def recognise(module: nn.Module, layers: dict[str, nn.Module], x: Tensor) -> Perceptron | None:
+    """The arrangement that gives the module's numbers, or None."""
+    like = next(module.parameters())
+    if like.dtype not in TOLERANCE or type(like.data) is not Tensor or like.is_meta:
+        return None
+    with undisturbed(), evaluating(module), marked_dropouts(module) as marks:
+        inputs = probe(4, x.shape[-1], like=like)
+        try:
+            expected = type(module).forward(module, inputs)
+        except Exception:  # what is no MLP may refuse two dimensions, in any way
+            return None
+        if not isinstance(expected, Tensor):
+            return None
+        for candidate in _arrangements(module, layers, x.shape[-1]):
+            found = _evaluate(candidate, module, inputs, marks)
+            if found.shape == expected.shape and row_error(found, expected)[1] <= TOLERANCE[like.dtype]:
+                return candidate
+    return None
+
+
+def _arrangements(module: nn.Module, layers: dict[str, nn.Module], features: int) -> Iterator[Perceptron]:
+    dropouts: list[str | None] = [name for name, child in module.named_children() if isinstance(child, nn.Dropout)]
+    places: list[tuple[str | None, str | None]] = [(None, None)] if not dropouts else []
+    for name in dropouts:
+        places += [(None, name), (name, None), (name, name)]
+    if len(dropouts) > 1:
+        places += [(a, b) for a in dropouts for b in dropouts if a != b]
+    kinds = _kinds_of(module)
+    for kind, names, flag in _roles(layers, features):
+        for activation in kinds if kind in ("plain", "layer") else [k for k in kinds if k in _GATES]:
+            for inner, outer in places:
+                if kind != "layer" or outer is None:
+                    yield Perceptron(kind, activation, names, flag, inner, outer)
+
+
+def _kinds_of(module: nn.Module) -> list[str]:
+    """The activation among the module's parts if there is one, else all of them."""
+    parts = [*module.children(), *(value for value in vars(module).values() if callable(value))]
+    known = [kind for part in parts if not is_linear(part) if (kind := kind_of(part)) is not None]
+    return known or list(KINDS)
+
+
+def _roles(layers: dict[str, nn.Module], features: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    shapes = {name: tuple(weight_of(layer).shape) for name, layer in layers.items()}
+    names = list(layers)
+    if len(names) == 1 and shapes[names[0]][1] == features:
+        yield "layer", (names[0],), False
+    for first in names:
+        for last in names:
+            if first == last or shapes[first][1] != features or len(names) == 1:
+                continue
+            if len(names) == 2 and shapes[first][0] == shapes[last][1]:
+                yield "plain", (first, last), False
+            if len(names) == 2 and shapes[first][0] == 2 * shapes[last][1]:
+                yield "packed", (first, last), False
+                yield "packed", (first, last), True
+            for up in names:
+                pairs = len(names) == 3 and up not in (first, last) and shapes[up] == shapes[first]
+                if pairs and shapes[last][1] == shapes[first][0]:
+                    yield "gated", (first, up, last), False
+
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": torch_functional.gelu,
+    "gelu_tanh": lambda x: torch_functional.gelu(x, approximate="tanh"),
+    "silu": torch_functional.silu,
+    "relu": torch_functional.relu,
+    "relu_squared": lambda x: torch_functional.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def _evaluate(candidate: Perceptron, module: nn.Module, x: Tensor, marks: dict[str | None, float]) -> Tensor:
+    """The arrangement in torch's own functions."""
+    parts: Any = module._modules
+    function = _FUNCTIONS[candidate.activation]
+    first = parts[candidate.layers[0]](x)
+    if candidate.kind == "gated":
+        hidden = function(first) * parts[candidate.layers[1]](x)
+    elif candidate.kind == "packed":
+        gate, up = first.chunk(2, -1)
+        hidden = function(up) * gate if candidate.up_first else function(gate) * up
+    else:
+        hidden = function(first)
+    hidden = hidden * marks[candidate.inner_dropout]
+    if candidate.kind == "layer":
+        return hidden  # type: ignore[no-any-return]
+    return parts[candidate.layers[-1]](hidden) * marks[candidate.outer_dropout]  # type: ignore[no-any-return]

@@ -1,0 +1,58 @@
+"""Hugging Face models: their own switch for attention, set to our provider, masks included."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..changes import SetAttribute, Several
+from ..sites import Call, Found, Proposal, Refusal, Way
+from .context import Context
+
+NAME = "attention (Hugging Face)"
+
+
+def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
+    transformers: Any = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel) or _has_parent(context, path):
+        return None
+    if not getattr(module, "_supports_sdpa", False):
+        return Refusal(path, NAME, f"{type(module).__name__} says that its attention cannot be exchanged")
+    kind = context.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else next(module.parameters()).dtype
+    if context.device.type == "cuda" and dtype is torch.float32:
+        return Refusal(path, NAME, "fp32 on a GPU: torch's attention is the faster one there; use bf16 or autocast")
+    configs = _configs(module, transformers)
+    before = sorted({str(config._attn_implementation) for config in configs})
+    if before == ["kernel_pytorch"]:
+        return None
+
+    def change() -> Several:
+        from ...compat.transformers import register
+
+        register()
+        return Several(*(SetAttribute(config, "_attn_implementation_internal", "kernel_pytorch") for config in configs))
+
+    return Proposal(
+        NAME, path, module, f"attn_implementation={', '.join(before)}", [Way("kernel_pytorch attention", change)]
+    )
+
+
+def _has_parent(context: Context, path: str) -> bool:
+    """Whether a model around this one is Hugging Face's: the outermost sets the switch for all of it."""
+    transformers: Any = sys.modules["transformers"]
+    parents = [".".join(path.split(".")[:i]) for i in range(path.count(".") + 1)] if path else []
+    return any(isinstance(context.model.get_submodule(parent), transformers.PreTrainedModel) for parent in parents)
+
+
+def _configs(module: nn.Module, transformers: Any) -> list[Any]:
+    """Every configuration that a part of the model reads, each once."""
+    found: dict[int, Any] = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if isinstance(config, transformers.PretrainedConfig):
+            found[id(config)] = config
+    return list(found.values())

@@ -1,0 +1,92 @@
+"""Asks the core's plan (C++, kernel_pytorch/plan/model_plan.h) what each replacement would gain, and in which order to
+try them. Here the work of each part is counted, before and after, and handed over as numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import _library
+from .changes import Changes
+from .choose import cost_of
+from .measure import roofs
+from .patterns.context import Context
+from .sites import Proposal, Refusal
+
+
+@dataclass
+class PlannedSite:
+    proposal: Proposal
+    prediction: dict[str, Any]
+
+
+@dataclass
+class Plan:
+    """Sites worth trying, in order, and what the plan said of the others."""
+
+    sites: list[PlannedSite] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    roofs: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    predictions: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def prediction(self, proposal: Proposal) -> dict[str, Any]:
+        return self.predictions.get(id(proposal), {})
+
+
+def plan_sites(context: Context, changes: Changes, found: list[Proposal], dtype: Any, budget_seconds: float) -> Plan:
+    """One request for all of them; sites that do the same work are counted once."""
+    plan = Plan(roofs=roofs(context.device, dtype))
+    if not found:
+        return plan
+    costs: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for proposal in found:
+        if proposal.signature not in costs:
+            costs[proposal.signature] = _costs(context, changes, proposal)
+    assert plan.roofs is not None
+    kinds = {signature: number for number, signature in enumerate(costs)}
+    request = {
+        "is_cuda": context.device.type == "cuda",
+        "tolerant": context.accuracy == "tolerant",
+        "compiled": context.compiled,
+        "budget_seconds": budget_seconds,
+        "copy_bytes_per_second": plan.roofs["copy_bytes_per_second"],
+        "matmul_flops_per_second": plan.roofs["matmul_flops_per_second"],
+        "sites": [
+            {
+                "path": one.path,
+                "pattern": one.pattern,
+                "kind": kinds[one.signature],
+                "pointwise": one.pointwise,
+                "approximate": one.approximate,
+                **costs[one.signature],
+            }
+            for one in found
+        ],
+    }
+    answer = _library.call("model_plan", request=request)
+    for decision in answer["decisions"]:
+        proposal = found[decision["site"]]
+        plan.predictions[id(proposal)] = decision
+        if decision["tries"]:
+            plan.sites.append(PlannedSite(proposal, decision))
+        else:
+            plan.refusals.append(Refusal(proposal.path, proposal.pattern, decision["reason"]))
+    plan.notes.extend(answer["notes"])
+    return plan
+
+
+def _costs(context: Context, changes: Changes, proposal: Proposal) -> dict[str, Any]:
+    """Of the part as it is and by its first way; the operations of ours are the original's (costs.py says why)."""
+    call = context.recording.call(proposal.path)
+    assert call is not None
+    before = cost_of(proposal.module, call, context.trains)
+    change = proposal.ways[0].change()
+    changes.apply(change)
+    try:
+        after = cost_of(proposal.module, call, context.trains)
+    finally:
+        changes.undo(change)
+    after.flops = before.flops
+    return {"before": before.as_request(), "after": after.as_request()}

@@ -1,0 +1,69 @@
+"""What every module of a model gets on the sample: one run with hooks, one copy of the arguments for each kind of call.
+
+Modules that do the same work share the copy, so that a deep model costs the memory of one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .sites import Call, signature_of
+
+
+@dataclass
+class Recording:
+    """By path: the kind of call that a module gets, how often, and an example of it."""
+
+    signatures: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    calls: dict[tuple[Any, ...], Call] = field(default_factory=dict)
+
+    def call(self, path: str) -> Call | None:
+        signature = self.signatures.get(path)
+        return None if signature is None else self.calls[signature]
+
+
+def copied(value: Any) -> Any:
+    """Tensors as copies without history; everything else, such as a cache, as it is."""
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        made = leaf.detach().clone()
+        return made.requires_grad_() if leaf.requires_grad and leaf.is_floating_point() else made
+
+    return pytree.tree_map(copy, value)
+
+
+def record(model: nn.Module, run: Callable[[], object]) -> Recording:
+    """Runs the sample once, listening to every module."""
+    recording = Recording()
+    handles = []
+
+    def listen(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            recording.counts[path] = recording.counts.get(path, 0) + 1
+            if recording.counts[path] > 1:
+                return
+            signature = signature_of(module, Call(args, kwargs))
+            recording.signatures[path] = signature
+            if signature not in recording.calls:
+                recording.calls[signature] = Call(copied(args), copied(kwargs))
+
+        return hook
+
+    try:
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(listen(path), with_kwargs=True))
+        with torch.no_grad():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return recording

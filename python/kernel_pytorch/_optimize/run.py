@@ -1,0 +1,87 @@
+"""The sample: how the model is called, on which device, and what one step of the goal is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .sites import Call
+from .verify import evaluating
+
+
+@dataclass
+class Sample:
+    """The user's inputs and goal."""
+
+    call: Call
+    goal: str
+    device: torch.device
+    dtype: torch.dtype
+    loss: Callable[[Any], Tensor] | None = None
+
+    def forward(self, model: nn.Module) -> object:
+        """One forward, in the mode of the goal."""
+        with evaluating(model) if self.goal == "inference" else nullcontext():
+            return self.call.run(model)
+
+    def step(self, model: nn.Module) -> Callable[[], object]:
+        """What is measured: forward, or forward and backward with gradients cleared before."""
+        if self.goal == "inference":
+            return lambda: self._infer(model)
+        return lambda: self._train(model)
+
+    def _infer(self, model: nn.Module) -> object:
+        with torch.no_grad():
+            return self.call.run(model)
+
+    def _train(self, model: nn.Module) -> object:
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.enable_grad():
+            self.scalar(self.call.run(model)).backward()  # type: ignore[no-untyped-call]
+        return None
+
+    def scalar(self, output: Any) -> Tensor:
+        """The loss of an output."""
+        if self.loss is not None:
+            return self.loss(output)
+        own = getattr(output, "loss", None)
+        if own is None and isinstance(output, dict):
+            own = output.get("loss")
+        if isinstance(own, Tensor):
+            return own
+        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if not leaves:
+            raise ValueError("optimize: goal is train, and no output of the model requires a gradient; give loss=")
+        return sum((leaf.float().square().mean() for leaf in leaves[1:]), leaves[0].float().square().mean())
+
+
+def sample_of(model: nn.Module, inputs: Any, goal: str, loss: Callable[[Any], Tensor] | None) -> Sample:
+    """Reads the user's inputs: a tensor, positional arguments in a tuple or list, or named ones in a mapping."""
+    if isinstance(inputs, Tensor):
+        call = Call((inputs,), {})
+    elif hasattr(inputs, "keys"):
+        call = Call((), dict(inputs))
+    elif isinstance(inputs, (tuple, list)):
+        call = Call(tuple(inputs), {})
+    else:
+        raise TypeError(
+            f"optimize: sample_inputs is a {type(inputs).__name__}; "
+            f"give a tensor, a tuple of arguments or a dict of named ones"
+        )
+    tensor: Tensor | None = next(model.parameters(), None)
+    if tensor is None:
+        tensor = next(iter(call.tensors()), None)
+    device = tensor.device if tensor is not None else torch.device("cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"optimize: the model is on {device}; there are kernels for cpu and cuda")
+    dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.float32
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    return Sample(call, goal, device, dtype, loss)

@@ -1,0 +1,84 @@
+"""The values that go from one step of `optimize` to the next: calls seen, ways to replace a part, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .changes import Change
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of a module on the sample, copies of their own."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, module: Callable[..., Any]) -> Any:
+        return module(*self.args, **self.kwargs)
+
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    def first(self) -> Tensor | None:
+        """The activation that goes in: the first tensor of a floating type."""
+        return next((tensor for tensor in self.tensors() if tensor.is_floating_point()), None)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to replace a part. `change` is made anew for each module; nothing happens before it is applied."""
+
+    name: str
+    change: Callable[[], Change]
+
+
+@dataclass
+class Proposal:
+    """A part that could be replaced, with the ways to do it."""
+
+    pattern: str
+    path: str
+    module: nn.Module
+    source: str  # what it is, in words
+    ways: list[Way]
+    pointwise: bool = False  # bound by memory: under torch.compile Inductor would have fused it
+    approximate: bool = False  # rounds more than the model does: only with accuracy="tolerant"
+    covers: list[str] = field(default_factory=list)  # paths of modules that it passes by
+    signature: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A part that looks like a pattern and stays as it is."""
+
+    path: str
+    pattern: str
+    reason: str
+
+
+Found: TypeAlias = "Proposal | Refusal | None"
+
+
+def describe(tensor: Tensor) -> tuple[Any, ...]:
+    return (tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
+
+def signature_of(module: nn.Module, call: Call) -> tuple[Any, ...]:
+    """Equal for modules that do the same work: class, plain attributes, parameters and arguments alike."""
+    leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
+    arguments = tuple(describe(leaf) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
+    parameters = tuple((name, *describe(value)) for name, value in module.named_parameters())
+    plain = (int, float, str, bool, torch.dtype)
+    attributes = tuple(
+        (name, value)
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, plain) and name not in ("layer_idx", "layer_id", "layer_index", "training")
+    )
+    return (type(module), attributes, parameters, arguments, str(structure))

@@ -1,0 +1,204 @@
+"""Whether a replaced part computes what the original did: outputs and gradients, on the sample and on random inputs.
+
+The difference of two tensors is that of their worst row, relative to the row or to the average row where that is
+larger: one wrong row among thousands is not averaged away. Modules run in evaluation mode, so that dropout, whose
+random numbers are nobody's to compare, is off; where dropout stands in a part is proved when the part is recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .record import copied
+from .sites import Call
+
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOLERANT = 0.12  # with accuracy="tolerant": FP8's two or three significant bits, through a part or a model
+# Of the largest of a part's gradients: below this share one may be nothing but rounding, such as that of a key's bias,
+# which is zero in exact arithmetic.
+_NOISE = 0.05
+WHOLE = 3.0  # a model may differ by this many times what a part may: errors of its parts add up
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one quantity of one part; the path "" is the whole model."""
+
+    path: str
+    quantity: str
+    max_abs: float
+    relative: float
+    tolerance: float
+    ok: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Outputs of a run, and gradients by name."""
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
+    structure: str
+
+
+class Mismatch(Exception):
+    """Outputs of another shape, type or structure: the part is not what it was taken for."""
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """All of the module in evaluation mode, and afterwards each part as it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def tolerance_for(tensors: list[Tensor], accuracy: str, whole: bool) -> float:
+    """By the narrowest type in play, autocast's included."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    dtypes |= {torch.get_autocast_dtype(d) for d in {t.device.type for t in tensors} if torch.is_autocast_enabled(d)}
+    exact = max((_TOLERANCES.get(dtype, 5e-2) for dtype in dtypes), default=0.0) * (WHOLE if whole else 1.0)
+    return max(exact, TOLERANT) if accuracy == "tolerant" else exact
+
+
+def results_of(module: nn.Module, call: Call, gradients: bool, seed: int = 0) -> Results:
+    """Runs module(call) on copies of the arguments; with gradients also backward from random ones."""
+    call = Call(copied(call.args), copied(call.kwargs))
+    with evaluating(module), torch.set_grad_enabled(gradients):
+        first = call.first()
+        if gradients and first is not None:
+            first.requires_grad_()
+        output = call.run(module)
+        leaves, structure = pytree.tree_flatten(output)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        found = _gradients(module, first, outputs, seed) if gradients else {}
+    return Results([tensor.detach() for tensor in outputs], found, _kinds(leaves) + str(structure))
+
+
+def _kinds(leaves: list[Any]) -> str:
+    return " ".join(f"{tuple(x.shape)}{x.dtype}" if isinstance(x, Tensor) else type(x).__name__ for x in leaves)
+
+
+def _gradients(module: nn.Module, first: Tensor | None, outputs: list[Tensor], seed: int) -> dict[str, Tensor]:
+    wanted: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if first is not None:
+        wanted["input"] = first
+    roots = [tensor for tensor in outputs if tensor.requires_grad]
+    if not roots or not wanted:
+        return {}
+    grads = [_random_like(tensor, seed + i) for i, tensor in enumerate(roots)]
+    values = torch.autograd.grad(roots, list(wanted.values()), grads, allow_unused=True)
+    return {name: value for name, value in zip(wanted, values) if value is not None}
+
+
+def _random_like(tensor: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.device, tensor.dtype)
+
+
+def randomised(call: Call, seed: int) -> Call:
+    """The same call with its first floating tensor drawn anew, as large as it was, or its first numbers (token ids)
+    shuffled where it has none; masks and tables stay.
+    """
+    first = call.first()
+    if first is None:
+        first = next(iter(call.tensors()), None)
+    if first is None or first.numel() == 0:
+        return call
+    if first.is_floating_point():
+        drawn = _random_like(first, seed) * first.detach().float().std(correction=0).to(first.dtype).clamp(min=1e-2)
+    else:
+        order = torch.randperm(first.numel(), generator=torch.Generator().manual_seed(seed))
+        drawn = first.flatten()[order.to(first.device)].view(first.shape)
+
+    def swap(leaf: Any) -> Any:
+        return drawn if leaf is first else leaf
+
+    return Call(pytree.tree_map(swap, call.args), pytree.tree_map(swap, call.kwargs))
+
+
+def compare(path: str, ours: Results, theirs: Results, tolerance: float) -> list[Difference]:
+    """One entry for outputs, one for gradients; raises Mismatch where they cannot be compared."""
+    if ours.structure != theirs.structure:
+        raise Mismatch(f"its output is {theirs.structure}, and replaced it would be {ours.structure}")
+    if ours.gradients.keys() != theirs.gradients.keys():
+        missing = theirs.gradients.keys() ^ ours.gradients.keys()
+        raise Mismatch(f"gradients of {', '.join(sorted(missing))} exist on one side only")
+    found = [_worst(path, "output", list(zip(ours.outputs, theirs.outputs)), tolerance)]
+    if theirs.gradients:
+        pairs = [(ours.gradients[name], theirs.gradients[name]) for name in theirs.gradients]
+        found.append(_worst(path, "gradient", pairs, tolerance))
+    return found
+
+
+def _worst(path: str, quantity: str, pairs: list[tuple[Tensor, Tensor]], tolerance: float) -> Difference:
+    worst_abs, worst_relative = 0.0, 0.0
+    floor = _NOISE * max((_rms(theirs) for _, theirs in pairs if theirs.is_floating_point()), default=0.0)
+    for mine, theirs in pairs:
+        if not theirs.is_floating_point():
+            equal = torch.equal(mine, theirs)
+            worst_abs, worst_relative = (worst_abs, worst_relative) if equal else (float("inf"), float("inf"))
+            continue
+        absolute, relative = row_error(mine, theirs, floor)
+        worst_abs, worst_relative = max(worst_abs, absolute), max(worst_relative, relative)
+    return Difference(path, quantity, worst_abs, worst_relative, tolerance, worst_relative <= tolerance)
+
+
+def _rms(tensor: Tensor) -> float:
+    finite = tensor[torch.isfinite(tensor)].double()
+    return finite.square().mean().sqrt().item() if finite.numel() else 0.0
+
+
+def row_error(mine: Tensor, theirs: Tensor, floor: float = 0.0) -> tuple[float, float]:
+    """The largest difference, and the worst row's; NaN on one side only is infinite.
+
+    An element of a row counts as at least `floor` large.
+    """
+    if theirs.numel() == 0:
+        return 0.0, 0.0
+    a, b = (x.detach().to(torch.float64).reshape(-1, x.shape[-1] if x.dim() else 1) for x in (mine, theirs))
+    both = torch.isnan(a) & torch.isnan(b) | (a == b)  # equal infinities too
+    difference = torch.where(both, 0.0, a - b)
+    b = torch.where(torch.isfinite(b), b, 0.0)
+    rows = b.norm(dim=-1)
+    scale = torch.maximum(rows, rows.mean()).clamp(min=max(floor * b.shape[-1] ** 0.5, 1e-30))
+    relative = (difference.norm(dim=-1) / scale).max().item()
+    absolute = difference.abs().max().item()
+    infinite = float("inf")
+    return (absolute, relative) if relative == relative else (infinite, infinite)
+
+
+def verify(
+    path: str,
+    call: Call,
+    module: nn.Module,
+    reference: Callable[[Call, int], Results],
+    accuracy: str,
+    gradients: bool,
+    whole: bool = False,
+) -> list[Difference]:
+    """Of the module as it is now against `reference`, which runs the original, on the sample and on random inputs."""
+    tolerance = tolerance_for([*call.tensors(), *module.parameters()], accuracy, whole)
+    worst: dict[str, Difference] = {}
+    for seed, inputs in enumerate([call, randomised(call, 1001)]):
+        for difference in compare(
+            path, results_of(module, inputs, gradients, seed), reference(inputs, seed), tolerance
+        ):
+            known = worst.get(difference.quantity)
+            if known is None or difference.relative > known.relative:
+                worst[difference.quantity] = difference
+    return list(worst.values())

@@ -1,0 +1,132 @@
+"""The model as a whole: does it still compute what it did, and is it faster?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from .changes import Changes
+from .choose import Kept, Outcome, pays, working
+from .measure import Timing, interleaved, kernels_of, peak_bytes
+from .patterns.context import Context
+from .run import Sample
+from .sites import Call, Refusal
+from .verify import Difference, Mismatch, Results, results_of, verify
+
+
+@dataclass
+class Measured:
+    """Before and after, of the whole."""
+
+    timings: dict[str, Timing] = field(default_factory=dict)
+    peaks: dict[str, int | None] = field(default_factory=dict)
+    launches: dict[str, int] = field(default_factory=dict)
+    kernels: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def verify_whole(
+    context: Context, changes: Changes, outcome: Outcome, sample: Sample, say: Callable[[str], None]
+) -> None:
+    """Checks outputs and gradients of the model; what makes it fail is reverted, the least exact pattern first."""
+    while True:
+        failure, differences = _check(context, changes, outcome, sample)
+        if failure is None or not outcome.kept:
+            outcome.differences.extend(differences)
+            break
+        worst = _least_exact(outcome.kept)
+        say(f"the whole differs ({failure}); reverting {worst}")
+        for kept in [one for one in outcome.kept if one.proposal.pattern == worst]:
+            revert(changes, outcome, kept, f"with it the whole model's {failure}")
+
+
+def _check(context: Context, changes: Changes, outcome: Outcome, sample: Sample) -> tuple[str | None, list[Difference]]:
+    def original(inputs: Call, seed: int) -> Results:
+        with changes.suspended():
+            return results_of(context.model, inputs, context.trains, seed)
+
+    accuracy = "tolerant" if any(one.proposal.approximate for one in outcome.kept) else "exact"
+    try:
+        differences = verify("", sample.call, context.model, original, accuracy, context.trains, whole=True)
+    except Mismatch as error:
+        return str(error), []
+    bad = [one for one in differences if not one.ok]
+    if not bad:
+        return None, differences
+    return f"{bad[0].quantity} differs by {bad[0].relative:.1e}, more than {bad[0].tolerance:.0e}", differences
+
+
+def _least_exact(kept: list[Kept]) -> str:
+    def error(one: Kept) -> float:
+        return max((d.relative / max(d.tolerance, 1e-30) for d in one.differences), default=0.0)
+
+    return max(kept, key=error).proposal.pattern
+
+
+def revert(changes: Changes, outcome: Outcome, kept: Kept, reason: str) -> None:
+    changes.undo(kept.change)
+    outcome.kept.remove(kept)
+    outcome.refusals.append(Refusal(kept.proposal.path, kept.proposal.pattern, reason))
+
+
+def compare_whole(
+    model: nn.Module,
+    context: Context,
+    changes: Changes,
+    outcome: Outcome,
+    sample: Sample,
+    seconds: float,
+    say: Callable[[str], None],
+) -> Measured:
+    """Times the model with and without the changes, in turns; changes that do not pay are undone."""
+    say("measuring before and after")
+    measured = Measured()
+    _time(model, context, changes, sample, max(seconds, 1.0), measured)
+    if outcome.kept and not pays(measured.timings["before"], measured.timings["after"]):
+        ratio = measured.timings["before"].median_us / measured.timings["after"].median_us
+        measured.notes.append(f"the whole was measured {ratio:.2f}x as fast with the replacements, so they were undone")
+        for kept in list(reversed(outcome.kept)):
+            revert(changes, outcome, kept, f"the whole model was not faster with the replacements ({ratio:.2f}x)")
+        measured.timings["after"] = measured.timings["before"]
+        measured.peaks["after"] = measured.peaks["before"]
+        measured.launches["after"] = measured.launches["before"]
+        measured.kernels["after"] = measured.kernels["before"]
+    return measured
+
+
+def _time(
+    model: nn.Module, context: Context, changes: Changes, sample: Sample, seconds: float, measured: Measured
+) -> None:
+    run = sample.step(model)
+    held = list(changes.applied)
+    state = {"on": True}
+
+    def switch(on: bool) -> Callable[[], None]:
+        def turn() -> None:
+            if state["on"] == on:
+                return
+            if on:
+                for change in held:
+                    changes.apply(change)
+            else:
+                changes.undo_all()
+            state["on"] = on
+
+        return turn
+
+    ways = {"before": (switch(False), run), "after": (switch(True), run)}
+    gradients = [(parameter, parameter.grad) for parameter in context.model.parameters()]
+    try:
+        with working(context.model, context.trains):
+            measured.timings = interleaved(ways, context.device, 0.6 * seconds)
+            for name, (turn, _) in ways.items():
+                turn()
+                measured.peaks[name] = peak_bytes(run, context.device)
+                measured.kernels[name], measured.launches[name] = kernels_of(run, context.device)
+    finally:
+        switch(True)()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient

@@ -1,0 +1,74 @@
+"""kernel_pytorch.optimize on Hugging Face models built from configurations: all verify, and all come back exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from optimize_models import HUGGING_FACE  # noqa: E402
+from test_optimize import always, optimize, patterns, untouched  # noqa: E402, F401
+
+import kernel_pytorch  # noqa: E402
+
+EXPECTED = {
+    "llama": {"rms_norm", "gated mlp", "residual + norm", "attention (Hugging Face)"},
+    "gpt2": {"layer_norm", "mlp", "residual + norm", "attention (Hugging Face)"},
+    "bert": {"layer_norm", "linear + activation", "linear + residual + norm", "attention (Hugging Face)"},
+    "t5": {"rms_norm", "gated mlp", "attention (Hugging Face)"},
+    "vit": {"layer_norm", "mlp", "residual + norm", "attention (Hugging Face)"},
+    "gemma": {"rms_norm", "gated mlp", "residual + norm", "attention (Hugging Face)"},
+    "mixtral": {"rms_norm", "residual + norm", "attention (Hugging Face)"},
+}
+
+
+def tensors(output):
+    return [value for value in output.values() if isinstance(value, torch.Tensor)]
+
+
+@pytest.mark.parametrize("goal", ["inference", "train"])
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_optimises_verifies_and_restores(name, goal, always):  # noqa: F811
+    torch.manual_seed(0)
+    model, inputs = HUGGING_FACE[name]()
+    model.eval()
+    implementation = model.config._attn_implementation
+    names, parameters = list(model.state_dict()), dict(model.named_parameters())
+    before = tensors(model(**inputs))
+    model.train(goal == "train")
+    result = optimize(model, inputs, goal=goal)
+    assert patterns(result) >= EXPECTED[name], result.report
+    assert all(one["ok"] for one in result.report.data["numerics"])
+    assert list(model.state_dict()) == names
+    assert all(parameter is parameters[key] for key, parameter in model.named_parameters())
+    model.eval()
+    for mine, theirs in zip(tensors(model(**inputs)), before):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    kernel_pytorch.restore(model)
+    assert untouched(model)
+    assert model.config._attn_implementation == implementation
+    for mine, theirs in zip(tensors(model(**inputs)), before):
+        assert torch.equal(mine, theirs)
+
+
+def test_generation_uses_what_the_sample_did_not_show(always):  # noqa: F811
+    torch.manual_seed(0)
+    model, inputs = HUGGING_FACE["llama"]()
+    model.eval()
+    prompt = inputs["input_ids"]
+    options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
+    before = model.generate(prompt, **options)
+    optimize(model, inputs)
+    assert torch.equal(model.generate(prompt, **options), before)  # with a cache, one token at a time
+
+
+def test_gradient_checkpointing_and_hidden_states(always):  # noqa: F811
+    torch.manual_seed(0)
+    model, inputs = HUGGING_FACE["llama"]()
+    model.train()
+    model.gradient_checkpointing_enable()
+    optimize(model, inputs, goal="train")
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.eval()
+    assert len(model(**inputs, output_hidden_states=True).hidden_states) == 3
