@@ -75,12 +75,13 @@ stage torch_optim 60 $python benchmarks/torch_optim.py --device cuda --quick --o
 stage overhead 60 env -u KERNEL_PYTORCH_BUNDLE $python benchmarks/overhead.py --output "$out/overhead.json"
 stage call_path 60 $python benchmarks/call_path.py
 stage llama_block 120 $python benchmarks/llama_block.py --output "$out/llama_block.json"
+stage variable_length 200 $python benchmarks/variable_length.py --device cuda --quick --output "$out/variable_length.json"
 for op in rms_norm layer_norm; do
   stdout=$out/bench_$op.json stage "bench_$op" 60 build/kpt bench $op --device cuda --dtype bf16 --all --json --seconds 0.1 \
     --shape 16384x4096 --shape 8192x8192 --shape 2048x131072
 done
 
-for result in torch_norms torch_ops torch_optim overhead llama_block; do
+for result in torch_norms torch_ops torch_optim overhead llama_block variable_length; do
   [[ -f $out/$result.json ]] && $python benchmarks/table.py "$out/$result.json"
 done
 printf '%s\n' "${summary[@]}" | tee "$out/summary.txt"

@@ -33,6 +33,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def padded(module: nn.Module, *args: object, **options: object) -> DynamicShapeModule:
+    """Padded on the CPU too, where that is not done by itself: it gains nothing there."""
+    return DynamicShapeModule(module, *args, **{"padding": "always", **options})  # type: ignore[arg-type]
+
+
 class Encoder(nn.Module):
     """One attention layer that is told by `argument` which keys are real."""
 
@@ -87,11 +92,11 @@ def test_every_strategy_covers_its_samples(strategy: BucketingStrategy) -> None:
     assert 1 <= len(system.sizes(1)) <= 6 and system.sizes(2) == []
     for sample in samples:
         bucket = system.find_optimal_bucket(sample.shape)
-        padded = system.pad_to_bucket_shape(sample, bucket)
-        assert padded.shape[1] in system.sizes(1) and padded.shape[2] == 32
-        smaller = [size for size in system.sizes(1) if size < padded.shape[1]]
+        grown = system.pad_to_bucket_shape(sample, bucket)
+        assert grown.shape[1] in system.sizes(1) and grown.shape[2] == 32
+        smaller = [size for size in system.sizes(1) if size < grown.shape[1]]
         assert not smaller or max(smaller) < sample.shape[1]  # the smallest that fits
-        assert torch.equal(system.unpad_from_bucket_shape(padded, sample.shape), sample)
+        assert torch.equal(system.unpad_from_bucket_shape(grown, sample.shape), sample)
     stats = system.get_performance_stats()
     assert stats["observations"] == 400 and 0 <= stats["padding_overhead"] < 1
 
@@ -173,7 +178,7 @@ def test_masked_modules_give_the_plain_results(module_type: type[Encoder]) -> No
     torch.manual_seed(0)
     module = module_type().eval()
     samples = trace(60)
-    bucketed = DynamicShapeModule(module, create_optimal_bucketing_system(samples, max_buckets=4)).eval()
+    bucketed = padded(module, create_optimal_bucketing_system(samples, max_buckets=4)).eval()
     with torch.no_grad():
         for _ in range(2):
             for sample in samples:
@@ -187,7 +192,7 @@ def test_torch_transformer_layers_are_told_by_their_key_padding_mask() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
     samples = trace(30)
-    bucketed = DynamicShapeModule(layer, create_optimal_bucketing_system(samples, max_buckets=3)).eval()
+    bucketed = padded(layer, create_optimal_bucketing_system(samples, max_buckets=3)).eval()
     assert bucketed.mask == MaskArgument("src_key_padding_mask", "pad")
     with torch.no_grad():
         for sample in samples + samples:
@@ -200,14 +205,14 @@ def test_tokenwise_modules_need_no_mask_and_blind_ones_stay_unpadded() -> None:
     samples = trace(40)
     system = create_optimal_bucketing_system(samples, max_buckets=3)
     tokenwise = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64)).eval()
-    bucketed = DynamicShapeModule(tokenwise, system)
+    bucketed = padded(tokenwise, system)
     with torch.no_grad():
         for sample in samples:
             close(bucketed(sample), tokenwise(sample))
     assert bucketed.refusals() == []
     blind = Blind().eval()
     with pytest.warns(UserWarning, match="runs unpadded.*mask"), torch.no_grad():
-        bucketed = DynamicShapeModule(blind, system)
+        bucketed = padded(blind, system)
         for sample in samples:
             close(bucketed(sample), blind(sample))
     assert bucketed.refusals() and "differs" in bucketed.refusals()[0]
@@ -215,7 +220,7 @@ def test_tokenwise_modules_need_no_mask_and_blind_ones_stay_unpadded() -> None:
     with pytest.warns(UserWarning, match="runs unpadded"), torch.no_grad():
         channels_last = [sample.transpose(1, 2) for sample in samples]
         shapes = create_optimal_bucketing_system(channels_last, max_buckets=3, dimensions=[2])
-        bucketed = DynamicShapeModule(down, shapes, mask_argument=None)
+        bucketed = padded(down, shapes, mask_argument=None)
         for sample in channels_last:
             close(bucketed(sample), down(sample))
 
@@ -225,7 +230,7 @@ def test_masks_of_the_caller_and_other_tensors_are_padded_along() -> None:
     module = Keep().eval()
     system = DynamicShapeBucketing(BucketingStrategy.OPTIMAL, 2, dimensions=[0, 1])
     system.learn([(4, 16, 32), (8, 32, 32)])
-    bucketed = DynamicShapeModule(module, system)
+    bucketed = padded(module, system)
     with torch.no_grad():
         for rows, length in ((3, 9), (4, 16), (7, 20), (3, 10), (2, 9), (5, 32)):
             x = torch.randn(rows, length, 32)
@@ -241,7 +246,7 @@ def test_gradients_equal_the_plain_ones_and_dropout_does_not_confuse_the_check()
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 8)).train()
     system = create_optimal_bucketing_system(trace(30), max_buckets=2)
-    bucketed = DynamicShapeModule(module, system).train()
+    bucketed = padded(module, system).train()
     for sample in trace(10):
         assert bucketed(sample).shape == (1, sample.shape[1], 8)
     assert bucketed.refusals() == [] and module[1].training
@@ -259,7 +264,7 @@ def test_gradients_equal_the_plain_ones_and_dropout_does_not_confuse_the_check()
 
 def test_batch_norm_in_training_sees_no_padding() -> None:
     module = nn.BatchNorm1d(4).train()
-    bucketed = DynamicShapeModule(module, DynamicShapeBucketing(dimensions=[0])).train()
+    bucketed = padded(module, DynamicShapeBucketing(dimensions=[0])).train()
     bucketed.bucketing.learn([(16, 4)])
     x = torch.randn(9, 4) + 5
     with pytest.warns(UserWarning, match="batch norm"):
@@ -272,7 +277,7 @@ def test_run_many_equals_one_by_one() -> None:
     for module in (Keep().eval(), Lengths().eval()):
         requests = [sample[0] for sample in trace(70)]
         system = create_optimal_bucketing_system([request[None] for request in requests], max_buckets=4)
-        bucketed = DynamicShapeModule(module, system).eval()
+        bucketed = padded(module, system).eval()
         with torch.no_grad():
             for _ in range(2):
                 results = bucketed.run_many(requests, max_tokens=256)
@@ -282,8 +287,12 @@ def test_run_many_equals_one_by_one() -> None:
                     found = result.values() if isinstance(result, dict) else result
                     close([value[0] for value in values], list(found))
         assert bucketed.run_many([]) == []
+        unpadded = DynamicShapeModule(module, system).eval()  # in batches by length, padded to their longest
+        with torch.no_grad():
+            for one, other in zip(unpadded.run_many(requests, max_tokens=256), results, strict=True):
+                close(one, other)
     with pytest.raises(ValueError, match="mask"):
-        DynamicShapeModule(Blind(), system).run_many(requests)
+        padded(Blind(), system).run_many(requests)
 
 
 def test_alternatives_that_disagree_are_not_taken() -> None:
@@ -292,7 +301,7 @@ def test_alternatives_that_disagree_are_not_taken() -> None:
     same.load_state_dict(module.state_dict())
     samples = trace(20)
     system = create_optimal_bucketing_system(samples, max_buckets=2)
-    bucketed = DynamicShapeModule(module, system, alternatives=[wrong, same]).eval()
+    bucketed = padded(module, system, alternatives=[wrong, same]).eval()
     with torch.no_grad():
         for sample in samples + samples:
             close(bucketed(sample), module(sample))
@@ -304,7 +313,7 @@ def test_compiled_buckets_have_compilations_of_their_own() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval()
     system = DynamicShapeBucketing(BucketingStrategy.OPTIMAL, 5, dimensions=[1])
     system.learn([(1, 4 * length, 8) for length in range(1, 6)])
-    bucketed = DynamicShapeModule(module, system, compile="aot_eager").eval()
+    bucketed = padded(module, system, compile="aot_eager").eval()
     with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
         for length in [4 * i - 1 for i in range(1, 6)] * 2:
             x = torch.randn(1, length, 8)
@@ -316,7 +325,7 @@ def test_many_threads_share_one_module() -> None:
     module = Keep().eval()
     samples = trace(24)
     system = create_optimal_bucketing_system(samples, max_buckets=4, replan_every=7)
-    bucketed = DynamicShapeModule(module, system, max_plans=2).eval()
+    bucketed = padded(module, system, max_plans=2).eval()
     with torch.no_grad():
         expected = [module(sample)["hidden"] for sample in samples]
     failures: list[BaseException] = []
@@ -339,13 +348,28 @@ def test_many_threads_share_one_module() -> None:
     assert system.get_performance_stats()["observations"] == len(samples) + 4 * 2 * len(samples)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what a machine without CUDA does")
+def test_nothing_is_padded_where_that_cannot_pay() -> None:
+    seen = []
+
+    class Spy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.shape[1])
+            return x
+
+    bucketed = DynamicShapeModule(Spy().eval(), create_optimal_bucketing_system([(1, 8, 4), (1, 16, 4)]))
+    for length in (3, 8, 9):
+        bucketed(torch.ones(1, length, 4))
+    assert seen == [3, 8, 9] and not bucketed.pads([torch.ones(1)])
+
+
 def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="no samples"):
         create_optimal_bucketing_system([])
     with pytest.raises(ValueError, match="numbers of dimensions"):
         create_optimal_bucketing_system([(1, 2), (1, 2, 3)])
     with pytest.raises(ValueError, match="MaskArgument"):
-        DynamicShapeModule(Keep(), mask_argument="my_mask")
+        padded(Keep(), mask_argument="my_mask")
     with pytest.raises(ValueError, match="keep"):
         MaskArgument("my_mask", "yes")
     system = create_optimal_bucketing_system([(1, 5), (1, 9)])
@@ -353,7 +377,7 @@ def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
         system.bucket_shape(99)
     with pytest.raises(ValueError, match="does not fit"):
         system.pad_to_bucket_shape(torch.zeros(3), system.find_optimal_bucket((1, 5)))
-    module = DynamicShapeModule(Keep().eval(), enable_bucketing=False)
+    module = padded(Keep().eval(), enable_bucketing=False)
     close(module(torch.ones(1, 3, 32)), module.base_module(torch.ones(1, 3, 32)))
     measured = benchmark_dynamic_shapes(nn.Linear(8, 8), [(1, 3, 8), (1, 5, 8)], num_iterations=4, warmup_iterations=2)
     assert measured["speedup"] > 0 and measured["refusals"] == []

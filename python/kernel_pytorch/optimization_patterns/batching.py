@@ -51,12 +51,20 @@ def run_many(module: DynamicShapeModule, requests: Sequence[Tensor], max_tokens:
 
 
 def _batches(module: DynamicShapeModule, requests: Sequence[Tensor], max_tokens: int) -> list[tuple[int, list[int]]]:
-    """Bucket size and members of each batch: powers of two, so that few shapes occur and no row is padding."""
+    """Bucket size and members of each batch: powers of two, so that few shapes occur and no row is padding. Where
+    buckets are not padded to, as many neighbours in length as fit."""
     groups: dict[int, list[int]] = {}
     for index, request in enumerate(requests):
         bucket = module.bucketing.find_optimal_bucket((1, *request.shape))
         groups.setdefault(module.bucketing.bucket_shape(bucket)[1], []).append(index)
     batches = []
+    if not module.pads([requests[0]]):
+        order = sorted(range(len(requests)), key=lambda index: -len(requests[index]))
+        while order:
+            taken = max(max_tokens // len(requests[order[0]]), 1)  # the longest comes first
+            batches.append((len(requests[order[0]]), order[:taken]))
+            order = order[taken:]
+        return batches
     for size, members in sorted(groups.items()):
         members.sort(key=lambda index: len(requests[index]))
         while members:

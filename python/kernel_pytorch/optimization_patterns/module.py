@@ -52,6 +52,8 @@ class DynamicShapeModule(nn.Module):
         base_module: what to run; its parameters are used in place.
         bucketing_system: see create_optimal_bucketing_system; None learns from the calls.
         enable_bucketing: False calls the base module.
+        padding: "auto" pads where that can pay, which is where a bucket has a graph or a compilation; elsewhere padding
+            only costs time, and the base module runs at the input's own shape. "always" pads.
         mask_argument: the argument by which the module learns what is padding; a name, a MaskArgument, "auto" (found
             by name) or None (it has none).
         sequence_dim: the dimension of the first tensor argument that the mask describes; 0 is the batch.
@@ -69,6 +71,7 @@ class DynamicShapeModule(nn.Module):
         bucketing_system: DynamicShapeBucketing | None = None,
         enable_bucketing: bool = True,
         *,
+        padding: str = "auto",
         mask_argument: str | MaskArgument | None = "auto",
         sequence_dim: int = 1,
         padding_strategy: PaddingStrategy = PaddingStrategy.ZEROS,
@@ -78,6 +81,9 @@ class DynamicShapeModule(nn.Module):
         max_plans: int = 64,
     ) -> None:
         super().__init__()
+        if padding not in ("auto", "always"):
+            raise ValueError(f"DynamicShapeModule: padding is {padding!r}; it must be 'auto' or 'always'")
+        self.padding = padding
         self.base_module = base_module
         self.bucketing = bucketing_system if bucketing_system is not None else DynamicShapeBucketing()
         self.enable_bucketing = enable_bucketing
@@ -110,7 +116,9 @@ class DynamicShapeModule(nn.Module):
         return self.run_at(shape, primary, args, kwargs)
 
     def run_at(self, shape: tuple[int, ...], primary: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with `primary`, its first tensor, padded to `shape`."""
+        """A call with `primary`, its first tensor, padded to `shape` where that can pay."""
+        if not self.pads([primary]):
+            return self.base_module(*args, **kwargs)
         call = self.call_at(shape, primary, args, kwargs)
         plan = self._plan_of(call)
         if plan is None or plan.refusal:
@@ -123,6 +131,12 @@ class DynamicShapeModule(nn.Module):
         if self.training or wants_gradient:
             return unpad_outputs(self._run_plain(plan, call), plan.outputs, call.real)
         return self._run_fastest(plan, call)
+
+    def pads(self, tensors: list[Tensor]) -> bool:
+        """Whether calls with such tensors are padded."""
+        if self.padding == "always" or self.compile_buckets:
+            return True
+        return self.use_graphs and not graph_absence(tensors, self.base_module)
 
     def call_at(
         self, shape: tuple[int, ...], primary: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]

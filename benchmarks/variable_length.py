@@ -1,0 +1,323 @@
+"""A trace of requests of many lengths: bucketed, with CUDA graphs and our kernels, against torch as it is.
+
+    python benchmarks/variable_length.py [--device cpu|cuda] [--quick] [--models vit,bert] [--output FILE]
+
+1,000 requests, lengths by Zipf's law from 16 to 2048, for a ViT-like model (patches in, logits out) and a BERT-like one
+(tokens in, states of every token out). Two ways of serving, each with its own peers:
+  one at a time   eager and torch.compile(dynamic=True) at the request's own length; ours padded to its bucket
+  in batches      eager and torch.compile(dynamic=True) on requests sorted by length, each batch padded to its longest
+                  and masked; ours batched within buckets
+Buckets are learned from another draw of the same law. A pass is the whole trace, timed to the last result; passes of
+all ways take turns, after two that compile, verify and capture; medians, with the least and the most. Results are
+compared first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from kernel_pytorch.optimization_patterns import BucketingStrategy, DynamicShapeModule, create_optimal_bucketing_system
+from table import print_table
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch_norms import describe_machine
+
+from kernel_pytorch import functional
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Size:
+    layers: int
+    dim: int
+    heads: int
+    requests: int
+    longest: int
+    passes: int
+    batch_tokens: int
+
+
+FULL = Size(layers=12, dim=768, heads=12, requests=1000, longest=2048, passes=5, batch_tokens=16384)
+QUICK = Size(layers=6, dim=768, heads=12, requests=400, longest=2048, passes=3, batch_tokens=16384)
+CPU = Size(layers=4, dim=256, heads=4, requests=1000, longest=2048, passes=3, batch_tokens=2048)
+CPU_QUICK = Size(layers=2, dim=128, heads=4, requests=60, longest=256, passes=3, batch_tokens=512)
+
+
+class Encoder(nn.Module):
+    """Norms first for patches, last for tokens. `kernels` says whose: "torch", "ours", or "mixed", which leaves the
+    products to torch. All three compute the same with the same parameters."""
+
+    def __init__(self, size: Size, takes_tokens: bool, kernels: str) -> None:
+        super().__init__()
+        dim = size.dim
+        self.heads, self.takes_tokens, self.kernels = size.heads, takes_tokens, kernels
+        self.embed = nn.Embedding(30000, dim) if takes_tokens else nn.Linear(dim, dim)
+        self.positions = nn.Embedding(size.longest + 128, dim)
+        self.first_norm = nn.LayerNorm(dim)
+        self.qkv = nn.ModuleList(nn.Linear(dim, 3 * dim) for _ in range(size.layers))
+        self.out = nn.ModuleList(nn.Linear(dim, dim) for _ in range(size.layers))
+        self.up = nn.ModuleList(nn.Linear(dim, 4 * dim) for _ in range(size.layers))
+        self.down = nn.ModuleList(nn.Linear(4 * dim, dim) for _ in range(size.layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2 * size.layers))
+        self.head = nn.Linear(dim, 1000)
+
+    def linear(self, x: Tensor, layer: nn.Linear) -> Tensor:
+        if self.kernels == "ours":
+            return functional.linear(x, layer.weight, layer.bias)
+        return torch_functional.linear(x, layer.weight, layer.bias)
+
+    def norm(self, x: Tensor, layer: nn.LayerNorm) -> Tensor:
+        if self.kernels == "torch":
+            return torch_functional.layer_norm(x, x.shape[-1:], layer.weight, layer.bias, EPS)
+        return functional.layer_norm(x, layer.weight, layer.bias, EPS)
+
+    def linear_gelu(self, x: Tensor, layer: nn.Linear) -> Tensor:
+        if self.kernels == "ours":
+            return functional.linear(x, layer.weight, layer.bias, activation="gelu")
+        if self.kernels == "mixed":
+            return functional.activation(torch_functional.linear(x, layer.weight), "gelu", bias=layer.bias)
+        return torch_functional.gelu(torch_functional.linear(x, layer.weight, layer.bias))
+
+    def add_norm(self, x: Tensor, layer: nn.Linear, residual: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """The norm of residual + layer(x), and that sum."""
+        if self.kernels == "ours":
+            total = functional.linear(x, layer.weight, layer.bias, residual=residual)
+            return functional.layer_norm(total, norm.weight, norm.bias, EPS), total
+        change = torch_functional.linear(x, layer.weight, layer.bias)
+        if self.kernels == "mixed":
+            return functional.layer_norm(change, norm.weight, norm.bias, EPS, residual=residual)
+        total = residual + change
+        return self.norm(total, norm), total
+
+    def attend(self, x: Tensor, layer: nn.Linear, key_lengths: Tensor | None) -> Tensor:
+        packed = self.linear(x, layer).unflatten(-1, (3, self.heads, -1))
+        if self.kernels != "torch":
+            return functional.attention(*packed.unbind(2), layout="bshd", key_lengths=key_lengths).flatten(2)
+        query, key, value = packed.permute(2, 0, 3, 1, 4)
+        mask = None
+        if key_lengths is not None:
+            mask = (torch.arange(x.shape[1], device=x.device) < key_lengths[:, None])[:, None, None, :]
+        attended = torch_functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return attended.transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor, key_lengths: Tensor | None = None) -> Tensor:
+        x = self.embed(x) + self.positions.weight[: x.shape[1]]
+        return self.of_tokens(x, key_lengths) if self.takes_tokens else self.of_patches(x, key_lengths)
+
+    def of_tokens(self, x: Tensor, key_lengths: Tensor | None) -> Tensor:
+        x = self.norm(x, self.first_norm)
+        for i in range(len(self.qkv)):
+            x, _ = self.add_norm(self.attend(x, self.qkv[i], key_lengths), self.out[i], x, self.norms[2 * i])
+            x, _ = self.add_norm(self.linear_gelu(x, self.up[i]), self.down[i], x, self.norms[2 * i + 1])
+        return x
+
+    def of_patches(self, x: Tensor, key_lengths: Tensor | None) -> Tensor:
+        normed = self.norm(x, self.first_norm)
+        for i in range(len(self.qkv)):
+            normed, x = self.add_norm(self.attend(normed, self.qkv[i], key_lengths), self.out[i], x, self.norms[2 * i])
+            normed, x = self.add_norm(self.linear_gelu(normed, self.up[i]), self.down[i], x, self.norms[2 * i + 1])
+        if key_lengths is None:
+            return self.linear(normed.mean(1), self.head)
+        real = torch.arange(x.shape[1], device=x.device)[None, :, None] < key_lengths[:, None, None]
+        return self.linear((normed * real).sum(1) / key_lengths[:, None].to(x.dtype), self.head)
+
+
+def zipf_lengths(count: int, longest: int, seed: int, shortest: int = 16) -> list[int]:
+    ranks = torch.arange(1, longest - shortest + 2, dtype=torch.float64)
+    drawn = torch.multinomial(1 / ranks, count, replacement=True, generator=torch.Generator().manual_seed(seed))
+    return (drawn + shortest).tolist()
+
+
+class Trace:
+    """A model in three kinds and the requests, each way of serving them a function that runs all."""
+
+    def __init__(self, name: str, size: Size, device: torch.device) -> None:
+        self.name, self.size, self.device = name, size, device
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        takes_tokens = name == "bert"
+        self.model = Encoder(size, takes_tokens, "torch").to(device, self.dtype).eval()
+        self.others = []
+        for kernels in ("ours", "mixed"):
+            other = Encoder(size, takes_tokens, kernels).to(device, self.dtype).eval()
+            other.load_state_dict(self.model.state_dict(), assign=True)  # the same tensors
+            self.others.append(other)
+        generator = torch.Generator().manual_seed(1)
+        self.lengths = zipf_lengths(size.requests, size.longest, seed=2)
+        self.requests: list[Tensor] = []
+        for length in self.lengths:
+            request = (
+                torch.randint(30000, (length,), generator=generator)
+                if takes_tokens
+                else torch.randn(length, size.dim, generator=generator).to(self.dtype)
+            )
+            self.requests.append(request.to(device))
+
+    def bucketed(self) -> DynamicShapeModule:
+        """Learned from another draw; the longest is known. Products take 24 d^2 flops a token, attention 4 d times the
+        length: that is the cost."""
+        others = zipf_lengths(1000, self.size.longest, seed=3)
+        rest = () if self.name == "bert" else (self.size.dim,)
+        system = create_optimal_bucketing_system(
+            [(1, length, *rest) for length in others],
+            BucketingStrategy.OPTIMAL,
+            max_buckets=32,
+            dimensions=[1],
+            cost={"linear": 1.0, "quadratic": 1 / (6 * self.size.dim)},
+            alignment=8,
+            longest={1: self.size.longest},
+            enable_adaptive_optimization=False,
+            memory_limit_gb=40.0,
+        )
+        return DynamicShapeModule(self.model, system, alternatives=self.others, max_plans=1024).eval()
+
+    def sorted_batches(self) -> list[list[int]]:
+        order = sorted(range(len(self.requests)), key=lambda index: self.lengths[index])
+        batches: list[list[int]] = [[]]
+        for index in order:
+            if batches[-1] and (len(batches[-1]) + 1) * self.lengths[index] > self.size.batch_tokens:
+                batches.append([])
+            batches[-1].append(index)
+        return batches
+
+    def in_batches(self, model: Callable[..., Tensor]) -> Tensor:
+        for members in self.sorted_batches():
+            batch = pad_sequence([self.requests[index] for index in members], batch_first=True)
+            lengths = torch.tensor([self.lengths[index] for index in members], dtype=torch.int32)
+            if self.device.type == "cuda":
+                lengths = lengths.pin_memory().to(self.device, non_blocking=True)
+            result = model(batch, lengths)
+        return result
+
+    def one_by_one(self, model: Callable[..., Tensor]) -> Tensor:
+        for request in self.requests:
+            result = model(request[None])
+        return result
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def check(trace: Trace, single: DynamicShapeModule, batched: DynamicShapeModule) -> None:
+    """Raises where a bucketed result differs from the plain one by more than the type's rounding through the layers."""
+    chosen = range(0, len(trace.requests), max(len(trace.requests) // 40, 1))
+    many = batched.run_many(trace.requests, trace.size.batch_tokens)
+    bound = 6e-2 if trace.dtype == torch.bfloat16 else 1e-3
+    for index in chosen:
+        expected = trace.model(trace.requests[index][None])
+        for found in (single(trace.requests[index][None]), many[index][None]):
+            if found.shape != expected.shape:
+                sys.exit(f"variable_length: {trace.name}: shape {list(found.shape)}, not {list(expected.shape)}")
+            error = ((found - expected).abs().max() / expected.abs().max()).item()
+            if not error <= bound:
+                sys.exit(f"variable_length: {trace.name}: request {index} differs by {error:.2e} of the largest")
+    refused = single.refusals() + batched.refusals()
+    if refused:
+        sys.exit(f"variable_length: {trace.name}: runs unpadded: {refused[0]}")
+
+
+def measure(trace: Trace, with_compile: bool, is_quick: bool) -> dict[str, Any]:
+    single, batched = trace.bucketed(), trace.bucketed()
+    check(trace, single, batched)
+    ways: dict[str, Callable[[], object]] = {
+        "ours": lambda: trace.one_by_one(single),
+        "eager": lambda: trace.one_by_one(trace.model),
+        "ours in batches": lambda: batched.run_many(trace.requests, trace.size.batch_tokens),
+        "eager in batches": lambda: trace.in_batches(trace.model),
+    }
+    if with_compile:
+        compiled = torch.compile(trace.model, dynamic=True)
+        ways["torch.compile"] = lambda: trace.one_by_one(compiled)
+        if not is_quick:  # with a mask it is another compilation
+            ways["torch.compile in batches"] = lambda: trace.in_batches(compiled)
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(trace.size.passes + 2):  # two passes warm: one verifies, one captures
+        for name, way in ways.items():
+            synchronize(trace.device)
+            begin = time.perf_counter()
+            way()
+            synchronize(trace.device)
+            if turn >= 2:
+                samples[name].append(time.perf_counter() - begin)
+    statistics_of = single.statistics()
+    kinds = [("torch", "ours", "mixed")[plan.chosen or 0] for plan in single._plans.values()]
+    return {
+        "model": trace.name,
+        "layers": trace.size.layers,
+        "dim": trace.size.dim,
+        "requests": len(trace.requests),
+        "tokens": sum(trace.lengths),
+        "buckets": single.bucketing.sizes(1),
+        "padding_overhead": statistics_of["padding_overhead"] if single.pads(trace.requests[:1]) else 0.0,
+        "graphs": statistics_of["graphs"] + batched.statistics()["graphs"],
+        "graph_bytes": statistics_of["graph_bytes"] + batched.statistics()["graph_bytes"],
+        "kernels_of_buckets": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "seconds": samples,
+    }
+
+
+def figures_of(row: dict[str, Any]) -> list[dict[str, str]]:
+    names = {"vit": "ViT-like", "bert": "BERT-like"}
+    figures = []
+    for ours, peers in (
+        ("ours", ("eager", "torch.compile")),
+        ("ours in batches", ("eager in batches", "torch.compile in batches")),
+    ):
+        for peer in peers:
+            if peer not in row["seconds"]:
+                continue
+            mine, theirs = (statistics.median(row["seconds"][name]) for name in (ours, peer))
+            texts = {
+                name: f"{1e3 * statistics.median(row['seconds'][name]):.0f} ms "
+                f"({1e3 * min(row['seconds'][name]):.0f} to {1e3 * max(row['seconds'][name]):.0f})"
+                for name in (ours, peer)
+            }
+            way = "in batches" if "batches" in ours else "one at a time"
+            what = (
+                f"{names[row['model']]}, {row['requests']} requests {way}, against {peer.removesuffix(' in batches')}"
+            )
+            overhead = f"padding {100 * row['padding_overhead']:.1f} %"
+            figures.append(
+                {"what": what, "ours": f"{texts[ours]}, {overhead}, {theirs / mine:.2f}x", "torch": texts[peer]}
+            )
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, by default")
+    parser.add_argument("--quick", action="store_true", help="fewer requests and passes")
+    parser.add_argument("--models", default="vit,bert", help="which of vit and bert")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes a while")
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    size = (QUICK if arguments.quick else FULL) if device.type == "cuda" else (CPU_QUICK if arguments.quick else CPU)
+    torch.manual_seed(0)
+    run: dict[str, Any] = {"machine": describe_machine(device), "figures": [], "traces": []}
+    with torch.no_grad():
+        for name in arguments.models.split(","):
+            row = measure(Trace(name, size, device), not arguments.no_compile, arguments.quick)
+            run["traces"].append(row)
+            run["figures"].extend(figures_of(row))
+            if arguments.output:  # kept even if a later model fails or the time is up
+                text = json.dumps({"benchmark": "variable_length", "runs": [run]}, indent=1)
+                arguments.output.write_text(text + "\n")
+    print_table(run)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
