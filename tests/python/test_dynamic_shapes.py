@@ -178,7 +178,8 @@ def test_masked_modules_give_the_plain_results(module_type: type[Encoder]) -> No
     torch.manual_seed(0)
     module = module_type().eval()
     samples = trace(60)
-    bucketed = padded(module, create_optimal_bucketing_system(samples, max_buckets=4)).eval()
+    bucketed = padded(module, create_optimal_bucketing_system(samples, max_buckets=4))
+    assert not bucketed.training  # as its base module
     with torch.no_grad():
         for _ in range(2):
             for sample in samples:

@@ -16,6 +16,9 @@ from .verification import noisy_pad
 __all__ = ["BucketCall", "index_of_argument"]
 
 
+_PLAIN = (Tensor, int, float, str, type(None))
+
+
 def index_of_argument(module: nn.Module, name: str) -> int | None:
     """Its place among the positional arguments of the module's forward; None where it has none."""
     try:
@@ -49,7 +52,12 @@ class BucketCall:
         mask_index: int | None,
         sequence_dim: int,
     ) -> None:
-        self.leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._count, self._names = len(args), tuple(kwargs)
+        self.leaves: list[Any] = [*args, *kwargs.values()]
+        self._spec: Any = None
+        if not all(isinstance(leaf, _PLAIN) for leaf in self.leaves):  # tensors inside of something
+            self.leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._graph_key: Hashable | None = None
         self.shape = shape
         self.mask = mask
         self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
@@ -110,7 +118,10 @@ class BucketCall:
         """The call's arguments with other tensors in their places."""
         replaced = iter(tensors)
         leaves = [next(replaced) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        if self._spec is None:
+            args, kwargs = tuple(leaves[: self._count]), dict(zip(self._names, leaves[self._count :], strict=True))
+        else:
+            args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         if self.makes_mask:
             assert self.mask is not None
             kwargs = {**kwargs, self.mask.name: next(replaced)}
@@ -118,7 +129,10 @@ class BucketCall:
 
     def graph_key(self) -> Hashable:
         """What a graph is captured for: the padded shapes and everything that is no tensor."""
-        parts: list[Any] = [str(self._spec), self.makes_mask]
+        if self._graph_key is not None:
+            return self._graph_key
+        spec = (self._count, self._names) if self._spec is None else str(self._spec)
+        parts: list[Any] = [spec, self.makes_mask]
         index = 0
         for leaf in self.leaves:
             if isinstance(leaf, Tensor):
@@ -129,7 +143,8 @@ class BucketCall:
                 index += 1
             else:
                 parts.append((type(leaf), leaf))
-        return tuple(parts)
+        self._graph_key = tuple(parts)
+        return self._graph_key
 
     def key(self) -> Hashable | None:
         """What a plan is kept under: as a graph's, and which dimensions were padded; None: no hash."""

@@ -127,6 +127,7 @@ class PyGraph(nn.Module):
         if max_graphs < 1:
             raise ValueError(f"PyGraph: max_graphs is {max_graphs}; at least 1 is needed")
         self.module = module
+        self.training = module.training
         self.max_graphs = max_graphs
         self.memory_limit_gb = memory_limit_gb
         self.expected_calls = expected_calls

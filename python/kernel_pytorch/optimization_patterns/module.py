@@ -85,6 +85,7 @@ class DynamicShapeModule(nn.Module):
             raise ValueError(f"DynamicShapeModule: padding is {padding!r}; it must be 'auto' or 'always'")
         self.padding = padding
         self.base_module = base_module
+        self.training = base_module.training
         self.bucketing = bucketing_system if bucketing_system is not None else DynamicShapeBucketing()
         self.enable_bucketing = enable_bucketing
         self.mask = _mask_argument(base_module, mask_argument)
@@ -128,7 +129,7 @@ class DynamicShapeModule(nn.Module):
         wants_gradient = torch.is_grad_enabled() and (
             any(tensor.requires_grad for tensor in call.tensors) or _has_gradients(self.base_module)
         )
-        if self.training or wants_gradient:
+        if self.base_module.training or wants_gradient:
             return unpad_outputs(self._run_plain(plan, call), plan.outputs, call.real)
         return self._run_fastest(plan, call)
 
@@ -190,7 +191,9 @@ class DynamicShapeModule(nn.Module):
             return False
         if torch.compiler.is_compiling():
             return False
-        if self.training and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.modules()):
+        if self.base_module.training and any(
+            isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.modules()
+        ):
             self._warn("batch norm in training mode sums over the padding; it runs unpadded")
             return False
         return True

@@ -70,15 +70,21 @@ def compare_outputs(plain: Any, padded: Any, sizes: Mapping[int, tuple[int, int]
 
 def unpad_outputs(output: Any, outputs: OutputMap, real: Mapping[int, int], copy: bool = False) -> Any:
     """The real part of what a padded call returned; `copy` always copies, otherwise only what would have gaps."""
+    if isinstance(output, Tensor):
+        return _cut(output, outputs[0], real, copy)
     leaves, spec = pytree.tree_flatten(output)
     links = iter(outputs)
     results = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            cut = unpad(leaf, {dim: real[source] for dim, source in next(links).items()})
-            leaf = cut.clone(memory_format=torch.contiguous_format) if copy else cut.contiguous()
+            leaf = _cut(leaf, next(links), real, copy)
         results.append(leaf)
     return pytree.tree_unflatten(results, spec)
+
+
+def _cut(tensor: Tensor, links: Mapping[int, int], real: Mapping[int, int], copy: bool) -> Tensor:
+    cut = unpad(tensor, {dim: real[source] for dim, source in links.items()})
+    return cut.clone(memory_format=torch.contiguous_format) if copy else cut.contiguous()
 
 
 def _links(plain: Tensor, padded: Tensor, sizes: Mapping[int, tuple[int, int]]) -> dict[int, int] | str:
