@@ -73,6 +73,14 @@ def test_a_slower_model_is_called_slower() -> None:
     assert report.speedup == 0.5
 
 
+def test_noise_of_an_unchanged_model_is_no_result() -> None:
+    report = Report(sample() | {"replacements": []})
+    assert str(report).splitlines()[0].endswith(": nothing was replaced, the model is as it was")
+    assert "Time, faster" not in report.to_html() and "nothing was replaced; measured" in report.to_html()
+    unmeasured = Report(sample() | {"measurements": []})
+    assert "not measured before and after" in str(unmeasured)
+
+
 def test_failed_numbers_come_first() -> None:
     data = sample()
     data["numerics"][3] |= {"relative": math.nan, "max_abs": math.inf, "ok": False}
@@ -86,7 +94,7 @@ def test_an_empty_report_says_so() -> None:
     data = sample() | {"measurements": [], "replacements": [], "refusals": [], "numerics": [], "roofs": None}
     data |= {"kernels": {"before": [], "after": []}, "notes": [], "command": "", "environment": {}}
     report = Report(data)
-    assert "not measured before and after" in str(report) and report.speedup is None
+    assert "nothing was replaced, the model is as it was" in str(report) and report.speedup is None
     html = report.to_html()
     for words in ("Nothing was measured", "No profile was taken", "not measured", "Nothing was compared"):
         assert words in html

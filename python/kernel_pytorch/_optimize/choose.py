@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -58,11 +59,11 @@ class Outcome:
     differences: list[Difference] = field(default_factory=list)
 
 
-def proposals(context: Context) -> tuple[list[Proposal], list[Refusal]]:
+def proposals(context: Context, patterns: tuple[ModuleType, ...] = PATTERNS) -> tuple[list[Proposal], list[Refusal]]:
     """What every pattern finds in every module that the sample reaches, pattern by pattern."""
     found: list[Proposal] = []
     refused: list[Refusal] = []
-    for pattern in PATTERNS:
+    for pattern in patterns:
         for path, module in context.model.named_modules():
             call = context.recording.call(path)
             if call is None:

@@ -8,8 +8,9 @@ their class, parameters and names, and get another `forward`. `restore` takes it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from .. import _torch as _torch  # first: it says what is missing where torch is
 from . import report_data
 from .changes import KEY, Changes, changes_of, uncompiled
 from .choose import Chooser, proposals
+from .patterns import named
 from .patterns.context import Context
 from .plan import plan_sites
 from .record import record
@@ -47,6 +49,7 @@ def optimize(
     accuracy: str = "exact",
     *,
     loss: Callable[[Any], Tensor] | None = None,
+    patterns: Collection[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> OptimizationResult:
     """Makes the model faster, in place, and shows it.
@@ -59,6 +62,7 @@ def optimize(
         budget_seconds: about how long it may take; measuring stops in time, verifying does not.
         accuracy: "exact" keeps the model's precision; "tolerant" also tries narrower products (FP8, bf16).
         loss: for training, from the output to a scalar; by default the output's `loss`, or a sum of all outputs.
+        patterns: names of the patterns to look for, as _optimize.patterns.names() lists them; all by default.
         progress: called with one line after each step.
 
     Returns:
@@ -70,6 +74,7 @@ def optimize(
         raise ValueError(f'optimize: accuracy is "{accuracy}"; it is "exact" or "tolerant"')
     if budget_seconds <= 0:
         raise ValueError(f"optimize: budget_seconds is {budget_seconds}; it must be positive")
+    chosen = named(patterns)
     inner = uncompiled(model)
     if changes_of(inner) is not None:
         raise RuntimeError("optimize: the model is optimized already; call kernel_pytorch.restore(model) first")
@@ -78,7 +83,7 @@ def optimize(
     sample = sample_of(model, sample_inputs, goal, loss)
     changes = Changes()
     try:
-        data = _optimize(model, inner, sample, goal, accuracy, changes, began, budget_seconds, say)
+        data = _optimize(model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen)
     except BaseException:  # Ctrl-C too: the model is left as it was
         changes.undo_all()
         raise
@@ -97,11 +102,12 @@ def _optimize(
     began: float,
     budget: float,
     say: Callable[[str], None],
+    patterns: tuple[ModuleType, ...],
 ) -> dict[str, Any]:
     say("running the sample")
     recording = record(inner, lambda: sample.forward(inner))
     context = Context(inner, goal, accuracy, sample.device, recording, compiled=model is not inner)
-    found, refused = proposals(context)
+    found, refused = proposals(context, patterns)
     say(f"{len(found)} parts could be replaced")
     plan = plan_sites(context, changes, found, sample.dtype, budget)
     refused += plan.refusals

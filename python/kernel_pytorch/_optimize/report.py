@@ -98,6 +98,14 @@ class Report:
         return found.ratio if found else None
 
     @property
+    def headline(self) -> str:
+        """What came of it, in a few words."""
+        if not self.data["replacements"]:
+            return "nothing was replaced, the model is as it was"
+        found = self.verdict()
+        return found.words if found else "not measured before and after"
+
+    @property
     def worst_numerics(self) -> Row | None:
         """The comparison that came closest to its tolerance or went furthest beyond it; a NaN is beyond all."""
         rows: list[Row] = self.data["numerics"]
@@ -111,9 +119,7 @@ class Report:
         return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
     def __repr__(self) -> str:
-        found = self.verdict()
-        said = found.words if found else "not measured"
-        return f"<Report {self.data['title']!r}: {said}, {len(self.data['replacements'])} replaced>"
+        return f"<Report {self.data['title']!r}: {self.headline}, {len(self.data['replacements'])} replaced>"
 
     def _head(self) -> str:
         data, environment = self.data, self.data["environment"]
@@ -123,10 +129,9 @@ class Report:
             shown.append(f"{environment['threads']} threads")
         model = data["model"]
         inputs = f" on {', '.join(model['inputs'])}" if model["inputs"] else ""
-        found = self.verdict()
         return "\n".join(
             [
-                f"{data['title']}: {found.words if found else 'not measured before and after'}",
+                f"{data['title']}: {self.headline}",
                 f"{model['name']}, {count_text(model['parameters'])} parameters{inputs}; "
                 f"goal {data['goal']}, accuracy {data['accuracy']}",
                 ", ".join(str(value) for value in shown if value),

@@ -143,6 +143,8 @@ def _time_tile(report: Report) -> str:
     if not (before and after and found):
         return _tile("Time", "not measured", "")
     detail = f"{_time(before['median_us'])} → {_time(after['median_us'])}"
+    if not report.data["replacements"]:
+        return _tile("Time", "as it was", f"nothing was replaced; measured {detail}")
     if not found.clear:
         return _tile("Time, no clear difference", ratio_text(found.ratio), f"{detail}, ranges overlap", "unclear")
     word, style = ("faster", "good") if found.ratio >= 1 else ("slower", "bad")

@@ -6,8 +6,24 @@ one is that file and a line here.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import ModuleType
 
 from . import activations, blocks, calls, norms, outputs, perceptrons, transformers_attention
 
 PATTERNS: tuple[ModuleType, ...] = (norms, activations, perceptrons, outputs, calls, transformers_attention, blocks)
+
+
+def names() -> list[str]:
+    """The patterns' names, those of their files."""
+    return [pattern.__name__.rsplit(".", 1)[1] for pattern in PATTERNS]
+
+
+def named(wanted: Collection[str] | None) -> tuple[ModuleType, ...]:
+    """The patterns that are wanted, in the order of the list; all of them for None."""
+    if wanted is None:
+        return PATTERNS
+    unknown = sorted(set(wanted) - set(names()))
+    if unknown:
+        raise ValueError(f"optimize: no pattern is called {', '.join(unknown)}; there are {', '.join(names())}")
+    return tuple(pattern for name, pattern in zip(names(), PATTERNS) if name in wanted)
