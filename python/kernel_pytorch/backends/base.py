@@ -1,0 +1,101 @@
+"""What all backends share: availability in words, and preparing a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+
+import torch  # isort: skip
+from torch import nn  # isort: skip
+
+__all__ = ["Backend", "BackendUnavailableError"]
+
+_ACCURACY = {None: "exact", "conservative": "exact", "balanced": "exact", "aggressive": "tolerant"}
+
+
+class BackendUnavailableError(RuntimeError):
+    """This machine has no such device, or torch cannot use it; the message says which, and the cure."""
+
+
+class Backend(ABC):
+    """A vendor's devices.
+
+    Args:
+        config: kept as `config`; backends read nothing of it but `device_id` (a number, the first device by default).
+    """
+
+    name: ClassVar[str]
+    has_our_kernels: ClassVar[bool]
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+        index = getattr(config, "device_id", None)
+        self.index = 0 if index is None else int(index)
+
+    @abstractmethod
+    def missing(self) -> str:
+        """What keeps this backend from being used, and the cure; empty where nothing does."""
+
+    @abstractmethod
+    def _device(self) -> torch.device: ...
+
+    @abstractmethod
+    def _describe(self) -> list[dict[str, Any]]: ...
+
+    def is_available(self) -> bool:
+        return not self.missing()
+
+    @property
+    def device(self) -> torch.device:
+        """Where models go; raises where the backend is not available."""
+        missing = self.missing()
+        if missing:
+            raise BackendUnavailableError(f"{type(self).__name__}: {missing}")
+        return self._device()
+
+    def get_device_info(self) -> dict[str, Any]:
+        """{"backend", "available", "missing", "kernels": whose run there, "devices": a dict for each}; never raises for
+        a device that is not there."""
+        missing = self.missing()
+        return {
+            "backend": self.name,
+            "available": not missing,
+            "missing": missing,
+            "kernels": "kernel_pytorch" if self.has_our_kernels else "torch",
+            "devices": [] if missing else self._describe(),
+        }
+
+    def prepare_model(
+        self,
+        model: nn.Module,
+        optimization_level: str | None = None,
+        sample_inputs: Any = None,
+        budget_seconds: float = 20.0,
+    ) -> nn.Module:
+        """The model on this backend's device and, where the library has kernels for it, optimised.
+
+        Args:
+            model: moved and changed in place; kernel_pytorch.restore(model) undoes the optimisation.
+            optimization_level: "conservative" and "balanced" (the usual) keep the precision, "aggressive" lets products
+                be narrower (accuracy="tolerant").
+            sample_inputs: what to optimise for, as kernel_pytorch.optimize takes it. Without it the model's first call
+                is the sample: that call takes up to about `budget_seconds` more.
+        """
+        level = getattr(optimization_level, "value", optimization_level)
+        if level not in _ACCURACY:
+            names = ", ".join(str(name) for name in _ACCURACY if name)
+            raise ValueError(f"{type(self).__name__}: optimization_level is {level!r}; it is one of {names}")
+        model = model.to(self.device)
+        if not self.has_our_kernels:
+            return model
+        if sample_inputs is None:
+            from .._optimize.first_call import optimize_at_first_call
+
+            return optimize_at_first_call(model, _ACCURACY[level], budget_seconds)
+        from .._optimize.first_call import goal_now
+        from .._optimize.optimize import optimize
+
+        moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), sample_inputs)
+        return optimize(model, moved, goal_now(model), budget_seconds, _ACCURACY[level]).model

@@ -1,0 +1,52 @@
+"""TPUs through torch_xla. The library has no kernels for them: a model is moved there, XLA compiles it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+from .base import Backend, BackendUnavailableError
+
+import torch  # isort: skip
+
+__all__ = ["BackendUnavailableError", "TPUBackend"]
+
+
+class TPUBackend(Backend):
+    """XLA devices of kind TPU."""
+
+    name = "tpu"
+    has_our_kernels = False
+
+    def missing(self) -> str:
+        if importlib.util.find_spec("torch_xla") is None:
+            return (
+                "torch_xla is not installed; on a Cloud TPU machine: pip install 'torch_xla[tpu]'. There are no "
+                "kernels of kernel_pytorch for TPUs; on this machine's CPU use kernel_pytorch.optimize"
+            )
+        try:
+            runtime = importlib.import_module("torch_xla.runtime")
+            kind = runtime.device_type()
+        except Exception as error:  # whatever torch_xla raises where its runtime finds no device
+            return f"torch_xla finds no device ({type(error).__name__}: {error}); look at PJRT_DEVICE"
+        if kind != "TPU":
+            asked = os.environ.get("PJRT_DEVICE", "")
+            return f"torch_xla's device is a {kind}, not a TPU (PJRT_DEVICE is {asked!r}); set PJRT_DEVICE=TPU on a TPU"
+        return ""
+
+    def _device(self) -> torch.device:
+        device: torch.device = importlib.import_module("torch_xla").device(self.index)
+        return device
+
+    def _describe(self) -> list[dict[str, Any]]:
+        runtime = importlib.import_module("torch_xla.runtime")
+        return [{"device": f"xla:{index}", "name": "TPU"} for index in range(runtime.addressable_device_count())]
+
+    def synchronize(self) -> None:
+        """Runs what is pending and waits for it."""
+        device = self.device
+        xla = importlib.import_module("torch_xla")
+        xla.sync()
+        importlib.import_module("torch_xla.core.xla_model").wait_device_ops([str(device)])

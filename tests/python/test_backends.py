@@ -1,0 +1,163 @@
+"""Backends say what is missing and the cure, and prepare models where they can."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_pytorch._optimize.changes import changes_of  # noqa: E402
+from kernel_pytorch.backends import BackendUnavailableError, available_backends  # noqa: E402
+from kernel_pytorch.backends.amd import AMDBackend  # noqa: E402
+from kernel_pytorch.backends.intel import IntelBackend  # noqa: E402
+from kernel_pytorch.backends.nvidia import NVIDIABackend  # noqa: E402
+from kernel_pytorch.backends.tpu import TPUBackend  # noqa: E402
+
+import kernel_pytorch as kpt  # noqa: E402
+
+ALL = (NVIDIABackend, AMDBackend, TPUBackend, IntelBackend)
+nn = torch.nn
+
+
+class Norms(nn.Module):
+    """Large enough for the kernels to pay, small enough for a test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.Sequential(*(nn.LayerNorm(512) for _ in range(2)))
+        self.calls = 0
+
+    def forward(self, x, scale=1.0):
+        self.calls += 1
+        return self.norms(x) * scale
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_absent_backend_names_what_is_missing_and_the_cure(kind) -> None:
+    backend = kind()
+    info = backend.get_device_info()
+    assert info["backend"] == backend.name
+    assert info["available"] == backend.is_available() == (not info["missing"]) == bool(info["devices"])
+    if backend.is_available():
+        assert backend.device.type in ("cpu", "cuda", "xpu", "xla")
+        return
+    model = nn.Linear(2, 2)
+    with pytest.raises(BackendUnavailableError) as raised:
+        backend.prepare_model(model)
+    assert str(raised.value).startswith(f"{kind.__name__}: ") and info["missing"] in str(raised.value)
+    assert any(word in info["missing"] for word in ("install", "look at", "set ", "use "))
+    assert model.weight.device.type == "cpu"
+    with pytest.raises(BackendUnavailableError):
+        _ = backend.device
+
+
+def test_available_backends_are_those_that_say_so() -> None:
+    assert {type(backend) for backend in available_backends()} == {kind for kind in ALL if kind().is_available()}
+
+
+@pytest.mark.parametrize(
+    ("version", "seen", "words"),
+    [
+        ({"hip": "6.2", "cuda": None}, False, "built for AMD GPUs"),
+        ({"hip": None, "cuda": None}, False, "built without CUDA; install a CUDA build"),
+        ({"hip": None, "cuda": "13.0"}, False, "no CUDA device: "),
+    ],
+)
+def test_nvidia_says_which_piece_is_missing(monkeypatch, version, seen, words) -> None:
+    for name, value in version.items():
+        monkeypatch.setattr(torch.version, name, value, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
+    assert words in NVIDIABackend().missing()
+
+
+def test_nvidia_wants_a_device_that_the_kernels_run_on(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    assert "Tesla T4 has compute capability 7.5; the kernels need 8.0" in NVIDIABackend().missing()
+    assert "no device cuda:3; there are 1" in NVIDIABackend(SimpleNamespace(device_id=3)).missing()
+
+
+def test_amd_on_a_rocm_torch_moves_the_model_and_claims_no_kernels(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.2", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    properties = SimpleNamespace(name="MI300X", total_memory=1, gcnArchName="gfx942", multi_processor_count=304)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    backend = AMDBackend()
+    info = backend.get_device_info()
+    assert info["available"] and info["kernels"] == "torch" and info["devices"][0]["architecture"] == "gfx942"
+    monkeypatch.setattr(AMDBackend, "_device", lambda self: torch.device("meta"))
+    model = backend.prepare_model(nn.Linear(2, 2), optimization_level="aggressive")
+    assert model.weight.device.type == "meta" and changes_of(model) is None
+
+
+def test_tpu_reads_torch_xla(monkeypatch) -> None:
+    if "torch_xla" not in TPUBackend().missing():
+        pytest.skip("torch_xla is here")
+    package, runtime = ModuleType("torch_xla"), ModuleType("torch_xla.runtime")
+    package.__spec__ = SimpleNamespace()  # type: ignore[assignment]
+    runtime.device_type = lambda: "CPU"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_xla", package)
+    monkeypatch.setitem(sys.modules, "torch_xla.runtime", runtime)
+    assert "torch_xla's device is a CPU, not a TPU" in TPUBackend().missing()
+    runtime.device_type = lambda: "TPU"  # type: ignore[attr-defined]
+    runtime.addressable_device_count = lambda: 4  # type: ignore[attr-defined]
+    assert len(TPUBackend().get_device_info()["devices"]) == 4
+
+    def broken():
+        raise RuntimeError("no accelerator")
+
+    runtime.device_type = broken  # type: ignore[attr-defined]
+    assert "finds no device (RuntimeError: no accelerator)" in TPUBackend().missing()
+
+
+def intel(monkeypatch) -> IntelBackend:
+    """On whatever CPU this is: what it prepares there is what it prepares on an Intel."""
+    monkeypatch.setattr(IntelBackend, "missing", lambda self: "")
+    return IntelBackend()
+
+
+def test_intel_describes_the_cpu(monkeypatch) -> None:
+    (cpu,) = intel(monkeypatch).get_device_info()["devices"]
+    assert cpu["device"] == "cpu" and cpu["cores"] >= 1 and cpu["isa"]
+    with pytest.raises(ValueError, match="device_type is 'gpu'"):
+        IntelBackend(SimpleNamespace(device_type="gpu"))
+    gpu = IntelBackend(SimpleNamespace(device_type="xpu"))
+    assert gpu.get_device_info()["kernels"] == "torch" and IntelBackend.has_our_kernels
+
+
+def test_prepared_models_compute_the_same(monkeypatch) -> None:
+    x = torch.randn(128, 512)
+    model = Norms().eval()
+    with torch.no_grad():
+        want = model(x)
+        prepared = intel(monkeypatch).prepare_model(model, sample_inputs=x, budget_seconds=1)
+        assert prepared is model
+        torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
+        kpt.restore(model)
+        assert torch.equal(model(x), want)
+
+
+def test_without_a_sample_the_first_call_is_it(monkeypatch) -> None:
+    x = torch.randn(128, 512)
+    model = Norms().eval()
+    with torch.no_grad():
+        want = model(x, scale=2.0)
+        assert intel(monkeypatch).prepare_model(model, budget_seconds=1) is model
+        calls = model.calls
+        torch.testing.assert_close(model(x, scale=2.0), want, rtol=1e-4, atol=1e-5)
+        assert model.calls > calls + 1  # it was measured
+        calls = model.calls
+        torch.testing.assert_close(model(x, scale=2.0), want, rtol=1e-4, atol=1e-5)
+        assert model.calls == calls + 1  # and only once
+
+
+def test_levels_are_checked(monkeypatch) -> None:
+    with pytest.raises(ValueError, match="is 'best'; it is one of conservative, balanced, aggressive"):
+        intel(monkeypatch).prepare_model(nn.Linear(2, 2), optimization_level="best")
