@@ -15,6 +15,11 @@ from ._ops.cross_entropy import (
 from ._ops.dropout import dropout
 from ._ops.embedding import embedding
 from ._ops.float8 import dequantize, quantize, scaled_matmul
+from ._ops.float8_made import (
+    gated_activation_backward_quantized,
+    gated_activation_quantized,
+    rms_norm_quantized,
+)
 from ._ops.gated_activation import (
     gated_activation,
     gated_activation_packed,
@@ -47,7 +52,9 @@ __all__ = [
     "dropout",
     "embedding",
     "gated_activation",
+    "gated_activation_backward_quantized",
     "gated_activation_packed",
+    "gated_activation_quantized",
     "geglu",
     "geglu_packed",
     "gelu",
@@ -67,6 +74,7 @@ __all__ = [
     "relu",
     "relu_squared",
     "rms_norm",
+    "rms_norm_quantized",
     "rope",
     "rope_",
     "rope_frequencies",

@@ -10,7 +10,7 @@ namespace kernel_pytorch::quantize {
 namespace {
 
 std::span<const registry::Kernel<Quantize>> kernels() {
-  static const registry::Kernel<Quantize> kKernels[] = {kCuda, kCpu, kReference};
+  static const registry::Kernel<Quantize> kKernels[] = {kCuda, kComposed, kCpu, kReference};
   return kKernels;
 }
 
@@ -25,6 +25,7 @@ void describe(const Quantize& problem, tuning::KeyBuilder& key) {
   key.field("transposed", problem.transposed.is_present());
   key.field("seed", problem.seed.is_present());
   key.field("square", problem.square_transpose);
+  key.field("source", static_cast<int64_t>(problem.making.source));
 }
 
 void visit(Quantize& problem, registry::TensorVisitor visitor, void* state) {
@@ -32,6 +33,13 @@ void visit(Quantize& problem, registry::TensorVisitor visitor, void* state) {
   visit_present("x", registry::Role::kInput, problem.x);
   visit_present("scale", registry::Role::kInput, problem.scale);
   visit_present("seed", registry::Role::kInput, problem.seed);
+  visit_present("up", registry::Role::kInput, problem.making.up);
+  visit_present("grad_output", registry::Role::kInput, problem.making.grad_output);
+  visit_present("residual", registry::Role::kInput, problem.making.residual);
+  visit_present("weight", registry::Role::kInput, problem.making.weight);
+  visit_present("value", registry::Role::kOutput, problem.making.value);
+  visit_present("sum", registry::Role::kOutput, problem.making.sum);
+  visit_present("rstd", registry::Role::kOutput, problem.making.rstd);
   visit_present("codes", registry::Role::kOutput, problem.codes);
   visit_present("transposed", registry::Role::kOutput, problem.transposed);
   visit_present("scales", registry::Role::kOutput, problem.scales);
@@ -42,7 +50,8 @@ void visit(Quantize& problem, registry::TensorVisitor visitor, void* state) {
 
 registry::Filling fill(const Quantize&, std::string_view tensor) {
   if (tensor == "seed") return {.content = registry::Content::kSeeds};
-  return {.content = tensor == "x" ? registry::Content::kNormal : registry::Content::kPositive};
+  const bool is_positive = tensor == "scale" || tensor == "amax" || tensor == "found_nonfinite";
+  return {.content = is_positive ? registry::Content::kPositive : registry::Content::kNormal};
 }
 
 // padded=1: rows of codes lie further apart than they are long, as those of a product with odd sizes.
@@ -70,12 +79,36 @@ TensorView make_scales(Granularity granularity, int64_t rows, int64_t columns, D
   return scales;
 }
 
+// The shape is x's; made=norm|gate|gate_gradient, kind=WORD, residual=0|1, weight_dtype=NAME, value=0|1.
+Making make_making(const registry::ProblemRequest& request, const TensorView& x) {
+  Making making;
+  making.source =
+      static_cast<Source>(registry::word_option(request, "made", {"no", "norm", "gate", "gate_gradient"}, "no"));
+  making.kind = static_cast<pointwise::Kind>(
+      registry::word_option(request, "kind", {"gelu", "gelu_tanh", "silu", "relu"}, "silu"));
+  const int64_t rows = x.sizes[0], columns = x.sizes[1];
+  const auto like_x = [&](int64_t width) { return contiguous_view(nullptr, x.dtype, {rows, width}, request.device); };
+  if (making.source == Source::kNorm) {
+    making.weight =
+        contiguous_view(nullptr, registry::dtype_option(request, "weight_dtype", x.dtype), {columns}, request.device);
+    making.rstd = contiguous_view(nullptr, DType::kFloat32, {rows}, request.device);
+    if (registry::flag_option(request, "residual", false)) making.residual = making.sum = like_x(columns);
+  } else if (making.source != Source::kGiven) {
+    making.up = like_x(columns);
+    if (making.source == Source::kGateGradient) making.grad_output = like_x(columns);
+  }
+  if (registry::flag_option(request, "value", false)) {
+    making.value = like_x(making.source == Source::kGateGradient ? 2 * columns : columns);
+  }
+  return making;
+}
+
 Quantize make(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"scales", "code", "codes", "transposed", "amax", "seed", "power_of_two", "margin",
-                                    "square", "padded", "strided"});
+  registry::check_options(
+      request, {"scales", "code", "codes", "transposed", "amax", "seed", "power_of_two", "margin", "square", "padded",
+                "strided", "made", "kind", "residual", "weight_dtype", "value"});
   KP_CHECK(request.shape.size() == 2, "quantize: the shape is ", shape_text(request.shape),
            "; it must be [rows, columns]");
-  const int64_t rows = request.shape[0], columns = request.shape[1];
   const int word = registry::word_option(request, "scales", {"given", "tensor", "row", "1x128", "128x128"}, "tensor");
   const DType code = registry::dtype_option(request, "code", DType::kFloat8E4M3);
   Quantize problem;
@@ -83,7 +116,9 @@ Quantize make(const registry::ProblemRequest& request) {
   problem.margin = static_cast<int>(registry::number_option(request, "margin", 0));
   problem.power_of_two = registry::flag_option(request, "power_of_two", false);
   problem.square_transpose = registry::flag_option(request, "square", false);
-  problem.x = contiguous_view(nullptr, request.dtype, {rows, columns}, request.device);
+  problem.x = contiguous_view(nullptr, request.dtype, request.shape, request.device);
+  problem.making = make_making(request, problem.x);
+  const int64_t rows = request.shape[0], columns = columns_of(problem);
   if (registry::flag_option(request, "strided", false)) problem.x.strides = {1, rows};
   const auto one = [&] { return contiguous_view(nullptr, DType::kFloat32, {1}, request.device); };
   if (registry::flag_option(request, "codes", true)) problem.codes = make_codes(request, code, rows, columns);
@@ -105,10 +140,14 @@ Quantize make(const registry::ProblemRequest& request) {
 
 // Fewer rows, in whole tiles.
 Quantize shrink(const Quantize& problem, int64_t elements) {
-  const int64_t rows = problem.x.sizes[0], columns = problem.x.sizes[1];
+  const int64_t rows = problem.x.sizes[0], columns = columns_of(problem);
   const int64_t few = std::min(rows, std::max<int64_t>(elements / std::max<int64_t>(columns, 1) / kTile, 1) * kTile);
   Quantize small = problem;
-  small.x.sizes[0] = few;
+  Making& making = small.making;
+  for (TensorView* view :
+       {&small.x, &making.up, &making.grad_output, &making.residual, &making.value, &making.sum, &making.rstd}) {
+    if (view->is_present()) view->sizes[0] = few;
+  }
   if (small.codes.is_present()) small.codes.sizes[0] = few;
   if (small.transposed.is_present()) small.transposed.sizes[1] = few;
   if (small.scales.is_present()) {

@@ -11,7 +11,15 @@
 namespace kernel_pytorch::quantize {
 
 extern const registry::Operation<Quantize> kQuantize;
-extern const registry::Kernel<Quantize> kReference, kCpu, kCuda;
+extern const registry::Kernel<Quantize> kReference, kCpu, kCuda, kComposed;
+
+// Of what is rounded.
+inline int64_t columns_of(const Quantize& problem) {
+  return problem.x.sizes[1] * (problem.making.source == Source::kGateGradient ? 2 : 1);
+}
+inline bool is_made(const Quantize& problem) {
+  return problem.making.source != Source::kGiven;
+}
 
 inline DType code_type_of(const Quantize& problem) {
   return problem.codes.is_present() ? problem.codes.dtype : problem.transposed.dtype;

@@ -18,6 +18,16 @@
 // amax counts finite values alone. found_nonfinite becomes 1 where x has an infinity or a NaN, and is else left alone:
 // the step is to be skipped, as by torch's GradScaler. amax is raised, never lowered.
 //
+// What is rounded may be made of x on the way (`making`), so that it never lies in memory in 16 bits:
+//   norm          value = x * rstd * (weight + weight_offset), rstd = 1 / sqrt(mean of x^2 over the row + eps):
+//   rms_norm;
+//                 with a residual, x + residual rounded to x's type, which is written as `sum`, takes x's place
+//   gate          value = function(x) * up
+//   gate_gradient value = [grad_output * function'(x) * up, grad_output * function(x)], twice as many columns as x: the
+//                 gradient of a gate and its factor that lie side by side
+// The value is rounded to x's type and then takes x's place above: codes are those of the op followed by quantize. It
+// can be written as well.
+//
 // x [rows, columns] fp32, bf16 or fp16, any strides; codes and transposed e4m3 or e5m2, rows any distance apart; scales
 // any strides. Empty x is legal.
 #pragma once
@@ -25,10 +35,25 @@
 #include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/base/tensor_view.h"
 #include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/ops/quantize/quantize_source_cuda.h"
 
 namespace kernel_pytorch::quantize {
 
 enum class Granularity : uint8_t { kTensor, kRow, k1x128, k128x128 };
+
+struct Making {
+  Source source = Source::kGiven;
+  pointwise::Kind kind = pointwise::Kind::kSilu;  // gates: kGelu, kGeluTanh, kSilu, kRelu, kSigmoid
+  double eps = 1e-6;
+  double weight_offset = 0;  // added to a weight
+  TensorView up{};           // gates: x's shape and type, any strides
+  TensorView grad_output{};  // gate_gradient: likewise
+  TensorView residual{};     // norm, optional: likewise
+  TensorView weight{};       // norm, optional [columns]: x's type or fp32, stride 1
+  TensorView value{};        // optional output [rows, columns of the value], x's type, contiguous
+  TensorView sum{};          // norm, with residual: output, x's shape and type, contiguous
+  TensorView rstd{};         // norm, optional output [rows] fp32, contiguous
+};
 
 struct Quantize {
   TensorView x{};
@@ -44,6 +69,7 @@ struct Quantize {
   TensorView transposed_scales{};  // with transposed, by row and 1x128
   TensorView amax{};               // optional: fp32, one element
   TensorView found_nonfinite{};    // optional: fp32, one element
+  Making making{};
 };
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.

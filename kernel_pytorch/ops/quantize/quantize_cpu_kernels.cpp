@@ -15,10 +15,12 @@ namespace kernel_pytorch::quantize {
 namespace {
 
 constexpr const char* kCpuOnly = "runs on the CPU only";
+constexpr const char* kIsMade = "takes x as it is; what is made of it first is composed's";
 constexpr const char* kStridedColumns = "columns of x are not contiguous; call contiguous() first for speed";
 
 registry::Support supports(const Quantize& problem, const DeviceInfo& device) {
   if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
+  if (is_made(problem)) return registry::Support::no(kIsMade);
   if (problem.x.sizes[1] > 1 && problem.x.strides[1] != 1) return registry::Support::no(kStridedColumns);
   return registry::Support::yes();
 }

@@ -12,13 +12,34 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantize/quantize_cuda.cuh";
 constexpr const char* kNeedsFloat8 = "needs compute capability 8.9 or newer, whose conversions to FP8 it uses";
+constexpr const char* kNeedsVectors =
+    "what is made on the way comes in vectors: rows of all tensors 16 bytes aligned and dense, a multiple of 8 "
+    "columns, "
+    "no random bits";
+constexpr const char* kMadeTwice =
+    "a measured scale would make the norm or gradient twice, which costs more than writing and reading it";
 constexpr int kTypes = std::size(kCudaTypes);
-constexpr int kGroups[] = {4, 1, 16};  // by config
+constexpr int kWays = 3 + 2 * pointwise::kKindCount;  // x in elements, x in vectors, norm, gates, their gradients
+constexpr int kGroups[] = {4, 1, 16};                 // by config
 
-DeviceCode code_of(std::string_view function, DType dtype, std::string_view code_type, bool has_vectors) {
+Made made_of(const Quantize& problem) {
+  const Making& making = problem.making;
+  const bool is_gate = making.source == Source::kGate || making.source == Source::kGateGradient;
+  return {making.source, is_gate ? making.kind : pointwise::Kind::kIdentity};
+}
+int way_of(const Made& made, bool has_vectors) {
+  if (made.source == Source::kGiven) return has_vectors ? 1 : 0;
+  if (made.source == Source::kNorm) return 2;
+  return 3 + static_cast<int>(made.kind) + (made.source == Source::kGate ? 0 : pointwise::kKindCount);
+}
+
+DeviceCode code_of(std::string_view function, DType dtype, std::string_view code_type, bool has_vectors,
+                   const Made& made) {
+  constexpr std::string_view kRoom = "kernel_pytorch::quantize::";
   return {.source = kSource,
-          .entry = concat("kernel_pytorch::quantize::", function, "<", element_type_name(dtype), ", ", code_type,
-                          bool_name(has_vectors), ">"),
+          .entry = concat(kRoom, function, "<", element_type_name(dtype), ", ", code_type, bool_name(has_vectors), ", ",
+                          kRoom, "Made{", kRoom, "Source(", static_cast<int>(made.source),
+                          "), kernel_pytorch::pointwise::Kind(", static_cast<int>(made.kind), ")}>"),
           .minimum_capability = 89,
           .architecture_specific = false};
 }
@@ -28,24 +49,47 @@ DeviceCode dense_code_of(DType dtype) {
           .minimum_capability = 89,
           .architecture_specific = false};
 }
+DeviceCode statistics_code_of(DType dtype) {
+  return {.source = kSource,
+          .entry = concat("kernel_pytorch::quantize::row_statistics<", element_type_name(dtype), ">"),
+          .minimum_capability = 89,
+          .architecture_specific = false};
+}
 std::string_view code_type_name(bool is_e5m2) {
   return is_e5m2 ? "kernel_pytorch::tile::Float8E5M2, " : "kernel_pytorch::tile::Float8E4M3, ";
-}
-
-registry::Support supports(const Quantize& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cuda_obstacle(problem.x.dtype, device)) return registry::Support::no(obstacle);
-  return registry::Support::unless(device.cuda.capability() < 89 ? kNeedsFloat8 : nullptr);
 }
 
 bool is_aligned(const TensorView& view, int64_t bytes) {
   return !view.is_present() || (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(bytes) == 0 &&
                                 (view.sizes[0] <= 1 || view.strides[0] * size_of(view.dtype) % bytes == 0));
 }
+bool has_rows_of_vectors(const TensorView& view) {
+  return !view.is_present() || (view.strides[1] == 1 && is_aligned(view, 16));
+}
 // Whole vectors of 8 elements on every side. Random bits come one by one.
 bool has_vectors(const Quantize& problem) {
-  const TensorView& x = problem.x;
-  return x.strides[1] == 1 && x.sizes[1] % 8 == 0 && is_aligned(x, 16) && is_aligned(problem.codes, 8) &&
+  const Making& making = problem.making;
+  for (const TensorView* view :
+       {&problem.x, &making.up, &making.grad_output, &making.residual, &making.value, &making.sum}) {
+    if (!has_rows_of_vectors(*view)) return false;
+  }
+  const bool has_odd_weight = making.weight.is_present() && reinterpret_cast<uintptr_t>(making.weight.data) % 16 != 0;
+  return !has_odd_weight && problem.x.sizes[1] % 8 == 0 && is_aligned(problem.codes, 8) &&
          is_aligned(problem.transposed, 16) && !problem.seed.is_present();
+}
+
+// Whether scales are of more than a tile, so that all is visited before.
+bool measures(const Quantize& problem) {
+  const bool is_of_more = problem.granularity == Granularity::kTensor || problem.granularity == Granularity::kRow;
+  return !problem.scale.is_present() && is_of_more;
+}
+
+registry::Support supports(const Quantize& problem, const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(problem.x.dtype, device)) return registry::Support::no(obstacle);
+  if (device.cuda.capability() < 89) return registry::Support::no(kNeedsFloat8);
+  if (!is_made(problem)) return registry::Support::yes();
+  if (!has_vectors(problem)) return registry::Support::no(kNeedsVectors);
+  return registry::Support::unless(measures(problem) && problem.making.source != Source::kGate ? kMadeTwice : nullptr);
 }
 
 Scales scales_of(const TensorView& scales) {
@@ -55,8 +99,10 @@ Scales scales_of(const TensorView& scales) {
 
 struct Tiles {
   int64_t rows, columns;
-  explicit Tiles(const TensorView& x) : rows(divide_up(x.sizes[0], kTile)), columns(divide_up(x.sizes[1], kTile)) {
-    KP_CHECK(std::max(x.sizes[0], x.sizes[1]) < (int64_t{1} << 31) - kTile, "quantize: x has shape ",
+  explicit Tiles(const Quantize& problem)
+      : rows(divide_up(problem.x.sizes[0], kTile)), columns(divide_up(columns_of(problem), kTile)) {
+    const TensorView& x = problem.x;
+    KP_CHECK(std::max(x.sizes[0], columns_of(problem)) < (int64_t{1} << 31) - kTile, "quantize: x has shape ",
              shape_text(x.shape()), "; at most 2^31 - 129 rows and columns are supported, split it");
     KP_CHECK(rows * columns < int64_t{1} << 31, "quantize: x has shape ", shape_text(x.shape()), ", ", rows * columns,
              " tiles; at most 2^31 - 1 are supported, split the rows");
@@ -64,38 +110,86 @@ struct Tiles {
   unsigned count() const { return static_cast<unsigned>(rows * columns); }
 };
 
-// Scales that no tile knows alone: bits of the amax of all, or of rows and columns, in scratch memory.
-uint32_t* measure(const Quantize& problem, bool vectors, const Tiles& tiles, Context& context) {
+// The rows' statistics, and the sum where there is a residual. Where they are.
+const float* measure_rows(const Quantize& problem, Context& context) {
+  static const std::string kLabel = "quantize norm";
+  static KernelTable<kTypes> table;
+  const TensorView &x = problem.x, &residual = problem.making.residual, &rstd = problem.making.rstd;
+  const auto rows = static_cast<size_t>(x.sizes[0]);
+  NormArguments arguments{.x = x.data,
+                          .residual = residual.data,
+                          .sum = problem.making.sum.data,
+                          .row_stride = x.strides[0],
+                          .residual_stride = residual.is_present() ? residual.strides[0] : 0,
+                          .columns = x.sizes[1],
+                          .eps = static_cast<float>(problem.making.eps),
+                          .rstd = rstd.is_present()
+                                      ? rstd.as<float>()
+                                      : static_cast<float*>(context.scratch->allocate(rows * sizeof(float)))};
+  CUkern_st* kernel = table.get(cuda_type_index(x.dtype), context, [&] { return statistics_code_of(x.dtype); });
+  void* pointers[] = {&arguments};
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(rows);
+  shape.block_x = kNormThreads;
+  cuda_device::launch(context, kernel, shape, pointers, kLabel);
+  return arguments.rstd;
+}
+
+Input input_of(const Quantize& problem, Context& context) {
+  const Making& making = problem.making;
+  const TensorView& x = making.residual.is_present() ? making.sum : problem.x;
+  return {.x = x.data,
+          .row_stride = x.strides[0],
+          .column_stride = x.strides[1],
+          .rows = x.sizes[0],
+          .columns = columns_of(problem),
+          .half = x.sizes[1],
+          .up = making.up.data,
+          .grad_output = making.grad_output.data,
+          .up_stride = making.up.is_present() ? making.up.strides[0] : 0,
+          .grad_stride = making.grad_output.is_present() ? making.grad_output.strides[0] : 0,
+          .rstd = making.source == Source::kNorm ? measure_rows(problem, context) : nullptr,
+          .weight = making.weight.data,
+          .weight_offset = static_cast<float>(making.weight_offset),
+          .weight_is_float = making.weight.is_present() && making.weight.dtype == DType::kFloat32,
+          .value = making.value.data};
+}
+
+// Scales that no tile knows alone: bits of magnitudes in scratch memory, of rows and columns or of parts of all.
+struct Measured {
+  uint32_t* bits = nullptr;
+  int32_t parts = 0;
+};
+Measured measure(const Quantize& problem, const Input& input, bool vectors, const Tiles& tiles, Context& context) {
   static const std::string kLabel = "quantize measure";
-  static KernelTable<kTypes * 2> table;
+  static KernelTable<kTypes * kWays> table;
   static KernelTable<kTypes> dense_table;
   const TensorView& x = problem.x;
   const bool by_row = problem.granularity == Granularity::kRow;
-  const auto bytes = static_cast<size_t>(by_row ? x.sizes[0] + x.sizes[1] : 1) * sizeof(uint32_t);
-  auto* measured = static_cast<uint32_t*>(context.scratch->allocate(bytes));
-  cuda_device::fill_bytes(context.info->device.index, measured, 0, bytes, context.stream);
-  MeasureArguments arguments{.x = x.data,
-                             .row_stride = x.strides[0],
-                             .column_stride = x.strides[1],
-                             .rows = x.sizes[0],
-                             .columns = x.sizes[1],
-                             .row_tiles = static_cast<int32_t>(tiles.rows),
-                             .column_tiles = static_cast<int32_t>(tiles.columns),
-                             .by_row_and_column = by_row,
-                             .measured = measured};
-  const int type = cuda_type_index(x.dtype);
-  const bool is_dense = vectors && !by_row && x.strides[0] == x.sizes[1];
-  CUkern_st* kernel =
-      is_dense ? dense_table.get(type, context, [&] { return dense_code_of(x.dtype); })
-               : table.get(type * 2 + vectors, context, [&] { return code_of("measure", x.dtype, "", vectors); });
-  void* pointers[] = {&arguments};
+  const bool is_dense = vectors && !by_row && x.strides[0] == x.sizes[1] && !is_made(problem);
   cuda_device::LaunchShape shape;
   // Dense: as many blocks as run at once; a block takes in a tile and more at each step.
   shape.grid_x = is_dense ? std::min(tiles.count(), 2u * static_cast<unsigned>(context.info->cuda.multiprocessors))
                           : tiles.count();
   shape.block_x = kThreads;
+  const int64_t count = is_dense ? shape.grid_x : by_row ? input.rows + input.columns : 1;
+  const auto bytes = static_cast<size_t>(count) * sizeof(uint32_t);
+  auto* bits = static_cast<uint32_t*>(context.scratch->allocate(bytes));
+  if (!is_dense) cuda_device::fill_bytes(context.info->device.index, bits, 0, bytes, context.stream);
+  MeasureArguments arguments{.input = input,
+                             .row_tiles = static_cast<int32_t>(tiles.rows),
+                             .column_tiles = static_cast<int32_t>(tiles.columns),
+                             .by_row_and_column = by_row,
+                             .measured = bits};
+  arguments.input.value = nullptr;  // the cast writes it
+  const int type = cuda_type_index(x.dtype);
+  const Made made = made_of(problem);
+  CUkern_st* kernel = is_dense ? dense_table.get(type, context, [&] { return dense_code_of(x.dtype); })
+                               : table.get(type * kWays + way_of(made, vectors), context,
+                                           [&] { return code_of("measure", x.dtype, "", vectors, made); });
+  void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
-  return measured;
+  return {bits, by_row ? 0 : static_cast<int32_t>(count)};
 }
 
 // Of nothing they are 1.
@@ -108,26 +202,25 @@ void fill_scales_of_nothing(const TensorView& scales, const Context& context) {
 
 void run(const Quantize& problem, int config, Context& context) {
   static const std::string kLabel = "quantize";
-  static KernelTable<kTypes * 4> table;
+  static KernelTable<kTypes * 2 * kWays> table;
   const TensorView& x = problem.x;
   if (x.element_count() == 0) {
     fill_scales_of_nothing(problem.scales, context);
     return fill_scales_of_nothing(problem.transposed_scales, context);
   }
   const bool vectors = has_vectors(problem), is_e5m2 = code_type_of(problem) == DType::kFloat8E5M2;
-  const Tiles tiles(x);
-  const bool measures = !problem.scale.is_present() &&
-                        (problem.granularity == Granularity::kTensor || problem.granularity == Granularity::kRow);
+  const Made made = made_of(problem);
+  const Tiles tiles(problem);
+  const Input input = input_of(problem, context);
+  const bool is_measured = measures(problem);
+  const Measured measured = is_measured ? measure(problem, input, vectors, tiles, context) : Measured{};
   Arguments arguments{
-      .x = x.data,
-      .row_stride = x.strides[0],
-      .column_stride = x.strides[1],
-      .rows = x.sizes[0],
-      .columns = x.sizes[1],
+      .input = input,
       .row_tiles = static_cast<int32_t>(tiles.rows),
       .column_tiles = static_cast<int32_t>(tiles.columns),
       .group = kGroups[config],
-      .from_the_end = measures,
+      .from_the_end = is_measured || made.source == Source::kNorm,
+      .in_pairs = made.source == Source::kGateGradient && input.half % kTile == 0,
       .mode = problem.square_transpose ? Mode::k1x128Square : static_cast<Mode>(problem.granularity),
       .rule = rule_of(problem),
       .codes = problem.codes.as<uint8_t>(),
@@ -135,19 +228,21 @@ void run(const Quantize& problem, int config, Context& context) {
       .codes_stride = problem.codes.strides[0],
       .transposed_stride = problem.transposed.strides[0],
       .given_scale = problem.scale.as<const float>(),
-      .measured = measures ? measure(problem, vectors, tiles, context) : nullptr,
+      .measured = measured.bits,
+      .measured_parts = measured.parts,
       .scales = scales_of(problem.scales),
       .transposed_scales = scales_of(problem.transposed_scales),
       .seed = problem.seed.as<const int64_t>(),
       .amax = problem.amax.as<uint32_t>(),
       .found_nonfinite = problem.found_nonfinite.as<float>(),
   };
-  CUkern_st* kernel = table.get(cuda_type_index(x.dtype) * 4 + is_e5m2 * 2 + vectors, context,
-                                [&] { return code_of("cast", x.dtype, code_type_name(is_e5m2), vectors); });
+  CUkern_st* kernel = table.get((cuda_type_index(x.dtype) * 2 + is_e5m2) * kWays + way_of(made, vectors), context,
+                                [&] { return code_of("cast", x.dtype, code_type_name(is_e5m2), vectors, made); });
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;
   shape.grid_x = tiles.count();
   shape.block_x = kThreads;
+  shape.programmatic_dependent = is_measured;
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
 
@@ -165,10 +260,21 @@ std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   for (DType dtype : kCudaTypes) {
     codes.push_back(dense_code_of(dtype));
+    constexpr Made kGiven{Source::kGiven, pointwise::Kind::kIdentity};
     for (bool vectors : {false, true}) {
-      codes.push_back(code_of("measure", dtype, "", vectors));
-      for (bool is_e5m2 : {false, true}) codes.push_back(code_of("cast", dtype, code_type_name(is_e5m2), vectors));
+      codes.push_back(code_of("measure", dtype, "", vectors, kGiven));
+      for (bool is_e5m2 : {false, true}) {
+        codes.push_back(code_of("cast", dtype, code_type_name(is_e5m2), vectors, kGiven));
+      }
     }
+  }
+  // What is made: as training makes it, in bf16.
+  constexpr DType kType = DType::kBFloat16;
+  codes.push_back(statistics_code_of(kType));
+  for (const Made& made : {Made{Source::kNorm, pointwise::Kind::kIdentity}, Made{Source::kGate, pointwise::Kind::kSilu},
+                           Made{Source::kGateGradient, pointwise::Kind::kSilu}}) {
+    if (made.source == Source::kGate) codes.push_back(code_of("measure", kType, "", true, made));
+    codes.push_back(code_of("cast", kType, code_type_name(made.source == Source::kGateGradient), true, made));
   }
   return codes;
 }

@@ -4,7 +4,8 @@
 // conversions are the hardware's, from sm_89.
 #pragma once
 
-#include "kernel_pytorch/ops/quantize/quantize_tile_cuda.cuh"
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
+#include "kernel_pytorch/ops/quantize/quantize_made_cuda.cuh"
 
 namespace kernel_pytorch::quantize {
 
@@ -58,12 +59,14 @@ __device__ __forceinline__ bool measure_warp(const Tile& tile, const Place& plac
   if (lane == 0) shared.warps[warp] = all;
   return __all_sync(0xffffffffu, poison == poison);
 }
-// The second visit, of a warp that has met an infinity or a NaN, reads memory: registers are for the others.
-template <class T, class Source, class Tile>
-__device__ __forceinline__ bool measure_tile(const Source& source, const Tile& tile, int32_t row, int32_t column,
+// A second visit, of a warp that has met an infinity or a NaN, reads memory: registers are for the others. What is made
+// cannot be read again, and is asked at once.
+template <class T, Source kSource, class Tile>
+__device__ __forceinline__ bool measure_tile(const Input& input, const Tile& tile, int32_t row, int32_t column,
                                              const Place& place, bool by_row_and_column, Shared& shared) {
+  if constexpr (kSource != Source::kGiven) return measure_warp<true>(tile, place, by_row_and_column, shared);
   if (measure_warp<false>(tile, place, by_row_and_column, shared)) return true;
-  const ThreadTile<T, false> again(source, row, column);
+  const ThreadTile<T, false> again(input, row, column);
   measure_warp<true>(again, place, by_row_and_column, shared);
   return false;
 }
@@ -92,8 +95,9 @@ __device__ __forceinline__ Corner corner_of(const Arguments& arguments) {
   const uint32_t per_group = arguments.group * arguments.column_tiles;
   const uint32_t group = block / per_group, rest = block - group * per_group;
   const uint32_t first = group * arguments.group, height = min(arguments.group, arguments.row_tiles - first);
-  const uint32_t column = rest / height;
-  return {static_cast<int32_t>(first + rest - column * height) * kTile, static_cast<int32_t>(column) * kTile};
+  const uint32_t at = rest / height;
+  const uint32_t column = arguments.in_pairs ? at / 2 + at % 2 * (arguments.column_tiles / 2) : at;
+  return {static_cast<int32_t>(first + rest - at * height) * kTile, static_cast<int32_t>(column) * kTile};
 }
 
 // Inverse scales of the tile's rows and columns in shared memory, for the modes that have several; the scales are
@@ -105,10 +109,10 @@ __device__ __forceinline__ void settle_scales(const Arguments& arguments, const 
     const int index = threadIdx.x % kTile;
     const int64_t first = is_row ? corner.row : corner.column, across = (is_row ? corner.column : corner.row) / kTile;
     int64_t at = first + index, block = across;
-    bool writes = at < (is_row ? arguments.rows : arguments.columns);
+    bool writes = at < (is_row ? arguments.input.rows : arguments.input.columns);
     uint32_t magnitude = 0;
     if (mode == Mode::kRow) {
-      if (writes) magnitude = arguments.measured[(is_row ? 0 : arguments.rows) + at];
+      if (writes) magnitude = arguments.measured[(is_row ? 0 : arguments.input.rows) + at];
       writes = writes && across == 0;
       block = 0;
     } else if (mode == Mode::k1x128 || (mode == Mode::k1x128Square && is_row)) {
@@ -148,7 +152,7 @@ __device__ __forceinline__ CodeRow encode(const float (&values)[kColumns], const
     if (arguments.seed != nullptr) {
       constexpr Format kFormat = FormatOf<Code>::kFormat;
       uint32_t words[2] = {0, 0};
-      const uint64_t first = static_cast<uint64_t>(row) * arguments.columns + column;
+      const uint64_t first = static_cast<uint64_t>(row) * arguments.input.columns + column;
       PhiloxBlock block = philox(arguments.seed[0], arguments.seed[1], first / kPhiloxElements);
 #pragma unroll 1
       for (int j = 0; j < kColumns; ++j) {
@@ -167,14 +171,14 @@ __device__ __forceinline__ CodeRow encode(const float (&values)[kColumns], const
 
 template <bool kVectors>
 __device__ __forceinline__ void store_codes(const Arguments& arguments, CodeRow codes, int32_t row, int32_t column) {
-  if (row >= arguments.rows || column >= arguments.columns) return;
+  if (row >= arguments.input.rows || column >= arguments.input.columns) return;
   uint8_t* address = arguments.codes + row * arguments.codes_stride + column;
   if constexpr (kVectors) {
     *reinterpret_cast<uint2*>(address) = make_uint2(codes.low, codes.high);
   } else {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      if (column + j < arguments.columns) address[j] = (j < 4 ? codes.low : codes.high) >> (j % 4 * 8);
+      if (column + j < arguments.input.columns) address[j] = (j < 4 ? codes.low : codes.high) >> (j % 4 * 8);
     }
   }
 }
@@ -223,13 +227,13 @@ __device__ __forceinline__ void store_transposed(const Arguments& arguments, con
   for (int k = 0; k < kTile * kPieces / kThreads; ++k) {
     const int index = threadIdx.x + k * kThreads, column = index / kPieces, piece = index % kPieces;
     const int64_t row = corner.row + piece * kPiece;
-    if (corner.column + column >= arguments.columns || row >= arguments.rows) continue;
+    if (corner.column + column >= arguments.input.columns || row >= arguments.input.rows) continue;
     const uint8_t* from = shared.transposed + piece_offset(column, piece);
     uint8_t* to = arguments.transposed + (corner.column + column) * arguments.transposed_stride + row;
-    if (kVectors && row + kPiece <= arguments.rows) {
+    if (kVectors && row + kPiece <= arguments.input.rows) {
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
     } else {
-      for (int i = 0; i < kPiece && row + i < arguments.rows; ++i) to[i] = from[i];
+      for (int i = 0; i < kPiece && row + i < arguments.input.rows; ++i) to[i] = from[i];
     }
   }
 }
@@ -259,14 +263,22 @@ __device__ __forceinline__ void cast_rows(const Arguments& arguments, const Tile
   }
 }
 
+// The largest of all parts; every warp for itself, so that none waits.
+__device__ __forceinline__ float join_measured(const Arguments& arguments) {
+  uint32_t largest = 0;
+  for (int i = threadIdx.x % 32; i < arguments.measured_parts; i += 32) largest = max(largest, arguments.measured[i]);
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, largest));
+}
+
 // Two blocks on a multiprocessor, one reading while the other writes; fp32 needs the registers of one.
-template <class T, class Code, bool kVectors>
+template <class T, class Code, bool kVectors, Made kMade>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2) cast(const __grid_constant__ Arguments arguments) {
   __shared__ Shared shared;
   const Corner corner = corner_of(arguments);
   const Place place;
   const int32_t row = corner.row + place.row, column = corner.column + place.column;
-  ThreadTile<T, kVectors> tile(arguments, row, column);
+  TileOf<T, kVectors, kMade> tile(arguments.input, row, column);
+  if (arguments.measured != nullptr) tile::wait_for_earlier_kernels();  // x was there before those that measured it
   const bool is_tensor = arguments.mode == Mode::kTensor, reports = arguments.amax != nullptr;
   float inverse = 0;
   if (is_tensor) {
@@ -274,15 +286,15 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2) cast(const _
     if (arguments.given_scale != nullptr) {
       scale = *arguments.given_scale;
     } else {
-      scale = scale_of(__uint_as_float(*arguments.measured), arguments.rule);
+      scale = scale_of(join_measured(arguments), arguments.rule);
       if (blockIdx.x == 0 && threadIdx.x == 0) *arguments.scales.data = scale;
     }
     inverse = 1.0f / scale;
   }
   if (!is_tensor || reports || arguments.found_nonfinite != nullptr) {
     const bool is_finite =
-        measure_tile<T>(arguments, tile, row, column, place,
-                        arguments.mode == Mode::k1x128 || arguments.mode == Mode::k1x128Square, shared);
+        measure_tile<T, kMade.source>(arguments.input, tile, row, column, place,
+                                      arguments.mode == Mode::k1x128 || arguments.mode == Mode::k1x128Square, shared);
     if (!is_finite && arguments.found_nonfinite != nullptr) *arguments.found_nonfinite = 1.0f;
     if (!is_tensor) {
       __syncthreads();
@@ -311,16 +323,18 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2) cast(const _
 }
 
 // Magnitudes of all, or of every row and every column.
-template <class T, bool kVectors>
-__global__ void __launch_bounds__(kThreads, 2) measure(const __grid_constant__ MeasureArguments arguments) {
+template <class T, bool kVectors, Made kMade>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 && kMade.source != Source::kGiven ? 1 : 2)
+    measure(const __grid_constant__ MeasureArguments arguments) {
   __shared__ Shared shared;
+  tile::let_next_kernel_start();
   const uint32_t row_tile = blockIdx.x / arguments.column_tiles;
   const Corner corner{static_cast<int32_t>(row_tile * kTile),
                       static_cast<int32_t>((blockIdx.x - row_tile * arguments.column_tiles) * kTile)};
   const Place place;
   const int32_t row = corner.row + place.row, column = corner.column + place.column;
-  const ThreadTile<T, kVectors> tile(arguments, row, column);
-  measure_tile<T>(arguments, tile, row, column, place, arguments.by_row_and_column, shared);
+  const TileOf<T, kVectors, kMade> tile(arguments.input, row, column);
+  measure_tile<T, kMade.source>(arguments.input, tile, row, column, place, arguments.by_row_and_column, shared);
   __syncthreads();
   if (!arguments.by_row_and_column) {
     if (threadIdx.x == 0) {
@@ -332,11 +346,11 @@ __global__ void __launch_bounds__(kThreads, 2) measure(const __grid_constant__ M
   const int index = threadIdx.x % kTile;
   if (threadIdx.x >= 2 * kTile) return;
   if (threadIdx.x < kTile) {
-    if (corner.row + index < arguments.rows) {
+    if (corner.row + index < arguments.input.rows) {
       atomicMax(arguments.measured + corner.row + index, row_magnitude(shared, index));
     }
-  } else if (corner.column + index < arguments.columns) {
-    atomicMax(arguments.measured + arguments.rows + corner.column + index, column_magnitude(shared, index));
+  } else if (corner.column + index < arguments.input.columns) {
+    atomicMax(arguments.measured + arguments.input.rows + corner.column + index, column_magnitude(shared, index));
   }
 }
 
@@ -345,8 +359,9 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 2) measure_dense(const __grid_constant__ MeasureArguments arguments) {
   constexpr int kCount = tile::Vector<T>::kCount, kAhead = 8;
   __shared__ uint32_t warps[kWarps];
-  const T* x = static_cast<const T*>(arguments.x);
-  const int64_t vectors = arguments.rows * arguments.columns / kCount;
+  tile::let_next_kernel_start();
+  const T* x = static_cast<const T*>(arguments.input.x);
+  const int64_t vectors = arguments.input.rows * arguments.input.columns / kCount;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * kAhead;
   uint32_t finite = 0;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kAhead + threadIdx.x; first < vectors;
@@ -373,7 +388,7 @@ __global__ void __launch_bounds__(kThreads, 2) measure_dense(const __grid_consta
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (uint32_t warp : warps) finite = max(finite, warp);
-  atomicMax(arguments.measured, finite);
+  arguments.measured[blockIdx.x] = finite;
 }
 
 }  // namespace kernel_pytorch::quantize

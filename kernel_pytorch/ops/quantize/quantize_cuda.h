@@ -4,6 +4,7 @@
 
 #include "kernel_pytorch/base/fixed_width.h"
 #include "kernel_pytorch/base/philox.h"
+#include "kernel_pytorch/ops/quantize/quantize_source_cuda.h"
 
 namespace kernel_pytorch::quantize {
 
@@ -67,20 +68,37 @@ struct Scales {
   int64_t row_stride, block_stride;
 };
 
-struct Arguments {
+// What is rounded, and what it is made of; the rest of a row is dense where it is made.
+struct Input {
   const void* x;
   int64_t row_stride, column_stride;  // of x, in elements
-  int64_t rows, columns;
+  int64_t rows, columns;              // of what is rounded
+  int64_t half;                       // columns of x: all, or half of those
+  const void* up;                     // gates
+  const void* grad_output;            // a gate's gradient
+  int64_t up_stride, grad_stride;     // rows apart, in elements
+  const float* rstd;                  // norms
+  const void* weight;                 // norms, or null
+  float weight_offset;
+  bool weight_is_float;  // else of x's type
+  void* value;           // where it is written as well, contiguous, or null
+};
+
+struct Arguments {
+  Input input;
   int32_t row_tiles, column_tiles;
   int32_t group;      // row tiles that blocks walk down before the next tile to the right
   bool from_the_end;  // the last tiles first: what the kernel before read last is still in L2
+  bool in_pairs;      // tiles of the two halves side by side: they read the same
   Mode mode;
   ScaleRule rule;
   uint8_t* codes;       // or null
   uint8_t* transposed;  // or null
   int64_t codes_stride, transposed_stride;
   const float* given_scale;  // or null
-  const uint32_t* measured;  // bits of an amax: of all, or of the rows and then the columns; null where none is needed
+  // Bits of magnitudes: of parts of all, or of the rows and then the columns; null where none is needed.
+  const uint32_t* measured;
+  int32_t measured_parts;
   Scales scales, transposed_scales;  // data null: not written
   const int64_t* seed;               // or null
   uint32_t* amax;                    // or null
@@ -89,12 +107,21 @@ struct Arguments {
 
 // Of the kernel that measures before the other casts.
 struct MeasureArguments {
-  const void* x;
-  int64_t row_stride, column_stride;
-  int64_t rows, columns;
+  Input input;
   int32_t row_tiles, column_tiles;
   bool by_row_and_column;
-  uint32_t* measured;  // zeros: one, or one for each row and then for each column
+  uint32_t* measured;  // zeros: one, or one for each row and then for each column; dense: of each block, any
+};
+
+// Of the kernel that measures rows before a norm.
+inline constexpr int kNormThreads = 256;
+struct NormArguments {
+  const void* x;
+  const void* residual;  // or null
+  void* sum;             // with residual, contiguous
+  int64_t row_stride, residual_stride, columns;
+  float eps;
+  float* rstd;
 };
 
 }  // namespace kernel_pytorch::quantize

@@ -1,6 +1,10 @@
 // The reference of quantising: one element after another. Its arithmetic is the contract's, which is fp32's.
+#include <cmath>
+#include <vector>
+
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/pointwise/pointwise.h"
 #include "kernel_pytorch/ops/quantize/operation.h"
 
 namespace kernel_pytorch::quantize {
@@ -8,6 +12,51 @@ namespace {
 
 registry::Support supports(const Quantize&, const DeviceInfo& device) {
   return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
+}
+
+double element_at(const TensorView& view, int64_t row, int64_t column) {
+  return load_element(view.data, view.dtype, row * view.strides[0] + column * view.strides[1]);
+}
+
+// The value of what is made, in double, rounded to x's type.
+void make_row(const Quantize& problem, int64_t row, const TensorView& value) {
+  const Making& making = problem.making;
+  const int64_t columns = problem.x.sizes[1];
+  const auto put = [&](int64_t column, double made) {
+    store_element(value.data, value.dtype, row * value.strides[0] + column, made);
+  };
+  if (making.source != Source::kNorm) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const pointwise::Values at = pointwise::evaluate(making.kind, element_at(problem.x, row, j));
+      const double up = element_at(making.up, row, j);
+      if (making.source == Source::kGate) {
+        put(j, at.value * up);
+        continue;
+      }
+      const double grad = element_at(making.grad_output, row, j);
+      put(j, grad * at.derivative * up);
+      put(columns + j, grad * at.value);
+    }
+    return;
+  }
+  TensorView x = problem.x;
+  if (making.residual.is_present()) {
+    x = making.sum;
+    for (int64_t j = 0; j < columns; ++j) {
+      store_element(x.data, x.dtype, row * columns + j,
+                    element_at(problem.x, row, j) + element_at(making.residual, row, j));
+    }
+  }
+  double squares = 0;
+  for (int64_t j = 0; j < columns; ++j) squares += element_at(x, row, j) * element_at(x, row, j);
+  const double rstd = 1 / std::sqrt(squares / static_cast<double>(columns) + making.eps);
+  if (making.rstd.is_present()) making.rstd.as<float>()[row] = static_cast<float>(rstd);
+  for (int64_t j = 0; j < columns; ++j) {
+    const double weight = making.weight.is_present()
+                              ? load_element(making.weight.data, making.weight.dtype, j) + making.weight_offset
+                              : 1;
+    put(j, element_at(x, row, j) * rstd * weight);
+  }
 }
 
 float value_at(const TensorView& x, int64_t row, int64_t column) {
@@ -80,7 +129,7 @@ void run_one_way(const Quantize& problem, Granularity granularity, const TensorV
   }
 }
 
-void run(const Quantize& problem, int, Context&) {
+void run_given(const Quantize& problem) {
   const TensorView& x = problem.x;
   TensorView across = x;
   std::swap(across.sizes[0], across.sizes[1]);
@@ -106,8 +155,21 @@ void run(const Quantize& problem, int, Context&) {
   }
 }
 
+void run(const Quantize& problem, int, Context&) {
+  if (!is_made(problem)) return run_given(problem);
+  const int64_t rows = problem.x.sizes[0], columns = columns_of(problem);
+  std::vector<double> memory(static_cast<size_t>(rows * columns));  // of any type's alignment
+  Quantize given = problem;
+  given.x = problem.making.value.is_present()
+                ? problem.making.value
+                : contiguous_view(memory.data(), problem.x.dtype, {rows, columns}, problem.x.device);
+  given.making = {};
+  for (int64_t i = 0; i < rows; ++i) make_row(problem, i, given.x);
+  run_given(given);
+}
+
 uint64_t code_version() {
-  return hash_text("quantize reference 1");
+  return hash_text("quantize reference 2");
 }
 
 }  // namespace

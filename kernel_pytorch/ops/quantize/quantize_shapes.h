@@ -28,6 +28,17 @@ inline std::vector<registry::ProblemRequest> shapes() {
     add({130, 100}, dtype, {{"scales", "given"}, {"seed", "1"}});
     add({130, 264}, dtype, {{"scales", "1x128"}, {"seed", "1"}, {"code", "e5m2"}});
     add({140, 70}, dtype, {{"scales", "row"}, {"strided", "1"}});
+    // Made on the way. A value's last place may differ between kernels, and a scale that follows from it with it:
+    // powers of two do not.
+    for (const char* made : {"norm", "gate", "gate_gradient"}) {
+      add({200, 136}, dtype, {{"made", made}, {"scales", "given"}, {"value", "1"}});
+      add({130, 384}, dtype, {{"made", made}, {"scales", "given"}, {"code", "e5m2"}, {"residual", "1"}});
+      add({256, 256}, dtype, {{"made", made}, {"scales", "tensor"}, {"power_of_two", "1"}, {"kind", "gelu"}});
+      add({140, 128}, dtype, {{"made", made}, {"scales", "row"}, {"power_of_two", "1"}, {"weight_dtype", "fp32"}});
+      add({130, 264}, dtype, {{"made", made}, {"scales", "1x128"}, {"power_of_two", "1"}, {"square", "1"}});
+      add({128, 512}, dtype, {{"made", made}, {"scales", "1x128"}, {"power_of_two", "1"}, {"transposed", "0"}});
+      add({9, 37}, dtype, {{"made", made}, {"scales", "given"}, {"kind", "relu"}});
+    }
     add({0, 16}, dtype, {{"scales", "tensor"}});
     add({16, 0}, dtype, {{"scales", "row"}});
   }

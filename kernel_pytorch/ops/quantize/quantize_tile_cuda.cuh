@@ -21,8 +21,8 @@ struct ThreadTile {
   static constexpr int kUnrolled = kRows;  // rows
   tile::Vector<T> rows[kRows][kPerRow];
 
-  template <class Source>
-  __device__ __forceinline__ ThreadTile(const Source& source, int32_t row, int32_t column) {
+  __device__ __forceinline__ ThreadTile() {}
+  __device__ __forceinline__ ThreadTile(const Input& source, int32_t row, int32_t column) {
     const T* x = static_cast<const T*>(source.x);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -64,8 +64,7 @@ struct ThreadTile<T, false> {
   int64_t row_stride, column_stride;
   int32_t rows, columns;  // that are left, of the tensor
 
-  template <class Source>
-  __device__ __forceinline__ ThreadTile(const Source& source, int32_t row, int32_t column)
+  __device__ __forceinline__ ThreadTile(const Input& source, int32_t row, int32_t column)
       : x(static_cast<const T*>(source.x) + row * source.row_stride + column * source.column_stride),
         row_stride(source.row_stride),
         column_stride(source.column_stride),

@@ -1,6 +1,8 @@
-// torch.ops.kernel_pytorch.quantize_ and scaled_matmul: FP8 codes with their scales, and products of them. Shape
-// functions are Python's (python/kernel_pytorch/_ops/float8.py); neither is part of a graph, the layers over them are.
+// torch.ops.kernel_pytorch.quantize_, quantize_made_ and scaled_matmul: FP8 codes with their scales, and products of
+// them. Shape functions are Python's (python/kernel_pytorch/_ops/float8.py); neither is part of a graph, the layers
+// over them are.
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/activation/activation.h"
 #include "kernel_pytorch/ops/quantize/quantize.h"
 #include "kernel_pytorch/ops/scaled_matmul/scaled_matmul.h"
 #include "kernel_pytorch/torch/op.h"
@@ -45,6 +47,49 @@ void quantize_into(Call& call, const TensorView& x, const TensorView& scale, con
                      call.context());
 }
 
+quantize::Source source_of(const std::string& word) {
+  if (word == "norm") return quantize::Source::kNorm;
+  if (word == "gate") return quantize::Source::kGate;
+  KP_CHECK(word == "gate_gradient", "quantize: source is \"", word, "\"; known are norm, gate and gate_gradient");
+  return quantize::Source::kGateGradient;
+}
+
+// The same of what is made of x on the way.
+void quantize_made_into(Call& call, const TensorView& x, const TensorView& up, const TensorView& grad_output,
+                        const TensorView& residual, const ParameterView& weight, const TensorView& scale,
+                        const ParameterView& seed, const TensorView& value, const TensorView& sum,
+                        const TensorView& rstd, const TensorView& codes, const TensorView& transposed,
+                        const TensorView& scales, const TensorView& transposed_scales, const TensorView& amax,
+                        const TensorView& found_nonfinite, const std::string& source, const std::string& kind,
+                        double eps, double weight_offset, const std::string& granularity, int64_t margin,
+                        bool power_of_two, bool square_transpose) {
+  quantize::quantize({.x = x,
+                      .scale = scale,
+                      .seed = seed,
+                      .granularity = granularity_of(granularity),
+                      .margin = static_cast<int>(margin),
+                      .power_of_two = power_of_two,
+                      .square_transpose = square_transpose,
+                      .codes = codes,
+                      .transposed = transposed,
+                      .scales = scales,
+                      .transposed_scales = transposed_scales,
+                      .amax = amax,
+                      .found_nonfinite = found_nonfinite,
+                      .making = {.source = source_of(source),
+                                 .kind = activation::kind_of(kind, "quantize"),
+                                 .eps = eps,
+                                 .weight_offset = weight_offset,
+                                 .up = up,
+                                 .grad_output = grad_output,
+                                 .residual = residual,
+                                 .weight = weight,
+                                 .value = value,
+                                 .sum = sum,
+                                 .rstd = rstd}},
+                     call.context());
+}
+
 void multiply(Call& call, const DenseView& a, const DenseView& b, const TensorView& scale_a, const TensorView& scale_b,
               const ParameterView& bias, const TensorView& output_scale, const std::string& dtype, bool accurate) {
   KP_CHECK(a.rank == 2 && b.rank == 2, "scaled_matmul: a and b are ", to_string(a), " and ", to_string(b),
@@ -66,6 +111,13 @@ using Ops = OpList<Op<"quantize_(Tensor x, Tensor? scale, Tensor? seed, Tensor(a
                       "Tensor(f!)? found_nonfinite, str granularity, int margin, bool power_of_two, "
                       "bool square_transpose) -> ()",
                       quantize_into>,
+                   Op<"quantize_made_(Tensor x, Tensor? up, Tensor? grad_output, Tensor? residual, Tensor? weight, "
+                      "Tensor? scale, Tensor? seed, Tensor(g!)? value, Tensor(h!)? sum, Tensor(i!)? rstd, "
+                      "Tensor(a!)? codes, Tensor(b!)? transposed, Tensor(c!)? scales, Tensor(d!)? transposed_scales, "
+                      "Tensor(e!)? amax, Tensor(f!)? found_nonfinite, str source, str kind, float eps, "
+                      "float weight_offset, str granularity, int margin, bool power_of_two, bool square_transpose) "
+                      "-> ()",
+                      quantize_made_into>,
                    Op<"scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
                       "Tensor? output_scale, str dtype, bool accurate) -> Tensor",
                       multiply>>;

@@ -58,25 +58,40 @@ def quantize(
         codes, transposed: which of the two to make.
         square_transpose: with 1x128 blocks, the transposed codes have 128x128 ones.
     """
-    if dtype not in _FORMATS:
-        raise ValueError(f"quantize: dtype is {dtype}; it must be torch.float8_e4m3fn or torch.float8_e5m2")
     if x.dim() != 2:
         raise ValueError(f"quantize: x has shape {tuple(x.shape)}; it must be [rows, columns]")
-    rows, columns = x.shape
-    has_own = granularity in ("row", "1x128")
-    made = _new_codes(x, rows, columns, dtype) if codes else None
-    made_transposed = _new_codes(x, columns, rows, dtype) if transposed else None
-    scales = _new_scales(x, granularity, rows, columns) if scale is None else None
-    across = "128x128" if square_transpose else granularity
-    own_scales = _new_scales(x, across, columns, rows) if transposed and has_own else None
+    room = Room(x, x.shape[0], x.shape[1], dtype, granularity, scale, codes, transposed, square_transpose)
     _quantize(
-        x.detach(), scale, seed, made, made_transposed, scales, own_scales, amax, found_nonfinite, granularity, margin,
-        power_of_two, square_transpose,
+        x.detach(), scale, seed, room.codes, room.transposed, room.scales, room.transposed_scales, amax,
+        found_nonfinite, granularity, margin, power_of_two, square_transpose,
     )  # fmt: skip
-    known = scales if scales is not None else scale
-    assert known is not None
-    shared = known.t() if known.dim() == 2 else known
-    return Quantized(made, made_transposed, known, own_scales if has_own else shared if transposed else None)
+    return room.result()
+
+
+class Room:
+    """What a quantisation of [rows, columns] writes into. `like` says where; the rest is as for `quantize`."""
+
+    def __init__(
+        self, like: Tensor, rows: Any, columns: Any, dtype: torch.dtype, granularity: str, scale: Tensor | None,
+        codes: bool, transposed: bool, square_transpose: bool,
+    ) -> None:  # fmt: skip
+        if dtype not in _FORMATS:
+            raise ValueError(f"quantize: dtype is {dtype}; it must be torch.float8_e4m3fn or torch.float8_e5m2")
+        self._given = scale
+        self._has_own = granularity in ("row", "1x128")
+        self.codes = _new_codes(like, rows, columns, dtype) if codes else None
+        self.transposed = _new_codes(like, columns, rows, dtype) if transposed else None
+        self.scales = _new_scales(like, granularity, rows, columns) if scale is None else None
+        across = "128x128" if square_transpose else granularity
+        has_own = transposed and self._has_own
+        self.transposed_scales = _new_scales(like, across, columns, rows) if has_own else None
+
+    def result(self) -> Quantized:
+        known = self.scales if self.scales is not None else self._given
+        assert known is not None
+        shared = known.t() if known.dim() == 2 else known
+        own = self.transposed_scales if self._has_own else shared if self.transposed is not None else None
+        return Quantized(self.codes, self.transposed, known, own)
 
 
 def scaled_matmul(

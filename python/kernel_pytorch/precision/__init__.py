@@ -10,6 +10,7 @@ from .. import _torch as _torch  # first: it says what is missing where torch is
 from .config import FP8Config, FP8Format
 from .convert import FP8LayerPlan, convert_model_to_fp8, plan_fp8, restore_from_fp8
 from .engine import FP8TrainingEngine, create_fp8_trainer
+from .fused import fp8_gated_mlp, fp8_norm_linear
 from .linear import FP8LinearLayer
 from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
 from .scales import fp8_layers, fp8_state_dict, load_fp8_state_dict, take_overflows, update_fp8_scales
@@ -26,7 +27,9 @@ __all__ = [
     "convert_model_to_fp8",
     "create_fp8_trainer",
     "dequantize_from_fp8",
+    "fp8_gated_mlp",
     "fp8_layers",
+    "fp8_norm_linear",
     "fp8_numerics_report",
     "fp8_state_dict",
     "load_fp8_state_dict",

@@ -16,7 +16,7 @@ from .._ops._seed import seed_for
 from .._ops.float8 import Quantized, quantize, scaled_matmul
 from .config import FP8Config
 
-_GRANULARITIES = {  # of activations and gradients, and of weights
+GRANULARITIES = {  # of activations and gradients, and of weights
     "delayed": ("tensor", "tensor"),
     "current": ("tensor", "tensor"),
     "rowwise": ("row", "row"),
@@ -126,9 +126,9 @@ class _Float8Linear(torch.autograd.Function):
         seed: Tensor | None, recipe: str, ready: bool, training: bool, accurate: str, forward_type: torch.dtype,
         backward_type: torch.dtype,
     ) -> Tensor:  # fmt: skip
-        of_rows, of_weights = _GRANULARITIES[recipe]
+        of_rows, of_weights = GRANULARITIES[recipe]
         needs_x, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-        state = _State(scale, amax, nonfinite, recipe == "delayed" and ready, training)
+        state = State(scale, amax, nonfinite, recipe == "delayed" and ready, training)
         inputs = state.quantize(INPUT, x, forward_type, of_rows, codes=True, transposed=needs_weight)
         weights = state.quantize(WEIGHT, weight, forward_type, of_weights, codes=True, transposed=needs_x)
         output = scaled_matmul(
@@ -142,25 +142,26 @@ class _Float8Linear(torch.autograd.Function):
         )
         ctx.save_for_backward(
             inputs.transposed, inputs.transposed_scales, weights.transposed, weights.transposed_scales,
-            scale, amax, nonfinite, seed,
+            scale, seed,
         )  # fmt: skip
+        ctx.records = amax, nonfinite  # written by every use of the layer, so not saved: autograd would object
         ctx.settings = (recipe, ready, training, backward_type, x.dtype, weight.dtype, accurate != "none")
         ctx.has_bias = bias is not None
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x_codes, x_scales, weight_codes, weight_scales, scale, amax, nonfinite, seed = ctx.saved_tensors
+        x_codes, x_scales, weight_codes, weight_scales, scale, seed = ctx.saved_tensors
         recipe, ready, training, backward_type, x_type, weight_type, accurate = ctx.settings
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_weight = None
         if needs_x or needs_weight:
-            state = _State(scale, amax, nonfinite, recipe == "delayed" and ready, training)
+            state = State(scale, ctx.records[0], ctx.records[1], recipe == "delayed" and ready, training)
             grads = state.quantize(
                 GRADIENT,
                 grad,
                 backward_type,
-                _GRANULARITIES[recipe][0],
+                GRANULARITIES[recipe][0],
                 codes=needs_x,
                 transposed=needs_weight,
                 seed=seed,
@@ -177,26 +178,32 @@ class _Float8Linear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, *([None] * 10)
 
 
-class _State:
+class State:
     """The rows of a layer's state that a quantisation reads and writes."""
 
     def __init__(self, scale: Tensor, amax: Tensor, nonfinite: Tensor, delayed: bool, records: bool) -> None:
         self.scale, self.amax, self.nonfinite, self.delayed, self.records = scale, amax, nonfinite, delayed, records
 
+    def options(
+        self, row: int, dtype: torch.dtype, granularity: str, *, codes: bool, transposed: bool,
+        seed: Tensor | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """What a quantisation of the row's tensor is told."""
+        return {
+            "dtype": dtype,
+            "granularity": granularity,
+            "scale": self.scale[row : row + 1] if self.delayed else None,
+            "seed": seed,
+            "amax": self.amax[row : row + 1] if self.records else None,
+            "found_nonfinite": self.nonfinite[row : row + 1] if self.records else None,
+            "codes": codes,
+            "transposed": transposed,
+            # Of a weight's gradient x is the second operand: in squares, as weights are.
+            "square_transpose": granularity == "1x128" and row == INPUT,
+        }
+
     def quantize(
         self, row: int, x: Tensor, dtype: torch.dtype, granularity: str, *, codes: bool, transposed: bool,
         seed: Tensor | None = None,
     ) -> Quantized:  # fmt: skip
-        return quantize(
-            x,
-            dtype=dtype,
-            granularity=granularity,
-            scale=self.scale[row : row + 1] if self.delayed else None,
-            seed=seed,
-            amax=self.amax[row : row + 1] if self.records else None,
-            found_nonfinite=self.nonfinite[row : row + 1] if self.records else None,
-            codes=codes,
-            transposed=transposed,
-            # Of a weight's gradient x is the second operand: in squares, as weights are.
-            square_transpose=granularity == "1x128" and row == INPUT,
-        )
+        return quantize(x, **self.options(row, dtype, granularity, codes=codes, transposed=transposed, seed=seed))

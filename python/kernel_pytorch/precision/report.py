@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._ops.float8 import dequantize, quantize
 from .config import FP8Config
-from .linear import _GRANULARITIES, GRADIENT, INPUT, WEIGHT, FP8LinearLayer
+from .linear import GRADIENT, GRANULARITIES, INPUT, WEIGHT, FP8LinearLayer
 from .scales import fp8_layers
 
 
@@ -83,7 +83,7 @@ def _gradient_hook(entry: LayerNumerics, layer: FP8LinearLayer, config: FP8Confi
 
 def _numerics(layer: FP8LinearLayer, row: int, values: Tensor, config: FP8Config) -> TensorNumerics:
     fmt = config.backward_format if row == GRADIENT else config.forward_format
-    granularity = _GRANULARITIES[config.recipe][1 if row == WEIGHT else 0]
+    granularity = GRANULARITIES[config.recipe][1 if row == WEIGHT else 0]
     delayed = config.recipe == "delayed" and layer.fp8_ready
     scale = layer.fp8_scale[row : row + 1] if delayed else None
     made = quantize(values, dtype=fmt.dtype, granularity=granularity, scale=scale)
