@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import _torch as _torch  # first: it says what is missing where torch is missing or old
 from ._ops.activation import activation, gelu, relu, relu_squared, silu
 from ._ops.attention import attention
+from ._ops.attention_part import attention_part_, attention_part_backward_
 from ._ops.cross_entropy import (
     combine_cross_entropy_partials,
     cross_entropy,
@@ -43,6 +44,8 @@ __all__ = [
     "activation",
     "add_rms_norm",
     "attention",
+    "attention_part_",
+    "attention_part_backward_",
     "chunk_mean_pool",
     "combine_cross_entropy_partials",
     "cross_entropy",

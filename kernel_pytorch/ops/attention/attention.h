@@ -22,6 +22,11 @@
 // of -inf is one that is not kept. Rows with nothing kept: output 0, lse -inf (the sink's logit if there is one),
 // gradients 0. Sizes of 0 are legal. Dropout: see attention_dropout_cuda.h; the lse is that of the scores without
 // dropout.
+//
+// Parts: attention over all keys is a call for each part of them. Forward adds to what output and lse hold
+// (`accumulate`), and first_query and first_key say where the parts lie in the whole; backward takes the whole's output
+// and lse, and adds to fp32 gradients. Any split gives what one call gives, up to the rounding of fp32. Sinks are given
+// to one of the parts.
 #pragma once
 
 #include <optional>
@@ -71,18 +76,32 @@ struct Scoring {
   TensorView seed{};                    // int64 [2]: seed, offset
   std::string score_mod{}, mask_mod{};  // programs of kernel_pytorch/expression; empty: none
   std::vector<TensorView> captured{};   // what the programs load
-  bool deterministic = false;           // backward: bitwise equal from run to run
-  bool batch_invariant = false;         // forward: a row's bits do not depend on its neighbours
+  // Of a part: what number its first query and key have in the whole. causal_offset, to be given where it matters,
+  // dropout and programs count as the whole does; bias, mask, segments, blocks and key_lengths are the part's own. Not
+  // for packed sequences.
+  int64_t first_query = 0, first_key = 0;
+  bool deterministic = false;    // backward: bitwise equal from run to run
+  bool batch_invariant = false;  // forward: a row's bits do not depend on its neighbours
 
   bool is_packed() const { return query_offsets.is_present(); }
   bool has_window() const { return window_left >= 0 || window_right >= 0; }
+  bool is_part() const { return first_query != 0 || first_key != 0; }
+  // causal_offset between places of this call.
+  std::optional<int64_t> offset() const {
+    if (!causal_offset.has_value()) return {};
+    return *causal_offset + first_query - first_key;
+  }
 };
 
 struct Forward {
   TensorView query{}, key{}, value{};
   Scoring scoring{};
-  TensorView output{};  // [batch, heads, queries, value size], query's type; any strides with dense last dimension
-  TensorView lse{};     // optional: fp32 (fp64 for fp64) [batch, heads, queries], contiguous
+  // [batch, heads, queries, value size], query's type or fp32; any strides with dense last dimension
+  TensorView output{};
+  TensorView lse{};  // optional: fp32 (fp64 for fp64) [batch, heads, queries], contiguous
+  // output (fp32) and lse hold what other keys gave: both together are written. Where lse is -inf there was nothing
+  // yet, and output is not read.
+  bool accumulate = false;
 };
 
 //   delta = sum(grad_output * output) - grad_lse;  P = exp(score - lse);  dP = drop(grad_output value^T)
@@ -94,7 +113,9 @@ struct Backward {
   TensorView output{}, lse{};
   TensorView grad_lse{};  // optional, as lse
   Scoring scoring{};
-  TensorView grad_query{}, grad_key{}, grad_value{};  // shapes and types of theirs; any strides, dense last dimension
+  // Shapes of theirs; of their type, or all fp32; any strides, dense last dimension
+  TensorView grad_query{}, grad_key{}, grad_value{};
+  bool accumulate = false;                  // these three, then fp32, are added to
   TensorView grad_bias{};                   // optional: fp32, of the sizes that bias does not broadcast, else 1
   TensorView grad_sinks{};                  // optional: fp32 [heads]
   std::vector<TensorView> grad_captured{};  // fp32 and contiguous, absent where none is wanted; empty: none wanted

@@ -97,9 +97,10 @@ void change_row(const ScoreRules& rules, const Row& row) {
 // Bytes of dropout for the queries of one block, as attention_dropout_cuda.h lays them out: of four rows. A square's
 // four blocks hold key 8 h + 2 i + b in byte 2 h + b of block i.
 constexpr int64_t kKeysPerCall = 4 * kLanes;
+constexpr int64_t kDropoutBytes = kKeyTile + 16;  // a part may begin inside of a square
 
 KP_WORD void draw_bytes(const ScoreRules& rules, uint32_t query_block, int64_t first_key, int64_t columns,
-                        uint8_t (*bytes)[kKeyTile]) {
+                        uint8_t (*bytes)[kDropoutBytes]) {
   alignas(64) uint32_t words[4 * kLanes];
   const uint32_t first_block = static_cast<uint32_t>(first_key / 4);
   for (int64_t j = 0; j < columns; j += kKeysPerCall) {
@@ -161,20 +162,21 @@ static void adjust_tile(const ScoreRules& rules, const Tile& tile, float* scores
 
 static void drop_tile(const ScoreRules& rules, const Tile& tile, float* values) {
   // Rows that share a block: 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of sixteen.
-  alignas(64) uint8_t bytes[4][kKeyTile];
+  alignas(64) uint8_t bytes[4][kDropoutBytes];
   const Columns any = columns_of_tile(rules, tile);
   const int64_t begin = round_down(any.begin, kKeysPerCall);
-  const int64_t columns = round_up(any.end, kLanes) - begin;
-  const int64_t last_query = tile.first_query + tile.rows;
-  for (int64_t square = round_down(tile.first_query, 16); square < last_query; square += 16) {
+  const int64_t first_key = rules.part_key + tile.first_key + begin, in_square = first_key % 16;
+  const int64_t columns = round_up(any.end, kLanes) - begin + in_square;
+  const int64_t first_query = rules.part_query + tile.first_query, last_query = first_query + tile.rows;
+  for (int64_t square = round_down(first_query, 16); square < last_query; square += 16) {
     for (int64_t i = 0; i < 4; ++i) {
-      draw_bytes(rules, static_cast<uint32_t>(square / 4 + i), tile.first_key + begin, columns, bytes);
+      draw_bytes(rules, static_cast<uint32_t>(square / 4 + i), first_key - in_square, columns, bytes);
       for (int64_t place = 0; place < 4; ++place) {
         const int64_t query = square + place / 2 * 8 + 2 * i + place % 2;
-        if (query < tile.first_query || query >= last_query) continue;
-        const int64_t row = query - tile.first_query;
+        if (query < first_query || query >= last_query) continue;
+        const int64_t row = query - first_query;
         const Columns seen = columns_of_row(rules, tile, row);
-        if (seen.begin < seen.end) drop_row(rules, values + row * tile.stride, bytes[place] - begin, seen);
+        if (seen.begin < seen.end) drop_row(rules, values + row * tile.stride, bytes[place] + in_square - begin, seen);
       }
     }
   }

@@ -245,7 +245,7 @@ void amx_backward(const BackwardTask& task) {
               if (task.grad_query != nullptr) multiply_gradients(task, block, tile);
             });
   cpu::release_tiles();
-  if (task.grad_query != nullptr) write_grad_query<BFloat16>(task, block.grad_query, block.grad_query_stride);
+  if (task.grad_query != nullptr) write_grad_query(task, block.grad_query, block.grad_query_stride);
 }
 
 void amx_write_gradient(const GradientTask& task) {
@@ -260,9 +260,14 @@ void amx_write_gradient(const GradientTask& task) {
       }
       cpu::transpose(sums);
       for (int64_t i = 0; i < smaller(16, task.end - row); ++i) {
-        BFloat16* to = static_cast<BFloat16*>(task.to) + (row + i) * task.row_stride + column;
         const Vec sum = row + i < task.rows_that_count ? sums[i] * task.factor : Vec{};
-        cpu::store_partial(to, sum, smaller(16, task.size - column));
+        const int64_t place = (row + i) * task.row_stride + column, count = smaller(16, task.size - column);
+        if (task.dtype == DType::kFloat32) {
+          float* to = static_cast<float*>(task.to) + place;
+          cpu::store_partial(to, task.accumulate ? sum + cpu::load_partial(to, count) : sum, count);
+        } else {
+          cpu::store_partial(static_cast<BFloat16*>(task.to) + place, sum, count);
+        }
       }
     }
   }

@@ -184,7 +184,7 @@ void backward(const BackwardTask& task) {
                                   task.grad_rows);
             });
   if (task.grad_query == nullptr) return;
-  with_type(rules.dtype, [&](auto type) { write_grad_query<decltype(type)>(task, block.grad_query, block.stride); });
+  write_grad_query(task, block.grad_query, block.stride);
 }
 
 }  // namespace kernel_pytorch::attention::KP_ISA_NAMESPACE

@@ -113,7 +113,8 @@ class MmaCaptured : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
     for (int i = 0; i < kKeys / 2; ++i) {
       const int32_t query = place.query + query_step<Rows::kQueries>(i), key = place.key + key_step<Rows::kQueries>(i);
       const float grad = query < head.queries && probabilities.values[i] != 0.0f ? grads.values[i] : 0.0f;
-      generated::score_mod_gradient(program_scores[i], head.batch, head.head, query, key, scores.captured, grad, sums);
+      generated::score_mod_gradient(program_scores[i], head.batch, head.head, query + scores.part_query,
+                                    key + scores.part_key, scores.captured, grad, sums);
     }
   }
 

@@ -56,14 +56,24 @@ struct Check {
   // Of the query's type, with dense rows.
   void check_rows(std::string_view name, const TensorView& view, std::initializer_list<int64_t> wanted,
                   std::string_view meaning) const {
+    check_rows(name, view, dtype, wanted, meaning);
+  }
+  void check_rows(std::string_view name, const TensorView& view, DType type, std::initializer_list<int64_t> wanted,
+                  std::string_view meaning) const {
     check_present(name, view);
-    check_type(name, view, dtype);
+    check_type(name, view, type);
     check_shape(name, view, wanted, meaning);
     check_dense(name, view);
   }
 
   void check_products(const TensorView& query, const TensorView& key, const TensorView& value);
   void check_packed() const;
+  void check_part() const;
+  // Of a result that may be of either type, fp32 where it is added to.
+  DType result_type(const TensorView& view, bool is_added_to) const {
+    const DType number = statistic_type(dtype);
+    return is_added_to || view.dtype == number ? number : dtype;
+  }
   void check_scoring() const;
   void check_blocks() const;
   void check_block_list(std::string_view name, const TensorView& counts, const TensorView& blocks, int64_t rows,
@@ -106,6 +116,16 @@ void Check::check_packed() const {
            scoring.longest_query, " queries and ", scoring.longest_key, " keys; give bounds that are not negative");
   KP_CHECK(!scoring.blocks.is_present(), op, ": a block list is given with packed sequences; express one of them by ",
            "the other");
+}
+
+void Check::check_part() const {
+  if (!scoring.is_part()) return;
+  KP_CHECK(scoring.first_query >= 0 && scoring.first_key >= 0, op, ": the part begins at query ", scoring.first_query,
+           " and key ", scoring.first_key, "; neither can be negative");
+  KP_CHECK(!scoring.is_packed(), op, ": packed sequences are given as a part of a whole; give segment ids instead");
+  const bool is_aligned = scoring.causal || scoring.has_window() || scoring.alibi_slopes.is_present();
+  KP_CHECK(!is_aligned || scoring.causal_offset.has_value(), op, ": the part begins at query ", scoring.first_query,
+           " and key ", scoring.first_key, " and causal_offset is missing; give keys - queries of the whole");
 }
 
 void Check::check_scoring() const {
@@ -208,11 +228,14 @@ void check_forward(const Forward& arguments, Device device) {
   Check check{.op = "attention", .device = device, .scoring = arguments.scoring};
   check.check_products(arguments.query, arguments.key, arguments.value);
   check.check_packed();
+  check.check_part();
   check.check_scoring();
   check.check_blocks();
   const Sizes& sizes = check.sizes;
-  check.check_rows("output", arguments.output, {sizes.batch, sizes.heads, sizes.queries, sizes.value_size},
-                   "query's with value's size");
+  check.check_rows("output", arguments.output, check.result_type(arguments.output, arguments.accumulate),
+                   {sizes.batch, sizes.heads, sizes.queries, sizes.value_size}, "query's with value's size");
+  KP_CHECK(arguments.lse.is_present() || !arguments.accumulate, check.op,
+           ": the output is to be added to and lse is missing; give what belongs to it, or -inf everywhere");
   check.check_plain("lse", arguments.lse, statistic_type(check.dtype), {sizes.batch, sizes.heads, sizes.queries},
                     "query's without its size");
 }
@@ -222,6 +245,7 @@ void check_backward(const Backward& arguments, Device device) {
   Check check{.op = "attention backward", .device = device, .scoring = scoring};
   check.check_products(arguments.query, arguments.key, arguments.value);
   check.check_packed();
+  check.check_part();
   check.check_scoring();
   check.check_blocks();
   const Sizes& sizes = check.sizes;
@@ -233,11 +257,13 @@ void check_backward(const Backward& arguments, Device device) {
   for (const auto& [name, view] : {std::pair{"lse", &arguments.lse}, {"grad_lse", &arguments.grad_lse}}) {
     check.check_plain(name, *view, number, {sizes.batch, sizes.heads, sizes.queries}, "query's without its size");
   }
-  check.check_rows("grad_query", arguments.grad_query, {sizes.batch, sizes.heads, sizes.queries, sizes.size},
+  const DType result = check.result_type(arguments.grad_query, arguments.accumulate);
+  check.check_rows("grad_query", arguments.grad_query, result, {sizes.batch, sizes.heads, sizes.queries, sizes.size},
                    "as query");
-  check.check_rows("grad_key", arguments.grad_key, {sizes.batch, sizes.key_heads, sizes.keys, sizes.size}, "as key");
-  check.check_rows("grad_value", arguments.grad_value, {sizes.batch, sizes.key_heads, sizes.keys, sizes.value_size},
-                   "as value");
+  check.check_rows("grad_key", arguments.grad_key, result, {sizes.batch, sizes.key_heads, sizes.keys, sizes.size},
+                   "as key");
+  check.check_rows("grad_value", arguments.grad_value, result,
+                   {sizes.batch, sizes.key_heads, sizes.keys, sizes.value_size}, "as value");
   if (const TensorView& grad_bias = arguments.grad_bias; grad_bias.is_present()) {
     const TensorView& bias = scoring.bias;
     KP_CHECK(bias.is_present(), check.op, ": grad_bias is given, bias is not; leave it out");

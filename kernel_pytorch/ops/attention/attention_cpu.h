@@ -63,7 +63,8 @@ struct ScoreRules {
   float sink = 0;
   uint32_t dropout_threshold = 0;  // 0: none
   float dropout_scale = 1;
-  uint64_t seed = 0, seed_offset = 0;  // the second with the head counted in
+  uint64_t seed = 0, seed_offset = 0;    // the second with the head counted in
+  int64_t part_query = 0, part_key = 0;  // of the whole: what dropout and programs add to a query and a key
   int64_t sequence = 0, head = 0;
   const TilePrograms* programs = nullptr;
   void* program_workspace = nullptr;    // of the thread
@@ -101,8 +102,10 @@ struct ForwardTask {
   const KeySpan* spans = nullptr;
   int64_t span_count = 0;
   void* output = nullptr;  // of the sequence
+  DType output_dtype = DType::kFloat32;
   int64_t output_row_stride = 0;
   float* lse = nullptr;     // of the sequence; null: not wanted
+  bool accumulate = false;  // output is fp32; it and lse are added to
   float* buffer = nullptr;  // forward_buffer_floats()
 };
 
@@ -118,7 +121,9 @@ struct BackwardTask {
   const KeySpan* spans = nullptr;
   int64_t span_count = 0;
   void* grad_query = nullptr;  // null: only the gradient of the bias is wanted
+  DType grad_dtype = DType::kFloat32;
   int64_t grad_query_row_stride = 0;
+  bool accumulate = false;  // grad_query is fp32 and added to
   float* grad_keys = nullptr;
   float* grad_values = nullptr;
   int64_t grad_rows = 0;       // of the panels
@@ -138,6 +143,7 @@ struct GradientTask {
   float factor = 1;
   void* to = nullptr;
   int64_t row_stride = 0;
+  bool accumulate = false;  // `to` is fp32 and added to
 };
 
 struct PackTask {

@@ -184,7 +184,9 @@ void Pass::run_part(const Unit& unit, int64_t part, float* buffer) const {
     task.span_count = static_cast<int64_t>(spans.size());
     const HeadRows grad_query = head_rows(problem_.grad_query, sequence.batch, head, sequence.first_query);
     task.grad_query = const_cast<void*>(grad_query.data);
+    task.grad_dtype = problem_.grad_query.dtype;
     task.grad_query_row_stride = grad_query.row_stride;
+    task.accumulate = problem_.accumulate;
     task.grad_keys = grads;
     task.grad_values = grads + grad_rows(unit) * kernels_.gradient_floats(size_);
     task.grad_rows = grad_rows(unit);
@@ -200,7 +202,7 @@ void Pass::write(const Unit& unit, int64_t chunk) const {
   const Sequence& sequence = *unit.sequence;
   const HeadRows grad_key = head_rows(problem_.grad_key, sequence.batch, unit.key_head, sequence.first_key);
   const HeadRows grad_value = head_rows(problem_.grad_value, sequence.batch, unit.key_head, sequence.first_key);
-  GradientTask task{.dtype = problem_.query.dtype,
+  GradientTask task{.dtype = problem_.grad_key.dtype,
                     .parts = unit.grads,
                     .part_count = unit.parts,
                     .part_stride = part_floats(unit),
@@ -211,7 +213,8 @@ void Pass::write(const Unit& unit, int64_t chunk) const {
                     .rows_that_count = sequence.keys,
                     .factor = static_cast<float>(problem_.scoring.scale),
                     .to = const_cast<void*>(grad_key.data),
-                    .row_stride = grad_key.row_stride};
+                    .row_stride = grad_key.row_stride,
+                    .accumulate = problem_.accumulate};
   kernels_.write_gradient(task);
   task.parts = unit.grads + grad_rows(unit) * kernels_.gradient_floats(size_);
   task.size = value_size_;
@@ -303,8 +306,8 @@ void Pass::run() {
   if (problem_.grad_bias.is_present()) {
     std::fill_n(problem_.grad_bias.as<float>(), problem_.grad_bias.element_count(), 0.0f);
   }
-  if (plan_.queries_end() < problem_.query.sizes[2]) clear_rows(problem_.grad_query, plan_.queries_end());
-  if (plan_.keys_end() < problem_.key.sizes[2]) {
+  if (!problem_.accumulate) {
+    clear_rows(problem_.grad_query, plan_.queries_end());
     clear_rows(problem_.grad_key, plan_.keys_end());
     clear_rows(problem_.grad_value, plan_.keys_end());
   }

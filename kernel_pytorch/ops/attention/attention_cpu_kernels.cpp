@@ -89,8 +89,10 @@ void Wave::run_task(const Panels& panels, int64_t task, float* buffer, void* wor
                    .spans = spans.data(),
                    .span_count = static_cast<int64_t>(spans.size()),
                    .output = const_cast<void*>(output.data),
+                   .output_dtype = problem.output.dtype,
                    .output_row_stride = output.row_stride,
                    .lse = lse,
+                   .accumulate = problem.accumulate,
                    .buffer = buffer});
 }
 
@@ -113,6 +115,7 @@ std::vector<Panels> all_panels(const CpuPlan& plan) {
 
 // What belongs to no sequence.
 void clear_rest(const ForwardProblem& problem, const CpuPlan& plan) {
+  if (problem.accumulate) return;
   const int64_t queries = problem.query.sizes[2], value_size = problem.value.sizes[3];
   for (int64_t head = 0; plan.queries_end() < queries && head < plan.heads(); ++head) {
     for (int64_t row = plan.queries_end(); row < queries; ++row) {

@@ -71,7 +71,7 @@ ScoreRules CpuPlan::rules_of(const Sequence& sequence, int64_t head) const {
   rules.size = query_.sizes[3];
   rules.value_size = value_.sizes[3];
   rules.scale = static_cast<float>(scoring_.scale);
-  rules.offset = scoring_.causal_offset.value_or(sequence.keys - sequence.queries);
+  rules.offset = scoring_.offset().value_or(sequence.keys - sequence.queries);
   if (scoring_.window_left >= 0) rules.left = std::min(scoring_.window_left, kUnbounded);
   if (scoring_.window_right >= 0) rules.right = std::min(scoring_.window_right, kUnbounded);
   if (scoring_.causal) rules.right = std::min<int64_t>(rules.right, 0);
@@ -106,6 +106,8 @@ ScoreRules CpuPlan::rules_of(const Sequence& sequence, int64_t head) const {
     const uint64_t counted = static_cast<uint32_t>(sequence.index * heads() + head);
     rules.seed_offset = static_cast<uint64_t>(seed[1]) + (counted << 32);
   }
+  rules.part_query = scoring_.first_query;
+  rules.part_key = scoring_.first_key;
   rules.sequence = sequence.index;
   rules.head = head;
   rules.programs = programs_;

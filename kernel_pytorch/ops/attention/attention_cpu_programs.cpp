@@ -12,8 +12,8 @@ namespace {
 expression::Tile place_of_tile(const ScoreRules& rules, const Tile& tile, int64_t begin, int64_t end) {
   return {.batch = rules.sequence,
           .head = rules.head,
-          .first_query = tile.first_query,
-          .first_key = tile.first_key + begin,
+          .first_query = rules.part_query + tile.first_query,
+          .first_key = rules.part_key + tile.first_key + begin,
           .rows = tile.rows,
           .columns = end - begin};
 }

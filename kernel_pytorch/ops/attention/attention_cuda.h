@@ -106,6 +106,7 @@ struct ScoreArguments {
   int32_t left, right;               // kept: left <= k - q - offset <= right
   int32_t offset;                    // where `has_offset`; else keys - queries of the sequence
   bool has_offset;
+  int32_t part_query, part_key;          // of the whole: what programs and dropout add to a query and a key
   float scale;                           // of the product
   float softcap, softcap_reciprocal;     // in natural units
   ScoreTensor bias, mask, alibi_slopes;  // alibi_slopes: batch and head only

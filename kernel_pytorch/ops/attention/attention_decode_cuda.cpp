@@ -65,6 +65,8 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
   if (decode_shared_bytes(kTiles[plan.index]) > device.cuda.shared_bytes_per_block) {
     return registry::Support::no(kMmaSharedMemory);
   }
+  if (has_float_results(problem)) return registry::Support::no(kNoFloatResults);
+  if (const char* obstacle = part_obstacle(problem.scoring)) return registry::Support::no(obstacle);
   return registry::Support::unless(captured_obstacle(problem.scoring));
 }
 

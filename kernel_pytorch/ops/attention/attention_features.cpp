@@ -16,6 +16,7 @@ constexpr int64_t kFar = 1 << 29;  // beyond any sequence: bounds are clamped to
 
 constexpr const char* kOddQueryBlocks = "the block list's query blocks are no multiple of this kernel's tiles";
 constexpr const char* kOddKeyBlocks = "the block list's key blocks are no multiple of this kernel's tiles";
+constexpr const char* kOddPart = "dropout of a part needs its first query and key to be multiples of 16";
 constexpr const char* kDoubleCaptured = "a captured tensor is fp64; fp64 runs on the CPU";
 constexpr const char* kManyCaptured = "more than 8 captured tensors";
 
@@ -198,7 +199,9 @@ ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& quer
   arguments.left = clamped(-scoring.window_left);
   arguments.right = scoring.causal ? 0 : clamped(scoring.window_right);
   arguments.has_offset = scoring.causal_offset.has_value();
-  arguments.offset = clamped(scoring.causal_offset.value_or(0));
+  arguments.offset = clamped(scoring.offset().value_or(0));
+  arguments.part_query = static_cast<int32_t>(scoring.first_query);
+  arguments.part_key = static_cast<int32_t>(scoring.first_key);
   arguments.scale = static_cast<float>(scoring.scale);
   arguments.softcap = static_cast<float>(scoring.softcap);
   arguments.softcap_reciprocal = scoring.softcap > 0 ? static_cast<float>(1 / scoring.softcap) : 0;
@@ -305,6 +308,18 @@ const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64
   if (scoring.blocks.is_present() && scoring.blocks.query_block % tile_queries != 0) return kOddQueryBlocks;
   if (scoring.blocks.is_present() && scoring.blocks.key_block % tile_keys != 0) return kOddKeyBlocks;
   return captured_obstacle(scoring);
+}
+
+const char* part_obstacle(const Scoring& scoring) {
+  const bool has_squares = scoring.first_query % 16 == 0 && scoring.first_key % 16 == 0;
+  return scoring.dropout > 0 && !has_squares ? kOddPart : nullptr;
+}
+
+bool has_float_results(const Forward& problem) {
+  return problem.output.dtype != problem.query.dtype;
+}
+bool has_float_results(const Backward& problem) {
+  return problem.grad_query.dtype != problem.query.dtype;
 }
 
 const char* captured_obstacle(const Scoring& scoring) {

@@ -41,6 +41,13 @@ std::vector<DeviceCode> prepare_codes();
 const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys);
 const char* captured_obstacle(const Scoring& scoring);
 
+// Null, or why kernels on the GPU do not take this part of a whole.
+const char* part_obstacle(const Scoring& scoring);
+// Results in fp32 of operands that are not, perhaps added to what is there: not every kernel has a way to store them.
+bool has_float_results(const Forward& problem);
+bool has_float_results(const Backward& problem);
+inline constexpr const char* kNoFloatResults = "writes results in query's type only";
+
 // Combinations that CI compiles beside each feature alone: what models use.
 struct NamedFeatures {
   const char* name;

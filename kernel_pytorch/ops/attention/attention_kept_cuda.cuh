@@ -174,12 +174,17 @@ struct DropoutKey {
   uint64_t seed, offset;
   uint32_t head;
   uint32_t threshold;
+  uint32_t query, key;  // of the part's first, multiples of 16
 };
 template <Features kFeatures>
 __device__ __forceinline__ DropoutKey load_dropout(const ScoreArguments& arguments, const Head& head) {
   if constexpr (!kFeatures.dropout) return {};
-  return {static_cast<uint64_t>(arguments.seed[0]), static_cast<uint64_t>(arguments.seed[1]),
-          static_cast<uint32_t>(head.batch * arguments.heads + head.head), arguments.dropout_threshold};
+  return {static_cast<uint64_t>(arguments.seed[0]),
+          static_cast<uint64_t>(arguments.seed[1]),
+          static_cast<uint32_t>(head.batch * arguments.heads + head.head),
+          arguments.dropout_threshold,
+          static_cast<uint32_t>(arguments.part_query),
+          static_cast<uint32_t>(arguments.part_key)};
 }
 
 // Four bytes, each at least the threshold or not, as four bits.
@@ -196,8 +201,8 @@ template <Rows kRows, int kCount>
 __device__ __forceinline__ Kept<kCount> kept_by_dropout(const DropoutKey& dropout, Place place) {
   Kept<kCount> kept{};
   const uint32_t odd = static_cast<uint32_t>(kRows == Rows::kQueries ? place.query : place.key) % 2;
-  const uint32_t query_block = dropout_block_index(static_cast<uint32_t>(place.query));
-  const uint32_t key_block = dropout_block_index(static_cast<uint32_t>(place.key));
+  const uint32_t query_block = dropout_block_index(static_cast<uint32_t>(place.query) + dropout.query);
+  const uint32_t key_block = dropout_block_index(static_cast<uint32_t>(place.key) + dropout.key);
 #pragma unroll
   for (int square = 0; square < kCount / 8; ++square) {  // of 16 columns
     const uint32_t step = static_cast<uint32_t>(square) * 4;

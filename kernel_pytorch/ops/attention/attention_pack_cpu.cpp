@@ -67,7 +67,9 @@ static void write_gradient(const GradientTask& task) {
         const float* from = task.parts + panel * task.part_rows + row * kTileColumns + j - panel;
         Vec sum{};
         for (int64_t part = 0; part < parts; ++part) sum += cpu::load(from + part * task.part_stride);
-        cpu::store(to + j, sum * task.factor, lanes);
+        sum *= task.factor;
+        if (task.accumulate) sum += cpu::load(to + j, lanes);
+        cpu::store(to + j, sum, lanes);
       });
     }
   });

@@ -24,10 +24,16 @@ __device__ __forceinline__ float score_mod_gradient(float score, int32_t batch, 
 
 namespace kernel_pytorch::attention {
 
+// Programs count queries and keys as the whole does, of which the call may be a part.
+__device__ __forceinline__ Place place_in_whole(const ScoreArguments& arguments, Place place) {
+  return {place.query + arguments.part_query, place.key + arguments.part_key};
+}
+
 // Scores in natural units.
 __device__ __forceinline__ float score_program(float score, const ScoreArguments& arguments, const Head& head,
                                                Place place) {
-  return generated::score_mod(score, head.batch, head.head, place.query, place.key, arguments.captured);
+  const Place at = place_in_whole(arguments, place);
+  return generated::score_mod(score, head.batch, head.head, at.query, at.key, arguments.captured);
 }
 
 struct AddNothing {
@@ -37,12 +43,13 @@ struct AddNothing {
 template <class Add = AddNothing>  // not compiled where nothing asks for it
 __device__ __forceinline__ float score_program_derivative(float score, const ScoreArguments& arguments,
                                                           const Head& head, Place place) {
-  return generated::score_mod_gradient(score, head.batch, head.head, place.query, place.key, arguments.captured, 1.0f,
-                                       Add{});
+  const Place at = place_in_whole(arguments, place);
+  return generated::score_mod_gradient(score, head.batch, head.head, at.query, at.key, arguments.captured, 1.0f, Add{});
 }
 
 __device__ __forceinline__ bool mask_program(const ScoreArguments& arguments, const Head& head, Place place) {
-  return generated::mask_mod(0.0f, head.batch, head.head, place.query, place.key, arguments.captured);
+  const Place at = place_in_whole(arguments, place);
+  return generated::mask_mod(0.0f, head.batch, head.head, at.query, at.key, arguments.captured);
 }
 
 }  // namespace kernel_pytorch::attention

@@ -17,6 +17,17 @@ void store(const TensorView& view, std::initializer_list<int64_t> index, double 
   store_element(view.data, view.dtype, offset, value);
 }
 
+double load(const TensorView& view, std::initializer_list<int64_t> index) {
+  int64_t offset = 0;
+  const int64_t* stride = view.strides.data();
+  for (int64_t i : index) offset += i * *stride++;
+  return load_element(view.data, view.dtype, offset);
+}
+
+void add(const TensorView& view, std::initializer_list<int64_t> index, double value) {
+  store(view, index, load(view, index) + value);
+}
+
 double sink_of(const Scoring& scoring, int64_t head) {
   return scoring.sinks.is_present() ? load_element(scoring.sinks.data, scoring.sinks.dtype, head) : -HUGE_VAL;
 }
@@ -32,6 +43,17 @@ double lse_of(const ScoreRows& rows, double sink) {
   double sum = std::exp(sink - largest);
   for (int64_t key = 0; key < rows.keys(); ++key) sum += std::exp(rows.score(key) - largest);
   return largest + std::log(sum);
+}
+
+// Of a row, what other keys gave (not nothing) and what these give: log(e^a + e^b), and the share of each in the
+// output.
+struct Merged {
+  double lse, of_others, of_these;
+};
+Merged merge(double others, double these) {
+  const double base = std::max(others, these);
+  const double first = std::exp(others - base), second = std::exp(these - base);
+  return {base + std::log(first + second), first / (first + second), second / (first + second)};
 }
 
 void forward_head(const Forward& problem, const Sizes& sizes, const Sequence& sequence, int64_t head) {
@@ -53,14 +75,23 @@ void forward_head(const Forward& problem, const Sizes& sizes, const Sequence& se
       for (int64_t i = 0; i < sizes.value_size; ++i) output[i] += probability * values[key * sizes.value_size + i];
     }
     const int64_t place = sequence.first_query + query;
-    for (int64_t i = 0; i < sizes.value_size; ++i) store(problem.output, {sequence.batch, head, place, i}, output[i]);
-    if (problem.lse.is_present()) store(problem.lse, {sequence.batch, head, place}, lse);
+    const double others = problem.accumulate ? load(problem.lse, {sequence.batch, head, place}) : -HUGE_VAL;
+    const Merged merged = others == -HUGE_VAL ? Merged{lse, 0, 1} : merge(others, lse);
+    for (int64_t i = 0; i < sizes.value_size; ++i) {
+      double value = output[i];
+      if (others != -HUGE_VAL) {
+        const double before = load(problem.output, {sequence.batch, head, place, i});
+        value = merged.of_others * before + merged.of_these * value;
+      }
+      store(problem.output, {sequence.batch, head, place, i}, value);
+    }
+    if (problem.lse.is_present()) store(problem.lse, {sequence.batch, head, place}, merged.lse);
   }
 }
 
 void run_forward(const Forward& problem, int, Context&) {
   const Sizes sizes = sizes_of(problem);
-  if (problem.scoring.is_packed()) {  // tokens of no sequence
+  if (problem.scoring.is_packed() && !problem.accumulate) {  // tokens of no sequence
     fill(problem.output, 0);
     if (problem.lse.is_present()) fill(problem.lse, -HUGE_VAL);
   }
@@ -115,7 +146,7 @@ class BackwardHead {
       of_call.sinks[head_] -= std::exp(sink_of(problem_.scoring, head_) - lse) * delta;
     }
     for (int64_t i = 0; i < sizes_.size; ++i) {
-      store(problem_.grad_query, {sequence_.batch, head_, place, i}, grad_query_[i]);
+      add(problem_.grad_query, {sequence_.batch, head_, place, i}, grad_query_[i]);
     }
   }
 
@@ -153,10 +184,10 @@ class BackwardHead {
   std::vector<double> grad_query_;
 };
 
-void store_rows(const TensorView& view, const Sequence& sequence, int64_t head, const std::vector<double>& rows) {
+void add_rows(const TensorView& view, const Sequence& sequence, int64_t head, const std::vector<double>& rows) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / view.sizes[3], column = static_cast<int64_t>(i) % view.sizes[3];
-    store(view, {sequence.batch, head, sequence.first_key + row, column}, rows[i]);
+    add(view, {sequence.batch, head, sequence.first_key + row, column}, rows[i]);
   }
 }
 
@@ -166,8 +197,9 @@ void store_all(const TensorView& view, const std::vector<double>& values) {
 
 void run_backward(const Backward& problem, int, Context&) {
   const Sizes sizes = sizes_of(problem);
-  // Keys beyond a length and tokens of no sequence.
-  for (const TensorView* view : {&problem.grad_query, &problem.grad_key, &problem.grad_value}) fill(*view, 0);
+  for (const TensorView* view : {&problem.grad_query, &problem.grad_key, &problem.grad_value}) {
+    if (!problem.accumulate) fill(*view, 0);
+  }
   CallGradients of_call;
   of_call.bias.resize(problem.grad_bias.element_count());
   of_call.sinks.resize(problem.grad_sinks.element_count());
@@ -182,8 +214,8 @@ void run_backward(const Backward& problem, int, Context&) {
       for (int64_t head = key_head * sizes.group(); head < (key_head + 1) * sizes.group(); ++head) {
         BackwardHead(problem, sizes, sequence, head).run(of_head, of_call);
       }
-      store_rows(problem.grad_key, sequence, key_head, of_head.key);
-      store_rows(problem.grad_value, sequence, key_head, of_head.value);
+      add_rows(problem.grad_key, sequence, key_head, of_head.key);
+      add_rows(problem.grad_value, sequence, key_head, of_head.value);
     }
   }
   store_all(problem.grad_bias, of_call.bias);

@@ -79,7 +79,7 @@ ScoreRows::ScoreRows(const Scoring& scoring, const Sizes& sizes, const Sequence&
       heads_(sizes.heads),
       size_(sizes.size),
       with_derivatives_(with_derivatives) {
-  offset_ = scoring.causal_offset.value_or(sequence.keys - sequence.queries);
+  offset_ = scoring.offset().value_or(sequence.keys - sequence.queries);
   if (has_programs(scoring)) programs_ = &programs_of(scoring);
   if (with_derivatives && programs_ != nullptr && programs_->score_mod_gradient) {
     loads_ = static_cast<int64_t>(programs_->score_mod_gradient->loads.size());
@@ -117,8 +117,11 @@ double ScoreRows::score_of(int64_t query, int64_t key, double product) {
 }
 
 double ScoreRows::changed_by_program(double score, int64_t query, int64_t key) {
-  const expression::Inputs<double> inputs{
-      .score = score, .batch = sequence_.index, .head = head_, .query = query, .key = key};
+  const expression::Inputs<double> inputs{.score = score,
+                                          .batch = sequence_.index,
+                                          .head = head_,
+                                          .query = scoring_.first_query + query,
+                                          .key = scoring_.first_key + key};
   if (with_derivatives_) {
     const expression::Gradient& gradient = *programs_->score_mod_gradient;
     const auto values = expression::interpret(gradient.program, inputs, scoring_.captured);
@@ -151,7 +154,8 @@ bool ScoreRows::keeps(int64_t query, int64_t key) const {
   if (scoring_.mask.is_present() && at(scoring_.mask, {sequence_.index, head_, query, key}) == 0) return false;
   const Tile tile = scoring_.blocks.is_present() ? tiles_[key / scoring_.blocks.key_block] : Tile::kPartial;
   if (tile != Tile::kPartial || programs_ == nullptr || !programs_->mask_mod) return tile != Tile::kEmpty;
-  const expression::Inputs<double> inputs{.batch = sequence_.index, .head = head_, .query = query, .key = key};
+  const expression::Inputs<double> inputs{
+      .batch = sequence_.index, .head = head_, .query = scoring_.first_query + query, .key = scoring_.first_key + key};
   return expression::interpret(*programs_->mask_mod, inputs, scoring_.captured)[0].boolean;
 }
 
@@ -175,12 +179,13 @@ void ScoreRows::read_tiles(int64_t query) {
 void ScoreRows::draw_dropout(int64_t query) {
   const auto* seed = scoring_.seed.as<const int64_t>();
   const uint32_t threshold = dropout_byte_threshold(scoring_.dropout);
-  const auto of_query = static_cast<uint32_t>(query);
+  const auto of_query = static_cast<uint32_t>(scoring_.first_query + query);
   const auto row = static_cast<uint32_t>(sequence_.index * heads_ + head_);
-  for (uint32_t key = 0; key < sequence_.keys; ++key) {
+  for (int64_t key = 0; key < sequence_.keys; ++key) {
+    const auto of_key = static_cast<uint32_t>(scoring_.first_key + key);
     const PhiloxBlock block = dropout_block(static_cast<uint64_t>(seed[0]), static_cast<uint64_t>(seed[1]), row,
-                                            dropout_block_index(of_query), dropout_block_index(key));
-    const uint32_t byte = dropout_byte(block, dropout_place(of_query), dropout_place(key));
+                                            dropout_block_index(of_query), dropout_block_index(of_key));
+    const uint32_t byte = dropout_byte(block, dropout_place(of_query), dropout_place(of_key));
     dropout_[key] = byte >= threshold ? dropout_byte_scale(scoring_.dropout) : 0;
   }
 }

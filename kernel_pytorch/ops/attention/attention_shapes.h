@@ -116,6 +116,25 @@ inline std::vector<registry::ProblemRequest> shapes() {
         {{"score_mod", relative}, {"mask_mod", prefix}, {"captured", "4x32"}, {"sequences", "3"}, {"sinks", "1"}});
     add(dtype, {2, 2, 100, 131, 64},
         {{"score_mod", relative}, {"captured", "4x32"}, {"deterministic", "1"}, {"bias", "full"}, {"causal", "1"}});
+    // Parts of a whole, added to what other parts gave.
+    add(dtype, {2, 4, 100, 131, 64}, {{"results", dtype == DType::kFloat64 ? "fp64" : "fp32"}, {"causal", "1"}});
+    const Options parts[] = {
+        {{"key_heads", "2"}},
+        {{"first_query", "64"}, {"first_key", "32"}, {"causal", "1"}, {"causal_offset", "0"}, {"alibi", "1"}},
+        {{"first_query", "0"}, {"first_key", "300"}, {"causal", "1"}, {"causal_offset", "0"}},  // sees nothing
+        {{"first_query", "48"}, {"first_key", "16"}, {"dropout", "0.3"}, {"bias", "full"}, {"sinks", "1"}},
+        {{"first_query", "13"}, {"first_key", "35"}, {"dropout", "0.3"}, {"layout", "bshd"}, {"softcap", "2"}},
+        {{"first_query", "40"}, {"first_key", "10"}, {"score_mod", relative}, {"captured", "4x32"}},
+        {{"first_query", "40"}, {"first_key", "30"}, {"mask_mod", prefix}, {"captured", "4x32"}, {"segments", "1"}},
+        {{"lengths", "1"}, {"mask", "full"}, {"blocks", "32"}},
+        {{"window_left", "40"}, {"window_right", "9"}, {"causal_offset", "-20"}, {"first_query", "50"}}};
+    for (Options options : parts) {
+      options.push_back({"accumulate", "1"});
+      add(dtype, {2, 4, 100, 131, 64}, options);
+    }
+    add(dtype, {1, 4, 300, 270, 64}, {{"sequences", "5"}, {"causal", "1"}, {"accumulate", "1"}});
+    add(dtype, {1, 1, 515, 640, 128}, {{"accumulate", "1"}, {"value_size", "96"}});
+    add(dtype, {1, 2, 50, 0, 64}, {{"accumulate", "1"}});
     // Long enough for several tiles of every kernel.
     add(dtype, {1, 1, 515, 128}, {{"causal", "1"}});
     add(dtype, {1, 1, 400, 640, 64}, {{"window_left", "100"}, {"window_right", "30"}});

@@ -253,6 +253,8 @@ const char* scoring_obstacle(const BackwardProblem& problem) {
   if (std::ranges::any_of(problem.grad_captured, &TensorView::is_present))
     return "gives no gradients of captured tensors";
   if (!scoring.score_mod.empty() && scoring.dropout > 0) return "takes no score_mod with dropout";
+  if (has_float_results(problem)) return kNoFloatResults;
+  if (const char* obstacle = part_obstacle(scoring)) return obstacle;
   if (const char* obstacle = captured_obstacle(scoring)) return obstacle;
   const Features features = features_of(scoring);
   if (overfills_registers(features, variant_of(problem).tile))

@@ -116,6 +116,8 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
       sizes.queries > kMaximumTiles || sizes.keys > kMaximumTiles) {
     return registry::Support::no(kManyRows);
   }
+  if (has_float_results(problem)) return registry::Support::no(kNoFloatResults);
+  if (const char* obstacle = part_obstacle(problem.scoring)) return registry::Support::no(obstacle);
   if (reads_per_score(features_of(problem.scoring)) > kMaximumReads) return registry::Support::no(kManyReads);
   return candidates(problem).empty() ? registry::Support::no(kOddBlocks) : registry::Support::yes();
 }

@@ -164,6 +164,20 @@ KP_WORD void mask_edges(float* scores, Columns seen) {
   }
 }
 
+// Adds a row of `share` * sums and lse to what other keys gave, whose lse is not -inf.
+KP_WORD void add_row(const ForwardTask& task, int64_t query, float lse, float others, float share, const float* sums) {
+  const float base = lse > others ? lse : others;
+  const float of_these = cpu::exp(cpu::broadcast(lse - base))[0],
+              of_others = cpu::exp(cpu::broadcast(others - base))[0];
+  const float both = of_these + of_others;
+  task.lse[query] = base + cpu::log(cpu::broadcast(both))[0];
+  const float factor = share * (of_these / both), keep = of_others / both;
+  float* output = static_cast<float*>(task.output) + query * task.output_row_stride;
+  cpu::for_columns<float>(task.rules->value_size, [&](int64_t j, auto lanes) {
+    cpu::store(output + j, cpu::load(output + j, lanes) * keep + cpu::load(sums + j) * factor, lanes);
+  });
+}
+
 // Ends a row: its output and lse, from the sum of powers relative to `most` (in units of log 2) and that of the values.
 KP_WORD void finish_row(const ForwardTask& task, int64_t row, float most, float total, const float* sums) {
   const ScoreRules& rules = *task.rules;
@@ -183,8 +197,13 @@ KP_WORD void finish_row(const ForwardTask& task, int64_t row, float most, float 
     lse = both > 0 ? base + cpu::log(cpu::broadcast(both))[0] : lse;
   }
   const int64_t query = task.first_query + row;
+  const float others = task.accumulate ? task.lse[query] : kMinusInfinity;
+  if (others != kMinusInfinity) {
+    add_row(task, query, lse, others, share, sums);
+    return;
+  }
   if (task.lse != nullptr) task.lse[query] = lse;
-  with_type(rules.dtype, [&](auto type) {
+  with_type(task.output_dtype, [&](auto type) {
     using T = decltype(type);
     T* output = static_cast<T*>(task.output) + query * task.output_row_stride;
     cpu::for_columns<float>(rules.value_size,
@@ -229,14 +248,18 @@ KP_WORD void sum_sink(const BackwardTask& task, const float* delta) {
 }
 
 // The gradient of the queries, from its sums.
-template <class T>
 KP_WORD void write_grad_query(const BackwardTask& task, const float* sums, int64_t stride) {
-  for (int64_t row = 0; row < task.rows; ++row) {
-    T* to = static_cast<T*>(task.grad_query) + (task.first_query + row) * task.grad_query_row_stride;
-    cpu::for_columns<float>(task.rules->size, [&](int64_t j, auto lanes) {
-      cpu::store(to + j, cpu::load(sums + row * stride + j) * task.rules->scale, lanes);
-    });
-  }
+  with_type(task.grad_dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int64_t row = 0; row < task.rows; ++row) {
+      T* to = static_cast<T*>(task.grad_query) + (task.first_query + row) * task.grad_query_row_stride;
+      cpu::for_columns<float>(task.rules->size, [&](int64_t j, auto lanes) {
+        Vec sum = cpu::load(sums + row * stride + j) * task.rules->scale;
+        if (task.accumulate) sum += cpu::load(to + j, lanes);
+        cpu::store(to + j, sum, lanes);
+      });
+    }
+  });
 }
 
 void pack_transposed(const PackTask& task);

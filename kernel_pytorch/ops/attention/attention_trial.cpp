@@ -34,17 +34,47 @@ struct Words {
     return contiguous_view(nullptr, dtype, shape, request.device);
   }
   TensorView heads_view(int64_t heads, int64_t length, int64_t size) const;
+  TensorView result_view(TensorView like) const {
+    like.dtype = flag("accumulate") ? number() : registry::dtype_option(request, "results", request.dtype);
+    return like;
+  }
   TensorView pair_view(std::string_view name, DType dtype) const;
 };
 
 Words::Words(const ProblemRequest& given) : request(given) {
-  registry::check_options(request,
-                          {"layout",        "key_heads",   "value_size",     "scale",          "causal",
-                           "causal_offset", "window_left", "window_right",   "softcap",        "softcap_after_bias",
-                           "alibi",         "sinks",       "segments",       "lengths",        "dropout",
-                           "lse",           "grad_lse",    "deterministic",  "bias",           "mask",
-                           "bias_dtype",    "grad_bias",   "sequences",      "blocks",         "score_mod",
-                           "mask_mod",      "captured",    "captured_dtype", "batch_invariant"});
+  registry::check_options(request, {"layout",
+                                    "key_heads",
+                                    "value_size",
+                                    "scale",
+                                    "causal",
+                                    "causal_offset",
+                                    "window_left",
+                                    "window_right",
+                                    "softcap",
+                                    "softcap_after_bias",
+                                    "alibi",
+                                    "sinks",
+                                    "segments",
+                                    "lengths",
+                                    "dropout",
+                                    "lse",
+                                    "grad_lse",
+                                    "deterministic",
+                                    "bias",
+                                    "mask",
+                                    "bias_dtype",
+                                    "grad_bias",
+                                    "sequences",
+                                    "blocks",
+                                    "score_mod",
+                                    "mask_mod",
+                                    "captured",
+                                    "captured_dtype",
+                                    "batch_invariant",
+                                    "first_query",
+                                    "first_key",
+                                    "results",
+                                    "accumulate"});
   const std::vector<int64_t>& shape = request.shape;
   KP_CHECK((shape.size() == 4 || shape.size() == 5) && std::ranges::all_of(shape, [](int64_t n) { return n >= 0; }),
            "shape ", shape_text(shape), ": attention needs batch, heads, queries, keys and size, e.g. ",
@@ -158,6 +188,8 @@ Scoring make_scoring(const Words& words) {
   scoring.score_mod = words.text("score_mod");
   scoring.mask_mod = words.text("mask_mod");
   scoring.captured = captured_views(words);
+  scoring.first_query = words.whole("first_query", 0);
+  scoring.first_key = words.whole("first_key", 0);
   scoring.deterministic = words.flag("deterministic");
   scoring.batch_invariant = words.flag("batch_invariant");
   return scoring;
@@ -173,7 +205,8 @@ Forward make_forward(const ProblemRequest& request) {
   problem.key = words.heads_view(sizes.key_heads, sizes.keys, sizes.size);
   problem.value = words.heads_view(sizes.key_heads, sizes.keys, sizes.value_size);
   problem.scoring = make_scoring(words);
-  problem.output = words.heads_view(sizes.heads, sizes.queries, sizes.value_size);
+  problem.output = words.result_view(words.heads_view(sizes.heads, sizes.queries, sizes.value_size));
+  problem.accumulate = words.flag("accumulate");
   if (words.flag("lse", true)) problem.lse = words.view(words.number(), {sizes.batch, sizes.heads, sizes.queries});
   return problem;
 }
@@ -182,10 +215,16 @@ Backward make_backward(const ProblemRequest& request) {
   const Words words(request);
   const Forward forward = make_forward(request);
   Backward problem;
-  problem.grad_output = problem.output = forward.output;
-  problem.query = problem.grad_query = forward.query;
-  problem.key = problem.grad_key = forward.key;
-  problem.value = problem.grad_value = forward.value;
+  problem.output = forward.output;
+  problem.output.dtype = request.dtype;
+  problem.grad_output = problem.output;
+  problem.query = forward.query;
+  problem.key = forward.key;
+  problem.value = forward.value;
+  problem.grad_query = words.result_view(forward.query);
+  problem.grad_key = words.result_view(forward.key);
+  problem.grad_value = words.result_view(forward.value);
+  problem.accumulate = forward.accumulate;
   problem.lse = words.view(words.number(), {words.sizes.batch, words.sizes.heads, words.sizes.queries});
   if (words.flag("grad_lse")) problem.grad_lse = problem.lse;
   problem.scoring = forward.scoring;

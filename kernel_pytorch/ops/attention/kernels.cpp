@@ -57,6 +57,7 @@ void describe_problem(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("query_block", scoring.blocks.query_block);
   key.field("key_block", scoring.blocks.key_block);
   key.field("dropout", scoring.dropout > 0);
+  key.field("part", scoring.is_part());
   key.field("batch_invariant", scoring.batch_invariant);
   key.field("deterministic", scoring.deterministic);
   const auto program = [](const std::string& text) {
@@ -72,6 +73,8 @@ void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
                           has_aligned_rows(problem.value) && has_aligned_rows(problem.output);
   key.field("aligned", is_aligned);
   key.field("lse", problem.lse.is_present());
+  key.field("output", problem.output.dtype);
+  key.field("accumulate", problem.accumulate);
 }
 void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
   describe_problem(problem, key);
@@ -81,6 +84,8 @@ void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
     is_aligned = is_aligned && has_aligned_rows(*view);
   }
   key.field("aligned", is_aligned);
+  key.field("gradients", problem.grad_query.dtype);
+  key.field("accumulate", problem.accumulate);
   key.field("grad_lse", problem.grad_lse.is_present());
   key.field("grad_bias", problem.grad_bias.is_present());
   key.field("grad_sinks", problem.grad_sinks.is_present());
@@ -120,8 +125,9 @@ void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state)
   call("key", kInput, problem.key);
   call("value", kInput, problem.value);
   call.scoring(problem.scoring);
-  call("output", kOutput, problem.output);
-  call("lse", kOutput, problem.lse);
+  const registry::Role result = problem.accumulate ? kUpdated : kOutput;
+  call("output", result, problem.output);
+  call("lse", result, problem.lse);
 }
 void visit_backward(Backward& problem, registry::TensorVisitor visit, void* state) {
   const Visit call{{visit, state}};
@@ -134,9 +140,10 @@ void visit_backward(Backward& problem, registry::TensorVisitor visit, void* stat
   call("lse", kInput, problem.lse);
   call("grad_lse", kInput, problem.grad_lse);
   call.scoring(problem.scoring);
-  call("grad_query", kOutput, problem.grad_query);
-  call("grad_key", kOutput, problem.grad_key);
-  call("grad_value", kOutput, problem.grad_value);
+  const registry::Role result = problem.accumulate ? kUpdated : kOutput;
+  call("grad_query", result, problem.grad_query);
+  call("grad_key", result, problem.grad_key);
+  call("grad_value", result, problem.grad_value);
   call("grad_bias", kOutput, problem.grad_bias);
   call("grad_sinks", kOutput, problem.grad_sinks);
   for (TensorView& view : problem.grad_captured) call("grad_captured", kOutput, view);
@@ -160,7 +167,7 @@ double pairs_of(const Sizes& sizes, const Scoring& scoring) {
   const int64_t sequences = std::max<int64_t>(sizes.sequences, 1);
   const int64_t queries = scoring.is_packed() ? sizes.queries / sequences : sizes.queries;
   const int64_t keys = scoring.is_packed() ? sizes.keys / sequences : sizes.keys;
-  const int64_t offset = scoring.causal_offset.value_or(keys - queries);
+  const int64_t offset = scoring.offset().value_or(keys - queries);
   double pairs = 0;
   for (int64_t query = 0; query < queries; ++query) {
     int64_t first = 0, last = keys - 1;

@@ -172,6 +172,15 @@ void run_forward(Call& call, const TensorView& query, const TensorView& key, con
   attention::forward(arguments, call.context());
 }
 
+// One call over a part of the keys: what it adds to has the layout of what it belongs to.
+Scoring part_scoring(const Options& options, const TensorView& query, const TensorView& key, int64_t first_query,
+                     int64_t first_key) {
+  Scoring scoring = scoring_of(options, query, key);
+  scoring.first_query = first_query;
+  scoring.first_key = first_key;
+  return scoring;
+}
+
 // A gradient of `view`'s own shape, and as the core sees it.
 TensorView broadcast_gradient(Call& call, bool wanted, const TensorView& view, const TensorView& fallback) {
   TensorView like = view;
@@ -202,6 +211,16 @@ std::vector<TensorView> captured_gradients(Call& call, const Options& options, i
   return gradients;
 }
 
+// Of bias, sinks and captured tensors.
+void other_gradients(Call& call, bool wants_bias, bool wants_sinks, int64_t wants_captured, const Options& options,
+                     const TensorView& query, attention::Backward& arguments) {
+  arguments.grad_bias = broadcast_gradient(call, wants_bias, options.bias, query);
+  TensorView sinks = options.sinks;
+  sinks.dtype = statistic_type(query.dtype);
+  arguments.grad_sinks = call.output_like_if(wants_sinks, sinks, sinks);
+  arguments.grad_captured = captured_gradients(call, options, wants_captured, statistic_type(query.dtype));
+}
+
 template <class... Given>
 struct Functions {
   static void infer(Call& call, const DenseView& query, const DenseView& key, const DenseView& value, bool return_lse,
@@ -228,11 +247,41 @@ struct Functions {
     arguments.grad_query = heads_view("query", output_like_rows(call, query, query.size(-1), options), options);
     arguments.grad_key = heads_view("key", output_like_rows(call, key, key.size(-1), options), options);
     arguments.grad_value = heads_view("value", output_like_rows(call, value, value.size(-1), options), options);
-    arguments.grad_bias = broadcast_gradient(call, wants_bias, options.bias, query);
-    TensorView sinks = options.sinks;
-    sinks.dtype = statistic_type(query.dtype);
-    arguments.grad_sinks = call.output_like_if(wants_sinks, sinks, sinks);
-    arguments.grad_captured = captured_gradients(call, options, wants_captured, statistic_type(query.dtype));
+    other_gradients(call, wants_bias, wants_sinks, wants_captured, options, query, arguments);
+    attention::backward(arguments, call.context());
+  }
+  static void part(Call& call, const TensorView& output, const TensorView& lse, const DenseView& query,
+                   const DenseView& key, const DenseView& value, int64_t first_query, int64_t first_key,
+                   Given... given) {
+    const Options options{given...};
+    attention::Forward arguments{.query = heads_view("query", query, options),
+                                 .key = heads_view("key", key, options),
+                                 .value = heads_view("value", value, options)};
+    arguments.scoring = part_scoring(options, arguments.query, arguments.key, first_query, first_key);
+    arguments.output = heads_view("output", output, options);
+    arguments.lse = lse_view(lse, options);
+    arguments.accumulate = true;
+    attention::forward(arguments, call.context());
+  }
+  static void part_backward(Call& call, const TensorView& grad_query, const TensorView& grad_key,
+                            const TensorView& grad_value, const DenseView& grad_output, const DenseView& query,
+                            const DenseView& key, const DenseView& value, const DenseView& output,
+                            const ParameterView& lse, const ParameterView& grad_lse, bool wants_bias, bool wants_sinks,
+                            int64_t wants_captured, int64_t first_query, int64_t first_key, Given... given) {
+    const Options options{given...};
+    attention::Backward arguments{.grad_output = heads_view("grad_output", grad_output, options),
+                                  .query = heads_view("query", query, options),
+                                  .key = heads_view("key", key, options),
+                                  .value = heads_view("value", value, options),
+                                  .output = heads_view("output", output, options),
+                                  .lse = lse_view(lse, options),
+                                  .grad_lse = lse_view(grad_lse, options)};
+    arguments.scoring = part_scoring(options, arguments.query, arguments.key, first_query, first_key);
+    arguments.grad_query = heads_view("grad_query", grad_query, options);
+    arguments.grad_key = heads_view("grad_key", grad_key, options);
+    arguments.grad_value = heads_view("grad_value", grad_value, options);
+    arguments.accumulate = true;
+    other_gradients(call, wants_bias, wants_sinks, wants_captured, options, query, arguments);
     attention::backward(arguments, call.context());
   }
 };
@@ -255,7 +304,16 @@ using Ops =
               KP_ATTENTION_OPTIONS
               ") -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_bias, Tensor grad_sinks, "
               "Tensor grad_captured)",
-              Attention::backward>>;
+              Attention::backward>,
+           Op<"attention_part_(Tensor(a!) output, Tensor(b!) lse, Tensor query, Tensor key, Tensor value, "
+              "SymInt first_query, SymInt first_key, " KP_ATTENTION_OPTIONS ") -> ()",
+              Attention::part>,
+           Op<"attention_part_backward_(Tensor(a!) grad_query, Tensor(b!) grad_key, Tensor(c!) grad_value, "
+              "Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output, Tensor lse, "
+              "Tensor? grad_lse, bool wants_bias, bool wants_sinks, int wants_captured, SymInt first_query, "
+              "SymInt first_key, "  //
+              KP_ATTENTION_OPTIONS ") -> (Tensor grad_bias, Tensor grad_sinks, Tensor grad_captured)",
+              Attention::part_backward>>;
 
 }  // namespace
 

@@ -81,11 +81,77 @@ def attention(
         (fp64 for fp64), [batch, heads, queries] ([heads, tokens] where packed). A row that sees nothing gives zeros
         and -inf.
     """
+    query, key, value = autocast(query, key, value)
+    options = option_arguments(
+        query,
+        key,
+        causal=causal,
+        causal_offset=causal_offset,
+        layout=layout,
+        scale=scale,
+        window=window,
+        alibi_slopes=alibi_slopes,
+        bias=bias,
+        softcap=softcap,
+        sinks=sinks,
+        query_segment_ids=query_segment_ids,
+        key_segment_ids=key_segment_ids,
+        key_lengths=key_lengths,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        dropout_p=dropout_p,
+        seed=seed,
+        mask=mask,
+        block_mask=block_mask,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        captured=captured,
+        deterministic=deterministic,
+        batch_invariant=batch_invariant,
+        softcap_after_bias=softcap_after_bias,
+    )
+    output, lse = _attention(query, key, value, return_lse, *options)
+    return (output, lse) if return_lse else output
+
+
+def option_arguments(
+    query: Tensor,
+    key: Tensor,
+    *,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    layout: str = "bhsd",
+    scale: float | None = None,
+    window: int | tuple[int, int] | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    query_segment_ids: Tensor | None = None,
+    key_segment_ids: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    mask: Tensor | None = None,
+    block_mask: Any = None,
+    score_mod: Mod | None = None,
+    mask_mod: Mod | None = None,
+    captured: Sequence[Tensor] = (),
+    deterministic: bool | None = None,
+    batch_invariant: bool = False,
+    softcap_after_bias: bool = False,
+) -> tuple[Any, ...]:
+    """The options of `attention` as its ops take them, in the order of their schemas."""
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f'attention: layout is "{layout}"; it is "bhsd" or "bshd"')
     if softcap is not None and softcap <= 0.0:
         raise ValueError(f"attention: softcap is {softcap}; it must be positive, or None for none")
-    query, key, value = autocast(query, key, value)
     if alibi_slopes is not None and wants_gradient(alibi_slopes):
         raise RuntimeError(
             "attention: alibi_slopes require a gradient, which they do not have; detach them, or capture them"
@@ -103,11 +169,7 @@ def attention(
     left, right = (-1, -1) if window is None else (window, window) if isinstance(window, int) else window
     if query_segment_ids is not None and key_segment_ids is None:
         key_segment_ids = query_segment_ids
-    output, lse = _attention(
-        query,
-        key,
-        value,
-        return_lse,
+    return (
         None if bias is None else _bias_for(query, bias, _keys_of(key, layout, max_seqlen_k)),
         None if sinks is None else sinks.to(numbers),
         None if alibi_slopes is None else alibi_slopes.to(numbers),
@@ -138,7 +200,6 @@ def attention(
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         batch_invariant,
     )
-    return (output, lse) if return_lse else output
 
 
 def _int32(tensor: Tensor | None) -> Tensor | None:
