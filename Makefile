@@ -20,9 +20,9 @@ setup-ci:
 build: setup  ## set up the machine and build everything into build/
 	@tools/build $(BUILD)
 
-run: build  ## show this machine and our ops against torch's on it
+run: build  ## show this machine, then make the bundled Llama-style model faster on it and print the report
 	@$(BUILD)/kpt doctor
-	@PYTHONPATH=python $(PYTHON) benchmarks/torch_norms.py --quick
+	@$(BUILD)/kpt optimize --demo llama --budget 30 --html $(BUILD)/report.html
 
 test: test-cpp test-python test-docs  ## all tests: C++, Python, the code in the docs
 

@@ -20,6 +20,7 @@ constexpr std::string_view kCubinMegabytes = "KERNEL_PYTORCH_CUBIN_CACHE_MB";
 constexpr std::string_view kThreads = "KERNEL_PYTORCH_THREADS";
 constexpr std::string_view kAutotune = "KERNEL_PYTORCH_AUTOTUNE";
 constexpr std::string_view kDisableCuda = "KERNEL_PYTORCH_DISABLE_CUDA";
+constexpr std::string_view kPython = "KERNEL_PYTORCH_PYTHON";
 constexpr std::string_view kNoColor = "NO_COLOR";
 
 std::optional<std::string> read(std::string_view variable) {
@@ -129,6 +130,7 @@ std::vector<OptionDescription> describe_options() {
       row(kBundle, now.bundle_directory, "folder of kernels compiled ahead by `kpt compile`"),
       row(kCubinMegabytes, std::to_string(now.cubin_cache_megabytes),
           "size limit of the compiled-kernel cache; 0: off"),
+      row(kPython, read(kPython).value_or(""), "the Python that `kpt optimize` runs; empty: the one beside it"),
       row(kNoColor, now.no_color ? "1" : "0", "set: no colour in the terminal"),
   };
 }

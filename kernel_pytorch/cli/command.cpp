@@ -78,8 +78,9 @@ Command& Command::number(const std::string& names, double& value, const std::str
 }
 
 Command& Command::choice(const std::string& name, std::string& value, const std::string& help,
-                         const std::vector<std::string>& choices) {
-  app_.add_option(name, value, help)->required()->check(CLI::IsMember(choices));
+                         const std::vector<std::string>& choices, Need need) {
+  CLI::Option* option = app_.add_option(name, value, help)->check(CLI::IsMember(choices));
+  if (need == Need::kRequired) option->required();
   return *this;
 }
 

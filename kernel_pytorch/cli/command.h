@@ -47,7 +47,7 @@ class Command {
   Command& text_pair(const std::string& names, std::vector<std::string>& values, const std::string& help);
   Command& number(const std::string& names, double& value, const std::string& help, double least, double greatest);
   Command& choice(const std::string& name, std::string& value, const std::string& help,
-                  const std::vector<std::string>& choices);
+                  const std::vector<std::string>& choices, Need need = Need::kOptional);
   Command& footer(const std::string& text);
   void runs(Run run);
 
@@ -85,6 +85,7 @@ void add_tune(Command root);
 void add_bench(Command root);
 void add_verify(Command root);
 void add_cache(Command root);
+void add_optimize(Command root);
 void add_compile(Command root);
 void add_version(Command root);
 void add_completion(Command root);

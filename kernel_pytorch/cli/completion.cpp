@@ -109,7 +109,7 @@ std::string fish_script(const std::vector<Words>& all) {
 void add_completion(Command root) {
   Command command = root.subcommand("completion", "A completion script for your shell");
   auto shell = std::make_shared<std::string>();
-  command.choice("shell", *shell, "bash, zsh or fish", {"bash", "zsh", "fish"})
+  command.choice("shell", *shell, "bash, zsh or fish", {"bash", "zsh", "fish"}, Need::kRequired)
       .footer("bash, zsh: eval \"$(kpt completion bash)\"    fish: kpt completion fish | source")
       .runs([root, shell] {
         const std::vector<Words> all = completions_of(root);

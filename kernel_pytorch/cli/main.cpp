@@ -30,6 +30,7 @@ void add_commands(Command root) {
   add_bench(root);
   add_verify(root);
   add_cache(root);
+  add_optimize(root);
   add_compile(root);
   add_version(root);
   add_completion(root);

@@ -12,4 +12,5 @@ if __name__ == "__main__":
         program = str(program_path("kpt"))
     except ImportError as error:
         sys.exit(str(error))
+    os.environ.setdefault("KERNEL_PYTORCH_PYTHON", sys.executable)
     os.execv(program, [program, *sys.argv[1:]])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,15 +19,24 @@ KEY = "_kernel_pytorch_changes"
 _ABSENT = object()
 
 
-class Change(Protocol):
-    """One reversible change. apply() and undo() may be called again and again, in turn."""
+class Change:
+    """One reversible change. apply() and undo() may be called again and again; a second apply or undo does nothing."""
 
-    def apply(self) -> None: ...
+    def apply(self) -> None:
+        raise NotImplementedError
 
-    def undo(self) -> None: ...
+    def undo(self) -> None:
+        raise NotImplementedError
+
+    def suspend(self) -> None:
+        """Makes the model compute what it did before, for a while; cheaper than undo where memory only moved."""
+        self.undo()
+
+    def resume(self) -> None:
+        self.apply()
 
 
-class SetForward:
+class SetForward(Change):
     """Another forward for one module: function(self, ...)."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
@@ -36,10 +45,14 @@ class SetForward:
         self.before: Any = _ABSENT
 
     def apply(self) -> None:
+        if self.module.__dict__.get("forward") is self.method:
+            return
         self.before = self.module.__dict__.get("forward", _ABSENT)
         self.module.__dict__["forward"] = self.method
 
     def undo(self) -> None:
+        if self.module.__dict__.get("forward") is not self.method:
+            return
         if self.before is _ABSENT:
             self.module.__dict__.pop("forward", None)
         else:
@@ -56,22 +69,29 @@ class SetForward:
         return made
 
 
-class SetAttribute:
+class SetAttribute(Change):
     """Another value of an attribute of any object."""
 
     def __init__(self, owner: Any, name: str, value: Any) -> None:
         self.owner, self.name, self.value = owner, name, value
-        self.before: Any = None
+        self.before: Any = _ABSENT
 
     def apply(self) -> None:
-        self.before = getattr(self.owner, self.name)
+        if vars(self.owner).get(self.name, _ABSENT) is self.value:
+            return
+        self.before = vars(self.owner).get(self.name, _ABSENT)
         setattr(self.owner, self.name, self.value)
 
     def undo(self) -> None:
-        setattr(self.owner, self.name, self.before)
+        if vars(self.owner).get(self.name, _ABSENT) is not self.value:
+            return
+        if self.before is _ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
 
 
-class Several:
+class Several(Change):
     """Changes that belong together; a failure of one undoes those before it."""
 
     def __init__(self, *changes: Change) -> None:
@@ -92,6 +112,72 @@ class Several:
         for change in reversed(self.changes):
             change.undo()
 
+    def suspend(self) -> None:
+        for change in reversed(self.changes):
+            change.suspend()
+
+    def resume(self) -> None:
+        for change in self.changes:
+            change.resume()
+
+
+class PackRows(Change):
+    """Weights of several linear layers as views of one tensor, so that one product can use them all.
+
+    The parameters stay the same objects with the same values; only where they lie in memory changes, and back on undo.
+    Interleaved, row i of each stands beside row i of the others.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], interleaved: bool = False) -> None:
+        self.tensors, self.interleaved = tensors, interleaved
+        self.packed: torch.Tensor | None = None
+
+    def apply(self) -> None:
+        if self.holds():
+            return
+        values = [tensor.data for tensor in self.tensors]
+        packed = torch.stack(values, 1).flatten(0, 1) if self.interleaved else torch.cat(values)
+        begin = 0
+        for index, (tensor, value) in enumerate(zip(self.tensors, values)):
+            if self.interleaved:
+                tensor.data = packed[index :: len(values)]
+            else:
+                tensor.data = packed[begin : begin + len(value)]
+                begin += len(value)
+        self.packed = packed
+
+    def undo(self) -> None:
+        if self.packed is None:
+            return
+        for tensor in self.tensors:
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+        self.packed = None
+
+    def suspend(self) -> None:
+        pass  # values are where the original looks for them
+
+    def resume(self) -> None:
+        pass
+
+    def holds(self) -> bool:
+        """Whether the parameters still lie in the packed tensor: a move to another type or device takes them out."""
+        packed = self.packed
+        if packed is None:
+            return False
+        offset = 0
+        for tensor in self.tensors:
+            if tensor.data_ptr() != packed.data_ptr() + offset or tensor.dtype is not packed.dtype:
+                return False
+            rows = 1 if self.interleaved else tensor.shape[0]
+            offset += rows * packed.stride(0) * packed.element_size()
+        return True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackRows:
+        """A copied model has weights of its own, each by itself."""
+        import copy
+
+        return PackRows([copy.deepcopy(tensor, memo) for tensor in self.tensors], self.interleaved)
+
 
 class Changes:
     """What is in force on one model, oldest first."""
@@ -100,8 +186,8 @@ class Changes:
         self.applied: list[Change] = []
 
     def apply(self, change: Change) -> None:
+        self.applied.append(change)  # first: an interrupt in between must find it
         change.apply()
-        self.applied.append(change)
 
     def undo(self, change: Change) -> None:
         """Undoes one change, whatever was done after it: later ones are lifted off and put back."""
@@ -120,16 +206,18 @@ class Changes:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """The model as it was before everything, for a while."""
-        held = list(self.applied)
-        for change in reversed(held):
-            change.undo()
-        self.applied = []
+        """The model computing what it did before everything, for a while."""
+        held, self.applied = self.applied, []
+        done: list[Change] = []
         try:
+            for change in reversed(held):
+                change.suspend()
+                done.append(change)
             yield
         finally:
-            for change in held:
-                self.apply(change)
+            for change in reversed(done):
+                change.resume()
+            self.applied = held
 
 
 def changes_of(model: nn.Module) -> Changes | None:
@@ -153,7 +241,3 @@ def mark(function: Callable[..., Any]) -> Callable[..., Any]:
     """Says of a forward that it is ours."""
     function.kernel_pytorch = True  # type: ignore[attr-defined]
     return function
-
-
-def same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return first.data_ptr() == second.data_ptr() and first.dtype is second.dtype and first.device == second.device

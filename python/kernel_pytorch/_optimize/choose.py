@@ -7,7 +7,7 @@ Modules that do the same work share one decision; every one of them is verified.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from .changes import Change, Changes
 from .costs import Cost, count
 from .measure import Timing, interleaved
-from .patterns import PATTERNS
 from .patterns.context import Context
 from .record import copied
 from .sites import Call, Proposal, Refusal, Way
 from .verify import Difference, Mismatch, Results, evaluating, results_of, verify
 
-LEAST_GAIN = 1.01  # of the medians; and the quartiles must not overlap where it is below 1.05
+LEAST_GAIN, CLEAR_GAIN = 1.01, 1.03  # between them only where the quartiles do not overlap
 
 
 @dataclass
@@ -59,7 +58,7 @@ class Outcome:
     differences: list[Difference] = field(default_factory=list)
 
 
-def proposals(context: Context, patterns: tuple[ModuleType, ...] = PATTERNS) -> tuple[list[Proposal], list[Refusal]]:
+def proposals(context: Context, patterns: Iterable[ModuleType]) -> tuple[list[Proposal], list[Refusal]]:
     """What every pattern finds in every module that the sample reaches, pattern by pattern."""
     found: list[Proposal] = []
     refused: list[Refusal] = []
@@ -145,6 +144,8 @@ class Chooser:
                     self.outcome.differences.extend(differences)
                     reasons.append(f"{way.name}: {failure}")
                     continue
+                if self.context.compiled:  # the whole decides, see compiled.py
+                    return Decision(index, "")
                 before, after = self._time(proposal, call, change, seconds)
             finally:
                 self.changes.undo(change)
@@ -155,7 +156,8 @@ class Chooser:
                 )
             elif best is None or _gain(before, after) > _gain(best.before, best.after):
                 best = Decision(index, "", before, after)
-        return best or Decision(None, "not faster here. " + "; ".join(reasons))
+        words = "it computes something else. " if self.context.compiled else "not faster here. "
+        return best or Decision(None, words + "; ".join(reasons))
 
     def _time(self, proposal: Proposal, call: Call, change: Change, seconds: float) -> tuple[Timing, Timing]:
         """The module with and without the change, in turns."""
@@ -181,13 +183,13 @@ class Chooser:
 
 
 def pays(before: Timing, after: Timing) -> bool:
-    """Whether the change is faster beyond doubt."""
-    ratio = before.median_us / after.median_us
-    return ratio >= 1.05 or (ratio >= LEAST_GAIN and after.high_us < before.low_us)
+    """Whether the change is faster beyond doubt. Others' work only adds time, so that lower quartiles say most."""
+    ratio = _gain(before, after)
+    return ratio >= CLEAR_GAIN or (ratio >= LEAST_GAIN and after.high_us < before.low_us)
 
 
 def _gain(before: Timing | None, after: Timing | None) -> float:
-    return before.median_us / after.median_us if before is not None and after is not None else 0.0
+    return before.low_us / after.low_us if before is not None and after is not None else 0.0
 
 
 def working(module: nn.Module, trains: bool) -> Any:

@@ -112,8 +112,11 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     return peak if changes else None
 
 
-def kernels_of(run: Callable[[], object], device: torch.device) -> tuple[list[dict[str, Any]], int]:
-    """Where the time of one run goes, longest first, and how many kernels it launches (on a CPU: ops, views aside)."""
+def kernels_of(
+    run: Callable[[], object], device: torch.device, compiled: bool = False
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Where the time of one run goes, longest first, and how many kernels it launches (on a CPU: ops, views aside;
+    of compiled code unknown)."""
     on_gpu = device.type == "cuda"
     run()
     synchronize(device)
@@ -128,11 +131,13 @@ def kernels_of(run: Callable[[], object], device: torch.device) -> tuple[list[di
         entry = found.setdefault(event.name, [0, 0.0])
         entry[0] += 1
         entry[1] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
-    launches = int(sum(entry[0] for name, entry in found.items() if not name.startswith(("Memcpy", "Memset"))))
+    launches: int | None = int(
+        sum(entry[0] for name, entry in found.items() if not name.startswith(("Memcpy", "Memset")))
+    )
     costs: dict[str, tuple[int, float, float]] = {}
     if not on_gpu:
-        cost, costs = counted(run)
-        launches = cost.launches
+        cost, costs = counted(run) if not compiled else (None, {})
+        launches = None if cost is None else cost.launches
     rows = []
     for name, (calls, total) in sorted(found.items(), key=lambda item: -item[1][1])[:40]:
         _, moved, flops = costs.get(name, (0, None, None))

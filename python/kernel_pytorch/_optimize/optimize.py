@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import report_data
 from .changes import KEY, Changes, changes_of, uncompiled
-from .choose import Chooser, proposals
-from .patterns import named
+from .choose import Chooser, Outcome, proposals
+from .compiled import choose_set
+from .patterns import LAST_PATTERNS, named
 from .patterns.context import Context
 from .plan import plan_sites
 from .record import record
 from .run import Sample, sample_of
+from .sites import Proposal
 from .whole import compare_whole, verify_whole
 
 __all__ = ["OptimizationResult", "optimize", "restore"]
@@ -107,7 +109,7 @@ def _optimize(
     say("running the sample")
     recording = record(inner, lambda: sample.forward(inner))
     context = Context(inner, goal, accuracy, sample.device, recording, compiled=model is not inner)
-    found, refused = proposals(context, patterns)
+    found, refused = proposals(context, [one for one in patterns if one not in LAST_PATTERNS])
     say(f"{len(found)} parts could be replaced")
     plan = plan_sites(context, changes, found, sample.dtype, budget)
     refused += plan.refusals
@@ -118,8 +120,20 @@ def _optimize(
         say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
     outcome = chooser.outcome
     verify_whole(context, changes, outcome, sample, say)
+    if context.compiled:
+        left = max(0.5 * (began + budget - time.monotonic()), 1.0)
+        note = choose_set(model, context, changes, outcome, sample, left, say)
+        plan.notes.extend([note] if note else [])
+    for proposal in _last(context, outcome, patterns):
+        chooser.try_one(proposal, min(0.1 * budget, 3.0))
     measured = compare_whole(model, context, changes, outcome, sample, began + budget - time.monotonic(), say)
     return report_data.collect(model, context, outcome, plan, measured, sample)
+
+
+def _last(context: Context, outcome: Outcome, patterns: tuple[ModuleType, ...]) -> list[Proposal]:
+    found, refused = proposals(context, [one for one in LAST_PATTERNS if one in patterns])
+    outcome.refusals.extend(refused)
+    return found
 
 
 def restore(model: nn.Module) -> nn.Module:

@@ -35,6 +35,7 @@ def _rebind(function: Any, table: Mapping[Any, Any], depth: int, seen: dict[int,
     if not replaced:
         return None
     scope = {**function.__globals__, **replaced}  # as they are now
+    scope.pop("__name__", None)  # torch.compile would look names up in the module of that name
     made = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update({key: value for key, value in vars(function).items() if key != "__wrapped__"})

@@ -23,7 +23,7 @@ class Measured:
 
     timings: dict[str, Timing] = field(default_factory=dict)
     peaks: dict[str, int | None] = field(default_factory=dict)
-    launches: dict[str, int] = field(default_factory=dict)
+    launches: dict[str, int | None] = field(default_factory=dict)
     kernels: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -125,7 +125,7 @@ def _time(
             for name, (turn, _) in ways.items():
                 turn()
                 measured.peaks[name] = peak_bytes(run, context.device)
-                measured.kernels[name], measured.launches[name] = kernels_of(run, context.device)
+                measured.kernels[name], measured.launches[name] = kernels_of(run, context.device, context.compiled)
     finally:
         switch(True)()
         for parameter, gradient in gradients:

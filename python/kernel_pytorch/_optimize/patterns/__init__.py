@@ -9,9 +9,33 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import ModuleType
 
-from . import activations, blocks, calls, norms, outputs, perceptrons, transformers_attention
+from . import (
+    activations,
+    blocks,
+    calls,
+    graphs,
+    norms,
+    outputs,
+    perceptrons,
+    projections,
+    transformers_attention,
+    transformers_loss,
+)
 
-PATTERNS: tuple[ModuleType, ...] = (norms, activations, perceptrons, outputs, calls, transformers_attention, blocks)
+PATTERNS: tuple[ModuleType, ...] = (
+    norms,
+    activations,
+    perceptrons,
+    outputs,
+    projections,
+    calls,
+    transformers_attention,
+    transformers_loss,
+    blocks,
+    graphs,
+)
+# Tried when everything else is in force.
+LAST_PATTERNS: tuple[ModuleType, ...] = (graphs,)
 
 
 def names() -> list[str]:

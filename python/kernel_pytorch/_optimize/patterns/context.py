@@ -71,6 +71,11 @@ def weight_reason(module: nn.Module) -> str | None:
     return None
 
 
+def owners(model: nn.Module, parameter: Tensor) -> list[nn.Module]:
+    """The modules that hold a parameter as their own."""
+    return [part for part in model.modules() if any(p is parameter for p in part._parameters.values())]
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """For probing: no gradients, no autocast, and the user's random numbers left alone."""

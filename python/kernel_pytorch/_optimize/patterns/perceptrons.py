@@ -19,14 +19,16 @@ from torch import Tensor, nn
 from ...functional import activation as activate
 from ...functional import gated_activation, gated_activation_packed, linear
 from ...functional import mlp as fused_mlp
-from ..changes import SetForward, mark
+from ..changes import PackRows, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating, row_error
 from .activations import KINDS, kind_of
-from .context import Context, is_plain, probe, single_input, undisturbed, weight_reason, why_not_plain
+from .context import Context, is_plain, owners, probe, single_input, undisturbed, weight_reason, why_not_plain
 from .norms import TOLERANCE, first_name
 
 NAME = "mlp"
+_KEY = "_kernel_pytorch_pack"
+_WORDS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "sigmoid": "glu"}
 _GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 
 
@@ -54,7 +56,7 @@ class Perceptron:
                 activation=self.activation,
                 residual=residual,
             )
-        hidden = self._hidden(parts, x, ways)
+        hidden = self._hidden(module, x, ways)
         if self.inner_dropout is not None:
             hidden = parts[self.inner_dropout](hidden)
         if self.kind == "layer":
@@ -76,7 +78,8 @@ class Perceptron:
         dropouts = (self.inner_dropout, self.outer_dropout)
         return all(name is None or not _drops(module._modules[name]) for name in dropouts)
 
-    def _hidden(self, parts: Any, x: Tensor, ways: str) -> Tensor:
+    def _hidden(self, module: Any, x: Tensor, ways: str) -> Tensor:
+        parts = module._modules
         first = parts[self.layers[0]]
         if ways != "ours":
             if self.kind == "gated":
@@ -86,6 +89,9 @@ class Perceptron:
             return activate(first(x), self.activation)
         if self.kind == "gated":
             up = parts[self.layers[1]]
+            pack: Pack | None = module.__dict__.get(_KEY)
+            if pack is not None and pack.holds() and not _wants_gradient(x, first.weight):
+                return linear(x, pack.weight, pack.bias, activation=_WORDS[self.activation])
             return gated_activation(
                 linear(x, weight_of(first)), linear(x, weight_of(up)), self.activation,
                 gate_bias=first.bias, up_bias=up.bias,
@@ -99,6 +105,40 @@ class Perceptron:
             return gated_activation_packed(both, self.activation)
         up, gate = both.chunk(2, -1)
         return gated_activation(gate, up, self.activation)
+
+
+class Pack(Several):
+    """Gate and up as one matrix, rows in turn, which the product with its gate inside takes."""
+
+    def __init__(self, module: nn.Module, gate: Any, up: Any) -> None:
+        self.module = module
+        self.weights = PackRows([gate.weight, up.weight], interleaved=True)
+        self.biases = None if gate.bias is None else PackRows([gate.bias, up.bias], interleaved=True)
+        super().__init__(self.weights, *([] if self.biases is None else [self.biases]))
+
+    def apply(self) -> None:
+        super().apply()
+        self.module.__dict__[_KEY] = self
+
+    def undo(self) -> None:
+        self.module.__dict__.pop(_KEY, None)
+        super().undo()
+
+    def holds(self) -> bool:
+        return self.weights.holds() and (self.biases is None or self.biases.holds())
+
+    @property
+    def weight(self) -> Tensor:
+        assert self.weights.packed is not None
+        return self.weights.packed
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.biases is None else self.biases.packed
+
+
+def _wants_gradient(x: Tensor, weight: Tensor) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
 
 def _drops(module: nn.Module | None) -> bool:
@@ -135,7 +175,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return Refusal(path, NAME, reason)
     context.perceptrons[module] = found
     hooked = next((why for name, part in passed if part is not None and (why := why_not_plain(name, part))), None)
-    ways = _ways(module, found, hooked is None)
+    ways = _ways(context, module, found, hooked is None)
     covers = [
         f"{path}.{name}".lstrip(".") for name, child in module.named_children() if not isinstance(child, nn.Dropout)
     ]
@@ -144,7 +184,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     return Proposal(name, path, module, source, ways, covers=covers)
 
 
-def _ways(module: nn.Module, found: Perceptron, passable: bool) -> list[Way]:
+def _ways(context: Context, module: nn.Module, found: Perceptron, passable: bool) -> list[Way]:
     original = type(module).forward
     name = first_name(module)
 
@@ -159,10 +199,25 @@ def _ways(module: nn.Module, found: Perceptron, passable: bool) -> list[Way]:
 
     ways = [("kernel_pytorch products with the activation inside", ours)] if passable else []
     ways.append(("the module's own layers, kernel_pytorch activation", theirs))
-    return [
-        Way(words, lambda function=function: SetForward(module, mark(single_input(function, name, original))))  # type: ignore[misc]
-        for words, function in ways
-    ]
+
+    def forwards(function: Any) -> SetForward:
+        return SetForward(module, mark(single_input(function, name, original)))
+
+    made = [Way(words, lambda function=function: forwards(function)) for words, function in ways]  # type: ignore[misc]
+    if passable and not context.trains and found.kind == "gated" and _can_pack(context, module, found):
+        gate, up = (module._modules[layer] for layer in found.layers[:2])
+        words = "one kernel_pytorch product with the gate inside"
+        made.insert(0, Way(words, lambda: Several(Pack(module, gate, up), forwards(ours))))
+    return made
+
+
+def _can_pack(context: Context, module: nn.Module, found: Perceptron) -> bool:
+    """Whether gate and up can lie in one matrix: plain weights, alike, and nobody else's."""
+    gate, up = (module._modules[name] for name in found.layers[:2])
+    if type(gate) is not nn.Linear or type(up) is not nn.Linear or (gate.bias is None) != (up.bias is None):
+        return False
+    alike = gate.weight.dtype is up.weight.dtype and gate.weight.device == up.weight.device
+    return alike and all(len(owners(context.model, layer.weight)) == 1 for layer in (gate, up))
 
 
 @contextmanager

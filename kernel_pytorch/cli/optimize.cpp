@@ -1,0 +1,111 @@
+// kpt optimize: makes a model faster, which is Python's work (kernel_pytorch/_optimize): the words are checked here and
+// the program becomes the Python beside it. That is KERNEL_PYTORCH_PYTHON (set by `python -m kernel_pytorch` and the
+// wheel's script), the checkout's .venv, or python3.
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include <unistd.h>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/options.h"
+#include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/format.h"
+
+namespace kernel_pytorch::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct OptimizeArguments {
+  std::string target, demo, goal = "inference", accuracy = "exact", html, json, dtype, device;
+  std::vector<std::string> inputs;
+  double budget_seconds = 60;
+  bool compiled = false;
+};
+
+struct Python {
+  std::string program, path;  // path: what PYTHONPATH needs in front
+};
+
+Python find_python() {
+  std::error_code error;
+  const fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path();
+  KP_CHECK(!error, "optimize: cannot tell where kpt is: ", error.message());
+  const std::string named = environment("KERNEL_PYTORCH_PYTHON");
+  if (fs::exists(folder.parent_path() / "_optimize")) {  // the package's own bin/
+    return {named.empty() ? "python3" : named, folder.parent_path().parent_path().string()};
+  }
+  const fs::path checkout = folder.parent_path();  // of build/
+  KP_CHECK(fs::exists(checkout / "python" / "kernel_pytorch"), "optimize: the Python package is neither beside ",
+           folder.string(), " nor in ", (checkout / "python").string(), "; run `make build`, or install the wheel");
+  const fs::path own = checkout / ".venv" / "bin" / "python";
+  return {!named.empty() ? named : fs::exists(own) ? own.string() : "python3", (checkout / "python").string()};
+}
+
+std::vector<std::string> words_of(const OptimizeArguments& arguments, const std::string& python) {
+  std::vector<std::string> words{python, "-m", "kernel_pytorch._optimize"};
+  const auto add = [&words](const char* name, const std::string& value) {
+    if (!value.empty()) words.insert(words.end(), {name, value});
+  };
+  if (!arguments.target.empty()) words.push_back(arguments.target);
+  for (const std::string& input : arguments.inputs) add("--input", input);
+  add("--demo", arguments.demo);
+  add("--goal", arguments.goal);
+  add("--accuracy", arguments.accuracy);
+  add("--budget", format("{}", arguments.budget_seconds));
+  add("--html", arguments.html);
+  add("--json", arguments.json);
+  add("--dtype", arguments.dtype);
+  add("--device", arguments.device);
+  if (arguments.compiled) words.emplace_back("--compile");
+  return words;
+}
+
+int become_python(const OptimizeArguments& arguments) {
+  if (arguments.target.empty() == arguments.demo.empty()) {
+    throw UsageError("optimize: name a model as module:factory, or one of the bundled ones with --demo");
+  }
+  if (!arguments.target.empty() && arguments.inputs.empty()) {
+    throw UsageError("optimize: give the sample with --input, e.g. --input 1x2048:int64");
+  }
+  const Python python = find_python();
+  const std::string others = environment("PYTHONPATH");
+  setenv("PYTHONPATH", (others.empty() ? python.path : python.path + ":" + others).c_str(), 1);
+  const std::string cache = options().cache_directory;
+  if (!cache.empty()) setenv("KERNEL_PYTORCH_CACHE_DIR", cache.c_str(), 1);
+  std::vector<std::string> words = words_of(arguments, python.program);
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  execvp(pointers[0], pointers.data());
+  fail(ErrorCode::kUnsupported, "optimize: cannot run ", python.program, ": ", std::strerror(errno),
+       "; KERNEL_PYTORCH_PYTHON names another Python");
+}
+
+}  // namespace
+
+void add_optimize(Command root) {
+  Command command = root.subcommand("optimize", "Make a PyTorch model faster, and show what was done and gained");
+  auto arguments = std::make_shared<OptimizeArguments>();
+  command.text("model", arguments->target, "module:factory, a function without arguments that returns an nn.Module")
+      .texts("--input,-i", arguments->inputs,
+             "shape and type of an argument, e.g. 1x2048:int64 or 8x512x768:float32; "
+             "ids=1x2048:int64 for a named one, int64<32000 for a bound")
+      .choice("--demo", arguments->demo, "a bundled model instead", {"llama", "gpt", "bert", "vit"})
+      .choice("--goal,-g", arguments->goal, "what is measured: forward, or forward and backward",
+              {"inference", "train"})
+      .choice("--accuracy,-a", arguments->accuracy, "whether products may round more", {"exact", "tolerant"})
+      .number("--budget,-b", arguments->budget_seconds, "seconds, about", 0.1, 1e6)
+      .text("--html", arguments->html, "write the report as one page")
+      .text("--json", arguments->json, "write the report as JSON")
+      .choice("--dtype", arguments->dtype, "convert the model first", {"float32", "bfloat16", "float16"})
+      .text("--device", arguments->device, "cpu or cuda; the GPU where torch has one, by default")
+      .flag("--compile", arguments->compiled, "for use under torch.compile")
+      .footer("The model's own weights and state_dict do not change; nothing is written but the reports.")
+      .runs([arguments] { return become_python(*arguments); });
+}
+
+}  // namespace kernel_pytorch::cli

@@ -1,0 +1,190 @@
+"""Parts of optimize by themselves: packed weights, rebinding, losses, torch.compile, autocast, half precision."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from kernel_pytorch._optimize import demo_models  # noqa: E402
+from kernel_pytorch._optimize.changes import Changes, PackRows, SetForward  # noqa: E402
+from kernel_pytorch._optimize.rebind import rebind  # noqa: E402
+from kernel_pytorch._optimize.verify import row_error  # noqa: E402
+from test_optimize import always, optimize, patterns, untouched  # noqa: E402, F401
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import kernel_pytorch  # noqa: E402
+
+
+def ways(result, pattern):
+    return {one["to"] for one in result.report.data["replacements"] if one["pattern"] == pattern}
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_packed_rows_are_the_same_parameters(interleaved):
+    layers = [nn.Linear(8, 6), nn.Linear(8, 6)]
+    values = [layer.weight.detach().clone() for layer in layers]
+    parameters = [layer.weight for layer in layers]
+    pack = PackRows(parameters, interleaved)
+    assert not pack.holds()
+    pack.apply()
+    assert pack.holds()
+    assert all(layer.weight is parameter for layer, parameter in zip(layers, parameters))
+    assert all(torch.equal(a, b) for a, b in zip(parameters, values))
+    with torch.no_grad():
+        layers[1].weight.fill_(3.0)  # an optimizer's step, or a loaded checkpoint, reaches the packed tensor
+    assert (pack.packed == 3.0).any(-1).sum() == 6
+    layers[0].to(torch.float64)
+    assert not pack.holds()
+    pack.undo()
+    assert parameters[0].dtype is torch.float64
+    assert all(parameter.is_contiguous() for parameter in parameters)
+    assert (layers[1].weight == 3.0).all()
+    assert layers[1].weight.untyped_storage().nbytes() == 6 * 8 * 4
+
+
+def llama():
+    torch.manual_seed(0)
+    return demo_models.Llama(32, 2, 4, 2, 96, 64).eval(), torch.randint(96, (2, 11))
+
+
+def test_one_product_in_place_of_three(always):  # noqa: F811
+    model, x = llama()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    before = model(x)
+    result = optimize(model, x)
+    assert patterns(result) >= {"qkv"}
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(x)
+    names = [event.name for event in profile.events()]
+    products = names.count("aten::mm") + names.count("kernel_pytorch::linear") + names.count("kernel_pytorch::matmul")
+    assert products <= 2 * 5 + 1, names  # qkv, o, gate and up (maybe apart), down; and the head
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)  # with gradients: three products again
+    model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.zero_grad()
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in state.items()})
+    with torch.no_grad():
+        assert not model(x).any()
+    model.load_state_dict(state)
+    model.to(torch.float64).to(torch.float32)  # takes the weights out of their packed tensor
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+    kernel_pytorch.restore(model)
+    assert untouched(model)
+    assert torch.equal(model(x), before)
+    assert not any(name.startswith("_kernel_pytorch") for part in model.modules() for name in vars(part))
+
+
+def test_rebinding_changes_nothing_outside():
+    def ours(x):
+        return x * 0
+
+    def helper(x):
+        return F.gelu(x)
+
+    scope = {"torch": torch, "F": F, "helper": helper}
+    source = "def forward(self, x):\n    return torch.nn.functional.gelu(x) + helper(x) + F.relu(x) + torch.exp(x)\n"
+    exec(source, scope)
+    x = torch.randn(5)
+    made = rebind(scope["forward"], {F.gelu: ours})
+    torch.testing.assert_close(made(None, x), F.relu(x) + x.exp())
+    torch.testing.assert_close(scope["forward"](None, x), 2 * F.gelu(x) + F.relu(x) + x.exp())
+    assert rebind(scope["forward"], {F.silu: ours}) is None
+
+
+def test_row_error_sees_one_bad_row():
+    right = torch.randn(4096, 64)
+    wrong = right.clone()
+    wrong[4095, 63] += 0.5
+    assert row_error(right, right) == (0.0, 0.0)
+    assert row_error(wrong, right)[1] > 0.01
+    wrong[0, 0] = float("nan")
+    assert row_error(wrong, right)[1] == float("inf")
+    right[0, 0] = float("nan")
+    assert row_error(wrong, right)[1] < 1
+
+
+def test_changes_are_undone_in_any_order():
+    module, x = nn.Linear(2, 2), torch.ones(1, 2)
+    before = module(x)
+    changes = Changes()
+    first = SetForward(module, lambda self, x: x + 1)
+    second = SetForward(module, lambda self, x: x + 2)
+    changes.apply(first)
+    changes.apply(second)
+    changes.undo(first)
+    assert torch.equal(module(x), x + 2)
+    with changes.suspended():
+        assert torch.equal(module(x), before)
+    assert torch.equal(module(x), x + 2)
+    changes.undo_all()
+    assert torch.equal(module(x), before)
+
+
+def test_half_precision(always):  # noqa: F811
+    model, x = llama()
+    model.to(torch.bfloat16)
+    before = model(x)
+    result = optimize(model, x)
+    assert {"residual + norm", "gated mlp"} <= patterns(result)
+    assert row_error(model(x), before)[1] < 5e-2
+    kernel_pytorch.restore(model)
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("goal", ["inference", "train"])
+def test_autocast(goal, always):  # noqa: F811
+    model, x = llama()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = model(x)
+        result = optimize(model, x, goal=goal)
+        assert patterns(result)
+        after = model(x)
+        assert after.dtype is before.dtype
+        assert row_error(after, before)[1] < 5e-2
+        kernel_pytorch.restore(model)
+        assert torch.equal(model(x), before)
+
+
+def test_under_torch_compile(always):  # noqa: F811
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = demo_models.Llama(32, 1, 4, 2, 96, 64).eval(), torch.randint(96, (2, 11))
+    reference = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    result = optimize(compiled, x, goal="train")
+    assert result.model is compiled
+    assert patterns(result), result.report
+    assert any("compiled and timed in turns" in note for note in result.report.data["notes"])
+    torch.testing.assert_close(compiled(x), reference(x), rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.explain(model)(x).graph_break_count == 0
+    kernel_pytorch.restore(compiled)
+    assert untouched(model)
+    torch.testing.assert_close(compiled(x), reference(x), rtol=1e-4, atol=1e-5)
+
+
+def test_losses_of_hugging_face(always):  # noqa: F811
+    pytest.importorskip("transformers")
+    from optimize_models import HUGGING_FACE
+
+    torch.manual_seed(0)
+    model, inputs = HUGGING_FACE["gpt2"]()
+    labels = inputs["input_ids"].clone()
+    labels[0, 3] = -100
+    inputs["labels"] = labels
+    model.eval()
+    before = model(**inputs).loss
+    counted = model(**inputs, num_items_in_batch=7).loss
+    result = optimize(model, inputs, goal="train")
+    assert "cross entropy (Hugging Face)" in patterns(result)
+    torch.testing.assert_close(model(**inputs).loss, before)
+    torch.testing.assert_close(model(**inputs, num_items_in_batch=7).loss, counted)
+    kernel_pytorch.restore(model)
+    assert torch.equal(model(**inputs).loss, before)
+    assert "_loss_function" not in vars(model)
