@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from .config import AttentionConfig, AttentionPatterns
+from .fusion import (
+    FusionConfig,
+    FusionStrategy,
+    OptimizationLevel,
+    UnifiedAttentionFusion,
+    create_unified_attention_fusion,
+)
 from .layers import FlashAttention3, FlexAttentionLayer, create_attention, create_flex_attention
 from .score_mods import FlexAttentionMaskMods, FlexAttentionScoreMods, alibi_slopes
 
@@ -14,7 +21,12 @@ __all__ = [
     "FlexAttentionLayer",
     "FlexAttentionMaskMods",
     "FlexAttentionScoreMods",
+    "FusionConfig",
+    "FusionStrategy",
+    "OptimizationLevel",
+    "UnifiedAttentionFusion",
     "alibi_slopes",
     "create_attention",
     "create_flex_attention",
+    "create_unified_attention_fusion",
 ]

@@ -1,0 +1,300 @@
+"""Block fusion by the names of the seeds, on kernel_pytorch.optimize: parts of a model become fused kernels where that
+was measured faster and verified; launches are counted by the profiler, accuracy is measured, nothing is assumed.
+
+The given model stays as it is: what is fused is a second model of the same parameters. Its first call is the sample
+that it is fused for, so that call takes up to `budget_seconds` more.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+
+import torch  # isort: skip
+import torch.nn.functional as F  # isort: skip
+from torch import Tensor, nn  # isort: skip
+
+from .fusion_stats import FusionPerformanceStats, benchmark_fusion_performance
+
+__all__ = [
+    "FusionConfig",
+    "FusionPerformanceStats",
+    "FusionStrategy",
+    "OptimizationLevel",
+    "UnifiedAttentionFusion",
+    "benchmark_fusion_performance",
+    "create_unified_attention_fusion",
+]
+
+
+class FusionStrategy(Enum):
+    """Which parts of a block are looked at."""
+
+    ATTENTION_NORM = "attention_norm"
+    FFN_NORM = "ffn_norm"
+    ATTENTION_FFN = "attention_ffn"
+    FULL_BLOCK = "full_block"
+    CUSTOM = "custom"  # FusionConfig.patterns says
+
+
+class OptimizationLevel(Enum):
+    """How far to go. Whatever is replaced was verified and measured faster."""
+
+    CONSERVATIVE = "conservative"  # norms and activations only: no product is computed in another order
+    BALANCED = "balanced"  # every part of the strategy, in the model's precision
+    AGGRESSIVE = "aggressive"  # products may be narrower where the device gains by it: accuracy="tolerant"
+    ADAPTIVE = "adaptive"  # balanced in training, aggressive in evaluation
+    DEBUG = "debug"  # balanced, each step told on standard error
+
+
+_POINTWISE = ("norms", "activations")
+_PATTERNS: dict[FusionStrategy, tuple[str, ...] | None] = {
+    FusionStrategy.ATTENTION_NORM: ("norms", "calls", "transformers_attention", "outputs"),
+    FusionStrategy.FFN_NORM: ("norms", "activations", "perceptrons", "outputs"),
+    FusionStrategy.ATTENTION_FFN: ("activations", "perceptrons", "calls", "transformers_attention"),
+    FusionStrategy.FULL_BLOCK: None,
+}
+
+
+@dataclass(frozen=True)
+class FusionConfig:
+    """What to fuse and how far to go.
+
+    Attributes:
+        enable_mixed_precision: whether AGGRESSIVE and ADAPTIVE may use narrower products.
+        enable_memory_optimization: undo a fusion whose peak memory was measured above the original's.
+        target_sequence_length: of the sample that `fuse()` makes up where it is given none.
+        patterns: for FusionStrategy.CUSTOM, names of kernel_pytorch.optimize's patterns.
+        budget_seconds: about how long fusing may take.
+    """
+
+    strategy: FusionStrategy = FusionStrategy.FULL_BLOCK
+    optimization_level: OptimizationLevel = OptimizationLevel.BALANCED
+    enable_mixed_precision: bool = True
+    enable_memory_optimization: bool = True
+    target_sequence_length: int = 512
+    patterns: tuple[str, ...] = ()
+    budget_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.strategy is FusionStrategy.CUSTOM and not self.patterns:
+            raise ValueError("FusionConfig: strategy is CUSTOM and patterns is empty; name what is to be fused")
+        if self.target_sequence_length < 1:
+            raise ValueError(f"FusionConfig: target_sequence_length is {self.target_sequence_length}")
+
+    def pattern_names(self) -> tuple[str, ...] | None:
+        """As kernel_pytorch.optimize takes them."""
+        names = self.patterns if self.strategy is FusionStrategy.CUSTOM else _PATTERNS[self.strategy]
+        if self.optimization_level is OptimizationLevel.CONSERVATIVE:
+            return tuple(name for name in _POINTWISE if names is None or name in names)
+        return names
+
+    def accuracy(self, goal: str) -> str:
+        level = self.optimization_level
+        narrow = level is OptimizationLevel.AGGRESSIVE or (level is OptimizationLevel.ADAPTIVE and goal == "inference")
+        return "tolerant" if narrow and self.enable_mixed_precision else "exact"
+
+
+class UnifiedAttentionFusion(nn.Module):
+    """A model and its fused form, of the same parameters and with the same state_dict.
+
+    Attributes:
+        model: the fused one. Before the first call (or `fuse`) nothing in it is replaced.
+        report: kernel_pytorch.optimize's report of it, None before.
+    """
+
+    def __init__(self, model: nn.Module, config: FusionConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or FusionConfig()
+        self.model = _with_the_same_parameters(model)
+        self.training = model.training
+        self.report: Any = None
+        self.notes: list[str] = []
+        self._goal: str | None = None
+        self.register_state_dict_post_hook(_leave_out_our_name)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_put_in_our_name)  # type: ignore[no-untyped-call]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives. The first call, and the first one in training, fuse it for their arguments."""
+        if not torch.compiler.is_compiling() and self._goal != "train":
+            from .._optimize.first_call import goal_now
+
+            if self._goal is None or goal_now(self) == "train":
+                self.fuse(*args, **kwargs)
+        return self.model(*args, **kwargs)
+
+    def fuse(self, *args: Any, **kwargs: Any) -> UnifiedAttentionFusion:
+        """Fuses for these arguments of the model, in its mode; again after `restore` or for other arguments.
+
+        Without arguments a sample is made up: random, one sequence of config.target_sequence_length, for a model whose
+        first norm or linear layer tells the number of features.
+        """
+        from .._optimize.first_call import goal_now, sample_inputs_of
+        from .._optimize.optimize import optimize, restore
+
+        if not args and not kwargs:
+            args = (_made_up_sample(self.model, self.config.target_sequence_length),)
+        self.restore()
+        goal = goal_now(self)
+        progress = _say if self.config.optimization_level is OptimizationLevel.DEBUG else None
+        result = optimize(
+            self.model,
+            sample_inputs_of(self.model, args, kwargs),
+            goal,
+            self.config.budget_seconds,
+            self.config.accuracy(goal),
+            patterns=self.config.pattern_names(),
+            progress=progress,
+        )
+        self.report, self._goal = result.report, goal
+        before, after = (_peak_bytes(result.report, name) for name in ("before", "after"))
+        if self.config.enable_memory_optimization and before is not None and (after or 0) > 1.02 * before:
+            restore(self.model)
+            self.notes.append(f"undone: its peak memory was {after} bytes, the original's {before}")
+        return self
+
+    def restore(self) -> None:
+        """The model as it was given; the next call fuses again."""
+        from .._optimize.optimize import restore
+
+        restore(self.model)
+        self.report, self._goal, self.notes = None, None, []
+
+    def get_fusion_analysis(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What was fused, what was left alone, and why; fuses first where arguments are given or nothing was yet."""
+        if args or kwargs or self.report is None:
+            self.fuse(*args, **kwargs)
+        data = self.report.data
+        return {
+            "strategy": self.config.strategy.value,
+            "optimization_level": self.config.optimization_level.value,
+            "fused": [] if self.notes else data["replacements"],
+            "left_alone": data["refusals"],
+            "measurements": data["measurements"],
+            "numerics": data["numerics"],
+            "notes": [*data["notes"], *self.notes],
+        }
+
+
+def create_unified_attention_fusion(
+    model: nn.Module | int,
+    fusion_strategy: FusionStrategy | int = FusionStrategy.FULL_BLOCK,
+    optimization_level: OptimizationLevel | int | None = OptimizationLevel.BALANCED,
+    dropout: float = 0.0,
+    *,
+    config: FusionConfig | None = None,
+    n_heads: int | None = None,
+    d_ff: int | None = None,
+    strategy: FusionStrategy | None = None,
+    device: torch.device | str | None = None,
+) -> UnifiedAttentionFusion:
+    """A fused form of the model, of the same parameters: create_unified_attention_fusion(model, FULL_BLOCK, BALANCED).
+
+    Args:
+        model: any nn.Module; it stays as it is. Or a number of features: (d_model, n_heads, d_ff, dropout) makes a new
+            pre-norm block of causal attention and a GELU MLP, on `device`, and fuses that.
+        fusion_strategy: which parts; `strategy` is the same by another name.
+        optimization_level: how far to go.
+        config: instead of both.
+    """
+    if isinstance(model, nn.Module):
+        if n_heads is not None or d_ff is not None or dropout != 0.0 or device is not None:
+            raise TypeError("create_unified_attention_fusion: n_heads, d_ff, dropout and device are a new block's")
+        inner = model
+    else:
+        heads = fusion_strategy if isinstance(fusion_strategy, int) else n_heads
+        hidden = optimization_level if isinstance(optimization_level, int) else d_ff
+        if heads is None:
+            raise TypeError("create_unified_attention_fusion: a new block needs n_heads")
+        inner = CausalBlock(model, heads, hidden, dropout, device)
+    if config is None:
+        chosen = strategy or (fusion_strategy if isinstance(fusion_strategy, FusionStrategy) else None)
+        level = optimization_level if isinstance(optimization_level, OptimizationLevel) else None
+        config = FusionConfig(chosen or FusionStrategy.FULL_BLOCK, level or OptimizationLevel.BALANCED)
+    return UnifiedAttentionFusion(inner, config)
+
+
+class CausalBlock(nn.Module):
+    """x + attention(norm1(x)), then x + mlp(norm2(x)), in torch's own modules: what a new block's fusion is made of."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_ff: int | None = None,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if n_heads < 1 or d_model % n_heads != 0:
+            raise ValueError(f"create_unified_attention_fusion: d_model {d_model} is no multiple of n_heads {n_heads}")
+        self.n_heads, self.dropout = n_heads, dropout
+        hidden = 4 * d_model if d_ff is None else d_ff
+        self.norm1 = nn.LayerNorm(d_model, device=device)
+        self.qkv = nn.Linear(d_model, 3 * d_model, device=device)
+        self.proj = nn.Linear(d_model, d_model, device=device)
+        self.norm2 = nn.LayerNorm(d_model, device=device)
+        self.mlp = nn.Sequential(
+            nn.Linear(d_model, hidden, device=device), nn.GELU(), nn.Linear(hidden, d_model, device=device)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, sequence, d_model] -> the same shape."""
+        batch, length, features = x.shape
+        query, key, value = self.qkv(self.norm1(x)).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+        drop = self.dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(query, key, value, dropout_p=drop, is_causal=True)
+        x = x + self.proj(attended.transpose(1, 2).reshape(batch, length, features))
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+def _with_the_same_parameters(model: nn.Module) -> nn.Module:
+    """A copy of the modules, not of what they hold: training one trains both."""
+    held = [*model.parameters(), *model.buffers()]
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in held})
+    except Exception as error:
+        raise TypeError(
+            f"create_unified_attention_fusion: {type(model).__name__} cannot be copied ({error}); "
+            f"kernel_pytorch.optimize(model, inputs) works in place"
+        ) from error
+
+
+def _made_up_sample(model: nn.Module, length: int) -> Tensor:
+    """One random sequence for the first layer that tells what it takes."""
+    tensor = next(model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    for part in model.modules():
+        if isinstance(part, nn.Embedding):
+            return torch.randint(part.num_embeddings, (1, length), generator=generator).to(tensor.device)
+        features = getattr(part, "in_features", None) or getattr(part, "embed_dim", None)
+        if features is None and isinstance(part, (nn.LayerNorm, nn.RMSNorm)):
+            features = part.normalized_shape[-1]
+        if features is not None:
+            shape = (1, length, features) if getattr(part, "batch_first", True) else (length, 1, features)
+            return torch.randn(shape, generator=generator).to(tensor.device, tensor.dtype)
+    raise ValueError(f"fuse: no sample can be made up for {type(model).__name__}; give the arguments of a call")
+
+
+def _leave_out_our_name(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for name in [name for name in state if name.startswith(f"{prefix}model.")]:
+        state[prefix + name.removeprefix(f"{prefix}model.")] = state.pop(name)
+
+
+def _put_in_our_name(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[f"{prefix}model.{name.removeprefix(prefix)}"] = state.pop(name)
+
+
+def _peak_bytes(report: Any, name: str) -> int | None:
+    row = report.measurement(name)
+    return row["peak_bytes"] if row else None
+
+
+def _say(line: str) -> None:
+    print(f"fusion: {line}", file=sys.stderr)

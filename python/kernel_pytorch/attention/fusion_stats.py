@@ -1,0 +1,118 @@
+"""A model against its fused form: times in turns, launches counted by the profiler, outputs compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["FusionPerformanceStats", "benchmark_fusion_performance"]
+
+
+@dataclass(frozen=True)
+class FusionPerformanceStats:
+    """A baseline and a fused model on one input; None where this device does not tell.
+
+    Attributes:
+        kernel_launches_original: by torch.profiler: kernels on a GPU, operators that compute on a CPU.
+        execution_time_original_ms: medians of interleaved runs.
+        memory_bandwidth_original_gb_s: bytes of all operators' arguments and results over the time.
+        gpu_utilization: share of the fused model's time in which its kernels run.
+        numerical_accuracy: 1 - max_relative_error.
+        max_relative_error: largest difference of the outputs over the largest output.
+        is_clear: whether the quartiles of the times do not overlap.
+    """
+
+    kernel_launches_original: int
+    kernel_launches_fused: int
+    execution_time_original_ms: float
+    execution_time_fused_ms: float
+    memory_bandwidth_original_gb_s: float
+    memory_bandwidth_fused_gb_s: float
+    gpu_utilization: float | None
+    max_relative_error: float
+    is_clear: bool
+    num_runs: int
+    kernels_fused: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def speedup(self) -> float:
+        return self.execution_time_original_ms / self.execution_time_fused_ms
+
+    @property
+    def kernel_reduction_ratio(self) -> float:
+        """The share of launches that are gone."""
+        return 1 - self.kernel_launches_fused / max(self.kernel_launches_original, 1)
+
+    @property
+    def numerical_accuracy(self) -> float:
+        return 1 - self.max_relative_error
+
+    @property
+    def fusion_efficiency(self) -> float | None:
+        """The share of time gone over the share of launches gone; None where no launch is gone."""
+        gone = self.kernel_reduction_ratio
+        return (1 - 1 / self.speedup) / gone if gone > 0 else None
+
+
+def benchmark_fusion_performance(
+    baseline_model: nn.Module, fused_model: nn.Module, input_data: Any, num_runs: int = 100
+) -> FusionPerformanceStats:
+    """Runs both models by turns on the input, in evaluation mode without gradients, and counts and compares.
+
+    Args:
+        input_data: a tensor, or a tuple of arguments.
+        num_runs: timed turns of each.
+    """
+    from .._optimize.costs import count
+    from .._optimize.measure import kernels_of
+    from .._optimize.verify import evaluating
+    from ..utils.profiling import KernelProfiler
+
+    args = input_data if isinstance(input_data, tuple) else (input_data,)
+    device = next((arg.device for arg in args if isinstance(arg, Tensor)), torch.device("cpu"))
+    with evaluating(baseline_model), evaluating(fused_model), torch.no_grad():
+        fused_model(*args)  # a fusion that is not yet made is made now, not in a turn
+        profiler = KernelProfiler(device)
+        ways = {"original": lambda: baseline_model(*args), "fused": lambda: fused_model(*args)}
+        comparison = profiler.compare_implementations(ways, (), num_runs)
+        counted = {name: kernels_of(way, device) for name, way in ways.items()}
+        moved = {name: count(way).bytes for name, way in ways.items()}
+        error = _relative_error(ways["fused"](), ways["original"]())
+    original, fused = comparison.timings
+    busy_us = sum(row["total_us"] for row in counted["fused"][0])
+    return FusionPerformanceStats(
+        kernel_launches_original=counted["original"][1],
+        kernel_launches_fused=counted["fused"][1],
+        execution_time_original_ms=original.median_us / 1e3,
+        execution_time_fused_ms=fused.median_us / 1e3,
+        memory_bandwidth_original_gb_s=moved["original"] / original.median_us / 1e3,
+        memory_bandwidth_fused_gb_s=moved["fused"] / fused.median_us / 1e3,
+        gpu_utilization=min(1.0, busy_us / fused.median_us) if device.type == "cuda" else None,
+        max_relative_error=error,
+        is_clear=comparison.is_clear("fused"),
+        num_runs=num_runs,
+        kernels_fused=tuple(row["name"] for row in counted["fused"][0]),
+    )
+
+
+def _floating(output: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _relative_error(got: Any, want: Any) -> float:
+    """The largest difference of any output over that output's largest value."""
+    ours, theirs = _floating(got), _floating(want)
+    if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
+        shapes = [[list(tensor.shape) for tensor in side] for side in (ours, theirs)]
+        raise ValueError(f"benchmark_fusion_performance: outputs of {shapes[0]} and of {shapes[1]} cannot be compared")
+    worst = 0.0
+    for a, b in zip(ours, theirs):
+        if b.numel():
+            difference = (a.double() - b.double()).abs().max().item()
+            largest = b.double().abs().max().item()
+            worst = max(worst, difference / largest if largest else difference)
+    return worst

@@ -1,0 +1,215 @@
+"""Fusion by the seeds' names: the same numbers, the same parameters, launches counted and not assumed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_pytorch.attention import create_unified_attention_fusion  # noqa: E402
+from kernel_pytorch.attention.fusion import (  # noqa: E402
+    CausalBlock,
+    FusionConfig,
+    FusionPerformanceStats,
+    FusionStrategy,
+    OptimizationLevel,
+    UnifiedAttentionFusion,
+    benchmark_fusion_performance,
+)
+
+nn = torch.nn
+QUICK = 0.3
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Of all there is on a busy machine, waiting for each other's threads takes longest."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def encoder(**changes) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, **changes)
+
+
+def test_the_seed_s_example() -> None:
+    transformer = nn.TransformerEncoderLayer(d_model=32, nhead=4, dropout=0.0)
+    fused = create_unified_attention_fusion(
+        transformer,
+        fusion_strategy=FusionStrategy.FULL_BLOCK,
+        optimization_level=OptimizationLevel.AGGRESSIVE,
+    )
+    assert isinstance(fused, UnifiedAttentionFusion) and fused.report is None
+    fused.config = FusionConfig(optimization_level=OptimizationLevel.AGGRESSIVE, budget_seconds=QUICK)
+    x = torch.randn(8, 2, 32)
+    transformer.eval(), fused.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), transformer(x), rtol=3e-2, atol=3e-2)
+    assert fused.report is not None and fused.report.data["accuracy"] == "tolerant"
+
+
+def test_the_model_given_stays_as_it_is_and_shares_its_parameters() -> None:
+    model = encoder().eval()
+    names = set(model.state_dict())
+    fused = UnifiedAttentionFusion(model, FusionConfig(budget_seconds=QUICK))
+    x = torch.randn(2, 8, 32)
+    with torch.no_grad():
+        want = model(x)
+        torch.testing.assert_close(fused(x), want, rtol=1e-3, atol=1e-4)
+        assert torch.equal(model(x), want)
+        model.norm1.weight.mul_(2)
+        torch.testing.assert_close(fused(x), model(x), rtol=1e-3, atol=1e-4)
+    assert {id(p) for p in fused.parameters()} == {id(p) for p in model.parameters()}
+    assert set(fused.state_dict()) == names == set(model.state_dict())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_state_dicts_load_both_ways(nested: bool) -> None:
+    class WithAModel(nn.Module):  # a name that our own must not be confused with
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.model(x)
+
+    def wrapped(model):
+        fused = UnifiedAttentionFusion(model)
+        return nn.Sequential(nn.Linear(3, 3), fused) if nested else fused
+
+    def plain(model):
+        return nn.Sequential(nn.Linear(3, 3), model) if nested else model
+
+    one, other = wrapped(WithAModel()), plain(WithAModel())
+    assert list(one.state_dict()) == list(other.state_dict())
+    one.load_state_dict(other.state_dict())
+    for a, b in zip(one.state_dict().values(), other.state_dict().values()):
+        assert torch.equal(a, b)
+    plain(WithAModel()).load_state_dict(one.state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        one.load_state_dict({})
+
+
+def test_training_is_fused_again_and_gradients_are_right() -> None:
+    model = encoder()
+    fused = UnifiedAttentionFusion(model, FusionConfig(budget_seconds=QUICK))
+    x = torch.randn(2, 8, 32)
+    with torch.no_grad():
+        fused.eval()(x)
+    assert fused.report.data["goal"] == "inference"
+    fused.train()
+    fused(x).square().sum().backward()
+    assert fused.report.data["goal"] == "train"
+    got = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(got[name], parameter.grad, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_strategies_and_levels_choose_patterns_and_accuracy() -> None:
+    everything = FusionConfig()
+    assert everything.pattern_names() is None and everything.accuracy("inference") == "exact"
+    attention = FusionConfig(FusionStrategy.ATTENTION_NORM).pattern_names()
+    ffn = FusionConfig(FusionStrategy.FFN_NORM).pattern_names()
+    assert attention is not None and ffn is not None
+    assert "perceptrons" not in attention and "calls" not in ffn and "norms" in attention and "norms" in ffn
+    careful = FusionConfig(FusionStrategy.ATTENTION_FFN, OptimizationLevel.CONSERVATIVE)
+    assert careful.pattern_names() == ("activations",)
+    adaptive = FusionConfig(optimization_level=OptimizationLevel.ADAPTIVE)
+    assert (adaptive.accuracy("train"), adaptive.accuracy("inference")) == ("exact", "tolerant")
+    wide = FusionConfig(optimization_level=OptimizationLevel.AGGRESSIVE, enable_mixed_precision=False)
+    assert wide.accuracy("inference") == "exact"
+    assert FusionConfig(FusionStrategy.CUSTOM, patterns=("norms",)).pattern_names() == ("norms",)
+    with pytest.raises(ValueError, match="patterns is empty"):
+        FusionConfig(FusionStrategy.CUSTOM)
+
+
+def test_only_what_the_strategy_names_is_looked_at() -> None:
+    config = FusionConfig(FusionStrategy.CUSTOM, patterns=("norms",), budget_seconds=QUICK)
+    fused = UnifiedAttentionFusion(CausalBlock(64, 4).eval(), config)
+    analysis = fused.get_fusion_analysis(torch.randn(1, 8, 64))
+    seen = {row["path"] for row in analysis["fused"] + analysis["left_alone"]}
+    assert seen == {"norm1", "norm2"}
+    assert analysis["strategy"] == "custom" and {row["name"] for row in analysis["measurements"]} >= {"before", "after"}
+    unknown = UnifiedAttentionFusion(CausalBlock(64, 4), FusionConfig(FusionStrategy.CUSTOM, patterns=("nonsense",)))
+    with pytest.raises(ValueError, match="no pattern is called nonsense"):
+        unknown(torch.randn(1, 8, 64))
+
+
+@pytest.mark.parametrize("model", [encoder(), nn.TransformerEncoderLayer(32, 4, 64), CausalBlock(32, 4)])
+def test_samples_can_be_made_up(model: nn.Module) -> None:
+    fused = UnifiedAttentionFusion(model.eval(), FusionConfig(target_sequence_length=6, budget_seconds=QUICK)).fuse()
+    (words,) = fused.report.data["model"]["inputs"]
+    assert words.split()[0] in ("1x6x32", "6x1x32")
+    fused.restore()
+    assert fused.report is None
+    with pytest.raises(ValueError, match="no sample can be made up"):
+        UnifiedAttentionFusion(nn.Bilinear(2, 2, 2)).fuse()
+
+
+def test_a_new_block_by_its_sizes() -> None:
+    fused = create_unified_attention_fusion(32, 4, 48)
+    assert fused.model.mlp[0].out_features == 48 and fused.model.n_heads == 4
+    fused.config = FusionConfig(budget_seconds=QUICK)
+    plain = copy.deepcopy(fused.model)
+    x = torch.randn(2, 8, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(fused.eval()(x), plain.eval()(x), rtol=1e-3, atol=1e-4)
+        later = x.clone()
+        later[:, 5:] += 1  # causal: what comes later changes nothing before it
+        torch.testing.assert_close(fused(later)[:, :5], fused(x)[:, :5], rtol=1e-4, atol=1e-5)
+    for wrong in ({"model": 32}, {"model": 30, "n_heads": 4}, {"model": encoder(), "n_heads": 4}):
+        with pytest.raises((TypeError, ValueError), match="create_unified_attention_fusion"):
+            create_unified_attention_fusion(**wrong)
+
+
+class Chain(nn.Module):
+    """So many additions, and an error of its own."""
+
+    def __init__(self, operations: int, error: float = 0.0) -> None:
+        super().__init__()
+        self.operations, self.error = operations, error
+
+    def forward(self, x):
+        for _ in range(self.operations):
+            x = x + 1
+        return x * (1 + self.error)
+
+
+def test_launches_are_counted_and_accuracy_is_measured() -> None:
+    x = torch.ones(64, 64)
+    stats = benchmark_fusion_performance(Chain(9), Chain(4, error=1e-3), x, num_runs=20)
+    assert isinstance(stats, FusionPerformanceStats)
+    assert (stats.kernel_launches_original, stats.kernel_launches_fused) == (10, 5)
+    assert stats.kernel_reduction_ratio == 0.5
+    assert stats.max_relative_error == pytest.approx((10 - 5 * 1.001) / 10, rel=1e-4)
+    assert stats.numerical_accuracy == pytest.approx(1 - stats.max_relative_error)
+    assert stats.speedup == stats.execution_time_original_ms / stats.execution_time_fused_ms
+    if not x.is_cuda:
+        assert stats.gpu_utilization is None
+    moved = 20 * x.numel() * 4  # each operation reads and writes
+    assert stats.memory_bandwidth_original_gb_s == pytest.approx(moved / stats.execution_time_original_ms / 1e6)
+    same = benchmark_fusion_performance(Chain(3), Chain(3), x, num_runs=5)
+    assert same.max_relative_error == 0 and same.fusion_efficiency is None
+    with pytest.raises(ValueError, match="cannot be compared"):
+        benchmark_fusion_performance(Chain(1), nn.Linear(64, 3), x, num_runs=2)
+
+
+def test_memory_that_grows_undoes_the_fusion(monkeypatch) -> None:
+    from kernel_pytorch._optimize.report import Report
+
+    grown = {"before": {"peak_bytes": 100}, "after": {"peak_bytes": 110}}
+    monkeypatch.setattr(Report, "measurement", lambda self, name: grown[name])
+    fused = UnifiedAttentionFusion(CausalBlock(64, 4).eval(), FusionConfig(budget_seconds=QUICK))
+    x = torch.randn(1, 8, 64)
+    assert "peak memory was 110 bytes" in fused.get_fusion_analysis(x)["notes"][-1]
+    kept = UnifiedAttentionFusion(
+        CausalBlock(64, 4).eval(), FusionConfig(enable_memory_optimization=False, budget_seconds=QUICK)
+    )
+    assert kept.fuse(x).notes == []
