@@ -21,7 +21,7 @@ int64_t even_batch(int64_t batch) {
 
 std::string gigabytes(double bytes) {
   std::ostringstream text;
-  text << std::fixed << std::setprecision(2) << bytes / 1e9 << " GB";
+  text << std::fixed << std::setprecision(3) << bytes / 1e9 << " GB";
   return text.str();
 }
 
@@ -66,10 +66,9 @@ BatchPlan plan_batch(const BatchRequest& request) {
   }
   const double most = sample_bytes > 0 ? (usable - fixed_bytes) / sample_bytes : static_cast<double>(kLargestBatch);
   plan.fits = static_cast<int64_t>(std::min(most, static_cast<double>(kLargestBatch)));
-  const std::string room = concat(plan.fits, " samples fit into ", gigabytes(usable), " (", gigabytes(fixed_bytes),
-                                  " and ", gigabytes(sample_bytes), " a sample)");
   plan.batch = even_batch(plan.fits);
-  plan.reason = room;
+  plan.reason = concat(plan.fits, " samples fit into ", gigabytes(usable), " (", gigabytes(fixed_bytes), " and ",
+                       gigabytes(sample_bytes), " a sample)");
   if (request.sample_us > 0) {  // b samples reach b s / (f + b s) of the greatest throughput
     const double enough =
         std::ceil(request.least_share / (1 - request.least_share) * request.fixed_us / request.sample_us);
@@ -77,8 +76,9 @@ BatchPlan plan_batch(const BatchRequest& request) {
         static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::clamp(enough, 1.0, double{kLargestBatch}))));
     if (rounded < plan.batch) {
       plan.batch = rounded;
-      plan.reason = concat(room, "; ", plan.batch, " already reach ", std::lround(100 * request.least_share),
-                           " % of the throughput");
+      plan.reason = concat(plan.batch, " samples reach ", std::lround(100 * request.least_share),
+                           " % of the throughput of an endless batch and need ",
+                           gigabytes(fixed_bytes + sample_bytes * static_cast<double>(plan.batch)));
     }
   }
   return plan;

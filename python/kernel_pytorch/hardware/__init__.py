@@ -16,10 +16,13 @@ from .. import _library
 if TYPE_CHECKING:
     import torch
 
+    from .abstraction import HardwareAbstractionLayer
+
 __all__ = [
     "CpuDetails",
     "CudaDetails",
     "DeviceInfo",
+    "HardwareAbstractionLayer",
     "LaunchCounts",
     "cuda_absence",
     "detect_available_devices",
@@ -147,3 +150,11 @@ def detect_available_devices() -> dict[str, list[torch.device]]:
 
     usable = torch.cuda.device_count() if cuda_names and torch.cuda.is_available() else 0
     return {"cuda": [torch.device(name) for name in cuda_names[:usable]], "cpu": [torch.device("cpu")]}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HardwareAbstractionLayer":  # needs torch, which the rest does not
+        from .abstraction import HardwareAbstractionLayer
+
+        return HardwareAbstractionLayer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
