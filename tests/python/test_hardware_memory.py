@@ -155,7 +155,7 @@ def test_the_batch_fits_and_more_memory_never_gives_less() -> None:
     )  # small batches: the optimizer is the peak
     batch = layer.get_optimal_batch_size(wide, memory_limit_gb=0.1)
     assert layer.estimate_memory_usage(wide, batch) <= 0.09
-    assert batch == 64 or layer.estimate_memory_usage(wide, 2 * batch) > 0.09
+    assert "throughput" in layer.batch_reason or layer.estimate_memory_usage(wide, 2 * batch) > 0.09
     with pytest.raises(ValueError, match="one sample needs"):
         layer.get_optimal_batch_size(wide, memory_limit_gb=0.01)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -126,7 +127,7 @@ class HardwareAbstractionLayer:
         """The batch that fits into the device's memory (a tenth is left free) and beyond which throughput hardly grows.
 
         Powers of two to 64, then multiples of 64. The throughput is a model: the step's operations at a fixed time
-        each, its flops at the rate of a large product, which is measured now. `batch_reason` says what decided.
+        each, its flops at the rate of a large product, which is measured once. `batch_reason` says what decided.
 
         Raises:
             ValueError: not even one sample fits.
@@ -184,8 +185,9 @@ class _Point:
     estimate: MemoryEstimate
 
 
+@functools.cache
 def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Of a large product, by the median of five."""
+    """Of a large product, by the median of five; measured once, so that answers do not change from call to call."""
     n = 4096 if device.type == "cuda" else 384
     kind = dtype if dtype.is_floating_point else torch.float32
     a = torch.randn(n, n, device=device).to(kind)
