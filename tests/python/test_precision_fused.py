@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 import torch
 from kernel_pytorch._ops.float8 import Quantized
-from kernel_pytorch.precision import FP8Config, FP8LinearLayer, fp8_gated_mlp, fp8_norm_linear, update_fp8_scales
+from kernel_pytorch.core import FusedSwiGLU, OptimizedMLP
+from kernel_pytorch.precision import (
+    FP8Config,
+    FP8LinearLayer,
+    convert_model_to_fp8,
+    fp8_gated_mlp,
+    fp8_layers,
+    fp8_norm_linear,
+    take_overflows,
+    update_fp8_scales,
+)
 from torch import Tensor
 
 from kernel_pytorch import functional
@@ -161,13 +171,46 @@ def test_a_layer_used_twice() -> None:
     torch.testing.assert_close(twice, 2 * once)
 
 
-def test_compiled_and_without_gradients() -> None:
-    gate_up, down, weight = layers("cpu", "current", False)
-    x = torch.randn(16, 128, dtype=torch.bfloat16)
-    call = torch.compile(lambda x: fp8_gated_mlp(x, gate_up, down, norm_weight=weight, eps=1e-5), fullgraph=True)
+def test_compiled_as_eager() -> None:
+    gate_up, down, weight = layers("cpu", "current", True)
+    x = torch.randn(16, 128, dtype=torch.bfloat16).requires_grad_()
+
+    def mlp(x: Tensor) -> Any:
+        return fp8_gated_mlp(x, gate_up, down, norm_weight=weight, eps=1e-5, residual=x)
+
+    results = []
+    for call in (mlp, torch.compile(mlp, fullgraph=True)):
+        output, total = call(x)
+        loss = output.float().square().sum() + total.float().sum()
+        results.append([output, total, *torch.autograd.grad(loss, [x, weight, *gate_up.parameters()])])
+    assert all(torch.equal(actual, expected) for expected, actual in zip(*results))
     with torch.no_grad():
-        expected = fp8_gated_mlp(x, gate_up, down, norm_weight=weight, eps=1e-5)
-        assert torch.equal(call(x), expected)
+        assert torch.equal(mlp(x)[0], results[0][0])
+
+
+def test_second_derivatives_are_refused() -> None:
+    gate_up, down, _ = layers("cpu", "current", False)
+    x = torch.randn(4, 128, dtype=torch.bfloat16).requires_grad_()
+    for output in (gate_up(x), fp8_gated_mlp(x, gate_up, down)):
+        (grad,) = torch.autograd.grad(output.float().square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.float().sum().backward()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_layers_of_core_modules_compute_in_fp8(dropout: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 64)
+    for module in (FusedSwiGLU(64, 128, True, dropout), OptimizedMLP(64, 128, True, dropout)):
+        plain = module.eval()(x)
+        convert_model_to_fp8(module, FP8Config(scaling_strategy="current"))
+        assert len(fp8_layers(module)) == len(list(module.children()))
+        error = (module(x) - plain).norm() / plain.norm()
+        assert 0.01 < error < 0.1  # that of FP8, so it was FP8
+        module.train()(x).sum().backward()
+        take_overflows(module)
+        assert all(layer.weight.grad is not None for layer in fp8_layers(module).values())
+        assert all(layer.fp8_amax.min() > 0 for layer in fp8_layers(module).values())
 
 
 def test_bad_arguments_are_named() -> None:

@@ -299,5 +299,68 @@ TEST(Quantize, BadArgumentsAreNamed) {
   check([&](Quantize& q) { q.transposed = codes_of(across, DType::kFloat8E5M2, {4, 3}); }, "they must have one type");
 }
 
+TEST(Quantize, BadMakingIsNamed) {
+  OwnContext context;
+  std::vector<float> x(12), up(12), weight(4), sum(12), value(24), one = {1};
+  std::vector<uint8_t> codes(24);
+  const Quantize gate{.x = view_of(x, {3, 4}),
+                      .scale = view_of(one, {1}),
+                      .codes = codes_of(codes, DType::kFloat8E4M3, {3, 4}),
+                      .making = {.source = Source::kGate, .up = view_of(up, {3, 4})}};
+  const auto check = [&](const std::function<void(Quantize&)>& spoil, std::string_view words) {
+    Quantize bad = gate;
+    spoil(bad);
+    const std::string message = message_of([&] { quantize(bad, context); });
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+  };
+  check([&](Quantize& q) { q.making.up = TensorView{}; }, "up is missing");
+  check([&](Quantize& q) { q.making.up = view_of(up, {4, 3}); }, "up has shape [4, 3], x has [3, 4]");
+  check([&](Quantize& q) { q.making.kind = pointwise::Kind::kTanh; }, "kind is \"tanh\"; a gate is gelu");
+  check([&](Quantize& q) { q.making.grad_output = view_of(up, {3, 4}); }, "grad_output is given");
+  check([&](Quantize& q) { q.making.weight = view_of(weight, {4}); }, "they are for norms");
+  check([&](Quantize& q) { q.making.source = Source::kNorm; }, "they are for gates");
+  check([&](Quantize& q) { q.making = {.value = view_of(value, {3, 4})}; }, "value is given; x is rounded as it is");
+  check(
+      [&](Quantize& q) {
+        q.making = {.source = Source::kNorm, .sum = view_of(sum, {3, 4})};
+      },
+      "residual and sum go together");
+  check([&](Quantize& q) { q.making = {.source = Source::kNorm, .eps = -1}; }, "eps is -1");
+  check(
+      [&](Quantize& q) {
+        q.making.source = Source::kGateGradient;
+        q.making.grad_output = view_of(up, {3, 4});
+      },
+      "codes has shape [3, 4]; it must be [3, 8]");
+}
+
+// relu has no rounding of its own: both kernels give the codes of the table.
+TEST(Quantize, OfAGateItsValueIsRounded) {
+  const Table table(DType::kFloat8E4M3);
+  std::vector<float> x = {1.5f, -2, 3, kInfinity, 0.25f, 7}, up = {2, 5, -1.0625f, 1, 0.3f, 100}, one = {1};
+  for (std::string_view kernel : {"composed", "reference"}) {
+    OwnContext context;
+    context->kernel_override = kernel;
+    std::vector<uint8_t> codes(6);
+    std::vector<float> value(6), amax = {0}, found_nonfinite = {0};
+    quantize({.x = view_of(x, {2, 3}),
+              .scale = view_of(one, {1}),
+              .codes = codes_of(codes, DType::kFloat8E4M3, {2, 3}),
+              .amax = view_of(amax, {1}),
+              .found_nonfinite = view_of(found_nonfinite, {1}),
+              .making = {.source = Source::kGate,
+                         .kind = pointwise::Kind::kRelu,
+                         .up = view_of(up, {2, 3}),
+                         .value = view_of(value, {2, 3})}},
+             context);
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_EQ(value[i], std::max(x[i], 0.0f) * up[i]) << kernel;
+      EXPECT_EQ(codes[i], table.nearest(value[i])) << kernel << " of " << value[i];
+    }
+    EXPECT_EQ(amax[0], 700.0f);
+    EXPECT_EQ(found_nonfinite[0], 1.0f);
+  }
+}
+
 }  // namespace
 }  // namespace kernel_pytorch::quantize

@@ -66,10 +66,22 @@ class FusedSwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., dim] -> [..., dim]."""
         check_features(self, x, self.dim)
-        packed = product(x, self.gate_up_proj.weight)
         dropout_p = self.dropout if self.training else 0.0
+        if type(self.gate_up_proj) is not nn.Linear or type(self.down_proj) is not nn.Linear:
+            return self._with_other_layers(x, dropout_p)
+        packed = product(x, self.gate_up_proj.weight)
         hidden = gated_activation_packed(packed, "silu", bias=self.gate_up_proj.bias, dropout_p=dropout_p)
         return product(hidden, self.down_proj.weight, self.down_proj.bias)
+
+    def _with_other_layers(self, x: Tensor, dropout_p: float) -> Tensor:
+        """Where a layer was replaced, by one in FP8 or another: its own forward counts."""
+        from ..precision import FP8LinearLayer, fp8_gated_mlp
+
+        gate_up, down = self.gate_up_proj, self.down_proj
+        if dropout_p == 0.0 and isinstance(gate_up, FP8LinearLayer) and isinstance(down, FP8LinearLayer):
+            return fp8_gated_mlp(x, gate_up, down)  # type: ignore[no-any-return]
+        hidden = gated_activation_packed(gate_up(x), "silu", dropout_p=dropout_p)
+        return down(hidden)  # type: ignore[no-any-return]
 
 
 class FusedLayerNormActivation(OptimizedLayerNorm):

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from .._ops import rms_norm as _rms_norm  # noqa: F401  says what shapes its backward gives
 from .._ops._seed import seed_for
 from .._ops.float8 import Quantized, quantize, scaled_matmul
 from .._ops.float8_made import gated_activation_backward_quantized, gated_activation_quantized, rms_norm_quantized
-from .._ops.rms_norm import _backward as rms_norm_backward
 from .linear import GRADIENT, GRANULARITIES, INPUT, WEIGHT, FP8LinearLayer, State
 
 
@@ -163,9 +164,8 @@ class _Norm(NamedTuple):
     rstd: Any
 
     def gradients(self, grad: Tensor, grad_sum: Any, weight_offset: float, needs_x: bool, needs_weight: bool) -> Any:
-        return rms_norm_backward(
-            grad, self.value, self.weight, self.rstd, grad_sum, weight_offset, needs_x, needs_weight
-        )
+        backward = torch.ops.kernel_pytorch.rms_norm_backward.default
+        return backward(grad, self.value, self.weight, self.rstd, grad_sum, weight_offset, needs_x, needs_weight)
 
 
 class _NormLinear(torch.autograd.Function):
@@ -194,6 +194,7 @@ class _NormLinear(torch.autograd.Function):
         return output, made.sum if made.sum is not None else x.new_empty(0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_sum: Tensor) -> Any:
         *norm, x_codes, x_scales, weight_codes, weight_scales = ctx.saved_tensors[:7]
         layer = _Layer.of([*ctx.saved_tensors[7:], *ctx.records], ctx.settings)
@@ -257,6 +258,7 @@ class _GatedMlp(torch.autograd.Function):
         return output, total if total is not None else x.new_empty(0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_sum: Tensor) -> Any:
         value, norm_weight, rstd, packed, *codes = ctx.saved_tensors[:12]
         of_first, of_second = ctx.saved_tensors[12 : 12 + _SAVED], ctx.saved_tensors[12 + _SAVED :]

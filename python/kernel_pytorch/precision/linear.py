@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .._ops._seed import seed_for
 from .._ops.float8 import Quantized, quantize, scaled_matmul
@@ -150,6 +151,7 @@ class _Float8Linear(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x_codes, x_scales, weight_codes, weight_scales, scale, seed = ctx.saved_tensors
         recipe, ready, training, backward_type, x_type, weight_type, accurate = ctx.settings
