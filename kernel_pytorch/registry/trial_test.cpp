@@ -77,6 +77,8 @@ TEST(Compare, LongSumsMayDifferMoreThanShortOnes) {
   EXPECT_EQ(tolerance_for(DType::kFloat32, 1).absolute, tolerance_for(DType::kFloat32, 1024).absolute);
   EXPECT_NEAR(tolerance_for(DType::kFloat32, 1 << 20).absolute, 32e-5, 1e-9);
   EXPECT_EQ(tolerance_for(DType::kInt32, 1 << 20).absolute, 0);
+  EXPECT_EQ(tolerance_for(DType::kFloat32, 1, true).absolute, 0x1p-11);
+  EXPECT_EQ(tolerance_for(DType::kBFloat16, 1, true).absolute, tolerance_for(DType::kBFloat16, 1).absolute);
 }
 
 TEST(RandomFill, IsCentredWithUnitVarianceAndRepeats) {
