@@ -10,9 +10,10 @@ of the same values may be 1.1 times the peer's.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Case:
     theirs: Callable[[], Tensor]
     exact: Callable[[], Tensor]  # of the first rows
     dtype: str = "bf16"
+    calls: int = CALLS  # of each way in a turn
 
 
 ROWS = 256  # that are compared
@@ -115,6 +117,28 @@ def layer_cases() -> list[Case]:
     ]
 
 
+def inference_cases() -> list[Case]:
+    """Few tokens: the weight has to be read, so every call takes another one, together more than a cache holds."""
+    cases = []
+    for n, k in ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)):
+        x = normal(128, k)
+        weights = [normal(n, k, scale=k**-0.5) for _ in range(max(2, -(-(2 << 27) // (2 * n * k))))]
+        ours, theirs = itertools.cycle(weights), itertools.cycle(weights)
+
+        def mine(x: Tensor = x, weights: Iterator[Tensor] = ours) -> Tensor:
+            return matmul(x, next(weights).t())
+
+        def peers(x: Tensor = x, weights: Iterator[Tensor] = theirs) -> Tensor:
+            return torch.mm(x, next(weights).t())
+
+        def exact(x: Tensor = x, weight: Tensor = weights[0]) -> Tensor:
+            return x.float() @ weight.float().t()
+
+        name = f"matmul 128 tokens {n} {k}"
+        cases.append(Case(name, 128, n, k, "torch.mm", mine, peers, exact, calls=len(weights)))
+    return cases
+
+
 def float8_cases() -> list[Case]:
     cases = []
     for size in (4096, 8192):
@@ -172,7 +196,7 @@ def check(case: Case) -> None:
 
 def run_case(case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
     ways = {"ours": lambda _: case.ours(), case.peer: lambda _: case.theirs()}
-    timings = compare(ways, CALLS, device, seconds)
+    timings = compare(ways, case.calls, device, seconds)
     flops = 2.0 * case.m * case.n * case.k
     return {
         "op": case.name,
@@ -198,7 +222,7 @@ def main() -> int:
         sys.exit("matmul_cuda: torch sees no CUDA device here")
     device = torch.device("cuda")
     rows = []
-    for make in (plain_cases, layer_cases, float8_cases):
+    for make in (plain_cases, inference_cases, layer_cases, float8_cases):
         for case in make():
             if arguments.only not in case.name:
                 continue

@@ -15,21 +15,23 @@ namespace kernel_pytorch::product {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/product_sm90_cuda.cuh";
-constexpr const char* kTooLarge = "a size is 2^31 or more, or there are more than 2^30 tiles";
+constexpr const char* kTooLarge = "a size is 2^30 or more, or there are more than 2^27 tiles";
 
-constexpr Sm90Config kWide[] = {{128, 256, 4, 2, false, false},
-                                {256, 128, 4, 2, true, false},
-                                {128, 256, 4, 1, false, false},
-                                {128, 128, 6, 1, false, false}};
-constexpr Sm90Config kNarrow[] = {{256, 128, 4, 2, true, false}, {128, 128, 6, 2, true, false}};
-constexpr Sm90Config kFactored[] = {{256, 128, 4, 2, true, true}, {128, 128, 5, 2, true, true}};
+constexpr Sm90Config kWide[] = {{128, 256, 4, 2, false, false},       {256, 128, 4, 2, true, false},
+                                {128, 256, 4, 1, false, false},       {128, 128, 6, 1, false, false},
+                                {128, 128, 5, 2, false, false, true}, {128, 128, 4, 3, false, false, true},
+                                {128, 128, 4, 4, false, false, true}, {128, 128, 4, 8, false, false, true}};
+constexpr Sm90Config kNarrow[] = {
+    {128, 192, 4, 2, false, false}, {256, 128, 4, 2, true, false}, {128, 128, 6, 2, true, false}};
+constexpr Sm90Config kFactored[] = {
+    {128, 192, 5, 2, false, true}, {256, 128, 4, 2, true, true}, {128, 128, 5, 2, true, true}};
 
 // Rows and columns of a cluster's tile.
 int64_t cluster_rows(const Sm90Config& config) {
-  return int64_t{config.tile_m} * (config.share_a ? 1 : config.cluster);
+  return int64_t{config.tile_m} * (config.share_a ? 1 : sm90_sharing(config));
 }
 int64_t cluster_columns(const Sm90Config& config) {
-  return int64_t{config.tile_n} * (config.share_a ? config.cluster : 1);
+  return int64_t{config.tile_n} * (config.share_a ? sm90_sharing(config) : 1);
 }
 int64_t tile_count(const Sm90Config& config, const Sm90Sizes& sizes) {
   return divide_up(sizes.m, cluster_rows(config)) * divide_up(sizes.n, cluster_columns(config)) * sizes.batch;
@@ -37,10 +39,18 @@ int64_t tile_count(const Sm90Config& config, const Sm90Sizes& sizes) {
 
 // How close a tile comes to the best one's rate, as measured at 4096 and 8192; 128 x 128 is bound by shared memory.
 int64_t permille_of_best(const Sm90Config& config) {
+  if (config.tile_n == 192) return 1100;  // of sums that are promoted, where 256 x 128 is the other one
   if (config.tile_m + config.tile_n < 384) return 850;
   return config.cluster == 1 ? 970 : config.tile_n == 256 ? 1000 : 985;
 }
-constexpr int64_t kEndStages = 2;  // the end of a tile takes as long as this many stages
+constexpr int64_t kEndStages = 2;          // the end of a tile takes as long as this many stages
+constexpr int64_t kExchangeCycles = 2500;  // until parts of k have met
+
+// A cluster lies within one group of multiprocessors, of which each leaves some over; 32 clusters of 4 were seen to
+// take two turns of 132 multiprocessors.
+int64_t resident_blocks(const Sm90Config& config, int64_t multiprocessors) {
+  return config.cluster <= 2 ? multiprocessors : multiprocessors * 7 / 8;
+}
 
 constexpr int64_t kGroupRows = 2048;  // of tiles that run together: as many as their columns
 
@@ -95,8 +105,9 @@ class LoadedKernels {
     const auto add = [&](auto value, int bits) { key = key << bits | static_cast<uint64_t>(value); };
     const Sm90Config& config = variant.config;
     const Sm90Epilogue& epilogue = variant.epilogue;
-    add(config.tile_m / 128, 2), add(config.tile_n / 128, 2), add(config.stages, 4), add(config.cluster, 2);
-    add(config.share_a, 1), add(config.factors, 1), add(variant.operands.a, 2), add(variant.operands.b, 2);
+    add(config.tile_m / 128, 2), add(config.tile_n / 64, 3), add(config.stages, 4), add(config.cluster, 4);
+    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(variant.operands.a, 2),
+        add(variant.operands.b, 2);
     add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(epilogue.form, 2), add(epilogue.kind, 3);
     add(epilogue.bias, 1), add(epilogue.residual, 1), add(epilogue.preactivation, 1), add(epilogue.float_bias, 1);
     add(epilogue.float_residual, 1), add(epilogue.float_saved, 1), add(epilogue.whole_vectors, 1);
@@ -121,7 +132,8 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors) {
 }
 
 std::string to_text(const Sm90Config& config) {
-  return concat("tile=", config.tile_m, "x", config.tile_n, " stages=", config.stages, " cluster=", config.cluster);
+  return concat("tile=", config.tile_m, "x", config.tile_n, " stages=", config.stages, " cluster=", config.cluster,
+                config.splits ? " splits=k" : "");
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
@@ -131,10 +143,12 @@ int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, 
   int64_t least = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < configs.size(); ++i) {
     const Sm90Config& config = configs[i];
-    const int64_t clusters = std::max(multiprocessors / config.cluster, 1);
+    const int64_t clusters = std::max<int64_t>(resident_blocks(config, multiprocessors) / config.cluster, 1);
     const int64_t waves = divide_up(tile_count(config, sizes), clusters);
     const int64_t area = int64_t{config.tile_m} * config.tile_n / 32;  // cycles of the tensor cores for a stage
-    const int64_t time = waves * (stages * area * 1000 / permille_of_best(config) + kEndStages * area);
+    const int64_t of_part = divide_up(stages, sm90_parts(config));
+    const int64_t each = of_part * area * 1000 / permille_of_best(config) + kEndStages * area;
+    const int64_t time = waves * (each + (config.splits ? kExchangeCycles : 0));
     if (time < least) {
       least = time;
       best = static_cast<int>(i);
@@ -154,7 +168,7 @@ const char* sm90_size_obstacle(const Sm90Sizes& sizes) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
   if (std::max({sizes.batch, sizes.m, sizes.n, sizes.k}) > kMost) return kTooLarge;
   const double tiles = double(divide_up(sizes.m, 128)) * double(divide_up(sizes.n, 128)) * double(sizes.batch);
-  return tiles > double(1 << 30) ? kTooLarge : nullptr;
+  return tiles > double(1 << 27) ? kTooLarge : nullptr;
 }
 
 DeviceCode sm90_code(const Sm90Variant& variant) {
@@ -164,7 +178,7 @@ DeviceCode sm90_code(const Sm90Variant& variant) {
   constexpr std::string_view kRoom = "kernel_pytorch::product::";
   const std::string config_text =
       concat(kRoom, "Sm90Config{", config.tile_m, ", ", config.tile_n, ", ", config.stages, ", ", config.cluster, ", ",
-             bool_name(config.share_a), ", ", bool_name(config.factors), "}");
+             bool_name(config.share_a), ", ", bool_name(config.factors), ", ", bool_name(config.splits), "}");
   const std::string operands_text = concat(kRoom, "Sm90Operands{", kRoom, "Sm90Type::", type_name(operands.a), ", ",
                                            kRoom, "Sm90Type::", type_name(operands.b), ", ", bool_name(operands.a_rows),
                                            ", ", bool_name(operands.b_columns), "}");
@@ -191,7 +205,8 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
   static LoadedKernels kernels;
   const Sm90Config& config = variant.config;
   CUkern_st* kernel = kernels.get(variant, context);
-  const bool halves_a = config.cluster == 2 && config.share_a, halves_b = config.cluster == 2 && !config.share_a;
+  const bool halves = sm90_sharing(config) == 2, halves_a = halves && config.share_a,
+             halves_b = halves && !config.share_a;
   const int rows_a = variant.operands.a_rows ? 64 : config.tile_m / (halves_a ? 2 : 1);
   const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (halves_b ? 2 : 1);
   cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
@@ -209,7 +224,8 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
   const auto cluster = static_cast<unsigned>(config.cluster);
   const auto clusters = static_cast<unsigned>(std::max(context.info->cuda.multiprocessors, 2)) / cluster;
   cuda_device::LaunchShape shape;
-  shape.grid_x = std::min(clusters, static_cast<unsigned>(arguments.order.total)) * cluster;
+  const auto tiles = static_cast<unsigned>(arguments.order.total);
+  shape.grid_x = (config.splits ? tiles : std::min(clusters, tiles)) * cluster;
   shape.block_x = kSm90Threads;
   shape.cluster_x = cluster;
   shape.shared_bytes = static_cast<unsigned>(sm90_shared_bytes(config));

@@ -25,7 +25,7 @@ struct Sm90Sizes {
   int64_t batch, m, n, k;
 };
 
-// Best first for large sizes. `promoted` sums leave room for 128 columns only; `factors` are for blocks' scales.
+// Best first for large sizes. `promoted` sums leave room for fewer columns; `factors` are for blocks' scales.
 std::span<const Sm90Config> sm90_configs(bool promoted, bool factors);
 std::string to_text(const Sm90Config& config);
 // The least estimated time: whole waves of tiles, each as long as its share of the tensor cores' work and its end.

@@ -83,11 +83,16 @@ __device__ __forceinline__ void load_beside(const Sm90Beside& beside, const Besi
   } else {
     const T* data = static_cast<const T*>(beside.data) + place.batch * beside.batch_stride;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int32_t row = place.row + tile::fragment_row(place.lane, i);
-      const int32_t column = place.column + tile::fragment_column(place.lane, i);
-      const bool is_inside = row < place.rows && column < place.columns;
-      values[i] = is_inside ? tile::to_float(data[row * beside.row_stride + column]) : 0.0f;
+    for (int half = 0; half < 2; ++half) {
+      const int32_t row = place.row + place.lane / 4 + 8 * half;
+      const T* of_row = data + row * beside.row_stride;
+      const bool is_inside = row < place.rows;
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        const int index = i / 2 * 4 + 2 * half + i % 2;
+        const int32_t column = place.column + tile::fragment_column(place.lane, index);
+        values[index] = is_inside && column < place.columns ? tile::to_float(of_row[column]) : 0.0f;
+      }
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "kernel_pytorch/cuda/ptx/wgmma.cuh"
 #include "kernel_pytorch/cuda/tile/matrix_descriptor.cuh"
 #include "kernel_pytorch/ops/product_sm90_epilogue_cuda.cuh"
+#include "kernel_pytorch/ops/product_sm90_exchange_cuda.cuh"
 
 namespace kernel_pytorch::product {
 
@@ -33,7 +34,7 @@ class Sm90Consumer {
   static constexpr bool kThin = kEpilogue.scaling == Sm90Scaling::kThinBlocks;
   static constexpr bool kBlocked = kThin || kEpilogue.scaling == Sm90Scaling::kBlocks;
   static_assert(!kBlocked || (kEpilogue.promoted && kConfig.factors));
-  static_assert(!kEpilogue.promoted || kConfig.tile_n == 128);
+  static_assert(!kEpilogue.promoted || kConfig.tile_n * kConfig.tile_m <= 128 * 256);
   using Mma = ptx::Wgmma<kConfig.tile_n, wgmma_type(kOperands.a), wgmma_type(kOperands.b)>;
   using TileA = typename OperandTile<kOperands.a_rows, 64>::Type;
   using TileB = typename OperandTile<kOperands.b_columns, kConfig.tile_n>::Type;
@@ -51,24 +52,28 @@ class Sm90Consumer {
         lane_(static_cast<int32_t>(threadIdx.x % 32)),
         finish_(arguments,
                 tiles + sm90_boxes_at(kConfig) + (warpgroup * 4 + warp_) * sm90_boxes(kConfig) * kSm90BoxBytes,
-                columns_) {}
+                columns_),
+        exchange_(shared, tiles, warpgroup * 4 + warp_) {}
 
   __device__ __forceinline__ void run() {
     // The second warpgroup starts a few stages behind and stays there, so that the end of a tile of one warpgroup runs
     // beside products of the other.
-    if (warpgroup_ > 0 && arguments_.k_stages > kLag) shared_.full[kLag].wait(0);
+    if (!kConfig.splits && warpgroup_ > 0 && arguments_.k_stages > kLag) shared_.full[kLag].wait(0);
     float sums[kRowBlocks][Mma::kCount];
-    for (Sm90Walk<kConfig> walk(arguments_.order); walk.has_tile(); walk.advance()) {
+    for (Sm90Walk<kConfig> walk(arguments_); walk.has_tile(); walk.advance()) {
       const Sm90Place place = walk.place();
       const int32_t row = place.row + warpgroup_ * kRowBlocks * 64 + warp_ * 16;
       finish_.template prefetch_columns<kConfig.tile_n>(place.column);
       if constexpr (kEpilogue.promoted) {
         finish_.fetch_first(row, place);
-        sum_promoted(sums);
+        sum_promoted(sums, place);
       } else {
         sum(sums, row, place);
       }
       finish_.template publish_columns<kConfig.tile_n>(warpgroup_);
+      if constexpr (kConfig.splits) {
+        if (row >= arguments_.m || !exchange_.meet(sums[0])) continue;
+      }
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
         finish_.store(sums[block], block, row, place);
@@ -93,7 +98,7 @@ class Sm90Consumer {
   // This warp has read the stage; the blocks of the cluster that write into it are told.
   __device__ __forceinline__ void release(int32_t stage) const {
     const uint32_t barrier = shared_.empty[stage].address();
-    if constexpr (kConfig.cluster == 1) {
+    if constexpr (sm90_sharing(kConfig) == 1) {
       if (lane_ == 0) ptx::mbarrier_arrive(barrier);
     } else {
       if (lane_ < kConfig.cluster) ptx::mbarrier_arrive_shared_cluster(ptx::mapa_shared_cluster(barrier, lane_));
@@ -116,11 +121,11 @@ class Sm90Consumer {
 
   __device__ __forceinline__ void sum(float (&sums)[kRowBlocks][Mma::kCount], int32_t row, const Sm90Place& place) {
     issue_stage(sums, false);
-    finish_.fetch_first(row, place);
+    if (!kConfig.splits || exchange_.finishes()) finish_.fetch_first(row, place);
     int32_t previous = state_.stage;
     state_.advance(kConfig.stages);
 #pragma unroll 1
-    for (int32_t k = 1; k < arguments_.k_stages; ++k) {
+    for (int32_t k = 1; k < place.stages; ++k) {
       issue_stage(sums, true);
       ptx::wgmma_wait_group<1>();
       release(previous);
@@ -133,7 +138,7 @@ class Sm90Consumer {
     release(previous);
   }
 
-  __device__ __forceinline__ void sum_promoted(float (&sums)[kRowBlocks][Mma::kCount]) {
+  __device__ __forceinline__ void sum_promoted(float (&sums)[kRowBlocks][Mma::kCount], const Sm90Place& place) {
     float part[Mma::kCount];
 #pragma unroll
     for (int block = 0; block < kRowBlocks; ++block) {
@@ -141,14 +146,14 @@ class Sm90Consumer {
       for (int i = 0; i < Mma::kCount; ++i) sums[block][i] = 0.0f;
     }
 #pragma unroll 1
-    for (int32_t k = 0; k < arguments_.k_stages; ++k) {
+    for (int32_t k = 0; k < place.stages; ++k) {
       wait_full();
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
         ptx::wgmma_fence();
         issue(part, block, false);
         ptx::wgmma_commit_group();
-        const Factors factors = load_factors(block);
+        const Factors factors = load_factors(block, place);
         ptx::wgmma_wait_group<0>();
         ptx::tie_registers(part);
         add(sums[block], part, factors);
@@ -156,21 +161,31 @@ class Sm90Consumer {
       }
       state_.advance(kConfig.stages);
     }
-  }
-
-  // Of a thread's two rows; where b's scales are of 128 rows each, with the tile's one multiplied in.
+  }  // Of a thread's two rows; where b's scales are of 128 columns each, with those multiplied in: 192 columns are in
+     // two of
+  // b's blocks, which meet after the first or the second 64.
+  static constexpr int kFactorGroups = !kThin && kConfig.tile_n == 192 ? 3 : 1;
   struct Factors {
-    float rows[2];
+    float rows[kFactorGroups][2];
   };
   __device__ __forceinline__ uint32_t factors_address() const {
     return factors_ + state_.stage * sm90_factor_bytes(kConfig);
   }
-  __device__ __forceinline__ Factors load_factors(int block) const {
-    Factors factors = {{1.0f, 1.0f}};
+  __device__ __forceinline__ Factors load_factors(int block, const Sm90Place& place) const {
+    Factors factors = {};
     if constexpr (kBlocked) {
       const uint32_t rows = factors_address() + ((warpgroup_ * kRowBlocks + block) * 64 + warp_ * 16 + lane_ / 4) * 4;
-      const float tile = kThin ? 1.0f : ptx::ld_shared_f32(factors_address() + kConfig.tile_m * 4);
-      factors = {{ptx::ld_shared_f32(rows) * tile, ptx::ld_shared_f32(rows + 8 * 4) * tile}};
+      const float of_rows[2] = {ptx::ld_shared_f32(rows), ptx::ld_shared_f32(rows + 8 * 4)};
+      float first = 1.0f, second = 1.0f;
+      if constexpr (!kThin) first = ptx::ld_shared_f32(factors_address() + kConfig.tile_m * 4);
+      if constexpr (kFactorGroups > 1) second = ptx::ld_shared_f32(factors_address() + kConfig.tile_m * 4 + 4);
+      const float middle = place.column % 128 == 0 ? first : second;
+#pragma unroll
+      for (int group = 0; group < kFactorGroups; ++group) {
+        const float of_columns = group == 0 ? first : group == 1 ? middle : second;
+        factors.rows[group][0] = of_rows[0] * of_columns;
+        factors.rows[group][1] = of_rows[1] * of_columns;
+      }
     }
     return factors;
   }
@@ -187,7 +202,9 @@ class Sm90Consumer {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float value = kThin ? part[i + j] * of_columns[j % 2] : part[i + j];
-        sums[i + j] = kBlocked ? fmaf(value, factors.rows[j / 2], sums[i + j]) : sums[i + j] + value;
+        constexpr bool kGroups = kFactorGroups > 1;  // of 64 columns
+        sums[i + j] =
+            kBlocked ? fmaf(value, factors.rows[kGroups ? i / 32 : 0][j / 2], sums[i + j]) : sums[i + j] + value;
       }
     }
   }
@@ -197,6 +214,7 @@ class Sm90Consumer {
   uint32_t tiles_, columns_, factors_;  // shared memory
   int32_t warpgroup_, warp_, lane_;
   Sm90Finish<kConfig, kEpilogue, Out> finish_;
+  Sm90Exchange<kConfig> exchange_;
   tile::PipelineState state_;
 };
 

@@ -31,9 +31,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_product(const __grid_con
   static_assert(sizeof(Sm90Shared) <= kSm90BarrierBytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kConfig.stages; ++i) {
-      shared.full[i].init(kConfig.factors ? 2 : 1);
-      shared.empty[i].init(4 * kSm90Warpgroups * kConfig.cluster);
+      shared.full[i].init(kConfig.factors ? 1 + 32 : 1);  // each lane that brings factors arrives
+      shared.empty[i].init(4 * kSm90Warpgroups * sm90_sharing(kConfig));
     }
+    if constexpr (kConfig.splits) Sm90Exchange<kConfig>::init(shared);
   }
   ptx::fence_proxy_async_shared_cta();
   synchronize_cluster<kConfig>();

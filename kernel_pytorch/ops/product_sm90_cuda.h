@@ -6,17 +6,18 @@
 #include "kernel_pytorch/cuda/tile/tensor_map_cuda.h"
 #include "kernel_pytorch/ops/pointwise/pointwise_kind_cuda.h"
 
-namespace kernel_pytorch::product {
-
-// A block multiplies tile_m x tile_n with two warpgroups, half of the rows each, and walks along k in stages of 128
+namespace kernel_pytorch::product {  // A block multiplies tile_m x tile_n with two warpgroups, half of the rows each,
+                                     // and walks along k in stages of 128
 // bytes. Two blocks of a cluster read what they share once: b where they lie one below the other, a where they lie side
-// by side.
+// by side. Or, where tiles are too few for the GPU, a cluster has one tile and each of its blocks a part of k: their
+// sums meet in shared memory, 16 rows at one of them.
 struct Sm90Config {
   int tile_m, tile_n;
   int stages;
-  int cluster;  // blocks: 1 or 2
+  int cluster;  // blocks
   bool share_a;
-  bool factors;  // room for the scales of blocks: one of each row of a, and 128 of b, a stage
+  bool factors;         // room for the scales of blocks: one of each row of a, and 128 of b, a stage
+  bool splits = false;  // the blocks of a cluster have parts of k
 };
 
 enum class Sm90Type : uint8_t { kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
@@ -80,13 +81,32 @@ KP_SHARED_CODE constexpr int sm90_columns_at(Sm90Config config) {
 KP_SHARED_CODE constexpr int sm90_factors_at(Sm90Config config) {
   return sm90_columns_at(config) + kSm90Warpgroups * kSm90ColumnBytes;
 }
-KP_SHARED_CODE constexpr int sm90_shared_bytes(Sm90Config config) {
+KP_SHARED_CODE constexpr int sm90_exchange_at(Sm90Config config) {
   return sm90_factors_at(config) + config.stages * sm90_factor_bytes(config);
+}
+// Blocks that read something together, and those that have parts of k.
+KP_SHARED_CODE constexpr int sm90_sharing(Sm90Config config) {
+  return config.splits ? 1 : config.cluster;
+}
+KP_SHARED_CODE constexpr int sm90_parts(Sm90Config config) {
+  return config.splits ? config.cluster : 1;
+}
+// A warp's sums of one part, and what a block receives: of each warp that it finishes, those of the other parts.
+KP_SHARED_CODE constexpr int sm90_part_bytes(Sm90Config config) {
+  return 16 * config.tile_n * 4;
+}
+KP_SHARED_CODE constexpr int sm90_finished_warps(Sm90Config config) {
+  return (4 * kSm90Warpgroups + sm90_parts(config) - 1) / sm90_parts(config);
+}
+KP_SHARED_CODE constexpr int sm90_shared_bytes(Sm90Config config) {
+  return sm90_exchange_at(config) + (sm90_parts(config) - 1) * sm90_finished_warps(config) * sm90_part_bytes(config);
 }
 KP_SHARED_CODE constexpr bool is_legal(Sm90Config config) {
   return sm90_shared_bytes(config) <= kSm90SharedLimit && config.stages >= 2 && config.stages <= 16 &&
-         (config.tile_m == 128 || config.tile_m == 256) && (config.tile_n == 128 || config.tile_n == 256) &&
-         config.tile_m + config.tile_n <= 384 && (config.cluster == 1 || config.cluster == 2);
+         (config.tile_m == 128 || config.tile_m == 256) &&
+         (config.tile_n == 128 || config.tile_n == 192 || config.tile_n == 256) &&
+         config.tile_m + config.tile_n <= 384 && (config.cluster == 1 || config.cluster == 2 || config.splits) &&
+         (!config.splits || (config.tile_m == 128 && !config.factors && config.cluster >= 2 && config.cluster <= 8));
 }
 
 // Clusters take tiles in groups of `group` along m, so that what runs together shares rows and columns in L2.

@@ -55,7 +55,7 @@ class Sm90Finish {
   __device__ __forceinline__ void prefetch_columns(int32_t column) {
     if constexpr (kSharesColumns) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 128; ++i) {
+      for (int i = 0; i < (kColumns + 127) / 128; ++i) {
         const int32_t at = min(column + i * 128 + static_cast<int32_t>(threadIdx.x % 128), arguments_.n - 1);
         ahead_[i] = kScalesRows ? __ldg(arguments_.scale_b + at * arguments_.scale_b_row) : bias_at(at);
       }
@@ -66,7 +66,7 @@ class Sm90Finish {
   __device__ __forceinline__ void publish_columns(int32_t warpgroup) {
     if constexpr (kSharesColumns) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 128; ++i) {
+      for (int i = 0; i < (kColumns + 127) / 128; ++i) {
         ptx::st_shared_f32(columns_ + (i * 128 + threadIdx.x % 128) * 4, ahead_[i]);
       }
       ptx::barrier_sync_aligned(1 + warpgroup, 128);

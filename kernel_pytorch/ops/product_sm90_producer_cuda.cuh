@@ -2,6 +2,7 @@
 // 128 bytes along k. What the blocks of a cluster share, each of them reads half of and sends to both. sm_90.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
 #include "kernel_pytorch/ops/product_sm90_schedule_cuda.cuh"
 
@@ -26,11 +27,11 @@ class Sm90Producer {
     ptx::prefetch_tensormap(&arguments_.b);
     ptx::prefetch_tensormap(&arguments_.output);
     tile::PipelineState state;
-    for (Sm90Walk<kConfig> walk(arguments_.order); walk.has_tile(); walk.advance()) {
+    for (Sm90Walk<kConfig> walk(arguments_); walk.has_tile(); walk.advance()) {
       const Sm90Place place = walk.place();
       const int32_t batch_a = place.batch * arguments_.a_batched, batch_b = place.batch * arguments_.b_batched;
 #pragma unroll 1
-      for (int32_t k = 0; k < arguments_.k_stages; ++k) {
+      for (int32_t k = place.first_stage; k < place.first_stage + place.stages; ++k) {
         shared_.empty[state.stage].wait(state.parity ^ 1);
         const uint32_t full = shared_.full[state.stage].address();
         shared_.full[state.stage].arrive_expect_bytes(kBytes);
@@ -47,7 +48,7 @@ class Sm90Producer {
   template <int kRows, bool kAcross, bool kShared>
   __device__ __forceinline__ void load(const tile::TensorMap& map, uint32_t target, int32_t first, int32_t k,
                                        int32_t batch, uint32_t full) {
-    constexpr bool kHalf = kShared && kConfig.cluster == 2;
+    constexpr bool kHalf = kShared && sm90_sharing(kConfig) == 2;
     constexpr int kCount = kHalf ? kRows / 2 : kRows;
     if constexpr (kHalf) {
       const int32_t rank = block_rank<kConfig>();
@@ -78,10 +79,10 @@ class Sm90Producer {
   const Sm90Arguments& arguments_;
   Sm90Shared& shared_;
   uint32_t tiles_;  // shared memory
-};
-
-// A warp that brings the scales of blocks: of every stage one factor for each row of a, and of b one for each row (thin
-// blocks) or one for the tile. Runs as far ahead as there are stages, so it may wait for what it reads.
+};  // A warp that brings the scales of blocks: of every stage one factor for each row of a, and of b one for each row
+    // (thin
+// blocks) or those of the one or two blocks that the tile's columns are in. Its lanes copy without waiting, so that it
+// runs as far ahead as there are stages, whatever a read takes.
 template <Sm90Config kConfig, bool kThin>
 class Sm90FactorProducer {
   static constexpr int kRows = kConfig.tile_m / 32, kColumns = kThin ? kConfig.tile_n / 32 : 1;
@@ -96,14 +97,13 @@ class Sm90FactorProducer {
   // By a whole warp.
   __device__ __forceinline__ void run() {
     tile::PipelineState state;
-    for (Sm90Walk<kConfig> walk(arguments_.order); walk.has_tile(); walk.advance()) {
+    for (Sm90Walk<kConfig> walk(arguments_); walk.has_tile(); walk.advance()) {
       const Sm90Place place = walk.place();
 #pragma unroll 1
-      for (int32_t k = 0; k < arguments_.k_stages; ++k) {
+      for (int32_t k = place.first_stage; k < place.first_stage + place.stages; ++k) {
         shared_.empty[state.stage].wait(state.parity ^ 1);
         copy(place, k, target_ + state.stage * sm90_factor_bytes(kConfig));
-        __syncwarp();
-        if (lane_ == 0) shared_.full[state.stage].arrive();
+        ptx::cp_async_mbarrier_arrive_noinc(shared_.full[state.stage].address());
         state.advance(kConfig.stages);
       }
     }
@@ -111,24 +111,20 @@ class Sm90FactorProducer {
 
  private:
   __device__ __forceinline__ void copy(const Sm90Place& place, int32_t k, uint32_t target) const {
-    float rows[kRows], columns[kColumns];
     const float* of_rows = arguments_.scale_a + k * arguments_.scale_a_block;
     const float* of_columns = arguments_.scale_b + k * arguments_.scale_b_block;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int32_t row = min(place.row + 32 * i + lane_, arguments_.m - 1) >> arguments_.scale_a_shift;
-      rows[i] = __ldg(of_rows + row * arguments_.scale_a_row);
+      ptx::cp_async_ca_shared_global_4(target + (32 * i + lane_) * 4, of_rows + row * arguments_.scale_a_row);
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const int32_t at = min(place.column + (kThin ? 32 * i + lane_ : 0), arguments_.n - 1);
-      columns[i] = __ldg(of_columns + (kThin ? at : at / 128) * arguments_.scale_b_row);
-    }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) ptx::st_shared_f32(target + (32 * i + lane_) * 4, rows[i]);
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      if (kThin || lane_ == 0) ptx::st_shared_f32(target + (kConfig.tile_m + 32 * i + lane_) * 4, columns[i]);
+      const int32_t at = min(place.column + (kThin ? 32 * i + lane_ : lane_ % 2 * 128), arguments_.n - 1);
+      const float* source = of_columns + (kThin ? at : at / 128) * arguments_.scale_b_row;
+      if (kThin || lane_ < 2) {
+        ptx::cp_async_ca_shared_global_4(target + (kConfig.tile_m + 32 * i + lane_) * 4, source);
+      }
     }
   }
 

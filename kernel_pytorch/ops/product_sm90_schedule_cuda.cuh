@@ -12,11 +12,13 @@ inline constexpr int kSm90MaximumStages = 16;
 
 struct Sm90Shared {
   tile::Barrier full[kSm90MaximumStages], empty[kSm90MaximumStages];
-};
-
-// First row and column of the block's tile.
+  tile::Barrier parts[4];  // of each warp that the block finishes: the other parts' sums are here
+};  // First row and column of the block's tile, and its stages along k: at least one, which may lie beyond the end of
+    // k, where
+// everything reads as zero.
 struct Sm90Place {
   int32_t row, column, batch;
+  int32_t first_stage, stages;
 };
 
 template <Sm90Config kConfig>
@@ -27,8 +29,10 @@ __device__ __forceinline__ int32_t block_rank() {
 template <Sm90Config kConfig>
 class Sm90Walk {
  public:
-  explicit __device__ __forceinline__ Sm90Walk(const Sm90Order& order)
-      : order_(order), index_(static_cast<int32_t>(blockIdx.x / kConfig.cluster)) {}
+  explicit __device__ __forceinline__ Sm90Walk(const Sm90Arguments& arguments)
+      : order_(arguments.order),
+        k_stages_(arguments.k_stages),
+        index_(static_cast<int32_t>(blockIdx.x / kConfig.cluster)) {}
   __device__ __forceinline__ bool has_tile() const { return index_ < order_.total; }
   __device__ __forceinline__ void advance() { index_ += static_cast<int32_t>(gridDim.x / kConfig.cluster); }
 
@@ -40,14 +44,25 @@ class Sm90Walk {
     const int32_t first = group * order_.group;
     const int32_t height = min(order_.tiles_m - first, order_.group);
     const int32_t n = rest / height, m = first + rest - n * height;
-    constexpr int kAcross = kConfig.share_a ? kConfig.cluster : 1, kDown = kConfig.share_a ? 1 : kConfig.cluster;
+    constexpr int kSharing = sm90_sharing(kConfig), kParts = sm90_parts(kConfig);
+    constexpr int kAcross = kConfig.share_a ? kSharing : 1, kDown = kConfig.share_a ? 1 : kSharing;
     const int32_t rank = block_rank<kConfig>();
-    return {(m * kDown + (kDown > 1 ? rank : 0)) * kConfig.tile_m,
-            (n * kAcross + (kAcross > 1 ? rank : 0)) * kConfig.tile_n, batch};
+    Sm90Place place = {.row = (m * kDown + (kDown > 1 ? rank : 0)) * kConfig.tile_m,
+                       .column = (n * kAcross + (kAcross > 1 ? rank : 0)) * kConfig.tile_n,
+                       .batch = batch,
+                       .first_stage = 0,
+                       .stages = k_stages_};
+    if constexpr (kParts > 1) {
+      const int32_t each = (k_stages_ + kParts - 1) / kParts;
+      place.first_stage = rank * each;
+      place.stages = max(min(each, k_stages_ - place.first_stage), 1);
+    }
+    return place;
   }
 
  private:
   const Sm90Order& order_;
+  int32_t k_stages_;
   int32_t index_;
 };
 

@@ -26,7 +26,7 @@ TEST(ProductSm90, EveryConfigIsLegalAndNamedOnce) {
         EXPECT_EQ(config.factors, factors) << to_text(config);
         EXPECT_TRUE(names.insert(to_text(config)).second) << to_text(config);
         if (promoted || factors) {
-          EXPECT_EQ(config.tile_n, 128) << to_text(config);
+          EXPECT_LE(config.tile_m * config.tile_n, 256 * 128) << to_text(config);
         }
       }
     }
@@ -38,12 +38,17 @@ TEST(ProductSm90, LargeSizesGetTheFastestTile) {
     EXPECT_EQ(chosen({1, size, size, size}), "tile=128x256 stages=4 cluster=2") << size;
   }
   EXPECT_EQ(chosen({1, 8192, 14336, 4096}), "tile=128x256 stages=4 cluster=2");
-  EXPECT_EQ(chosen({1, 4096, 4096, 4096}, true, 1), "tile=256x128 stages=4 cluster=2");
+  EXPECT_EQ(chosen({1, 4096, 4096, 4096}, true, 1), "tile=256x128 stages=4 cluster=2");  // four waves
+  EXPECT_EQ(chosen({1, 8192, 8192, 8192}, true, 1), "tile=128x192 stages=4 cluster=2");
 }
 
-TEST(ProductSm90, SmallSizesGetMoreAndSmallerTiles) {
-  EXPECT_EQ(chosen({1, 128, 4096, 4096}), "tile=128x128 stages=6 cluster=1");
-  EXPECT_EQ(chosen({1, 1024, 1024, 1024}), "tile=128x128 stages=6 cluster=1");
+TEST(ProductSm90, SmallSizesGetMoreAndSmallerTilesOrPartsOfK) {
+  EXPECT_EQ(chosen({1, 128, 4096, 4096}), "tile=128x128 stages=4 cluster=3 splits=k");
+  EXPECT_EQ(chosen({1, 128, 14336, 4096}), "tile=128x128 stages=6 cluster=1");
+  EXPECT_EQ(chosen({1, 128, 6144, 4096}), "tile=128x128 stages=5 cluster=2 splits=k");
+  EXPECT_EQ(chosen({1, 128, 28672, 4096}), "tile=128x256 stages=4 cluster=1");
+  EXPECT_EQ(chosen({1, 16, 1024, 16384}), "tile=128x128 stages=4 cluster=8 splits=k");
+  EXPECT_EQ(chosen({1, 1024, 1024, 256}), "tile=128x128 stages=6 cluster=1");
   EXPECT_EQ(chosen({64, 128, 128, 128}), "tile=128x128 stages=6 cluster=1");
 }
 

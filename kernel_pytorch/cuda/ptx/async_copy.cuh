@@ -1,4 +1,4 @@
-// cp.async: each thread moves 8 or 16 bytes from global to shared memory without holding them in registers. sm_80.
+// cp.async: each thread moves 4, 8 or 16 bytes from global to shared memory without holding them in registers. sm_80.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
@@ -19,6 +19,15 @@ __device__ __forceinline__ void cp_async_cg_shared_global_16_fill(uint32_t desti
 __device__ __forceinline__ void cp_async_ca_shared_global_8_fill(uint32_t destination, const void* source,
                                                                  uint32_t bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_ca_shared_global_4(uint32_t destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
+}
+
+// Arrives at the mbarrier once all of this thread's copies so far are complete; the barrier's count includes it.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit_group() {

@@ -53,9 +53,7 @@ __device__ __forceinline__ float ld_shared_cluster_f32(uint32_t address) {
 
 __device__ __forceinline__ void st_shared_cluster_f32(uint32_t address, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-
-// Writes 4 or 8 bytes into a block's shared memory and completes as many on that block's barrier.
+}  // Writes 4, 8 or 16 bytes into a block's shared memory and completes as many on that block's barrier.
 __device__ __forceinline__ void st_async_shared_cluster_b32(uint32_t address, uint32_t value, uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(value),
                "r"(barrier)
@@ -66,6 +64,14 @@ __device__ __forceinline__ void st_async_shared_cluster_b64(uint32_t address, ui
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address), "l"(value),
                "r"(barrier)
                : "memory");
+}
+
+__device__ __forceinline__ void st_async_shared_cluster_v4_f32(uint32_t address, float x, float y, float z, float w,
+                                                               uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(x), "f"(y), "f"(z), "f"(w), "r"(barrier)
+      : "memory");
 }
 
 }  // namespace kernel_pytorch::ptx
