@@ -35,6 +35,8 @@ from torch_norms import describe_machine
 from kernel_pytorch import functional
 
 EPS = 1e-5
+WARM = 2  # passes before the timed ones: they verify buckets, capture and compile
+BOUND = {torch.bfloat16: 0.1, torch.float32: 1e-3}  # of the largest value, through all layers
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Trace:
         system = create_optimal_bucketing_system(
             [(1, length, *rest) for length in others],
             BucketingStrategy.OPTIMAL,
-            max_buckets=32,
+            max_buckets=48,
             dimensions=[1],
             cost={"linear": 1.0, "quadratic": 1 / (6 * self.size.dim)},
             alignment=8,
@@ -210,27 +212,24 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def check(trace: Trace, single: DynamicShapeModule, batched: DynamicShapeModule) -> None:
-    """Raises where a bucketed result differs from the plain one by more than the type's rounding through the layers."""
+def largest_difference(trace: Trace, single: DynamicShapeModule, batched: DynamicShapeModule) -> float:
+    """Of bucketed results from plain ones, as a share of the largest value; infinite where a shape is wrong."""
     chosen = range(0, len(trace.requests), max(len(trace.requests) // 40, 1))
     many = batched.run_many(trace.requests, trace.size.batch_tokens)
-    bound = 6e-2 if trace.dtype == torch.bfloat16 else 1e-3
+    worst = 0.0
     for index in chosen:
         expected = trace.model(trace.requests[index][None])
         for found in (single(trace.requests[index][None]), many[index][None]):
             if found.shape != expected.shape:
-                sys.exit(f"variable_length: {trace.name}: shape {list(found.shape)}, not {list(expected.shape)}")
-            error = ((found - expected).abs().max() / expected.abs().max()).item()
-            if not error <= bound:
-                sys.exit(f"variable_length: {trace.name}: request {index} differs by {error:.2e} of the largest")
-    refused = single.refusals() + batched.refusals()
-    if refused:
-        sys.exit(f"variable_length: {trace.name}: runs unpadded: {refused[0]}")
+                return float("inf")
+            worst = max(worst, ((found - expected).abs().max() / expected.abs().max()).item())
+    return worst
 
 
 def measure(trace: Trace, with_compile: bool, is_quick: bool) -> dict[str, Any]:
     single, batched = trace.bucketed(), trace.bucketed()
-    check(trace, single, batched)
+    for _ in range(2):  # what verifies, then what was captured
+        difference = largest_difference(trace, single, batched)
     ways: dict[str, Callable[[], object]] = {
         "ours": lambda: trace.one_by_one(single),
         "eager": lambda: trace.one_by_one(trace.model),
@@ -242,14 +241,20 @@ def measure(trace: Trace, with_compile: bool, is_quick: bool) -> dict[str, Any]:
         ways["torch.compile"] = lambda: trace.one_by_one(compiled)
         if not is_quick:  # with a mask it is another compilation
             ways["torch.compile in batches"] = lambda: trace.in_batches(compiled)
+    for name in [name for name in ways if name.startswith("torch.compile")]:
+        try:
+            ways[name]()
+        except Exception as error:  # a peer that cannot be built here is left out, and said so
+            print(f"variable_length: {name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+            del ways[name]
     samples: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(trace.size.passes + 2):  # two passes warm: one verifies, one captures
+    for turn in range(trace.size.passes + WARM):
         for name, way in ways.items():
             synchronize(trace.device)
             begin = time.perf_counter()
             way()
             synchronize(trace.device)
-            if turn >= 2:
+            if turn >= WARM:
                 samples[name].append(time.perf_counter() - begin)
     statistics_of = single.statistics()
     kinds = [("torch", "ours", "mixed")[plan.chosen or 0] for plan in single._plans.values()]
@@ -261,6 +266,9 @@ def measure(trace: Trace, with_compile: bool, is_quick: bool) -> dict[str, Any]:
         "tokens": sum(trace.lengths),
         "buckets": single.bucketing.sizes(1),
         "padding_overhead": statistics_of["padding_overhead"] if single.pads(trace.requests[:1]) else 0.0,
+        "largest_difference": difference,
+        "is_right": difference <= BOUND[trace.dtype],
+        "refusals": sorted(set(single.refusals() + batched.refusals())),
         "graphs": statistics_of["graphs"] + batched.statistics()["graphs"],
         "graph_bytes": statistics_of["graph_bytes"] + batched.statistics()["graph_bytes"],
         "kernels_of_buckets": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
@@ -316,7 +324,10 @@ def main() -> int:
                 text = json.dumps({"benchmark": "variable_length", "runs": [run]}, indent=1)
                 arguments.output.write_text(text + "\n")
     print_table(run)
-    return 0
+    wrong = [row["model"] for row in run["traces"] if not row["is_right"] or row["refusals"]]
+    if wrong:
+        print(f"variable_length: results differ or buckets were refused: {wrong}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

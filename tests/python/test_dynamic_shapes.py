@@ -75,6 +75,11 @@ class Blind(Encoder):
         return self.attend(x, None)
 
 
+class Leaky(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.float() + 0.02 * x.float().mean(1, keepdim=True)).to(x.dtype)
+
+
 def trace(count: int, seed: int = 0, dim: int = 32) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     lengths = [int(4 + 60 * torch.rand((), generator=generator) ** 2) for _ in range(count)]
@@ -217,6 +222,11 @@ def test_tokenwise_modules_need_no_mask_and_blind_ones_stay_unpadded() -> None:
         for sample in samples:
             close(bucketed(sample), blind(sample))
     assert bucketed.refusals() and "differs" in bucketed.refusals()[0]
+    leaky = Leaky().eval()  # lets through less than the rounding of its type
+    with pytest.warns(UserWarning, match="runs unpadded.*with other values"), torch.no_grad():
+        bucketed = padded(leaky, system)
+        for sample in samples[:8]:
+            bucketed(sample.bfloat16())
     down = nn.Conv1d(32, 32, 2, stride=2).eval()
     with pytest.warns(UserWarning, match="runs unpadded"), torch.no_grad():
         channels_last = [sample.transpose(1, 2) for sample in samples]

@@ -52,6 +52,7 @@ class BucketCall:
         mask_index: int | None,
         sequence_dim: int,
     ) -> None:
+        self.args, self.kwargs = args, kwargs
         self._count, self._names = len(args), tuple(kwargs)
         self.leaves: list[Any] = [*args, *kwargs.values()]
         self._spec: Any = None

@@ -42,9 +42,9 @@ class GraphDecision:
 
 def graph_absence(tensors: list[Tensor], module: nn.Module | None = None) -> str:
     """Why a call with these tensors cannot be a graph, or ""."""
-    if not torch.cuda.is_available():
-        return f"no CUDA device: torch {torch.__version__} sees none, so the module runs as it is"
-    if not tensors or any(not tensor.is_cuda for tensor in tensors):
+    if not tensors or not all(tensor.is_cuda for tensor in tensors):
+        if not torch.cuda.is_available():
+            return f"no CUDA device: torch {torch.__version__} sees none, so the module runs as it is"
         return "a graph needs all tensors on a CUDA device"
     if len({tensor.device for tensor in tensors}) > 1:
         return "the tensors are on several devices"
@@ -108,7 +108,7 @@ class PyGraph(nn.Module):
         memory_limit_gb: of the graphs' memory together; None is no limit.
         expected_calls: with each shape, which a capture has to be earned back in.
         least_gain: share of the eager time that a graph must save.
-        copy_outputs: False returns the graph's own memory, which the next call with that shape overwrites.
+        copy_outputs: False returns the graph's own memory, which the next replay of any shape may overwrite.
         always: captures without asking whether it pays.
     """
 
@@ -118,7 +118,7 @@ class PyGraph(nn.Module):
         *,
         max_graphs: int = 32,
         memory_limit_gb: float | None = None,
-        expected_calls: int = 1000,
+        expected_calls: int = 10_000,
         least_gain: float = 0.1,
         copy_outputs: bool = True,
         always: bool = False,
@@ -250,6 +250,7 @@ class PyGraph(nn.Module):
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), _uncached_autocast():
             inputs = [example.detach().clone() for example in examples]
             eager_us = _eager_us(lambda: call(inputs))
+            torch.cuda.empty_cache()  # so that what is reserved beyond this is the graph's
             held = torch.cuda.memory_reserved(device)
             begin = time.perf_counter()
             graph = torch.cuda.CUDAGraph()

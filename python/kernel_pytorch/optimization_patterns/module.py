@@ -3,7 +3,9 @@
 How the base module learns what is padding: by an argument of its forward, found by name (attention_mask: nonzero is
 real; key_padding_mask and src_key_padding_mask: True is padding; key_lengths and lengths: real positions of each row)
 or named with `mask_argument`. A module without one is padded only if that does not change its results: the first call
-in each bucket is run both ways, with noise as padding, and where they differ the module runs unpadded from then on.
+in each bucket is run plainly and with two different noises as padding. The padded two must agree closely, so that
+nothing of the padding gets through, and with the plain one up to rounding; otherwise the module runs unpadded from
+then on.
 """
 
 from __future__ import annotations
@@ -236,12 +238,11 @@ class DynamicShapeModule(nn.Module):
 
     def try_padded(self, call: BucketCall, plain: Any, module: nn.Module) -> OutputMap | str:
         """Which outputs follow which dimensions, or why padding changes what the module gives."""
-        padded_args, padded_kwargs = call.arguments(call.noisy())
         try:
-            padded = module(*padded_args, **padded_kwargs)
+            padded, again = (module(*args, **kwargs) for args, kwargs in (call.arguments(call.noisy()) for _ in "12"))
         except Exception as error:  # of a module that cannot take these shapes: it keeps running as it did
             return f"the padded call raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        compared = compare_outputs(plain, padded, call.padded)
+        compared = compare_outputs(plain, padded, again, call.padded)
         return compared.refusal if compared.refusal else compared.outputs
 
     def _run_plain(self, plan: _Plan, call: BucketCall) -> Any:
@@ -259,6 +260,8 @@ class DynamicShapeModule(nn.Module):
             output = self._replay(plan, call, plan.chosen, function)
             if output is not None:
                 return output[0]
+        if self.padding == "auto" and not self.compile_buckets:
+            return function(*call.args, **call.kwargs)  # its graph does not pay: neither does padding
         args, kwargs = call.arguments(call.padded_tensors(self.padding_strategy))
         return unpad_outputs(function(*args, **kwargs), plan.outputs, call.real)
 

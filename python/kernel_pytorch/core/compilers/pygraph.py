@@ -63,7 +63,7 @@ class PyGraphCUDAOptimizer:
         self,
         cost_threshold: float | None = 0.1,
         strategy: GraphDeploymentStrategy | str = "balanced",
-        expected_calls: int = 1000,
+        expected_calls: int = 10_000,
     ) -> None:
         self.strategy = GraphDeploymentStrategy(strategy)
         self.least_gain = self.strategy.least_gain if cost_threshold is None else cost_threshold
