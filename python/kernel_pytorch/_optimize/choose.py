@@ -121,7 +121,8 @@ class Chooser:
                 return results_of(module, inputs, gradients, seed)
 
         try:
-            accuracy = "tolerant" if proposal.approximate else "exact"
+            rounds = proposal.approximate or any(one.proposal.approximate for one in self.outcome.kept)
+            accuracy = "tolerant" if rounds else "exact"
             differences = verify(proposal.path, call, module, original, accuracy, gradients, proposal.path == "")
         except Mismatch as error:
             return str(error), []

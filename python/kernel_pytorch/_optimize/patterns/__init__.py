@@ -14,6 +14,8 @@ from . import (
     blocks,
     calls,
     graphs,
+    linears,
+    narrow,
     norms,
     outputs,
     perceptrons,
@@ -23,6 +25,8 @@ from . import (
 )
 
 PATTERNS: tuple[ModuleType, ...] = (
+    narrow,
+    linears,
     norms,
     activations,
     perceptrons,

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ..changes import Change, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
+from ..verify import evaluating
 from .context import Context, why_not_plain
 
 NAME = "cuda graph"
@@ -23,7 +24,7 @@ class Inner(nn.Module):
         super().__init__()
         self.model = model
         self.before = forward
-        self.train(model.training)
+        self.training = model.training  # of this shell alone
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.before(*args, **kwargs)
@@ -56,7 +57,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if path != "" or context.device.type != "cuda" or context.trains or context.compiled:
         return None
     reason = why_not_plain("", module)
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(module):
         leaves = pytree.tree_leaves(call.run(module))
     others = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, (Tensor, int, float, bool))]
     if others:

@@ -69,7 +69,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         Way("one product of torch", lambda: _change(layers, False)),
     ]
     source = f"{type(module).__name__}, three products of one input"
-    return Proposal(NAME, path, module, source, ways)
+    return Proposal(NAME, path, module, source, ways, covers=[f"{path}.{name}".lstrip(".") for name in names])
 
 
 def _unequal(layers: list[Any]) -> str | None:
