@@ -15,6 +15,7 @@ from kernel_pytorch.precision import (
     fp8_gated_mlp,
     fp8_layers,
     fp8_norm_linear,
+    fp8_numerics_report,
     take_overflows,
     update_fp8_scales,
 )
@@ -211,6 +212,21 @@ def test_layers_of_core_modules_compute_in_fp8(dropout: float) -> None:
         take_overflows(module)
         assert all(layer.weight.grad is not None for layer in fp8_layers(module).values())
         assert all(layer.fp8_amax.min() > 0 for layer in fp8_layers(module).values())
+
+
+def test_layers_with_hooks_are_called() -> None:
+    gate_up, down, weight = layers("cpu", "current", True)
+    x = torch.randn(16, 128, dtype=torch.bfloat16)
+    expected = fp8_gated_mlp(x, gate_up, down, norm_weight=weight, eps=1e-5, residual=x)
+    first = fp8_norm_linear(x, gate_up, weight)
+    seen: list[int] = []
+    gate_up.register_forward_hook(lambda *_: seen.append(1))
+    for made, known in zip(fp8_gated_mlp(x, gate_up, down, norm_weight=weight, eps=1e-5, residual=x), expected):
+        assert torch.equal(made, known)
+    assert torch.equal(fp8_norm_linear(x, gate_up, weight), first) and len(seen) == 2
+    module = convert_model_to_fp8(FusedSwiGLU(64, 128), FP8Config(scaling_strategy="current"))
+    report = fp8_numerics_report(module, lambda: module(torch.randn(8, 64)).square().sum())
+    assert all(set(layer.tensors) == {"input", "weight", "gradient"} for layer in report.values()) and len(report) == 2
 
 
 def test_bad_arguments_are_named() -> None:

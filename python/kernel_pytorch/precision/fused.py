@@ -2,7 +2,8 @@
 
 Each is rounded to FP8 where it is made, so that it never lies in memory in 16 bits: of a norm before a layer a write
 and a read of its output are saved, of a gated pair of layers those of the activation and, backward, of its gradient,
-which is the largest tensor of a block. The layers are FP8LinearLayer, which keep their parameters and scales.
+which is the largest tensor of a block. The layers are FP8LinearLayer, which keep their parameters and scales. Where one
+has hooks (fp8_numerics_report, FSDP2), it is called, and the parts run one after the other.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._ops import rms_norm as _rms_norm  # noqa: F401  says what shapes its backward gives
 from .._ops._seed import seed_for
 from .._ops.float8 import Quantized, quantize, scaled_matmul
 from .._ops.float8_made import gated_activation_backward_quantized, gated_activation_quantized, rms_norm_quantized
+from .._ops.gated_activation import gated_activation_packed
+from .._ops.rms_norm import add_rms_norm, rms_norm
 from .linear import GRADIENT, GRANULARITIES, INPUT, WEIGHT, FP8LinearLayer, State
 
 
@@ -34,6 +36,9 @@ def fp8_norm_linear(
     Args:
         x: [..., in_features]; norm_weight, eps, residual, weight_offset: as for functional.rms_norm.
     """
+    if _has_hooks(layer):
+        normed, total = _norm(x, norm_weight, eps, residual, weight_offset)
+        return layer(normed) if residual is None else (layer(normed), total)
     x = _autocast(x)
     shape = x.shape
     rows = x.reshape(-1, shape[-1])
@@ -72,6 +77,10 @@ def fp8_gated_mlp(
         )
     if eps is None and (norm_weight is not None or residual is not None):
         raise ValueError("fp8_gated_mlp: norm_weight or residual is given without eps; the norm needs it")
+    if _has_hooks(gate_up) or _has_hooks(down):
+        normed, total = (x, None) if eps is None else _norm(x, norm_weight, eps, residual, weight_offset)
+        output = down(gated_activation_packed(gate_up(normed), kind))
+        return output if residual is None else (output, total)
     x = _autocast(x)
     shape = x.shape
     rows = x.reshape(-1, shape[-1])
@@ -82,6 +91,18 @@ def fp8_gated_mlp(
     )  # fmt: skip
     output = output.view(*shape[:-1], down.out_features)
     return output if residual is None else (output, total.view(shape))
+
+
+def _has_hooks(layer: FP8LinearLayer) -> bool:
+    hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
+    return any(hooks)
+
+
+def _norm(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None, weight_offset: float) -> Any:
+    """The output, and x + residual."""
+    if residual is None:
+        return rms_norm(x, weight, eps, weight_offset=weight_offset), None
+    return add_rms_norm(x, residual, weight, eps, weight_offset=weight_offset)
 
 
 def _autocast(x: Tensor) -> Tensor:
