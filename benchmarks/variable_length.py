@@ -8,18 +8,21 @@
   in batches      eager and torch.compile(dynamic=True) on requests sorted by length, each batch padded to its longest
                   and masked; ours batched within buckets
 Buckets are learned from another draw of the same law. A pass is the whole trace, timed to the last result; passes of
-all ways take turns, after two that compile, verify and capture; medians, with the least and the most. Results are
+all ways take turns, after two that verify buckets and capture; medians, with the least and the most. Results are
 compared first.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import gc
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +54,7 @@ class Size:
 
 
 FULL = Size(layers=12, dim=768, heads=12, requests=1000, longest=2048, passes=5, batch_tokens=16384)
-QUICK = Size(layers=6, dim=768, heads=12, requests=400, longest=2048, passes=3, batch_tokens=16384)
+QUICK = Size(layers=6, dim=768, heads=12, requests=1000, longest=2048, passes=3, batch_tokens=16384)
 CPU = Size(layers=4, dim=256, heads=4, requests=1000, longest=2048, passes=3, batch_tokens=2048)
 CPU_QUICK = Size(layers=2, dim=128, heads=4, requests=60, longest=256, passes=3, batch_tokens=512)
 
@@ -212,50 +215,102 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def largest_difference(trace: Trace, single: DynamicShapeModule, batched: DynamicShapeModule) -> float:
+def largest_difference(trace: Trace, results: Callable[[list[int]], list[Tensor]]) -> float:
     """Of bucketed results from plain ones, as a share of the largest value; infinite where a shape is wrong."""
-    chosen = range(0, len(trace.requests), max(len(trace.requests) // 40, 1))
-    many = batched.run_many(trace.requests, trace.size.batch_tokens)
+    chosen = list(range(0, len(trace.requests), max(len(trace.requests) // 40, 1)))
     worst = 0.0
-    for index in chosen:
-        expected = trace.model(trace.requests[index][None])
-        for found in (single(trace.requests[index][None]), many[index][None]):
-            if found.shape != expected.shape:
-                return float("inf")
-            worst = max(worst, ((found - expected).abs().max() / expected.abs().max()).item())
+    for index, found in zip(chosen, results(chosen), strict=True):
+        expected = trace.model(trace.requests[index][None])[0]
+        if found.shape != expected.shape:
+            return float("inf")
+        worst = max(worst, ((found - expected).abs().max() / expected.abs().max()).item())
     return worst
 
 
-def measure(trace: Trace, with_compile: bool, is_quick: bool) -> dict[str, Any]:
-    single, batched = trace.bucketed(), trace.bucketed()
-    for _ in range(2):  # what verifies, then what was captured
-        difference = largest_difference(trace, single, batched)
-    ways: dict[str, Callable[[], object]] = {
-        "ours": lambda: trace.one_by_one(single),
-        "eager": lambda: trace.one_by_one(trace.model),
-        "ours in batches": lambda: batched.run_many(trace.requests, trace.size.batch_tokens),
-        "eager in batches": lambda: trace.in_batches(trace.model),
-    }
-    if with_compile:
-        compiled = torch.compile(trace.model, dynamic=True)
-        ways["torch.compile"] = lambda: trace.one_by_one(compiled)
-        if not is_quick:  # with a mask it is another compilation
-            ways["torch.compile in batches"] = lambda: trace.in_batches(compiled)
-    for name in [name for name in ways if name.startswith("torch.compile")]:
-        try:
-            ways[name]()
-        except Exception as error:  # a peer that cannot be built here is left out, and said so
-            print(f"variable_length: {name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
-            del ways[name]
+def passes(trace: Trace, ways: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
+    """Seconds of whole traces; the ways take turns."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(trace.size.passes + WARM):
+    for _ in range(count):
         for name, way in ways.items():
             synchronize(trace.device)
             begin = time.perf_counter()
             way()
             synchronize(trace.device)
-            if turn >= WARM:
-                samples[name].append(time.perf_counter() - begin)
+            samples[name].append(time.perf_counter() - begin)
+    return samples
+
+
+@contextlib.contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """No other process that names the same file is inside: two can compile at once, but the GPU is one's."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def compiled_or_none(trace: Trace) -> Callable[..., Tensor] | None:
+    compiled = torch.compile(trace.model, dynamic=True)
+    try:
+        for request in trace.requests[:3]:
+            compiled(request[None])
+    except Exception as error:  # a peer that cannot be built here is left out, and said so
+        print(f"variable_length: torch.compile is left out: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+    return compiled
+
+
+def measure(trace: Trace, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What is known so far, after each stage: eager, torch.compile, batches."""
+    single = trace.bucketed()
+    with alone(arguments.lock):
+        for _ in range(WARM):
+            trace.one_by_one(single)
+        row = describe(trace, single)
+        row["largest_difference"] = largest_difference(
+            trace, lambda chosen: [single(trace.requests[index][None])[0] for index in chosen]
+        )
+        ways: dict[str, Callable[[], object]] = {
+            "ours": lambda: trace.one_by_one(single),
+            "eager": lambda: trace.one_by_one(trace.model),
+        }
+        row["seconds"] = passes(trace, ways, 1 if arguments.quick else trace.size.passes)
+    yield row
+    compiled = None if arguments.no_compile else compiled_or_none(trace)
+    if compiled is not None:
+        ways["torch.compile"] = lambda: trace.one_by_one(compiled)
+        with alone(arguments.lock):
+            ways["torch.compile"]()
+            row["seconds"] = passes(trace, ways, trace.size.passes)
+        yield row
+    if not arguments.single:
+        with alone(arguments.lock):
+            measure_batches(trace, None if arguments.quick else compiled, row)
+        yield row
+
+
+def measure_batches(trace: Trace, compiled: Callable[..., Tensor] | None, row: dict[str, Any]) -> None:
+    batched = trace.bucketed()
+    ways: dict[str, Callable[[], object]] = {
+        "ours in batches": lambda: batched.run_many(trace.requests, trace.size.batch_tokens),
+        "eager in batches": lambda: trace.in_batches(trace.model),
+    }
+    if compiled is not None:  # with a mask it is another compilation
+        ways["torch.compile in batches"] = lambda: trace.in_batches(compiled)
+    for _ in range(WARM):
+        for way in ways.values():
+            way()
+    many = batched.run_many(trace.requests, trace.size.batch_tokens)
+    difference = largest_difference(trace, lambda chosen: [many[index] for index in chosen])
+    row["largest_difference"] = max(row["largest_difference"], difference)
+    row["refusals"] = sorted({*row["refusals"], *batched.refusals()})
+    row["batch_graphs"] = batched.statistics()["graphs"]
+    row["seconds"] |= passes(trace, ways, trace.size.passes)
+
+
+def describe(trace: Trace, single: DynamicShapeModule) -> dict[str, Any]:
     statistics_of = single.statistics()
     kinds = [("torch", "ours", "mixed")[plan.chosen or 0] for plan in single._plans.values()]
     return {
@@ -266,13 +321,12 @@ def measure(trace: Trace, with_compile: bool, is_quick: bool) -> dict[str, Any]:
         "tokens": sum(trace.lengths),
         "buckets": single.bucketing.sizes(1),
         "padding_overhead": statistics_of["padding_overhead"] if single.pads(trace.requests[:1]) else 0.0,
-        "largest_difference": difference,
-        "is_right": difference <= BOUND[trace.dtype],
-        "refusals": sorted(set(single.refusals() + batched.refusals())),
-        "graphs": statistics_of["graphs"] + batched.statistics()["graphs"],
-        "graph_bytes": statistics_of["graph_bytes"] + batched.statistics()["graph_bytes"],
+        "refusals": sorted(set(single.refusals())),
+        "graphs": statistics_of["graphs"],
+        "graph_bytes": statistics_of["graph_bytes"],
+        "graphs_refused": sorted({decision.reason for decision in single.graph_decisions() if not decision.pays})[:8],
         "kernels_of_buckets": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "seconds": samples,
+        "largest_difference_allowed": BOUND[trace.dtype],
     }
 
 
@@ -293,9 +347,8 @@ def figures_of(row: dict[str, Any]) -> list[dict[str, str]]:
                 for name in (ours, peer)
             }
             way = "in batches" if "batches" in ours else "one at a time"
-            what = (
-                f"{names[row['model']]}, {row['requests']} requests {way}, against {peer.removesuffix(' in batches')}"
-            )
+            model = f"{names[row['model']]} ({row['layers']} layers of {row['dim']})"
+            what = f"{model}, {row['requests']} requests {way}, against {peer.removesuffix(' in batches')}"
             overhead = f"padding {100 * row['padding_overhead']:.1f} %"
             figures.append(
                 {"what": what, "ours": f"{texts[ours]}, {overhead}, {theirs / mine:.2f}x", "torch": texts[peer]}
@@ -306,25 +359,34 @@ def figures_of(row: dict[str, Any]) -> list[dict[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, by default")
-    parser.add_argument("--quick", action="store_true", help="fewer requests and passes")
+    parser.add_argument("--quick", action="store_true", help="fewer layers and passes")
     parser.add_argument("--models", default="vit,bert", help="which of vit and bert")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes a while")
+    parser.add_argument("--single", action="store_true", help="one at a time alone, without batches")
+    parser.add_argument("--lock", type=Path, help="a file by which several of these take turns on the device")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     arguments = parser.parse_args()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     size = (QUICK if arguments.quick else FULL) if device.type == "cuda" else (CPU_QUICK if arguments.quick else CPU)
     torch.manual_seed(0)
-    run: dict[str, Any] = {"machine": describe_machine(device), "figures": [], "traces": []}
+    gc.freeze()  # captures collect garbage, and there is none in what was imported
+    rows: dict[str, dict[str, Any]] = {}
+    run: dict[str, Any] = {"machine": describe_machine(device)}
     with torch.no_grad():
         for name in arguments.models.split(","):
-            row = measure(Trace(name, size, device), not arguments.no_compile, arguments.quick)
-            run["traces"].append(row)
-            run["figures"].extend(figures_of(row))
-            if arguments.output:  # kept even if a later model fails or the time is up
-                text = json.dumps({"benchmark": "variable_length", "runs": [run]}, indent=1)
-                arguments.output.write_text(text + "\n")
+            for row in measure(Trace(name, size, device), arguments):
+                rows[name] = row
+                run["figures"] = [figure for known in rows.values() for figure in figures_of(known)]
+                run["traces"] = list(rows.values())
+                if arguments.output:  # after each stage: kept if a later one fails or the time is up
+                    text = json.dumps({"benchmark": "variable_length", "runs": [run]}, indent=1)
+                    arguments.output.write_text(text + "\n")
     print_table(run)
-    wrong = [row["model"] for row in run["traces"] if not row["is_right"] or row["refusals"]]
+    wrong = [
+        name
+        for name, row in rows.items()
+        if row["refusals"] or row["largest_difference"] > row["largest_difference_allowed"]
+    ]
     if wrong:
         print(f"variable_length: results differ or buckets were refused: {wrong}", file=sys.stderr)
     return 1 if wrong else 0
