@@ -94,6 +94,13 @@ KP_API kp_status kp_memory_plan(const char* request, char** result);
  * "capacity_bytes", "reserve": 0.1, "fixed_us", "sample_us"} -> {"batch", "fits", "reason"} */
 KP_API kp_status kp_batch_plan(const char* request, char** result);
 
+/* How the members of a group share attention of one sequence. {"members", "batch": 1, "sequence", "heads", "key_heads",
+ * "size", "value_size", "element_bytes": 2, "causal": false, "backward": false, "window": -1, "flops_per_second",
+ * "link_bytes_per_second", "memory_bytes_per_second", "message_us", "free_bytes": 0 (not known)} -> {"schedule":
+ * "ring", "zigzag", "allgather" or "ulysses", "reason", "schedules": [{"schedule", "us", "work_us", "exposed_us",
+ * "merge_us", "sent_bytes", "memory_bytes", "obstacle"}]} */
+KP_API kp_status kp_context_parallel_plan(const char* request, char** result);
+
 /* Which parts of a model are worth replacing. {"sites": [{"path", "pattern", "kind": 0 (equal numbers share a
  * measurement), "before": {"bytes", "flops", "launches"}, "after": {...}, "pointwise": false, "approximate": false}],
  * "copy_bytes_per_second", "matmul_flops_per_second", "is_cuda": false, "tolerant": false, "compiled": false,

@@ -5,6 +5,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/c/words.h"
 #include "kernel_pytorch/plan/bucket_plan.h"
+#include "kernel_pytorch/plan/context_parallel_plan.h"
 #include "kernel_pytorch/plan/graph_plan.h"
 #include "kernel_pytorch/plan/memory_plan.h"
 #include "kernel_pytorch/plan/model_plan.h"
@@ -145,6 +146,39 @@ Json answer_memory_plan(const Json& request) {
     at_peak[std::string(plan::kMemoryKindNames[i])] = found.bytes_at_peak[i];
   }
   return {{"peak_bytes", found.peak_bytes}, {"at_peak", at_peak}, {"left_bytes", found.left_bytes}};
+}
+
+Json answer_context_parallel_plan(const Json& request) {
+  FieldReader fields(request, "context_parallel_plan");
+  plan::ContextParallelRequest asked;
+  const std::pair<const char*, int64_t*> counts[] = {
+      {"members", &asked.members},       {"batch", &asked.batch},
+      {"sequence", &asked.sequence},     {"heads", &asked.heads},
+      {"key_heads", &asked.key_heads},   {"size", &asked.size},
+      {"value_size", &asked.value_size}, {"element_bytes", &asked.element_bytes}};
+  for (const auto& [name, field] : counts) *field = whole_number(fields, name, *field);
+  asked.window = static_cast<int64_t>(fields.number("window", -1, -1, 1e12));
+  asked.causal = fields.boolean("causal", false);
+  asked.backward = fields.boolean("backward", false);
+  asked.flops_per_second = fields.number("flops_per_second", asked.flops_per_second, 0, kMost);
+  asked.link_bytes_per_second = fields.number("link_bytes_per_second", asked.link_bytes_per_second, 0, kMost);
+  asked.memory_bytes_per_second = fields.number("memory_bytes_per_second", asked.memory_bytes_per_second, 0, kMost);
+  asked.message_us = fields.number("message_us", asked.message_us, 0, kMost);
+  asked.free_bytes = fields.number("free_bytes", 0, 0, kMost);
+  fields.finish();
+  const plan::ContextParallelPlan found = plan::plan_context_parallel(asked);
+  Json schedules = Json::array();
+  for (const plan::ScheduleCost& cost : found.schedules) {
+    schedules.push_back({{"schedule", cost.schedule},
+                         {"us", cost.us},
+                         {"work_us", cost.work_us},
+                         {"exposed_us", cost.exposed_us},
+                         {"merge_us", cost.merge_us},
+                         {"sent_bytes", cost.sent_bytes},
+                         {"memory_bytes", cost.memory_bytes},
+                         {"obstacle", cost.obstacle}});
+  }
+  return {{"schedule", found.schedule}, {"reason", found.reason}, {"schedules", schedules}};
 }
 
 Json answer_batch_plan(const Json& request) {

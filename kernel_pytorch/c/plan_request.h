@@ -1,4 +1,5 @@
-// Plans about models by JSON: buckets, graphs, memory, batches, replacements. Reads a request, asks kernel_pytorch/plan, answers.
+// Plans about models by JSON: buckets, graphs, memory, batches, replacements. Reads a request, asks
+// kernel_pytorch/plan, answers.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -10,6 +11,7 @@ KP_EXPORT Json answer_bucket_plan(const Json& request);
 KP_EXPORT Json answer_graph_plan(const Json& request);
 KP_EXPORT Json answer_memory_plan(const Json& request);
 KP_EXPORT Json answer_batch_plan(const Json& request);
+KP_EXPORT Json answer_context_parallel_plan(const Json& request);
 KP_EXPORT Json answer_model_plan(const Json& request);
 
 }  // namespace kernel_pytorch::c_interface

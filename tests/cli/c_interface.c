@@ -133,6 +133,8 @@ static void test_refusals(void) {
   EXPECT_REFUSED(kp_bucket_plan("{\"lengths\": [10], \"counts\": []  , \"strategy\": \"x\"}", &result),
                  KP_INVALID_ARGUMENT, "geometric");
   EXPECT_REFUSED(kp_bucket_plan("{\"lengths\": [10, 2.5]}", &result), KP_INVALID_ARGUMENT, "2.5");
+  EXPECT_ANSWER(kp_context_parallel_plan("{\"members\": 4, \"sequence\": 4096, \"size\": 64}", &result),
+                "\"schedule\":");
   EXPECT_ANSWER(kp_graph_plan("{\"eager_us\": 5}", &result), "\"pays\":false");
   EXPECT_ANSWER(kp_memory_plan("{\"bytes\": [8, 4, -4], \"kinds\": [0, 4, 4]}", &result), "\"peak_bytes\":12");
   EXPECT_REFUSED(kp_memory_plan("{\"bytes\": [8], \"kinds\": [7]}", &result), KP_INVALID_ARGUMENT, "0 to 4");

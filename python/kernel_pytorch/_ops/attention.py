@@ -308,6 +308,7 @@ _CONSTANTS = len(_TENSORS) - 2  # tensors without a gradient
 _NUMBERS = ["heads_first", "scale", "softcap", "softcap_after_bias", "causal", "causal_offset", "window_left"]
 _NUMBERS += ["window_right", "max_seqlen_q", "max_seqlen_k", "query_block", "key_block", "dropout_p", "score_mod"]
 _NUMBERS += ["mask_mod", "deterministic", "batch_invariant"]
+OPTIONS = [*_TENSORS, *_LISTS, *_NUMBERS]  # what option_arguments returns, by name
 _PRODUCTS = ["query", "key", "value"]
 _INSTEAD = "torch.nn.functional.scaled_dot_product_attention with torch.nn.attention.SDPBackend.MATH"
 

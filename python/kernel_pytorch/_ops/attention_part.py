@@ -38,7 +38,7 @@ def attention_part_(
         options: those of `attention`. Give sinks to one part.
     """
     with torch.no_grad():
-        _part(output, lse, query, key, value, first_query, first_key, *option_arguments(query, key, **options))
+        part(output, lse, query, key, value, first_query, first_key, *option_arguments(query, key, **options))
 
 
 def attention_part_backward_(
@@ -71,7 +71,7 @@ def attention_part_backward_(
     """
     with torch.no_grad():
         arguments = option_arguments(query, key, **options)
-        return _part_backward(  # type: ignore[no-any-return]
+        return part_backward(  # type: ignore[no-any-return]
             grad_query, grad_key, grad_value, grad_output, query, key, value, output, lse, grad_lse, wants_bias,
             wants_sinks, wants_captured, first_query, first_key, *arguments,
         )  # fmt: skip
@@ -97,5 +97,6 @@ def _backward_shapes(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-_part = without_gradient("attention_part_")
-_part_backward = without_gradient("attention_part_backward_", shapes=_backward_shapes)
+# The ops themselves, on arguments as option_arguments makes them.
+part = without_gradient("attention_part_")
+part_backward = without_gradient("attention_part_backward_", shapes=_backward_shapes)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from .config import AttentionConfig, AttentionPatterns
+from .distributed import (
+    ContextParallelAttention,
+    RingAttentionLayer,
+    create_context_parallel_attention,
+    create_ring_attention,
+)
 from .fusion import (
     FusionConfig,
     FusionStrategy,
@@ -17,6 +23,7 @@ from .score_mods import FlexAttentionMaskMods, FlexAttentionScoreMods, alibi_slo
 __all__ = [
     "AttentionConfig",
     "AttentionPatterns",
+    "ContextParallelAttention",
     "FlashAttention3",
     "FlexAttentionLayer",
     "FlexAttentionMaskMods",
@@ -24,9 +31,12 @@ __all__ = [
     "FusionConfig",
     "FusionStrategy",
     "OptimizationLevel",
+    "RingAttentionLayer",
     "UnifiedAttentionFusion",
     "alibi_slopes",
     "create_attention",
+    "create_context_parallel_attention",
     "create_flex_attention",
+    "create_ring_attention",
     "create_unified_attention_fusion",
 ]

@@ -66,7 +66,8 @@ class FlashAttention3(nn.Module):
         return self.out_proj(attended.flatten(-2))  # type: ignore[no-any-return]
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.view(*projected.shape[:-1], -1, self.config.head_dim or 1)
+        size = self.config.head_dim or 1
+        return projected.view(*projected.shape[:-1], projected.shape[-1] // size, size)
 
     def _options(self, q: Tensor, k: Tensor, mask: Tensor | None, key_lengths: Tensor | None) -> dict[str, Any]:
         config = self.config

@@ -1,0 +1,284 @@
+"""Attention of queries that are here with keys that come by: forward and backward over pieces, as autograd sees them.
+
+The kernels add up parts in fp32 (functional.attention_part_). Keys and values travel as one buffer, the next on its way
+while the kernels work on this one; backward sends the fp32 gradients of keys and values one step behind them, and the
+last step brings them home.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._ops import attention_part
+from ..._ops._casting import statistics_dtype
+from ..._ops.attention import OPTIONS
+from ._exchange import GRADIENTS, Exchange, Incoming
+from ._pieces import Bounds, Packs, Piece, pieces_of
+
+_named: Any = collections.namedtuple
+PartOptions = _named("PartOptions", OPTIONS)  # arguments of the ops
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of context parallel attention, of tensors [batch, sequence, heads, size] or with heads before it."""
+
+    exchange: Exchange | None  # None: one process
+    schedule: str
+    options: Any  # PartOptions, without what depends on the part
+    bounds: Bounds
+    queries: list[Piece]
+    keys: list[list[Piece]]  # of each member, as they come by
+    mask: Tensor | None = None  # of these queries and all keys, like bias
+    key_segments: Tensor | None = None  # of all keys, in order of place
+    packs: Packs | None = None
+
+    @property
+    def dim(self) -> int:
+        return 2 if self.options.heads_first else 1
+
+    def rows(self, tensor: Tensor, piece: Piece) -> Tensor:
+        return tensor.narrow(self.dim, piece.start, piece.length)
+
+    def statistics(self, tensor: Tensor | None, piece: Piece) -> Tensor | None:
+        return None if tensor is None else tensor.narrow(2, piece.start, piece.length).contiguous()
+
+    def parts(self, keys: list[Piece]) -> Iterator[tuple[int, Piece, int, int]]:
+        """(number of the query piece, key piece, first and end of the keys that count) of every part with work."""
+        for i, queries in enumerate(self.queries):
+            for piece in keys:
+                begin, end = self.bounds.keys_seen(queries, piece)
+                is_shared = self.packs is None or self.packs.share_a_sequence(queries, piece)
+                if begin < end and is_shared:
+                    yield i, piece, begin, end
+
+    def part_options(self, i: int, begin: int, end: int, bias: Tensor | None, sinks: Tensor | None) -> Any:
+        queries, options = self.queries[i], self.options
+        changes: dict[str, Any] = {"causal_offset": self.bounds.offset, "sinks": sinks}
+        if self.bounds.are_kept(queries, begin, end):
+            changes.update(causal=False, window_left=-1, window_right=-1)
+        changes["bias"] = None if bias is None else _cut(bias, queries, begin, end)
+        changes["mask"] = None if self.mask is None else _cut(self.mask, queries, begin, end)
+        if options.query_segment_ids is not None and self.key_segments is not None:
+            changes["query_segment_ids"] = options.query_segment_ids.narrow(1, queries.start, queries.length)
+            changes["key_segment_ids"] = self.key_segments.narrow(1, begin, end - begin)
+        if options.key_lengths is not None:
+            changes["key_lengths"] = options.key_lengths - begin
+        return options._replace(**changes)
+
+
+def _cut(tensor: Tensor, queries: Piece, begin: int, end: int) -> Tensor:
+    """Of a bias or mask of all keys, what a part sees; sizes of 1 are for all."""
+    if tensor.shape[-2] != 1:
+        tensor = tensor.narrow(-2, queries.start, queries.length)
+    return tensor.narrow(-1, begin, end - begin)
+
+
+class _KeyValue:
+    """Keys and values of one member, in one buffer that travels."""
+
+    def __init__(self, buffer: Tensor, key: Tensor, value: Tensor) -> None:
+        self.buffer, self.like = buffer, (key, value)
+        self.key = buffer[: key.numel()].view(key.shape)
+        self.value = buffer[key.numel() :].view(value.shape)
+
+    @classmethod
+    def of(cls, key: Tensor, value: Tensor) -> _KeyValue:
+        return cls(torch.cat([key.reshape(-1), value.reshape(-1)]), key, value)
+
+    def with_buffer(self, buffer: Tensor) -> _KeyValue:
+        return _KeyValue(buffer, *self.like)
+
+
+Blocks = Iterator[tuple[list[Piece], Tensor, Tensor]]
+
+
+def _blocks(call: Call, key: Tensor, value: Tensor) -> Blocks:
+    """Keys and values of every member: as they come by, or gathered."""
+    exchange = call.exchange
+    if exchange is None:
+        yield call.keys[0], key, value
+        return
+    mine = _KeyValue.of(key, value)
+    if call.schedule == "allgather":
+        all_of_them = [mine.with_buffer(buffer) for buffer in exchange.gather(mine.buffer)]
+        keys = torch.cat([one.key for one in all_of_them], call.dim)
+        values = torch.cat([one.value for one in all_of_them], call.dim)
+        yield call.keys[0], keys, values
+        return
+    for step in range(exchange.size):
+        incoming = exchange.shift(mine.buffer) if step + 1 < exchange.size else None
+        yield call.keys[(exchange.member - step) % exchange.size], mine.key, mine.value
+        if incoming is not None:
+            mine = mine.with_buffer(incoming.wait())
+
+
+def forward_pieces(
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    blocks: Blocks | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output in fp32 and lse; `blocks` are given by whoever simulates a group."""
+    layout = "bhsd" if call.options.heads_first else "bshd"
+    output, whole_lse = attention_part.empty_parts(query, value, layout)
+    lses = [call.statistics(whole_lse, piece) for piece in call.queries]
+    sinks_left = [sinks] * len(call.queries)
+
+    def add(i: int, keys: Tensor, values: Tensor, begin: int, end: int) -> None:
+        queries = call.queries[i]
+        options = call.part_options(i, begin, end, bias, sinks_left[i])
+        sinks_left[i] = None
+        attention_part.part(
+            call.rows(output, queries), lses[i], call.rows(query, queries), keys, values, queries.first, begin, *options
+        )
+
+    for pieces, keys, values in _blocks(call, key, value) if blocks is None else blocks:
+        for i, piece, begin, end in call.parts(pieces):
+            start = piece.start + begin - piece.first
+            add(i, keys.narrow(call.dim, start, end - begin), values.narrow(call.dim, start, end - begin), begin, end)
+    for i in range(len(call.queries)):
+        if sinks_left[i] is not None:  # rows that see no key at all
+            add(i, key.narrow(call.dim, 0, 0), value.narrow(call.dim, 0, 0), 0, 0)
+    return output, torch.cat(lses, 2)  # type: ignore[arg-type]
+
+
+class _Gradients:
+    """Of what does not travel, as it grows."""
+
+    def __init__(self, call: Call, saved: Any, wanted: tuple[bool, bool, int]) -> None:
+        query, bias, sinks, captured = saved
+        self.wants_bias, self.wants_sinks, self.wants_captured = wanted
+        dtype = statistics_dtype(query)
+        self.query = torch.zeros(query.shape, dtype=dtype, device=query.device)
+        self.bias = torch.zeros(bias.shape, dtype=dtype, device=query.device) if self.wants_bias else None
+        self.sinks = torch.zeros(sinks.shape, dtype=dtype, device=query.device) if self.wants_sinks else None
+        elements = sum(tensor.numel() for i, tensor in enumerate(captured) if self.wants_captured >> i & 1)
+        self.captured = torch.zeros(elements, dtype=dtype, device=query.device)
+        self.sinks_left = [self.wants_sinks] * len(call.queries)
+
+    def captured_like(self, captured: list[Tensor]) -> list[Tensor | None]:
+        gradients: list[Tensor | None] = []
+        begin = 0
+        for i, tensor in enumerate(captured):
+            if not self.wants_captured >> i & 1:
+                gradients.append(None)
+                continue
+            gradients.append(self.captured[begin : begin + tensor.numel()].view(tensor.shape).to(tensor.dtype))
+            begin += tensor.numel()
+        return gradients
+
+
+def _backward(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Tensor | None, wanted: Any) -> Any:
+    query, key, value, output, lse, bias, sinks, captured = tensors
+    gradients = _Gradients(call, (query, bias, sinks, captured), wanted)
+    statistics = [(call.statistics(lse, piece), call.statistics(grad_lse, piece)) for piece in call.queries]
+
+    def add(i: int, part: list[Tensor], begin: int, end: int) -> None:
+        grad_keys, grad_values, keys, values = part
+        queries = call.queries[i]
+        wants_sinks = gradients.sinks_left[i]
+        gradients.sinks_left[i] = False
+        options = call.part_options(i, begin, end, bias, sinks if wants_sinks else None)
+        of_bias, of_sinks, of_captured = attention_part.part_backward(
+            call.rows(gradients.query, queries), grad_keys, grad_values,
+            *(call.rows(tensor, queries) for tensor in (grad_output, query)), keys, values, call.rows(output, queries),
+            *statistics[i], gradients.wants_bias, wants_sinks, gradients.wants_captured, queries.first, begin, *options,
+        )  # fmt: skip
+        if gradients.bias is not None:
+            _cut(gradients.bias, queries, begin, end).add_(of_bias)
+        if wants_sinks and gradients.sinks is not None:
+            gradients.sinks.add_(of_sinks)
+        gradients.captured.add_(of_captured)
+
+    exchange, dtype = call.exchange, gradients.query.dtype
+    home: Incoming | None = None
+    grads = _KeyValue.of(key.new_zeros(0, dtype=dtype), value.new_zeros(0, dtype=dtype))
+    for pieces, keys, values in _blocks(call, key, value):
+        size = keys.numel() + values.numel()
+        grads = _KeyValue(torch.zeros(size, dtype=dtype, device=key.device), keys, values)
+        for i, piece, begin, end in call.parts(pieces):
+            start, count = piece.start + begin - piece.first, end - begin
+            cut = [one.narrow(call.dim, start, count) for one in (grads.key, grads.value, keys, values)]
+            add(i, cut, begin, end)
+        if exchange is None or call.schedule == "allgather":
+            break
+        if home is not None:  # what the others have found of these keys so far
+            grads.buffer.add_(home.wait())
+        home = exchange.shift(grads.buffer, GRADIENTS)
+    for i in range(len(call.queries)):
+        if gradients.sinks_left[i]:
+            empty = [one.narrow(call.dim, 0, 0) for one in (key, value)]
+            add(i, [*(torch.zeros_like(one, dtype=dtype) for one in empty), *empty], 0, 0)
+    if exchange is not None and call.schedule == "allgather":
+        grads = _sum_of_all(call, exchange, grads, key, value)
+    elif home is not None:
+        grads = _KeyValue(home.wait(), key, value)
+    return gradients, grads
+
+
+def _sum_of_all(call: Call, exchange: Exchange, grads: _KeyValue, key: Tensor, value: Tensor) -> _KeyValue:
+    """Everyone's gradients of this member's keys and values, in order of rank."""
+    of_members = [
+        torch.cat([grad.reshape(-1) for grad in pair])
+        for pair in zip(
+            grads.key.chunk(exchange.size, call.dim), grads.value.chunk(exchange.size, call.dim), strict=True
+        )
+    ]
+    return _KeyValue(exchange.swap(torch.stack(of_members)).sum(0), key, value)
+
+
+class PiecesAttention(torch.autograd.Function):
+    """(call, query, key, value, bias, sinks, *captured) -> output in the query's type, lse in fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None,
+        *captured: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        output, lse = forward_pieces(call, query, key, value, bias, sinks)
+        output = output.to(query.dtype)
+        ctx.call = call
+        ctx.save_for_backward(query, key, value, output, lse, bias, sinks, *captured)
+        ctx.set_materialize_grads(False)
+        return output, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> Any:
+        query, key, value, output, lse, bias, sinks, *captured = ctx.saved_tensors
+        if grad_output is None:
+            grad_output = torch.zeros_like(output)
+        needed = ctx.needs_input_grad
+        wants_captured = sum(1 << i for i, one in enumerate(needed[6:]) if one)
+        tensors = (query, key, value, output, lse, bias, sinks, captured)
+        wanted = (needed[4], needed[5], wants_captured)
+        gradients, grads = _backward(ctx.call, tensors, grad_output, grad_lse, wanted)
+        return (
+            None,
+            gradients.query.to(query.dtype),
+            grads.key.to(key.dtype),
+            grads.value.to(value.dtype),
+            None if gradients.bias is None else gradients.bias.to(bias.dtype),
+            gradients.sinks,
+            *gradients.captured_like(captured),
+        )
+
+
+def key_pieces(call_schedule: str, members: int, rows: int, chunk: int | None) -> list[list[Piece]]:
+    """Of each block of keys as _blocks gives them: one of all keys where they are gathered, chunks in one process."""
+    if members == 1:
+        step = chunk or max(rows, 1)
+        return [[Piece(first, min(step, rows - first), first) for first in range(0, rows, step)]]
+    if call_schedule == "allgather":
+        return [[Piece(0, members * rows, 0)]]
+    return [pieces_of(call_schedule, member, members, rows) for member in range(members)]
