@@ -18,8 +18,20 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from .flops import flops_of
+
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product")
-_NOT_RUN = ("detach", "lift_fresh", "empty", "new_empty", "empty_like", "empty_strided", "_local_scalar_dense", "alias")
+_NOT_RUN = (
+    "detach",
+    "lift_fresh",
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "_local_scalar_dense",
+    "alias",
+    "_unsafe_view",
+)
 
 
 @dataclass
@@ -38,7 +50,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cost = Cost()
-        self.by_op: dict[str, tuple[int, float, float]] = {}
+        self.by_op: dict[str, list[tuple[float, float]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -51,8 +63,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.cost.bytes += moved
         self.cost.flops += flops
         self.cost.launches += 1
-        calls, all_bytes, all_flops = self.by_op.get(func._schema.name, (0, 0.0, 0.0))
-        self.by_op[func._schema.name] = (calls + 1, all_bytes + moved, all_flops + flops)
+        shown = flops_of(func, args, kwargs or {}, result)
+        self.by_op.setdefault(func._schema.name, []).append((moved, shown))
         return result
 
 
@@ -70,8 +82,8 @@ def count(run: Callable[[], object]) -> Cost:
     return counted(run)[0]
 
 
-def counted(run: Callable[[], object]) -> tuple[Cost, dict[str, tuple[int, float, float]]]:
-    """The cost, and by op: calls, bytes, operations."""
+def counted(run: Callable[[], object]) -> tuple[Cost, dict[str, list[tuple[float, float]]]]:
+    """The cost, and by op the bytes and operations of each call, in order."""
     counter = _Counter()
     with counter:
         run()

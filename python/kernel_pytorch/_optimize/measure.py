@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from .attribution import costs_by_kernel, total_of
 from .costs import counted, synchronize
 
 
@@ -134,10 +135,12 @@ def kernels_of(
     launches: int | None = int(
         sum(entry[0] for name, entry in found.items() if not name.startswith(("Memcpy", "Memset")))
     )
-    costs: dict[str, tuple[int, float, float]] = {}
-    if not on_gpu:
-        cost, costs = counted(run) if not compiled else (None, {})
+    cost, by_op = counted(run) if not compiled else (None, {})
+    if on_gpu:
+        costs = costs_by_kernel(profiler.events(), by_op)
+    else:
         launches = None if cost is None else cost.launches
+        costs = {name: total_of(calls) for name, calls in by_op.items()}
     rows = []
     for name, (calls, total) in sorted(found.items(), key=lambda item: -item[1][1])[:40]:
         _, moved, flops = costs.get(name, (0, None, None))

@@ -102,6 +102,10 @@ def _known(value: Any, written: Callable[[Any], str]) -> str:
     return "&ndash;" if value is None else _text(written(value))
 
 
+def _plain(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
 def _grouped_digits(value: int) -> str:
     return f"{value:,}"
 
@@ -201,7 +205,8 @@ def _times(report: Report) -> str:
         )
     say = (
         "Medians of interleaved runs in one process; the line over a bar spans low to high. "
-        "Where ranges overlap, the ratio is called unclear."
+        "Where ranges overlap, the ratio is called unclear. "
+        "Launches are kernels on a GPU, operators that compute on a CPU."
     )
     headings = ["", ">median", ">range", "", ">against before", ">peak memory", ">launches", ">samples"]
     return _say(say) + _table("Times", headings, body)
@@ -357,7 +362,7 @@ def _numbers(report: Report) -> str:
 
 def _environment(report: Report) -> str:
     facts = "".join(
-        f"<dt>{_text(key.replace('_', ' '))}</dt><dd>{_known(value, str)}</dd>"
+        f"<dt>{_text(key.replace('_', ' '))}</dt><dd>{_known(value, _plain)}</dd>"
         for key, value in report.data["environment"].items()
     )
     return f'<dl class="facts">{facts}</dl>'

@@ -31,7 +31,8 @@ section { margin: 20px 0; padding: 24px 26px 26px; background: var(--card); bord
   border-radius: 14px; }
 h2 { margin: 0 0 2px; font-size: 20px; letter-spacing: -.005em; }
 h3 { margin: 0 0 10px; font-size: 15px; }
-.say { margin: 0 0 16px; color: var(--soft); font-size: 14px; max-width: 76ch; }
+.say { margin: 0 0 16px; color: var(--soft); font-size: 14px; max-width: 76ch; } .say:last-child { margin-bottom: 0; }
+h2 + .scroll, h2 + .facts { margin-top: 10px; } pre + h3 { margin-top: 18px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(215px, 1fr)); gap: 14px; margin: 22px 0 0;
   padding: 0; }
 .tile { padding: 16px 18px 14px; background: var(--card); border: 1px solid var(--line); border-radius: 14px; }

@@ -17,7 +17,8 @@ class FusionPerformanceStats:
     """A baseline and a fused model on one input; None where this device does not tell.
 
     Attributes:
-        kernel_launches_original: by torch.profiler: kernels on a GPU, operators that compute on a CPU.
+        kernel_launches_original: by torch.profiler: kernels on a GPU, operators that compute on a CPU (None for what
+            torch.compile made there).
         execution_time_original_ms: medians of interleaved runs.
         memory_bandwidth_original_gb_s: bytes of all operators' arguments and results over the time.
         gpu_utilization: share of the fused model's time in which its kernels run.
@@ -26,12 +27,12 @@ class FusionPerformanceStats:
         is_clear: whether the quartiles of the times do not overlap.
     """
 
-    kernel_launches_original: int
-    kernel_launches_fused: int
+    kernel_launches_original: int | None
+    kernel_launches_fused: int | None
     execution_time_original_ms: float
     execution_time_fused_ms: float
-    memory_bandwidth_original_gb_s: float
-    memory_bandwidth_fused_gb_s: float
+    memory_bandwidth_original_gb_s: float | None
+    memory_bandwidth_fused_gb_s: float | None
     gpu_utilization: float | None
     max_relative_error: float
     is_clear: bool
@@ -43,8 +44,10 @@ class FusionPerformanceStats:
         return self.execution_time_original_ms / self.execution_time_fused_ms
 
     @property
-    def kernel_reduction_ratio(self) -> float:
+    def kernel_reduction_ratio(self) -> float | None:
         """The share of launches that are gone."""
+        if self.kernel_launches_fused is None or self.kernel_launches_original is None:
+            return None
         return 1 - self.kernel_launches_fused / max(self.kernel_launches_original, 1)
 
     @property
@@ -55,7 +58,7 @@ class FusionPerformanceStats:
     def fusion_efficiency(self) -> float | None:
         """The share of time gone over the share of launches gone; None where no launch is gone."""
         gone = self.kernel_reduction_ratio
-        return (1 - 1 / self.speedup) / gone if gone > 0 else None
+        return (1 - 1 / self.speedup) / gone if gone else None
 
 
 def benchmark_fusion_performance(
@@ -79,8 +82,9 @@ def benchmark_fusion_performance(
         profiler = KernelProfiler(device)
         ways = {"original": lambda: baseline_model(*args), "fused": lambda: fused_model(*args)}
         comparison = profiler.compare_implementations(ways, (), num_runs)
-        counted = {name: kernels_of(way, device) for name, way in ways.items()}
-        moved = {name: count(way).bytes for name, way in ways.items()}
+        compiled = {"original": _is_compiled(baseline_model), "fused": _is_compiled(fused_model)}
+        counted = {name: kernels_of(way, device, compiled[name]) for name, way in ways.items()}
+        moved = {name: None if compiled[name] else count(way).bytes for name, way in ways.items()}
         error = _relative_error(ways["fused"](), ways["original"]())
     original, fused = comparison.timings
     busy_us = sum(row["total_us"] for row in counted["fused"][0])
@@ -89,14 +93,22 @@ def benchmark_fusion_performance(
         kernel_launches_fused=counted["fused"][1],
         execution_time_original_ms=original.median_us / 1e3,
         execution_time_fused_ms=fused.median_us / 1e3,
-        memory_bandwidth_original_gb_s=moved["original"] / original.median_us / 1e3,
-        memory_bandwidth_fused_gb_s=moved["fused"] / fused.median_us / 1e3,
+        memory_bandwidth_original_gb_s=_gigabytes_per_second(moved["original"], original.median_us),
+        memory_bandwidth_fused_gb_s=_gigabytes_per_second(moved["fused"], fused.median_us),
         gpu_utilization=min(1.0, busy_us / fused.median_us) if device.type == "cuda" else None,
         max_relative_error=error,
         is_clear=comparison.is_clear("fused"),
         num_runs=num_runs,
         kernels_fused=tuple(row["name"] for row in counted["fused"][0]),
     )
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(hasattr(part, "_orig_mod") for part in model.modules())
+
+
+def _gigabytes_per_second(moved: float | None, microseconds: float) -> float | None:
+    return None if moved is None else moved / microseconds / 1e3
 
 
 def _floating(output: Any) -> list[Tensor]:
