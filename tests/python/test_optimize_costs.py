@@ -23,7 +23,7 @@ def test_products_are_counted_by_their_sizes() -> None:
     x, w, v = torch.randn(2, 6, 8), torch.randn(16, 8), torch.randn(8, 16)
     assert flops(lambda: F.linear(x, w)) == 2 * 12 * 8 * 16 == flops(lambda: torch.nn.functional.linear(x, w))
     assert flops(lambda: F.matmul(x, v)) == 2 * 12 * 8 * 16
-    assert flops(lambda: F.mlp(x, w, None, v, None)) == 2 * 2 * 12 * 8 * 16
+    assert flops(lambda: F.mlp(x, w, v)) == 2 * 2 * 12 * 8 * 16
     q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 10, 8)
     assert flops(lambda: F.attention(q, k, k)) == 4 * 2 * 4 * 6 * 10 * 8
     assert flops(lambda: F.attention(q, k, k, causal=True)) == 2 * 2 * 4 * 6 * 10 * 8
