@@ -16,6 +16,7 @@ std::span<const registry::Kernel<Product>> kernels() {
       kSm90,
       kMma,
       kTile,
+      kCublasLt,
       kCpuThin,
       kCpuAmx,
       kCpu,
@@ -54,6 +55,8 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
   const bool is_epilogue_aligned = has_aligned_rows(problem.output) && has_aligned_rows(problem.residual) &&
                                    has_aligned_rows(problem.saved) && has_aligned_rows(problem.preactivation);
   key.field("aligned", is_aligned + 2 * is_epilogue_aligned);
+  key.field("distinct",
+            has_distinct_rows(problem.a) && has_distinct_rows(problem.b) && has_distinct_rows(problem.residual));
 }
 
 void visit(Product& problem, registry::TensorVisitor visit, void* state) {

@@ -2,6 +2,8 @@
 // by `kpt verify` and by the tests that walk every op's shapes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernel_pytorch/ops/matmul/operation.h"
 
 namespace kernel_pytorch::matmul {
@@ -59,6 +61,27 @@ TEST(MatmulCuda, MmaTakesAlignedHalvesOnEveryGpuWithTensorCores) {
   EXPECT_NE(answer(kMma, problem({1, 64, 64, 64}, {}, DType::kFloat32), 8), "yes");
   EXPECT_NE(answer(kMma, problem({1, 64, 64, 63}, {}), 8), "yes");
   EXPECT_NE(answer(kMma, problem({1, 64, 64, 0}, {}), 8), "yes");
+}
+
+TEST(MatmulCuda, TheVendorsIsNamedAsSuchAndComesAfterOurs) {
+  const auto kernels = kMultiply.kernels();
+  const auto place = [&](std::string_view name) {
+    return std::ranges::find(kernels, name, &registry::Kernel<Product>::name) - kernels.begin();
+  };
+  EXPECT_EQ(kCublasLt.origin, registry::Origin::kVendor);
+  EXPECT_GT(place("cublaslt"), place("cuda_tile"));
+  const auto says = [](const Product& product, const char* part, int major = 9) {
+    return answer(kCublasLt, product, major).find(part) != std::string::npos;
+  };
+  const std::string plain = answer(kCublasLt, problem({2, 200, 136, 264}, {{"bias", "1"}, {"residual", "1"}}));
+  EXPECT_TRUE(plain == "yes" || plain.find("libcublasLt") != std::string::npos) << plain;
+  EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"activation", "gelu"}}), "relu"));
+  EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"form", "gated"}, {"activation", "silu"}}), "plain"));
+  EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"activation", "relu"}, {"residual", "1"}}), "no activation then"));
+  EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"bias", "fp32"}}), "bias"));
+  EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"precision", "bf16x3"}}, DType::kFloat32), "tf32"));
+  EXPECT_TRUE(says(problem({1, 64, 64, 0}, {}), "nothing"));
+  EXPECT_TRUE(says(problem({1, 64, 64, 64}, {}), "8.0", 7));
 }
 
 TEST(MatmulCuda, TilesTakeEverything) {

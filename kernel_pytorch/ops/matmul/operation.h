@@ -29,13 +29,18 @@ inline int64_t output_columns_of(Form form, int64_t n) {
 
 // Whether every row (of a column-major matrix: column) and matrix begins at a multiple of 16 bytes: what tensor maps
 // and vector loads ask for. An absent tensor's do.
-bool has_aligned_rows(const TensorView& matrix);
+bool has_aligned_rows(const TensorView& matrix);  // Whether no two rows (of a column-major matrix: columns) share
+                                                  // elements. An absent tensor's do not.
+inline bool has_distinct_rows(const TensorView& matrix) {
+  const int dense = matrix.is_present() && !is_row_major(matrix) ? 1 : 2;
+  return !matrix.is_present() || matrix.strides[3 - dense] >= matrix.sizes[dense];
+}
 
 // Throws what multiply() throws; leaves the problem as described above.
 void check(Product& problem, Device device);
 
 extern const registry::Operation<Product> kMultiply;
-extern const registry::Kernel<Product> kSm90, kMma, kTile, kCpuThin, kCpuAmx, kCpu, kReference;
+extern const registry::Kernel<Product> kSm90, kMma, kTile, kCublasLt, kCpuThin, kCpuAmx, kCpu, kReference;
 
 extern const registry::Operation<PairGradient> kPairGradient;
 extern const registry::Kernel<PairGradient> kPairCuda, kPairCpu, kPairReference;

@@ -10,7 +10,7 @@ namespace kernel_pytorch::scaled_matmul {
 namespace {
 
 std::span<const registry::Kernel<Product>> kernels() {
-  static const registry::Kernel<Product> kKernels[] = {kSm90, kTile, kCpu, kReference};
+  static const registry::Kernel<Product> kKernels[] = {kSm90, kTile, kCublasLt, kCpu, kReference};
   return kKernels;
 }
 

@@ -8,7 +8,7 @@
 namespace kernel_pytorch::scaled_matmul {
 
 extern const registry::Operation<Product> kProduct;
-extern const registry::Kernel<Product> kSm90, kTile, kCpu, kReference;
+extern const registry::Kernel<Product> kSm90, kTile, kCublasLt, kCpu, kReference;
 
 inline constexpr int64_t kBlock = 128;
 
