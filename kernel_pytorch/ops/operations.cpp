@@ -3,6 +3,7 @@
 #include "kernel_pytorch/ops/activation/operation.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
 #include "kernel_pytorch/ops/attention/operation.h"
+#include "kernel_pytorch/ops/block_list/operation.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
 #include "kernel_pytorch/ops/dropout/operation.h"
 #include "kernel_pytorch/ops/embedding/operation.h"
@@ -48,6 +49,8 @@ const std::vector<registry::AnyOperation>& operations() {
       registry::erase(rope::kRotate),
       registry::erase(attention::kForward),
       registry::erase(attention::kBackward),
+      registry::erase(block_list::kBuild),
+      registry::erase(block_list::kSelect),
       registry::erase(matmul::kMultiply),
       registry::erase(quantize::kQuantize),
       registry::erase(scaled_matmul::kProduct),

@@ -6,6 +6,7 @@ from . import _torch as _torch  # first: it says what is missing where torch is 
 from ._ops.activation import activation, gelu, relu, relu_squared, silu
 from ._ops.attention import attention
 from ._ops.attention_part import attention_part_, attention_part_backward_
+from ._ops.block_list import BlockLists, block_lists, select_blocks, select_by_scores
 from ._ops.cross_entropy import (
     combine_cross_entropy_partials,
     cross_entropy,
@@ -41,11 +42,13 @@ from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rop
 from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
 
 __all__ = [
+    "BlockLists",
     "activation",
     "add_rms_norm",
     "attention",
     "attention_part_",
     "attention_part_backward_",
+    "block_lists",
     "chunk_mean_pool",
     "combine_cross_entropy_partials",
     "cross_entropy",
@@ -84,6 +87,8 @@ __all__ = [
     "rope_from_frequencies",
     "rope_tables",
     "scaled_matmul",
+    "select_blocks",
+    "select_by_scores",
     "silu",
     "softmax",
     "softmax_",

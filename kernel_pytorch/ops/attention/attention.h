@@ -45,8 +45,8 @@ namespace kernel_pytorch::attention {
 struct BlockList {
   int64_t query_block = 0, key_block = 0;  // tile size; 0: no list
   TensorView key_counts{}, key_blocks{};   // partial: [batch, heads, query blocks], [batch, heads, query blocks, n]
-  TensorView full_key_counts{}, full_key_blocks{};      // optional
-  TensorView query_counts{}, query_blocks{};            // transposed, for backward: [batch, heads, key blocks(, n)]
+  TensorView full_key_counts{}, full_key_blocks{};  // optional
+  TensorView query_counts{}, query_blocks{};        // transposed, which backward needs: [batch, heads, key blocks(, n)]
   TensorView full_query_counts{}, full_query_blocks{};  // optional
 
   bool is_present() const { return query_block != 0; }

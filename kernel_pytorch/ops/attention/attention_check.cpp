@@ -75,7 +75,7 @@ struct Check {
     return is_added_to || view.dtype == number ? number : dtype;
   }
   void check_scoring() const;
-  void check_blocks() const;
+  void check_blocks(bool is_backward) const;
   void check_block_list(std::string_view name, const TensorView& counts, const TensorView& blocks, int64_t rows,
                         int64_t columns) const;
 };
@@ -205,15 +205,16 @@ void Check::check_block_list(std::string_view name, const TensorView& counts, co
   check_contiguous(name, blocks);
 }
 
-void Check::check_blocks() const {
+void Check::check_blocks(bool is_backward) const {
   const BlockList& list = scoring.blocks;
   if (!list.is_present()) return;
   KP_CHECK(list.query_block > 0 && list.key_block > 0, op, ": blocks are ", list.query_block, " by ", list.key_block,
            "; both sizes must be positive");
-  KP_CHECK(list.key_counts.is_present() && list.query_counts.is_present(), op, ": the list of ",
-           list.key_counts.is_present() ? "query" : "key", " blocks is missing; give both directions");
-  KP_CHECK(list.full_key_counts.is_present() == list.full_query_counts.is_present(), op,
-           ": full blocks are given in one direction; give both or neither");
+  KP_CHECK(list.key_counts.is_present(), op, ": the list of key blocks is missing");
+  KP_CHECK(list.query_counts.is_present() || !is_backward, op,
+           ": the list of query blocks is missing; the gradients need both directions");
+  KP_CHECK(!list.query_counts.is_present() || list.full_key_counts.is_present() == list.full_query_counts.is_present(),
+           op, ": full blocks are given in one direction; give both or neither");
   const int64_t rows = (sizes.queries + list.query_block - 1) / list.query_block;
   const int64_t columns = (sizes.keys + list.key_block - 1) / list.key_block;
   check_block_list("key", list.key_counts, list.key_blocks, rows, columns);
@@ -230,7 +231,7 @@ void check_forward(const Forward& arguments, Device device) {
   check.check_packed();
   check.check_part();
   check.check_scoring();
-  check.check_blocks();
+  check.check_blocks(false);
   const Sizes& sizes = check.sizes;
   check.check_rows("output", arguments.output, check.result_type(arguments.output, arguments.accumulate),
                    {sizes.batch, sizes.heads, sizes.queries, sizes.value_size}, "query's with value's size");
@@ -247,7 +248,7 @@ void check_backward(const Backward& arguments, Device device) {
   check.check_packed();
   check.check_part();
   check.check_scoring();
-  check.check_blocks();
+  check.check_blocks(true);
   const Sizes& sizes = check.sizes;
   const DType number = statistic_type(check.dtype);
   const auto output_shape = {sizes.batch, sizes.heads, sizes.queries, sizes.value_size};

@@ -237,7 +237,8 @@ TEST(Attention, ErrorsNameBothValuesAndTheCure) {
   expect_error([](Forward& p) { p.scoring.dropout = 0.5; }, "seed is missing");
   expect_error([](Forward& p) { p.scoring.blocks.key_block = 0; }, "blocks are 4 by 0");
   expect_error([](Forward& p) { p.scoring.blocks.key_block = 2; }, "counts of query blocks have shape [1, 4, 2]");
-  expect_error([](Forward& p) { p.scoring.blocks.query_counts = {}; }, "the list of query blocks is missing");
+  expect_error([](Forward& p) { p.scoring.blocks.key_counts = {}; }, "the list of key blocks is missing");
+  expect_error([](Forward& p) { p.scoring.blocks.query_counts = {}; }, "of query blocks one of counts and indices");
   expect_error([](Forward& p) { p.output.sizes[3] = 8; }, "output has shape [2, 4, 6, 8]; it must be [2, 4, 6, 16]");
   expect_error([](Forward& p) { p.lse.strides[1] = 12; }, "make it contiguous");
   expect_error([](Forward& p) { p.scoring.score_mod = "expression 1\n%0 = key\nreturn %0\n"; },

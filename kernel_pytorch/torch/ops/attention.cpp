@@ -104,10 +104,11 @@ TensorView broadcast(const char* name, const TensorView& view, std::initializer_
 attention::BlockList block_list(const Options& options) {
   const std::vector<TensorView>& given = options.blocks;
   if (given.empty()) return {};
-  KP_CHECK(given.size() == 4 || given.size() == 8, "attention: a block list of ", given.size(),
-           " tensors; it has counts and indices by query and by key, 4, and as many of full blocks");
+  KP_CHECK(given.size() == 2 || given.size() == 4 || given.size() == 8, "attention: a block list of ", given.size(),
+           " tensors; it has counts and indices by query, 2, for gradients by key too, and as many of full blocks");
   attention::BlockList list{.query_block = options.query_block, .key_block = options.key_block};
   list.key_counts = given[0], list.key_blocks = given[1];
+  if (given.size() == 2) return list;
   list.query_counts = given[2], list.query_blocks = given[3];
   if (given.size() == 4) return list;
   list.full_key_counts = given[4], list.full_key_blocks = given[5];

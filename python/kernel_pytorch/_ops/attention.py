@@ -157,7 +157,7 @@ def option_arguments(
             "attention: alibi_slopes require a gradient, which they do not have; detach them, or capture them"
         )
     numbers = statistics_dtype(query)
-    blocks, query_block, key_block, block_mod = _block_list(block_mask)
+    blocks, query_block, key_block, block_mod = _block_list(block_mask, (query, key, bias, sinks, *captured))
     score_text, mask_text, tensors = "", "", list(captured)
     if block_mask is not None:  # full blocks skip mask_mod, which must be the block mask's own
         score_mod = score_mod if mask_mod is None else masked(score_mod, mask_mod)
@@ -223,14 +223,16 @@ def _keys_of(key: Tensor, layout: str, max_seqlen_k: int | None) -> int:
     return max_seqlen_k or key.shape[0]
 
 
-def _block_list(mask: Any) -> tuple[list[Tensor], int, int, Mod | None]:
+def _block_list(mask: Any, inputs: Sequence[Tensor | None]) -> tuple[list[Tensor], int, int, Mod | None]:
     if mask is None:
         return [], 0, 0, None
-    if mask.q_num_blocks is None or mask.q_indices is None:
+    lists = [mask.kv_num_blocks, mask.kv_indices]
+    if mask.q_num_blocks is not None and mask.q_indices is not None:
+        lists += [mask.q_num_blocks, mask.q_indices]
+    elif wants_gradient(*inputs) or mask.full_kv_num_blocks is not None:
         raise ValueError(
-            "attention: block_mask has no q_indices; make it with compute_q_blocks=True, backward needs them"
+            "attention: block_mask has no q_indices, which gradients need; make it with compute_q_blocks=True"
         )
-    lists = [mask.kv_num_blocks, mask.kv_indices, mask.q_num_blocks, mask.q_indices]
     if mask.full_kv_num_blocks is not None:
         lists += [mask.full_kv_num_blocks, mask.full_kv_indices, mask.full_q_num_blocks, mask.full_q_indices]
     query_block, key_block = mask.BLOCK_SIZE

@@ -1,0 +1,194 @@
+// The kernels of the lists, best first, the reference last, and what the registry asks about their problems.
+#include <algorithm>
+#include <cmath>
+
+#include "kernel_pytorch/base/element.h"
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/block_list/block_list_shapes.h"
+#include "kernel_pytorch/ops/block_list/operation.h"
+#include "kernel_pytorch/registry/request_words.h"
+
+namespace kernel_pytorch::block_list {
+namespace {
+
+std::span<const registry::Kernel<Build>> build_kernels() {
+  static const registry::Kernel<Build> kKernels[] = {kBuildCuda, kBuildCpu, kBuildReference};
+  return kKernels;
+}
+
+void describe_build(const Build& problem, tuning::KeyBuilder& key) {
+  key.field("heads", tuning::bucket(problem.map.sizes[0] * problem.map.sizes[1]));
+  key.field("rows", tuning::bucket(problem.map.sizes[2]));
+  key.field("columns", tuning::bucket(problem.map.sizes[3]));
+}
+
+void visit_list(const registry::PresentTensors& visit, std::string_view counts, std::string_view blocks, List& list) {
+  visit(counts, registry::Role::kOutput, list.counts);
+  visit(blocks, registry::Role::kOutput, list.blocks);
+}
+void visit_build(Build& problem, registry::TensorVisitor visitor, void* state) {
+  const registry::PresentTensors visit{visitor, state};
+  visit("map", registry::Role::kInput, problem.map);
+  visit_list(visit, "row_counts", "row_blocks", problem.rows);
+  visit_list(visit, "full_row_counts", "full_row_blocks", problem.full_rows);
+  visit_list(visit, "column_counts", "column_blocks", problem.columns);
+  visit_list(visit, "full_column_counts", "full_column_blocks", problem.full_columns);
+}
+
+registry::Filling fill_build(const Build&, std::string_view) {
+  return {.content = registry::Content::kIndices, .limit = 3};
+}
+
+List list_for(const TensorView& map, int64_t lists, int64_t length) {
+  return {.counts = contiguous_view(nullptr, DType::kInt32, {map.sizes[0], map.sizes[1], lists}, map.device),
+          .blocks = contiguous_view(nullptr, DType::kInt32, {map.sizes[0], map.sizes[1], lists, length}, map.device)};
+}
+
+// lists: which of them are wanted; partial: rows and columns without full blocks.
+Build make_build(const registry::ProblemRequest& request) {
+  registry::check_options(request, {"lists"});
+  KP_CHECK(request.shape.size() == 4, "block_list: the shape is ", shape_text(request.shape),
+           "; it must be [batch, heads, rows, columns]");
+  const int word = registry::word_option(request, "lists", {"all", "rows", "columns", "partial"}, "all");
+  const bool wants_rows = word != 2, wants_columns = word != 1, wants_full = word != 3;
+  Build problem;
+  const DType dtype = request.dtype == DType::kBool ? DType::kBool : DType::kInt8;
+  problem.map = contiguous_view(nullptr, dtype, request.shape, request.device);
+  const int64_t rows = request.shape[2], columns = request.shape[3];
+  if (wants_rows) problem.rows = list_for(problem.map, rows, columns);
+  if (wants_rows && wants_full) problem.full_rows = list_for(problem.map, rows, columns);
+  if (wants_columns) problem.columns = list_for(problem.map, columns, rows);
+  if (wants_columns && wants_full) problem.full_columns = list_for(problem.map, columns, rows);
+  return problem;
+}
+
+void cut_batch(TensorView& view, int64_t batch) {
+  if (view.is_present()) view.sizes[0] = batch;
+}
+// Fewer batches, where there is more than one.
+int64_t batches_within(const TensorView& largest, int64_t elements) {
+  const int64_t batch = std::max<int64_t>(largest.sizes[0], 1);
+  return std::clamp<int64_t>(elements / std::max<int64_t>(largest.element_count() / batch, 1), 1, batch);
+}
+Build shrink_build(const Build& problem, int64_t elements) {
+  Build small = problem;
+  const int64_t batch = batches_within(problem.map, elements);
+  for (List* list : {&small.rows, &small.full_rows, &small.columns, &small.full_columns}) {
+    cut_batch(list->counts, batch);
+    cut_batch(list->blocks, batch);
+  }
+  cut_batch(small.map, batch);
+  return small;
+}
+
+registry::Cost build_cost(const Build& problem) {
+  return {.bytes = registry::tensor_bytes(problem, visit_build), .flops = 0};
+}
+
+std::span<const registry::Kernel<Selection>> select_kernels() {
+  static const registry::Kernel<Selection> kKernels[] = {kSelectCuda, kSelectCpu, kSelectReference};
+  return kKernels;
+}
+
+void describe_select(const Selection& problem, tuning::KeyBuilder& key) {
+  key.field("heads", tuning::bucket(problem.batch() * problem.heads()));
+  key.field("rows", tuning::bucket(problem.grid.rows));
+  key.field("columns", tuning::bucket(problem.grid.columns));
+  key.field("parts", problem.given.key_parts);
+  key.field("dtype", problem.has_scores() ? DType::kFloat32 : problem.given.query.dtype);
+  key.field("scores", problem.has_scores());
+}
+
+void visit_select(Selection& problem, registry::TensorVisitor visitor, void* state) {
+  const registry::PresentTensors visit{visitor, state};
+  visit("query", registry::Role::kInput, problem.given.query);
+  visit("key", registry::Role::kInput, problem.given.key);
+  visit("scores", registry::Role::kInput, problem.given.scores);
+  visit_list(visit, "row_counts", "row_blocks", problem.given.rows);
+  visit("map", registry::Role::kOutput, problem.given.map);
+}
+
+// Small whole numbers: sums are exact in every order, so that kernels agree to the last block, and ties are many.
+void settle_select(const Selection& on_host) {
+  for (const TensorView* view : {&on_host.given.query, &on_host.given.key, &on_host.given.scores}) {
+    for (int64_t i = 0; view->is_present() && i < span_elements(*view); ++i) {
+      store_element(view->data, view->dtype, i, std::nearbyint(2 * load_element(view->data, view->dtype, i)));
+    }
+  }
+}
+
+Selection make_select(const registry::ProblemRequest& request) {
+  registry::check_options(request, {"query_block", "key_block", "key_parts", "key_heads", "causal", "sparsity", "sinks",
+                                    "local", "scores", "threshold", "map"});
+  KP_CHECK(request.shape.size() == 5, "block_select: the shape is ", shape_text(request.shape),
+           "; it must be [batch, heads, queries, keys, size]");
+  const auto number = [&](std::string_view name, double fallback) {
+    return static_cast<int64_t>(registry::number_option(request, name, fallback));
+  };
+  const int64_t batch = request.shape[0], heads = request.shape[1];
+  Select given{.queries = request.shape[2], .keys = request.shape[3]};
+  given.query_block = number("query_block", 64);
+  given.key_block = number("key_block", 64);
+  given.key_parts = number("key_parts", 1);
+  given.causal = registry::flag_option(request, "causal", true);
+  given.sparsity = registry::number_option(request, "sparsity", 0.75);
+  given.threshold = registry::number_option(request, "threshold", given.threshold);
+  given.sinks = number("sinks", 1);
+  given.local = number("local", 1);
+  Selection problem = selection_of(given);
+  const Grid& grid = problem.grid;
+  const auto view = [&](DType dtype, std::initializer_list<int64_t> sizes) {
+    return contiguous_view(nullptr, dtype, sizes, request.device);
+  };
+  if (registry::flag_option(request, "scores", false)) {
+    problem.given.scores = view(DType::kFloat32, {batch, heads, grid.rows, grid.columns});
+  } else {
+    const int64_t part = given.key_block / given.key_parts;
+    problem.given.query = view(request.dtype, {batch, heads, grid.rows, request.shape[4]});
+    problem.given.key = view(request.dtype, {batch, number("key_heads", static_cast<double>(heads)),
+                                             (given.keys + part - 1) / part, request.shape[4]});
+  }
+  problem.given.map = view(DType::kInt8, {batch, heads, grid.rows, grid.columns});
+  problem.given.rows = list_for(problem.given.map, grid.rows, grid.columns);
+  if (!registry::flag_option(request, "map", true)) problem.given.map = {};
+  return problem;
+}
+
+Selection shrink_select(const Selection& problem, int64_t elements) {
+  Selection small = problem;
+  const int64_t batch = batches_within(problem.given.rows.blocks, elements);
+  for (TensorView* view : {&small.given.query, &small.given.key, &small.given.scores, &small.given.map,
+                           &small.given.rows.counts, &small.given.rows.blocks}) {
+    cut_batch(*view, batch);
+  }
+  return small;
+}
+
+registry::Cost select_cost(const Selection& problem) {
+  const int64_t scores = problem.given.rows.blocks.element_count() * problem.given.key_parts;
+  const int64_t size = problem.has_scores() ? 0 : problem.given.query.sizes[3];
+  return {.bytes = registry::tensor_bytes(problem, visit_select), .flops = 2 * scores * size};
+}
+
+}  // namespace
+
+constinit const registry::Operation<Build> kBuild{.name = "block_list",
+                                                  .kernels = build_kernels,
+                                                  .describe = describe_build,
+                                                  .visit_tensors = visit_build,
+                                                  .filling = fill_build,
+                                                  .make = make_build,
+                                                  .shrink = shrink_build,
+                                                  .cost = build_cost,
+                                                  .shapes = build_shapes};
+constinit const registry::Operation<Selection> kSelect{.name = "block_select",
+                                                       .kernels = select_kernels,
+                                                       .describe = describe_select,
+                                                       .visit_tensors = visit_select,
+                                                       .settle = settle_select,
+                                                       .make = make_select,
+                                                       .shrink = shrink_select,
+                                                       .cost = select_cost,
+                                                       .shapes = select_shapes};
+
+}  // namespace kernel_pytorch::block_list

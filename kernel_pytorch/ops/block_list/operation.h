@@ -1,0 +1,30 @@
+// The ops of this room as the registry sees them, and the kernels that their lists name.
+#pragma once
+
+#include "kernel_pytorch/ops/block_list/block_list.h"
+#include "kernel_pytorch/ops/block_list/block_list_cuda.h"
+#include "kernel_pytorch/registry/kernel.h"
+
+namespace kernel_pytorch::block_list {
+
+extern const registry::Operation<Build> kBuild;
+extern const registry::Kernel<Build> kBuildReference, kBuildCpu, kBuildCuda;
+
+// A checked selection: all tensors of rank 4, and the grid with the numbers that its sparsity allows.
+struct Selection {
+  Select given{};
+  Grid grid{};
+
+  bool has_scores() const { return given.scores.is_present(); }
+  int64_t batch() const { return given.rows.counts.sizes[0]; }
+  int64_t heads() const { return given.rows.counts.sizes[1]; }
+  int64_t group() const { return has_scores() ? 1 : heads() / given.key.sizes[1]; }
+};
+// Sets grid.keep and grid.extra_from.
+void choose_share(Grid& grid, double sparsity);
+Selection selection_of(const Select& arguments);
+
+extern const registry::Operation<Selection> kSelect;
+extern const registry::Kernel<Selection> kSelectReference, kSelectCpu, kSelectCuda;
+
+}  // namespace kernel_pytorch::block_list

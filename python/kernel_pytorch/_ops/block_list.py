@@ -1,0 +1,202 @@
+"""Lists of the blocks that sparse attention computes, made on the device that reads them. The kernels are C++
+(kernel_pytorch/torch/ops/block_list.cpp). No graphs here: a choice has no derivative.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._declare import without_gradient
+from .mean_pooling import chunk_mean_pool
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockLists:
+    """Which blocks of scores exist: what `attention(block_mask=...)` takes, with the attributes of torch's BlockMask.
+
+    Counts are int32 [batch, heads, rows], indices [batch, heads, rows, columns], ascending, zeros behind the count;
+    batch and heads may be 1 for all. The q_ ones, transposed, are what gradients need; without them they are None.
+    """
+
+    kv_num_blocks: Tensor
+    kv_indices: Tensor
+    q_num_blocks: Tensor | None
+    q_indices: Tensor | None
+    full_kv_num_blocks: Tensor | None
+    full_kv_indices: Tensor | None
+    full_q_num_blocks: Tensor | None
+    full_q_indices: Tensor | None
+    BLOCK_SIZE: tuple[int, int]
+    mask_mod: Any = None
+
+    def block_map(self) -> Tensor:
+        """bool [batch, heads, rows, columns]: True where a block is listed, partial or full."""
+        kept = _listed(self.kv_num_blocks, self.kv_indices)
+        if self.full_kv_num_blocks is not None and self.full_kv_indices is not None:
+            kept = kept | _listed(self.full_kv_num_blocks, self.full_kv_indices)
+        return kept
+
+    def counts(self) -> Tensor:
+        """How many blocks each row computes: [batch, heads, rows]."""
+        if self.full_kv_num_blocks is None:
+            return self.kv_num_blocks
+        return self.kv_num_blocks + self.full_kv_num_blocks
+
+
+def block_lists(block_map: Tensor, block_size: int | tuple[int, int] = 128, *, gradients: bool = True) -> BlockLists:
+    """The lists of a map of blocks, both directions in one pass over it.
+
+    Args:
+        block_map: [batch, heads, rows, columns], batch and heads 1 where shared: bool, or int8 with 0 for an empty
+            block, 1 for one whose conditions must be asked, 2 for a full one, where mask_mod holds everywhere.
+        block_size: of queries and of keys.
+        gradients: whether to make the transposed lists, which backward reads.
+    """
+    full = block_map.dtype is not torch.bool
+    rows, blocks, columns, transposed, full_rows, full_blocks, full_columns, full_transposed = _block_list(
+        block_map.detach(), True, gradients, full
+    )
+    return BlockLists(
+        kv_num_blocks=rows,
+        kv_indices=blocks,
+        q_num_blocks=columns if gradients else None,
+        q_indices=transposed if gradients else None,
+        full_kv_num_blocks=full_rows if full else None,
+        full_kv_indices=full_blocks if full else None,
+        full_q_num_blocks=full_columns if full and gradients else None,
+        full_q_indices=full_transposed if full and gradients else None,
+        BLOCK_SIZE=_pair(block_size),
+    )
+
+
+def select_blocks(
+    query: Tensor,
+    key: Tensor,
+    *,
+    sparsity: float = 0.9,
+    block_size: int | tuple[int, int] = 128,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    layout: str = "bhsd",
+    key_parts: int = 4,
+    sinks: int = 1,
+    local: int = 1,
+    threshold: float | None = None,
+    gradients: bool = True,
+) -> BlockLists:
+    """The blocks in which queries and keys agree best: `sparsity` of those that causality leaves are left out.
+
+    The mean query of a row of blocks meets the means of `key_parts` parts of each block of keys; the best of them is
+    the block's score, without the scale of the scores. A row keeps its diagonal, `local` blocks before it (without
+    causality on both sides), the first `sinks`, and of the others those with the highest scores, none below
+    `threshold`, up to the same number in every row, so that short rows lose nothing.
+
+    Args:
+        query, key: [batch, heads, sequence, size], or [batch, sequence, heads, size] with layout="bshd"; any strides.
+            query may have a multiple of key's heads. Their gradients do not flow here.
+        causal, causal_offset: as attention's; pass attention the same.
+    """
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f'select_blocks: layout is "{layout}"; it is "bhsd" or "bshd"')
+    query_block, key_block = _pair(block_size)
+    if key_parts < 1 or key_block % key_parts:
+        raise ValueError(
+            f"select_blocks: a block of {key_block} keys is cut into {key_parts} parts; use a divisor of it"
+        )
+    query, key = (x.detach() if layout == "bshd" else x.detach().transpose(1, 2) for x in (query, key))
+    outputs = _block_select(
+        chunk_mean_pool(query, query_block).transpose(1, 2),
+        chunk_mean_pool(key, key_block // key_parts).transpose(1, 2),
+        None,
+        query.shape[1],
+        key.shape[1],
+        query_block,
+        key_block,
+        key_parts,
+        causal,
+        causal_offset,
+        sparsity,
+        -math.inf if threshold is None else threshold,
+        sinks,
+        local,
+        gradients,
+    )
+    return _selected(outputs, (query_block, key_block), gradients)
+
+
+def select_by_scores(
+    scores: Tensor,
+    queries: int,
+    keys: int,
+    *,
+    sparsity: float = 0.9,
+    block_size: int | tuple[int, int] = 128,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    sinks: int = 1,
+    local: int = 1,
+    threshold: float | None = None,
+    gradients: bool = True,
+) -> BlockLists:
+    """select_blocks with the caller's scores, [batch, heads, rows, columns] of blocks; NaN is below all others."""
+    query_block, key_block = _pair(block_size)
+    lowest = -math.inf if threshold is None else threshold
+    outputs = _block_select(
+        None, None, scores.detach().float(), queries, keys, query_block, key_block, 1, causal, causal_offset, sparsity,
+        lowest, sinks, local, gradients,
+    )  # fmt: skip
+    return _selected(outputs, (query_block, key_block), gradients)
+
+
+def _selected(outputs: tuple[Tensor, ...], block_size: tuple[int, int], gradients: bool) -> BlockLists:
+    counts, blocks, block_map = outputs
+    columns = transposed = None
+    if gradients:
+        _, _, columns, transposed, *_ = _block_list(block_map, False, True, False)
+    return BlockLists(counts, blocks, columns, transposed, None, None, None, None, block_size)
+
+
+def _pair(block_size: int | tuple[int, int]) -> tuple[int, int]:
+    return (block_size, block_size) if isinstance(block_size, int) else block_size
+
+
+def _listed(counts: Tensor, indices: Tensor) -> Tensor:
+    """Entries behind a count are 0, which may be listed too: they are added one place further, which is cut off."""
+    columns = indices.shape[-1]
+    is_real = torch.arange(columns, device=indices.device) < counts[..., None]
+    kept = torch.zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool, device=indices.device)
+    kept.scatter_(-1, torch.where(is_real, indices, columns).long(), torch.ones_like(is_real))
+    return kept[..., :columns]
+
+
+def _list_shapes(block_map: Tensor, rows: bool, columns: bool, full: bool) -> tuple[Tensor, ...]:
+    *heads, length, width = block_map.shape
+    outputs: list[Tensor] = []
+    for wanted, shape in ((rows, (length, width)), (columns, (width, length))) * 2:
+        wanted = wanted and (len(outputs) < 4 or full)
+        for one in (shape[:1], shape):
+            outputs.append(block_map.new_empty((*heads, *one) if wanted else (0,), dtype=torch.int32))
+    return tuple(outputs)
+
+
+def _select_shapes(
+    query: Tensor | None, key: Tensor | None, scores: Tensor | None, queries: int, keys: int, query_block: int,
+    key_block: int, *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    leader = query if scores is None else scores
+    assert leader is not None
+    shape = (*leader.shape[:3], -(-keys // key_block))
+    return (
+        leader.new_empty(shape[:3], dtype=torch.int32),
+        leader.new_empty(shape, dtype=torch.int32),
+        leader.new_empty(shape if options[-1] else (0,), dtype=torch.bool),
+    )
+
+
+_block_list = without_gradient("block_list", shapes=_list_shapes, parameters=["map"])
+_block_select = without_gradient("block_select", shapes=_select_shapes, parameters=["query", "key", "scores"])
