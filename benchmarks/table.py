@@ -50,8 +50,9 @@ def norm_lines(run: dict[str, Any]) -> list[str]:
 
 
 def figure_lines(run: dict[str, Any]) -> list[str]:
-    lines = [machine_text(run["machine"]), "", row_text(["what", "ours", "torch"]), row_text(["---", "---:", "---:"])]
-    return lines + [row_text([row["what"], row["ours"], row["torch"]]) for row in run["figures"]]
+    columns = run.get("columns", ["what", "ours", "torch"])
+    lines = [machine_text(run["machine"]), "", row_text(columns), row_text(["---"] + ["---:"] * (len(columns) - 1))]
+    return lines + [row_text([row[column] for column in columns]) for row in run["figures"]]
 
 
 def rate_text(tflops: float) -> str:

@@ -19,11 +19,14 @@ from .fusion import (
 )
 from .layers import FlashAttention3, FlexAttentionLayer, create_attention, create_flex_attention
 from .score_mods import FlexAttentionMaskMods, FlexAttentionScoreMods, alibi_slopes
+from .sparse import DynamicSparseAttention, create_sparse_attention
+from .sparse_patterns import SparsePattern
 
 __all__ = [
     "AttentionConfig",
     "AttentionPatterns",
     "ContextParallelAttention",
+    "DynamicSparseAttention",
     "FlashAttention3",
     "FlexAttentionLayer",
     "FlexAttentionMaskMods",
@@ -32,11 +35,13 @@ __all__ = [
     "FusionStrategy",
     "OptimizationLevel",
     "RingAttentionLayer",
+    "SparsePattern",
     "UnifiedAttentionFusion",
     "alibi_slopes",
     "create_attention",
     "create_context_parallel_attention",
     "create_flex_attention",
     "create_ring_attention",
+    "create_sparse_attention",
     "create_unified_attention_fusion",
 ]

@@ -1,0 +1,114 @@
+"""Which blocks of scores a sparse attention layer computes: patterns that a shape decides, and the gate of a learned
+one. Content decides in functional.select_blocks.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import BlockLists, block_lists, chunk_mean_pool, select_by_scores
+
+
+class SparsePattern(enum.Enum):
+    """How blocks are chosen. Each row of blocks keeps its own place, and as many as the sparsity leaves."""
+
+    RANDOM = "random"  # any others, of each head its own
+    BLOCK_SPARSE = "block_sparse"  # the first block and the neighbours, and random ones (BigBird)
+    STRIDED = "strided"  # the neighbours, and every n-th block from its own on (Sparse Transformer)
+    LOCAL_GLOBAL = "local_global"  # the first block, and a window (Longformer)
+    DYNAMIC_THRESHOLD = "dynamic_threshold"  # those in which queries and keys agree best
+    LEARNED = "learned"  # those that a trained gate opens
+
+
+# Most blocks of a sequence that the default block size makes: 32 rows tell more than 4, and large blocks run faster.
+_LEAST_BLOCKS, _SMALLEST_BLOCK, _LARGEST_BLOCK = 32, 16, 128
+
+
+def usual_block(tokens: int) -> int:
+    """The largest power of two, from 16 to 128, that cuts the sequence into 32 blocks."""
+    block = _LARGEST_BLOCK
+    while block > _SMALLEST_BLOCK and tokens < _LEAST_BLOCKS * block:
+        block //= 2
+    return block
+
+
+def visible_blocks(queries: int, keys: int, block: int, causal: bool) -> int:
+    """Blocks of one head that causality leaves."""
+    rows, columns = -(-queries // block), -(-keys // block)
+    if not causal:
+        return rows * columns
+    last = [min((row + 1) * block, queries) - 1 + keys - queries for row in range(rows)]
+    return sum(min(max(place // block + 1, 0), columns) for place in last)
+
+
+def fixed_lists(
+    pattern: SparsePattern,
+    queries: int,
+    keys: int,
+    *,
+    heads: int,
+    block: int,
+    sparsity: float,
+    causal: bool,
+    sinks: int,
+    local: int,
+    seed: int,
+    device: torch.device,
+) -> BlockLists:
+    """The lists of a pattern that depends on the shape alone."""
+    rows, columns = -(-queries // block), -(-keys // block)
+    # Of each row the column where its last query stands.
+    places = torch.arange(rows).add(1).mul(block).clamp(max=queries).sub(1).add(keys - queries)
+    distance = places.div(block, rounding_mode="floor")[:, None] - torch.arange(columns)
+    if pattern is SparsePattern.STRIDED:
+        kept = _strided_map(distance, sparsity, causal, local)
+        return block_lists(kept[None, None].to(device), block)
+    if pattern is SparsePattern.LOCAL_GLOBAL:
+        scores = -distance.abs()[None].float()
+    else:
+        scores = torch.rand(heads, rows, columns, generator=torch.Generator().manual_seed(seed))
+        if pattern is SparsePattern.RANDOM:
+            sinks = local = 0
+    return select_by_scores(
+        scores[None].to(device), queries, keys, sparsity=sparsity, block_size=block, causal=causal, sinks=sinks,
+        local=local,
+    )  # fmt: skip
+
+
+def _strided_map(distance: Tensor, sparsity: float, causal: bool, local: int) -> Tensor:
+    seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    near = seen & (distance.abs() <= local)
+    share = 1 - sparsity - near.sum().item() / max(int(seen.sum()), 1)  # what is left for strides
+    if share <= 0:
+        return near
+    return near | (seen & (distance % math.ceil(1 / share) == 0))
+
+
+class SparsityGate(nn.Module):
+    """A number for each block, from the means of its queries and keys: open where it is not negative.
+
+    logit = scale * dot(mean query @ query_weight, mean key @ key_weight) + offset, of each head its own. It begins as
+    the choice by content that needs no training, and leaves the attention's own projections alone.
+    """
+
+    def __init__(
+        self, heads: int, size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        eye = torch.eye(size, device=device, dtype=dtype)
+        self.query_weight = nn.Parameter(eye.repeat(heads, 1, 1))
+        self.key_weight = nn.Parameter(eye.repeat(heads, 1, 1))
+        self.offset = nn.Parameter(torch.zeros(heads, 1, 1, device=device, dtype=dtype))
+
+    def forward(self, query: Tensor, key: Tensor, block: int) -> Tensor:
+        """query [batch, queries, heads, size], key [batch, keys, key heads, size] -> [batch, heads, rows, columns]."""
+        heads, size = self.query_weight.shape[:2]
+        rows = chunk_mean_pool(query.detach(), block).transpose(1, 2)
+        columns = chunk_mean_pool(key.detach(), block).transpose(1, 2)
+        columns = columns.repeat_interleave(heads // columns.shape[1], 1)
+        logits = (rows @ self.query_weight) @ (columns @ self.key_weight).transpose(-1, -2)
+        return logits * size**-0.5 + self.offset  # type: ignore[no-any-return]
