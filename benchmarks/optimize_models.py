@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,14 @@ def log(text: str) -> None:
 class Case:
     """One comparison: a model, its arguments, and the ways to run it."""
 
-    def __init__(self, name: str, model: nn.Module, arguments: Any, goal: str, quick: bool) -> None:
-        self.name, self.model, self.arguments, self.goal, self.quick = name, model, arguments, goal, quick
+    def __init__(self, name: str, model: nn.Module, arguments: Any, goal: str) -> None:
+        self.name, self.model, self.arguments, self.goal = name, model, arguments, goal
         self.device = next(model.parameters()).device
         self.steps: dict[str, Step] = {}
         self.models: dict[str, nn.Module] = {}
         self.notes: dict[str, str] = {}
         self.autocast: torch.dtype | None = None
+        self.deadline = float("inf")
         self.optimizer = False
 
     def context(self) -> Any:
@@ -52,6 +54,9 @@ class Case:
 
     def add(self, name: str, make: Callable[[nn.Module], nn.Module]) -> None:
         """A way by what it makes of a copy of the model; one that fails is noted and left out."""
+        if time.monotonic() > self.deadline:
+            self.notes[name] = "no time was left"
+            return
         log(f"{self.name}: {name}")
         try:
             with self.context():
@@ -164,7 +169,7 @@ def optimized(case: Case, reports: dict[str, Any], accuracy: str = "exact", budg
     return make
 
 
-def llama_block(device: torch.device, batch: int, length: int, goal: str, quick: bool) -> Case:
+def llama_block(device: torch.device, batch: int, length: int, goal: str) -> Case:
     small = device.type == "cpu"
     dim, heads, key_heads, hidden = (256, 4, 2, 512) if small else (4096, 32, 8, 14336)
     block = LlamaBlock(dim, heads, key_heads, hidden).to(device, torch.bfloat16).train(goal == "train")
@@ -172,10 +177,10 @@ def llama_block(device: torch.device, batch: int, length: int, goal: str, quick:
     head = dim // heads
     angles = torch.outer(torch.arange(length), 1e4 ** (-torch.arange(0, head, 2) / head)).to(device)
     cos, sin = (torch.cat([f(angles)] * 2, -1)[None].to(torch.bfloat16) for f in (torch.cos, torch.sin))
-    return Case(f"Llama block, {goal} B{batch} S{length}", block, (x, cos, sin), goal, quick)
+    return Case(f"Llama block, {goal} B{batch} S{length}", block, (x, cos, sin), goal)
 
 
-def gpt2(device: torch.device, quick: bool) -> Case:
+def gpt2(device: torch.device) -> Case:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     small = device.type == "cpu"
@@ -184,20 +189,24 @@ def gpt2(device: torch.device, quick: bool) -> Case:
     batch, length = (2, 64) if small else (8, 1024)
     ids = torch.randint(0, config.vocab_size, (batch, length), device=device)
     model = GPT2LMHeadModel(config).to(device).train()
-    case = Case("GPT-2 small, training step", model, {"input_ids": ids, "labels": ids}, "train", quick)
+    case = Case("GPT-2 small, training step", model, {"input_ids": ids, "labels": ids}, "train")
     case.autocast, case.optimizer = torch.bfloat16, True
     return case
 
 
-def bundled(name: str, quick: bool) -> Case:
+def bundled(name: str) -> Case:
     make, sample = DEMOS[name]
-    return Case(f"bundled {name}, inference", make().eval(), (sample(),), "inference", quick)
+    return Case(f"bundled {name}, inference", make().eval(), (sample(),), "inference")
 
 
-def run(case: Case, reports: dict[str, Any], ways: dict[str, Any], seconds: float) -> dict[str, Any]:
+def run(case: Case, ways: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    case.deadline = plan.deadline
     for name, make in ways.items():
-        case.add(name, make)
-    times = case.times(seconds)
+        if not plan.warm or "compile" in name or "autotune" in name:
+            case.add(name, make)
+    if plan.warm or not case.steps:
+        return {"what": case.name, "rows": {}, "failed": case.notes}
+    times = case.times(plan.seconds)
     rows = {
         name: {
             "median_us": t[0],
@@ -234,47 +243,57 @@ def figures(result: dict[str, Any]) -> list[dict[str, str]]:
     return lines
 
 
+@dataclass
+class Plan:
+    """How long things may take."""
+
+    quick: bool
+    warm: bool
+    seconds: float
+    budget: float
+    deadline: float
+
+
 def compiled(mode: str | None = None) -> Any:
     return lambda model: torch.compile(model, mode=mode) if mode else torch.compile(model)
 
 
-def cases(device: torch.device, quick: bool, reports: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
-    seconds = 2.0 if quick else 8.0
-    budget = 15.0 if quick else 40.0
-
+def cases(device: torch.device, plan: Plan, reports: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
     def eager(model: nn.Module) -> nn.Module:
         return model
 
     def block(batch: int, length: int, goal: str) -> dict[str, Any]:
-        case = llama_block(device, batch, length, goal, quick)
+        case = llama_block(device, batch, length, goal)
         ways: dict[str, Any] = {"eager": eager, "torch.compile": compiled()}
-        if goal == "inference" and not quick:
-            ways["max-autotune"] = compiled("max-autotune")
-        ways["optimize"] = optimized(case, reports, "exact", budget)
+        ways["optimize"] = optimized(case, reports, "exact", plan.budget)
         if goal == "train":
-            ways["optimize, tolerant"] = optimized(case, reports, "tolerant", budget)
-        return run(case, reports, ways, seconds)
+            ways["optimize, tolerant"] = optimized(case, reports, "tolerant", plan.budget)
+        else:  # "reduce-overhead" is torch.compile with CUDA graphs, the larger part of what max-autotune gains
+            mode = "reduce-overhead" if plan.quick else "max-autotune"
+            ways[f"torch.compile {mode}"] = compiled(mode)
+        return run(case, ways, plan)
 
     def language_model() -> dict[str, Any]:
-        case = gpt2(device, quick)
-        ours = optimized(case, reports, "exact", budget)
+        case = gpt2(device)
+        ours = optimized(case, reports, "exact", plan.budget)
         ways = {"eager": eager, "torch.compile": compiled(), "optimize": ours}
-        ways["optimize + torch.compile"] = lambda model: optimized(case, reports, "exact", 3 * budget)(
-            torch.compile(model)
-        )
-        return run(case, reports, ways, seconds)
+        ways["optimize + torch.compile"] = lambda model: torch.compile(heavy_parts(case, model, plan.budget))
+        return run(case, ways, plan)
 
     def demo(name: str) -> dict[str, Any]:
-        case = bundled(name, quick)
-        exact = optimized(case, reports, "exact", budget)
-        ways = {"eager": eager, "optimize": exact, "optimize, tolerant": optimized(case, reports, "tolerant", budget)}
-        return run(case, reports, ways, seconds)
+        case = bundled(name)
+        ways = {"eager": eager, "optimize": optimized(case, reports, "exact", plan.budget)}
+        ways["optimize, tolerant"] = optimized(case, reports, "tolerant", plan.budget)
+        return run(case, ways, plan)
 
     if device.type == "cpu":
-        found = {name: (lambda name=name: demo(name)) for name in DEMOS}
-        if quick:
-            found["block"] = lambda: block(1, 64, "train")
-        return found
+        found: dict[str, Any] = {name: (lambda name=name: demo(name)) for name in DEMOS}
+        small = {
+            "block": lambda: block(1, 64, "train"),
+            "step": language_model,
+            "infer": lambda: block(1, 64, "inference"),
+        }
+        return {**found, **(small if plan.quick else {})}  # the small ones try the GPU's cases
     return {
         "train": lambda: block(4, 4096, "train"),
         "gpt2": language_model,
@@ -283,11 +302,22 @@ def cases(device: torch.device, quick: bool, reports: dict[str, Any]) -> dict[st
     }
 
 
+def heavy_parts(case: Case, model: nn.Module, budget: float) -> nn.Module:
+    """Attention and loss on our kernels, the rest left to the compiler."""
+    patterns = ["transformers_attention", "transformers_loss"]
+    return kernel_pytorch.optimize(model, case.arguments, case.goal, budget, patterns=patterns).model
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer seconds, no max-autotune")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, by default")
     parser.add_argument("--only", default="", help="names of cases, separated by commas")
+    parser.add_argument(
+        "--warm", action="store_true", help="only compile, so that a later run finds torch's caches full"
+    )
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing new is begun")
+    parser.add_argument("--budget", type=float, help="of each optimize")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     parser.add_argument("--output", type=Path, help="write the figures as JSON, after each case")
     arguments = parser.parse_args()
@@ -298,8 +328,11 @@ def main() -> int:
     reports: dict[str, Any] = {}
     wanted = [word for word in arguments.only.split(",") if word]
     record: dict[str, Any] = {"machine": describe_machine(device), "figures": [], "results": []}
-    for name, case in cases(device, arguments.quick, reports).items():
-        if wanted and name not in wanted:
+    quick = arguments.quick
+    budget = arguments.budget or (15.0 if quick else 40.0)
+    plan = Plan(quick, arguments.warm, 2.0 if quick else 8.0, budget, time.monotonic() + arguments.limit)
+    for name, case in cases(device, plan, reports).items():
+        if (wanted and name not in wanted) or time.monotonic() > plan.deadline:
             continue
         result = case()
         record["results"].append(result)

@@ -31,6 +31,15 @@ def always(monkeypatch):
     monkeypatch.setattr(measure, "MOST", 2)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small tensors: threads would only wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def optimize(model, inputs, **options):
     return kernel_pytorch.optimize(model, inputs, budget_seconds=0.5, **options)
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from optimize_models import HUGGING_FACE  # noqa: E402
-from test_optimize import always, optimize, patterns, untouched  # noqa: E402, F401
+from test_optimize import always, one_thread, optimize, patterns, untouched  # noqa: E402, F401
 
 import kernel_pytorch  # noqa: E402
 

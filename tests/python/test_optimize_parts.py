@@ -11,7 +11,7 @@ from kernel_pytorch._optimize import demo_models  # noqa: E402
 from kernel_pytorch._optimize.changes import Changes, PackRows, SetForward  # noqa: E402
 from kernel_pytorch._optimize.rebind import rebind  # noqa: E402
 from kernel_pytorch._optimize.verify import row_error  # noqa: E402
-from test_optimize import always, optimize, patterns, untouched  # noqa: E402, F401
+from test_optimize import always, one_thread, optimize, patterns, untouched  # noqa: E402, F401
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 

@@ -121,7 +121,9 @@ class Chooser:
                 return results_of(module, inputs, gradients, seed)
 
         try:
-            rounds = proposal.approximate or any(one.proposal.approximate for one in self.outcome.kept)
+            inside = f"{proposal.path}." if proposal.path else ""
+            kept = [one.proposal for one in self.outcome.kept]
+            rounds = proposal.approximate or any(one.approximate and one.path.startswith(inside) for one in kept)
             accuracy = "tolerant" if rounds else "exact"
             differences = verify(proposal.path, call, module, original, accuracy, gradients, proposal.path == "")
         except Mismatch as error:

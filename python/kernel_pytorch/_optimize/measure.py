@@ -115,9 +115,9 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 def kernels_of(
     run: Callable[[], object], device: torch.device, compiled: bool = False
-) -> tuple[list[dict[str, Any]], int | None]:
+) -> tuple[list[dict[str, Any]], int]:
     """Where the time of one run goes, longest first, and how many kernels it launches (on a CPU: ops, views aside;
-    of compiled code unknown)."""
+    0 of compiled code, where they are unknown)."""
     on_gpu = device.type == "cuda"
     run()
     synchronize(device)
@@ -132,14 +132,12 @@ def kernels_of(
         entry = found.setdefault(event.name, [0, 0.0])
         entry[0] += 1
         entry[1] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
-    launches: int | None = int(
-        sum(entry[0] for name, entry in found.items() if not name.startswith(("Memcpy", "Memset")))
-    )
+    launches = int(sum(entry[0] for name, entry in found.items() if not name.startswith(("Memcpy", "Memset"))))
     cost, by_op = counted(run) if not compiled else (None, {})
     if on_gpu:
         costs = costs_by_kernel(profiler.events(), by_op)
     else:
-        launches = None if cost is None else cost.launches
+        launches = 0 if cost is None else cost.launches
         costs = {name: total_of(calls) for name, calls in by_op.items()}
     rows = []
     for name, (calls, total) in sorted(found.items(), key=lambda item: -item[1][1])[:40]:

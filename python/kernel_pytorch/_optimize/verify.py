@@ -107,8 +107,8 @@ def _gradients(module: nn.Module, first: Tensor | None, outputs: list[Tensor], s
 
 
 def _random_like(tensor: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator(device="cpu").manual_seed(seed)
-    return torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.device, tensor.dtype)
+    generator = torch.Generator(device=tensor.device).manual_seed(seed)
+    return torch.randn(tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype)
 
 
 def randomised(call: Call, seed: int) -> Call:

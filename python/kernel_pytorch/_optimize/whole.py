@@ -125,7 +125,8 @@ def _time(
             for name, (turn, _) in ways.items():
                 turn()
                 measured.peaks[name] = peak_bytes(run, context.device)
-                measured.kernels[name], measured.launches[name] = kernels_of(run, context.device, context.compiled)
+                measured.kernels[name], launches = kernels_of(run, context.device, context.compiled)
+                measured.launches[name] = launches or None
     finally:
         switch(True)()
         for parameter, gradient in gradients:

@@ -1,0 +1,82 @@
+"""kernel_pytorch.optimize on a GPU: half precision, autocast, CUDA graphs, FP8."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from kernel_pytorch._optimize import demo_models  # noqa: E402
+from kernel_pytorch._optimize.verify import row_error  # noqa: E402
+from test_optimize import always, one_thread, optimize, patterns, untouched  # noqa: E402, F401
+
+import kernel_pytorch  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def demo(name):
+    torch.manual_seed(0)
+    made = {
+        "llama": (demo_models.Llama(256, 2, 4, 2, 512, 256), torch.randint(512, (2, 128))),
+        "gpt": (demo_models.GPT(256, 2, 4, 512, 256), torch.randint(512, (2, 128))),
+        "bert": (demo_models.Bert(256, 2, 4, 512, 256, 0.0), torch.randint(512, (2, 128))),
+        "vit": (demo_models.ViT(256, 2, 4, 64, 8, 16), torch.randn(2, 3, 64, 64)),
+    }[name]
+    return made[0].cuda(), made[1].cuda()
+
+
+@pytest.mark.parametrize("goal", ["inference", "train"])
+@pytest.mark.parametrize("name", ["llama", "gpt", "bert", "vit"])
+def test_bundled_models_in_half_precision(name, goal, always):  # noqa: F811
+    model, x = demo(name)
+    model.to(torch.bfloat16).train(goal == "train")
+    x = x.bfloat16() if x.is_floating_point() else x
+    reference = copy.deepcopy(model).eval()
+    result = optimize(model, x, goal=goal)
+    assert patterns(result), result.report
+    assert all(one["ok"] for one in result.report.data["numerics"] if one["path"] == "")
+    model.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            assert row_error(model(x), reference(x))[1] < 0.15
+        if goal == "inference":
+            assert "cuda graph" in patterns(result)
+            other = x.flip(0)
+            assert row_error(model(other), reference(other))[1] < 0.15
+            shorter = x[:1]
+            assert row_error(model(shorter), reference(shorter))[1] < 0.15
+    result.restore()
+    assert untouched(model)
+    with torch.no_grad():
+        assert torch.equal(model(x), reference(x))
+
+
+@pytest.mark.parametrize("goal", ["inference", "train"])
+def test_autocast(goal, always):  # noqa: F811
+    model, x = demo("gpt")
+    reference = copy.deepcopy(model)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        result = optimize(model, x, goal=goal)
+        assert patterns(result)
+        after, before = model(x), reference(x)
+    assert after.dtype is before.dtype
+    assert row_error(after, before)[1] < 0.15
+
+
+def test_float8(always):  # noqa: F811
+    if torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("no FP8 units")
+    torch.manual_seed(0)
+    block = demo_models.LlamaBlock(1024, 8, 2, 4096).cuda().bfloat16()
+    x = torch.randn(4, 2048, 1024, device="cuda", dtype=torch.bfloat16)
+    angles = torch.outer(torch.arange(2048), 1e4 ** (-torch.arange(0, 128, 2) / 128)).cuda()
+    cos, sin = (torch.cat([f(angles)] * 2, -1)[None].bfloat16() for f in (torch.cos, torch.sin))
+    before = block(x, cos, sin)
+    result = optimize(block, (x, cos, sin), goal="train", accuracy="tolerant")
+    assert "narrow product" in patterns(result), result.report
+    assert 1e-4 < row_error(block(x, cos, sin), before)[1] < 0.25
+    block(x, cos, sin).sum().backward()
+    kernel_pytorch.restore(block)
+    assert torch.equal(block(x, cos, sin), before)
