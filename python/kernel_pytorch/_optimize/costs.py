@@ -20,7 +20,6 @@ from torch.utils.flop_counter import flop_registry
 
 from .flops import flops_of
 
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product")
 _NOT_RUN = (
     "detach",
     "lift_fresh",
@@ -96,11 +95,6 @@ def counted(run: Callable[[], object]) -> tuple[Cost, dict[str, list[tuple[float
     with counter:
         run()
     return counter.cost, counter.by_op
-
-
-def is_product_bound(cost: Cost, ridge: float) -> bool:
-    """Whether operations and not bytes bound the work, on a device with `ridge` operations to a byte."""
-    return cost.bytes > 0 and cost.flops / cost.bytes > ridge
 
 
 def synchronize(device: torch.device) -> None:
