@@ -201,15 +201,22 @@ def test_launches_are_counted_and_accuracy_is_measured() -> None:
         benchmark_fusion_performance(Chain(1), nn.Linear(64, 3), x, num_runs=2)
 
 
-def test_memory_that_grows_undoes_the_fusion(monkeypatch) -> None:
+@pytest.mark.parametrize(("peak", "undone"), [(1_000_000, True), (10_500, False)])
+def test_memory_that_grows_undoes_the_fusion(monkeypatch, peak: int, undone: bool) -> None:
+    from kernel_pytorch._optimize import optimize as module
     from kernel_pytorch._optimize.report import Report
+    from report_sample import sample
 
-    grown = {"before": {"peak_bytes": 100}, "after": {"peak_bytes": 110}}
-    monkeypatch.setattr(Report, "measurement", lambda self, name: grown[name])
-    fused = UnifiedAttentionFusion(CausalBlock(64, 4).eval(), FusionConfig(budget_seconds=QUICK))
-    x = torch.randn(1, 8, 64)
-    assert "peak memory was 110 bytes" in fused.get_fusion_analysis(x)["notes"][-1]
-    kept = UnifiedAttentionFusion(
-        CausalBlock(64, 4).eval(), FusionConfig(enable_memory_optimization=False, budget_seconds=QUICK)
-    )
-    assert kept.fuse(x).notes == []
+    def pretend(model, *_, **__):  # a fusion of four parts that was faster and needs this much memory
+        data = sample()
+        data["measurements"][0]["peak_bytes"], data["measurements"][1]["peak_bytes"] = 10_000, peak
+        return module.OptimizationResult(model, Report(data))
+
+    monkeypatch.setattr(module, "optimize", pretend)
+    block = CausalBlock(64, 4).eval()
+    report = UnifiedAttentionFusion(block).fuse(torch.randn(1, 8, 64)).report
+    assert report.headline.startswith("nothing was replaced") == undone
+    assert len(report.data["replacements"]) == (0 if undone else 12)
+    assert ("more memory" in str(report)) == undone
+    always = UnifiedAttentionFusion(block, FusionConfig(enable_memory_optimization=False))
+    assert len(always.fuse(torch.randn(1, 8, 64)).report.data["replacements"]) == 12

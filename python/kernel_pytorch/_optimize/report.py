@@ -126,7 +126,7 @@ class Report:
         shown = [environment.get(key) for key in ("device", "dtype")]
         shown += [f"{key} {environment[key]}" for key in ("torch", "kernel_pytorch") if environment.get(key)]
         if environment.get("threads"):
-            shown.append(f"{environment['threads']} threads")
+            shown.append(f"{environment['threads']} thread{'' if environment['threads'] == 1 else 's'}")
         model = data["model"]
         inputs = f" on {', '.join(model['inputs'])}" if model["inputs"] else ""
         return "\n".join(

@@ -337,7 +337,7 @@ def _numbers(report: Report) -> str:
     if not rows:
         return _say("Nothing was compared.")
     body = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["ok"], row["path"] != "")):  # failures, then the whole model, lead
         tolerance, relative = row["tolerance"], row["relative"]
         used = relative / tolerance if tolerance > 0 else (0.0 if relative == 0 else float("inf"))
         verdict = '<span class="tag">within</span>' if row["ok"] else '<span class="tag no">beyond</span>'

@@ -52,6 +52,7 @@ class OptimizationLevel(Enum):
     DEBUG = "debug"  # balanced, each step told on standard error
 
 
+_MOST_GROWTH = 0.05
 _POINTWISE = ("norms", "activations")
 _PATTERNS: dict[FusionStrategy, tuple[str, ...] | None] = {
     FusionStrategy.ATTENTION_NORM: ("norms", "calls", "transformers_attention", "outputs"),
@@ -67,7 +68,8 @@ class FusionConfig:
 
     Attributes:
         enable_mixed_precision: whether AGGRESSIVE and ADAPTIVE may use narrower products.
-        enable_memory_optimization: undo a fusion whose peak memory was measured above the original's.
+        enable_memory_optimization: undo a fusion with which parameters and peak memory together are more than 5 % above
+            the original's.
         target_sequence_length: of the sample that `fuse()` makes up where it is given none.
         patterns: for FusionStrategy.CUSTOM, names of kernel_pytorch.optimize's patterns.
         budget_seconds: about how long fusing may take.
@@ -114,7 +116,6 @@ class UnifiedAttentionFusion(nn.Module):
         self.model = _with_the_same_parameters(model)
         self.training = model.training
         self.report: Any = None
-        self.notes: list[str] = []
         self._goal: str | None = None
         self.register_state_dict_post_hook(_leave_out_our_name)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_put_in_our_name)  # type: ignore[no-untyped-call]
@@ -152,10 +153,10 @@ class UnifiedAttentionFusion(nn.Module):
             progress=progress,
         )
         self.report, self._goal = result.report, goal
-        before, after = (_peak_bytes(result.report, name) for name in ("before", "after"))
-        if self.config.enable_memory_optimization and before is not None and (after or 0) > 1.02 * before:
+        grown = _memory_growth(self.model, result.report)
+        if self.config.enable_memory_optimization and grown > _MOST_GROWTH:
             restore(self.model)
-            self.notes.append(f"undone: its peak memory was {after} bytes, the original's {before}")
+            self.report = _undone(result.report, f"with it the model needs {100 * grown:.0f} % more memory")
         return self
 
     def restore(self) -> None:
@@ -163,7 +164,7 @@ class UnifiedAttentionFusion(nn.Module):
         from .._optimize.optimize import restore
 
         restore(self.model)
-        self.report, self._goal, self.notes = None, None, []
+        self.report, self._goal = None, None
 
     def get_fusion_analysis(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What was fused, what was left alone, and why; fuses first where arguments are given or nothing was yet."""
@@ -173,11 +174,11 @@ class UnifiedAttentionFusion(nn.Module):
         return {
             "strategy": self.config.strategy.value,
             "optimization_level": self.config.optimization_level.value,
-            "fused": [] if self.notes else data["replacements"],
+            "fused": data["replacements"],
             "left_alone": data["refusals"],
             "measurements": data["measurements"],
             "numerics": data["numerics"],
-            "notes": [*data["notes"], *self.notes],
+            "notes": data["notes"],
         }
 
 
@@ -291,9 +292,25 @@ def _put_in_our_name(module: nn.Module, state: dict[str, Any], prefix: str, *_: 
         state[f"{prefix}model.{name.removeprefix(prefix)}"] = state.pop(name)
 
 
-def _peak_bytes(report: Any, name: str) -> int | None:
-    row = report.measurement(name)
-    return row["peak_bytes"] if row else None
+def _memory_growth(model: nn.Module, report: Any) -> float:
+    """Of parameters and peak together, as a share of the original's; 0 where the peak was not measured."""
+    rows = [report.measurement(name) for name in ("before", "after")]
+    peaks = [row["peak_bytes"] if row else None for row in rows]
+    if peaks[0] is None or peaks[1] is None:
+        return 0.0
+    held = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+    return float((held + peaks[1]) / max(held + peaks[0], 1) - 1)
+
+
+def _undone(report: Any, reason: str) -> Any:
+    """The report of a fusion that was taken back."""
+    taken = [
+        {"path": row["path"], "pattern": row["pattern"], "reason": f"undone: {reason}"}
+        for row in report.data["replacements"]
+    ]
+    changed = {"replacements": [], "refusals": [*report.data["refusals"], *taken]}
+    notes = [*report.data["notes"], f"undone: {reason}; `after` is what was measured with the fusion"]
+    return type(report)({**report.data, **changed, "notes": notes})
 
 
 def _say(line: str) -> None:
