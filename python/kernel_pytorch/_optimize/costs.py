@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from .flops import flops_of
+from .flops import by_torch, flops_of
 
 _NOT_RUN = (
     "detach",
@@ -57,22 +56,13 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view or name in _NOT_RUN or name.startswith(("sym_", "is_")):
             return result
         moved = float(sum(_bytes(leaf) for leaf in pytree.tree_leaves((args, kwargs or {}, result))))
-        formula = flop_registry.get(func._overloadpacket)
-        flops = _flops(formula, args, kwargs or {}, result)
+        flops = by_torch(func, args, kwargs or {}, result) or 0.0
         self.cost.bytes += moved
         self.cost.flops += flops
         self.cost.launches += 1
         shown = flops_of(func, args, kwargs or {}, result)
         self.by_op.setdefault(func._schema.name, []).append((moved, shown))
         return result
-
-
-def _flops(formula: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """torch's count, 0 where it has none: its formulas refuse some calls (grouped heads of attention) by assertions."""
-    try:
-        return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
-    except (AssertionError, TypeError, ValueError, IndexError):
-        return 0.0
 
 
 def _bytes(leaf: Any) -> int:

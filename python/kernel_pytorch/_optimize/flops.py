@@ -21,15 +21,24 @@ Arguments = dict[str, Any]
 
 def flops_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float:
     """Of function(*args, **kwargs), an overload of a torch op, which gave `result`."""
-    formula = flop_registry.get(function._overloadpacket)
-    if formula is not None:
-        return float(formula(*args, **kwargs, out_val=result))
+    known = by_torch(function, args, kwargs, result)
+    if known is not None:
+        return known
     space, name = function._schema.name.split("::")
     ours = _OURS.get(name.removesuffix("_").removesuffix("_forward")) if space == "kernel_pytorch" else None
     if ours is None:
         return float(_elements(result) or _elements((args, kwargs)))
     arguments = dict(zip((argument.name for argument in function._schema.arguments), args)) | kwargs
     return float(ours(arguments))
+
+
+def by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float | None:
+    """torch's own count, or None: its formulas refuse some calls (attention of grouped heads) by assertions."""
+    formula = flop_registry.get(function._overloadpacket)
+    try:
+        return None if formula is None else float(formula(*args, **kwargs, out_val=result))
+    except (AssertionError, TypeError, ValueError, IndexError):
+        return None
 
 
 def _elements(values: Any) -> int:
