@@ -36,7 +36,7 @@ enum DescriptionField : int {
 };
 enum LayoutField : int { kBatchCount = 5, kBatchStride = 6 };
 enum PreferenceField : int { kWorkspaceBytes = 1, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
-constexpr int kComputeFloat32 = 68, kComputeTf32 = 77;
+constexpr int kComputeFloat32 = 68;                                     // fp32 is multiplied as it is, not as tf32
 constexpr int kEpilogueNone = 1, kEpilogueRelu = 2, kEpilogueBias = 4;  // relu and bias: their sum
 
 struct Algorithm {  // as the library writes its list
@@ -163,7 +163,7 @@ class Call {
   Call(const Library& lt, const LtProduct& product, const std::string& label)
       : lt_(lt), product_(product), label_(label) {
     void* description = nullptr;
-    require(lt.create_description(&description, product.tf32 ? kComputeTf32 : kComputeFloat32, 0), label, "describing");
+    require(lt.create_description(&description, kComputeFloat32, 0), label, "describing");
     description_ = Owned(description, lt.destroy_description);
     const int transposes[2] = {Layout(product.b).transposed, Layout(product.a).transposed};
     set(kTransposeA, transposes[0]);
@@ -255,7 +255,7 @@ Key key_of(const LtProduct& product, int device) {
   }
   add(product.output.sizes[0]);
   add(device * 4 + product.relu * 2 + product.bias.is_present());
-  add(product.residual.is_present() * 4 + product.tf32 * 2 + product.fast_accumulator);
+  add(product.residual.is_present() * 2 + product.fast_accumulator);
   return key;
 }
 

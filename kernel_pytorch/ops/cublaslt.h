@@ -22,8 +22,8 @@ std::vector<std::string> cublaslt_configs();
 struct LtProduct {
   TensorView a{}, b{}, bias{}, residual{}, output{};
   float alpha = 1, beta = 0;
-  bool relu = false;              // not with a residual
-  bool tf32 = false;              // of fp32, where a caller asked for it
+  bool relu = false;  // not with a residual
+
   bool fast_accumulator = false;  // FP8
   const float* scale_a = nullptr;
   const float* scale_b = nullptr;

@@ -16,7 +16,7 @@ constexpr const char* kVendorForm =
 constexpr const char* kVendorRows = "takes matrices whose rows do not overlap";
 constexpr const char* kVendorBias = "takes a bias of the output's type";
 constexpr const char* kVendorResidual = "takes a residual of the output's type, and no activation then";
-constexpr const char* kVendorPrecision = "multiplies fp32 as it is or as tf32";
+constexpr const char* kVendorPrecision = "multiplies fp32 as it is: tf32 and bf16 may be rounded otherwise than ours";
 constexpr const char* kVendorNothing = "there is nothing to multiply";
 constexpr const char* kVendorTooLarge = "a size is 2^31 or more";
 
@@ -36,9 +36,7 @@ registry::Support supports_cublaslt(const Product& problem, const DeviceInfo& de
   for (const TensorView* view : {&problem.a, &problem.b, &problem.residual}) {
     if (!has_distinct_rows(*view)) return registry::Support::no(kVendorRows);
   }
-  if (problem.precision != Precision::kFull && problem.precision != Precision::kTf32) {
-    return registry::Support::no(kVendorPrecision);
-  }
+  if (problem.precision != Precision::kFull) return registry::Support::no(kVendorPrecision);
   const Sizes sizes = sizes_of(problem);
   if (std::min({sizes.batch, sizes.m, sizes.n, sizes.k}) == 0) return registry::Support::no(kVendorNothing);
   if (std::max({sizes.batch, sizes.m, sizes.n, sizes.k}) > std::numeric_limits<int32_t>::max()) {
@@ -60,8 +58,7 @@ void run_cublaslt(const Product& problem, int config, Context& context) {
                              .output = problem.output,
                              .alpha = static_cast<float>(problem.alpha),
                              .beta = static_cast<float>(problem.beta),
-                             .relu = problem.activation == Kind::kRelu,
-                             .tf32 = problem.precision == Precision::kTf32},
+                             .relu = problem.activation == Kind::kRelu},
                             config, context, kLabel);
 }
 

@@ -79,7 +79,7 @@ TEST(MatmulCuda, TheVendorsIsNamedAsSuchAndComesAfterOurs) {
   EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"form", "gated"}, {"activation", "silu"}}), "plain"));
   EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"activation", "relu"}, {"residual", "1"}}), "no activation then"));
   EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"bias", "fp32"}}), "bias"));
-  EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"precision", "bf16x3"}}, DType::kFloat32), "tf32"));
+  EXPECT_TRUE(says(problem({1, 64, 64, 64}, {{"precision", "tf32"}}, DType::kFloat32), "as it is"));
   EXPECT_TRUE(says(problem({1, 64, 64, 0}, {}), "nothing"));
   EXPECT_TRUE(says(problem({1, 64, 64, 64}, {}), "8.0", 7));
 }
