@@ -17,6 +17,7 @@ from kernel_pytorch.optimization_patterns import (
     BucketingStrategy,
     DynamicShapeModule,
     PyGraph,
+    capturing,
     create_optimal_bucketing_system,
     graphs,
     module,
@@ -74,7 +75,7 @@ class NotedCuda:
 
     @staticmethod
     @contextlib.contextmanager
-    def graph(graph: NotedGraph, pool: object, capture_error_mode: str) -> Iterator[None]:
+    def graph(graph: NotedGraph, pool: object, stream: object, capture_error_mode: str) -> Iterator[None]:
         NotedCuda.memory += 1000
         with graph:
             yield
@@ -88,15 +89,15 @@ class NotedCuda:
         return NotedCuda.memory
 
     device = stream = staticmethod(lambda *_: contextlib.nullcontext())
-    synchronize = empty_cache = staticmethod(lambda *_: None)
+    synchronize = empty_cache = set_stream = graph_pool_handle = staticmethod(lambda *_: None)
 
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for place in (graphs, module):
         monkeypatch.setattr(place, "graph_absence", lambda tensors, module=None: "")
-    monkeypatch.setattr(graphs, "_uncached_autocast", contextlib.nullcontext)
-    monkeypatch.setattr(graphs, "_eager_us", lambda call: (call(), 5000.0)[1])
+    monkeypatch.setattr(capturing, "uncached_autocast", contextlib.nullcontext)
+    monkeypatch.setattr(capturing, "eager_us", lambda call: (call(), 5000.0)[1])
     for name in (
         "CUDAGraph",
         "Stream",
@@ -107,6 +108,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "device",
         "stream",
         "synchronize",
+        "set_stream",
+        "graph_pool_handle",
     ):
         monkeypatch.setattr(torch.cuda, name, getattr(NotedCuda, name))
     with torch.no_grad():
@@ -209,7 +212,7 @@ def test_graphs_used_longest_ago_go_first() -> None:
 def test_what_does_not_pay_is_called_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = mlp(), torch.randn(4, 8)
     assert PyGraph(model).explain(x).pays
-    monkeypatch.setattr(graphs, "_eager_us", lambda call: (call(), 3.0)[1])
+    monkeypatch.setattr(capturing, "eager_us", lambda call: (call(), 3.0)[1])
     graph = PyGraph(model)
     torch.testing.assert_close(graph(x), model(x))
     assert not graph.explain(x).pays and "not worth" in graph.explain(x).reason
@@ -227,7 +230,7 @@ def test_what_cannot_be_captured_is_called_plainly(monkeypatch: pytest.MonkeyPat
             return x + 1
 
     model = Waits()
-    monkeypatch.setattr(graphs, "_eager_us", lambda call: setattr(model, "capturing", True) or 5000.0)
+    monkeypatch.setattr(capturing, "eager_us", lambda call: setattr(model, "capturing", True) or 5000.0)
     graph = PyGraph(model)
     decision = graph.explain(torch.ones(2))
     assert not decision.pays and "cannot be captured: operation not permitted" in decision.reason
@@ -277,24 +280,6 @@ def test_graphs_used_longest_ago_go_first_on_cuda() -> None:
 
 
 @pytest.mark.gpu
-def test_a_module_that_waits_for_the_device_is_called_plainly_on_cuda() -> None:
-    class Waits(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * 2 if x.sum().item() > 0 else x
-
-    model, good = Waits(), mlp().cuda()
-    graph = PyGraph(model, always=True)
-    x = torch.ones(4, device="cuda")
-    with torch.no_grad():
-        torch.testing.assert_close(graph(x), 2 * x)
-        torch.testing.assert_close(graph(-x), -x)
-        assert "cannot be captured" in graph.explain(x).reason
-        weights_by_reference("cuda")  # captures still work after one that failed
-        y = torch.randn(3, 8, device="cuda")
-        torch.testing.assert_close(PyGraph(good, always=True)(y), good(y))
-
-
-@pytest.mark.gpu
 def test_streams_and_inference_mode_on_cuda() -> None:
     model = mlp(256).cuda()
     graph = PyGraph(model, always=True)
@@ -322,3 +307,50 @@ def test_the_cost_model_on_cuda() -> None:
         assert decision.pays, decision.reason
         decision = PyGraph(large).explain(torch.randn(8192, 8192, device="cuda"))
         assert not decision.pays, decision.reason
+
+
+class Waits(nn.Module):
+    """Needs a number on the host."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_module_that_waits_for_the_device_is_not_captured() -> None:
+    graph = PyGraph(Waits(), always=True)
+    assert torch.equal(graph(torch.ones(3)), torch.full((3,), 2.0))
+    assert torch.equal(graph(-torch.ones(3)), -torch.ones(3))
+    assert "waits for the device in aten::_local_scalar_dense" in graph.explain(torch.ones(3)).reason
+    assert graph.statistics()["captures"] == 0
+
+
+@pytest.mark.gpu
+def test_a_module_that_waits_for_the_device_is_not_captured_on_cuda() -> None:
+    graph = PyGraph(Waits(), always=True)
+    x = torch.ones(4, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(graph(x), 2 * x)
+        torch.testing.assert_close(graph(-x), -x)
+    assert "waits for the device" in graph.explain(x).reason
+
+
+@pytest.mark.gpu
+def test_a_capture_that_breaks_off_is_put_right_on_cuda() -> None:
+    class Synchronizes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            torch.cuda.synchronize()
+            return y + 1
+
+    stream = torch.cuda.current_stream()
+    graph = PyGraph(Synchronizes(), always=True)
+    x = torch.ones(4, device="cuda")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(graph(x), 2 * x + 1)
+        assert "cannot be captured" in graph.explain(x).reason
+        assert torch.cuda.current_stream() == stream
+        weights_by_reference("cuda")  # captures still work, and so does the allocator
+        torch.cuda.empty_cache()
+        torch.testing.assert_close(torch.full((1 << 20,), 3.0, device="cuda").sum().item(), 3.0 * (1 << 20))

@@ -18,14 +18,13 @@ from typing import Any
 
 from .. import _library
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from . import capturing
 
 import torch  # isort: skip
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 __all__ = ["CapturedGraph", "GraphDecision", "PyGraph", "graph_absence"]
-
-_WARM_CALLS, _TIMED_CALLS = 3, 5
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,7 @@ class PyGraph(nn.Module):
         least_gain: share of the eager time that a graph must save.
         copy_outputs: False returns the graph's own memory, which the next replay of any shape may overwrite.
         always: captures without asking whether it pays.
+        is_compiled: calls run code of torch.compile, which is not looked into for what a graph cannot hold.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class PyGraph(nn.Module):
         least_gain: float = 0.1,
         copy_outputs: bool = True,
         always: bool = False,
+        is_compiled: bool = False,
     ) -> None:
         super().__init__()
         if max_graphs < 1:
@@ -137,6 +138,8 @@ class PyGraph(nn.Module):
         self._lock = threading.RLock()
         self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self._plain: dict[Hashable, GraphDecision] = {}
+        self._is_compiled = is_compiled or hasattr(module, "_orig_mod")  # torch.compile's
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}  # that captures run on
         self._last: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}
         self._counts = {"replays": 0, "plain_calls": 0, "captures": 0, "recaptures": 0, "evictions": 0}
 
@@ -150,7 +153,7 @@ class PyGraph(nn.Module):
                     for static, tensor in zip(entry.inputs, tensors, strict=True):
                         static.copy_(tensor, non_blocking=True)
                     output = entry.replay()
-                    return _copied(output) if self.copy_outputs else output
+                    return capturing.copied(output) if self.copy_outputs else output
         self._counts["plain_calls"] += 1
         return self.module(*args, **kwargs)
 
@@ -178,7 +181,7 @@ class PyGraph(nn.Module):
     def decision(self, key: Hashable) -> GraphDecision:
         """Of a key that `locked` has seen."""
         with self._lock:
-            key = (key, _ambient())
+            key = (key, capturing.ambient())
             return self._graphs[key].decision if key in self._graphs else self._plain[key]
 
     def decisions(self) -> list[GraphDecision]:
@@ -188,8 +191,8 @@ class PyGraph(nn.Module):
     def forget(self, key: Hashable) -> None:
         """Gives a graph's memory back."""
         with self._lock:
-            self._graphs.pop((key, _ambient()), None)
-            self._plain.pop((key, _ambient()), None)
+            self._graphs.pop((key, capturing.ambient()), None)
+            self._plain.pop((key, capturing.ambient()), None)
 
     def clear(self) -> None:
         """Forgets every graph and decision."""
@@ -208,7 +211,7 @@ class PyGraph(nn.Module):
             examples: tensors like those of the calls to come; they are cloned.
             call: the module on given tensors; what it does is captured.
         """
-        key = (key, _ambient())
+        key = (key, capturing.ambient())
         with self._lock:
             entry = self._graphs.get(key)
             if entry is not None and not entry.addresses.hold():
@@ -247,24 +250,27 @@ class PyGraph(nn.Module):
         device = examples[0].device
         # Static tensors must not be inference tensors: a later call outside inference mode could not write to them.
         # Weights cast by autocast must not come from its cache, which dies with the caller's block.
-        with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), _uncached_autocast():
+        with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
             inputs = [example.detach().clone() for example in examples]
-            eager_us = _eager_us(lambda: call(inputs))
+            waits = "" if self._is_compiled else capturing.waits_for_device(lambda: call(inputs))
+            if waits:
+                self._plain[key] = GraphDecision(False, f"cannot be captured: it waits for the device in {waits}")
+                return None
+            eager_us = capturing.eager_us(lambda: call(inputs))
             torch.cuda.empty_cache()  # so that what is reserved beyond this is the graph's
             held = torch.cuda.memory_reserved(device)
             begin = time.perf_counter()
-            graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, pool=self._pool(device), capture_error_mode="thread_local"):
-                    output = call(inputs)
+                graph, output = capturing.capture(
+                    lambda: call(inputs), device, self._pool(device), self._stream(device)
+                )
             except Exception as error:
-                # A module that waits for the device or branches on its data; whatever else is wrong with it shows again
-                # in the plain call that follows.
-                torch.cuda.synchronize(device)
+                # Whatever is wrong with the module shows again in the plain call that follows.
+                self._streams.pop(device)
                 self._plain[key] = GraphDecision(False, f"cannot be captured: {error}", eager_us)
                 return None
             capture_us = (time.perf_counter() - begin) * 1e6
-            replay_us = _replay_us(graph)
+            replay_us = capturing.replay_us(graph)
         decision = self._decide(inputs, output, eager_us, replay_us, capture_us)
         self._counts["captures"] += 1
         if not decision.pays and not self.always:
@@ -299,8 +305,14 @@ class PyGraph(nn.Module):
         )
 
     def _pool(self, device: torch.device) -> Any:
-        """The memory of a graph that lives, which all share; None begins a new one."""
-        return next((entry.graph.pool() for entry in self._graphs.values() if entry.inputs[0].device == device), None)
+        """The memory of a graph that lives, which all share, or a new one."""
+        alive = (entry.graph.pool() for entry in self._graphs.values() if entry.inputs[0].device == device)
+        return next(alive, None) or torch.cuda.graph_pool_handle()
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
 
     def _evict(self) -> None:
         limit = float("inf") if self.memory_limit_gb is None else self.memory_limit_gb * 1e9
@@ -322,46 +334,3 @@ def _key(leaves: list[Any], spec: Any) -> Hashable | None:
     except TypeError:
         return None
     return key
-
-
-def _ambient() -> Hashable:
-    """What a capture depends on besides its arguments."""
-    enabled = torch.is_autocast_enabled("cuda")
-    return (enabled, torch.get_autocast_dtype("cuda") if enabled else None)
-
-
-def _uncached_autocast() -> Any:
-    enabled = torch.is_autocast_enabled("cuda")
-    return torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), enabled=enabled, cache_enabled=False)
-
-
-def _copied(output: Any) -> Any:
-    return pytree.tree_map_only(Tensor, torch.clone, output)
-
-
-def _eager_us(call: Callable[[], Any]) -> float:
-    """Microseconds of a call as it is, host and device together; the first ones, which compile and choose, are on a
-    stream of their own, as captures want it."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_CALLS):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(_TIMED_CALLS):
-        call()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / _TIMED_CALLS * 1e6
-
-
-def _replay_us(graph: Any) -> float:
-    graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    for _ in range(_TIMED_CALLS):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / _TIMED_CALLS * 1e3

@@ -100,7 +100,8 @@ class DynamicShapeModule(nn.Module):
         self._mask_index = index_of_argument(base_module, self.mask.name) if self.mask is not None else None
         limit = self.bucketing.memory_limit_gb
         self._graphs = [
-            PyGraph(module, max_graphs=max_plans, memory_limit_gb=limit) for module in (base_module, *alternatives)
+            PyGraph(module, max_graphs=max_plans, memory_limit_gb=limit, is_compiled=bool(compile))
+            for module in (base_module, *alternatives)
         ]
         self._lock = threading.RLock()
         self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
