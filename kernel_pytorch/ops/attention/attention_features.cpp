@@ -365,6 +365,7 @@ std::vector<NamedFeatures> compiled_features() {
       {"causal documents", {.right_bound = true, .segments = true}},
       {"causal sinks window", {.right_bound = true, .left_bound = true, .sinks = true}},
       {"causal packed window", {.right_bound = true, .left_bound = true, .packed = true}},
+      {"prefix", {.mask_mod = true, .blocks = true}, program_text({.mask_mod = mask_mod})},
       {"bias dropout", {.bias = true, .bias_pairs = true, .dropout = true}},
       {"everything",
        {.right_bound = true,

@@ -140,6 +140,28 @@ __device__ __forceinline__ void keep_by_block_map(Kept<kCount>& kept, const Scor
   }
 }
 
+// A loop: the program once for each score would be long, and take many registers.
+template <Rows kRows, int kCount>
+__device__ __forceinline__ void keep_by_program(Kept<kCount>& kept, const ScoreArguments& arguments, const Head& head,
+                                                Place place) {
+  constexpr int kGroups = kCount / 4;  // two rows of two columns
+#pragma unroll
+  for (int word = 0; word < Kept<kCount>::kWords; ++word) {
+    uint32_t bits[2] = {};
+#pragma unroll 2
+    for (int group = 0; group < (kGroups < 16 * (word + 1) ? kGroups - 16 * word : 16); ++group) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = 64 * word + 4 * group + j;
+        const Place at{place.query + query_step<kRows>(i), place.key + key_step<kRows>(i)};
+        bits[j / 2] |= static_cast<uint32_t>(mask_program(arguments, head, at)) << (2 * group + j % 2);
+      }
+    }
+    kept.words[0][word] &= bits[0];
+    kept.words[1][word] &= bits[1];
+  }
+}
+
 // Of an edge tile. `skips_program`: a full block of a list has answered for mask_mod; `skips_segments`: ids are equal.
 template <Features kFeatures, Rows kRows, int kCount>
 __device__ __forceinline__ Kept<kCount> kept_scores(const ScoreArguments& arguments, const Head& head, Place place,
@@ -152,13 +174,7 @@ __device__ __forceinline__ Kept<kCount> kept_scores(const ScoreArguments& argume
   if constexpr (kFeatures.block_map) {
     keep_by_block_map<kFeatures, kRows>(kept, arguments, head, place);
   } else if constexpr (kFeatures.mask_mod) {
-    if (!kFeatures.blocks || !skips_program) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const Place at{place.query + query_step<kRows>(i), place.key + key_step<kRows>(i)};
-        if (!mask_program(arguments, head, at)) kept.clear(i);
-      }
-    }
+    if (!kFeatures.blocks || !skips_program) keep_by_program<kRows>(kept, arguments, head, place);
   }
   return kept;
 }

@@ -56,14 +56,16 @@ int reads_per_score(const Features& features) {
 }
 constexpr int kMaximumReads = 2;
 
-Load load_of(const Features& features) {
-  if (features.mask || features.dropout || features.float_bias || features.score_mod || features.mask_mod ||
+// `reads_captured`: score_mod loads something for each score.
+Load load_of(const Features& features, bool reads_captured) {
+  if (features.mask || features.dropout || features.float_bias || (features.score_mod && reads_captured) ||
       reads_per_score(features) > 1) {
     return Load::kHeavy;
   }
   const bool caps_more_than_causal = features.softcap && (!features.right_bound || features.left_bound ||
                                                           features.packed || features.key_lengths || features.alibi);
-  const bool is_medium = features.segments || features.bias || features.softcap_after || caps_more_than_causal;
+  const bool is_medium = features.segments || features.bias || features.softcap_after || caps_more_than_causal ||
+                         features.mask_mod || features.score_mod;
   return is_medium ? Load::kMedium : Load::kLight;
 }
 
@@ -79,7 +81,7 @@ bool holds(const Sm90Config& config, const Sizes& sizes) {
 // Indices of the variants that a problem may run with.
 std::vector<int> candidates(const Forward& problem) {
   const Sizes sizes = sizes_of(problem);
-  const Load load = load_of(features_of(problem.scoring));
+  const Load load = load_of(features_of(problem.scoring), !problem.scoring.captured.empty());
   std::vector<int> found;
   const Sm90Config* tile = nullptr;
   for (int i = 0; i < kVariantCount; ++i) {
@@ -265,7 +267,7 @@ std::vector<DeviceCode> device_code() {
     if (variant.load == Load::kLight) codes.push_back(code_of(variant.config, causal, DType::kFloat16));
     for (const NamedFeatures& named : compiled_features()) {
       const Features& features = named.features;
-      if (features.block_map || load_of(features) != variant.load || reads_per_score(features) > kMaximumReads)
+      if (features.block_map || load_of(features, true) != variant.load || reads_per_score(features) > kMaximumReads)
         continue;
       codes.push_back(code_of(variant.config, features, DType::kBFloat16, named.generated));
     }

@@ -14,6 +14,7 @@ template <Sm90Config kConfig, Features kFeatures>
 class Sm90Producer {
   static constexpr int kQueries = sm90_queries(kConfig);
   static constexpr int kKeys = kConfig.key_block;
+  using KeyWalk = Walk<kFeatures, true, kQueries, kKeys>;
 
  public:
   __device__ __forceinline__ Sm90Producer(const Sm90ForwardArguments& arguments, Sm90Shared& shared, uint32_t tiles)
@@ -52,31 +53,57 @@ class Sm90Producer {
   __device__ __forceinline__ void produce(const Sm90Tile& tile, bool leads) {
     const Head head = load_head<kFeatures>(arguments_.score, tile.batch, tile.head);
     const int32_t first_query = tile.query_tile * kQueries;
-    const Walk<kFeatures, true, kQueries, kKeys> walk(arguments_.score, head, first_query);
+    const KeyWalk walk(arguments_.score, head, first_query);
+    const int32_t count = walk.count();
     if (leads) {
-      writer_.publish(walk.count() > 0 ? tile : Sm90Tile{tile.batch, tile.head, tile.query_tile, TileKind::kEmpty});
-      const int32_t key_head = tile.head / arguments_.score.group;
-      const int32_t tensor = kFeatures.packed ? 0 : tile.batch;
-      const int32_t count = walk.count();
+      writer_.publish(count > 0 ? tile : Sm90Tile{tile.batch, tile.head, tile.query_tile, TileKind::kEmpty});
+      const int32_t key_head = tile.head / arguments_.score.group, tensor = kFeatures.packed ? 0 : tile.batch;
       if (count > 0) load_queries(static_cast<int32_t>(head.first_query) + first_query, tile.head, tensor);
+      if constexpr (!reads_steps(kFeatures)) {
 #pragma unroll 1
-      for (int32_t i = 0; i < count; ++i) {
-        const Step step = walk.at(i);
-        const int32_t row = static_cast<int32_t>(head.first_key) + step.first;
-        wait_for_key_room();
-        if constexpr (reads_steps(kFeatures)) {
-          const uint32_t flags = flags_of<kFeatures, kKeys>(step, head, first_query);
-          shared_.steps[key_.stage] = {step.first, flags | (i == count - 1 ? kStepIsLast : 0)};
+        for (int32_t i = 0; i < count; ++i) {
+          wait_for_key_room();
+          load_step(static_cast<int32_t>(head.first_key) + walk.at(i).first, key_head, tensor);
         }
-        load_keys(row, key_head, tensor);
-        if (has_values_) load_values();
-        has_values_ = true;
-        value_row_ = row;
-        value_head_ = key_head;
-        value_tensor_ = tensor;
       }
     }
     __syncwarp();
+    if constexpr (reads_steps(kFeatures)) produce_listed(walk, head, tile, leads);
+  }
+
+  // Steps that have to be read: 32 at a time, one by each lane, so that they are waited for together.
+  __device__ __forceinline__ void produce_listed(const KeyWalk& walk, const Head& head, const Sm90Tile& tile,
+                                                 bool leads) {
+    const int32_t key_head = tile.head / arguments_.score.group, tensor = kFeatures.packed ? 0 : tile.batch;
+    const int32_t count = walk.count(), lane = static_cast<int32_t>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int32_t begin = 0; begin < count; begin += 32) {
+      Sm90Step mine{};
+      if (begin + lane < count) {
+        const Step step = walk.at(begin + lane);
+        const uint32_t last = begin + lane == count - 1 ? kStepIsLast : 0;
+        mine = {step.first, flags_of<kFeatures, kKeys>(step, head, tile.query_tile * kQueries) | last};
+      }
+      const int32_t end = least(count, begin + 32);
+#pragma unroll 1
+      for (int32_t i = begin; i < end; ++i) {
+        const Sm90Step step{__shfl_sync(0xffffffffu, mine.first, i - begin),
+                            __shfl_sync(0xffffffffu, mine.flags, i - begin)};
+        if (!leads) continue;
+        wait_for_key_room();
+        shared_.steps[key_.stage] = step;
+        load_step(static_cast<int32_t>(head.first_key) + step.first, key_head, tensor);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_step(int32_t row, int32_t head, int32_t tensor) {
+    load_keys(row, head, tensor);
+    if (has_values_) load_values();
+    has_values_ = true;
+    value_row_ = row;
+    value_head_ = head;
+    value_tensor_ = tensor;
   }
 
   __device__ __forceinline__ void flush_values(bool leads) {
