@@ -149,13 +149,16 @@ DeviceCode code_of(const Sm90Config& config, const Features& features, DType dty
           .generated = generated};
 }
 
-// Causal rows differ in length: the longest come first, and the shorter fill the gaps at the end. Heads are taken in
-// sections, so that the keys and values that run beside each other stay in L2.
-Sm90Order order_of(const Sizes& sizes, const Features& features, const Sm90Config& config) {
+// Causal rows differ in length, those of windows at the beginning: the longest come first, and the shorter fill the
+// gaps at the end. Heads are taken in sections, so that the keys and values that run beside each other stay in L2.
+Sm90Order order_of(const Scoring& scoring, const Sizes& sizes, const Features& features, const Sm90Config& config) {
   const int64_t query_tiles = divide_up(sizes.longest_query, sm90_queries(config));
   const int64_t heads = sizes.sequences * sizes.heads;
-  const int64_t head_bytes = sizes.longest_key * (sizes.size + sizes.value_size) * 2;
-  const bool longest_first = features.right_bound && !features.left_bound;
+  const bool longest_first = features.right_bound;
+  const int64_t seen =
+      std::min(scoring.window_left, sizes.longest_key) + sm90_queries(config);  // by a tile, to its left
+  const int64_t keys = features.left_bound ? std::min(sizes.longest_key, seen) : sizes.longest_key;
+  const int64_t head_bytes = keys * (sizes.size + sizes.value_size) * 2;
   const int64_t section = longest_first ? sizes.group() * std::max<int64_t>(1, kSectionBytes / head_bytes) : 1;
   return {.query_tiles = static_cast<int32_t>(query_tiles),
           .heads = static_cast<int32_t>(heads),
@@ -211,7 +214,7 @@ Sm90ForwardArguments make_arguments(const Forward& problem, const Features& feat
   cuda_device::encode_tensor_map(problem.value, config.key_block, arguments.value.words);
   arguments.score = score_arguments_of(problem.scoring, problem.query, problem.key, context);
   arguments.exponent_scale = changes_scores(features) ? 1.0f : arguments.score.scale * kLog2e;
-  arguments.order = order_of(sizes, features, config);
+  arguments.order = order_of(problem.scoring, sizes, features, config);
   arguments.output = problem.output.data;
   arguments.output_batch = problem.output.strides[0];
   arguments.output_head = problem.output.strides[1];
