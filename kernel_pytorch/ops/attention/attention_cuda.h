@@ -57,6 +57,13 @@ KP_SHARED_CODE constexpr bool masks_every_tile(Features features) {
   return features.mask || features.block_map || (features.mask_mod && !features.blocks);
 }
 
+// Where a walk over tiles (attention_walk_cuda.cuh) begins and ends, and tiles side by side whose rows and columns all
+// have one segment id: where segments are what a kernel was planned by, else none.
+struct alignas(16) WalkSpan {
+  int32_t first_tile, last_tile;
+  int32_t one_first, one_last;
+};
+
 // [batch, head, row, column] with dense columns; strides in elements.
 struct RowTensor {
   void* data;
@@ -113,6 +120,8 @@ struct ScoreArguments {
   const float* sinks;                    // [heads]
   int64_t sinks_stride;
   SegmentIds query_segments, key_segments;
+  const WalkSpan* key_spans;    // [batch, tile of queries], found ahead (attention_segment_plan_cuda.cuh), or null
+  const WalkSpan* query_spans;  // [batch, tile of keys]
   const int32_t* key_lengths;
   int64_t key_lengths_stride;
   const int32_t* query_offsets;

@@ -23,6 +23,15 @@ uint32_t bits_of(const Features& features);     // one bit each
 ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& query, const TensorView& key,
                                   Context& context);
 
+// Finds what segment ids leave of the walks of a kernel with these tiles, where there are such: launches, and takes
+// scratch.
+struct WalkTiles {
+  bool over_keys;  // by tiles of queries; else over queries, by tiles of keys
+  int rows, columns;
+};
+void plan_segments(const Features& features, const WalkTiles& tiles, ScoreArguments& arguments, Context& context);
+DeviceCode segment_plan_code(const Features& features, const WalkTiles& tiles);
+
 void add_block_map(const Scoring& scoring, ScoreArguments& arguments, Context& context);
 
 RowTensor row_tensor_of(const TensorView& view);

@@ -70,12 +70,14 @@ __device__ __forceinline__ Kept<kCount> kept_in_bounds(const Head& head, Place p
   return kept;
 }
 
-// Rows and columns beyond the tensors become the last ones. A loop, since ids of all columns would not fit registers.
+// Rows and columns beyond the tensors become the last ones. Every lane of a warp reads one of each 32 columns' ids, in
+// one wait, and gets those of its own columns from the others. By all lanes, whose tile has the
+// same first column.
 template <Rows kRows, int kCount>
 __device__ __forceinline__ void keep_equal_segments(Kept<kCount>& kept, const ScoreArguments& arguments,
                                                     const Head& head, Place place) {
   constexpr bool kOfQueries = kRows == Rows::kQueries;
-  constexpr int kGroups = kCount / 4;  // of two columns, eight apart
+  constexpr int kColumns = 2 * kCount, kReads = (kColumns + 31) / 32;
   const SegmentIds& query_ids = arguments.query_segments;
   const SegmentIds& key_ids = arguments.key_segments;
   const int64_t tensor = arguments.query_offsets != nullptr ? 0 : head.batch;  // packed tensors have one batch
@@ -86,23 +88,25 @@ __device__ __forceinline__ void keep_equal_segments(Kept<kCount>& kept, const Sc
   const int64_t row_stride = kOfQueries ? query_ids.row : key_ids.row;
   const int64_t column_stride = kOfQueries ? key_ids.row : query_ids.row;
   const int32_t row = kOfQueries ? place.query : place.key, last_row = (kOfQueries ? head.queries : head.keys) - 1;
-  const int32_t column = kOfQueries ? place.key : place.query;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32), own = lane % 4 * 2;  // own: the thread's first column
+  const int32_t column = (kOfQueries ? place.key : place.query) - own + lane;
   const int32_t last_column = (kOfQueries ? head.keys : head.queries) - 1;
   const int32_t ids[2] = {rows[least(row, last_row) * row_stride], rows[least(row + 8, last_row) * row_stride]};
+  int32_t read[kReads];
+#pragma unroll
+  for (int i = 0; i < kReads; ++i) read[i] = columns[least(column + 32 * i, last_column) * column_stride];
+  uint32_t equal[2][Kept<kCount>::kWords] = {};
+#pragma unroll
+  for (int bit = 0; bit < kCount / 2; ++bit) {
+    const int at = bit / 2 * 8 + bit % 2;  // of the thread's columns
+    const int32_t id = __shfl_sync(0xffffffffu, read[at / 32], at % 32 + own);
+    if (id == ids[0]) equal[0][bit / 32] |= 1u << bit % 32;
+    if (id == ids[1]) equal[1][bit / 32] |= 1u << bit % 32;
+  }
 #pragma unroll
   for (int word = 0; word < Kept<kCount>::kWords; ++word) {
-    uint32_t equal[2] = {};
-#pragma unroll 2
-    for (int group = 0; group < (kGroups < 16 * (word + 1) ? kGroups - 16 * word : 16); ++group) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int32_t id = columns[least(column + 128 * word + 8 * group + i, last_column) * column_stride];
-        equal[0] |= static_cast<uint32_t>(id == ids[0]) << (2 * group + i);
-        equal[1] |= static_cast<uint32_t>(id == ids[1]) << (2 * group + i);
-      }
-    }
-    kept.words[0][word] &= ids[0] == -1 ? 0u : equal[0];
-    kept.words[1][word] &= ids[1] == -1 ? 0u : equal[1];
+    kept.words[0][word] &= ids[0] == -1 ? 0u : equal[0][word];
+    kept.words[1][word] &= ids[1] == -1 ? 0u : equal[1][word];
   }
 }
 

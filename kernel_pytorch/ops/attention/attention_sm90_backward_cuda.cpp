@@ -93,9 +93,37 @@ DeviceCode finish_code(const BackwardTile& tile, DType dtype, bool is_packed) {
                                              bool_name(is_packed), ">"));
 }
 
+WalkTiles walk_tiles(const BackwardTile& tile) {
+  return {.over_keys = false, .rows = tile.keys, .columns = tile.queries};
+}
+
 template <class T>
 T* allocate(Context& context, int64_t count) {
   return static_cast<T*>(context.scratch->allocate(static_cast<size_t>(count) * sizeof(T)));
+}
+
+// Keys at the end of a window's sequence are seen by fewer queries than the window has. (Lengths of a batch are not
+// known here; any number is right.)
+BackwardOrder order_of(const BackwardProblem& problem, const Features& features, const BackwardTile& tile,
+                       const ScoreArguments& score) {
+  const int64_t blocks =
+      features.packed ? score.key_tokens / tile.keys + score.batches : divide_up(problem.key.size(2), tile.keys);
+  const int64_t units = problem.key.size(1) * (features.packed ? 1 : problem.key.size(0));
+  int64_t full = blocks;
+  if (features.left_bound && features.right_bound && !features.packed && !tile.in_turns) {
+    const int64_t offset = score.has_offset ? score.offset : int64_t{score.keys} - score.queries;
+    const int64_t ending = (score.queries + offset + score.left) / tile.keys;
+    if (ending > 0 && ending < blocks) full = ending;
+  }
+  return {.key_blocks = static_cast<int32_t>(blocks),
+          .full_blocks = static_cast<int32_t>(std::max<int64_t>(full, 1)),
+          .units = static_cast<int32_t>(units)};
+}
+// Two blocks for each multiprocessor are under way or about to be. In turns blocks come from the other end: all.
+int32_t units_ahead(const BackwardOrder& order, const BackwardTile& tile, const DeviceInfo& device) {
+  if (tile.in_turns) return order.units;
+  const int64_t ahead = divide_up(2 * std::max(device.cuda.multiprocessors, 1), order.full_blocks);
+  return static_cast<int32_t>(std::min<int64_t>(ahead, order.units));
 }
 
 // One call: what its launches share.
@@ -107,6 +135,7 @@ class Run {
     features_ = features_of(problem.scoring, tile.queries, tile.keys);
     score_ = score_arguments_of(problem.scoring, problem.query, problem.key, context);
     if (features_.block_map) add_block_map(problem.scoring, score_, context);
+    plan_segments(features_, walk_tiles(tile), score_, context);
     const int64_t tiles = features_.packed ? score_.query_tokens / tile.queries + score_.batches
                                            : divide_up(problem.query.size(2), tile.queries);
     const int64_t tile_count = tiles * score_.heads * (features_.packed ? 1 : score_.batches);
@@ -117,6 +146,9 @@ class Run {
     sums_ = allocate<float>(context, tile_count * tile.queries * tile.head);
     if (tile.in_turns) turns_ = allocate<uint32_t>(context, tile_count);
     if (problem.grad_sinks.is_present()) sink_sums_ = allocate<float>(context, tile_count);
+    order_ = order_of(problem, features_, tile, score_);
+    zeroed_ = {.units_ahead = units_ahead(order_, tile, *context.info),
+               .counts = allocate<uint32_t>(context, order_.units)};
   }
 
   void prepare() const {
@@ -132,6 +164,7 @@ class Run {
         .sink_sums = sink_sums_,
         .turns = turns_,
         .tiles = tiles_,
+        .zeroed = zeroed_,
         .columns = static_cast<int32_t>(problem_.value.size(3)),
         .sum_columns = variant_.tile.head};
     launch(0, arguments, tiles_.tile_count, kPrepareThreads, 0, false, kLabel);
@@ -149,9 +182,8 @@ class Run {
     arguments.tiles = tiles_;
     arguments.head_columns = static_cast<int32_t>(problem_.query.size(3));
     arguments.value_columns = static_cast<int32_t>(problem_.value.size(3));
-    const int64_t blocks = features_.packed ? score_.key_tokens / variant_.tile.keys + score_.batches
-                                            : divide_up(problem_.key.size(2), variant_.tile.keys);
-    arguments.key_blocks = static_cast<int32_t>(blocks);
+    arguments.order = order_;
+    arguments.zeroed = zeroed_;
     if (problem_.query.element_count() > 0 && problem_.key.element_count() > 0) {
       const cuda_device::CurrentDevice current(context_.info->device.index);
       cuda_device::encode_tensor_map(problem_.query, 64, arguments.query.words);
@@ -159,8 +191,8 @@ class Run {
       cuda_device::encode_tensor_map(problem_.value, 64, arguments.value.words);
       cuda_device::encode_tensor_map(problem_.grad_output, 64, arguments.grad_output.words);
     }
-    const int64_t heads = problem_.key.size(1) * (features_.packed ? 1 : problem_.key.size(0));
-    launch(1, arguments, blocks * heads, kBackwardThreads, backward_shared_bytes(variant_.tile), true, kLabel);
+    launch(1, arguments, int64_t{order_.key_blocks} * order_.units, kBackwardThreads,
+           backward_shared_bytes(variant_.tile), true, kLabel);
   }
 
   void finish() const {
@@ -219,6 +251,8 @@ class Run {
   Features features_;
   ScoreArguments score_;
   QueryTiles tiles_;
+  BackwardOrder order_;
+  ZeroedSums zeroed_;
   float* records_ = nullptr;
   float* sums_ = nullptr;
   uint32_t* turns_ = nullptr;
@@ -314,6 +348,7 @@ std::vector<DeviceCode> device_code() {
     add(finish_code(kTiles[i], DType::kBFloat16, true));
   }
   add(rows_code("backward_sinks", ""));
+  add(segment_plan_code(causal, walk_tiles(kTiles[2])));
   BackwardTile in_turns = kTiles[2];
   in_turns.in_turns = true;
   add(main_code(causal, in_turns, DType::kBFloat16, {}));

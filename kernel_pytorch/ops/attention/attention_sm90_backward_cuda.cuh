@@ -3,7 +3,8 @@
 //
 // Two warpgroups compute S^T = K Q^T, P, dP^T = V dO^T, dS, dV += P^T dO and dK += dS^T Q for 64 keys each, P and dS
 // staying in registers; they never wait for one another. A third takes dS through shared memory and adds dQ = dS K to
-// global sums, straight from its registers. One thread of a fourth brings the tiles in. sm_90a.
+// global sums, straight from its registers. One thread of a fourth brings the tiles in, its other warps zero sums for
+// blocks to come. sm_90a.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/control.cuh"
@@ -33,10 +34,10 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   // In shared memory, since registers are what the roles below lack.
   BackwardWork& work = *reinterpret_cast<BackwardWork*>(shared + Shared::kWork);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  // A block may wait only for blocks that were launched before it: in turns the last keys come first.
+  const int block = static_cast<int>(kTile.in_turns ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
   if (threadIdx.x < 32) {
-    // A block may wait only for blocks that were launched before it: in turns the last keys come first. What is read
-    // here is older than the kernel before this one.
-    const int block = static_cast<int>(kTile.in_turns ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    // What is read here is older than the kernel before this one.
     begin_block<kFeatures, kTile>(arguments, work, block, shared, barriers);
   }
   tile::wait_for_earlier_kernels();
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
       barriers.key->wait(0);  // the block's memory is the copies' until they are done
       barriers.value->wait(0);
     }
+    if (threadIdx.x >= 32) zero_sums_ahead<kTile>(arguments, block);
   } else if (warpgroup == 1) {
     ptx::setmaxnreg_dec<kReducerRegisters<kTile>>();
     if (work.steps > 0) add_query_gradients<T, kFeatures, kTile>(arguments, work, shared, barriers);

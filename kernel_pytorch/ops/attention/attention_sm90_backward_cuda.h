@@ -1,9 +1,9 @@
 // What host and device agree on for the backward of attention on sm_90: the tile that is compiled, what lies where in
 // memory, and the arguments of its kernels.
 //
-// Three launches: prepare (delta, records, zeroed sums), main (a block per 128 keys, all five products), finish (sums
-// to grad_query). Sums of grad_query and records lie in the order in which the tensor cores' registers hold them, so
-// that nothing is shuffled on the way.
+// Three launches: prepare (delta, records, the first zeroed sums), main (a block per 128 keys, all five products, and
+// zeroed sums for blocks to come), finish (sums to grad_query). Sums of grad_query and records lie in the order in
+// which the tensor cores' registers hold them, so that nothing is shuffled on the way.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/tensor_map_cuda.h"
@@ -59,6 +59,20 @@ KP_SHARED_CODE constexpr int record_place(int query) {
   return query / 64 * 64 + ((j / 2) * 4 + c) * 4 + j % 2 * 2 + e;
 }
 
+// In which order blocks of keys are launched: of each unit (a head of the keys in a batch) its first `full_blocks`,
+// unit after unit, then the others, which are shorter, one of every unit at a time: they fill the gaps at the end.
+struct BackwardOrder {
+  int32_t key_blocks;   // of a unit; packed: of all tokens
+  int32_t full_blocks;  // of them; at least 1
+  int32_t units;
+};
+// Sums are zeroed `units_ahead` units before they are added to, by main; those of the first units by prepare.
+struct ZeroedSums {
+  int32_t units_ahead;
+  uint32_t* counts;  // of each unit: warps that have zeroed their share
+};
+inline constexpr int kZeroWarps = 3;  // of a block
+
 struct PrepareArguments {
   ScoreArguments score;
   RowTensor output, grad_output;
@@ -69,6 +83,7 @@ struct PrepareArguments {
   float* sink_sums;  // of each tile, or null
   uint32_t* turns;   // of each tile, or null
   QueryTiles tiles;
+  ZeroedSums zeroed;
   int32_t columns;      // of a value
   int32_t sum_columns;  // of a tile of sums
 };
@@ -81,7 +96,8 @@ struct alignas(64) BackwardArguments {
   float* grad_query_sums;
   uint32_t* turns;  // deterministic: how many blocks of keys have added to a tile
   QueryTiles tiles;
-  int32_t key_blocks;                   // of a head; packed: of all tokens
+  BackwardOrder order;
+  ZeroedSums zeroed;
   int32_t head_columns, value_columns;  // that exist
 };
 

@@ -80,6 +80,7 @@ inline constexpr int kBackwardSteps = 8;
 struct BackwardWork {
   Head head;  // of the group's first
   int32_t key_head;
+  int32_t unit;          // of BackwardOrder
   int32_t memory_batch;  // of the tensors: 0 where sequences are packed
   int32_t first_key;     // of the block, in the sequence
   int32_t rows;          // of gradients that the block writes
@@ -114,7 +115,7 @@ struct BackwardShared {
 };
 
 template <Features kFeatures, BackwardTile kTile>
-using QueryWalk = Walk<kFeatures, false, kTile.keys, kTile.queries>;
+using QueryWalk = Walk<kFeatures, false, kTile.keys, kTile.queries, true>;
 
 // Of the group's head `member`. Lists of tiles differ from head to head.
 template <Features kFeatures>
@@ -125,14 +126,25 @@ __device__ __forceinline__ Head head_of_member(const ScoreArguments& score, cons
   return head;
 }
 
+struct UnitBlock {
+  int32_t unit, key_block;
+};
+__device__ __forceinline__ UnitBlock unit_block(const BackwardOrder& order, int block) {
+  const int rest = block - order.units * order.full_blocks;
+  if (rest >= 0) return {rest % order.units, order.full_blocks + rest / order.units};
+  return {block / order.full_blocks, block % order.full_blocks};
+}
+
 // Everything but the steps, by all lanes of a warp.
 template <Features kFeatures, BackwardTile kTile>
 __device__ __forceinline__ BackwardWork find_keys(const BackwardArguments& arguments, int block) {
   const ScoreArguments& score = arguments.score;
   const int key_heads = score.heads / score.group;
   BackwardWork work;
-  int key_block = block % arguments.key_blocks;
-  const int batch_head = block / arguments.key_blocks;
+  const UnitBlock at = unit_block(arguments.order, block);
+  int key_block = at.key_block;
+  const int batch_head = at.unit;
+  work.unit = at.unit;
   if constexpr (kFeatures.packed) {
     const int sequence = sequence_of_tile(score.key_offsets, score.batches, kTile.keys, key_block);
     work.key_head = batch_head;

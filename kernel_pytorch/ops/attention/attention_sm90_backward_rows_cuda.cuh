@@ -59,6 +59,9 @@ __global__ void __launch_bounds__(kPrepareThreads)
   __shared__ float sinks[kQueries];
   const QueryTilePlace place = query_tile_place<kPacked>(arguments.score, arguments.tiles, blockIdx.x, kQueries);
   const int first_query = place.tile * kQueries;
+  const int unit_tiles = arguments.score.group * arguments.tiles.tiles;
+  const int unit = static_cast<int>(blockIdx.x) / unit_tiles;
+  if (threadIdx.x == 0 && static_cast<int>(blockIdx.x) == unit * unit_tiles) arguments.zeroed.counts[unit] = 0;
   if (first_query >= place.queries) {
     if (threadIdx.x == 0 && arguments.sink_sums != nullptr) arguments.sink_sums[blockIdx.x] = 0;
     return;
@@ -93,10 +96,12 @@ __global__ void __launch_bounds__(kPrepareThreads)
     tile::store(arguments.records + tile * (2 * kQueries) + threadIdx.x * 4,
                 tile::load_from_shared<float>(ptx::shared_address(record + threadIdx.x * 4)));
   }
-  float* sums = arguments.grad_query_sums + tile * (kQueries * arguments.sum_columns);
+  if (unit < arguments.zeroed.units_ahead) {
+    float* sums = arguments.grad_query_sums + tile * (kQueries * arguments.sum_columns);
 #pragma unroll 8
-  for (int i = threadIdx.x * 4; i < kQueries * arguments.sum_columns; i += kPrepareThreads * 4) {
-    tile::store(sums + i, tile::Vector<float>::zero());
+    for (int i = threadIdx.x * 4; i < kQueries * arguments.sum_columns; i += kPrepareThreads * 4) {
+      tile::store(sums + i, tile::Vector<float>::zero());
+    }
   }
   if (threadIdx.x == 0 && arguments.turns != nullptr) arguments.turns[tile] = 0;
   if (arguments.sink_sums != nullptr && threadIdx.x < 32) {
@@ -135,8 +140,9 @@ __global__ void __launch_bounds__(kFinishThreads) backward_finish(const __grid_c
   constexpr int kUnits = kColumns / 8;
   constexpr int kRowWords = (kColumns + 63) / 64 * 32;
   __shared__ __align__(16) uint32_t rows[64 * kRowWords];
-  const int64_t tile = blockIdx.x / (kQueries / 64);
-  const int part = blockIdx.x % (kQueries / 64);
+  const unsigned block = gridDim.x - 1 - blockIdx.x;  // the last sums may be in the cache still
+  const int64_t tile = block / (kQueries / 64);
+  const int part = block % (kQueries / 64);
   const QueryTilePlace place =
       query_tile_place<kPacked>(arguments.score, arguments.tiles, static_cast<int>(tile), kQueries);
   const int first_query = place.tile * kQueries + part * 64;

@@ -38,7 +38,6 @@ class Sm90Consumer {
   static constexpr int kScoreSteps = kConfig.head_size / tile::kProductDepth;
   static constexpr int kOutputSteps = kKeys / tile::kProductDepth;
   static constexpr bool kFoldsAlibi = folds_alibi(kFeatures);
-  static constexpr bool kMasksFastSteps = masks_fast_steps(kFeatures);
   static constexpr int kQueryWords = kConfig.query_in_registers ? 4 * kScoreSteps : 4;
 
  public:
@@ -55,7 +54,7 @@ class Sm90Consumer {
     if (kConfig.in_turns && warpgroup_ == kConfig.warpgroups - 1) pass_turn();
 #pragma unroll 1
     while (true) {
-      const Sm90Tile tile = read_tile(shared_, warp());
+      const Sm90Tile tile = read_tile<kFeatures>(shared_, warp());
       if (tile.kind == TileKind::kEmpty) {
         store_nothing(tile);
         continue;
@@ -78,18 +77,19 @@ class Sm90Consumer {
   // are computed from what lies in shared memory and never used.
   __device__ __forceinline__ void follow(const Sm90Tile& tile) {
     const bool has_work = tile.has_work();
-    const Sm90Tile at = has_work ? tile : memory().pending;
+    Sm90Tile at = memory().pending;
+    if (has_work) at = tile;
     const Head head = load_head<kFeatures>(arguments_.score, at.batch, at.head);
     const int32_t first_query = at.query_tile * kQueries;
     note<kFeatures>(memory(), arguments_.score, tile, head, first_query);
-    Steps steps = steps_of<kFeatures, kQueries, kKeys>(head, first_query);
-    if (!has_work) steps.last = steps.whole_last = steps.first;
+    Steps steps = steps_of<kFeatures, kQueries, kKeys>(head, first_query, memory().span);
+    if (!has_work) steps = {};
     if (at.kind == TileKind::kRedo) steps.careful_above = 0;
     int32_t key = steps.first;
 #pragma unroll 1
     do {
       const bool is_first = key == steps.first;
-      careful_step(place_at(key), {key, true, false, false}, is_first, key == steps.last, has_work);
+      careful_step(place_at(key), {key, true, false, has_one_id(key)}, is_first, key == steps.last, has_work);
       if (is_first) remember<kFeatures>(memory());
       key -= kKeys;
     } while (key >= steps.last && key + kKeys > steps.careful_above);
@@ -98,13 +98,17 @@ class Sm90Consumer {
       fast_step<false>(place_at(key), {}, key == steps.last);
       key -= kKeys;
     }
-    if constexpr (kFeatures.left_bound) {
+    if constexpr (masks_fast_steps(kFeatures)) {
 #pragma unroll 1
       while (key >= steps.last) {
-        fast_step<true>(place_at(key), {key, true, false, false}, key == steps.last);
+        fast_step<true>(place_at(key), {key, true, false, has_one_id(key)}, key == steps.last);
         key -= kKeys;
       }
     }
+  }
+  __device__ __forceinline__ bool has_one_id(int32_t key) const {
+    if constexpr (!has_spans(kFeatures)) return false;
+    return key >= memory().span.one_first * kKeys && key < memory().span.one_last * kKeys;
   }
 
   // The same where the producer has left the steps in shared memory.
@@ -122,13 +126,11 @@ class Sm90Consumer {
       const int32_t key = __shfl_sync(0xffffffffu, read.first, 0);
       const uint32_t flags = __shfl_sync(0xffffffffu, read.flags, 0);
       const bool is_last = (flags & kStepIsLast) != 0;
-      const Step step{key, true, (flags & kStepSkipsProgram) != 0, (flags & kStepSkipsSegments) != 0};
+      const Step step{key, true, (flags & kStepSkipsProgram) != 0, false};
       const Place place = place_at(key);
       if (is_first || (flags & kStepIsCareful) != 0 || memory().pending.kind == TileKind::kRedo) {
         careful_step(place, step, is_first, is_last, has_work);
         if (is_first) remember<kFeatures>(memory());
-      } else if (kMasksFastSteps && (flags & kStepIsMasked) != 0) {
-        fast_step<kMasksFastSteps>(place, step, is_last);
       } else {
         fast_step<false>(place, step, is_last);
       }

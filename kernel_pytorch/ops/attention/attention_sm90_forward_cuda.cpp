@@ -27,9 +27,9 @@ constexpr const char* kManyReads =
     "more than two of segments, mask, bias, block list and dropout do not fit its registers";
 constexpr const char* kOddBlocks = "its tiles do not divide the block list's";
 
-// How many registers the features ask for beside the products'. kLight leaves room for the queries, kHeavy takes the
-// room of half a block of scores.
-enum class Load : uint8_t { kLight, kMedium, kHeavy };
+// How many registers the features ask for beside the products'. kLight leaves room for the queries, kFair where two
+// warpgroups compute, kHeavy takes the room of half a block of scores.
+enum class Load : uint8_t { kLight, kFair, kMedium, kHeavy };
 
 struct Variant {
   Sm90Config config;
@@ -40,8 +40,8 @@ struct Variant {
 // what else it has of enough room is for the tuner.
 constexpr Variant kVariants[] = {
     {{64, 64, 3, 112, 2, 2, false, true}, Load::kLight},    {{64, 64, 2, 128, 3, 1, true, true}, Load::kHeavy},
-    {{96, 96, 2, 128, 3, 1, true, false}, Load::kLight},    {{96, 96, 2, 128, 2, 2, false, true}, Load::kMedium},
-    {{96, 96, 2, 64, 4, 1, true, false}, Load::kHeavy},     {{128, 128, 2, 128, 3, 1, true, false}, Load::kLight},
+    {{96, 96, 2, 128, 3, 1, true, false}, Load::kFair},     {{96, 96, 2, 128, 2, 2, false, true}, Load::kMedium},
+    {{96, 96, 2, 64, 4, 1, true, false}, Load::kHeavy},     {{128, 128, 2, 128, 3, 1, true, false}, Load::kFair},
     {{128, 128, 2, 128, 2, 2, false, true}, Load::kMedium}, {{128, 128, 2, 64, 4, 1, true, false}, Load::kHeavy},
     {{192, 128, 2, 128, 2, 1, false, true}, Load::kMedium}, {{192, 128, 2, 64, 3, 1, false, true}, Load::kHeavy},
     {{192, 192, 2, 112, 2, 1, false, true}, Load::kLight},  {{192, 192, 2, 64, 3, 1, false, true}, Load::kHeavy},
@@ -64,9 +64,11 @@ Load load_of(const Features& features, bool reads_captured) {
   }
   const bool caps_more_than_causal = features.softcap && (!features.right_bound || features.left_bound ||
                                                           features.packed || features.key_lengths || features.alibi);
-  const bool is_medium = features.segments || features.bias || features.softcap_after || caps_more_than_causal ||
+  const bool compares_beside =
+      features.segments && (features.packed || features.key_lengths || features.alibi || features.softcap);
+  const bool is_medium = compares_beside || features.bias || features.softcap_after || caps_more_than_causal ||
                          features.mask_mod || features.score_mod;
-  return is_medium ? Load::kMedium : Load::kLight;
+  return is_medium ? Load::kMedium : features.segments ? Load::kFair : Load::kLight;
 }
 
 constexpr int64_t kSectionBytes = 32 << 20;  // of keys and values that a section of heads reads again and again from L2
@@ -149,6 +151,10 @@ DeviceCode code_of(const Sm90Config& config, const Features& features, DType dty
           .generated = generated};
 }
 
+WalkTiles walk_tiles(const Sm90Config& config) {
+  return {.over_keys = true, .rows = sm90_queries(config), .columns = config.key_block};
+}
+
 // Causal rows differ in length, those of windows at the beginning: the longest come first, and the shorter fill the
 // gaps at the end. Heads are taken in sections, so that the keys and values that run beside each other stay in L2.
 Sm90Order order_of(const Scoring& scoring, const Sizes& sizes, const Features& features, const Sm90Config& config) {
@@ -213,6 +219,7 @@ Sm90ForwardArguments make_arguments(const Forward& problem, const Features& feat
   cuda_device::encode_tensor_map(problem.key, config.key_block, arguments.key.words);
   cuda_device::encode_tensor_map(problem.value, config.key_block, arguments.value.words);
   arguments.score = score_arguments_of(problem.scoring, problem.query, problem.key, context);
+  plan_segments(features, walk_tiles(config), arguments.score, context);
   arguments.exponent_scale = changes_scores(features) ? 1.0f : arguments.score.scale * kLog2e;
   arguments.order = order_of(problem.scoring, sizes, features, config);
   arguments.output = problem.output.data;
@@ -261,17 +268,18 @@ std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   const Features causal{.right_bound = true};
   codes.push_back(plan_code(causal));
+  codes.push_back(segment_plan_code(causal, {.over_keys = true, .rows = 128, .columns = 128}));
   for (const Variant& variant : kVariants) {
-    if (variant.load == Load::kLight || variant.config.head_size == 192) {
+    if (variant.load <= Load::kFair || variant.config.head_size == 192) {
       codes.push_back(code_of(variant.config, {}, DType::kBFloat16));
       codes.push_back(code_of(variant.config, causal, DType::kBFloat16));
     }
     if (variant.config.head_size != 128) continue;
-    if (variant.load == Load::kLight) codes.push_back(code_of(variant.config, causal, DType::kFloat16));
+    if (variant.load == Load::kFair) codes.push_back(code_of(variant.config, causal, DType::kFloat16));
     for (const NamedFeatures& named : compiled_features()) {
       const Features& features = named.features;
-      if (features.block_map || load_of(features, true) != variant.load || reads_per_score(features) > kMaximumReads)
-        continue;
+      const Load load = std::max(load_of(features, true), Load::kFair);
+      if (features.block_map || load != variant.load || reads_per_score(features) > kMaximumReads) continue;
       codes.push_back(code_of(variant.config, features, DType::kBFloat16, named.generated));
     }
   }

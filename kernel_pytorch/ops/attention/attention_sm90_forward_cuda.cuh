@@ -9,14 +9,16 @@
 namespace kernel_pytorch::attention {
 
 // What the producer gives up and each consumer takes, a thread: together no more than the launch was given. A producer
-// that reads segments or block lists needs more of them; one whose tiles end at the diagonal alone can do with 24,
-// where a consumer that changes scores beside queries in registers needs the rest.
+// that reads block lists needs more of them; one whose tiles end at the diagonal alone, or
+// were found ahead, can do with 24, where a consumer that changes scores beside queries in registers needs the rest.
 template <Sm90Config kConfig, Features kFeatures>
 struct Sm90Registers {
   static constexpr int kAll = kConfig.warpgroups == 2 ? 3 * 168 : 4 * 128;
-  static constexpr bool kReadsLists = kFeatures.segments || kFeatures.blocks;
-  static constexpr bool kIsTight = kConfig.query_in_registers && changes_scores(kFeatures) && kFeatures.right_bound &&
-                                   !kFeatures.left_bound && !kFeatures.packed && !kFeatures.key_lengths;
+  static constexpr bool kReadsLists = kFeatures.blocks;
+  static constexpr bool kIsTight =
+      kConfig.query_in_registers &&
+      (has_spans(kFeatures) || (changes_scores(kFeatures) && kFeatures.right_bound && !kFeatures.left_bound &&
+                                !kFeatures.packed && !kFeatures.key_lengths));
   static constexpr int kProducer = kReadsLists ? 56 : kConfig.warpgroups == 3 ? 32 : kIsTight ? 24 : 40;
   static constexpr int kConsumer = (kAll - kProducer) / kConfig.warpgroups;
 };

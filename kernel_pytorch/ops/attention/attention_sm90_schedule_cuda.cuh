@@ -11,23 +11,19 @@ namespace kernel_pytorch::attention {
 
 enum class TileKind : int32_t { kWork, kRedo, kEmpty, kDrain, kEnd };  // kEmpty: its queries see no key
 
-// Which steps a tile has follows from bounds by arithmetic, which producer and consumers do alike. Where it has to be
-// read (segments, block lists), the producer reads it and leaves it beside the keys.
+// Which steps a tile has follows from bounds by arithmetic, which producer and consumers do alike; the producer hands
+// on what was found ahead of segments. Block lists it reads, and leaves each step beside its keys.
 KP_SHARED_CODE constexpr bool reads_steps(Features features) {
-  return features.segments || features.blocks;
+  return features.blocks;
+}
+KP_SHARED_CODE constexpr bool has_spans(Features features) {
+  return features.segments && !features.packed && !features.blocks;
 }
 struct Sm90Step {
   int32_t first;  // key
   uint32_t flags;
 };
-inline constexpr uint32_t kStepIsCareful = 1, kStepIsMasked = 2, kStepSkipsProgram = 4, kStepSkipsSegments = 8,
-                          kStepIsLast = 16;
-
-// Steps beyond the diagonal need no running maximum even where some of their keys are hidden: in a document every row
-// has seen its own key by then.
-KP_SHARED_CODE constexpr bool masks_fast_steps(Features features) {
-  return features.segments && features.right_bound && !features.mask && !features.mask_mod && !features.blocks;
-}
+inline constexpr uint32_t kStepIsCareful = 1, kStepSkipsProgram = 2, kStepIsLast = 4;
 
 // A row must have seen a key before a fast step: those to the right of what a tile's first query sees are careful.
 __device__ __forceinline__ int32_t careful_above(Features features, const Head& head, int32_t first_query,
@@ -38,25 +34,45 @@ __device__ __forceinline__ int32_t careful_above(Features features, const Head& 
 template <Features kFeatures, int kKeys>
 __device__ __forceinline__ uint32_t flags_of(const Step& step, const Head& head, int32_t first_query) {
   const bool is_right = step.first + kKeys > careful_above(kFeatures, head, first_query, head.keys);
-  const bool is_careful = is_right || (step.is_edge && !masks_fast_steps(kFeatures));
-  return (is_careful ? kStepIsCareful : 0) | (step.is_edge ? kStepIsMasked : 0) |
-         (step.skips_program ? kStepSkipsProgram : 0) | (step.skips_segments ? kStepSkipsSegments : 0);
+  return (is_right || step.is_edge ? kStepIsCareful : 0) | (step.skips_program ? kStepSkipsProgram : 0);
 }
 
-// The steps of a tile whose edges come from bounds and lengths alone, by their first keys, from the last keys on.
+// The steps of a tile by their first keys, from the last keys on: careful ones, then those that see every key they
+// have, then those that need a mask but no running maximum, since by then every row has seen a key: windows' left edge,
+// and of documents what is not known to be one.
 struct Steps {
   int32_t first, last;
   int32_t careful_above;  // steps that reach beyond it are careful
   int32_t whole_last;     // steps from here on see every key they have
 };
+KP_SHARED_CODE constexpr bool masks_fast_steps(Features features) {
+  return features.left_bound || features.segments;
+}
 template <Features kFeatures, int kQueries, int kKeys>
-__device__ __forceinline__ Steps steps_of(const Head& head, int32_t first_query) {
+__device__ __forceinline__ Steps steps_of(const Head& head, int32_t first_query, const WalkSpan& span) {
+  constexpr int32_t kNever = 0x7fffffff;
   const int32_t rows = least(kQueries, head.queries - first_query);
   const TileRange range = keys_of_queries(kFeatures, head, first_query, first_query + rows);
-  const int32_t first = (range.last - 1) / kKeys * kKeys, last = range.first / kKeys * kKeys;
-  if constexpr (masks_every_tile(kFeatures)) return {first, last, 0, last};
-  return {first, last, careful_above(kFeatures, head, first_query, range.whole_last),
-          kFeatures.left_bound ? range.whole_first : last};
+  Steps steps{(range.last - 1) / kKeys * kKeys, range.first / kKeys * kKeys, 0, 0};
+  if constexpr (has_spans(kFeatures)) {
+    steps.first = (span.last_tile - 1) * kKeys;
+    steps.last = span.first_tile * kKeys;
+  }
+  steps.whole_last = steps.last;
+  if constexpr (masks_every_tile(kFeatures)) return steps;
+  steps.careful_above = careful_above(kFeatures, head, first_query, range.whole_last);
+  if constexpr (kFeatures.left_bound) steps.whole_last = range.whole_first;
+  if constexpr (kFeatures.segments) {
+    const int32_t one_last = has_spans(kFeatures) ? span.one_last * kKeys : 0;
+    const int32_t one_first = has_spans(kFeatures) ? span.one_first * kKeys : 0;
+    // Without a diagonal, where each row sees itself, what comes before the tiles of one document is careful too.
+    if constexpr (!kFeatures.right_bound) {
+      steps.careful_above = one_first < one_last ? least(steps.careful_above, one_last) : 0;
+    }
+    const bool is_one = one_last >= least(steps.careful_above / kKeys * kKeys, steps.first);  // from the first fast one
+    steps.whole_last = is_one ? greatest(steps.whole_last, one_first) : kNever;
+  }
+  return steps;
 }
 
 struct alignas(16) Sm90Tile {
@@ -76,6 +92,7 @@ inline constexpr int32_t kNoTile = -1;
 struct Sm90Memory {
   // Of the tile whose steps it does, and whose head it is.
   Sm90Tile tile;
+  WalkSpan span;  // where has_spans
   Head head;
   int32_t first_query;
   float sink;  // of its head, in base 2, where there are sinks
@@ -96,6 +113,7 @@ struct Sm90Shared {
   tile::Barrier tile_full[kSm90TileSlots], tile_empty[kSm90TileSlots];
   tile::Barrier drained;
   Sm90Tile tiles[kSm90TileSlots];
+  WalkSpan spans[kSm90TileSlots];      // of the tiles, where has_spans
   Sm90Step steps[kSm90MaximumStages];  // of the keys of each stage, where reads_steps
   Sm90Memory memories[kSm90MaximumWarps];
   int32_t redo_first;                  // of the list that redo_links continues: batch_head * query tiles + query tile
@@ -158,7 +176,8 @@ __device__ __forceinline__ Sm90Tile redo_tile(const Sm90ForwardArguments& argume
   return make_tile(arguments, batch_head, place - batch_head * arguments.order.query_tiles, TileKind::kRedo);
 }
 
-// A consumer warp's next tile.
+// A consumer warp's next tile; its span goes to the warp's memory.
+template <Features kFeatures>
 __device__ __forceinline__ Sm90Tile read_tile(Sm90Shared& shared, int32_t warp) {
   const int32_t number = shared.memories[warp].tiles_read, slot = number % kSm90TileSlots;
   shared.tile_full[slot].wait(number / kSm90TileSlots % 2);
@@ -168,6 +187,9 @@ __device__ __forceinline__ Sm90Tile read_tile(Sm90Shared& shared, int32_t warp) 
   tile.head = __shfl_sync(0xffffffffu, tile.head, 0);
   tile.query_tile = __shfl_sync(0xffffffffu, tile.query_tile, 0);
   tile.kind = static_cast<TileKind>(__shfl_sync(0xffffffffu, static_cast<int32_t>(tile.kind), 0));
+  if constexpr (has_spans(kFeatures)) {
+    if (threadIdx.x % 32 == 0) shared.memories[warp].span = shared.spans[slot];
+  }
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     shared.tile_empty[slot].arrive();
@@ -178,12 +200,14 @@ __device__ __forceinline__ Sm90Tile read_tile(Sm90Shared& shared, int32_t warp) 
 }
 
 // The producer's side, by one thread.
+template <Features kFeatures>
 class TileWriter {
  public:
   __device__ __forceinline__ explicit TileWriter(Sm90Shared& shared) : shared_(shared) {}
-  __device__ __forceinline__ void publish(const Sm90Tile& tile) {
+  __device__ __forceinline__ void publish(const Sm90Tile& tile, const WalkSpan& span = {}) {
     shared_.tile_empty[state_.stage].wait(state_.parity ^ 1);
     shared_.tiles[state_.stage] = tile;
+    if constexpr (has_spans(kFeatures)) shared_.spans[state_.stage] = span;
     shared_.tile_full[state_.stage].arrive();
     state_.advance(kSm90TileSlots);
   }

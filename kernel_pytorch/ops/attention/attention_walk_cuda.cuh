@@ -66,16 +66,13 @@ struct Step {
   bool skips_segments;  // all but ids: its rows and columns have one
 };
 
-// Where a walk begins and ends, and the ids of its rows.
-struct WalkSpan {
-  int32_t first_tile, last_tile;
-  IdRange rows_range;
-};
-
 // kOverKeys: the tiles of keys that kRows queries from `first` see, last tile first. Else the tiles of queries that see
-// kRows keys, first tile first. Made by all threads of a warp together.
-template <Features kFeatures, bool kOverKeys, int kRows, int kColumns>
+// kRows keys, first tile first. Made by all threads of a warp together. kPlanned: what segments leave of a walk was
+// found ahead, once for all heads.
+template <Features kFeatures, bool kOverKeys, int kRows, int kColumns, bool kPlanned = false>
 class Walk {
+  static constexpr bool kTrims = kFeatures.segments && !kFeatures.packed && !kFeatures.blocks;
+
  public:
   __device__ __forceinline__ Walk(const ScoreArguments& arguments, const Head& head, int32_t first)
       : arguments_(arguments), head_(head) {
@@ -85,31 +82,32 @@ class Walk {
     if constexpr (kFeatures.blocks) {
       find_lists(first / lists().rows);
     } else {
-      first_tile_ = range_.first / kColumns;
-      last_tile_ = (range_.last + kColumns - 1) / kColumns;
-      if (range_.first >= range_.last) last_tile_ = first_tile_;
-      if constexpr (kFeatures.segments && !kFeatures.packed) {
+      span_.first_tile = range_.first / kColumns;
+      span_.last_tile = (range_.last + kColumns - 1) / kColumns;
+      if (range_.first >= range_.last) span_.last_tile = span_.first_tile;
+      if constexpr (kTrims && kPlanned) {
+        const int32_t tiles = ((kOverKeys ? arguments.queries : arguments.keys) + kRows - 1) / kRows;
+        span_ = (kOverKeys ? arguments.key_spans : arguments.query_spans)[head.batch * tiles + first / kRows];
+      } else if constexpr (kTrims) {
         rows_range_ = segment_range<kRows>(kOverKeys ? arguments.query_segments : arguments.key_segments, head.batch,
                                            first, kOverKeys ? head.queries : head.keys);
         trim();
       }
-      count_ = last_tile_ - first_tile_;
+      count_ = span_.last_tile - span_.first_tile;
     }
   }
 
   // The same walk by another thread or later, without looking for its ends again; not for lists of tiles.
   __device__ __forceinline__ Walk(const ScoreArguments& arguments, const Head& head, int32_t first,
                                   const WalkSpan& span)
-      : arguments_(arguments), head_(head), rows_range_(span.rows_range) {
-    static_assert(!kFeatures.blocks);
+      : arguments_(arguments), head_(head), span_(span) {
+    static_assert(!kFeatures.blocks && (kPlanned || !kTrims));
     const int32_t rows = least(kRows, (kOverKeys ? head.queries : head.keys) - first);
     range_ = kOverKeys ? keys_of_queries(kFeatures, head, first, first + rows)
                        : queries_of_keys(kFeatures, head, first, first + rows);
-    first_tile_ = span.first_tile;
-    last_tile_ = span.last_tile;
-    count_ = last_tile_ - first_tile_;
+    count_ = span.last_tile - span.first_tile;
   }
-  __device__ __forceinline__ WalkSpan span() const { return {first_tile_, last_tile_, rows_range_}; }
+  __device__ __forceinline__ WalkSpan span() const { return span_; }
 
   __device__ __forceinline__ int32_t count() const { return count_; }
 
@@ -122,11 +120,19 @@ class Walk {
       const int32_t block = step.skips_program ? full_[(place - partial_count_) * stride] : partial_[place * stride];
       step.first = block * lists().columns + i % tiles * kColumns;
     } else {
-      step.first = (kOverKeys ? last_tile_ - 1 - i : first_tile_ + i) * kColumns;
+      step.first = (kOverKeys ? span_.last_tile - 1 - i : span_.first_tile + i) * kColumns;
     }
     step.skips_segments = has_one_id(step.first);
     step.is_edge = is_edge(step.first, step.skips_program) || (kFeatures.segments && !step.skips_segments);
     return step;
+  }
+
+  // Of a tile's first column: whether ids need not be compared.
+  __device__ __forceinline__ bool has_one_id(int32_t first) const {
+    if constexpr (!kTrims) return false;
+    if constexpr (kPlanned) return first >= span_.one_first * kColumns && first < span_.one_last * kColumns;
+    const IdRange ids = segment_range<kColumns>(column_segments(), head_.batch, first, columns());
+    return ids.low == ids.high && rows_range_.low == rows_range_.high && ids.low == rows_range_.low && ids.low != -1;
   }
 
  private:
@@ -143,12 +149,6 @@ class Walk {
     if (kFeatures.mask_mod && !skips_program) return true;
     return first < range_.whole_first || first + kColumns > range_.whole_last;
   }
-  __device__ __forceinline__ bool has_one_id(int32_t first) const {
-    if constexpr (!kFeatures.segments || kFeatures.packed || kFeatures.blocks) return false;
-    const IdRange ids = segment_range<kColumns>(column_segments(), head_.batch, first, columns());
-    return ids.low == ids.high && rows_range_.low == rows_range_.high && ids.low == rows_range_.low && ids.low != -1;
-  }
-
   __device__ __forceinline__ void find_lists(int32_t row) {
     partial_ = list_of(lists().partial, row, partial_count_);
     int32_t full_count = 0;
@@ -161,29 +161,49 @@ class Walk {
     return index.blocks + (head_.batch * index.blocks_batch + head_.head * index.blocks_head + row * index.blocks_row);
   }
 
-  // Leaves out tiles at both ends whose ids meet none of the rows'.
+  // Leaves out tiles at both ends whose ids meet none of the rows'. 64 at a time are looked at, two by each lane,
+  // whose loads are then one wait; both ends in the same look where there are no more.
   __device__ __forceinline__ void trim() {
-    first_tile_ += absent(first_tile_, 1);
-    last_tile_ -= absent(last_tile_ - 1, -1);
-  }
-  // How many tiles from this one on, step by step, do not meet the rows: 128 at a time, four by each lane, whose loads
-  // are then one wait.
-  __device__ __forceinline__ int32_t absent(int32_t tile, int32_t step) const {
-    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32), tiles = last_tile_ - first_tile_;
-    for (int32_t done = 0; done < tiles; done += 128) {
-      bool meet[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) meet[i] = meets(tile + step * (done + 32 * i + lane));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t lanes = __ballot_sync(0xffffffffu, meet[i]);
-        if (lanes != 0) return done + 32 * i + __ffs(static_cast<int>(lanes)) - 1;
-      }
+    const int32_t first = span_.first_tile, last = span_.last_tile;
+    Meeting front = meeting(first);
+    int32_t begin = first;
+    while (front.count == 0 && begin + kLook < last) front = meeting(begin += kLook);
+    if (front.count == 0) {
+      span_.last_tile = first;
+      return;
     }
-    return tiles;
+    Meeting back = front;
+    int32_t end = begin;
+    if (begin + kLook < last) {
+      end = last - kLook;
+      back = meeting(end);
+      while (back.count == 0) back = meeting(end -= kLook);
+    }
+    span_.first_tile = begin + front.first;
+    span_.last_tile = end + back.first + back.count;
+  }
+  static constexpr int32_t kLook = 64;
+  // Of the tiles from `tile` on that meet the rows, the first and how many there are from it to the last.
+  struct Meeting {
+    int32_t first, count;
+  };
+  __device__ __forceinline__ Meeting meeting(int32_t tile) const {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+    bool meet[kLook / 32];
+#pragma unroll
+    for (int i = 0; i < kLook / 32; ++i) meet[i] = meets(tile + 32 * i + lane);
+    int32_t first = kLook, end = 0;
+#pragma unroll
+    for (int i = 0; i < kLook / 32; ++i) {
+      const uint32_t lanes = __ballot_sync(0xffffffffu, meet[i]);
+      if (lanes == 0) continue;
+      first = least(first, 32 * i + __ffs(static_cast<int>(lanes)) - 1);
+      end = 32 * i + 32 - __clz(static_cast<int>(lanes));
+    }
+    return {first, greatest(0, end - first)};
   }
   __device__ __forceinline__ bool meets(int32_t tile) const {
-    if (tile < first_tile_ || tile >= last_tile_) return false;
+    if (tile < span_.first_tile || tile >= span_.last_tile) return false;
     const IdRange ids = segment_range<kColumns>(column_segments(), head_.batch, tile * kColumns, columns());
     return ids.low <= rows_range_.high && rows_range_.low <= ids.high;
   }
@@ -192,7 +212,7 @@ class Walk {
   const Head& head_;
   TileRange range_;
   int32_t count_ = 0;
-  int32_t first_tile_ = 0, last_tile_ = 0;
+  WalkSpan span_{};
   IdRange rows_range_{};
   const int32_t* partial_ = nullptr;
   const int32_t* full_ = nullptr;
