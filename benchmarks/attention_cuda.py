@@ -1,9 +1,13 @@
 """Our attention in bf16 on a CUDA device against cuDNN's, compiled FlexAttention and varlen_attn, forward and backward.
 
-    python benchmarks/attention_cuda.py [--quick] [--only WORD] [--warm] [--output FILE]
+    python benchmarks/attention_cuda.py [--quick] [--only WORDS] [--warm] [--output FILE]
 
-TFLOP/s count 4 * queries * keys * head size per head and batch, half of it where causal, and 2.5 times that backward;
-`faster` is against the peer of the row, timed in the same turns on the same tensors. Rows with cuDNN are checked before
+TFLOP/s count 4 * kept scores * head size, kept scores being queries * keys, half of it where causal, and 2.5 times that
+backward; `faster` is against the peer of the row, timed in the same turns on the same tensors. Rows that need a mask
+also have a computed rate, which counts whole tiles of 128 x 128 scores of which at least one is kept, and its share of
+that of `plain causal`, the first row of FlexAttention's, counted the same way: what a mask costs beyond the work that
+tiles of this size cannot avoid. FlexAttention's rows alone, in less than a minute once compiled (--warm):
+`--quick --only flex`; some of them: `--only "plain causal|document"`. Rows with cuDNN are checked before
 they are timed: our error against fp32 on the same values may be 1.1 times the peer's. Both get the same BlockMask where
 a row needs one, made beforehand. Most of a run is compiling, FlexAttention and our kernels: several processes with
 --warm and different --only fill the caches for the one that counts.
@@ -18,7 +22,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +55,13 @@ class Case:
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
     lengths: tuple[int, ...] = ()  # of packed sequences, whose sum is `queries`
+    tile_density: float = 0.0  # share of the scores in tiles of 128 x 128 that keep one; 0: not counted
     directions: tuple[str, ...] = ("forward", "backward")
 
-    def flops(self, direction: str) -> float:
-        keys = self.keys or self.queries
-        kept = self.density or (0.5 if self.causal else 1.0)
-        return (
-            4.0
-            * self.batch
-            * self.heads
-            * self.queries
-            * keys
-            * self.size
-            * kept
-            * (2.5 if direction == "backward" else 1)
-        )
+    def flops(self, direction: str, density: float = 0.0) -> float:
+        scores = self.batch * self.heads * self.queries * (self.keys or self.queries)
+        kept = density or self.density or (0.5 if self.causal else 1.0)
+        return 4.0 * scores * self.size * kept * (2.5 if direction == "backward" else 1)
 
 
 def dense_cases() -> list[Case]:
@@ -107,7 +103,8 @@ def flex_cases(device: torch.device) -> list[Case]:
         return score + torch.cos((q - k) * 0.01)
 
     window = functools.partial(make, causal=True, density=(1024 * 8192 - 1024**2 / 2) / 8192**2)
-    return [
+    cases = [
+        make("plain causal", mask_mod=is_causal),
         make(
             "ALiBi",
             ours={"alibi_slopes": slopes},
@@ -136,6 +133,13 @@ def flex_cases(device: torch.device) -> list[Case]:
             mask_mod=document,
         ),
     ]
+    return [replace(case, tile_density=tile_density(case, device)) for case in cases]
+
+
+def tile_density(case: Case, device: torch.device) -> float:
+    blocks = create_block_mask(case.mask_mod, None, None, case.queries, case.queries, device)
+    tiles = blocks.kv_num_blocks.sum() + blocks.full_kv_num_blocks.sum()
+    return tiles.item() * 128 * 128 / case.queries**2
 
 
 def zipf_case() -> Case:
@@ -257,6 +261,7 @@ def check(case: Case, attends: tuple[Attend, Attend], device: torch.device) -> N
 def run_case(case: Case, ways: dict[str, Way], direction: str, device: torch.device, seconds: float) -> dict[str, Any]:
     timings = compare(ways, 1, device, seconds)
     mine = timings["ours"].median_us
+    computed = case.flops(direction, case.tile_density) / mine / 1e6 if case.tile_density else None
     return {
         "op": f"attention {case.name}",
         "direction": direction,
@@ -269,7 +274,17 @@ def run_case(case: Case, ways: dict[str, Way], direction: str, device: torch.dev
         "timings": {name: asdict(timing) for name, timing in timings.items()},
         "tflops": {name: case.flops(direction) / timing.median_us / 1e6 for name, timing in timings.items()},
         "speedup": timings[case.peer].median_us / mine,
+        "computed_tflops": computed,
     }
+
+
+def share_of_plain(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
+    """Our rate per computed FLOP against that of the plain causal row of the same direction, where the run has both."""
+    for plain in rows:
+        is_plain = plain["op"] == "attention plain causal" and plain["direction"] == row["direction"]
+        if is_plain and row["computed_tflops"]:
+            return row["computed_tflops"] / plain["computed_tflops"]
+    return None
 
 
 def report_failures() -> int:
@@ -281,7 +296,7 @@ def report_failures() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of a second a way instead of a half")
-    parser.add_argument("--only", default="", help="only rows whose 'name direction peer' holds this text")
+    parser.add_argument("--only", default="", help="only rows whose 'name direction peer' holds one of these, by |")
     parser.add_argument("--warm", action="store_true", help="call everything once and time nothing")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
@@ -291,7 +306,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     run = {"machine": describe_machine(device), "attention": rows}
     for case in [*dense_cases(), zipf_case(), *flex_cases(device)]:
-        wanted = [d for d in case.directions if arguments.only in f"{case.name} {d} {case.peer}"]
+        words = arguments.only.split("|")
+        wanted = [d for d in case.directions if any(word in f"{case.name} {d} {case.peer}" for word in words)]
         if not wanted:
             continue
         torch.compiler.reset()
@@ -305,6 +321,7 @@ def main() -> int:
                         way(0)
                     continue
                 rows.append(run_case(case, ways, direction, device, 0.1 if arguments.quick else 0.5))
+                rows[-1]["share_of_plain"] = share_of_plain(rows[-1], rows)
                 if arguments.output:  # now: a run that is cut short leaves what it has
                     result = {"benchmark": "attention_cuda", "runs": [run]}
                     arguments.output.write_text(json.dumps(result, indent=1) + "\n")

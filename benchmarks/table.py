@@ -60,12 +60,21 @@ def rate_text(tflops: float) -> str:
 
 
 def attention_lines(run: dict[str, Any]) -> list[str]:
+    rows = run.get("attention") or run["products"]
+    has_computed = any(row.get("computed_tflops") for row in rows)
     head = ["what", "ours, TFLOP/s", "peer", "peer's, TFLOP/s", "ours, µs", "faster than the peer"]
-    lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---", "---:", "---", "---:", "---:", "---:"])]
-    for row in run.get("attention") or run["products"]:
+    rule = ["---", "---:", "---", "---:", "---:", "---:"]
+    if has_computed:
+        head, rule = [*head, "computed, TFLOP/s", "of plain causal's"], [*rule, "---:", "---:"]
+    lines = [machine_text(run["machine"]), "", row_text(head), row_text(rule)]
+    for row in rows:
         mine, theirs = row["tflops"]["ours"], row["tflops"][row["peer"]]
         cells = [f"{row['op']} {row['direction']}".strip(), rate_text(mine), row["peer"], rate_text(theirs)]
-        lines.append(row_text([*cells, time_text(row["timings"]["ours"]), f"{row['speedup']:.2f}x"]))
+        cells += [time_text(row["timings"]["ours"]), f"{row['speedup']:.2f}x"]
+        if has_computed:
+            computed, share = row.get("computed_tflops"), row.get("share_of_plain")
+            cells += [rate_text(computed) if computed else "", f"{share:.2f}" if share else ""]
+        lines.append(row_text(cells))
     return lines
 
 
