@@ -162,9 +162,9 @@ def _header(
             is_own = name in ("bias", "mask")  # may be broadcast over what differs
             header[name] = [len(option.shape), option.shape[-1]] if is_own else list(option.shape)
         elif isinstance(option, int | float | str | list | tuple | None) and name != "captured":
-            header[name] = option
+            header[name] = str(option)[:80] if isinstance(option, str | list | tuple) else option
         else:
-            header[name] = getattr(option, "__qualname__", type(option).__name__)
+            header[name] = getattr(option, "__qualname__", type(option).__name__)[-80:]
     return header
 
 
