@@ -51,7 +51,9 @@ DeviceCode mma_code(std::string_view source, std::string_view function, const Mm
 bool fill_forward_arguments(const ForwardProblem& problem, const Features& features, Context& context,
                             MmaForwardArguments& arguments) {
   const Scoring& scoring = problem.scoring;
-  if (scoring.is_packed()) clear_rows_of_nobody(problem.output, problem.lse, scoring.query_offsets, context);
+  if (scoring.is_packed() && !problem.accumulate) {
+    clear_rows_of_nobody(problem.output, problem.lse, scoring.query_offsets, context);
+  }
   arguments.scores = score_arguments_of(scoring, problem.query, problem.key, context);
   if (features.block_map) add_block_map(scoring, arguments.scores, context);
   arguments.query = row_tensor_of(problem.query);
@@ -61,6 +63,8 @@ bool fill_forward_arguments(const ForwardProblem& problem, const Features& featu
   arguments.lse = problem.lse.is_present() ? problem.lse.as<float>() : nullptr;
   arguments.size = static_cast<int32_t>(problem.query.size(3));
   arguments.value_size = static_cast<int32_t>(problem.value.size(3));
+  arguments.float_results = has_float_results(problem);
+  arguments.accumulates = problem.accumulate;
   bool vectors = true;
   for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.output}) {
     vectors = vectors && has_vector_rows(*view);

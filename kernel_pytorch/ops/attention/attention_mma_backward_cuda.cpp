@@ -42,7 +42,9 @@ registry::Support supports(const BackwardProblem& problem, const DeviceInfo& dev
   const int index = tile_index(problem);
   const int bytes = std::max(backward_shared_bytes(kKeyTiles[index]), backward_shared_bytes(kQueryTiles[index]));
   if (bytes > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
-  if (has_float_results(problem)) return registry::Support::no(kNoFloatResults);
+  if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
+    return registry::Support::no(kMmaFloatPacks);
+  }
   if (const char* obstacle = part_obstacle(problem.scoring)) return registry::Support::no(obstacle);
   return registry::Support::unless(captured_obstacle(problem.scoring));
 }
@@ -77,10 +79,12 @@ class Call {
     arguments_.grad_value = row_tensor_of(problem.grad_value);
     arguments_.size = static_cast<int32_t>(problem.query.size(3));
     arguments_.value_size = static_cast<int32_t>(problem.value.size(3));
+    arguments_.float_results = has_float_results(problem);
+    arguments_.accumulates = problem.accumulate;
   }
 
   void run() {
-    if (problem_.scoring.is_packed()) clear_rows();
+    if (problem_.scoring.is_packed() && !problem_.accumulate) clear_rows();
     measure_queries();
     const ScoreArguments& scores = arguments_.scores;
     const int64_t heads = scores.heads;

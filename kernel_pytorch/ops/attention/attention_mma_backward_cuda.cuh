@@ -238,6 +238,15 @@ class MmaBackward {
                                         float scale) {
     const int32_t row = first_row_ + warp_row();
     if (first_column_ >= columns) return;
+    if (arguments_.float_results) {
+      float* target = row_of<kFeatures, float>(tensor, head_.batch, kForKeys ? key_head() : head_.head,
+                                               (kForKeys ? head_.first_key : head_.first_query) + row) +
+                      first_column_;
+      const float keep = arguments_.accumulates ? 1.0f : 0.0f;
+      store_float_rows<kSlice, kVectors>(target, tensor.row, rows() - row, columns - first_column_, sums[0],
+                                         {scale, scale}, {keep, keep});
+      return;
+    }
     Element* target = row_of<kFeatures, Element>(tensor, head_.batch, kForKeys ? key_head() : head_.head,
                                                  (kForKeys ? head_.first_key : head_.first_query) + row) +
                       first_column_;

@@ -41,7 +41,11 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
   }
   const MmaTile tile = choose_tile(problem).tile;
   if (forward_shared_bytes(tile) > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
-  if (has_float_results(problem)) return registry::Support::no(kNoFloatResults);
+  if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
+    return registry::Support::no(kMmaFloatPacks);
+  }
+  // Blocks of several slices would read an lse that the first one writes.
+  if (problem.accumulate && tile.slice < problem.value.size(3)) return registry::Support::no(kMmaSlicedParts);
   if (const char* obstacle = part_obstacle(problem.scoring)) return registry::Support::no(obstacle);
   return registry::Support::unless(captured_obstacle(problem.scoring));
 }

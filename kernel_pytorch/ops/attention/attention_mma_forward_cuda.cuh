@@ -111,27 +111,63 @@ class MmaForward {
 
   __device__ __forceinline__ void finish() {
     const float sink = kFeatures.sinks ? scores_.sinks[head_.head * scores_.sinks_stride] * kLog2e : 0.0f;
-    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) {
       const int32_t row = first_query_ + warp_row() + 16 * r;
       float factors[2];
-      const RowResult result = softmax_[r].finish<kFeatures.sinks>(exponent_scale<kFeatures>(scores_), sink, factors);
+      RowResult result = softmax_[r].finish<kFeatures.sinks>(exponent_scale<kFeatures>(scores_), sink, factors);
       if constexpr (kFeatures.dropout) scale_rows(factors, {scores_.dropout_scale, scores_.dropout_scale});
+      if (arguments_.float_results) {
+        finish_floats(row, output_[r], result, factors);
+        continue;
+      }
       Element* target =
           row_of<kFeatures, Element>(arguments_.output, head_.batch, head_.head, head_.first_query + row) +
           first_value_;
       char* own = shared_ + (warp_row() + 16 * r) * kQueryPitch;  // rows of queries that only this warp has read
       store_rows<Element, kSlice, kVectors>(target, arguments_.output.row, head_.queries - row,
                                             arguments_.value_size - first_value_, output_[r], factors, own);
-      if (arguments_.lse == nullptr || first_value_ != 0 || lane % 4 != 0) continue;
-      const int64_t tensor = kFeatures.packed ? 0 : head_.batch;
-      float* lse = arguments_.lse + (tensor * scores_.heads + head_.head) * scores_.query_tokens + head_.first_query;
-      for (int half = 0; half < 2; ++half) {
-        const int32_t query = row + lane / 4 + 8 * half;
-        if (query < head_.queries) lse[query] = result.lse[half];
-      }
+      store_lse(row, result);
     }
+  }
+
+  __device__ __forceinline__ float* lse_of_head() const {
+    const int64_t tensor = kFeatures.packed ? 0 : head_.batch;
+    return arguments_.lse + (tensor * scores_.heads + head_.head) * scores_.query_tokens + head_.first_query;
+  }
+  __device__ __forceinline__ void store_lse(int32_t row, const RowResult& result) const {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+    if (arguments_.lse == nullptr || first_value_ != 0 || lane % 4 != 0) return;
+    for (int half = 0; half < 2; ++half) {
+      const int32_t query = row + lane / 4 + 8 * half;
+      if (query < head_.queries) lse_of_head()[query] = result.lse[half];
+    }
+  }
+
+  // Rows in fp32, merged with what other keys gave: log(e^a + e^b), and the share of each in the output.
+  __device__ __forceinline__ void finish_floats(int32_t row, const Accumulator<kSlice>& sums, RowResult& result,
+                                                float (&factors)[2]) {
+    float keep[2] = {};
+    if (arguments_.accumulates) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t query = row + static_cast<int32_t>(threadIdx.x % 32) / 4 + 8 * half;
+        const float others = query < head_.queries ? lse_of_head()[query] : tile::minus_infinity();
+        if (others == tile::minus_infinity()) continue;
+        const float base = fmaxf(others, result.lse[half]);
+        const float of_these = ptx::ex2_approx_ftz_f32((result.lse[half] - base) * kLog2e);
+        const float of_others = ptx::ex2_approx_ftz_f32((others - base) * kLog2e), both = of_these + of_others;
+        factors[half] *= of_these / both;
+        keep[half] = of_others / both;
+        result.lse[half] = base + ptx::lg2_approx_ftz_f32(both) * kLn2;
+      }
+      __syncwarp();  // all four lanes of a row have read its lse
+    }
+    float* target =
+        row_of<kFeatures, float>(arguments_.output, head_.batch, head_.head, head_.first_query + row) + first_value_;
+    store_float_rows<kSlice, kVectors>(target, arguments_.output.row, head_.queries - row,
+                                       arguments_.value_size - first_value_, sums, factors, keep);
+    store_lse(row, result);
   }
 
   const MmaForwardArguments& arguments_;
