@@ -57,10 +57,12 @@ class Trace:
         self.name, self.size, self.device = name, size, device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         takes_tokens = name == "bert"
-        self.model = Encoder(size, takes_tokens, "torch").to(device, self.dtype).eval()
+        with device:
+            self.model = Encoder(size, takes_tokens, "torch").to(self.dtype).eval()
         self.others = []
         for kernels in ("ours", "mixed"):
-            other = Encoder(size, takes_tokens, kernels).to(device, self.dtype).eval()
+            with torch.device("meta"):
+                other = Encoder(size, takes_tokens, kernels).eval()
             other.load_state_dict(self.model.state_dict(), assign=True)  # the same tensors
             self.others.append(other)
         generator = torch.Generator(device).manual_seed(1)

@@ -105,6 +105,7 @@ class DynamicShapeModule(nn.Module):
         ]
         self._lock = threading.RLock()
         self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
+        self._choices: dict[Hashable, int] = {}  # by graph key
         self.sequence_outputs: OutputMap | None = None  # learned by run_many
         self._has_warned = False
 
@@ -184,6 +185,7 @@ class DynamicShapeModule(nn.Module):
         """Forgets plans and graphs; the buckets stay."""
         with self._lock:
             self._plans.clear()
+            self._choices.clear()
             for graph in self._graphs:
                 graph.clear()
 
@@ -289,6 +291,9 @@ class DynamicShapeModule(nn.Module):
             return (unpad_outputs(entry.replay(), plan.outputs, call.real, copy=True),)
 
     def _choose(self, plan: _Plan, call: BucketCall) -> int:
+        known = self._choices.get(call.graph_key())  # of another plan at the same shapes
+        if known in plan.functions:
+            return known
         times = {}
         for index, function in plan.functions.items():
             if self.use_graphs and not graph_absence(call.tensors):
@@ -301,6 +306,9 @@ class DynamicShapeModule(nn.Module):
         for index in plan.functions:
             if index != fastest:
                 self._graphs[index].forget(call.graph_key())
+        self._choices[call.graph_key()] = fastest
+        if len(self._choices) > 4 * self.max_plans:
+            self._choices.pop(next(iter(self._choices)))
         return fastest
 
     def _timed(self, function: Callable[..., Any], call: BucketCall) -> None:
