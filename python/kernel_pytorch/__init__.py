@@ -13,7 +13,9 @@ __version__ = "0.5.0"
 
 # Name here -> module that has it; a name that is its own module stands for the module.
 _LAZY: dict[str, str] = {
+    "HardwareAbstractionLayer": "hardware",
     "KernelPyTorchError": "_library",
+    "PyGraphCUDAOptimizer": "core.compilers",
     "autotune": "tuning",
     "cache": "cache",
     "core": "core",
@@ -23,6 +25,7 @@ _LAZY: dict[str, str] = {
     "hardware": "hardware",
     "kernels": "tuning",
     "optim": "optim",
+    "optimization_patterns": "optimization_patterns",
     "optimize": "_optimize.optimize",
     "overlay": "tuning",
     "record": "tuning",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_pytorch.core.compilers import GraphDeploymentStrategy, PyGraphCUDAOptimizer
+from kernel_pytorch.hardware import HardwareAbstractionLayer
 from kernel_pytorch.optimization_patterns import (
     BucketingStrategy,
     DynamicShapeModule,
@@ -22,9 +23,12 @@ from kernel_pytorch.optimization_patterns import (
     graphs,
     module,
 )
+from kernel_pytorch.optimizations import patterns
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import kernel_pytorch
 
 
 class NotedGraph(TorchDispatchMode):
@@ -257,6 +261,13 @@ def test_without_cuda_it_says_so_and_runs_the_module() -> None:
     with pytest.raises(KeyError, match="no graph called"):
         optimizer.execute_cuda_graph("first", [x])
     assert GraphDeploymentStrategy("aggressive").least_gain < GraphDeploymentStrategy("conservative").least_gain
+
+
+def test_names_at_the_top() -> None:
+    assert kernel_pytorch.PyGraphCUDAOptimizer is PyGraphCUDAOptimizer
+    assert kernel_pytorch.optimization_patterns.PyGraph is PyGraph
+    assert kernel_pytorch.HardwareAbstractionLayer is HardwareAbstractionLayer
+    assert patterns.DynamicShapeModule is DynamicShapeModule
 
 
 def test_refusals_name_the_reason() -> None:

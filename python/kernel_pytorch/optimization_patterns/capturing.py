@@ -69,7 +69,8 @@ def capture(
         except BaseException:
             _broken_off.append(graph)
             torch.cuda.set_stream(before)
-            with contextlib.suppress(RuntimeError):  # where the capture ended in order, allocation has ended too
+            # Where the capture ended in order, allocation has ended too.
+            with contextlib.suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(device.index or 0, pool)
             torch.cuda.synchronize(device)
             raise
