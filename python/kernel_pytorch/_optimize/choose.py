@@ -19,6 +19,7 @@ from .changes import Change, Changes
 from .costs import Cost, count
 from .measure import Timing, interleaved
 from .patterns.context import Context
+from .patterns.torch_layers import passed_by
 from .record import copied
 from .sites import Call, Proposal, Refusal, Way
 from .verify import Difference, Mismatch, Results, evaluating, results_of, verify
@@ -65,7 +66,7 @@ def proposals(context: Context, patterns: Iterable[ModuleType]) -> tuple[list[Pr
     for pattern in patterns:
         for path, module in context.model.named_modules():
             call = context.recording.call(path)
-            if call is None:
+            if call is None or passed_by(context, path):
                 continue
             one = pattern.find(context, path, module, call)
             if isinstance(one, Proposal):

@@ -89,4 +89,6 @@ def _costs(context: Context, changes: Changes, proposal: Proposal) -> dict[str, 
     finally:
         changes.undo(change)
     after.flops = before.flops
+    if proposal.opaque:
+        before.bytes, before.launches = max(before.bytes, after.bytes), max(before.launches, after.launches)
     return {"before": before.as_request(), "after": after.as_request()}

@@ -50,6 +50,7 @@ class Proposal:
     ways: list[Way]
     pointwise: bool = False  # bound by memory: under torch.compile Inductor would have fused it
     approximate: bool = False  # rounds more than the model does: only with accuracy="tolerant"
+    opaque: bool = False  # the original may be one op that hides many: counting it says too little
     covers: list[str] = field(default_factory=list)  # paths of modules that it passes by
     signature: tuple[Any, ...] = ()
 

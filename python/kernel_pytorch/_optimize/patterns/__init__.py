@@ -20,6 +20,7 @@ from . import (
     outputs,
     perceptrons,
     projections,
+    torch_layers,
     transformers_attention,
     transformers_loss,
 )
@@ -33,6 +34,7 @@ PATTERNS: tuple[ModuleType, ...] = (
     outputs,
     projections,
     calls,
+    torch_layers,
     transformers_attention,
     transformers_loss,
     blocks,

@@ -176,6 +176,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         f"{type(module).__name__} calling {', '.join(names)}",
         ways,
         pointwise="scaled_dot_product_attention" not in names,
+        opaque=isinstance(module, nn.MultiheadAttention),
     )
 
 

@@ -90,6 +90,8 @@ class _Keep(Change):
 def _float8(module: nn.Linear) -> Change:
     def forward(self: nn.Linear, input: Tensor) -> Tensor:
         layer: Any = self.__dict__[_KEY]
+        if layer.fp8_scale.device != input.device:  # the model has moved
+            layer.to(input.device)
         layer.training = self.training
         return layer.forward(input)  # type: ignore[no-any-return]
 
