@@ -105,10 +105,13 @@ class Case:
     def times(self, seconds: float) -> dict[str, tuple[float, float, float]]:
         """Medians and quartiles in microseconds, in turns."""
         samples: dict[str, list[float]] = {name: [] for name in self.steps}
+        repeats = {
+            name: min(50, max(1, int(2e4 / elapsed_us(step, self.device, 1)))) for name, step in self.steps.items()
+        }
         end = time.monotonic() + seconds
         while time.monotonic() < end or min(map(len, samples.values())) < 7:
             for name, step in self.steps.items():
-                samples[name].append(elapsed_us(step, self.device, 1 if self.device.type == "cpu" else 4))
+                samples[name].append(elapsed_us(step, self.device, repeats[name]))
         return {name: quartiles(values) for name, values in samples.items()}
 
     def peak(self, name: str) -> int | None:
