@@ -4,10 +4,11 @@
 
 TFLOP/s count 4 * kept scores * head size, kept scores being queries * keys, half of it where causal, and 2.5 times that
 backward; `faster` is against the peer of the row, timed in the same turns on the same tensors. Rows that need a mask
-also have a computed rate, which counts whole tiles of 128 x 128 scores of which at least one is kept, and its share of
-that of `plain causal`, the first row of FlexAttention's, counted the same way: what a mask costs beyond the work that
-tiles of this size cannot avoid. FlexAttention's rows alone, in less than a minute once compiled (--warm):
-`--quick --only flex`; some of them: `--only "plain causal|document"`. Rows with cuDNN are checked before
+also have a computed rate, which counts whole tiles of 128 x 128 scores (backward 64 queries x 128 keys, as our kernels
+do) of which at least one is kept, and its share of that of `plain causal`, the first row of FlexAttention's, counted
+the same way: what a mask costs beyond the work that tiles of this size cannot avoid. FlexAttention's rows alone, in
+less than a minute once compiled (--warm): `--quick --only flex`; some of them: `--only "plain causal|document"`.
+Rows with cuDNN are checked before
 they are timed: our error against fp32 on the same values may be 1.1 times the peer's. Both get the same BlockMask where
 a row needs one, made beforehand. Most of a run is compiling, FlexAttention and our kernels: several processes with
 --warm and different --only fill the caches for the one that counts.
@@ -55,7 +56,7 @@ class Case:
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
     lengths: tuple[int, ...] = ()  # of packed sequences, whose sum is `queries`
-    tile_density: float = 0.0  # share of the scores in tiles of 128 x 128 that keep one; 0: not counted
+    tile_density: dict[str, float] = field(default_factory=dict)  # share of the scores in tiles that keep one
     directions: tuple[str, ...] = ("forward", "backward")
 
     def flops(self, direction: str, density: float = 0.0) -> float:
@@ -133,13 +134,14 @@ def flex_cases(device: torch.device) -> list[Case]:
             mask_mod=document,
         ),
     ]
-    return [replace(case, tile_density=tile_density(case, device)) for case in cases]
+    return [replace(case, tile_density={d: tile_density(case, d, device) for d in case.directions}) for case in cases]
 
 
-def tile_density(case: Case, device: torch.device) -> float:
-    blocks = create_block_mask(case.mask_mod, None, None, case.queries, case.queries, device)
+def tile_density(case: Case, direction: str, device: torch.device) -> float:
+    tile = (64 if direction == "backward" else 128, 128)
+    blocks = create_block_mask(case.mask_mod, None, None, case.queries, case.queries, device, BLOCK_SIZE=tile)
     tiles = blocks.kv_num_blocks.sum() + blocks.full_kv_num_blocks.sum()
-    return tiles.item() * 128 * 128 / case.queries**2
+    return tiles.item() * tile[0] * tile[1] / case.queries**2
 
 
 def zipf_case() -> Case:
@@ -261,7 +263,7 @@ def check(case: Case, attends: tuple[Attend, Attend], device: torch.device) -> N
 def run_case(case: Case, ways: dict[str, Way], direction: str, device: torch.device, seconds: float) -> dict[str, Any]:
     timings = compare(ways, 1, device, seconds)
     mine = timings["ours"].median_us
-    computed = case.flops(direction, case.tile_density) / mine / 1e6 if case.tile_density else None
+    computed = case.flops(direction, case.tile_density[direction]) / mine / 1e6 if case.tile_density else None
     return {
         "op": f"attention {case.name}",
         "direction": direction,
