@@ -235,12 +235,12 @@ def _name_who_died(rank: int, pair: Any) -> None:
     if rank == 0:  # rank 1 has left by now, or does so while this waits for its header
         with pytest.raises(ContextParallelError, match="rank 1 died"):
             context_parallel_attention(*heads, group=pair)
-    assert time.monotonic() - began < 20  # the group's time-out
+    assert time.monotonic() - began < 60  # the group's time-out
 
 
 def _work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    time_out = datetime.timedelta(seconds=20)
+    time_out = datetime.timedelta(seconds=60)
     meeting = f"file://{folder}/meeting"
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=MEMBERS, timeout=time_out)
     pairs = [distributed.new_group([0, 1]), distributed.new_group([2, 3])]
