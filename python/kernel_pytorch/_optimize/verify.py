@@ -68,11 +68,11 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def tolerance_for(tensors: list[Tensor], accuracy: str, whole: bool) -> float:
+def tolerance_for(tensors: list[Tensor], accuracy: str, is_whole: bool) -> float:
     """By the narrowest type in play, autocast's included."""
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     dtypes |= {torch.get_autocast_dtype(d) for d in {t.device.type for t in tensors} if torch.is_autocast_enabled(d)}
-    exact = max((_TOLERANCES.get(dtype, 5e-2) for dtype in dtypes), default=0.0) * (WHOLE if whole else 1.0)
+    exact = max((_TOLERANCES.get(dtype, 5e-2) for dtype in dtypes), default=0.0) * (WHOLE if is_whole else 1.0)
     return max(exact, TOLERANT) if accuracy == "tolerant" else exact
 
 
@@ -87,7 +87,7 @@ def results_of(module: nn.Module, call: Call, gradients: bool, seed: int = 0) ->
         leaves, structure = pytree.tree_flatten(output)
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         found = _gradients(module, first, outputs, seed) if gradients else {}
-    return Results([tensor.detach() for tensor in outputs], found, _kinds(leaves) + str(structure))
+    return Results([whole(tensor.detach()) for tensor in outputs], found, _kinds(leaves) + str(structure))
 
 
 def _kinds(leaves: list[Any]) -> str:
@@ -103,7 +103,13 @@ def _gradients(module: nn.Module, first: Tensor | None, outputs: list[Tensor], s
         return {}
     grads = [_random_like(tensor, seed + i) for i, tensor in enumerate(roots)]
     values = torch.autograd.grad(roots, list(wanted.values()), grads, allow_unused=True)
-    return {name: value for name, value in zip(wanted, values) if value is not None}
+    return {name: whole(value) for name, value in zip(wanted, values) if value is not None}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that several processes hold, or the tensor."""
+    full = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
 
 
 def _random_like(tensor: Tensor, seed: int) -> Tensor:
@@ -195,10 +201,10 @@ def verify(
     reference: Callable[[Call, int], Results],
     accuracy: str,
     gradients: bool,
-    whole: bool = False,
+    is_whole: bool = False,
 ) -> list[Difference]:
     """Of the module as it is now against `reference`, which runs the original, on the sample and on random inputs."""
-    tolerance = tolerance_for([*call.tensors(), *module.parameters()], accuracy, whole)
+    tolerance = tolerance_for([*call.tensors(), *module.parameters()], accuracy, is_whole)
     worst: dict[str, Difference] = {}
     for seed, inputs in enumerate([call, randomised(call, 1001)]):
         for difference in compare(

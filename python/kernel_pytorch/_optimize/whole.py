@@ -50,7 +50,7 @@ def _check(context: Context, changes: Changes, outcome: Outcome, sample: Sample)
 
     accuracy = "tolerant" if any(one.proposal.approximate for one in outcome.kept) else "exact"
     try:
-        differences = verify("", sample.call, context.model, original, accuracy, context.trains, whole=True)
+        differences = verify("", sample.call, context.model, original, accuracy, context.trains, is_whole=True)
     except Mismatch as error:
         return str(error), []
     bad = [one for one in differences if not one.ok]

@@ -109,7 +109,8 @@ def _change(
         parts: Any = self._modules
         bound = passing.bind(args, kwargs)
         first, second = parts[names[0]], parts[names[2]]
-        if bound is None or not (is_plain(first) and is_plain(second)):
+        is_known = bound is not None and type(bound.get(passing.names[0])) is Tensor
+        if bound is None or not (is_known and is_plain(first) and is_plain(second)):
             return original(self, *args, **kwargs)
         x = bound[passing.names[0]]
         attended = passing.call(parts[names[1]], norm_1(first, x), bound)

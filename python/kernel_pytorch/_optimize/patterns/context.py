@@ -91,13 +91,14 @@ def probe(*shape: int, like: Tensor, seed: int = 0, scale: float = 1.0) -> Tenso
 
 
 def single_input(function: Callable[[nn.Module, Tensor], Any], name: str, original: Callable[..., Any]) -> Any:
-    """A forward of one tensor, given by position or by the name the class gave it; any other call is the original's."""
+    """A forward of one tensor, given by position or by the name the class gave it; any other call, and one with a
+    tensor of another class (a DTensor, a nested one), is the original's.
+    """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs:
-            return function(self, args[0])
-        if not args and len(kwargs) == 1 and name in kwargs:
-            return function(self, kwargs[name])
-        return original(self, *args, **kwargs)
+        x = args[0] if len(args) == 1 and not kwargs else kwargs.get(name) if not args and len(kwargs) == 1 else None
+        if type(x) is not Tensor and type(x) is not nn.Parameter:
+            return original(self, *args, **kwargs)
+        return function(self, x)
 
     return forward

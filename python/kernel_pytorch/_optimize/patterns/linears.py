@@ -21,7 +21,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     x = call.first()
     if not is_linear(module) or x is None or len(call.tensors()) != 1 or not runs_here(x):
         return None
-    reason = why_not_plain("", module) or weight_reason(module)
+    reason = weight_reason(module) or why_not_plain("", module)
     if reason:
         return Refusal(path, NAME, reason)
 

@@ -46,7 +46,8 @@ def _forward(norm: Any, layer_name: str, norm_name: str, dropout: str | None, or
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         parts: Any = self._modules
         layer = parts[layer_name]
-        if len(args) != 2 or kwargs or not is_plain(parts[norm_name]):
+        known = len(args) == 2 and not kwargs and type(args[0]) is Tensor and type(args[1]) is Tensor
+        if not known or not is_plain(parts[norm_name]):
             return original(self, *args, **kwargs)
         hidden = linear(args[0], weight_of(layer), layer.bias) if ours and is_plain(layer) else layer(args[0])
         if dropout is not None:
