@@ -67,7 +67,10 @@ class Transformer(nn.Module):
         self.tokens = nn.Embedding(256, dim)
         self.layers = nn.ModuleList([Layer(dim, block) for _ in range(layers)])
         self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, 256, bias=False)
-        nn.init.normal_(self.tokens.weight, std=0.02)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                adds_to_the_sum = "out_proj" in name or "down" in name
+                nn.init.normal_(parameter, std=0.02 if adds_to_the_sum or parameter.shape[0] == 256 else dim**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens)
@@ -95,22 +98,23 @@ def batches(data: Tensor, count: int, batch: int, length: int, seed: int) -> Cal
 def train(model: Transformer, data: Tensor, options: argparse.Namespace, steps: int, parameters: list[nn.Parameter],
           extra: Callable[[], Tensor | float] = lambda: 0.0) -> float:  # fmt: skip
     optimizer = torch.optim.AdamW(parameters, lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
-    rows = batches(data, steps, options.batch, options.length, seed=1)
+    short = batches(data, steps // 2, 2 * options.batch, options.length // 4, seed=1)  # first, since they teach faster
+    long = batches(data, steps, options.batch, options.length, seed=2)
     loss = torch.zeros(())
     begin = time.perf_counter()
     for step in range(steps):
         warm = min((step + 1) / max(steps // 20, 1), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = options.rate * warm * (0.55 + 0.45 * math.cos(math.pi * step / steps))
-        loss = loss_of(model, rows(step))
+        loss = loss_of(model, short(step) if step < steps // 2 else long(step))
         optimizer.zero_grad()
         (loss + extra()).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         if step % 50 == 49:
             passed = time.perf_counter() - begin
-            print(f"step {step + 1}: loss {float(loss):.3f}, {passed:.0f} s", file=sys.stderr, flush=True)
-    return float(loss)
+            print(f"step {step + 1}: loss {float(loss.detach()):.3f}, {passed:.0f} s", file=sys.stderr, flush=True)
+    return float(loss.detach())
 
 
 def replace_attention(model: Transformer, pattern: SparsePattern | None, ratio: float, block: int) -> None:
@@ -194,7 +198,7 @@ def main() -> int:
     train_data, held_out = corpus(device)
     model = Transformer(options.dim, options.layers, options.block).to(device)
     train(model, train_data, options, options.steps, list(model.parameters()))
-    rows = batches(held_out, 1, options.held_out, options.length, seed=2)(0)
+    rows = batches(held_out, 1, options.held_out, options.length, seed=3)(0)
     results = measure(model, train_data, rows, options)
     figures = [
         {

@@ -119,7 +119,7 @@ def test_lists_of_fixed_patterns_are_made_once_a_shape():
         layer(torch.randn(1, 128, 64))
         layer(torch.randn(3, 128, 64))
         assert len(layer._shapes) == 1
-        for length in range(32, 32 * 40, 32):
+        for length in range(16, 16 * 20, 16):
             layer(torch.randn(1, length, 64))
     assert len(layer._shapes) == 16
     other = make(SparsePattern.RANDOM, seed=1)
@@ -127,27 +127,25 @@ def test_lists_of_fixed_patterns_are_made_once_a_shape():
     assert not torch.equal(lists_of(layer, x), lists_of(other, x))
 
 
-def test_a_gate_learns_which_block_to_open():
-    """The target needs one far block that content does not point at; training the gate alone finds it."""
-    torch.manual_seed(0)
-    teacher = make(SparsePattern.LEARNED, sparsity_ratio=0.0, causal=False, local=0, sinks=0)
-    layer = make(SparsePattern.LEARNED, sparsity_ratio=0.75, causal=False, local=0, sinks=0).train()
-    layer.load_state_dict(teacher.state_dict())
+def test_gates_close_to_the_share_that_is_asked_for():
+    """Trained alone, with the loss of the output and of the share; the projections stay."""
+    layer = make(SparsePattern.LEARNED, sparsity_ratio=0.75, local=0, sinks=0).train()
     assert layer.gate is not None
-    before = [p.detach().clone() for p in layer.gate.parameters()]
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
     x = torch.randn(2, 128, 64, generator=torch.Generator().manual_seed(2))
-    wanted = teacher.dense(x).detach()
-    optimizer = torch.optim.Adam(layer.gate.parameters(), lr=0.03)
+    wanted = layer.dense(x).detach()
+    optimizer = torch.optim.Adam(layer.gate.parameters(), lr=0.06)
     shares = []
-    for _ in range(30):
-        penalty = (layer(x) - wanted).square().mean() * 100
-        loss = penalty + layer.sparsity_loss()
+    for _ in range(15):
+        error = (layer(x) - wanted).square().mean()
+        loss = error + layer.sparsity_loss()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         shares.append(float(layer.sparsity_loss().detach()))
-    assert shares[-1] < 0.2 * shares[0]  # the gates close to what is asked
-    assert all(not torch.equal(p, q) for p, q in zip(layer.gate.parameters(), before, strict=True))
+    assert shares[-1] < 0.2 * shares[0]
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name]) != name.startswith("gate."), name
     layer.eval()
     with torch.no_grad():
         assert layer.get_attention_stats(x)["actual_sparsity"] >= 0.75
