@@ -188,3 +188,31 @@ def test_losses_of_hugging_face(always):  # noqa: F811
     kernel_pytorch.restore(model)
     assert torch.equal(model(**inputs).loss, before)
     assert "_loss_function" not in vars(model)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("outside", [False, True])
+def test_attention_written_out(causal, outside, always):  # noqa: F811
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads = 4
+            self.qkv, self.proj = nn.Linear(32, 96), nn.Linear(32, 32)
+
+        def forward(self, x):
+            batch, length, _ = x.shape
+            shape = (self.num_heads, 3, 8) if outside else (3, self.num_heads, 8)
+            q, k, v = self.qkv(x).view(batch, length, *shape).unbind(3 if outside else 2)
+            scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * 8**-0.5
+            if causal:
+                scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+            return self.proj(torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2))
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Written()).eval(), torch.randn(2, 11, 32)
+    before = model(x)
+    result = optimize(model, x)
+    assert "attention" in patterns(result), result.report
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+    kernel_pytorch.restore(model)
+    assert torch.equal(model(x), before)

@@ -23,6 +23,7 @@ from . import (
     torch_layers,
     transformers_attention,
     transformers_loss,
+    written_attention,
 )
 
 PATTERNS: tuple[ModuleType, ...] = (
@@ -33,6 +34,7 @@ PATTERNS: tuple[ModuleType, ...] = (
     perceptrons,
     outputs,
     projections,
+    written_attention,
     calls,
     torch_layers,
     transformers_attention,

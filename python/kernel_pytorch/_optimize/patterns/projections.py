@@ -20,7 +20,7 @@ from ..verify import evaluating
 from .context import Context, owners, weight_reason, why_not_plain
 
 NAME = "qkv"
-_SPELLINGS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("wq", "wk", "wv"))
+SPELLINGS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("wq", "wk", "wv"))
 
 
 class Shared:
@@ -52,7 +52,7 @@ class Shared:
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    names = next((n for n in _SPELLINGS if all(type(module._modules.get(name)) is nn.Linear for name in n)), None)
+    names = next((n for n in SPELLINGS if all(type(module._modules.get(name)) is nn.Linear for name in n)), None)
     if names is None:
         return None
     layers: list[Any] = [module._modules[name] for name in names]
