@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import shlex
 import sys
 from typing import Any
 
@@ -80,8 +81,9 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _command() -> str:
-    """How this process was started, which runs the same again."""
-    return " ".join(sys.orig_argv) if hasattr(sys, "orig_argv") else " ".join(sys.argv)
+    """How this process was started, which runs the same again; a program given in words is not repeated."""
+    words = list(getattr(sys, "orig_argv", sys.argv))
+    return shlex.join("..." if "\n" in word else word for word in words)
 
 
 def _environment(context: Context, sample: Sample) -> dict[str, Any]:

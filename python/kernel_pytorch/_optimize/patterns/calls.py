@@ -153,7 +153,8 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     forward = type(module).forward
     owner = getattr(forward, "__module__", "") or ""
     is_torch = owner.startswith("torch.") and not isinstance(module, nn.MultiheadAttention)
-    is_known = module in context.perceptrons or module in context.activations or module in context.norms
+    known = (context.perceptrons, context.activations, context.norms, context.attentions)
+    is_known = any(module in table for table in known)
     if is_torch or is_known or (owner.startswith("kernel_pytorch.") and not owner.endswith("demo_models")):
         return None
     table = {**ATTENTION, **POINTWISE, **rotary_table(forward)}

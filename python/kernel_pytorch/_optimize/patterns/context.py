@@ -27,6 +27,7 @@ class Context:
     norms: dict[nn.Module, Any] = field(default_factory=dict)
     activations: dict[nn.Module, str] = field(default_factory=dict)
     perceptrons: dict[nn.Module, Any] = field(default_factory=dict)
+    attentions: set[nn.Module] = field(default_factory=set)
 
     @property
     def trains(self) -> bool:

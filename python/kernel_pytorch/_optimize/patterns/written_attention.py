@@ -87,6 +87,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if reason:
         return Refusal(path, NAME, reason)
 
+    context.attentions.add(module)
     original = type(module).forward
 
     def forward(self: nn.Module, value: Tensor) -> Any:
