@@ -7,7 +7,7 @@ AnyProblem::~AnyProblem() = default;
 namespace detail {
 
 void collect_tensor(void* tensors, std::string_view name, Role role, TensorView& view) {
-  static_cast<std::vector<ProblemTensor>*>(tensors)->push_back({std::string(name), role, view, {}});
+  static_cast<std::vector<ProblemTensor>*>(tensors)->push_back({.name = std::string(name), .role = role, .view = view});
 }
 
 void bind_tensor(void* state, std::string_view, Role, TensorView& view) {

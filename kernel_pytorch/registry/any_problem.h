@@ -17,7 +17,8 @@ struct ProblemTensor {
   std::string name;
   Role role = Role::kInput;
   TensorView view;
-  Filling filling{};  // where it is read
+  Filling filling{};             // where it is read
+  DType precision = view.dtype;  // to which it is right, where it is written
 };
 
 class KP_EXPORT AnyProblem {
@@ -129,6 +130,11 @@ std::vector<ProblemTensor> BorrowedProblem<Problem>::tensors() const {
   operation_.visit_tensors(copy, detail::collect_tensor, &found);
   if (operation_.filling != nullptr) {
     for (ProblemTensor& tensor : found) tensor.filling = operation_.filling(problem_, tensor.name);
+  }
+  if (operation_.precision != nullptr) {
+    for (ProblemTensor& tensor : found) {
+      tensor.precision = operation_.precision(problem_, tensor.name, tensor.view.dtype);
+    }
   }
   return found;
 }

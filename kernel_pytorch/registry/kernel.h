@@ -109,6 +109,8 @@ struct Operation {
   // Calls visit(state, name, role, view) for each tensor that is present; the visitor may set view.data.
   void (*visit_tensors)(Problem&, TensorVisitor visit, void* state) = nullptr;
   Filling (*filling)(const Problem&, std::string_view tensor) = nullptr;  // null: floats are normal, integers below 8
+  // The type to whose precision an output is right; null: its own. Coarser where something on the way is rounded.
+  DType (*precision)(const Problem&, std::string_view tensor, DType own) = nullptr;
   // Inputs of a trial that must agree with each other, made so in host memory after it was filled; null: they need not.
   void (*settle)(const Problem& on_host) = nullptr;
   Problem (*make)(const ProblemRequest&) = nullptr;               // views without data; throws on bad words

@@ -4,7 +4,7 @@
 //
 // The least is the type's smallest step, which is all that denormal values have of precision.
 // The absolute part is for results of cancellation, whose error belongs to the terms and not to the result. An output
-// that gathers many terms per element (a weight's gradient over the rows, a statistic over the columns) is summed in//
+// that gathers many terms per element (a weight's gradient over the rows, a statistic over the columns) is summed in
 // another order than the reference's, whose error grows like the root of the number of terms.
 //
 // Hopper's tensor cores keep about 14 bits of a sum of FP8 products: what is made of such sums is as far from exact on

@@ -151,7 +151,7 @@ inline std::vector<ProblemRequest> shapes() {
 }
 
 inline Operation<Problem> make_operation(std::string_view name, std::span<const Kernel<Problem>> (*kernels)()) {
-  return {name, kernels, describe, visit, nullptr, nullptr, make, shrink, cost, shapes};
+  return {name, kernels, describe, visit, nullptr, nullptr, nullptr, make, shrink, cost, shapes};
 }
 inline const Operation<Problem> kGood = make_operation("toy_good", good_kernels);
 inline const Operation<Problem> kMixed = make_operation("toy_mixed", mixed_kernels);

@@ -158,7 +158,7 @@ bool ReferenceCheck::try_check(int kernel, const std::string& config, std::strin
     TensorView actual = tensor.view;
     actual.data = host.data();
     actual.device = Device{};
-    const Tolerance tolerance = tolerance_for(actual.dtype, terms_per_element(actual_->tensors(), actual),
+    const Tolerance tolerance = tolerance_for(tensor.precision, terms_per_element(actual_->tensors(), actual),
                                               is_float8_product_on_gpu(actual_->tensors()));
     const std::string difference = compare(actual, expected_->tensors()[i].view, tolerance);
     if (!difference.empty()) {

@@ -154,6 +154,14 @@ registry::Filling filling(const Problem& problem, std::string_view tensor) {
   return fill_scoring(sizes_of(problem).longest_key, tensor);
 }
 
+// Probabilities and gradients of scores are operands of the type of the query: fp32 results of 16 bits are no finer.
+template <class Problem>
+DType precision(const Problem& problem, std::string_view tensor, DType own) {
+  const bool is_of_products =
+      tensor == "output" || tensor == "grad_query" || tensor == "grad_key" || tensor == "grad_value";
+  return is_of_products ? problem.query.dtype : own;
+}
+
 void settle_forward(const Forward& problem) {
   settle_scoring(sizes_of(problem), problem.scoring);
 }
@@ -199,6 +207,7 @@ constinit const registry::Operation<Forward> kForward{.name = "attention_forward
                                                       .describe = describe_forward,
                                                       .visit_tensors = visit_forward,
                                                       .filling = filling<Forward>,
+                                                      .precision = precision<Forward>,
                                                       .settle = settle_forward,
                                                       .make = make_forward,
                                                       .shrink = shrink_forward,
@@ -209,6 +218,7 @@ constinit const registry::Operation<Backward> kBackward{.name = "attention_backw
                                                         .describe = describe_backward,
                                                         .visit_tensors = visit_backward,
                                                         .filling = filling<Backward>,
+                                                        .precision = precision<Backward>,
                                                         .settle = settle_backward,
                                                         .make = make_backward,
                                                         .shrink = shrink_backward,
