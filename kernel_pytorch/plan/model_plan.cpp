@@ -92,7 +92,7 @@ void share_budget(const std::vector<Site>& sites, const Purpose& purpose, std::v
 
 double predicted_us(const Work& work, const Machine& machine) {
   const double launch_us = machine.is_cuda ? kCudaLaunchUs : kCpuLaunchUs;
-  return std::max(work.bytes / machine.bytes_per_second, work.flops / machine.flops_per_second) * 1e6 +
+  return (work.bytes / machine.bytes_per_second + work.flops / machine.flops_per_second) * 1e6 +
          static_cast<double>(work.launches) * launch_us;
 }
 

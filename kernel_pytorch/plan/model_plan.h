@@ -11,7 +11,7 @@
 
 namespace kernel_pytorch::plan {
 
-struct Work {
+struct Work {  // bytes of the launches that memory bounds, operations of those that the rate of products bounds
   double bytes = 0, flops = 0;
   int64_t launches = 0;
 };

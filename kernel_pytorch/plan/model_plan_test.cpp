@@ -21,10 +21,10 @@ Site norm(bool approximate = false) {
           .approximate = approximate};
 }
 
-TEST(ModelPlan, PredictsByTheHigherOfBothRoofsAndTheLaunches) {
+TEST(ModelPlan, PredictsByBothRoofsAndTheLaunches) {
   EXPECT_NEAR(predicted_us({.bytes = 4e9, .flops = 0, .launches = 2}, kGpu), 1000 + 8, 1e-6);
-  EXPECT_NEAR(predicted_us({.bytes = 4e6, .flops = 7e12, .launches = 1}, kGpu), 10000 + 4, 1e-6);
-  EXPECT_NEAR(predicted_us({.bytes = 1e9, .flops = 1e9, .launches = 1}, kCpu), 100000 + 3, 1e-6);
+  EXPECT_NEAR(predicted_us({.bytes = 4e6, .flops = 7e12, .launches = 1}, kGpu), 1 + 10000 + 4, 1e-6);
+  EXPECT_NEAR(predicted_us({.bytes = 1e9, .flops = 1e9, .launches = 1}, kCpu), 100000 + 5000 + 3, 1e-6);
   EXPECT_EQ(predicted_us({}, kCpu), 0);
 }
 

@@ -216,3 +216,29 @@ def test_attention_written_out(causal, outside, always):  # noqa: F811
     torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
     kernel_pytorch.restore(model)
     assert torch.equal(model(x), before)
+
+
+def test_narrow_layers_stay_inside_larger_parts(always):  # noqa: F811
+    model, x = llama()
+    before = model(x)
+    result = optimize(model, x, accuracy="tolerant")
+    narrow = {one["path"] for one in result.report.data["replacements"] if one["pattern"] == "narrow product"}
+    assert {"layers.0.mlp.down_proj", "layers.1.self_attn.o_proj"} <= narrow, result.report
+    assert any(
+        one["pattern"] == "narrow product" and one["path"] == "lm_head" for one in result.report.data["refusals"]
+    )
+    assert 1e-4 < row_error(model(x), before)[1] < 0.25  # bf16 operands
+    kernel_pytorch.restore(model)
+    assert torch.equal(model(x), before)
+
+
+def test_a_saving_that_no_clock_can_tell():
+    from kernel_pytorch._optimize.choose import pays, saves
+    from kernel_pytorch._optimize.measure import Timing
+
+    before = Timing(100e3, 99e3, 101e3, 5)
+    assert not pays(before, before)
+    assert saves(before, before, 200.0)
+    assert not saves(before, before, 5.0)  # too little to matter
+    assert not saves(before, Timing(110e3, 109e3, 111e3, 5), 200.0)  # measured slower
+    assert pays(before, Timing(90e3, 89e3, 91e3, 5))

@@ -25,6 +25,7 @@ from .sites import Call, Proposal, Refusal, Way
 from .verify import Difference, Mismatch, Results, evaluating, results_of, verify
 
 LEAST_GAIN, CLEAR_GAIN = 1.01, 1.03  # between them only where the quartiles do not overlap
+LEAST_SAVING_US = 20.0  # predicted, below which a gain that no clock can tell is not worth a change
 
 
 @dataclass
@@ -85,13 +86,13 @@ class Chooser:
         self.decisions: dict[tuple[Any, ...], Decision] = {}
         self.outcome = Outcome()
 
-    def try_one(self, proposal: Proposal, seconds: float) -> None:
-        """Keeps the fastest way that verifies, or says why none."""
+    def try_one(self, proposal: Proposal, seconds: float, predicted_us: float = 0.0) -> None:
+        """Keeps the fastest way that verifies, or says why none. `predicted_us` is what the plan says it saves."""
         call = self.context.recording.call(proposal.path)
         assert call is not None
         decision = self.decisions.get(proposal.signature)
         if decision is None:
-            decision = self.decisions[proposal.signature] = self._decide(proposal, call, seconds)
+            decision = self.decisions[proposal.signature] = self._decide(proposal, call, seconds, predicted_us)
         if decision.way is None:
             self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, decision.reason))
             return
@@ -104,12 +105,17 @@ class Chooser:
             self.changes.undo(change)
             self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, failure))
             return
-        self._lift_covered(proposal)
+        self._lift(proposal, way)
         self.outcome.kept.append(Kept(proposal, way, change, differences, decision.before, decision.after))
 
-    def _lift_covered(self, proposal: Proposal) -> None:
-        """Parts that the larger one passes by are left as they were."""
-        for kept in [one for one in self.outcome.kept if one.proposal.path in proposal.covers]:
+    def _lift(self, proposal: Proposal, way: Way) -> None:
+        """Parts that a larger one passes by are left as they were. Narrow layers are called by those that would read
+        their weights otherwise, and stay.
+        """
+        for kept in list(self.outcome.kept):
+            path, narrow = kept.proposal.path, kept.proposal.approximate
+            if path not in proposal.covers and (narrow or path not in way.covers):
+                continue
             self.changes.undo(kept.change)
             self.outcome.kept.remove(kept)
 
@@ -135,7 +141,7 @@ class Chooser:
         words = f"its {worst.quantity} differs by {worst.relative:.1e} of a row, more than {worst.tolerance:.0e}"
         return words, differences
 
-    def _decide(self, proposal: Proposal, call: Call, seconds: float) -> Decision:
+    def _decide(self, proposal: Proposal, call: Call, seconds: float, predicted_us: float) -> Decision:
         """Verifies and times every way once."""
         best: Decision | None = None
         reasons: list[str] = []
@@ -153,7 +159,7 @@ class Chooser:
                 before, after = self._time(proposal, call, change, seconds)
             finally:
                 self.changes.undo(change)
-            if not pays(before, after):
+            if not pays(before, after) and not saves(before, after, predicted_us):
                 ratio = before.median_us / after.median_us
                 reasons.append(
                     f"{way.name}: {after.median_us:.0f} us against {before.median_us:.0f} us as it is ({ratio:.2f}x)"
@@ -190,6 +196,12 @@ def pays(before: Timing, after: Timing) -> bool:
     """Whether the change is faster beyond doubt. Others' work only adds time, so that lower quartiles say most."""
     ratio = _gain(before, after)
     return ratio >= CLEAR_GAIN or (ratio >= LEAST_GAIN and after.high_us < before.low_us)
+
+
+def saves(before: Timing, after: Timing, predicted_us: float) -> bool:
+    """Whether a change too small for the clock is taken: no slower as far as it can tell, and less work by the plan."""
+    overlaps = before.low_us <= after.high_us and after.low_us <= before.high_us
+    return predicted_us > LEAST_SAVING_US and overlaps and _gain(before, after) > 2 - CLEAR_GAIN
 
 
 def _gain(before: Timing | None, after: Timing | None) -> float:
@@ -232,8 +244,8 @@ def runner(module: nn.Module, call: Call, trains: bool) -> Callable[[], object]:
     return step
 
 
-def cost_of(module: nn.Module, call: Call, trains: bool) -> Cost:
+def cost_of(module: nn.Module, call: Call, trains: bool, ridge: float) -> Cost:
     """Counted in one run of the module as it is."""
     run = runner(module, call, trains)
     with working(module, trains):
-        return count(run)
+        return count(run, ridge)

@@ -2,12 +2,12 @@
 
 Every operation that reaches torch's dispatcher and is no view counts as one launch that reads its tensor arguments and
 writes its results. So both the original, however it is spelled, and what replaces it are counted alike, and a new op of
-this library needs no formula here. Operations of products are torch's own count; those of our ops are not known to it
-and are taken to be the original's.
+this library needs no formula here; products have theirs in flops.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .flops import by_torch, flops_of
+from .flops import flops_of
 
 _NOT_RUN = (
     "detach",
@@ -34,7 +34,7 @@ _NOT_RUN = (
 
 @dataclass
 class Cost:
-    """Of one call."""
+    """Of one call: bytes of the launches bound by memory, operations of those bound by the rate of products."""
 
     bytes: float = 0.0
     flops: float = 0.0
@@ -45,8 +45,9 @@ class Cost:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, ridge: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.ridge = ridge
         self.cost = Cost()
         self.by_op: dict[str, list[tuple[float, float]]] = {}
 
@@ -56,11 +57,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view or name in _NOT_RUN or name.startswith(("sym_", "is_")):
             return result
         moved = float(sum(_bytes(leaf) for leaf in pytree.tree_leaves((args, kwargs or {}, result))))
-        flops = by_torch(func, args, kwargs or {}, result) or 0.0
-        self.cost.bytes += moved
-        self.cost.flops += flops
-        self.cost.launches += 1
         shown = flops_of(func, args, kwargs or {}, result)
+        if shown > self.ridge * moved:
+            self.cost.flops += shown
+        else:
+            self.cost.bytes += moved
+        self.cost.launches += 1
         self.by_op.setdefault(func._schema.name, []).append((moved, shown))
         return result
 
@@ -74,14 +76,14 @@ def _bytes(leaf: Any) -> int:
     return stored * leaf.element_size()
 
 
-def count(run: Callable[[], object]) -> Cost:
-    """Of what `run` does, backward included."""
-    return counted(run)[0]
+def count(run: Callable[[], object], ridge: float = math.inf) -> Cost:
+    """Of what `run` does, backward included, on a device with `ridge` operations to a byte; without it all are bytes."""
+    return counted(run, ridge)[0]
 
 
-def counted(run: Callable[[], object]) -> tuple[Cost, dict[str, list[tuple[float, float]]]]:
+def counted(run: Callable[[], object], ridge: float = math.inf) -> tuple[Cost, dict[str, list[tuple[float, float]]]]:
     """The cost, and by op the bytes and operations of each call, in order."""
-    counter = _Counter()
+    counter = _Counter(ridge)
     with counter:
         run()
     return counter.cost, counter.by_op

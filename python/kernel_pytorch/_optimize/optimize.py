@@ -116,7 +116,8 @@ def _optimize(
     chooser = Chooser(context, changes, began + 0.6 * budget)
     chooser.outcome.refusals.extend(refused)
     for index, site in enumerate(plan.sites):
-        chooser.try_one(site.proposal, site.prediction["measure_seconds"])
+        told = site.prediction
+        chooser.try_one(site.proposal, told["measure_seconds"], told["before_us"] - told["after_us"])
         say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
     outcome = chooser.outcome
     verify_whole(context, changes, outcome, sample, say)

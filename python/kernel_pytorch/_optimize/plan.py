@@ -40,11 +40,12 @@ def plan_sites(context: Context, changes: Changes, found: list[Proposal], dtype:
     plan = Plan(roofs=roofs(context.device, dtype))
     if not found:
         return plan
+    assert plan.roofs is not None
+    ridge = plan.roofs["matmul_flops_per_second"] / plan.roofs["copy_bytes_per_second"]
     costs: dict[tuple[Any, ...], dict[str, Any]] = {}
     for proposal in found:
         if proposal.signature not in costs:
-            costs[proposal.signature] = _costs(context, changes, proposal)
-    assert plan.roofs is not None
+            costs[proposal.signature] = _costs(context, changes, proposal, ridge)
     kinds = {signature: number for number, signature in enumerate(costs)}
     request = {
         "is_cuda": context.device.type == "cuda",
@@ -77,18 +78,18 @@ def plan_sites(context: Context, changes: Changes, found: list[Proposal], dtype:
     return plan
 
 
-def _costs(context: Context, changes: Changes, proposal: Proposal) -> dict[str, Any]:
-    """Of the part as it is and by its first way; the operations of ours are the original's (costs.py says why)."""
+def _costs(context: Context, changes: Changes, proposal: Proposal, ridge: float) -> dict[str, Any]:
+    """Of the part as it is and by its first way."""
     call = context.recording.call(proposal.path)
     assert call is not None
-    before = cost_of(proposal.module, call, context.trains)
+    before = cost_of(proposal.module, call, context.trains, ridge)
     change = proposal.ways[0].change()
     changes.apply(change)
     try:
-        after = cost_of(proposal.module, call, context.trains)
+        after = cost_of(proposal.module, call, context.trains, ridge)
     finally:
         changes.undo(change)
-    after.flops = before.flops
     if proposal.opaque:
-        before.bytes, before.launches = max(before.bytes, after.bytes), max(before.launches, after.launches)
+        before.bytes, before.flops = max(before.bytes, after.bytes), max(before.flops, after.flops)
+        before.launches = max(before.launches, after.launches)
     return {"before": before.as_request(), "after": after.as_request()}

@@ -37,6 +37,7 @@ class Way:
 
     name: str
     change: Callable[[], Change]
+    covers: tuple[str, ...] = ()  # paths of modules that are no longer called, besides the proposal's
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Proposal:
     pointwise: bool = False  # bound by memory: under torch.compile Inductor would have fused it
     approximate: bool = False  # rounds more than the model does: only with accuracy="tolerant"
     opaque: bool = False  # the original may be one op that hides many: counting it says too little
-    covers: list[str] = field(default_factory=list)  # paths of modules that it passes by
+    covers: list[str] = field(default_factory=list)  # paths of modules that are no longer called, in any way
     signature: tuple[Any, ...] = ()
 
 

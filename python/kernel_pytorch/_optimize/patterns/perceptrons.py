@@ -175,16 +175,14 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return Refusal(path, NAME, reason)
     context.perceptrons[module] = found
     hooked = next((why for name, part in passed if part is not None and (why := why_not_plain(name, part))), None)
-    ways = _ways(context, module, found, hooked is None)
-    covers = [
-        f"{path}.{name}".lstrip(".") for name, child in module.named_children() if not isinstance(child, nn.Dropout)
-    ]
+    ways = _ways(context, path, module, found, hooked is None)
+    covers = [_join(path, name) for name, child in module.named_children() if child in context.activations]
     name = {"plain": "mlp", "layer": "linear + activation"}.get(found.kind, "gated mlp")
     source = f"{type(module).__name__} ({found.kind}, {found.activation})"
     return Proposal(name, path, module, source, ways, covers=covers)
 
 
-def _ways(context: Context, module: nn.Module, found: Perceptron, passable: bool) -> list[Way]:
+def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, passable: bool) -> list[Way]:
     original = type(module).forward
     name = first_name(module)
 
@@ -203,12 +201,20 @@ def _ways(context: Context, module: nn.Module, found: Perceptron, passable: bool
     def forwards(function: Any) -> SetForward:
         return SetForward(module, mark(single_input(function, name, original)))
 
-    made = [Way(words, lambda function=function: forwards(function)) for words, function in ways]  # type: ignore[misc]
+    layers = tuple(_join(path, layer) for layer in found.layers)  # of which ours reads the weights
+    made = [
+        Way(words, lambda function=function: forwards(function), layers if function is ours else ())  # type: ignore[misc]
+        for words, function in ways
+    ]
     if passable and not context.trains and found.kind == "gated" and _can_pack(context, module, found):
         gate, up = (module._modules[layer] for layer in found.layers[:2])
         words = "one kernel_pytorch product with the gate inside"
-        made.insert(0, Way(words, lambda: Several(Pack(module, gate, up), forwards(ours))))
+        made.insert(0, Way(words, lambda: Several(Pack(module, gate, up), forwards(ours)), layers))
     return made
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _can_pack(context: Context, module: nn.Module, found: Perceptron) -> bool:
