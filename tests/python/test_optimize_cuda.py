@@ -81,3 +81,15 @@ def test_float8(always):  # noqa: F811
     block(x, cos, sin).sum().backward()
     kernel_pytorch.restore(block)
     assert torch.equal(block(x, cos, sin), before)
+
+
+def test_a_vocabulary_that_is_not_aligned(always):  # noqa: F811
+    torch.manual_seed(0)
+    model = demo_models.GPT(256, 1, 4, 5027, 256).cuda()
+    x = torch.randint(5027, (2, 128), device="cuda")
+    reference = copy.deepcopy(model)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        result = optimize(model, x, goal="train", patterns=["linears"])
+        ways = {one["path"]: one["to"] for one in result.report.data["replacements"]}
+        assert "head" in ways, result.report
+        assert row_error(model(x), reference(x))[1] < 0.15

@@ -242,3 +242,23 @@ def test_a_saving_that_no_clock_can_tell():
     assert not saves(before, before, 5.0)  # too little to matter
     assert not saves(before, Timing(110e3, 109e3, 111e3, 5), 200.0)  # measured slower
     assert pays(before, Timing(90e3, 89e3, 91e3, 5))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_padded_products(bias):
+    from kernel_pytorch._optimize.patterns.linears import ALIGNMENT, padded_product
+
+    torch.manual_seed(0)
+    layer, x = nn.Linear(12, 29, bias=bias), torch.randn(2, 5, 12, requires_grad=True)
+    parameters = [x, *layer.parameters()]
+    expected = layer(x)
+    found = padded_product(x, layer.weight, layer.bias)
+    torch.testing.assert_close(found, expected)
+    assert found.stride(-2) % ALIGNMENT == 0
+    assert found.view(-1, 29).shape == (10, 29)  # rows stay one dimension, as losses want them
+    grad = torch.randn_like(expected)
+    theirs = torch.autograd.grad(expected, parameters, grad)
+    for mine, other in zip(torch.autograd.grad(found, parameters, grad), theirs):
+        torch.testing.assert_close(mine, other)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert padded_product(x, layer.weight, layer.bias).dtype is torch.bfloat16

@@ -77,7 +77,7 @@ def _bytes(leaf: Any) -> int:
 
 
 def count(run: Callable[[], object], ridge: float = math.inf) -> Cost:
-    """Of what `run` does, backward included, on a device with `ridge` operations to a byte; without it all are bytes."""
+    """Of what `run` does, backward included, on a device with `ridge` operations to a byte; without, all is bytes."""
     return counted(run, ridge)[0]
 
 
