@@ -22,7 +22,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch_norms import describe_machine
 
+BEGAN = time.perf_counter()
 WARM = 2  # passes before the timed ones: they verify buckets, capture and compile
 BOUND = {torch.bfloat16: 0.1, torch.float32: 1e-3}  # of the largest value, through all layers
 
@@ -53,14 +54,14 @@ def zipf_lengths(count: int, longest: int, seed: int, shortest: int = 16) -> lis
 class Trace:
     """A model in three kinds and the requests, each way of serving them a function that runs all."""
 
-    def __init__(self, name: str, size: Size, device: torch.device) -> None:
+    def __init__(self, name: str, size: Size, device: torch.device, alternatives: Sequence[str]) -> None:
         self.name, self.size, self.device = name, size, device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         takes_tokens = name == "bert"
         with device:
             self.model = Encoder(size, takes_tokens, "torch").to(self.dtype).eval()
         self.others = []
-        for kernels in ("ours", "mixed"):
+        for kernels in alternatives:
             with torch.device("meta"):
                 other = Encoder(size, takes_tokens, kernels).eval()
             other.load_state_dict(self.model.state_dict(), assign=True)  # the same tensors
@@ -101,7 +102,8 @@ class Trace:
             lengths = torch.full((1,), length, dtype=torch.int32, device=self.device)
             for other in self.others:
                 other(request, lengths)
-        synchronize(self.device)
+                synchronize(self.device)
+                say(f"{self.name}: kernels of {other.kernels} at {length} positions")
 
     def sorted_batches(self) -> list[list[int]]:
         order = sorted(range(len(self.requests)), key=lambda index: self.lengths[index])
@@ -125,6 +127,11 @@ class Trace:
         for request in self.requests:
             result = model(request[None])
         return result
+
+
+def say(what: str) -> None:
+    """Where the time goes, for runs with a limit."""
+    print(f"{time.perf_counter() - BEGAN:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def synchronize(device: torch.device) -> None:
@@ -154,6 +161,7 @@ def passes(trace: Trace, ways: dict[str, Callable[[], object]], count: int) -> d
             way()
             synchronize(trace.device)
             samples[name].append(time.perf_counter() - begin)
+            say(f"{trace.name}: {name}, {samples[name][-1]:.2f} s")
     return samples
 
 
@@ -184,8 +192,9 @@ def measure(trace: Trace, arguments: argparse.Namespace) -> Iterator[dict[str, A
     trace.load_kernels()
     single = trace.bucketed()
     with alone(arguments.lock):
-        for _ in range(WARM):
+        for turn in range(WARM):
             trace.one_by_one(single)
+            say(f"{trace.name}: pass {turn + 1} that verifies and captures, {single.statistics()['graphs']} graphs")
         row = describe(trace, single)
         row["largest_difference"] = largest_difference(
             trace, lambda chosen: [single(trace.requests[index][None])[0] for index in chosen]
@@ -198,6 +207,7 @@ def measure(trace: Trace, arguments: argparse.Namespace) -> Iterator[dict[str, A
     yield row
     compiled = None if arguments.no_compile else compiled_or_none(trace)
     if compiled is not None:
+        say(f"{trace.name}: torch.compile has compiled")
         ways["torch.compile"] = lambda: trace.one_by_one(compiled)
         with alone(arguments.lock):
             ways["torch.compile"]()
@@ -230,7 +240,8 @@ def measure_batches(trace: Trace, compiled: Callable[..., Tensor] | None, row: d
 
 def describe(trace: Trace, single: DynamicShapeModule) -> dict[str, Any]:
     statistics_of = single.statistics()
-    kinds = [("torch", "ours", "mixed")[plan.chosen or 0] for plan in single._plans.values()]
+    names = ["torch", *(other.kernels for other in trace.others)]
+    kinds = [names[plan.chosen or 0] for plan in single._plans.values()]
     return {
         "model": trace.name,
         "layers": trace.size.layers,
@@ -280,6 +291,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer layers and passes")
     parser.add_argument("--models", default="vit,bert", help="which of vit and bert")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes a while")
+    parser.add_argument("--alternatives", default="ours,mixed", help="kernels to try beside torch's")
     parser.add_argument("--single", action="store_true", help="one at a time alone, without batches")
     parser.add_argument("--lock", type=Path, help="a file by which several of these take turns on the device")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
@@ -292,7 +304,7 @@ def main() -> int:
     run: dict[str, Any] = {"machine": describe_machine(device)}
     with torch.no_grad():
         for name in arguments.models.split(","):
-            for row in measure(Trace(name, size, device), arguments):
+            for row in measure(Trace(name, size, device, arguments.alternatives.split(",")), arguments):
                 rows[name] = row
                 run["figures"] = [figure for known in rows.values() for figure in figures_of(known)]
                 run["traces"] = list(rows.values())

@@ -329,7 +329,7 @@ class Waits(nn.Module):
 
 @pytest.mark.usefixtures("noted")
 def test_a_module_that_waits_for_the_device_is_not_captured() -> None:
-    graph = PyGraph(Waits(), always=True)
+    graph = PyGraph(Waits().eval(), always=True)
     assert torch.equal(graph(torch.ones(3)), torch.full((3,), 2.0))
     assert torch.equal(graph(-torch.ones(3)), -torch.ones(3))
     assert "waits for the device in aten::_local_scalar_dense" in graph.explain(torch.ones(3)).reason
@@ -338,7 +338,7 @@ def test_a_module_that_waits_for_the_device_is_not_captured() -> None:
 
 @pytest.mark.gpu
 def test_a_module_that_waits_for_the_device_is_not_captured_on_cuda() -> None:
-    graph = PyGraph(Waits(), always=True)
+    graph = PyGraph(Waits().eval(), always=True)
     x = torch.ones(4, device="cuda")
     with torch.no_grad():
         torch.testing.assert_close(graph(x), 2 * x)
@@ -355,7 +355,7 @@ def test_a_capture_that_breaks_off_is_put_right_on_cuda() -> None:
             return y + 1
 
     stream = torch.cuda.current_stream()
-    graph = PyGraph(Synchronizes(), always=True)
+    graph = PyGraph(Synchronizes().eval(), always=True)
     x = torch.ones(4, device="cuda")
     with torch.no_grad():
         for _ in range(2):
