@@ -128,7 +128,7 @@ TEST(Options, DescriptionNamesEachVariableOnceWithItsValue) {
       EXPECT_TRUE(row.from_environment);
     }
   }
-  EXPECT_EQ(seen.size(), 10u);
+  EXPECT_EQ(seen.size(), 11u);
 }
 
 std::mutex heard_mutex;
