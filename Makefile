@@ -22,7 +22,7 @@ build: setup  ## set up the machine and build everything into build/
 
 run: build  ## show this machine, then make the bundled Llama-style model faster on it and print the report
 	@$(BUILD)/kpt doctor
-	@$(BUILD)/kpt optimize --demo llama --budget 30 --html $(BUILD)/report.html
+	@$(BUILD)/kpt optimize --demo llama --budget 15 --html $(BUILD)/report.html
 
 test: test-cpp test-python test-docs  ## all tests: C++, Python, the code in the docs
 

@@ -11,7 +11,7 @@ namespace kernel_pytorch::plan {
 namespace {
 
 constexpr double kCpuLaunchUs = 3, kCudaLaunchUs = 4;     // what an op of torch costs besides its work
-constexpr double kHopeless = 1.1;                         // predicted this many times slower: not tried
+constexpr double kHopeless = 1.5;                         // predicted this many times slower: not tried
 constexpr double kTurns = 40, kLeastTurnsUs = 20e3;       // runs of each side, and the least that a clock can tell
 constexpr double kShareOfBudget = 0.5, kMostSeconds = 3;  // of the budget for all parts, and for one
 

@@ -25,11 +25,12 @@ def flops_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     if known is not None:
         return known
     space, name = function._schema.name.split("::")
-    ours = _OURS.get(name.removesuffix("_").removesuffix("_forward")) if space == "kernel_pytorch" else None
-    if ours is None:
+    table = _OURS if space == "kernel_pytorch" else _TORCHS
+    formula = table.get(name.removesuffix("_").removesuffix("_forward"))
+    if formula is None:
         return float(_elements(result) or _elements((args, kwargs)))
     arguments = dict(zip((argument.name for argument in function._schema.arguments), args)) | kwargs
-    return float(ours(arguments))
+    return float(formula(arguments))
 
 
 def by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float | None:
@@ -93,6 +94,19 @@ def _attention_backward(arguments: Arguments) -> Any:
     return 2.5 * _attention(arguments)
 
 
+def _torch_attention(arguments: Arguments) -> Any:
+    """Of torch's attention on a CPU, for which torch has no formula."""
+    return _attention({**arguments, "heads_first": True, "causal": arguments.get("is_causal")})
+
+
+def _torch_attention_backward(arguments: Arguments) -> Any:
+    return 2.5 * _torch_attention(arguments)
+
+
+_TORCHS: dict[str, Callable[[Arguments], Any]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _torch_attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _torch_attention_backward,
+}
 _OURS: dict[str, Callable[[Arguments], Any]] = {
     "matmul": _matmul,
     "matmul_add": _matmul,

@@ -41,7 +41,8 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         Way(words, lambda f=function: SetForward(module, mark(single_input(f, name, original))))  # type: ignore[misc]
         for words, function in functions
     ]
-    return Proposal(NAME, path, module, f"{type(module).__name__} {columns} -> {rows}", ways)
+    # covers itself: it takes the place of a narrow product that was there
+    return Proposal(NAME, path, module, f"{type(module).__name__} {columns} -> {rows}", ways, covers=[path])
 
 
 def _dtype(x: Tensor) -> torch.dtype:
