@@ -22,11 +22,16 @@ constexpr MmaTile kKeyTiles[] = {
 };
 // Of features that need the registers themselves.
 constexpr MmaTile kHeavyKeyTiles[] = {
-    {64, 64, 64, 4, 1, 64, 2},   {96, 96, 96, 4, 1, 32, 2},    {128, 128, 64, 4, 1, 32, 2}, {192, 128, 96, 4, 1, 32, 2},
+    {64, 64, 64, 4, 1, 32, 2},   {96, 96, 96, 4, 1, 32, 2},    {128, 128, 64, 4, 1, 32, 2}, {192, 128, 96, 4, 1, 32, 2},
     {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1}, {512, 512, 64, 2, 1, 32, 1},
 };
 constexpr MmaTile kQueryTiles[] = {
     {64, 64, 64, 4, 1, 64, 2},    {96, 96, 96, 4, 1, 64, 2},    {128, 128, 128, 4, 1, 32, 2},
+    {192, 128, 192, 4, 1, 32, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 1},
+    {512, 512, 128, 2, 1, 32, 1},
+};
+constexpr MmaTile kHeavyQueryTiles[] = {
+    {64, 64, 64, 4, 1, 32, 2},    {96, 96, 96, 4, 1, 64, 2},    {128, 128, 128, 4, 1, 32, 2},
     {192, 128, 192, 4, 1, 32, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 1},
     {512, 512, 128, 2, 1, 32, 1},
 };
@@ -88,9 +93,11 @@ class Call {
     measure_queries();
     const ScoreArguments& scores = arguments_.scores;
     const int64_t heads = scores.heads;
-    const MmaTile& key_tile = is_heavy(features_of(problem_.scoring)) ? kHeavyKeyTiles[index_] : kKeyTiles[index_];
+    const bool heavy = is_heavy(features_of(problem_.scoring));
+    const MmaTile& key_tile = heavy ? kHeavyKeyTiles[index_] : kKeyTiles[index_];
+    const MmaTile& query_tile = heavy ? kHeavyQueryTiles[index_] : kQueryTiles[index_];
     launch_large(true, key_tile, scores.keys, int64_t{scores.batches} * (heads / scores.group));
-    launch_large(false, kQueryTiles[index_], scores.queries, scores.batches * heads);
+    launch_large(false, query_tile, scores.queries, scores.batches * heads);
     if (problem_.grad_bias.is_present()) add_bias();
     if (problem_.grad_sinks.is_present()) add_sinks();
     if (std::ranges::any_of(problem_.grad_captured, &TensorView::is_present)) add_captured();
@@ -302,7 +309,7 @@ uint64_t source_hash() {
 
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes = mma_codes(kSource, "mma_backward_keys", kKeyTiles, kHeavyKeyTiles);
-  for (DeviceCode& code : mma_codes(kSource, "mma_backward_queries", kQueryTiles, kQueryTiles)) {
+  for (DeviceCode& code : mma_codes(kSource, "mma_backward_queries", kQueryTiles, kHeavyQueryTiles)) {
     codes.push_back(std::move(code));
   }
   for (const bool vectors : {false, true}) {
