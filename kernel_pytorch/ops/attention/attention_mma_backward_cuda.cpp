@@ -1,5 +1,6 @@
 // cuda_mma, the backward that takes every option on every GPU since compute capability 8.0, bitwise repeatable.
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "kernel_pytorch/base/error.h"
@@ -20,21 +21,23 @@ constexpr MmaTile kKeyTiles[] = {
     {192, 128, 96, 4, 1, 32, 2}, {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1},
     {512, 512, 64, 2, 1, 32, 1},
 };
-// Of features that need the registers themselves.
-constexpr MmaTile kHeavyKeyTiles[] = {
-    {64, 64, 64, 4, 1, 32, 2},   {96, 96, 96, 4, 1, 32, 2},    {128, 128, 64, 4, 1, 32, 2}, {192, 128, 96, 4, 1, 32, 2},
-    {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1}, {512, 512, 64, 2, 1, 32, 1},
-};
 constexpr MmaTile kQueryTiles[] = {
     {64, 64, 64, 4, 1, 64, 2},    {96, 96, 96, 4, 1, 64, 2},    {128, 128, 128, 4, 1, 32, 2},
     {192, 128, 192, 4, 1, 32, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 1},
     {512, 512, 128, 2, 1, 32, 1},
 };
-constexpr MmaTile kHeavyQueryTiles[] = {
-    {64, 64, 64, 4, 1, 32, 2},    {96, 96, 96, 4, 1, 64, 2},    {128, 128, 128, 4, 1, 32, 2},
-    {192, 128, 192, 4, 1, 32, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 1},
-    {512, 512, 128, 2, 1, 32, 1},
-};
+// Of features that need the registers themselves.
+constexpr auto kHeavyKeyTiles = [] {
+  auto tiles = std::to_array(kKeyTiles);
+  tiles[0].columns = 32;
+  tiles[2].slice = 64;
+  return tiles;
+}();
+constexpr auto kHeavyQueryTiles = [] {
+  auto tiles = std::to_array(kQueryTiles);
+  tiles[0].columns = 32;
+  return tiles;
+}();
 
 int tile_index(const BackwardProblem& problem) {
   return tile_for(kKeyTiles, problem.query.size(3), problem.value.size(3));
