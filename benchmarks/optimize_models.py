@@ -323,6 +323,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, help="of each optimize")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     parser.add_argument("--output", type=Path, help="write the figures as JSON, after each case")
+    parser.add_argument("--reports", type=Path, help="write the whole reports of optimize as JSON, after each case")
     arguments = parser.parse_args()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if arguments.threads:
@@ -341,8 +342,10 @@ def main() -> int:
         record["results"].append(result)
         record["figures"] += figures(result)
         if arguments.output:
-            stored = {"benchmark": "optimize_models", "runs": [record], "reports": reports}
-            arguments.output.write_text(json.dumps(stored, indent=1, default=str) + "\n")
+            stored = {"benchmark": "optimize_models", "runs": [record]}
+            arguments.output.write_text(json.dumps(stored, indent=1) + "\n")
+        if arguments.reports:
+            arguments.reports.write_text(json.dumps(reports, indent=1, default=str) + "\n")
         torch._dynamo.reset()
         if device.type == "cuda":
             torch.cuda.empty_cache()
