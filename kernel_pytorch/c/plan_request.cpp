@@ -50,6 +50,7 @@ plan::Work read_work(FieldReader& site, std::string_view field) {
   FieldReader fields(*value, "model_plan work");
   const plan::Work work{.bytes = fields.number("bytes", 0, 0, kMost),
                         .flops = fields.number("flops", 0, 0, kMost),
+                        .float8_flops = fields.number("float8_flops", 0, 0, kMost),
                         .launches = whole_number(fields, "launches", 0)};
   fields.finish();
   return work;
@@ -205,6 +206,7 @@ Json answer_model_plan(const Json& request) {
   for (const Json& site : given == nullptr ? Json::array() : *given) sites.push_back(read_site(site));
   const plan::Machine machine{.bytes_per_second = fields.number("copy_bytes_per_second", 0, 0, kMost),
                               .flops_per_second = fields.number("matmul_flops_per_second", 0, 0, kMost),
+                              .float8_flops_per_second = fields.number("float8_flops_per_second", 0, 0, kMost),
                               .is_cuda = fields.boolean("is_cuda", false)};
   const plan::Purpose purpose{.tolerant = fields.boolean("tolerant", false),
                               .compiled = fields.boolean("compiled", false),

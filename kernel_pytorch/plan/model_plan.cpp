@@ -46,8 +46,9 @@ std::string gain_text(const Site& site, const SiteDecision& decision) {
 
 void check(const Site& site) {
   for (const Work* work : {&site.before, &site.after}) {
-    KP_CHECK(work->bytes >= 0 && work->flops >= 0 && work->launches >= 0, "model plan: ", site.path, " (", site.pattern,
-             ") moves ", work->bytes, " bytes in ", work->launches, " launches; neither may be negative");
+    KP_CHECK(work->bytes >= 0 && work->flops >= 0 && work->float8_flops >= 0 && work->launches >= 0,
+             "model plan: ", site.path, " (", site.pattern, ") moves ", work->bytes, " bytes in ", work->launches,
+             " launches; neither may be negative");
   }
 }
 
@@ -92,8 +93,11 @@ void share_budget(const std::vector<Site>& sites, const Purpose& purpose, std::v
 
 double predicted_us(const Work& work, const Machine& machine) {
   const double launch_us = machine.is_cuda ? kCudaLaunchUs : kCpuLaunchUs;
-  return (work.bytes / machine.bytes_per_second + work.flops / machine.flops_per_second) * 1e6 +
-         static_cast<double>(work.launches) * launch_us;
+  const double float8_rate =
+      machine.float8_flops_per_second > 0 ? machine.float8_flops_per_second : machine.flops_per_second;
+  const double seconds =
+      work.bytes / machine.bytes_per_second + work.flops / machine.flops_per_second + work.float8_flops / float8_rate;
+  return seconds * 1e6 + static_cast<double>(work.launches) * launch_us;
 }
 
 ModelPlan plan_model(const std::vector<Site>& sites, const Machine& machine, const Purpose& purpose) {

@@ -13,6 +13,7 @@ namespace kernel_pytorch::plan {
 
 struct Work {  // bytes of the launches that memory bounds, operations of those that the rate of products bounds
   double bytes = 0, flops = 0;
+  double float8_flops = 0;  // of products of FP8, which have a rate of their own
   int64_t launches = 0;
 };
 
@@ -26,6 +27,7 @@ struct Site {
 
 struct Machine {
   double bytes_per_second = 0, flops_per_second = 0;  // a copy and a large product, measured
+  double float8_flops_per_second = 0;                 // a large product of FP8; 0 where there are no units for it
   bool is_cuda = false;
 };
 

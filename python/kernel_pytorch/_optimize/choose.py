@@ -22,7 +22,7 @@ from .patterns.context import Context
 from .patterns.torch_layers import passed_by
 from .record import copied
 from .sites import Call, Proposal, Refusal, Way
-from .verify import Difference, Mismatch, Results, evaluating, results_of, verify
+from .verify import Difference, Mismatch, Results, evaluating, random_like, results_of, verify
 
 LEAST_GAIN, CLEAR_GAIN = 1.01, 1.03  # between them only where the quartiles do not overlap
 LEAST_SAVING_US = 20.0  # predicted, below which a gain that no clock can tell is not worth a change
@@ -113,7 +113,7 @@ class Chooser:
         their weights otherwise, and stay.
         """
         for kept in list(self.outcome.kept):
-            path, narrow = kept.proposal.path, kept.proposal.approximate
+            path, narrow = kept.proposal.path, kept.proposal.approximate and not way.narrow
             if path not in proposal.covers and (narrow or path not in way.covers):
                 continue
             self.changes.undo(kept.change)
@@ -230,6 +230,7 @@ def runner(module: nn.Module, call: Call, trains: bool) -> Callable[[], object]:
         first.requires_grad_()
     leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
     leaves += [first] if first is not None else []
+    gradients: list[Tensor] = []  # drawn in the first run: of ones a GPU draws less power than of numbers
 
     def step() -> object:
         from torch.utils import _pytree as pytree
@@ -238,7 +239,8 @@ def runner(module: nn.Module, call: Call, trains: bool) -> Callable[[], object]:
         outputs = [leaf for leaf in outputs if leaf.requires_grad]
         if not outputs:
             return None
-        gradients = [torch.ones_like(leaf) for leaf in outputs]
+        if [one.shape for one in outputs] != [one.shape for one in gradients]:
+            gradients[:] = [random_like(leaf, i) for i, leaf in enumerate(outputs)]
         return torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
 
     return step

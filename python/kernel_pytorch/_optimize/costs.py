@@ -26,6 +26,7 @@ _NOT_RUN = (
     "new_empty",
     "empty_like",
     "empty_strided",
+    "new_empty_strided",
     "_local_scalar_dense",
     "alias",
     "_unsafe_view",
@@ -34,10 +35,12 @@ _NOT_RUN = (
 
 @dataclass
 class Cost:
-    """Of one call: bytes of the launches bound by memory, operations of those bound by the rate of products."""
+    """Of one call: bytes of the launches bound by memory, operations of those bound by the rate of products, those of
+    FP8 by themselves."""
 
     bytes: float = 0.0
     flops: float = 0.0
+    float8_flops: float = 0.0
     launches: int = 0
 
     def as_request(self) -> dict[str, float]:
@@ -58,13 +61,20 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         moved = float(sum(_bytes(leaf) for leaf in pytree.tree_leaves((args, kwargs or {}, result))))
         shown = flops_of(func, args, kwargs or {}, result)
-        if shown > self.ridge * moved:
+        if shown > self.ridge * moved and _multiplies_float8(args):
+            self.cost.float8_flops += shown
+        elif shown > self.ridge * moved:
             self.cost.flops += shown
         else:
             self.cost.bytes += moved
         self.cost.launches += 1
         self.by_op.setdefault(func._schema.name, []).append((moved, shown))
         return result
+
+
+def _multiplies_float8(args: Any) -> bool:
+    first = args[0] if args else None
+    return isinstance(first, Tensor) and first.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _bytes(leaf: Any) -> int:

@@ -21,20 +21,18 @@ Arguments = dict[str, Any]
 
 def flops_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float:
     """Of function(*args, **kwargs), an overload of a torch op, which gave `result`."""
-    known = by_torch(function, args, kwargs, result)
-    if known is not None:
-        return known
     space, name = function._schema.name.split("::")
     table = _OURS if space == "kernel_pytorch" else _TORCHS
     formula = table.get(name.removesuffix("_").removesuffix("_forward"))
     if formula is None:
-        return float(_elements(result) or _elements((args, kwargs)))
+        known = by_torch(function, args, kwargs, result)
+        return float(_elements(result) or _elements((args, kwargs))) if known is None else known
     arguments = dict(zip((argument.name for argument in function._schema.arguments), args)) | kwargs
     return float(formula(arguments))
 
 
 def by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float | None:
-    """torch's own count, or None: its formulas refuse some calls (attention of grouped heads) by assertions."""
+    """torch's own count, or None: its formulas refuse some calls by assertions."""
     formula = flop_registry.get(function._overloadpacket)
     try:
         return None if formula is None else float(formula(*args, **kwargs, out_val=result))
@@ -54,6 +52,11 @@ def _matmul(arguments: Arguments) -> Any:
     a, b = arguments["a"], arguments["b"]
     batch = math.prod(a.shape[:-2]) if a.dim() >= b.dim() else math.prod(b.shape[:-2])
     return 2.0 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _scaled_matmul(arguments: Arguments) -> Any:
+    """a [m, k] and b [n, k]: FP8 is multiplied along k alone."""
+    return 2.0 * arguments["a"].numel() * arguments["b"].shape[0]
 
 
 def _linear(arguments: Arguments) -> Any:
@@ -95,7 +98,7 @@ def _attention_backward(arguments: Arguments) -> Any:
 
 
 def _torch_attention(arguments: Arguments) -> Any:
-    """Of torch's attention on a CPU, for which torch has no formula."""
+    """Of torch's attention. Its own formulas count causal ones in full and refuse grouped heads."""
     return _attention({**arguments, "heads_first": True, "causal": arguments.get("is_causal")})
 
 
@@ -103,14 +106,15 @@ def _torch_attention_backward(arguments: Arguments) -> Any:
     return 2.5 * _torch_attention(arguments)
 
 
+_KINDS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 _TORCHS: dict[str, Callable[[Arguments], Any]] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _torch_attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _torch_attention_backward,
+    **{f"_scaled_dot_product_{kind}": _torch_attention for kind in _KINDS},
+    **{f"_scaled_dot_product_{kind}_backward": _torch_attention_backward for kind in _KINDS},
 }
 _OURS: dict[str, Callable[[Arguments], Any]] = {
     "matmul": _matmul,
     "matmul_add": _matmul,
-    "scaled_matmul": _matmul,
+    "scaled_matmul": _scaled_matmul,
     "linear": _linear,
     "linear_backward": _linear_backward,
     "mlp": _mlp,

@@ -152,6 +152,19 @@ def kernels_of(
 
 
 @functools.cache
+def float8_rate(device: torch.device) -> float:
+    """Operations of a large product of FP8 in a second; 0 where there are no units for it. Once per process."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 9:
+        return 0.0
+    from .._ops.float8 import quantize, scaled_matmul
+
+    size = 8192
+    a, b = (quantize(torch.randn(size, size, device=device, dtype=torch.bfloat16)) for _ in range(2))
+    job = (lambda: None, lambda: scaled_matmul(a.codes, b.codes, a.scales, b.scales))
+    return 2 * size**3 / interleaved({"product": job}, device, 0.1)["product"].median_us * 1e6
+
+
+@functools.cache
 def roofs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """What this machine does at best: bytes copied and operations of a large product in a second; once per process."""
     on_gpu = device.type == "cuda"

@@ -63,7 +63,8 @@ def optimize(
         goal: "inference" measures forward, "train" forward and backward.
         budget_seconds: about how long it may take; measuring stops in time, verifying does not.
         accuracy: "exact" keeps the model's precision; "tolerant" also tries narrower products (FP8, bf16).
-        loss: for training, from the output to a scalar; by default the output's `loss`, or a sum of all outputs.
+        loss: for training, from the output to a scalar; by default the output's `loss`, or none: backward from
+            random gradients of all outputs.
         patterns: names of the patterns to look for, as _optimize.patterns.names() lists them; all by default.
         progress: called with one line after each step.
 

@@ -10,7 +10,7 @@ from typing import Any
 from .. import _library
 from .changes import Changes
 from .choose import cost_of
-from .measure import roofs
+from .measure import float8_rate, roofs
 from .patterns.context import Context
 from .sites import Proposal, Refusal
 
@@ -54,6 +54,7 @@ def plan_sites(context: Context, changes: Changes, found: list[Proposal], dtype:
         "budget_seconds": budget_seconds,
         "copy_bytes_per_second": plan.roofs["copy_bytes_per_second"],
         "matmul_flops_per_second": plan.roofs["matmul_flops_per_second"],
+        "float8_flops_per_second": float8_rate(context.device) if context.accuracy == "tolerant" else 0.0,
         "sites": [
             {
                 "path": one.path,
@@ -91,5 +92,6 @@ def _costs(context: Context, changes: Changes, proposal: Proposal, ridge: float)
         changes.undo(change)
     if proposal.opaque:
         before.bytes, before.flops = max(before.bytes, after.bytes), max(before.flops, after.flops)
+        before.float8_flops = max(before.float8_flops, after.float8_flops)
         before.launches = max(before.launches, after.launches)
     return {"before": before.as_request(), "after": after.as_request()}

@@ -1,10 +1,14 @@
-"""The sample: how the model is called, on which device, and what one step of the goal is."""
+"""The sample: how the model is called, on which device, and what one step of the goal is.
+
+A training step without a loss goes backward from gradients drawn once: a loss of our own would be measured as if it
+were the model's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .sites import Call
-from .verify import evaluating
+from .verify import evaluating, random_like
 
 
 @dataclass
@@ -24,6 +28,7 @@ class Sample:
     device: torch.device
     dtype: torch.dtype
     loss: Callable[[Any], Tensor] | None = None
+    drawn: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def forward(self, model: nn.Module) -> object:
         """One forward, in the mode of the goal."""
@@ -31,7 +36,7 @@ class Sample:
             return self.call.run(model)
 
     def step(self, model: nn.Module) -> Callable[[], object]:
-        """What is measured: forward, or forward and backward with gradients cleared before."""
+        """What is measured: forward, or forward and backward with gradients cleared first."""
         if self.goal == "inference":
             return lambda: self._infer(model)
         return lambda: self._train(model)
@@ -41,25 +46,39 @@ class Sample:
             return self.call.run(model)
 
     def _train(self, model: nn.Module) -> object:
-        for parameter in model.parameters():
-            parameter.grad = None
+        for tensor in (*model.parameters(), *self.call.tensors()):
+            tensor.grad = None
         with torch.enable_grad():
-            self.scalar(self.call.run(model)).backward()  # type: ignore[no-untyped-call]
+            roots, gradients = self.roots(self.call.run(model))
+            torch.autograd.backward(roots, gradients)
         return None
 
-    def scalar(self, output: Any) -> Tensor:
-        """The loss of an output."""
+    def roots(self, output: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Where backward begins, and with which gradients: the loss, or every output."""
         if self.loss is not None:
-            return self.loss(output)
+            return [self.loss(output)], [None]
         own = getattr(output, "loss", None)
         if own is None and isinstance(output, dict):
             own = output.get("loss")
         if isinstance(own, Tensor):
-            return own
+            return [own], [None]
         leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if not leaves:
             raise ValueError("optimize: goal is train, and no output of the model requires a gradient; give loss=")
-        return sum((leaf.float().square().mean() for leaf in leaves[1:]), leaves[0].float().square().mean())
+        return leaves, [self._gradient(index, leaf) for index, leaf in enumerate(leaves)]
+
+    def _gradient(self, index: int, output: Tensor) -> Tensor:
+        key = (index, output.shape, output.dtype, output.device)
+        if key not in self.drawn:
+            self.drawn[key] = random_like(output, index)
+        return self.drawn[key]
+
+
+def _leaf(value: Any) -> Any:
+    """The same memory without its history: gradients of the sample are nobody's, and a graph can be used but once."""
+    if type(value) is not Tensor or not value.requires_grad:
+        return value
+    return value.detach().requires_grad_()
 
 
 def sample_of(model: nn.Module, inputs: Any, goal: str, loss: Callable[[Any], Tensor] | None) -> Sample:
@@ -75,6 +94,8 @@ def sample_of(model: nn.Module, inputs: Any, goal: str, loss: Callable[[Any], Te
             f"optimize: sample_inputs is a {type(inputs).__name__}; "
             f"give a tensor, a tuple of arguments or a dict of named ones"
         )
+    if goal == "train":
+        call = Call(*pytree.tree_map(_leaf, (call.args, call.kwargs)))
     tensor: Tensor | None = next(model.parameters(), None)
     if tensor is None:
         tensor = next(iter(call.tensors()), None)

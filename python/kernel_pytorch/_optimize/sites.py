@@ -38,6 +38,7 @@ class Way:
     name: str
     change: Callable[[], Change]
     covers: tuple[str, ...] = ()  # paths of modules that are no longer called, besides the proposal's
+    narrow: bool = False  # multiplies in a narrower type, so that narrow layers below are covered too
 
 
 @dataclass

@@ -101,7 +101,7 @@ def _gradients(module: nn.Module, first: Tensor | None, outputs: list[Tensor], s
     roots = [tensor for tensor in outputs if tensor.requires_grad]
     if not roots or not wanted:
         return {}
-    grads = [_random_like(tensor, seed + i) for i, tensor in enumerate(roots)]
+    grads = [random_like(tensor, seed + i) for i, tensor in enumerate(roots)]
     values = torch.autograd.grad(roots, list(wanted.values()), grads, allow_unused=True)
     return {name: whole(value) for name, value in zip(wanted, values) if value is not None}
 
@@ -112,7 +112,8 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if full is None else full()
 
 
-def _random_like(tensor: Tensor, seed: int) -> Tensor:
+def random_like(tensor: Tensor, seed: int) -> Tensor:
+    """Normal numbers of a tensor's shape, type and device."""
     generator = torch.Generator(device=tensor.device).manual_seed(seed)
     return torch.randn(tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype)
 
@@ -127,7 +128,7 @@ def randomised(call: Call, seed: int) -> Call:
     if first is None or first.numel() == 0:
         return call
     if first.is_floating_point():
-        drawn = _random_like(first, seed) * first.detach().float().std(correction=0).to(first.dtype).clamp(min=1e-2)
+        drawn = random_like(first, seed) * first.detach().float().std(correction=0).to(first.dtype).clamp(min=1e-2)
     else:
         order = torch.randperm(first.numel(), generator=torch.Generator().manual_seed(seed))
         drawn = first.flatten()[order.to(first.device)].view(first.shape)

@@ -19,7 +19,9 @@ from ..changes import SetForward, mark
 from ..record import copied
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating
+from . import float8
 from .context import Context, is_plain, weight_reason, why_not_plain
+from .perceptrons import has_no_hooks, has_plain_layers
 
 NAME = "block"
 # norm, attention, norm, mlp, in the spellings of Llama and its kin, GPT-2, ViT (timm and Hugging Face), and others.
@@ -84,10 +86,13 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     passing = _learn(module, names, call)
     if isinstance(passing, str):
         return Refusal(path, NAME, passing)
-    ways = [Way("the sum inside the second norm", _change(module, names, passing, context, False))]
-    if perceptron in context.perceptrons and context.perceptrons[perceptron].kind != "layer":
-        words = "the sums inside the second norm and the last product"
-        ways.insert(0, Way(words, _change(module, names, passing, context, True)))
+    ways = [Way("the sum inside the second norm", _change(module, names, passing, context, None))]
+    kind = context.perceptrons[perceptron].kind if perceptron in context.perceptrons else "layer"
+    words = "the sums inside the second norm and the last product"
+    if kind == "gated" and context.trains:
+        ways.insert(0, Way(f"{words}, torch's others", _change(module, names, passing, context, "torch's")))
+    if kind != "layer":
+        ways.insert(0, Way(words, _change(module, names, passing, context, "ours")))
     covers = [f"{path}.{names[0]}".lstrip("."), f"{path}.{names[2]}".lstrip(".")]
     return Proposal(
         "residual + norm", path, module, f"{type(module).__name__}, two sums and two norms", ways, covers=covers
@@ -99,10 +104,11 @@ def _is_nothing(module: nn.Module) -> bool:
 
 
 def _change(
-    module: nn.Module, names: tuple[str, ...], passing: Passing, context: Context, fuses: bool
+    module: nn.Module, names: tuple[str, ...], passing: Passing, context: Context, products: str | None
 ) -> Callable[[], SetForward]:
+    """`products` are those of the MLP where its last one takes the sum; None calls the MLP."""
     norm_1, norm_2 = (context.norms[module._modules[names[i]]] for i in (0, 2))  # type: ignore[index]
-    perceptron = context.perceptrons.get(module._modules[names[3]]) if fuses else None  # type: ignore[arg-type]
+    perceptron = context.perceptrons.get(module._modules[names[3]])  # type: ignore[arg-type]
     original = type(module).forward
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -113,21 +119,19 @@ def _change(
         if bound is None or not (is_known and is_plain(first) and is_plain(second)):
             return original(self, *args, **kwargs)
         x = bound[passing.names[0]]
-        attended = passing.call(parts[names[1]], norm_1(first, x), bound)
+        normed, x = norm_1.through(first, x)
+        attended = passing.call(parts[names[1]], normed, bound)
         attended = attended[0] if passing.returns_tuple else attended
-        normed, x = norm_2.add(second, attended, x)
         inner = parts[names[3]]
-        if perceptron is not None and is_plain(inner) and all(is_plain(parts_of(inner, n)) for n in perceptron.layers):
-            return perceptron(inner, normed, residual=x)
-        return inner(normed) + x
+        narrow = float8.of_module(inner) if norm_2.kind == "rms_norm" and is_plain(inner) else None
+        if narrow is not None and perceptron is not None and has_no_hooks(inner, perceptron):
+            return narrow.after_norm(inner, attended, x, norm_2, second)
+        normed, x = norm_2.add(second, attended, x)
+        if products is None or perceptron is None or not (is_plain(inner) and has_plain_layers(inner, perceptron)):
+            return inner(normed) + x
+        return perceptron(inner, normed, products, residual=x)
 
     return lambda: SetForward(module, mark(forward))
-
-
-def parts_of(module: nn.Module, name: str) -> nn.Module:
-    part = module._modules[name]
-    assert part is not None
-    return part
 
 
 def _learn(module: nn.Module, names: tuple[str, ...], call: Call) -> Passing | str:

@@ -34,7 +34,7 @@ class Context:
         return self.goal == "train"
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module] | None = None) -> bool:
@@ -53,7 +53,7 @@ def why_not_plain(path: str, module: nn.Module) -> str | None:
     """In words, or None where it is plain."""
     if is_plain(module):
         return None
-    if any(vars(module)[name] for name in _HOOKS):
+    if any(vars(module)[name] for name in HOOKS):
         return f"{path or 'it'} has hooks, which a fused part would pass by"
     return f"the forward of {path or 'it'} was replaced by someone else"
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import _library
 from ...functional import matmul
+from ...precision import FP8LinearLayer
 from ..changes import Change, SetForward, Several
 from ..sites import Call, Found, Proposal, Refusal, Way
+from . import float8
 from .context import Context, weight_reason, why_not_plain
 
 NAME = "narrow product"
@@ -31,7 +32,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     reason = why_not_plain("", module) or weight_reason(module)
     if reason is None and context.device.type == "cuda":
         tokens = x.numel() // module.in_features
-        reason = _no_float8(module, tokens, context.device)
+        reason = float8.why_not(context, [module], tokens)
     elif reason is None and module.weight.dtype is not torch.float32:
         reason = f"it is {module.weight.dtype} already"
     if reason:
@@ -41,19 +42,6 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     change = _float8 if on_gpu else _bfloat16
     source = f"nn.Linear {module.in_features} -> {module.out_features}"
     return Proposal(NAME, path, module, source, [Way(words, lambda: change(module))], approximate=True)
-
-
-def _no_float8(module: nn.Linear, tokens: int, device: torch.device) -> str | None:
-    """Why FP8 would not pay, by its plan, or None."""
-    request = {
-        "tokens": max(tokens, 1),
-        "in_features": module.in_features,
-        "out_features": module.out_features,
-        "device": f"cuda:{device.index or 0}",
-        "recipe": "current",
-    }
-    answer = _library.call("float8_plan", request=request)
-    return None if answer["pays"] else str(answer["reason"])
 
 
 def _layer(function: Any) -> Any:
@@ -77,9 +65,7 @@ class _Keep(Change):
         self.module = module
 
     def apply(self) -> None:
-        from ...precision import FP8Config, FP8LinearLayer
-
-        layer = FP8LinearLayer.from_linear(self.module, FP8Config(scaling_strategy="current"))
+        layer = FP8LinearLayer.from_linear(self.module, float8.config())
         layer._parameters = self.module._parameters  # whatever becomes of them
         self.module.__dict__[_KEY] = layer
 
@@ -89,10 +75,6 @@ class _Keep(Change):
 
 def _float8(module: nn.Linear) -> Change:
     def forward(self: nn.Linear, input: Tensor) -> Tensor:
-        layer: Any = self.__dict__[_KEY]
-        if layer.fp8_scale.device != input.device:  # the model has moved
-            layer.to(input.device)
-        layer.training = self.training
-        return layer.forward(input)  # type: ignore[no-any-return]
+        return float8.ready(self.__dict__[_KEY], input, self.training).forward(input)
 
     return Several(_Keep(module), SetForward(module, _layer(forward)))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._ops.one_input import layer_norm_through, rms_norm_through
 from ...functional import layer_norm, rms_norm
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
@@ -40,6 +41,13 @@ class Norm:
         if self.kind == "rms_norm":
             return rms_norm(x, weight, self.eps, weight_offset=self.offset)
         return layer_norm(x, weight, module.bias if self.has_bias else None, self.eps)
+
+    def through(self, module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(x), x), where the gradient that comes back by the second is added by the norm's backward."""
+        weight = module.weight if self.has_weight else None
+        if self.kind == "rms_norm":
+            return rms_norm_through(x, weight, self.eps, self.offset)
+        return layer_norm_through(x, weight, module.bias if self.has_bias else None, self.eps)
 
     def add(self, module: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual), one pass."""

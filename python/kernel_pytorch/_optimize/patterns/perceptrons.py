@@ -16,14 +16,16 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
+from ..._ops.one_input import linears
 from ...functional import activation as activate
 from ...functional import gated_activation, gated_activation_packed, linear
 from ...functional import mlp as fused_mlp
-from ..changes import PackRows, SetForward, Several, mark
+from ..changes import Change, PackRows, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating, row_error
+from . import float8
 from .activations import KINDS, kind_of
-from .context import Context, is_plain, owners, probe, single_input, undisturbed, weight_reason, why_not_plain
+from .context import HOOKS, Context, is_plain, owners, probe, single_input, undisturbed, weight_reason, why_not_plain
 from .norms import TOLERANCE, first_name
 
 NAME = "mlp"
@@ -43,10 +45,11 @@ class Perceptron:
     inner_dropout: str | None = None
     outer_dropout: str | None = None
 
-    def __call__(self, module: Any, x: Tensor, ways: str = "ours", residual: Tensor | None = None) -> Tensor:
+    def __call__(self, module: Any, x: Tensor, products: str = "ours", residual: Tensor | None = None) -> Tensor:
+        """`products` are "ours"; "torch's", gate and up with one gradient of their input; or those of the "layers"."""
         parts = module._modules
         first, last = parts[self.layers[0]], parts[self.layers[-1]]
-        if self._fuses(module, ways):
+        if self._fuses(module, products):
             return fused_mlp(
                 x,
                 weight_of(first),
@@ -56,32 +59,29 @@ class Perceptron:
                 activation=self.activation,
                 residual=residual,
             )
-        hidden = self._hidden(module, x, ways)
+        hidden = self._hidden(module, x, products)
         if self.inner_dropout is not None:
             hidden = parts[self.inner_dropout](hidden)
         if self.kind == "layer":
             return hidden
-        if ways != "ours":
-            output: Tensor = last(hidden)
-        elif residual is None or self.outer_dropout is not None:
-            output = linear(hidden, weight_of(last), last.bias)
-        else:
+        if products != "layers" and residual is not None and self.outer_dropout is None:
             return linear(hidden, weight_of(last), last.bias, residual=residual)
+        output: Tensor = linear(hidden, weight_of(last), last.bias) if products == "ours" else last(hidden)
         if self.outer_dropout is not None:
             output = parts[self.outer_dropout](output)
         return output if residual is None else output + residual
 
-    def _fuses(self, module: nn.Module, ways: str) -> bool:
+    def _fuses(self, module: nn.Module, products: str) -> bool:
         """Whether both products and their backward are one op."""
-        if ways != "ours" or self.kind != "plain":
+        if products != "ours" or self.kind != "plain":
             return False
         dropouts = (self.inner_dropout, self.outer_dropout)
         return all(name is None or not _drops(module._modules[name]) for name in dropouts)
 
-    def _hidden(self, module: Any, x: Tensor, ways: str) -> Tensor:
+    def _hidden(self, module: Any, x: Tensor, products: str) -> Tensor:
         parts = module._modules
         first = parts[self.layers[0]]
-        if ways != "ours":
+        if products == "layers" or (products != "ours" and self.kind != "gated"):
             if self.kind == "gated":
                 return gated_activation(first(x), parts[self.layers[1]](x), self.activation)
             if self.kind == "packed":
@@ -92,10 +92,9 @@ class Perceptron:
             pack: Pack | None = module.__dict__.get(_KEY)
             if pack is not None and pack.holds() and not _wants_gradient(x, first.weight):
                 return linear(x, pack.weight, pack.bias, activation=_WORDS[self.activation])
-            return gated_activation(
-                linear(x, weight_of(first)), linear(x, weight_of(up)), self.activation,
-                gate_bias=first.bias, up_bias=up.bias,
-            )  # fmt: skip
+            weights = [weight_of(first), weight_of(up)]
+            gate_rows, up_rows = linears(x, weights, [None, None], ours=products == "ours")
+            return gated_activation(gate_rows, up_rows, self.activation, gate_bias=first.bias, up_bias=up.bias)
         if self.kind == "packed":
             return self._packed(linear(x, weight_of(first), first.bias))
         return linear(x, weight_of(first), first.bias, activation=self.activation)
@@ -175,42 +174,70 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return Refusal(path, NAME, reason)
     context.perceptrons[module] = found
     hooked = next((why for name, part in passed if part is not None and (why := why_not_plain(name, part))), None)
-    ways = _ways(context, path, module, found, hooked is None)
+    ways = _ways(context, path, module, found, hooked is None, x.numel() // x.shape[-1])
     covers = [_join(path, name) for name, child in module.named_children() if child in context.activations]
     name = {"plain": "mlp", "layer": "linear + activation"}.get(found.kind, "gated mlp")
     source = f"{type(module).__name__} ({found.kind}, {found.activation})"
-    return Proposal(name, path, module, source, ways, covers=covers)
+    return Proposal(name, path, module, source, ways, covers=covers, approximate=any(way.narrow for way in ways))
 
 
-def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, passable: bool) -> list[Way]:
+def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, passable: bool, tokens: int) -> list[Way]:
     original = type(module).forward
     name = first_name(module)
 
-    def ours(self: nn.Module, x: Tensor) -> Tensor:
-        parts = self._modules
-        if all(part is not None and is_plain(part) for part in map(parts.get, found.layers)):
-            return found(self, x)
-        return found(self, x, "torch's products")
+    def by(products: str) -> SetForward:
+        def forward(self: nn.Module, x: Tensor) -> Tensor:
+            if products == "float8":
+                kept = float8.of_module(self) if has_no_hooks(self, found) else None
+                return found(self, x, "layers") if kept is None else kept(self, x)
+            plain = products == "layers" or has_plain_layers(self, found)
+            return found(self, x, products if plain else "layers")
 
-    def theirs(self: nn.Module, x: Tensor) -> Tensor:
-        return found(self, x, "torch's products")
+        return SetForward(module, mark(single_input(forward, name, original)))
 
-    ways = [("kernel_pytorch products with the activation inside", ours)] if passable else []
-    ways.append(("the module's own layers, kernel_pytorch activation", theirs))
+    layers = tuple(_join(path, layer) for layer in found.layers)  # whose weights are read where they are not called
+    made = [Way("the module's own layers, kernel_pytorch activation", lambda: by("layers"))]
+    if passable and context.trains and found.kind == "gated":
+        words = "torch's products with one gradient of their input, kernel_pytorch activation"
+        made.insert(0, Way(words, lambda: by("torch's"), layers))
+    if passable:
+        words = "kernel_pytorch products with the activation inside"
+        if context.trains and found.kind == "gated":
+            words = "kernel_pytorch products with one gradient of their input, and activation"
+        made.insert(0, Way(words, lambda: by("ours"), layers))
+    if passable and _takes_float8(context, module, found, tokens):
+        parts = [module._modules[layer] for layer in found.layers]
 
-    def forwards(function: Any) -> SetForward:
-        return SetForward(module, mark(single_input(function, name, original)))
+        def narrow() -> Change:
+            packs = float8.packs_of(parts[:2])
+            return Several(*packs, float8.KeepMlp(module, parts, packs, found.activation), by("float8"))
 
-    layers = tuple(_join(path, layer) for layer in found.layers)  # of which ours reads the weights
-    made = [
-        Way(words, lambda function=function: forwards(function), layers if function is ours else ())  # type: ignore[misc]
-        for words, function in ways
-    ]
+        words = "FP8 products, the input of gate and up rounded once, the others where they are made"
+        made.insert(0, Way(words, narrow, layers, narrow=True))
     if passable and not context.trains and found.kind == "gated" and _can_pack(context, module, found):
         gate, up = (module._modules[layer] for layer in found.layers[:2])
         words = "one kernel_pytorch product with the gate inside"
-        made.insert(0, Way(words, lambda: Several(Pack(module, gate, up), forwards(ours)), layers))
+        made.insert(0, Way(words, lambda: Several(Pack(module, gate, up), by("ours")), layers))
     return made
+
+
+def _takes_float8(context: Context, module: nn.Module, found: Perceptron, tokens: int) -> bool:
+    if context.accuracy != "tolerant" or not context.trains or found.kind != "gated" or context.compiled:
+        return False
+    layers: list[Any] = [module._modules[layer] for layer in found.layers]
+    if found.inner_dropout or found.outer_dropout or not float8.can_join(context, layers[:2]):
+        return False
+    return type(layers[2]) is nn.Linear and float8.why_not(context, layers, tokens) is None
+
+
+def has_no_hooks(module: nn.Module, found: Perceptron) -> bool:
+    """Whether nobody listens to the layers, whoever computes them."""
+    return all(not any(vars(module._modules[name])[kind] for kind in HOOKS) for name in found.layers)
+
+
+def has_plain_layers(module: nn.Module, found: Perceptron) -> bool:
+    """Whether reading the layers' weights computes what calling them would."""
+    return all(part is not None and is_plain(part) for part in map(module._modules.get, found.layers))
 
 
 def _join(path: str, name: str) -> str:

@@ -1,22 +1,28 @@
-"""Query, key and value: three products of one input become one, for inference.
+"""Query, key and value, three products of one input. For inference they become one product of weights laid side by side
+in memory (the parameters stay, see PackRows). For training each weight has its own product and gradient, and the
+products of the backward add to one gradient of the input; with accuracy="tolerant" also one FP8 layer of all three.
 
-The weights of the three layers are laid side by side in memory (the parameters stay, see PackRows); the first of the
-layers to be called computes all three, the others hand out their columns. So the attention's own code stays as it is.
+The first of the layers to be called computes all three, the others hand out theirs. So the attention's own code stays
+as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
+from ..._ops.one_input import linears
+from ...core._products import runs_here
 from ...functional import linear
 from ..changes import PackRows, SetForward, Several, mark
 from ..record import copied
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating
+from . import float8
 from .context import Context, owners, weight_reason, why_not_plain
 
 NAME = "qkv"
@@ -24,31 +30,33 @@ SPELLINGS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k
 
 
 class Shared:
-    """The one product, from the first layer that asks for it to the last."""
+    """The three outputs, from the first layer that asks for its own to the last."""
 
-    def __init__(self, weights: PackRows, biases: PackRows | None, sizes: list[int], ours: bool) -> None:
-        self.weights, self.biases, self.ours = weights, biases, ours
-        self.ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-        self.held: tuple[Tensor, int, Tensor] | None = None
+    def __init__(self, layers: list[Any], compute: Callable[[Tensor], Sequence[Tensor] | None]) -> None:
+        self.layers, self.compute = layers, compute  # None where the layers must compute their own
+        self.held: tuple[Tensor, int, list[Tensor | None]] | None = None
         self.works = True  # no longer, once layers were called with different inputs
 
-    def columns(self, index: int, x: Tensor) -> Tensor | None:
+    def output(self, index: int, x: Tensor) -> Tensor | None:
         """Of layer `index`; None where it must compute its own."""
-        if not self.works or not self.weights.holds() or (self.biases is not None and not self.biases.holds()):
+        if not self.works:
             return None
         version = 0 if x.is_inference() else x._version
         if index == 0:
-            weight, bias = self.weights.packed, None if self.biases is None else self.biases.packed
-            assert weight is not None
-            product = (linear if self.ours else torch_functional.linear)(x, weight, bias)
-            self.held = (x, version, product)
-        if self.held is None or self.held[0] is not x or self.held[1] != version:
+            found = self.compute(x)
+            self.held = None if found is None else (x, version, list(found))
+            if found is None:
+                return None
+        if self.held is None:
+            return None
+        if self.held[0] is not x or self.held[1] != version:
             self.works, self.held = index == 0, None
             return None
-        product = self.held[2]
-        if index == len(self.ends) - 1:
+        outputs = self.held[2]
+        output, outputs[index] = outputs[index], None
+        if index == len(self.layers) - 1:
             self.held = None
-        return product[..., self.ends[index - 1] if index else 0 : self.ends[index]]
+        return output
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
@@ -56,20 +64,39 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if names is None:
         return None
     layers: list[Any] = [module._modules[name] for name in names]
-    if context.trains:
-        return Refusal(path, NAME, "one product in place of three is for inference: each weight has its own gradient")
+    if context.trains and context.compiled:
+        return Refusal(path, NAME, "under torch.compile its three products are the compiler's")
     reason = weight_reason(module)
     for name, layer in zip(names, layers):
         reason = reason or why_not_plain(name, layer)
     reason = reason or _unequal(layers) or _shared(context, names, layers) or _other_inputs(module, names, call)
     if reason:
         return Refusal(path, NAME, reason)
-    ways = [
-        Way("one product of kernel_pytorch", lambda: _change(layers, True)),
-        Way("one product of torch", lambda: _change(layers, False)),
-    ]
+    if context.trains:
+        ways = _ways_to_train(context, layers, call)
+    else:
+        ways = [
+            Way("one product of kernel_pytorch", lambda: _one_product(layers, True)),
+            Way("one product of torch", lambda: _one_product(layers, False)),
+        ]
+    covers = [f"{path}.{name}".lstrip(".") for name in names]
     source = f"{type(module).__name__}, three products of one input"
-    return Proposal(NAME, path, module, source, ways, covers=[f"{path}.{name}".lstrip(".") for name in names])
+    narrow = any(way.narrow for way in ways)
+    return Proposal(NAME, path, module, source, ways, covers=covers, approximate=narrow)
+
+
+def _ways_to_train(context: Context, layers: list[Any], call: Call) -> list[Way]:
+    words = "products with one gradient of their input"
+    ways = [Way(f"torch's {words}", lambda: _one_gradient(layers, False))]
+    x = call.first()
+    if x is None:
+        return ways
+    if runs_here(x):
+        ways.insert(0, Way(f"kernel_pytorch {words}", lambda: _one_gradient(layers, True)))
+    narrow = context.accuracy == "tolerant" and float8.can_join(context, layers)
+    if narrow and float8.why_not(context, layers, x.numel() // x.shape[-1]) is None:
+        ways.insert(0, Way("one FP8 product, their input rounded once", lambda: _one_float8(layers), narrow=True))
+    return ways
 
 
 def _unequal(layers: list[Any]) -> str | None:
@@ -106,19 +133,52 @@ def _other_inputs(module: nn.Module, names: tuple[str, ...], call: Call) -> str 
     return None if all(x is seen[0][1] for _, x in seen) else "their inputs differ"
 
 
-def _change(layers: list[Any], ours: bool) -> Several:
-    weights = PackRows([layer.weight for layer in layers])
-    biases = None if layers[0].bias is None else PackRows([layer.bias for layer in layers])
-    shared = Shared(weights, biases, [layer.out_features for layer in layers], ours)
-    packs = [weights] if biases is None else [weights, biases]
+def _one_product(layers: list[Any], ours: bool) -> Several:
+    packs = float8.packs_of(layers)
+    sizes = [layer.out_features for layer in layers]
+
+    def compute(x: Tensor) -> Sequence[Tensor] | None:
+        wants_gradient = torch.is_grad_enabled() and (x.requires_grad or layers[0].weight.requires_grad)
+        if wants_gradient or not all(pack.holds() for pack in packs):
+            return None
+        weight, bias = packs[0].packed, packs[1].packed if len(packs) > 1 else None
+        assert weight is not None
+        product: Any = (linear if ours else torch_functional.linear)(x, weight, bias)
+        return product.split(sizes, -1)  # type: ignore[no-any-return]
+
+    return _change(layers, compute, packs)
+
+
+def _one_gradient(layers: list[Any], ours: bool) -> Several:
+    def compute(x: Tensor) -> Sequence[Tensor]:
+        return linears(x, [layer.weight for layer in layers], [layer.bias for layer in layers], ours=ours)
+
+    return _change(layers, compute, [])
+
+
+def _one_float8(layers: list[Any]) -> Several:
+    packs = float8.packs_of(layers)
+    joined = float8.JoinedLayer.of(layers, packs)
+    sizes = [layer.out_features for layer in layers]
+
+    def compute(x: Tensor) -> Sequence[Tensor] | None:
+        if not joined.holds():
+            return None
+        return float8.ready(joined, x, layers[0].training)(x).split(sizes, -1)  # type: ignore[no-any-return]
+
+    return _change(layers, compute, packs)
+
+
+def _change(layers: list[Any], compute: Callable[[Tensor], Sequence[Tensor] | None], packs: list[PackRows]) -> Several:
+    shared = Shared(layers, compute)
     return Several(*packs, *(SetForward(layer, mark(_forward(shared, i))) for i, layer in enumerate(layers)))
 
 
 def _forward(shared: Shared, index: int) -> Any:
     def forward(self: Any, input: Tensor) -> Tensor:
-        needs_gradient = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
-        if not needs_gradient and not torch.compiler.is_compiling() and type(input) is Tensor:
-            found = shared.columns(index, input)
+        is_own = self is shared.layers[index]  # and not a layer of a copied model
+        if is_own and not torch.compiler.is_compiling() and type(input) is Tensor:
+            found = shared.output(index, input)
             if found is not None:
                 return found
         return torch_functional.linear(input, self.weight, self.bias)

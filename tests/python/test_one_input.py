@@ -1,0 +1,123 @@
+"""Layers and norms of one input, whose gradients are added where they are made: the same numbers as one by one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_pytorch._ops.one_input import layer_norm_through, linears, rms_norm_through  # noqa: E402
+
+from kernel_pytorch import functional as F  # noqa: E402
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
+
+
+def drawn(*shape, device, dtype, grad=True):
+    value = torch.randn(shape, device=device, dtype=torch.float64).to(dtype)
+    return value.requires_grad_(grad)
+
+
+def assert_close(mine, theirs, dtype):
+    assert (mine is None) == (theirs is None)
+    if theirs is not None:
+        scale = theirs.double().norm().clamp(min=1e-6)
+        assert (mine.double() - theirs.double()).norm() <= CLOSE[dtype] * scale
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linears(device, ours, dtype, bias) -> None:
+    torch.manual_seed(0)
+    x = drawn(3, 5, 48, device=device, dtype=dtype)
+    weights = [drawn(rows, 48, device=device, dtype=dtype) for rows in (64, 16, 24)]
+    biases = [drawn(rows, device=device, dtype=dtype) if bias else None for rows in (64, 16, 24)]
+    leaves = [x, *weights, *(one for one in biases if one is not None)]
+    grads = [drawn(3, 5, rows, device=device, dtype=dtype, grad=False) for rows in (64, 16, 24)]
+    mine = linears(x, weights, biases, ours=ours)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    theirs = [
+        torch.nn.functional.linear(wide[0], wide[1 + i], wide[4 + i] if bias else None) for i in range(len(weights))
+    ]
+    found = torch.autograd.grad(mine, leaves, grads)
+    expected = torch.autograd.grad(theirs, wide, [grad.double() for grad in grads])
+    for a, b in zip([*mine, *found], [*theirs, *expected], strict=True):
+        assert a.dtype is dtype
+        assert_close(a, b, dtype)
+
+
+def test_layers_that_are_not_used_or_wanted() -> None:
+    torch.manual_seed(0)
+    x = drawn(6, 8, device="cpu", dtype=torch.float32)
+    weights = [drawn(4, 8, device="cpu", dtype=torch.float32, grad=i != 1) for i in range(3)]
+    for ours in (True, False):
+        outputs = linears(x, weights, [None] * 3, ours=ours)
+        (outputs[1].sum() + 2 * outputs[2].sum()).backward()
+        expected = weights[1].detach().sum(0) + 2 * weights[2].detach().sum(0)
+        torch.testing.assert_close(x.grad, expected.expand(6, 8))
+        assert weights[0].grad is None and weights[1].grad is None
+        torch.testing.assert_close(weights[2].grad, 2 * x.detach().sum(0).expand(4, 8))
+        x.grad = weights[2].grad = None
+        still = linears(x.detach(), weights, [None] * 3, ours=ours)  # x needs none
+        still[0].sum().backward()
+        assert x.grad is None and weights[0].grad is not None
+        weights[0].grad = None
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(linears(x, [weight, weight], [None, None])[0].square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_transforms_take_the_layers_one_by_one() -> None:
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    found = torch.func.grad(lambda x: linears(x, [weight], [None], ours=False)[0].sum())(x)
+    torch.testing.assert_close(found, weight.sum(0).expand(3, 4))
+    normed = torch.func.grad(lambda x: rms_norm_through(x)[1].sum())(x)
+    torch.testing.assert_close(normed, torch.ones(3, 4))
+
+
+def test_autocast() -> None:
+    x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    for ours in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = linears(x, [weight, weight], [torch.zeros(5), None], ours=ours)
+        assert [one.dtype for one in outputs] == [torch.bfloat16] * 2
+        sum(one.float().sum() for one in outputs).backward()
+        assert x.grad.dtype is torch.float32
+        torch.testing.assert_close(x.grad, 2 * weight.detach().sum(0).expand(3, 4), rtol=0.05, atol=0.1)
+        x.grad = None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
+def test_norms_add_what_comes_past_them(device, dtype, kind) -> None:
+    torch.manual_seed(0)
+    x = drawn(3, 5, 40, device=device, dtype=dtype)
+    weight, bias = (drawn(40, device=device, dtype=dtype) for _ in range(2))
+    grads = [drawn(3, 5, 40, device=device, dtype=dtype, grad=False) for _ in range(2)]
+    is_rms = kind == "rms_norm"
+    leaves = [x, weight] if is_rms else [x, weight, bias]
+    run = (
+        (lambda x: rms_norm_through(x, weight, 1e-5, 1.0)) if is_rms else lambda x: layer_norm_through(x, weight, bias)
+    )
+    normed, past = run(x)
+    plain = F.rms_norm(x, weight, 1e-5, weight_offset=1.0) if is_rms else F.layer_norm(x, weight, bias)
+    assert torch.equal(normed, plain) and torch.equal(past, x)
+    wide = copy.deepcopy(leaves)
+    again = F.rms_norm(wide[0], wide[1], 1e-5, weight_offset=1.0) if is_rms else F.layer_norm(*wide)
+    for outputs, used in (((normed, past), grads), ((run(x)[0],), grads[:1]), ((run(x)[1],), grads[1:])):
+        wants = {2: (again, wide[0] * 1), 1: (again,) if used is grads[:1] or used[0] is grads[0] else (wide[0] * 1,)}
+        found = torch.autograd.grad(outputs, leaves, used, allow_unused=True)
+        expected = torch.autograd.grad(wants[len(used)], wide, used, allow_unused=True, retain_graph=True)
+        for a, b in zip(found, expected, strict=True):
+            assert_close(a, b, dtype)
+    assert not any(one.requires_grad for one in rms_norm_through(x.detach()))
