@@ -14,9 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
-from . import report_data
+from . import optimizers, report_data
 from .changes import KEY, Changes, changes_of, uncompiled
 from .choose import Chooser, Outcome, proposals
 from .compiled import choose_set
@@ -51,6 +52,7 @@ def optimize(
     accuracy: str = "exact",
     *,
     loss: Callable[[Any], Tensor] | None = None,
+    optimizer: Optimizer | None = None,
     patterns: Collection[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> OptimizationResult:
@@ -65,6 +67,7 @@ def optimize(
         accuracy: "exact" keeps the model's precision; "tolerant" also tries narrower products (FP8, bf16).
         loss: for training, from the output to a scalar; by default the output's `loss`, or none: backward from
             random gradients of all outputs.
+        optimizer: of the model that trains: torch's AdamW gets a step on our kernel, and stays the same object.
         patterns: names of the patterns to look for, as _optimize.patterns.names() lists them; all by default.
         progress: called with one line after each step.
 
@@ -86,7 +89,7 @@ def optimize(
     sample = sample_of(model, sample_inputs, goal, loss)
     changes = Changes()
     try:
-        data = _optimize(model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen)
+        data = _optimize(model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen, optimizer)
     except BaseException:  # Ctrl-C too: the model is left as it was
         changes.undo_all()
         raise
@@ -106,6 +109,7 @@ def _optimize(
     budget: float,
     say: Callable[[str], None],
     patterns: tuple[ModuleType, ...],
+    optimizer: Optimizer | None,
 ) -> dict[str, Any]:
     say("running the sample")
     recording = record(inner, lambda: sample.forward(inner))
@@ -129,6 +133,8 @@ def _optimize(
     for proposal in _last(context, outcome, patterns):
         chooser.try_one(proposal, min(0.1 * budget, 3.0))
     measured = compare_whole(model, context, changes, outcome, sample, began + budget - time.monotonic(), say)
+    if optimizer is not None:
+        optimizers.choose(optimizer, changes, outcome, sample.device, min(0.05 * budget, 2.0))
     return report_data.collect(model, context, outcome, plan, measured, sample)
 
 
