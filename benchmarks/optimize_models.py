@@ -75,6 +75,8 @@ class Case:
 
     def step_of(self, model: nn.Module) -> Step:
         parameters = list(model.parameters())
+        given = self.arguments.values() if isinstance(self.arguments, dict) else self.arguments
+        inputs = [one for one in given if isinstance(one, torch.Tensor)]
         optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True) if self.optimizer else None
 
         def infer() -> object:
@@ -91,8 +93,8 @@ class Case:
                 output.backward(self.gradient(output))
             if optimizer is not None:
                 optimizer.step()
-            for parameter in parameters:
-                parameter.grad = None
+            for tensor in (*parameters, *inputs):  # a block's input is no leaf in a model: nothing is added to
+                tensor.grad = None
             return None
 
         return infer if self.goal == "inference" else train

@@ -8,9 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kernel_pytorch._ops.float8 import quantize, scaled_matmul  # noqa: E402
 from kernel_pytorch._optimize.attribution import costs_by_kernel  # noqa: E402
 from kernel_pytorch._optimize.costs import counted  # noqa: E402
-from kernel_pytorch._optimize.measure import kernels_of  # noqa: E402
+from kernel_pytorch._optimize.measure import kernels_of, own_us  # noqa: E402
 
 from kernel_pytorch import functional as F  # noqa: E402
 
@@ -58,6 +59,36 @@ def test_rows_of_a_cpu_profile_carry_costs() -> None:
     product, norm = by_name["kernel_pytorch::linear"], by_name["kernel_pytorch::rms_norm"]
     assert product["flops"] == 2 * 64 * 32 * 48 and product["bytes"] == 4 * (64 * 32 + 32 * 48 + 64 * 48)
     assert norm["flops"] == 64 * 48 and norm["bytes"] == 2 * 4 * 64 * 48 and launches == 2
+
+
+def test_products_of_float8_are_counted_by_themselves() -> None:
+    a, b = torch.randn(64, 128), torch.randn(32, 128)
+    codes = [quantize(one) for one in (a, b)]
+    run = lambda: scaled_matmul(codes[0].codes, codes[1].codes, codes[0].scales, codes[1].scales)  # noqa: E731
+    assert flops(run) == 2 * 64 * 32 * 128
+    cost, _ = counted(run, ridge=0.1)
+    assert cost.float8_flops == 2 * 64 * 32 * 128 and cost.flops == cost.bytes == 0
+    rounding, _ = counted(lambda: quantize(a, transposed=True))  # making room is no work
+    assert rounding.launches == 1 and 4 * a.numel() + 2 * a.numel() <= rounding.bytes < 7 * a.numel()
+
+
+def test_torchs_attention_counts_what_a_causal_mask_leaves() -> None:
+    q, k = torch.randn(2, 4, 16, 8), torch.randn(2, 2, 16, 8)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    ours = flops(lambda: F.attention(q, k, k, causal=True))
+    assert flops(lambda: attend(q, k, k, is_causal=True, enable_gqa=True)) == pytest.approx(ours, rel=0.2)
+
+
+def test_a_kernel_launched_ahead_does_not_count_its_waiting() -> None:
+    ended: dict = {}
+    span = lambda start, end, stream=7: SimpleNamespace(  # noqa: E731
+        time_range=SimpleNamespace(start=start, end=end), device_resource_id=stream
+    )
+    assert own_us(span(10.0, 110.0), ended) == 100.0
+    assert own_us(span(15.0, 116.0), ended) == 6.0  # it began early, to be there in time
+    assert own_us(span(20.0, 50.0), ended) == 0.0
+    assert own_us(span(20.0, 50.0, stream=8), ended) == 30.0
+    assert own_us(span(200.0, 201.0), ended) == 1.0
 
 
 def host(name, start, kernels=(), parent=None):

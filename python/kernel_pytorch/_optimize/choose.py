@@ -49,6 +49,7 @@ class Decision:
     reason: str
     before: Timing | None = None
     after: Timing | None = None
+    maybe: int | None = None  # a way that may be faster by less than can be told of the part, see together.py
 
 
 @dataclass
@@ -85,6 +86,7 @@ class Chooser:
         self.context, self.changes, self.deadline = context, changes, deadline
         self.decisions: dict[tuple[Any, ...], Decision] = {}
         self.outcome = Outcome()
+        self.undecided: list[tuple[Proposal, Decision]] = []
 
     def try_one(self, proposal: Proposal, seconds: float, predicted_us: float = 0.0) -> None:
         """Keeps the fastest way that verifies, or says why none. `predicted_us` is what the plan says it saves."""
@@ -95,6 +97,8 @@ class Chooser:
             decision = self.decisions[proposal.signature] = self._decide(proposal, call, seconds, predicted_us)
         if decision.way is None:
             self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, decision.reason))
+            if decision.maybe is not None:
+                self.undecided.append((proposal, decision))
             return
         way = proposal.ways[decision.way]
         change = way.change()
@@ -144,6 +148,7 @@ class Chooser:
     def _decide(self, proposal: Proposal, call: Call, seconds: float, predicted_us: float) -> Decision:
         """Verifies and times every way once."""
         best: Decision | None = None
+        maybe = Decision(None, "")
         reasons: list[str] = []
         for index, way in enumerate(proposal.ways):
             change = way.change()
@@ -164,10 +169,13 @@ class Chooser:
                 reasons.append(
                     f"{way.name}: {after.median_us:.0f} us against {before.median_us:.0f} us as it is ({ratio:.2f}x)"
                 )
+                if min(ratio, _gain(before, after)) > max(_gain(maybe.before, maybe.after), 1.0):
+                    maybe = Decision(None, "", before, after, index)
             elif best is None or _gain(before, after) > _gain(best.before, best.after):
                 best = Decision(index, "", before, after)
         words = "it computes something else. " if self.context.compiled else "not faster here. "
-        return best or Decision(None, words + "; ".join(reasons))
+        maybe.reason = words + "; ".join(reasons)
+        return best or maybe
 
     def _time(self, proposal: Proposal, call: Call, change: Change, seconds: float) -> tuple[Timing, Timing]:
         """The module with and without the change, in turns."""

@@ -115,6 +115,14 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     return peak if changes else None
 
 
+def own_us(event: Any, ended: dict[Any, float]) -> float:
+    """Microseconds of a kernel since the one before it in its stream: launched ahead, it waits for that one's end."""
+    stream, span = getattr(event, "device_resource_id", 0), event.time_range
+    begin = max(span.start, ended.get(stream, span.start))
+    ended[stream] = max(span.end, begin)
+    return float(max(span.end - begin, 0.0))
+
+
 def kernels_of(
     run: Callable[[], object], device: torch.device, compiled: bool = False
 ) -> tuple[list[dict[str, Any]], int]:
@@ -127,13 +135,14 @@ def kernels_of(
         run()
         synchronize(device)
     found: dict[str, list[float]] = {}
-    for event in profiler.events():
+    ended: dict[Any, float] = {}  # by stream
+    for event in sorted(profiler.events(), key=lambda one: one.time_range.start):
         on_device = event.device_type.name == "CUDA"
         if on_device != on_gpu or getattr(event, "is_user_annotation", False):
             continue
         entry = found.setdefault(event.name, [0, 0.0])
         entry[0] += 1
-        entry[1] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        entry[1] += own_us(event, ended) if on_gpu else event.self_cpu_time_total
     launches = int(sum(entry[0] for name, entry in found.items() if not name.startswith(("Memcpy", "Memset"))))
     cost, by_op = counted(run) if not compiled else (None, {})
     if on_gpu:

@@ -27,6 +27,7 @@ from .plan import plan_sites
 from .record import record
 from .run import Sample, sample_of
 from .sites import Proposal
+from .together import try_together
 from .whole import compare_whole, verify_whole
 
 __all__ = ["OptimizationResult", "optimize", "restore"]
@@ -125,6 +126,8 @@ def _optimize(
         chooser.try_one(site.proposal, told["measure_seconds"], told["before_us"] - told["after_us"])
         say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
     outcome = chooser.outcome
+    note = None if context.compiled else try_together(chooser, sample, min(0.1 * budget, 3.0), say)
+    plan.notes.extend([note] if note else [])
     verify_whole(context, changes, outcome, sample, say)
     if context.compiled:
         left = max(0.5 * (began + budget - time.monotonic()), 1.0)

@@ -1,0 +1,92 @@
+"""Parts whose gain is too small to be told one by one, tried together: the whole model with all of them and without,
+in turns. They stay where the whole is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .changes import Change
+from .choose import Chooser, Kept, Outcome, working
+from .measure import Timing, interleaved
+from .run import Sample
+
+FAINT_GAIN = 1.002  # of the whole, by its median and by its lower quartile
+
+
+def try_together(chooser: Chooser, sample: Sample, seconds: float, say: Callable[[str], None]) -> str | None:
+    """Applies, verifies and times what was left undecided; returns a note of what came of it."""
+    found = _applied(chooser)
+    if not found:
+        return None
+    say(f"timing {len(found)} small gains together")
+    before, after = _time(chooser, sample, [kept.change for kept in found], seconds)
+    words = (
+        f"{len(found)} parts with small gains, together: {before.median_us:.0f} us without and {after.median_us:.0f} us"
+    )
+    if faster(before, after):
+        _keep(chooser.outcome, found)
+        return f"{words} with them, so they were taken"
+    for kept in reversed(found):
+        chooser.changes.undo(kept.change)
+    return f"{words} with them, so they were left"
+
+
+def faster(before: Timing, after: Timing) -> bool:
+    return min(before.median_us / after.median_us, before.low_us / after.low_us) >= FAINT_GAIN
+
+
+def _applied(chooser: Chooser) -> list[Kept]:
+    """The undecided ones that verify, in force. What a larger part passes by stays out."""
+    covered = {path for kept in chooser.outcome.kept for path in (*kept.proposal.covers, *kept.way.covers)}
+    covered |= {kept.proposal.path for kept in chooser.outcome.kept}
+    found: list[Kept] = []
+    for proposal, decision in chooser.undecided:
+        if proposal.path in covered or decision.maybe is None:
+            continue
+        call = chooser.context.recording.call(proposal.path)
+        assert call is not None
+        way = proposal.ways[decision.maybe]
+        change = way.change()
+        chooser.changes.apply(change)
+        failure, differences = chooser.check(proposal, call)
+        if failure is not None:
+            chooser.changes.undo(change)
+            continue
+        covered |= {proposal.path, *proposal.covers, *way.covers}
+        found.append(Kept(proposal, way, change, differences, decision.before, decision.after))
+    return found
+
+
+def _time(chooser: Chooser, sample: Sample, changes: list[Change], seconds: float) -> tuple[Timing, Timing]:
+    model, state = chooser.context.model, {"on": True}
+
+    def switch(on: bool) -> Callable[[], None]:
+        def turn() -> None:
+            if state["on"] == on:
+                return
+            for change in changes if on else reversed(changes):
+                (change.apply if on else change.undo)()
+            state["on"] = on
+
+        return turn
+
+    run = sample.step(model)
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        with working(model, chooser.context.trains):
+            ways = {"before": (switch(False), run), "after": (switch(True), run)}
+            found = interleaved(ways, chooser.context.device, seconds)
+    finally:
+        switch(True)()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+    return found["before"], found["after"]
+
+
+def _keep(outcome: Outcome, found: list[Kept]) -> None:
+    taken = {(kept.proposal.path, kept.proposal.pattern) for kept in found}
+    outcome.refusals[:] = [one for one in outcome.refusals if (one.path, one.pattern) not in taken]
+    for kept in found:
+        outcome.differences.extend(kept.differences)
+        outcome.kept.append(kept)

@@ -1,0 +1,68 @@
+"""Gains too small to be told one by one: the whole decides on all of them together."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_pytorch._optimize import choose, demo_models, together, whole  # noqa: E402
+from kernel_pytorch._optimize.measure import Timing  # noqa: E402
+from test_optimize import one_thread, optimize, patterns  # noqa: E402, F401
+
+import kernel_pytorch  # noqa: E402
+
+
+def timings(after):
+    return {"before": Timing(1000.0, 995.0, 1005.0, 9), "after": Timing(after, after - 5, after + 5, 9)}
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """What the clock says of each part, and of the whole with all of them."""
+
+    def set_to(part, all_parts):
+        monkeypatch.setattr(choose, "interleaved", lambda *_: timings(part))
+        monkeypatch.setattr(together, "interleaved", lambda *_: timings(all_parts))
+        monkeypatch.setattr(choose, "saves", lambda *_: False)
+        monkeypatch.setattr(whole, "pays", lambda *_: True)
+
+    return set_to
+
+
+def sample():
+    torch.manual_seed(0)
+    return demo_models.Llama(64, 2, 4, 2, 96, 32), torch.randint(96, (2, 16))
+
+
+def note(result):
+    return next((line for line in result.report.data["notes"] if "together" in line), "")
+
+
+@pytest.mark.parametrize("goal", ["train", "inference"])
+def test_they_are_taken_where_the_whole_is_faster(goal, clocks) -> None:
+    clocks(996.0, 990.0)
+    model, x = sample()
+    before = model(x)
+    result = optimize(model, x, goal=goal)
+    assert "rms_norm" in patterns(result) and "were taken" in note(result), result.report
+    refused = {(one["path"], one["pattern"]) for one in result.report.data["refusals"]}
+    assert not refused & {(one["path"], one["pattern"]) for one in result.report.data["replacements"]}
+    torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-3)
+    kernel_pytorch.restore(model)
+    assert torch.equal(model(x), before)
+
+
+def test_they_are_left_where_it_is_not(clocks) -> None:
+    clocks(996.0, 999.0)
+    model, x = sample()
+    result = optimize(model, x, goal="inference")
+    assert not patterns(result) and "were left" in note(result)
+    assert all("forward" not in vars(part) for part in model.modules())
+
+
+def test_a_part_that_is_slower_is_not_among_them(clocks) -> None:
+    clocks(1001.0, 900.0)
+    model, x = sample()
+    result = optimize(model, x, goal="inference")
+    assert not patterns(result) and not note(result)
