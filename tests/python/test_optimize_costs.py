@@ -120,6 +120,12 @@ def test_kernels_get_the_cost_of_the_op_around_them() -> None:
     }
 
 
+def test_a_kernel_that_the_profiler_shows_twice_is_one() -> None:
+    product = host("aten::mm", 1, [("gemm", 3.0)])
+    events = [product, host("Activity Buffer Request", 2, [("gemm", 3.0)], product)]
+    assert costs_by_kernel(events, {"aten::mm": [(8.0, 64.0)]}) == {"gemm": (1, 8.0, 64.0)}
+
+
 def test_kernels_without_an_owner_for_every_call_get_none() -> None:
     events = [host("aten::add", 1, [("add", 1.0)]), host("other", 2, [("add", 1.0)])]
     assert costs_by_kernel(events, {"aten::add": [(8.0, 1.0)]}) == {}

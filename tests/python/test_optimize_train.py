@@ -96,7 +96,7 @@ def test_inputs_that_differ(always) -> None:  # noqa: F811
 @pytest.fixture
 def float8_pays(monkeypatch):
     """And is as good as the others, so that the first way is taken: it comes first."""
-    monkeypatch.setattr(float8, "why_not", lambda context, layers, tokens: None)
+    monkeypatch.setattr(float8, "why_not", lambda context, shapes, tokens: None)
     monkeypatch.setattr(choose, "_gain", lambda before, after: 1.0)
 
 

@@ -50,7 +50,10 @@ def _kernels_of_calls(
     launched: Counter[str] = Counter()
     for event in hosts:
         owner = _owner(event, by_op)
+        known = set() if event.cpu_parent is None else {(k.name, k.duration) for k in event.cpu_parent.kernels}
         for kernel in event.kernels:
+            if (kernel.name, kernel.duration) in known:
+                continue  # of an event of the profiler's own inside the op, which shows the op's kernel again
             launched[kernel.name] += 1
             if owner is not None:
                 kernels = calls[id(owner)]

@@ -107,7 +107,8 @@ def verdict(before: Row, after: Row) -> Verdict | None:
 def roof_share(kernel: Row, roofs: Row | None) -> float | None:
     """The time that the measured roofs allow for this kernel's bytes and flops, over the time it took.
 
-    `bytes` and `flops` are, as `total_us`, of all its calls. Above 1 where caches serve what the roof counts as memory.
+    `bytes` and `flops` are, as `total_us`, of all its calls. Above 1 where caches serve what the roof counts as memory,
+    and for products of FP8 under the roof of the model's own type.
     """
     if roofs is None or kernel["total_us"] <= 0:
         return None

@@ -5,6 +5,7 @@ rounded where it is made: the norm before it, the activation, and the activation
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ def config() -> FP8Config:
     return FP8Config(scaling_strategy="current")
 
 
-def why_not(context: Context, layers: list[Any], tokens: int) -> str | None:
-    """Why FP8 would not pay for the layers, by its plan, or None."""
-    for layer in layers:
+def why_not(context: Context, shapes: Sequence[tuple[int, int]], tokens: int) -> str | None:
+    """Why FP8 would not pay for layers of (in, out) features, by its plan, or None."""
+    for in_features, out_features in shapes:
         request = {
             "tokens": max(tokens, 1),
-            "in_features": layer.in_features,
-            "out_features": layer.out_features,
+            "in_features": in_features,
+            "out_features": out_features,
             "device": f"cuda:{context.device.index or 0}" if context.device.type == "cuda" else "cpu",
             "recipe": "current",
         }
@@ -37,6 +38,10 @@ def why_not(context: Context, layers: list[Any], tokens: int) -> str | None:
         if not answer["pays"]:
             return str(answer["reason"])
     return None
+
+
+def joined_shape(layers: list[Any]) -> tuple[int, int]:
+    return layers[0].in_features, sum(layer.out_features for layer in layers)
 
 
 def can_join(context: Context, layers: list[Any]) -> bool:
@@ -70,7 +75,7 @@ class JoinedLayer(FP8LinearLayer):
     def of(cls, layers: list[Any], packs: list[PackRows]) -> JoinedLayer:
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.in_features, made.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
+        made.in_features, made.out_features = joined_shape(layers)
         made.packs = packs
         made._add_state(config(), layers[0].weight.device)
         return made

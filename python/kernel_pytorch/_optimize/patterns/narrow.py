@@ -32,7 +32,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     reason = why_not_plain("", module) or weight_reason(module)
     if reason is None and context.device.type == "cuda":
         tokens = x.numel() // module.in_features
-        reason = float8.why_not(context, [module], tokens)
+        reason = float8.why_not(context, [(module.in_features, module.out_features)], tokens)
     elif reason is None and module.weight.dtype is not torch.float32:
         reason = f"it is {module.weight.dtype} already"
     if reason:

@@ -227,7 +227,8 @@ def _takes_float8(context: Context, module: nn.Module, found: Perceptron, tokens
     layers: list[Any] = [module._modules[layer] for layer in found.layers]
     if found.inner_dropout or found.outer_dropout or not float8.can_join(context, layers[:2]):
         return False
-    return type(layers[2]) is nn.Linear and float8.why_not(context, layers, tokens) is None
+    shapes = [float8.joined_shape(layers[:2]), float8.joined_shape(layers[2:])]
+    return type(layers[2]) is nn.Linear and float8.why_not(context, shapes, tokens) is None
 
 
 def has_no_hooks(module: nn.Module, found: Perceptron) -> bool:
