@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as torch_functional
 from torch import Tensor
 
 from ._autograd import wants_gradient
@@ -15,6 +16,8 @@ from ._casting import autocast, statistics_dtype
 from ._declare import backward, differentiable
 from ._mods import Mod, masked, programs_of
 from ._seed import seed_for
+
+_TORCH_ATTENTION = torch_functional.scaled_dot_product_attention
 
 
 def attention(
@@ -81,6 +84,8 @@ def attention(
         (fp64 for fp64), [batch, heads, queries] ([heads, tokens] where packed). A row that sees nothing gives zeros
         and -inf.
     """
+    if torch_functional.scaled_dot_product_attention is not _TORCH_ATTENTION:
+        _refuse_inside_context_parallel()
     query, key, value = autocast(query, key, value)
     options = option_arguments(
         query,
@@ -114,6 +119,17 @@ def attention(
     )
     output, lse = _attention(query, key, value, return_lse, *options)
     return (output, lse) if return_lse else output
+
+
+def _refuse_inside_context_parallel() -> None:
+    """Of torch's context_parallel, which patches torch's function: this one would see a part of the sequence alone."""
+    patched = getattr(torch_functional.scaled_dot_product_attention, "__module__", None) or ""
+    if patched.startswith("torch.distributed."):
+        raise RuntimeError(
+            "attention: inside torch's context_parallel this call would attend to this rank's part of the sequence "
+            "alone; use kernel_pytorch.compat.torch_context_parallel with torch's scaled_dot_product_attention, or "
+            "kernel_pytorch.attention.distributed.context_parallel_attention"
+        )
 
 
 def option_arguments(

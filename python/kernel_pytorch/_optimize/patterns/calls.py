@@ -23,17 +23,28 @@ from .context import Context, undisturbed, weight_reason, why_not_plain
 
 NAME = "calls"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_TORCH_ATTENTION = torch_functional.scaled_dot_product_attention
 
 
 def runs_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether our attention is the one to use: four dimensions, on a GPU half precision and heads in steps of eight."""
-    if query.dim() != 4 or query.dtype not in _FLOATS or type(query) is not Tensor:
+    if query.dim() != 4 or query.dtype not in _FLOATS or type(query) is not Tensor or _is_context_parallel():
         return False
     if query.is_cuda:
         kind = "cuda"
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
         return dtype is not torch.float32 and query.shape[-1] % 8 == 0 and value.shape[-1] % 8 == 0
     return query.is_cpu
+
+
+def _is_context_parallel() -> bool:
+    """Whether torch's attention is of many ranks just now (torch's context_parallel, or compat's): ours is of one."""
+    if torch_functional.scaled_dot_product_attention is not _TORCH_ATTENTION:
+        return True
+    if torch.compiler.is_compiling() or not torch._C._is_torch_function_mode_enabled():
+        return False
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(getattr(mode, "attends_to_all_ranks", False) for mode in modes)
 
 
 def scaled_dot_product_attention(
