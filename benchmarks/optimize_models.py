@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import random
 import statistics
 import sys
 import time
@@ -105,15 +106,16 @@ class Case:
         return self._gradient
 
     def times(self, seconds: float) -> dict[str, tuple[float, float, float]]:
-        """Medians and quartiles in microseconds, in turns."""
+        """Medians and quartiles in microseconds, in turns, whose order is drawn anew each time: a GPU at its limit of
+        power is slower after hot work than after cool."""
         samples: dict[str, list[float]] = {name: [] for name in self.steps}
         repeats = {
             name: min(50, max(1, int(2e4 / elapsed_us(step, self.device, 1)))) for name, step in self.steps.items()
         }
-        end = time.monotonic() + seconds
-        while time.monotonic() < end or min(map(len, samples.values())) < 7:
-            for name, step in self.steps.items():
-                samples[name].append(elapsed_us(step, self.device, repeats[name]))
+        end, order = time.monotonic() + seconds, random.Random(0)
+        while time.monotonic() < end or min(map(len, samples.values())) < 15:
+            for name in order.sample(list(self.steps), len(self.steps)):
+                samples[name].append(elapsed_us(self.steps[name], self.device, repeats[name]))
         return {name: quartiles(values) for name, values in samples.items()}
 
     def peak(self, name: str) -> int | None:

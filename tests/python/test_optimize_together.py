@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from kernel_pytorch._optimize import choose, demo_models, together, whole  # noqa: E402
+from kernel_pytorch._optimize.changes import Changes  # noqa: E402
 from kernel_pytorch._optimize.measure import Timing  # noqa: E402
+from kernel_pytorch._optimize.sites import Call, Proposal, Way  # noqa: E402
 from test_optimize import one_thread, optimize, patterns  # noqa: E402, F401
 
 import kernel_pytorch  # noqa: E402
@@ -66,3 +70,16 @@ def test_a_part_that_is_slower_is_not_among_them(clocks) -> None:
     model, x = sample()
     result = optimize(model, x, goal="inference")
     assert not patterns(result) and not note(result)
+
+
+def test_of_two_ways_that_the_clock_cannot_tell_apart_the_earlier_is_taken(monkeypatch) -> None:
+    first, second = timings(900.0), timings(895.0)
+    for later, expected in ((second, 0), (timings(880.0), 1)):
+        told = iter([first, later])
+        monkeypatch.setattr(choose.Chooser, "_time", lambda *_, told=told: tuple(next(told).values()))
+        monkeypatch.setattr(choose.Chooser, "check", lambda *_: (None, []))
+        chooser = choose.Chooser(SimpleNamespace(compiled=False), Changes(), 0.0)
+        change = SimpleNamespace(apply=lambda: None, undo=lambda: None)
+        ways = [Way(name, lambda change=change: change) for name in ("less work", "more work")]
+        proposal = Proposal("pattern", "path", torch.nn.Identity(), "source", ways)
+        assert chooser._decide(proposal, Call((), {}), 0.0, 0.0).way == expected

@@ -70,6 +70,8 @@ def test_a_copy_has_weights_of_its_own(always) -> None:  # noqa: F811
             changed = other(*inputs)
             block.self_attn.k_proj.weight.mul_(-1)
             assert row_error(block(*inputs), changed)[1] < 1e-4
+        shared, _ = vars(other.self_attn.q_proj)["_kernel_pytorch_shared"]
+        assert shared.layers[1] is other.self_attn.k_proj  # the copy has the form too, of its own layers
 
 
 def test_hooks_on_a_layer_are_heard(always) -> None:  # noqa: F811

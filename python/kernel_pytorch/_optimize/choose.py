@@ -25,6 +25,7 @@ from .sites import Call, Proposal, Refusal, Way
 from .verify import Difference, Mismatch, Results, evaluating, random_like, results_of, verify
 
 LEAST_GAIN, CLEAR_GAIN = 1.01, 1.03  # between them only where the quartiles do not overlap
+TIE = 1.01  # of two ways this close the earlier stays: those with less work come first
 LEAST_SAVING_US = 20.0  # predicted, below which a gain that no clock can tell is not worth a change
 
 
@@ -171,7 +172,7 @@ class Chooser:
                 )
                 if min(ratio, _gain(before, after)) > max(_gain(maybe.before, maybe.after), 1.0):
                     maybe = Decision(None, "", before, after, index)
-            elif best is None or _gain(before, after) > _gain(best.before, best.after):
+            elif best is None or _gain(before, after) > TIE * _gain(best.before, best.after):
                 best = Decision(index, "", before, after)
         words = "it computes something else. " if self.context.compiled else "not faster here. "
         maybe.reason = words + "; ".join(reasons)

@@ -8,7 +8,8 @@ as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from ..._ops.one_input import linears
 from ...core._products import runs_here
 from ...functional import linear
-from ..changes import PackRows, SetForward, Several, mark
+from ..changes import PackRows, SetAttribute, SetForward, Several, mark
 from ..record import copied
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating
@@ -26,16 +27,23 @@ from . import float8
 from .context import Context, owners, weight_reason, why_not_plain
 
 NAME = "qkv"
+_KEY = "_kernel_pytorch_shared"
 SPELLINGS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("wq", "wk", "wv"))
 
 
 class Shared:
-    """The three outputs, from the first layer that asks for its own to the last."""
+    """The three outputs, from the first layer that asks for its own to the last. Kept beside each of the layers: a
+    copied model has one of its own."""
 
-    def __init__(self, layers: list[Any], compute: Callable[[Tensor], Sequence[Tensor] | None]) -> None:
-        self.layers, self.compute = layers, compute  # None where the layers must compute their own
+    def __init__(self, layers: list[Any], ours: bool) -> None:
+        self.layers, self.ours = layers, ours
         self.held: tuple[Tensor, int, list[Tensor | None]] | None = None
         self.works = True  # no longer, once layers were called with different inputs
+
+    def compute(self, x: Tensor) -> Sequence[Tensor] | None:
+        """None where the layers must compute their own."""
+        weights, biases = [layer.weight for layer in self.layers], [layer.bias for layer in self.layers]
+        return linears(x, weights, biases, ours=self.ours)
 
     def output(self, index: int, x: Tensor) -> Tensor | None:
         """Of layer `index`; None where it must compute its own."""
@@ -45,8 +53,6 @@ class Shared:
         if index == 0:
             found = self.compute(x)
             self.held = None if found is None else (x, version, list(found))
-            if found is None:
-                return None
         if self.held is None:
             return None
         if self.held[0] is not x or self.held[1] != version:
@@ -57,6 +63,50 @@ class Shared:
         if index == len(self.layers) - 1:
             self.held = None
         return output
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        made = copy.copy(self)
+        memo[id(self)] = made
+        made.held = None
+        made.__dict__.update({name: copy.deepcopy(self.__dict__[name], memo) for name in self._PARTS})
+        return made
+
+    _PARTS: tuple[str, ...] = ("layers",)
+
+
+class OneProduct(Shared):
+    """For inference, of weights that lie side by side; those of a copied model do not."""
+
+    def __init__(self, layers: list[Any], packs: list[PackRows], ours: bool) -> None:
+        super().__init__(layers, ours)
+        self.packs = packs
+
+    def compute(self, x: Tensor) -> Sequence[Tensor] | None:
+        wants_gradient = torch.is_grad_enabled() and (x.requires_grad or self.layers[0].weight.requires_grad)
+        if wants_gradient or not all(pack.holds() for pack in self.packs):
+            return None
+        weight, bias = self.packs[0].packed, self.packs[1].packed if len(self.packs) > 1 else None
+        assert weight is not None
+        product: Any = (linear if self.ours else torch_functional.linear)(x, weight, bias)
+        return product.split([layer.out_features for layer in self.layers], -1)  # type: ignore[no-any-return]
+
+    _PARTS = ("layers", "packs")
+
+
+class OneFloat8(Shared):
+    """For training, of weights that lie side by side."""
+
+    def __init__(self, layers: list[Any], joined: float8.JoinedLayer) -> None:
+        super().__init__(layers, True)
+        self.joined = joined
+
+    def compute(self, x: Tensor) -> Sequence[Tensor] | None:
+        if not self.joined.holds():
+            return None
+        product: Any = float8.ready(self.joined, x, self.layers[0].training)(x)
+        return product.split([layer.out_features for layer in self.layers], -1)  # type: ignore[no-any-return]
+
+    _PARTS = ("layers", "joined")
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
@@ -135,52 +185,27 @@ def _other_inputs(module: nn.Module, names: tuple[str, ...], call: Call) -> str 
 
 def _one_product(layers: list[Any], ours: bool) -> Several:
     packs = float8.packs_of(layers)
-    sizes = [layer.out_features for layer in layers]
-
-    def compute(x: Tensor) -> Sequence[Tensor] | None:
-        wants_gradient = torch.is_grad_enabled() and (x.requires_grad or layers[0].weight.requires_grad)
-        if wants_gradient or not all(pack.holds() for pack in packs):
-            return None
-        weight, bias = packs[0].packed, packs[1].packed if len(packs) > 1 else None
-        assert weight is not None
-        product: Any = (linear if ours else torch_functional.linear)(x, weight, bias)
-        return product.split(sizes, -1)  # type: ignore[no-any-return]
-
-    return _change(layers, compute, packs)
+    return _change(layers, OneProduct(layers, packs, ours), packs)
 
 
 def _one_gradient(layers: list[Any], ours: bool) -> Several:
-    def compute(x: Tensor) -> Sequence[Tensor]:
-        return linears(x, [layer.weight for layer in layers], [layer.bias for layer in layers], ours=ours)
-
-    return _change(layers, compute, [])
+    return _change(layers, Shared(layers, ours), [])
 
 
 def _one_float8(layers: list[Any]) -> Several:
     packs = float8.packs_of(layers)
-    joined = float8.JoinedLayer.of(layers, packs)
-    sizes = [layer.out_features for layer in layers]
-
-    def compute(x: Tensor) -> Sequence[Tensor] | None:
-        if not joined.holds():
-            return None
-        return float8.ready(joined, x, layers[0].training)(x).split(sizes, -1)  # type: ignore[no-any-return]
-
-    return _change(layers, compute, packs)
+    return _change(layers, OneFloat8(layers, float8.JoinedLayer.of(layers, packs)), packs)
 
 
-def _change(layers: list[Any], compute: Callable[[Tensor], Sequence[Tensor] | None], packs: list[PackRows]) -> Several:
-    shared = Shared(layers, compute)
-    return Several(*packs, *(SetForward(layer, mark(_forward(shared, i))) for i, layer in enumerate(layers)))
+def _change(layers: list[Any], shared: Shared, packs: list[PackRows]) -> Several:
+    kept = [SetAttribute(layer, _KEY, (shared, i)) for i, layer in enumerate(layers)]
+    return Several(*packs, *kept, *(SetForward(layer, mark(_forward)) for layer in layers))
 
 
-def _forward(shared: Shared, index: int) -> Any:
-    def forward(self: Any, input: Tensor) -> Tensor:
-        is_own = self is shared.layers[index]  # and not a layer of a copied model
-        if is_own and not torch.compiler.is_compiling() and type(input) is Tensor:
-            found = shared.output(index, input)
-            if found is not None:
-                return found
-        return torch_functional.linear(input, self.weight, self.bias)
-
-    return forward
+def _forward(self: Any, input: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling() and type(input) is Tensor:
+        shared, index = self.__dict__[_KEY]
+        found: Tensor | None = shared.output(index, input)
+        if found is not None:
+            return found
+    return torch_functional.linear(input, self.weight, self.bias)
