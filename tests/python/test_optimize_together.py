@@ -40,7 +40,7 @@ def sample():
 
 
 def note(result):
-    return next((line for line in result.report.data["notes"] if "together" in line), "")
+    return next((line for line in result.report.data["notes"] if "small gain" in line), "")
 
 
 @pytest.mark.parametrize("goal", ["train", "inference"])

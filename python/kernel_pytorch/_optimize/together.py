@@ -19,11 +19,10 @@ def try_together(chooser: Chooser, sample: Sample, seconds: float, say: Callable
     found = _applied(chooser)
     if not found:
         return None
-    say(f"timing {len(found)} small gains together")
+    say(f"small gains, timed together: {len(found)}")
     before, after = _time(chooser, sample, [kept.change for kept in found], seconds)
-    words = (
-        f"{len(found)} parts with small gains, together: {before.median_us:.0f} us without and {after.median_us:.0f} us"
-    )
+    parts = "1 part with a small gain" if len(found) == 1 else f"{len(found)} parts with small gains, together"
+    words = f"{parts}: {before.median_us:.0f} us without and {after.median_us:.0f} us"
     if faster(before, after):
         _keep(chooser.outcome, found)
         return f"{words} with them, so they were taken"
