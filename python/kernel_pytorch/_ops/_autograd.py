@@ -16,14 +16,16 @@ from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 from ._batching import Dims, fold
+from ._sharding import call_with_rules, register
 
 # What runs in every call is written out for the op's own arguments, as dataclasses write __init__: loops over arguments
 # that are tensors or not would add a tenth to the time of a tiny call.
 _CALL_SOURCE = """
 def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward_ad, unwrap, results_only,
-         results_only_eager, forward, apply, transformed):
+         results_only_eager, forward, apply, transformed, give_rules, call_with_rules):
     def call({arguments}):
         if is_compiling():
+            give_rules()
             if forward_ad._current_level >= 0 or transforms_active():
                 return transformed({arguments}){results}
             if is_grad_enabled() and ({any_requires_grad}):
@@ -31,9 +33,12 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
             return results_only({arguments})
         if in_transform() or forward_ad._current_level >= 0:
             return transformed({arguments}){results}
-        if ({any_requires_grad}) and is_grad_enabled():
-            {list_route}return apply({unwrapped})
-        return results_only_eager({arguments})
+        try:
+            if ({any_requires_grad}) and is_grad_enabled():
+                {list_route}return apply({unwrapped})
+            return results_only_eager({arguments})
+        except NotImplementedError as error:  # DTensors, before torch has rules for them
+            return call_with_rules(call, error, ({arguments},))
     return call
 """
 
@@ -61,7 +66,7 @@ def make_call(
         any_requires_grad=" or ".join(
             [*(f"({name} is not None and {name}.requires_grad)" for name in names), *any_in_lists]
         ),
-        list_route=f"if {' or '.join(any_in_lists)}: return forward({', '.join(arguments)}){results}\n            "
+        list_route=f"if {' or '.join(any_in_lists)}: return forward({', '.join(arguments)}){results}\n                "
         if lists
         else "",
         unwrapped=", ".join(f"{x} if {x} is None else unwrap({x})" if x in names else x for x in arguments),
@@ -79,6 +84,8 @@ def make_call(
         forward=forward,
         apply=super(torch.autograd.Function, node).apply,
         transformed=transformed_apply(function),
+        give_rules=register,
+        call_with_rules=call_with_rules,
     )
     return call
 

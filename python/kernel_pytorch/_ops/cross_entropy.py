@@ -53,6 +53,8 @@ def cross_entropy(
     options = (int(ignore_index), label_smoothing, z_loss, _cap(softcap))
     target, weight = _target_for(target), _weight_for(logits, weight)
     if _is_reduced(reduction):
+        if reduction == "mean" and weight is None and not _is_plain(logits):  # a DTensor's sum may stay in parts
+            return _reduced(logits, target, None, *options, False) / (target != ignore_index).sum()
         return _reduced(logits, target, weight, *options, reduction == "mean")
     return _rows(logits, target, weight, *options)  # type: ignore[no-any-return]
 
@@ -182,11 +184,15 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
     return loss
 
 
+def _is_plain(logits: Tensor) -> bool:
+    return type(logits) is Tensor or type(logits) is torch.nn.Parameter
+
+
 def _reduced(logits: Tensor, *arguments: Any) -> Tensor:
     is_eager = not (
         torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     )
-    if is_eager and logits.requires_grad and torch.is_grad_enabled():
+    if is_eager and logits.requires_grad and torch.is_grad_enabled() and _is_plain(logits):
         return _apply(_Reduced, logits, *arguments)
     return _traced(logits, *arguments)  # type: ignore[no-any-return]
 
