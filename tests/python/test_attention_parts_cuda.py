@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import kernel_pytorch.functional as F
 import pytest
 import torch
-from kernel_pytorch.attention.distributed import context_parallel_attention
+import torch.distributed as distributed
+from kernel_pytorch._ops.attention_part import empty_parts
+from kernel_pytorch.attention.distributed import context_parallel_attention, gather_sequence, shard_sequence
 from kernel_pytorch.functional import attention
 
 pytestmark = pytest.mark.gpu
@@ -37,3 +41,61 @@ def test_parts_are_one_call(name: str, size: int) -> None:
     torch.testing.assert_close(output, expected, rtol=0.02, atol=0.02)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0.04, atol=0.04 * float(other.abs().max()))
+
+
+def _double_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    scores = torch.einsum("bqhd,bkhd->bhqk", query.double(), key.double()) * scale
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_rows_done_again_are_added_once(size: int, dtype: torch.dtype) -> None:
+    """Scores so far apart that rows leave the range of floats, some warps' and not others', in every part alike."""
+    torch.manual_seed(2)
+    query, keys = (torch.randn(1, rows, 2, size, device="cuda", dtype=dtype) for rows in (400, 300))
+    query[:, ::3] *= 0.01  # rows that stay in range, beside and between others
+    key = torch.cat([keys, keys.flip(1), keys], 1)  # equal scores in every part: each has its share of the output
+    value = torch.randn(1, 900, 2, size, device="cuda", dtype=dtype)
+    scale = 40 * size**-0.5
+    expected = _double_attention(query, key, value, scale)
+    for chunk in (300, 900):
+        output = context_parallel_attention(query, key, value, key_chunk=chunk, scale=scale)
+        torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.02)
+
+
+def test_what_other_keys_gave_outweighs_these() -> None:
+    """And the other way round: the sum so far is far above, or far below, what a part adds."""
+    torch.manual_seed(3)
+    query, key, value = (torch.randn(1, 200, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        output, lse = empty_parts(query, value, "bshd")
+        output.fill_(float("nan"))  # not to be read
+        factors = (1.0, 30.0, 900.0)
+        keys = [key * factors[i] for i in order]
+        for part in keys:
+            F.attention_part_(output, lse, query, part, value, layout="bshd")
+        expected = _double_attention(query, torch.cat(keys, 1), value.repeat(1, 3, 1, 1), 128**-0.5)
+        torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.02)
+
+
+def test_a_ring_of_one_over_nccl(tmp_path: Path) -> None:
+    if not distributed.is_nccl_available():
+        pytest.skip("torch has no NCCL here")
+    torch.manual_seed(4)
+    tensors = [torch.randn(1, 300, 2, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    expected = attention(*tensors, layout="bshd", causal=True)
+    wanted = torch.autograd.grad(expected.sum(), tensors)
+    distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        group = distributed.group.WORLD
+        parts = [shard_sequence(tensor, group=group, schedule="zigzag") for tensor in tensors]
+        for chunk in (None, 128):
+            output = context_parallel_attention(*parts, group=group, schedule="zigzag", causal=True, key_chunk=chunk)
+            output = gather_sequence(output, group=group, schedule="zigzag")
+            found = torch.autograd.grad(output.sum(), tensors)
+            torch.testing.assert_close(output, expected, rtol=0.02, atol=0.02)
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=0.04, atol=0.04 * float(other.abs().max()))
+    finally:
+        distributed.destroy_process_group()

@@ -56,6 +56,7 @@ const char* part_obstacle(const Scoring& scoring);
 bool has_float_results(const Forward& problem);
 bool has_float_results(const Backward& problem);
 inline constexpr const char* kNoFloatResults = "writes results in query's type only";
+inline constexpr const char* kFloatPacks = "writes fp32 results of packed sequences only where it adds to them";
 
 // Combinations that CI compiles beside each feature alone: what models use.
 struct NamedFeatures {

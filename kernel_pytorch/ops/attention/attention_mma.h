@@ -31,7 +31,6 @@ int tile_for(const Tiles& tiles, int64_t size, int64_t value_size) {
 }
 
 inline constexpr const char* kMmaTooLarge = "takes heads of up to 512 columns";
-inline constexpr const char* kMmaFloatPacks = "writes fp32 results of packed sequences only where it adds to them";
 inline constexpr const char* kMmaSlicedParts = "adds to outputs of up to 256 columns";
 inline constexpr const char* kMmaSharedMemory = "this head size needs more shared memory than the device's blocks have";
 

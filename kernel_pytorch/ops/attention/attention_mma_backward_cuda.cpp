@@ -51,7 +51,7 @@ registry::Support supports(const BackwardProblem& problem, const DeviceInfo& dev
   const int bytes = std::max(backward_shared_bytes(kKeyTiles[index]), backward_shared_bytes(kQueryTiles[index]));
   if (bytes > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
   if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
-    return registry::Support::no(kMmaFloatPacks);
+    return registry::Support::no(kFloatPacks);
   }
   if (const char* obstacle = part_obstacle(problem.scoring)) return registry::Support::no(obstacle);
   return registry::Support::unless(captured_obstacle(problem.scoring));

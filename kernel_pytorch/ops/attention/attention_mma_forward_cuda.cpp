@@ -42,7 +42,7 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
   const MmaTile tile = choose_tile(problem).tile;
   if (forward_shared_bytes(tile) > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
   if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
-    return registry::Support::no(kMmaFloatPacks);
+    return registry::Support::no(kFloatPacks);
   }
   // Blocks of several slices would read an lse that the first one writes.
   if (problem.accumulate && tile.slice < problem.value.size(3)) return registry::Support::no(kMmaSlicedParts);

@@ -70,10 +70,17 @@ std::string to_text(const BackwardTile& tile) {
                 tile.queries, ", ", tile.stages, ", ", tile.score_stages, ", ", tile.sum_columns, ", ",
                 bool_name(tile.in_turns), "}");
 }
-DeviceCode main_code(const Features& features, const BackwardTile& tile, DType dtype, const std::string& generated) {
+// Of operands and of results, which may be fp32.
+struct Types {
+  DType operand, result;
+  explicit Types(DType type) : operand(type), result(type) {}
+  Types(DType operand, DType result) : operand(operand), result(result) {}
+  std::string text() const { return concat(element_type_name(operand), ", ", element_type_name(result)); }
+};
+DeviceCode main_code(const Features& features, const BackwardTile& tile, Types types, const std::string& generated) {
   return {.source = kMainSource,
-          .entry = concat("kernel_pytorch::attention::backward_keys<", element_type_name(dtype), ", ",
-                          to_text(features), ", ", to_text(tile), ">"),
+          .entry = concat("kernel_pytorch::attention::backward_keys<", types.text(), ", ", to_text(features), ", ",
+                          to_text(tile), ">"),
           .minimum_capability = 90,
           .architecture_specific = true,
           .generated = generated};
@@ -88,9 +95,9 @@ DeviceCode prepare_code(const BackwardTile& tile, DType dtype, bool is_packed) {
   return rows_code("backward_prepare", concat("<", element_type_name(dtype), ", ", tile.queries, ", ", vectors, ", ",
                                               bool_name(is_packed), ">"));
 }
-DeviceCode finish_code(const BackwardTile& tile, DType dtype, bool is_packed) {
-  return rows_code("backward_finish", concat("<", element_type_name(dtype), ", ", tile.queries, ", ", tile.head, ", ",
-                                             bool_name(is_packed), ">"));
+DeviceCode finish_code(const BackwardTile& tile, Types types, bool is_packed) {
+  return rows_code("backward_finish",
+                   concat("<", types.text(), ", ", tile.queries, ", ", tile.head, ", ", bool_name(is_packed), ">"));
 }
 
 WalkTiles walk_tiles(const BackwardTile& tile) {
@@ -184,6 +191,7 @@ class Run {
     arguments.value_columns = static_cast<int32_t>(problem_.value.size(3));
     arguments.order = order_;
     arguments.zeroed = zeroed_;
+    arguments.accumulates = problem_.accumulate;
     if (problem_.query.element_count() > 0 && problem_.key.element_count() > 0) {
       const cuda_device::CurrentDevice current(context_.info->device.index);
       cuda_device::encode_tensor_map(problem_.query, 64, arguments.query.words);
@@ -201,7 +209,8 @@ class Run {
                               .grad_query = row_tensor_of(problem_.grad_query),
                               .grad_query_sums = sums_,
                               .tiles = tiles_,
-                              .columns = static_cast<int32_t>(problem_.query.size(3))};
+                              .columns = static_cast<int32_t>(problem_.query.size(3)),
+                              .accumulates = problem_.accumulate};
     launch(2, arguments, int64_t{tiles_.tile_count} * (variant_.tile.queries / 64), kFinishThreads, 0, true, kLabel);
   }
 
@@ -235,12 +244,12 @@ class Run {
     Features relevant;
     relevant.packed = features_.packed;
     if (which == 1) relevant = features_;
-    const uint32_t index = static_cast<uint32_t>(which * 64 + variant_.index);
+    const uint32_t index = static_cast<uint32_t>((which * 64 + variant_.index) * 2 + has_float_results(problem_));
     return kernels.get(relevant, index, context_, [&] {
-      const DType dtype = problem_.query.dtype;
-      return which == 0   ? prepare_code(variant_.tile, dtype, features_.packed)
-             : which == 1 ? main_code(features_, variant_.tile, dtype, program_text(problem_.scoring))
-             : which == 2 ? finish_code(variant_.tile, dtype, features_.packed)
+      const Types types(problem_.query.dtype, problem_.grad_query.dtype);
+      return which == 0   ? prepare_code(variant_.tile, types.operand, features_.packed)
+             : which == 1 ? main_code(features_, variant_.tile, types, program_text(problem_.scoring))
+             : which == 2 ? finish_code(variant_.tile, types, features_.packed)
                           : rows_code("backward_sinks", "");
     });
   }
@@ -287,7 +296,7 @@ const char* scoring_obstacle(const BackwardProblem& problem) {
   if (std::ranges::any_of(problem.grad_captured, &TensorView::is_present))
     return "gives no gradients of captured tensors";
   if (!scoring.score_mod.empty() && scoring.dropout > 0) return "takes no score_mod with dropout";
-  if (has_float_results(problem)) return kNoFloatResults;
+  if (has_float_results(problem) && scoring.is_packed() && !problem.accumulate) return kFloatPacks;
   if (const char* obstacle = part_obstacle(scoring)) return obstacle;
   if (const char* obstacle = captured_obstacle(scoring)) return obstacle;
   const Features features = features_of(scoring);
@@ -314,12 +323,12 @@ registry::Support supports(const BackwardProblem& problem, const DeviceInfo& dev
 
 void run(const BackwardProblem& problem, int, Context& context) {
   const Scoring& scoring = problem.scoring;
-  if (scoring.is_packed()) {
+  if (scoring.is_packed() && !problem.accumulate) {
     clear_rows_of_nobody(problem.grad_query, {}, scoring.query_offsets, context);
     clear_rows_of_nobody(problem.grad_key, {}, scoring.key_offsets, context);
     clear_rows_of_nobody(problem.grad_value, {}, scoring.key_offsets, context);
-    if (scoring.query_offsets.size(0) <= 1) return;
   }
+  if (scoring.is_packed() && scoring.query_offsets.size(0) <= 1) return;
   const Run call(problem, context);
   call.prepare();
   call.main();
@@ -332,26 +341,30 @@ std::vector<DeviceCode> device_code() {
   const auto add = [&](DeviceCode code) {
     if (std::find(codes.begin(), codes.end(), code) == codes.end()) codes.push_back(std::move(code));
   };
-  Features causal;
-  causal.right_bound = true;
+  const Types kBrain(DType::kBFloat16), kParts(DType::kBFloat16, DType::kFloat32);
+  const Features causal{.right_bound = true};
   for (size_t i = 0; i < std::size(kTiles); ++i) {
     for (DType dtype : kTypes) {
       const BackwardTile& tile = dtype == DType::kFloat16 ? kHeavyTiles[i] : kTiles[i];
       add(prepare_code(tile, dtype, false));
-      add(finish_code(tile, dtype, false));
-      add(main_code(causal, tile, dtype, {}));
+      add(finish_code(tile, Types(dtype), false));
+      add(main_code(causal, tile, Types(dtype), {}));
     }
-    add(main_code({}, kTiles[i], DType::kBFloat16, {}));
+    add(main_code({}, kTiles[i], kBrain, {}));
+    add(main_code(causal, kTiles[i], kParts, {}));
+    add(finish_code(kTiles[i], kParts, false));
   }
   for (size_t i = 0; i < kNarrowTiles; ++i) {
     add(prepare_code(kTiles[i], DType::kBFloat16, true));
-    add(finish_code(kTiles[i], DType::kBFloat16, true));
+    add(finish_code(kTiles[i], kBrain, true));
   }
   add(rows_code("backward_sinks", ""));
   add(segment_plan_code(causal, walk_tiles(kTiles[2])));
   BackwardTile in_turns = kTiles[2];
   in_turns.in_turns = true;
-  add(main_code(causal, in_turns, DType::kBFloat16, {}));
+  add(main_code(causal, in_turns, kBrain, {}));
+  add(main_code({.packed = true}, kTiles[2], kParts, {}));
+  add(main_code({.dropout = true}, kHeavyTiles[2], kParts, {}));
   // Every feature that these kernels take, each with a head size in its turn.
   size_t turn = 0;
   for (const NamedFeatures& named : compiled_features()) {
@@ -361,7 +374,7 @@ std::vector<DeviceCode> device_code() {
                           features.score_mod || features.mask_mod;
     const size_t index = is_small ? 0 : turn++ % kNarrowTiles;
     const bool is_heavy = needs_registers(features) || features.segments;
-    add(main_code(features, is_heavy ? kHeavyTiles[index] : kTiles[index], DType::kBFloat16, named.generated));
+    add(main_code(features, is_heavy ? kHeavyTiles[index] : kTiles[index], kBrain, named.generated));
   }
   return codes;
 }

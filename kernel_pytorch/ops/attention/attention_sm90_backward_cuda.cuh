@@ -25,7 +25,8 @@ inline constexpr int kReducerRegisters = kTile.sum_columns == 32   ? 48
 template <BackwardTile kTile>
 inline constexpr int kKeyRegisters = (4 * 128 - kLoaderRegisters - kReducerRegisters<kTile>) / 16 * 8;
 
-template <class T, Features kFeatures, BackwardTile kTile>
+// Result: of the gradients of keys and values; T, or float.
+template <class T, class Result, Features kFeatures, BackwardTile kTile>
 __global__ void __launch_bounds__(kBackwardThreads, 1)
     backward_keys(const __grid_constant__ BackwardArguments arguments) {
   extern __shared__ __align__(1024) char shared[];
@@ -57,13 +58,13 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   } else {
     ptx::setmaxnreg_inc<kKeyRegisters<kTile>>();
     if (work.steps == 0) {
-      zero_key_gradients<T>(arguments, work, static_cast<int>(threadIdx.x) - 256);
+      zero_key_gradients<Result>(arguments, work, static_cast<int>(threadIdx.x) - 256);
     } else if constexpr (kTile.keys == 128) {
-      key_gradients<T, kFeatures, kTile>(arguments, work, shared, barriers, warpgroup - 2);
+      key_gradients<T, Result, kFeatures, kTile>(arguments, work, shared, barriers, warpgroup - 2);
     } else if (warpgroup == 2) {
-      wide_probabilities<T, kFeatures, kTile>(arguments, work, shared, barriers);
+      wide_probabilities<T, Result, kFeatures, kTile>(arguments, work, shared, barriers);
     } else {
-      wide_differences<T, kFeatures, kTile>(arguments, work, shared, barriers);
+      wide_differences<T, Result, kFeatures, kTile>(arguments, work, shared, barriers);
     }
   }
 }

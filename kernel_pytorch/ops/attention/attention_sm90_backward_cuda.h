@@ -99,6 +99,7 @@ struct alignas(64) BackwardArguments {
   BackwardOrder order;
   ZeroedSums zeroed;
   int32_t head_columns, value_columns;  // that exist
+  bool accumulates;                     // gradients of keys and values, then fp32, are added to
 };
 
 struct FinishArguments {
@@ -107,6 +108,7 @@ struct FinishArguments {
   const float* grad_query_sums;
   QueryTiles tiles;
   int32_t columns;
+  bool accumulates;  // grad_query, then fp32, is added to
 };
 
 struct SinkArguments {

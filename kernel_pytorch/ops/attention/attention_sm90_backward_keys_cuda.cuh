@@ -10,6 +10,7 @@
 #include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_backward_parts_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_backward_scores_cuda.cuh"
 
 namespace kernel_pytorch::attention {
@@ -68,23 +69,41 @@ __device__ __forceinline__ int64_t gradient_offset(const RowTensor& gradient, co
          (work.head.first_key + work.first_key) * gradient.row;
 }
 
+// Of 64 keys, their columns from first_column on.
+template <class Result, int kCount>
+__device__ __forceinline__ void store_key_gradient(const BackwardArguments& arguments, const BackwardWork& work,
+                                                   const float (&values)[kCount], float scale, uint32_t chunk,
+                                                   const RowTensor& gradient, int first_column, int columns, int row,
+                                                   int lane) {
+  const int64_t offset = gradient_offset(gradient, work) + first_column;
+  if constexpr (sizeof(Result) == 4) {
+    const GradientRows target{static_cast<float*>(gradient.data) + offset + row * gradient.row, gradient.row,
+                              work.rows - row, columns - first_column, arguments.accumulates};
+    store_float_gradient(values, scale, target, lane);
+  } else {
+    store_gradient<Result>(values, scale, chunk, gradient, offset, row, work.rows, columns - first_column, lane);
+  }
+}
+
 // Of keys that no query sees; 256 threads.
-template <class T>
+template <class Result>
 __device__ __forceinline__ void zero_key_gradients(const BackwardArguments& arguments, const BackwardWork& work,
                                                    int thread) {
+  constexpr int kUnit = 16 / sizeof(Result);
+  if (sizeof(Result) == 4 && arguments.accumulates) return;
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     const RowTensor& gradient = i == 0 ? arguments.grad_key : arguments.grad_value;
-    const int units = (i == 0 ? arguments.head_columns : arguments.value_columns) / 8;
-    T* data = static_cast<T*>(gradient.data) + gradient_offset(gradient, work);
+    const int units = (i == 0 ? arguments.head_columns : arguments.value_columns) / kUnit;
+    Result* data = static_cast<Result*>(gradient.data) + gradient_offset(gradient, work);
 #pragma unroll 1
     for (int at = thread; at < work.rows * units; at += 256) {
-      tile::store(data + at / units * gradient.row + at % units * 8, tile::Vector<T>::zero());
+      tile::store(data + at / units * gradient.row + at % units * kUnit, tile::Vector<Result>::zero());
     }
   }
 }
 
-template <class T, Features kFeatures, BackwardTile kTile>
+template <class T, class Result, Features kFeatures, BackwardTile kTile>
 __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments, const BackwardWork& work,
                                               const char* shared_memory, BackwardBarriers<kTile>& barriers,
                                               int warpgroup) {
@@ -196,10 +215,10 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
   }
   const uint32_t stage = shared + Shared::kValue;
   const float value_scale = kUnscale<T> * (kFeatures.dropout ? arguments.score.dropout_scale : 1.0f);
-  store_gradient<T>(grad_value, value_scale, stage, arguments.grad_value, gradient_offset(arguments.grad_value, work),
-                    row, work.rows, arguments.value_columns, lane);
-  store_gradient<T>(grad_key, arguments.score.scale * kUnscale<T>, stage, arguments.grad_key,
-                    gradient_offset(arguments.grad_key, work), row, work.rows, arguments.head_columns, lane);
+  store_key_gradient<Result>(arguments, work, grad_value, value_scale, stage, arguments.grad_value, 0,
+                             arguments.value_columns, row, lane);
+  store_key_gradient<Result>(arguments, work, grad_key, arguments.score.scale * kUnscale<T>, stage, arguments.grad_key,
+                             0, arguments.head_columns, row, lane);
 }
 
 }  // namespace kernel_pytorch::attention

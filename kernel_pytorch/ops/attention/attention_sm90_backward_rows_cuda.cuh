@@ -2,6 +2,7 @@
 // sums, and the sums of grad_query on their way into its type and strides. sm_90.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
 #include "kernel_pytorch/cuda/ptx/math.cuh"
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
@@ -134,8 +135,33 @@ __device__ __forceinline__ int sum_query(int warp, int lane, int half) {
   return (lane / 4 + 8 * half) / 2 * 8 + warp * 2 + lane / 4 % 2;
 }
 
-// A block 64 queries of a tile, kColumns the columns of a tile of sums.
-template <class T, int kQueries, int kColumns, bool kPacked>
+// Rows in fp32, as accumulators hold them.
+template <bool kIsWide, int kUnits>
+__device__ __forceinline__ void finish_floats(const tile::Vector<float> (&sums)[kUnits], float scale, float* output,
+                                              int64_t row_stride, int queries, int columns, bool adds) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = sum_query<kIsWide>(warp, lane, half);
+    float* const at = output + query * row_stride + lane % 4 * 2;
+    float others[kUnits][2];
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      ptx::ld_global_v2_f32_if(adds && query < queries && 8 * i < columns, others[i][0], others[i][1], at + 8 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      float values[4];
+      sums[i].unpack(values);
+      ptx::st_global_v2_f32_if(query < queries && 8 * i < columns, at + 8 * i,
+                               fmaf(values[2 * half], scale, others[i][0]),
+                               fmaf(values[2 * half + 1], scale, others[i][1]));
+    }
+  }
+}
+
+// A block 64 queries of a tile, kColumns the columns of a tile of sums. Result: T, or float.
+template <class T, class Result, int kQueries, int kColumns, bool kPacked>
 __global__ void __launch_bounds__(kFinishThreads) backward_finish(const __grid_constant__ FinishArguments arguments) {
   constexpr int kUnits = kColumns / 8;
   constexpr int kRowWords = (kColumns + 63) / 64 * 32;
@@ -154,6 +180,15 @@ __global__ void __launch_bounds__(kFinishThreads) backward_finish(const __grid_c
   for (int i = 0; i < kUnits; ++i) loaded[i] = tile::load_once<float>(sums + i * 512);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const float scale = arguments.score.scale * kUnscale<T>;
+  Result* output = static_cast<Result*>(arguments.grad_query.data) + place.memory_batch * arguments.grad_query.batch +
+                   place.head * arguments.grad_query.head +
+                   (place.first_query + first_query) * arguments.grad_query.row;
+  const int queries = least(64, place.queries - first_query);
+  if constexpr (sizeof(Result) == 4) {
+    finish_floats<(kColumns > 128)>(loaded, scale, output, arguments.grad_query.row, queries, arguments.columns,
+                                    arguments.accumulates);
+    return;
+  }
   // 16-byte units of a row change places so that neither the words below nor the rows after them collide.
   const auto place_of = [](int query, int unit) {
     return query * kRowWords + (unit / 8 * 8 + (unit % 8 ^ query / 8 ^ query % 2 * 4)) * 4;
@@ -169,15 +204,13 @@ __global__ void __launch_bounds__(kFinishThreads) backward_finish(const __grid_c
     }
   }
   __syncthreads();
-  T* output = static_cast<T*>(arguments.grad_query.data) + place.memory_batch * arguments.grad_query.batch +
-              place.head * arguments.grad_query.head + (place.first_query + first_query) * arguments.grad_query.row;
-  const int queries = least(64, place.queries - first_query);
 #pragma unroll 4
   for (int i = threadIdx.x; i < 64 * kUnits; i += kFinishThreads) {
     const int query = i / kUnits, unit = i % kUnits;
     if (query < queries && unit * 8 < arguments.columns) {
       const uint32_t source = ptx::shared_address(rows + place_of(query, unit));
-      tile::store(output + query * arguments.grad_query.row + unit * 8, tile::load_from_shared<T>(source));
+      tile::store(reinterpret_cast<T*>(output) + query * arguments.grad_query.row + unit * 8,
+                  tile::load_from_shared<T>(source));
     }
   }
 }

@@ -79,6 +79,16 @@ TEST(AttentionSm90Backward, TakesOptionsOfEveryHeadSize) {
   }
 }
 
+TEST(AttentionSm90Backward, TakesPartsOfAWhole) {
+  for (int64_t size : {64, 96, 128, 192, 256}) {
+    const std::vector<int64_t> shape{1, 4, 128, 128, size};
+    EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"accumulate", "1"}, {"causal", "1"}}), "") << size;
+    EXPECT_STREQ(reason_of(shape, DType::kFloat16, {{"results", "fp32"}}), "") << size;
+    EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"accumulate", "1"}, {"sequences", "3"}}), "") << size;
+    EXPECT_STRNE(reason_of(shape, DType::kBFloat16, {{"results", "fp32"}, {"sequences", "3"}}), "") << size;
+  }
+}
+
 TEST(AttentionSm90Backward, LeavesToOthersWhatItHasNoRegistersOrBitsFor) {
   const std::vector<int64_t> small{1, 4, 128, 128, 64}, large{1, 4, 128, 128, 128}, wide{1, 4, 128, 128, 256};
   const std::vector<std::pair<std::string, std::string>> biased{

@@ -69,7 +69,7 @@ __device__ __forceinline__ void zero_key_remains(uint32_t tile, const BackwardWo
 }
 
 // The first warpgroup.
-template <class T, Features kFeatures, BackwardTile kTile>
+template <class T, class Result, Features kFeatures, BackwardTile kTile>
 __device__ __forceinline__ void wide_probabilities(const BackwardArguments& arguments, const BackwardWork& work,
                                                    const char* shared_memory, BackwardBarriers<kTile>& barriers) {
   using W = Wide<T, kFeatures, kTile>;
@@ -154,14 +154,14 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
   // dP of the last step is done, or dS would not be there: the values' tile is free.
   const uint32_t chunk = shared + Shared::kValue;
   const float value_scale = kUnscale<T> * (kFeatures.dropout ? arguments.score.dropout_scale : 1.0f);
-  store_gradient<T>(grad_value, value_scale, chunk, arguments.grad_value, gradient_offset(arguments.grad_value, work),
-                    row, work.rows, arguments.value_columns, lane);
-  store_gradient<T>(grad_key, arguments.score.scale * kUnscale<T>, chunk, arguments.grad_key,
-                    gradient_offset(arguments.grad_key, work), row, work.rows, arguments.head_columns, lane);
+  store_key_gradient<Result>(arguments, work, grad_value, value_scale, chunk, arguments.grad_value, 0,
+                             arguments.value_columns, row, lane);
+  store_key_gradient<Result>(arguments, work, grad_key, arguments.score.scale * kUnscale<T>, chunk, arguments.grad_key,
+                             0, arguments.head_columns, row, lane);
 }
 
 // The second.
-template <class T, Features kFeatures, BackwardTile kTile>
+template <class T, class Result, Features kFeatures, BackwardTile kTile>
 __device__ __forceinline__ void wide_differences(const BackwardArguments& arguments, const BackwardWork& work,
                                                  const char* shared_memory, BackwardBarriers<kTile>& barriers) {
   using W = Wide<T, kFeatures, kTile>;
@@ -268,12 +268,10 @@ __device__ __forceinline__ void wide_differences(const BackwardArguments& argume
   }
   const uint32_t chunk = shared + Shared::kValue + W::kChunkStep;
   const float value_scale = kUnscale<T> * (kFeatures.dropout ? arguments.score.dropout_scale : 1.0f);
-  store_gradient<T>(grad_value, value_scale, chunk, arguments.grad_value,
-                    gradient_offset(arguments.grad_value, work) + W::kValueFirst, row, work.rows,
-                    arguments.value_columns - W::kValueFirst, lane);
-  store_gradient<T>(grad_key, arguments.score.scale * kUnscale<T>, chunk, arguments.grad_key,
-                    gradient_offset(arguments.grad_key, work) + W::kHeadFirst, row, work.rows,
-                    arguments.head_columns - W::kHeadFirst, lane);
+  store_key_gradient<Result>(arguments, work, grad_value, value_scale, chunk, arguments.grad_value, W::kValueFirst,
+                             arguments.value_columns, row, lane);
+  store_key_gradient<Result>(arguments, work, grad_key, arguments.score.scale * kUnscale<T>, chunk, arguments.grad_key,
+                             W::kHeadFirst, arguments.head_columns, row, lane);
 }
 
 }  // namespace kernel_pytorch::attention

@@ -5,18 +5,17 @@
 // scores are computed beside the last product of the tile before it. Rules of the compiler that shape the code: nothing
 // is in flight across a loop's back edge; no branch writes accumulators while a product is in flight, so a careful step
 // and a fast step are separate bodies; probabilities are packed only after the product that reads their registers has
-// ended; and `pin` keeps the exponentials from being moved behind that wait.
+// ended; and `pin` keeps the exponentials from being moved behind that wait. Parts: attention_sm90_parts_cuda.cuh.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/control.cuh"
-#include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
-#include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/cuda/tile/matrix_descriptor.cuh"
 #include "kernel_pytorch/ops/attention/attention_kept_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_memory_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_parts_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_schedule_cuda.cuh"
-#include "kernel_pytorch/ops/attention/attention_sm90_store_cuda.cuh"
+#include "kernel_pytorch/ops/attention/attention_sm90_tiles_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_walk_cuda.cuh"
 
 namespace kernel_pytorch::attention {
@@ -26,7 +25,7 @@ inline constexpr ptx::WgmmaType kWgmmaType = ptx::WgmmaType::kBf16;
 template <>
 inline constexpr ptx::WgmmaType kWgmmaType<tile::Float16> = ptx::WgmmaType::kF16;
 
-template <Sm90Config kConfig, Features kFeatures, class T>
+template <Sm90Config kConfig, Features kFeatures, class T, class Result>
 class Sm90Consumer {
   static constexpr int kQueries = sm90_queries(kConfig);
   static constexpr int kKeys = kConfig.key_block;
@@ -37,6 +36,7 @@ class Sm90Consumer {
   using ValueTile = tile::AlongRows<kKeys>;
   static constexpr int kScoreSteps = kConfig.head_size / tile::kProductDepth;
   static constexpr int kOutputSteps = kKeys / tile::kProductDepth;
+  static constexpr bool kIsPart = sizeof(Result) == 4;
   static constexpr bool kFoldsAlibi = folds_alibi(kFeatures);
   static constexpr int kQueryWords = kConfig.query_in_registers ? 4 * kScoreSteps : 4;
 
@@ -154,6 +154,7 @@ class Sm90Consumer {
     if (is_first) {
       if (has_values) end_rows(factors);
       rows_.begin();
+      if (has_keys && adds()) take_in_sums();
     }
     wait_for_scores();
     if (has_keys) release_keys(is_last);
@@ -174,24 +175,13 @@ class Sm90Consumer {
     }
     pack_probabilities();
     accumulates_ = !is_first;
+    if (is_first && has_keys && adds()) take_in_output(growth);
     if constexpr (kFeatures.packed || kFeatures.key_lengths) {
       if (has_keys && place.key - static_cast<int32_t>(threadIdx.x % 4) * 2 + kKeys > head.keys) {
-        clear_values(head.keys - (place.key - static_cast<int32_t>(threadIdx.x % 4) * 2));
+        const uint32_t values = tiles_ + sm90_values_at(kConfig) + before(key_).stage * sm90_value_bytes(kConfig);
+        clear_values<kConfig>(values, head.keys - (place.key - static_cast<int32_t>(threadIdx.x % 4) * 2), warpgroup_);
       }
     }
-  }
-
-  // Values beyond the last key belong to others or to nobody, and may hold anything: their probability is zero, but
-  // zero times NaN is NaN. Every warpgroup clears them for itself, so that none waits for another.
-  __device__ __forceinline__ void clear_values(int32_t first_row) {
-    const uint32_t values = tiles_ + sm90_values_at(kConfig) + before(key_).stage * sm90_value_bytes(kConfig);
-    for (int chunk = 0; chunk < sm90_chunks(kConfig.value_size); ++chunk) {
-      const int32_t end = (chunk + 1) * kKeys * tile::kChunkRowBytes;
-      int32_t at = (chunk * kKeys + first_row) * tile::kChunkRowBytes + static_cast<int32_t>(threadIdx.x % 128) * 16;
-      for (; at < end; at += 128 * 16) ptx::st_shared_v4(values + at, {0, 0, 0, 0});
-    }
-    ptx::fence_proxy_async_shared_cta();
-    ptx::barrier_sync_aligned(1 + kConfig.warpgroups + warpgroup_, 128);
   }
 
   // kMasked hides probabilities, not scores: a row that has seen nothing yet has +inf where a key is kept, and is done
@@ -265,15 +255,7 @@ class Sm90Consumer {
     } else {
       const uint32_t parity = memory().query_parity;
       shared_.query_full[0].wait(parity);
-      uint32_t lane[1] = {threadIdx.x % 32};
-      ptx::tie_registers(lane);  // the addresses that follow from it must not be kept from tile to tile
-#pragma unroll
-      for (int k = 0; k < kScoreSteps; ++k) {
-        uint32_t block[4];
-        ptx::ldmatrix_x4(block, tile::fragment_address<kQueries>(tiles_, warp_row_, k, lane[0]));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) query_words_[4 * k + i] = block[i];
-      }
+      load_query_words<kQueries>(query_words_, tiles_, warp_row_);
       release(shared_.query_empty[0]);
       if (threadIdx.x % 32 == 0) memory().query_parity = parity ^ 1;
     }
@@ -345,7 +327,27 @@ class Sm90Consumer {
   }
   __device__ __forceinline__ OutputRows rows_of(const Head& head, int32_t first_query) const {
     const int32_t query = first_query + warp_row_ + static_cast<int32_t>(threadIdx.x % 32 / 4);
-    return output_rows(arguments_, head, query, sizeof(T));
+    return output_rows(arguments_, head, query, sizeof(Result));
+  }
+  __device__ __forceinline__ bool adds() const {
+    return kIsPart && arguments_.accumulates;
+  }
+  __device__ __forceinline__ void take_in_sums() {
+    const OutputRows rows = rows_of(memory().head, memory().first_query);
+    const BegunRows begun(rows);
+    begun.begin(rows_);
+    begun.prefetch(rows);
+  }
+  // After a tile's first step, which has multiplied the rows' sums by `growth`.
+  __device__ __forceinline__ void take_in_output(float (&growth)[2]) {
+    if constexpr (kFeatures.dropout) {  // whose factor comes at the end
+      const float keep = ptx::rcp_approx_ftz_f32(arguments_.score.dropout_scale);
+      growth[0] *= keep;
+      growth[1] *= keep;
+    }
+    const OutputRows rows = rows_of(memory().head, memory().first_query);
+    BegunRows(rows).load(output_, rows, growth);
+    accumulates_ = true;
   }
   // The rows of the tile before are complete but for their last product: their lse, and what the output will be
   // multiplied by.
@@ -353,32 +355,31 @@ class Sm90Consumer {
     const Sm90Tile tile = memory().pending;
     const float sink = kFeatures.sinks ? memory().pending_sink : tile::minus_infinity();
     float lse[2];
-    bool is_in_range = true;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const float sum = quad_sum(rows_.sum[row]);
-      is_in_range = is_in_range && sum < SumRange<T>::kLimit;
-      const RowEnd end = end_of_row(sum, rows_.shift[row], sink);
-      factors[row] = kFeatures.dropout ? end.factor * arguments_.score.dropout_scale : end.factor;
-      lse[row] = end.lse;
+    const float scale = kFeatures.dropout ? arguments_.score.dropout_scale : 1.0f;
+    const bool is_in_range = __all_sync(0xffffffffu, attention::end_rows<T>(rows_, sink, scale, factors, lse));
+    if constexpr (kIsPart) {
+      const bool stores = is_time_to_store(arguments_, tile, is_in_range, warp(), 4 * kConfig.warpgroups);
+      if (threadIdx.x % 32 == 0) memory().pending_stores = stores;
+      __syncwarp();
     }
-    store_lse(rows_of(memory().pending_head, tile.query_tile * kQueries), lse);
-    if (tile.kind == TileKind::kWork && !__all_sync(0xffffffffu, is_in_range) && threadIdx.x % 32 == 0) {
+    if (stores_pending()) store_lse(rows_of(memory().pending_head, tile.query_tile * kQueries), lse);
+    if (tile.kind == TileKind::kWork && !is_in_range && threadIdx.x % 32 == 0) {
       ask_for_redo(shared_, arguments_, tile, memory().pending_number);
     }
   }
   __device__ __forceinline__ void store_pending(const float (&factors)[2]) const {
-    store_rows<T>(rows_of(memory().pending_head, memory().pending.query_tile * kQueries), output_, factors);
+    if (!stores_pending()) return;
+    store_rows_as<Result>(rows_of(memory().pending_head, memory().pending.query_tile * kQueries), output_, factors);
+  }
+  __device__ __forceinline__ bool stores_pending() const {
+    return !kIsPart || memory().pending_stores;
   }
 
   // A tile whose queries see no key at all.
   __device__ __forceinline__ void store_nothing(const Sm90Tile& tile) const {
     const Head head = load_head<kFeatures>(arguments_.score, tile.batch, tile.head);
-    const OutputRows target = rows_of(head, tile.query_tile * kQueries);
-    const float lse = end_of_row(0.0f, plus_infinity(), sink_of<kFeatures>(arguments_.score, head)).lse;
-    const float zeros[OutputMma::kCount] = {};
-    store_rows<T>(target, zeros, {0.0f, 0.0f});
-    store_lse(target, {lse, lse});
+    attention::store_nothing<kFeatures, Result, kConfig.value_size>(
+        arguments_, rows_of(head, tile.query_tile * kQueries), sink_of<kFeatures>(arguments_.score, head));
   }
 
   const Sm90ForwardArguments& arguments_;

@@ -88,6 +88,8 @@ struct Sm90ForwardArguments {
   const Sm90Plan* plan;    // packed sequences; else null
   int32_t* redo_links;     // one for each tile
   bool careful;            // every block with its running maximum: a row's bits depend on nothing but the row
+  bool accumulates;        // output, then fp32, and lse are added to
+  uint8_t* stored;         // then: for each tile and warp, whether its rows were in range when they were first done
   uint32_t counter_index;  // of the kernel's tile counters: launches in flight need different ones
 };
 inline constexpr int kSm90Counters = 4096;

@@ -25,6 +25,7 @@ constexpr const char* kManyRows = "there are too many rows, or too many sequence
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kManyReads =
     "more than two of segments, mask, bias, block list and dropout do not fit its registers";
+constexpr const char* kDropsAll = "a part of which dropout keeps nothing";
 constexpr const char* kOddBlocks = "its tiles do not divide the block list's";
 
 // How many registers the features ask for beside the products'. kLight leaves room for the queries, kFair where two
@@ -56,18 +57,18 @@ int reads_per_score(const Features& features) {
 }
 constexpr int kMaximumReads = 2;
 
-// `reads_captured`: score_mod loads something for each score.
-Load load_of(const Features& features, bool reads_captured) {
+// `reads_captured`: score_mod loads something for each score. A part has rows in fp32 to read and to write.
+Load load_of(const Features& features, bool reads_captured, bool is_part) {
   if (features.mask || features.dropout || features.float_bias || (features.score_mod && reads_captured) ||
-      reads_per_score(features) > 1) {
+      reads_per_score(features) > 1 || (is_part && features.softcap_after)) {
     return Load::kHeavy;
   }
   const bool caps_more_than_causal = features.softcap && (!features.right_bound || features.left_bound ||
                                                           features.packed || features.key_lengths || features.alibi);
   const bool compares_beside =
       features.segments && (features.packed || features.key_lengths || features.alibi || features.softcap);
-  const bool is_medium = compares_beside || features.bias || features.softcap_after || caps_more_than_causal ||
-                         features.mask_mod || features.score_mod;
+  const bool is_medium = compares_beside || (is_part && features.blocks) || features.bias || features.softcap_after ||
+                         caps_more_than_causal || features.mask_mod || features.score_mod;
   return is_medium ? Load::kMedium : features.segments ? Load::kFair : Load::kLight;
 }
 
@@ -83,7 +84,8 @@ bool holds(const Sm90Config& config, const Sizes& sizes) {
 // Indices of the variants that a problem may run with.
 std::vector<int> candidates(const Forward& problem) {
   const Sizes sizes = sizes_of(problem);
-  const Load load = load_of(features_of(problem.scoring), !problem.scoring.captured.empty());
+  const Load load =
+      load_of(features_of(problem.scoring), !problem.scoring.captured.empty(), has_float_results(problem));
   std::vector<int> found;
   const Sm90Config* tile = nullptr;
   for (int i = 0; i < kVariantCount; ++i) {
@@ -120,7 +122,10 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
       sizes.queries > kMaximumTiles || sizes.keys > kMaximumTiles) {
     return registry::Support::no(kManyRows);
   }
-  if (has_float_results(problem)) return registry::Support::no(kNoFloatResults);
+  if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
+    return registry::Support::no(kFloatPacks);
+  }
+  if (problem.accumulate && problem.scoring.dropout >= 1) return registry::Support::no(kDropsAll);
   if (const char* obstacle = part_obstacle(problem.scoring)) return registry::Support::no(obstacle);
   if (reads_per_score(features_of(problem.scoring)) > kMaximumReads) return registry::Support::no(kManyReads);
   return candidates(problem).empty() ? registry::Support::no(kOddBlocks) : registry::Support::yes();
@@ -138,14 +143,15 @@ std::vector<std::string> configs(const Forward& problem, const DeviceInfo&) {
   return texts;
 }
 
-DeviceCode code_of(const Sm90Config& config, const Features& features, DType dtype, const std::string& generated = {}) {
+DeviceCode code_of(const Sm90Config& config, const Features& features, DType dtype, DType result,
+                   const std::string& generated = {}) {
   const std::string text =
       concat("kernel_pytorch::attention::Sm90Config{", config.head_size, ", ", config.value_size, ", ",
              config.warpgroups, ", ", config.key_block, ", ", config.stages, ", ", config.query_buffers, ", ",
              bool_name(config.query_in_registers), ", ", bool_name(config.in_turns), "}");
   return {.source = kSource,
           .entry = concat("kernel_pytorch::attention::sm90_forward<", text, ", ", to_text(features), ", ",
-                          element_type_name(dtype), ">"),
+                          element_type_name(dtype), ", ", element_type_name(result), ">"),
           .minimum_capability = 90,
           .architecture_specific = true,
           .generated = generated};
@@ -232,7 +238,14 @@ Sm90ForwardArguments make_arguments(const Forward& problem, const Features& feat
       static_cast<int32_t*>(context.scratch->allocate(static_cast<size_t>(arguments.order.total) * sizeof(int32_t)));
   if (features.packed) {
     arguments.plan = plan_tiles(problem, features, config, arguments.score, context);
-    clear_rows_of_nobody(problem.output, problem.lse, problem.scoring.query_offsets, context);
+    if (!problem.accumulate) {
+      clear_rows_of_nobody(problem.output, problem.lse, problem.scoring.query_offsets, context);
+    }
+  }
+  arguments.accumulates = problem.accumulate;
+  if (problem.accumulate) {
+    const int64_t warps = int64_t{arguments.order.total} * 4 * config.warpgroups;
+    arguments.stored = static_cast<uint8_t*>(context.scratch->allocate(static_cast<size_t>(warps)));
   }
   arguments.counter_index = next_counter();
   arguments.careful = problem.scoring.batch_invariant;
@@ -246,9 +259,12 @@ void run(const Forward& problem, int choice, Context& context) {
   const Sm90Config& config = kVariants[index].config;
   const Features features = features_of(problem.scoring);
   const DType dtype = problem.query.dtype;
-  const uint32_t variant = static_cast<uint32_t>(index) * 2 + (dtype == DType::kFloat16);
-  CUkern_st* kernel = kernels.get(features, variant, context,
-                                  [&] { return code_of(config, features, dtype, program_text(problem.scoring)); });
+  const DType result = problem.output.dtype;
+  const uint32_t variant =
+      static_cast<uint32_t>(index) * 4 + (dtype == DType::kFloat16 ? 2 : 0) + (result == dtype ? 0 : 1);
+  CUkern_st* kernel = kernels.get(features, variant, context, [&] {
+    return code_of(config, features, dtype, result, program_text(problem.scoring));
+  });
   Sm90ForwardArguments arguments = make_arguments(problem, features, config, context);
   cuda_device::LaunchShape shape;
   shape.grid_x =
@@ -263,24 +279,32 @@ uint64_t source_hash() {
   return jit::source_hash(kSource);
 }
 
-// Every feature in the tile that most models use, every tile without and with a causal mask.
+// Every feature in the tile that most models use, every tile without and with a causal mask, and what parts of a whole
+// have of both.
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
+  constexpr DType kBrain = DType::kBFloat16;
   const Features causal{.right_bound = true};
   codes.push_back(plan_code(causal));
   codes.push_back(segment_plan_code(causal, {.over_keys = true, .rows = 128, .columns = 128}));
   for (const Variant& variant : kVariants) {
     if (variant.load <= Load::kFair || variant.config.head_size == 192) {
-      codes.push_back(code_of(variant.config, {}, DType::kBFloat16));
-      codes.push_back(code_of(variant.config, causal, DType::kBFloat16));
+      codes.push_back(code_of(variant.config, {}, kBrain, kBrain));
+      codes.push_back(code_of(variant.config, causal, kBrain, kBrain));
+      if (variant.load < Load::kHeavy) codes.push_back(code_of(variant.config, causal, kBrain, DType::kFloat32));
     }
     if (variant.config.head_size != 128) continue;
-    if (variant.load == Load::kFair) codes.push_back(code_of(variant.config, causal, DType::kFloat16));
+    if (variant.load == Load::kFair) {
+      codes.push_back(code_of(variant.config, causal, DType::kFloat16, DType::kFloat16));
+      codes.push_back(code_of(variant.config, {}, kBrain, DType::kFloat32));
+    }
     for (const NamedFeatures& named : compiled_features()) {
       const Features& features = named.features;
-      const Load load = std::max(load_of(features, true), Load::kFair);
+      const Load load = std::max(load_of(features, true, false), Load::kFair);
       if (features.block_map || load != variant.load || reads_per_score(features) > kMaximumReads) continue;
-      codes.push_back(code_of(variant.config, features, DType::kBFloat16, named.generated));
+      codes.push_back(code_of(variant.config, features, kBrain, kBrain, named.generated));
+      const bool is_rich = (features.sinks && features.left_bound) || (features.dropout && has_bias(features));
+      if (is_rich) codes.push_back(code_of(variant.config, features, kBrain, DType::kFloat32, named.generated));
     }
   }
   return codes;

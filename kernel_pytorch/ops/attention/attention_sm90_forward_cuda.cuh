@@ -46,7 +46,8 @@ __device__ __forceinline__ void init_barriers(Sm90Shared& shared) {
   shared.redo_first = kNoTile;
 }
 
-template <Sm90Config kConfig, Features kFeatures, class T>
+// Result: T, or float.
+template <Sm90Config kConfig, Features kFeatures, class T, class Result>
 __global__ void __launch_bounds__(sm90_threads(kConfig), 1)
     sm90_forward(const __grid_constant__ Sm90ForwardArguments arguments) {
   static_assert(is_legal(kConfig));
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(sm90_threads(kConfig), 1)
     if (threadIdx.x < 32) Sm90Producer<kConfig, kFeatures>(arguments, shared, tiles).run();
   } else {
     ptx::setmaxnreg_inc<Sm90Registers<kConfig, kFeatures>::kConsumer>();
-    Sm90Consumer<kConfig, kFeatures, T>(arguments, shared, tiles, warpgroup - 1).run();
+    Sm90Consumer<kConfig, kFeatures, T, Result>(arguments, shared, tiles, warpgroup - 1).run();
   }
 }
 

@@ -65,6 +65,19 @@ TEST(AttentionSm90Forward, TakesEveryOption) {
   }
 }
 
+TEST(AttentionSm90Forward, TakesPartsOfAWhole) {
+  for (int64_t size : {64, 96, 128, 192, 256}) {
+    EXPECT_EQ(answer(problem({1, 2, 256, size}, {{"results", "fp32"}})), "yes") << size;
+    EXPECT_EQ(answer(problem({1, 2, 256, size}, {{"accumulate", "1"}, {"causal", "1"}})), "yes") << size;
+    EXPECT_EQ(answer(problem({1, 2, 256, size}, {{"accumulate", "1"}, {"blocks", "128"}})), "yes") << size;
+  }
+  EXPECT_EQ(answer(problem({1, 2, 300, 128}, {{"accumulate", "1"}, {"sequences", "3"}})), "yes");
+  EXPECT_NE(answer(problem({1, 2, 300, 128}, {{"results", "fp32"}, {"sequences", "3"}})).find("packed"),
+            std::string::npos);
+  EXPECT_NE(answer(problem({1, 2, 256, 128}, {{"accumulate", "1"}, {"dropout", "1"}})).find("keeps nothing"),
+            std::string::npos);
+}
+
 TEST(AttentionSm90Forward, SaysWhyNot) {
   EXPECT_NE(answer(problem({1, 2, 100, 64}, {}), 10).find("compute capability 9.0"), std::string::npos);
   EXPECT_NE(answer(problem({1, 2, 100, 64}, {}, DType::kFloat32)).find("bf16 and fp16"), std::string::npos);

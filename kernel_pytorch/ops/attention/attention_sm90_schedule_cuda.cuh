@@ -101,6 +101,7 @@ struct Sm90Memory {
   float pending_sink;
   Sm90Tile pending;
   int32_t pending_number;  // its place among the block's tiles; 0: nothing is pending
+  bool pending_stores;     // its rows, where they are added to others: once, however often they are done
 
   int32_t tiles_read;
   uint32_t query_parity;  // of the buffer of queries, where they are held in registers
@@ -162,13 +163,16 @@ __device__ __forceinline__ int32_t take_tile(const Sm90ForwardArguments& argumen
   return static_cast<int32_t>(before + gridDim.x);
 }
 
+__device__ __forceinline__ int32_t place_of_tile(const Sm90ForwardArguments& arguments, const Sm90Tile& tile) {
+  return (tile.batch * arguments.score.heads + tile.head) * arguments.order.query_tiles + tile.query_tile;
+}
+
 // Puts a tile on the list of those to be done again, once however many warps ask. `number` counts the block's tiles;
 // warps are never four tiles apart.
 __device__ __forceinline__ void ask_for_redo(Sm90Shared& shared, const Sm90ForwardArguments& arguments,
                                              const Sm90Tile& tile, int32_t number) {
   if (atomicMax(&shared.redo_asked[number % kSm90RedoSlots], number) >= number) return;
-  const int32_t place =
-      (tile.batch * arguments.score.heads + tile.head) * arguments.order.query_tiles + tile.query_tile;
+  const int32_t place = place_of_tile(arguments, tile);
   arguments.redo_links[place] = atomicExch(&shared.redo_first, place);
 }
 __device__ __forceinline__ Sm90Tile redo_tile(const Sm90ForwardArguments& arguments, int32_t place) {

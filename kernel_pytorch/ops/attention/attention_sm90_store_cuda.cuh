@@ -108,5 +108,20 @@ __device__ __forceinline__ RowEnd end_of_row(float sum, float shift, float sink)
   }
   return {ptx::rcp_approx_ftz_f32(sum), (ptx::lg2_approx_ftz_f32(sum) - base) * kLn2};
 }
+// Of both rows of a thread, factors times `scale`; false where a sum has left its range.
+template <class T>
+__device__ __forceinline__ bool end_rows(const SoftmaxRows& rows, float sink, float scale, float (&factors)[2],
+                                         float (&lse)[2]) {
+  bool is_in_range = true;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float sum = quad_sum(rows.sum[row]);
+    is_in_range = is_in_range && sum < SumRange<T>::kLimit;
+    const RowEnd end = end_of_row(sum, rows.shift[row], sink);
+    factors[row] = end.factor * scale;
+    lse[row] = end.lse;
+  }
+  return is_in_range;
+}
 
 }  // namespace kernel_pytorch::attention

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +19,20 @@ from ..._ops import attention_part
 from ..._ops._casting import statistics_dtype
 from ..._ops.attention import OPTIONS
 from ._exchange import GRADIENTS, Exchange, Incoming
-from ._pieces import Bounds, Packs, Piece, pieces_of
+from ._pieces import Bounds, Packs, Piece, join, pieces_of
 
 _named: Any = collections.namedtuple
 PartOptions = _named("PartOptions", OPTIONS)  # arguments of the ops
+
+
+class Part(NamedTuple):
+    """What one call of the kernels computes: runs of rows here and of the keys that came by, and their places."""
+
+    numbers: range  # of the query pieces
+    queries: Piece
+    keys: Piece
+    diagonal: int | None = None  # of a join of pieces: rows count, not places
+    is_join: bool = False
 
 
 @dataclasses.dataclass
@@ -46,20 +56,41 @@ class Call:
     def rows(self, tensor: Tensor, piece: Piece) -> Tensor:
         return tensor.narrow(self.dim, piece.start, piece.length)
 
-    def statistics(self, tensor: Tensor | None, piece: Piece) -> Tensor | None:
-        return None if tensor is None else tensor.narrow(2, piece.start, piece.length).contiguous()
+    def statistics(self, tensor: Tensor, piece: Piece) -> Tensor:
+        """Of the rows of a piece, contiguous: the tensor itself where they are all."""
+        return tensor.narrow(2, piece.start, piece.length).contiguous()
 
-    def parts(self, keys: list[Piece]) -> Iterator[tuple[int, Piece, int, int]]:
-        """(number of the query piece, key piece, first and end of the keys that count) of every part with work."""
+    def parts(self, keys: list[Piece], bias: Tensor | None, sinks_left: list[bool]) -> Iterator[Part]:
+        """Every part with work: one of all pieces where that can be, since each reads and writes its rows once."""
+        can_join = len(self.keys) > 1 and bias is None and not self.counts_places()  # one process wants its chunks
+        joined = join(self.bounds, self.queries, keys) if can_join else None
+        if joined is not None:
+            end = joined.queries.start + joined.queries.length
+            numbers = [i for i, one in enumerate(self.queries) if joined.queries.start <= one.start < end]
+            if len({sinks_left[i] for i in numbers}) == 1:
+                yield Part(range(numbers[0], numbers[-1] + 1), *joined, is_join=True)
+                return
         for i, queries in enumerate(self.queries):
             for piece in keys:
                 begin, end = self.bounds.keys_seen(queries, piece)
                 is_shared = self.packs is None or self.packs.share_a_sequence(queries, piece)
                 if begin < end and is_shared:
-                    yield i, piece, begin, end
+                    cut = Piece(begin, end - begin, piece.start + begin - piece.first)
+                    yield Part(range(i, i + 1), queries, cut)
 
-    def part_options(self, i: int, begin: int, end: int, bias: Tensor | None, sinks: Tensor | None) -> Any:
-        queries, options = self.queries[i], self.options
+    def counts_places(self) -> bool:
+        """Whether anything beside bounds depends on which queries and keys these are."""
+        options = self.options
+        tensors = (self.mask, options.alibi_slopes, options.query_segment_ids, options.key_lengths)
+        has_one = any(tensor is not None for tensor in tensors)
+        return has_one or bool(options.dropout_p or options.score_mod or options.mask_mod)
+
+    def part_options(self, part: Part, bias: Tensor | None, sinks: Tensor | None) -> Any:
+        queries, options = part.queries, self.options
+        if part.is_join:
+            bounds = {"causal": part.diagonal is not None, "causal_offset": part.diagonal or 0}
+            return options._replace(**bounds, window_left=-1, window_right=-1, sinks=sinks)
+        begin, end = part.keys.first, part.keys.end
         changes: dict[str, Any] = {"causal_offset": self.bounds.offset, "sinks": sinks}
         if self.bounds.are_kept(queries, begin, end):
             changes.update(causal=False, window_left=-1, window_right=-1)
@@ -130,26 +161,29 @@ def forward_pieces(
 ) -> tuple[Tensor, Tensor]:
     """Output in fp32 and lse; `blocks` are given by whoever simulates a group."""
     layout = "bhsd" if call.options.heads_first else "bshd"
-    output, whole_lse = attention_part.empty_parts(query, value, layout)
-    lses = [call.statistics(whole_lse, piece) for piece in call.queries]
-    sinks_left = [sinks] * len(call.queries)
+    output, lse = attention_part.empty_parts(query, value, layout)
+    sinks_left = [sinks is not None] * len(call.queries)
 
-    def add(i: int, keys: Tensor, values: Tensor, begin: int, end: int) -> None:
-        queries = call.queries[i]
-        options = call.part_options(i, begin, end, bias, sinks_left[i])
-        sinks_left[i] = None
+    def add(part: Part, keys: Tensor, values: Tensor) -> None:
+        queries = part.queries
+        options = call.part_options(part, bias, sinks if sinks_left[part.numbers[0]] else None)
+        for i in part.numbers:
+            sinks_left[i] = False
+        of_rows = call.statistics(lse, queries)
         attention_part.part(
-            call.rows(output, queries), lses[i], call.rows(query, queries), keys, values, queries.first, begin, *options
-        )
+            call.rows(output, queries), of_rows, call.rows(query, queries), call.rows(keys, part.keys),
+            call.rows(values, part.keys), queries.first, part.keys.first, *options,
+        )  # fmt: skip
+        if of_rows.data_ptr() != lse.data_ptr() or queries.length != lse.shape[2]:
+            lse.narrow(2, queries.start, queries.length).copy_(of_rows)
 
     for pieces, keys, values in _blocks(call, key, value) if blocks is None else blocks:
-        for i, piece, begin, end in call.parts(pieces):
-            start = piece.start + begin - piece.first
-            add(i, keys.narrow(call.dim, start, end - begin), values.narrow(call.dim, start, end - begin), begin, end)
+        for part in call.parts(pieces, bias, sinks_left):
+            add(part, keys, values)
     for i in range(len(call.queries)):
-        if sinks_left[i] is not None:  # rows that see no key at all
-            add(i, key.narrow(call.dim, 0, 0), value.narrow(call.dim, 0, 0), 0, 0)
-    return output, torch.cat(lses, 2)  # type: ignore[arg-type]
+        if sinks_left[i]:  # rows that see no key at all
+            add(Part(range(i, i + 1), call.queries[i], Piece(0, 0, 0)), key, value)
+    return output, lse
 
 
 class _Gradients:
@@ -178,24 +212,29 @@ class _Gradients:
         return gradients
 
 
-def _backward(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Tensor | None, wanted: Any) -> Any:
+def backward_pieces(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Tensor | None, wanted: Any) -> Any:
+    """_Gradients, and those of this member's keys and values."""
     query, key, value, output, lse, bias, sinks, captured = tensors
     gradients = _Gradients(call, (query, bias, sinks, captured), wanted)
-    statistics = [(call.statistics(lse, piece), call.statistics(grad_lse, piece)) for piece in call.queries]
+    statistics: dict[Piece, list[Tensor | None]] = {}
 
-    def add(i: int, part: list[Tensor], begin: int, end: int) -> None:
-        grad_keys, grad_values, keys, values = part
-        queries = call.queries[i]
-        wants_sinks = gradients.sinks_left[i]
-        gradients.sinks_left[i] = False
-        options = call.part_options(i, begin, end, bias, sinks if wants_sinks else None)
+    def add(part: Part, tensors: list[Tensor]) -> None:
+        grad_keys, grad_values, keys, values = (call.rows(tensor, part.keys) for tensor in tensors)
+        queries = part.queries
+        wants_sinks = gradients.sinks_left[part.numbers[0]]
+        for i in part.numbers:
+            gradients.sinks_left[i] = False
+        if queries not in statistics:
+            statistics[queries] = [None if one is None else call.statistics(one, queries) for one in (lse, grad_lse)]
+        options = call.part_options(part, bias, sinks if wants_sinks else None)
         of_bias, of_sinks, of_captured = attention_part.part_backward(
             call.rows(gradients.query, queries), grad_keys, grad_values,
             *(call.rows(tensor, queries) for tensor in (grad_output, query)), keys, values, call.rows(output, queries),
-            *statistics[i], gradients.wants_bias, wants_sinks, gradients.wants_captured, queries.first, begin, *options,
+            *statistics[queries], gradients.wants_bias, wants_sinks, gradients.wants_captured, queries.first,
+            part.keys.first, *options,
         )  # fmt: skip
         if gradients.bias is not None:
-            _cut(gradients.bias, queries, begin, end).add_(of_bias)
+            _cut(gradients.bias, queries, part.keys.first, part.keys.end).add_(of_bias)
         if wants_sinks and gradients.sinks is not None:
             gradients.sinks.add_(of_sinks)
         gradients.captured.add_(of_captured)
@@ -206,10 +245,8 @@ def _backward(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Tensor | 
     for pieces, keys, values in _blocks(call, key, value):
         size = keys.numel() + values.numel()
         grads = _KeyValue(torch.zeros(size, dtype=dtype, device=key.device), keys, values)
-        for i, piece, begin, end in call.parts(pieces):
-            start, count = piece.start + begin - piece.first, end - begin
-            cut = [one.narrow(call.dim, start, count) for one in (grads.key, grads.value, keys, values)]
-            add(i, cut, begin, end)
+        for part in call.parts(pieces, bias, gradients.sinks_left):
+            add(part, [grads.key, grads.value, keys, values])
         if exchange is None or call.schedule == "allgather":
             break
         if home is not None:  # what the others have found of these keys so far
@@ -218,7 +255,8 @@ def _backward(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Tensor | 
     for i in range(len(call.queries)):
         if gradients.sinks_left[i]:
             empty = [one.narrow(call.dim, 0, 0) for one in (key, value)]
-            add(i, [*(torch.zeros_like(one, dtype=dtype) for one in empty), *empty], 0, 0)
+            zeros = [torch.zeros_like(one, dtype=dtype) for one in empty]
+            add(Part(range(i, i + 1), call.queries[i], Piece(0, 0, 0)), [*zeros, *empty])
     if exchange is not None and call.schedule == "allgather":
         grads = _sum_of_all(call, exchange, grads, key, value)
     elif home is not None:
@@ -262,7 +300,7 @@ class PiecesAttention(torch.autograd.Function):
         wants_captured = sum(1 << i for i, one in enumerate(needed[6:]) if one)
         tensors = (query, key, value, output, lse, bias, sinks, captured)
         wanted = (needed[4], needed[5], wants_captured)
-        gradients, grads = _backward(ctx.call, tensors, grad_output, grad_lse, wanted)
+        gradients, grads = backward_pieces(ctx.call, tensors, grad_output, grad_lse, wanted)
         return (
             None,
             gradients.query.to(query.dtype),
