@@ -79,7 +79,9 @@ class NotedCuda:
 
     @staticmethod
     @contextlib.contextmanager
-    def graph(graph: NotedGraph, pool: object, stream: object, capture_error_mode: str) -> Iterator[None]:
+    def graph(
+        graph: NotedGraph, pool: object = None, stream: object = None, capture_error_mode: str = ""
+    ) -> Iterator[None]:
         NotedCuda.memory += 1000
         with graph:
             yield
@@ -365,3 +367,30 @@ def test_a_capture_that_breaks_off_is_put_right_on_cuda() -> None:
         weights_by_reference("cuda")  # captures still work, and so does the allocator
         torch.cuda.empty_cache()
         torch.testing.assert_close(torch.full((1 << 20,), 3.0, device="cuda").sum().item(), 3.0 * (1 << 20))
+
+
+@pytest.mark.gpu
+def test_random_numbers_go_on_after_a_capture_that_broke_off_on_cuda() -> None:
+    class Noisy(nn.Module):
+        def __init__(self, synchronizes: bool) -> None:
+            super().__init__()
+            self.synchronizes = synchronizes
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x + torch.rand_like(x)
+            if self.synchronizes:
+                torch.cuda.synchronize()
+            return y + 1
+
+    x = torch.zeros(1000, device="cuda")
+    with torch.no_grad():
+        earlier = PyGraph(Noisy(False).eval(), always=True)
+        assert not torch.equal(earlier(x), earlier(x))
+        assert "cannot be captured" in PyGraph(Noisy(True).eval(), always=True).explain(x).reason
+        torch.manual_seed(1)
+        first = torch.rand(4, device="cuda"), earlier(x), earlier(x)
+        torch.manual_seed(1)
+        second = torch.rand(4, device="cuda"), earlier(x), earlier(x)
+        assert not torch.equal(first[1], first[2])  # an earlier graph draws anew, and from the seed
+        for one, other in zip(first, second, strict=True):
+            assert torch.equal(one, other)

@@ -35,6 +35,9 @@ class Change:
     def resume(self) -> None:
         self.apply()
 
+    def release(self) -> None:
+        """Gives back memory that would be made again when it is needed."""
+
 
 class SetForward(Change):
     """Another forward for one module: function(self, ...)."""
@@ -120,6 +123,10 @@ class Several(Change):
         for change in self.changes:
             change.resume()
 
+    def release(self) -> None:
+        for change in self.changes:
+            change.release()
+
 
 class PackRows(Change):
     """Weights of several linear layers as views of one tensor, so that one product can use them all.
@@ -203,6 +210,10 @@ class Changes:
         while self.applied:
             self.applied[-1].undo()
             self.applied.pop()
+
+    def release(self) -> None:
+        for change in self.applied:
+            change.release()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

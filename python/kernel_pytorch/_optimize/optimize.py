@@ -92,6 +92,7 @@ def optimize(
     try:
         data = _optimize(model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen, optimizer)
     except BaseException:  # Ctrl-C too: the model is left as it was
+        changes.release()
         changes.undo_all()
         raise
     if changes.applied:
@@ -135,6 +136,7 @@ def _optimize(
         plan.notes.extend([note] if note else [])
     for proposal in _last(context, outcome, patterns):
         chooser.try_one(proposal, min(0.1 * budget, 3.0))
+    changes.release()  # graphs of the trials, in other modes than the model's own
     measured = compare_whole(model, context, changes, outcome, sample, began + budget - time.monotonic(), say)
     if optimizer is not None:
         optimizers.choose(optimizer, changes, outcome, sample.device, min(0.05 * budget, 2.0))
@@ -152,6 +154,7 @@ def restore(model: nn.Module) -> nn.Module:
     inner = uncompiled(model)
     changes = changes_of(inner)
     if changes is not None:
+        changes.release()
         changes.undo_all()
         del inner.__dict__[KEY]
     return model

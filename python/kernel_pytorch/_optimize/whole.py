@@ -12,6 +12,7 @@ from .changes import Changes
 from .choose import Kept, Outcome, pays, working
 from .measure import Timing, interleaved, kernels_of, peak_bytes
 from .patterns.context import Context
+from .patterns.graphs import graph_bytes
 from .run import Sample
 from .sites import Call, Refusal
 from .verify import Difference, Mismatch, Results, results_of, verify
@@ -125,6 +126,9 @@ def _time(
             for name, (turn, _) in ways.items():
                 turn()
                 measured.peaks[name] = peak_bytes(run, context.device)
+                if name == "after" and (held_by_graphs := graph_bytes(context.model)):
+                    measured.peaks[name] = (measured.peaks[name] or 0) + held_by_graphs
+                    measured.notes.append(f"the memory after includes {held_by_graphs / 2**30:.2f} GiB of CUDA graphs")
                 measured.kernels[name], launches = kernels_of(run, context.device, context.compiled)
                 measured.launches[name] = launches or None
     finally:

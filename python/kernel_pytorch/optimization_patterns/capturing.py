@@ -1,7 +1,8 @@
 """Capturing a call as a CUDA graph and timing both, with what torch leaves to its callers.
 
-A capture that breaks off leaves torch on the capturing stream and its allocator pointing at the graph. So calls are
-looked at first for what a graph cannot hold, and where a capture fails nevertheless both are put right.
+A capture that breaks off leaves torch on the capturing stream, its allocator pointing at the graph and its random
+generator waiting for the capture's end. So calls are looked at first for what a graph cannot hold, and where a capture
+fails nevertheless all three are put right.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["ambient", "capture", "eager_us", "replay_us", "uncached_autocast", "waits_for_device"]
+__all__ = ["ambient", "autocast_as", "capture", "eager_us", "replay_us", "uncached_autocast", "waits_for_device"]
 
 _WARM_CALLS, _TIMED_CALLS = 3, 5
 # Their results' shapes or values are needed on the host.
@@ -73,12 +74,24 @@ def capture(
             with contextlib.suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(device.index or 0, pool)
             torch.cuda.synchronize(device)
+            _end_for_generators(device)
             raise
     return graph, output
 
 
-def ambient() -> Hashable:
-    """What a capture depends on besides its arguments."""
+def _end_for_generators(device: torch.device) -> None:
+    """A small capture that ends in order: the device's generator then takes none for under way any more. Its state
+    stays the same object, so that earlier graphs go on drawing from it."""
+    with torch.cuda.device(device):
+        cell = torch.zeros(1, device=device)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            cell.zero_()
+
+
+def ambient() -> tuple[bool, torch.dtype | None]:
+    """Autocast on GPUs, which a capture depends on besides its arguments."""
     enabled = torch.is_autocast_enabled("cuda")
     return (enabled, torch.get_autocast_dtype("cuda") if enabled else None)
 
@@ -87,6 +100,14 @@ def uncached_autocast() -> Any:
     """The caller's autocast without its cache of cast weights."""
     enabled = torch.is_autocast_enabled("cuda")
     return torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), enabled=enabled, cache_enabled=False)
+
+
+def autocast_as(state: tuple[bool, torch.dtype | None]) -> Any:
+    """Autocast on GPUs as `ambient` found it elsewhere."""
+    enabled, dtype = state
+    if not enabled and not torch.is_autocast_enabled("cuda"):
+        return contextlib.nullcontext()
+    return torch.autocast("cuda", dtype=dtype or torch.get_autocast_dtype("cuda"), enabled=enabled)
 
 
 def copied(output: Any) -> Any:

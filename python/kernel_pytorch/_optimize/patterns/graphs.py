@@ -1,4 +1,6 @@
-"""The whole model as a CUDA graph, for inference at shapes that come back: launches cost nothing any more."""
+"""The whole model as CUDA graphs at shapes that come back: launches cost nothing any more. For inference one of its
+forward; for training one of forward and one of backward (optimization_patterns/step_graphs.py says what holds then).
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,21 @@ class Hold(Change):
     def undo(self) -> None:
         self.model.__dict__.pop(_KEY, None)
 
+    def release(self) -> None:
+        self.holder.runner = None
+
+
+def graph_bytes(model: nn.Module) -> int:
+    """Memory that the model's graphs hold from step to step, which no peak of a step shows."""
+    holder = model.__dict__.get(_KEY)
+    return 0 if holder is None or holder.runner is None else int(holder.runner.statistics()["graph_bytes"])
+
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    if path != "" or context.device.type != "cuda" or context.trains or context.compiled:
+    if path != "" or context.device.type != "cuda" or context.compiled:
         return None
+    if context.trains:
+        return _find_for_training(path, module, call)
     reason = why_not_plain("", module)
     with torch.no_grad(), evaluating(module):
         leaves = pytree.tree_leaves(call.run(module))
@@ -81,6 +94,45 @@ def _change(module: nn.Module) -> Several:
         if holder.runner is None:
             holder.runner = PyGraph(Inner(self, lambda *a, **k: function(self, *a, **k)), always=True)
         holder.runner.module.training = self.training
+        return holder.runner(*args, **kwargs)
+
+    return Several(Hold(module), SetForward(module, mark(forward)))
+
+
+def _find_for_training(path: str, module: nn.Module, call: Call) -> Found:
+    """Captured on the sample, to say why where that fails."""
+    from ..choose import runner
+
+    change = _training_change(module)
+    hold = change.changes[0]
+    assert isinstance(hold, Hold)
+    try:
+        change.apply()
+        step = runner(module, call, True)
+        for _ in range(2):  # the first shows which outputs get gradients
+            step()
+        found = hold.holder.runner.statistics()
+    finally:
+        change.release()
+        change.undo()
+    if not found["graphs"]:
+        return Refusal(path, NAME, found["last_reason"] or "no output of it wants a gradient")
+    way = Way("replays of two CUDA graphs for each shape", lambda: _training_change(module))
+    source = f"{type(module).__name__}, the launches of forward and backward one by one"
+    return Proposal(NAME, path, module, source, [way])
+
+
+def _training_change(module: nn.Module) -> Several:
+    before = module.__dict__.get("forward")  # ours, of the model as a part
+    function = type(module).forward if before is None else before.__func__
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        from ...optimization_patterns.step_graphs import StepGraphs
+
+        holder: Holder = self.__dict__[_KEY]
+        if holder.runner is None:
+            holder.runner = StepGraphs(self, function)
         return holder.runner(*args, **kwargs)
 
     return Several(Hold(module), SetForward(module, mark(forward)))
