@@ -373,7 +373,9 @@ class Stranger(Model):
 
     def forward(self, ids: Tensor, labels: Tensor | None = None, scale: float = 1.0) -> dict[str, Any]:
         output = super().forward(ids, labels, scale)
-        return {**output, "loss": output["loss"] * self.held[0].to(ids.device).sum()}
+        if self.held[0].device != ids.device:
+            self.held[0] = torch.ones(16, device=ids.device, requires_grad=True)
+        return {**output, "loss": output["loss"] * self.held[0].sum()}
 
 
 class Object(Model):
@@ -407,6 +409,54 @@ def test_what_cannot_be_captured_runs_as_it_is(device: str, kind: type[Model], w
     if device == "cuda":  # captures, random numbers and memory still work
         assert float(torch.rand(1000, device=device).mean()) == pytest.approx(0.5, abs=0.1)
         Pair(device).captured()
+
+
+class Counts(Model):
+    """Asks the device for something that no input has to do with, as transformers does for its masks."""
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None, scale: float = 1.0) -> dict[str, Any]:
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        in_order = (positions.diff() == 1).all()
+        mixed = torch.zeros(3, device=ids.device)
+        if in_order and not bool((mixed + 1 < 0).any()):
+            scale = 2 * scale
+        return super().forward(ids, labels, scale)
+
+
+class Mixes(Counts):
+    """Constants that an input was written into."""
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None, scale: float = 1.0) -> dict[str, Any]:
+        mixed = torch.zeros(3, device=ids.device)
+        mixed[0] = ids[0, 0]
+        return super().forward(ids, labels, scale if bool((mixed < 25).all()) else 3 * scale)
+
+
+def test_a_number_made_of_constants_is_asked_for_once(device: str) -> None:
+    pair = Pair(device, Counts())
+    for _ in range(4):
+        pair.step()
+        pair.clear()
+    assert pair.counts("replays") == 3, pair.graphs.statistics()
+    pair = Pair(device, Mixes())
+    for _ in range(4):
+        pair.step()
+        pair.clear()
+    assert pair.counts("replays") == 0 and "waits for the device" in pair.graphs.statistics()["last_reason"]
+
+
+def test_hugging_face_masks_are_those_of_the_ordinary_call(device: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=50, n_positions=16, use_cache=False)
+    config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.0
+    pair = Pair(device, transformers.GPT2LMHeadModel(config))
+    for _ in range(4):
+        pair.step()
+        pair.clear()
+    assert pair.counts("replays") == 3, pair.graphs.statistics()
+    ids = pair.ids()
+    output = pair.graphs(input_ids=ids, labels=ids)
+    assert type(output).__name__ == "CausalLMOutputWithCrossAttentions" and output.loss is output["loss"]
 
 
 def test_an_interrupt_while_capturing_leaves_all_as_it_was(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

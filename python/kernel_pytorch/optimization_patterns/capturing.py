@@ -8,9 +8,10 @@ fails nevertheless all three are put right.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +19,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["ambient", "autocast_as", "capture", "eager_us", "replay_us", "uncached_autocast", "waits_for_device"]
+__all__ = [
+    "ambient",
+    "autocast_as",
+    "capture",
+    "eager_us",
+    "knowing",
+    "numbers_asked_for",
+    "replay_us",
+    "uncached_autocast",
+    "waits_for_device",
+]
 
 _WARM_CALLS, _TIMED_CALLS = 3, 5
 # Their results' shapes or values are needed on the host.
@@ -37,24 +48,86 @@ _broken_off: list[Any] = []  # torch's allocators keep pointers to them
 
 
 class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks for what a call asks the device for. A number that is made of constants alone, such as whether positions
+    that a model counts itself are in order, is the same in every call: it is noted for the capture to use."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = ""
+        self.constants: list[Any] = []
+        self._constant: dict[int, Any] = {}  # storages, kept so that no other takes their place
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_constant = all(_storage(tensor) in self._constant for tensor in tensors)
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
-        if name in _WAITING or (name == "_to_copy" and args[0].is_cuda and not result.is_cuda):
+        if name == "_local_scalar_dense" and is_constant:
+            self.constants.append(result)
+        elif name in _WAITING or (name == "_to_copy" and args[0].is_cuda and not result.is_cuda):
             self.found = self.found or f"aten::{name}"
+        if is_constant and torch.Tag.nondeterministic_seeded not in function.tags:
+            for made in pytree.tree_leaves(result):
+                if isinstance(made, Tensor) and _storage(made) is not None:
+                    self._constant[_storage(made)] = made.untyped_storage()
+        elif function._schema.is_mutable:
+            for tensor in tensors:
+                self._constant.pop(_storage(tensor), None)
         return result
+
+
+def _storage(tensor: Tensor) -> Any:
+    return tensor.untyped_storage()._cdata if type(tensor) is Tensor else None
+
+
+class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers from a list where the host asks for a number."""
+
+    def __init__(self, values: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rest = list(values)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket.__name__ == "_local_scalar_dense" and self.rest:
+            return self.rest.pop(0)
+        return function(*args, **(kwargs or {}))
+
+
+def numbers_asked_for(call: Callable[[], Any]) -> tuple[str, list[Any]]:
+    """The first op of a call by which the host waits for the device, or "", and the numbers that it got from the device
+    and that are the same in every call. Runs it once."""
+    mode = _Waits()
+    with mode:
+        call()
+    return mode.found, mode.constants
 
 
 def waits_for_device(call: Callable[[], Any]) -> str:
     """The first op of a call by which the host waits for the device, or "". Runs it once."""
-    mode = _Waits()
-    with mode:
-        call()
-    return mode.found
+    found, constants = numbers_asked_for(call)
+    return found or ("aten::_local_scalar_dense" if constants else "")
+
+
+@contextlib.contextmanager
+def knowing(values: list[Any]) -> Iterator[None]:
+    """A call whose `numbers_asked_for` are these gets them without asking: it can be captured."""
+    if not values:
+        yield
+        return
+    # transformers builds other masks while a stream captures, because it could not ask then.
+    transformers: Any = sys.modules.get("transformers.utils.import_utils")
+    before = getattr(transformers, "is_cuda_stream_capturing", None)
+    if before is not None:
+        transformers.is_cuda_stream_capturing = lambda: False
+    mode = _Known(values)
+    try:
+        with mode:
+            yield
+    finally:
+        if before is not None:
+            transformers.is_cuda_stream_capturing = before
+    if mode.rest:
+        raise RuntimeError("the host asked for fewer numbers than in the run before")
 
 
 def capture(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from . import capturing
@@ -104,12 +104,40 @@ def duplicate(tensor: Tensor) -> Tensor:
     return made
 
 
+@contextmanager
+def aliased(root: nn.Module, wanting: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Other leaves of the same memory in the parameters' places; those of `wanting`. Autograd ties a leaf to the stream
+    on which it was first used while anything of that graph is alive (the last step's loss, autocast's cache), and a
+    capture must not wait for that stream."""
+    made: dict[int, nn.Parameter] = {}
+    places = []
+    for part in root.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                places.append((part._parameters, name, parameter))
+                if id(parameter) not in made:
+                    made[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+                    made[id(parameter)].__dict__.update(parameter.__dict__)
+    try:
+        for table, name, parameter in places:
+            table[name] = made[id(parameter)]
+        yield [made[id(parameter)] for parameter in wanting]
+    finally:
+        for table, name, parameter in places:
+            table[name] = parameter
+
+
 class StepRunner:
     """One step on static inputs: forward to the output's leaves, backward from gradients of the wanted ones."""
 
-    def __init__(self, function: Callable[[list[Tensor]], Any], inputs: list[Tensor], state: ModelState) -> None:
-        self.function, self.inputs, self.state = function, inputs, state
-        self.differentiated = [x for x in inputs if x.requires_grad] + state.wanting
+    def __init__(self, function: Callable[[list[Tensor]], Any], inputs: list[Tensor], parameters: list[Tensor]) -> None:
+        self.function, self.inputs = function, inputs
+        self.differentiated = [x for x in inputs if x.requires_grad] + parameters
+        self.known: list[Any] = []  # numbers that the host need not ask for
+
+    def known_forward(self) -> tuple[list[Any], Any]:
+        with capturing.knowing(self.known):
+            return self.forward()
 
     def forward(self) -> tuple[list[Any], Any]:
         with torch.enable_grad(), capturing.uncached_autocast():
@@ -138,6 +166,7 @@ def roots_of(leaves: list[Any], wanted: tuple[bool, ...]) -> list[Tensor]:
 
 
 def capture_step(
+    module: nn.Module,
     function: Callable[[list[Tensor]], Any],
     examples: list[Tensor],
     state: ModelState,
@@ -148,13 +177,17 @@ def capture_step(
 ) -> CapturedStep:
     """Raises CannotCapture, or whatever the model raises while it is captured; all is then as it was before."""
     inputs = [example.detach().clone().requires_grad_(example.requires_grad) for example in examples]
-    step = StepRunner(function, inputs, state)
-    with torch.cuda.device(device), undisturbed(state.buffers, device):
+    with (
+        torch.cuda.device(device),
+        undisturbed(state.buffers, device),
+        aliased(module, state.wanting) as parameters,
+    ):
+        step = StepRunner(function, inputs, parameters)
         draws = _try_out(step, wanted, device, stream)
         torch.cuda.empty_cache()  # so that what is reserved beyond this is the graphs'
         held = torch.cuda.memory_reserved(device)
-        forward, (leaves, spec) = capturing.capture(step.forward, device, pool, stream)
-        _check_leaves(leaves, inputs, state)
+        forward, (leaves, spec) = capturing.capture(step.known_forward, device, pool, stream)
+        _check_leaves(leaves, step.differentiated)
         roots = roots_of(leaves, wanted)
         given = [torch.zeros_like(root) for root in roots]
         # Not kept for a second time: what backward has used up is room for what it computes next.
@@ -186,7 +219,7 @@ def _try_out(step: StepRunner, wanted: tuple[bool, ...], device: torch.device, s
     versions = [tensor._version for tensor in step.inputs]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        waits = capturing.waits_for_device(lambda: step.whole(wanted))
+        waits, step.known = capturing.numbers_asked_for(lambda: step.whole(wanted))
         if waits:
             raise CannotCapture(f"it waits for the device in {waits}")
         draws = not torch.equal(before, random_state(device))
@@ -199,7 +232,7 @@ def _try_out(step: StepRunner, wanted: tuple[bool, ...], device: torch.device, s
     return draws
 
 
-def _check_leaves(leaves: list[Any], inputs: list[Tensor], state: ModelState) -> None:
+def _check_leaves(leaves: list[Any], differentiated: list[Tensor]) -> None:
     """Outputs that can be given anew, and no gradient that would go to a tensor nobody knows of."""
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_CONSTANTS)):
@@ -208,7 +241,7 @@ def _check_leaves(leaves: list[Any], inputs: list[Tensor], state: ModelState) ->
             type(leaf) not in (Tensor, torch.nn.Parameter) or leaf.layout != torch.strided
         ):
             raise CannotCapture(f"it returns a {type(leaf).__name__} of layout {leaf.layout}")
-    known = {id(tensor) for tensor in (*inputs, *state.wanting)}
+    known = {id(tensor) for tensor in differentiated}
     rest = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
     seen: set[Any] = set()
     while rest:

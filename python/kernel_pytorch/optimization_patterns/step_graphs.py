@@ -109,7 +109,8 @@ class StepGraphs:
         if device is None or key is None:
             self.last_reason = elsewhere or "an argument that is no tensor cannot be hashed"
             self.counts["plain_calls"] += 1
-            return function(*args, **kwargs)
+            with self.lock:  # a capture in another thread has other leaves in the parameters' places
+                return function(*args, **kwargs)
         with self.lock:
             lesson = self._lesson(key)
             call = self._call(key, lesson, _on(function, leaves, spec), tensors, state, device)
@@ -117,8 +118,8 @@ class StepGraphs:
                 outputs = _Replay.apply(call, *tensors, *state.wanting)  # type: ignore[no-untyped-call]
                 return call.step.answer(list(outputs))
             self.counts["plain_calls"] += 1
-        output = function(*args, **kwargs)
-        return output if lesson.refusal else _watched(lesson, output)
+            output = function(*args, **kwargs)
+            return output if lesson.refusal else _watched(lesson, output)
 
     def statistics(self) -> dict[str, Any]:
         with self.lock:
@@ -187,8 +188,10 @@ class StepGraphs:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         alive = (step.forward.pool() for step in self._steps.values() if step.device == device)
         pool = next(alive, None) or torch.cuda.graph_pool_handle()
+        module = self._module()
+        assert module is not None
         try:
-            step = capture_step(function, tensors, state, mask, device, pool, self._stream)
+            step = capture_step(module, function, tensors, state, mask, device, pool, self._stream)
         except Exception as error:  # whatever is wrong with the model shows again in the ordinary call that follows
             self._stream = None
             lesson.refusal = str(error) if isinstance(error, CannotCapture) else f"cannot be captured: {error}"
@@ -286,7 +289,7 @@ class _Call:
         """The ordinary way from the beginning: nothing of that forward is left. With create_graph it has a history."""
         device, keeps = self.step.device, torch.is_grad_enabled()
         fresh = inputs if keeps else [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs]
-        step = StepRunner(self.function, list(fresh), self.state)
+        step = StepRunner(self.function, list(fresh), self.state.wanting)
         if not any(mask):
             return [None] * (len(inputs) + len(self.state.wanting))
         with undisturbed(self.state.buffers, device, self.random):
