@@ -267,3 +267,29 @@ def test_padded_products(bias):
         torch.testing.assert_close(mine, other)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert padded_product(x, layer.weight, layer.bias).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_loss_of_a_padded_product_takes_its_padding_along(bias):
+    from kernel_pytorch._optimize.patterns.linears import padded_of, padded_product
+    from kernel_pytorch._optimize.patterns.transformers_loss import causal_loss
+
+    torch.manual_seed(0)
+    layer, x = nn.Linear(12, 29, bias=bias), torch.randn(2, 5, 12, requires_grad=True)
+    parameters = [x, *layer.parameters()]
+    labels = torch.randint(29, (2, 5))
+    labels[0, 2] = -100
+    logits = padded_product(x, layer.weight, layer.bias)
+    padded = padded_of(logits)
+    assert padded.shape == (2, 5, 32) and padded.is_contiguous() and padded_of(padded) is padded
+    assert padded_of(logits[:1]).shape[-1] == 29 and padded_of(logits.clone()).shape[-1] == 29
+    loss = causal_loss(logits, labels, 29)
+    expected = nn.functional.cross_entropy(layer(x)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    torch.testing.assert_close(loss, expected)
+    ours = torch.autograd.grad(loss, parameters, retain_graph=True)
+    for mine, other in zip(ours, torch.autograd.grad(expected, parameters)):
+        torch.testing.assert_close(mine, other)
+    # Logits that are wanted themselves as well.
+    mixed = torch.autograd.grad(loss + logits.square().mean(), parameters)
+    for mine, alone, rest in zip(mixed, ours, torch.autograd.grad(layer(x).square().mean(), parameters)):
+        torch.testing.assert_close(mine, alone + rest)

@@ -1,6 +1,7 @@
 """Linear layers by themselves: this library's product where it is the faster one for the layer's shapes, and for rows
 that are no multiple of 16 bytes (a vocabulary of 50257) torch's product of padded ones: GPUs have fast kernels for
-aligned rows alone. Padding copies the weight, a small part of the product; the padded columns are never seen.
+aligned rows alone. Padding copies the weight, a small part of the product; the padded columns are never seen, except by
+a loss that looks for them (`padded_of`): they are minus infinity, which softmax takes for nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .perceptrons import is_linear, weight_of
 
 NAME = "linear"
 ALIGNMENT = 8  # elements of 16 bits in 16 bytes
+_PADDED = "_kernel_pytorch_padded"
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
@@ -64,6 +66,18 @@ def padded_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dtype = _dtype(x)
     missing = -rows % ALIGNMENT
     weight = torch_functional.pad(weight.to(dtype), (0, 0, 0, missing))
-    if bias is not None:
-        bias = torch_functional.pad(bias.to(dtype), (0, missing))
-    return torch_functional.linear(x, weight, bias)[..., :rows]
+    bias = torch.zeros(rows, dtype=dtype, device=x.device) if bias is None else bias.to(dtype)
+    padded = torch_functional.linear(x, weight, torch_functional.pad(bias, (0, missing), value=-torch.inf))
+    view = padded[..., :rows]
+    if not torch.compiler.is_compiling():
+        view.__dict__[_PADDED] = padded
+    return view
+
+
+def padded_of(view: Tensor) -> Tensor:
+    """The product that a padded layer's result is a view of, with columns of minus infinity at its end, or the tensor
+    itself. A loss of it needs no copy, and neither does its gradient."""
+    padded: Tensor | None = view.__dict__.get(_PADDED)
+    if padded is None or padded.shape[:-1] != view.shape[:-1] or padded.data_ptr() != view.data_ptr():
+        return view
+    return padded

@@ -12,6 +12,7 @@ from ...functional import cross_entropy
 from ..changes import SetAttribute
 from ..sites import Call, Found, Proposal, Way
 from .context import Context
+from .linears import padded_of
 
 NAME = "cross entropy (Hugging Face)"
 
@@ -29,7 +30,8 @@ def causal_loss(
     if shift_labels is None:
         assert labels is not None
         shift_labels = torch_functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    rows = logits.reshape(-1, vocab_size)
+    rows = padded_of(logits) if logits.shape[-1] == vocab_size else logits.reshape(-1, vocab_size)
+    rows = rows.reshape(-1, rows.shape[-1])
     target = shift_labels.reshape(-1).to(logits.device)
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss = cross_entropy(rows, target, ignore_index=ignore_index, reduction=reduction)
