@@ -8,7 +8,6 @@ fails nevertheless all three are put right.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -114,18 +113,15 @@ def knowing(values: list[Any]) -> Iterator[None]:
     if not values:
         yield
         return
-    # transformers builds other masks while a stream captures, because it could not ask then.
-    transformers: Any = sys.modules.get("transformers.utils.import_utils")
-    before = getattr(transformers, "is_cuda_stream_capturing", None)
-    if before is not None:
-        transformers.is_cuda_stream_capturing = lambda: False
-    mode = _Known(values)
+    # Code that asks whether a stream captures does so to avoid such a question, by another and slower way (transformers
+    # for its masks). Here it need not: the call goes the way that it went before.
+    mode, before = _Known(values), torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: False
     try:
         with mode:
             yield
     finally:
-        if before is not None:
-            transformers.is_cuda_stream_capturing = before
+        torch.cuda.is_current_stream_capturing = before
     if mode.rest:
         raise RuntimeError("the host asked for fewer numbers than in the run before")
 
