@@ -559,17 +559,21 @@ def test_the_pattern_on_a_model(device: str) -> None:
     assert "forward" not in pair.model.__dict__ and pattern._KEY not in pair.model.__dict__
 
 
-def test_finding_says_why_not(device: str) -> None:
+def test_finding_says_why_not(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from kernel_pytorch._optimize.sites import Call, Proposal, Refusal
 
     ids = torch.randint(50, (2, 5), device=device)
     call = Call((ids,), {"labels": ids})
-    assert isinstance(pattern._find_for_training("", Model().to(device), call), Proposal)
-    found = pattern._find_for_training("", Waits().to(device), call)
+    assert isinstance(pattern._find_for_training(torch.device(device), "", Model().to(device), call), Proposal)
+    found = pattern._find_for_training(torch.device(device), "", Waits().to(device), call)
     assert isinstance(found, Refusal) and "waits for the device" in found.reason
+    monkeypatch.setattr(pattern, "_host_share", lambda step, device: 0.2)
+    found = pattern._find_for_training(torch.device(device), "", Model().to(device), call)
+    assert isinstance(found, Refusal) and "in 20% of its time" in found.reason
+    monkeypatch.setattr(pattern, "_host_share", lambda step, device: 1.0)
     hooked = Model().to(device)
     hooked.inner.register_forward_hook(lambda *_: None)
-    found = pattern._find_for_training("", hooked, call)
+    found = pattern._find_for_training(torch.device(device), "", hooked, call)
     assert isinstance(found, Refusal) and "has hooks" in found.reason
     assert "forward" not in hooked.__dict__ and pattern._KEY not in hooked.__dict__
 

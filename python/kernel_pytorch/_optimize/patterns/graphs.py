@@ -4,6 +4,8 @@ forward; for training one of forward and one of backward (optimization_patterns/
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,11 +13,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..changes import Change, SetForward, Several, mark
+from ..costs import synchronize
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating
 from .context import Context, why_not_plain
 
 NAME = "cuda graph"
+_LEAST_SHARE = 0.5
 _KEY = "_kernel_pytorch_graph"
 
 
@@ -68,7 +72,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if path != "" or context.device.type != "cuda" or context.compiled:
         return None
     if context.trains:
-        return _find_for_training(path, module, call)
+        return _find_for_training(context.device, path, module, call)
     reason = why_not_plain("", module)
     with torch.no_grad(), evaluating(module):
         leaves = pytree.tree_leaves(call.run(module))
@@ -99,10 +103,14 @@ def _change(module: nn.Module) -> Several:
     return Several(Hold(module), SetForward(module, mark(forward)))
 
 
-def _find_for_training(path: str, module: nn.Module, call: Call) -> Found:
+def _find_for_training(device: torch.device, path: str, module: nn.Module, call: Call) -> Found:
     """Captured on the sample, to say why where that fails."""
     from ..choose import runner
 
+    share = _host_share(runner(module, call, True), device)
+    if share < _LEAST_SHARE:
+        reason = f"the host asks for a step in {share:.0%} of its time: the device waits for no launch"
+        return Refusal(path, NAME, reason)
     change = _training_change(module)
     hold = change.changes[0]
     assert isinstance(hold, Hold)
@@ -120,6 +128,17 @@ def _find_for_training(path: str, module: nn.Module, call: Call) -> Found:
     way = Way("replays of two CUDA graphs for each shape", lambda: _training_change(module))
     source = f"{type(module).__name__}, the launches of forward and backward one by one"
     return Proposal(NAME, path, module, source, [way])
+
+
+def _host_share(step: Callable[[], object], device: torch.device) -> float:
+    """How much of a step's time has passed when the host has asked for all of it."""
+    step()
+    synchronize(device)
+    begin = time.perf_counter()
+    step()
+    asked = time.perf_counter()
+    synchronize(device)
+    return (asked - begin) / (time.perf_counter() - begin)
 
 
 def _training_change(module: nn.Module) -> Several:
