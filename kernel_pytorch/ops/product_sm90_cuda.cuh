@@ -9,9 +9,19 @@
 
 namespace kernel_pytorch::product {
 
-// What the producer gives up and each consumer takes, a thread: together no more than the launch was given.
-inline constexpr int kSm90ProducerRegisters = 40;
-inline constexpr int kSm90ConsumerRegisters = 232;
+// What the producer gives up and each consumer takes, a thread: together no more than the launch was given, or they
+// wait for ever. A launch is given what its bound on threads leaves: 168, or 128 where sums are few, so that its blocks
+// can begin beside small blocks of the kernel ahead.
+template <Sm90Config kConfig, Sm90Epilogue kEpilogue>
+struct Sm90Registers {
+  static constexpr bool kIsLean =
+      kConfig.tile_m * kConfig.tile_n <= 128 * 128 && !kConfig.factors && !kEpilogue.promoted;
+  static constexpr int kBoundThreads = kIsLean ? 512 : kSm90Threads;
+  static constexpr int kLaunched = 65536 / kBoundThreads / 8 * 8;
+  static constexpr int kProducer = kIsLean ? 24 : 40;
+  static constexpr int kConsumer = kIsLean ? 176 : 232;
+  static_assert(kProducer + kSm90Warpgroups * kConsumer <= (1 + kSm90Warpgroups) * kLaunched);
+};
 
 template <Sm90Config kConfig>
 __device__ __forceinline__ void synchronize_cluster() {
@@ -24,7 +34,8 @@ __device__ __forceinline__ void synchronize_cluster() {
 }
 
 template <Sm90Config kConfig, Sm90Operands kOperands, Sm90Epilogue kEpilogue, class Out>
-__global__ void __launch_bounds__(kSm90Threads, 1) sm90_product(const __grid_constant__ Sm90Arguments arguments) {
+__global__ void __launch_bounds__(Sm90Registers<kConfig, kEpilogue>::kBoundThreads, 1)
+    sm90_product(const __grid_constant__ Sm90Arguments arguments) {
   static_assert(is_legal(kConfig));
   extern __shared__ __align__(1024) unsigned char memory[];
   Sm90Shared& shared = *reinterpret_cast<Sm90Shared*>(memory + sm90_barriers_at(kConfig));
@@ -43,7 +54,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_product(const __grid_con
   const uint32_t tiles = ptx::shared_address(memory);
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<kSm90ProducerRegisters>();
+    ptx::setmaxnreg_dec<Sm90Registers<kConfig, kEpilogue>::kProducer>();
     if (threadIdx.x == 0) Sm90Producer<kConfig, kOperands>(arguments, shared, tiles).run();
     if constexpr (kConfig.factors) {
       constexpr bool kThin = kEpilogue.scaling == Sm90Scaling::kThinBlocks;
@@ -51,7 +62,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_product(const __grid_con
     }
     __syncwarp();
   } else {
-    ptx::setmaxnreg_inc<kSm90ConsumerRegisters>();
+    ptx::setmaxnreg_inc<Sm90Registers<kConfig, kEpilogue>::kConsumer>();
     Sm90Consumer<kConfig, kOperands, kEpilogue, Out>(arguments, shared, tiles, warpgroup - 1).run();
   }
   // A block must not end while the other may still write into its memory or arrive at its barriers.

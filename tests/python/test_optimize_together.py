@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_pytorch._optimize import choose, demo_models, together, whole  # noqa: E402
+from kernel_pytorch._optimize import choose, demo_models, measure, together, whole  # noqa: E402
 from kernel_pytorch._optimize.changes import Changes  # noqa: E402
 from kernel_pytorch._optimize.measure import Timing  # noqa: E402
 from kernel_pytorch._optimize.sites import Call, Proposal, Way  # noqa: E402
@@ -72,11 +72,59 @@ def test_a_part_that_is_slower_is_not_among_them(clocks) -> None:
     assert not patterns(result) and not note(result)
 
 
+def two_clocks(monkeypatch, device, calls):
+    """A GPU's own time of every part, and that of its calls."""
+    told = [tuple(timings(device).values()), tuple(timings(calls).values())]
+    monkeypatch.setattr(choose.Chooser, "_time", lambda *_: told)
+    monkeypatch.setattr(choose, "saves", lambda *_: False)
+    monkeypatch.setattr(whole, "pays", lambda *_: True)
+
+
+@pytest.mark.parametrize(("all_parts", "kept"), [(990.0, True), (1010.0, False)])
+def test_parts_with_longer_calls_are_left_to_the_whole(all_parts, kept, monkeypatch) -> None:
+    two_clocks(monkeypatch, device=900.0, calls=1100.0)
+    monkeypatch.setattr(together, "interleaved", lambda *_: timings(all_parts))
+    model, x = sample()
+    before = model(x)
+    result = optimize(model, x, goal="inference")
+    assert bool(patterns(result)) == kept
+    words = "1.11x alone by the device's own time, not kept: calls take longer, the whole is 0.99x"
+    assert any(words in one["reason"] for one in result.report.data["refusals"]) != kept
+    torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "calls", "kept"), [(1000.0, 900.0, True), (1100.0, 900.0, False), (900.0, 1000.0, True)]
+)
+def test_less_time_of_one_clock_and_no_more_of_the_other_is_enough(device, calls, kept, monkeypatch) -> None:
+    two_clocks(monkeypatch, device, calls)
+    model, x = sample()
+    result = optimize(model, x, goal="inference")
+    assert bool(patterns(result)) == kept
+    if not kept:
+        reasons = [one["reason"] for one in result.report.data["refusals"]]
+        assert any("1100 us against 1000 us as it is by the device's own time (0.91x)" in one for one in reasons)
+
+
+def test_a_ratio_above_one_is_not_called_slower(clocks) -> None:
+    clocks(996.0, 1001.0)
+    model, x = sample()
+    reasons = [one["reason"] for one in optimize(model, x, goal="inference").report.data["refusals"]]
+    told = [one for one in reasons if "us against" in one]
+    assert told and all(one.startswith("no clear gain of its own. ") for one in told)
+
+
+def test_turns_of_the_device_alone_are_timed_on_a_cpu_as_others() -> None:
+    device, runs = torch.device("cpu"), []
+    found = measure.interleaved({"one": (lambda: None, lambda: runs.append(1))}, device, 0.01, queued=True)
+    assert found["one"].samples >= measure.LEAST and len(runs) > found["one"].samples
+
+
 def test_of_two_ways_that_the_clock_cannot_tell_apart_the_earlier_is_taken(monkeypatch) -> None:
     first, second = timings(900.0), timings(895.0)
     for later, expected in ((second, 0), (timings(880.0), 1)):
         told = iter([first, later])
-        monkeypatch.setattr(choose.Chooser, "_time", lambda *_, told=told: tuple(next(told).values()))
+        monkeypatch.setattr(choose.Chooser, "_time", lambda *_, told=told: [tuple(next(told).values())])
         monkeypatch.setattr(choose.Chooser, "check", lambda *_: (None, []))
         chooser = choose.Chooser(SimpleNamespace(compiled=False), Changes(), 0.0)
         change = SimpleNamespace(apply=lambda: None, undo=lambda: None)

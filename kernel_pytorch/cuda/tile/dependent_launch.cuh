@@ -19,4 +19,10 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 #endif
 }
 
+// Both, for kernels that have nothing to do before earlier ones have ended.
+__device__ __forceinline__ void follow_closely() {
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
+}
+
 }  // namespace kernel_pytorch::tile

@@ -271,6 +271,7 @@ void run(const Forward& problem, int choice, Context& context) {
       static_cast<unsigned>(std::min(arguments.order.total, std::max(context.info->cuda.multiprocessors, 1)));
   shape.block_x = static_cast<unsigned>(sm90_threads(config));
   shape.shared_bytes = static_cast<unsigned>(sm90_shared_bytes(config));
+  shape.programmatic_dependent = true;
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

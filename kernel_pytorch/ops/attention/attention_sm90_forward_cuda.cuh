@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/control.cuh"
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_consumer_cuda.cuh"
 #include "kernel_pytorch/ops/attention/attention_sm90_producer_cuda.cuh"
 
@@ -56,6 +57,7 @@ __global__ void __launch_bounds__(sm90_threads(kConfig), 1)
   if (threadIdx.x == 0) init_barriers<kConfig>(shared);
   ptx::fence_proxy_async_shared_cta();
   __syncthreads();
+  tile::follow_closely();
   const uint32_t tiles = ptx::shared_address(memory);
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {

@@ -151,6 +151,7 @@ void run_vector(const Problem& problem, int config, Context& context) {
   cuda_device::LaunchShape launch;
   launch.grid_x = static_cast<unsigned>((items + kThreads - 1) / kThreads);
   launch.block_x = kThreads;
+  launch.programmatic_dependent = context.info->cuda.capability() >= 90;
   cuda_device::launch(context, kernel, launch, pointers, kLabel);
 }
 

@@ -2,6 +2,7 @@
 // the same token, whose vectors are all loaded before any is used.
 #pragma once
 
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/rope/rope_table_cuda.cuh"
 
@@ -10,6 +11,7 @@ namespace kernel_pytorch::rope {
 template <class T, bool kInterleaved, int kHeads>
 __global__ void __launch_bounds__(kThreads) rotate_vectors(const __grid_constant__ VectorArguments arguments) {
   constexpr int kCount = tile::Vector<T>::kCount;
+  tile::follow_closely();
   const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
   if (item >= arguments.items) return;
   const uint32_t token = divide(item, arguments.items_per_token);

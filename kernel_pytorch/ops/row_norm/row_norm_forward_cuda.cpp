@@ -149,7 +149,9 @@ struct ForwardRows : RowKernel<ForwardRows<kConfigs, kRmsPreference, kLayerPrefe
         table.get(position * kVariants + variant.index(), context, [&] { return code_of(chosen.rows, variant); });
     ForwardArguments arguments = make_arguments(problem, make_shape(chosen, work, *context.info));
     void* pointers[] = {&arguments};
-    cuda_device::launch(context, kernel, launch_shape(chosen, work, *context.info), pointers, kLabel);
+    cuda_device::LaunchShape shape = launch_shape(chosen, work, *context.info);
+    shape.programmatic_dependent = context.info->cuda.capability() >= 90;
+    cuda_device::launch(context, kernel, shape, pointers, kLabel);
   }
   static uint64_t source_hash() { return jit::source_hash(kSource); }
   static std::vector<DeviceCode> device_code() {

@@ -4,6 +4,7 @@
 // blocks keep the weight in registers.
 #pragma once
 
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/ops/row_norm/row_norm_rows_cuda.cuh"
 
 namespace kernel_pytorch::row_norm {
@@ -251,6 +252,7 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
   __shared__ typename Reader::Storage reader_storage;
   __shared__ typename Sum::Storage sum_storage;
 
+  tile::follow_closely();
   const RowShape& shape = arguments.shape;
   const Place<kConfig> place(shape, shape.columns / Row::kCount);
   Reader reader(arguments.inputs, shape, place, reader_storage, ring);

@@ -40,6 +40,7 @@ class Kept:
     before: Timing | None = None
     after: Timing | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
+    costs_calls: bool = False  # less time of the device and more of the host: the whole decides, see together.py
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Decision:
     before: Timing | None = None
     after: Timing | None = None
     maybe: int | None = None  # a way that may be faster by less than can be told of the part, see together.py
+    costs_calls: bool = False
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Chooser:
         self.decisions: dict[tuple[Any, ...], Decision] = {}
         self.outcome = Outcome()
         self.undecided: list[tuple[Proposal, Decision]] = []
+        self.by_calls = False  # what is tried saves the host's time, as a graph does
 
     def try_one(self, proposal: Proposal, seconds: float, predicted_us: float = 0.0) -> None:
         """Keeps the fastest way that verifies, or says why none. `predicted_us` is what the plan says it saves."""
@@ -111,7 +114,9 @@ class Chooser:
             self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, failure))
             return
         self._lift(proposal, way)
-        self.outcome.kept.append(Kept(proposal, way, change, differences, decision.before, decision.after))
+        kept = Kept(proposal, way, change, differences, decision.before, decision.after)
+        kept.costs_calls = decision.costs_calls
+        self.outcome.kept.append(kept)
 
     def _lift(self, proposal: Proposal, way: Way) -> None:
         """Parts that a larger one passes by are left as they were. Narrow layers are called by those that would read
@@ -162,25 +167,33 @@ class Chooser:
                     continue
                 if self.context.compiled:  # the whole decides, see compiled.py
                     return Decision(index, "")
-                before, after = self._time(proposal, call, change, seconds)
+                found = self._time(proposal, call, change, seconds)
             finally:
                 self.changes.undo(change)
-            if not pays(before, after) and not saves(before, after, predicted_us):
+            before, after = found[0]
+            slower_calls = len(found) > 1 and _gain(*found[-1]) < 2 - CLEAR_GAIN
+            gains = pays(before, after) or saves(before, after, predicted_us)
+            if not gains and not (pays(*found[-1]) and _gain(before, after) > 2 - CLEAR_GAIN):
+                reasons.append(f"{way.name}: {_told(*found)}")
                 ratio = before.median_us / after.median_us
-                reasons.append(
-                    f"{way.name}: {after.median_us:.0f} us against {before.median_us:.0f} us as it is ({ratio:.2f}x)"
-                )
                 if min(ratio, _gain(before, after)) > max(_gain(maybe.before, maybe.after), 1.0):
                     maybe = Decision(None, "", before, after, index)
             elif best is None or _gain(before, after) > TIE * _gain(best.before, best.after):
-                best = Decision(index, "", before, after)
-        words = "it computes something else. " if self.context.compiled else "not faster here. "
-        maybe.reason = words + "; ".join(reasons)
+                best = Decision(index, "", before, after, costs_calls=slower_calls)
+        maybe.reason = self._words(maybe) + "; ".join(reasons)
         return best or maybe
 
-    def _time(self, proposal: Proposal, call: Call, change: Change, seconds: float) -> tuple[Timing, Timing]:
-        """The module with and without the change, in turns."""
+    def _words(self, decision: Decision) -> str:
+        if self.context.compiled:
+            return "it computes something else. "
+        return "not faster here. " if decision.maybe is None else "no clear gain of its own. "
+
+    def _time(self, proposal: Proposal, call: Call, change: Change, seconds: float) -> list[tuple[Timing, Timing]]:
+        """The module with and without the change, in turns: of a GPU its own time, which decides, and that of calls; of
+        a CPU the one that there is.
+        """
         run = runner(proposal.module, call, self.context.trains)
+        clocks = [True, False] if self.context.device.type == "cuda" and not self.by_calls else [False]
         state = {"on": True}
 
         def switch(on: bool) -> Callable[[], None]:
@@ -195,10 +208,19 @@ class Chooser:
             with working(proposal.module, self.context.trains):
                 left = max(self.deadline - time.monotonic(), 0.0)
                 ways = {"before": (switch(False), run), "after": (switch(True), run)}
-                found = interleaved(ways, self.context.device, min(seconds, left))
+                each = min(seconds, left) / len(clocks)
+                found = [interleaved(ways, self.context.device, each, queued) for queued in clocks]
         finally:
             switch(True)()
-        return found["before"], found["after"]
+        return [(one["before"], one["after"]) for one in found]
+
+
+def _told(decides: tuple[Timing, Timing], *others: tuple[Timing, Timing]) -> str:
+    """By which clock, and what it said."""
+    before, after = decides
+    words = f"{after.median_us:.0f} us against {before.median_us:.0f} us as it is"
+    ratio = f"({before.median_us / after.median_us:.2f}x)"
+    return f"{words} by the device's own time {ratio}" if others else f"{words} {ratio}"
 
 
 def pays(before: Timing, after: Timing) -> bool:

@@ -40,10 +40,17 @@ def _quiet() -> Iterator[None]:
             gc.enable()
 
 
-def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
-    """Microseconds of one run, the average of `repeats` runs on end."""
+_CYCLES_PER_US = 2000  # of a GPU, or a few less: it then waits longer than asked
+
+
+def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1, queued_us: float = 0.0) -> float:
+    """Microseconds of one run, the average of `repeats` runs on end. A GPU waits for `queued_us` first, so that what
+    the host needs no longer to ask for the runs is not counted: the device's own time, as in a CUDA graph.
+    """
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        if queued_us:
+            torch.cuda._sleep(int(queued_us * _CYCLES_PER_US))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(repeats):
             run()
@@ -58,34 +65,51 @@ def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1) -
 
 Switch = Callable[[], None]
 LEAST, MOST = 5, 60  # turns
+_QUEUE_US = 2500.0  # of the host's calls ahead of a GPU; of many more launches than a thousand it would wait
 
 
 def interleaved(
     ways: dict[str, tuple[Switch, Callable[[], object]]],
     device: torch.device,
     seconds: float,
+    queued: bool = False,
 ) -> dict[str, Timing]:
-    """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST."""
+    """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST. `queued`
+    is the device's own time, for which it is given all calls of a turn before it begins.
+    """
     deadline = time.monotonic() + seconds
     repeats: dict[str, int] = {}
+    asked: dict[str, float] = {}
     for name, (switch, run) in ways.items():
         switch()
         run()  # the first call compiles, tunes or allocates
         synchronize(device)
         repeats[name] = max(1, min(50, int(2e3 / max(once_us(run, device), 1e-3))))  # turns of some milliseconds
+        asked[name] = _asking_us(run, device) if queued else 0.0
     count = max(repeats.values())
+    if queued:
+        count = max(1, min(count, int(_QUEUE_US / max(*asked.values(), 1.0))))
     samples: dict[str, list[float]] = {name: [] for name in ways}
     with _quiet():
         while min(map(len, samples.values())) < MOST:
             for name, (switch, run) in ways.items():
                 switch()
                 run()  # caches and clocks as they are in a run of this way
-                samples[name].append(once_us(run, device, count))
+                samples[name].append(once_us(run, device, count, 1.5 * count * asked[name]))
             taken = min(map(len, samples.values()))
             late = time.monotonic() - deadline
             if (late > 0 and taken >= LEAST) or (late > seconds and taken >= min(3, LEAST)):
                 break
     return {name: timing_of(values) for name, values in samples.items()}
+
+
+def _asking_us(run: Callable[[], object], device: torch.device) -> float:
+    """Microseconds until the host has asked for one run."""
+    begin = time.perf_counter_ns()
+    run()
+    taken = (time.perf_counter_ns() - begin) / 1e3
+    synchronize(device)
+    return taken
 
 
 def timing_of(values: list[float]) -> Timing:

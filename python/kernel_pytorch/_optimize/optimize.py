@@ -27,7 +27,7 @@ from .plan import plan_sites
 from .record import record
 from .run import Sample, sample_of
 from .sites import Proposal
-from .together import try_together
+from .together import confirm, try_together
 from .whole import compare_whole, verify_whole
 
 __all__ = ["OptimizationResult", "optimize", "restore"]
@@ -134,9 +134,13 @@ def _optimize(
         left = max(0.5 * (began + budget - time.monotonic()), 1.0)
         note = choose_set(model, context, changes, outcome, sample, left, say)
         plan.notes.extend([note] if note else [])
+    chooser.by_calls = True
+    alone = len(outcome.kept)
     for proposal in _last(context, outcome, patterns):
         chooser.try_one(proposal, min(0.1 * budget, 3.0))
     changes.release()  # graphs of the trials, in other modes than the model's own
+    if len(outcome.kept) == alone:
+        confirm(chooser, sample, min(0.1 * budget, 3.0), say)
     measured = compare_whole(model, context, changes, outcome, sample, began + budget - time.monotonic(), say)
     if optimizer is not None:
         optimizers.choose(optimizer, changes, outcome, sample.device, min(0.05 * budget, 2.0))

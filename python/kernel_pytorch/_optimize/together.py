@@ -1,5 +1,6 @@
-"""Parts whose gain is too small to be told one by one, tried together: the whole model with all of them and without,
-in turns. They stay where the whole is faster.
+"""What parts cannot tell one by one, tried together: the whole model with all of them and without, in turns. They stay
+where the whole is faster. Those are gains too small to be told, by the device's own time on a GPU; and parts with less
+of the device's time and more of the host's, by the model's calls as they will be.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from .changes import Change
 from .choose import Chooser, Kept, Outcome, working
 from .measure import Timing, interleaved
 from .run import Sample
+from .whole import revert
 
 FAINT_GAIN = 1.002  # of the whole, by its median and by its lower quartile
 
@@ -20,7 +22,8 @@ def try_together(chooser: Chooser, sample: Sample, seconds: float, say: Callable
     if not found:
         return None
     say(f"small gains, timed together: {len(found)}")
-    before, after = _time(chooser, sample, [kept.change for kept in found], seconds)
+    on_gpu = chooser.context.device.type == "cuda"
+    before, after = _time(chooser, sample, [kept.change for kept in found], seconds, queued=on_gpu)
     parts = "1 part with a small gain" if len(found) == 1 else f"{len(found)} parts with small gains, together"
     words = f"{parts}: {before.median_us:.0f} us without and {after.median_us:.0f} us"
     if faster(before, after):
@@ -29,6 +32,22 @@ def try_together(chooser: Chooser, sample: Sample, seconds: float, say: Callable
     for kept in reversed(found):
         chooser.changes.undo(kept.change)
     return f"{words} with them, so they were left"
+
+
+def confirm(chooser: Chooser, sample: Sample, seconds: float, say: Callable[[str], None]) -> None:
+    """Parts that cost the host more than they did, where calls are no replays: kept if the whole is faster."""
+    found = [kept for kept in chooser.outcome.kept if kept.costs_calls]
+    if not found:
+        return
+    say(f"timing the whole with {len(found)} parts whose calls take longer, and without")
+    before, after = _time(chooser, sample, [kept.change for kept in found], seconds, queued=False)
+    if faster(before, after):
+        return
+    ratio = before.median_us / after.median_us
+    for kept in found:
+        alone = kept.before.median_us / kept.after.median_us if kept.before and kept.after else 1.0
+        reason = f"{alone:.2f}x alone by the device's own time, not kept: calls take longer, the whole is {ratio:.2f}x"
+        revert(chooser.changes, chooser.outcome, kept, reason)
 
 
 def faster(before: Timing, after: Timing) -> bool:
@@ -57,7 +76,9 @@ def _applied(chooser: Chooser) -> list[Kept]:
     return found
 
 
-def _time(chooser: Chooser, sample: Sample, changes: list[Change], seconds: float) -> tuple[Timing, Timing]:
+def _time(
+    chooser: Chooser, sample: Sample, changes: list[Change], seconds: float, queued: bool
+) -> tuple[Timing, Timing]:
     model, state = chooser.context.model, {"on": True}
 
     def switch(on: bool) -> Callable[[], None]:
@@ -65,7 +86,7 @@ def _time(chooser: Chooser, sample: Sample, changes: list[Change], seconds: floa
             if state["on"] == on:
                 return
             for change in changes if on else reversed(changes):
-                (change.apply if on else change.undo)()
+                (chooser.changes.apply if on else chooser.changes.undo)(change)
             state["on"] = on
 
         return turn
@@ -75,7 +96,7 @@ def _time(chooser: Chooser, sample: Sample, changes: list[Change], seconds: floa
     try:
         with working(model, chooser.context.trains):
             ways = {"before": (switch(False), run), "after": (switch(True), run)}
-            found = interleaved(ways, chooser.context.device, seconds)
+            found = interleaved(ways, chooser.context.device, seconds, queued)
     finally:
         switch(True)()
         for parameter, gradient in gradients:
