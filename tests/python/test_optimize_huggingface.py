@@ -72,3 +72,29 @@ def test_gradient_checkpointing_and_hidden_states(always):  # noqa: F811
     assert all(parameter.grad is not None for parameter in model.parameters())
     model.eval()
     assert len(model(**inputs, output_hidden_states=True).hidden_states) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("gpt2", "h.0.attn"), ("llama", "layers.0.self_attn"), ("bert", "layer.0.attention.self")]
+)
+def test_attention_is_timed_by_one_of_its_layers(name, path):
+    """In a step of the whole model its gain would be lost; with a mask or a cache it could not be run by itself."""
+    from kernel_pytorch._optimize.patterns import transformers_attention
+    from kernel_pytorch._optimize.patterns.context import Context
+    from kernel_pytorch._optimize.record import record
+
+    model, inputs = HUGGING_FACE[name]()
+    inputs = {key: value for key, value in inputs.items() if key not in ("attention_mask", "use_cache")}
+    no_cache = {} if name == "bert" else {"use_cache": False}
+
+    def found(**more):
+        recording = record(model, lambda: model(**inputs, **more))
+        context = Context(model, "train", "exact", torch.device("cpu"), recording)
+        return transformers_attention.find(context, "", model, recording.call("")).timed
+
+    assert found(**no_cache).endswith(path)
+    length = inputs["input_ids"].shape[1]
+    mask = torch.ones(inputs["input_ids"].shape[0], length, dtype=torch.long)
+    mask[0, : length // 2] = 0
+    assert found(attention_mask=mask, **no_cache) == ""
+    assert name == "bert" or found(use_cache=True) == ""

@@ -192,7 +192,8 @@ class Chooser:
         """The module with and without the change, in turns: of a GPU its own time, which decides, and that of calls; of
         a CPU the one that there is.
         """
-        run = runner(proposal.module, call, self.context.trains)
+        module = self.context.model.get_submodule(proposal.timed) if proposal.timed else proposal.module
+        run = runner(module, self.context.recording.call(proposal.timed or proposal.path) or call, self.context.trains)
         clocks = [True, False] if self.context.device.type == "cuda" and not self.by_calls else [False]
         state = {"on": True}
 
@@ -205,7 +206,7 @@ class Chooser:
             return turn
 
         try:
-            with working(proposal.module, self.context.trains):
+            with working(module, self.context.trains):
                 left = max(self.deadline - time.monotonic(), 0.0)
                 ways = {"before": (switch(False), run), "after": (switch(True), run)}
                 each = min(seconds, left) / len(clocks)

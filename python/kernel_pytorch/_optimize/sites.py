@@ -54,6 +54,7 @@ class Proposal:
     approximate: bool = False  # rounds more than the model does: only with accuracy="tolerant"
     opaque: bool = False  # the original may be one op that hides many: counting it says too little
     covers: list[str] = field(default_factory=list)  # paths of modules that are no longer called, in any way
+    timed: str = ""  # path of a part of it that shows the gain, which the whole would hide
     signature: tuple[Any, ...] = ()
 
 

@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..changes import SetAttribute, Several
 from ..sites import Call, Found, Proposal, Refusal, Way
@@ -36,9 +37,23 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         register()
         return Several(*(SetAttribute(config, "_attn_implementation_internal", "kernel_pytorch") for config in configs))
 
-    return Proposal(
-        NAME, path, module, f"attn_implementation={', '.join(before)}", [Way("kernel_pytorch attention", change)]
-    )
+    source, way = f"attn_implementation={', '.join(before)}", Way("kernel_pytorch attention", change)
+    return Proposal(NAME, path, module, source, [way], timed=_one_attention(context, path, module))
+
+
+def _one_attention(context: Context, path: str, module: nn.Module) -> str:
+    """The path of an attention layer that can be timed by itself, or "": one that gets no mask, which would be another
+    with our provider, and no cache, which would grow."""
+    for name, part in module.named_modules():
+        kind, inside = type(part).__name__, [type(child).__name__ for child in part.modules()][1:]
+        found = f"{path}.{name}".strip(".")
+        call = context.recording.call(found)
+        if call is None or "Attention" not in kind or any("Attention" in other for other in inside):
+            continue
+        leaves = pytree.tree_leaves((call.args, call.kwargs))
+        plain = all(leaf is None or isinstance(leaf, (Tensor, int, float, str)) for leaf in leaves)
+        return found if plain and all(leaf.dim() < 4 for leaf in leaves if isinstance(leaf, Tensor)) else ""
+    return ""
 
 
 def _has_parent(context: Context, path: str) -> bool:
