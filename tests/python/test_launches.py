@@ -107,6 +107,26 @@ def test_a_fused_op_is_one_launch(name):
 
 
 @pytest.mark.gpu
+def test_a_decoder_block_is_eight_launches():
+    width, heads, hidden = 512, 4, 1024
+    x, cos_sin = random(1, ROWS, width), functional.rope_tables(ROWS, width // heads, device="cuda")
+    norms, packed, output = [random(width) for _ in range(2)], random(3 * width, width), random(width, width)
+    pairs, down = random(2 * hidden, width), random(width, hidden)
+
+    def block():
+        products = functional.linear(functional.rms_norm(x, norms[0]), packed)
+        query, key, value = (one.view(1, ROWS, heads, -1) for one in products.chunk(3, -1))
+        query, key = functional.rope(query, key, *cos_sin)
+        attended = functional.attention(query, key, value, causal=True, layout="bshd").reshape(x.shape)
+        normed, total = functional.add_rms_norm(x, functional.linear(attended, output), norms[1])
+        return functional.linear(functional.linear(normed, pairs, activation="swiglu"), down, residual=total)
+
+    with torch.no_grad():
+        block()
+        assert count_launches(block).kernels == 8
+
+
+@pytest.mark.gpu
 def test_a_step_over_many_parameters_is_one_launch():
     parameters = [random(7 * i + 1).requires_grad_() for i in range(200)]
     for parameter in parameters:

@@ -94,6 +94,7 @@ class NotedCuda:
     def memory_reserved(device: object) -> int:
         return NotedCuda.memory
 
+    is_current_stream_capturing = staticmethod(lambda: False)
     device = stream = staticmethod(lambda *_: contextlib.nullcontext())
     synchronize = empty_cache = set_stream = graph_pool_handle = staticmethod(lambda *_: None)
 
@@ -116,6 +117,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "synchronize",
         "set_stream",
         "graph_pool_handle",
+        "is_current_stream_capturing",
     ):
         monkeypatch.setattr(torch.cuda, name, getattr(NotedCuda, name))
     with torch.no_grad():
@@ -192,6 +194,67 @@ def eviction(device: str) -> None:
     assert statistics["graphs"] == 2 and statistics["captures"] == 4 and statistics["evictions"] == 2
     graph.clear()
     assert graph.statistics()["graphs"] == 0
+
+
+def bound_to_inputs(device: str) -> None:
+    model = mlp().to(device)
+    graph = PyGraph(model, always=True, bind_inputs=True)
+    x, y = (torch.randn(4, 8, device=device) for _ in range(2))
+    with torch.no_grad():
+        for _ in range(6):
+            torch.testing.assert_close(graph(x), model(x))
+        assert graph.statistics()["captures"] == 2  # for the shape, and for x where it lies
+        kept = graph(x)
+        expected = kept.clone()
+        x.mul_(2)  # what lies there is read anew
+        torch.testing.assert_close(graph(x), model(x))
+        assert torch.equal(kept, expected)  # outputs are the caller's own
+        for one in (y, x[:, :], x.t().contiguous().t(), x.clone(), x):
+            torch.testing.assert_close(graph(one), model(one))
+        assert graph.statistics()["captures"] == 2
+        model[0].weight.data = torch.randn(8, 8, device=device)
+        for _ in range(6):
+            torch.testing.assert_close(graph(x), model(x))
+        statistics = graph.statistics()
+        assert statistics["recaptures"] == 1 and statistics["captures"] == 4
+        for _ in range(20):  # two callers in turns: no captures for either
+            for one in (x, y):
+                torch.testing.assert_close(graph(one), model(one))
+        assert graph.statistics()["captures"] == 4
+        for _ in range(60):  # callers that move on: a limited number of captures
+            z = torch.randn(4, 8, device=device)
+            for _ in range(5):
+                torch.testing.assert_close(graph(z), model(z))
+        assert graph.statistics()["captures"] <= 2 + 8
+        graph.clear()
+        torch.testing.assert_close(graph(x), model(x))
+
+
+class WritesItsInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2
+
+
+def inputs_that_are_written(device: str) -> None:
+    graph = PyGraph(WritesItsInput().eval(), always=True, bind_inputs=True)
+    x = torch.zeros(4, device=device)
+    with torch.no_grad():
+        for _ in range(8):
+            graph(x)
+    assert graph.statistics()["captures"] == 1
+
+
+@pytest.mark.usefixtures("noted")
+def test_calls_with_the_same_tensors_need_no_copies() -> None:
+    bound_to_inputs("cpu")
+    inputs_that_are_written("cpu")
+
+
+@pytest.mark.gpu
+def test_calls_with_the_same_tensors_need_no_copies_on_cuda() -> None:
+    bound_to_inputs("cuda")
+    inputs_that_are_written("cuda")
 
 
 @pytest.mark.usefixtures("noted")

@@ -180,7 +180,7 @@ def autocast_as(state: tuple[bool, torch.dtype | None]) -> Any:
 
 
 def copied(output: Any) -> Any:
-    return pytree.tree_map_only(Tensor, torch.clone, output)
+    return output.clone() if isinstance(output, Tensor) else pytree.tree_map_only(Tensor, torch.clone, output)
 
 
 def eager_us(call: Callable[[], Any]) -> float:

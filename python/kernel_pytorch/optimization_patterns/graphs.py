@@ -2,8 +2,9 @@
 
 A graph replays with the memory that it was captured with. Weights are therefore taken by reference: their addresses are
 noted at the capture and looked at before every replay, so an optimizer step or load_state_dict is simply seen, and a
-parameter that was pointed elsewhere (`.data =`, `.to()`, a new Parameter) means a new capture. Inputs are copied in,
-outputs copied out, all on the caller's stream: nothing waits for the device except a capture.
+parameter that was pointed elsewhere (`.data =`, `.to()`, a new Parameter) means a new capture. Inputs are copied in
+(unless bound, see bound_graphs.py), outputs copied out, all on the caller's stream: nothing waits for the device except
+a capture.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from .. import _library
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import capturing
+from .bound_graphs import Binder, BoundGraph, places_of
 
 import torch  # isort: skip
 from torch import Tensor, nn
@@ -89,6 +91,7 @@ class CapturedGraph:
     decision: GraphDecision
     bytes: int
     written: list[int] = field(default_factory=list)  # of each input, by former calls; -1: not known
+    changes_inputs: bool = False
 
     def replay(self) -> Any:
         self.graph.replay()
@@ -110,6 +113,7 @@ class PyGraph(nn.Module):
         copy_outputs: False returns the graph's own memory, which the next replay of any shape may overwrite.
         always: captures without asking whether it pays.
         is_compiled: calls run code of torch.compile, which is not looked into for what a graph cannot hold.
+        bind_inputs: calls that come back with tensors in the same memory get a graph that reads them there.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class PyGraph(nn.Module):
         copy_outputs: bool = True,
         always: bool = False,
         is_compiled: bool = False,
+        bind_inputs: bool = False,
     ) -> None:
         super().__init__()
         if max_graphs < 1:
@@ -136,6 +141,7 @@ class PyGraph(nn.Module):
         self.copy_outputs = copy_outputs
         self.always = always
         self._lock = threading.RLock()
+        self._binder = Binder() if bind_inputs else None
         self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self._plain: dict[Hashable, GraphDecision] = {}
         self._is_compiled = is_compiled or hasattr(module, "_orig_mod")  # torch.compile's
@@ -144,6 +150,15 @@ class PyGraph(nn.Module):
         self._counts = {"replays": 0, "plain_calls": 0, "captures": 0, "recaptures": 0, "evictions": 0}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        binder = self._binder
+        places = None if binder is None or self.module.training else places_of(args, kwargs)
+        if binder is not None and places is not None:
+            with self._lock:
+                bound = binder.find(places, capturing.ambient())
+                if bound is not None and not torch.cuda.is_current_stream_capturing():
+                    with self._in_order(bound.device):
+                        bound.graph.replay()
+                        return capturing.copied(bound.output) if self.copy_outputs else bound.output
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = None if graph_absence(tensors, self.module) else _key(leaves, spec)
@@ -153,7 +168,10 @@ class PyGraph(nn.Module):
                     for static, tensor in zip(entry.inputs, tensors, strict=True):
                         static.copy_(tensor, non_blocking=True)
                     output = entry.replay()
-                    return capturing.copied(output) if self.copy_outputs else output
+                    output = capturing.copied(output) if self.copy_outputs else output
+                    if binder is not None and places is not None and not entry.changes_inputs:
+                        self._bind(binder, places, entry.inputs[0].device, lambda: self.module(*args, **kwargs))
+                    return output
         self._counts["plain_calls"] += 1
         return self.module(*args, **kwargs)
 
@@ -174,7 +192,7 @@ class PyGraph(nn.Module):
             return {
                 **self._counts,
                 "graphs": len(self._graphs),
-                "graph_bytes": sum(entry.bytes for entry in self._graphs.values()),
+                "graph_bytes": sum(entry.bytes for entry in self._graphs.values()) + self._bound_bytes(),
                 "refusals": [decision.reason for decision in self._plain.values()],
             }
 
@@ -193,12 +211,14 @@ class PyGraph(nn.Module):
         with self._lock:
             self._graphs.pop((key, capturing.ambient()), None)
             self._plain.pop((key, capturing.ambient()), None)
+            self._unbind()
 
     def clear(self) -> None:
         """Forgets every graph and decision."""
         with self._lock:
             self._graphs.clear()
             self._plain.clear()
+            self._unbind()
 
     @contextmanager
     def locked(
@@ -224,18 +244,47 @@ class PyGraph(nn.Module):
                 yield None
                 return
             self._graphs.move_to_end(key)
-            device = entry.inputs[0].device
-            stream = torch.cuda.current_stream(device)
-            last = self._last.get(device)
-            if last is not None and last[0] != stream:
-                stream.wait_event(last[1])
-            self._counts["replays"] += 1
-            try:
+            with self._in_order(entry.inputs[0].device):
                 yield entry
-            finally:
-                event = last[1] if last is not None else torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(stream)
-                self._last[device] = (stream, event)
+
+    @contextmanager
+    def _in_order(self, device: torch.device) -> Iterator[None]:
+        """Around a replay: after those of other streams, and they after it."""
+        stream = torch.cuda.current_stream(device)
+        last = self._last.get(device)
+        if last is not None and last[0] != stream:
+            stream.wait_event(last[1])
+        self._counts["replays"] += 1
+        try:
+            yield
+        finally:
+            event = last[1] if last is not None else torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+            self._last[device] = (stream, event)
+
+    def _bind(self, binder: Binder, places: tuple[Any, ...], device: torch.device, call: Callable[[], Any]) -> None:
+        """A graph on the caller's tensors, if it is time for one; the call has run before and is only recorded."""
+        ambient = capturing.ambient()
+        if not binder.is_due(places, ambient):
+            return
+        held = torch.cuda.memory_reserved(device)
+        with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
+            try:
+                graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
+            except Exception as error:
+                self._streams.pop(device)
+                binder.refusal = f"cannot be captured: {error}"  # the graph with copies goes on
+                return
+        self._counts["captures"] += 1
+        grown = max(torch.cuda.memory_reserved(device) - held, 0)
+        binder.bound = BoundGraph(places, ambient, graph, output, _Addresses(self.module), device, grown)
+
+    def _unbind(self) -> None:
+        if self._binder is not None:
+            self._binder.clear()
+
+    def _bound_bytes(self) -> int:
+        return self._binder.bound.bytes if self._binder is not None and self._binder.bound is not None else 0
 
     def _call(self, leaves: list[Any], spec: Any, inputs: list[Tensor]) -> Any:
         replaced = iter(inputs)
@@ -252,6 +301,7 @@ class PyGraph(nn.Module):
         # Weights cast by autocast must not come from its cache, which dies with the caller's block.
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
             inputs = [example.detach().clone() for example in examples]
+            versions = [tensor._version for tensor in inputs]
             waits = "" if self._is_compiled else capturing.waits_for_device(lambda: call(inputs))
             if waits:
                 self._plain[key] = GraphDecision(False, f"cannot be captured: it waits for the device in {waits}")
@@ -279,6 +329,7 @@ class PyGraph(nn.Module):
         grown = max(torch.cuda.memory_reserved(device) - held, 0) + sum(tensor.nbytes for tensor in inputs)
         entry = CapturedGraph(graph, inputs, output, _Addresses(self.module), decision, grown)
         entry.written = [-1] * len(inputs)
+        entry.changes_inputs = versions != [tensor._version for tensor in inputs]
         self._graphs[key] = entry
         self._evict()
         return entry
