@@ -32,13 +32,13 @@ def _whole_and_parts(dtype: torch.dtype, layout: str, **options: object) -> None
     tolerance = 2e-6 if numbers is dtype or dtype is torch.float32 else 0.02
     torch.testing.assert_close(output, expected.to(numbers), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(lse, expected_lse, rtol=2e-6, atol=2e-6)
-    grads = [torch.zeros(shape, dtype=numbers) for _ in range(3)]
+    grads = [torch.zeros(shape, dtype=numbers), *(torch.full(shape, torch.nan, dtype=numbers) for _ in range(2))]
     for first, end in ranges:
         part = [tensor.detach().narrow(dim, first, end - first) for tensor in (key, value)]
         into = [grad.narrow(dim, first, end - first) for grad in grads[1:]]
         F.attention_part_backward_(
             grads[0], *into, gradient, query.detach(), *part, expected.detach(), expected_lse.detach(), lse_gradient,
-            first_key=first, layout=layout, causal_offset=0, **options,
+            first_key=first, writes_keys=True, layout=layout, causal_offset=0, **options,
         )  # fmt: skip
     for grad, tensor in zip(grads, (query, key, value), strict=True):
         assert tensor.grad is not None

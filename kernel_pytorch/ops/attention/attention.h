@@ -116,9 +116,12 @@ struct Backward {
   // Shapes of theirs; of their type, or all fp32; any strides, dense last dimension
   TensorView grad_query{}, grad_key{}, grad_value{};
   bool accumulate = false;                  // these three, then fp32, are added to
+  bool writes_keys = false;                 // accumulate: all but grad_key and grad_value, which hold nothing yet
   TensorView grad_bias{};                   // optional: fp32, of the sizes that bias does not broadcast, else 1
   TensorView grad_sinks{};                  // optional: fp32 [heads]
   std::vector<TensorView> grad_captured{};  // fp32 and contiguous, absent where none is wanted; empty: none wanted
+
+  bool adds_to_keys() const { return accumulate && !writes_keys; }
 };
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.

@@ -258,6 +258,9 @@ void check_backward(const Backward& arguments, Device device) {
   for (const auto& [name, view] : {std::pair{"lse", &arguments.lse}, {"grad_lse", &arguments.grad_lse}}) {
     check.check_plain(name, *view, number, {sizes.batch, sizes.heads, sizes.queries}, "query's without its size");
   }
+  KP_CHECK(!arguments.writes_keys || (arguments.accumulate && !scoring.is_packed()), check.op,
+           ": grad_key and grad_value are to be written beside a grad_query that is added to, and ",
+           arguments.accumulate ? "sequences are packed" : "it is not", "; leave writes_keys out");
   const DType result = check.result_type(arguments.grad_query, arguments.accumulate);
   check.check_rows("grad_query", arguments.grad_query, result, {sizes.batch, sizes.heads, sizes.queries, sizes.size},
                    "as query");

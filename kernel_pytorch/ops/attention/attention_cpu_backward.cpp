@@ -214,7 +214,7 @@ void Pass::write(const Unit& unit, int64_t chunk) const {
                     .factor = static_cast<float>(problem_.scoring.scale),
                     .to = const_cast<void*>(grad_key.data),
                     .row_stride = grad_key.row_stride,
-                    .accumulate = problem_.accumulate};
+                    .accumulate = problem_.adds_to_keys()};
   kernels_.write_gradient(task);
   task.parts = unit.grads + grad_rows(unit) * kernels_.gradient_floats(size_);
   task.size = value_size_;
@@ -306,8 +306,8 @@ void Pass::run() {
   if (problem_.grad_bias.is_present()) {
     std::fill_n(problem_.grad_bias.as<float>(), problem_.grad_bias.element_count(), 0.0f);
   }
-  if (!problem_.accumulate) {
-    clear_rows(problem_.grad_query, plan_.queries_end());
+  if (!problem_.accumulate) clear_rows(problem_.grad_query, plan_.queries_end());
+  if (!problem_.adds_to_keys()) {
     clear_rows(problem_.grad_key, plan_.keys_end());
     clear_rows(problem_.grad_value, plan_.keys_end());
   }

@@ -88,7 +88,6 @@ class Call {
     arguments_.size = static_cast<int32_t>(problem.query.size(3));
     arguments_.value_size = static_cast<int32_t>(problem.value.size(3));
     arguments_.float_results = has_float_results(problem);
-    arguments_.accumulates = problem.accumulate;
   }
 
   void run() {
@@ -154,6 +153,7 @@ class Call {
     const char* function = for_keys ? "mma_backward_keys" : "mma_backward_queries";
     const Features features = features_for(tile, for_keys);
     need_block_map(features);
+    arguments_.accumulates = for_keys ? problem_.adds_to_keys() : problem_.accumulate;
     arguments_.tiles = static_cast<int32_t>(divide_up(rows, rows_of(tile)));
     const int widest = for_keys ? std::max(tile.size, tile.value_size) : tile.size;
     const int64_t blocks = arguments_.tiles * heads * slices_of(widest, tile.slice);

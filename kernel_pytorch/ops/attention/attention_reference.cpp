@@ -197,8 +197,10 @@ void store_all(const TensorView& view, const std::vector<double>& values) {
 
 void run_backward(const Backward& problem, int, Context&) {
   const Sizes sizes = sizes_of(problem);
-  for (const TensorView* view : {&problem.grad_query, &problem.grad_key, &problem.grad_value}) {
-    if (!problem.accumulate) fill(*view, 0);
+  if (!problem.accumulate) fill(problem.grad_query, 0);
+  if (!problem.adds_to_keys()) {
+    fill(problem.grad_key, 0);
+    fill(problem.grad_value, 0);
   }
   CallGradients of_call;
   of_call.bias.resize(problem.grad_bias.element_count());

@@ -138,7 +138,10 @@ inline std::vector<registry::ProblemRequest> shapes() {
     add(dtype, {1, 1, 515, 640, 128}, {{"accumulate", "1"}, {"value_size", "96"}});
     add(dtype, {1, 2, 50, 0, 64}, {{"accumulate", "1"}});
     add(dtype, {1, 2, 130, 96, 256}, {{"accumulate", "1"}, {"causal", "1"}, {"causal_offset", "0"}, {"sinks", "1"}});
-    add(dtype, {1, 2, 130, 96, 192}, {{"accumulate", "1"}, {"value_size", "128"}, {"layout", "bshd"}});
+    add(dtype, {1, 2, 130, 96, 192},
+        {{"accumulate", "1"}, {"value_size", "128"}, {"layout", "bshd"}, {"writes_keys", "1"}});
+    add(dtype, {1, 2, 90, 300, 128},  // keys that no query sees
+        {{"accumulate", "1"}, {"writes_keys", "1"}, {"causal", "1"}, {"causal_offset", "20"}});
     add(dtype, {1, 2, 200, 96, 128},  // tiles that see nothing, and a sink all the same
         {{"accumulate", "1"}, {"causal", "1"}, {"causal_offset", "-140"}, {"sinks", "1"}, {"key_heads", "1"}});
     // Scores that leave the range of a softmax without a maximum: such rows are done twice, and added once.

@@ -191,7 +191,7 @@ class Run {
     arguments.value_columns = static_cast<int32_t>(problem_.value.size(3));
     arguments.order = order_;
     arguments.zeroed = zeroed_;
-    arguments.accumulates = problem_.accumulate;
+    arguments.accumulates = problem_.adds_to_keys();
     if (problem_.query.element_count() > 0 && problem_.key.element_count() > 0) {
       const cuda_device::CurrentDevice current(context_.info->device.index);
       cuda_device::encode_tensor_map(problem_.query, 64, arguments.query.words);

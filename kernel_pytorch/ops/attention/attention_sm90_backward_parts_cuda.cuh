@@ -18,26 +18,22 @@ struct GradientRows {
 template <int kCount>
 __device__ __forceinline__ void store_float_gradient(const float (&values)[kCount], float scale,
                                                      const GradientRows& target, int lane) {
-  constexpr int kBlocks = kCount / 4, kGroup = kBlocks % 8 == 0 ? 8 : 4;  // loads in flight
+  constexpr int kBlocks = kCount / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + 8 * half;
-    const bool is_inside = row < target.rows;
     float* const at = target.data + row * target.row_stride + lane % 4 * 2;
+    float others[kBlocks][2];  // all of a row's on their way at once
 #pragma unroll
-    for (int first = 0; first < kBlocks; first += kGroup) {
-      float others[kGroup][2];
+    for (int i = 0; i < kBlocks; ++i) {
+      const bool is_wanted = target.adds && row < target.rows && 8 * i < target.columns;
+      ptx::ld_global_v2_f32_if(is_wanted, others[i][0], others[i][1], at + 8 * i);
+    }
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const bool is_wanted = target.adds && is_inside && 8 * (first + i) < target.columns;
-        ptx::ld_global_v2_f32_if(is_wanted, others[i][0], others[i][1], at + 8 * (first + i));
-      }
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const float* pair = values + 4 * (first + i) + 2 * half;
-        ptx::st_global_v2_f32_if(is_inside && 8 * (first + i) < target.columns, at + 8 * (first + i),
-                                 fmaf(pair[0], scale, others[i][0]), fmaf(pair[1], scale, others[i][1]));
-      }
+    for (int i = 0; i < kBlocks; ++i) {
+      const float* pair = values + 4 * i + 2 * half;
+      ptx::st_global_v2_f32_if(row < target.rows && 8 * i < target.columns, at + 8 * i,
+                               fmaf(pair[0], scale, others[i][0]), fmaf(pair[1], scale, others[i][1]));
     }
   }
 }

@@ -74,7 +74,8 @@ Words::Words(const ProblemRequest& given) : request(given) {
                                     "first_query",
                                     "first_key",
                                     "results",
-                                    "accumulate"});
+                                    "accumulate",
+                                    "writes_keys"});
   const std::vector<int64_t>& shape = request.shape;
   KP_CHECK((shape.size() == 4 || shape.size() == 5) && std::ranges::all_of(shape, [](int64_t n) { return n >= 0; }),
            "shape ", shape_text(shape), ": attention needs batch, heads, queries, keys and size, e.g. ",
@@ -225,6 +226,7 @@ Backward make_backward(const ProblemRequest& request) {
   problem.grad_key = words.result_view(forward.key);
   problem.grad_value = words.result_view(forward.value);
   problem.accumulate = forward.accumulate;
+  problem.writes_keys = words.flag("writes_keys");
   problem.lse = words.view(words.number(), {words.sizes.batch, words.sizes.heads, words.sizes.queries});
   if (words.flag("grad_lse")) problem.grad_lse = problem.lse;
   problem.scoring = forward.scoring;

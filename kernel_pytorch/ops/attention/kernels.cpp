@@ -86,6 +86,7 @@ void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
   key.field("aligned", is_aligned);
   key.field("gradients", problem.grad_query.dtype);
   key.field("accumulate", problem.accumulate);
+  key.field("writes_keys", problem.writes_keys);
   key.field("grad_lse", problem.grad_lse.is_present());
   key.field("grad_bias", problem.grad_bias.is_present());
   key.field("grad_sinks", problem.grad_sinks.is_present());
@@ -140,10 +141,10 @@ void visit_backward(Backward& problem, registry::TensorVisitor visit, void* stat
   call("lse", kInput, problem.lse);
   call("grad_lse", kInput, problem.grad_lse);
   call.scoring(problem.scoring);
-  const registry::Role result = problem.accumulate ? kUpdated : kOutput;
-  call("grad_query", result, problem.grad_query);
-  call("grad_key", result, problem.grad_key);
-  call("grad_value", result, problem.grad_value);
+  const registry::Role of_keys = problem.adds_to_keys() ? kUpdated : kOutput;
+  call("grad_query", problem.accumulate ? kUpdated : kOutput, problem.grad_query);
+  call("grad_key", of_keys, problem.grad_key);
+  call("grad_value", of_keys, problem.grad_value);
   call("grad_bias", kOutput, problem.grad_bias);
   call("grad_sinks", kOutput, problem.grad_sinks);
   for (TensorView& view : problem.grad_captured) call("grad_captured", kOutput, view);

@@ -268,7 +268,8 @@ struct Functions {
                             const TensorView& grad_value, const DenseView& grad_output, const DenseView& query,
                             const DenseView& key, const DenseView& value, const DenseView& output,
                             const ParameterView& lse, const ParameterView& grad_lse, bool wants_bias, bool wants_sinks,
-                            int64_t wants_captured, int64_t first_query, int64_t first_key, Given... given) {
+                            int64_t wants_captured, int64_t first_query, int64_t first_key, bool writes_keys,
+                            Given... given) {
     const Options options{given...};
     attention::Backward arguments{.grad_output = heads_view("grad_output", grad_output, options),
                                   .query = heads_view("query", query, options),
@@ -282,6 +283,7 @@ struct Functions {
     arguments.grad_key = heads_view("grad_key", grad_key, options);
     arguments.grad_value = heads_view("grad_value", grad_value, options);
     arguments.accumulate = true;
+    arguments.writes_keys = writes_keys;
     other_gradients(call, wants_bias, wants_sinks, wants_captured, options, query, arguments);
     attention::backward(arguments, call.context());
   }
@@ -312,7 +314,7 @@ using Ops =
            Op<"attention_part_backward_(Tensor(a!) grad_query, Tensor(b!) grad_key, Tensor(c!) grad_value, "
               "Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output, Tensor lse, "
               "Tensor? grad_lse, bool wants_bias, bool wants_sinks, int wants_captured, SymInt first_query, "
-              "SymInt first_key, "  //
+              "SymInt first_key, bool writes_keys, "  //
               KP_ATTENTION_OPTIONS ") -> (Tensor grad_bias, Tensor grad_sinks, Tensor grad_captured)",
               Attention::part_backward>>;
 

@@ -55,6 +55,7 @@ def attention_part_backward_(
     *,
     first_query: int = 0,
     first_key: int = 0,
+    writes_keys: bool = False,
     wants_bias: bool = False,
     wants_sinks: bool = False,
     wants_captured: int = 0,
@@ -64,6 +65,7 @@ def attention_part_backward_(
 
     Args:
         output: of the query's type; lse, grad_lse: as of attention_part_.
+        writes_keys: grad_key and grad_value hold nothing yet and are written.
         wants_captured: a bit for each captured tensor.
 
     Returns:
@@ -73,7 +75,7 @@ def attention_part_backward_(
         arguments = option_arguments(query, key, **options)
         return part_backward(  # type: ignore[no-any-return]
             grad_query, grad_key, grad_value, grad_output, query, key, value, output, lse, grad_lse, wants_bias,
-            wants_sinks, wants_captured, first_query, first_key, *arguments,
+            wants_sinks, wants_captured, first_query, first_key, writes_keys, *arguments,
         )  # fmt: skip
 
 
@@ -88,7 +90,7 @@ def empty_parts(query: Tensor, value: Tensor, layout: str = "bhsd") -> tuple[Ten
 
 def _backward_shapes(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     lse, wants_bias, wants_sinks, wants_captured = args[8], args[10], args[11], args[12]
-    bias, sinks, captured = args[15], args[16], args[26]
+    bias, sinks, captured = args[16], args[17], args[27]
     elements = sum(tensor.numel() for i, tensor in enumerate(captured) if wants_captured >> i & 1)
     return (
         lse.new_empty(bias.shape if wants_bias else (0,)),

@@ -123,6 +123,12 @@ class _KeyValue:
     def of(cls, key: Tensor, value: Tensor) -> _KeyValue:
         return cls(torch.cat([key.reshape(-1), value.reshape(-1)]), key, value)
 
+    @classmethod
+    def sums(cls, key: Tensor, value: Tensor, dtype: torch.dtype, is_written: bool = False) -> _KeyValue:
+        """Zeros like them, or what a kernel will write."""
+        make = torch.empty if is_written else torch.zeros
+        return cls(make(key.numel() + value.numel(), dtype=dtype, device=key.device), key, value)
+
     def with_buffer(self, buffer: Tensor) -> _KeyValue:
         return _KeyValue(buffer, *self.like)
 
@@ -218,8 +224,9 @@ def backward_pieces(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Ten
     gradients = _Gradients(call, (query, bias, sinks, captured), wanted)
     statistics: dict[Piece, list[Tensor | None]] = {}
 
-    def add(part: Part, tensors: list[Tensor]) -> None:
-        grad_keys, grad_values, keys, values = (call.rows(tensor, part.keys) for tensor in tensors)
+    def add(part: Part, grads: list[Tensor], key_values: list[Tensor], writes_keys: bool = False) -> None:
+        grad_keys, grad_values = grads
+        keys, values = (call.rows(tensor, part.keys) for tensor in key_values)
         queries = part.queries
         wants_sinks = gradients.sinks_left[part.numbers[0]]
         for i in part.numbers:
@@ -231,7 +238,7 @@ def backward_pieces(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Ten
             call.rows(gradients.query, queries), grad_keys, grad_values,
             *(call.rows(tensor, queries) for tensor in (grad_output, query)), keys, values, call.rows(output, queries),
             *statistics[queries], gradients.wants_bias, wants_sinks, gradients.wants_captured, queries.first,
-            part.keys.first, *options,
+            part.keys.first, writes_keys, *options,
         )  # fmt: skip
         if gradients.bias is not None:
             _cut(gradients.bias, queries, part.keys.first, part.keys.end).add_(of_bias)
@@ -243,20 +250,30 @@ def backward_pieces(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Ten
     home: Incoming | None = None
     grads = _KeyValue.of(key.new_zeros(0, dtype=dtype), value.new_zeros(0, dtype=dtype))
     for pieces, keys, values in _blocks(call, key, value):
-        size = keys.numel() + values.numel()
-        grads = _KeyValue(torch.zeros(size, dtype=dtype, device=key.device), keys, values)
-        for part in call.parts(pieces, bias, gradients.sinks_left):
-            add(part, [grads.key, grads.value, keys, values])
+        parts = list(call.parts(pieces, bias, gradients.sinks_left))
+        is_join = len(parts) == 1 and parts[0].is_join
+        seen = parts[0].keys if is_join else Piece(0, keys.shape[call.dim], 0)
+        own = _KeyValue.sums(call.rows(keys, seen), call.rows(values, seen), dtype, is_written=is_join)
+        for part in parts:
+            within = seen if is_join else part.keys
+            shifted = within._replace(start=within.start - seen.start)
+            add(part, [call.rows(one, shifted) for one in (own.key, own.value)], [keys, values], writes_keys=is_join)
+        grads = own
+        if home is not None:  # what the others have found of these keys so far
+            grads = _KeyValue(home.wait(), keys, values)
+        elif own.key.shape != keys.shape:
+            grads = _KeyValue.sums(keys, values, dtype)
+        if parts and grads is not own:
+            call.rows(grads.key, seen).add_(own.key)
+            call.rows(grads.value, seen).add_(own.value)
         if exchange is None or call.schedule == "allgather":
             break
-        if home is not None:  # what the others have found of these keys so far
-            grads.buffer.add_(home.wait())
         home = exchange.shift(grads.buffer, GRADIENTS)
     for i in range(len(call.queries)):
         if gradients.sinks_left[i]:
             empty = [one.narrow(call.dim, 0, 0) for one in (key, value)]
             zeros = [torch.zeros_like(one, dtype=dtype) for one in empty]
-            add(Part(range(i, i + 1), call.queries[i], Piece(0, 0, 0)), [*zeros, *empty])
+            add(Part(range(i, i + 1), call.queries[i], Piece(0, 0, 0)), zeros, empty)
     if exchange is not None and call.schedule == "allgather":
         grads = _sum_of_all(call, exchange, grads, key, value)
     elif home is not None:
