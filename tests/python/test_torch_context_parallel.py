@@ -147,9 +147,9 @@ def _layers_in_fsdp_and_compiled(mesh: Any) -> None:
     x = torch.randn(2, ROWS, WIDTH, generator=torch.Generator().manual_seed(8))
     for create in (create_ring_attention, create_context_parallel_attention):
         sizes = {} if create is create_ring_attention else {"context_parallel_size": 2}
-        for shard, compiled in ((True, False), (False, True), (True, True)):
+        for shard, compiled, cut in ((True, False, True), (False, True, True), (True, True, True), (True, True, False)):
             torch.manual_seed(9)
-            layer = create(WIDTH, HEADS, group=group, sharded=True, **sizes)
+            layer = create(WIDTH, HEADS, group=group, sharded=cut, schedule="zigzag", **sizes)
             plain = create_attention(WIDTH, HEADS, causal=True)
             plain.load_state_dict(layer.state_dict())
             expected = plain(x)
@@ -158,9 +158,9 @@ def _layers_in_fsdp_and_compiled(mesh: Any) -> None:
                 fully_shard(layer, mesh=mesh)
             if compiled:
                 layer.compile(backend="aot_eager")
-            output = layer(shard_sequence(x, group=group, schedule="zigzag"))
-            output.square().mean().backward()
-            whole = gather_sequence(output.detach(), group=group, schedule="zigzag")
+            output = layer(shard_sequence(x, group=group, schedule="zigzag") if cut else x)
+            (output.square().mean() * (1 if cut else 2)).backward()  # of the whole each rank has its tokens' share
+            whole = gather_sequence(output.detach(), group=group, schedule="zigzag") if cut else output
             torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-6)
             if not shard:
                 _assert_gradients(layer, plain, group)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .agreement import anyone
 from .changes import Change, Changes
 from .costs import Cost, count
 from .measure import Timing, interleaved
@@ -144,12 +145,10 @@ class Chooser:
             accuracy = "tolerant" if rounds else "exact"
             differences = verify(proposal.path, call, module, original, accuracy, gradients, proposal.path == "")
         except Mismatch as error:
-            return str(error), []
+            return anyone(str(error)), []
         worst = max(differences, key=lambda one: one.relative / max(one.tolerance, 1e-30))
-        if worst.ok:
-            return None, differences
         words = f"its {worst.quantity} differs by {worst.relative:.1e} of a row, more than {worst.tolerance:.0e}"
-        return words, differences
+        return anyone(None if worst.ok else words), differences
 
     def _decide(self, proposal: Proposal, call: Call, seconds: float, predicted_us: float) -> Decision:
         """Verifies and times every way once."""

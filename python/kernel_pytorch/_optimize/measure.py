@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from .agreement import agreed, alone
 from .attribution import costs_by_kernel, total_of
 from .costs import counted, synchronize
 
@@ -56,11 +57,11 @@ def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1, q
             run()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3 / repeats
+        return agreed(float(begin.elapsed_time(end)) * 1e3 / repeats)
     start = time.perf_counter_ns()
     for _ in range(repeats):
         run()
-    return (time.perf_counter_ns() - start) / 1e3 / repeats
+    return agreed((time.perf_counter_ns() - start) / 1e3 / repeats)
 
 
 Switch = Callable[[], None]
@@ -98,7 +99,7 @@ def interleaved(
                 samples[name].append(once_us(run, device, count, 1.5 * count * asked[name]))
             taken = min(map(len, samples.values()))
             late = time.monotonic() - deadline
-            if (late > 0 and taken >= LEAST) or (late > seconds and taken >= min(3, LEAST)):
+            if agreed((late > 0 and taken >= LEAST) or (late > seconds and taken >= min(3, LEAST))):
                 break
     return {name: timing_of(values) for name, values in samples.items()}
 
@@ -194,7 +195,8 @@ def float8_rate(device: torch.device) -> float:
     size = 8192
     a, b = (quantize(torch.randn(size, size, device=device, dtype=torch.bfloat16)) for _ in range(2))
     job = (lambda: None, lambda: scaled_matmul(a.codes, b.codes, a.scales, b.scales))
-    return 2 * size**3 / interleaved({"product": job}, device, 0.1)["product"].median_us * 1e6
+    with alone():
+        return 2 * size**3 / interleaved({"product": job}, device, 0.1)["product"].median_us * 1e6
 
 
 @functools.cache
@@ -210,7 +212,8 @@ def roofs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "copy": (lambda: None, lambda: target.copy_(source)),
         "product": (lambda: None, lambda: a @ b),
     }
-    found = interleaved(jobs, device, 0.3)
+    with alone():
+        found = interleaved(jobs, device, 0.3)
     return {
         "copy_bytes_per_second": 2 * elements / found["copy"].median_us * 1e6,
         "matmul_flops_per_second": 2 * size**3 / found["product"].median_us * 1e6,

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import optimizers, report_data
+from .agreement import among_ranks
 from .changes import KEY, Changes, changes_of, uncompiled
 from .choose import Chooser, Outcome, proposals
 from .compiled import choose_set
@@ -60,7 +61,8 @@ def optimize(
     """Makes the model faster, in place, and shows it.
 
     Args:
-        model: any nn.Module, or what torch.compile made of one. It keeps its class, parameters, names and hooks.
+        model: any nn.Module, or what torch.compile made of one. It keeps its class, parameters, names and hooks. All
+            ranks that share it (DTensors: tensor parallel, FSDP2) call optimize.
         sample_inputs: what it is called with: a tensor, a tuple of positional or a dict of named arguments, of the
             shapes that matter. Call optimize under torch.autocast where the model will run under it.
         goal: "inference" measures forward, "train" forward and backward.
@@ -90,7 +92,10 @@ def optimize(
     sample = sample_of(model, sample_inputs, goal, loss)
     changes = Changes()
     try:
-        data = _optimize(model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen, optimizer)
+        with among_ranks(inner):
+            data = _optimize(
+                model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen, optimizer
+            )
     except BaseException:  # Ctrl-C too: the model is left as it was
         changes.release()
         changes.undo_all()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _library
+from .agreement import agreed
 from .changes import Changes
 from .choose import cost_of
 from .measure import float8_rate, roofs
@@ -37,7 +38,8 @@ class Plan:
 
 def plan_sites(context: Context, changes: Changes, found: list[Proposal], dtype: Any, budget_seconds: float) -> Plan:
     """One request for all of them; sites that do the same work are counted once."""
-    plan = Plan(roofs=roofs(context.device, dtype))
+    measured = roofs(context.device, dtype)
+    plan = Plan(roofs={name: agreed(one) if isinstance(one, float) else one for name, one in measured.items()})
     if not found:
         return plan
     assert plan.roofs is not None
@@ -54,7 +56,7 @@ def plan_sites(context: Context, changes: Changes, found: list[Proposal], dtype:
         "budget_seconds": budget_seconds,
         "copy_bytes_per_second": plan.roofs["copy_bytes_per_second"],
         "matmul_flops_per_second": plan.roofs["matmul_flops_per_second"],
-        "float8_flops_per_second": float8_rate(context.device) if context.accuracy == "tolerant" else 0.0,
+        "float8_flops_per_second": agreed(float8_rate(context.device)) if context.accuracy == "tolerant" else 0.0,
         "sites": [
             {
                 "path": one.path,

@@ -112,10 +112,16 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if full is None else full()
 
 
-def random_like(tensor: Tensor, seed: int) -> Tensor:
-    """Normal numbers of a tensor's shape, type and device."""
+def random_like(tensor: Any, seed: int) -> Tensor:
+    """Normal numbers of a tensor's shape, type and device, and cut as it is where ranks share it."""
     generator = torch.Generator(device=tensor.device).manual_seed(seed)
-    return torch.randn(tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype)
+    drawn = torch.randn(tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype)
+    if not hasattr(tensor, "placements"):
+        return drawn
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    placements = [Replicate() if one.is_partial() else one for one in tensor.placements]
+    return distribute_tensor(drawn, tensor.device_mesh, placements, src_data_rank=None)
 
 
 def randomised(call: Call, seed: int) -> Call:
@@ -128,7 +134,8 @@ def randomised(call: Call, seed: int) -> Call:
     if first is None or first.numel() == 0:
         return call
     if first.is_floating_point():
-        drawn = random_like(first, seed) * first.detach().float().std(correction=0).to(first.dtype).clamp(min=1e-2)
+        deviation = whole(first.detach()).float().std(correction=0).clamp(min=1e-2)
+        drawn = random_like(first, seed) * deviation.item()
     else:
         order = torch.randperm(first.numel(), generator=torch.Generator().manual_seed(seed))
         drawn = first.flatten()[order.to(first.device)].view(first.shape)

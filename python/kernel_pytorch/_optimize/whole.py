@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from .agreement import anyone
 from .changes import Changes
 from .choose import Kept, Outcome, pays, working
 from .measure import Timing, interleaved, kernels_of, peak_bytes
@@ -53,11 +54,9 @@ def _check(context: Context, changes: Changes, outcome: Outcome, sample: Sample)
     try:
         differences = verify("", sample.call, context.model, original, accuracy, context.trains, is_whole=True)
     except Mismatch as error:
-        return str(error), []
-    bad = [one for one in differences if not one.ok]
-    if not bad:
-        return None, differences
-    return f"{bad[0].quantity} differs by {bad[0].relative:.1e}, more than {bad[0].tolerance:.0e}", differences
+        return anyone(str(error)), []
+    bad = [f"{d.quantity} differs by {d.relative:.1e}, more than {d.tolerance:.0e}" for d in differences if not d.ok]
+    return anyone(bad[0] if bad else None), differences
 
 
 def _least_exact(kept: list[Kept]) -> str:

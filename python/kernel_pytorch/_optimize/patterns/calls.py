@@ -19,7 +19,7 @@ from ..changes import SetForward, mark
 from ..rebind import reached, rebind
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import row_error
-from .context import Context, undisturbed, weight_reason, why_not_plain
+from .context import Context, is_parallel, undisturbed, weight_reason, why_not_plain
 
 NAME = "calls"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -173,6 +173,8 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if not names:
         return None
     reason = why_not_plain("", module) or weight_reason(module)
+    if is_parallel(module) and "forward" not in vars(module):  # its layers are called as they are, and its hooks
+        reason = None
     if reason:
         return Refusal(path, NAME, reason)
     everything = rebind(forward, table)

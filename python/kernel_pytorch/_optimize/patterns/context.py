@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -64,12 +65,25 @@ def weight_reason(module: nn.Module) -> str | None:
         if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor:
             kind = type(parameter.data).__name__
             return (
-                f"{name} is a {kind}, for which our ops have no rules; "
+                f"{name} is a {kind}, and what would replace it reads plain weights; "
                 f"call kernel_pytorch.optimize first and shard or parallelise afterwards"
             )
         if parameter.is_meta:
             return f"{name} has no memory yet (a meta tensor)"
     return None
+
+
+def is_parallel(module: nn.Module) -> bool:
+    """Whether each part with parameters has DTensors and hooks that make DTensors of its inputs, which is what
+    parallelize_module does. (Parts inside a module of FSDP2 have no hooks: alone they cannot run.)"""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    parts = [part for part in module.modules() if part._parameters]
+    return (
+        tensor is not None
+        and bool(parts)
+        and all(part._forward_pre_hooks for part in parts)
+        and all(isinstance(p.data, tensor.DTensor) for p in module.parameters())
+    )
 
 
 def owners(model: nn.Module, parameter: Tensor) -> list[nn.Module]:
@@ -91,15 +105,22 @@ def probe(*shape: int, like: Tensor, seed: int = 0, scale: float = 1.0) -> Tenso
     return (torch.randn(shape, generator=generator) * scale).to(like.device, like.dtype)
 
 
+def _is_on_mesh(module: nn.Module, x: Any) -> bool:
+    """Whether a module without children and its input are DTensors, which our ops take together."""
+    return hasattr(x, "placements") and is_parallel(module)
+
+
 def single_input(function: Callable[[nn.Module, Tensor], Any], name: str, original: Callable[..., Any]) -> Any:
     """A forward of one tensor, given by position or by the name the class gave it; any other call, and one with a
     tensor of another class (a DTensor, a nested one), is the original's.
     """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        x = args[0] if len(args) == 1 and not kwargs else kwargs.get(name) if not args and len(kwargs) == 1 else None
-        if type(x) is not Tensor and type(x) is not nn.Parameter:
-            return original(self, *args, **kwargs)
-        return function(self, x)
+        x: Any = (
+            args[0] if len(args) == 1 and not kwargs else kwargs.get(name) if not args and len(kwargs) == 1 else None
+        )
+        if type(x) is Tensor or type(x) is nn.Parameter or _is_on_mesh(self, x):
+            return function(self, x)
+        return original(self, *args, **kwargs)
 
     return forward

@@ -6,7 +6,9 @@ weights on rows small enough for the epsilon to count. Where it answers as rms_n
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,7 @@ from ...functional import layer_norm, rms_norm
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import row_error
-from .context import Context, probe, single_input, undisturbed, weight_reason, why_not_plain
+from .context import HOOKS, Context, is_parallel, probe, single_input, undisturbed, weight_reason, why_not_plain
 
 NAME = "norm"
 _EPSILONS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps", "layernorm_epsilon")
@@ -65,7 +67,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if not _looks_like(module, parameters, x.shape[-1]):
         return None
     reason = why_not_plain("", module) or weight_reason(module)
-    if reason:
+    if reason and not (is_parallel(module) and hasattr(x, "placements") and "forward" not in vars(module)):
         return Refusal(path, NAME, reason)
     norm = recognise(module, parameters, x)
     if norm is None:
@@ -111,7 +113,7 @@ def recognise(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) ->
         drawn = {name: probe(*p.shape, like=p, seed=i + 1) for i, (name, p) in enumerate(parameters.items())}
         inputs = torch.cat([probe(3, x.shape[-1], like=like), probe(3, x.shape[-1], like=like) * epsilon**0.5])
         try:
-            expected = torch.func.functional_call(module, drawn, (inputs,))
+            expected = torch.func.functional_call(_bare(module), drawn, (inputs,))
         except Exception:  # a module that is no norm may refuse what it is tried with, in any way
             return None
         if not isinstance(expected, Tensor) or expected.shape != inputs.shape:
@@ -121,6 +123,15 @@ def recognise(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) ->
             if row_error(found, expected)[1] <= TOLERANCE[like.dtype]:
                 return norm
     return None
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """The module without its hooks, which would make DTensors of what it is tried with."""
+    bare = copy.copy(module)
+    for name in HOOKS:
+        setattr(bare, name, OrderedDict())
+    bare._parameters = dict(module._parameters)
+    return bare
 
 
 class _Holder:

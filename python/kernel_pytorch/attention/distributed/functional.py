@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from ..._ops._autograd import wants_gradient
 from ..._ops._casting import autocast, statistics_dtype
@@ -67,21 +68,24 @@ def context_parallel_attention(
         if options.get(name) is not None:
             raise ValueError(f"{_WHAT}: {name} is given; queries and keys are cut alike, give cu_seqlens")
     query, key, value = autocast(query, key, value)
-    exchange = None if group is None else Exchange(group, _WHAT)
-    if exchange is None or exchange.size == 1:
-        if key_chunk is None:
-            packs: dict[str, Any] = (
-                {} if cu_seqlens is None else {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
-            )
-            return attention(query, key, value, layout=layout, return_lse=return_lse, **packs, **options)
-        exchange = None
-    else:
+    if key_chunk is None and (group is None or distributed.get_world_size(group) == 1):
+        packs: dict[str, Any] = {} if cu_seqlens is None else {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+        return attention(query, key, value, layout=layout, return_lse=return_lse, **packs, **options)
+    output, lse = _by_parts(group, query, key, value, schedule, layout, cu_seqlens, key_chunk, options)
+    return (output, lse) if return_lse else output
+
+
+@_disable_dynamo  # a compiler cannot trace sends
+def _by_parts(
+    group: Any, query: Tensor, key: Tensor, value: Tensor, schedule: str, layout: str, cu_seqlens: Tensor | None,
+    key_chunk: int | None, options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    exchange = None if group is None or distributed.get_world_size(group) == 1 else Exchange(group, _WHAT)
+    if exchange is not None:
         exchange.agree(_header(query, key, value, schedule, layout, cu_seqlens, options))
     if exchange is not None and schedule == "ulysses":
-        output, lse = _by_heads(exchange, query, key, value, layout, cu_seqlens, options)
-    else:
-        output, lse = _by_pieces(exchange, query, key, value, schedule, layout, cu_seqlens, key_chunk, options)
-    return (output, lse) if return_lse else output
+        return _by_heads(exchange, query, key, value, layout, cu_seqlens, options)
+    return _by_pieces(exchange, query, key, value, schedule, layout, cu_seqlens, key_chunk, options)
 
 
 def shard_sequence(tensor: Tensor, dim: int = 1, *, group: Any = None, schedule: str = "ring") -> Tensor:
@@ -107,8 +111,13 @@ def gather_sequence(tensor: Tensor, dim: int = 1, *, group: Any = None, schedule
     """
     if group is None:
         return tensor
-    gathered: Tensor = _gather(tensor, dim, Exchange(group, "gather_sequence"), schedule)
-    return gathered
+    return _gathered(tensor, dim, group, schedule)
+
+
+@_disable_dynamo
+def _gathered(tensor: Tensor, dim: int, group: Any, schedule: str) -> Tensor:
+    whole: Tensor = _gather(tensor, dim, Exchange(group, "gather_sequence"), schedule)
+    return whole
 
 
 class _Gather(torch.autograd.Function):
@@ -144,8 +153,7 @@ class _Swap(torch.autograd.Function):
 
 _gather: Any = _Gather.apply
 _swap: Any = _Swap.apply
-_compiler: Any = torch.compiler
-_attend = _compiler.disable(PiecesAttention.apply)  # a compiler cannot trace sends
+_attend: Any = PiecesAttention.apply
 
 
 def _header(
