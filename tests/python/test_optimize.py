@@ -151,7 +151,8 @@ def test_parts_that_are_not_faster_stay(monkeypatch):
     result = optimize(model, x)
     assert not patterns(result)
     assert untouched(model)
-    assert any("not faster here" in one["reason"] for one in result.report.data["refusals"])
+    words = ("not faster here", "no clear gain of its own")  # by what the clock says, which here decides nothing
+    assert any(one["reason"].startswith(words) for one in result.report.data["refusals"])
 
 
 class Hooked(nn.Module):
