@@ -76,3 +76,15 @@ def test_tensor_parallel_before_is_refused_by_name(group, always):  # noqa: F811
     assert "optimize first" in reasons["layers.0.mlp.gate_proj"]
     assert "rms_norm" in patterns(result)  # what is not parallel is still replaced
     torch.testing.assert_close(model(x), reference(x), rtol=1e-4, atol=1e-5)
+
+
+def test_no_graphs_of_a_model_that_ranks_share(monkeypatch):
+    from types import SimpleNamespace
+
+    from kernel_pytorch._optimize import agreement
+    from kernel_pytorch._optimize.patterns import graphs
+
+    monkeypatch.setattr(agreement, "_devices", [torch.device("cpu")])
+    context = SimpleNamespace(device=torch.device("cuda"), compiled=False, trains=False)
+    refusal = graphs.find(context, "", torch.nn.Linear(4, 4), None)
+    assert "ranks exchange tensors" in refusal.reason

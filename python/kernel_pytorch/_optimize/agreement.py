@@ -38,6 +38,11 @@ def alone() -> Iterator[None]:
         _devices.extend(held)
 
 
+def is_shared() -> bool:
+    """Whether the model that is being optimised is one of several ranks."""
+    return bool(_devices)
+
+
 def agreed(value: float) -> float:
     """The first rank's value."""
     if not _devices:

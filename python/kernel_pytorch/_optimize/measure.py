@@ -110,7 +110,7 @@ def _asking_us(run: Callable[[], object], device: torch.device) -> float:
     run()
     taken = (time.perf_counter_ns() - begin) / 1e3
     synchronize(device)
-    return taken
+    return agreed(taken)
 
 
 def timing_of(values: list[float]) -> Timing:

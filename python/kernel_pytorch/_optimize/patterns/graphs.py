@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..agreement import is_shared
 from ..changes import Change, SetForward, Several, mark
 from ..costs import synchronize
 from ..sites import Call, Found, Proposal, Refusal, Way
@@ -71,6 +72,8 @@ def graph_bytes(model: nn.Module) -> int:
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if path != "" or context.device.type != "cuda" or context.compiled:
         return None
+    if is_shared():
+        return Refusal(path, NAME, "ranks exchange tensors inside it, and each would decide on its own what to capture")
     if context.trains:
         return _find_for_training(context.device, path, module, call)
     reason = why_not_plain("", module)
