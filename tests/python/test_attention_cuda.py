@@ -56,6 +56,31 @@ def test_the_backward_of_hopper_takes_options(name):
         compare(*tensors, torch.bfloat16, **options)
 
 
+# Kernels compare ids by where they change in each 64 rows, and one by one where they change more often.
+@pytest.mark.parametrize("kind", ["documents", "short", "shuffled", "padded", "swapped"])
+@pytest.mark.parametrize("size, causal", [(64, True), (128, True), (128, False), (256, True)])
+def test_segments_change_anywhere(kind, size, causal):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernels are for compute capability 9.0")
+    shape = (2, 2, 700, 700, size)
+    lengths = {"documents": (130, 64, 301, 205), "short": (9, 70, 1, 33, 200, 17, 128, 242)}.get(kind, (170, 333, 197))
+    starts = torch.tensor(lengths).cumsum(0)
+    ids = torch.bucketize(torch.arange(shape[2]), starts, right=True)
+    ids = torch.stack([ids, (torch.arange(shape[2]) // 97)]).to(torch.int32)
+    if kind == "shuffled":
+        ids = ids[:, torch.randperm(shape[2])]
+    elif kind == "padded":
+        ids[:, 590:] = -1
+    elif kind == "swapped":  # ids that fall, within 64 rows too
+        ids = ids.max() - ids
+    options = dict(query_segment_ids=ids.cuda(), key_segment_ids=ids.cuda(), causal=causal)
+    if kind == "documents":
+        options["window"] = (150, 0 if causal else 40)
+    tensors = products(shape, torch.bfloat16, device="cuda")
+    with overlay({"attention_forward": "sm90_wgmma", "attention_backward": "sm90"}):
+        compare(*tensors, torch.bfloat16, **options)
+
+
 # The softmax without a maximum must notice scores that its first block did not prepare it for.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("causal", [False, True])

@@ -57,6 +57,12 @@ KP_SHARED_CODE constexpr bool masks_every_tile(Features features) {
   return features.mask || features.block_map || (features.mask_mod && !features.blocks);
 }
 
+// On Hopper what is kept of scores is found while their product runs: by bounds and ids. Lists, masks and programs need
+// more registers than a step has beside its products.
+KP_SHARED_CODE constexpr bool masks_early(Features features) {
+  return !features.blocks && !masks_every_tile(features);
+}
+
 // Where a walk over tiles (attention_walk_cuda.cuh) begins and ends, and tiles side by side whose rows and columns all
 // have one segment id: where segments are what a kernel was planned by, else none.
 struct alignas(16) WalkSpan {
@@ -76,14 +82,21 @@ struct ScoreTensor {
   int64_t batch, head, query, key;
 };
 
-// Ids of rows, and of each 64 rows the least and the greatest (null: unknown), which a kernel of ours writes first.
-struct SegmentIds {
-  const int32_t* ids;
-  int64_t batch, row;     // strides in elements
-  const int32_t* ranges;  // [batch, blocks of 64 rows, 2]
-  int64_t ranges_batch;   // stride in int32
+// What is known of the ids of 64 rows: the least and the greatest, and where they change, if they do so once. Rows
+// before `split` have the id `first`, the others the other one of the two; 0: there are more changes.
+struct alignas(16) SegmentRange {
+  int32_t low, high;
+  int32_t first, split;
 };
 inline constexpr int32_t kSegmentRangeRows = 64;
+
+// Ids of rows, and of each 64 rows their range (null: unknown), which a kernel of ours writes first.
+struct SegmentIds {
+  const int32_t* ids;
+  int64_t batch, row;          // strides in elements
+  const SegmentRange* ranges;  // [batch, blocks of 64 rows]
+  int64_t ranges_batch;        // stride
+};
 
 // For each block of rows the blocks of columns that have something: partial ones first. Strides in elements.
 struct BlockIndex {

@@ -101,7 +101,7 @@ BlockIndex block_index_of(const TensorView& counts, const TensorView& blocks) {
           .blocks_place = blocks.strides[3]};
 }
 
-// Ids, and of each 64 rows the least and the greatest. Packed sequences begin anywhere: no ranges.
+// Ids, and of each 64 rows their range. Packed sequences begin anywhere: no ranges.
 SegmentIds segment_ids_of(const TensorView& ids, bool is_packed, Context& context) {
   if (!ids.is_present()) return {};
   SegmentIds segments{};
@@ -114,16 +114,20 @@ SegmentIds segment_ids_of(const TensorView& ids, bool is_packed, Context& contex
   CUkern_st* kernel = table.get(0, context, [] { return prepare_code("segment_ranges"); });
   int32_t rows = static_cast<int32_t>(ids.size(1));
   const int64_t blocks = divide_up(rows, kSegmentRangeRows);
-  auto* ranges =
-      static_cast<int32_t*>(context.scratch->allocate(static_cast<size_t>(ids.size(0) * blocks) * 2 * sizeof(int32_t)));
+  auto* ranges = static_cast<SegmentRange*>(
+      context.scratch->allocate(static_cast<size_t>(ids.size(0) * blocks) * sizeof(SegmentRange)));
   segments.ranges = ranges;
-  segments.ranges_batch = blocks * 2;
+  segments.ranges_batch = blocks;
   void* pointers[] = {&segments, &ranges, &rows};
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks * ids.size(0));
   shape.block_x = 32;
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
   return segments;
+}
+
+bool is_same(const TensorView& a, const TensorView& b) {
+  return a.rank == b.rank && a.data == b.data && a.sizes == b.sizes && a.strides == b.strides;
 }
 
 }  // namespace
@@ -213,7 +217,9 @@ ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& quer
     arguments.sinks_stride = scoring.sinks.strides[0];
   }
   arguments.query_segments = segment_ids_of(scoring.query_segments, is_packed, context);
-  arguments.key_segments = segment_ids_of(scoring.key_segments, is_packed, context);
+  arguments.key_segments = is_same(scoring.query_segments, scoring.key_segments)
+                               ? arguments.query_segments
+                               : segment_ids_of(scoring.key_segments, is_packed, context);
   if (scoring.key_lengths.is_present()) {
     arguments.key_lengths = scoring.key_lengths.as<const int32_t>();
     arguments.key_lengths_stride = scoring.key_lengths.strides[0];

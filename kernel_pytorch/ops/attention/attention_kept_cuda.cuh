@@ -110,6 +110,58 @@ __device__ __forceinline__ void keep_equal_segments(Kept<kCount>& kept, const Sc
   }
 }
 
+// Of columns whose ids change once at most: a few instructions instead of a comparison a column. `ranges` are those of
+// each 64 columns, from the tile's first on. Not for packed sequences, whose columns begin anywhere.
+template <Rows kRows, int kCount, int kRanges>
+__device__ __forceinline__ void keep_segments_by_ranges(Kept<kCount>& kept, const ScoreArguments& arguments,
+                                                        const Head& head, Place place,
+                                                        const SegmentRange (&ranges)[kRanges]) {
+  constexpr bool kOfQueries = kRows == Rows::kQueries;
+  static_assert(2 * kCount == kRanges * kSegmentRangeRows);
+  const SegmentIds& segments = kOfQueries ? arguments.query_segments : arguments.key_segments;
+  const int32_t* rows = segments.ids + head.batch * segments.batch;
+  const int32_t first_row = kOfQueries ? place.query : place.key;
+  const int32_t last_row = (kOfQueries ? head.queries : head.keys) - 1;
+  const int32_t own = static_cast<int32_t>(threadIdx.x % 4) * 2;  // the thread's first column
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const int32_t id = rows[least(first_row + 8 * row, last_row) * segments.row];
+#pragma unroll
+    for (int word = 0; word < Kept<kCount>::kWords; ++word) {
+      uint32_t equal = 0;
+#pragma unroll
+      for (int i = 2 * word; i < (kRanges < 2 * word + 2 ? kRanges : 2 * word + 2); ++i) {
+        const uint32_t before = bits_below(ranges[i].split - own, 0) & 0xffffu;
+        const int32_t second = ranges[i].first ^ ranges[i].low ^ ranges[i].high;
+        const uint32_t bits = (id == ranges[i].first ? before : 0u) | (id == second ? before ^ 0xffffu : 0u);
+        equal |= bits << i % 2 * 16;
+      }
+      kept.words[row][word] &= id == -1 ? 0u : equal;
+    }
+  }
+}
+
+// The same with ranges read here. False, and nothing done, where ids change more often: for the whole warp alike.
+template <Rows kRows, int kCount>
+__device__ __forceinline__ bool keep_segments_by_ranges(Kept<kCount>& kept, const ScoreArguments& arguments,
+                                                        const Head& head, Place place) {
+  constexpr bool kOfQueries = kRows == Rows::kQueries;
+  constexpr int kRanges = 2 * kCount / kSegmentRangeRows;
+  const SegmentIds& segments = kOfQueries ? arguments.key_segments : arguments.query_segments;
+  const int32_t column = (kOfQueries ? place.key : place.query) - static_cast<int32_t>(threadIdx.x % 4) * 2;
+  const int32_t last = ((kOfQueries ? arguments.keys : arguments.queries) - 1) / kSegmentRangeRows;
+  SegmentRange ranges[kRanges];
+  bool changes_once = true;
+#pragma unroll
+  for (int i = 0; i < kRanges; ++i) {
+    ranges[i] = segments.ranges[head.batch * segments.ranges_batch + least(column / kSegmentRangeRows + i, last)];
+    changes_once = changes_once && ranges[i].split != 0;
+  }
+  if (!__shfl_sync(0xffffffffu, changes_once, 0)) return false;
+  keep_segments_by_ranges<kRows>(kept, arguments, head, place, ranges);
+  return true;
+}
+
 template <Rows kRows, int kCount>
 __device__ __forceinline__ void keep_by_mask(Kept<kCount>& kept, const ScoreArguments& arguments, const Head& head,
                                              Place place) {
@@ -167,12 +219,19 @@ __device__ __forceinline__ void keep_by_program(Kept<kCount>& kept, const ScoreA
 }
 
 // Of an edge tile. `skips_program`: a full block of a list has answered for mask_mod; `skips_segments`: ids are equal.
-template <Features kFeatures, Rows kRows, int kCount>
+// kByRanges: ids by keep_segments_by_ranges where that is enough.
+template <Features kFeatures, Rows kRows, int kCount, bool kByRanges = false>
 __device__ __forceinline__ Kept<kCount> kept_scores(const ScoreArguments& arguments, const Head& head, Place place,
                                                     bool skips_program, bool skips_segments = false) {
   Kept<kCount> kept = kept_in_bounds<kFeatures, kRows, kCount>(head, place);
   if constexpr (kFeatures.segments) {
-    if (!skips_segments) keep_equal_segments<kRows>(kept, arguments, head, place);
+    if (!skips_segments) {
+      bool is_done = false;
+      if constexpr (kByRanges && !kFeatures.packed && 2 * kCount % kSegmentRangeRows == 0) {
+        is_done = keep_segments_by_ranges<kRows>(kept, arguments, head, place);
+      }
+      if (!is_done) keep_equal_segments<kRows>(kept, arguments, head, place);
+    }
   }
   if constexpr (kFeatures.mask) keep_by_mask<kRows>(kept, arguments, head, place);
   if constexpr (kFeatures.block_map) {

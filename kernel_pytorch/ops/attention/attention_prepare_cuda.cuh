@@ -2,30 +2,36 @@
 // packed tensors that belong to nobody.
 #pragma once
 
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/ops/attention/attention_cuda.h"
 
 namespace kernel_pytorch::attention {
 
-// A warp for each 64 rows: least and greatest id.
-__global__ void segment_ranges(SegmentIds segments, int32_t* ranges, int32_t rows) {
+// A warp for each 64 rows. A lane's two rows lie side by side, so that changes of ids are seen by a shuffle.
+__global__ void segment_ranges(SegmentIds segments, SegmentRange* ranges, int32_t rows) {
+  static_assert(kSegmentRangeRows == 64);
+  tile::let_next_kernel_start();
   const int32_t blocks = (rows + kSegmentRangeRows - 1) / kSegmentRangeRows;
   const int64_t batch = static_cast<int32_t>(blockIdx.x) / blocks, block = static_cast<int32_t>(blockIdx.x) % blocks;
   const int32_t* ids = segments.ids + batch * segments.batch;
   const int32_t first = static_cast<int32_t>(block) * kSegmentRangeRows;
-  int32_t low = 0x7fffffff, high = static_cast<int32_t>(0x80000000);
-  for (int32_t row = first + static_cast<int32_t>(threadIdx.x); row < least(rows, first + kSegmentRangeRows);
-       row += 32) {
-    low = least(low, ids[row * segments.row]);
-    high = greatest(high, ids[row * segments.row]);
-  }
+  const int32_t lane = static_cast<int32_t>(threadIdx.x), row = first + 2 * lane;
+  // Rows beyond the last have its id.
+  const int32_t id = ids[least(row, rows - 1) * segments.row], next = ids[least(row + 1, rows - 1) * segments.row];
+  int32_t low = least(id, next), high = greatest(id, next);
+  const int32_t previous = __shfl_up_sync(0xffffffffu, next, 1);
+  const uint32_t even = __ballot_sync(0xffffffffu, lane > 0 && previous != id);
+  const uint32_t odd = __ballot_sync(0xffffffffu, id != next);
+  int32_t split = kSegmentRangeRows;
+  if (even != 0) split = 2 * __ffs(static_cast<int>(even)) - 2;
+  if (odd != 0) split = least(split, 2 * __ffs(static_cast<int>(odd)) - 1);
+  if (__popc(even) + __popc(odd) > 1) split = 0;
   for (int distance = 16; distance > 0; distance /= 2) {
     low = least(low, __shfl_xor_sync(0xffffffffu, low, distance));
     high = greatest(high, __shfl_xor_sync(0xffffffffu, high, distance));
   }
   if (threadIdx.x != 0) return;
-  int32_t* range = ranges + batch * segments.ranges_batch + 2 * block;
-  range[0] = low;
-  range[1] = high;
+  ranges[batch * segments.ranges_batch + block] = {low, high, id, split};
 }
 
 // A block for each row of tiles: states of the listed ones, into a map of zeros.

@@ -2,6 +2,7 @@
 // tile of queries (or of keys) of a batch.
 #pragma once
 
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/ops/attention/attention_walk_cuda.cuh"
 
 namespace kernel_pytorch::attention {
@@ -33,6 +34,8 @@ __device__ __forceinline__ void find_run(int32_t count, int32_t& begin, int32_t&
 template <Features kFeatures, bool kOverKeys, int kRows, int kColumns>
 __global__ void __launch_bounds__(kSegmentPlanThreads)
     plan_segments(const __grid_constant__ ScoreArguments arguments, WalkSpan* spans) {
+  tile::let_next_kernel_start();
+  tile::wait_for_earlier_kernels();
   const int32_t rows = kOverKeys ? arguments.queries : arguments.keys, tiles = (rows + kRows - 1) / kRows;
   const int32_t index = static_cast<int32_t>((blockIdx.x * kSegmentPlanThreads + threadIdx.x) / 32);
   const int32_t batch = index / tiles, first = index % tiles * kRows;

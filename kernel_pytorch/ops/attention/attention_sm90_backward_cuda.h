@@ -23,7 +23,7 @@ struct BackwardTile {
 };
 inline constexpr int kBackwardThreads = 512, kPrepareThreads = 256, kFinishThreads = 128, kSinkThreads = 128;
 inline constexpr int kBackwardSharedLimit = 232448;  // of a block on compute capability 9.0
-inline constexpr int kBackwardSharedExtra = 1024;    // bytes beside tiles and records: barriers and the like
+inline constexpr int kBackwardSharedExtra = 2048;    // bytes beside tiles and records: barriers and the like
 
 // Tiles lie in chunks of 64 columns, 128 bytes a row.
 KP_SHARED_CODE constexpr int tile_bytes(int rows, int columns) {

@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_gradient(const float (&values)[kCount], fl
       ptx::stmatrix_x4(chunk + tile::swizzled_offset(row + lane % 16, block * 2 + lane / 16), words);
     }
     __syncwarp();
-#pragma unroll 1
+#pragma unroll
     for (int i = lane; i < 16 * units; i += 32) {
       const int at = row + i / units, unit = i % units;
       if (at < rows && first * 2 + unit * 8 < columns) {
@@ -134,28 +134,35 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
     return least(kTile.queries, work.head.queries - step.tile * kTile.queries);
   };
 
+  // Likewise keys: whether there are such, and the first.
+  const auto has_key_remains = [&] { return kMayHaveRemains && work.first_key + kTile.keys > work.head.keys; };
+  const auto key_remains_from = [&] { return greatest(warpgroup * 64, work.head.keys - work.first_key); };
   barriers.key->wait(0);
-  barriers.value->wait(0);
-  if (kMayHaveRemains && work.first_key + kTile.keys > work.head.keys) {
-    const int first = greatest(warpgroup * 64, work.head.keys - work.first_key);
-    zero_rows<kTile.keys, kTile.head>(shared + Shared::kKey, first, warpgroup * 64 + 64, warpgroup);
-    zero_rows<kTile.keys, kTile.value>(shared + Shared::kValue, first, warpgroup * 64 + 64, warpgroup);
+  if (has_key_remains()) {
+    zero_rows<kTile.keys, kTile.head>(shared + Shared::kKey, key_remains_from(), warpgroup * 64 + 64, warpgroup);
   }
   barriers.query_full[0].wait(0);
-  barriers.grad_full[0].wait(0);
   if (kFeatures.packed && remains_from(work.ring[0]) < kTile.queries) {
-    const int first = remains_from(work.ring[0]);
-    zero_rows<kTile.queries, kTile.head>(shared + Shared::kQuery, first, kTile.queries, warpgroup);
-    zero_rows<kTile.queries, kTile.value>(shared + Shared::kGrad, first, kTile.queries, warpgroup);
+    zero_rows<kTile.queries, kTile.head>(shared + Shared::kQuery, remains_from(work.ring[0]), kTile.queries, warpgroup);
   }
   load_record(bounds, shared + Shared::kRecord, lane);
   ptx::wgmma_fence();
   tile::multiply<ScoreMma, Keys, Queries, kTile.head / 16>(scores, keys, Queries::base(shared + Shared::kQuery), false);
   ptx::wgmma_commit_group();
+  const Kept<kScores> first_kept = step_scores.kept_early(work.ring[0]);
   ptx::wgmma_wait_group<0>();
   ptx::tie_registers(scores);
   step_scores.exponentials(scores, copies, bounds, work.ring[0]);
-  step_scores.operands(operand, copies, scores, work.ring[0]);
+  step_scores.operands(operand, copies, scores, work.ring[0], first_kept);
+  // Values and the output's gradient may arrive while the first scores are computed.
+  barriers.value->wait(0);
+  if (has_key_remains()) {
+    zero_rows<kTile.keys, kTile.value>(shared + Shared::kValue, key_remains_from(), warpgroup * 64 + 64, warpgroup);
+  }
+  barriers.grad_full[0].wait(0);
+  if (kFeatures.packed && remains_from(work.ring[0]) < kTile.queries) {
+    zero_rows<kTile.queries, kTile.value>(shared + Shared::kGrad, remains_from(work.ring[0]), kTile.queries, warpgroup);
+  }
 #pragma unroll 1
   for (int step = 0; step < work.steps; ++step) {
     tile::PipelineState next = now;
@@ -199,6 +206,7 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
     ptx::wgmma_commit_group();
     tile::multiply<KeyMma, QueryRows, kTile.queries / 16>(grad_key, operand, QueryRows::base(query), step > 0);
     ptx::wgmma_commit_group();
+    const Kept<kScores> kept = step_scores.kept_early(next_step);
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(scores);
     step_scores.exponentials(scores, copies, bounds, next_step);
@@ -210,7 +218,7 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
       zero_rows<kTile.queries, kTile.value>(shared + Shared::kGrad + next.stage * Shared::kGradBytes,
                                             remains_from(next_step), kTile.queries, warpgroup);
     }
-    step_scores.operands(operand, copies, scores, next_step);
+    step_scores.operands(operand, copies, scores, next_step, kept);
     now = next;
   }
   const uint32_t stage = shared + Shared::kValue;

@@ -76,6 +76,11 @@ struct BackwardStep {
 // the sums.
 inline constexpr int kBackwardSteps = 8;
 
+// Ids of a step's queries are compared by their range, which the loader hands on, where that has one change at most.
+KP_SHARED_CODE constexpr bool compares_ranges(Features features) {
+  return masks_early(features) && features.segments && !features.packed;
+}
+
 // What a block has to do.
 struct BackwardWork {
   Head head;  // of the group's first
@@ -88,7 +93,8 @@ struct BackwardWork {
   int32_t steps;         // of all heads of the group
   WalkSpan span;         // of each head, where they share it: without lists of tiles
   alignas(16) BackwardStep ring[kBackwardSteps];
-  Step upcoming[32];  // the loader's
+  SegmentRange ranges[kBackwardSteps];  // of the ids of those queries, where compares_ranges and they are compared
+  Step upcoming[32];                    // the loader's
 };
 
 // Offsets in bytes of dynamic shared memory; every tile begins at a multiple of 1024.

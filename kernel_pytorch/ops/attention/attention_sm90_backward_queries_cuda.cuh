@@ -48,12 +48,20 @@ struct TileLoader {
   }
 
   // Where its place has been left by everybody.
+  template <Features kFeatures>
   __device__ __forceinline__ void load(const Step& next, int member) {
     const int tile = next.first / kTile.queries;
     const int head = work.head.head + member;
     const int row = static_cast<int>(work.head.first_query) + next.first;
     tile::Barrier& query = barriers.query_full[ring.stage];
+    SegmentRange range{0, 0, 0, kSegmentRangeRows};  // where nobody asks
+    if constexpr (compares_ranges(kFeatures)) {
+      static_assert(kTile.queries == kSegmentRangeRows);
+      const SegmentIds& ids = arguments.score.query_segments;
+      if (!next.skips_segments) range = ids.ranges[work.head.batch * ids.ranges_batch + tile];
+    }
     barriers.query_empty[ring.stage].wait(ring.parity);
+    if constexpr (compares_ranges(kFeatures)) work.ranges[step % kBackwardSteps] = range;
     work.ring[step++ % kBackwardSteps] = {tile, member, next.is_edge, next.skips_program, next.skips_segments};
     query.arrive_expect_bytes(Shared::kQueryBytes + Shared::kRecordBytes);
     load_boxes<kTile.queries, kTile.head>(shared + Shared::kQuery + ring.stage * Shared::kQueryBytes, arguments.query,
@@ -129,7 +137,7 @@ __device__ __forceinline__ void load_tiles(const BackwardArguments& arguments, B
       for (int i = 0; lane == 0 && i < count; ++i) {
         Step step = work.upcoming[i];
         step.is_edge |= is_ragged;
-        loader.load(step, member);
+        loader.template load<kFeatures>(step, member);
       }
       __syncwarp();
     }

@@ -93,10 +93,7 @@ __device__ __forceinline__ void take_exponentials(float (&scores)[kScores], uint
 // Zeros in what is not kept. Not while a product is under way that these registers belong to.
 template <Features kFeatures, int kScores>
 __device__ __forceinline__ void hide_scores(float (&scores)[kScores], uint32_t (&copies)[kScores / 2],
-                                            const ScoreArguments& arguments, const Head& head, Place place,
-                                            const BackwardStep& step) {
-  const Kept<kScores> kept =
-      kept_scores<kFeatures, Rows::kKeys, kScores>(arguments, head, place, step.skips_program, step.skips_segments);
+                                            const Kept<kScores>& kept) {
   hide(scores, kept, 0.0f);
   if constexpr (has_derivative(kFeatures)) {
 #pragma unroll
@@ -143,15 +140,41 @@ struct StepScores {
   __device__ __forceinline__ Place place_of(const BackwardStep& step) const {
     return {step.tile * kTile.queries + lane % 4 * 2, work.first_key + row + lane / 4};
   }
+  // What an edge keeps: found while the product of its scores still runs where bounds alone decide, else when products
+  // are done and have left their registers.
+  static constexpr bool kFindsEarly = masks_early(kFeatures) && !kFeatures.segments && kTile.queries == 64;
+  __device__ __forceinline__ Kept<kScores> kept_early(const BackwardStep& step) const {
+    Kept<kScores> kept{};
+    if constexpr (kFindsEarly) {
+      if (step.is_edge) kept = kept_in_bounds<kFeatures, Rows::kKeys, kScores>(head_of(step), place_of(step));
+      ptx::tie_registers(kept.words[0]);
+      ptx::tie_registers(kept.words[1]);
+    }
+    return kept;
+  }
+  __device__ __forceinline__ Kept<kScores> kept_late(const BackwardStep& step) const {
+    if constexpr (compares_ranges(kFeatures)) {
+      const SegmentRange ranges[1] = {work.ranges[&step - work.ring]};
+      if (ranges[0].split != 0) {
+        Kept<kScores> kept = kept_in_bounds<kFeatures, Rows::kKeys, kScores>(head_of(step), place_of(step));
+        if (!step.skips_segments) {
+          keep_segments_by_ranges<Rows::kKeys>(kept, arguments.score, head_of(step), place_of(step), ranges);
+        }
+        return kept;
+      }
+    }
+    return kept_scores<kFeatures, Rows::kKeys, kScores>(arguments.score, head_of(step), place_of(step),
+                                                        step.skips_program, step.skips_segments);
+  }
   __device__ __forceinline__ void exponentials(float (&scores)[kScores], uint32_t (&copies)[kScores / 2],
                                                const float (&bounds)[kScores / 2], const BackwardStep& step) const {
     take_exponentials<T, kFeatures>(scores, copies, bounds, arguments.score, head_of(step), place_of(step));
   }
   __device__ __forceinline__ void operands(uint32_t (&operand)[kScores / 2], uint32_t (&copies)[kScores / 2],
-                                           float (&scores)[kScores], const BackwardStep& step) const {
-    const Head head = head_of(step);
-    if (step.is_edge) hide_scores<kFeatures>(scores, copies, arguments.score, head, place_of(step), step);
-    make_operand<T, kFeatures>(operand, copies, scores, arguments.score, head, place_of(step));
+                                           float (&scores)[kScores], const BackwardStep& step,
+                                           const Kept<kScores>& early) const {
+    if (step.is_edge) hide_scores<kFeatures>(scores, copies, kFindsEarly ? early : kept_late(step));
+    make_operand<T, kFeatures>(operand, copies, scores, arguments.score, head_of(step), place_of(step));
   }
 };
 

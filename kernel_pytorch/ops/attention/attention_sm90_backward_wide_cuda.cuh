@@ -87,8 +87,8 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
   tile::PipelineState now, ring, exchange{0, 1};
 
   const StepScores<T, kFeatures, kTile> step_scores{arguments, work, row, lane};
-  const auto send_probabilities = [&](const BackwardStep& step) {
-    step_scores.operands(operand, copies, scores, step);
+  const auto send_probabilities = [&](const BackwardStep& step, const Kept<kScores>& kept) {
+    step_scores.operands(operand, copies, scores, step, kept);
     barriers.exchange_empty[exchange.stage].wait(exchange.parity);
     W::send(W::slot(shared, exchange.stage), copies);
     if constexpr (W::kSendsOperand) W::send(W::slot(shared, exchange.stage) + 8192, operand);
@@ -106,10 +106,11 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
   tile::multiply<typename W::ScoreMma, typename W::Keys, typename W::Keys, kTile.head / 16>(
       scores, keys, W::Keys::base(shared + Shared::kQuery), false);
   ptx::wgmma_commit_group();
+  const Kept<kScores> first_kept = step_scores.kept_early(work.ring[0]);
   ptx::wgmma_wait_group<0>();
   ptx::tie_registers(scores);
   step_scores.exponentials(scores, copies, bounds, work.ring[0]);
-  send_probabilities(work.ring[0]);
+  send_probabilities(work.ring[0], first_kept);
 #pragma unroll 1
   for (int step = 0; step < work.steps; ++step) {
     tile::PipelineState next = now;
@@ -135,6 +136,7 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
         grad_key, W::Keys::base(shared + Shared::kScore + ring.stage * Shared::kScoreBytes), W::QueryRows::base(query),
         step > 0);
     ptx::wgmma_commit_group();
+    const Kept<kScores> kept = step_scores.kept_early(next_step);
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(scores);
     ptx::tie_registers(grad_value);
@@ -148,7 +150,7 @@ __device__ __forceinline__ void wide_probabilities(const BackwardArguments& argu
       barriers.score_empty[ring.stage].arrive();
     }
     ring.advance(kTile.score_stages);
-    if (step + 1 < work.steps) send_probabilities(next_step);
+    if (step + 1 < work.steps) send_probabilities(next_step, kept);
     now = next;
   }
   // dP of the last step is done, or dS would not be there: the values' tile is free.

@@ -39,6 +39,7 @@ class Sm90Consumer {
   static constexpr bool kIsPart = sizeof(Result) == 4;
   static constexpr bool kFoldsAlibi = folds_alibi(kFeatures);
   static constexpr int kQueryWords = kConfig.query_in_registers ? 4 * kScoreSteps : 4;
+  static constexpr bool kMasksEarly = masks_early(kFeatures);
 
  public:
   __device__ __forceinline__ Sm90Consumer(const Sm90ForwardArguments& arguments, Sm90Shared& shared, uint32_t tiles,
@@ -67,7 +68,7 @@ class Sm90Consumer {
         }
       }
       if (tile.kind == TileKind::kEnd) break;
-      if (tile.kind == TileKind::kDrain) drained();
+      if (tile.kind == TileKind::kDrain) release(shared_.drained);
     }
     if (kConfig.in_turns && warpgroup_ == 0) wait_for_turn();
   }
@@ -156,11 +157,12 @@ class Sm90Consumer {
       rows_.begin();
       if (has_keys && adds()) take_in_sums();
     }
+    const Kept<ScoreMma::kCount> seen = kMasksEarly ? kept(place, step) : Kept<ScoreMma::kCount>{};
     wait_for_scores();
     if (has_keys) release_keys(is_last);
-    const Head head = recall_head<kFeatures>(memory(), arguments_.score);
+    const Head head = recall_head_for_scores<kFeatures>(memory(), arguments_.score);
     change_scores<kFeatures, T, Rows::kQueries>(scores_, arguments_.score, head, place);
-    hide(scores_, kept(head, place, step), tile::minus_infinity());
+    hide(scores_, kMasksEarly ? seen : kept(place, step), tile::minus_infinity());
     float growth[2];
     rows_.careful(scores_, arguments_.exponent_scale, growth);
     drop(head, place);
@@ -173,7 +175,7 @@ class Sm90Consumer {
     } else if (__any_sync(0xffffffffu, growth[0] != 1.0f || growth[1] != 1.0f)) {
       scale_output(growth);
     }
-    pack_probabilities();
+    tile::pack_fragment<T>(probabilities_, scores_);
     accumulates_ = !is_first;
     if (is_first && has_keys && adds()) take_in_output(growth);
     if constexpr (kFeatures.packed || kFeatures.key_lengths) {
@@ -191,9 +193,10 @@ class Sm90Consumer {
     issue_products();
     float factors[2];
     const bool has_grown = rows_.template has_grown<T>(factors);
+    const Kept<ScoreMma::kCount> seen = kMasked && kMasksEarly ? kept(place, step) : Kept<ScoreMma::kCount>{};
     wait_for_scores();
     release_keys(is_last);
-    const Head head = recall_head<kFeatures>(memory(), arguments_.score);
+    const Head head = recall_head_for_scores<kFeatures>(memory(), arguments_.score);
     if constexpr (kFoldsAlibi) {
       const int32_t distance = place.key - place.query - head.offset;
       rows_.exponentials_along(scores_, arguments_.score.scale * kLog2e, head.slope, distance);
@@ -201,7 +204,7 @@ class Sm90Consumer {
       change_scores<kFeatures, T, Rows::kQueries>(scores_, arguments_.score, head, place);
       rows_.exponentials(scores_, arguments_.exponent_scale);
     }
-    if constexpr (kMasked) hide(scores_, kept(head, place, step), 0.0f);
+    if constexpr (kMasked) hide(scores_, kMasksEarly ? seen : kept(place, step), 0.0f);
     rows_.add(scores_);
     drop(head, place);
     pin();
@@ -209,12 +212,17 @@ class Sm90Consumer {
     wait_for_output();
     release_values(true);
     if (has_grown) scale_output(factors);
-    pack_probabilities();
+    tile::pack_fragment<T>(probabilities_, scores_);
     accumulates_ = true;
   }
-  __device__ __forceinline__ Kept<ScoreMma::kCount> kept(const Head& head, Place place, const Step& step) const {
-    return kept_scores<kFeatures, Rows::kQueries, ScoreMma::kCount>(arguments_.score, head, place, step.skips_program,
-                                                                    step.skips_segments);
+  // Not moved behind the wait for a product that follows.
+  __device__ __forceinline__ Kept<ScoreMma::kCount> kept(Place place, const Step& step) const {
+    const Head head = recall_head<kFeatures>(memory(), arguments_.score);
+    auto result = kept_scores<kFeatures, Rows::kQueries, ScoreMma::kCount, true>(
+        arguments_.score, head, place, step.skips_program, step.skips_segments);
+    ptx::tie_registers(result.words[0]);
+    ptx::tie_registers(result.words[1]);
+    return result;
   }
 
   // Scores of the next block, and the last probabilities times their values.
@@ -292,9 +300,6 @@ class Sm90Consumer {
     __syncwarp();
     if (threadIdx.x % 32 == 0) empty.arrive();
   }
-  __device__ __forceinline__ void drained() {
-    release(shared_.drained);
-  }
 
   // Warpgroups issue their products in turns, so that one's exponentials run beside the other's products.
   __device__ __forceinline__ void wait_for_turn() {
@@ -314,9 +319,6 @@ class Sm90Consumer {
   __device__ __forceinline__ void scale_output(const float (&factors)[2]) {
 #pragma unroll
     for (int i = 0; i < OutputMma::kCount; ++i) output_[i] *= factors[i / 2 % 2];
-  }
-  __device__ __forceinline__ void pack_probabilities() {
-    tile::pack_fragment<T>(probabilities_, scores_);
   }
 
   __device__ __forceinline__ int32_t warp() const {

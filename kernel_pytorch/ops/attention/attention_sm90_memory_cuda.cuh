@@ -41,6 +41,15 @@ __device__ __forceinline__ Head recall_head(const Sm90Memory& memory, const Scor
   return head;
 }
 
+// What is done to scores beside hiding some needs it of these alone; its loads stay where nobody uses what they read.
+template <Features kFeatures>
+__device__ __forceinline__ Head recall_head_for_scores(const Sm90Memory& memory, const ScoreArguments& arguments) {
+  if constexpr (changes_scores(kFeatures) || kFeatures.dropout || kFeatures.packed || kFeatures.key_lengths) {
+    return recall_head<kFeatures>(memory, arguments);
+  }
+  return {};
+}
+
 // The noted tile is now the one whose last product is not done yet.
 template <Features kFeatures>
 __device__ __forceinline__ void remember(Sm90Memory& memory) {

@@ -42,12 +42,12 @@ struct IdRange {
 template <int kRows>
 __device__ __forceinline__ IdRange segment_range(const SegmentIds& segments, int32_t batch, int32_t first,
                                                  int32_t total) {
-  const int32_t* ranges = segments.ranges + batch * segments.ranges_batch;
+  const SegmentRange* ranges = segments.ranges + batch * segments.ranges_batch;
   const int32_t last = (least(first + kRows, total) - 1) / kSegmentRangeRows;
   IdRange range{0x7fffffff, static_cast<int32_t>(0x80000000)};
   const auto add = [&](int32_t block) {
-    range.low = least(range.low, ranges[2 * block]);
-    range.high = greatest(range.high, ranges[2 * block + 1]);
+    range.low = least(range.low, ranges[block].low);
+    range.high = greatest(range.high, ranges[block].high);
   };
   if constexpr (kRows % kSegmentRangeRows == 0) {
 #pragma unroll
