@@ -36,6 +36,7 @@ __device__ __forceinline__ void store_gradient(const float (&values)[kCount], fl
                                                const RowTensor& gradient, int64_t offset, int row, int rows,
                                                int columns, int lane) {
   T* data = static_cast<T*>(gradient.data) + offset;
+  constexpr int kTogether = kCount > 32 ? 4 : 1;  // loads before their stores; small heads have no registers for it
 #pragma unroll
   for (int first = 0; first < kCount; first += 32) {
     constexpr int kUnits = kCount % 32 == 0 ? 8 : 4;  // of 16 bytes a row; 96 columns end with a half chunk
@@ -52,7 +53,7 @@ __device__ __forceinline__ void store_gradient(const float (&values)[kCount], fl
       ptx::stmatrix_x4(chunk + tile::swizzled_offset(row + lane % 16, block * 2 + lane / 16), words);
     }
     __syncwarp();
-#pragma unroll
+#pragma unroll kTogether
     for (int i = lane; i < 16 * units; i += 32) {
       const int at = row + i / units, unit = i % units;
       if (at < rows && first * 2 + unit * 8 < columns) {
@@ -134,12 +135,12 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
     return least(kTile.queries, work.head.queries - step.tile * kTile.queries);
   };
 
-  // Likewise keys: whether there are such, and the first.
-  const auto has_key_remains = [&] { return kMayHaveRemains && work.first_key + kTile.keys > work.head.keys; };
-  const auto key_remains_from = [&] { return greatest(warpgroup * 64, work.head.keys - work.first_key); };
   barriers.key->wait(0);
-  if (has_key_remains()) {
-    zero_rows<kTile.keys, kTile.head>(shared + Shared::kKey, key_remains_from(), warpgroup * 64 + 64, warpgroup);
+  if (kMayHaveRemains && work.first_key + kTile.keys > work.head.keys) {
+    const int first = greatest(warpgroup * 64, work.head.keys - work.first_key);
+    barriers.value->wait(0);
+    zero_rows<kTile.keys, kTile.head>(shared + Shared::kKey, first, warpgroup * 64 + 64, warpgroup);
+    zero_rows<kTile.keys, kTile.value>(shared + Shared::kValue, first, warpgroup * 64 + 64, warpgroup);
   }
   barriers.query_full[0].wait(0);
   if (kFeatures.packed && remains_from(work.ring[0]) < kTile.queries) {
@@ -156,9 +157,6 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
   step_scores.operands(operand, copies, scores, work.ring[0], first_kept);
   // Values and the output's gradient may arrive while the first scores are computed.
   barriers.value->wait(0);
-  if (has_key_remains()) {
-    zero_rows<kTile.keys, kTile.value>(shared + Shared::kValue, key_remains_from(), warpgroup * 64 + 64, warpgroup);
-  }
   barriers.grad_full[0].wait(0);
   if (kFeatures.packed && remains_from(work.ring[0]) < kTile.queries) {
     zero_rows<kTile.queries, kTile.value>(shared + Shared::kGrad, remains_from(work.ring[0]), kTile.queries, warpgroup);
