@@ -30,13 +30,13 @@ __device__ __forceinline__ void zero_rows(uint32_t tile, int first, int last, in
 }
 
 // Accumulators of 64 keys, times `scale`, to rows of a gradient. Each warp turns its 16 rows round in shared memory, 64
-// columns at a time, in a chunk of kRows rows that is its warpgroup's alone.
-template <class T, int kCount>
+// columns at a time, in a chunk of kRows rows that is its warpgroup's alone; kTogether vectors are read before they are
+// written, where registers allow.
+template <class T, int kTogether, int kCount>
 __device__ __forceinline__ void store_gradient(const float (&values)[kCount], float scale, uint32_t chunk,
                                                const RowTensor& gradient, int64_t offset, int row, int rows,
                                                int columns, int lane) {
   T* data = static_cast<T*>(gradient.data) + offset;
-  constexpr int kTogether = kCount > 32 ? 4 : 1;  // loads before their stores; small heads have no registers for it
 #pragma unroll
   for (int first = 0; first < kCount; first += 32) {
     constexpr int kUnits = kCount % 32 == 0 ? 8 : 4;  // of 16 bytes a row; 96 columns end with a half chunk
@@ -71,7 +71,7 @@ __device__ __forceinline__ int64_t gradient_offset(const RowTensor& gradient, co
 }
 
 // Of 64 keys, their columns from first_column on.
-template <class Result, int kCount>
+template <class Result, int kTogether = 1, int kCount>
 __device__ __forceinline__ void store_key_gradient(const BackwardArguments& arguments, const BackwardWork& work,
                                                    const float (&values)[kCount], float scale, uint32_t chunk,
                                                    const RowTensor& gradient, int first_column, int columns, int row,
@@ -82,7 +82,8 @@ __device__ __forceinline__ void store_key_gradient(const BackwardArguments& argu
                               work.rows - row, columns - first_column, arguments.accumulates};
     store_float_gradient(values, scale, target, lane);
   } else {
-    store_gradient<Result>(values, scale, chunk, gradient, offset, row, work.rows, columns - first_column, lane);
+    store_gradient<Result, kTogether>(values, scale, chunk, gradient, offset, row, work.rows, columns - first_column,
+                                      lane);
   }
 }
 
@@ -220,11 +221,12 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& arguments
     now = next;
   }
   const uint32_t stage = shared + Shared::kValue;
+  constexpr int kTogether = kTile.head > 64 ? 4 : 1;
   const float value_scale = kUnscale<T> * (kFeatures.dropout ? arguments.score.dropout_scale : 1.0f);
-  store_key_gradient<Result>(arguments, work, grad_value, value_scale, stage, arguments.grad_value, 0,
-                             arguments.value_columns, row, lane);
-  store_key_gradient<Result>(arguments, work, grad_key, arguments.score.scale * kUnscale<T>, stage, arguments.grad_key,
-                             0, arguments.head_columns, row, lane);
+  store_key_gradient<Result, kTogether>(arguments, work, grad_value, value_scale, stage, arguments.grad_value, 0,
+                                        arguments.value_columns, row, lane);
+  store_key_gradient<Result, kTogether>(arguments, work, grad_key, arguments.score.scale * kUnscale<T>, stage,
+                                        arguments.grad_key, 0, arguments.head_columns, row, lane);
 }
 
 }  // namespace kernel_pytorch::attention
