@@ -6,6 +6,7 @@ again into the same memory, as a CUDA graph does. Tests marked `gpu` use the rea
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import threading
@@ -31,8 +32,6 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device, with noted graphs on the CPU."""
     if request.param == "cpu":
-        import contextlib
-
         monkeypatch.setattr(step_graphs, "place_of", lambda tensors, state: (torch.device("cpu"), ""))
         monkeypatch.setattr(capturing, "uncached_autocast", contextlib.nullcontext)
         for name in (
@@ -443,6 +442,25 @@ def test_a_number_made_of_constants_is_asked_for_once(device: str) -> None:
         pair.step()
         pair.clear()
     assert pair.counts("replays") == 0 and "waits for the device" in pair.graphs.statistics()["last_reason"]
+
+
+def test_a_step_that_is_not_captured_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its inputs' memory is given back: the stream of the trial may still read it."""
+    waits: list[object] = []
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            waits.append(other)
+
+    mine, other = Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: mine)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    model = Waits()
+    step = step_capture.StepRunner(lambda inputs: model(*inputs), [torch.zeros(2, 3, dtype=torch.int64)], [])
+    monkeypatch.setattr(step, "whole", lambda wanted: step.forward())
+    with pytest.raises(step_capture.CannotCapture, match="waits for the device"):
+        step_capture._try_out(step, (), torch.device("cpu"), other)
+    assert waits == [mine, other]
 
 
 def test_hugging_face_masks_are_those_of_the_ordinary_call(device: str) -> None:

@@ -188,10 +188,12 @@ def eager_us(call: Callable[[], Any]) -> float:
     stream of their own, as captures want it."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_CALLS):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_CALLS):
+                call()
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(_TIMED_CALLS):

@@ -218,13 +218,15 @@ def _try_out(step: StepRunner, wanted: tuple[bool, ...], device: torch.device, s
     before, host = random_state(device), (torch.get_rng_state(), random.getstate())
     versions = [tensor._version for tensor in step.inputs]
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        waits, step.known = capturing.numbers_asked_for(lambda: step.whole(wanted))
-        if waits:
-            raise CannotCapture(f"it waits for the device in {waits}")
-        draws = not torch.equal(before, random_state(device))
-        step.whole(wanted)
-    torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            waits, step.known = capturing.numbers_asked_for(lambda: step.whole(wanted))
+            if waits:
+                raise CannotCapture(f"it waits for the device in {waits}")
+            draws = not torch.equal(before, random_state(device))
+            step.whole(wanted)
+    finally:  # whatever happened: the static inputs' memory is the other stream's to use again
+        torch.cuda.current_stream(device).wait_stream(stream)
     if device.type == "cuda" and not (torch.equal(host[0], torch.get_rng_state()) and host[1] == random.getstate()):
         raise CannotCapture("it takes random numbers of the host, which a replay would not draw anew")
     if versions != [tensor._version for tensor in step.inputs]:
