@@ -51,7 +51,7 @@ def rms_norm_through(
         weight = parameter_for(x, weight)
     if not _adds(x):
         return rms_norm(x, weight, eps, weight_offset=weight_offset), x
-    return _RmsNorm.apply(x, weight, eps, weight_offset)  # type: ignore[no-untyped-call, no-any-return]
+    return _RmsNorm.apply(x, "rms_norm", (eps, weight_offset), weight)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def layer_norm_through(
@@ -60,7 +60,7 @@ def layer_norm_through(
     """(layer_norm(x), x), likewise."""
     if not _adds(x) or any(p is not None and p.dtype is not x.dtype for p in (weight, bias)):
         return layer_norm(x, weight, bias, eps), x
-    return _LayerNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call, no-any-return]
+    return _LayerNorm.apply(x, "layer_norm", (eps,), weight, bias)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _adds(*tensors: Tensor) -> bool:
@@ -117,39 +117,31 @@ def _torch_products(grad: Tensor, x: Tensor, weight: Tensor, bias: Any, total: A
     return total, of_weight, grad.sum(0) if needed[2] else None
 
 
-class _RmsNorm(torch.autograd.Function):
+class _Norm(torch.autograd.Function):
+    """The op's forward takes x, the parameters and the numbers; its backward all but the first of these, epsilon."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Any, eps: float, weight_offset: float) -> tuple[Tensor, Tensor]:
-        output, rstd = _ops.rms_norm_forward(x, weight, eps, weight_offset)
-        ctx.save_for_backward(x, weight, rstd)
-        ctx.weight_offset = weight_offset
+    def forward(ctx: Any, x: Tensor, name: str, numbers: tuple[float, ...], *parameters: Any) -> tuple[Tensor, Tensor]:
+        output, *statistics = getattr(_ops, f"{name}_forward")(x, *parameters, *numbers)
+        ctx.save_for_backward(x, *parameters, *statistics)
+        ctx.name, ctx.numbers = name, numbers[1:]
         ctx.set_materialize_grads(False)
         return output, x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, past: Tensor | None) -> Any:
-        needed = ctx.needs_input_grad[:2]
+        needed = (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:])
         if grad is None:
-            return past, None, None, None
-        x, weight, rstd = ctx.saved_tensors
-        found = _ops.rms_norm_backward(grad, x, weight, rstd, past, ctx.weight_offset, *needed)
-        return *(value if wanted else None for value, wanted in zip(found, needed)), None, None
+            return past, None, None, *(None for _ in needed[1:])
+        found = getattr(_ops, f"{ctx.name}_backward")(grad, *ctx.saved_tensors, past, *ctx.numbers, *needed)
+        of_x, *of_parameters = (value if wanted else None for value, wanted in zip(found, needed))
+        return of_x, None, None, *of_parameters
 
 
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor]:
-        output, mean, rstd = _ops.layer_norm_forward(x, weight, bias, eps)
-        ctx.save_for_backward(x, weight, bias, mean, rstd)
-        ctx.set_materialize_grads(False)
-        return output, x
+class _RmsNorm(_Norm):
+    """By this name in autograd's graph."""
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, past: Tensor | None) -> Any:
-        needed = ctx.needs_input_grad[:3]
-        if grad is None:
-            return past, None, None, None
-        found = _ops.layer_norm_backward(grad, *ctx.saved_tensors, past, *needed)
-        return *(value if wanted else None for value, wanted in zip(found, needed)), None
+
+class _LayerNorm(_Norm):
+    """By this name in autograd's graph."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .agreement import anyone
 from .changes import Change, Changes
 from .costs import Cost, count
-from .measure import Timing, interleaved
+from .measure import Timing, interleaved, switches
 from .patterns.context import Context
 from .patterns.torch_layers import passed_by
 from .record import copied
@@ -194,24 +194,15 @@ class Chooser:
         module = self.context.model.get_submodule(proposal.timed) if proposal.timed else proposal.module
         run = runner(module, self.context.recording.call(proposal.timed or proposal.path) or call, self.context.trains)
         clocks = [True, False] if self.context.device.type == "cuda" and not self.by_calls else [False]
-        state = {"on": True}
-
-        def switch(on: bool) -> Callable[[], None]:
-            def turn() -> None:
-                if state["on"] != on:
-                    (change.apply if on else change.undo)()
-                    state["on"] = on
-
-            return turn
-
+        off, on = switches(change.undo, change.apply)
         try:
             with working(module, self.context.trains):
                 left = max(self.deadline - time.monotonic(), 0.0)
-                ways = {"before": (switch(False), run), "after": (switch(True), run)}
+                ways = {"before": (off, run), "after": (on, run)}
                 each = min(seconds, left) / len(clocks)
                 found = [interleaved(ways, self.context.device, each, queued) for queued in clocks]
         finally:
-            switch(True)()
+            on()
         return [(one["before"], one["after"]) for one in found]
 
 

@@ -14,7 +14,7 @@ from .changes import Changes
 from .choose import Kept, Outcome, pays, working
 from .measure import Timing, interleaved
 from .patterns.context import Context
-from .run import Sample
+from .run import Sample, gradients_kept
 from .whole import revert
 
 NOTHING = "as it is"
@@ -59,16 +59,13 @@ def choose_set(
         return turn
 
     say(f"compiling and timing {len(sets)} sets of replacements")
-    gradients = [(parameter, parameter.grad) for parameter in context.model.parameters()]
-    try:
-        with working(context.model, context.trains):
+    with gradients_kept(context.model), working(context.model, context.trains):
+        try:
             timings = interleaved(
                 {name: (switch(members), run) for name, members in sets.items()}, context.device, seconds
             )
-    finally:
-        switch(outcome.kept)()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        finally:
+            switch(outcome.kept)()
     best = _best(timings)
     for kept in reversed([one for one in outcome.kept if one not in sets[best]]):
         reason = (

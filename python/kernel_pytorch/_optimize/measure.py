@@ -65,6 +65,20 @@ def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1, q
 
 
 Switch = Callable[[], None]
+
+
+def switches(off: Switch, on: Switch) -> tuple[Switch, Switch]:
+    """(off, on), each of which acts only where the other was the last; `on` is in force at first."""
+    state = {"on": True}
+
+    def turn(to: bool) -> None:
+        if state["on"] != to:
+            (on if to else off)()
+            state["on"] = to
+
+    return (lambda: turn(False)), (lambda: turn(True))
+
+
 LEAST, MOST = 5, 60  # turns
 _QUEUE_US = 2500.0  # of the host's calls ahead of a GPU; of many more launches than a thousand it would wait
 

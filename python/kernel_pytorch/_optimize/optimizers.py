@@ -18,7 +18,7 @@ from .changes import Change, Changes, SetAttribute, Several
 from .choose import Kept, Outcome, pays
 from .measure import Timing, interleaved
 from .sites import Proposal, Refusal, Way
-from .verify import Difference, row_error, tolerance_for
+from .verify import Difference, random_like, row_error, tolerance_for
 
 PATTERN = "optimizer"
 _MOST_ELEMENTS = 1 << 26  # of the copies
@@ -102,17 +102,15 @@ def _why_not(optimizer: torch.optim.Optimizer) -> str | None:
     return None if any(group["params"] for group in optimizer.param_groups) else "it has no parameters"
 
 
-def _copy(optimizer: Any, seed: int) -> torch.optim.Optimizer:
-    """One with the same settings, on copies of some of the parameters, with random gradients."""
-    generator, left, groups = torch.Generator().manual_seed(seed), _MOST_ELEMENTS, []
+def _copy(optimizer: Any) -> torch.optim.Optimizer:
+    """One with the same settings, on copies of some of the parameters, with random gradients, the same in each."""
+    left, groups = _MOST_ELEMENTS, []
     for group in optimizer.param_groups:
         copies: list[nn.Parameter] = []
         for parameter in group["params"]:
             if left > 0:
                 copies.append(nn.Parameter(parameter.detach().clone()))
-                drawn = torch.randn(parameter.shape, generator=generator) if parameter.numel() < 1 << 20 else None
-                gradient = torch.randn_like(parameter) if drawn is None else drawn.to(parameter)
-                copies[-1].grad = gradient * 1e-2
+                copies[-1].grad = random_like(parameter, len(copies)) * 1e-2
                 left -= parameter.numel()
         if copies:
             groups.append({**{name: value for name, value in group.items() if name != "params"}, "params": copies})
@@ -120,12 +118,7 @@ def _copy(optimizer: Any, seed: int) -> torch.optim.Optimizer:
 
 
 def _try(optimizer: torch.optim.Optimizer, device: torch.device, seconds: float) -> tuple[Timing, Timing, Difference]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        pair = []
-        for _ in range(2):
-            torch.manual_seed(0)
-            pair.append(_copy(optimizer, 0))
-    theirs, ours = pair
+    pair = theirs, ours = _copy(optimizer), _copy(optimizer)
     SetStep(ours).apply()
     for one in pair:
         for _ in range(_STEPS):

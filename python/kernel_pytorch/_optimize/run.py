@@ -6,8 +6,8 @@ were the model's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,17 @@ class Sample:
         if key not in self.drawn:
             self.drawn[key] = random_like(output, index)
         return self.drawn[key]
+
+
+@contextmanager
+def gradients_kept(model: nn.Module) -> Iterator[None]:
+    """Steps inside leave the user's gradients as they were."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 def _leaf(value: Any) -> Any:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from .changes import Change
 from .choose import Chooser, Kept, Outcome, working
-from .measure import Timing, interleaved
-from .run import Sample
+from .measure import Timing, interleaved, switches
+from .run import Sample, gradients_kept
 from .whole import revert
 
 FAINT_GAIN = 1.002  # of the whole, by its median and by its lower quartile
@@ -79,28 +79,24 @@ def _applied(chooser: Chooser) -> list[Kept]:
 def _time(
     chooser: Chooser, sample: Sample, changes: list[Change], seconds: float, queued: bool
 ) -> tuple[Timing, Timing]:
-    model, state = chooser.context.model, {"on": True}
+    model = chooser.context.model
 
-    def switch(on: bool) -> Callable[[], None]:
-        def turn() -> None:
-            if state["on"] == on:
-                return
-            for change in changes if on else reversed(changes):
-                (chooser.changes.apply if on else chooser.changes.undo)(change)
-            state["on"] = on
+    def undo_all() -> None:
+        for change in reversed(changes):
+            chooser.changes.undo(change)
 
-        return turn
+    def apply_all() -> None:
+        for change in changes:
+            chooser.changes.apply(change)
 
     run = sample.step(model)
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    try:
-        with working(model, chooser.context.trains):
-            ways = {"before": (switch(False), run), "after": (switch(True), run)}
+    off, on = switches(undo_all, apply_all)
+    with gradients_kept(model), working(model, chooser.context.trains):
+        try:
+            ways = {"before": (off, run), "after": (on, run)}
             found = interleaved(ways, chooser.context.device, seconds, queued)
-    finally:
-        switch(True)()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        finally:
+            on()
     return found["before"], found["after"]
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from .agreement import anyone
 from .changes import Changes
 from .choose import Kept, Outcome, pays, working
-from .measure import Timing, interleaved, kernels_of, peak_bytes
+from .measure import Timing, interleaved, kernels_of, peak_bytes, switches
 from .patterns.context import Context
 from .patterns.graphs import graph_bytes
-from .run import Sample
+from .run import Sample, gradients_kept
 from .sites import Call, Refusal
 from .verify import Difference, Mismatch, Results, results_of, verify
 
@@ -102,25 +102,15 @@ def _time(
 ) -> None:
     run = sample.step(model)
     held = list(changes.applied)
-    state = {"on": True}
 
-    def switch(on: bool) -> Callable[[], None]:
-        def turn() -> None:
-            if state["on"] == on:
-                return
-            if on:
-                for change in held:
-                    changes.apply(change)
-            else:
-                changes.undo_all()
-            state["on"] = on
+    def apply_all() -> None:
+        for change in held:
+            changes.apply(change)
 
-        return turn
-
-    ways = {"before": (switch(False), run), "after": (switch(True), run)}
-    gradients = [(parameter, parameter.grad) for parameter in context.model.parameters()]
-    try:
-        with working(context.model, context.trains):
+    off, on = switches(changes.undo_all, apply_all)
+    ways = {"before": (off, run), "after": (on, run)}
+    with gradients_kept(context.model), working(context.model, context.trains):
+        try:
             measured.timings = interleaved(ways, context.device, 0.6 * seconds)
             for name, (turn, _) in ways.items():
                 turn()
@@ -130,7 +120,5 @@ def _time(
                     measured.notes.append(f"the memory after includes {held_by_graphs / 2**30:.2f} GiB of CUDA graphs")
                 measured.kernels[name], launches = kernels_of(run, context.device, context.compiled)
                 measured.launches[name] = launches or None
-    finally:
-        switch(True)()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        finally:
+            on()

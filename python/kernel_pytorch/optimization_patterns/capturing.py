@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "StreamOrder",
     "ambient",
     "autocast_as",
     "capture",
@@ -157,6 +158,27 @@ def _end_for_generators(device: torch.device) -> None:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             cell.zero_()
+
+
+class StreamOrder:
+    """Replays that share memory follow one another, whichever stream of a device they are on."""
+
+    def __init__(self) -> None:
+        self._last: dict[torch.device, tuple[Any, Any]] = {}
+
+    @contextlib.contextmanager
+    def kept(self, device: torch.device) -> Iterator[None]:
+        """Around a replay: after those of other streams, and they after it."""
+        stream = torch.cuda.current_stream(device)
+        last = self._last.get(device)
+        if last is not None and last[0] != stream:
+            stream.wait_event(last[1])
+        try:
+            yield
+        finally:
+            event = last[1] if last is not None else torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+            self._last[device] = (stream, event)
 
 
 def ambient() -> tuple[bool, torch.dtype | None]:

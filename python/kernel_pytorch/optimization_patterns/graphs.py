@@ -146,7 +146,7 @@ class PyGraph(nn.Module):
         self._plain: dict[Hashable, GraphDecision] = {}
         self._is_compiled = is_compiled or hasattr(module, "_orig_mod")  # torch.compile's
         self._streams: dict[torch.device, torch.cuda.Stream] = {}  # that captures run on
-        self._last: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}
+        self._order = capturing.StreamOrder()
         self._counts = {"replays": 0, "plain_calls": 0, "captures": 0, "recaptures": 0, "evictions": 0}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -156,12 +156,13 @@ class PyGraph(nn.Module):
             with self._lock:
                 bound = binder.find(places, capturing.ambient())
                 if bound is not None and not torch.cuda.is_current_stream_capturing():
-                    with self._in_order(bound.device):
+                    self._counts["replays"] += 1
+                    with self._order.kept(bound.device):
                         bound.graph.replay()
                         return capturing.copied(bound.output) if self.copy_outputs else bound.output
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = None if graph_absence(tensors, self.module) else _key(leaves, spec)
+        key = None if graph_absence(tensors, self.module) else key_of(leaves, spec)
         if key is not None:
             with self.locked(key, lambda: tensors, lambda inputs: self._call(leaves, spec, inputs)) as entry:
                 if entry is not None:
@@ -180,7 +181,7 @@ class PyGraph(nn.Module):
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         absence = graph_absence(tensors, self.module)
-        key = _key(leaves, spec)
+        key = key_of(leaves, spec)
         if absence or key is None:
             return GraphDecision(False, absence or "an argument that is no tensor cannot be hashed")
         with self.locked(key, lambda: tensors, lambda inputs: self._call(leaves, spec, inputs)) as entry:
@@ -244,23 +245,9 @@ class PyGraph(nn.Module):
                 yield None
                 return
             self._graphs.move_to_end(key)
-            with self._in_order(entry.inputs[0].device):
+            self._counts["replays"] += 1
+            with self._order.kept(entry.inputs[0].device):
                 yield entry
-
-    @contextmanager
-    def _in_order(self, device: torch.device) -> Iterator[None]:
-        """Around a replay: after those of other streams, and they after it."""
-        stream = torch.cuda.current_stream(device)
-        last = self._last.get(device)
-        if last is not None and last[0] != stream:
-            stream.wait_event(last[1])
-        self._counts["replays"] += 1
-        try:
-            yield
-        finally:
-            event = last[1] if last is not None else torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(stream)
-            self._last[device] = (stream, event)
 
     def _bind(self, binder: Binder, places: tuple[Any, ...], device: torch.device, call: Callable[[], Any]) -> None:
         """A graph on the caller's tensors, if it is time for one; the call has run before and is only recorded."""
@@ -375,7 +362,7 @@ class PyGraph(nn.Module):
             self._counts["evictions"] += 1
 
 
-def _key(leaves: list[Any], spec: Any) -> Hashable | None:
+def key_of(leaves: list[Any], spec: Any) -> Hashable | None:
     parts: list[Any] = [str(spec)]
     for leaf in leaves:
         parts.append((tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf))

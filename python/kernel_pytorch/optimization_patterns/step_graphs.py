@@ -14,8 +14,7 @@ import functools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from . import capturing
-from .graphs import _key
+from .graphs import key_of
 from .model_state import ModelState, obstacle_now, state_of
 from .step_capture import (
     CannotCapture,
@@ -66,6 +65,18 @@ def place_of(tensors: list[Tensor], state: ModelState) -> tuple[torch.device | N
     return next(iter(devices)), ""
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """One call: its kind and what is known of that, the forward of its tensors alone, and the model just now."""
+
+    key: Hashable
+    lesson: _Lesson
+    function: Callable[[list[Tensor]], Any]
+    tensors: list[Tensor]
+    state: ModelState
+    device: torch.device
+
+
 class StepGraphs:
     """A model's forward for training, as replays.
 
@@ -84,7 +95,7 @@ class StepGraphs:
         self._lessons: OrderedDict[Hashable, _Lesson] = OrderedDict()
         self._stream: Any = None
         self._pending: weakref.ref[_Call] | None = None
-        self._last: tuple[Any, Any] | None = None
+        self.order = capturing.StreamOrder()  # all graphs share memory
         self.counts = dict.fromkeys(
             ("replays", "plain_calls", "captures", "recaptures", "evictions", "recomputed_backwards"), 0
         )
@@ -113,7 +124,7 @@ class StepGraphs:
                 return function(*args, **kwargs)
         with self.lock:
             lesson = self._lesson(key)
-            call = self._call(key, lesson, _on(function, leaves, spec), tensors, state, device)
+            call = self._call(_Asked(key, lesson, _on(function, leaves, spec), tensors, state, device))
             if call is not None:
                 outputs = _Replay.apply(call, *tensors, *state.wanting)  # type: ignore[no-untyped-call]
                 return call.step.answer(list(outputs))
@@ -144,46 +155,31 @@ class StepGraphs:
             self._steps.pop(self._lessons.popitem(last=False)[0], None)
         return lesson
 
-    def _call(
-        self,
-        key: Hashable,
-        lesson: _Lesson,
-        function: Callable[[list[Tensor]], Any],
-        tensors: list[Tensor],
-        state: ModelState,
-        device: torch.device,
-    ) -> _Call | None:
+    def _call(self, asked: _Asked) -> _Call | None:
         """What a replay needs, or None for the ordinary way."""
+        key, lesson = asked.key, asked.lesson
         pending = self._pending() if self._pending is not None else None
         if lesson.refusal or (pending is not None and not pending.done):
             self.last_reason = lesson.refusal or "another forward waits for its backward"
             return None
         step = self._steps.get(key)
-        if step is not None and step.addresses != state.addresses:
+        if step is not None and step.addresses != asked.state.addresses:
             self.counts["recaptures"] += 1
             del self._steps[key]
             step = None
         mask = lesson.mask()
         if step is None and mask is not None:
-            step = self._capture(key, lesson, function, tensors, state, mask, device)
+            step = self._capture(asked, mask)
         if step is None:
             return None
         self._steps.move_to_end(key)
-        call = _Call(self, key, step, function, len(tensors), state)
+        call = _Call(self, asked, step)
         self._pending = weakref.ref(call)
         self.counts["replays"] += 1
         return call
 
-    def _capture(
-        self,
-        key: Hashable,
-        lesson: _Lesson,
-        function: Callable[[list[Tensor]], Any],
-        tensors: list[Tensor],
-        state: ModelState,
-        mask: tuple[bool, ...],
-        device: torch.device,
-    ) -> CapturedStep | None:
+    def _capture(self, asked: _Asked, mask: tuple[bool, ...]) -> CapturedStep | None:
+        device, lesson = asked.device, asked.lesson
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         alive = (step.forward.pool() for step in self._steps.values() if step.device == device)
@@ -191,14 +187,14 @@ class StepGraphs:
         module = self._module()
         assert module is not None
         try:
-            step = capture_step(module, function, tensors, state, mask, device, pool, self._stream)
+            step = capture_step(module, asked.function, asked.tensors, asked.state, mask, device, pool, self._stream)
         except Exception as error:  # whatever is wrong with the model shows again in the ordinary call that follows
             self._stream = None
             lesson.refusal = str(error) if isinstance(error, CannotCapture) else f"cannot be captured: {error}"
             self.last_reason = lesson.refusal
             return None
         self.counts["captures"] += 1
-        self._steps[key] = step
+        self._steps[asked.key] = step
         while len(self._steps) > self.max_graphs:
             torch.cuda.synchronize()  # nobody may still be replaying it
             self._steps.popitem(last=False)
@@ -214,39 +210,24 @@ class StepGraphs:
         if lesson.misses >= _MOST_MISSES:
             lesson.refusal = "other outputs get gradients from call to call"
 
-    @contextmanager
-    def in_order(self, device: torch.device) -> Iterator[None]:
-        """The stream that uses the graphs waits for the one that used them before: they share memory."""
-        stream = torch.cuda.current_stream(device)
-        if self._last is not None and self._last[0] != stream:
-            stream.wait_event(self._last[1])
-        yield
-        event = self._last[1] if self._last is not None else torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(stream)
-        self._last = (stream, event)
-
 
 class _Call:
     """One forward by replay, until its backward has run. Autograd's node owns it: it dies with the graph."""
 
-    def __init__(
-        self,
-        graphs: StepGraphs,
-        key: Hashable,
-        step: CapturedStep,
-        function: Callable[[list[Tensor]], Any],
-        inputs: int,
-        state: ModelState,
-    ) -> None:
-        self.graphs, self.key, self.step, self.function, self.inputs = graphs, key, step, function, inputs
-        self.state = state
+    def __init__(self, graphs: StepGraphs, asked: _Asked, step: CapturedStep) -> None:
+        self.graphs, self.step, self.inputs = graphs, step, len(asked.tensors)
+        self.key, self.function, self.state = (
+            asked.key,
+            asked.function,
+            asked.state,
+        )  # not the tensors: autograd has them
         self.random = random_state(step.device) if step.draws else None
         self.autocast = capturing.ambient()
         self.done = False
 
     def forward(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         step = self.step
-        with self.graphs.in_order(step.device):
+        with self.graphs.order.kept(step.device):
             for static, tensor in zip(step.inputs, inputs, strict=True):
                 static.detach().copy_(tensor, non_blocking=True)
             step.forward.replay()
@@ -270,7 +251,7 @@ class _Call:
 
     def _replay(self, given: list[Tensor]) -> list[Any]:
         step = self.step
-        with self.graphs.in_order(step.device):
+        with self.graphs.order.kept(step.device):
             for static, gradient in zip(step.output_gradients, given, strict=True):
                 static.copy_(gradient, non_blocking=True)
             step.backward.replay()
@@ -374,7 +355,7 @@ def _noting(wanted: dict[int, bool], index: int) -> Callable[[Tensor], None]:
 
 
 def _kind(leaves: list[Any], spec: Any, tensors: list[Tensor], state: ModelState) -> Hashable | None:
-    arguments = _key(leaves, spec)
+    arguments = key_of(leaves, spec)
     layout = tuple((tensor.requires_grad, tensor.stride()) for tensor in tensors)
     modes = (torch.are_deterministic_algorithms_enabled(), capturing.ambient())
     return None if arguments is None else (arguments, layout, state.flags, modes)
