@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import kernel_pytorch.functional as F
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from kernel_pytorch.attention import create_attention, create_context_parallel_attention, create_ring_attention
 from kernel_pytorch.attention.distributed import (
     ContextParallelError,
@@ -24,9 +22,8 @@ from kernel_pytorch.attention.distributed import (
     plan_context_parallel,
     shard_sequence,
 )
+from ranks import spawn
 from torch import Tensor
-
-import kernel_pytorch
 
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch has no gloo here")
 SCHEDULES = ("ring", "zigzag", "allgather", "ulysses")
@@ -256,8 +253,7 @@ def _work(rank: int, folder: str) -> None:
 
 
 def test_processes_are_one_process_and_failures_are_named(tmp_path: Path) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(kernel_pytorch.__file__).parents[1]), *sys.path])
-    multiprocessing.spawn(_work, (str(tmp_path),), nprocs=MEMBERS)  # one spawn: starting processes takes the time
+    spawn(_work, tmp_path, MEMBERS)
     for rank in range(MEMBERS):
         assert Path(tmp_path, f"{rank} agrees").exists(), rank
         assert rank == 2 or Path(tmp_path, f"{rank} survived").exists(), rank

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from kernel_pytorch._ops import _sharding
 from kernel_pytorch._optimize import choose, demo_models, measure, whole
+from ranks import member, spawn_to_the_end
 from torch import Tensor, nn
 
 import kernel_pytorch
@@ -144,24 +142,18 @@ def _ranks_decide_alike(mesh: Any, rank: int) -> None:
 
 
 def _work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=MEMBERS)
-    from torch.distributed.device_mesh import init_device_mesh
+    with member(rank, folder, MEMBERS):
+        from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (MEMBERS,))
-    measure.LEAST, measure.MOST = 2, 4
-    _ranks_decide_alike(mesh, rank)
-    for module in (choose, whole):  # from here on every part that verifies is taken
-        module.pays = lambda before, after: True
-    _parallelized_afterwards(mesh)
-    _parallelized_before(mesh)
-    _fully_sharded_before(mesh)
-    Path(folder, f"{rank}").touch()
-    distributed.barrier()
-    distributed.destroy_process_group()
+        mesh = init_device_mesh("cpu", (MEMBERS,))
+        measure.LEAST, measure.MOST = 2, 4
+        _ranks_decide_alike(mesh, rank)
+        for module in (choose, whole):  # from here on every part that verifies is taken
+            module.pays = lambda before, after: True
+        _parallelized_afterwards(mesh)
+        _parallelized_before(mesh)
+        _fully_sharded_before(mesh)
 
 
 def test_two_ranks_equal_the_whole(tmp_path: Path) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(kernel_pytorch.__file__).parents[1]), *sys.path])
-    multiprocessing.spawn(_work, (str(tmp_path),), nprocs=MEMBERS)
-    assert all(Path(tmp_path, f"{rank}").exists() for rank in range(MEMBERS))
+    spawn_to_the_end(_work, tmp_path, MEMBERS)

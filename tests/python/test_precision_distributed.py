@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
+from ranks import spawn
 from torch import nn
 
 from kernel_pytorch import precision
@@ -63,8 +61,7 @@ def _train(rank: int, how: str) -> dict[str, object]:
 
 
 def test_two_processes_scale_and_skip_alike(tmp_path: Path) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(precision.__file__).parents[2]), *sys.path])
-    multiprocessing.spawn(_work, (str(tmp_path),), nprocs=2)  # one pair of processes: starting them takes the time
+    spawn(_work, tmp_path, 2)
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     for how in WRAPPERS:
         first, second = results[0][how], results[1][how]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,9 @@ import kernel_pytorch.functional as F
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from kernel_pytorch._ops import _sharding
+from ranks import member, spawn_to_the_end
 from torch import Tensor
-
-import kernel_pytorch
 
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch has no gloo here")
 MEMBERS = 2
@@ -219,27 +216,21 @@ def _refusals(mesh: Any) -> None:
 
 
 def _work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
     assert "torch.distributed.tensor" not in sys.modules
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=MEMBERS)
-    from torch.distributed.device_mesh import init_device_mesh
+    with member(rank, folder, MEMBERS):
+        from torch.distributed.device_mesh import init_device_mesh
 
-    torch.manual_seed(0)
-    mesh = init_device_mesh("cpu", (MEMBERS,))
-    assert not _sharding._registered
-    if rank == 1:  # there a compiler is the first to need the rules
-        _compiled(mesh)
-    for name in CASES:
-        _check(name, mesh)
-    _frozen(mesh)
-    _means(mesh)
-    _refusals(mesh)
-    Path(folder, f"{rank}").touch()
-    distributed.barrier()
-    distributed.destroy_process_group()
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", (MEMBERS,))
+        assert not _sharding._registered
+        if rank == 1:  # there a compiler is the first to need the rules
+            _compiled(mesh)
+        for name in CASES:
+            _check(name, mesh)
+        _frozen(mesh)
+        _means(mesh)
+        _refusals(mesh)
 
 
 def test_every_rule_equals_the_whole(tmp_path: Path) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(kernel_pytorch.__file__).parents[1]), *sys.path])
-    multiprocessing.spawn(_work, (str(tmp_path),), nprocs=MEMBERS)
-    assert all(Path(tmp_path, f"{rank}").exists() for rank in range(MEMBERS))
+    spawn_to_the_end(_work, tmp_path, MEMBERS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 import torch.nn.functional as torch_functional
 from kernel_pytorch._optimize.patterns.calls import ATTENTION
 from kernel_pytorch._optimize.rebind import rebind
 from kernel_pytorch.attention import create_attention, create_context_parallel_attention, create_ring_attention
 from kernel_pytorch.attention.distributed import gather_sequence, shard_sequence
 from kernel_pytorch.compat.torch_context_parallel import context_parallel, context_parallel_unshard
+from ranks import member, spawn_to_the_end
 from torch import Tensor, nn
 
 import kernel_pytorch
@@ -202,30 +200,24 @@ def _refusals(group: Any, mesh: Any) -> None:
 
 
 def _work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=MEMBERS)
-    from torch.distributed.device_mesh import init_device_mesh
+    with member(rank, folder, MEMBERS):
+        from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (MEMBERS,))
-    everyone = mesh.get_group()
-    meshes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
-    pair = meshes["inner"].get_group()
-    for schedule in SCHEDULES:
-        _equals_one_process(everyone, schedule, {"is_causal": True})
-        for options in ({"is_causal": True}, {}, *_masked(schedule)):
-            _equals_one_process(pair, schedule, options)
-    _equals_one_process(pair, "zigzag", {"is_causal": True}, how="optimized")
-    if rank < 2:  # the compiler takes seconds to start
-        _equals_one_process(pair, "zigzag", {"is_causal": True}, how="compiled")
-        _layers_in_fsdp_and_compiled(meshes["inner"])
-    _models_of_torch(mesh, pair)
-    _refusals(everyone, mesh)
-    Path(folder, f"{rank}").touch()
-    distributed.barrier()
-    distributed.destroy_process_group()
+        mesh = init_device_mesh("cpu", (MEMBERS,))
+        everyone = mesh.get_group()
+        meshes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+        pair = meshes["inner"].get_group()
+        for schedule in SCHEDULES:
+            _equals_one_process(everyone, schedule, {"is_causal": True})
+            for options in ({"is_causal": True}, {}, *_masked(schedule)):
+                _equals_one_process(pair, schedule, options)
+        _equals_one_process(pair, "zigzag", {"is_causal": True}, how="optimized")
+        if rank < 2:  # the compiler takes seconds to start
+            _equals_one_process(pair, "zigzag", {"is_causal": True}, how="compiled")
+            _layers_in_fsdp_and_compiled(meshes["inner"])
+        _models_of_torch(mesh, pair)
+        _refusals(everyone, mesh)
 
 
 def test_unmodified_models_on_many_processes_equal_one(tmp_path: Path) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(kernel_pytorch.__file__).parents[1]), *sys.path])
-    multiprocessing.spawn(_work, (str(tmp_path),), nprocs=MEMBERS)
-    assert all(Path(tmp_path, f"{rank}").exists() for rank in range(MEMBERS))
+    spawn_to_the_end(_work, tmp_path, MEMBERS)
