@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +119,31 @@ def test_turns_of_the_device_alone_are_timed_on_a_cpu_as_others() -> None:
     device, runs = torch.device("cpu"), []
     found = measure.interleaved({"one": (lambda: None, lambda: runs.append(1))}, device, 0.01, queued=True)
     assert found["one"].samples >= measure.LEAST and len(runs) > found["one"].samples
+
+
+@pytest.mark.parametrize(("seen_us", "expected"), [(7.0, 7.0), (0.0, 50.0)])
+def test_a_run_too_long_for_the_queue_is_timed_by_its_kernels(seen_us, expected, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "_asking_us", lambda *_: 2 * measure._QUEUE_US)
+    monkeypatch.setattr(measure, "kernels_us", lambda *_: seen_us)
+    monkeypatch.setattr(measure, "once_us", lambda *_: 50.0)  # what is left where no profiler sees kernels
+    way = {"one": (lambda: None, lambda: None)}
+    assert measure.interleaved(way, torch.device("cpu"), 0.01, queued=True)["one"].median_us == expected
+    assert measure.interleaved(way, torch.device("cpu"), 0.01, queued=False)["one"].median_us == 50.0
+
+
+@pytest.mark.gpu
+def test_kernels_of_a_run_that_waits_are_timed_without_the_waits() -> None:
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+
+    def waits() -> None:
+        for _ in range(3):
+            x @ x
+            torch.cuda.synchronize()
+            time.sleep(0.01)
+
+    waits()
+    alone = measure.once_us(lambda: x @ x, x.device, 10)
+    assert 0.5 * 3 * alone < measure.kernels_us(waits, x.device) < 2 * 3 * alone + 100.0
 
 
 def test_of_two_ways_that_the_clock_cannot_tell_apart_the_earlier_is_taken(monkeypatch) -> None:

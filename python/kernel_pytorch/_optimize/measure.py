@@ -80,7 +80,7 @@ def switches(off: Switch, on: Switch) -> tuple[Switch, Switch]:
 
 
 LEAST, MOST = 5, 60  # turns
-_QUEUE_US = 2500.0  # of the host's calls ahead of a GPU; of many more launches than a thousand it would wait
+_QUEUE_US = 2500.0  # of the host's calls ahead of a GPU, which holds about a thousand launches
 
 
 def interleaved(
@@ -90,7 +90,8 @@ def interleaved(
     queued: bool = False,
 ) -> dict[str, Timing]:
     """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST. `queued`
-    is the device's own time, for which it is given all calls of a turn before it begins.
+    is the device's own time, for which it is given all calls of a turn before it begins; where one run asks for more
+    than it can hold, or waits for the device inside, that is the sum of its kernels.
     """
     deadline = time.monotonic() + seconds
     repeats: dict[str, int] = {}
@@ -102,6 +103,7 @@ def interleaved(
         repeats[name] = max(1, min(50, int(2e3 / max(once_us(run, device), 1e-3))))  # turns of some milliseconds
         asked[name] = _asking_us(run, device) if queued else 0.0
     count = max(repeats.values())
+    by_kernels = queued and max(asked.values()) > _QUEUE_US
     if queued:
         count = max(1, min(count, int(_QUEUE_US / max(*asked.values(), 1.0))))
     samples: dict[str, list[float]] = {name: [] for name in ways}
@@ -110,7 +112,8 @@ def interleaved(
             for name, (switch, run) in ways.items():
                 switch()
                 run()  # caches and clocks as they are in a run of this way
-                samples[name].append(once_us(run, device, count, 1.5 * count * asked[name]))
+                taken_us = kernels_us(run, device) if by_kernels else None
+                samples[name].append(taken_us or once_us(run, device, count, 1.5 * count * asked[name]))
             taken = min(map(len, samples.values()))
             late = time.monotonic() - deadline
             if agreed((late > 0 and taken >= LEAST) or (late > seconds and taken >= min(3, LEAST))):
@@ -125,6 +128,25 @@ def _asking_us(run: Callable[[], object], device: torch.device) -> float:
     taken = (time.perf_counter_ns() - begin) / 1e3
     synchronize(device)
     return agreed(taken)
+
+
+def kernels_us(run: Callable[[], object], device: torch.device) -> float:
+    """Microseconds that a GPU's kernels take in one run, whatever the host does between them; 0 where no profiler
+    sees them."""
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        synchronize(device)
+    ended: dict[Any, float] = {}
+    return agreed(sum(own_us(event, ended) for event in device_events(profiler, on_gpu=True)))
+
+
+def device_events(profiler: profile, on_gpu: bool) -> list[Any]:
+    """What ran on a GPU, or on the CPU, as it began."""
+    found = [e for e in profiler.events() if (e.device_type.name == "CUDA") == on_gpu]  # type: ignore[no-untyped-call]
+    return sorted(
+        (e for e in found if not getattr(e, "is_user_annotation", False)), key=lambda event: event.time_range.start
+    )
 
 
 def timing_of(values: list[float]) -> Timing:
@@ -175,10 +197,7 @@ def kernels_of(
         synchronize(device)
     found: dict[str, list[float]] = {}
     ended: dict[Any, float] = {}  # by stream
-    for event in sorted(profiler.events(), key=lambda one: one.time_range.start):
-        on_device = event.device_type.name == "CUDA"
-        if on_device != on_gpu or getattr(event, "is_user_annotation", False):
-            continue
+    for event in device_events(profiler, on_gpu):
         entry = found.setdefault(event.name, [0, 0.0])
         entry[0] += 1
         entry[1] += own_us(event, ended) if on_gpu else event.self_cpu_time_total
