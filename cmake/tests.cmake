@@ -20,7 +20,7 @@ endforeach()
 if(NOT KP_SANITIZE AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   foreach(isa v2 v3)
     add_test(NAME unit_at_${isa} COMMAND kernel_pytorch_tests --gtest_brief=1
-             --gtest_filter=Operations.EveryKernelMatchesTheReferenceOnTheCpu)
+             --gtest_filter=*.MatchesItsReferenceOnTheCpu/*)
     set_tests_properties(unit_at_${isa} PROPERTIES ENVIRONMENT KERNEL_PYTORCH_CPU_ISA=${isa})
   endforeach()
 endif()

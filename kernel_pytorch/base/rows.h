@@ -21,6 +21,25 @@ inline int64_t rows_of(const TensorView& view) {
 // nearly every problem becomes [rows, columns]. Views must agree in shape; absent ones are skipped.
 void merge_leading_dimensions(std::span<TensorView*> views);
 
+// Whether the view begins at a multiple of so many bytes. An absent one does.
+inline bool is_aligned(const TensorView& view, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+inline constexpr int64_t kVectorBytes = 16;  // of a GPU's widest load, and what its tensor maps ask for
+inline constexpr int64_t kLineBytes = 64;    // of a CPU's cache line, which stores past the caches fill
+
+// Whether the view begins, and every row of it, at a multiple of so many bytes. Rows lie along the last dimension,
+// unless another is named as dense. An absent view's do.
+inline bool has_aligned_rows(const TensorView& view, int64_t bytes = kVectorBytes, int dense = -1) {
+  if (!is_aligned(view, bytes)) return false;
+  for (int i = 0; i < view.rank; ++i) {
+    const bool is_step = i != (dense < 0 ? view.rank + dense : dense) && view.sizes[i] > 1;
+    if (is_step && view.strides[i] * size_of(view.dtype) % bytes != 0) return false;
+  }
+  return true;
+}
+
 // Element offset of a row: one multiply where the leading dimensions merged into one.
 inline int64_t row_offset(const TensorView& view, int64_t row) {
   if (view.rank == 2) return row * view.strides[0];

@@ -21,7 +21,7 @@ DeviceCode code_of(DType dtype) {
 // A single partial row of fp32 is the total itself: no scratch memory, no second launch. Kernels store 16 bytes at
 // once.
 bool is_total(const TensorView& total, int64_t count) {
-  return count == 1 && total.dtype == DType::kFloat32 && reinterpret_cast<uintptr_t>(total.data) % 16 == 0;
+  return count == 1 && total.dtype == DType::kFloat32 && is_aligned(total, kVectorBytes);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 namespace kernel_pytorch {
 namespace {
 
-constexpr int64_t kVectorBytes = 16;
 constexpr const char* kManyLeading = "rows are not evenly spaced in memory: their leading dimensions do not merge";
 constexpr const char* kStridedColumns = "columns are not contiguous";
 constexpr const char* kMisaligned = "rows do not start at multiples of 16 bytes";
@@ -37,17 +36,14 @@ const char* vector_access_obstacle(const TensorView& view) {
   if (!view.is_present()) return nullptr;
   if (view.rank != 2) return kManyLeading;
   if (view.strides[1] != 1 && view.sizes[1] > 1) return kStridedColumns;
-  const int64_t element_bytes = size_of(view.dtype);
-  if (view.sizes[1] * element_bytes % kVectorBytes != 0) return kRaggedColumns;
-  const bool rows_are_aligned = view.sizes[0] <= 1 || view.strides[0] * element_bytes % kVectorBytes == 0;
-  if (!rows_are_aligned || reinterpret_cast<uintptr_t>(view.data) % kVectorBytes != 0) return kMisaligned;
-  return nullptr;
+  if (view.sizes[1] * size_of(view.dtype) % kVectorBytes != 0) return kRaggedColumns;
+  return has_aligned_rows(view) ? nullptr : kMisaligned;
 }
 
 const char* parameter_obstacle(const TensorView& parameter) {
   if (!parameter.is_present()) return nullptr;
   if (parameter.sizes[0] > 1 && parameter.strides[0] != 1) return kStridedColumns;
-  return reinterpret_cast<uintptr_t>(parameter.data) % kVectorBytes == 0 ? nullptr : kParameterMisaligned;
+  return is_aligned(parameter, kVectorBytes) ? nullptr : kParameterMisaligned;
 }
 
 }  // namespace kernel_pytorch

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <string_view>
 
+#include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/base/tensor_view.h"
 #include "kernel_pytorch/device/context.h"
 #include "kernel_pytorch/device/device_code.h"

@@ -21,28 +21,37 @@ constexpr int kEvery = 6;
 constexpr int kEvery = 1;
 #endif
 
-void verify_everything_on(Device device) {
-  int number = 0;
-  for (const registry::AnyOperation& operation : operations()) {
-    for (registry::ProblemRequest request : operation.shapes()) {
+class Operation : public testing::TestWithParam<const registry::AnyOperation*> {
+ protected:
+  static void verify_every_kernel_on(Device device) {
+    int number = 0;
+    for (registry::ProblemRequest request : GetParam()->shapes()) {
       if (number++ % kEvery != 0) continue;
       if (device.kind == DeviceKind::kCuda && request.dtype == DType::kFloat64) continue;
       request.device = device;
-      for (const std::string& failure : operation.verify(request)) {
-        ADD_FAILURE() << operation.name << " " << text_of(request) << ": " << failure;
-      }
+      for (const std::string& failure : GetParam()->verify(request))
+        ADD_FAILURE() << text_of(request) << ": " << failure;
     }
   }
+};
+
+TEST_P(Operation, MatchesItsReferenceOnTheCpu) {
+  verify_every_kernel_on({});
 }
 
-TEST(Operations, EveryKernelMatchesTheReferenceOnTheCpu) {
-  verify_everything_on({});
-}
-
-TEST(Operations, EveryKernelMatchesTheReferenceOnTheGpu) {
+TEST_P(Operation, MatchesItsReferenceOnTheGpu) {
   if (!cuda_absence().empty()) GTEST_SKIP() << cuda_absence();
-  verify_everything_on({DeviceKind::kCuda, 0});
+  verify_every_kernel_on({DeviceKind::kCuda, 0});
 }
+
+std::vector<const registry::AnyOperation*> all_operations() {
+  std::vector<const registry::AnyOperation*> all;
+  for (const registry::AnyOperation& operation : operations()) all.push_back(&operation);
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, Operation, testing::ValuesIn(all_operations()),
+                         [](const auto& info) { return std::string(info.param->name); });
 
 TEST(Operations, NamesAreUniqueAndFound) {
   for (const registry::AnyOperation& operation : operations()) EXPECT_EQ(find_operation(operation.name), &operation);

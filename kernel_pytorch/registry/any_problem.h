@@ -17,8 +17,8 @@ struct ProblemTensor {
   std::string name;
   Role role = Role::kInput;
   TensorView view;
-  Filling filling{};             // where it is read
-  DType precision = view.dtype;  // to which it is right, where it is written
+  Filling filling{};                   // where it is read
+  Precision precision = {view.dtype};  // to which it is right, where it is written
 };
 
 class KP_EXPORT AnyProblem {

@@ -13,6 +13,7 @@
 #include "kernel_pytorch/device/context.h"
 #include "kernel_pytorch/device/device_code.h"
 #include "kernel_pytorch/device/device_info.h"
+#include "kernel_pytorch/registry/tolerance.h"
 #include "kernel_pytorch/tuning/key.h"
 
 namespace kernel_pytorch::registry {
@@ -109,8 +110,8 @@ struct Operation {
   // Calls visit(state, name, role, view) for each tensor that is present; the visitor may set view.data.
   void (*visit_tensors)(Problem&, TensorVisitor visit, void* state) = nullptr;
   Filling (*filling)(const Problem&, std::string_view tensor) = nullptr;  // null: floats are normal, integers below 8
-  // The type to whose precision an output is right; null: its own. Coarser where something on the way is rounded.
-  DType (*precision)(const Problem&, std::string_view tensor, DType own) = nullptr;
+  Precision (*precision)(const Problem&, std::string_view tensor,
+                         DType own) = nullptr;  // null: of the tensor's own type
   // Inputs of a trial that must agree with each other, made so in host memory after it was filled; null: they need not.
   void (*settle)(const Problem& on_host) = nullptr;
   Problem (*make)(const ProblemRequest&) = nullptr;               // views without data; throws on bad words

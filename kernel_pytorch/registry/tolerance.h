@@ -6,9 +6,6 @@
 // The absolute part is for results of cancellation, whose error belongs to the terms and not to the result. An output
 // that gathers many terms per element (a weight's gradient over the rows, a statistic over the columns) is summed in
 // another order than the reference's, whose error grows like the root of the number of terms.
-//
-// Hopper's tensor cores keep about 14 bits of a sum of FP8 products: what is made of such sums is as far from exact on
-// a GPU, whatever its type.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +22,14 @@ struct Tolerance {
   double least = 0;
 };
 
-inline Tolerance tolerance_for(DType output, int64_t terms_per_element, bool is_float8_product = false) {
+// To what an output is right: to a type's precision (its own, or a coarser one where something on the way is rounded),
+// and no closer than a share of the largest value, where the sums themselves are kept short.
+struct Precision {
+  DType dtype = DType::kFloat32;
+  double least_absolute = 0;
+};
+
+inline Tolerance tolerance_for(Precision precision, int64_t terms_per_element) {
   constexpr Tolerance kTable[kDTypeCount] = {
       {1e-5, 1e-5, 0x1p-149},       // fp32: sums in fp32
       {1e-10, 1e-10, 0},            // fp64
@@ -38,11 +42,11 @@ inline Tolerance tolerance_for(DType output, int64_t terms_per_element, bool is_
       {0, 0, 0},
       {0, 0, 0},
   };
-  Tolerance tolerance = kTable[static_cast<int>(output)];
-  if (output == DType::kFloat32 || output == DType::kFloat64) {
+  Tolerance tolerance = kTable[static_cast<int>(precision.dtype)];
+  if (precision.dtype == DType::kFloat32 || precision.dtype == DType::kFloat64) {
     tolerance.absolute *= std::max(1.0, std::sqrt(static_cast<double>(terms_per_element)) / 32);
   }
-  if (output == DType::kFloat32 && is_float8_product) tolerance.absolute = std::max(tolerance.absolute, 0x1p-11);
+  tolerance.absolute = std::max(tolerance.absolute, precision.least_absolute);
   return tolerance;
 }
 

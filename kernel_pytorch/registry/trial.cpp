@@ -31,14 +31,6 @@ int64_t terms_per_element(const std::vector<ProblemTensor>& tensors, const Tenso
   }
   return std::max<int64_t>(1, largest / std::max<int64_t>(1, output.element_count()));
 }
-bool is_float8_product_on_gpu(const std::vector<ProblemTensor>& tensors) {
-  const auto is_operand = [](const ProblemTensor& tensor) {
-    const DType dtype = tensor.view.dtype;
-    return tensor.role == Role::kInput && tensor.view.device.kind == DeviceKind::kCuda &&
-           (dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2);
-  };
-  return std::count_if(tensors.begin(), tensors.end(), is_operand) >= 2;
-}
 
 // One set on the device and the inputs on the host must fit with room to spare: an operating system that promises more
 // memory than it has would end the process and not the allocation.
@@ -158,8 +150,7 @@ bool ReferenceCheck::try_check(int kernel, const std::string& config, std::strin
     TensorView actual = tensor.view;
     actual.data = host.data();
     actual.device = Device{};
-    const Tolerance tolerance = tolerance_for(tensor.precision, terms_per_element(actual_->tensors(), actual),
-                                              is_float8_product_on_gpu(actual_->tensors()));
+    const Tolerance tolerance = tolerance_for(tensor.precision, terms_per_element(actual_->tensors(), actual));
     const std::string difference = compare(actual, expected_->tensors()[i].view, tolerance);
     if (!difference.empty()) {
       failure = concat("wrong result: ", tensor.name, ": ", difference);

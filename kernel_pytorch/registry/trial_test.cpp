@@ -18,9 +18,9 @@ TEST(Compare, AllowsWhatTheTableAllows) {
   float reference[4] = {1, -2, 100, 0};
   float actual[4] = {1.000005f, -2.00001f, 100.0005f, 0.0005f};  // the last within 1e-5 of the largest
   const auto view = [](float* data) { return contiguous_view(data, DType::kFloat32, {2, 2}); };
-  EXPECT_EQ(compare(view(actual), view(reference), tolerance_for(DType::kFloat32, 1)), "");
+  EXPECT_EQ(compare(view(actual), view(reference), tolerance_for({DType::kFloat32}, 1)), "");
   actual[1] = -2.01f;
-  const std::string text = compare(view(actual), view(reference), tolerance_for(DType::kFloat32, 1));
+  const std::string text = compare(view(actual), view(reference), tolerance_for({DType::kFloat32}, 1));
   EXPECT_EQ(text.find("1 of 4 elements differ; worst at [0, 1]: -2.01 instead of -2"), 0u) << text;
 }
 
@@ -30,7 +30,7 @@ TEST(Compare, NanAndInfinityMustMatch) {
   const auto equal_to = [&](float a, float b, float c) {
     float actual[3] = {a, b, c};
     return compare(contiguous_view(actual, DType::kFloat32, {3}), contiguous_view(reference, DType::kFloat32, {3}),
-                   tolerance_for(DType::kFloat32, 1))
+                   tolerance_for({DType::kFloat32}, 1))
         .empty();
   };
   EXPECT_TRUE(equal_to(kNan, kInfinity, 1));
@@ -48,7 +48,7 @@ TEST(Compare, UnwrittenElementsAreNamedInEveryType) {
     for (int64_t byte = 0; byte < size_of(dtype); ++byte)
       actual[static_cast<size_t>(2 * size_of(dtype) + byte)] = kPoisonByte;
     const std::string text = compare(contiguous_view(actual.data(), dtype, {4}),
-                                     contiguous_view(reference.data(), dtype, {4}), tolerance_for(dtype, 1));
+                                     contiguous_view(reference.data(), dtype, {4}), tolerance_for({dtype}, 1));
     EXPECT_NE(text.find("1 of 4 elements differ, 1 of them were not written; worst at [2]"), std::string::npos) << text;
   }
 }
@@ -58,7 +58,7 @@ TEST(Compare, DenormalsMayDifferByTheirOneStep) {
   const auto compared = [&](const Float16* actual) {
     return compare(contiguous_view(const_cast<Float16*>(actual), DType::kFloat16, {1}),
                    contiguous_view(const_cast<Float16*>(reference), DType::kFloat16, {1}),
-                   tolerance_for(DType::kFloat16, 1));
+                   tolerance_for({DType::kFloat16}, 1));
   };
   EXPECT_EQ(compared(near), "");
   EXPECT_NE(compared(far), "");
@@ -69,16 +69,16 @@ TEST(Compare, HonoursStrides) {
   float actual[8] = {1, 2, 3, 99, 4, 5, 6, 99};
   TensorView strided = contiguous_view(actual, DType::kFloat32, {2, 3});
   strided.strides[0] = 4;
-  EXPECT_EQ(compare(strided, contiguous_view(reference, DType::kFloat32, {2, 3}), tolerance_for(DType::kFloat32, 1)),
+  EXPECT_EQ(compare(strided, contiguous_view(reference, DType::kFloat32, {2, 3}), tolerance_for({DType::kFloat32}, 1)),
             "");
 }
 
 TEST(Compare, LongSumsMayDifferMoreThanShortOnes) {
-  EXPECT_EQ(tolerance_for(DType::kFloat32, 1).absolute, tolerance_for(DType::kFloat32, 1024).absolute);
-  EXPECT_NEAR(tolerance_for(DType::kFloat32, 1 << 20).absolute, 32e-5, 1e-9);
-  EXPECT_EQ(tolerance_for(DType::kInt32, 1 << 20).absolute, 0);
-  EXPECT_EQ(tolerance_for(DType::kFloat32, 1, true).absolute, 0x1p-11);
-  EXPECT_EQ(tolerance_for(DType::kBFloat16, 1, true).absolute, tolerance_for(DType::kBFloat16, 1).absolute);
+  EXPECT_EQ(tolerance_for({DType::kFloat32}, 1).absolute, tolerance_for({DType::kFloat32}, 1024).absolute);
+  EXPECT_NEAR(tolerance_for({DType::kFloat32}, 1 << 20).absolute, 32e-5, 1e-9);
+  EXPECT_EQ(tolerance_for({DType::kInt32}, 1 << 20).absolute, 0);
+  EXPECT_EQ(tolerance_for({DType::kFloat32, 0x1p-11}, 1).absolute, 0x1p-11);
+  EXPECT_EQ(tolerance_for({DType::kBFloat16, 0x1p-11}, 1).absolute, tolerance_for({DType::kBFloat16}, 1).absolute);
 }
 
 TEST(RandomFill, IsCentredWithUnitVarianceAndRepeats) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
 
@@ -30,7 +31,7 @@ TensorMapType map_type(DType dtype) {
 const char* tensor_map_obstacle(const TensorView& view) {
   const int64_t element_bytes = size_of(view.dtype);
   if (view.stride(-1) != 1 && view.size(-1) > 1) return "the last dimension is not dense";
-  if (reinterpret_cast<uintptr_t>(view.data) % kAlignmentBytes != 0) return "the address is no multiple of 16 bytes";
+  if (!is_aligned(view, kAlignmentBytes)) return "the address is no multiple of 16 bytes";
   for (int i = 0; i + 1 < view.rank; ++i) {
     const int64_t stride = view.strides[i] * element_bytes;
     if (view.sizes[i] > 1 && (stride % kAlignmentBytes != 0 || stride < 0))

@@ -4,6 +4,7 @@
 #include "kernel_pytorch/ops/adamw/adamw_chunk.h"
 #include "kernel_pytorch/ops/adamw/adamw_rates.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/tensor_list.h"
 
 namespace kernel_pytorch::adamw {
@@ -12,11 +13,8 @@ namespace {
 constexpr int64_t kChunkElements = 32768;  // a multiple of 8: Philox blocks are whole
 
 registry::Support supports(const Step& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no("runs on the CPU only");
-  if (!problem.parameters.empty() && problem.parameters[0].parameter.dtype == DType::kFloat64) {
-    return registry::Support::no("takes fp32, bf16 and fp16; fp64 runs by the reference");
-  }
-  return registry::Support::yes();
+  const DType dtype = problem.parameters.empty() ? DType::kFloat32 : problem.parameters[0].parameter.dtype;
+  return registry::Support::unless(cpu_obstacle(dtype, device));
 }
 
 Types types_of(const Parameter& one) {

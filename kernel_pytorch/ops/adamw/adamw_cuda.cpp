@@ -64,8 +64,8 @@ std::vector<std::string> configs(const Step& step, const DeviceInfo&) {
   return texts;
 }
 
-bool is_aligned(const TensorView& view) {
-  return !view.is_present() || reinterpret_cast<uintptr_t>(view.data) % (kUnitElements * size_of(view.dtype)) == 0;
+bool has_units(const TensorView& view) {
+  return is_aligned(view, kUnitElements * size_of(view.dtype));
 }
 
 Entry entry_of(const Parameter& one, int64_t random_start) {
@@ -79,8 +79,8 @@ Entry entry_of(const Parameter& one, int64_t random_start) {
           .elements = one.parameter.element_count(),
           .random_block = static_cast<uint64_t>(random_start),
           .block_end = 0,
-          .is_aligned = is_aligned(one.parameter) && is_aligned(one.gradient) && is_aligned(one.exp_avg) &&
-                        is_aligned(one.exp_avg_sq) && is_aligned(one.max_exp_avg_sq) && is_aligned(one.master)};
+          .is_aligned = has_units(one.parameter) && has_units(one.gradient) && has_units(one.exp_avg) &&
+                        has_units(one.exp_avg_sq) && has_units(one.max_exp_avg_sq) && has_units(one.master)};
 }
 
 void set_shared(const Step& step, Arguments& arguments) {

@@ -8,13 +8,10 @@
 #include "kernel_pytorch/ops/adamw/adamw_draws_cuda.h"
 #include "kernel_pytorch/ops/adamw/adamw_rates.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 
 namespace kernel_pytorch::adamw {
 namespace {
-
-registry::Support supports(const Step&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 struct Rounding {
   const TensorView& seed;
@@ -68,6 +65,6 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Step> kReference{
-    .name = "reference", .supports = supports, .run = run, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Step>, .run = run, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::adamw

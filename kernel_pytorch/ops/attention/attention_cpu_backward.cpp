@@ -6,6 +6,7 @@
 #include "kernel_pytorch/ops/attention/attention_cpu_plan.h"
 #include "kernel_pytorch/ops/attention/attention_cpu_programs.h"
 #include "kernel_pytorch/ops/attention/operation.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -339,10 +340,10 @@ void Pass::run() {
 }
 
 registry::Support supports_backward(const BackwardProblem& problem, const DeviceInfo& device) {
-  return registry::Support::unless(cpu_obstacle(problem.query, device));
+  return registry::Support::unless(cpu_obstacle(problem.query.dtype, device));
 }
 registry::Support supports_amx(const BackwardProblem& problem, const DeviceInfo& device) {
-  const char* obstacle = cpu_obstacle(problem.query, device);
+  const char* obstacle = cpu_obstacle(problem.query.dtype, device);
   return registry::Support::unless(obstacle != nullptr ? obstacle : amx_obstacle(problem.query, device));
 }
 

@@ -5,6 +5,7 @@
 #include "kernel_pytorch/ops/attention/attention_cpu_plan.h"
 #include "kernel_pytorch/ops/attention/attention_cpu_programs.h"
 #include "kernel_pytorch/ops/attention/operation.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -128,10 +129,10 @@ void clear_rest(const ForwardProblem& problem, const CpuPlan& plan) {
 }
 
 registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
-  return registry::Support::unless(cpu_obstacle(problem.query, device));
+  return registry::Support::unless(cpu_obstacle(problem.query.dtype, device));
 }
 registry::Support supports_amx(const ForwardProblem& problem, const DeviceInfo& device) {
-  const char* obstacle = cpu_obstacle(problem.query, device);
+  const char* obstacle = cpu_obstacle(problem.query.dtype, device);
   return registry::Support::unless(obstacle != nullptr ? obstacle : amx_obstacle(problem.query, device));
 }
 

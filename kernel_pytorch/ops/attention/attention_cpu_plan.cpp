@@ -162,12 +162,6 @@ HeadRows head_rows(const TensorView& view, int64_t batch, int64_t head, int64_t 
   return {static_cast<const char*>(view.data) + offset * size_of(view.dtype), view.strides[2]};
 }
 
-const char* cpu_obstacle(const TensorView& query, const DeviceInfo& device) {
-  if (!device.is_cpu()) return "runs on the CPU only";
-  if (query.dtype == DType::kFloat64) return "takes fp32, bf16 and fp16; the reference has fp64";
-  return nullptr;
-}
-
 const char* amx_obstacle(const TensorView& query, const DeviceInfo& device) {
   if (query.dtype != DType::kBFloat16) return "takes bf16";
   return device.cpu.isa == CpuIsa::kX86V4Amx ? nullptr : "needs a CPU with AMX";

@@ -88,7 +88,6 @@ void for_tasks(Context& context, int64_t tasks, float* buffers, int64_t buffer_f
 }
 
 // Why a problem is not for the tiles of the CPU; null where it is.
-const char* cpu_obstacle(const TensorView& query, const DeviceInfo& device);
 
 // Likewise for those of AMX.
 const char* amx_obstacle(const TensorView& query, const DeviceInfo& device);

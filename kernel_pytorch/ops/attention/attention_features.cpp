@@ -70,11 +70,7 @@ bool adds_to_score(const Scoring& scoring) {
 // Two neighbouring keys of the bias begin at a multiple of their size in every row.
 bool has_pairs(const TensorView& bias) {
   if (bias.size(3) % 2 != 0 || bias.size(3) == 0 || bias.stride(3) != 1) return false;
-  if (reinterpret_cast<uintptr_t>(bias.data) % (2 * size_of(bias.dtype)) != 0) return false;
-  for (int i = 0; i < 3; ++i) {
-    if (bias.sizes[i] > 1 && bias.strides[i] % 2 != 0) return false;
-  }
-  return true;
+  return has_aligned_rows(bias, 2 * size_of(bias.dtype));
 }
 
 ScoreTensor score_tensor_of(const TensorView& view) {

@@ -6,6 +6,7 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/ops/attention/attention_rows.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -225,11 +226,6 @@ void run_backward(const Backward& problem, int, Context&) {
   for (size_t i = 0; i < problem.grad_captured.size(); ++i) store_all(problem.grad_captured[i], of_call.captured[i]);
 }
 
-template <class Problem>
-registry::Support supports(const Problem&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
-
 uint64_t code_version() {
   return hash_text("attention reference 2");
 }
@@ -237,8 +233,8 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Forward> kForwardReference{
-    .name = "reference", .supports = supports<Forward>, .run = run_forward, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Forward>, .run = run_forward, .source_hash = code_version};
 constinit const registry::Kernel<Backward> kBackwardReference{
-    .name = "reference", .supports = supports<Backward>, .run = run_backward, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Backward>, .run = run_backward, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::attention

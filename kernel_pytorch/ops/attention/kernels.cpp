@@ -157,10 +157,10 @@ registry::Filling filling(const Problem& problem, std::string_view tensor) {
 
 // Probabilities and gradients of scores are operands of the type of the query: fp32 results of 16 bits are no finer.
 template <class Problem>
-DType precision(const Problem& problem, std::string_view tensor, DType own) {
+registry::Precision precision(const Problem& problem, std::string_view tensor, DType own) {
   const bool is_of_products =
       tensor == "output" || tensor == "grad_query" || tensor == "grad_key" || tensor == "grad_value";
-  return is_of_products ? problem.query.dtype : own;
+  return {is_of_products ? problem.query.dtype : own};
 }
 
 void settle_forward(const Forward& problem) {

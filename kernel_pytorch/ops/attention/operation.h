@@ -1,6 +1,7 @@
 // attention as the registry sees it: checked arguments and the kernels that compute them.
 #pragma once
 
+#include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/ops/attention/attention.h"
 #include "kernel_pytorch/registry/kernel.h"
 
@@ -38,14 +39,6 @@ inline Sizes sizes_of(const TensorView& query, const TensorView& key, const Tens
 template <class Problem>
 Sizes sizes_of(const Problem& problem) {
   return sizes_of(problem.query, problem.key, problem.value, problem.scoring);
-}
-
-// Whether every row begins at a multiple of 16 bytes: what tensor maps and vector loads ask for.
-inline bool has_aligned_rows(const TensorView& view) {
-  const int64_t elements = 16 / size_of(view.dtype);
-  int64_t odd = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data) % 16);
-  for (int i = 0; i + 1 < view.rank; ++i) odd |= view.sizes[i] > 1 ? view.strides[i] % elements : 0;
-  return odd == 0;
 }
 
 extern const registry::Kernel<ForwardProblem> kForwardCpu, kForwardCpuAmx;

@@ -11,15 +11,12 @@
 #include "kernel_pytorch/ops/block_list/block_list_cuda.h"
 #include "kernel_pytorch/ops/block_list/block_list_scores.h"
 #include "kernel_pytorch/ops/block_list/operation.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 
 namespace kernel_pytorch::block_list {
 namespace {
 
 constexpr int64_t kStripColumns = 64, kTaskEntries = 1 << 14;
-
-registry::Support supports_build(const Build&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 // Appends to list i without a branch: what is not wanted is written over by the next, or by the zeros at the end. The
 // last entry of a list's memory can only be its own.
@@ -95,11 +92,8 @@ uint64_t cpu_code_version() {
 }
 
 registry::Support supports_select(const Selection& selection, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no("runs on the CPU only");
-  if (!selection.has_scores() && selection.given.query.dtype == DType::kFloat64) {
-    return registry::Support::no("takes fp32, bf16 and fp16; fp64 runs by the reference");
-  }
-  return registry::Support::yes();
+  const DType dtype = selection.has_scores() ? DType::kFloat32 : selection.given.query.dtype;
+  return registry::Support::unless(cpu_obstacle(dtype, device));
 }
 
 struct Scored {
@@ -201,7 +195,7 @@ uint64_t select_code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Build> kBuildCpu{
-    .name = "cpu", .supports = supports_build, .run = run_build_cpu, .source_hash = cpu_code_version};
+    .name = "cpu", .supports = supports_on_cpu<Build>, .run = run_build_cpu, .source_hash = cpu_code_version};
 constinit const registry::Kernel<Selection> kSelectCpu{
     .name = "cpu", .supports = supports_select, .run = run_select_cpu, .source_hash = select_code_version};
 

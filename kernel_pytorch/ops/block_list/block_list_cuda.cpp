@@ -94,10 +94,7 @@ registry::Support supports_select_cuda(const Selection& selection, const DeviceI
 }
 
 bool has_vectors_for(const TensorView& key) {
-  const auto is_whole = [&](int64_t elements) { return elements * size_of(key.dtype) % 16 == 0; };
-  return reinterpret_cast<uintptr_t>(key.data) % 16 == 0 && is_whole(key.sizes[3]) &&
-         (key.sizes[0] == 1 || is_whole(key.strides[0])) && (key.sizes[1] == 1 || is_whole(key.strides[1])) &&
-         (key.sizes[2] == 1 || is_whole(key.strides[2]));
+  return has_aligned_rows(key) && key.sizes[3] * size_of(key.dtype) % kVectorBytes == 0;
 }
 
 SelectArguments arguments_of(const Selection& selection) {

@@ -9,14 +9,10 @@
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/ops/block_list/block_list_cuda.h"
 #include "kernel_pytorch/ops/block_list/operation.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 
 namespace kernel_pytorch::block_list {
 namespace {
-
-template <class Problem>
-registry::Support supports(const Problem&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 // Lists of what has this state: entry i of list l of a head lies at l * list_step + i * step.
 void list_states(const TensorView& map, const List& list, int state, int64_t list_step, int64_t step) {
@@ -107,9 +103,9 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Build> kBuildReference{
-    .name = "reference", .supports = supports<Build>, .run = run_build, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Build>, .run = run_build, .source_hash = code_version};
 
 constinit const registry::Kernel<Selection> kSelectReference{
-    .name = "reference", .supports = supports<Selection>, .run = run_select, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Selection>, .run = run_select, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::block_list

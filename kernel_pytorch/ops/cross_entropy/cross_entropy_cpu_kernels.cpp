@@ -7,16 +7,12 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/cross_entropy/cross_entropy_rows.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
-#include "kernel_pytorch/ops/streamed_rows.h"
 
 namespace kernel_pytorch::cross_entropy {
 namespace {
-
-constexpr const char* kNotOnGpu = "runs on the CPU only";
-constexpr const char* kDoubles = "takes fp32, bf16 and fp16; the reference has fp64";
-constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
 
 const RowKernels& kernels_for(const Context& context, DType dtype) {
   const Types type = dtype == DType::kBFloat16  ? Types::kBFloat16
@@ -26,10 +22,7 @@ const RowKernels& kernels_for(const Context& context, DType dtype) {
 }
 
 registry::Support supports(const Problem& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
-  if (problem.logits.dtype == DType::kFloat64) return registry::Support::no(kDoubles);
-  const bool is_dense = columns_of(problem.logits) <= 1 || problem.logits.stride(-1) == 1;
-  return is_dense ? registry::Support::yes() : registry::Support::no(kStridedColumns);
+  return registry::Support::unless(cpu_obstacle(problem.logits.dtype, device, {&problem.logits}));
 }
 
 std::vector<std::string> config_texts(const Problem&, const DeviceInfo&) {
@@ -138,8 +131,7 @@ void run(const Problem& problem, int config, Context& context) {
 }
 
 registry::Support supports_rescale(const RescaleProblem& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
-  return problem.tensor.dtype == DType::kFloat64 ? registry::Support::no(kDoubles) : registry::Support::yes();
+  return registry::Support::unless(cpu_obstacle(problem.tensor.dtype, device));
 }
 
 void run_rescale(const RescaleProblem& problem, int, Context& context) {

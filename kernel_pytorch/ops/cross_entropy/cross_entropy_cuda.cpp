@@ -21,7 +21,6 @@ constexpr const char* kGeneral = "softcap, label smoothing and partials: cuda_bl
 constexpr const char* kTooWide = "no cluster's shared memory holds two of these rows";
 constexpr const char* kTooManyColumns = "more than 2^30 columns";
 constexpr int64_t kMostColumns = 1 << 30;
-constexpr int64_t kVectorBytes = 16;
 
 // Rows whose vectors lie alike in logits and gradient, wherever they begin.
 bool have_vectors(const Problem& problem) {

@@ -6,6 +6,7 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
 
 namespace kernel_pytorch::cross_entropy {
@@ -140,11 +141,6 @@ void run_rescale(const RescaleProblem& problem, int, Context&) {
   for (int64_t i = 0; i < problem.tensor.element_count(); ++i) put(problem.tensor, i, at(problem.tensor, i, 0) * scale);
 }
 
-template <class AnyProblem>
-registry::Support supports(const AnyProblem&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
-
 uint64_t code_version() {
   return hash_text("cross_entropy reference 1");
 }
@@ -152,8 +148,8 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Problem> kReference{
-    .name = "reference", .supports = supports<Problem>, .run = run, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Problem>, .run = run, .source_hash = code_version};
 constinit const registry::Kernel<RescaleProblem> kRescaleReference{
-    .name = "reference", .supports = supports<RescaleProblem>, .run = run_rescale, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<RescaleProblem>, .run = run_rescale, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::cross_entropy

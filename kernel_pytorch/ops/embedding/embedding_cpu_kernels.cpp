@@ -7,36 +7,28 @@
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/embedding/embedding_rows.h"
 #include "kernel_pytorch/ops/embedding/operation.h"
 
 namespace kernel_pytorch::embedding {
 namespace {
 
-constexpr int64_t kTaskBytes = 128 << 10;
-constexpr int64_t kStreamFromBytes = 4 << 20;  // output past the caches from here on, as the norms
-constexpr const char* kCpuOnly = "runs on the CPU only";
-constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
 constexpr const char* kManyLeading = "rows are not evenly spaced in memory: their leading dimensions do not merge";
 
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
-  if (problem.weight.sizes[1] > 1 && problem.weight.strides[1] != 1) return registry::Support::no(kStridedColumns);
-  return registry::Support::yes();
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
+  return registry::Support::unless(strided_obstacle({&problem.weight}));
 }
 
 registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
   if (problem.grad_output.rank != 2) return registry::Support::no(kManyLeading);
-  if (problem.grad_output.sizes[1] > 1 && problem.grad_output.strides[1] != 1) {
-    return registry::Support::no(kStridedColumns);
-  }
-  return registry::Support::yes();
+  return registry::Support::unless(strided_obstacle({&problem.grad_output}));
 }
 
 bool is_streamable(const TensorView& rows) {
-  return rows.byte_count() >= kStreamFromBytes && columns_of(rows) * size_of(rows.dtype) % 64 == 0 &&
-         reinterpret_cast<uintptr_t>(rows.data) % 64 == 0;
+  return rows.byte_count() >= kStreamFromBytes && rows_are_aligned(rows);
 }
 
 void run_forward(const Forward& problem, int, Context& context) {

@@ -40,10 +40,6 @@ registry::Support supports_backward(const Backward& problem, const DeviceInfo& d
   return registry::Support::unless(cuda_obstacle(problem.grad_weight.dtype, device));
 }
 
-bool is_aligned(const TensorView& view) {
-  return reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-}
-
 uint32_t nan_word(DType dtype) {
   return dtype == DType::kFloat32 ? 0x7fc00000u : dtype == DType::kBFloat16 ? 0x7fc07fc0u : 0x7e007e00u;
 }
@@ -91,7 +87,7 @@ void run_backward(const Backward& problem, int, Context& context) {
   if (problem.indices.element_count() == 0) {
     return cuda_device::fill_bytes(device, gradient.data, 0, gradient.byte_count(), context.stream);
   }
-  const bool has_vectors = vector_access_obstacle(problem.grad_output) == nullptr && is_aligned(gradient);
+  const bool has_vectors = vector_access_obstacle(problem.grad_output) == nullptr && is_aligned(gradient, kVectorBytes);
   const DType dtype = gradient.dtype;
   const int64_t rows = gradient.sizes[0], columns = columns_of(gradient);
   const int64_t strip_columns = 32 * kBackwardVectors * (has_vectors ? 16 / size_of(dtype) : 1);

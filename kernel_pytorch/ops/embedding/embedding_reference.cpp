@@ -4,15 +4,11 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/base/rows.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/embedding/operation.h"
 
 namespace kernel_pytorch::embedding {
 namespace {
-
-template <class Problem>
-registry::Support supports(const Problem&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 void run_forward(const Forward& problem, int, Context&) {
   const TensorView& weight = problem.weight;
@@ -50,8 +46,8 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Forward> kForwardReference{
-    .name = "reference", .supports = supports<Forward>, .run = run_forward, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Forward>, .run = run_forward, .source_hash = code_version};
 constinit const registry::Kernel<Backward> kBackwardReference{
-    .name = "reference", .supports = supports<Backward>, .run = run_backward, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Backward>, .run = run_backward, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::embedding

@@ -51,12 +51,12 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
   key.field("residual", presence(problem.residual, type));
   key.field("preactivation", problem.preactivation.is_present());
   key.field("row_sums", presence(problem.row_sums, type));
-  const bool is_aligned = has_aligned_rows(problem.a) && has_aligned_rows(problem.b);
-  const bool is_epilogue_aligned = has_aligned_rows(problem.output) && has_aligned_rows(problem.residual) &&
-                                   has_aligned_rows(problem.saved) && has_aligned_rows(problem.preactivation);
+  const bool is_aligned = has_aligned_lines(problem.a) && has_aligned_lines(problem.b);
+  const bool is_epilogue_aligned = has_aligned_lines(problem.output) && has_aligned_lines(problem.residual) &&
+                                   has_aligned_lines(problem.saved) && has_aligned_lines(problem.preactivation);
   key.field("aligned", is_aligned + 2 * is_epilogue_aligned);
   key.field("distinct",
-            has_distinct_rows(problem.a) && has_distinct_rows(problem.b) && has_distinct_rows(problem.residual));
+            has_distinct_lines(problem.a) && has_distinct_lines(problem.b) && has_distinct_lines(problem.residual));
 }
 
 void visit(Product& problem, registry::TensorVisitor visit, void* state) {

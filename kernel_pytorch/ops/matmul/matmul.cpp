@@ -21,13 +21,4 @@ Precision precision_of(std::string_view word) {
   return static_cast<Precision>(found - std::begin(kWords));
 }
 
-bool has_aligned_rows(const TensorView& matrix) {
-  if (!matrix.is_present()) return true;
-  const int64_t elements = 16 / size_of(matrix.dtype);
-  const int rows = matrix.rank > 2 && !is_row_major(matrix) ? 2 : 1;
-  int64_t odd = static_cast<int64_t>(reinterpret_cast<uintptr_t>(matrix.data) % 16);
-  for (int i : {0, rows}) odd |= i < matrix.rank && matrix.sizes[i] > 1 ? matrix.strides[i] % elements : 0;
-  return odd == 0;
-}
-
 }  // namespace kernel_pytorch::matmul

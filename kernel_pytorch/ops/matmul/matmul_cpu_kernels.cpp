@@ -1,29 +1,24 @@
 // The CPU kernels of the registry: what they take, and which table of tiles runs.
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/matmul/matmul_cpu_plan.h"
 
 namespace kernel_pytorch::matmul {
 namespace {
 
-constexpr const char* kNotOnGpu = "runs on the CPU only";
-constexpr const char* kNeedsSingle = "takes fp32, bf16 and fp16; the reference takes fp64";
-
 registry::Support supports_packed(const Product& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
-  if (problem.a.dtype == DType::kFloat64) return registry::Support::no(kNeedsSingle);
-  return registry::Support::yes();
+  return registry::Support::unless(cpu_obstacle(problem.a.dtype, device));
 }
 registry::Support supports_thin(const Product& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
-  if (problem.a.dtype == DType::kFloat64) return registry::Support::no(kNeedsSingle);
+  if (const char* obstacle = cpu_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
   if (!is_thin(problem)) return registry::Support::no("takes at most 16 rows or 16 columns");
   return registry::Support::yes();
 }
 
 registry::Support supports_amx(const Product& problem, const DeviceInfo& device) {
 #if defined(__x86_64__)
-  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
   if (device.cpu.isa != CpuIsa::kX86V4Amx) return registry::Support::no("needs a CPU with AMX");
   const bool is_named = problem.precision == Precision::kBf16 || problem.precision == Precision::kBf16x3;
   if (problem.a.dtype != DType::kBFloat16 && !is_named) {
@@ -49,9 +44,7 @@ void run_thin_of_level(const Product& problem, int, Context& context) {
 }
 
 registry::Support supports_pairs(const PairGradient& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
-  if (problem.saved.dtype == DType::kFloat64) return registry::Support::no(kNeedsSingle);
-  return registry::Support::yes();
+  return registry::Support::unless(cpu_obstacle(problem.saved.dtype, device));
 }
 void run_pairs(const PairGradient& problem, int, Context& context) {
   const int64_t rows = problem.saved.sizes[0], columns = problem.grad_output.sizes[1];

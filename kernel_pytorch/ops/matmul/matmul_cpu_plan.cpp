@@ -8,6 +8,7 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 
 namespace kernel_pytorch::matmul {
 namespace {
@@ -15,8 +16,6 @@ namespace {
 constexpr int64_t kPackTiles = 8;
 constexpr int64_t kPackPanels = 4;       // rows of B are read in longer runs
 constexpr int64_t kTaskFlops = 1 << 22;  // what is worth another thread
-constexpr int64_t kLine = 64;
-constexpr int64_t kStreamFromBytes = 4 << 20;  // of output; below, whoever reads it next finds it in the cache
 
 int64_t divide_up(int64_t value, int64_t step) {
   return (value + step - 1) / step;
@@ -26,7 +25,7 @@ int64_t round_up(int64_t value, int64_t step) {
 }
 
 char* allocate(Context& context, int64_t bytes) {
-  return static_cast<char*>(context.scratch->allocate(static_cast<size_t>(std::max<int64_t>(bytes, kLine))));
+  return static_cast<char*>(context.scratch->allocate(static_cast<size_t>(std::max<int64_t>(bytes, kLineBytes))));
 }
 
 void* element(const TensorView& view, int64_t batch, int64_t row, int64_t column) {
@@ -78,8 +77,8 @@ class PackedProduct {
   }
 
   void run() {
-    const int64_t a_bytes = round_up(units_per_wave_ * tiles_per_slab_ * blocks_ * a_tile_bytes_, kLine);
-    const int64_t b_bytes = shares_b_ ? round_up(panels_per_slab_ * b_panel_bytes_, kLine) : 0;
+    const int64_t a_bytes = round_up(units_per_wave_ * tiles_per_slab_ * blocks_ * a_tile_bytes_, kLineBytes);
+    const int64_t b_bytes = shares_b_ ? round_up(panels_per_slab_ * b_panel_bytes_, kLineBytes) : 0;
     packed_a_ = allocate(context_, a_bytes + b_bytes);
     packed_b_ = packed_a_ + a_bytes;
     buffers_ = allocate(context_, workers_ * buffer_bytes_);
@@ -145,7 +144,7 @@ class PackedProduct {
     sums_floats_ = blocks_ == 1 ? 0 : tile_floats;
     sums_bytes_ = tile_floats * 4 * (blocks_ == 1 ? 1 : chunk_tiles_ * group_);
     b_block_bytes_ = block_ * kernels_.panel_columns * step_bytes_;
-    buffer_bytes_ = round_up(sums_bytes_ + (shares_b_ ? 0 : group_ * b_block_bytes_), 4096) + kLine;
+    buffer_bytes_ = round_up(sums_bytes_ + (shares_b_ ? 0 : group_ * b_block_bytes_), 4096) + kLineBytes;
   }
 
   struct Unit {

@@ -34,7 +34,7 @@ registry::Support supports_cublaslt(const Product& problem, const DeviceInfo& de
     return registry::Support::no(kVendorResidual);
   }
   for (const TensorView* view : {&problem.a, &problem.b, &problem.residual}) {
-    if (!has_distinct_rows(*view)) return registry::Support::no(kVendorRows);
+    if (!has_distinct_lines(*view)) return registry::Support::no(kVendorRows);
   }
   if (problem.precision != Precision::kFull) return registry::Support::no(kVendorPrecision);
   const Sizes sizes = sizes_of(problem);

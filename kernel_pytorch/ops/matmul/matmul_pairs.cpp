@@ -4,6 +4,7 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/matmul/operation.h"
 #include "kernel_pytorch/ops/pointwise/pointwise.h"
 #include "kernel_pytorch/registry/choose.h"
@@ -71,10 +72,6 @@ std::vector<registry::ProblemRequest> pair_shapes() {
   return requests;
 }
 
-registry::Support supports(const PairGradient&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
-
 void run_reference(const PairGradient& problem, int, Context&) {
   const DType dtype = problem.saved.dtype;
   for (int64_t i = 0; i < problem.saved.sizes[0]; ++i) {
@@ -125,7 +122,9 @@ constinit const registry::Operation<PairGradient> kPairGradient{.name = kOp,
                                                                 .shrink = shrink,
                                                                 .cost = cost,
                                                                 .shapes = pair_shapes};
-constinit const registry::Kernel<PairGradient> kPairReference{
-    .name = "reference", .supports = supports, .run = run_reference, .source_hash = pair_code_version};
+constinit const registry::Kernel<PairGradient> kPairReference{.name = "reference",
+                                                              .supports = supports_on_cpu<PairGradient>,
+                                                              .run = run_reference,
+                                                              .source_hash = pair_code_version};
 
 }  // namespace kernel_pytorch::matmul

@@ -20,11 +20,6 @@ registry::Support supports_pairs(const PairGradient& problem, const DeviceInfo& 
   return registry::Support::unless(cuda_obstacle(problem.saved.dtype, device));
 }
 
-bool has_vectors(const TensorView& view) {
-  const bool is_aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-  return is_aligned && (view.sizes[0] <= 1 || view.strides[0] * size_of(view.dtype) % 16 == 0);
-}
-
 int pairs_of_vector(DType dtype) {
   return static_cast<int>(8 / size_of(dtype));
 }
@@ -43,7 +38,7 @@ void run_pairs(const PairGradient& problem, int, Context& context) {
   const DType dtype = problem.saved.dtype;
   const int64_t columns = problem.grad_output.sizes[1];
   const bool is_vector =
-      has_vectors(problem.saved) && has_vectors(problem.grad_input) && columns % pairs_of_vector(dtype) == 0;
+      has_aligned_rows(problem.saved) && has_aligned_rows(problem.grad_input) && columns % pairs_of_vector(dtype) == 0;
   const int pairs = is_vector ? pairs_of_vector(dtype) : 1;
   CUkern_st* kernel =
       kernels.get(cuda_type_index(dtype) * 2 + is_vector, context, [&] { return pair_code(dtype, pairs); });

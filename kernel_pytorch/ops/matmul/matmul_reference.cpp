@@ -6,15 +6,12 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/matmul/operation.h"
 #include "kernel_pytorch/ops/pointwise/pointwise.h"
 
 namespace kernel_pytorch::matmul {
 namespace {
-
-registry::Support supports(const Product&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 // kBf16x3 is fp32 up to an error that is the kernels' own.
 double rounded(double value, Precision precision) {
@@ -111,6 +108,6 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Product> kReference{
-    .name = "reference", .supports = supports, .run = run, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Product>, .run = run, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::matmul

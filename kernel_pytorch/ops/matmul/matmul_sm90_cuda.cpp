@@ -35,7 +35,7 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (sizes.batch == 0 || sizes.m == 0 || sizes.n == 0 || sizes.k == 0) return registry::Support::no(kNothing);
   for (const TensorView* view :
        {&problem.a, &problem.b, &problem.output, &problem.preactivation, &problem.residual, &problem.saved}) {
-    if (!has_aligned_rows(*view)) return registry::Support::no(kMisaligned);
+    if (!has_aligned_lines(*view)) return registry::Support::no(kMisaligned);
   }
   if (problem.form == Form::kGatedGradient && problem.preactivation.is_present()) {
     return registry::Support::no(kSpreadPreactivation);

@@ -4,6 +4,7 @@
 // one.
 #pragma once
 
+#include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/ops/matmul/matmul.h"
 #include "kernel_pytorch/registry/kernel.h"
 
@@ -27,12 +28,16 @@ inline int64_t output_columns_of(Form form, int64_t n) {
   return form == Form::kGated ? n / 2 : form == Form::kGatedGradient ? 2 * n : n;
 }
 
-// Whether every row (of a column-major matrix: column) and matrix begins at a multiple of 16 bytes: what tensor maps
-// and vector loads ask for. An absent tensor's do.
-bool has_aligned_rows(const TensorView& matrix);  // Whether no two rows (of a column-major matrix: columns) share
-                                                  // elements. An absent tensor's do not.
-inline bool has_distinct_rows(const TensorView& matrix) {
-  const int dense = matrix.is_present() && !is_row_major(matrix) ? 1 : 2;
+inline int dense_dimension(const TensorView& matrix) {
+  return is_row_major(matrix) ? 2 : 1;
+}
+// Whether every row (of a column-major matrix: column) and matrix begins at a multiple of 16 bytes.
+inline bool has_aligned_lines(const TensorView& matrix) {
+  return has_aligned_rows(matrix, kVectorBytes, dense_dimension(matrix));
+}
+// Whether no two rows (of a column-major matrix: columns) share elements. An absent tensor's do not.
+inline bool has_distinct_lines(const TensorView& matrix) {
+  const int dense = dense_dimension(matrix);
   return !matrix.is_present() || matrix.strides[3 - dense] >= matrix.sizes[dense];
 }
 

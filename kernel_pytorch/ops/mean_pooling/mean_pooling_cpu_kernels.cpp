@@ -5,6 +5,7 @@
 
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/mean_pooling/mean_pooling_rows.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
 
@@ -13,27 +14,16 @@ namespace {
 
 constexpr int64_t kPartTokens = 512;
 constexpr int64_t kStripColumns = 1024;
-constexpr int64_t kStreamFromBytes = 4 << 20;  // output past the caches from here on, as the norms
-constexpr const char* kCpuOnly = "runs on the CPU only";
-constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
-constexpr const char* kNoDouble = "takes fp32, bf16 and fp16; fp64 runs by the reference";
 
 const RowKernels& kernels_of(CpuIsa isa, DType dtype) {
-  const int type = dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 1 : 2;
-  return KP_AT_CPU_LEVEL(isa, kRowKernels)[type];
+  return KP_AT_CPU_LEVEL(isa, kRowKernels)[cpu_type_index(dtype)];
 }
 
-registry::Support supports(const TensorView& x, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
-  if (x.dtype == DType::kFloat64) return registry::Support::no(kNoDouble);
-  if (x.sizes[3] > 1 && x.strides[3] != 1) return registry::Support::no(kStridedColumns);
-  return registry::Support::yes();
-}
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
-  return supports(problem.x, device);
+  return registry::Support::unless(cpu_obstacle(problem.x.dtype, device, {&problem.x}));
 }
 registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {
-  return supports(problem.grad_input, device);
+  return registry::Support::unless(cpu_obstacle(problem.grad_input.dtype, device, {&problem.grad_input}));
 }
 
 // Which batch, mean and inner position an output row is.
@@ -114,8 +104,7 @@ void run_backward(const Backward& problem, int, Context& context) {
   const std::vector<Range> ranges = ranges_of(sizes, problem.offsets);
   clear_outside(problem, ranges);
   const int64_t element_bytes = size_of(problem.grad_input.dtype);
-  const bool streams = problem.grad_input.byte_count() >= kStreamFromBytes && sizes.columns * element_bytes % 64 == 0 &&
-                       reinterpret_cast<uintptr_t>(problem.grad_input.data) % 64 == 0;
+  const bool streams = problem.grad_input.byte_count() >= kStreamFromBytes && rows_are_aligned(problem.grad_input);
   constexpr int64_t kTaskTokens = 64;
   int64_t most_parts = 1;
   for (const Range& range : ranges) {

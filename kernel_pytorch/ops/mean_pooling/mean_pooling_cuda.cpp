@@ -31,15 +31,9 @@ registry::Support supports_backward(const Backward& problem, const DeviceInfo& d
   return registry::Support::unless(cuda_obstacle(problem.grad_input.dtype, device));
 }
 
-bool is_aligned(const TensorView& view) {
-  return reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-}
 bool has_vectors(const TensorView& x, const TensorView& rows) {
-  const int64_t bytes = size_of(x.dtype);
-  const auto is_whole = [&](int64_t elements) { return elements * bytes % 16 == 0; };
-  return is_aligned(x) && is_aligned(rows) && is_whole(x.sizes[3]) && (x.sizes[3] == 1 || x.strides[3] == 1) &&
-         (x.sizes[0] == 1 || is_whole(x.strides[0])) && (x.sizes[1] <= 1 || is_whole(x.strides[1])) &&
-         (x.sizes[2] == 1 || is_whole(x.strides[2]));
+  return has_aligned_rows(x) && is_aligned(rows, kVectorBytes) && (x.sizes[3] == 1 || x.strides[3] == 1) &&
+         x.sizes[3] * size_of(x.dtype) % kVectorBytes == 0;
 }
 
 Means means_of(const Sizes& sizes, const TensorView& offsets) {

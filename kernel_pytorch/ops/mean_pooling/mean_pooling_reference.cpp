@@ -1,15 +1,11 @@
 // The reference of the poolings: scalar, in double, any strides.
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
 
 namespace kernel_pytorch::mean_pooling {
 namespace {
-
-template <class Problem>
-registry::Support supports(const Problem&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 // Calls visit(batch, mean, inner, range, row) for every mean.
 void for_each_mean(const Sizes& sizes, const TensorView& offsets, const auto& visit) {
@@ -63,8 +59,8 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Forward> kForwardReference{
-    .name = "reference", .supports = supports<Forward>, .run = run_forward, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Forward>, .run = run_forward, .source_hash = code_version};
 constinit const registry::Kernel<Backward> kBackwardReference{
-    .name = "reference", .supports = supports<Backward>, .run = run_backward, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Backward>, .run = run_backward, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::mean_pooling

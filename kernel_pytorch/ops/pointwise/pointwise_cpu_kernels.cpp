@@ -8,56 +8,39 @@
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/base/philox.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/pointwise/pointwise.h"
 #include "kernel_pytorch/ops/pointwise/pointwise_rows.h"
 
 namespace kernel_pytorch::pointwise {
 namespace {
 
-constexpr std::string_view kConfigs[] = {"stores=stream", "stores=cached"};
-constexpr int kStreamStores = 0, kCachedStores = 1;
-constexpr int64_t kStreamFromBytes = 4 << 20;  // of one output; below, whoever reads it next finds it in the cache
-constexpr int64_t kTaskElements = 32 << 10;    // long enough to hide the atomic, short enough to balance
-constexpr int64_t kPieceElements = 4 << 10;    // the rows that dense tensors are cut into where no bias counts columns
+constexpr int64_t kTaskElements = 32 << 10;  // long enough to hide the atomic, short enough to balance
+constexpr int64_t kPieceElements = 4 << 10;  // the rows that dense tensors are cut into where no bias counts columns
 
-constexpr const char* kNotOnGpu = "runs on the CPU only";
-constexpr const char* kNeedsSingle = "takes fp32, bf16 and fp16; the reference takes fp64";
-constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
 constexpr const char* kNotGated = "this function is not built with a gate";
 
-int type_index(DType dtype) {
-  return dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 1 : dtype == DType::kFloat16 ? 2 : -1;
-}
-
 RowKernels kernels_for(const Context& context, DType dtype) {
-  return KP_AT_CPU_LEVEL(context.info->cpu.isa, row_kernels)(type_index(dtype));
+  return KP_AT_CPU_LEVEL(context.info->cpu.isa, row_kernels)(cpu_type_index(dtype));
 }
 
 template <class Problem>
 const char* obstacle_of(const Problem& problem, const DeviceInfo& device,
                         std::initializer_list<const TensorView*> views) {
-  if (!device.is_cpu()) return kNotOnGpu;
-  if (type_index(problem.gate.dtype) < 0) return kNeedsSingle;
   if (problem.up.is_present() && !is_gated_kind(problem.kind)) return kNotGated;
-  for (const TensorView* view : views) {
-    if (view->is_present() && columns_of(*view) > 1 && view->stride(-1) != 1) return kStridedColumns;
-  }
-  return nullptr;
+  return cpu_obstacle(problem.gate.dtype, device, views);
 }
 
-registry::Support answer(const char* obstacle) {
-  return registry::Support::unless(obstacle);
-}
 registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
-  return answer(obstacle_of(problem, device, {&problem.gate, &problem.up, &problem.residual}));
+  return registry::Support::unless(obstacle_of(problem, device, {&problem.gate, &problem.up, &problem.residual}));
 }
 registry::Support supports_backward(const BackwardProblem& problem, const DeviceInfo& device) {
-  return answer(obstacle_of(problem, device, {&problem.gate, &problem.up, &problem.grad_output}));
+  return registry::Support::unless(obstacle_of(problem, device, {&problem.gate, &problem.up, &problem.grad_output}));
 }
 
 template <class Problem>
 std::vector<std::string> config_texts(const Problem&, const DeviceInfo&) {
-  return {kConfigs, kConfigs + std::size(kConfigs)};
+  return store_configs();
 }
 template <class Problem>
 int heuristic(const Problem& problem, const DeviceInfo&) {
@@ -70,10 +53,8 @@ bool rows_are_end_to_end(const TensorView& view) {
 }
 
 bool lines_are_whole(const TensorView& output) {
-  constexpr int64_t kLine = 64;
-  return !output.is_present() || (reinterpret_cast<uintptr_t>(output.data) % kLine == 0 && output.rank == 2 &&
-                                  output.sizes[1] * size_of(output.dtype) % kLine == 0 &&
-                                  (output.sizes[0] <= 1 || output.strides[0] * size_of(output.dtype) % kLine == 0));
+  return !output.is_present() || (output.rank == 2 && has_aligned_rows(output, kLineBytes) &&
+                                  output.sizes[1] * size_of(output.dtype) % kLineBytes == 0);
 }
 
 // Where rows lie end to end in every tensor and no bias tells columns apart, they are one run of elements: cut into

@@ -5,6 +5,7 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/base/philox.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/pointwise/pointwise.h"
 
 namespace kernel_pytorch::pointwise {
@@ -138,12 +139,6 @@ void run_backward(const BackwardProblem& problem, int, Context&) {
   store_sums(problem.grad_up_bias, up_sums);
 }
 
-template <class Problem>
-registry::Support supports(const Problem&, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no("runs on the CPU only");
-  return registry::Support::yes();
-}
-
 uint64_t code_version() {
   return hash_text("pointwise reference 1");
 }
@@ -151,8 +146,10 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<ForwardProblem> kForwardReference{
-    .name = "reference", .supports = supports<ForwardProblem>, .run = run_forward, .source_hash = code_version};
-constinit const registry::Kernel<BackwardProblem> kBackwardReference{
-    .name = "reference", .supports = supports<BackwardProblem>, .run = run_backward, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<ForwardProblem>, .run = run_forward, .source_hash = code_version};
+constinit const registry::Kernel<BackwardProblem> kBackwardReference{.name = "reference",
+                                                                     .supports = supports_on_cpu<BackwardProblem>,
+                                                                     .run = run_backward,
+                                                                     .source_hash = code_version};
 
 }  // namespace kernel_pytorch::pointwise

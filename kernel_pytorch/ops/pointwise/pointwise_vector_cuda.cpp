@@ -45,7 +45,7 @@ VectorWork work_of(std::initializer_list<const TensorView*> views, bool has_bias
     const int64_t total_bytes = first.element_count() * bytes;
     if (total_bytes % 16 != 0) return {.obstacle = kRagged};
     for (const TensorView* view : views) {
-      if (reinterpret_cast<uintptr_t>(view->data) % 16 != 0) return {.obstacle = kMisaligned};
+      if (!is_aligned(*view, kVectorBytes)) return {.obstacle = kMisaligned};
     }
     return {.rows = 1, .row_vectors = total_bytes / 16};
   }

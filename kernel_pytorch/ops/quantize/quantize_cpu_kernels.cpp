@@ -8,21 +8,19 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/quantize/operation.h"
 #include "kernel_pytorch/ops/quantize/quantize_rows.h"
 
 namespace kernel_pytorch::quantize {
 namespace {
 
-constexpr const char* kCpuOnly = "runs on the CPU only";
 constexpr const char* kIsMade = "takes x as it is; what is made of it first is composed's";
-constexpr const char* kStridedColumns = "columns of x are not contiguous; call contiguous() first for speed";
 
 registry::Support supports(const Quantize& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kCpuOnly);
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
   if (is_made(problem)) return registry::Support::no(kIsMade);
-  if (problem.x.sizes[1] > 1 && problem.x.strides[1] != 1) return registry::Support::no(kStridedColumns);
-  return registry::Support::yes();
+  return registry::Support::unless(strided_obstacle({&problem.x}));
 }
 
 // Eight rows of eight bytes become eight columns: halves, quarters and single bytes change places.

@@ -59,12 +59,8 @@ std::string_view code_type_name(bool is_e5m2) {
   return is_e5m2 ? "kernel_pytorch::tile::Float8E5M2, " : "kernel_pytorch::tile::Float8E4M3, ";
 }
 
-bool is_aligned(const TensorView& view, int64_t bytes) {
-  return !view.is_present() || (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(bytes) == 0 &&
-                                (view.sizes[0] <= 1 || view.strides[0] * size_of(view.dtype) % bytes == 0));
-}
 bool has_rows_of_vectors(const TensorView& view) {
-  return !view.is_present() || (view.strides[1] == 1 && is_aligned(view, 16));
+  return !view.is_present() || (view.strides[1] == 1 && has_aligned_rows(view));
 }
 // Whole vectors of 8 elements on every side. Random bits come one by one.
 bool has_vectors(const Quantize& problem) {
@@ -73,9 +69,8 @@ bool has_vectors(const Quantize& problem) {
        {&problem.x, &making.up, &making.grad_output, &making.residual, &making.value, &making.sum}) {
     if (!has_rows_of_vectors(*view)) return false;
   }
-  const bool has_odd_weight = making.weight.is_present() && reinterpret_cast<uintptr_t>(making.weight.data) % 16 != 0;
-  return !has_odd_weight && problem.x.sizes[1] % 8 == 0 && is_aligned(problem.codes, 8) &&
-         is_aligned(problem.transposed, 16) && !problem.seed.is_present();
+  return is_aligned(making.weight, kVectorBytes) && problem.x.sizes[1] % 8 == 0 && has_aligned_rows(problem.codes, 8) &&
+         has_aligned_rows(problem.transposed) && !problem.seed.is_present();
 }
 
 // Whether scales are of more than a tile, so that all is visited before.

@@ -4,15 +4,12 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/pointwise/pointwise.h"
 #include "kernel_pytorch/ops/quantize/operation.h"
 
 namespace kernel_pytorch::quantize {
 namespace {
-
-registry::Support supports(const Quantize&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 double element_at(const TensorView& view, int64_t row, int64_t column) {
   return load_element(view.data, view.dtype, row * view.strides[0] + column * view.strides[1]);
@@ -175,6 +172,6 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Quantize> kReference{
-    .name = "reference", .supports = supports, .run = run, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Quantize>, .run = run, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::quantize

@@ -4,16 +4,13 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/reduce_norm/reduce_norm_chunk.h"
 #include "kernel_pytorch/ops/tensor_list.h"
 
 namespace kernel_pytorch::reduce_norm {
 namespace {
-
-registry::Support supports(const Norm&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 void run(const Norm& problem, int, Context& context) {
   std::vector<int64_t> sizes;
@@ -43,6 +40,6 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Norm> kCpu{
-    .name = "cpu", .supports = supports, .run = run, .source_hash = code_version};
+    .name = "cpu", .supports = supports_on_cpu<Norm>, .run = run, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::reduce_norm

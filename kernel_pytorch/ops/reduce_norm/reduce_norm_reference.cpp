@@ -3,14 +3,11 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 
 namespace kernel_pytorch::reduce_norm {
 namespace {
-
-registry::Support supports(const Norm&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 void run(const Norm& problem, int, Context&) {
   double total = 0;
@@ -30,6 +27,6 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Norm> kReference{
-    .name = "reference", .supports = supports, .run = run, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Norm>, .run = run, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::reduce_norm

@@ -8,6 +8,7 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/rope/operation.h"
 #include "kernel_pytorch/ops/rope/rope_rows.h"
 #include "kernel_pytorch/ops/rope/rope_table.h"
@@ -15,34 +16,18 @@
 namespace kernel_pytorch::rope {
 namespace {
 
-constexpr std::string_view kConfigs[] = {"stores=stream", "stores=cached"};
-constexpr int kStreamStores = 0, kCachedStores = 1;
-constexpr int64_t kStreamFromBytes = 4 << 20;  // of the outputs; below, whoever reads them next finds them in the cache
-constexpr int64_t kTaskElements = 32 << 10;    // long enough to hide the atomic, short enough to balance
-
-int type_index(DType dtype) {
-  return dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 1 : dtype == DType::kFloat16 ? 2 : -1;
-}
+constexpr int64_t kTaskElements = 32 << 10;  // long enough to hide the atomic, short enough to balance
 
 RowKernels kernels_for(const Context& context, DType dtype) {
-  return KP_AT_CPU_LEVEL(context.info->cpu.isa, row_kernels)(type_index(dtype));
+  return KP_AT_CPU_LEVEL(context.info->cpu.isa, row_kernels)(cpu_type_index(dtype));
 }
 
 registry::Support supports(const Problem& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no("runs on the CPU only");
-  if (type_index(problem.query.dtype) < 0) {
-    return registry::Support::no("takes fp32, bf16 and fp16; the reference takes fp64");
-  }
-  for (const TensorView* view : {&problem.query, &problem.key}) {
-    if (view->is_present() && view->sizes[3] > 1 && view->strides[3] != 1) {
-      return registry::Support::no("columns are not contiguous; call contiguous() first for speed");
-    }
-  }
-  return registry::Support::yes();
+  return registry::Support::unless(cpu_obstacle(problem.query.dtype, device, {&problem.query, &problem.key}));
 }
 
 std::vector<std::string> configs(const Problem&, const DeviceInfo&) {
-  return {kConfigs, kConfigs + std::size(kConfigs)};
+  return store_configs();
 }
 int heuristic(const Problem& problem, const DeviceInfo&) {
   if (problem.in_place) return kCachedStores;
@@ -52,11 +37,8 @@ int heuristic(const Problem& problem, const DeviceInfo&) {
 
 // Every place that a streamed pair of vectors is written to begins a line.
 bool lines_are_whole(const TensorView& output, const Problem& problem) {
-  if (!output.is_present()) return true;
-  const int64_t bytes = size_of(output.dtype), line = 64 / bytes;
-  bool whole = reinterpret_cast<uintptr_t>(output.data) % 64 == 0 && problem.pairs() % line == 0;
-  for (int i = 0; i < 3; ++i) whole = whole && (output.sizes[i] <= 1 || output.strides[i] % line == 0);
-  return whole;
+  return !output.is_present() ||
+         (has_aligned_rows(output, kLineBytes) && problem.pairs() * size_of(output.dtype) % kLineBytes == 0);
 }
 
 // One token's cos and sin as floats.

@@ -17,19 +17,13 @@ constexpr const char* kStridedColumns = "columns are not contiguous";
 constexpr const char* kMisaligned = "heads do not start at multiples of 16 bytes";
 constexpr const char* kRaggedPairs = "rotary_dim / 2 or head_dim is not a multiple of 16 bytes";
 constexpr const char* kTooMany = "2^31 or more pairs of vectors";
-constexpr int64_t kVectorBytes = 16;
 
 constexpr int kHeadCounts[] = {1, 2, 4};  // heads that a thread turns with the same cos and sin
 
 const char* heads_obstacle(const TensorView& view) {
   if (!view.is_present()) return nullptr;
-  const int64_t bytes = size_of(view.dtype);
   if (view.sizes[3] > 1 && view.strides[3] != 1) return kStridedColumns;
-  if (reinterpret_cast<uintptr_t>(view.data) % kVectorBytes != 0) return kMisaligned;
-  for (int i = 0; i < 3; ++i) {
-    if (view.sizes[i] > 1 && view.strides[i] * bytes % kVectorBytes != 0) return kMisaligned;
-  }
-  return nullptr;
+  return has_aligned_rows(view) ? nullptr : kMisaligned;
 }
 
 int64_t key_heads(const Problem& problem) {

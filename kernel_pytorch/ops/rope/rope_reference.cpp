@@ -4,6 +4,7 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/rope/operation.h"
 #include "kernel_pytorch/ops/rope/rope_table.h"
 
@@ -64,11 +65,6 @@ void run(const Problem& problem, int, Context&) {
   }
 }
 
-registry::Support supports(const Problem&, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no("runs on the CPU only");
-  return registry::Support::yes();
-}
-
 uint64_t code_version() {
   return hash_text("rope reference 1");
 }
@@ -76,6 +72,6 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Problem> kReference{
-    .name = "reference", .supports = supports, .run = run, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Problem>, .run = run, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::rope

@@ -6,9 +6,9 @@
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/device/task_size.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_rows.h"
-#include "kernel_pytorch/ops/streamed_rows.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
@@ -31,26 +31,14 @@ const RowKernels& kernels_for(const Context& context, DType x, const TensorView&
   return KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels)[static_cast<int>(types_of(x, weight))];
 }
 
-bool columns_are_dense(const TensorView& view) {
-  return !view.is_present() || columns_of(view) <= 1 || view.stride(-1) == 1;
-}
-
-constexpr const char* kNotOnGpu = "runs on the CPU only";
-constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
-
 registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
-  if (!columns_are_dense(problem.x) || !columns_are_dense(problem.residual))
-    return registry::Support::no(kStridedColumns);
-  return registry::Support::yes();
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
+  return registry::Support::unless(strided_obstacle({&problem.x, &problem.residual}));
 }
 
 registry::Support supports_backward(const BackwardProblem& problem, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no(kNotOnGpu);
-  for (const TensorView* view : {&problem.grad_output, &problem.value, &problem.grad_sum}) {
-    if (!columns_are_dense(*view)) return registry::Support::no(kStridedColumns);
-  }
-  return registry::Support::yes();
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
+  return registry::Support::unless(strided_obstacle({&problem.grad_output, &problem.value, &problem.grad_sum}));
 }
 
 template <class Problem>

@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/rows.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
 
-constexpr int64_t kVectorBytes = 16;
 constexpr int64_t kMaxGrid = 0x7fffffff;
 // Shared memory that the driver keeps for itself per block, and what the kernels declare statically, rounded up.
 constexpr int64_t kReservedBytes = 1024;

@@ -5,6 +5,7 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/row_norm/row_norm.h"
 
 namespace kernel_pytorch::row_norm {
@@ -104,12 +105,6 @@ void run_backward(const BackwardProblem& problem, int, Context&) {
   }
 }
 
-template <class Problem>
-registry::Support supports(const Problem&, const DeviceInfo& device) {
-  if (!device.is_cpu()) return registry::Support::no("runs on the CPU only");
-  return registry::Support::yes();
-}
-
 uint64_t code_version() {
   return hash_text("row_norm reference 1");
 }
@@ -117,8 +112,10 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<ForwardProblem> kForwardReference{
-    .name = "reference", .supports = supports<ForwardProblem>, .run = run_forward, .source_hash = code_version};
-constinit const registry::Kernel<BackwardProblem> kBackwardReference{
-    .name = "reference", .supports = supports<BackwardProblem>, .run = run_backward, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<ForwardProblem>, .run = run_forward, .source_hash = code_version};
+constinit const registry::Kernel<BackwardProblem> kBackwardReference{.name = "reference",
+                                                                     .supports = supports_on_cpu<BackwardProblem>,
+                                                                     .run = run_backward,
+                                                                     .source_hash = code_version};
 
 }  // namespace kernel_pytorch::row_norm

@@ -44,6 +44,12 @@ registry::Filling fill(const Product&, std::string_view tensor) {
   return {.content = is_positive ? registry::Content::kPositive : registry::Content::kNormal};
 }
 
+// Hopper's tensor cores keep about 14 bits of a sum of FP8 products: what is made of such sums is as far from exact.
+registry::Precision precision(const Product& problem, std::string_view, DType own) {
+  const bool has_short_sums = problem.a.device.kind == DeviceKind::kCuda && own == DType::kFloat32;
+  return {own, has_short_sums ? 0x1p-11 : 0};
+}
+
 TensorView make_scale(const registry::ProblemRequest& request, std::string_view name, int64_t rows, int64_t k) {
   const auto scaling =
       static_cast<Scaling>(registry::word_option(request, name, {"tensor", "row", "1x128", "128x128"}, "tensor"));
@@ -114,6 +120,7 @@ constinit const registry::Operation<Product> kProduct{.name = "scaled_matmul",
                                                       .describe = describe,
                                                       .visit_tensors = visit,
                                                       .filling = fill,
+                                                      .precision = precision,
                                                       .make = make,
                                                       .shrink = shrink,
                                                       .cost = cost,

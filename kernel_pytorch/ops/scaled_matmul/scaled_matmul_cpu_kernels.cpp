@@ -7,15 +7,12 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/scaled_matmul/operation.h"
 #include "kernel_pytorch/ops/scaled_matmul/scaled_matmul_block.h"
 
 namespace kernel_pytorch::scaled_matmul {
 namespace {
-
-registry::Support supports(const Product&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 OutputType output_type_of(DType dtype) {
   switch (dtype) {
@@ -98,6 +95,6 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Product> kCpu{
-    .name = "cpu_decode", .supports = supports, .run = run, .source_hash = code_version};
+    .name = "cpu_decode", .supports = supports_on_cpu<Product>, .run = run, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::scaled_matmul

@@ -4,14 +4,11 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/scaled_matmul/operation.h"
 
 namespace kernel_pytorch::scaled_matmul {
 namespace {
-
-registry::Support supports(const Product&, const DeviceInfo& device) {
-  return device.is_cpu() ? registry::Support::yes() : registry::Support::no("runs on the CPU only");
-}
 
 std::vector<double> decoded(const TensorView& codes) {
   std::vector<double> values;
@@ -55,6 +52,6 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Product> kReference{
-    .name = "reference", .supports = supports, .run = run, .source_hash = code_version};
+    .name = "reference", .supports = supports_on_cpu<Product>, .run = run, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::scaled_matmul

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/ops/cuda_support.h"
 #include "kernel_pytorch/ops/product_sm90.h"
 #include "kernel_pytorch/ops/scaled_matmul/operation.h"
@@ -24,11 +25,6 @@ constexpr const char* kFarScales = "scales lie 2^31 elements or more apart";
 
 Sm90Sizes sm90_sizes(const Product& problem) {
   return {1, problem.a.sizes[0], problem.b.sizes[0], problem.a.sizes[1]};
-}
-
-bool has_aligned_rows(const TensorView& view) {
-  const bool is_aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-  return is_aligned && (view.sizes[0] <= 1 || view.strides[0] * size_of(view.dtype) % 16 == 0);
 }
 
 bool is_far(const TensorView& scale) {

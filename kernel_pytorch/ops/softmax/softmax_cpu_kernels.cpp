@@ -6,16 +6,12 @@
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/device/task_size.h"
+#include "kernel_pytorch/ops/cpu_support.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
 #include "kernel_pytorch/ops/softmax/softmax_rows.h"
-#include "kernel_pytorch/ops/streamed_rows.h"
 
 namespace kernel_pytorch::softmax {
 namespace {
-
-constexpr const char* kNotOnGpu = "runs on the CPU only";
-constexpr const char* kDoubles = "takes fp32, bf16 and fp16; the reference has fp64";
-constexpr const char* kStridedColumns = "columns are not contiguous; call contiguous() first for speed";
 
 const RowKernels& kernels_for(const Context& context, DType dtype) {
   const Types type = dtype == DType::kBFloat16  ? Types::kBFloat16
@@ -24,22 +20,11 @@ const RowKernels& kernels_for(const Context& context, DType dtype) {
   return KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels)[static_cast<int>(type)];
 }
 
-const char* obstacle_of(const DeviceInfo& device, DType dtype, std::initializer_list<const TensorView*> views) {
-  if (!device.is_cpu()) return kNotOnGpu;
-  if (dtype == DType::kFloat64) return kDoubles;
-  for (const TensorView* view : views) {
-    if (view->is_present() && columns_of(*view) > 1 && view->stride(-1) != 1) return kStridedColumns;
-  }
-  return nullptr;
-}
-
 registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
-  const char* obstacle = obstacle_of(device, problem.x.dtype, {&problem.x, &problem.mask});
-  return registry::Support::unless(obstacle);
+  return registry::Support::unless(cpu_obstacle(problem.x.dtype, device, {&problem.x, &problem.mask}));
 }
 registry::Support supports_backward(const BackwardProblem& problem, const DeviceInfo& device) {
-  const char* obstacle = obstacle_of(device, problem.output.dtype, {&problem.output, &problem.grad_output});
-  return registry::Support::unless(obstacle);
+  return registry::Support::unless(cpu_obstacle(problem.output.dtype, device, {&problem.output, &problem.grad_output}));
 }
 
 template <class Problem>

@@ -16,7 +16,6 @@ namespace {
 constexpr const char* kSource = "kernel_pytorch/ops/softmax/softmax_cuda.cuh";
 constexpr const char* kTooWide = "the row does not fit this kernel's registers";
 constexpr const char* kMaskNotVectors = "the mask's rows cannot be read as vectors: strided columns or misaligned";
-constexpr int64_t kVectorBytes = 16;
 
 struct LaunchConfig {
   RowConfig rows;
@@ -136,11 +135,7 @@ const char* mask_obstacle(const ForwardProblem& problem) {
   if (!mask.is_present()) return nullptr;
   if (mask.stride(-1) != 1 && columns_of(mask) > 1) return kMaskNotVectors;
   const int64_t bytes = std::min(kVectorBytes / size_of(problem.x.dtype) * size_of(mask.dtype), kVectorBytes);
-  if (reinterpret_cast<uintptr_t>(mask.data) % bytes != 0) return kMaskNotVectors;
-  for (int i = 0; i + 1 < mask.rank; ++i) {
-    if (mask.sizes[i] > 1 && mask.strides[i] * size_of(mask.dtype) % bytes != 0) return kMaskNotVectors;
-  }
-  return nullptr;
+  return has_aligned_rows(mask, bytes) ? nullptr : kMaskNotVectors;
 }
 
 Work work_of(const ForwardProblem& problem) {

@@ -26,24 +26,34 @@ DType dtype_of(std::string_view op, const std::string& word) {
   return *dtype;
 }
 
-// Writes what is given of the last six, which the caller has made (python: with rows 16 bytes apart).
+// What both ops are given. Written is what is present of codes to found_nonfinite, which the caller has made (python:
+// with rows 16 bytes apart).
+quantize::Quantize quantize_of(const TensorView& x, const TensorView& scale, const ParameterView& seed,
+                               const TensorView& codes, const TensorView& transposed, const TensorView& scales,
+                               const TensorView& transposed_scales, const TensorView& amax,
+                               const TensorView& found_nonfinite, const std::string& granularity, int64_t margin,
+                               bool power_of_two, bool square_transpose) {
+  return {.x = x,
+          .scale = scale,
+          .seed = seed,
+          .granularity = granularity_of(granularity),
+          .margin = static_cast<int>(margin),
+          .power_of_two = power_of_two,
+          .square_transpose = square_transpose,
+          .codes = codes,
+          .transposed = transposed,
+          .scales = scales,
+          .transposed_scales = transposed_scales,
+          .amax = amax,
+          .found_nonfinite = found_nonfinite};
+}
+
 void quantize_into(Call& call, const TensorView& x, const TensorView& scale, const ParameterView& seed,
                    const TensorView& codes, const TensorView& transposed, const TensorView& scales,
                    const TensorView& transposed_scales, const TensorView& amax, const TensorView& found_nonfinite,
                    const std::string& granularity, int64_t margin, bool power_of_two, bool square_transpose) {
-  quantize::quantize({.x = x,
-                      .scale = scale,
-                      .seed = seed,
-                      .granularity = granularity_of(granularity),
-                      .margin = static_cast<int>(margin),
-                      .power_of_two = power_of_two,
-                      .square_transpose = square_transpose,
-                      .codes = codes,
-                      .transposed = transposed,
-                      .scales = scales,
-                      .transposed_scales = transposed_scales,
-                      .amax = amax,
-                      .found_nonfinite = found_nonfinite},
+  quantize::quantize(quantize_of(x, scale, seed, codes, transposed, scales, transposed_scales, amax, found_nonfinite,
+                                 granularity, margin, power_of_two, square_transpose),
                      call.context());
 }
 
@@ -63,31 +73,20 @@ void quantize_made_into(Call& call, const TensorView& x, const TensorView& up, c
                         const TensorView& found_nonfinite, const std::string& source, const std::string& kind,
                         double eps, double weight_offset, const std::string& granularity, int64_t margin,
                         bool power_of_two, bool square_transpose) {
-  quantize::quantize({.x = x,
-                      .scale = scale,
-                      .seed = seed,
-                      .granularity = granularity_of(granularity),
-                      .margin = static_cast<int>(margin),
-                      .power_of_two = power_of_two,
-                      .square_transpose = square_transpose,
-                      .codes = codes,
-                      .transposed = transposed,
-                      .scales = scales,
-                      .transposed_scales = transposed_scales,
-                      .amax = amax,
-                      .found_nonfinite = found_nonfinite,
-                      .making = {.source = source_of(source),
-                                 .kind = activation::kind_of(kind, "quantize"),
-                                 .eps = eps,
-                                 .weight_offset = weight_offset,
-                                 .up = up,
-                                 .grad_output = grad_output,
-                                 .residual = residual,
-                                 .weight = weight,
-                                 .value = value,
-                                 .sum = sum,
-                                 .rstd = rstd}},
-                     call.context());
+  quantize::Quantize arguments = quantize_of(x, scale, seed, codes, transposed, scales, transposed_scales, amax,
+                                             found_nonfinite, granularity, margin, power_of_two, square_transpose);
+  arguments.making = {.source = source_of(source),
+                      .kind = activation::kind_of(kind, "quantize"),
+                      .eps = eps,
+                      .weight_offset = weight_offset,
+                      .up = up,
+                      .grad_output = grad_output,
+                      .residual = residual,
+                      .weight = weight,
+                      .value = value,
+                      .sum = sum,
+                      .rstd = rstd};
+  quantize::quantize(arguments, call.context());
 }
 
 void multiply(Call& call, const DenseView& a, const DenseView& b, const TensorView& scale_a, const TensorView& scale_b,
