@@ -99,30 +99,6 @@ PushedHandles& pushed_overlays() {
   return *handles;
 }
 
-class AutotuneDepth {
- public:
-  void push() {
-    const std::lock_guard lock(mutex_);
-    tuning::push_autotune();
-    ++depth_;
-  }
-  void pop() {
-    const std::lock_guard lock(mutex_);
-    KP_CHECK(depth_ > 0, "kp_autotune_pop: nothing was pushed");
-    tuning::pop_autotune();
-    --depth_;
-  }
-
- private:
-  std::mutex mutex_;
-  int64_t depth_ = 0;
-};
-
-AutotuneDepth& autotune_depth() {
-  static AutotuneDepth* depth = new AutotuneDepth;
-  return *depth;
-}
-
 // write_bundle's progress is a plain function; this hands it the caller's state.
 struct CompileListener {
   kp_progress progress = nullptr;
@@ -263,6 +239,10 @@ kp_status kp_model_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_model_plan(parsed(request))); });
 }
 
+kp_status kp_tuning_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_tuning_plan(parsed(request))); });
+}
+
 kp_status kp_verify(const char* request, char** result) {
   return answered(result, [&] {
     const Json json = parsed(request);
@@ -309,12 +289,22 @@ kp_status kp_overlay_pop(int64_t handle) {
   });
 }
 
-kp_status kp_autotune_push(void) {
-  return guarded([] { autotune_depth().push(); });
+kp_status kp_autotune_push(const char* request, kp_progress progress, kp_interrupted interrupted, void* state,
+                           int64_t* handle) {
+  if (handle != nullptr) *handle = 0;
+  return guarded([&] {
+    KP_CHECK(handle != nullptr, "kp_autotune_push: the handle pointer is NULL");
+    tuning::ScopeOptions options = read_autotune(parsed(request));
+    if (progress != nullptr) {
+      options.progress = [=](const tuning::ScopeProgress& now) { progress(state, to_text(report(now)).c_str()); };
+    }
+    if (interrupted != nullptr) options.interrupted = [=] { return interrupted(state) != 0; };
+    *handle = tuning::push_autotune(std::move(options));
+  });
 }
 
-kp_status kp_autotune_pop(void) {
-  return guarded([] { autotune_depth().pop(); });
+kp_status kp_autotune_pop(int64_t handle, char** result) {
+  return answered(result, [&] { return to_text(report(tuning::pop_autotune(handle))); });
 }
 
 kp_status kp_set_recording(int on) {

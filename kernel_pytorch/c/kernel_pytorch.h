@@ -108,6 +108,12 @@ KP_API kp_status kp_context_parallel_plan(const char* request, char** result);
  * "measure_seconds", "reason"}], "notes"} */
 KP_API kp_status kp_model_plan(const char* request, char** result);
 
+/* Which problems of a model's step are worth tuning, and for how long. {"problems": [{"op", "problem", "calls": 1,
+ * "candidates", "bytes", "flops", "decided": false (by hand or by a measurement)}], "step_us", "copy_bytes_per_second",
+ * "matmul_flops_per_second", "is_cuda": false, "budget_seconds"} -> {"decisions": [{"problem" (its index), "tunes",
+ * "listed" (worth a word in a report), "share" (of the step, predicted), "seconds", "reason"}]} */
+KP_API kp_status kp_tuning_plan(const char* request, char** result);
+
 /* Runs every supported kernel and config against the reference. {"failures": ["..."]}, empty when all are right. */
 KP_API kp_status kp_verify(const char* request, char** result);
 
@@ -132,24 +138,37 @@ typedef void (*kp_progress)(void* state, const char* progress);
 typedef int (*kp_interrupted)(void* state);
 
 /* Adds "budget_seconds": 10. Measures and remembers the winner. Either callback may be NULL; both get `state`.
- * {"key", "rows": [{"kernel", "config", "median_us", "spread_us", "failure"}], "complete", "seconds"} */
+ * {"key", "rows": [{"kernel", "config", "median_us", "spread_us", "failure", "samples"}], "complete",
+ * "seconds"} */
 KP_API kp_status kp_tune(const char* request, kp_progress progress, kp_interrupted interrupted, void* state,
                          char** result);
 
 /* ---- choices of this process ---- */
 
-/* {"entries": [{"op", "kernel", "config": "", "problem": ""}]}; an empty config is the kernel's own heuristic, an empty
- * problem is every problem. Later pushes win; pops may come in any order. Popping an unknown handle is an error. */
+/* {"entries": [{"op", "kernel", "config": "", "problem": "", "device": ""}]}; an empty config is the kernel's own
+ * heuristic, an empty problem is every problem, an empty device (a fingerprint) every device. Later pushes win; pops
+ * may come in any order. Popping an unknown handle is an error. */
 KP_API kp_status kp_overlay_push(const char* request, int64_t* handle);
 KP_API kp_status kp_overlay_pop(int64_t handle);
 
-/* While pushed (pushes nest), a problem seen for the first time is tuned at its call. */
-KP_API kp_status kp_autotune_push(void);
-KP_API kp_status kp_autotune_pop(void);
+/* While pushed, a problem seen for the first time is tuned at its call. Of several scopes the newest is in charge; pops
+ * may come in any order, and popping an unknown handle is an error.
+ * {"budget_seconds": of all problems (absent: no limit), "problem_seconds": 10 of one, "only": [{"op", "problem": text
+ * of the key, "seconds"}] (absent: every problem), "remembers": true (false: calls go on as they would have, and what
+ * was found is in the answer of pop alone)}. Progress, on the thread that tunes, one at a time and not after pop: that
+ * of kp_tune with {"op", "problem", "problems_done", "seconds", "budget_seconds" (null: no limit)}. Once interrupted
+ * the scope tunes no more. */
+KP_API kp_status kp_autotune_push(const char* request, kp_progress progress, kp_interrupted interrupted, void* state,
+                                  int64_t* handle);
+/* {"tuned": [{"key", "before": ROW (what would run untuned), "after": ROW (the fastest), "gains" (beyond the spread of
+ * both), "candidates", "measured", "complete", "seconds"}], "untuned": [{"key", "reason"}], "seconds"}; rows are those
+ * of kp_tune. */
+KP_API kp_status kp_autotune_pop(int64_t handle, char** result);
 
 /* Not 0: clears what was recorded and starts; 0 stops. */
 KP_API kp_status kp_set_recording(int on);
-/* {"recording", "decisions": [{"key", "kernel", "config", "tier", "count"}]}, newest last. */
+/* {"recording", "decisions": [{"key", "kernel", "config", "tier", "candidates" (that tuning would measure), "bytes",
+ * "flops" (of one call), "count"}]}, newest last. */
 KP_API kp_status kp_recorded(char** result);
 
 /* ---- what is kept on disk ---- */

@@ -9,6 +9,7 @@
 #include "kernel_pytorch/plan/graph_plan.h"
 #include "kernel_pytorch/plan/memory_plan.h"
 #include "kernel_pytorch/plan/model_plan.h"
+#include "kernel_pytorch/plan/tuning_plan.h"
 
 namespace kernel_pytorch::c_interface {
 namespace {
@@ -67,6 +68,38 @@ plan::Site read_site(const Json& value) {
                         .approximate = fields.boolean("approximate", false)};
   fields.finish();
   return site;
+}
+
+plan::TunableProblem read_tunable(const Json& value) {
+  FieldReader fields(value, "tuning_plan problem");
+  plan::TunableProblem problem{.op = fields.text("op", ""),
+                               .problem = fields.text("problem", ""),
+                               .calls = whole_number(fields, "calls", 1),
+                               .candidates = whole_number(fields, "candidates", 0),
+                               .bytes = fields.number("bytes", 0, 0, kMost),
+                               .flops = fields.number("flops", 0, 0, kMost),
+                               .decided = fields.boolean("decided", false)};
+  fields.finish();
+  return problem;
+}
+
+// The elements of an array of objects, each read by `read`; none where the field is absent.
+template <class Read>
+auto read_all(FieldReader& fields, std::string_view field, const Read& read) {
+  std::vector<decltype(read(Json()))> values;
+  const Json* given = fields.value(field);
+  KP_CHECK(given == nullptr || given->is_array(), fields.where(), ": \"", field, "\" must be an array, not ",
+           given->type_name());
+  if (given == nullptr) return values;
+  for (const Json& value : *given) values.push_back(read(value));
+  return values;
+}
+
+plan::Machine read_machine(FieldReader& fields) {
+  return {.bytes_per_second = fields.number("copy_bytes_per_second", 0, 0, kMost),
+          .flops_per_second = fields.number("matmul_flops_per_second", 0, 0, kMost),
+          .float8_flops_per_second = fields.number("float8_flops_per_second", 0, 0, kMost),
+          .is_cuda = fields.boolean("is_cuda", false)};
 }
 
 Json finite_or_null(double value) {
@@ -200,14 +233,8 @@ Json answer_batch_plan(const Json& request) {
 
 Json answer_model_plan(const Json& request) {
   FieldReader fields(request, "model_plan");
-  std::vector<plan::Site> sites;
-  const Json* given = fields.value("sites");
-  KP_CHECK(given == nullptr || given->is_array(), "model_plan: \"sites\" must be an array, not ", given->type_name());
-  for (const Json& site : given == nullptr ? Json::array() : *given) sites.push_back(read_site(site));
-  const plan::Machine machine{.bytes_per_second = fields.number("copy_bytes_per_second", 0, 0, kMost),
-                              .flops_per_second = fields.number("matmul_flops_per_second", 0, 0, kMost),
-                              .float8_flops_per_second = fields.number("float8_flops_per_second", 0, 0, kMost),
-                              .is_cuda = fields.boolean("is_cuda", false)};
+  const std::vector<plan::Site> sites = read_all(fields, "sites", read_site);
+  const plan::Machine machine = read_machine(fields);
   const plan::Purpose purpose{.tolerant = fields.boolean("tolerant", false),
                               .compiled = fields.boolean("compiled", false),
                               .budget_seconds = fields.number("budget_seconds", 60, 0, 1e6)};
@@ -224,6 +251,25 @@ Json answer_model_plan(const Json& request) {
                          {"reason", one.reason}});
   }
   return {{"decisions", decisions}, {"notes", found.notes}};
+}
+
+Json answer_tuning_plan(const Json& request) {
+  FieldReader fields(request, "tuning_plan");
+  const std::vector<plan::TunableProblem> problems = read_all(fields, "problems", read_tunable);
+  const plan::Machine machine = read_machine(fields);
+  const double step_us = fields.number("step_us", 0, 0, kMost);
+  const double budget_seconds = fields.number("budget_seconds", 0, 0, 1e6);
+  fields.finish();
+  Json decisions = Json::array();
+  for (const plan::TuningDecision& one : plan::plan_tuning(problems, machine, step_us, budget_seconds)) {
+    decisions.push_back({{"problem", one.problem},
+                         {"tunes", one.tunes},
+                         {"listed", one.listed},
+                         {"share", one.share},
+                         {"seconds", one.seconds},
+                         {"reason", one.reason}});
+  }
+  return {{"decisions", decisions}};
 }
 
 }  // namespace kernel_pytorch::c_interface

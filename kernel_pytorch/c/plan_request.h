@@ -1,4 +1,4 @@
-// Plans about models by JSON: buckets, graphs, memory, batches, replacements. Reads a request, asks
+// Plans about models by JSON: buckets, graphs, memory, batches, replacements, tuning. Reads a request, asks
 // kernel_pytorch/plan, answers.
 #pragma once
 
@@ -13,5 +13,6 @@ KP_EXPORT Json answer_memory_plan(const Json& request);
 KP_EXPORT Json answer_batch_plan(const Json& request);
 KP_EXPORT Json answer_context_parallel_plan(const Json& request);
 KP_EXPORT Json answer_model_plan(const Json& request);
+KP_EXPORT Json answer_tuning_plan(const Json& request);
 
 }  // namespace kernel_pytorch::c_interface

@@ -1,5 +1,6 @@
 #include "kernel_pytorch/c/report.h"
 
+#include <cmath>
 #include <string_view>
 
 namespace kernel_pytorch::c_interface {
@@ -36,6 +37,11 @@ Json report_candidate(const registry::CandidateExplanation& candidate) {
       {"kernel", candidate.kernel},       {"origin", candidate.origin == registry::Origin::kOurs ? "ours" : "vendor"},
       {"supported", candidate.supported}, {"reason", candidate.reason},
       {"configs", candidate.configs},     {"heuristic_config", candidate.heuristic_config}};
+}
+
+Json report_row(const tuning::TuneRow& row) {
+  return {{"kernel", row.kernel},       {"config", row.config},   {"median_us", row.median_us},
+          {"spread_us", row.spread_us}, {"failure", row.failure}, {"samples", row.samples}};
 }
 
 }  // namespace
@@ -103,13 +109,7 @@ Json report(const registry::BenchReport& bench) {
 
 Json report(const tuning::TuneReport& tuned) {
   Json rows = Json::array();
-  for (const tuning::TuneRow& row : tuned.rows) {
-    rows.push_back({{"kernel", row.kernel},
-                    {"config", row.config},
-                    {"median_us", row.median_us},
-                    {"spread_us", row.spread_us},
-                    {"failure", row.failure}});
-  }
+  for (const tuning::TuneRow& row : tuned.rows) rows.push_back(report_row(row));
   return {{"key", report(tuned.key)}, {"rows", rows}, {"complete", tuned.complete}, {"seconds", tuned.seconds}};
 }
 
@@ -119,12 +119,39 @@ Json report(const tuning::TuneProgress& progress) {
           {"best", progress.best},           {"best_us", progress.best_us}};
 }
 
+Json report(const tuning::ScopeProgress& progress) {
+  Json json = report(progress.problem);
+  json["op"] = progress.key.op;
+  json["problem"] = progress.key.problem;
+  json["problems_done"] = progress.problems_done;
+  json["seconds"] = progress.seconds;
+  json["budget_seconds"] = std::isfinite(progress.budget_seconds) ? Json(progress.budget_seconds) : Json(nullptr);
+  return json;
+}
+
+Json report(const tuning::ScopeReport& scope) {
+  Json tuned = Json::array(), untuned = Json::array();
+  for (const tuning::TunedProblem& one : scope.tuned) {
+    tuned.push_back({{"key", report(one.key)},
+                     {"before", report_row(one.before)},
+                     {"after", report_row(one.after)},
+                     {"gains", one.gains()},
+                     {"candidates", one.candidates},
+                     {"measured", one.measured},
+                     {"complete", one.complete},
+                     {"seconds", one.seconds}});
+  }
+  for (const tuning::UntunedProblem& one : scope.untuned) {
+    untuned.push_back({{"key", report(one.key)}, {"reason", one.reason}});
+  }
+  return {{"tuned", tuned}, {"untuned", untuned}, {"seconds", scope.seconds}};
+}
+
 Json report(const tuning::Decision& decision) {
-  return {{"key", report(decision.key)},
-          {"kernel", decision.kernel},
-          {"config", decision.config},
-          {"tier", text(name_of(decision.tier))},
-          {"count", decision.count}};
+  return {{"key", report(decision.key)},       {"kernel", decision.kernel},
+          {"config", decision.config},         {"tier", text(name_of(decision.tier))},
+          {"candidates", decision.candidates}, {"bytes", decision.bytes},
+          {"flops", decision.flops},           {"count", decision.count}};
 }
 
 Json report(const tuning::StoredMeasurement& stored) {

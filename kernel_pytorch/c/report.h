@@ -10,6 +10,7 @@
 #include "kernel_pytorch/device/device_info.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/registry/any_operation.h"
+#include "kernel_pytorch/tuning/autotune_scope.h"
 #include "kernel_pytorch/tuning/autotuner.h"
 #include "kernel_pytorch/tuning/selection.h"
 #include "kernel_pytorch/tuning/store.h"
@@ -24,6 +25,8 @@ KP_EXPORT Json report(const registry::Explanation& explanation);
 KP_EXPORT Json report(const registry::BenchReport& bench);
 KP_EXPORT Json report(const tuning::TuneReport& tuned);
 KP_EXPORT Json report(const tuning::TuneProgress& progress);
+KP_EXPORT Json report(const tuning::ScopeProgress& progress);
+KP_EXPORT Json report(const tuning::ScopeReport& scope);
 KP_EXPORT Json report(const tuning::Decision& decision);
 KP_EXPORT Json report(const tuning::StoredMeasurement& stored);
 KP_EXPORT Json report(const tuning::StoreInfo& store);

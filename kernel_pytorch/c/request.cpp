@@ -69,7 +69,8 @@ std::vector<tuning::OverlayEntry> read_overlay(const Json& request) {
     tuning::OverlayEntry read{.op = entry_fields.required_text("op"),
                               .problem = entry_fields.text("problem", ""),
                               .kernel = entry_fields.required_text("kernel"),
-                              .config = entry_fields.text("config", "")};
+                              .config = entry_fields.text("config", ""),
+                              .device = entry_fields.text("device", "")};
     entry_fields.finish();
     const std::vector<std::string>& kernels = one_operation(read.op).kernel_names;
     KP_CHECK(std::find(kernels.begin(), kernels.end(), read.kernel) != kernels.end(), "overlay: ", read.op,
@@ -78,6 +79,27 @@ std::vector<tuning::OverlayEntry> read_overlay(const Json& request) {
     overlay.push_back(std::move(read));
   }
   return overlay;
+}
+
+tuning::ScopeOptions read_autotune(const Json& request) {
+  constexpr double kMostSeconds = 1e6;
+  FieldReader fields(request, "autotune");
+  tuning::ScopeOptions options;
+  if (fields.has("budget_seconds")) options.budget_seconds = fields.number("budget_seconds", 0, 0, kMostSeconds);
+  options.problem_seconds = fields.number("problem_seconds", options.problem_seconds, 0, kMostSeconds);
+  options.remembers = fields.boolean("remembers", true);
+  const Json* only = fields.value("only");
+  fields.finish();
+  KP_CHECK(only == nullptr || (only->is_array() && !only->empty()),
+           "autotune: \"only\" must be an array of one problem or more; leave it out for all problems");
+  for (const Json& one : only == nullptr ? Json::array() : *only) {
+    FieldReader problem(one, "autotune problem");
+    options.only.push_back({.op = one_operation(problem.required_text("op")).name,
+                            .problem = problem.required_text("problem"),
+                            .seconds = problem.number("seconds", options.problem_seconds, 0, kMostSeconds)});
+    problem.finish();
+  }
+  return options;
 }
 
 std::string read_directories(const Json& request) {

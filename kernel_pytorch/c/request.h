@@ -10,6 +10,7 @@
 #include "kernel_pytorch/c/json.h"
 #include "kernel_pytorch/c/words.h"
 #include "kernel_pytorch/registry/any_operation.h"
+#include "kernel_pytorch/tuning/autotune_scope.h"
 #include "kernel_pytorch/tuning/selection.h"
 
 namespace kernel_pytorch::c_interface {
@@ -22,7 +23,8 @@ struct OperationRequest {
 KP_EXPORT OperationRequest read_operation(FieldReader& fields);
 KP_EXPORT registry::ProblemRequest read_problem(FieldReader& fields);
 KP_EXPORT std::vector<tuning::OverlayEntry> read_overlay(const Json& request);
-KP_EXPORT std::string read_directories(const Json& request);  // with colons between, as the search wants them
+KP_EXPORT tuning::ScopeOptions read_autotune(const Json& request);  // without its callbacks
+KP_EXPORT std::string read_directories(const Json& request);        // with colons between, as the search wants them
 
 struct ClearRequest {
   bool store = true;

@@ -1,8 +1,8 @@
-// libFuzzer entry for the requests of the C interface, the words of the command line and files of timings: whatever the
-// bytes, every reader returns or throws one Error that blames the caller. Two ops without kernels stand in for the
-// library's.
+// libFuzzer entry for the requests of the C interface, plans among them, the words of the command line and files of
+// timings: whatever the bytes, every reader returns or throws one Error that blames the caller. Two ops without kernels
+// and one processor stand in for the library's ops and the machine's devices.
 // clang-format off
-// kp-fuzz-with: kernel_pytorch/c/json.cpp kernel_pytorch/c/request.cpp kernel_pytorch/c/words.cpp kernel_pytorch/c/sample_file.cpp kernel_pytorch/tuning/comparison.cpp kernel_pytorch/tuning/mann_whitney.cpp kernel_pytorch/tuning/row_check.cpp kernel_pytorch/base/device.cpp kernel_pytorch/base/dtype.cpp
+// kp-fuzz-with: kernel_pytorch/c/json.cpp kernel_pytorch/c/plan_request.cpp kernel_pytorch/c/request.cpp kernel_pytorch/c/words.cpp kernel_pytorch/c/sample_file.cpp kernel_pytorch/tuning/comparison.cpp kernel_pytorch/tuning/mann_whitney.cpp kernel_pytorch/tuning/row_check.cpp kernel_pytorch/plan/bucket_plan.cpp kernel_pytorch/plan/context_parallel_plan.cpp kernel_pytorch/plan/graph_plan.cpp kernel_pytorch/plan/memory_plan.cpp kernel_pytorch/plan/model_plan.cpp kernel_pytorch/plan/tuning_plan.cpp kernel_pytorch/base/device.cpp kernel_pytorch/base/dtype.cpp
 // clang-format on
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,10 @@
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/c/plan_request.h"
 #include "kernel_pytorch/c/request.h"
 #include "kernel_pytorch/c/sample_file.h"
+#include "kernel_pytorch/device/device_info.h"
 #include "kernel_pytorch/ops/operations.h"
 
 namespace kernel_pytorch {
@@ -32,6 +34,12 @@ const registry::AnyOperation* find_operation(std::string_view name) {
     if (operation.name == name) return &operation;
   }
   return nullptr;
+}
+
+const DeviceInfo& device_info(Device device) {
+  static const DeviceInfo* processor = new DeviceInfo;
+  KP_CHECK(device == Device{}, "there is no ", device);
+  return *processor;
 }
 
 }  // namespace kernel_pytorch
@@ -66,6 +74,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     read_or_refuse([&] { read_overlay(json); });
     read_or_refuse([&] { read_directories(json); });
     read_or_refuse([&] { read_clear(json); });
+    read_or_refuse([&] { read_autotune(json); });
+    for (const auto answer : {answer_bucket_plan, answer_graph_plan, answer_memory_plan, answer_batch_plan,
+                              answer_context_parallel_plan, answer_model_plan, answer_tuning_plan}) {
+      read_or_refuse([&] { to_text(answer(json)); });
+    }
     FieldReader fields(json, "fuzz");
     read_operation(fields);
     fields.number("budget_seconds", 1, 0, 10);

@@ -1,6 +1,7 @@
 // The requests of the C interface: limits, unknown fields, every kind of wrong value, and the words that people type.
 #include "kernel_pytorch/c/request.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -9,6 +10,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/c/kernel_pytorch.h"
+#include "kernel_pytorch/c/plan_request.h"
 
 namespace kernel_pytorch::c_interface {
 namespace {
@@ -104,6 +106,30 @@ TEST(Request, OverlaysNameKernelsThatExist) {
   EXPECT_NE(refused.find("reference"), std::string::npos) << refused;
 }
 
+TEST(Request, AutotuneScopesAreReadOrRefused) {
+  const tuning::ScopeOptions usual = read_autotune(parse_request("{}"));
+  EXPECT_TRUE(std::isinf(usual.budget_seconds));
+  EXPECT_TRUE(usual.remembers && usual.only.empty());
+  const tuning::ScopeOptions asked = read_autotune(parse_request(
+      R"({"budget_seconds": 2, "remembers": false, "only": [{"op": "rms_norm_forward", "problem": "a=1", "seconds": 1}]})"));
+  EXPECT_EQ(asked.budget_seconds, 2);
+  EXPECT_FALSE(asked.remembers);
+  ASSERT_EQ(asked.only.size(), 1u);
+  EXPECT_EQ(asked.only[0].seconds, 1);
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"budget_seconds": -1})", "budget_seconds"},
+      {R"({"budget_seconds": "1"})", "budget_seconds"},
+      {R"({"only": []})", "one problem or more"},
+      {R"({"only": [{"op": "rms_nrom_forward", "problem": ""}]})", "rms_norm_forward"},
+      {R"({"only": [{"op": "rms_norm_forward"}]})", "\"problem\" is missing"},
+      {R"({"seconds": 1})", "unknown field \"seconds\""},
+  };
+  for (const auto& [request, wanted] : wrong) {
+    const std::string refusal = message_of([&] { read_autotune(parse_request(request)); });
+    EXPECT_NE(refusal.find(wanted), std::string::npos) << request << ": " << refusal;
+  }
+}
+
 // What the fuzzer (request_fuzz.cpp) found worth keeping, against the ops of the library.
 TEST(Request, TheFuzzersCorpusIsReadOrRefused) {
   int files = 0;
@@ -115,6 +141,14 @@ TEST(Request, TheFuzzersCorpusIsReadOrRefused) {
     message_of([&] { read_overlay(parse_request(text)); });
     message_of([&] { read_directories(parse_request(text)); });
     message_of([&] { read_clear(parse_request(text)); });
+    message_of([&] { read_autotune(parse_request(text)); });
+    for (const auto answer : {answer_graph_plan, answer_memory_plan, answer_batch_plan, answer_context_parallel_plan,
+                              answer_model_plan, answer_tuning_plan}) {
+      message_of([&] { to_text(answer(parse_request(text))); });
+    }
+    if (text.find("cuda") == std::string::npos) {  // a device that is not there is not the request's mistake
+      message_of([&] { to_text(answer_bucket_plan(parse_request(text))); });
+    }
     message_of([&] { shape_from(text); });
     message_of([&] { matching_operations(text); });
     ++files;

@@ -7,6 +7,7 @@
 
 #include "kernel_pytorch/registry/erase.h"
 #include "kernel_pytorch/registry/toy_operation_test.h"
+#include "kernel_pytorch/tuning/autotune_scope.h"
 #include "kernel_pytorch/tuning/temporary_store_test.h"
 
 namespace kernel_pytorch::registry {
@@ -145,27 +146,129 @@ TEST_F(Choose, AnOverlayMayNameAProblemAndAConfig) {
 }
 
 TEST_F(Choose, AutotuneMeasuresOnceAndIsThenMemory) {
-  tuning::push_autotune();
+  const int64_t scope = tuning::push_autotune();
   const Problem problem = make_problem(8, 64);
   OwnContext context;
   expect(choose(toy::kMixed, problem, context), "aligned", 1, Tier::kAutotune);
   for (int i = 0; i < 2; ++i) expect(choose(toy::kMixed, problem, context), "aligned", 1, Tier::kMemory);
-  tuning::pop_autotune();
+  tuning::pop_autotune(scope);
   expect(choose(toy::kMixed, problem, context), "aligned", 1, Tier::kMemory);
   EXPECT_EQ(tuning::list_store().size(), 1u);
   for (float value : output_) EXPECT_EQ(value, 0) << "tuning works on memory of its own";
 }
 
 TEST_F(Choose, AutotuneThatFindsNothingLeavesItToTheHeuristic) {
-  tuning::push_autotune();
+  const int64_t scope = tuning::push_autotune();
   const Problem problem = make_problem(8, 64);
   OwnContext context;
   const auto start = std::chrono::steady_clock::now();
   expect(choose(toy::kFailing, problem, context), "wrong", 0, Tier::kHeuristic);
   for (int i = 0; i < 1000; ++i) expect(choose(toy::kFailing, problem, context), "wrong", 0, Tier::kHeuristic);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << "it does not try again at each call";
-  tuning::pop_autotune();
+  const tuning::ScopeReport report = tuning::pop_autotune(scope);
+  EXPECT_TRUE(report.tuned.empty());
+  ASSERT_EQ(report.untuned.size(), 1u);
+  expect_words(report.untuned[0].reason, {"no candidate was right"});
   EXPECT_TRUE(tuning::list_store().empty());
+}
+
+TEST_F(Choose, AScopeReportsWhatItMeasured) {
+  const int64_t scope = tuning::push_autotune();
+  const Problem problem = make_problem(8, 64);
+  OwnContext context;
+  choose(toy::kMixed, problem, context);
+  const tuning::ScopeReport report = tuning::pop_autotune(scope);
+  ASSERT_EQ(report.tuned.size(), 1u);
+  const tuning::TunedProblem& tuned = report.tuned[0];
+  EXPECT_EQ(tuned.key, key_of(toy::kMixed, problem));
+  const Choice<Problem> untuned = choose_by_heuristic(toy::kMixed, problem, *context->info);
+  EXPECT_EQ(tuned.before.kernel, untuned.kernel->name);
+  EXPECT_EQ(tuned.after.kernel, "aligned");
+  EXPECT_EQ(tuned.after.config, "wait=0");
+  EXPECT_GT(tuned.after.median_us, 0);
+  EXPECT_TRUE(tuned.complete);
+  EXPECT_GT(tuned.seconds, 0);
+  EXPECT_EQ(tuned.seconds, report.seconds);
+}
+
+TEST_F(Choose, AScopeThatRemembersNothingLeavesEveryChoiceAsItWas) {
+  const int64_t scope = tuning::push_autotune({.remembers = false});
+  const Problem problem = make_problem(8, 64);
+  for (int i = 0; i < 3; ++i) expect(choose_good(problem), "aligned", 0, Tier::kHeuristic);
+  const tuning::ScopeReport report = tuning::pop_autotune(scope);
+  ASSERT_EQ(report.tuned.size(), 1u) << "once";
+  EXPECT_EQ(report.tuned[0].before.config, "wait=400");
+  EXPECT_EQ(report.tuned[0].after.config, "wait=0");
+  EXPECT_TRUE(report.tuned[0].gains());
+  expect(choose_good(problem), "aligned", 0, Tier::kHeuristic);
+  EXPECT_TRUE(tuning::list_store().empty());
+  EXPECT_FALSE(tuning::anything_to_consult());
+}
+
+TEST_F(Choose, AScopeTunesOnlyWhatItIsAskedFor) {
+  const Problem wanted = make_problem(8, 64), other = make_problem(9, 64);
+  const int64_t scope = tuning::push_autotune({.only = {{"toy_good", key_of(toy::kGood, wanted).problem, 5}}});
+  expect(choose_good(other), "aligned", 0, Tier::kHeuristic);
+  expect(choose_good(wanted), "aligned", 1, Tier::kAutotune);
+  const tuning::ScopeReport report = tuning::pop_autotune(scope);
+  EXPECT_EQ(report.tuned.size(), 1u);
+  EXPECT_TRUE(report.untuned.empty());  // what was not asked for is not missed
+}
+
+TEST_F(Choose, ASpentBudgetLeavesTheRestUntunedAndNamesIt) {
+  const int64_t scope = tuning::push_autotune({.budget_seconds = 0.1});
+  const auto start = std::chrono::steady_clock::now();
+  int tuned = 0;
+  for (int rows = 1; rows <= 16; ++rows) tuned += choose_good(make_problem(rows, 64)).tier == Tier::kAutotune;
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const tuning::ScopeReport report = tuning::pop_autotune(scope);
+  EXPECT_GE(tuned, 1);
+  EXPECT_LT(tuned, 16);
+  EXPECT_EQ(static_cast<int>(report.tuned.size()), tuned);
+  EXPECT_EQ(report.tuned.size() + report.untuned.size(), 16u);
+  expect_words(report.untuned.back().reason, {"the budget of 0.1 s was spent"});
+  EXPECT_EQ(report.untuned.back().key, key_of(toy::kGood, make_problem(16, 64)));
+  EXPECT_LE(report.seconds, seconds);
+  EXPECT_LT(seconds, 0.1 + 0.4) << "one candidate beyond the budget at most";
+}
+
+TEST_F(Choose, AnInterruptedScopeTunesNoMore) {
+  int asked = 0, told = 0;
+  const int64_t scope = tuning::push_autotune({.progress =
+                                                   [&](const tuning::ScopeProgress& now) {
+                                                     ++told;
+                                                     EXPECT_EQ(now.key.op, "toy_good");
+                                                     EXPECT_GT(now.seconds, 0);
+                                                     EXPECT_GT(now.problem.total, 0);
+                                                   },
+                                               .interrupted = [&] { return ++asked > 1; }});
+  choose_good(make_problem(8, 64));
+  const int told_before = told;
+  expect(choose_good(make_problem(9, 64)), "aligned", 0, Tier::kHeuristic);
+  const tuning::ScopeReport report = tuning::pop_autotune(scope);
+  EXPECT_EQ(report.tuned.size(), 1u);
+  ASSERT_EQ(report.untuned.size(), 1u);
+  expect_words(report.untuned[0].reason, {"interrupted"});
+  EXPECT_GE(told_before, 1);
+  EXPECT_EQ(told, told_before);
+}
+
+TEST_F(Choose, AScopePoppedWhileItTunesEndsThatAndIsToldNoMore) {
+  int64_t scope = 0;
+  int told = 0;
+  scope = tuning::push_autotune({.progress = [&](const tuning::ScopeProgress&) {
+    ++told;
+    tuning::pop_autotune(scope);
+  }});
+  choose_good(make_problem(8, 64));
+  EXPECT_EQ(told, 1);
+  EXPECT_FALSE(tuning::autotune_enabled());
+}
+
+TEST_F(Choose, OneKernelWithOneConfigIsNotTuned) {
+  const int64_t scope = tuning::push_autotune();
+  expect(choose_good(make_problem(8, 64, 1)), "plain", 0, Tier::kHeuristic);  // the reference is no rival
+  EXPECT_TRUE(tuning::pop_autotune(scope).tuned.empty());
 }
 
 TEST_F(Choose, RecordsWhatWasDecidedInEachTier) {
@@ -182,6 +285,8 @@ TEST_F(Choose, RecordsWhatWasDecidedInEachTier) {
   ASSERT_EQ(decisions.size(), 3u);
   EXPECT_EQ(decisions[0].config, "wait=400");
   EXPECT_EQ(decisions[0].count, 2);
+  EXPECT_EQ(decisions[0].candidates, 3);  // aligned with two configs, plain; not the reference
+  EXPECT_EQ(decisions[0].bytes, 2 * 4 * 32 * 4);
   EXPECT_EQ(decisions[1].tier, Tier::kOverride);
   EXPECT_EQ(decisions[2].tier, Tier::kMemory);
   EXPECT_EQ(decisions[2].config, "wait=0");

@@ -11,6 +11,7 @@
 #include "kernel_pytorch/registry/append_only_list.h"
 #include "kernel_pytorch/registry/decision_cache.h"
 #include "kernel_pytorch/registry/tune.h"
+#include "kernel_pytorch/tuning/autotune_scope.h"
 
 namespace kernel_pytorch::registry {
 namespace {
@@ -149,51 +150,35 @@ class TuningTurn {
   bool is_mine_ = false;
 };
 
-// Problems whose tuning found nothing: trying again at every call would only cost time.
-constinit AppendOnlyList<Key> untunable;
-
-bool is_untunable(const Key& key) {
-  return untunable.find([&](const Key& other) { return other == key; }) != nullptr;
-}
-
-int count_candidates(const AnyProblem& problem) {
-  int count = 0;
-  for (int i = 0; i < problem.kernel_count(); ++i) {
-    if (problem.supports(i)) count += static_cast<int>(problem.configs(i).size());
-  }
-  return count;
-}
-
 // `is_final` as above: false where a later call should look again.
 std::optional<Selected> by_autotuning(const AnyProblem& problem, const Key& key, const Context& context,
                                       bool& is_final) {
-  if (!tuning::autotune_enabled() || count_candidates(problem) < 2 || is_untunable(key)) return std::nullopt;
-  if (problem.device().is_cuda() && cuda_device::is_capturing(context.stream)) {
-    is_final = false;
-    return std::nullopt;
-  }
+  if (!tuning::autotune_enabled() || candidate_count(problem) < 2) return std::nullopt;
+  const bool is_capturing = problem.device().is_cuda() && cuda_device::is_capturing(context.stream);
   const TuningTurn turn;
-  if (!turn) {
+  if (is_capturing || !turn) {
     is_final = false;
     return std::nullopt;
   }
+  std::optional<tuning::TuningClaim> claim = tuning::claim_tuning(key);
+  if (!claim) return std::nullopt;
   KP_LOG(kInfo, problem.op(), ": measuring ", key.problem, " on ", problem.device().device);
   try {
-    const tuning::TuneReport report = tune(problem, context, {});
+    const tuning::TuneReport report = tune(problem, context, claim->options());
+    claim->finish(report);
     if (!report.rows.empty() && report.rows[0].failure.empty()) {
       KP_LOG(kInfo, problem.op(), ": ", report.rows[0].kernel, " ", report.rows[0].config, " takes ",
              report.rows[0].median_us, " us, the best of ", report.rows.size(), " in ", report.seconds, " s");
     }
   } catch (const std::exception& error) {  // the call itself may well succeed; tuning it is a wish
     KP_LOG(kWarning, problem.op(), ": autotuning failed (", error.what(), "); the heuristic decides");
+    claim->fail(concat("measuring it failed: ", error.what()));
   }
+  if (!claim->options().remembers) return std::nullopt;
   auto selected = by_measurement(problem, key, is_final);
-  if (selected) {
-    selected->tier = Tier::kAutotune;
-    is_final = false;
-  } else {
-    untunable.add(key);
-  }
+  if (!selected) return std::nullopt;
+  selected->tier = Tier::kAutotune;
+  is_final = false;
   return selected;
 }
 
@@ -207,7 +192,14 @@ Selected decide(const AnyProblem& problem, const Key& key, const Context& contex
 void record(const AnyProblem& problem, const Key& key, const Selected& selected) {
   const std::vector<std::string> texts = problem.configs(selected.kernel);
   const bool is_listed = selected.config >= 0 && selected.config < static_cast<int>(texts.size());
-  tuning::record(key, problem.kernel_name(selected.kernel), is_listed ? texts[selected.config] : "", selected.tier);
+  const Cost cost = problem.cost();
+  tuning::record({.key = key,
+                  .kernel = std::string(problem.kernel_name(selected.kernel)),
+                  .config = is_listed ? texts[selected.config] : "",
+                  .tier = selected.tier,
+                  .candidates = candidate_count(problem),
+                  .bytes = cost.bytes,
+                  .flops = cost.flops});
 }
 
 uint64_t hash_call(const AnyProblem& problem) {

@@ -1,6 +1,7 @@
 #include "kernel_pytorch/registry/tune.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 
 #include "kernel_pytorch/registry/slow_path.h"
@@ -13,6 +14,7 @@ namespace {
 // many rows do not take so few; they are checked on the least multiple that they take.
 constexpr int64_t kFirstCheckedElements = 1 << 18;
 constexpr int64_t kCheckGrowth = 4;
+constexpr double kLeastSeconds = 1e-3;  // left for measuring: enough to begin with the first candidate
 
 struct Try {
   int kernel = 0;
@@ -72,7 +74,12 @@ class Checker {
 
 }  // namespace
 
+int candidate_count(const AnyProblem& problem) {
+  return static_cast<int>(list_tries(problem).size());
+}
+
 tuning::TuneReport tune(const AnyProblem& problem, const Context& context, const tuning::TuneOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   tuning::refuse_while_capturing(context);
   const std::vector<Try> tries = list_tries(problem);
   if (tries.empty()) {
@@ -93,6 +100,8 @@ tuning::TuneReport tune(const AnyProblem& problem, const Context& context, const
   }
   tuning::TuneOptions with_rotations = options;
   with_rotations.rotations = rotated.rotations();
+  const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  with_rotations.budget_seconds = std::max(options.budget_seconds - spent, kLeastSeconds);
   return tuning::autotune(make_key(problem), candidates, trial.context(), with_rotations);
 }
 

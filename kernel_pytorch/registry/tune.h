@@ -8,6 +8,9 @@
 
 namespace kernel_pytorch::registry {
 
+// Kernels and configs that tune() would try.
+KP_EXPORT int candidate_count(const AnyProblem& problem);
+
 // The reference is tried only where nothing else supports the problem. What the heuristic would take is tried first, so
 // that a budget or an interrupt never leaves something worse remembered.
 KP_EXPORT tuning::TuneReport tune(const AnyProblem& problem, const Context& context,

@@ -135,13 +135,18 @@ class Session {
   TuneReport finish() const {
     TuneReport report;
     report.complete = true;
+    report.candidates = static_cast<int>(contenders_.size());
     for (const Contender& contender : contenders_) {
       const bool is_failed = !contender.failure.empty();
       report.complete &= is_failed || contender.samples.size() >= kRoundsBeforeDropping;
-      if (!is_failed && !contender.is_measured()) continue;
-      report.rows.push_back({contender.candidate->kernel, contender.candidate->config,
-                             is_failed ? 0 : contender.median_us(), is_failed ? 0 : contender.spread_us(),
-                             contender.failure});
+      const TuneRow row{contender.candidate->kernel,
+                        contender.candidate->config,
+                        is_failed ? 0 : contender.median_us(),
+                        is_failed ? 0 : contender.spread_us(),
+                        contender.failure,
+                        static_cast<int>(contender.samples.size())};
+      if (&contender == &contenders_.front()) report.first = row;
+      if (is_failed || contender.is_measured()) report.rows.push_back(row);
     }
     std::stable_sort(report.rows.begin(), report.rows.end(), [](const TuneRow& a, const TuneRow& b) {
       if (a.failure.empty() != b.failure.empty()) return a.failure.empty();
@@ -171,7 +176,7 @@ class Session {
     for (size_t i = 0; i < contenders_.size(); ++i) {
       Contender& contender = contenders_[(i + static_cast<size_t>(round)) % contenders_.size()];
       if (!contender.is_running()) continue;
-      if (options_.interrupted && options_.interrupted()) return;
+      if (should_stop()) return;
       guard(contender, [&] {
         contender.samples.push_back(
             stopwatch_.time(*contender.candidate, contender.runs_per_sample, rotations_, rotation_));
@@ -225,7 +230,7 @@ TuneReport autotune(const Key& key, const std::vector<Candidate>& candidates, co
   session.measure();
   TuneReport report = session.finish();
   report.key = key;
-  if (!report.rows.empty() && report.rows.front().failure.empty()) {
+  if (options.remembers && !report.rows.empty() && report.rows.front().failure.empty()) {
     const TuneRow& best = report.rows.front();
     remember(key, {best.kernel, best.config, best.median_us, best.spread_us, utc_now(), std::string(kVersion)});
   }

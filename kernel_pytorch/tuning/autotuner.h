@@ -29,10 +29,11 @@ struct TuneProgress {
 };
 
 struct TuneOptions {
-  double budget_seconds = 10;                         // stops starting new rounds after this
+  double budget_seconds = 10;                         // nothing more is begun after this
   int rotations = 1;                                  // buffer sets that candidate.run knows
   std::function<void(const TuneProgress&)> progress;  // may be empty
   std::function<bool()> interrupted;                  // true: stop, keep what was measured (Ctrl-C)
+  bool remembers = true;                              // the winner, in tiers 3 and 4
 };
 
 struct TuneRow {
@@ -41,17 +42,20 @@ struct TuneRow {
   double median_us = 0;
   double spread_us = 0;
   std::string failure;  // wrong result or error: not a contender
+  int samples = 0;      // rounds that it took part in; 0: the time is that of one first run
 };
 
 struct TuneReport {
   Key key;
   std::vector<TuneRow> rows;  // fastest first, failures last
-  bool complete = false;      // every candidate was measured within the budget
+  TuneRow first;              // the candidate that came first, which is what would run untuned
+  int candidates = 0;
+  bool complete = false;  // every candidate was measured within the budget
   double seconds = 0;
 };
 
 // Checks each candidate, then times the survivors in interleaved rounds (CUDA events or the steady clock), dropping
-// those that are clearly slower after a few rounds. Remembers the winner (tiers 3 and 4) if there is one.
+// those that are clearly slower after a few rounds. Remembers the winner (tiers 3 and 4) if there is one and it may.
 // Throws kUnsupported when called while the context's stream captures.
 KP_EXPORT TuneReport autotune(const Key& key, const std::vector<Candidate>& candidates, const Context& context,
                               const TuneOptions& options);

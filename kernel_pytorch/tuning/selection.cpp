@@ -36,7 +36,7 @@ uint64_t selection_generation() {
 int64_t push_overlay(std::vector<OverlayEntry> entries) {
   SelectionState& state = selection_state();
   const std::unique_lock lock(state.mutex);
-  const int64_t handle = state.next_overlay++;
+  const int64_t handle = state.next_handle++;
   state.overlays.push_back({handle, std::move(entries)});
   state.publish();
   return handle;
@@ -57,7 +57,7 @@ std::optional<OverlayEntry> find_overlay(std::string_view op, const Key& key) {
   for (auto overlay = state.overlays.rbegin(); overlay != state.overlays.rend(); ++overlay) {
     const OverlayEntry* for_every_problem = nullptr;
     for (const OverlayEntry& entry : overlay->entries) {
-      if (entry.op != op) continue;
+      if (entry.op != op || (!entry.device.empty() && entry.device != key.device)) continue;
       if (entry.problem == key.problem) return entry;
       if (entry.problem.empty()) for_every_problem = &entry;
     }
@@ -106,21 +106,6 @@ bool autotune_enabled() {
   return consult_flags.load(std::memory_order_acquire) & kAutotuning;
 }
 
-void push_autotune() {
-  SelectionState& state = selection_state();
-  const std::unique_lock lock(state.mutex);
-  ++state.autotune_scopes;
-  state.publish();
-}
-
-void pop_autotune() {
-  SelectionState& state = selection_state();
-  const std::unique_lock lock(state.mutex);
-  KP_CHECK(state.autotune_scopes > 0, "tuning: no autotune scope is open; pop each pushed scope once");
-  --state.autotune_scopes;
-  state.publish();
-}
-
 void set_recording(bool on) {
   SelectionState& state = selection_state();
   const std::unique_lock lock(state.mutex);
@@ -137,12 +122,14 @@ bool recording() {
   return consult_flags.load(std::memory_order_acquire) & kRecording;
 }
 
-void record(const Key& key, std::string_view kernel, std::string_view config, Tier tier) {
+void record(Decision decision) {
   SelectionState& state = selection_state();
   std::string identity;
-  for (std::string_view part :
+  const Key& key = decision.key;
+  for (const std::string_view part :
        {std::string_view(key.device), std::string_view(key.op), std::string_view(key.kernel_set),
-        std::string_view(key.problem), kernel, config, name_of(tier)}) {
+        std::string_view(key.problem), std::string_view(decision.kernel), std::string_view(decision.config),
+        name_of(decision.tier)}) {
     identity.append(part).push_back('\0');
   }
   const std::unique_lock lock(state.mutex);
@@ -158,7 +145,8 @@ void record(const Key& key, std::string_view kernel, std::string_view config, Ti
     return;
   }
   state.decision_index.emplace(std::move(identity), state.decisions.size());
-  state.decisions.push_back({key, std::string(kernel), std::string(config), tier, 1});
+  decision.count = 1;
+  state.decisions.push_back(std::move(decision));
 }
 
 std::vector<Decision> recorded() {

@@ -49,6 +49,7 @@ struct OverlayEntry {
   std::string problem;  // the key's text; empty: every problem of the op
   std::string kernel;
   std::string config;  // empty: the kernel's own heuristic
+  std::string device;  // its fingerprint; empty: every device
 };
 // Entries of a later push win. Returns a handle for pop; pops may come in any order.
 KP_EXPORT int64_t push_overlay(std::vector<OverlayEntry> entries);
@@ -60,10 +61,9 @@ KP_EXPORT std::optional<Remembered> find_measured(const Key& key);
 KP_EXPORT void remember(const Key& key, const Measurement& measurement);
 KP_EXPORT void forget_memory();  // drops tiers 3 and 4 from memory; the next call reads the store again
 
-// Tier 5 is on for the process (Options::autotune, looked at when the store is read) or inside an autotune scope.
+// Tier 5 is on for the process (Options::autotune, looked at when the store is read) or inside an autotune scope
+// (tuning/autotune_scope.h).
 KP_EXPORT bool autotune_enabled();
-KP_EXPORT void push_autotune();
-KP_EXPORT void pop_autotune();
 
 // What was decided, newest last, while recording is on; each distinct decision once with its count.
 struct Decision {
@@ -71,11 +71,14 @@ struct Decision {
   std::string kernel;
   std::string config;
   Tier tier = Tier::kHeuristic;
+  int64_t candidates = 0;  // kernels and configs that tuning would measure
+  int64_t bytes = 0;       // least work of one call
+  int64_t flops = 0;
   int64_t count = 0;
 };
 KP_EXPORT void set_recording(bool on);  // turning on clears what was there
 KP_EXPORT bool recording();
-KP_EXPORT void record(const Key& key, std::string_view kernel, std::string_view config, Tier tier);
+KP_EXPORT void record(Decision decision);  // its count is of no account
 KP_EXPORT std::vector<Decision> recorded();
 
 }  // namespace kernel_pytorch::tuning

@@ -101,7 +101,7 @@ void SelectionState::publish() {
   uint32_t flags = consult_flags.load() & (kStoreUnread | kRecording);
   if (!overlays.empty()) flags |= kHasOverlay;
   if (!measured.empty()) flags |= kHasMeasurement;
-  if (autotune_scopes > 0 || autotune_option) flags |= kAutotuning;
+  if (!autotune_scopes.empty() || autotune_option) flags |= kAutotuning;
   consult_flags.store(flags, std::memory_order_release);
   generation.fetch_add(1, std::memory_order_release);
 }

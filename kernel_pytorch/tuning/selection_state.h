@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <shared_mutex>
 #include <string_view>
 #include <vector>
@@ -28,15 +29,18 @@ struct Overlay {
   std::vector<OverlayEntry> entries;
 };
 
+class AutotuneScope;
+
 struct SelectionState {
   std::shared_mutex mutex;  // over everything here, and for writing the two atomics below
   std::vector<Overlay> overlays;
-  int64_t next_overlay = 1;
+  int64_t next_handle = 1;  // of overlays and autotune scopes
   std::map<Key, Remembered> measured;
   uint64_t reading = 0;        // number of the reading of the store that is wanted; an overtaken one is dropped
   int64_t reader_process = 0;  // 0: not begun; a child of fork() has no reader and begins its own
   std::string write_failure_path, write_failure;  // why the last measurement could not be written, and where to
-  int autotune_scopes = 0;
+  std::vector<std::shared_ptr<AutotuneScope>> autotune_scopes;
+  std::shared_ptr<AutotuneScope> option_scope;  // of autotune_option, made when it is needed
   bool autotune_option = false;
   std::vector<Decision> decisions;
   std::map<std::string, size_t, std::less<>> decision_index;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "kernel_pytorch/tuning/autotune_scope.h"
 #include "kernel_pytorch/tuning/sqlite_database.h"
 #include "kernel_pytorch/tuning/temporary_store_test.h"
 
@@ -24,12 +25,11 @@ TEST_F(Selection, EachReasonToConsultComesAndGoes) {
   pop_overlay(handle);
   EXPECT_FALSE(anything_to_consult());
 
-  push_autotune();
-  push_autotune();
-  pop_autotune();
+  const int64_t outer = push_autotune(), inner = push_autotune();
+  pop_autotune(outer);
   EXPECT_TRUE(anything_to_consult());
   EXPECT_TRUE(autotune_enabled());
-  pop_autotune();
+  pop_autotune(inner);
   EXPECT_FALSE(anything_to_consult());
   EXPECT_FALSE(autotune_enabled());
 
@@ -44,7 +44,7 @@ TEST_F(Selection, EachReasonToConsultComesAndGoes) {
 
 TEST_F(Selection, UnbalancedPopsAreErrors) {
   EXPECT_THROW(pop_overlay(123456), Error);
-  EXPECT_THROW(pop_autotune(), Error);
+  EXPECT_THROW(pop_autotune(123456), Error);
 }
 
 TEST_F(Selection, OptionTurnsAutotuneOn) {
@@ -77,6 +77,15 @@ TEST_F(Selection, LaterOverlaysWinAndPopInAnyOrder) {
   pop_overlay(third);
 }
 
+TEST_F(Selection, AnOverlayMayBeOfOneDevice) {
+  Key key = make_test_key("n=1");
+  const int64_t handle = push_overlay({{"toy", "n=1", "a", "", key.device}});
+  EXPECT_EQ(find_overlay("toy", key)->kernel, "a");
+  key.device = "another device";
+  EXPECT_FALSE(find_overlay("toy", key).has_value());
+  pop_overlay(handle);
+}
+
 TEST_F(Selection, GenerationGrowsWithEveryChange) {
   uint64_t last = selection_generation();
   const auto grew = [&] {
@@ -91,9 +100,9 @@ TEST_F(Selection, GenerationGrowsWithEveryChange) {
   EXPECT_TRUE(grew());
   remember(make_test_key("n=1"), make_test_measurement());
   EXPECT_TRUE(grew());
-  push_autotune();
+  const int64_t scope = push_autotune();
   EXPECT_TRUE(grew());
-  pop_autotune();
+  pop_autotune(scope);
   EXPECT_TRUE(grew());
   forget_memory();
   EXPECT_TRUE(grew());
@@ -121,11 +130,11 @@ TEST_F(Selection, MemoryTurnsPersistentForTheNextProcess) {
 
 TEST_F(Selection, RecordsEachDistinctDecisionOnce) {
   set_recording(true);
-  for (int i = 0; i < 3; ++i) record(make_test_key("n=1"), "fast", "unroll=4", Tier::kHeuristic);
-  record(make_test_key("n=2"), "fast", "unroll=4", Tier::kHeuristic);
-  record(make_test_key("n=1"), "fast", "unroll=4", Tier::kMemory);
+  for (int i = 0; i < 3; ++i) record({make_test_key("n=1"), "fast", "unroll=4", Tier::kHeuristic});
+  record({make_test_key("n=2"), "fast", "unroll=4", Tier::kHeuristic});
+  record({make_test_key("n=1"), "fast", "unroll=4", Tier::kMemory});
   set_recording(false);
-  record(make_test_key("n=9"), "fast", "", Tier::kHeuristic);
+  record({make_test_key("n=9"), "fast", "", Tier::kHeuristic});
   const std::vector<Decision> decisions = recorded();
   ASSERT_EQ(decisions.size(), 3u);
   EXPECT_EQ(decisions[0].count, 3);

@@ -12,11 +12,23 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ._paths import library_path
 
-__all__ = ["KernelPyTorchError", "call", "call_for_handle", "call_with_callbacks", "import_cache", "load", "version"]
+__all__ = [
+    "Callbacks",
+    "KernelPyTorchError",
+    "call",
+    "call_for_handle",
+    "call_with_callbacks",
+    "import_cache",
+    "load",
+    "pop_autotune",
+    "push_autotune",
+    "version",
+]
 
 ProgressCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 InterruptedCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -114,38 +126,61 @@ def call_plain(function: str, *arguments: int) -> None:
     _check(library, getattr(library, f"kp_{function}")(*arguments))
 
 
-def call_with_callbacks(
-    function: str,
-    request: Any,
-    progress: Callable[[dict[str, Any]], None],
-    interrupted: Callable[[], bool] | None = None,
-) -> Any:
-    """Calls a function that reports its progress. An exception of a callback stops the work and is raised after."""
-    library = load()
-    raised: list[BaseException] = []
+class Callbacks:
+    """What the library calls while it works. An exception inside stops the work and is kept: it must not unwind through
+    the library."""
 
-    def on_progress(_state: object, text: bytes) -> None:
-        try:
-            progress(json.loads(text))
-        except BaseException as error:  # must not unwind through the library
-            raised.append(error)
+    def __init__(self, progress: Callable[[dict[str, Any]], None], interrupted: Callable[[], bool]) -> None:
+        self.raised: list[BaseException] = []
+        self._progress, self._interrupted = progress, interrupted
+        self.arguments = (ProgressCallback(self._on_progress), InterruptedCallback(self._on_interrupted), None)
 
-    def on_interrupted(_state: object) -> int:
+    def _on_progress(self, _state: object, text: bytes) -> None:
         try:
-            return int(bool(raised) or (interrupted is not None and interrupted()))
+            self._progress(json.loads(text))
         except BaseException as error:
-            raised.append(error)
+            self.raised.append(error)
+
+    def _on_interrupted(self, _state: object) -> int:
+        try:
+            return int(bool(self.raised) or self._interrupted())
+        except BaseException as error:
+            self.raised.append(error)
             return 1
 
-    callbacks: list[Any] = [ProgressCallback(on_progress)]
-    if interrupted is not None:
-        callbacks.append(InterruptedCallback(on_interrupted))
+    def entered_from(self, frame: FrameType | None) -> bool:
+        """Whether a frame runs inside one of them."""
+        codes = (Callbacks._on_progress.__code__, Callbacks._on_interrupted.__code__)
+        while frame is not None and not (frame.f_code in codes and frame.f_locals.get("self") is self):
+            frame = frame.f_back
+        return frame is not None
+
+
+def call_with_callbacks(function: str, request: Any, callbacks: Callbacks) -> Any:
+    """Calls a function that reports its progress. An exception of a callback is raised after it."""
+    library = load()
     result = ctypes.c_void_p()
-    _check(library, getattr(library, f"kp_{function}")(_encode(request), *callbacks, None, ctypes.byref(result)))
+    _check(library, getattr(library, f"kp_{function}")(_encode(request), *callbacks.arguments, ctypes.byref(result)))
     text = _take(library, result)
-    if raised:
-        raise raised[0]
+    if callbacks.raised:
+        raise callbacks.raised[0]
     return json.loads(text)
+
+
+def push_autotune(request: Any, callbacks: Callbacks) -> int:
+    """kp_autotune_push: a handle. The callbacks have to live until it is popped."""
+    library = load()
+    handle = ctypes.c_int64()
+    _check(library, library.kp_autotune_push(_encode(request), *callbacks.arguments, ctypes.byref(handle)))
+    return handle.value
+
+
+def pop_autotune(handle: int) -> Any:
+    """kp_autotune_pop: what the scope tuned and what it did not."""
+    library = load()
+    result = ctypes.c_void_p()
+    _check(library, library.kp_autotune_pop(ctypes.c_int64(handle), ctypes.byref(result)))
+    return json.loads(_take(library, result))
 
 
 def import_cache(text: bytes) -> int:

@@ -7,19 +7,20 @@ them at work, `tune` and `autotune` measure, `overlay` decides by hand, `record`
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import _library
+from ._interrupts import catching_interrupt, postponing_interrupt
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "AutotuneProgress",
+    "AutotuneReport",
     "Candidate",
     "Decision",
     "Explanation",
@@ -27,6 +28,8 @@ __all__ = [
     "TuneProgress",
     "TuneReport",
     "TuneRow",
+    "TunedProblem",
+    "UntunedProblem",
     "autotune",
     "explain",
     "kernels",
@@ -106,6 +109,11 @@ class TuneRow:
     median_us: float
     spread_us: float
     failure: str
+    samples: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel} {self.config}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -119,14 +127,70 @@ class TuneReport:
 
 
 @dataclass(frozen=True)
+class AutotuneProgress:
+    """Where a scope is: at one problem, after `problems_done` others and `seconds` of `budget_seconds` (None: any)."""
+
+    op: str
+    problem: str
+    problems_done: int
+    seconds: float
+    budget_seconds: float | None
+    candidate: TuneProgress
+
+
+@dataclass(frozen=True)
+class TunedProblem:
+    """A problem that was measured: what would have run, and the fastest. `gains`: faster beyond the spread of both."""
+
+    key: Key
+    before: TuneRow
+    after: TuneRow
+    gains: bool
+    candidates: int
+    measured: int
+    complete: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class UntunedProblem:
+    """A problem that was asked for and not measured: `reason` says why, mostly that the budget was spent."""
+
+    key: Key
+    reason: str
+
+
+@dataclass
+class AutotuneReport:
+    """What the calls inside an `autotune` tuned, and what they left."""
+
+    tuned: list[TunedProblem] = field(default_factory=list)
+    untuned: list[UntunedProblem] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lines = [f"tuned {len(self.tuned)} problems in {self.seconds:.1f} s, {len(self.untuned)} left untuned"]
+        for one in self.tuned:
+            before, after = one.before, one.after
+            gain = f"{before.median_us / after.median_us:.2f}x" if before.median_us > 0 else "not comparable"
+            change = f"{before.name} -> {after.name}" if before.name != after.name else f"{before.name} stays"
+            lines.append(f"  {one.key.op} {one.key.problem}: {change}, {after.median_us:.2f} us, {gain}")
+        lines += [f"  {one.key.op} {one.key.problem}: untuned, {one.reason}" for one in self.untuned]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class Decision:
-    """A choice that calls made while recording, and how often."""
+    """A choice that calls made while recording, and how often; what tuning would choose from; the work of one call."""
 
     key: Key
     kernel: str
     config: str
     tier: str
     count: int
+    candidates: int = 0
+    bytes: int = 0
+    flops: int = 0
 
 
 def _problem(
@@ -179,20 +243,14 @@ def _show_progress(progress: TuneProgress) -> None:
     sys.stderr.flush()
 
 
-@contextlib.contextmanager
-def _catching_interrupt() -> Iterator[Callable[[], bool]]:
-    """While inside, Ctrl-C only answers True; it is raised on leaving. Only the main thread can do that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    pressed: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if pressed:
-        raise KeyboardInterrupt
+def _show_scope(progress: AutotuneProgress) -> None:
+    budget = "" if progress.budget_seconds is None else f" of {progress.budget_seconds:.0f}"
+    now, best = progress.candidate, progress.candidate.best or progress.candidate.candidate
+    line = (
+        f"tuning {progress.op}, {progress.seconds:.1f}{budget} s, {now.done}/{now.total}  {best} {now.best_us:.2f} us"
+    )
+    sys.stderr.write("\r" + line[:100] + "\033[K" + ("\r\033[K" if now.done == now.total else ""))
+    sys.stderr.flush()
 
 
 def tune(
@@ -217,20 +275,68 @@ def tune(
         if show is not None:
             show(TuneProgress(**fields))
 
-    with _catching_interrupt() as interrupted:
-        fields = _library.call_with_callbacks("tune", request, on_progress, interrupted)
+    with catching_interrupt() as interrupted:
+        fields = _library.call_with_callbacks("tune", request, _library.Callbacks(on_progress, interrupted))
     rows = tuple(TuneRow(**row) for row in fields["rows"])
     return TuneReport(Key(**fields["key"]), rows, fields["complete"], fields["seconds"])
 
 
 @contextlib.contextmanager
-def autotune() -> Iterator[None]:
-    """Inside, a problem that was never measured is tuned at its first call. Holds for the whole process; nests."""
-    _library.call_plain("autotune_push")
-    try:
-        yield
-    finally:
-        _library.call_plain("autotune_pop")
+def autotune(
+    budget_seconds: float | None = None,
+    *,
+    problem_seconds: float = 10.0,
+    progress: Callable[[AutotuneProgress], None] | None = None,
+) -> Iterator[AutotuneReport]:
+    """Inside, a problem that was never measured is tuned at its first call, and the fastest is remembered.
+
+    Args:
+        budget_seconds: for all problems together; what comes after runs by the heuristic, and the report names it.
+        problem_seconds: for one problem at most.
+        progress: called after each candidate; without it a terminal gets a line.
+
+    Gives a report that is filled on leaving. Holds for the whole process; of scopes inside one another the inner one is
+    in charge. Ctrl-C while a call tunes ends the tuning and is raised when the call is done: what was measured is kept.
+    """
+    request: dict[str, Any] = {"problem_seconds": problem_seconds}
+    if budget_seconds is not None:
+        request["budget_seconds"] = budget_seconds
+    with autotune_scope(request, progress) as report:
+        yield report
+
+
+@contextlib.contextmanager
+def autotune_scope(
+    request: Mapping[str, Any], progress: Callable[[AutotuneProgress], None] | None = None
+) -> Iterator[AutotuneReport]:
+    """`autotune` with all that kp_autotune_push takes."""
+    show = progress if progress is not None else _show_scope if sys.stderr.isatty() else None
+    report = AutotuneReport()
+
+    def on_progress(fields: dict[str, Any]) -> None:
+        if show is not None:
+            own = {name: fields.pop(name) for name in ("op", "problem", "problems_done", "seconds", "budget_seconds")}
+            show(AutotuneProgress(**own, candidate=TuneProgress(**fields)))
+
+    interrupted: list[Callable[[], bool]] = []
+    callbacks = _library.Callbacks(on_progress, lambda: interrupted[0]())
+    with postponing_interrupt(callbacks.entered_from) as pressed:
+        interrupted.append(pressed)
+        handle = _library.push_autotune(dict(request), callbacks)
+        try:
+            yield report
+        finally:
+            _fill(report, _library.pop_autotune(handle))
+    if callbacks.raised:
+        raise callbacks.raised[0]
+
+
+def _fill(report: AutotuneReport, fields: dict[str, Any]) -> None:
+    report.seconds = fields["seconds"]
+    for one in fields["tuned"]:
+        rows = {side: TuneRow(**one[side]) for side in ("before", "after")}
+        report.tuned.append(TunedProblem(**{**one, "key": Key(**one["key"]), **rows}))
+    report.untuned.extend(UntunedProblem(Key(**one["key"]), one["reason"]) for one in fields["untuned"])
 
 
 @contextlib.contextmanager

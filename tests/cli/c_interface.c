@@ -20,20 +20,20 @@ static void expect_answer(kp_status status, char* result, const char* word, int 
   expect(result != NULL && strstr(result, word) != NULL, word, line);
   kp_free(result);
 }
-#define EXPECT_ANSWER(call, word)              \
-  do {                                         \
-    char* result = NULL;                       \
-    const kp_status status = (call);           \
+#define EXPECT_ANSWER(call, word)                  \
+  do {                                             \
+    char* result = NULL;                           \
+    const kp_status status = (call);               \
     expect_answer(status, result, word, __LINE__); \
   } while (0)
 
 /* A call that must fail leaves the output NULL and its reason behind. */
-#define EXPECT_REFUSED(call, wanted_status, word)                    \
-  do {                                                               \
-    char* result = (char*)"untouched";                               \
-    EXPECT((call) == (wanted_status));                               \
-    EXPECT(result == NULL);                                          \
-    EXPECT(strstr(kp_last_error(), (word)) != NULL);                 \
+#define EXPECT_REFUSED(call, wanted_status, word)    \
+  do {                                               \
+    char* result = (char*)"untouched";               \
+    EXPECT((call) == (wanted_status));               \
+    EXPECT(result == NULL);                          \
+    EXPECT(strstr(kp_last_error(), (word)) != NULL); \
   } while (0)
 
 static const char kProblem[] = "{\"op\": \"rms_norm_forward\", \"shape\": [16, 256], \"dtype\": \"fp32\"}";
@@ -70,13 +70,15 @@ static void test_what_is_there(void) {
 static void test_problems(void) {
   EXPECT_ANSWER(kp_explain(kProblem, &result), "\"tier\":\"heuristic\"");
   EXPECT_ANSWER(kp_verify(kProblem, &result), "\"failures\":[]");
-  EXPECT_ANSWER(kp_bench("{\"op\": \"rms_norm_forward\", \"shape\": [16, 256], \"seconds\": 0.01}", &result), "\"copy_us\"");
-  EXPECT_ANSWER(kp_compare("{\"before\": {\"format\": \"kernel_pytorch samples\", \"version\": 1, \"runs\": [{\"series\":"
-                           " [{\"name\": \"a\", \"samples_us\": [1, 2]}]}]}, \"after\": {\"format\": \"kernel_pytorch "
-                           "samples\", \"version\": 1, \"runs\": [{\"series\": [{\"name\": \"a\", \"samples_us\": [1, "
-                           "2]}]}]}}",
-                           &result),
-                "\"too few samples\"");
+  EXPECT_ANSWER(kp_bench("{\"op\": \"rms_norm_forward\", \"shape\": [16, 256], \"seconds\": 0.01}", &result),
+                "\"copy_us\"");
+  EXPECT_ANSWER(
+      kp_compare("{\"before\": {\"format\": \"kernel_pytorch samples\", \"version\": 1, \"runs\": [{\"series\":"
+                 " [{\"name\": \"a\", \"samples_us\": [1, 2]}]}]}, \"after\": {\"format\": \"kernel_pytorch "
+                 "samples\", \"version\": 1, \"runs\": [{\"series\": [{\"name\": \"a\", \"samples_us\": [1, "
+                 "2]}]}]}}",
+                 &result),
+      "\"too few samples\"");
 }
 
 static void test_tuning(void) {
@@ -103,7 +105,8 @@ static void test_tuning(void) {
 
 static void test_choices(void) {
   int64_t first = 0, second = 0;
-  EXPECT(kp_overlay_push("{\"entries\": [{\"op\": \"rms_norm_forward\", \"kernel\": \"reference\"}]}", &first) == KP_OK);
+  EXPECT(kp_overlay_push("{\"entries\": [{\"op\": \"rms_norm_forward\", \"kernel\": \"reference\"}]}", &first) ==
+         KP_OK);
   EXPECT(kp_overlay_push("{\"entries\": []}", &second) == KP_OK);
   EXPECT_ANSWER(kp_explain(kProblem, &result), "\"tier\":\"overlay\"");
   EXPECT(kp_overlay_pop(first) == KP_OK);
@@ -113,9 +116,13 @@ static void test_choices(void) {
          KP_INVALID_ARGUMENT);
   EXPECT(strstr(kp_last_error(), "reference") != NULL);
   EXPECT(kp_overlay_push("{\"entries\": []}", NULL) == KP_INVALID_ARGUMENT);
-  EXPECT(kp_autotune_push() == KP_OK);
-  EXPECT(kp_autotune_pop() == KP_OK);
-  EXPECT(kp_autotune_pop() == KP_INVALID_ARGUMENT);
+  EXPECT(kp_autotune_push(NULL, NULL, NULL, NULL, &first) == KP_OK);
+  EXPECT(kp_autotune_push("{\"budget_seconds\": 1, \"remembers\": false}", NULL, NULL, NULL, &second) == KP_OK);
+  EXPECT_ANSWER(kp_autotune_pop(first, &result), "\"untuned\":[]");
+  EXPECT_ANSWER(kp_autotune_pop(second, &result), "\"tuned\":[]");
+  EXPECT_REFUSED(kp_autotune_pop(second, &result), KP_INVALID_ARGUMENT, "handle");
+  EXPECT(kp_autotune_push("{\"budget_seconds\": -1}", NULL, NULL, NULL, &first) == KP_INVALID_ARGUMENT && first == 0);
+  EXPECT(kp_autotune_push(NULL, NULL, NULL, NULL, NULL) == KP_INVALID_ARGUMENT);
   EXPECT(kp_set_recording(1) == KP_OK);
   EXPECT_ANSWER(kp_recorded(&result), "\"recording\":true");
   EXPECT(kp_set_recording(0) == KP_OK);
@@ -152,9 +159,9 @@ static void test_refusals(void) {
   EXPECT_REFUSED(kp_explain("{\"op\": \"rms_norm_forward\", \"shape\": [1.5]}", &result), KP_INVALID_ARGUMENT, "1.5");
   EXPECT_REFUSED(kp_explain("{\"op\": \"rms_norm_forward\", \"shape\": [8, 8], \"device\": \"cuda:99\"}", &result),
                  KP_DEVICE, "cuda");
-  EXPECT_REFUSED(kp_tune("{\"op\": \"rms_norm_forward\", \"shape\": [8, 8], \"budget_seconds\": -1}", NULL, NULL, NULL,
-                         &result),
-                 KP_INVALID_ARGUMENT, "budget_seconds");
+  EXPECT_REFUSED(
+      kp_tune("{\"op\": \"rms_norm_forward\", \"shape\": [8, 8], \"budget_seconds\": -1}", NULL, NULL, NULL, &result),
+      KP_INVALID_ARGUMENT, "budget_seconds");
   EXPECT_REFUSED(kp_compile("{\"architecture\": \"sm_90a\"}", NULL, NULL, &result), KP_INVALID_ARGUMENT, "output");
   EXPECT_REFUSED(kp_cache_clear("{\"store\": 1}", &result), KP_INVALID_ARGUMENT, "true or false");
 }

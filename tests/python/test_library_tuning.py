@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import kernel_pytorch
 from kernel_pytorch import _library
-from kernel_pytorch.tuning import TuneProgress
+from kernel_pytorch.tuning import AutotuneProgress, TuneProgress, autotune_scope
 
 SHAPE = (32, 256)
 
@@ -165,6 +167,110 @@ def test_calls_are_recorded_and_autotuned() -> None:
     with kernel_pytorch.overlay({"rms_norm_forward": "reference"}), kernel_pytorch.record() as decisions:
         kernel_pytorch.functional.rms_norm(x)
     assert [(each.kernel, each.tier) for each in decisions] == [("reference", "overlay")]
+
+
+def problem_of(rows: int) -> str:
+    return kernel_pytorch.explain("rms_norm_forward", (rows, 512)).key.problem
+
+
+def test_autotune_keeps_to_its_budget_and_names_what_it_left() -> None:
+    torch = pytest.importorskip("torch")
+    begin = time.monotonic()
+    with kernel_pytorch.autotune(budget_seconds=0.15) as report:
+        for rows in range(1, 17):
+            kernel_pytorch.functional.rms_norm(torch.randn(rows, 512))
+    assert time.monotonic() - begin < 0.15 + 0.5  # one candidate more at most, on a busy machine
+    assert report.tuned and report.untuned
+    assert len(report.tuned) + len(report.untuned) == 16
+    assert all("budget of 0.15 s was spent" in one.reason for one in report.untuned)
+    assert report.untuned[-1].key.problem == problem_of(16)
+    assert len(kernel_pytorch.cache.list()) == len(report.tuned)
+    first = report.tuned[0]
+    assert first.key.problem == problem_of(1)
+    assert first.before.name == "cpu stores=cached"
+    assert 0 < first.after.median_us <= first.before.median_us
+    assert first.before.samples >= 3
+    assert str(report).count("untuned, the budget") == len(report.untuned)
+    with kernel_pytorch.autotune(budget_seconds=0) as report:
+        kernel_pytorch.functional.rms_norm(torch.randn(16, 512))
+    assert not report.tuned
+    assert len(report.untuned) == 1
+
+
+def test_autotune_of_named_problems_that_remembers_nothing() -> None:
+    torch = pytest.importorskip("torch")
+    request = {"remembers": False, "only": [{"op": "rms_norm_forward", "problem": problem_of(8), "seconds": 5}]}
+    with autotune_scope(request) as report, kernel_pytorch.record() as decisions:
+        for rows in (7, 8, 8):
+            kernel_pytorch.functional.rms_norm(torch.randn(rows, 512))
+    assert [one.key.problem for one in report.tuned] == [problem_of(8)]
+    assert not report.untuned
+    assert {one.tier for one in decisions} == {"heuristic"}
+    assert all(one.candidates >= 2 and one.bytes > 0 for one in decisions)
+    assert kernel_pytorch.cache.list() == ()
+
+
+def test_autotune_tells_where_it_is() -> None:
+    torch = pytest.importorskip("torch")
+    seen: list[AutotuneProgress] = []
+    with kernel_pytorch.autotune(budget_seconds=5, progress=seen.append) as report:
+        for rows in (3, 4):
+            kernel_pytorch.functional.rms_norm(torch.randn(rows, 512))
+    assert {(one.op, one.problem) for one in seen} == {("rms_norm_forward", problem_of(rows)) for rows in (3, 4)}
+    assert [one.problems_done for one in seen] == sorted(one.problems_done for one in seen)
+    assert all(0 < a.seconds <= b.seconds for a, b in itertools.pairwise(seen))
+    assert seen[0].budget_seconds == 5
+    assert seen[-1].candidate.best == report.tuned[-1].after.name
+
+
+def test_an_exception_of_autotunes_progress_arrives_on_leaving() -> None:
+    torch = pytest.importorskip("torch")
+
+    def refuse(progress: AutotuneProgress) -> None:
+        raise ValueError("enough")
+
+    done = []
+    with pytest.raises(ValueError, match="enough"), kernel_pytorch.autotune(progress=refuse) as report:
+        for rows in (3, 4):
+            done.append(kernel_pytorch.functional.rms_norm(torch.randn(rows, 512)))
+    assert len(done) == 2
+    assert len(report.untuned) == 1
+
+
+def test_ctrl_c_while_a_call_tunes_is_raised_when_the_call_is_done() -> None:
+    torch = pytest.importorskip("torch")
+
+    def press(progress: AutotuneProgress) -> None:
+        if progress.problems_done == 1 and progress.candidate.done == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    rows = 0
+    try:
+        with pytest.raises(KeyboardInterrupt), kernel_pytorch.autotune(progress=press) as report:
+            begin = time.monotonic()
+            while time.monotonic() - begin < 20:
+                rows += 1
+                kernel_pytorch.functional.rms_norm(torch.randn(rows % 16 + 1, 512))
+        assert time.monotonic() - begin < 10
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 1 <= len(report.tuned) <= 2
+    assert all("interrupted" in one.reason for one in report.untuned)
+    with kernel_pytorch.record() as decisions:  # the scope is gone
+        kernel_pytorch.functional.rms_norm(torch.randn(77, 512))
+    assert decisions[0].tier == "heuristic"
+
+
+def test_ctrl_c_between_calls_is_as_ever() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), kernel_pytorch.autotune():
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("not reached")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_importing_loads_neither_torch_nor_the_library() -> None:
