@@ -1,8 +1,11 @@
-"""Prints stored results as markdown tables, and keeps the tables of BENCHMARKS.md equal to them.
+"""Prints stored results as markdown tables, and keeps the tables of BENCHMARKS.md and README.md equal to them.
 
-python benchmarks/table.py FILE.json...        print
-python benchmarks/table.py --update DOCUMENT   rewrite every table between `<!-- table: FILE -->` and `<!-- end -->`
-python benchmarks/table.py --check DOCUMENT    fail when a table differs from its file
+python benchmarks/table.py FILE.json...           print
+python benchmarks/table.py --update DOCUMENT...   rewrite what stands between its marks and `<!-- end -->`
+python benchmarks/table.py --check DOCUMENT...    fail when a table differs from its results
+
+`<!-- table: FILE -->` is followed by all of a file's results; after `<!-- summary -->` stands a table whose rows begin
+with a link to a file: how many results it has, and how much faster than the peer the middle, worst and best are.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+SUMMARY = re.compile(r"(<!-- summary -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+SUMMARY_ROW = re.compile(r"^(\| [^|]*\((\S+\.json)\)[^|]* \|).*$", re.MULTILINE)
 
 
 def time_text(timing: dict[str, Any]) -> str:
@@ -88,6 +94,22 @@ def lines_of(run: dict[str, Any]) -> list[str]:
     return figure_lines(run) if "figures" in run else norm_lines(run)
 
 
+def speedups_of(run: dict[str, Any]) -> list[float]:
+    """Against the peer that a row names; of whole models, against the fastest of what stands beside `optimize`."""
+    rows = run.get("attention") or run.get("products") or run.get("rows")
+    if rows:
+        return [row["speedup"] for row in rows]
+    medians = [{name: row["median_us"] for name, row in one["rows"].items()} for one in run["results"]]
+    fastest = [min(us for name, us in each.items() if not name.startswith("optimize")) for each in medians]
+    return [peer / each["optimize"] for peer, each in zip(fastest, medians)]
+
+
+def summary_row(begin: str, path: Path) -> str:
+    speedups = [speedup for run in json.loads(path.read_text())["runs"] for speedup in speedups_of(run)]
+    shown = [statistics.median(speedups), min(speedups), max(speedups)]
+    return f"{begin} {len(speedups)} | " + " | ".join(f"{speedup:.2f}x" for speedup in shown) + " |"
+
+
 def print_table(run: dict[str, Any]) -> None:
     """The run as aligned text for a terminal."""
     lines = lines_of(run)
@@ -107,23 +129,27 @@ def with_tables(document: Path) -> str:
     def fill(match: re.Match[str]) -> str:
         return match[1] + markdown(ROOT / match[2]) + match[4]
 
-    return MARKED.sub(fill, document.read_text())
+    def summarise(match: re.Match[str]) -> str:
+        rows = SUMMARY_ROW.sub(lambda row: summary_row(row[1], ROOT / row[2]), match[2])
+        return match[1] + rows + match[3]
+
+    return SUMMARY.sub(summarise, MARKED.sub(fill, document.read_text()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", type=Path)
-    parser.add_argument("--check", type=Path)
+    parser.add_argument("--update", type=Path, nargs="+", default=[])
+    parser.add_argument("--check", type=Path, nargs="+", default=[])
     parser.add_argument("results", type=Path, nargs="*")
     arguments = parser.parse_args()
     for path in arguments.results:
         print(markdown(path))
-    if arguments.update:
-        arguments.update.write_text(with_tables(arguments.update))
-    if arguments.check and arguments.check.read_text() != with_tables(arguments.check):
-        print(f"table: {arguments.check} differs from its results; run benchmarks/table.py --update", file=sys.stderr)
-        return 1
-    return 0
+    for document in arguments.update:
+        document.write_text(with_tables(document))
+    stale = [document for document in arguments.check if document.read_text() != with_tables(document)]
+    for document in stale:
+        print(f"table: {document} differs from its results; run benchmarks/table.py --update", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

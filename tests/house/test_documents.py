@@ -51,16 +51,17 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_tables_are_those_that_the_results_print() -> None:
-    command = [sys.executable, ROOT / "benchmarks/table.py", "--check", ROOT / "BENCHMARKS.md"]
+    command = [sys.executable, ROOT / "benchmarks/table.py", "--check", ROOT / "BENCHMARKS.md", ROOT / "README.md"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_table_check_notices_a_typed_number(tmp_path: Path) -> None:
-    text = (ROOT / "BENCHMARKS.md").read_text()
+@pytest.mark.parametrize("name", ["BENCHMARKS.md", "README.md"])
+def test_table_check_notices_a_typed_number(name: str, tmp_path: Path) -> None:
+    text = (ROOT / name).read_text()
     changed = re.sub(r"(\d)\.(\d\d)x", lambda m: f"{int(m[1]) + 1}.{m[2]}x", text, count=1)
-    assert changed != text, "BENCHMARKS.md shows no speedup at all"
-    document = tmp_path / "BENCHMARKS.md"
+    assert changed != text, f"{name} shows no speedup at all"
+    document = tmp_path / name
     document.write_text(changed)
     done = subprocess.run([sys.executable, ROOT / "benchmarks/table.py", "--check", document], capture_output=True)
     assert done.returncode == 1
