@@ -10,6 +10,8 @@ import shlex
 import sys
 from typing import Any
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler would announce each run; read as torch loads
+
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 
 import torch  # isort: skip
