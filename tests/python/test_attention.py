@@ -187,6 +187,7 @@ def test_autocast_and_determinism():
         (dict(layout="sbhd"), 'layout is "sbhd"'),
         (dict(softcap=-1.0), "softcap is -1.0"),
         (dict(window=(-3, 0)), r"the window is \(-3, 0\)"),
+        (dict(window=(3,)), r"window is \(3,\); it must be \(left, right\)"),
         (dict(dropout_p=2.0), "dropout_p is 2"),
         (dict(bias=torch.zeros(3, 5)), r"bias has shape \[2, 2, 3, 5\]; it must be \[2, 2, 6, 4\]"),
         (dict(mask=torch.zeros(6, 4)), "mask is fp32; it must be bool"),

@@ -284,6 +284,8 @@ def test_mistakes_are_named():
             kernel_pytorch.optimize(model, x, **options)
     with pytest.raises(TypeError, match="sample_inputs"):
         kernel_pytorch.optimize(model, 3)
+    with pytest.raises(TypeError, match=r"model is int; it must be a torch\.nn\.Module"):
+        kernel_pytorch.optimize(3, x)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         kernel_pytorch.optimize(model, torch.randn(2, 5))
     assert kernel_pytorch.restore(model) is model

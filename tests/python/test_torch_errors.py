@@ -41,6 +41,11 @@ def test_wrong_arguments(op, arguments, words, with_gradient):
     assert "\n" not in message and ".cpp" not in message and ".h:" not in message
 
 
+def test_the_bias_that_is_wrong_is_the_one_named():
+    with pytest.raises(RuntimeError, match="layer_norm: bias is fp64, x is fp32"):
+        functional.layer_norm(X, torch.ones(8), torch.zeros(8, dtype=torch.float64))
+
+
 def test_meta_and_sparse_tensors():
     assert functional.rms_norm(X.to("meta"), torch.ones(8, device="meta")).device.type == "meta"
     with pytest.raises(NotImplementedError):

@@ -182,7 +182,7 @@ def option_arguments(
         score_text, mask_text, tensors = programs_of(score_mod, mask_mod, captured)
     elif captured:
         raise ValueError("attention: tensors are captured, and there is no score_mod or mask_mod that reads them")
-    left, right = (-1, -1) if window is None else (window, window) if isinstance(window, int) else window
+    left, right = _window_sides(window)
     if query_segment_ids is not None and key_segment_ids is None:
         key_segment_ids = query_segment_ids
     return (
@@ -216,6 +216,16 @@ def option_arguments(
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         batch_invariant,
     )
+
+
+def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    if isinstance(window, int):
+        return window, window
+    if len(window) != 2:
+        raise ValueError(f"attention: window is {window!r}; it must be (left, right), or one number for both")
+    return window
 
 
 def _int32(tensor: Tensor | None) -> Tensor | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from ._casting import parameter_for, same_type, statistics_dtype
@@ -63,7 +64,7 @@ def layer_norm(
 
 def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Tensor | None, Tensor]:
     bias = parameter_for(x, bias)
-    if weight is not None and weight.dtype is not bias.dtype:
+    if weight is not None and torch.float64 not in (weight.dtype, bias.dtype):  # which the op refuses, by its name
         weight, bias = same_type(weight, bias)
     return weight, bias
 

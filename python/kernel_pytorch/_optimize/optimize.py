@@ -77,6 +77,8 @@ def optimize(
     Returns:
         `.model` (the same object), `.report` (print it, or .save("report.html")) and `.restore()`.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"optimize: model is {type(model).__name__}; it must be a torch.nn.Module")
     if goal not in ("inference", "train"):
         raise ValueError(f'optimize: goal is "{goal}"; it is "inference" or "train"')
     if accuracy not in ("exact", "tolerant"):
