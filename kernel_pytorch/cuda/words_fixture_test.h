@@ -46,10 +46,10 @@ class CudaWordsTest : public testing::Test {
     if (device_info({DeviceKind::kCuda, 0}).cuda.capability() < 90) GTEST_SKIP() << "needs compute capability 9.0";
   }
   template <class... Arguments>
-  void launch_code(const DeviceCode& code, const cuda_device::LaunchShape& shape, Arguments... arguments) {
+  void launch_code(const DeviceCode& code, const cuda_device::LaunchShape& shape, const Arguments&... arguments) {
     OwnContext context({DeviceKind::kCuda, 0});
     CUkern_st* kernel = jit::get_kernel(code, *context->info, context->stream);
-    void* pointers[] = {&arguments...};
+    void* pointers[] = {const_cast<Arguments*>(&arguments)...};
     cuda_device::launch(context, kernel, shape, pointers, code.entry);
   }
 };

@@ -35,7 +35,10 @@ TEST(ModelPlan, ProductsOfFloat8HaveTheirOwnRate) {
   machine.float8_flops_per_second = 1400e12;
   EXPECT_NEAR(predicted_us(work, machine), 1 + 5000 + 4, 1e-6);
   // A layer of 4096 x 4096 on 16384 tokens: half the time in products, three casts more.
-  Site site{.path = "q", .pattern = "narrow product", .before = {.bytes = 268e6, .flops = 1.65e12, .launches = 4}};
+  Site site{.path = "q",
+            .pattern = "narrow product",
+            .before = {.bytes = 268e6, .flops = 1.65e12, .launches = 4},
+            .after = {}};
   site.after = {.bytes = 870e6, .float8_flops = 1.65e12, .launches = 7};
   site.approximate = true;
   EXPECT_TRUE(plan_model({site}, machine, {.tolerant = true, .budget_seconds = 60}).decisions[0].tries);
