@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct OptimizeArguments {
-  std::string target, demo, goal = "inference", accuracy = "exact", html, json, dtype, device;
+  std::string target, demo, goal = "inference", accuracy = "exact", tune = "model", html, json, dtype, device;
   std::vector<std::string> inputs;
   double budget_seconds = 60;
   bool compiled = false;
@@ -56,6 +56,7 @@ std::vector<std::string> words_of(const OptimizeArguments& arguments, const std:
   add("--goal", arguments.goal);
   add("--accuracy", arguments.accuracy);
   add("--budget", format("{}", arguments.budget_seconds));
+  add("--tune", arguments.tune);
   add("--html", arguments.html);
   add("--json", arguments.json);
   add("--dtype", arguments.dtype);
@@ -99,12 +100,16 @@ void add_optimize(Command root) {
               {"inference", "train"})
       .choice("--accuracy,-a", arguments->accuracy, "whether products may round more", {"exact", "tolerant"})
       .number("--budget,-b", arguments->budget_seconds, "seconds, about", 0.1, 1e6)
+      .choice("--tune", arguments->tune, "measure our kernels on its shapes; cache: and remember that on disk",
+              {"model", "cache", "off"})
       .text("--html", arguments->html, "write the report as one page")
       .text("--json", arguments->json, "write the report as JSON")
       .choice("--dtype", arguments->dtype, "convert the model first", {"float32", "bfloat16", "float16"})
       .text("--device", arguments->device, "cpu or cuda; the GPU where torch has one, by default")
       .flag("--compile", arguments->compiled, "for use under torch.compile")
-      .footer("The model's own weights and state_dict do not change; nothing is written but the reports.")
+      .footer(
+          "The model's own weights and state_dict do not change; nothing is written but the reports (and --tune "
+          "cache).")
       .runs([arguments] { return become_python(*arguments); });
 }
 

@@ -51,6 +51,9 @@ def test_text_says_what_was_gained() -> None:
     assert "8x  residual + RMSNorm" in text and "predicted 156 us less" in text
     assert "cross entropy: the goal is inference: there is no loss (lm_head)" in text
     assert "the whole model, gradient, 7.2e-3 of 1e-2" in text
+    assert "Tuned, 1 of 2 problems changed:\n  4x  matmul batch=1 m=2048" in text
+    assert "sm90_wgmma tile=128x256 -> sm90_wgmma tile=256x128: 512 us -> 471 us, 1.09x" in text
+    assert "not tuned: no time left in the budget" in text
     assert text.endswith("Again: kpt optimize --demo llama --goal inference --html report.html")
     assert text.isascii() and max(map(len, text.splitlines())) <= 120
 
@@ -74,7 +77,7 @@ def test_a_slower_model_is_called_slower() -> None:
 
 
 def test_noise_of_an_unchanged_model_is_no_result() -> None:
-    report = Report(sample() | {"replacements": []})
+    report = Report(sample() | {"replacements": [], "tuning": []})
     assert str(report).splitlines()[0].endswith(": nothing was replaced, the model is as it was")
     assert "Time, faster" not in report.to_html() and "nothing was replaced; measured" in report.to_html()
     unmeasured = Report(sample() | {"measurements": []})
@@ -92,6 +95,7 @@ def test_failed_numbers_come_first() -> None:
 
 def test_an_empty_report_says_so() -> None:
     data = sample() | {"measurements": [], "replacements": [], "refusals": [], "numerics": [], "roofs": None}
+    data |= {"tuning": []}
     data |= {"kernels": {"before": [], "after": []}, "notes": [], "command": "", "environment": {}}
     report = Report(data)
     assert "nothing was replaced, the model is as it was" in str(report) and report.speedup is None
@@ -119,6 +123,24 @@ def test_json_goes_there_and_back(tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
+def test_a_report_of_a_version_that_did_not_tune_is_read() -> None:
+    data = sample()
+    del data["tuning"]
+    report = Report(data)
+    assert report.data["tuning"] == []
+    assert "Tuned" not in str(report)
+    assert "Nothing: no problem with a choice" in report.to_html()
+
+
+def test_unknown_times_of_tuning_are_said_to_be_unknown() -> None:
+    data = sample()
+    data["tuning"][0] |= {"from_us": None, "to_us": None}
+    report = Report(data | {"replacements": []})
+    assert "sm90_wgmma tile=256x128: ? -> ?, 1.09x" in str(report)
+    assert "&ndash; → &ndash;" in report.to_html()
+    assert report.is_changed and "nothing was replaced" not in str(report)
+
+
 def test_a_name_decides_the_view(tmp_path) -> None:
     report = Report(sample())
     assert report.save(str(tmp_path / "a.HTML")).read_text().startswith("<!doctype html>")
@@ -136,6 +158,7 @@ def test_a_name_decides_the_view(tmp_path) -> None:
         ({"kernels": {"before": []}}, "kernels.after is missing"),
         ({"roofs": {"copy_bytes_per_second": "fast"}}, "roofs.copy_bytes_per_second is 'fast'; it must be a number"),
         ({"numerics": [{"path": "", "quantity": "output"}]}, r"numerics\[0\].max_abs is missing"),
+        ({"tuning": [{"op": "matmul"}]}, r"tuning\[0\].problem is missing"),
         ({"notes": "one"}, "notes is 'one'; it must be a list"),
         ({"environment": []}, "environment is"),
     ],

@@ -45,6 +45,7 @@ def main(words: list[str]) -> int:
             goal=arguments.goal,
             accuracy=arguments.accuracy,
             budget_seconds=arguments.budget,
+            tune=arguments.tune,
             progress=progress,
         )
     except KeyboardInterrupt:
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--goal", default="inference")
     parser.add_argument("--accuracy", default="exact")
     parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--tune", default="model")
     parser.add_argument("--html")
     parser.add_argument("--json")
     parser.add_argument("--dtype")

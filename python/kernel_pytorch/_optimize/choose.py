@@ -27,6 +27,7 @@ from .verify import Difference, Mismatch, Results, evaluating, random_like, resu
 
 LEAST_GAIN, CLEAR_GAIN = 1.01, 1.03  # between them only where the quartiles do not overlap
 TIE = 1.01  # of two ways this close the earlier stays: those with less work come first
+FAINT_GAIN = 1.002  # of the whole, by its median and by its lower quartile
 LEAST_SAVING_US = 20.0  # predicted, below which a gain that no clock can tell is not worth a change
 
 
@@ -218,6 +219,11 @@ def pays(before: Timing, after: Timing) -> bool:
     """Whether the change is faster beyond doubt. Others' work only adds time, so that lower quartiles say most."""
     ratio = _gain(before, after)
     return ratio >= CLEAR_GAIN or (ratio >= LEAST_GAIN and after.high_us < before.low_us)
+
+
+def faster(before: Timing, after: Timing) -> bool:
+    """Whether the whole is faster with what was measured faster by itself."""
+    return min(before.median_us / after.median_us, before.low_us / after.low_us) >= FAINT_GAIN
 
 
 def saves(before: Timing, after: Timing, predicted_us: float) -> bool:

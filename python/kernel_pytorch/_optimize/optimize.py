@@ -1,12 +1,14 @@
 """`kernel_pytorch.optimize`: a model in, the same model out, faster, with a report of what was done and measured.
 
 The steps: record what every module gets on the sample; find the patterns we have kernels for; ask the plan (C++) what
-each would gain; apply, verify and time them one by one; verify and time the whole. Nothing is copied: modules keep
-their class, parameters and names, and get another `forward`. `restore` takes it away; so does an exception on the way.
+each would gain; apply, verify and time them one by one; tune their kernels; verify and time the whole. Nothing is
+copied: modules keep their class, parameters and names, and get another `forward`. `restore` takes it away; so does an
+exception on the way.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -29,7 +31,8 @@ from .record import record
 from .run import Sample, sample_of
 from .sites import Proposal
 from .together import confirm, try_together
-from .whole import compare_whole, verify_whole
+from .tuned import Tuning, tune_step
+from .whole import check_whole, compare_whole, verify_whole
 
 __all__ = ["OptimizationResult", "optimize", "restore"]
 
@@ -56,6 +59,7 @@ def optimize(
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: Optimizer | None = None,
     patterns: Collection[str] | None = None,
+    tune: str = "model",
     progress: Callable[[str], None] | None = None,
 ) -> OptimizationResult:
     """Makes the model faster, in place, and shows it.
@@ -72,6 +76,10 @@ def optimize(
             random gradients of all outputs.
         optimizer: of the model that trains: torch's AdamW gets a step on our kernel, and stays the same object.
         patterns: names of the patterns to look for, as _optimize.patterns.names() lists them; all by default.
+        tune: where some of the budget goes to measuring which of our kernels is the fastest for this model's shapes:
+            "model" keeps what makes the whole faster until `restore` (kernels are chosen per process: other models have
+            the use of it meanwhile), "cache" also writes it to the tuning cache on disk, which every process reads and
+            `restore` leaves alone, "off" measures nothing.
         progress: called with one line after each step.
 
     Returns:
@@ -83,6 +91,8 @@ def optimize(
         raise ValueError(f'optimize: goal is "{goal}"; it is "inference" or "train"')
     if accuracy not in ("exact", "tolerant"):
         raise ValueError(f'optimize: accuracy is "{accuracy}"; it is "exact" or "tolerant"')
+    if tune not in ("model", "cache", "off"):
+        raise ValueError(f'optimize: tune is "{tune}"; it is "model", "cache" or "off"')
     if budget_seconds <= 0:
         raise ValueError(f"optimize: budget_seconds is {budget_seconds}; it must be positive")
     chosen = named(patterns)
@@ -96,7 +106,7 @@ def optimize(
     try:
         with among_ranks(inner):
             data = _optimize(
-                model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen, optimizer
+                model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen, optimizer, tune
             )
     except BaseException:  # Ctrl-C too: the model is left as it was
         changes.release()
@@ -119,6 +129,7 @@ def _optimize(
     say: Callable[[str], None],
     patterns: tuple[ModuleType, ...],
     optimizer: Optimizer | None,
+    tune: str,
 ) -> dict[str, Any]:
     say("running the sample")
     recording = record(inner, lambda: sample.forward(inner))
@@ -141,6 +152,11 @@ def _optimize(
         left = max(0.5 * (began + budget - time.monotonic()), 1.0)
         note = choose_set(model, context, changes, outcome, sample, left, say)
         plan.notes.extend([note] if note else [])
+    tuned = Tuning()
+    if tune != "off":
+        left, roofs = began + budget - time.monotonic(), plan.roofs or {}
+        check = functools.partial(check_whole, context, changes, outcome, sample)
+        tuned = tune_step(model, context, changes, sample, roofs, 0.4 * left, lambda: check()[0], say)
     chooser.by_calls = True
     alone = len(outcome.kept)
     for proposal in _last(context, outcome, patterns):
@@ -148,10 +164,12 @@ def _optimize(
     changes.release()  # graphs of the trials, in other modes than the model's own
     if len(outcome.kept) == alone:
         confirm(chooser, sample, min(0.1 * budget, 3.0), say)
-    measured = compare_whole(model, context, changes, outcome, sample, began + budget - time.monotonic(), say)
+    measured = compare_whole(model, context, changes, outcome, sample, tuned, began + budget - time.monotonic(), say)
+    if tune == "cache":
+        tuned.keep_on_disk()
     if optimizer is not None:
         optimizers.choose(optimizer, changes, outcome, sample.device, min(0.05 * budget, 2.0))
-    return report_data.collect(model, context, outcome, plan, measured, sample)
+    return report_data.collect(model, context, outcome, plan, tuned, measured, sample)
 
 
 def _last(context: Context, outcome: Outcome, patterns: tuple[ModuleType, ...]) -> list[Proposal]:

@@ -98,9 +98,14 @@ class Report:
         return found.ratio if found else None
 
     @property
+    def is_changed(self) -> bool:
+        """Whether a part was replaced or a kernel chosen by measuring."""
+        return bool(self.data["replacements"]) or any(row["kept"] for row in self.data["tuning"])
+
+    @property
     def headline(self) -> str:
         """What came of it, in a few words."""
-        if not self.data["replacements"]:
+        if not self.is_changed:
             return "nothing was replaced, the model is as it was"
         found = self.verdict()
         return found.words if found else "not measured before and after"
@@ -112,8 +117,13 @@ class Report:
         return max(rows, key=_use_of_tolerance, default=None)
 
     def __str__(self) -> str:
-        parts = [self._head(), self._measurements(), self._numerics(), self._replaced(), self._refused()]
-        parts += [self._kernels(), "\n".join(f"note: {note}" for note in self.data["notes"]), self._command()]
+        parts = [self._head(), self._measurements(), self._numerics(), self._replaced(), self._tuned()]
+        parts += [
+            self._refused(),
+            self._kernels(),
+            "\n".join(f"note: {note}" for note in self.data["notes"]),
+            self._command(),
+        ]
         text = "\n\n".join(part for part in parts if part)
         # Names come from models and files: nothing in them may steer the terminal.
         return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
@@ -175,6 +185,21 @@ class Report:
             gain = f"predicted {duration(sum(saved))} less" if saved else ""
             table.append([f"  {len(group)}x", group[0]["pattern"], f"{group[0]['from']} -> {group[0]['to']}", gain])
         return f"Replaced {_counted(len(rows), 'part')}:\n" + _aligned(table, left=3)
+
+    def _tuned(self) -> str:
+        rows = self.data["tuning"]
+        if not rows:
+            return ""
+        lines = []
+        for row in sorted(rows, key=lambda row: not row["kept"]):
+            lines.append(f"  {row['calls']}x  {row['op']} {row['problem']}"[:110])
+            if row["kept"]:
+                times = " -> ".join("?" if row[key] is None else duration(row[key]) for key in ("from_us", "to_us"))
+                lines.append(f"      {row['from']} -> {row['to']}: {times}, {row['reason']}")
+            else:
+                lines.append(f"      {'not tuned' if row['to'] is None else row['from'] + ' stays'}: {row['reason']}")
+        taken = sum(row["kept"] for row in rows)
+        return f"Tuned, {taken} of {_counted(len(rows), 'problem')} changed:\n" + "\n".join(lines)
 
     def _refused(self) -> str:
         rows = self.data["refusals"]

@@ -17,14 +17,15 @@ from .measure import roofs
 from .patterns.context import Context
 from .plan import Plan
 from .run import Sample
+from .tuned import Tuning
 from .whole import Measured
 
 
 def collect(
-    model: nn.Module, context: Context, outcome: Outcome, plan: Plan, measured: Measured, sample: Sample
+    model: nn.Module, context: Context, outcome: Outcome, plan: Plan, tuned: Tuning, measured: Measured, sample: Sample
 ) -> dict[str, Any]:
     inner = context.model
-    notes = [*plan.notes, *measured.notes]
+    notes = [*plan.notes, *tuned.notes, *measured.notes]
     return {
         "title": f"{type(inner).__name__}, {context.goal}",
         "goal": context.goal,
@@ -50,6 +51,7 @@ def collect(
         ],
         "replacements": [_replacement(kept, plan) for kept in outcome.kept],
         "refusals": [{"path": one.path, "pattern": one.pattern, "reason": one.reason} for one in outcome.refusals],
+        "tuning": tuned.rows,
         "numerics": [difference.as_dict() for difference in outcome.differences],
         "kernels": {"before": measured.kernels.get("before", []), "after": measured.kernels.get("after", [])},
         "roofs": plan.roofs or roofs(context.device, sample.dtype),

@@ -29,6 +29,7 @@ def page(report: Report) -> str:
         ("kernels", "Where the time goes", _kernels(report)),
         ("roofline", "Against the roofs", _roofline(report)),
         ("replaced", "What was replaced", _replaced(report)),
+        ("tuned", "What was tuned", _tuned(report)),
         ("refused", "What was left alone, and why", _refused(report)),
         ("numbers", "How far the numbers moved", _numbers(report)),
         ("environment", "Environment", _environment(report)),
@@ -147,7 +148,7 @@ def _time_tile(report: Report) -> str:
     if not (before and after and found):
         return _tile("Time", "not measured", "")
     detail = f"{_time(before['median_us'])} → {_time(after['median_us'])}"
-    if not report.data["replacements"]:
+    if not report.is_changed:
         return _tile("Time", "as it was", f"nothing was replaced; measured {detail}")
     if not found.clear:
         return _tile("Time, no clear difference", ratio_text(found.ratio), f"{detail}, ranges overlap", "unclear")
@@ -321,6 +322,25 @@ def _replaced(report: Report) -> str:
         "Predictions, of one part each, come from bytes, operations and launches against the roofs."
     )
     return _say(say) + _table("Replacements", ["where", "pattern", "what", ">parts", ">predicted", "why"], body)
+
+
+def _tuned(report: Report) -> str:
+    rows = report.data["tuning"]
+    if not rows:
+        return _say("Nothing: no problem with a choice between kernels took enough of the time, or tuning was off.")
+    body = []
+    for row in sorted(rows, key=lambda row: (not row["kept"], -row["share"])):
+        times = f"{_known(row['from_us'], duration)} → {_known(row['to_us'], duration)}" if row["to"] else "&ndash;"
+        change = f"{_path(row['from'])} → {_path(row['to'])}" if row["to"] else _path(row["from"])
+        tag = '<span class="tag">taken</span> ' if row["kept"] else ""
+        cells = [_path(row["problem"]), f">{row['calls']:,}", f">{percent(row['share'])}", change, f">{times}"]
+        body.append(_row(_text(row["op"]), *cells, tag + _text(row["reason"])))
+    say = (
+        "Problems of a step that take enough of it and have several kernels or configs, measured on buffers of "
+        "their own. What was faster alone was taken only if the whole was faster with it; restore() takes it back."
+    )
+    headings = ["op", "problem", ">calls", ">of the step", "kernel", ">time", "outcome"]
+    return _say(say) + _table("Tuning", headings, body)
 
 
 def _refused(report: Report) -> str:

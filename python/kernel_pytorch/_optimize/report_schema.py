@@ -34,6 +34,18 @@ _TABLES = {
         "kernel": "str?",
     },
     "refusals": {"path": "str", "pattern": "str", "reason": "str"},
+    "tuning": {
+        "op": "str",
+        "problem": "str",
+        "calls": "int",
+        "share": "float",
+        "from": "str",
+        "to": "str?",
+        "from_us": "float?",
+        "to_us": "float?",
+        "kept": "bool",
+        "reason": "str",
+    },
     "numerics": {
         "path": "str",
         "quantity": "str",
@@ -43,6 +55,7 @@ _TABLES = {
         "ok": "bool",
     },
 }
+_LATER = ("tuning",)  # reports of earlier versions lack it
 _MODEL = {"name": "str", "parameters": "int"}
 _KERNEL = {
     "name": "str",
@@ -65,7 +78,8 @@ def check(data: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"report: the data is a {type(data).__name__}; it must be a dict")
     result = {**data, **_fields(data, _TOP, "")}
     for table, types in _TABLES.items():
-        result[table] = _rows(_member(data, table), types, table)
+        rows = [] if table in _LATER and table not in data else _member(data, table)
+        result[table] = _rows(rows, types, table)
     environment = _member(data, "environment")
     _require(isinstance(environment, Mapping), "environment", environment, "a dict")
     result["environment"] = {str(key): value for key, value in environment.items()}

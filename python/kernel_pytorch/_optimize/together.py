@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .changes import Change
-from .choose import Chooser, Kept, Outcome, working
+from .choose import Chooser, Kept, Outcome, faster, working
 from .measure import Timing, interleaved, switches
 from .run import Sample, gradients_kept
 from .whole import revert
-
-FAINT_GAIN = 1.002  # of the whole, by its median and by its lower quartile
 
 
 def try_together(chooser: Chooser, sample: Sample, seconds: float, say: Callable[[str], None]) -> str | None:
@@ -48,10 +46,6 @@ def confirm(chooser: Chooser, sample: Sample, seconds: float, say: Callable[[str
         alone = kept.before.median_us / kept.after.median_us if kept.before and kept.after else 1.0
         reason = f"{alone:.2f}x alone by the device's own time, not kept: calls take longer, the whole is {ratio:.2f}x"
         revert(chooser.changes, chooser.outcome, kept, reason)
-
-
-def faster(before: Timing, after: Timing) -> bool:
-    return min(before.median_us / after.median_us, before.low_us / after.low_us) >= FAINT_GAIN
 
 
 def _applied(chooser: Chooser) -> list[Kept]:

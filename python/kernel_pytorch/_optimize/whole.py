@@ -16,6 +16,7 @@ from .patterns.context import Context
 from .patterns.graphs import graph_bytes
 from .run import Sample, gradients_kept
 from .sites import Call, Refusal
+from .tuned import Tuning
 from .verify import Difference, Mismatch, Results, results_of, verify
 
 
@@ -35,7 +36,7 @@ def verify_whole(
 ) -> None:
     """Checks outputs and gradients of the model; what makes it fail is reverted, the least exact pattern first."""
     while True:
-        failure, differences = _check(context, changes, outcome, sample)
+        failure, differences = check_whole(context, changes, outcome, sample)
         if failure is None or not outcome.kept:
             outcome.differences.extend(differences)
             break
@@ -45,7 +46,11 @@ def verify_whole(
             revert(changes, outcome, kept, f"with it the whole model's {failure}")
 
 
-def _check(context: Context, changes: Changes, outcome: Outcome, sample: Sample) -> tuple[str | None, list[Difference]]:
+def check_whole(
+    context: Context, changes: Changes, outcome: Outcome, sample: Sample
+) -> tuple[str | None, list[Difference]]:
+    """Whether the model computes what it did before everything, as (why not or None, differences)."""
+
     def original(inputs: Call, seed: int) -> Results:
         with changes.suspended():
             return results_of(context.model, inputs, context.trains, seed)
@@ -78,6 +83,7 @@ def compare_whole(
     changes: Changes,
     outcome: Outcome,
     sample: Sample,
+    tuned: Tuning,
     seconds: float,
     say: Callable[[str], None],
 ) -> Measured:
@@ -85,11 +91,12 @@ def compare_whole(
     say("measuring before and after")
     measured = Measured()
     _time(model, context, changes, sample, max(seconds, 1.0), measured)
-    if outcome.kept and not pays(measured.timings["before"], measured.timings["after"]):
+    if (outcome.kept or tuned.change) and not pays(measured.timings["before"], measured.timings["after"]):
         ratio = measured.timings["before"].median_us / measured.timings["after"].median_us
         measured.notes.append(f"the whole was measured {ratio:.2f}x as fast with the replacements, so they were undone")
         for kept in list(reversed(outcome.kept)):
             revert(changes, outcome, kept, f"the whole model was not faster with the replacements ({ratio:.2f}x)")
+        tuned.leave(changes, lambda gain: f"{gain} alone; all was undone, the whole was not faster ({ratio:.2f}x)")
         measured.timings["after"] = measured.timings["before"]
         measured.peaks["after"] = measured.peaks["before"]
         measured.launches["after"] = measured.launches["before"]
