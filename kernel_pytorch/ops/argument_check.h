@@ -40,12 +40,28 @@ struct ArgumentCheck {
     check_device(name, view);
     KP_CHECK(view.dtype == main.dtype, op, ": ", name, " is ", view.dtype, ", ", main_name, " is ", main.dtype,
              "; convert one of them");
+    check_shape(name, view);
+  }
+  // The same, or of a 16-bit type where the main tensor is fp32.
+  void check_like_or_narrow(std::string_view name, const TensorView& view) const {
+    if (!view.is_present() || view.dtype == main.dtype) return check_like(name, view);
+    check_device(name, view);
+    const bool is_narrow = view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16;
+    KP_CHECK(is_narrow && main.dtype == DType::kFloat32, op, ": ", name, " is ", view.dtype, ", ", main_name, " is ",
+             main.dtype, "; it must have that type, or be bf16 or fp16 where ", main_name, " is fp32");
+    check_shape(name, view);
+  }
+
+  void check_shape(std::string_view name, const TensorView& view) const {
     KP_CHECK(std::ranges::equal(view.shape(), main.shape()), op, ": ", name, " has shape ", shape_text(view.shape()),
              ", ", main_name, " has ", shape_text(main.shape()), "; they must be equal (expand it first)");
   }
 
   void check_output(std::string_view name, const TensorView& view) const {
     check_like(name, view);
+    check_contiguous(name, view);
+  }
+  void check_contiguous(std::string_view name, const TensorView& view) const {
     KP_CHECK(!view.is_present() || is_contiguous(view), op, ": ", name, " has strides ",
              shape_text({view.strides.data(), static_cast<size_t>(view.rank)}), "; it must be contiguous");
   }

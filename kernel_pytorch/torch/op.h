@@ -53,6 +53,9 @@ class Call {
   TensorView output(std::span<const int64_t> sizes, DType dtype);
   TensorView output(const TensorView& like);  // its sizes, strides and type
   TensorView output_like(const TensorView& view) { return output(view.shape(), view.dtype); }
+  TensorView output_like(const TensorView& view, std::optional<DType> dtype) {
+    return output(view.shape(), dtype.value_or(view.dtype));
+  }
   // x's shape without its columns, fp32 (fp64 for fp64); the view is [rows].
   TensorView output_row_statistic(const TensorView& x);
   // An output that may not be asked for. The stand-in is an empty tensor of `fallback`'s type and an absent view;
@@ -166,6 +169,16 @@ struct Slot<RowView> : Slot<ParameterView> {
     if (!view.is_present()) return {};
     return {contiguous_view(view.data, view.dtype, {view.element_count()}, view.device)};
   }
+};
+
+template <>
+struct Slot<std::optional<DType>> {
+  static constexpr bool takes(std::string_view type) { return type == "ScalarType?"; }
+  explicit Slot(const Boxed& boxed) : number(torch::stable::detail::to<std::optional<int32_t>>(boxed.value)) {}
+  std::optional<DType> get(Call&, const SchemaArgument&, const ArgumentName& name) {
+    return number ? std::optional(dtype_of(*number, name)) : std::nullopt;
+  }
+  std::optional<int32_t> number;
 };
 
 template <>

@@ -18,7 +18,7 @@ struct Schema {
 
 struct SchemaArgument {
   std::string_view type;  // "Tensor", "Tensor?", "Tensor(a!)", "Tensor[]", "float", "int", "bool", "str", "float?"
-  std::string_view name;
+  std::string_view name;  // without its default
   constexpr bool is_optional() const { return type.ends_with('?'); }
   constexpr bool is_written() const { return type.find('!') != std::string_view::npos; }
 };
@@ -38,8 +38,9 @@ constexpr SchemaArgument argument_of(std::string_view schema, size_t index) {
     if (index == 0) {
       const std::string_view words = schema.substr(begin, i - begin);
       const size_t space = words.rfind(' ');
-      return space == std::string_view::npos ? SchemaArgument{}
-                                             : SchemaArgument{words.substr(0, space), words.substr(space + 1)};
+      if (space == std::string_view::npos) return {};
+      const std::string_view name = words.substr(space + 1);
+      return {words.substr(0, space), name.substr(0, name.find('='))};
     }
     --index;
     begin = i + 2;

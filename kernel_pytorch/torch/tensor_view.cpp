@@ -55,11 +55,7 @@ const std::array<int32_t, kDTypeCount>& torch_dtypes() {
 DType dtype_of(const Tensor& tensor, const ArgumentName& name) {
   int32_t number = -1;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &number));
-  const auto& numbers = torch_dtypes();
-  const auto found = std::find(numbers.begin(), numbers.end(), number);
-  KP_CHECK(found != numbers.end(), name, " has an element type that no kernel takes (torch's number ", number,
-           "); convert it to fp32, bf16 or fp16 first");
-  return static_cast<DType>(found - numbers.begin());
+  return dtype_of(number, name);
 }
 
 Device device_of(const Tensor& tensor, const ArgumentName& name) {
@@ -83,6 +79,14 @@ Tensor contiguous_copy(const Tensor& tensor) {
 }
 
 }  // namespace
+
+DType dtype_of(int32_t number, const ArgumentName& name) {
+  const auto& numbers = torch_dtypes();
+  const auto found = std::find(numbers.begin(), numbers.end(), number);
+  KP_CHECK(found != numbers.end(), name, " has an element type that no kernel takes (torch's number ", number,
+           "); convert it to fp32, bf16 or fp16 first");
+  return static_cast<DType>(found - numbers.begin());
+}
 
 TensorView view_of(const Tensor& tensor, const ArgumentName& name, bool is_written) {
   if (tensor.get() == nullptr) return {};

@@ -57,6 +57,9 @@ TensorView matrix_view_of(Tensor& tensor, const ArgumentName& name);
 // The same as [rows, columns], where the last stride must be 1 and the leading dimensions must merge.
 TensorView rows_view_of(Tensor& tensor, const ArgumentName& name);
 
+// The type that is torch's `number`.
+DType dtype_of(int32_t number, const ArgumentName& name);
+
 struct NewTensor {
   Tensor tensor;
   TensorView view;

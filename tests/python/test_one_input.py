@@ -121,3 +121,20 @@ def test_norms_add_what_comes_past_them(device, dtype, kind) -> None:
         for a, b in zip(found, expected, strict=True):
             assert_close(a, b, dtype)
     assert not any(one.requires_grad for one in rms_norm_through(x.detach()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("run", [rms_norm_through, layer_norm_through])
+def test_norms_in_the_type_of_the_product_after_them(device, run) -> None:
+    torch.manual_seed(0)
+    x = drawn(3, 5, 40, device=device, dtype=torch.float32)
+    weight = drawn(40, device=device, dtype=torch.float32)
+    grads = [drawn(3, 5, 40, device=device, dtype=dtype, grad=False) for dtype in (torch.bfloat16, torch.float32)]
+    normed, past = run(x, weight, out_dtype=torch.bfloat16)
+    wide, same = run(x, weight)
+    assert normed.dtype is torch.bfloat16 and torch.equal(normed, wide.bfloat16()) and torch.equal(past, x)
+    found = torch.autograd.grad((normed, past), (x, weight), grads)
+    expected = torch.autograd.grad((wide.bfloat16(), same), (x, weight), grads)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype is torch.float32 and torch.equal(a, b)
+    assert run(x.detach(), out_dtype=torch.bfloat16)[0].dtype is torch.bfloat16

@@ -153,6 +153,63 @@ def test_autocast(goal, always):  # noqa: F811
         assert torch.equal(model(x), before)
 
 
+class Taking(nn.Module):
+    """Something a norm's output goes into: `uses` is what it does with it."""
+
+    def __init__(self, uses):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.uses = uses
+
+    def forward(self, x):
+        return self.uses(self, x)
+
+
+USES = {
+    "one product": (lambda self, x: self.layers[0](x.reshape(-1, 16)), (True, True)),
+    "two products": (lambda self, x: self.layers[0](x) * self.layers[1](x), (False, True)),  # fp32 sum of gradients
+    "fp32 beside a product": (lambda self, x: self.layers[0](x) * x.mean(-1, keepdim=True), (False, False)),
+    "its type": (lambda self, x: self.layers[0](x).to(x.dtype), (False, False)),
+    "made for fp32": (lambda self, x: torch.lerp(x, torch.ones(16), 0.5), (False, False)),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_what_takes_a_norm_in_autocasts_type(name):
+    from kernel_pytorch._optimize.patterns.narrowing import takes_narrow
+
+    uses, (trains, infers) = USES[name]
+    torch.manual_seed(0)
+    part, x = Taking(uses), torch.randn(3, 5, 16)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        output = part(x)
+        assert takes_narrow(part, (x,), {}, output, x, True) is trains
+        assert takes_narrow(part, (x,), {}, output, x, False) is infers
+    assert not takes_narrow(part, (x,), {}, part(x), x, False)  # no autocast
+
+
+def test_norms_of_a_block_write_autocasts_type(always):  # noqa: F811
+    """GPT-2's norms go into one product each: no cast of an activation is left around them."""
+    pytest.importorskip("transformers")
+    from optimize_models import HUGGING_FACE
+
+    torch.manual_seed(0)
+    model, inputs = HUGGING_FACE["gpt2"]()
+    seen = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = optimize(model, inputs, goal="train")
+        assert "residual + norm" in patterns(result)
+        block = next(m for m in model.modules() if type(m).__name__ == "GPT2Block")
+        hook = block.mlp.c_fc.register_forward_pre_hook(lambda _, a: seen.append(a[0].dtype))
+        second = block.attn.register_forward_pre_hook(
+            lambda _, a, k: seen.append((a[0] if a else k["hidden_states"]).dtype), with_kwargs=True
+        )
+        model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        hook.remove(), second.remove()
+    assert seen and set(seen) == {torch.bfloat16}
+    kernel_pytorch.restore(model)
+
+
 def test_under_torch_compile(always, monkeypatch):  # noqa: F811
     from kernel_pytorch._optimize import compiled as sets
 

@@ -46,6 +46,13 @@ def opcheck_samples():
         for flags in ((True, True, True), (True, False, False), (False, True, False), (False, False, True)):
             yield ops.layer_norm_backward, (grad, value, fixed(8), fixed(8), rows, rows, None, *flags)
         yield ops.layer_norm_backward, (grad, value, None, fixed(8), rows, rows, grad, True, False, True)
+    narrow = torch.bfloat16  # beside fp32
+    yield ops.rms_norm, (fixed(2, 8), None, 1e-6, 0.0, narrow)
+    yield ops.add_rms_norm_forward, (leaf(2, 8), leaf(2, 8, dtype=narrow), leaf(8), 1e-6, 0.0, narrow)
+    yield ops.layer_norm_forward, (leaf(2, 8), leaf(8), leaf(8), 1e-5, narrow)
+    yield ops.add_layer_norm_forward, (leaf(2, 8), leaf(2, 8, dtype=narrow), None, leaf(8), 1e-5, None)
+    rows = fixed(2).abs()
+    yield ops.rms_norm_backward, (fixed(2, 8, dtype=narrow), fixed(2, 8), fixed(8), rows, None, 0.0, True, True)
     strided = torch.randn(3, 8, 2).transpose(1, 2)
     yield ops.rms_norm, (strided, None, 1e-6, 0.0)
     yield ops.rms_norm_forward, (strided.requires_grad_(), None, 1e-6, 0.0)

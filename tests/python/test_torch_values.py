@@ -214,3 +214,30 @@ def test_autocast_keeps_activations_and_fp32_weights():
     output.float().sum().backward()
     assert weight.grad.dtype == torch.float32 and linear.weight.grad is not None
     assert_near(output.detach(), reference_norm("rms_norm", activation, weight)[0].detach())
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_a_sixteen_bit_output_beside_fp32_is_the_cast_of_it(kind, narrow, with_residual):
+    """Output, sum and gradients are those of casts around the norm, bit for bit, whichever of the two is fp32."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 5, 72, requires_grad=True), torch.randn(72, requires_grad=True)
+    residual = torch.randn(3, 5, 72).to(narrow).requires_grad_() if with_residual else None
+    leaves = [x, weight] if residual is None else [x, weight, residual]
+    grads = [torch.randn(3, 5, 72).to(narrow), torch.randn(3, 5, 72)][: 1 + with_residual]
+    run = getattr(functional, kind)
+    wide = run(x, weight, residual=None if residual is None else residual.float())
+    expected = (wide.to(narrow),) if residual is None else (wide[0].to(narrow), wide[1])
+    expected += torch.autograd.grad(expected, leaves, grads)
+    for first, second in ((x, residual),) if residual is None else ((x, residual), (residual, x)):
+        found = run(first, weight, residual=second, out_dtype=narrow)
+        found = (found,) if residual is None else found
+        found += torch.autograd.grad(found, leaves, grads)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.dtype is theirs.dtype and torch.equal(mine, theirs)
+    with torch.no_grad():
+        plain = run(x, weight, residual=residual, out_dtype=narrow)
+        assert torch.equal(plain if residual is None else plain[0], expected[0])
+    with pytest.raises(RuntimeError, match=f"{kind}: output is fp32, x is bf16"):
+        run(x.bfloat16(), weight, out_dtype=torch.float32)

@@ -13,6 +13,10 @@ void describe(const ForwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("dtype", problem.x.dtype);
   key.field("weight_dtype", problem.weight.is_present() ? problem.weight.dtype : problem.x.dtype);
   key.field("residual", problem.residual.is_present());
+  if (problem.output.dtype != problem.x.dtype) key.field("output_dtype", problem.output.dtype);
+  if (problem.residual.is_present() && problem.residual.dtype != problem.x.dtype) {
+    key.field("residual_dtype", problem.residual.dtype);
+  }
   key.field("dense", problem.x.rank == 2 && problem.x.strides[1] == 1);
 }
 
@@ -22,6 +26,7 @@ void describe(const BackwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("dtype", problem.value.dtype);
   key.field("weight_dtype", problem.weight.is_present() ? problem.weight.dtype : problem.value.dtype);
   key.field("grad_sum", problem.grad_sum.is_present());
+  if (problem.grad_output.dtype != problem.value.dtype) key.field("output_dtype", problem.grad_output.dtype);
   key.field("grad_weight", problem.grad_weight.is_present());
   key.field("dense", problem.value.rank == 2 && problem.value.strides[1] == 1);
 }
@@ -100,19 +105,32 @@ namespace {
 struct Wanted {
   bool residual, weight, bias, statistics;
   double weight_offset;
-  DType weight_dtype;
+  DType weight_dtype, output_dtype, residual_dtype;
 };
 
 Wanted parse_options(const registry::ProblemRequest& request, Norm norm) {
-  registry::check_options(request, {"residual", "weight", "bias", "weight_dtype", "stats", "weight_offset"});
+  registry::check_options(request, {"residual", "weight", "bias", "weight_dtype", "stats", "weight_offset",
+                                    "output_dtype", "residual_dtype"});
   const Wanted wanted{.residual = registry::flag_option(request, "residual", false),
                       .weight = registry::flag_option(request, "weight", true),
                       .bias = registry::flag_option(request, "bias", norm == Norm::kLayer),
                       .statistics = registry::flag_option(request, "stats", true),
                       .weight_offset = registry::number_option(request, "weight_offset", 0),
-                      .weight_dtype = registry::dtype_option(request, "weight_dtype", request.dtype)};
+                      .weight_dtype = registry::dtype_option(request, "weight_dtype", request.dtype),
+                      .output_dtype = registry::dtype_option(request, "output_dtype", request.dtype),
+                      .residual_dtype = registry::dtype_option(request, "residual_dtype", request.dtype)};
   KP_CHECK(norm == Norm::kLayer || !wanted.bias, "option bias=1: rms_norm has no bias");
+  for (DType dtype : {wanted.output_dtype, wanted.residual_dtype}) {
+    KP_CHECK(dtype == request.dtype || (request.dtype == DType::kFloat32 && size_of(dtype) == 2), "option ",
+             dtype == wanted.output_dtype ? "output_dtype" : "residual_dtype", "=", dtype, " beside ", request.dtype,
+             "; it must be that type, or bf16 or fp16 beside fp32");
+  }
   return wanted;
+}
+
+TensorView of_type(TensorView view, DType dtype) {
+  view.dtype = dtype;
+  return view;
 }
 
 }  // namespace
@@ -128,10 +146,10 @@ ForwardProblem make_forward(const registry::ProblemRequest& request, Norm norm) 
           .eps = 1e-5,
           .weight_offset = wanted.weight_offset,
           .x = full,
-          .residual = wanted.residual ? full : absent,
+          .residual = wanted.residual ? of_type(full, wanted.residual_dtype) : absent,
           .weight = wanted.weight ? vector : absent,
           .bias = wanted.bias ? vector : absent,
-          .output = full,
+          .output = of_type(full, wanted.output_dtype),
           .sum = wanted.residual ? full : absent,
           .mean = wanted.statistics && norm == Norm::kLayer ? statistics : absent,
           .rstd = wanted.statistics ? statistics : absent};
@@ -144,12 +162,12 @@ BackwardProblem make_backward(const registry::ProblemRequest& request, Norm norm
                       {forward.x.sizes[0]}, request.device);
   return {.norm = norm,
           .weight_offset = forward.weight_offset,
-          .grad_output = forward.x,
+          .grad_output = forward.output,
           .value = forward.x,
           .weight = forward.weight,
           .mean = norm == Norm::kLayer ? statistics : TensorView(),
           .rstd = statistics,
-          .grad_sum = forward.residual,
+          .grad_sum = forward.sum,
           .grad_input = forward.x,
           .grad_weight = forward.weight,
           .grad_bias = forward.bias};

@@ -6,6 +6,9 @@
 //   kLayer     rstd = 1 / sqrt(var(value) + eps), biased       normal = (value - mean) * rstd
 //   output     = normal * (weight + weight_offset) + bias
 //
+// Where x is fp32, the residual and the output may be of a 16-bit type each, and so may grad_output in backward: what
+// stands beside an fp32 stream of activations when products take 16 bits (torch.autocast).
+//
 // Statistics and sums are fp32 (fp64 where x is); rows are independent of each other, so results do not depend on the
 // batch. No rows or no columns: nothing is written but zeros for the weight's gradient.
 #pragma once
@@ -27,10 +30,10 @@ struct ForwardProblem {
   double eps = 0;
   double weight_offset = 0;
   TensorView x{};         // [rows..., columns], any strides, leading dimensions merged where strides allow
-  TensorView residual{};  // optional, x's shape and type, any strides
+  TensorView residual{};  // optional, x's shape, any strides; x's type, or 16 bits beside fp32
   TensorView weight{};    // optional [columns], x's type or fp32, stride 1
   TensorView bias{};      // optional, as weight (and of its type)
-  TensorView output{};    // x's shape and type, contiguous
+  TensorView output{};    // x's shape, contiguous; x's type, or 16 bits beside fp32
   TensorView sum{};       // present with residual: x's shape and type, contiguous
   TensorView mean{};      // optional [rows] fp32 (fp64 where x is), contiguous; only with kLayer
   TensorView rstd{};      // optional, likewise
@@ -41,7 +44,7 @@ struct ForwardProblem {
 struct BackwardProblem {
   Norm norm = Norm::kRms;
   double weight_offset = 0;
-  TensorView grad_output{};  // [rows..., columns], any strides
+  TensorView grad_output{};  // [rows..., columns], any strides; the value's type, or 16 bits beside fp32
   TensorView value{};        // what was normalised: x, or the sum; any strides, the same leading dimensions
   TensorView weight{};       // optional [columns]
   TensorView mean{};         // [rows], with kLayer
@@ -69,7 +72,8 @@ ForwardProblem shrink(const ForwardProblem& problem, int64_t elements);
 BackwardProblem shrink(const BackwardProblem& problem, int64_t elements);
 registry::Cost cost(const ForwardProblem& problem);
 registry::Cost cost(const BackwardProblem& problem);
-// Options understood: residual=0|1, weight=0|1, bias=0|1 (kLayer), weight_dtype=NAME, stats=0|1, weight_offset=NUMBER.
+// Options understood: residual=0|1, weight=0|1, bias=0|1 (kLayer), weight_dtype=NAME, stats=0|1, weight_offset=NUMBER,
+// output_dtype=NAME (in backward of grad_output), residual_dtype=NAME (forward only).
 ForwardProblem make_forward(const registry::ProblemRequest& request, Norm norm);
 BackwardProblem make_backward(const registry::ProblemRequest& request, Norm norm);
 

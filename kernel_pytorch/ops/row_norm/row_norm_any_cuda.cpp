@@ -88,7 +88,9 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
       .eps = static_cast<float>(problem.eps),
       .weight_offset = static_cast<float>(problem.weight_offset),
       .centered = problem.norm == Norm::kLayer,
-      .weight_is_float = (problem.weight.is_present() ? problem.weight : problem.bias).dtype == DType::kFloat32};
+      .weight_is_float = (problem.weight.is_present() ? problem.weight : problem.bias).dtype == DType::kFloat32,
+      .residual_type = beside(dtype, problem.residual),
+      .output_type = beside(dtype, problem.output)};
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, rows_shape(row_threads, arguments.shape.rows, *context.info), pointers, kLabel);
 }
@@ -110,7 +112,8 @@ void run_input_gradient(const BackwardProblem& problem, int config, Context& con
                                  .grad_input = problem.grad_input.data,
                                  .weight_offset = static_cast<float>(problem.weight_offset),
                                  .centered = problem.norm == Norm::kLayer,
-                                 .weight_is_float = problem.weight.dtype == DType::kFloat32};
+                                 .weight_is_float = problem.weight.dtype == DType::kFloat32,
+                                 .grad_output_type = beside(dtype, problem.grad_output)};
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, rows_shape(row_threads, arguments.shape.rows, *context.info), pointers, kLabel);
 }
@@ -135,7 +138,8 @@ void run_parameter_gradients(const BackwardProblem& problem, Context& context) {
                                   .weight_partial = sums.partials[0],
                                   .bias_partial = sums.partials[1],
                                   .rows_per_chunk = rows_per_chunk,
-                                  .centered = problem.norm == Norm::kLayer};
+                                  .centered = problem.norm == Norm::kLayer,
+                                  .grad_output_type = beside(dtype, problem.grad_output)};
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(strips);

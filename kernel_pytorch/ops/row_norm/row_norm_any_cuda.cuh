@@ -13,6 +13,42 @@ __device__ __forceinline__ float scale_at(const AnyTensor& weight, bool is_float
   return weight.data == nullptr ? 1.0f : parameter_at<T>(weight, is_float, column) + offset;
 }
 
+// A row of T, or of a 16-bit type where T is float.
+template <class T>
+class BesideRow {
+ public:
+  __device__ __forceinline__ BesideRow(const AnyTensor& tensor, const AnyShape& shape, int64_t row, Beside type)
+      : start_(any_row_offset(tensor, shape, row)), tensor_(tensor), type_(type) {}
+  __device__ __forceinline__ float operator[](int64_t column) const {
+    const int64_t at = start_ + column * tensor_.column_stride;
+    if constexpr (sizeof(T) == 4) {
+      if (type_ == Beside::kBFloat16) return tile::to_float(static_cast<const tile::BFloat16*>(tensor_.data)[at]);
+      if (type_ == Beside::kFloat16) return tile::to_float(static_cast<const tile::Float16*>(tensor_.data)[at]);
+    }
+    return tile::to_float<T>(static_cast<const T*>(tensor_.data)[at]);
+  }
+
+ private:
+  const int64_t start_;
+  const AnyTensor& tensor_;
+  const Beside type_;
+};
+
+template <class T>
+__device__ __forceinline__ void store_beside(void* data, int64_t at, float value, Beside type) {
+  if constexpr (sizeof(T) == 4) {
+    if (type == Beside::kBFloat16) {
+      static_cast<tile::BFloat16*>(data)[at] = tile::from_float<tile::BFloat16>(value);
+      return;
+    }
+    if (type == Beside::kFloat16) {
+      static_cast<tile::Float16*>(data)[at] = tile::from_float<tile::Float16>(value);
+      return;
+    }
+  }
+  static_cast<T*>(data)[at] = tile::from_float<T>(value);
+}
+
 // Rows over warps (narrow ones) or blocks; the sums of a block return after all its threads have entered them.
 template <int kRowThreads, int kValues>
 struct AnySum : tile::BlockSum<kRowThreads / tile::kWarpLanes, kValues> {
@@ -48,9 +84,8 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
   const float per_column = 1.0f / static_cast<float>(columns);
   for (int64_t row = place.first_row; row < arguments.shape.rows; row += place.row_step) {
     const AnyRow<T> x(arguments.x, arguments.shape, row);
-    const AnyRow<T> residual(arguments.residual, arguments.shape, row);
+    const BesideRow<T> residual(arguments.residual, arguments.shape, row, arguments.residual_type);
     const bool adds = arguments.residual.data != nullptr;
-    T* output = static_cast<T*>(arguments.output) + row * columns;
     T* sums = static_cast<T*>(arguments.sum) + row * columns;
     // A thread reads back only what it stored itself.
     const auto value_at = [&](int64_t column) { return adds ? tile::to_float<T>(sums[column]) : x[column]; };
@@ -82,7 +117,8 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
       const float scale = scale_at<T>(arguments.weight, arguments.weight_is_float, arguments.weight_offset, column);
       const float shift =
           arguments.bias.data == nullptr ? 0.0f : parameter_at<T>(arguments.bias, arguments.weight_is_float, column);
-      output[column] = tile::from_float<T>((value_at(column) - mean) * rstd * scale + shift);
+      store_beside<T>(arguments.output, row * columns + column, (value_at(column) - mean) * rstd * scale + shift,
+                      arguments.output_type);
     }
     if (place.lane == 0) {
       if (arguments.mean != nullptr) arguments.mean[row] = mean;
@@ -101,7 +137,7 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
   const int64_t columns = arguments.shape.columns;
   const float per_column = 1.0f / static_cast<float>(columns);
   for (int64_t row = place.first_row; row < arguments.shape.rows; row += place.row_step) {
-    const AnyRow<T> grad_output(arguments.grad_output, arguments.shape, row);
+    const BesideRow<T> grad_output(arguments.grad_output, arguments.shape, row, arguments.grad_output_type);
     const AnyRow<T> value(arguments.value, arguments.shape, row);
     const AnyRow<T> grad_sum(arguments.grad_sum, arguments.shape, row);
     T* grad_input = static_cast<T*>(arguments.grad_input) + row * columns;
@@ -140,7 +176,8 @@ __global__ void __launch_bounds__(kColumnSumColumns* kColumnSumRows, 1)
   float along = 0, level = 0;
   if (column < arguments.shape.columns) {
     for (int64_t row = first + strip; row < end; row += kColumnSumRows) {
-      const float gradient = AnyRow<T>(arguments.grad_output, arguments.shape, row)[column];
+      const BesideRow<T> grad_output(arguments.grad_output, arguments.shape, row, arguments.grad_output_type);
+      const float gradient = grad_output[column];
       const float mean = arguments.centered ? arguments.mean[row] : 0.0f;
       along += gradient * ((AnyRow<T>(arguments.value, arguments.shape, row)[column] - mean) * arguments.rstd[row]);
       level += gradient;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernel_pytorch/ops/any_rows_cuda.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_cuda.h"
 
 namespace kernel_pytorch::row_norm {
 
@@ -17,6 +18,7 @@ struct AnyForwardArguments {
   float weight_offset;
   bool centered;         // layer norm
   bool weight_is_float;  // weight and bias; otherwise of x's type
+  Beside residual_type, output_type;
 };
 
 struct AnyBackwardArguments {
@@ -29,6 +31,7 @@ struct AnyBackwardArguments {
   float weight_offset;
   bool centered;
   bool weight_is_float;
+  Beside grad_output_type;
 };
 
 struct AnyColumnSumArguments {
@@ -40,6 +43,7 @@ struct AnyColumnSumArguments {
   float* bias_partial;
   int64_t rows_per_chunk;
   bool centered;
+  Beside grad_output_type;
 };
 
 inline constexpr int kColumnSumColumns = 32;  // a block sums this many columns

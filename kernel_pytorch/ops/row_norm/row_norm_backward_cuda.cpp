@@ -50,7 +50,8 @@ RowWork work_of(const BackwardProblem& problem) {
           .columns = columns_of(problem.value),
           .element_bytes = static_cast<int>(size_of(problem.value.dtype)),
           .tensors = problem.grad_sum.is_present() ? 3 : 2,
-          .column_sums = problem.norm == Norm::kLayer ? 2 : 1};
+          .column_sums = problem.norm == Norm::kLayer ? 2 : 1,
+          .narrow = problem.grad_output.dtype != problem.value.dtype};
 }
 
 // Measured on an H200 in bf16, share of the bandwidth of a copy of the same bytes, rms_norm / layer_norm. Ring:
@@ -89,8 +90,10 @@ const char* obstacle_of(const BackwardProblem& problem, const DeviceInfo& device
 }
 
 BackwardArguments make_arguments(const BackwardProblem& problem, const RowShape& shape, const ColumnSums& sums) {
+  const DType dtype = problem.value.dtype;
   return {.shape = shape,
-          .inputs = {row_tensor(problem.grad_output), row_tensor(problem.value), row_tensor(problem.grad_sum)},
+          .inputs = {row_tensor(dtype, problem.grad_output), row_tensor(dtype, problem.value),
+                     row_tensor(dtype, problem.grad_sum)},
           .weight = problem.weight.data,
           .mean = problem.mean.as<float>(),
           .rstd = problem.rstd.as<float>(),

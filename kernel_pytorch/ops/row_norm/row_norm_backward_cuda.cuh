@@ -155,7 +155,7 @@ template <class T, bool kCentered, bool kGradSum, RowConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
     backward_rows(const __grid_constant__ BackwardArguments arguments) {
   static_assert(is_legal(kConfig));
-  using Reader = RowReader<T, kGradSum ? 3 : 2, kConfig>;
+  using Reader = RowReader<T, kGradSum ? 3 : 2, kConfig, 0>;
   using RowGradients = Gradients<T, kCentered, kConfig>;
   using Sum = RowSum<kConfig, RowGradients::kValues>;
   constexpr int kCount = RowGradients::kCount;

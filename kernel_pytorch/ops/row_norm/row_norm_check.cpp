@@ -9,7 +9,7 @@ namespace kernel_pytorch::row_norm {
 void check_and_merge(std::string_view op, ForwardProblem& problem, const Context& context) {
   const ArgumentCheck check{op, "x", problem.x, context.device()};
   check.check_main();
-  check.check_like("residual", problem.residual);
+  check.check_like_or_narrow("residual", problem.residual);
   check.check_columns("weight", problem.weight);
   check.check_columns("bias", problem.bias);
   check.check_same_type("bias", problem.bias, "weight", problem.weight);
@@ -18,7 +18,8 @@ void check_and_merge(std::string_view op, ForwardProblem& problem, const Context
   KP_CHECK(std::isfinite(problem.weight_offset), op, ": weight_offset is ", problem.weight_offset,
            "; it must be finite");
   KP_CHECK(problem.output.is_present(), op, ": output is missing");
-  check.check_output("output", problem.output);
+  check.check_like_or_narrow("output", problem.output);
+  check.check_contiguous("output", problem.output);
   KP_CHECK(problem.sum.is_present() == problem.residual.is_present(), op,
            ": residual and sum go together: residual is ", problem.residual.is_present() ? "given" : "absent",
            ", sum is ", problem.sum.is_present() ? "given" : "absent");
@@ -33,7 +34,7 @@ void check_and_merge(std::string_view op, BackwardProblem& problem, const Contex
   const ArgumentCheck check{op, "value", problem.value, context.device()};
   check.check_main();
   KP_CHECK(problem.grad_output.is_present(), op, ": grad_output is missing");
-  check.check_like("grad_output", problem.grad_output);
+  check.check_like_or_narrow("grad_output", problem.grad_output);
   check.check_columns("weight", problem.weight);
   KP_CHECK(problem.rstd.is_present(), op, ": rstd is missing; forward returns it");
   KP_CHECK(problem.norm == Norm::kRms || problem.mean.is_present(), op, ": mean is missing; forward returns it");

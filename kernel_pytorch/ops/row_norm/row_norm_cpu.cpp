@@ -113,11 +113,11 @@ KP_WORD VecOf<T> scale_at(const W* weight, ScalarOf<T> offset, int64_t j, Lanes 
   return load(weight + j, lanes) + offset;
 }
 
-// Columns of one type throughout may be taken in the order that costs least.
-template <class T, class W, bool kStream>
-KP_WORD void write_normalised(const T* value, const T* next_value, T* output, Statistics<ScalarOf<T>> statistics,
+// Columns of one type throughout may be taken in the order that costs least. O is the output's type.
+template <class T, class W, class O, bool kStream>
+KP_WORD void write_normalised(const T* value, const T* next_value, O* output, Statistics<ScalarOf<T>> statistics,
                               const ForwardRows& block) {
-  constexpr bool kUnordered = __is_same(T, W);
+  constexpr bool kUnordered = __is_same(T, W) && __is_same(T, O);
   const W* weight = static_cast<const W*>(block.weight);
   const W* bias = static_cast<const W*>(block.bias);
   const auto offset = static_cast<ScalarOf<T>>(block.weight_offset);
@@ -128,7 +128,7 @@ KP_WORD void write_normalised(const T* value, const T* next_value, T* output, St
       return cpu::load2(from);
     }
   };
-  cpu::write_columns_in_pairs<T, kStream, kUnordered>(
+  cpu::write_columns_in_pairs<O, kStream, kUnordered>(
       output, block.columns,
       [&](int64_t j) {
         cpu::prefetch_far(next_value + j);
@@ -155,26 +155,42 @@ KP_WORD void write_normalised(const T* value, const T* next_value, T* output, St
       });
 }
 
-template <class T, class W>
+template <class T, class W, class O>
+KP_WORD void write_row(const T* value, const T* next_value, int64_t row, Statistics<ScalarOf<T>> statistics,
+                       const ForwardRows& block) {
+  O* output = row_of<O>(block.output, row, block.columns);
+  if (block.stream_stores) {
+    write_normalised<T, W, O, true>(value, next_value, output, statistics, block);
+  } else {
+    write_normalised<T, W, O, false>(value, next_value, output, statistics, block);
+  }
+}
+
+// R is the residual's type.
+template <class T, class R>
+KP_WORD void write_sum(const T* x, T* sum, int64_t row, const ForwardRows& block) {
+  const R* residual = row_of<R>(block.residual, row, block.residual_stride_elements);
+  write_columns<T, false>(sum, block.columns,
+                          [&](int64_t j, auto lanes) { return load(x + j, lanes) + load(residual + j, lanes); });
+}
+
+// N is the type that the residual and the output may have instead of T.
+template <class T, class W, class N>
 void forward(const ForwardRows& block) {
   using Scalar = ScalarOf<T>;
   for (int64_t row = 0; row < block.rows; ++row) {
     const T* value = row_of<T>(block.x, row, block.x_stride_elements);
     const T* next_value = row + 1 < block.rows ? value + block.x_stride_elements : value;
     if (block.residual != nullptr) {
-      const T* x = value;
-      const T* residual = row_of<T>(block.residual, row, block.residual_stride_elements);
       T* sum = row_of<T>(block.sum, row, block.columns);
-      write_columns<T, false>(sum, block.columns,
-                              [&](int64_t j, auto lanes) { return load(x + j, lanes) + load(residual + j, lanes); });
+      block.narrow_residual ? write_sum<T, N>(value, sum, row, block) : write_sum<T, T>(value, sum, row, block);
       value = sum;  // rounded, as whoever reads the sum output sees it
     }
     const Statistics<Scalar> statistics = statistics_of(value, block);
-    T* output = row_of<T>(block.output, row, block.columns);
-    if (block.stream_stores) {
-      write_normalised<T, W, true>(value, next_value, output, statistics, block);
+    if (block.narrow_output) {
+      write_row<T, W, N>(value, next_value, row, statistics, block);
     } else {
-      write_normalised<T, W, false>(value, next_value, output, statistics, block);
+      write_row<T, W, T>(value, next_value, row, statistics, block);
     }
     if (block.mean != nullptr) static_cast<Scalar*>(block.mean)[row] = statistics.mean;
     if (block.rstd != nullptr) static_cast<Scalar*>(block.rstd)[row] = statistics.rstd;
@@ -182,10 +198,10 @@ void forward(const ForwardRows& block) {
   if (block.stream_stores) cpu::stream_fence();
 }
 
-// A row of the backward, its pointers resolved.
-template <class T, class W>
+// A row of the backward, its pointers resolved. G is the type of grad_output.
+template <class T, class W, class G>
 struct BackwardRow {
-  const T* grad_output;
+  const G* grad_output;
   const T* value;
   const T* grad_sum;
   const W* weight;
@@ -202,10 +218,10 @@ struct BackwardRow {
 };
 
 // First pass: the sums over the row that the input's gradient needs, and this row's share of the columns' sums.
-template <class T, class W>
-KP_WORD Statistics<ScalarOf<T>> reduce_row(const BackwardRow<T, W>& row, const BackwardRows& block) {
+template <class T, class W, class G>
+KP_WORD Statistics<ScalarOf<T>> reduce_row(const BackwardRow<T, W, G>& row, const BackwardRows& block) {
   using Scalar = ScalarOf<T>;
-  using Row = BackwardRow<T, W>;
+  using Row = BackwardRow<T, W, G>;
   auto* weight_partial = static_cast<Scalar*>(block.weight_partial);
   auto* bias_partial = static_cast<Scalar*>(block.bias_partial);
   VecOf<T> sum_g{}, sum_g_normal{};
@@ -224,10 +240,10 @@ KP_WORD Statistics<ScalarOf<T>> reduce_row(const BackwardRow<T, W>& row, const B
   return {block.centered ? cpu::horizontal_sum(sum_g) / count : Scalar(0), cpu::horizontal_sum(sum_g_normal) / count};
 }
 
-template <class T, class W, bool kStream>
-KP_WORD void write_gradient(const BackwardRow<T, W>& row, T* grad_input, Statistics<ScalarOf<T>> means,
+template <class T, class W, class G, bool kStream>
+KP_WORD void write_gradient(const BackwardRow<T, W, G>& row, T* grad_input, Statistics<ScalarOf<T>> means,
                             const BackwardRows& block) {
-  using Row = BackwardRow<T, W>;
+  using Row = BackwardRow<T, W, G>;
   write_columns<T, kStream>(grad_input, block.columns, [&](int64_t j, auto lanes) {
     cpu::prefetch_far(row.grad_output + block.grad_output_stride_elements + j);
     cpu::prefetch_far(row.value + block.value_stride_elements + j);
@@ -237,24 +253,24 @@ KP_WORD void write_gradient(const BackwardRow<T, W>& row, T* grad_input, Statist
   });
 }
 
-template <class T, class W>
+template <class T, class W, class G>
 void backward(const BackwardRows& block) {
   using Scalar = ScalarOf<T>;
   for (int64_t i = 0; i < block.rows; ++i) {
-    const BackwardRow<T, W> row{row_of<T>(block.grad_output, i, block.grad_output_stride_elements),
-                                row_of<T>(block.value, i, block.value_stride_elements),
-                                row_of<T>(block.grad_sum, i, block.grad_sum_stride_elements),
-                                static_cast<const W*>(block.weight),
-                                block.centered ? static_cast<const Scalar*>(block.mean)[i] : Scalar(0),
-                                static_cast<const Scalar*>(block.rstd)[i],
-                                static_cast<Scalar>(block.weight_offset)};
+    const BackwardRow<T, W, G> row{row_of<G>(block.grad_output, i, block.grad_output_stride_elements),
+                                   row_of<T>(block.value, i, block.value_stride_elements),
+                                   row_of<T>(block.grad_sum, i, block.grad_sum_stride_elements),
+                                   static_cast<const W*>(block.weight),
+                                   block.centered ? static_cast<const Scalar*>(block.mean)[i] : Scalar(0),
+                                   static_cast<const Scalar*>(block.rstd)[i],
+                                   static_cast<Scalar>(block.weight_offset)};
     const Statistics<Scalar> means = reduce_row(row, block);
     T* grad_input = row_of<T>(block.grad_input, i, block.columns);
     if (grad_input == nullptr) continue;
     if (block.stream_stores) {
-      write_gradient<T, W, true>(row, grad_input, means, block);
+      write_gradient<T, W, G, true>(row, grad_input, means, block);
     } else {
-      write_gradient<T, W, false>(row, grad_input, means, block);
+      write_gradient<T, W, G, false>(row, grad_input, means, block);
     }
   }
   if (block.stream_stores) cpu::stream_fence();
@@ -272,16 +288,17 @@ void add_partials(const PartialSums& sums) {
   });
 }
 
-template <class T, class W>
+template <class T, class W, class N = T>
 constexpr RowKernels kernels_for() {
-  return {forward<T, W>, backward<T, W>, add_partials<T, W>};
+  return {forward<T, W, N>, backward<T, W, N>, add_partials<T, W>};
 }
 
 }  // namespace
 
 extern const RowKernels kRowKernels[kTypesCount] = {
-    kernels_for<float, float>(),    kernels_for<double, double>(),   kernels_for<BFloat16, BFloat16>(),
-    kernels_for<BFloat16, float>(), kernels_for<Float16, Float16>(), kernels_for<Float16, float>(),
+    kernels_for<float, float>(),           kernels_for<double, double>(),        kernels_for<BFloat16, BFloat16>(),
+    kernels_for<BFloat16, float>(),        kernels_for<Float16, Float16>(),      kernels_for<Float16, float>(),
+    kernels_for<float, float, BFloat16>(), kernels_for<float, float, Float16>(),
 };
 
 }  // namespace kernel_pytorch::row_norm::KP_ISA_NAMESPACE

@@ -13,7 +13,9 @@
 namespace kernel_pytorch::row_norm {
 namespace {
 
-Types types_of(DType x, const TensorView& weight) {
+// `beside` is x's type, or the narrow one that stands beside it.
+Types types_of(DType x, const TensorView& weight, DType beside) {
+  if (beside != x) return beside == DType::kBFloat16 ? Types::kFloatBesideBFloat16 : Types::kFloatBesideFloat16;
   const bool is_mixed = weight.is_present() && weight.dtype != x;
   switch (x) {
     case DType::kFloat64:
@@ -27,12 +29,16 @@ Types types_of(DType x, const TensorView& weight) {
   }
 }
 
-const RowKernels& kernels_for(const Context& context, DType x, const TensorView& weight) {
-  return KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels)[static_cast<int>(types_of(x, weight))];
+const RowKernels& kernels_for(const Context& context, DType x, const TensorView& weight, DType beside) {
+  return KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels)[static_cast<int>(types_of(x, weight, beside))];
 }
 
 registry::Support supports_forward(const ForwardProblem& problem, const DeviceInfo& device) {
   if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
+  if (problem.residual.is_present() && problem.residual.dtype != problem.x.dtype &&
+      problem.output.dtype != problem.x.dtype && problem.output.dtype != problem.residual.dtype) {
+    return registry::Support::no("bf16 and fp16 beside fp32 at once");
+  }
   return registry::Support::unless(strided_obstacle({&problem.x, &problem.residual}));
 }
 
@@ -71,8 +77,13 @@ void for_row_blocks(int64_t rows, int64_t rows_per_task, bool is_merged, Threads
 void run_forward(const ForwardProblem& problem, int config, Context& context) {
   const int64_t rows = rows_of(problem.x), columns = columns_of(problem.x);
   if (rows == 0 || columns == 0) return;
-  const RowKernels& kernels =
-      kernels_for(context, problem.x.dtype, problem.weight.is_present() ? problem.weight : problem.bias);
+  const DType dtype = problem.x.dtype;
+  const bool narrow_output = problem.output.dtype != dtype;
+  const bool narrow_residual = problem.residual.is_present() && problem.residual.dtype != dtype;
+  const RowKernels& kernels = kernels_for(context, dtype, problem.weight.is_present() ? problem.weight : problem.bias,
+                                          narrow_output     ? problem.output.dtype
+                                          : narrow_residual ? problem.residual.dtype
+                                                            : dtype);
   const bool stream = config == kStreamStores && rows_are_aligned(problem.output);
   const int64_t task_rows = rows_per_task(rows, columns * size_of(problem.x.dtype), context.threads);
   for_row_blocks(rows, task_rows, problem.x.rank == 2, context.threads, [&](int64_t, int64_t row, int64_t count) {
@@ -91,7 +102,9 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
                      .eps = problem.eps,
                      .weight_offset = problem.weight_offset,
                      .centered = problem.norm == Norm::kLayer,
-                     .stream_stores = stream});
+                     .stream_stores = stream,
+                     .narrow_residual = narrow_residual,
+                     .narrow_output = narrow_output});
   });
 }
 
@@ -152,7 +165,7 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
     return;
   }
   const TensorView& weights = problem.weight.is_present() ? problem.weight : problem.grad_bias;
-  const RowKernels& kernels = kernels_for(context, problem.value.dtype, weights);
+  const RowKernels& kernels = kernels_for(context, problem.value.dtype, weights, problem.grad_output.dtype);
   const bool stream =
       problem.grad_input.is_present() && config == kStreamStores && rows_are_aligned(problem.grad_input);
   const int64_t blocks = partial_blocks(rows, columns);
@@ -183,7 +196,7 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
 }
 
 uint64_t code_version() {
-  return hash_text("row_norm cpu 1");
+  return hash_text("row_norm cpu 2");
 }
 
 }  // namespace

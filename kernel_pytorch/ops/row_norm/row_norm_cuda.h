@@ -38,10 +38,15 @@ KP_SHARED_CODE constexpr bool is_legal(const RowConfig& config) {
          config.blocks >= 1 && config.threads * config.blocks <= 2048;
 }
 
+// The type of a tensor that stands beside fp32 rows and may be narrower: asked for when the kernel runs, since these
+// are bound by memory and a kernel more for each would only cost time to compile.
+enum class Beside : uint8_t { kSame, kBFloat16, kFloat16 };
+
 // A tensor of rows. Absent: data is null.
 struct RowTensor {
   const void* data;
   int64_t row_stride_bytes;
+  Beside type;
 };
 
 struct RowShape {
@@ -62,6 +67,7 @@ struct ForwardArguments {
   float* rstd;
   float eps;
   float weight_offset;
+  Beside output_type;
 };
 
 struct BackwardArguments {

@@ -104,6 +104,25 @@ TEST(RowNormCuda, WhateverIsNotVectorsGoesToAny) {
   EXPECT_EQ(chosen(weight), "cuda_any");
 }
 
+// Beside fp32, 16-bit tensors go where fp32 alone would, as long as their own rows begin at sixteen bytes.
+TEST(RowNormCuda, SixteenBitsBesideFp32KeepTheKernel) {
+  ForwardProblem forward = forward_problem(DType::kFloat32, 8192, 768, Norm::kLayer, true);
+  const std::string alone = chosen(forward);
+  forward.output.dtype = forward.residual.dtype = DType::kBFloat16;
+  EXPECT_EQ(chosen(forward), alone);
+  BackwardProblem backward = backward_problem(DType::kFloat32, 8192, 768, Norm::kLayer, true);
+  const std::string backward_alone = chosen(backward);
+  backward.grad_output.dtype = DType::kFloat16;
+  EXPECT_EQ(chosen(backward), backward_alone);
+  ForwardProblem ragged = forward_problem(DType::kFloat32, 8192, 772, Norm::kLayer, true);
+  EXPECT_NE(chosen(ragged), "cuda_any");
+  ragged.output.dtype = DType::kBFloat16;
+  EXPECT_EQ(chosen(ragged), "cuda_any");
+  BackwardProblem wide = backward_problem(DType::kFloat32, 64, 16392, Norm::kRms);
+  wide.grad_output.dtype = DType::kBFloat16;
+  EXPECT_EQ(chosen(wide), "cuda_cluster");
+}
+
 TEST(RowNormCuda, EveryRefusalHasAReason) {
   const DeviceInfo old = make_device(75), hopper = make_device(90);
   for (const auto* kernel : kForwardKernels) {
@@ -155,7 +174,8 @@ TEST(RowNormCuda, RingsFitSharedMemoryAndUnitsCoverTheRows) {
       const LaunchConfig config{{256, 256, 4, Source::kRing, cluster > 1, Weight::kReread, blocks}, 12, cluster, 0};
       for (int64_t columns = 8; columns <= 131072; columns += 1000) {
         for (int64_t rows : {1, 131, 132, 133, 16384, 1 << 30}) {
-          const RowWork work{.rows = rows, .columns = columns, .element_bytes = 2, .tensors = 3};
+          RowWork work{.rows = rows, .columns = columns, .element_bytes = 2, .tensors = 3};
+          work.narrow = columns % 16 == 0;
           if (!fits(config, work, device, true)) continue;
           const cuda_device::LaunchShape shape = launch_shape(config, work, device);
           const RowShape row = make_shape(config, work, device);
@@ -164,6 +184,7 @@ TEST(RowNormCuda, RingsFitSharedMemoryAndUnitsCoverTheRows) {
           EXPECT_LE(shape.shared_bytes, 232448u - 1024u);
           EXPECT_LE((shape.shared_bytes + 2048) * blocks, 233472u);
           EXPECT_GE(static_cast<int64_t>(row.slice_vectors) * cluster, work.row_vectors());
+          EXPECT_TRUE(!work.narrow || row.slice_vectors % 2 == 0);
           const int64_t units = unit_count(config, work, device);
           EXPECT_EQ(shape.grid_x, units * cluster);
           EXPECT_LE(units, rows);

@@ -67,7 +67,8 @@ RowWork work_of(const ForwardProblem& problem) {
           .element_bytes = static_cast<int>(size_of(problem.x.dtype)),
           .tensors = problem.residual.is_present() ? 2 : 1,
           .centered = problem.norm == Norm::kLayer,
-          .parameter_bytes = parameters_are_float(problem) ? 4 : static_cast<int>(size_of(problem.x.dtype))};
+          .parameter_bytes = parameters_are_float(problem) ? 4 : static_cast<int>(size_of(problem.x.dtype)),
+          .narrow = problem.residual.is_present() && problem.residual.dtype != problem.x.dtype};
 }
 
 // Measured on an H200 in bf16, share of the bandwidth of a copy of the same bytes: rms_norm / layer_norm.
@@ -111,7 +112,7 @@ const char* obstacle_of(const ForwardProblem& problem, const DeviceInfo& device)
 
 ForwardArguments make_arguments(const ForwardProblem& problem, const RowShape& shape) {
   return {.shape = shape,
-          .inputs = {row_tensor(problem.x), row_tensor(problem.residual)},
+          .inputs = {row_tensor(problem.x.dtype, problem.x), row_tensor(problem.x.dtype, problem.residual)},
           .weight = problem.weight.data,
           .bias = problem.bias.data,
           .output = problem.output.data,
@@ -119,7 +120,8 @@ ForwardArguments make_arguments(const ForwardProblem& problem, const RowShape& s
           .mean = problem.mean.as<float>(),
           .rstd = problem.rstd.as<float>(),
           .eps = static_cast<float>(problem.eps),
-          .weight_offset = static_cast<float>(problem.weight_offset)};
+          .weight_offset = static_cast<float>(problem.weight_offset),
+          .output_type = beside(problem.x.dtype, problem.output)};
 }
 
 // The functions of a registry row for one list of configs.

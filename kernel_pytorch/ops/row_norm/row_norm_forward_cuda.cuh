@@ -51,7 +51,7 @@ template <class T, bool kResidual, RowConfig kConfig>
 struct ForwardRow {
   static constexpr int kTensors = kResidual ? 2 : 1;
   static constexpr int kCount = tile::Vector<T>::kCount;
-  using Reader = RowReader<T, kTensors, kConfig>;
+  using Reader = RowReader<T, kTensors, kConfig, kResidual ? 1 : -1>;
   using Values = RowValues<T, kConfig>;
 
   // x + residual, rounded to T, replaces x in the registers and goes out as the sum.
@@ -292,7 +292,8 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
     reader.stage_is_free(row);
     const float rstd = rsqrtf(squares * per_column + arguments.eps);
 
-    char* output = static_cast<char*>(arguments.output) + offset;
+    const bool narrow = sizeof(T) == 4 && arguments.output_type != Beside::kSame;
+    char* output = static_cast<char*>(arguments.output) + (offset >> narrow);
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
       float normal[Row::kCount];
@@ -300,8 +301,12 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
 #pragma unroll
       for (float& value : normal) value = normalise<T, kCentered>(value, mean, rstd);
       parameters.apply(i, normal);
-      tile::store_if(i * kConfig.row_threads < reach, output + i * Place<kConfig>::kVectorStep,
-                     tile::Vector<T>::pack(normal));
+      const bool owned = i * kConfig.row_threads < reach;
+      if constexpr (sizeof(T) == 4) {
+        ptx::st_global_v2_if(owned && narrow, output + i * (Place<kConfig>::kVectorStep / 2),
+                             narrowed(normal, arguments.output_type));
+      }
+      tile::store_if(owned && !narrow, output + i * Place<kConfig>::kVectorStep, tile::Vector<T>::pack(normal));
     }
     if (active && place.leads_row()) {
       if (arguments.mean != nullptr) arguments.mean[row] = mean;

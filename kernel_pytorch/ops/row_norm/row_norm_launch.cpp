@@ -16,8 +16,10 @@ constexpr int64_t kClusterStaticBytes = 9 * 1024;
 // Clusters live inside a graphics processing cluster, which has 16 to 18 multiprocessors on an H100 or H200.
 constexpr int64_t kMultiprocessorsPerGroup = 16;
 
+// Where a tensor has half the bytes, slices are even, so that its own begin at sixteen of them.
 int64_t slice_vectors(const LaunchConfig& config, const RowWork& work) {
-  return divide_up(work.row_vectors(), config.cluster);
+  const int64_t even = work.narrow ? 2 : 1;
+  return divide_up(work.row_vectors(), config.cluster * even) * even;
 }
 
 int64_t shared_parameter_bytes(const LaunchConfig& config, const RowWork& work) {
@@ -86,6 +88,7 @@ bool fits(const LaunchConfig& config, const RowWork& work, const DeviceInfo& dev
   const int64_t capacity = static_cast<int64_t>(config.rows.row_threads) * config.rows.vectors;
   if (slice > capacity || (slice * 4 < capacity && !is_least)) return false;
   if (config.rows.weight >= Weight::kShared && ring_room(config, work, device) < 0) return false;
+  if (config.rows.source == Source::kAsync && work.narrow) return false;  // it copies sixteen bytes at a time
   if (config.rows.source == Source::kAsync) return stage_count(config, work, device) == kAsyncStages;
   return config.rows.source != Source::kRing || stage_count(config, work, device) >= 2;
 }
@@ -117,9 +120,14 @@ cuda_device::LaunchShape launch_shape(const LaunchConfig& config, const RowWork&
   return shape;
 }
 
-RowTensor row_tensor(const TensorView& view) {
-  if (!view.is_present()) return {nullptr, 0};
-  return {view.data, view.strides[0] * size_of(view.dtype)};
+Beside beside(DType rows, const TensorView& view) {
+  if (!view.is_present() || view.dtype == rows) return Beside::kSame;
+  return view.dtype == DType::kBFloat16 ? Beside::kBFloat16 : Beside::kFloat16;
+}
+
+RowTensor row_tensor(DType rows, const TensorView& view) {
+  if (!view.is_present()) return {nullptr, 0, Beside::kSame};
+  return {view.data, view.strides[0] * size_of(view.dtype), beside(rows, view)};
 }
 
 std::vector<std::string> ConfigList::texts(const RowWork& work, const DeviceInfo& device) const {

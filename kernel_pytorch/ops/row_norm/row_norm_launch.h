@@ -38,6 +38,7 @@ struct RowWork {
   int column_sums = 0;  // kept over all rows: the weight's and the bias' gradient
   bool centered = false;
   int parameter_bytes = 0;  // of a value of weight or bias
+  bool narrow = false;      // one of the tensors read is of 16 bits beside fp32
   int64_t row_vectors() const { return columns * element_bytes / 16; }
 };
 
@@ -48,7 +49,9 @@ RowShape make_shape(const LaunchConfig& config, const RowWork& work, const Devic
 int64_t unit_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device);
 cuda_device::LaunchShape launch_shape(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device);
 
-RowTensor row_tensor(const TensorView& view);
+// `rows` is the type of x or value.
+Beside beside(DType rows, const TensorView& view);
+RowTensor row_tensor(DType rows, const TensorView& view);
 
 // A list of configs and the index arithmetic between it and the part of it that is legal for a problem.
 struct ConfigList {

@@ -22,8 +22,10 @@ struct ForwardRows {
   int64_t residual_stride_elements = 0;
   double eps = 0;
   double weight_offset = 0;
-  bool centered = false;       // layer norm: subtract the mean
-  bool stream_stores = false;  // output past the caches; rows of output are then 64-byte aligned
+  bool centered = false;         // layer norm: subtract the mean
+  bool stream_stores = false;    // output past the caches; rows of output are then 64-byte aligned
+  bool narrow_residual = false;  // of the narrow type of Types; likewise the output
+  bool narrow_output = false;
 };
 
 struct BackwardRows {
@@ -55,9 +57,19 @@ struct PartialSums {
   void* total = nullptr;  // the weight's type
 };
 
-// Pairs of (x's type, weight's type) that the kernels are built for.
-enum class Types : int { kFloat, kDouble, kBFloat16, kBFloat16Float, kFloat16, kFloat16Float };
-inline constexpr int kTypesCount = 6;
+// Pairs of (x's type, weight's type) that the kernels are built for; the last two are fp32 with a narrow type beside
+// it, which is grad_output's in backward.
+enum class Types : int {
+  kFloat,
+  kDouble,
+  kBFloat16,
+  kBFloat16Float,
+  kFloat16,
+  kFloat16Float,
+  kFloatBesideBFloat16,
+  kFloatBesideFloat16
+};
+inline constexpr int kTypesCount = 8;
 
 struct RowKernels {
   void (*forward)(const ForwardRows&);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/ptx/memory_pairs.cuh"
 #include "kernel_pytorch/cuda/tile/bulk.cuh"
 #include "kernel_pytorch/cuda/tile/moments.cuh"
 #include "kernel_pytorch/cuda/tile/reduce.cuh"
@@ -138,9 +139,29 @@ requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<T, kConfig> {
   float inverse_part_count_;
 };
 
+// Four floats and the eight bytes that hold them as 16-bit values.
+__device__ __forceinline__ ptx::Word2 narrowed(const float (&values)[4], Beside type) {
+  using Half = tile::Word<tile::Float16>;
+  using Brain = tile::Word<tile::BFloat16>;
+  return type == Beside::kFloat16 ? ptx::Word2{Half::pack(values), Half::pack(values + 2)}
+                                  : ptx::Word2{Brain::pack(values), Brain::pack(values + 2)};
+}
+__device__ __forceinline__ ptx::Word4 widened(ptx::Word4 pairs, Beside type) {
+  float values[4];
+  if (type == Beside::kFloat16) {
+    tile::Word<tile::Float16>::unpack(pairs.x, values);
+    tile::Word<tile::Float16>::unpack(pairs.y, values + 2);
+  } else {
+    tile::Word<tile::BFloat16>::unpack(pairs.x, values);
+    tile::Word<tile::BFloat16>::unpack(pairs.y, values + 2);
+  }
+  return tile::Vector<float>::pack(values).words;
+}
+
 // Brings rows of kTensors tensors into registers: take() once per row, then stage_is_free() once every thread of the
-// block is known to have taken it (after the first sum over the row).
-template <class T, int kTensors, RowConfig kConfig>
+// block is known to have taken it (after the first sum over the row). Beside fp32 rows, the tensor kBeside may be of a
+// 16-bit type: its vectors are eight bytes in memory, and widened when the row is taken.
+template <class T, int kTensors, RowConfig kConfig, int kBeside = -1>
 class RowReader {
  public:
   using Vector = tile::Vector<T>;
@@ -166,7 +187,8 @@ class RowReader {
 #pragma unroll
       for (int tensor = 0; tensor < kTensors; ++tensor) {
         next_[tensor] = static_cast<const char*>(tensors[tensor].data) +
-                        (place.first_row() + place.group) * tensors[tensor].row_stride_bytes + place.first_byte();
+                        (place.first_row() + place.group) * tensors[tensor].row_stride_bytes +
+                        (place.first_byte() >> is_narrow(tensor));
       }
     }
     if constexpr (kConfig.source == Source::kPrefetch) load(place.first_row() + place.group, ahead_);
@@ -194,13 +216,24 @@ class RowReader {
 #pragma unroll
       for (int tensor = 0; tensor < kTensors; ++tensor) {
         const uint32_t slot = ptx::shared_address(ring_) + slot_offset(state_.stage, tensor);
+        const bool narrow = is_narrow(tensor);
 #pragma unroll
         for (int i = 0; i < kConfig.vectors; ++i) {
           values[tensor][i] = Vector::zero();
-          if (place_.owns(i)) {
+          if (!place_.owns(i)) continue;
+          if (narrow) {
+            const ptx::Word2 pair = ptx::ld_shared_v2(slot + place_.vector(i) * (tile::kVectorBytes / 2));
+            values[tensor][i] = {{pair.x, pair.y, 0, 0}};
+          } else {
             values[tensor][i] = tile::load_from_shared<T>(slot + place_.vector(i) * tile::kVectorBytes);
           }
         }
+      }
+    }
+    if constexpr (kMixes) {
+      if (is_narrow(kBeside)) {
+#pragma unroll
+        for (Vector& vector : values[kBeside]) vector = {widened(vector.words, tensors_[kBeside].type)};
       }
     }
   }
@@ -218,9 +251,14 @@ class RowReader {
   }
 
  private:
+  static constexpr bool kMixes = sizeof(T) == 4 && kBeside >= 0 && kBeside < kTensors;
+
+  __device__ __forceinline__ bool is_narrow(int tensor) const {
+    return kMixes && tensor == kBeside && tensors_[tensor].type != Beside::kSame;
+  }
   __device__ __forceinline__ const char* slice(int tensor, int64_t row) const {
     return static_cast<const char*>(tensors_[tensor].data) + row * tensors_[tensor].row_stride_bytes +
-           static_cast<int64_t>(place_.first_vector) * tile::kVectorBytes;
+           (static_cast<int64_t>(place_.first_vector) * tile::kVectorBytes >> is_narrow(tensor));
   }
   __device__ __forceinline__ uint32_t slot_offset(int stage, int tensor) const {
     return static_cast<uint32_t>(stage * kTensors + tensor) * shape_.slice_vectors * tile::kVectorBytes;
@@ -230,10 +268,19 @@ class RowReader {
     const int reach = row < shape_.rows ? place_.reach : 0;
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) {
+      if (is_narrow(tensor)) {
 #pragma unroll
-      for (int i = 0; i < kConfig.vectors; ++i) {
-        values[tensor][i] =
-            tile::load_once_if<T>(i * kConfig.row_threads < reach, next_[tensor] + i * Place<kConfig>::kVectorStep);
+        for (int i = 0; i < kConfig.vectors; ++i) {
+          const ptx::Word2 pair = ptx::ld_global_nc_l1_no_allocate_v2_if(
+              i * kConfig.row_threads < reach, next_[tensor] + i * (Place<kConfig>::kVectorStep / 2));
+          values[tensor][i] = {{pair.x, pair.y, 0, 0}};
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kConfig.vectors; ++i) {
+          values[tensor][i] =
+              tile::load_once_if<T>(i * kConfig.row_threads < reach, next_[tensor] + i * Place<kConfig>::kVectorStep);
+        }
       }
       next_[tensor] += place_.row_step() * tensors_[tensor].row_stride_bytes;
     }
@@ -241,11 +288,13 @@ class RowReader {
   __device__ __forceinline__ void request(int64_t row, int stage) const {
     const uint32_t bytes = place_.vector_count * tile::kVectorBytes;
     tile::Barrier& full = storage_.full[stage];
-    full.arrive_expect_bytes(kTensors * bytes);
+    const uint32_t beside_bytes = kMixes && is_narrow(kBeside) ? bytes / 2 : bytes;
+    full.arrive_expect_bytes(kMixes ? (kTensors - 1) * bytes + beside_bytes : kTensors * bytes);
     if (bytes == 0) return;
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) {
-      tile::copy_to_shared(ptx::shared_address(ring_) + slot_offset(stage, tensor), slice(tensor, row), bytes, full);
+      tile::copy_to_shared(ptx::shared_address(ring_) + slot_offset(stage, tensor), slice(tensor, row),
+                           tensor == kBeside ? beside_bytes : bytes, full);
     }
   }
 

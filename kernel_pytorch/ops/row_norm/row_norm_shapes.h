@@ -28,6 +28,21 @@ inline std::vector<registry::ProblemRequest> shapes() {
     add(33, 1536, dtype, {{"weight_offset", "1"}, {"weight_dtype", "fp32"}});
     add(33, 1536, dtype, {{"stats", "0"}});
   }
+  // A 16-bit output, residual or both beside fp32: every kernel's range once.
+  for (const char* narrow : {"bf16", "fp16"}) {
+    for (int64_t columns : {1, 7, 33, 64, 127, 768, 1000, 1004, 4096, 8192, 65544}) {
+      add(columns < 60000 ? 19 : 3, columns, DType::kFloat32, {{"output_dtype", narrow}});
+    }
+    add(700, 256, DType::kFloat32, {{"output_dtype", narrow}, {"weight", "0"}, {"bias", "0"}});
+    add(0, 128, DType::kFloat32, {{"output_dtype", narrow}});
+    for (int64_t columns : {7, 33, 128, 768, 4096, 65544}) {
+      const int64_t rows = columns < 60000 ? 37 : 3;
+      add(rows, columns, DType::kFloat32, {{"residual", "1"}, {"output_dtype", narrow}});
+      add(rows, columns, DType::kFloat32, {{"residual", "1"}, {"residual_dtype", narrow}});
+      add(rows, columns, DType::kFloat32, {{"residual", "1"}, {"output_dtype", narrow}, {"residual_dtype", narrow}});
+    }
+    add(700, 4096, DType::kFloat32, {{"residual", "1"}, {"output_dtype", narrow}, {"residual_dtype", narrow}});
+  }
   for (int64_t columns : {1, 5, 64, 1000, 4096}) add(11, columns, DType::kFloat64);
   add(11, 1000, DType::kFloat64, {{"residual", "1"}});
   return requests;

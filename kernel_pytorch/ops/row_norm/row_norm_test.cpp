@@ -152,6 +152,50 @@ TEST(RowNorm, AnOutlierAtTheRowsStartCostsNoPrecision) {
   }
 }
 
+// A 16-bit output is the fp32 one rounded, a 16-bit residual or gradient the fp32 one with the same values: bit for
+// bit, for each kernel of the CPU.
+TEST(RowNorm, SixteenBitsBesideFp32AreTheSameNumbers) {
+  OwnContext context;
+  for (const DType narrow : {DType::kBFloat16, DType::kFloat16}) {
+    for (const int64_t columns : {1, 31, 64, 1000}) {
+      const std::vector<int64_t> sizes{7, columns};
+      Tensor x(DType::kFloat32, sizes), weight(DType::kFloat32, {columns}), bias(DType::kFloat32, {columns});
+      Tensor residual(narrow, sizes, 1), wide_residual(DType::kFloat32, sizes), sum(DType::kFloat32, sizes);
+      Tensor wide(DType::kFloat32, sizes), output(narrow, sizes), wide_sum(DType::kFloat32, sizes);
+      Tensor mean(DType::kFloat32, {7}), rstd(DType::kFloat32, {7});
+      const auto at = [&](const Tensor& tensor, int64_t i) {
+        return load_element(tensor.view.data, tensor.view.dtype, i);
+      };
+      for (int64_t i = 0; i < 7 * columns; ++i) {
+        wide_residual.view.as<float>()[i] = static_cast<float>(at(residual, i));
+      }
+      layer_norm::Forward forward{.x = x.view, .weight = weight.view, .bias = bias.view};
+      forward.residual = wide_residual.view, forward.output = wide.view, forward.sum = wide_sum.view;
+      layer_norm::forward(forward, context);
+      forward.residual = residual.view, forward.output = output.view, forward.sum = sum.view;
+      forward.mean = mean.view, forward.rstd = rstd.view;
+      layer_norm::forward(forward, context);
+      for (int64_t i = 0; i < 7 * columns; ++i) {
+        Tensor rounded(narrow, {1});
+        store_element(rounded.view.data, narrow, 0, at(wide, i));
+        ASSERT_EQ(at(output, i), at(rounded, 0)) << narrow << " " << columns << " " << i;
+        ASSERT_EQ(at(sum, i), at(wide_sum, i));
+      }
+      Tensor first(DType::kFloat32, sizes), second(DType::kFloat32, sizes), first_weight(DType::kFloat32, {columns}),
+          second_weight(DType::kFloat32, {columns});
+      layer_norm::Backward backward{.grad_output = residual.view, .value = sum.view, .weight = weight.view};
+      backward.mean = mean.view, backward.rstd = rstd.view, backward.grad_sum = x.view;
+      backward.grad_input = first.view, backward.grad_weight = first_weight.view;
+      layer_norm::backward(backward, context);
+      backward.grad_output = wide_residual.view;
+      backward.grad_input = second.view, backward.grad_weight = second_weight.view;
+      layer_norm::backward(backward, context);
+      for (int64_t i = 0; i < 7 * columns; ++i) ASSERT_EQ(at(first, i), at(second, i));
+      for (int64_t i = 0; i < columns; ++i) ASSERT_EQ(at(first_weight, i), at(second_weight, i));
+    }
+  }
+}
+
 TEST(RowNorm, EmptyInputsWriteNothingButZeroGradients) {
   OwnContext context;
   for (auto sizes : {std::vector<int64_t>{0, 16}, {4, 0}, {0, 0}, {3, 0, 16}}) {
@@ -220,6 +264,10 @@ TEST(RowNorm, ErrorsNameTheOpBothValuesAndTheCure) {
   expect_error(with([&](auto& a) { a.eps = std::nan(""); }), "rms_norm: eps is nan");
   expect_error(with([&](auto& a) { a.residual = other.view; }), "rms_norm: residual has shape [4, 17], x has [4, 16]");
   expect_error(with([&](auto& a) { a.residual = x.view; }), "residual and sum go together");
+  Tensor half(DType::kFloat16, {4, 16}), wide(DType::kFloat64, {4, 16});
+  expect_error(with([&](auto& a) { a.x = half.view; }),
+               "rms_norm: output is fp32, x is fp16; it must have that type, or be bf16 or fp16 where x is fp32");
+  expect_error(with([&](auto& a) { a.residual = wide.view; }), "rms_norm: residual is fp64, x is fp32");
   expect_error(with([&](auto& a) { a.output = {}; }), "rms_norm: output is missing");
   expect_error(with([&](auto& a) { a.output = transpose(output.view, 0, 1); }), "rms_norm: output has shape [16, 4]");
   expect_error(with([&](auto& a) {

@@ -7,42 +7,46 @@
 namespace kernel_pytorch::torch_ops {
 namespace {
 
-void infer(Call& call, const TensorView& x, const ParameterView& weight, const ParameterView& bias, double eps) {
-  layer_norm::forward({.x = x, .weight = weight, .bias = bias, .eps = eps, .output = call.output_like(x)},
+using OutputType = std::optional<DType>;  // x's where it is not given
+
+void infer(Call& call, const TensorView& x, const ParameterView& weight, const ParameterView& bias, double eps,
+           OutputType type) {
+  layer_norm::forward({.x = x, .weight = weight, .bias = bias, .eps = eps, .output = call.output_like(x, type)},
                       call.context());
 }
 
-void forward(Call& call, const TensorView& x, const ParameterView& weight, const ParameterView& bias, double eps) {
+void forward(Call& call, const TensorView& x, const ParameterView& weight, const ParameterView& bias, double eps,
+             OutputType type) {
   layer_norm::forward({.x = x,
                        .weight = weight,
                        .bias = bias,
                        .eps = eps,
-                       .output = call.output_like(x),
+                       .output = call.output_like(x, type),
                        .mean = call.output_row_statistic(x),
                        .rstd = call.output_row_statistic(x)},
                       call.context());
 }
 
 void add_infer(Call& call, const TensorView& x, const TensorView& residual, const ParameterView& weight,
-               const ParameterView& bias, double eps) {
+               const ParameterView& bias, double eps, OutputType type) {
   layer_norm::forward({.x = x,
                        .residual = residual,
                        .weight = weight,
                        .bias = bias,
                        .eps = eps,
-                       .output = call.output_like(x),
+                       .output = call.output_like(x, type),
                        .sum = call.output_like(x)},
                       call.context());
 }
 
 void add_forward(Call& call, const TensorView& x, const TensorView& residual, const ParameterView& weight,
-                 const ParameterView& bias, double eps) {
+                 const ParameterView& bias, double eps, OutputType type) {
   layer_norm::forward({.x = x,
                        .residual = residual,
                        .weight = weight,
                        .bias = bias,
                        .eps = eps,
-                       .output = call.output_like(x),
+                       .output = call.output_like(x, type),
                        .sum = call.output_like(x),
                        .mean = call.output_row_statistic(x),
                        .rstd = call.output_row_statistic(x)},
@@ -66,14 +70,18 @@ void backward(Call& call, const TensorView& grad_output, const TensorView& value
 }
 
 using Ops = OpList<
-    Op<"layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor", infer>,
-    Op<"layer_norm_forward(Tensor x, Tensor? weight, Tensor? bias, float eps) "
+    Op<"layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, "
+       "ScalarType? output_dtype=None) -> Tensor",
+       infer>,
+    Op<"layer_norm_forward(Tensor x, Tensor? weight, Tensor? bias, float eps, ScalarType? output_dtype=None) "
        "-> (Tensor output, Tensor mean, Tensor rstd)",
        forward>,
-    Op<"add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) "
+    Op<"add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, ScalarType? "
+       "output_dtype=None) "
        "-> (Tensor output, Tensor sum)",
        add_infer>,
-    Op<"add_layer_norm_forward(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) "
+    Op<"add_layer_norm_forward(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, ScalarType? "
+       "output_dtype=None) "
        "-> (Tensor output, Tensor sum, Tensor mean, Tensor rstd)",
        add_forward>,
     Op<"layer_norm_backward(Tensor grad_output, Tensor value, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, "

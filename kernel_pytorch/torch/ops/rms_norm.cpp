@@ -7,42 +7,46 @@
 namespace kernel_pytorch::torch_ops {
 namespace {
 
-void infer(Call& call, const TensorView& x, const ParameterView& weight, double eps, double weight_offset) {
+using OutputType = std::optional<DType>;  // x's where it is not given
+
+void infer(Call& call, const TensorView& x, const ParameterView& weight, double eps, double weight_offset,
+           OutputType type) {
   rms_norm::forward(
-      {.x = x, .weight = weight, .eps = eps, .weight_offset = weight_offset, .output = call.output_like(x)},
+      {.x = x, .weight = weight, .eps = eps, .weight_offset = weight_offset, .output = call.output_like(x, type)},
       call.context());
 }
 
-void forward(Call& call, const TensorView& x, const ParameterView& weight, double eps, double weight_offset) {
+void forward(Call& call, const TensorView& x, const ParameterView& weight, double eps, double weight_offset,
+             OutputType type) {
   rms_norm::forward({.x = x,
                      .weight = weight,
                      .eps = eps,
                      .weight_offset = weight_offset,
-                     .output = call.output_like(x),
+                     .output = call.output_like(x, type),
                      .rstd = call.output_row_statistic(x)},
                     call.context());
 }
 
 void add_infer(Call& call, const TensorView& x, const TensorView& residual, const ParameterView& weight, double eps,
-               double weight_offset) {
+               double weight_offset, OutputType type) {
   rms_norm::forward({.x = x,
                      .residual = residual,
                      .weight = weight,
                      .eps = eps,
                      .weight_offset = weight_offset,
-                     .output = call.output_like(x),
+                     .output = call.output_like(x, type),
                      .sum = call.output_like(x)},
                     call.context());
 }
 
 void add_forward(Call& call, const TensorView& x, const TensorView& residual, const ParameterView& weight, double eps,
-                 double weight_offset) {
+                 double weight_offset, OutputType type) {
   rms_norm::forward({.x = x,
                      .residual = residual,
                      .weight = weight,
                      .eps = eps,
                      .weight_offset = weight_offset,
-                     .output = call.output_like(x),
+                     .output = call.output_like(x, type),
                      .sum = call.output_like(x),
                      .rstd = call.output_row_statistic(x)},
                     call.context());
@@ -63,13 +67,17 @@ void backward(Call& call, const TensorView& grad_output, const TensorView& value
 }
 
 using Ops = OpList<
-    Op<"rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> Tensor", infer>,
-    Op<"rms_norm_forward(Tensor x, Tensor? weight, float eps, float weight_offset) -> (Tensor output, Tensor rstd)",
+    Op<"rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset, ScalarType? output_dtype=None) -> Tensor",
+       infer>,
+    Op<"rms_norm_forward(Tensor x, Tensor? weight, float eps, float weight_offset, ScalarType? output_dtype=None) -> "
+       "(Tensor output, Tensor rstd)",
        forward>,
-    Op<"add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset) "
+    Op<"add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset, ScalarType? "
+       "output_dtype=None) "
        "-> (Tensor output, Tensor sum)",
        add_infer>,
-    Op<"add_rms_norm_forward(Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset) "
+    Op<"add_rms_norm_forward(Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset, ScalarType? "
+       "output_dtype=None) "
        "-> (Tensor output, Tensor sum, Tensor rstd)",
        add_forward>,
     Op<"rms_norm_backward(Tensor grad_output, Tensor value, Tensor? weight, Tensor rstd, Tensor? grad_sum, "

@@ -24,6 +24,15 @@ def same_type(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return first.to(dtype), second.to(dtype)
 
 
+def wide_first(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """The two of a sum, as the ops take them: of one type, or fp32 before a 16-bit one."""
+    if residual.dtype is torch.float32 and x.dtype in (torch.bfloat16, torch.float16):
+        return residual, x
+    if x.dtype is torch.float32 and residual.dtype in (torch.bfloat16, torch.float16):
+        return x, residual
+    return same_type(x, residual)
+
+
 def statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 

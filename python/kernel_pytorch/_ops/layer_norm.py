@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for, same_type, statistics_dtype
+from ._casting import parameter_for, same_type, statistics_dtype, wide_first
 from ._declare import backward, differentiable
 
 
@@ -21,6 +21,7 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
 
 
@@ -32,6 +33,7 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: Tensor,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -42,24 +44,29 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Any:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension.
 
     Args:
         x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
         weight, bias: [columns], x's type or fp32; ones and zeros where absent. A narrower one is widened.
-        residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned.
+        residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned, the sum in the
+            wider of the two types. A 16-bit one of the two beside fp32 is read as it is.
+        out_dtype: of the output; bf16 or fp16 where x is fp32, for a product that would cast it (torch.autocast).
 
     Returns:
-        The output, contiguous, of x's shape and type; with a residual the pair (output, sum).
+        The output, contiguous, of x's shape and type (or out_dtype); with a residual the pair (output, sum).
     """
     if residual is not None and residual.dtype is not x.dtype:
-        x, residual = same_type(x, residual)
+        x, residual = wide_first(x, residual)
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
     if bias is not None and bias.dtype is not (x if weight is None else weight).dtype:
         weight, bias = _parameters_for(x, weight, bias)
-    return _norm(x, weight, bias, eps) if residual is None else _add_norm(x, residual, weight, bias, eps)
+    if residual is None:
+        return _norm(x, weight, bias, eps, out_dtype)
+    return _add_norm(x, residual, weight, bias, eps, out_dtype)
 
 
 def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -69,13 +76,20 @@ def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Ten
     return weight, bias
 
 
-def _shapes(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    statistics = [x.new_empty(x.shape[:-1], dtype=statistics_dtype(x)) for _ in range(2)]
-    return x.new_empty(x.shape), *statistics
+def _shapes(
+    x: Tensor, weight: Any, bias: Any, eps: float, output_dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape, dtype=output_dtype or x.dtype), *_statistics(x)
 
 
-def _add_shapes(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape), *_shapes(x)
+def _add_shapes(
+    x: Tensor, residual: Any, weight: Any, bias: Any, eps: float, output_dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape, dtype=output_dtype or x.dtype), x.new_empty(x.shape), *_statistics(x)
+
+
+def _statistics(x: Tensor) -> list[Tensor]:
+    return [x.new_empty(x.shape[:-1], dtype=statistics_dtype(x)) for _ in range(2)]
 
 
 def _backward_shapes(
@@ -109,7 +123,7 @@ def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     grad_input, grad_weight, grad_bias = _backward(
         grad_output, *saved, grad_sum, x_wanted or residual_wanted, weight_wanted, bias_wanted
     )
-    return grad_input, grad_input, grad_weight, grad_bias
+    return grad_input, grad_input, grad_weight, grad_bias  # autograd casts for a 16-bit residual
 
 
 _INSTEAD = "torch.nn.functional.layer_norm"

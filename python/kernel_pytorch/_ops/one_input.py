@@ -44,23 +44,31 @@ def linears(
 
 
 def rms_norm_through(
-    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, weight_offset: float = 0.0
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(x), x): the gradient of the second is added by the norm's backward."""
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
     if not _adds(x):
-        return rms_norm(x, weight, eps, weight_offset=weight_offset), x
-    return _RmsNorm.apply(x, "rms_norm", (eps, weight_offset), weight)  # type: ignore[no-untyped-call, no-any-return]
+        return rms_norm(x, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype), x
+    return _RmsNorm.apply(x, "rms_norm", (eps, weight_offset, out_dtype), weight)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def layer_norm_through(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(layer_norm(x), x), likewise."""
     if not _adds(x) or any(p is not None and p.dtype is not x.dtype for p in (weight, bias)):
-        return layer_norm(x, weight, bias, eps), x
-    return _LayerNorm.apply(x, "layer_norm", (eps,), weight, bias)  # type: ignore[no-untyped-call, no-any-return]
+        return layer_norm(x, weight, bias, eps, out_dtype=out_dtype), x
+    return _LayerNorm.apply(x, "layer_norm", (eps, out_dtype), weight, bias)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _adds(*tensors: Tensor) -> bool:
@@ -118,13 +126,15 @@ def _torch_products(grad: Tensor, x: Tensor, weight: Tensor, bias: Any, total: A
 
 
 class _Norm(torch.autograd.Function):
-    """The op's forward takes x, the parameters and the numbers; its backward all but the first of these, epsilon."""
+    """The op's forward takes x, the parameters and the numbers; its backward all but the first and last of these,
+    epsilon and the output's type.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, name: str, numbers: tuple[float, ...], *parameters: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, name: str, numbers: tuple[Any, ...], *parameters: Any) -> tuple[Tensor, Tensor]:
         output, *statistics = getattr(_ops, f"{name}_forward")(x, *parameters, *numbers)
         ctx.save_for_backward(x, *parameters, *statistics)
-        ctx.name, ctx.numbers = name, numbers[1:]
+        ctx.name, ctx.numbers = name, numbers[1:-1]
         ctx.set_materialize_grads(False)
         return output, x
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 
-from ._casting import parameter_for, same_type, statistics_dtype
+from ._casting import parameter_for, statistics_dtype, wide_first
 from ._declare import backward, differentiable
 
 
@@ -20,6 +21,7 @@ def rms_norm(
     *,
     residual: None = None,
     weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
 
 
@@ -31,6 +33,7 @@ def rms_norm(
     *,
     residual: Tensor,
     weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -41,23 +44,26 @@ def rms_norm(
     *,
     residual: Tensor | None = None,
     weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
 ) -> Any:
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), over the last dimension.
 
     Args:
         x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
         weight: [columns], x's type or fp32; ones where absent. A narrower one is widened to x's type.
-        residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned.
+        residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned, the sum in the
+            wider of the two types. A 16-bit one of the two beside fp32 is read as it is.
         weight_offset: added to the weight, where there is one; 1.0 for models that store weight - 1.
+        out_dtype: of the output; bf16 or fp16 where x is fp32, for a product that would cast it (torch.autocast).
 
     Returns:
-        The output, contiguous, of x's shape and type; with a residual the pair (output, sum).
+        The output, contiguous, of x's shape and type (or out_dtype); with a residual the pair (output, sum).
     """
     if residual is not None:
-        return add_rms_norm(x, residual, weight, eps, weight_offset=weight_offset)
+        return add_rms_norm(x, residual, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype)
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
-    return _norm(x, weight, eps, weight_offset)
+    return _norm(x, weight, eps, weight_offset, out_dtype)
 
 
 def add_rms_norm(
@@ -67,24 +73,33 @@ def add_rms_norm(
     eps: float = 1e-6,
     *,
     weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The sum x + residual, and its rms_norm, in one pass over memory: returns (output, sum).
 
-    x and residual have one shape; where their types differ, both are taken in the wider one. See `rms_norm`.
+    x and residual have one shape; where their types differ, the sum is of the wider one. See `rms_norm`.
     """
     if residual.dtype is not x.dtype:
-        x, residual = same_type(x, residual)
+        x, residual = wide_first(x, residual)
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
-    return _add_norm(x, residual, weight, eps, weight_offset)  # type: ignore[no-any-return]
+    return _add_norm(x, residual, weight, eps, weight_offset, out_dtype)  # type: ignore[no-any-return]
 
 
-def _shapes(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=statistics_dtype(x))
+def _shapes(
+    x: Tensor, weight: Any, eps: float, weight_offset: float, output_dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape, dtype=output_dtype or x.dtype), _statistic(x)
 
 
-def _add_shapes(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape), *_shapes(x)
+def _add_shapes(
+    x: Tensor, residual: Any, weight: Any, eps: float, weight_offset: float, output_dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape, dtype=output_dtype or x.dtype), x.new_empty(x.shape), _statistic(x)
+
+
+def _statistic(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[:-1], dtype=statistics_dtype(x))
 
 
 def _backward_shapes(
@@ -117,7 +132,7 @@ def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     grad_input, grad_weight = _backward(
         grad_output, value, weight, rstd, grad_sum, weight_offset, x_wanted or residual_wanted, weight_wanted
     )
-    return grad_input, grad_input, grad_weight
+    return grad_input, grad_input, grad_weight  # autograd casts for a 16-bit residual
 
 
 _INSTEAD = "torch.nn.functional.rms_norm"

@@ -2,7 +2,8 @@
 second part of the MLP's last product.
 
 How a block calls its attention is learnt from the sample: which of its own arguments go through under which name.
-A call that brings something the sample did not show is the original's.
+A call that brings something the sample did not show is the original's. Under autocast the norms write the products'
+type, where the sample shows that nothing but products takes it (narrowing.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating
 from . import float8
 from .context import Context, is_plain, weight_reason, why_not_plain
+from .narrowing import narrow_type, takes_narrow
 from .perceptrons import has_no_hooks, has_plain_layers
 
 NAME = "block"
@@ -46,6 +48,7 @@ class Passing:
     unused: dict[str, Any] = field(default_factory=dict)  # the block's own, with the values they must have
     returns_tuple: bool = False
     passed: frozenset[str | None] = frozenset()  # the block's own that the attention gets
+    narrow: tuple[bool, bool] = (False, False)  # attention and MLP take autocast's type as they take fp32
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """The block's arguments by name, or None where the call is not like the sample's."""
@@ -83,7 +86,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     others = [name for name, child in module.named_children() if name not in names and not _is_nothing(child)]
     if others:
         return Refusal(path, NAME, f"it also has {', '.join(others)}")
-    passing = _learn(module, names, call)
+    passing = _learn(module, names, call, context.trains)
     if isinstance(passing, str):
         return Refusal(path, NAME, passing)
     ways = [Way("the sum inside the second norm", _change(module, names, passing, context, None))]
@@ -119,14 +122,15 @@ def _change(
         if bound is None or not (is_known and is_plain(first) and is_plain(second)):
             return original(self, *args, **kwargs)
         x = bound[passing.names[0]]
-        normed, x = norm_1.through(first, x)
+        dtype = narrow_type(x)
+        normed, x = norm_1.through(first, x, dtype if passing.narrow[0] else None)
         attended = passing.call(parts[names[1]], normed, bound)
         attended = attended[0] if passing.returns_tuple else attended
         inner = parts[names[3]]
         narrow = float8.of_module(inner) if norm_2.kind == "rms_norm" and is_plain(inner) else None
         if narrow is not None and perceptron is not None and has_no_hooks(inner, perceptron):
             return narrow.after_norm(inner, attended, x, norm_2, second)
-        normed, x = norm_2.add(second, attended, x)
+        normed, x = norm_2.add(second, attended, x, dtype if passing.narrow[1] else None)
         if products is None or perceptron is None or not (is_plain(inner) and has_plain_layers(inner, perceptron)):
             return inner(normed) + x
         return perceptron(inner, normed, products, residual=x)
@@ -134,14 +138,16 @@ def _change(
     return lambda: SetForward(module, mark(forward))
 
 
-def _learn(module: nn.Module, names: tuple[str, ...], call: Call) -> Passing | str:
+def _learn(module: nn.Module, names: tuple[str, ...], call: Call, trains: bool) -> Passing | str:
     """How arguments go through, or in words why that is not clear."""
     seen: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
+    inner: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
     normed: list[Any] = []
     parts: Any = module._modules
     hooks = [
         parts[names[1]].register_forward_hook(lambda _, a, k, out: seen.append((a, k, out)), with_kwargs=True),
         parts[names[0]].register_forward_hook(lambda _, a, out: normed.append(out)),
+        parts[names[3]].register_forward_hook(lambda _, a, k, out: inner.append((a, k, out)), with_kwargs=True),
     ]
     call = Call(copied(call.args), copied(call.kwargs))
     try:
@@ -154,7 +160,17 @@ def _learn(module: nn.Module, names: tuple[str, ...], call: Call) -> Passing | s
         return f"its attention ran {len(seen)} times and its first norm {len(normed)} times"
     if not isinstance(output, Tensor):
         return f"it returns {type(output).__name__} and not a tensor"
-    return _mapping(module, call, *seen[0], normed[0])
+    passing = _mapping(module, call, *seen[0], normed[0])
+    if isinstance(passing, Passing):
+        with torch.no_grad(), evaluating(module):
+            passing.narrow = (
+                takes_narrow(parts[names[1]], *seen[0], normed[0], trains),
+                len(inner) == 1
+                and len(inner[0][0]) == 1
+                and not inner[0][1]
+                and takes_narrow(parts[names[3]], *inner[0], inner[0][0][0], trains),
+            )
+    return passing
 
 
 def _mapping(

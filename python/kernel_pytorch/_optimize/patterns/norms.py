@@ -44,19 +44,20 @@ class Norm:
             return rms_norm(x, weight, self.eps, weight_offset=self.offset)
         return layer_norm(x, weight, module.bias if self.has_bias else None, self.eps)
 
-    def through(self, module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def through(self, module: Any, x: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """(norm(x), x), where the gradient that comes back by the second is added by the norm's backward."""
         weight = module.weight if self.has_weight else None
         if self.kind == "rms_norm":
-            return rms_norm_through(x, weight, self.eps, self.offset)
-        return layer_norm_through(x, weight, module.bias if self.has_bias else None, self.eps)
+            return rms_norm_through(x, weight, self.eps, self.offset, dtype)
+        return layer_norm_through(x, weight, module.bias if self.has_bias else None, self.eps, dtype)
 
-    def add(self, module: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual), one pass."""
+    def add(self, module: Any, x: Tensor, residual: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual), one pass; `dtype` is the norm's, where it is not the sum's."""
         weight = module.weight if self.has_weight else None
         if self.kind == "rms_norm":
-            return rms_norm(x, weight, self.eps, residual=residual, weight_offset=self.offset)
-        return layer_norm(x, weight, module.bias if self.has_bias else None, self.eps, residual=residual)
+            return rms_norm(x, weight, self.eps, residual=residual, weight_offset=self.offset, out_dtype=dtype)
+        bias = module.bias if self.has_bias else None
+        return layer_norm(x, weight, bias, self.eps, residual=residual, out_dtype=dtype)
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
