@@ -24,6 +24,7 @@ from torch import nn  # noqa: E402
 import kernel_pytorch  # noqa: E402
 from kernel_pytorch.tuning import autotune_scope  # noqa: E402
 
+SAVES = tuned.saves
 OTHER = {"cpu stores=cached": "stores=stream", "cpu stores=stream": "stores=cached"}
 
 
@@ -44,7 +45,7 @@ def by_decree(monkeypatch):
     """Every part is taken, and the whole is faster."""
     for module in (choose, whole):
         monkeypatch.setattr(module, "pays", lambda before, after: True)
-    monkeypatch.setattr(tuned, "faster", lambda before, after: True)
+    monkeypatch.setattr(tuned, "saves", lambda before, after, expected: True)
     monkeypatch.setattr(measure, "LEAST", 2)
     monkeypatch.setattr(measure, "MOST", 2)
     kernel_pytorch.cache.clear()
@@ -131,14 +132,28 @@ def test_a_model_that_is_dropped_takes_its_choices_along(other_is_faster):
 
 
 def test_choices_go_where_the_whole_is_not_faster(other_is_faster, monkeypatch):
-    monkeypatch.setattr(tuned, "faster", lambda before, after: False)
+    monkeypatch.setattr(tuned, "saves", lambda before, after, expected: False)
     model, x = Norms(512), torch.randn(600, 512)
     result = optimize(model, x)
     (row,) = rows_of(result)
     assert not row["kept"]
-    assert row["reason"].startswith("2.00x alone, not kept: with all of them the whole is ")
+    assert row["reason"].startswith("2.00x alone, not kept: all of them save ")
     assert {tier for _, _, tier in decisions_of(model, x)} == {"heuristic"}
     assert result.report.data["replacements"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected", "saves"),
+    [
+        (1000.0, 950.0, 60.0, True),
+        (1000.0, 950.0, 120.0, False),  # less than half of what the problems save by themselves
+        (1000.0, 999.0, 1.0, False),  # no clock tells this
+        (1000.0, 1050.0, 60.0, False),
+    ],
+)
+def test_the_whole_has_to_save_what_its_problems_save(before, after, expected, saves):
+    timings = [measure.Timing(value, value - 1, value + 1, 9) for value in (before, after)]
+    assert SAVES(*timings, expected) is saves
 
 
 def test_choices_go_where_the_whole_computes_something_else(other_is_faster, monkeypatch):
