@@ -207,9 +207,14 @@ class _Planned:
         """Those alone, at their calls in one step, which go on as before."""
         only = [{**self._name(one["problem"]), "seconds": one["seconds"]} for one in wanted]
 
+        said: list[tuple[str, str, str]] = [("", "", "")]
+
         def tell(now: tuning.AutotuneProgress) -> None:
-            place = f"{now.problems_done + 1} of {len(only)}, {now.seconds:.1f} of {seconds:.1f} s"
-            say(f"tuning {now.op}, {place}: {now.candidate.best or now.candidate.candidate}")
+            news = (now.op, now.problem, now.candidate.best)
+            if news != said[-1]:  # a new problem, or a new best
+                said.append(news)
+                place = f"{now.problems_done + 1} of {len(only)}, {now.seconds:.1f} of {seconds:.1f} s"
+                say(f"tuning {now.op}, {place}: {now.candidate.best or now.candidate.candidate}")
 
         if self.on_gpu:
             torch.cuda.empty_cache()  # the tuner has buffers of its own
