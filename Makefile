@@ -29,8 +29,9 @@ test: test-cpp test-python test-docs  ## all tests: C++, Python, the code in the
 test-cpp: build
 	@ctest -j2 --no-tests=error --test-dir $(BUILD) --output-on-failure
 
+# Two processes, a file at a time: most tests keep one core busy. Passive: one's idle threads do not spin in the other's way.
 test-python: build
-	@PYTHONPATH=python $(PYTHON) -m pytest -q tests
+	@OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile tests
 
 test-docs: build
 	@$(PYTHON) tools/run_docs.py --build $(BUILD)

@@ -9,7 +9,6 @@ most memory beyond them, are compared and reported, for the weight's gradient ad
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.functional import linear_cross_entropy
 from measure import Timing
-from table import print_table
+from table import print_and_store
 from torch import Tensor
 from torch_norms import describe_machine
 
@@ -130,9 +129,7 @@ def main() -> int:
             }
         )
     run = {"machine": describe_machine(torch.device("cuda")), "products": rows}
-    print_table(run)
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"runs": [run]}, indent=1) + "\n")
+    print_and_store(run, arguments.output)
     return 0
 
 

@@ -11,7 +11,6 @@ launches. Medians of several windows, with the least and the most.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.utils.profiling import count_launches
-from table import print_table
+from table import print_and_store
 from torch.profiler import ProfilerActivity, profile
 from torch_norms import describe_machine
 
@@ -193,9 +192,7 @@ def main() -> int:
     block = Block(dim, tokens, device, torch.bfloat16 if on_gpu else torch.float32)
     figures = measure(block, device, windows=5, steps=10 if on_gpu else 2)
     run = {"machine": describe_machine(device), "figures": figures}
-    print_table(run)
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"benchmark": "llama_block", "runs": [run]}, indent=1) + "\n")
+    print_and_store(run, arguments.output)
     return 0
 
 

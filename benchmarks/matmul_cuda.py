@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ import torch.nn.functional as torch_functional
 from kernel_pytorch._ops.float8 import scaled_matmul
 from kernel_pytorch.functional import linear, matmul
 from measure import compare
-from table import print_table
+from table import print_and_store
 from torch import Tensor
 from torch_norms import describe_machine
 
@@ -234,11 +233,9 @@ def main() -> int:
     if not rows:
         sys.exit(f"matmul_cuda: --only {arguments.only!r}: no row has this text")
     run = {"machine": describe_machine(device), "products": rows}
-    print_table(run)
+    print_and_store(run, arguments.output)
     for failure in FAILURES:
         print(f"matmul_cuda: {failure}", file=sys.stderr)
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"benchmark": "matmul_cuda", "runs": [run]}, indent=1) + "\n")
     return 1 if FAILURES else 0
 
 

@@ -6,7 +6,6 @@ python benchmarks/overhead.py [--output FILE]
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as torch_functional
-from table import print_table
+from table import print_and_store
 from torch_norms import describe_machine
 
 from kernel_pytorch import functional
@@ -117,9 +116,7 @@ def main() -> int:
     figures.append(import_cost())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run = {"machine": describe_machine(device), "figures": figures}
-    print_table(run)
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"benchmark": "overhead", "runs": [run]}, indent=1) + "\n")
+    print_and_store(run, arguments.output)
     return 0
 
 

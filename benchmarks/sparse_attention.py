@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.functional import BlockLists, attention, block_lists, select_blocks
 from measure import Way, capture_stream, compare
-from table import print_table
+from table import print_and_store
 from torch_norms import describe_machine
 
 Attend = Callable[..., torch.Tensor]
@@ -197,11 +196,9 @@ def main() -> int:
     if not rows:
         sys.exit(f"sparse_attention: --only {options.only!r}: no row has this text")
     result = {"machine": describe_machine(device), "attention": rows}
-    print_table(result)
+    print_and_store(result, options.output)
     for failure in FAILURES:
         print(f"sparse_attention: {failure}", file=sys.stderr)
-    if options.output:
-        options.output.write_text(json.dumps({"benchmark": "sparse_attention", "runs": [result]}, indent=1) + "\n")
     return 1 if FAILURES else 0
 
 

@@ -11,7 +11,6 @@ chooses anew in every layer and head. Fails where dynamic selection at 75 % cost
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -23,7 +22,7 @@ import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.attention import DynamicSparseAttention, SparsePattern
 from kernel_pytorch.functional import rope_tables
-from table import print_table
+from table import print_and_store
 from torch import Tensor, nn
 from torch_norms import describe_machine
 
@@ -214,9 +213,7 @@ def main() -> int:
         "machine": describe_machine(device), "settings": settings, "columns": list(figures[0]), "figures": figures,
         "results": results,
     }  # fmt: skip
-    print_table(run)
-    if options.output:
-        options.output.write_text(json.dumps({"benchmark": "sparse_perplexity", "runs": [run]}, indent=1) + "\n")
+    print_and_store(run, options.output)
     worst = next(row["percent"] for row in results if row["pattern"] == "dynamic_threshold" and row["ratio"] == 0.75)
     if worst > options.limit:
         print(

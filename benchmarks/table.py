@@ -120,6 +120,13 @@ def print_table(run: dict[str, Any]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def print_and_store(run: dict[str, Any], output: Path | None) -> None:
+    """How a benchmark ends: its run as a table, and as JSON where a file is named."""
+    print_table(run)
+    if output is not None:
+        output.write_text(json.dumps({"runs": [run]}, indent=1) + "\n")
+
+
 def markdown(path: Path) -> str:
     runs = json.loads(path.read_text())["runs"]
     return "\n".join("\n".join([*lines_of(run), ""]) for run in runs)

@@ -10,7 +10,6 @@ before it is timed: our error against fp64 on the same values may be 1.1 times t
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.functional import attention
 from measure import Timing, keep_freed_memory
-from table import print_table
+from table import print_and_store
 from torch_norms import describe_machine
 
 PEER = "torch"
@@ -157,11 +156,9 @@ def main() -> int:
     if not rows:
         sys.exit(f"torch_attention: --only {arguments.only!r}: no row has this text")
     run = {"machine": describe_machine(torch.device("cpu")), "attention": rows}
-    print_table(run)
+    print_and_store(run, arguments.output)
     for failure in FAILURES:
         print(f"torch_attention: {failure}", file=sys.stderr)
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"benchmark": "torch_attention", "runs": [run]}, indent=1) + "\n")
     return 1 if FAILURES else 0
 
 

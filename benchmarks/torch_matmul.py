@@ -10,7 +10,6 @@ a named precision, what that one is worth). GPUs: matmul_cuda.py.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.functional import linear, matmul
 from measure import Timing, keep_freed_memory
-from table import print_table
+from table import print_and_store
 from torch import Tensor
 from torch_norms import describe_machine
 
@@ -138,9 +137,7 @@ def main() -> int:
     chosen = [case for case in CASES if any(text in case.name for text in arguments.only.split(","))]
     rows = [run_case(case, 1.0 if arguments.quick else 4.0) for case in chosen]
     run = {"machine": describe_machine(torch.device("cpu")), "products": rows}
-    print_table(run)
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"runs": [run]}, indent=1) + "\n")
+    print_and_store(run, arguments.output)
     for failure in FAILURES:
         print(f"torch_matmul: {failure}", file=sys.stderr)
     return 1 if FAILURES else 0
