@@ -138,3 +138,43 @@ def test_norms_in_the_type_of_the_product_after_them(device, run) -> None:
     for a, b in zip(found, expected, strict=True):
         assert a.dtype is torch.float32 and torch.equal(a, b)
     assert run(x.detach(), out_dtype=torch.bfloat16)[0].dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_of_fp32_parameters_under_autocast(device, ours, transposed, bias) -> None:
+    """In fp32, not rounded to autocast's type (of torch's products: on a GPU), and in memory as the parameter."""
+    from kernel_pytorch._ops.cast_linear import cast_linear
+
+    torch.manual_seed(0)
+    x = drawn(3, 40, 48, device=device, dtype=torch.float32)
+    weight = drawn(*((48, 64) if transposed else (64, 48)), device=device, dtype=torch.float32)
+    offset = drawn(64, device=device, dtype=torch.float32) if bias else None
+    leaves = [x, weight] if offset is None else [x, weight, offset]
+    grad = drawn(3, 40, 64, device=device, dtype=torch.bfloat16, grad=False)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        mine = cast_linear(x, weight.t() if transposed else weight, offset, ours=ours)
+    assert mine.dtype is torch.bfloat16 and type(mine.grad_fn).__name__ == "_CastLinearBackward"
+    wide = [leaf.detach().bfloat16().double().requires_grad_() for leaf in leaves]
+    theirs = torch.nn.functional.linear(wide[0], wide[1].t() if transposed else wide[1], *wide[2:])
+    assert_close(mine, theirs, torch.bfloat16)
+    expected = torch.autograd.grad(theirs, wide, grad.double())
+    for one, found, true in zip(leaves, torch.autograd.grad(mine, leaves, grad), expected, strict=True):
+        assert found.dtype is torch.float32 and found.stride() == one.stride()
+        is_rounded = one is x or (not ours and device == "cpu" and one is weight)
+        assert_close(found, true, torch.bfloat16 if is_rounded else torch.float32)
+    with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16):
+        again = cast_linear(x, weight.t() if transposed else weight, offset, ours=ours)
+    assert torch.equal(again, mine)
+    plain = cast_linear(x, weight.t() if transposed else weight, offset, ours=ours)  # no autocast
+    assert plain.dtype is torch.float32
+
+
+def test_a_bias_alone_wants_a_gradient() -> None:
+    x, weight = torch.randn(7, 5), torch.randn(3, 5)
+    bias = torch.randn(3, requires_grad=True)
+    grad = torch.randn(7, 3)
+    (found,) = torch.autograd.grad(F.linear(x, weight, bias), bias, grad)
+    torch.testing.assert_close(found, grad.sum(0))

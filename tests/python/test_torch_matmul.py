@@ -223,6 +223,9 @@ def opcheck_samples():
             for flags in ((True, True, True), (True, False, False), (False, False, True)):
                 args = (fixed(2, 5, columns), fixed(2, 5, 4), fixed(6, 4), fixed(6), kept, kind, gated, *flags)
                 yield ops.linear_backward, args
+            # A weight stored transposed has a gradient stored so; of 16 bits it may be wanted in fp32.
+            args = (fixed(2, 5, columns), fixed(2, 5, 4), fixed(4, 6).t(), fixed(6), kept, kind, gated)
+            yield ops.linear_backward, (*args, True, True, True, torch.float32)
             yield ops.mlp, (fixed(5, 4), fixed(6, 4), None, fixed(2, columns), fixed(2), None, kind, gated)
             yield ops.mlp_forward, (leaf(5, 4), leaf(6, 4), leaf(6), leaf(2, columns), None, leaf(5, 2), kind, gated)
         tensors = (fixed(5, 2), fixed(5, 4), fixed(6, 4), fixed(6), fixed(2, 3), fixed(2), fixed(5, 3), fixed(5, 6))

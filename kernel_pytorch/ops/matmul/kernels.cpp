@@ -13,6 +13,7 @@ namespace {
 std::span<const registry::Kernel<Product>> kernels() {
   static const registry::Kernel<Product> kKernels[] = {
       // clang-format off
+      kRowSums,
       kSm90,
       kMma,
       kTile,

@@ -4,7 +4,9 @@
 #include <string>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/column_sums.h"
 #include "kernel_pytorch/ops/cuda_support.h"
 #include "kernel_pytorch/ops/matmul/matmul_row_sums_cuda.h"
@@ -80,5 +82,37 @@ std::vector<DeviceCode> row_sums_device_code() {
   for (const bool along : {false, true}) codes.push_back(row_sum_code(DType::kBFloat16, along));
   return codes;
 }
+
+namespace {
+
+registry::Support supports(const Product& problem, const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  const Sizes sizes = sizes_of(problem);
+  if (sizes.n != 0 || !problem.row_sums.is_present()) return registry::Support::no("for sums of rows alone");
+  if (size_of(problem.a.dtype) != 2) return registry::Support::no("takes bf16 and fp16");
+  if (sizes.batch == 0 || sizes.m == 0 || sizes.k == 0) return registry::Support::no("there is nothing to sum");
+  return has_aligned_lines(problem.a) ? registry::Support::yes()
+                                      : registry::Support::no("rows of a do not begin at multiples of 16 bytes");
+}
+
+void run(const Product& problem, int, Context& context) {
+  sum_rows(problem, context);
+}
+
+uint64_t source_hash() {
+  HashMixer mixer;
+  mixer.add(jit::source_hash(kRowSumSource));
+  mixer.add(column_sums_source_hash());
+  return mixer.value();
+}
+
+}  // namespace
+
+constinit const registry::Kernel<Product> kRowSums{.name = "cuda_row_sums",
+                                                   .origin = registry::Origin::kOurs,
+                                                   .supports = supports,
+                                                   .run = run,
+                                                   .source_hash = source_hash,
+                                                   .device_code = row_sums_device_code};
 
 }  // namespace kernel_pytorch::matmul

@@ -1,4 +1,5 @@
-// Sums over the rows of a 16-bit a on the GPU by a launch of their own, for kernels that do not take them along.
+// Sums over the rows of a 16-bit a on the GPU by a launch of their own: for kernels that do not take them along, and
+// alone, as the kernel of a product without columns (a bias' gradient by itself).
 #pragma once
 
 #include <vector>

@@ -45,6 +45,8 @@ inline std::vector<registry::ProblemRequest> shapes() {
     add({1, 192, 320, 128}, dtype, {{"order", "tn"}, {"row_sums", "1"}, {"bias", "1"}});
     add({2, 50, 70, 300}, dtype, {{"order", "tn"}, {"row_sums", "fp32"}, {"output", "fp32"}, {"residual", "1"}});
     add({1, 12, 264, 2100}, dtype, {{"row_sums", "1"}, {"output", "fp32"}, {"bias", "1"}, {"order", "nt"}});
+    add({1, 264, 0, 2100}, dtype, {{"order", "tn"}, {"row_sums", "fp32"}});
+    add({2, 40, 0, 72}, dtype, {{"row_sums", "1"}});
     add({1, 136, 264, 96}, dtype, {{"activation", "silu"}, {"bias", "fp32"}, {"residual", "fp32"}});
   }
   for (const char* precision : {"bf16", "bf16x3"}) {

@@ -110,25 +110,49 @@ void linear_forward(Call& call, const MergedRowsView& x, const MatrixView& weigh
   linear_any(call, x, weight, bias, residual, activation, gated, true);
 }
 
+bool is_column_major(const TensorView& weight) {
+  return weight.rank == 2 && weight.strides[0] == 1 && weight.strides[1] > 1 && weight.strides[1] >= weight.sizes[0];
+}
+
+// Lies in memory as the weight does, so that nobody copies it where it is added to the parameter's.
+TensorView weight_gradient(Call& call, bool wanted, const TensorView& weight, const TensorView& x, DType dtype) {
+  if (!wanted) return call.output_like_if(false, weight, x);
+  TensorView like = contiguous_view(nullptr, dtype, weight.shape());
+  if (is_column_major(weight)) like.strides = {1, weight.sizes[0]};
+  return call.output(like);
+}
+
+// Sums over the rows of a gradient: a product without columns.
+void bias_gradient(const TensorView& grad, const TensorView& x, const TensorView& grad_bias, Context& context) {
+  TensorView nothing = x;
+  nothing.sizes[1] = 0;
+  const TensorView output = contiguous_view(grad_bias.data, x.dtype, {grad.sizes[1], 0}, x.device);
+  matmul::multiply({.a = transposed(grad), .b = nothing, .output = output, .row_sums = grad_bias}, context);
+}
+
 // The two products of a layer's backward, of the gradient of its product. What is not wanted is an absent view; the
-// bias' gradient comes with the weight's, which is then made in scratch memory.
+// bias' gradient comes with the weight's, except where that is column-major.
 void products_backward(Call& call, const TensorView& grad, const TensorView& x, const TensorView& weight,
-                       const TensorView& grad_x, TensorView grad_weight, const TensorView& grad_bias) {
+                       const TensorView& grad_x, const TensorView& grad_weight, const TensorView& grad_bias) {
   if (grad_x.is_present()) matmul::multiply({.a = grad, .b = weight, .output = grad_x}, call.context());
-  if (!grad_weight.is_present() && !grad_bias.is_present()) return;
-  if (!grad_weight.is_present()) {
-    grad_weight = scratch_rows(call, x.dtype, weight.sizes[0], weight.sizes[1], x.device);
+  const bool is_column = grad_weight.is_present() && is_column_major(grad_weight);
+  if (grad_bias.is_present() && (is_column || !grad_weight.is_present())) {
+    bias_gradient(grad, x, grad_bias, call.context());
   }
-  matmul::multiply({.a = transposed(grad), .b = x, .output = grad_weight, .row_sums = grad_bias}, call.context());
+  if (is_column) {
+    matmul::multiply({.a = transposed(x), .b = grad, .output = transposed(grad_weight)}, call.context());
+  } else if (grad_weight.is_present()) {
+    matmul::multiply({.a = transposed(grad), .b = x, .output = grad_weight, .row_sums = grad_bias}, call.context());
+  }
 }
 
 void linear_backward(Call& call, const MergedRowsView& grad_output, const MergedRowsView& x, const MatrixView& matrix,
                      const ParameterView& bias, const MergedRowsView& preactivation, const std::string& activation,
-                     bool gated, bool input_grad, bool weight_grad, bool bias_grad) {
+                     bool gated, bool input_grad, bool weight_grad, bool bias_grad, std::optional<DType> weight_dtype) {
   const Layer layer("linear", activation, gated);
   const TensorView weight = flat(matrix);
   const TensorView grad_x = rows_of_output_if(call, input_grad, x, x.sizes[1]);
-  const TensorView grad_weight = call.output_like_if(weight_grad, weight, x);
+  const TensorView grad_weight = weight_gradient(call, weight_grad, weight, x, weight_dtype.value_or(weight.dtype));
   const TensorView grad_bias = call.output_like_if(bias_grad, bias, x);
   TensorView grad = grad_output;
   if (layer.has_activation()) {
@@ -174,9 +198,9 @@ void mlp_backward(Call& call, const MergedRowsView& grad_output, const MergedRow
   const Layer first("mlp", activation, gated);
   const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
   const TensorView grad_x = rows_of_output_if(call, input_grad, x, x.sizes[1]);
-  const TensorView grad_weight_in = call.output_like_if(weight_in_grad, weight_in, x);
+  const TensorView grad_weight_in = weight_gradient(call, weight_in_grad, weight_in, x, weight_in.dtype);
   const TensorView grad_bias_in = call.output_like_if(bias_in_grad, bias_in, x);
-  const TensorView grad_weight_out = call.output_like_if(weight_out_grad, weight_out, x);
+  const TensorView grad_weight_out = weight_gradient(call, weight_out_grad, weight_out, x, weight_out.dtype);
   const TensorView grad_bias_out = call.output_like_if(bias_out_grad, bias_out, x);
   products_backward(call, grad_output, hidden, weight_out, {}, grad_weight_out, grad_bias_out);
   if (!input_grad && !weight_in_grad && !bias_in_grad) return;
@@ -201,7 +225,8 @@ using Ops =
               "-> (Tensor output, Tensor preactivation)",
               linear_forward>,
            Op<"linear_backward(Tensor grad_output, Tensor x, Tensor weight, Tensor? bias, Tensor preactivation, "
-              "str activation, bool gated, bool input_grad, bool weight_grad, bool bias_grad) "
+              "str activation, bool gated, bool input_grad, bool weight_grad, bool bias_grad, "
+              "ScalarType? weight_dtype=None) "
               "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)",
               linear_backward>,
            Op<"mlp(Tensor x, Tensor weight_in, Tensor? bias_in, Tensor weight_out, Tensor? bias_out, Tensor? residual, "

@@ -107,8 +107,14 @@ def _shapes(
     return x.new_empty((*x.shape[:-1], _columns(weight, gated))), _kept(x, weight, activation, gated)
 
 
-def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
-    return tensor.new_empty(tensor.shape) if wanted and tensor is not None else x.new_empty((0,))
+def _like(tensor: Tensor | None, wanted: bool, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A gradient: of a matrix it lies in memory as that does."""
+    if not wanted or tensor is None:
+        return x.new_empty((0,))
+    is_column_major = tensor.dim() == 2 and tensor.stride(0) == 1 and 1 < tensor.stride(1) >= tensor.shape[0]
+    if is_column_major:
+        return tensor.new_empty_strided(tensor.shape, (1, tensor.shape[0]), dtype=dtype or tensor.dtype)
+    return tensor.new_empty(tensor.shape, dtype=dtype or tensor.dtype)
 
 
 def _backward_shapes(
@@ -122,8 +128,10 @@ def _backward_shapes(
     input_grad: bool,
     weight_grad: bool,
     bias_grad: bool,
+    weight_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
-    return _like(x, input_grad, x), _like(weight, weight_grad, x), _like(bias, bias_grad, x)
+    grad_x = x.new_empty(x.shape if input_grad else (0,))
+    return grad_x, _like(weight, weight_grad, x, weight_dtype), _like(bias, bias_grad, x)
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
@@ -176,7 +184,8 @@ def _mlp_backward_shapes(
     *wanted: bool,
 ) -> tuple[Tensor, ...]:
     tensors = (x, weight_in, bias_in, weight_out, bias_out)
-    return tuple(_like(tensor, want, x) for tensor, want in zip(tensors, wanted, strict=True))
+    grad_x = x.new_empty(x.shape if wanted[0] else (0,))
+    return grad_x, *(_like(tensor, want, x) for tensor, want in zip(tensors[1:], wanted[1:], strict=True))
 
 
 def _mlp_gradient(grads: Any, saved: Any, wanted: Any) -> Any:

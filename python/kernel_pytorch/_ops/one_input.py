@@ -38,7 +38,7 @@ def linears(
     """
     x, *weights = autocast(x, *weights)
     biases = [None if bias is None else parameter_for(x, bias) if ours else autocast(bias)[0] for bias in biases]
-    if not _adds(x, *weights, *(bias for bias in biases if bias is not None)):
+    if not adds_gradients(x, *weights, *(bias for bias in biases if bias is not None)):
         return tuple((linear if ours else torch_functional.linear)(x, w, b) for w, b in zip(weights, biases))
     return _Linears.apply(x, ours, len(weights), *weights, *biases)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -53,7 +53,7 @@ def rms_norm_through(
     """(rms_norm(x), x): the gradient of the second is added by the norm's backward."""
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
-    if not _adds(x):
+    if not adds_gradients(x):
         return rms_norm(x, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype), x
     return _RmsNorm.apply(x, "rms_norm", (eps, weight_offset, out_dtype), weight)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -66,12 +66,13 @@ def layer_norm_through(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(layer_norm(x), x), likewise."""
-    if not _adds(x) or any(p is not None and p.dtype is not x.dtype for p in (weight, bias)):
+    if not adds_gradients(x) or any(p is not None and p.dtype is not x.dtype for p in (weight, bias)):
         return layer_norm(x, weight, bias, eps, out_dtype=out_dtype), x
     return _LayerNorm.apply(x, "layer_norm", (eps, out_dtype), weight, bias)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _adds(*tensors: Tensor) -> bool:
+def adds_gradients(*tensors: Tensor) -> bool:
+    """Whether autograd of eager calls is at work on them, and nothing else."""
     if torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0:
         return False
     return wants_gradient(*tensors)

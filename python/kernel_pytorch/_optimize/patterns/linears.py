@@ -1,7 +1,8 @@
-"""Linear layers by themselves: this library's product where it is the faster one for the layer's shapes, and for rows
-that are no multiple of 16 bytes (a vocabulary of 50257) torch's product of padded ones: GPUs have fast kernels for
-aligned rows alone. Padding copies the weight, a small part of the product; the padded columns are never seen, except by
-a loss that looks for them (`padded_of`): they are minus infinity, which softmax takes for nothing.
+"""Linear layers by themselves: this library's product where it is the faster one for the layer's shapes; under autocast
+torch's with the gradients of fp32 parameters made in fp32; and for rows that are no multiple of 16 bytes (a vocabulary
+of 50257) torch's product of padded ones: GPUs have fast kernels for aligned rows alone. Padding copies the weight, a
+small part of the product; the padded columns are never seen, except by a loss that looks for them (`padded_of`): they
+are minus infinity, which softmax takes for nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
+from ..._ops.cast_linear import cast_linear
 from ...core._products import runs_here
-from ...functional import linear
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from .context import Context, single_input, weight_reason, why_not_plain
@@ -31,6 +32,8 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return None
     rows, columns = weight_of(module).shape
     functions = [("kernel_pytorch linear", _ours)] if runs_here(x) else []
+    if context.device.type == "cuda" and context.trains and _dtype(x) is not weight_of(module).dtype is torch.float32:
+        functions.append(("torch's product, gradients of the parameters in fp32", _wide))
     if context.device.type == "cuda" and rows % ALIGNMENT and _dtype(x).itemsize == 2:
         functions.insert(0, (f"torch's product, {rows} columns padded to a multiple of {ALIGNMENT}", _padded))
     if not functions:
@@ -53,7 +56,11 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 def _ours(module: Any, x: Tensor) -> Tensor:
-    return linear(x, weight_of(module), module.bias)
+    return cast_linear(x, weight_of(module), module.bias)
+
+
+def _wide(module: Any, x: Tensor) -> Tensor:
+    return cast_linear(x, weight_of(module), module.bias, ours=False)
 
 
 def _padded(module: Any, x: Tensor) -> Tensor:

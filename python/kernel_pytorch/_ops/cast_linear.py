@@ -1,0 +1,71 @@
+"""linear under torch.autocast, of fp32 parameters whose gradients are made in fp32.
+
+autograd would make them in autocast's type, round, and cast them back in passes of their own: here a product of 16-bit
+operands writes the sums of its fp32 accumulators, and the bias' gradient is summed once. For eager training; under
+compilers, transforms of torch.func and without gradients it is the plain layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ._casting import autocast
+from .linear import linear
+from .one_input import adds_gradients
+
+_ops = torch.ops.kernel_pytorch
+
+
+def cast_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, ours: bool = True) -> Tensor:
+    """linear(x, weight, bias); `ours` are this library's products, otherwise torch's."""
+    x = autocast(x)[0]
+    parameters = [weight] if bias is None else [weight, bias]
+    is_cast = x.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(x.device.type)
+    if not is_cast or any(p.dtype is not torch.float32 for p in parameters) or not adds_gradients(x, *parameters):
+        return linear(x, weight, bias) if ours else torch_functional.linear(x, weight, bias)
+    return _CastLinear.apply(x, weight, bias, ours)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _CastLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ours: bool) -> Tensor:
+        narrow = weight.to(x.dtype)
+        ctx.save_for_backward(x, narrow, bias)
+        ctx.ours = ours
+        if ours:
+            return _ops.linear(x, narrow, bias, None, "identity", False)  # type: ignore[no-any-return]
+        return torch_functional.linear(x, narrow, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, bias = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]
+        rows, grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        ours = needed if ctx.ours else (False, False, needed[2])
+        of_x, of_weight, of_bias = _ops.linear_backward(
+            grad, rows, weight, bias, x.new_empty((0,)), "identity", False, *ours, torch.float32
+        )
+        if not ctx.ours:
+            of_x = torch.mm(grad, weight) if needed[0] else None
+            of_weight = _wide_gradient(grad, rows, weight) if needed[1] else None
+        found = (of_x.view(x.shape) if needed[0] else None, of_weight, of_bias)
+        return *(value if wanted else None for value, wanted in zip(found, needed)), None
+
+
+def _wide_gradient(grad: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """In fp32, and in memory as the weight lies there."""
+    if weight.stride(0) == 1 and weight.stride(1) != 1:
+        return _wide_product(rows.t(), grad).t()
+    return _wide_product(grad.t(), rows)
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    if a.device.type == "cuda":
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a, b).float()
