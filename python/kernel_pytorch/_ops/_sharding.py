@@ -320,6 +320,7 @@ def _shardings(overload: Any, rule: Rule) -> Callable[..., list[tuple[list[Any],
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     names = [argument.name for argument in overload._schema.arguments]
+    defaults = {one.name: one.default_value for one in overload._schema.arguments if one.has_default_value()}
     outputs = [output.name or "output" for output in overload._schema.returns]
     outputs = [_RESULT if name in names else name for name in outputs]
     is_forward = overload._schema.name.endswith("_forward")
@@ -328,8 +329,8 @@ def _shardings(overload: Any, rule: Rule) -> Callable[..., list[tuple[list[Any],
         return Replicate() if where is None else Partial() if where is _SUM else Shard(where)
 
     def shardings(*args: Any) -> list[tuple[list[Any], list[Any]]]:
-        given = dict(zip(names, args, strict=True))
-        ways = [{}, *rule(types.SimpleNamespace(**given, is_forward=is_forward))]
+        given = dict(zip(names, args))  # a compiler leaves out those at the end that are as by default
+        ways = [{}, *rule(types.SimpleNamespace(**{**defaults, **given}, is_forward=is_forward))]
         return [
             (
                 [place(way.get(name)) for name in outputs],
