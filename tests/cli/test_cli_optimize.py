@@ -58,9 +58,6 @@ def test_a_model_of_the_users(kpt: Kpt, folder: Path) -> None:
         (["my_model:factory"], "--input"),
         (["my_model:factory", "--demo", "gpt", "--input", "2x2"], "--demo"),
         (["my_model:absent", "--input", "2x2"], "absent"),
-        (["no_such_module:factory", "--input", "2x2"], "no_such_module"),
-        (["my_model:wrong", "--input", "2x2"], "nn.Module"),
-        (["my_model:factory", "--input", "2y2"], "2y2"),
         (["--demo", "alexnet"], "alexnet"),
     ],
 )
@@ -68,6 +65,30 @@ def test_mistakes_are_usage_errors(kpt: Kpt, folder: Path, words: list[str], mes
     result = kpt("optimize", *words, KERNEL_PYTORCH_PYTHON=sys.executable)
     assert result.returncode == 2, result.stderr
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["no_such_module:factory", "--input", "2x2"], "no_such_module"),
+        (["my_model:wrong", "--input", "2x2"], "nn.Module"),
+        (["my_model:factory", "--input", "2y2"], "2y2"),
+    ],
+)
+def test_mistakes_that_python_finds(
+    folder: Path,
+    words: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # In this process: what hands over is tested above, and loading torch for each is seconds.
+    from kernel_pytorch._optimize.__main__ import main
+
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_python_that_is_not_there(kpt: Kpt) -> None:
