@@ -63,6 +63,30 @@ def test_an_absent_backend_names_what_is_missing_and_the_cure(kind) -> None:
         _ = backend.device
 
 
+@pytest.mark.parametrize(
+    ("capability", "is_h100", "is_blackwell", "supports_fp8"),
+    [
+        ((8, 0), False, False, False),
+        ((8, 9), False, False, True),
+        ((9, 0), True, False, True),
+        ((10, 0), False, True, True),
+    ],
+)
+def test_nvidia_knows_the_generation(monkeypatch, capability, is_h100, is_blackwell, supports_fp8) -> None:
+    monkeypatch.setattr(NVIDIABackend, "missing", lambda self: "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    backend = NVIDIABackend()
+    assert (backend.is_h100, backend.is_blackwell, backend.supports_fp8) == (is_h100, is_blackwell, supports_fp8)
+
+
+@pytest.mark.gpu
+def test_nvidia_tells_its_memory() -> None:
+    held = torch.zeros(1 << 20, device="cuda")
+    stats = NVIDIABackend().get_memory_stats()
+    assert held.nbytes <= stats["allocated_bytes"] <= stats["reserved_bytes"] <= stats["total_bytes"]
+    assert stats["peak_allocated_bytes"] >= stats["allocated_bytes"] and 0 < stats["free_bytes"] < stats["total_bytes"]
+
+
 def test_available_backends_are_those_that_say_so() -> None:
     assert {type(backend) for backend in available_backends()} == {kind for kind in ALL if kind().is_available()}
 
