@@ -6,7 +6,8 @@
 //
 // Shapes: x [..., columns] with any strides and any leading shape, weight and bias [columns]. Types: fp32, bf16, fp16
 // everywhere, fp64 on the CPU; the weight has x's type or fp32; beside an fp32 x, the residual and the output (and its
-// gradient) may be bf16 or fp16. NaN and infinity propagate. Empty x is legal. All tensors live on the context's device.
+// gradient) may be bf16 or fp16. NaN and infinity propagate. Empty x is legal. All tensors live on the context's
+// device.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -30,10 +31,10 @@ struct Forward {
 
 struct Backward {
   TensorView grad_output{};  // the value's type, or 16 bits beside fp32
-  TensorView value{};   // x, or the sum where there was a residual
-  TensorView weight{};  // optional
-  TensorView mean{};    // [rows], from Forward
-  TensorView rstd{};    // [rows], from Forward
+  TensorView value{};        // x, or the sum where there was a residual
+  TensorView weight{};       // optional
+  TensorView mean{};         // [rows], from Forward
+  TensorView rstd{};         // [rows], from Forward
   double weight_offset = 0.0;
   TensorView grad_sum{};     // optional: gradient of the sum output, added to grad_input
   TensorView grad_input{};   // optional; of x and of the residual alike
