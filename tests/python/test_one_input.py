@@ -178,3 +178,26 @@ def test_a_bias_alone_wants_a_gradient() -> None:
     grad = torch.randn(7, 3)
     (found,) = torch.autograd.grad(F.linear(x, weight, bias), bias, grad)
     torch.testing.assert_close(found, grad.sum(0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_padded_product_under_autocast(device, bias) -> None:
+    from kernel_pytorch._ops.cast_linear import padded_linear
+
+    torch.manual_seed(0)
+    x, weight = (drawn(*shape, device=device, dtype=torch.float32) for shape in ((3, 40, 16), (29, 16)))
+    leaves = [x, weight, drawn(29, device=device, dtype=torch.float32)][: 2 + bias]
+    grad = drawn(3, 40, 32, device=device, dtype=torch.bfloat16, grad=False)
+    grad[..., 29:] = 0  # what a softmax of minus infinity gives
+    with torch.autocast(device, dtype=torch.bfloat16):
+        padded = padded_linear(x, weight, leaves[2] if bias else None, 3)
+    assert padded.shape == (3, 40, 32) and padded.is_contiguous() and bool((padded[..., 29:] == -torch.inf).all())
+    wide = [leaf.detach().bfloat16().double().requires_grad_() for leaf in leaves]
+    theirs = torch.nn.functional.linear(*wide)
+    assert_close(padded[..., :29], theirs, torch.bfloat16)
+    expected = torch.autograd.grad(theirs, wide, grad[..., :29].double())
+    for one, found, true in zip(leaves, torch.autograd.grad(padded, leaves, grad), expected, strict=True):
+        assert found.dtype is torch.float32 and found.shape == one.shape and found.is_contiguous()
+        is_rounded = one is x or (device == "cpu" and one is weight)
+        assert_close(found, true, torch.bfloat16 if is_rounded else torch.float32)

@@ -25,6 +25,7 @@ constexpr LaunchConfig kBlockConfigs[] = {
     {{512, 512, 1, Source::kDirect, false, Weight::kRegisters, 2}, 0, 1, 0},
     {{512, 512, 1, Source::kPrefetch, false, Weight::kRegisters, 1}, 0, 1, 0},
     {{512, 512, 2, Source::kDirect, false, Weight::kRegisters, 1}, 0, 1, 0},
+    {{256, 64, 3, Source::kDirect, false, Weight::kRegisters, 2}, 0, 1, 0, 3, 64, true, true},  // 768 of fp32
 };
 constexpr LaunchConfig kBulkConfigs[] = {
     {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 2}, 4, 1, 0},
@@ -32,6 +33,7 @@ constexpr LaunchConfig kBulkConfigs[] = {
     {{512, 512, 1, Source::kRing, false, Weight::kRegisters, 2}, 8, 1, 0},
     {{512, 512, 2, Source::kRing, false, Weight::kRegisters, 1}, 8, 1, 0},
     {{1024, 1024, 1, Source::kRing, false, Weight::kRegisters, 1}, 8, 1, 0},
+    {{64, 64, 3, Source::kRing, false, Weight::kRegisters, 8}, 4, 1, 0, 3, 64, true, true},  // likewise
 };
 constexpr LaunchConfig kClusterConfigs[] = {
     {{512, 512, 2, Source::kRing, true, Weight::kRegisters, 1}, 8, 2, 0},
@@ -147,7 +149,7 @@ struct BackwardRows : RowKernel<BackwardRows<kConfigs, kPreference, kManyRows>, 
         for (int flags = 0; flags < 4; ++flags) {
           const Variant variant{dtype, (flags & 1) != 0, (flags & 2) != 0};
           const int sums = config.rows.vectors * 16 / static_cast<int>(size_of(dtype)) * (variant.centered ? 2 : 1);
-          if (sums > config.max_accumulators) continue;
+          if (sums > config.max_accumulators || (config.float_only && dtype != DType::kFloat32)) continue;
           DeviceCode code = code_of(config.rows, variant);
           if (std::find(codes.begin(), codes.end(), code) == codes.end()) codes.push_back(std::move(code));
         }

@@ -33,6 +33,7 @@ constexpr LaunchConfig kBlockConfigs[] = {
     {{512, 512, 4, Source::kDirect, false, Weight::kReread, 2}, 0, 1, 1, 1},
     {{1024, 1024, 2, Source::kDirect, false, Weight::kReread, 1}, 0, 1, 1},
     {{1024, 1024, 2, Source::kAsync, false, Weight::kRegisters, 1}, kAsyncStages, 1, 0, 3, 64, false},
+    {{128, 64, 3, Source::kDirect, false, Weight::kReread, 8}, 0, 1, 1, 3, 64, true, true},  // 768 of fp32
 };
 constexpr LaunchConfig kBulkConfigs[] = {
     {{256, 256, 2, Source::kRing, false, Weight::kRegisters, 3}, 4, 1, 0},

@@ -24,22 +24,46 @@ _ops = torch.ops.kernel_pytorch
 def cast_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, ours: bool = True) -> Tensor:
     """linear(x, weight, bias); `ours` are this library's products, otherwise torch's."""
     x = autocast(x)[0]
+    if not _casts(x, weight, bias):
+        return linear(x, weight, bias) if ours else torch_functional.linear(x, weight, bias)
+    return _CastLinear.apply(x, weight, bias, ours, 0)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    """torch's product with so many columns of minus infinity behind it."""
+    x = autocast(x)[0]
+    if not _casts(x, weight, bias):
+        return torch_functional.linear(x, *_padded(x, weight, bias, padding))
+    return _CastLinear.apply(x, weight, bias, False, padding)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _casts(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     parameters = [weight] if bias is None else [weight, bias]
     is_cast = x.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(x.device.type)
-    if not is_cast or any(p.dtype is not torch.float32 for p in parameters) or not adds_gradients(x, *parameters):
-        return linear(x, weight, bias) if ours else torch_functional.linear(x, weight, bias)
-    return _CastLinear.apply(x, weight, bias, ours)  # type: ignore[no-untyped-call, no-any-return]
+    return is_cast and all(p.dtype is torch.float32 for p in parameters) and adds_gradients(x, *parameters)
+
+
+def _padded(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias in x's type, with rows of zeros and minus infinity behind them."""
+    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    if not padding:
+        return weight, bias
+    bias = x.new_zeros(weight.shape[0]) if bias is None else bias
+    return (
+        torch_functional.pad(weight, (0, 0, 0, padding)),
+        torch_functional.pad(bias, (0, padding), value=-torch.inf),
+    )
 
 
 class _CastLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ours: bool) -> Tensor:
-        narrow = weight.to(x.dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ours: bool, padding: int) -> Tensor:
+        narrow, narrow_bias = _padded(x, weight, None if ours else bias, padding)
         ctx.save_for_backward(x, narrow, bias)
-        ctx.ours = ours
+        ctx.ours, ctx.rows = ours, weight.shape[0]
         if ours:
             return _ops.linear(x, narrow, bias, None, "identity", False)  # type: ignore[no-any-return]
-        return torch_functional.linear(x, narrow, None if bias is None else bias.to(x.dtype))
+        return torch_functional.linear(x, narrow, narrow_bias)
 
     @staticmethod
     @once_differentiable
@@ -49,13 +73,14 @@ class _CastLinear(torch.autograd.Function):
         rows, grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         ours = needed if ctx.ours else (False, False, needed[2])
         of_x, of_weight, of_bias = _ops.linear_backward(
-            grad, rows, weight, bias, x.new_empty((0,)), "identity", False, *ours, torch.float32
-        )
+            grad[:, : ctx.rows], rows, weight[: ctx.rows], bias, x.new_empty((0,)), "identity", False, *ours,
+            torch.float32,
+        )  # fmt: skip
         if not ctx.ours:
             of_x = torch.mm(grad, weight) if needed[0] else None
-            of_weight = _wide_gradient(grad, rows, weight) if needed[1] else None
+            of_weight = _wide_gradient(grad, rows, weight)[: ctx.rows] if needed[1] else None
         found = (of_x.view(x.shape) if needed[0] else None, of_weight, of_bias)
-        return *(value if wanted else None for value, wanted in zip(found, needed)), None
+        return *(value if wanted else None for value, wanted in zip(found, needed)), None, None
 
 
 def _wide_gradient(grad: Tensor, rows: Tensor, weight: Tensor) -> Tensor:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ..._ops.cast_linear import cast_linear
+from ..._ops.cast_linear import cast_linear, padded_linear
 from ...core._products import runs_here
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
@@ -70,11 +69,7 @@ def _padded(module: Any, x: Tensor) -> Tensor:
 def padded_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias, a view of a product whose rows are a multiple of ALIGNMENT long."""
     rows = weight.shape[0]
-    dtype = _dtype(x)
-    missing = -rows % ALIGNMENT
-    weight = torch_functional.pad(weight.to(dtype), (0, 0, 0, missing))
-    bias = torch.zeros(rows, dtype=dtype, device=x.device) if bias is None else bias.to(dtype)
-    padded = torch_functional.linear(x, weight, torch_functional.pad(bias, (0, missing), value=-torch.inf))
+    padded = padded_linear(x, weight, bias, -rows % ALIGNMENT)
     view = padded[..., :rows]
     if not torch.compiler.is_compiling():
         view.__dict__[_PADDED] = padded
