@@ -108,7 +108,7 @@ class LoadedKernels {
     add(config.tile_m / 128, 2), add(config.tile_n / 64, 3), add(config.stages, 4), add(config.cluster, 4);
     add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(variant.operands.a, 2),
         add(variant.operands.b, 2);
-    add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(epilogue.form, 2), add(epilogue.kind, 3);
+    add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(epilogue.form, 3), add(epilogue.kind, 3);
     add(epilogue.bias, 1), add(epilogue.residual, 1), add(epilogue.preactivation, 1), add(epilogue.float_bias, 1);
     add(epilogue.float_residual, 1), add(epilogue.float_saved, 1), add(epilogue.whole_vectors, 1);
     add(epilogue.scaling, 3);
@@ -208,7 +208,8 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
   const bool halves = sm90_sharing(config) == 2, halves_a = halves && config.share_a,
              halves_b = halves && !config.share_a;
   const int rows_a = variant.operands.a_rows ? 64 : config.tile_m / (halves_a ? 2 : 1);
-  const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (halves_b ? 2 : 1);
+  const bool gate_and_up = variant.epilogue.form == Sm90Form::kGatedHalves;  // half of the columns are elsewhere
+  const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (halves_b || gate_and_up ? 2 : 1);
   cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
   cuda_device::encode_tensor_map(one_if_expanded(tensors.b), rows_b, arguments.b.words);
   cuda_device::encode_tensor_map(tensors.output, kSm90BoxRows, arguments.output.words);

@@ -57,6 +57,18 @@ __device__ __forceinline__ void fetch_beside(const Sm90Beside& beside, const Bes
   }
 }
 
+// Vector `index` of those alone, where rows are whole vectors, and the one `apart` columns behind it.
+template <class T>
+__device__ __forceinline__ void fetch_two(const Sm90Beside& beside, const BesidePlace& place, int index, int32_t apart,
+                                          ptx::Word4& first, ptx::Word4& second) {
+  const int32_t row = place.row + place.lane / 4 + 8 * (index % 2);
+  const int32_t column = place.column + 32 * (index / 2) + 8 * (place.lane % 4);
+  const T* at = static_cast<const T*>(beside.data) + place.batch * beside.batch_stride + row * beside.row_stride;
+  const bool is_inside = row < place.rows && column + 8 <= place.columns;
+  first = ptx::ld_global_v4_if(is_inside, at + column);
+  second = ptx::ld_global_v4_if(is_inside, at + column + apart);
+}
+
 // The eight values of a vector's row and the next three lanes' share of them: values[0], [1], [4], [5] and so on.
 template <class T>
 __device__ __forceinline__ void unpack_beside(ptx::Word4 words, float* values) {

@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kEpilogue>::kBoundThrea
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Sm90Registers<kConfig, kEpilogue>::kProducer>();
-    if (threadIdx.x == 0) Sm90Producer<kConfig, kOperands>(arguments, shared, tiles).run();
+    constexpr bool kHalves = kEpilogue.form == Sm90Form::kGatedHalves;
+    if (threadIdx.x == 0) Sm90Producer<kConfig, kOperands, kHalves>(arguments, shared, tiles).run();
     if constexpr (kConfig.factors) {
       constexpr bool kThin = kEpilogue.scaling == Sm90Scaling::kThinBlocks;
       if (threadIdx.x / 32 == 1) Sm90FactorProducer<kConfig, kThin>(arguments, shared, tiles).run();

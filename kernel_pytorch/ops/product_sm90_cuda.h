@@ -31,7 +31,14 @@ struct Sm90Operands {
 // kBlocks: a 1 x 128, b 128 x 128; kThinBlocks: both 1 x 128.
 enum class Sm90Scaling : uint8_t { kNone, kTensor, kRows, kBlocks, kThinBlocks };
 
-enum class Sm90Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient };  // as ops/matmul/matmul.h has them
+enum class Sm90Form : uint8_t {  // as ops/matmul/matmul.h has them
+  kPlain,
+  kGated,
+  kGradient,
+  kGatedGradient,
+  kGatedHalves,
+  kGatedHalvesGradient
+};
 
 // In this order: scale, bias, preactivation, form, residual.
 struct Sm90Epilogue {

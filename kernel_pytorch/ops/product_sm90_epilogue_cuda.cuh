@@ -1,30 +1,28 @@
-// What happens to a warp's finished sums: scale, bias, activation, residual in registers, then 16 rows of 128 bytes at
-// a time through two boxes of shared memory of the warp's own, from which the copy engine writes them while the warp is
-// already at the next tile. Rows and columns beyond the matrix are computed and not written. sm_90.
+// What happens to a warp's finished sums: scale, bias, activation, residual in registers, then box by box on their way
+// out (product_sm90_boxes_cuda.cuh). Rows and columns beyond the matrix are computed and not written. sm_90.
 #pragma once
 
-#include "kernel_pytorch/cuda/ptx/bulk_copy.cuh"
-#include "kernel_pytorch/cuda/ptx/fence.cuh"
-#include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
-#include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/ops/pointwise/pointwise_math_cuda.cuh"
 #include "kernel_pytorch/ops/product_sm90_beside_cuda.cuh"
+#include "kernel_pytorch/ops/product_sm90_boxes_cuda.cuh"
 #include "kernel_pytorch/ops/product_sm90_schedule_cuda.cuh"
 
 namespace kernel_pytorch::product {
 
 template <Sm90Config kConfig, Sm90Epilogue kEpilogue, class Out>
 class Sm90Finish {
-  static constexpr int kBoxes = sm90_boxes(kConfig);
   static constexpr bool kGated = kEpilogue.form == Sm90Form::kGated;
   static constexpr bool kSpread = kEpilogue.form == Sm90Form::kGatedGradient;
+  static constexpr bool kHalves = kEpilogue.form == Sm90Form::kGatedHalves;
+  static constexpr bool kSpreadHalves = kEpilogue.form == Sm90Form::kGatedHalvesGradient;
   static constexpr bool kAccurate = sizeof(Out) == 4;
   static constexpr bool kScalesRows = kEpilogue.scaling == Sm90Scaling::kRows;
   static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(Out));
   static constexpr int kValues = kBoxColumns / 2;  // of a box, a thread's share
-  static constexpr int kSums = kGated ? 2 * kValues : kSpread ? kValues / 2 : kValues;
+  static constexpr int kSums = kGated || kHalves ? 2 * kValues : kSpread ? kValues / 2 : kValues;
+  static constexpr int kPerOutput = kGated || kHalves ? 2 : 1;  // columns of sums for one of the output
   using Saved = typename BesideType<kEpilogue.float_saved, Out>::Type;
   using Residual = typename BesideType<kEpilogue.float_residual, Out>::Type;
 
@@ -34,13 +32,18 @@ class Sm90Finish {
   static constexpr bool kSavedAhead =
       kWhole && kEpilogue.form == Sm90Form::kGradient && sizeof(Saved) == 2 && kValues % 16 == 0;
   static constexpr bool kResidualAhead = kWhole && kEpilogue.residual && kEpilogue.form != Sm90Form::kGradient &&
-                                         !kSpread && sizeof(Residual) == 2 && kValues % 16 == 0;
+                                         !kSpread && !kSpreadHalves && sizeof(Residual) == 2 && kValues % 16 == 0;
   static constexpr int kRowBlocks = kConfig.tile_m / (64 * kSm90Warpgroups);
   static constexpr int kTileBoxes = kConfig.tile_n / 2 / kSums;  // of 16 rows
   static constexpr bool kIsShort = kEpilogue.form == Sm90Form::kPlain && kEpilogue.kind == pointwise::Kind::kIdentity &&
                                    !kEpilogue.bias && !kEpilogue.preactivation && !kEpilogue.amax;
   static constexpr int kFetchedBoxes = kIsShort ? kRowBlocks * kTileBoxes : 2;
   static constexpr int kBoxVectors = kValues / 8;
+  // Gates and ups of the next box take the registers of this one's as those are used.
+  static_assert(!kSpreadHalves || (kWhole && sizeof(Saved) == 2 && kValues % 16 == 0));
+  static constexpr int kFetchedVectors = kSpreadHalves                   ? 2 * kBoxVectors
+                                         : kSavedAhead || kResidualAhead ? kFetchedBoxes * kBoxVectors
+                                                                         : 1;
 
  public:
   // A value for every column is read before the tile's product and handed over in shared memory after it: the factors
@@ -56,7 +59,10 @@ class Sm90Finish {
     if constexpr (kSharesColumns) {
 #pragma unroll
       for (int i = 0; i < (kColumns + 127) / 128; ++i) {
-        const int32_t at = min(column + i * 128 + static_cast<int32_t>(threadIdx.x % 128), arguments_.n - 1);
+        const int32_t within = i * 128 + static_cast<int32_t>(threadIdx.x % 128);
+        const int32_t of_halves =
+            column / 2 + (within < kColumns / 2 ? within : arguments_.n / 2 + within - kColumns / 2);
+        const int32_t at = min(kHalves ? of_halves : column + within, arguments_.n - 1);
         ahead_[i] = kScalesRows ? __ldg(arguments_.scale_b + at * arguments_.scale_b_row) : bias_at(at);
       }
     }
@@ -77,6 +83,10 @@ class Sm90Finish {
   __device__ __forceinline__ void fetch_first(int32_t row, const Sm90Place& at) {
 #pragma unroll
     for (int box = 0; box < kFetchedBoxes; ++box) fetch(box, row, at);
+    if constexpr (kSpreadHalves) {
+#pragma unroll
+      for (int i = 0; i < kBoxVectors; ++i) fetch_pair(i, gates_of(0, row, at));
+    }
   }
 
   // The warp's rows of row block `block`, of which the first begins at `row`; sums as wgmma leaves them, from the
@@ -88,20 +98,31 @@ class Sm90Finish {
     load_factors();
 #pragma unroll
     for (int box = 0; box < kCount / kSums; ++box) {
-      const int32_t within = box * kSums * 2, first = at.column + within;
-      if (first >= arguments_.n) break;
+      const int of_tile = block * kTileBoxes + box;
+      const int32_t within = box * (kHalves ? kBoxColumns : kSums * 2);
+      const int32_t first = at.column / (kHalves ? 2 : 1) + within;
+      if (first >= arguments_.n / (kHalves ? 2 : 1)) break;
       float values[kSums];
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) values[i] = sums[box * kSums + i];
-      const int of_tile = block * kTileBoxes + box;
-      finish(values, first, within, fetched_ + of_tile % kFetchedBoxes * kBoxVectors);
+      for (int i = 0; i < kSums; ++i) {
+        const int of_half = i < kValues ? box * kValues + i : kCount / 2 + box * kValues + i - kValues;
+        values[i] = sums[kHalves ? of_half : box * kSums + i];
+      }
+      if constexpr (kHalves) {
+        finish_halves(values, first, within, kCount, fetched_ + of_tile % kFetchedBoxes * kBoxVectors);
+      } else if constexpr (kSpreadHalves) {
+        scale(values, first, within);
+        spread_halves(values, first, gates_of(of_tile + 1, row, at));
+      } else {
+        finish(values, first, within, fetched_ + of_tile % kFetchedBoxes * kBoxVectors);
+      }
       fetch(of_tile + kFetchedBoxes, row, at);
     }
   }
 
   // Before the block ends.
   __device__ __forceinline__ void drain() {
-    if (lane_ == 0) ptx::cp_async_bulk_wait_group<0>();
+    boxes_.drain();
     if constexpr (kEpilogue.amax) publish_amax();
   }
 
@@ -118,12 +139,25 @@ class Sm90Finish {
       const BesidePlace box = {.lane = lane_,
                                .row = row + index / kTileBoxes * 64,
                                .rows = arguments_.m,
-                               .column = at.column / (kGated ? 2 : 1) + index % kTileBoxes * kBoxColumns,
-                               .columns = arguments_.n / (kGated ? 2 : 1),
+                               .column = at.column / kPerOutput + index % kTileBoxes * kBoxColumns,
+                               .columns = arguments_.n / kPerOutput,
                                .batch = at.batch};
       fetch_beside<T, kBoxVectors, true>(kSavedAhead ? arguments_.saved : arguments_.residual, box,
                                          fetched_ + index % kFetchedBoxes * kBoxVectors);
     }
+  }
+
+  // Where the gates of box `index` of the tile are, which there may not be.
+  __device__ __forceinline__ BesidePlace gates_of(int index, int32_t row, const Sm90Place& at) const {
+    return {.lane = lane_,
+            .row = row + index / kTileBoxes * 64,
+            .rows = index < kRowBlocks * kTileBoxes ? arguments_.m : 0,
+            .column = at.column + index % kTileBoxes * kBoxColumns,
+            .columns = arguments_.n,
+            .batch = at.batch};
+  }
+  __device__ __forceinline__ void fetch_pair(int index, const BesidePlace& place) {
+    fetch_two<Saved>(arguments_.saved, place, index, arguments_.n, fetched_[index], fetched_[kBoxVectors + index]);
   }
 
   __device__ __forceinline__ void load_factors() {
@@ -164,9 +198,56 @@ class Sm90Finish {
     }
   }
 
-  __device__ __forceinline__ void scale(float (&values)[kSums], int32_t first, int32_t within) {
+  // A box of gates and one of ups, half of the tile apart.
+  __device__ __forceinline__ void finish_halves(float (&values)[kSums], int32_t first, int32_t within, int tile_sums,
+                                                const ptx::Word4* fetched) {
+    float(&gates)[kValues] = *reinterpret_cast<float(*)[kValues]>(values);
+    float(&ups)[kValues] = *reinterpret_cast<float(*)[kValues]>(values + kValues);
+    const int32_t of_ups = arguments_.n / 2 + first;
+    scale(gates, first, within);
+    scale(ups, of_ups, tile_sums + within);
+    if constexpr (kEpilogue.preactivation) {
+      put(arguments_.preactivation, gates, first);
+      put(arguments_.preactivation, ups, of_ups);
+    }
 #pragma unroll
-    for (int i = 0; i < kSums; i += 4) {  // eight columns of both rows
+    for (int i = 0; i < kValues; ++i) {
+      gates[i] = pointwise::function<kEpilogue.kind, kAccurate>(gates[i]) * ups[i];
+    }
+    end(gates, first, arguments_.n / 2, fetched);
+  }
+
+  // The gradients of a box's gates and ups; `next` is where the next ones are.
+  __device__ __forceinline__ void spread_halves(float (&values)[kValues], int32_t first, const BesidePlace& next) {
+    uint32_t of_gates[kValues / 2], of_ups[kValues / 2];
+#pragma unroll
+    for (int i = 0; i < kBoxVectors; ++i) {
+      float gates[16], ups[16];
+      unpack_beside<Saved>(fetched_[i], gates);
+      unpack_beside<Saved>(fetched_[kBoxVectors + i], ups);
+      fetch_pair(i, next);
+#pragma unroll
+      for (int j = 0; j < 16; j += 4) {  // two neighbours
+        const int index = i / 2 * 16 + i % 2 * 2 + j;
+        float of_two[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const pointwise::Values at = pointwise::differentiate<kEpilogue.kind, kAccurate>(gates[j + k]);
+          of_two[k] = values[index + k] * at.value;
+          values[index + k] *= ups[j + k] * at.derivative;
+        }
+        of_gates[index / 2] = tile::Word<Out>::pack(values + index);
+        of_ups[index / 2] = tile::Word<Out>::pack(of_two);
+      }
+    }
+    put_words(arguments_.output, of_gates, first);
+    put_words(arguments_.output, of_ups, arguments_.n + first);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void scale(float (&values)[kCount], int32_t first, int32_t within) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {  // eight columns of both rows
       const int32_t column = tile::fragment_column(lane_, i);
       float of_columns[2];
       if constexpr (kSharesColumns) {
@@ -275,53 +356,23 @@ class Sm90Finish {
     if (lane_ == 0) atomicMax(reinterpret_cast<unsigned int*>(arguments_.amax), most);
   }
 
-  // One box, through shared memory.
   __device__ __forceinline__ void put(const tile::TensorMap& map, const float* values, int32_t column) {
-    if (lane_ == 0) ptx::cp_async_bulk_wait_group_read<kBoxes - 1>();
-    __syncwarp();
-    const uint32_t box = boxes_ + box_ * kSm90BoxBytes;
-    box_ = (box_ + 1) % kBoxes;
-    if constexpr (sizeof(Out) == 2) {
-#pragma unroll
-      for (int block = 0; block < 4; ++block) {
-        const float* of_block = values + 8 * block;
-        const uint32_t words[4] = {tile::Word<Out>::pack(of_block), tile::Word<Out>::pack(of_block + 2),
-                                   tile::Word<Out>::pack(of_block + 4), tile::Word<Out>::pack(of_block + 6)};
-        ptx::stmatrix_x4(tile::fragment_address<kSm90BoxRows>(box, 0, block, lane_), words);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kValues; i += 2) put_pair(box, values + i, i);
-    }
-    ptx::fence_proxy_async_shared_cta();
-    __syncwarp();
-    if (lane_ == 0) {
-      if (row_ < arguments_.m) ptx::cp_async_bulk_tensor_3d_global_shared(&map, column, row_, batch_, box);
-      ptx::cp_async_bulk_commit_group();
-    }
+    boxes_.put(map, values, {.column = column, .row = row_, .batch = batch_, .rows = arguments_.m});
   }
-
-  __device__ __forceinline__ void put_pair(uint32_t box, const float* pair, int index) const {
-    const int row = tile::fragment_row(lane_, index);
-    const int byte = tile::fragment_column(lane_, index) * static_cast<int>(sizeof(Out));
-    const uint32_t address = box + tile::swizzled_offset(row, byte / 16) + byte % 16;
-    if constexpr (sizeof(Out) == 4) {
-      ptx::st_shared_v2_f32(address, pair[0], pair[1]);
-    } else {
-      const float four[4] = {pair[0], pair[1], 0.0f, 0.0f};
-      ptx::st_shared_u16(address, static_cast<uint16_t>(tile::Word<Out>::pack(four)));
-    }
+  __device__ __forceinline__ void put_words(const tile::TensorMap& map, const uint32_t (&words)[kValues / 2],
+                                            int32_t column) {
+    boxes_.put_words(map, words, {.column = column, .row = row_, .batch = batch_, .rows = arguments_.m});
   }
 
   const Sm90Arguments& arguments_;
-  uint32_t boxes_, columns_;
+  Sm90Boxes<kConfig, Out> boxes_;
+  uint32_t columns_;
   int32_t lane_;
-  int32_t box_ = 0;
   int32_t row_ = 0, batch_ = 0;
   float factors_[2] = {1.0f, 1.0f};
   float ahead_[2] = {0.0f, 0.0f};
   float amax_ = 0.0f;
-  ptx::Word4 fetched_[kSavedAhead || kResidualAhead ? kFetchedBoxes * kBoxVectors : 1];
+  ptx::Word4 fetched_[kFetchedVectors];
 };
 
 }  // namespace kernel_pytorch::product

@@ -12,8 +12,10 @@ KP_SHARED_CODE constexpr int sm90_element_bytes(Sm90Type type) {
   return type == Sm90Type::kBFloat16 || type == Sm90Type::kFloat16 ? 2 : 1;
 }
 
-template <Sm90Config kConfig, Sm90Operands kOperands>
+// kHalves: the columns of a tile are half gates and half ups, which are n / 2 apart in b.
+template <Sm90Config kConfig, Sm90Operands kOperands, bool kHalves>
 class Sm90Producer {
+  static_assert(!kHalves || !kOperands.b_columns);
   static constexpr int kStageElements = kSm90StageBytes / sm90_element_bytes(kOperands.a);
   static constexpr int kChunk = 64;  // elements of a row that is not along k: 128 bytes
 
@@ -37,8 +39,12 @@ class Sm90Producer {
         shared_.full[state.stage].arrive_expect_bytes(kBytes);
         const uint32_t target = tiles_ + state.stage * kBytes;
         load<kConfig.tile_m, kOperands.a_rows, kConfig.share_a>(arguments_.a, target, place.row, k, batch_a, full);
-        load<kConfig.tile_n, kOperands.b_columns, !kConfig.share_a>(arguments_.b, target + sm90_a_bytes(kConfig),
-                                                                    place.column, k, batch_b, full);
+        if constexpr (kHalves) {
+          load_halves(target + sm90_a_bytes(kConfig), place.column / 2, k, batch_b, full);
+        } else {
+          load<kConfig.tile_n, kOperands.b_columns, !kConfig.share_a>(arguments_.b, target + sm90_a_bytes(kConfig),
+                                                                      place.column, k, batch_b, full);
+        }
         state.advance(kConfig.stages);
       }
     }
@@ -63,6 +69,20 @@ class Sm90Producer {
       }
     } else {
       copy<kHalf>(map, target, k * kStageElements, first, batch, full);
+    }
+  }
+
+  // Blocks that share b bring one of the halves each.
+  __device__ __forceinline__ void load_halves(uint32_t target, int32_t first, int32_t k, int32_t batch, uint32_t full) {
+    constexpr bool kShared = !kConfig.share_a && sm90_sharing(kConfig) == 2;
+    constexpr int kBytes = kConfig.tile_n / 2 * kSm90StageBytes;
+    const int32_t ups = arguments_.n / 2;
+    if constexpr (kShared) {
+      const int32_t rank = block_rank<kConfig>();
+      copy<true>(arguments_.b, target + rank * kBytes, k * kStageElements, first + rank * ups, batch, full);
+    } else {
+      copy<false>(arguments_.b, target, k * kStageElements, first, batch, full);
+      copy<false>(arguments_.b, target + kBytes, k * kStageElements, first + ups, batch, full);
     }
   }
 

@@ -107,14 +107,14 @@ Product make(const registry::ProblemRequest& request) {
   if (registry::flag_option(request, "expand_b", false)) problem.b.strides[0] = 0;
   problem.alpha = registry::number_option(request, "alpha", 1);
   problem.beta = registry::number_option(request, "beta", 1);
-  problem.form = static_cast<Form>(
-      registry::word_option(request, "form", {"plain", "gated", "gradient", "gated_gradient"}, "plain"));
+  problem.form = static_cast<Form>(registry::word_option(
+      request, "form", {"plain", "gated", "gradient", "gated_gradient", "halves", "halves_gradient"}, "plain"));
   problem.precision =
       static_cast<Precision>(registry::word_option(request, "precision", {"full", "tf32", "bf16", "bf16x3"}, "full"));
   problem.activation = static_cast<Kind>(registry::word_option(
       request, "activation", {"gelu", "gelu_tanh", "silu", "relu", "relu_squared", "sigmoid", "tanh", "identity"},
       "identity"));
-  KP_CHECK(problem.form != Form::kGated || n % 2 == 0, "matmul: n is ", n, "; a gated product takes pairs");
+  KP_CHECK(!is_gated(problem.form) || n % 2 == 0, "matmul: n is ", n, "; a gated product takes pairs");
   const DType output = registry::dtype_option(request, "output", request.dtype);
   const int64_t columns = output_columns_of(problem.form, n);
   problem.output = matrix(request, output, batch, m, columns, padding);

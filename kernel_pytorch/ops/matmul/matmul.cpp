@@ -14,6 +14,16 @@ void multiply(const Product& arguments, Context& context) {
   registry::run_best(kMultiply, problem, context);
 }
 
+void multiply_by_vendor(const Product& arguments, Context& context) {
+  Product problem = arguments;
+  check(problem, context.device());
+  Context inner = context;
+  if (inner.kernel_override.empty() && kCublasLt.supports(problem, *context.info)) {
+    inner.kernel_override = kCublasLt.name;
+  }
+  registry::run_best(kMultiply, problem, inner);
+}
+
 Precision precision_of(std::string_view word) {
   constexpr std::string_view kWords[] = {"full", "tf32", "bf16", "bf16x3"};
   const auto found = std::ranges::find(kWords, word);

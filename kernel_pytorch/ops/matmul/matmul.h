@@ -11,8 +11,12 @@
 //   kGated          f(v[m, 2 j]) * v[m, 2 j + 1] at [m, j]: columns come in pairs (gate, up) side by side
 //   kGradient       v[m, n] * f'(saved[m, n]): the product is the gradient of f's result, saved what f was taken of
 //   kGatedGradient  v[m, j] * saved[m, 2 j + 1] * f'(saved[m, 2 j]) at [m, 2 j], v[m, j] * f(saved[m, 2 j]) beside it
+//   kGatedHalves, kGatedHalvesGradient
+//                   the same two where all gates come before all ups: f(v[m, j]) * v[m, n / 2 + j] at [m, j]; of saved
+//                   and the gradient's output the pair of j is at j and n + j. What weights that stay apart ask for. By
+//                   compute capability 9.0 in 16-bit types, halves of whole 64 columns; elsewhere by the reference.
 //
-// Shapes: a [batch, m, k], b [batch, k, n], output [batch, m, n] (kGated: n / 2 columns, kGatedGradient: 2 n), or all
+// Shapes: a [batch, m, k], b [batch, k, n], output [batch, m, n] (gated: n / 2 columns, their gradient: 2 n), or all
 // of them without the batch; residual and saved as the output, preactivation [batch, m, n], bias [n], row_sums [batch,
 // m] dense. Of a and b one of the last two strides is 1, so that all four transpositions are views; of the others the
 // last is. Batch strides of inputs may be 0. The residual may be the output itself: output += a b is beta = 1. Other
@@ -56,6 +60,8 @@ struct Product {
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void multiply(const Product& arguments, Context& context);
+// The same by the vendor's kernel where that takes the problem: for callers who have measured it.
+KP_EXPORT void multiply_by_vendor(const Product& arguments, Context& context);
 
 // The gradient of a gated product's pairs where no product comes before it: kGatedGradient of v = grad_output.
 struct PairGradient {

@@ -76,7 +76,7 @@ void check_operands(Product& problem, Device device) {
   KP_CHECK(a.sizes[2] == b.sizes[1], "matmul: a has shape ", shape_text(a.shape()), ", b has ", shape_text(b.shape()),
            "; a's last size and b's last but one must be equal");
   check_shape("b", b, {a.sizes[0], a.sizes[2], b.sizes[2]});
-  KP_CHECK(problem.form != Form::kGated || b.sizes[2] % 2 == 0, "matmul: b has ", b.sizes[2],
+  KP_CHECK(!is_gated(problem.form) || b.sizes[2] % 2 == 0, "matmul: b has ", b.sizes[2],
            " columns; a gated product takes pairs");
   check_shape("output", problem.output, {a.sizes[0], a.sizes[1], output_columns_of(problem.form, b.sizes[2])});
   settle_operand("a", a);

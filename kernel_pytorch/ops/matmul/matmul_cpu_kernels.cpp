@@ -8,10 +8,12 @@ namespace kernel_pytorch::matmul {
 namespace {
 
 registry::Support supports_packed(const Product& problem, const DeviceInfo& device) {
-  return registry::Support::unless(cpu_obstacle(problem.a.dtype, device));
+  if (const char* obstacle = cpu_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  return registry::Support::unless(has_halves(problem.form) ? kTakesPairs : nullptr);
 }
 registry::Support supports_thin(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cpu_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  if (has_halves(problem.form)) return registry::Support::no(kTakesPairs);
   if (!is_thin(problem)) return registry::Support::no("takes at most 16 rows or 16 columns");
   return registry::Support::yes();
 }
@@ -20,6 +22,7 @@ registry::Support supports_amx(const Product& problem, const DeviceInfo& device)
 #if defined(__x86_64__)
   if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
   if (device.cpu.isa != CpuIsa::kX86V4Amx) return registry::Support::no("needs a CPU with AMX");
+  if (has_halves(problem.form)) return registry::Support::no(kTakesPairs);
   const bool is_named = problem.precision == Precision::kBf16 || problem.precision == Precision::kBf16x3;
   if (problem.a.dtype != DType::kBFloat16 && !is_named) {
     return registry::Support::no("takes bf16, or fp32 with precision bf16 or bf16x3");

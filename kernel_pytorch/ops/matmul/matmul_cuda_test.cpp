@@ -42,6 +42,21 @@ TEST(MatmulCuda, Sm90TakesAlignedHalvesInEveryOrderAndForm) {
   EXPECT_EQ(answer(kSm90, problem({3, 40, 72, 56}, {{"expand_b", "1"}})), "yes");
 }
 
+TEST(MatmulCuda, HalvesAreHoppersInMultiplesOf64Columns) {
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  const Words gated = {{"form", "halves"}, {"order", "nt"}, {"activation", "silu"}};
+  const Words gradient = {{"form", "halves_gradient"}, {"activation", "silu"}};
+  EXPECT_EQ(answer(kSm90, problem({1, 40, 384, 64}, gated)), "yes");
+  EXPECT_EQ(answer(kSm90, problem({1, 40, 192, 64}, gradient)), "yes");
+  EXPECT_TRUE(has(answer(kSm90, problem({1, 40, 160, 64}, gated)), "multiples of 64"));
+  EXPECT_TRUE(has(answer(kSm90, problem({1, 40, 96, 64}, gradient)), "multiples of 64"));
+  EXPECT_TRUE(has(answer(kSm90, problem({1, 40, 384, 64}, {{"form", "halves"}})), "k dense"));
+  EXPECT_TRUE(
+      has(answer(kSm90, problem({1, 40, 192, 64}, {{"form", "halves_gradient"}, {"residual", "1"}})), "adds no"));
+  EXPECT_TRUE(has(answer(kMma, problem({1, 40, 384, 64}, gated)), "as pairs"));
+  EXPECT_TRUE(has(answer(kTile, problem({1, 40, 384, 64}, gated)), "as pairs"));
+}
+
 TEST(MatmulCuda, Sm90SaysWhyNot) {
   const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   EXPECT_TRUE(has(answer(kSm90, problem({1, 64, 64, 64}, {}), 10), "compute capability 9.0"));

@@ -168,6 +168,9 @@ KP_WORD void finish_columns(const Epilogue& epilogue, EpilogueRow& row, const fl
       gradient_of_pairs(row, epilogue.activation, row.v, count);
       result = row.result;
       break;
+    case Form::kGatedHalves:
+    case Form::kGatedHalvesGradient:  // the reference's: these kernels pass them on
+      break;
   }
   if (epilogue.residual.data != nullptr) {
     widen_row(place(epilogue.residual, index, first), epilogue.residual.dtype, results, row.saved);

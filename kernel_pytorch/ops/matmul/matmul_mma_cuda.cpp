@@ -21,6 +21,7 @@ constexpr int64_t kMmaMaximumRows = int64_t{65535} * product::kMmaEdge;
 registry::Support supports_mma(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
   if (size_of(problem.a.dtype) != 2) return registry::Support::no(kMmaNeedsHalves);
+  if (has_halves(problem.form)) return registry::Support::no(kTakesPairs);
   if (!has_aligned_lines(problem.a) || !has_aligned_lines(problem.b)) return registry::Support::no(kMmaMisaligned);
   const Sizes sizes = sizes_of(problem);
   if (sizes.batch == 0 || sizes.m == 0 || sizes.n == 0 || sizes.k == 0) return registry::Support::no(kMmaNothing);

@@ -47,10 +47,9 @@ void write_row(const Product& problem, int64_t batch, int64_t row, const std::ve
   };
   const auto saved = [&](int64_t column) { return at(problem.saved, batch, row, column); };
   const auto f = [&](double x) { return pointwise::evaluate(problem.activation, x); };
-  const bool is_gated = problem.form == Form::kGated;
-  const int64_t columns = static_cast<int64_t>(v.size()) / (is_gated ? 2 : 1);
+  const int64_t sums = static_cast<int64_t>(v.size()), columns = is_gated(problem.form) ? sums / 2 : sums;
   for (int64_t j = 0; j < columns; ++j) {
-    const double value = v[static_cast<size_t>(is_gated ? 2 * j : j)];
+    const double value = v[static_cast<size_t>(problem.form == Form::kGated ? 2 * j : j)];
     switch (problem.form) {
       case Form::kPlain:
         write(j, f(value).value);
@@ -64,6 +63,13 @@ void write_row(const Product& problem, int64_t batch, int64_t row, const std::ve
       case Form::kGatedGradient:
         write(2 * j, value * saved(2 * j + 1) * f(saved(2 * j)).derivative);
         write(2 * j + 1, value * f(saved(2 * j)).value);
+        break;
+      case Form::kGatedHalves:
+        write(j, f(value).value * v[static_cast<size_t>(columns + j)]);
+        break;
+      case Form::kGatedHalvesGradient:
+        write(j, value * saved(columns + j) * f(saved(j)).derivative);
+        write(columns + j, value * f(saved(j)).value);
         break;
     }
   }

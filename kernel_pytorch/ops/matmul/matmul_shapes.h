@@ -42,6 +42,15 @@ inline std::vector<registry::ProblemRequest> shapes() {
       add({1, 130, 264, 96}, dtype, {{"form", "gated_gradient"}, {"activation", kind}});
       add({2, 9, 34, 40}, dtype, {{"form", "gated_gradient"}, {"activation", kind}, {"residual", "1"}});
     }
+    if (dtype != DType::kFloat32) {
+      const Options halves = {{"form", "halves"}, {"activation", "silu"}, {"order", "nt"}, {"preactivation", "1"}};
+      add({1, 130, 640, 96}, dtype, halves);
+      add({2, 40, 128, 200}, dtype, halves);
+      add({1, 200, 512, 128}, dtype,
+          {{"form", "halves"}, {"activation", "gelu"}, {"order", "nt"}, {"bias", "1"}, {"residual", "1"}});
+      add({1, 300, 512, 136}, dtype, {{"form", "halves_gradient"}, {"activation", "silu"}});
+      add({2, 72, 192, 64}, dtype, {{"form", "halves_gradient"}, {"activation", "gelu_tanh"}, {"order", "nt"}});
+    }
     add({1, 192, 320, 128}, dtype, {{"order", "tn"}, {"row_sums", "1"}, {"bias", "1"}});
     add({2, 50, 70, 300}, dtype, {{"order", "tn"}, {"row_sums", "fp32"}, {"output", "fp32"}, {"residual", "1"}});
     add({1, 12, 264, 2100}, dtype, {{"row_sums", "1"}, {"output", "fp32"}, {"bias", "1"}, {"order", "nt"}});

@@ -21,10 +21,25 @@ constexpr const char* kNeedsHalves = "takes bf16 and fp16";
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kMisaligned = "rows of a matrix do not begin at multiples of 16 bytes";
 constexpr const char* kSpreadPreactivation = "writes no preactivation beside the gradient of pairs";
+constexpr const char* kWideHalves = "writes and reads gates and ups in halves of 16-bit types";
+constexpr const char* kHalvesAlone = "adds no residual and writes no preactivation beside the gradient of halves";
+constexpr const char* kOddHalves = "gates and ups in halves are multiples of 64";
+constexpr const char* kColumnsOfHalves = "takes weights in halves with k dense in memory";
 
 Sm90Sizes sm90_sizes(const Product& problem) {
   const Sizes sizes = sizes_of(problem);
   return {sizes.batch, sizes.m, sizes.n, sizes.k};
+}
+
+// Of gates and ups in halves; boxes of 64 columns belong to one of them.
+const char* halves_obstacle(const Product& problem) {
+  if (size_of(problem.output.dtype) != 2) return kWideHalves;
+  if (problem.saved.is_present() && problem.saved.dtype != problem.output.dtype) return kWideHalves;
+  const int64_t half = problem.form == Form::kGatedHalves ? problem.b.sizes[2] / 2 : problem.b.sizes[2];
+  if (half % 64 != 0) return kOddHalves;
+  if (problem.form == Form::kGatedHalves && is_row_major(problem.b)) return kColumnsOfHalves;
+  const bool has_more = problem.preactivation.is_present() || problem.residual.is_present();
+  return problem.form == Form::kGatedHalvesGradient && has_more ? kHalvesAlone : nullptr;
 }
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
@@ -39,6 +54,9 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
   }
   if (problem.form == Form::kGatedGradient && problem.preactivation.is_present()) {
     return registry::Support::no(kSpreadPreactivation);
+  }
+  if (has_halves(problem.form)) {
+    if (const char* obstacle = halves_obstacle(problem)) return registry::Support::no(obstacle);
   }
   return registry::Support::unless(product::sm90_size_obstacle(sizes));
 }
@@ -129,6 +147,8 @@ std::vector<DeviceCode> device_code() {
   add(all[0], false, false, {.form = Sm90Form::kGated, .kind = Kind::kSilu, .preactivation = true});
   add(all[0], false, true, {.form = Sm90Form::kGradient, .kind = Kind::kGelu, .whole_vectors = true});
   add(all[0], false, true, {.form = Sm90Form::kGatedGradient, .kind = Kind::kSilu, .whole_vectors = true});
+  add(all[0], false, false, {.form = Sm90Form::kGatedHalves, .kind = Kind::kSilu, .preactivation = true});
+  add(all[0], false, true, {.form = Sm90Form::kGatedHalvesGradient, .kind = Kind::kSilu, .whole_vectors = true});
   codes.push_back(product::sm90_code({all[0],
                                       {product::Sm90Type::kFloat16, product::Sm90Type::kFloat16, false, false},
                                       {.bias = true},

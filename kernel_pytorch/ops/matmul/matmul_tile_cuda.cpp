@@ -17,6 +17,7 @@ constexpr int kPerThread[] = {8, 4};
 
 registry::Support supports_tile(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  if (has_halves(problem.form)) return registry::Support::no(kTakesPairs);
   const Sizes sizes = sizes_of(problem);
   const bool is_large = sizes.m > kMaximumRows || std::max(sizes.n, sizes.k) >= int64_t{1} << 30;
   return is_large ? registry::Support::no(kTooLarge) : registry::Support::yes();

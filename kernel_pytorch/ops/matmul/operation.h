@@ -22,10 +22,18 @@ inline bool is_row_major(const TensorView& matrix) {
   return matrix.strides[2] == 1;
 }
 inline bool is_gradient(Form form) {
-  return form == Form::kGradient || form == Form::kGatedGradient;
+  return form == Form::kGradient || form == Form::kGatedGradient || form == Form::kGatedHalvesGradient;
 }
+inline bool is_gated(Form form) {
+  return form == Form::kGated || form == Form::kGatedHalves;
+}
+inline bool has_halves(Form form) {
+  return form == Form::kGatedHalves || form == Form::kGatedHalvesGradient;
+}
+inline constexpr const char* kTakesPairs = "takes gates and ups as pairs, not in halves";
 inline int64_t output_columns_of(Form form, int64_t n) {
-  return form == Form::kGated ? n / 2 : form == Form::kGatedGradient ? 2 * n : n;
+  if (is_gated(form)) return n / 2;
+  return form == Form::kGatedGradient || form == Form::kGatedHalvesGradient ? 2 * n : n;
 }
 
 inline int dense_dimension(const TensorView& matrix) {

@@ -1,7 +1,7 @@
 // torch.ops.kernel_pytorch.linear* and mlp*: one and two linear layers with what stands around them, as products with
 // epilogues. A layer's backward is the gradient of its activation and two products; of two layers the first's
 // activation is part of the second's product. Weights are [out, in], those of gated layers with rows (gate, up, gate,
-// up, ...).
+// up, ...), of gated_mlp* with all gates before all ups.
 #include <vector>
 
 #include "kernel_pytorch/base/error.h"
@@ -131,18 +131,20 @@ void bias_gradient(const TensorView& grad, const TensorView& x, const TensorView
 }
 
 // The two products of a layer's backward, of the gradient of its product. What is not wanted is an absent view; the
-// bias' gradient comes with the weight's, except where that is column-major.
+// bias' gradient comes with the weight's, except where that is column-major. `vendor`: whose is asked for the weight's.
 void products_backward(Call& call, const TensorView& grad, const TensorView& x, const TensorView& weight,
-                       const TensorView& grad_x, const TensorView& grad_weight, const TensorView& grad_bias) {
+                       const TensorView& grad_x, const TensorView& grad_weight, const TensorView& grad_bias,
+                       bool vendor = false) {
   if (grad_x.is_present()) matmul::multiply({.a = grad, .b = weight, .output = grad_x}, call.context());
   const bool is_column = grad_weight.is_present() && is_column_major(grad_weight);
+  const auto multiply = vendor ? matmul::multiply_by_vendor : matmul::multiply;
   if (grad_bias.is_present() && (is_column || !grad_weight.is_present())) {
     bias_gradient(grad, x, grad_bias, call.context());
   }
   if (is_column) {
-    matmul::multiply({.a = transposed(x), .b = grad, .output = transposed(grad_weight)}, call.context());
+    multiply({.a = transposed(x), .b = grad, .output = transposed(grad_weight)}, call.context());
   } else if (grad_weight.is_present()) {
-    matmul::multiply({.a = transposed(grad), .b = x, .output = grad_weight, .row_sums = grad_bias}, call.context());
+    multiply({.a = transposed(grad), .b = x, .output = grad_weight, .row_sums = grad_bias}, call.context());
   }
 }
 
@@ -218,6 +220,60 @@ void mlp_backward(Call& call, const MergedRowsView& grad_output, const MergedRow
   products_backward(call, grad, x, weight_in, grad_x, grad_weight_in, grad_bias_in);
 }
 
+// Two layers of which the first has all gates before all ups: the forms of halves, so that gate and up may be two
+// parameters one after the other in memory, and their gradients too. `vendor` is for the weights' gradients.
+void gated_mlp_any(Call& call, const MergedRowsView& x, const MatrixView& matrix_in, const MatrixView& matrix_out,
+                   const MergedRowsView& residual, const std::string& activation, bool keeps) {
+  const Layer first("gated_mlp", activation, true), second("gated_mlp", "identity", false);
+  const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
+  first.check(x, weight_in);
+  const int64_t hidden_size = first.columns(weight_in.sizes[0]);
+  KP_CHECK(weight_out.rank == 2 && weight_out.sizes[1] == hidden_size, "gated_mlp: weight_out has shape ",
+           shape_text(weight_out.shape()), "; its last size must be the hidden size ", hidden_size);
+  const TensorView output = rows_of_output(call, x, weight_out.sizes[0]);
+  const TensorView hidden =
+      keeps ? rows_of_output(call, x, hidden_size) : scratch_rows(call, x.dtype, x.sizes[0], hidden_size, x.device);
+  const TensorView preactivation = keeps ? rows_of_output(call, x, weight_in.sizes[0]) : TensorView{};
+  matmul::multiply({.a = x,
+                    .b = transposed(weight_in),
+                    .form = Form::kGatedHalves,
+                    .activation = first.kind,
+                    .output = hidden,
+                    .preactivation = preactivation},
+                   call.context());
+  second.forward(hidden, weight_out, {}, residual, output, {}, call.context());
+}
+void gated_mlp_infer(Call& call, const MergedRowsView& x, const MatrixView& weight_in, const MatrixView& weight_out,
+                     const MergedRowsView& residual, const std::string& activation, bool) {
+  gated_mlp_any(call, x, weight_in, weight_out, residual, activation, false);
+}
+void gated_mlp_forward(Call& call, const MergedRowsView& x, const MatrixView& weight_in, const MatrixView& weight_out,
+                       const MergedRowsView& residual, const std::string& activation, bool) {
+  gated_mlp_any(call, x, weight_in, weight_out, residual, activation, true);
+}
+
+void gated_mlp_backward(Call& call, const MergedRowsView& grad_output, const MergedRowsView& x,
+                        const MatrixView& matrix_in, const MatrixView& matrix_out, const MergedRowsView& hidden,
+                        const MergedRowsView& preactivation, const std::string& activation, bool vendor,
+                        bool input_grad, bool weight_in_grad, bool weight_out_grad) {
+  const Layer first("gated_mlp", activation, true);
+  const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
+  const TensorView grad_x = rows_of_output_if(call, input_grad, x, x.sizes[1]);
+  const TensorView grad_weight_in = call.output_like_if(weight_in_grad, weight_in, x);
+  const TensorView grad_weight_out = call.output_like_if(weight_out_grad, weight_out, x);
+  products_backward(call, grad_output, hidden, weight_out, {}, grad_weight_out, {}, vendor);
+  if (!input_grad && !weight_in_grad) return;
+  const TensorView grad = scratch_rows(call, x.dtype, x.sizes[0], weight_in.sizes[0], x.device);
+  matmul::multiply({.a = grad_output,
+                    .b = weight_out,
+                    .form = Form::kGatedHalvesGradient,
+                    .activation = first.kind,
+                    .saved = preactivation,
+                    .output = grad},
+                   call.context());
+  products_backward(call, grad, x, weight_in, grad_x, grad_weight_in, {}, vendor);
+}
+
 using Ops =
     OpList<Op<"linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation, bool gated) -> Tensor",
               linear_infer>,
@@ -239,7 +295,17 @@ using Ops =
               "Tensor? bias_out, Tensor hidden, Tensor preactivation, str activation, bool gated, bool input_grad, "
               "bool weight_in_grad, bool bias_in_grad, bool weight_out_grad, bool bias_out_grad) -> (Tensor grad_x, "
               "Tensor grad_weight_in, Tensor grad_bias_in, Tensor grad_weight_out, Tensor grad_bias_out)",
-              mlp_backward>>;
+              mlp_backward>,
+           Op<"gated_mlp(Tensor x, Tensor weight_in, Tensor weight_out, Tensor? residual, str activation, bool vendor) "
+              "-> Tensor",
+              gated_mlp_infer>,
+           Op<"gated_mlp_forward(Tensor x, Tensor weight_in, Tensor weight_out, Tensor? residual, str activation, "
+              "bool vendor) -> (Tensor output, Tensor hidden, Tensor preactivation)",
+              gated_mlp_forward>,
+           Op<"gated_mlp_backward(Tensor grad_output, Tensor x, Tensor weight_in, Tensor weight_out, Tensor hidden, "
+              "Tensor preactivation, str activation, bool vendor, bool input_grad, bool weight_in_grad, "
+              "bool weight_out_grad) -> (Tensor grad_x, Tensor grad_weight_in, Tensor grad_weight_out)",
+              gated_mlp_backward>>;
 
 }  // namespace
 

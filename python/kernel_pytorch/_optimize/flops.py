@@ -119,6 +119,8 @@ _OURS: dict[str, Callable[[Arguments], Any]] = {
     "linear_backward": _linear_backward,
     "mlp": _mlp,
     "mlp_backward": _mlp_backward,
+    "gated_mlp": _mlp,
+    "gated_mlp_backward": _mlp_backward,
     "linear_cross_entropy": _linear_cross_entropy,
     "attention": _attention,
     "attention_backward": _attention_backward,

@@ -68,6 +68,11 @@ class _Rows(torch.autograd.Function):
         return None, *torch.split(grad, ctx.sizes)
 
 
+def rows_of(pack: PackRows) -> Tensor:
+    """The matrix that parameters lie in, differentiable by them."""
+    return _Rows.apply(pack, *pack.tensors)  # type: ignore[no-untyped-call, no-any-return]
+
+
 class JoinedLayer(FP8LinearLayer):
     """The FP8 layer of several layers' rows, on their parameters."""
 
@@ -87,13 +92,13 @@ class JoinedLayer(FP8LinearLayer):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        return _Rows.apply(self.packs[0], *self.packs[0].tensors)  # type: ignore[no-untyped-call, no-any-return]
+        return rows_of(self.packs[0])
 
     @property
     def bias(self) -> Tensor | None:  # type: ignore[override]
         if len(self.packs) == 1:
             return None
-        return _Rows.apply(self.packs[1], *self.packs[1].tensors)  # type: ignore[no-untyped-call, no-any-return]
+        return rows_of(self.packs[1])
 
 
 def packs_of(layers: list[Any]) -> list[PackRows]:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
+from ..._ops import gated_mlp as halves
+from ..._ops._autograd import transforms_active
 from ..._ops.one_input import linears
 from ...functional import activation as activate
 from ...functional import gated_activation, gated_activation_packed, linear
@@ -27,9 +29,9 @@ from . import float8
 from .activations import KINDS, kind_of
 from .context import HOOKS, Context, is_plain, owners, probe, single_input, undisturbed, weight_reason, why_not_plain
 from .norms import TOLERANCE, first_name
+from .packs import JOIN_KEY, PACK_KEY, Join, Pack, wants_gradient
 
 NAME = "mlp"
-_KEY = "_kernel_pytorch_pack"
 _WORDS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "sigmoid": "glu"}
 _GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 
@@ -59,6 +61,10 @@ class Perceptron:
                 activation=self.activation,
                 residual=residual,
             )
+        joined = self._joined(module, x) if products != "layers" else None
+        if joined is not None:
+            # A plain product takes the vendor's kernel less power, which decides at sizes that pay.
+            return halves.gated_mlp(x, joined, last.weight, activation=self.activation, residual=residual, vendor=True)
         hidden = self._hidden(module, x, products)
         if self.inner_dropout is not None:
             hidden = parts[self.inner_dropout](hidden)
@@ -73,10 +79,24 @@ class Perceptron:
 
     def _fuses(self, module: nn.Module, products: str) -> bool:
         """Whether both products and their backward are one op."""
-        if products != "ours" or self.kind != "plain":
-            return False
+        return products == "ours" and self.kind == "plain" and not self._drops(module)
+
+    def _drops(self, module: nn.Module) -> bool:
         dropouts = (self.inner_dropout, self.outer_dropout)
-        return all(name is None or not _drops(module._modules[name]) for name in dropouts)
+        return any(name is not None and _drops(module._modules[name]) for name in dropouts)
+
+    def _joined(self, module: Any, x: Tensor) -> Tensor | None:
+        """Gate and up as the one matrix that they lie in, where that is in force and products with the gate inside take
+        it."""
+        pack: PackRows | None = module.__dict__.get(JOIN_KEY)
+        if pack is None or torch.compiler.is_compiling() or transforms_active() or not pack.holds():
+            return None
+        layers = [module._modules[name] for name in self.layers]
+        if any(layer.bias is not None for layer in layers) or self._drops(module):
+            return None
+        if not halves.runs_on_halves(x, layers[0].out_features):
+            return None
+        return float8.rows_of(pack) if wants_gradient(x, pack.tensors[0]) else pack.packed
 
     def _hidden(self, module: Any, x: Tensor, products: str) -> Tensor:
         parts = module._modules
@@ -89,8 +109,8 @@ class Perceptron:
             return activate(first(x), self.activation)
         if self.kind == "gated":
             up = parts[self.layers[1]]
-            pack: Pack | None = module.__dict__.get(_KEY)
-            if pack is not None and pack.holds() and not _wants_gradient(x, first.weight):
+            pack: Pack | None = module.__dict__.get(PACK_KEY)
+            if pack is not None and pack.holds() and not wants_gradient(x, first.weight):
                 return linear(x, pack.weight, pack.bias, activation=_WORDS[self.activation])
             weights = [weight_of(first), weight_of(up)]
             gate_rows, up_rows = linears(x, weights, [None, None], ours=products == "ours")
@@ -104,40 +124,6 @@ class Perceptron:
             return gated_activation_packed(both, self.activation)
         up, gate = both.chunk(2, -1)
         return gated_activation(gate, up, self.activation)
-
-
-class Pack(Several):
-    """Gate and up as one matrix, rows in turn, which the product with its gate inside takes."""
-
-    def __init__(self, module: nn.Module, gate: Any, up: Any) -> None:
-        self.module = module
-        self.weights = PackRows([gate.weight, up.weight], interleaved=True)
-        self.biases = None if gate.bias is None else PackRows([gate.bias, up.bias], interleaved=True)
-        super().__init__(self.weights, *([] if self.biases is None else [self.biases]))
-
-    def apply(self) -> None:
-        super().apply()
-        self.module.__dict__[_KEY] = self
-
-    def undo(self) -> None:
-        self.module.__dict__.pop(_KEY, None)
-        super().undo()
-
-    def holds(self) -> bool:
-        return self.weights.holds() and (self.biases is None or self.biases.holds())
-
-    @property
-    def weight(self) -> Tensor:
-        assert self.weights.packed is not None
-        return self.weights.packed
-
-    @property
-    def bias(self) -> Tensor | None:
-        return None if self.biases is None else self.biases.packed
-
-
-def _wants_gradient(x: Tensor, weight: Tensor) -> bool:
-    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
 
 def _drops(module: nn.Module | None) -> bool:
@@ -174,14 +160,14 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return Refusal(path, NAME, reason)
     context.perceptrons[module] = found
     hooked = next((why for name, part in passed if part is not None and (why := why_not_plain(name, part))), None)
-    ways = _ways(context, path, module, found, hooked is None, x.numel() // x.shape[-1])
+    ways = _ways(context, path, module, found, hooked is None, x)
     covers = [_join(path, name) for name, child in module.named_children() if child in context.activations]
     name = {"plain": "mlp", "layer": "linear + activation"}.get(found.kind, "gated mlp")
     source = f"{type(module).__name__} ({found.kind}, {found.activation})"
     return Proposal(name, path, module, source, ways, covers=covers, approximate=any(way.narrow for way in ways))
 
 
-def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, passable: bool, tokens: int) -> list[Way]:
+def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, passable: bool, x: Tensor) -> list[Way]:
     original = type(module).forward
     name = first_name(module)
 
@@ -205,7 +191,11 @@ def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, pas
         if context.trains and found.kind == "gated":
             words = "kernel_pytorch products with one gradient of their input, and activation"
         made.insert(0, Way(words, lambda: by("ours"), layers))
-    if passable and _takes_float8(context, module, found, tokens):
+    if passable and _takes_halves(context, module, found, x):
+        first, second = (module._modules[layer] for layer in found.layers[:2])
+        words = "kernel_pytorch products that end with the gate and its gradient"
+        made.insert(0, Way(words, lambda: Several(Join(module, first, second), by("ours")), layers))
+    if passable and _takes_float8(context, module, found, x.numel() // x.shape[-1]):
         parts = [module._modules[layer] for layer in found.layers]
 
         def narrow() -> Change:
@@ -219,6 +209,16 @@ def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, pas
         words = "one kernel_pytorch product with the gate inside"
         made.insert(0, Way(words, lambda: Several(Pack(module, gate, up), by("ours")), layers))
     return made
+
+
+def _takes_halves(context: Context, module: nn.Module, found: Perceptron, x: Tensor) -> bool:
+    """Whether products that end with a gate in halves are there for a gated MLP that trains."""
+    if not context.trains or context.compiled or found.kind != "gated" or found.inner_dropout or found.outer_dropout:
+        return False
+    layers: list[Any] = [module._modules[layer] for layer in found.layers]
+    if any(type(layer) is not nn.Linear or layer.bias is not None for layer in layers):
+        return False
+    return float8.can_join(context, layers[:2]) and halves.runs_on_halves(x, layers[0].out_features)
 
 
 def _takes_float8(context: Context, module: nn.Module, found: Perceptron, tokens: int) -> bool:
