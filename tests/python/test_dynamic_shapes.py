@@ -377,6 +377,8 @@ def test_nothing_is_padded_where_that_cannot_pay() -> None:
 def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="no samples"):
         create_optimal_bucketing_system([])
+    with pytest.raises(ValueError, match='strategy is "best"; it is one of geometric'):
+        create_optimal_bucketing_system([(1, 5)], strategy="best")
     with pytest.raises(ValueError, match="numbers of dimensions"):
         create_optimal_bucketing_system([(1, 2), (1, 2, 3)])
     with pytest.raises(ValueError, match="MaskArgument"):

@@ -254,6 +254,8 @@ def test_names_at_the_top() -> None:
 def test_refusals_name_the_reason() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         PyGraph(mlp(), max_graphs=0)
+    with pytest.raises(TypeError, match="PyGraph: module is int"):
+        PyGraph(3)
 
 
 @pytest.mark.gpu

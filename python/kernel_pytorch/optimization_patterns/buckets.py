@@ -31,6 +31,11 @@ class BucketingStrategy(enum.Enum):
     MEMORY_OPTIMAL = "memory_optimal"  # least padding
     OPTIMAL = "optimal"  # least cost
 
+    @classmethod
+    def _missing_(cls, value: object) -> BucketingStrategy:
+        known = ", ".join(each.value for each in cls)
+        raise ValueError(f'bucketing: strategy is "{value}"; it is one of {known}')
+
 
 @dataclass
 class ShapeBucket:

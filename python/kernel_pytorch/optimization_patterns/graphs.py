@@ -130,6 +130,8 @@ class PyGraph(nn.Module):
         bind_inputs: bool = False,
     ) -> None:
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"PyGraph: module is {type(module).__name__}; it must be a torch.nn.Module")
         if max_graphs < 1:
             raise ValueError(f"PyGraph: max_graphs is {max_graphs}; at least 1 is needed")
         self.module = module
