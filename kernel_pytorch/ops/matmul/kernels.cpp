@@ -143,7 +143,11 @@ Product shrink(const Product& problem, int64_t elements) {
   };
   const int64_t k = std::max<int64_t>(sizes.k, 1), work = elements * 256;
   const int64_t batch = limit(sizes.batch, std::max<int64_t>(elements / (k * std::max<int64_t>(sizes.n, 1)), 1));
-  const int64_t n = limit(sizes.n, std::max<int64_t>(std::min(elements / k, work / (batch * k * 8)), 2));
+  int64_t n = limit(sizes.n, std::max<int64_t>(std::min(elements / k, work / (batch * k * 8)), 2));
+  if (has_halves(problem.form)) {  // kernels take halves of whole boxes
+    const int64_t whole = is_gated(problem.form) ? 128 : 64;
+    n = std::min(sizes.n, std::max(n / whole * whole, whole));
+  }
   const int64_t widest = std::max({k, 2 * n, int64_t{1}}) * std::max<int64_t>(batch, 1);
   const int64_t m =
       limit(sizes.m, std::max<int64_t>(std::min(elements / widest, work / (batch * k * std::max<int64_t>(n, 1))), 1));

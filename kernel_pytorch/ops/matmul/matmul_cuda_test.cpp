@@ -53,6 +53,11 @@ TEST(MatmulCuda, HalvesAreHoppersInMultiplesOf64Columns) {
   EXPECT_TRUE(has(answer(kSm90, problem({1, 40, 384, 64}, {{"form", "halves"}})), "k dense"));
   EXPECT_TRUE(
       has(answer(kSm90, problem({1, 40, 192, 64}, {{"form", "halves_gradient"}, {"residual", "1"}})), "adds no"));
+  for (const auto& [words, n] : {std::pair{gated, 28672}, std::pair{gradient, 14336}}) {  // what a tuner checks
+    const Product small = kMultiply.shrink(problem({1, 16384, n, 4096}, words), 1 << 20);
+    EXPECT_EQ(answer(kSm90, small), "yes") << small.b.sizes[2];
+    EXPECT_LT(small.b.sizes[2], n);
+  }
   EXPECT_TRUE(has(answer(kMma, problem({1, 40, 384, 64}, gated)), "as pairs"));
   EXPECT_TRUE(has(answer(kTile, problem({1, 40, 384, 64}, gated)), "as pairs"));
 }
