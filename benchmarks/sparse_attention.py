@@ -1,11 +1,13 @@
-"""Sparse attention against dense: 90 % of the blocks left out at random, and chosen by content with the choice timed.
+"""Sparse attention against dense: 90 % of the blocks left out at random, by content with the choice timed, unevenly.
 
     python benchmarks/sparse_attention.py [--device cuda|cpu] [--quick] [--only WORD] [--tokens N] [--output FILE]
 
 On a GPU: bf16, 16 heads of 128, 32768 tokens, blocks of 128, against cuDNN's dense attention, our own, and compiled
 FlexAttention with the same BlockMask. On a CPU: fp32, 2 heads of 64, 8192 tokens, against our own dense attention.
 TFLOP/s count what is computed: 4 * blocks * block size squared * head size, and 2.5 times that backward; a row's
-`faster` is time against time, whatever was computed. Sparse rows are checked before they are timed: against dense
+`faster` is time against time, whatever was computed. Uneven lists: by content under causality, where every row sees the
+first block (against causal dense attention), and a window with one block of tokens that see and are seen by all: some
+rows or columns are ten times as long as the others. Sparse rows are checked before they are timed: against dense
 attention with the expanded mask on the first head, fp32, a few rows of blocks.
 """
 
@@ -45,9 +47,9 @@ class Size:
         shape = f"{dtype} H{self.heads} S{self.tokens} D{self.size}"
         return f"{100 * self.sparsity:.0f} % sparse, {self.block}-blocks, {shape}"
 
-    @property
-    def blocks(self) -> int:
-        return self.heads * (self.tokens // self.block) ** 2
+    def blocks(self, causal: bool = False) -> int:
+        rows = self.tokens // self.block
+        return self.heads * (rows * (rows + 1) // 2 if causal else rows**2)
 
     def flops(self, direction: str, blocks: int) -> float:
         return 4.0 * blocks * self.block**2 * self.size * (2.5 if direction == "backward" else 1.0)
@@ -67,6 +69,16 @@ def random_lists(size: Size, device: torch.device) -> BlockLists:
     return block_lists((order < kept).to(device), size.block)
 
 
+def local_global_lists(size: Size, device: torch.device) -> BlockLists:
+    """A window, and one block of tokens that see all and are seen by all (Longformer)."""
+    places = torch.arange(size.tokens // size.block, device=device)
+    reach = round((1 - size.sparsity) * len(places) / 2) - 1
+    kept = (places[:, None] - places).abs() <= reach
+    kept[0] = True
+    kept[:, 0] = True
+    return block_lists(kept.expand(1, size.heads, -1, -1).contiguous(), size.block)
+
+
 def flex_way(size: Size, lists: BlockLists) -> Attend:
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -78,23 +90,27 @@ def flex_way(size: Size, lists: BlockLists) -> Attend:
     return functools.partial(torch.compile(flex_attention), block_mask=mask)
 
 
-def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return torch_functional.scaled_dot_product_attention(q, k, v)
+        return torch_functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def check(size: Size, what: str, lists: BlockLists, inputs: list[torch.Tensor]) -> None:
+def check(size: Size, what: str, lists: BlockLists, inputs: list[torch.Tensor], causal: bool = False) -> None:
     """The last head's first and last rows of blocks against fp32 with whole rows of scores."""
     with torch.no_grad():
-        output = attention(*inputs, block_mask=lists)
+        output = attention(*inputs, block_mask=lists, causal=causal)
     kept = lists.block_map()[0, -1]
     q, k, v = (x[0, -1].float() for x in inputs)
     for row in (0, kept.shape[0] - 1):
         rows = slice(row * size.block, (row + 1) * size.block)
         seen = kept[row].repeat_interleave(size.block)
-        exact = (q[rows] @ k[seen].T * size.size**-0.5).softmax(-1) @ v[seen]
+        scores = q[rows] @ k[seen].T * size.size**-0.5
+        if causal:
+            places = torch.arange(size.tokens, device=q.device)
+            scores = scores.masked_fill(places[seen] > places[rows, None], -torch.inf)
+        exact = scores.softmax(-1) @ v[seen]
         error = float((output[0, -1, rows].float() - exact).norm() / exact.norm())
         if not error < (1e-2 if size.dtype is torch.bfloat16 else 1e-5):
             FAILURES.append(f"{size.name} {what}: row {row} of blocks is {error:.1e} from exact")
@@ -122,8 +138,16 @@ def make_way(attend: Attend, inputs: list[torch.Tensor], direction: str) -> Way:
     return lambda _: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
 
 
-def sparse_ways(size: Size, lists: BlockLists, inputs: list[torch.Tensor]) -> dict[str, tuple[Attend, int, list[str]]]:
-    """By what is chosen: the function, the blocks it computes, its directions. Backward chooses nothing."""
+@dataclass(frozen=True)
+class Sparse:
+    attend: Attend
+    blocks: int  # that it computes
+    directions: list[str]  # backward chooses nothing
+    causal: bool = False
+
+
+def sparse_ways(size: Size, lists: BlockLists, inputs: list[torch.Tensor]) -> dict[str, Sparse]:
+    """By what is chosen."""
 
     def selecting(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         chosen = select_blocks(q, k, sparsity=size.sparsity, block_size=size.block, gradients=False)
@@ -132,11 +156,19 @@ def sparse_ways(size: Size, lists: BlockLists, inputs: list[torch.Tensor]) -> di
     chosen = select_blocks(inputs[0], inputs[1], sparsity=size.sparsity, block_size=size.block)
     check(size, "random", lists, inputs)
     check(size, "by content", chosen, inputs)
-    random_blocks, chosen_blocks = int(lists.counts().sum()), int(chosen.counts().sum())
-    return {
-        "random, lists given": (functools.partial(attention, block_mask=lists), random_blocks, ["forward", "backward"]),
-        "by content, with the choice": (selecting, chosen_blocks, ["forward"]),
-    }
+    past = select_blocks(inputs[0], inputs[1], sparsity=size.sparsity, block_size=size.block, causal=True)
+    around = local_global_lists(size, inputs[0].device)
+    check(size, "by content, causal", past, inputs, causal=True)
+    check(size, "local and global", around, inputs)
+    ways = {"by content, with the choice": Sparse(selecting, int(chosen.counts().sum()), ["forward"])}
+    for what, given, causal in (
+        ("random", lists, False),
+        ("by content, causal", past, True),
+        ("local and global", around, False),
+    ):
+        attend = functools.partial(attention, block_mask=given, causal=causal)
+        ways[f"{what}, lists given"] = Sparse(attend, int(given.counts().sum()), ["forward", "backward"], causal)
+    return ways
 
 
 def run(size: Size, device: torch.device, seconds: float, only: str, with_flex: bool) -> list[dict[str, Any]]:
@@ -148,22 +180,24 @@ def run(size: Size, device: torch.device, seconds: float, only: str, with_flex: 
         if with_flex:
             dense["flex, same blocks"] = flex_way(size, lists)
     rows = []
-    for what, (attend, blocks, directions) in sparse_ways(size, lists, inputs).items():
-        for direction in directions:
-            wanted = {"ours": attend, **dense}
-            if what.startswith("by content"):
+    for what, way in sparse_ways(size, lists, inputs).items():
+        for direction in way.directions:
+            wanted = {"ours": way.attend, **dense}
+            if not what.startswith("random"):
                 wanted.pop("flex, same blocks", None)
+            if way.causal:
+                wanted |= {name: functools.partial(one, causal=True) for name, one in wanted.items() if name != "ours"}
             if only not in f"{size.name} {what} {direction}":
                 continue
             ways = {name: make_way(one, inputs, direction) for name, one in wanted.items()}
             timings = compare(ways, 1, device, seconds)
             for peer in list(wanted)[1:]:
-                computed = blocks if peer.startswith("flex") else size.blocks
-                counts = {"ours": blocks, peer: computed}
+                computed = way.blocks if peer.startswith("flex") else size.blocks(way.causal)
+                counts = {"ours": way.blocks, peer: computed}
                 rows.append({
                     "op": f"{size.name}, {what}",
                     "direction": direction,
-                    "sparsity": 1 - blocks / size.blocks,
+                    "sparsity": 1 - way.blocks / size.blocks(way.causal),
                     "peer": peer,
                     "timings": {name: asdict(timings[name]) for name in counts},
                     "tflops": {n: size.flops(direction, c) / timings[n].median_us / 1e6 for n, c in counts.items()},

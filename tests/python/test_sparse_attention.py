@@ -14,6 +14,7 @@ from kernel_pytorch.attention import (  # noqa: E402
     SparsePattern,
     create_sparse_attention,
 )
+from kernel_pytorch.core import RotaryPositionalEncoding  # noqa: E402
 from test_block_lists import expanded  # noqa: E402
 
 SHAPE = (2, 300, 64)
@@ -205,6 +206,45 @@ def test_masks_lengths_and_odd_sizes():
         assert layer(torch.randn(2, 0, 64)).shape == (2, 0, 64)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", list(SparsePattern))
+def test_packed_sequences_are_as_sparse_as_alone(pattern, causal):
+    """Every pattern of a pack is that of its sequences, in outputs, in gradients and in what it says it computed."""
+    lengths = (300, 0, 47, 1, 180)
+    layer = make(pattern, causal=causal, kv_heads=2)
+    x = torch.randn(sum(lengths), 64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    rotary = RotaryPositionalEncoding(16, 300)(torch.empty(300, 16))
+    output = layer(x, cu_seqlens=ends, max_seqlen=300, rotary=rotary)
+    stats = layer.get_attention_stats()
+    alone, total, computed = [], 0, 0
+    for one in x.split(lengths):
+        is_alike = pattern not in (SparsePattern.STRIDED, SparsePattern.RANDOM, SparsePattern.BLOCK_SPARSE)
+        if len(one) == 0 or not (is_alike or len(one) == 300):
+            continue  # strides of the longest, random numbers of another shape
+        alone.append(layer(one[None], rotary=tuple(table[: len(one)] for table in rotary))[0])
+        of_one = layer.get_attention_stats()
+        total, computed = total + of_one["blocks_total"], computed + of_one["blocks_computed"]
+    wanted = torch.cat(alone)
+    torch.testing.assert_close(output[: len(wanted)], wanted, atol=1e-5, rtol=1e-5)
+    if len(wanted) == len(x):
+        assert (stats["blocks_total"], stats["blocks_computed"]) == (total, computed)
+    assert stats["actual_sparsity"] > 0.3
+    (ours,) = torch.autograd.grad(output[: len(wanted)].square().sum(), x)
+    (theirs,) = torch.autograd.grad(wanted.square().sum(), x)
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
+
+
+def test_packs_find_their_longest_and_are_checked():
+    layer = make(SparsePattern.DYNAMIC_THRESHOLD, causal=True)
+    x, ends = torch.randn(90, 64), torch.tensor([0, 50, 90])
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, cu_seqlens=ends), layer(x, cu_seqlens=ends, max_seqlen=50))
+        assert layer.get_attention_stats(x, cu_seqlens=ends)["relative_error"] > 0
+    with pytest.raises(ValueError, match=r"pack it as \[tokens, embed_dim\]"):
+        layer(x[None], cu_seqlens=ends)
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match=r"sparsity_ratio is 1\.5"):
         create_sparse_attention(64, 4, 1.5)
@@ -228,3 +268,17 @@ def test_patterns_on_the_gpu(pattern):
     (ours,) = torch.autograd.grad(output.float().square().sum(), x)
     (theirs,) = torch.autograd.grad(wanted.float().square().sum(), x)
     assert (ours - theirs).float().norm() / theirs.float().norm() < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pattern", list(SparsePattern))
+def test_packs_on_the_gpu(pattern):
+    layer = make(pattern, causal=True, block_size=128)
+    x = torch.randn(2300, 64, generator=torch.Generator().manual_seed(1))
+    ends = torch.tensor([0, 1500, 1500, 1630, 2300])
+    with torch.no_grad():
+        wanted = layer(x, cu_seqlens=ends, max_seqlen=1500)
+        output = layer.cuda().bfloat16()(x.cuda().bfloat16(), cu_seqlens=ends.cuda(), max_seqlen=1500)
+    # Blocks whose scores nearly tie may differ between the types.
+    limit = 0.3 if pattern in (SparsePattern.DYNAMIC_THRESHOLD, SparsePattern.LEARNED) else 0.02
+    assert (output.float().cpu() - wanted).norm() / wanted.norm() < limit

@@ -23,8 +23,8 @@ def run(tmp_path, name, *arguments):
 
 def test_times_of_sparse_attention(tmp_path):
     rows = run(tmp_path, "sparse_attention.py", "--quick", "--tokens", "1024", "--threads", "1")["attention"]
-    assert [row["direction"] for row in rows] == ["forward", "backward", "forward"]
-    assert all(0.85 < row["sparsity"] < 0.95 for row in rows[:2])
+    assert [row["direction"] for row in rows] == ["forward", *["forward", "backward"] * 3]
+    assert all(0.85 < row["sparsity"] < 0.95 for row in rows if "random" in row["op"])
     assert all(row["speedup"] > 0 for row in rows)
 
 

@@ -41,7 +41,8 @@ namespace kernel_pytorch::attention {
 
 // Which tiles of scores exist, and which of them need no mask: lists of int32, the layout of torch's BlockMask. batch
 // and heads may be 1 for all. Full tiles skip mask_mod, which the list sums up; every other condition holds in all
-// tiles. Not for packed sequences.
+// tiles. Transposed lists ascend. Packed: batch counts sequences, a list has the rows and columns of the longest one,
+// tiles count from the beginning of a sequence and ascend in all lists; those past a sequence's end are none.
 struct BlockList {
   int64_t query_block = 0, key_block = 0;  // tile size; 0: no list
   TensorView key_counts{}, key_blocks{};   // partial: [batch, heads, query blocks], [batch, heads, query blocks, n]

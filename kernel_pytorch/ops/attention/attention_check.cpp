@@ -114,8 +114,6 @@ void Check::check_packed() const {
   check_plain("key offsets", keys, DType::kInt32, {sizes.sequences + 1}, "as query offsets");
   KP_CHECK(scoring.longest_query >= 0 && scoring.longest_key >= 0, op, ": the longest sequence has ",
            scoring.longest_query, " queries and ", scoring.longest_key, " keys; give bounds that are not negative");
-  KP_CHECK(!scoring.blocks.is_present(), op, ": a block list is given with packed sequences; express one of them by ",
-           "the other");
 }
 
 void Check::check_part() const {
@@ -195,10 +193,11 @@ void Check::check_block_list(std::string_view name, const TensorView& counts, co
   KP_CHECK(counts.rank == 3 && blocks.rank == 4 && std::ranges::equal(counts.shape(), blocks.shape().first(3)), op,
            ": counts of ", name, " blocks have shape ", shape_text(counts.shape()), ", indices ",
            shape_text(blocks.shape()), "; they must be [batch, heads, rows] and [batch, heads, rows, n]");
-  const bool is_broadcast_well = (counts.size(0) == sizes.batch || counts.size(0) == 1) &&
+  const bool is_broadcast_well = (counts.size(0) == sizes.sequences || counts.size(0) == 1) &&
                                  (counts.size(1) == sizes.heads || counts.size(1) == 1) && counts.size(2) == rows;
   KP_CHECK(is_broadcast_well, op, ": counts of ", name, " blocks have shape ", shape_text(counts.shape()),
-           "; it must be ", shape_text(std::array{sizes.batch, sizes.heads, rows}), ", where batch and heads may be 1");
+           "; it must be ", shape_text(std::array{sizes.sequences, sizes.heads, rows}),
+           ", where batch and heads may be 1");
   KP_CHECK(blocks.size(3) <= columns, op, ": ", name, " blocks list up to ", blocks.size(3), " of a row, there are ",
            columns, "; cut them off");
   check_contiguous(name, counts);
@@ -215,8 +214,8 @@ void Check::check_blocks(bool is_backward) const {
            ": the list of query blocks is missing; the gradients need both directions");
   KP_CHECK(!list.query_counts.is_present() || list.full_key_counts.is_present() == list.full_query_counts.is_present(),
            op, ": full blocks are given in one direction; give both or neither");
-  const int64_t rows = (sizes.queries + list.query_block - 1) / list.query_block;
-  const int64_t columns = (sizes.keys + list.key_block - 1) / list.key_block;
+  const int64_t rows = (sizes.longest_query + list.query_block - 1) / list.query_block;
+  const int64_t columns = (sizes.longest_key + list.key_block - 1) / list.key_block;
   check_block_list("key", list.key_counts, list.key_blocks, rows, columns);
   check_block_list("full key", list.full_key_counts, list.full_key_blocks, rows, columns);
   check_block_list("query", list.query_counts, list.query_blocks, columns, rows);

@@ -17,7 +17,7 @@ const char* address(const TensorView& view, int64_t first, int64_t second) {
 
 void add_spans(const TensorView& counts, const TensorView& blocks, int64_t batch, int64_t head, int64_t row,
                int64_t key_block, bool is_full, std::vector<KeySpan>& spans) {
-  if (!counts.is_present()) return;
+  if (!counts.is_present() || row >= counts.sizes[2]) return;
   const int64_t list =
       ((counts.sizes[0] == 1 ? 0 : batch) * counts.sizes[1] + (counts.sizes[1] == 1 ? 0 : head)) * counts.sizes[2] +
       row;
@@ -143,8 +143,9 @@ void CpuPlan::find_spans(const Sequence& sequence, int64_t head, int64_t first_q
   }
   const int64_t row = first_query / list.query_block;
   const bool full_is_less = !scoring_.mask_mod.empty();  // otherwise full and partial tiles are the same
-  add_spans(list.key_counts, list.key_blocks, sequence.batch, head, row, list.key_block, false, spans);
-  add_spans(list.full_key_counts, list.full_key_blocks, sequence.batch, head, row, list.key_block, full_is_less, spans);
+  add_spans(list.key_counts, list.key_blocks, sequence.index, head, row, list.key_block, false, spans);
+  add_spans(list.full_key_counts, list.full_key_blocks, sequence.index, head, row, list.key_block, full_is_less, spans);
+  std::erase_if(spans, [&](const KeySpan& span) { return span.begin >= sequence.keys; });
   std::ranges::sort(spans, {}, &KeySpan::begin);
   size_t kept = 0;
   for (const KeySpan& span : spans) {

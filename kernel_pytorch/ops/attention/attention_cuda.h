@@ -117,6 +117,18 @@ struct BlockMap {
 };
 inline constexpr uint8_t kPartialBlock = 1, kFullBlock = 2;
 
+// In which order the tiles of lists are taken (attention_list_order_cuda.cuh): places, unit * tiles + tile, where a
+// unit is a head of a batch; of keys, one of the heads that have keys.
+struct ListOrderArguments {
+  BlockLists lists;
+  int32_t tiles, row_tiles;  // of a unit, of a row of blocks
+  int32_t units, heads;      // heads: of a batch, that have lists
+  int32_t group;             // of them, that a unit has
+  int32_t section_units;     // sorted by themselves, section after section
+  int32_t* lengths;          // [units * tiles], scratch
+  int32_t* order;            // [units * tiles]
+};
+
 inline constexpr int kMaximumCaptured = 8;
 
 struct ScoreArguments {

@@ -46,13 +46,6 @@ constexpr bool Features::*kFields[] = {
 };
 static_assert(std::size(kFields) == sizeof(Features), "every field, in its order");
 
-DeviceCode prepare_code(std::string_view function) {
-  DeviceCode code;
-  code.source = kPrepareSource;
-  code.entry = concat("kernel_pytorch::attention::", function);
-  return code;
-}
-
 int32_t clamped(int64_t value) {
   return static_cast<int32_t>(std::clamp(value, -kFar, kFar));
 }
@@ -81,20 +74,6 @@ ScoreTensor score_tensor_of(const TensorView& view) {
           .head = view.strides[1],
           .query = has_scores ? view.strides[2] : 0,
           .key = has_scores ? view.strides[3] : 0};
-}
-
-BlockIndex block_index_of(const TensorView& counts, const TensorView& blocks) {
-  if (!counts.is_present()) return {};
-  const auto stride = [](const TensorView& view, int i) { return view.sizes[i] == 1 ? 0 : view.strides[i]; };
-  return {.counts = counts.as<const int32_t>(),
-          .blocks = blocks.as<const int32_t>(),
-          .counts_batch = stride(counts, 0),
-          .counts_head = stride(counts, 1),
-          .counts_row = counts.strides[2],
-          .blocks_batch = stride(blocks, 0),
-          .blocks_head = stride(blocks, 1),
-          .blocks_row = blocks.strides[2],
-          .blocks_place = blocks.strides[3]};
 }
 
 // Ids, and of each 64 rows their range. Packed sequences begin anywhere: no ranges.
@@ -127,6 +106,13 @@ bool is_same(const TensorView& a, const TensorView& b) {
 }
 
 }  // namespace
+
+DeviceCode prepare_code(std::string_view function) {
+  DeviceCode code;
+  code.source = kPrepareSource;
+  code.entry = concat("kernel_pytorch::attention::", function);
+  return code;
+}
 
 Features features_of(const Scoring& scoring) {
   const TensorView& bias = scoring.bias;
@@ -224,13 +210,7 @@ ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& quer
     arguments.query_offsets = scoring.query_offsets.as<const int32_t>();
     arguments.key_offsets = scoring.key_offsets.as<const int32_t>();
   }
-  if (const BlockList& blocks = scoring.blocks; blocks.is_present()) {
-    const int32_t queries = static_cast<int32_t>(blocks.query_block), keys = static_cast<int32_t>(blocks.key_block);
-    arguments.key_blocks = {queries, keys, block_index_of(blocks.key_counts, blocks.key_blocks),
-                            block_index_of(blocks.full_key_counts, blocks.full_key_blocks)};
-    arguments.query_blocks = {keys, queries, block_index_of(blocks.query_counts, blocks.query_blocks),
-                              block_index_of(blocks.full_query_counts, blocks.full_query_blocks)};
-  }
+  if (scoring.blocks.is_present()) add_lists(scoring, arguments, context);
   if (scoring.dropout > 0) {
     arguments.seed = scoring.seed.as<const int64_t>();
     arguments.dropout_threshold = dropout_byte_threshold(scoring.dropout);
@@ -254,28 +234,6 @@ RowTensor row_tensor_of(const TensorView& view) {
 
 bool has_vector_rows(const TensorView& view) {
   return !view.is_present() || (has_aligned_rows(view) && view.size(3) % (16 / size_of(view.dtype)) == 0);
-}
-
-void add_block_map(const Scoring& scoring, ScoreArguments& arguments, Context& context) {
-  static const std::string kLabel = "attention block map";
-  static KernelTable<1> table;
-  const BlockList& list = scoring.blocks;
-  const int64_t batches = list.key_counts.size(0), heads = list.key_counts.size(1), rows = list.key_counts.size(2);
-  const int64_t columns = divide_up(arguments.keys, list.key_block);
-  const int64_t bytes = batches * heads * rows * columns;
-  if (bytes == 0) return;
-  BlockMap& map = arguments.block_map;
-  void* states = context.scratch->allocate(static_cast<size_t>(bytes));
-  cuda_device::fill_bytes(context.info->device.index, states, 0, static_cast<size_t>(bytes), context.stream);
-  map = {static_cast<const uint8_t*>(states), batches == 1 ? 0 : heads * rows * columns,
-         heads == 1 ? 0 : rows * columns, columns};
-  CUkern_st* kernel = table.get(0, context, [] { return prepare_code("map_blocks"); });
-  int32_t head_count = static_cast<int32_t>(heads), row_count = static_cast<int32_t>(rows);
-  void* pointers[] = {&arguments.key_blocks, &map, &head_count, &row_count};
-  cuda_device::LaunchShape shape;
-  shape.grid_x = static_cast<unsigned>(rows * batches * heads);
-  shape.block_x = 128;
-  cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
 
 void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const TensorView& offsets, Context& context) {
@@ -303,7 +261,8 @@ const std::string& program_text(const Scoring& scoring) {
 }
 
 std::vector<DeviceCode> prepare_codes() {
-  return {prepare_code("segment_ranges"), prepare_code("map_blocks"), prepare_code("clear_rows_of_nobody")};
+  return {prepare_code("segment_ranges"), prepare_code("map_blocks"), prepare_code("trim_lists"),
+          prepare_code("clear_rows_of_nobody")};
 }
 
 const char* scoring_obstacle(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
@@ -367,6 +326,7 @@ std::vector<NamedFeatures> compiled_features() {
       {"causal documents", {.right_bound = true, .segments = true}},
       {"causal sinks window", {.right_bound = true, .left_bound = true, .sinks = true}},
       {"causal packed window", {.right_bound = true, .left_bound = true, .packed = true}},
+      {"causal packed blocks", {.right_bound = true, .packed = true, .blocks = true}},
       {"prefix", {.mask_mod = true, .blocks = true}, program_text({.mask_mod = mask_mod})},
       {"bias dropout", {.bias = true, .bias_pairs = true, .dropout = true}},
       {"everything",

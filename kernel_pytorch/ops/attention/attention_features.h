@@ -32,6 +32,14 @@ struct WalkTiles {
 void plan_segments(const Features& features, const WalkTiles& tiles, ScoreArguments& arguments, Context& context);
 DeviceCode segment_plan_code(const Features& features, const WalkTiles& tiles);
 
+// Finds in which order the tiles of block lists are taken, longest first; null where that is as they come. Launches,
+// and takes scratch. Tiles of queries where they are walked over keys, else of keys, of every head that has them.
+const int32_t* order_lists(const Features& features, const ScoreArguments& arguments, bool over_keys, int tile_rows,
+                           int64_t section_units, Context& context);
+DeviceCode list_order_code();
+
+// Block lists; of packed sequences with counts of their own, which launches, and takes scratch.
+void add_lists(const Scoring& scoring, ScoreArguments& arguments, Context& context);
 void add_block_map(const Scoring& scoring, ScoreArguments& arguments, Context& context);
 
 RowTensor row_tensor_of(const TensorView& view);
@@ -43,7 +51,8 @@ void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const T
 // The text of the call's programs, for DeviceCode::generated; empty where it has none.
 const std::string& program_text(const Scoring& scoring);
 
-// The small kernels of this file, for a list of device code.
+// The small kernels of attention_prepare_cuda.cuh; all of them, for a list of device code.
+DeviceCode prepare_code(std::string_view function);
 std::vector<DeviceCode> prepare_codes();
 
 // Null, or why no CUDA kernel whose tiles are tile_queries x tile_keys takes the problem.

@@ -158,6 +158,7 @@ class Call {
     const int widest = for_keys ? std::max(tile.size, tile.value_size) : tile.size;
     const int64_t blocks = arguments_.tiles * heads * slices_of(widest, tile.slice);
     if (blocks == 0) return;
+    arguments_.places = order_lists(features, arguments_.scores, !for_keys, rows_of(tile), heads, context_);
     CUkern_st* kernel = kernels.get(features, variant_of(for_keys ? kKeys : kQueries), context_, [&] {
       return mma_code(kSource, function, {features, dtype_, tile, vectors_}, program_text(problem_.scoring));
     });

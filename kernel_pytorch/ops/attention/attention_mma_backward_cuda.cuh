@@ -32,11 +32,11 @@ class MmaBackward {
     int32_t index = static_cast<int32_t>(blockIdx.x);
     first_column_ = index % slices * kSlice;
     index /= slices;
-    const int32_t tile = index % arguments_.tiles;
-    first_row_ = (kForKeys ? tile : arguments_.tiles - 1 - tile) * kRows;  // the longest walks of a causal head first
-    index /= arguments_.tiles;
+    // The longest walks of a causal head first.
+    const UnitTile at = unit_tile<kFeatures>(arguments_.places, index, arguments_.tiles, !kForKeys);
+    first_row_ = at.tile * kRows;
     const int32_t heads = kForKeys ? scores_.heads / scores_.group : scores_.heads;
-    head_ = load_head<kFeatures>(scores_, index / heads, index % heads * (kForKeys ? scores_.group : 1));
+    head_ = load_head<kFeatures>(scores_, at.unit / heads, at.unit % heads * (kForKeys ? scores_.group : 1));
   }
 
   __device__ __forceinline__ void run() {

@@ -174,6 +174,18 @@ __device__ __forceinline__ void store_float_rows(float* target, int64_t row_stri
   }
 }
 
+// Of block `index` of the launch: its unit and its tile there, as they come or by the order of its lists.
+struct UnitTile {
+  int32_t unit, tile;
+};
+template <Features kFeatures>
+__device__ __forceinline__ UnitTile unit_tile(const int32_t* places, int32_t index, int32_t tiles, bool last_first) {
+  if constexpr (kFeatures.blocks && !kFeatures.packed) {
+    if (places != nullptr) return {places[index] / tiles, places[index] % tiles};
+  }
+  return {index / tiles, last_first ? tiles - 1 - index % tiles : index % tiles};
+}
+
 // Where row `row` of a head begins.
 template <Features kFeatures, class Element>
 __device__ __forceinline__ Element* row_of(const RowTensor& tensor, int32_t batch, int32_t head, int64_t row) {

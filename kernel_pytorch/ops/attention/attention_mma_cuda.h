@@ -37,9 +37,10 @@ struct MmaForwardArguments {
   RowTensor query, key, value, output;
   float* lse;  // null: not wanted
   int32_t size, value_size;
-  int32_t tiles;       // of the longest sequence's queries
-  bool float_results;  // the output is fp32
-  bool accumulates;    // output and lse are added to
+  int32_t tiles;          // of the longest sequence's queries
+  const int32_t* places;  // of tiles with lists, in the order in which they are taken; or null
+  bool float_results;     // the output is fp32
+  bool accumulates;       // output and lse are added to
 };
 
 // Decoding: 16 rows for all warps of a block, which share the keys: 16 for each at a time. `columns` is not used.
@@ -96,9 +97,10 @@ struct MmaBackwardArguments {
   RowTensor grad_query, grad_key, grad_value;
   const QueryStatistics* statistics;  // [batch, heads, queries]
   int32_t size, value_size;
-  int32_t tiles;       // of the longest sequence
-  bool float_results;  // the three gradients are fp32
-  bool accumulates;    // and are added to
+  int32_t tiles;          // of the longest sequence
+  const int32_t* places;  // as of the forward
+  bool float_results;     // the three gradients are fp32
+  bool accumulates;       // and are added to
 };
 
 struct MmaBiasArguments {

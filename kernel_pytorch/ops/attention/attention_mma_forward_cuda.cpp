@@ -61,6 +61,8 @@ void run(const ForwardProblem& problem, int, Context& context) {
   const int64_t blocks = int64_t{arguments.tiles} * arguments.scores.heads * arguments.scores.batches *
                          slices_of(tile.value_size, tile.slice);
   if (blocks == 0) return;
+  const int64_t heads = int64_t{arguments.scores.heads} * arguments.scores.batches;
+  arguments.places = order_lists(choice.features, arguments.scores, true, rows_of(tile), heads, context);
   KP_CHECK(blocks <= 0x7fffffff, "attention: ", blocks, " tiles of queries are more than a launch can have");
 
   const DType dtype = problem.query.dtype;

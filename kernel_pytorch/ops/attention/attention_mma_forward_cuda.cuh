@@ -24,9 +24,10 @@ class MmaForward {
     int32_t index = static_cast<int32_t>(blockIdx.x);
     first_value_ = index % slices * kSlice;
     index /= slices;
-    first_query_ = (arguments.tiles - 1 - index % arguments.tiles) * kRows;  // the longest rows of a causal head first
-    index /= arguments.tiles;
-    head_ = load_head<kFeatures>(scores_, index / scores_.heads, index % scores_.heads);
+    // The longest rows of a causal head first.
+    const UnitTile at = unit_tile<kFeatures>(arguments.places, index, arguments.tiles, true);
+    first_query_ = at.tile * kRows;
+    head_ = load_head<kFeatures>(scores_, at.unit / scores_.heads, at.unit % scores_.heads);
   }
 
   __device__ __forceinline__ void run() {

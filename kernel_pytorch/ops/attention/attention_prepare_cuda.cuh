@@ -1,5 +1,5 @@
-// Small kernels that run beside attention's own: ranges of segment ids, maps of block lists, rows of
-// packed tensors that belong to nobody.
+// Small kernels that run beside attention's own: ranges of segment ids, maps of block lists, their counts in packed
+// sequences, rows of packed tensors that belong to nobody.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
@@ -50,6 +50,29 @@ __global__ void map_blocks(BlockLists lists, BlockMap map, int32_t heads, int32_
       if (block >= 0 && block < map.row) states[block] = full != 0 ? kFullBlock : kPartialBlock;
     }
   }
+}
+
+// Of lists that ascend, how many blocks begin before a packed sequence ends: counts [sequences, heads, rows]. `offsets`
+// are those of the columns, `block` columns are a block; at most `longest` are a sequence. A thread a list.
+__global__ void trim_lists(BlockIndex index, const int32_t* offsets, int32_t sequences, int32_t heads, int32_t rows,
+                           int32_t block, int32_t longest, int32_t* counts) {
+  const int64_t list = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t sequence = list / (int64_t{heads} * rows), head = list / rows % heads, row = list % rows;
+  if (sequence >= sequences) return;
+  const int32_t columns = least(offsets[sequence + 1] - offsets[sequence], longest);
+  const int32_t* blocks =
+      index.blocks + sequence * index.blocks_batch + head * index.blocks_head + row * index.blocks_row;
+  int32_t low = 0;
+  int32_t high = index.counts[sequence * index.counts_batch + head * index.counts_head + row * index.counts_row];
+  while (low < high) {
+    const int32_t middle = (low + high) / 2;
+    if (int64_t{blocks[middle * index.blocks_place]} * block < columns) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  counts[list] = low;
 }
 
 // Rows of packed tensors past the last offset: zeros, and -inf where they are an lse. A block for each row in turn.

@@ -166,6 +166,7 @@ void ScoreRows::read_tiles(int64_t query) {
     if (!counts.is_present()) return;
     const int64_t batch = std::min(sequence_.index, counts.sizes[0] - 1), head = std::min(head_, counts.sizes[1] - 1);
     const int64_t row = query / list.query_block;
+    if (row >= counts.sizes[2]) return;
     const auto count = static_cast<int64_t>(at(counts, {batch, head, row}));
     for (int64_t i = 0; i < count; ++i) {
       const auto column = static_cast<size_t>(at(blocks, {batch, head, row, i}));

@@ -99,6 +99,16 @@ inline std::vector<registry::ProblemRequest> shapes() {
         {{"sequences", "4"}, {"bias", "full"}, {"lengths", "1"}, {"segments", "1"}, {"grad_lse", "1"}},
         {{"sequences", "4"}, {"causal", "1"}, {"lengths", "1"}, {"key_heads", "2"}}};
     for (const Options& options : packed) add(dtype, {1, 4, 300, 270, 64}, options);
+    // Lists of tiles and packed sequences, of which some are shorter than a list; of segments.
+    const Options listed[] = {
+        {{"sequences", "4"}, {"blocks", "32"}, {"key_heads", "2"}},
+        {{"sequences", "3"}, {"blocks", "64"}, {"blocks_by_batch", "1"}, {"causal", "1"}, {"layout", "bshd"}},
+        {{"sequences", "5"}, {"blocks", "16"}, {"lengths", "1"}, {"sinks", "1"}, {"grad_lse", "1"}},
+        {{"blocks", "64"}, {"segments", "1"}, {"causal", "1"}, {"blocks_by_batch", "1"}}};
+    for (const Options& options : listed) add(dtype, {1, 4, 300, 270, 64}, options);
+    add(dtype, {1, 4, 1000, 1100, 128}, {{"sequences", "3"}, {"blocks", "128"}, {"causal", "1"}, {"key_heads", "2"}});
+    add(dtype, {1, 2, 900, 1000, 64}, {{"sequences", "4"}, {"blocks", "128"}, {"blocks_by_batch", "1"}});
+    add(dtype, {2, 4, 700, 600, 128}, {{"blocks", "128"}, {"blocks_by_batch", "1"}, {"key_heads", "2"}});
     // What needs most registers, at a head size that leaves few.
     for (const char* word : {"alibi", "dropout", "softcap"}) {
       add(dtype, {1, 2, 150, 190, 128}, {{"causal", "1"}, {word, word[0] == 'd' ? "0.25" : "1"}});

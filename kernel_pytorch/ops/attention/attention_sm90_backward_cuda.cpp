@@ -31,16 +31,10 @@ constexpr BackwardTile kHeavyTiles[] = {{64, 64, 128, 64, 4, 3, 64, false},
 
 constexpr size_t kNarrowTiles = 3;  // of heads up to 128 columns
 
-constexpr bool fit_shared_memory() {
-  for (const BackwardTile& tile : kTiles) {
-    if (backward_shared_bytes(tile) > kBackwardSharedLimit) return false;
-  }
-  for (const BackwardTile& tile : kHeavyTiles) {
-    if (backward_shared_bytes(tile) > kBackwardSharedLimit) return false;
-  }
-  return true;
+constexpr bool fits_shared_memory(const BackwardTile& tile) {
+  return backward_shared_bytes(tile) <= kBackwardSharedLimit;
 }
-static_assert(fit_shared_memory());
+static_assert(std::ranges::all_of(kTiles, fits_shared_memory) && std::ranges::all_of(kHeavyTiles, fits_shared_memory));
 
 bool needs_registers(const Features& features) {
   return changes_scores(features) || masks_every_tile(features) || features.dropout;
@@ -117,20 +111,29 @@ BackwardOrder order_of(const BackwardProblem& problem, const Features& features,
       features.packed ? score.key_tokens / tile.keys + score.batches : divide_up(problem.key.size(2), tile.keys);
   const int64_t units = problem.key.size(1) * (features.packed ? 1 : problem.key.size(0));
   int64_t full = blocks;
-  if (features.left_bound && features.right_bound && !features.packed && !tile.in_turns) {
+  if (features.left_bound && features.right_bound && !features.packed && !features.blocks && !tile.in_turns) {
     const int64_t offset = score.has_offset ? score.offset : int64_t{score.keys} - score.queries;
     const int64_t ending = (score.queries + offset + score.left) / tile.keys;
     if (ending > 0 && ending < blocks) full = ending;
   }
   return {.key_blocks = static_cast<int32_t>(blocks),
           .full_blocks = static_cast<int32_t>(std::max<int64_t>(full, 1)),
-          .units = static_cast<int32_t>(units)};
+          .units = static_cast<int32_t>(units),
+          .places = nullptr};
+}
+// Lists are sorted in two sections: with more the longest begin late, with one prepare has all sums to zero.
+int32_t list_section(int32_t units) {
+  return units % 2 == 0 ? std::max(units / 2, 1) : units;
 }
 // Two blocks for each multiprocessor are under way or about to be. In turns blocks come from the other end: all.
-int32_t units_ahead(const BackwardOrder& order, const BackwardTile& tile, const DeviceInfo& device) {
-  if (tile.in_turns) return order.units;
-  const int64_t ahead = divide_up(2 * std::max(device.cuda.multiprocessors, 1), order.full_blocks);
-  return static_cast<int32_t>(std::min<int64_t>(ahead, order.units));
+ZeroedSums zeroed_of(const BackwardOrder& order, const BackwardTile& tile, Context& context) {
+  const int32_t units = order.places == nullptr ? 1 : list_section(order.units), sections = order.units / units;
+  const int64_t ahead =
+      divide_up(2 * std::max(context.info->cuda.multiprocessors, 1), int64_t{units} * order.full_blocks);
+  return {.section_units = units,
+          .sections = sections,
+          .sections_ahead = tile.in_turns ? sections : static_cast<int32_t>(std::min<int64_t>(ahead, sections)),
+          .counts = allocate<uint32_t>(context, sections)};
 }
 
 // One call: what its launches share.
@@ -154,8 +157,8 @@ class Run {
     if (tile.in_turns) turns_ = allocate<uint32_t>(context, tile_count);
     if (problem.grad_sinks.is_present()) sink_sums_ = allocate<float>(context, tile_count);
     order_ = order_of(problem, features_, tile, score_);
-    zeroed_ = {.units_ahead = units_ahead(order_, tile, *context.info),
-               .counts = allocate<uint32_t>(context, order_.units)};
+    order_.places = order_lists(features_, score_, false, tile.keys, list_section(order_.units), context);
+    zeroed_ = zeroed_of(order_, tile, context);
   }
 
   void prepare() const {

@@ -65,11 +65,13 @@ struct BackwardOrder {
   int32_t key_blocks;   // of a unit; packed: of all tokens
   int32_t full_blocks;  // of them; at least 1
   int32_t units;
+  const int32_t* places;  // of blocks with lists instead: unit * key_blocks + block, section after section; or null
 };
-// Sums are zeroed `units_ahead` units before they are added to, by main; those of the first units by prepare.
+// Sums are zeroed `sections_ahead` sections of units before they are added to, by main; those of the first by prepare.
 struct ZeroedSums {
-  int32_t units_ahead;
-  uint32_t* counts;  // of each unit: warps that have zeroed their share
+  int32_t section_units;  // divides the units
+  int32_t sections, sections_ahead;
+  uint32_t* counts;  // of each section: warps that have zeroed their share
 };
 inline constexpr int kZeroWarps = 3;  // of a block
 

@@ -85,7 +85,7 @@ KP_SHARED_CODE constexpr bool compares_ranges(Features features) {
 struct BackwardWork {
   Head head;  // of the group's first
   int32_t key_head;
-  int32_t unit;          // of BackwardOrder
+  int32_t section;       // of ZeroedSums
   int32_t memory_batch;  // of the tensors: 0 where sequences are packed
   int32_t first_key;     // of the block, in the sequence
   int32_t rows;          // of gradients that the block writes
@@ -147,10 +147,15 @@ __device__ __forceinline__ BackwardWork find_keys(const BackwardArguments& argum
   const ScoreArguments& score = arguments.score;
   const int key_heads = score.heads / score.group;
   BackwardWork work;
-  const UnitBlock at = unit_block(arguments.order, block);
+  UnitBlock at = unit_block(arguments.order, block);
+  work.section = at.unit / arguments.zeroed.section_units;
+  if constexpr (kFeatures.blocks && !kFeatures.packed) {
+    if (const int32_t* places = arguments.order.places; places != nullptr) {
+      at = {places[block] / arguments.order.key_blocks, places[block] % arguments.order.key_blocks};
+    }
+  }
   int key_block = at.key_block;
   const int batch_head = at.unit;
-  work.unit = at.unit;
   if constexpr (kFeatures.packed) {
     const int sequence = sequence_of_tile(score.key_offsets, score.batches, kTile.keys, key_block);
     work.key_head = batch_head;

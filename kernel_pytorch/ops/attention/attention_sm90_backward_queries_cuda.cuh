@@ -95,7 +95,7 @@ __device__ __forceinline__ void begin_block(const BackwardArguments& arguments, 
   if (threadIdx.x == 0) {
     shared_work.head = work.head;
     shared_work.key_head = work.key_head;
-    shared_work.unit = work.unit;
+    shared_work.section = work.section;
     shared_work.memory_batch = work.memory_batch;
     shared_work.first_key = work.first_key;
     shared_work.rows = work.rows;
@@ -152,17 +152,21 @@ __device__ __forceinline__ uint32_t turn_of(const BackwardWork& work, int tile) 
   return static_cast<uint32_t>((range.last - 1) / kTile.keys - work.first_key / kTile.keys);
 }
 
-// By warps that have nothing else to do: zeros in this block's share of the sums of a unit to come.
+// By warps that have nothing else to do: zeros in this block's share of the sums of a section to come.
 template <BackwardTile kTile>
 __device__ __forceinline__ void zero_sums_ahead(const BackwardArguments& arguments, int block) {
   const BackwardOrder& order = arguments.order;
   const UnitBlock at = unit_block(order, block);
-  const int unit = at.unit + arguments.zeroed.units_ahead;
-  if (at.key_block >= order.full_blocks || unit >= order.units) return;
-  const int64_t vectors = int64_t{arguments.score.group} * arguments.tiles.tiles * (kTile.queries * kTile.head / 4);
-  const int64_t share = (vectors + order.full_blocks - 1) / order.full_blocks;
-  const int64_t first = share * at.key_block, last = first + share < vectors ? first + share : vectors;
-  float* sums = arguments.grad_query_sums + unit * vectors * 4;
+  const ZeroedSums& zeroed = arguments.zeroed;
+  const int section = at.unit / zeroed.section_units + zeroed.sections_ahead;
+  if (at.key_block >= order.full_blocks || section >= zeroed.sections) return;
+  const int64_t vectors =
+      int64_t{zeroed.section_units * arguments.score.group} * arguments.tiles.tiles * (kTile.queries * kTile.head / 4);
+  const int blocks = zeroed.section_units * order.full_blocks;
+  const int64_t share = (vectors + blocks - 1) / blocks;
+  const int64_t first = share * (at.unit % zeroed.section_units * order.full_blocks + at.key_block);
+  const int64_t last = first + share < vectors ? first + share : vectors;
+  float* sums = arguments.grad_query_sums + section * vectors * 4;
 #pragma unroll 4
   for (int64_t i = first + threadIdx.x % 128 - 32; i < last; i += 32 * kZeroWarps) {
     ptx::st_global_v4(sums + i * 4, {0, 0, 0, 0});
@@ -170,13 +174,14 @@ __device__ __forceinline__ void zero_sums_ahead(const BackwardArguments& argumen
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     __threadfence();
-    atomicAdd(arguments.zeroed.counts + unit, 1u);
+    atomicAdd(zeroed.counts + section, 1u);
   }
 }
 // Before the first addition, by one thread for others that meet it at a barrier.
-__device__ __forceinline__ void wait_for_zeroed_sums(const BackwardArguments& arguments, int unit) {
-  const volatile uint32_t* count = arguments.zeroed.counts + unit;
-  while (*count != static_cast<uint32_t>(kZeroWarps * arguments.order.full_blocks)) {
+__device__ __forceinline__ void wait_for_zeroed_sums(const BackwardArguments& arguments, int section) {
+  const volatile uint32_t* count = arguments.zeroed.counts + section;
+  const int blocks = arguments.zeroed.section_units * arguments.order.full_blocks;
+  while (*count != static_cast<uint32_t>(kZeroWarps * blocks)) {
   }
   __threadfence();
 }
@@ -193,8 +198,8 @@ __device__ __forceinline__ void add_query_gradients(const BackwardArguments& arg
   const uint32_t shared = ptx::shared_address(shared_memory);
   const uint32_t keys = KeyRows::base(shared + Shared::kKey);
   tile::PipelineState ring;
-  if (work.unit >= arguments.zeroed.units_ahead) {
-    if (threadIdx.x % 128 == 0) wait_for_zeroed_sums(arguments, work.unit);
+  if (work.section >= arguments.zeroed.sections_ahead) {
+    if (threadIdx.x % 128 == 0) wait_for_zeroed_sums(arguments, work.section);
     ptx::barrier_sync(kBarrier, 128);
   }
   barriers.key->wait(0);

@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(kPrepareThreads)
   __shared__ float sinks[kQueries];
   const QueryTilePlace place = query_tile_place<kPacked>(arguments.score, arguments.tiles, blockIdx.x, kQueries);
   const int first_query = place.tile * kQueries;
-  const int unit_tiles = arguments.score.group * arguments.tiles.tiles;
-  const int unit = static_cast<int>(blockIdx.x) / unit_tiles;
-  if (threadIdx.x == 0 && static_cast<int>(blockIdx.x) == unit * unit_tiles) arguments.zeroed.counts[unit] = 0;
+  const int section_tiles = arguments.zeroed.section_units * arguments.score.group * arguments.tiles.tiles;
+  const int section = static_cast<int>(blockIdx.x) / section_tiles;
+  if (threadIdx.x == 0 && static_cast<int>(blockIdx.x) == section * section_tiles) arguments.zeroed.counts[section] = 0;
   if (first_query >= place.queries) {
     if (threadIdx.x == 0 && arguments.sink_sums != nullptr) arguments.sink_sums[blockIdx.x] = 0;
     return;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     tile::store(arguments.records + tile * (2 * kQueries) + threadIdx.x * 4,
                 tile::load_from_shared<float>(ptx::shared_address(record + threadIdx.x * 4)));
   }
-  if (unit < arguments.zeroed.units_ahead) {
+  if (section < arguments.zeroed.sections_ahead) {
     float* sums = arguments.grad_query_sums + tile * (kQueries * arguments.sum_columns);
 #pragma unroll 8
     for (int i = threadIdx.x * 4; i < kQueries * arguments.sum_columns; i += kPrepareThreads * 4) {

@@ -74,6 +74,7 @@ TEST(AttentionSm90Backward, TakesOptionsOfEveryHeadSize) {
     EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"sequences", "4"}, {"causal", "1"}}), "");
     EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"bias", "batch"}, {"grad_bias", "0"}}), "");
     EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"blocks", "32"}}), "");
+    EXPECT_STREQ(reason_of(shape, DType::kBFloat16, {{"sequences", "4"}, {"blocks", "64"}}), "");
     EXPECT_STRNE(reason_of(shape, DType::kBFloat16, {{"bias", "batch"}}), "");
     EXPECT_STRNE(reason_of(shape, DType::kBFloat16, {{"deterministic", "1"}, {"segments", "1"}}), "");
   }

@@ -86,6 +86,7 @@ struct Sm90ForwardArguments {
   int32_t value_size;
   float* lse;              // null: not wanted
   const Sm90Plan* plan;    // packed sequences; else null
+  const int32_t* places;   // of tiles with lists, in the order in which they are taken; or null
   int32_t* redo_links;     // one for each tile
   bool careful;            // every block with its running maximum: a row's bits depend on nothing but the row
   bool accumulates;        // output, then fp32, and lse are added to

@@ -67,8 +67,8 @@ Load load_of(const Features& features, bool reads_captured, bool is_part) {
                                                           features.packed || features.key_lengths || features.alibi);
   const bool compares_beside =
       features.segments && (features.packed || features.key_lengths || features.alibi || features.softcap);
-  const bool is_medium = compares_beside || (is_part && features.blocks) || features.bias || features.softcap_after ||
-                         caps_more_than_causal || features.mask_mod || features.score_mod;
+  const bool is_medium = compares_beside || (features.blocks && (is_part || features.packed)) || features.bias ||
+                         features.softcap_after || caps_more_than_causal || features.mask_mod || features.score_mod;
   return is_medium ? Load::kMedium : features.segments ? Load::kFair : Load::kLight;
 }
 
@@ -228,6 +228,7 @@ Sm90ForwardArguments make_arguments(const Forward& problem, const Features& feat
   plan_segments(features, walk_tiles(config), arguments.score, context);
   arguments.exponent_scale = changes_scores(features) ? 1.0f : arguments.score.scale * kLog2e;
   arguments.order = order_of(problem.scoring, sizes, features, config);
+  arguments.places = order_lists(features, arguments.score, true, sm90_queries(config), arguments.order.heads, context);
   arguments.output = problem.output.data;
   arguments.output_batch = problem.output.strides[0];
   arguments.output_head = problem.output.strides[1];
@@ -287,6 +288,7 @@ std::vector<DeviceCode> device_code() {
   constexpr DType kBrain = DType::kBFloat16;
   const Features causal{.right_bound = true};
   codes.push_back(plan_code(causal));
+  codes.push_back(list_order_code());
   codes.push_back(segment_plan_code(causal, {.over_keys = true, .rows = 128, .columns = 128}));
   for (const Variant& variant : kVariants) {
     if (variant.load <= Load::kFair || variant.config.head_size == 192) {

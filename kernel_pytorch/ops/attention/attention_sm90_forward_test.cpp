@@ -56,6 +56,8 @@ TEST(AttentionSm90Forward, TakesEveryOption) {
       {{"scale", "-0.3"}},
       {{"batch_invariant", "1"}},
       {{"sequences", "3"}, {"window_left", "9"}},
+      {{"sequences", "3"}, {"blocks", "128"}, {"causal", "1"}},
+      {{"segments", "1"}, {"blocks", "128"}},
   };
   for (int64_t size : {40, 64, 96, 128, 192, 256}) {
     for (const Words& words : options) {

@@ -49,7 +49,7 @@ class Sm90Producer {
     }
     index = end_first_pass(leads);
     while (index != kNoTile) {
-      produce(redo_tile(arguments_, index), leads);
+      produce(tile_at_place(arguments_, index, TileKind::kRedo), leads);
       index = arguments_.redo_links[index];
     }
     end_passes(leads);
@@ -95,7 +95,8 @@ class Sm90Producer {
       produce_listed(now, leads, [&] {
         index = __shfl_sync(0xffffffffu, next, 0);
         if (redoes ? index == kNoTile : index >= total) return;
-        then = look(redoes ? redo_tile(arguments_, index) : tile_at<kFeatures>(arguments_, index, kind()));
+        then = look(redoes ? tile_at_place(arguments_, index, TileKind::kRedo)
+                           : tile_at<kFeatures>(arguments_, index, kind()));
       });
       now = then;
       if (now.is_tile) continue;

@@ -132,6 +132,14 @@ __device__ __forceinline__ Sm90Tile make_tile(const Sm90ForwardArguments& argume
   return {batch, batch_head - batch * arguments.score.heads, query_tile, kind};
 }
 
+__device__ __forceinline__ int32_t place_of_tile(const Sm90ForwardArguments& arguments, const Sm90Tile& tile) {
+  return (tile.batch * arguments.score.heads + tile.head) * arguments.order.query_tiles + tile.query_tile;
+}
+__device__ __forceinline__ Sm90Tile tile_at_place(const Sm90ForwardArguments& arguments, int32_t place, TileKind kind) {
+  const int32_t batch_head = place / arguments.order.query_tiles;
+  return make_tile(arguments, batch_head, place - batch_head * arguments.order.query_tiles, kind);
+}
+
 template <Features kFeatures>
 __device__ __forceinline__ int32_t tile_count(const Sm90ForwardArguments& arguments) {
   return kFeatures.packed ? arguments.plan->count * arguments.score.heads : arguments.order.total;
@@ -144,6 +152,9 @@ __device__ __forceinline__ Sm90Tile tile_at(const Sm90ForwardArguments& argument
     const int32_t place = index / arguments.score.heads;
     const Sm90PlannedTile planned = arguments.plan->tiles[place];
     return {planned.sequence, index - place * arguments.score.heads, planned.query_tile, kind};
+  }
+  if constexpr (kFeatures.blocks) {
+    if (arguments.places != nullptr) return tile_at_place(arguments, arguments.places[index], kind);
   }
   const int32_t section_tiles = order.section_heads * order.query_tiles;
   const int32_t section = index / section_tiles, place = index - section * section_tiles;
@@ -163,10 +174,6 @@ __device__ __forceinline__ int32_t take_tile(const Sm90ForwardArguments& argumen
   return static_cast<int32_t>(before + gridDim.x);
 }
 
-__device__ __forceinline__ int32_t place_of_tile(const Sm90ForwardArguments& arguments, const Sm90Tile& tile) {
-  return (tile.batch * arguments.score.heads + tile.head) * arguments.order.query_tiles + tile.query_tile;
-}
-
 // Puts a tile on the list of those to be done again, once however many warps ask. `number` counts the block's tiles;
 // warps are never four tiles apart.
 __device__ __forceinline__ void ask_for_redo(Sm90Shared& shared, const Sm90ForwardArguments& arguments,
@@ -174,10 +181,6 @@ __device__ __forceinline__ void ask_for_redo(Sm90Shared& shared, const Sm90Forwa
   if (atomicMax(&shared.redo_asked[number % kSm90RedoSlots], number) >= number) return;
   const int32_t place = place_of_tile(arguments, tile);
   arguments.redo_links[place] = atomicExch(&shared.redo_first, place);
-}
-__device__ __forceinline__ Sm90Tile redo_tile(const Sm90ForwardArguments& arguments, int32_t place) {
-  const int32_t batch_head = place / arguments.order.query_tiles;
-  return make_tile(arguments, batch_head, place - batch_head * arguments.order.query_tiles, TileKind::kRedo);
 }
 
 // A consumer warp's next tile; its span goes to the warp's memory.

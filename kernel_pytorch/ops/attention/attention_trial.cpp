@@ -42,40 +42,14 @@ struct Words {
 };
 
 Words::Words(const ProblemRequest& given) : request(given) {
-  registry::check_options(request, {"layout",
-                                    "key_heads",
-                                    "value_size",
-                                    "scale",
-                                    "causal",
-                                    "causal_offset",
-                                    "window_left",
-                                    "window_right",
-                                    "softcap",
-                                    "softcap_after_bias",
-                                    "alibi",
-                                    "sinks",
-                                    "segments",
-                                    "lengths",
-                                    "dropout",
-                                    "lse",
-                                    "grad_lse",
-                                    "deterministic",
-                                    "bias",
-                                    "mask",
-                                    "bias_dtype",
-                                    "grad_bias",
-                                    "sequences",
-                                    "blocks",
-                                    "score_mod",
-                                    "mask_mod",
-                                    "captured",
-                                    "captured_dtype",
-                                    "batch_invariant",
-                                    "first_query",
-                                    "first_key",
-                                    "results",
-                                    "accumulate",
-                                    "writes_keys"});
+  registry::check_options(request,
+                          {"layout",        "key_heads",   "value_size",    "scale",          "causal",
+                           "causal_offset", "window_left", "window_right",  "softcap",        "softcap_after_bias",
+                           "alibi",         "sinks",       "segments",      "lengths",        "dropout",
+                           "lse",           "grad_lse",    "deterministic", "bias",           "mask",
+                           "bias_dtype",    "grad_bias",   "sequences",     "blocks",         "blocks_by_batch",
+                           "score_mod",     "mask_mod",    "captured",      "captured_dtype", "batch_invariant",
+                           "first_query",   "first_key",   "results",       "accumulate",     "writes_keys"});
   const std::vector<int64_t>& shape = request.shape;
   KP_CHECK((shape.size() == 4 || shape.size() == 5) && std::ranges::all_of(shape, [](int64_t n) { return n >= 0; }),
            "shape ", shape_text(shape), ": attention needs batch, heads, queries, keys and size, e.g. ",
@@ -145,13 +119,14 @@ std::vector<TensorView> captured_views(const Words& words) {
 BlockList make_blocks(const Words& words, int64_t tile) {
   KP_CHECK(tile >= 0, "option blocks=", tile, ": a tile cannot be negative");
   if (tile == 0) return {};
-  const int64_t rows = (words.sizes.queries + tile - 1) / tile, columns = (words.sizes.keys + tile - 1) / tile;
-  const int64_t heads = words.sizes.heads;
+  const Sizes& sizes = words.sizes;
+  const int64_t rows = (sizes.longest_query + tile - 1) / tile, columns = (sizes.longest_key + tile - 1) / tile;
+  const int64_t heads = sizes.heads, batch = words.flag("blocks_by_batch") ? sizes.sequences : 1;
   BlockList list{.query_block = tile, .key_block = tile};
-  list.key_counts = list.full_key_counts = words.view(DType::kInt32, {1, heads, rows});
-  list.key_blocks = list.full_key_blocks = words.view(DType::kInt32, {1, heads, rows, columns});
-  list.query_counts = list.full_query_counts = words.view(DType::kInt32, {1, heads, columns});
-  list.query_blocks = list.full_query_blocks = words.view(DType::kInt32, {1, heads, columns, rows});
+  list.key_counts = list.full_key_counts = words.view(DType::kInt32, {batch, heads, rows});
+  list.key_blocks = list.full_key_blocks = words.view(DType::kInt32, {batch, heads, rows, columns});
+  list.query_counts = list.full_query_counts = words.view(DType::kInt32, {batch, heads, columns});
+  list.query_blocks = list.full_query_blocks = words.view(DType::kInt32, {batch, heads, columns, rows});
   return list;
 }
 

@@ -54,15 +54,15 @@ void shrink_scoring(Scoring& scoring, const Sizes& small) {
   }
   BlockList& list = scoring.blocks;
   if (!list.is_present()) return;
-  const int64_t rows = (small.queries + list.query_block - 1) / list.query_block;
-  const int64_t columns = (small.keys + list.key_block - 1) / list.key_block;
+  const int64_t rows = (small.longest_query + list.query_block - 1) / list.query_block;
+  const int64_t columns = (small.longest_key + list.key_block - 1) / list.key_block;
   for (TensorView* view : {&list.key_counts, &list.key_blocks, &list.full_key_counts, &list.full_key_blocks}) {
-    cut(*view, {small.batch, small.heads, rows});
+    cut(*view, {small.sequences, small.heads, rows});
     if (view->rank == 4) view->sizes[3] = columns;
     *view = contiguous_again(*view);
   }
   for (TensorView* view : {&list.query_counts, &list.query_blocks, &list.full_query_counts, &list.full_query_blocks}) {
-    cut(*view, {small.batch, small.heads, columns});
+    cut(*view, {small.sequences, small.heads, columns});
     if (view->rank == 4) view->sizes[3] = rows;
     *view = contiguous_again(*view);
   }

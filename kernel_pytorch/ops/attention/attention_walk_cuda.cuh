@@ -72,6 +72,8 @@ struct Step {
 template <Features kFeatures, bool kOverKeys, int kRows, int kColumns, bool kPlanned = false>
 class Walk {
   static constexpr bool kTrims = kFeatures.segments && !kFeatures.packed && !kFeatures.blocks;
+  // Tiles of queries past a sequence's end, in a block that hangs over it, are left out: they have no statistics.
+  static constexpr bool kStaysInside = !kOverKeys;
 
  public:
   __device__ __forceinline__ Walk(const ScoreArguments& arguments, const Head& head, int32_t first)
@@ -114,11 +116,13 @@ class Walk {
   __device__ __forceinline__ Step at(int32_t i) const {
     Step step{};
     if constexpr (kFeatures.blocks) {
-      const int32_t tiles = lists().columns / kColumns, place = i / tiles;
-      step.skips_program = place >= partial_count_;
+      step.skips_program = i >= partial_tiles_;
+      const int32_t tiles = lists().columns / kColumns, at = step.skips_program ? i - partial_tiles_ : i;
       const int64_t stride = (step.skips_program ? lists().full : lists().partial).blocks_place;
-      const int32_t block = step.skips_program ? full_[(place - partial_count_) * stride] : partial_[place * stride];
-      step.first = block * lists().columns + i % tiles * kColumns;
+      const int32_t block = (step.skips_program ? full_ : partial_)[at / tiles * stride];
+      step.first = block * lists().columns + at % tiles * kColumns;
+      // Whatever a list holds, its tiles are the sequence's own.
+      if constexpr (kStaysInside) step.first = least(step.first, (columns() - 1) / kColumns * kColumns);
     } else {
       step.first = (kOverKeys ? span_.last_tile - 1 - i : span_.first_tile + i) * kColumns;
     }
@@ -150,15 +154,25 @@ class Walk {
     return first < range_.whole_first || first + kColumns > range_.whole_last;
   }
   __device__ __forceinline__ void find_lists(int32_t row) {
-    partial_ = list_of(lists().partial, row, partial_count_);
-    int32_t full_count = 0;
-    if (lists().full.counts != nullptr) full_ = list_of(lists().full, row, full_count);
-    count_ = (partial_count_ + full_count) * (lists().columns / kColumns);
+    partial_ = list_of(lists().partial, row, partial_tiles_);
+    int32_t full_tiles = 0;
+    if (lists().full.counts != nullptr) full_ = list_of(lists().full, row, full_tiles);
+    count_ = partial_tiles_ + full_tiles;
     if (range_.first >= range_.last) count_ = 0;
   }
-  __device__ __forceinline__ const int32_t* list_of(const BlockIndex& index, int32_t row, int32_t& count) const {
-    count = index.counts[head_.batch * index.counts_batch + head_.head * index.counts_head + row * index.counts_row];
-    return index.blocks + (head_.batch * index.blocks_batch + head_.head * index.blocks_head + row * index.blocks_row);
+  __device__ __forceinline__ const int32_t* list_of(const BlockIndex& index, int32_t row, int32_t& tiles) const {
+    const int32_t count =
+        index.counts[head_.batch * index.counts_batch + head_.head * index.counts_head + row * index.counts_row];
+    const int32_t* blocks =
+        index.blocks + (head_.batch * index.blocks_batch + head_.head * index.blocks_head + row * index.blocks_row);
+    tiles = count * (lists().columns / kColumns);
+    if constexpr (kStaysInside) {
+      if (count > 0) {  // the last block may hang over the end
+        const int32_t left = columns() - blocks[(count - 1) * index.blocks_place] * lists().columns;
+        tiles -= greatest(0, least(lists().columns, lists().columns - left)) / kColumns;
+      }
+    }
+    return blocks;
   }
 
   // Leaves out tiles at both ends whose ids meet none of the rows'. 64 at a time are looked at, two by each lane,
@@ -216,7 +230,7 @@ class Walk {
   IdRange rows_range_{};
   const int32_t* partial_ = nullptr;
   const int32_t* full_ = nullptr;
-  int32_t partial_count_ = 0;
+  int32_t partial_tiles_ = 0;
 };
 
 }  // namespace kernel_pytorch::attention

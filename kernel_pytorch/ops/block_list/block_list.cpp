@@ -44,25 +44,12 @@ struct ListCheck {
   }
 };
 
-// Blocks that all rows keep with these numbers.
-int64_t kept_blocks(const Grid& grid) {
-  int64_t kept = 0;
-  for (int32_t row = 0; row < grid.rows; ++row) kept += row_of(grid, row).kept();
-  return kept;
-}
-
-// The largest number in [low, high] for which `fits` holds, which holds for all below it too; low where none does.
-template <class Fits>
-int32_t largest_that(int32_t low, int32_t high, const Fits& fits) {
-  while (low < high) {
-    const int32_t middle = high - (high - low) / 2;
-    if (fits(middle)) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
+void choose_share_of(Grid& grid, double sparsity) {
+  choose_share(grid, sparsity, [&](const auto& of) {
+    int64_t sum = 0;
+    for (int32_t row = 0; row < grid.rows; ++row) sum += of(row_of(grid, row));
+    return sum;
+  });
 }
 
 int64_t blocks_of(int64_t tokens, int64_t block) {
@@ -126,22 +113,6 @@ void check_pooled(const ListCheck& check, const Select& arguments, const Grid& g
 
 }  // namespace
 
-void choose_share(Grid& grid, double sparsity) {
-  int64_t seen = 0;
-  for (int32_t row = 0; row < grid.rows; ++row) seen += row_of(grid, row).visible;
-  const auto wanted = static_cast<int64_t>((1 - sparsity) * static_cast<double>(seen) + 1e-6);
-  grid.extra_from = grid.rows;
-  grid.keep = largest_that(0, grid.columns, [&](int32_t keep) {
-    grid.keep = keep;
-    return kept_blocks(grid) <= wanted;
-  });
-  if (grid.keep == grid.columns) return;
-  grid.extra_from = grid.rows - largest_that(0, grid.rows, [&](int32_t rows) {
-                      grid.extra_from = grid.rows - rows;
-                      return kept_blocks(grid) <= wanted;
-                    });
-}
-
 Selection selection_of(const Select& arguments) {
   Selection selection{.given = arguments};
   selection.given.threshold = static_cast<float>(arguments.threshold);  // as every kernel compares it
@@ -157,8 +128,20 @@ Selection selection_of(const Select& arguments) {
                     .keep = 0,
                     .extra_from = 0,
                     .causal = arguments.causal};
-  choose_share(selection.grid, arguments.sparsity);
+  choose_share_of(selection.grid, arguments.sparsity);
   return selection;
+}
+
+std::vector<Grid> grids_of(const Selection& selection) {
+  const Select& given = selection.given;
+  std::vector<Grid> grids(static_cast<size_t>(selection.batch()), selection.grid);
+  if (!selection.has_lengths()) return grids;
+  for (size_t i = 0; i < grids.size(); ++i) {
+    grids[i] = grid_of_lengths(selection.grid, given.query_lengths.as<const int32_t>()[i],
+                               given.key_lengths.as<const int32_t>()[i], !given.causal_offset.has_value());
+    choose_share_of(grids[i], given.sparsity);
+  }
+  return grids;
 }
 
 void select(const Select& arguments, Context& context) {
@@ -174,6 +157,13 @@ void select(const Select& arguments, Context& context) {
   const TensorView& leader = arguments.scores.is_present() ? arguments.scores : arguments.query;
   TensorView shape =
       contiguous_view(nullptr, DType::kInt8, {leader.sizes[0], leader.sizes[1], grid.rows, grid.columns});
+  KP_CHECK(arguments.query_lengths.is_present() == arguments.key_lengths.is_present(),
+           "block_select: lengths are given for one of query and key; give both");
+  for (const TensorView* lengths : {&arguments.query_lengths, &arguments.key_lengths}) {
+    if (!lengths->is_present()) continue;
+    check.check("lengths", *lengths, {leader.sizes[0]});
+    KP_CHECK(lengths->dtype == DType::kInt32, "block_select: lengths are ", lengths->dtype, "; convert them to int32");
+  }
   KP_CHECK(arguments.rows.is_present(), "block_select: rows, where the lists go, are missing");
   check.check_list("rows", arguments.rows, shape, grid.rows, grid.columns);
   if (arguments.map.is_present()) {

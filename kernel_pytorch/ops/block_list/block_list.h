@@ -15,6 +15,9 @@
 // A column is cut into `key_parts` means: one key that matters is not lost among a block's others. Of equal scores the
 // lower column goes first; NaN counts as the lowest score. Sums are fp32 (double in the reference). Types of pooled
 // tensors: fp32, bf16, fp16, and fp64 on the CPU. Entries of a list behind its count are 0. Sizes of 0 are legal.
+//
+// Sequences of several lengths: entry i of the batch has query_lengths[i] queries and key_lengths[i] keys, clamped to
+// `queries` and `keys`, is aligned at its end and has a share of its own, as if it were alone; rows past it are empty.
 #pragma once
 
 #include <limits>
@@ -43,8 +46,9 @@ struct Select {
   // Means of queries and keys: [batch, heads, rows, size], [batch, key heads, keys / part rounded up, size], where a
   // part is key_block / key_parts keys; dense last dimension. Query head h reads key head h / (heads / key heads).
   TensorView query{}, key{};
-  TensorView scores{};            // instead of them: fp32 [batch, heads, rows, columns], strides 0 where broadcast
-  int64_t queries = 0, keys = 0;  // tokens
+  TensorView scores{};  // instead of them: fp32 [batch, heads, rows, columns], strides 0 where broadcast
+  TensorView query_lengths{}, key_lengths{};  // optional: int32 [batch], contiguous; both or neither
+  int64_t queries = 0, keys = 0;              // tokens
   int64_t query_block = 0, key_block = 0, key_parts = 1;
   bool causal = false;
   std::optional<int64_t> causal_offset{};  // none: keys - queries

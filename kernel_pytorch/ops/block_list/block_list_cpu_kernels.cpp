@@ -110,14 +110,16 @@ struct Scored {
 
 class RowSelector {
  public:
-  RowSelector(const Selection& selection, const ScoreKernels* kernels) : selection_(selection), kernels_(kernels) {}
+  RowSelector(const Selection& selection, const ScoreKernels* kernels)
+      : selection_(selection), grids_(grids_of(selection)), kernels_(kernels) {}
 
   void select(int64_t list) const {
     const Select& given = selection_.given;
     const int32_t columns = selection_.grid.columns;
     const auto number = static_cast<int32_t>(list % selection_.grid.rows);
     const int64_t head = list / selection_.grid.rows;
-    const Row row = row_of(selection_.grid, number);
+    const Grid& grid = grids_[static_cast<size_t>(head / selection_.heads())];
+    const Row row = number < grid.rows ? row_of(grid, number) : Row{};
     std::vector<uint8_t> kept(static_cast<size_t>(columns), kEmpty);
     for (int32_t column = 0; column < row.visible; ++column) kept[column] = row.is_kept_always(column);
     if (row.picked > 0) {
@@ -153,7 +155,7 @@ class RowSelector {
                      .keys = at(given.key, batch, head / selection_.group(), 0),
                      .key_stride = given.key.strides[2],
                      .size = given.query.sizes[3],
-                     .parts = given.key.sizes[2],
+                     .parts = parts_of(grids_[static_cast<size_t>(batch)], given.key_parts),
                      .key_parts = given.key_parts,
                      .columns = static_cast<int32_t>(scores.size()),
                      .scores = scores.data()});
@@ -173,6 +175,7 @@ class RowSelector {
   }
 
   const Selection& selection_;
+  std::vector<Grid> grids_;  // of each entry of the batch
   const ScoreKernels* kernels_;
 };
 

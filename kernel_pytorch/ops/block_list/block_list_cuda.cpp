@@ -114,7 +114,6 @@ SelectArguments arguments_of(const Selection& selection) {
   arguments.has_threshold = !(std::isinf(given.threshold) && given.threshold < 0);
   if (!selection.has_scores()) {
     arguments.size = static_cast<int32_t>(given.query.sizes[3]);
-    arguments.parts = static_cast<int32_t>(given.key.sizes[2]);
   }
   arguments.key_parts = static_cast<int32_t>(given.key_parts);
   arguments.heads = static_cast<int32_t>(selection.heads());
@@ -126,6 +125,33 @@ SelectArguments arguments_of(const Selection& selection) {
   return arguments;
 }
 
+DeviceCode grids_code() {
+  return {.source = kSelectSource,
+          .entry = "kernel_pytorch::block_list::find_grids",
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+// Launches the kernel that reads the lengths.
+const Grid* find_grids(const Selection& selection, Context& context) {
+  static const std::string kLabel = "block_select grids";
+  static KernelTable<1> table;
+  const Select& given = selection.given;
+  GridsArguments arguments{.grid = selection.grid,
+                           .query_lengths = given.query_lengths.as<const int32_t>(),
+                           .key_lengths = given.key_lengths.as<const int32_t>(),
+                           .grids = nullptr,
+                           .is_aligned = !given.causal_offset.has_value(),
+                           .sparsity = given.sparsity};
+  arguments.grids =
+      static_cast<Grid*>(context.scratch->allocate(static_cast<size_t>(selection.batch()) * sizeof(Grid)));
+  void* pointers[] = {&arguments};
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(selection.batch());
+  shape.block_x = 32;
+  cuda_device::launch(context, table.get(0, context, grids_code), shape, pointers, kLabel);
+  return arguments.grids;
+}
+
 void run_select_cuda(const Selection& selection, int, Context& context) {
   static const std::string kLabel = "block_select";
   static KernelTable<std::size(kCudaTypes) * 2> table;
@@ -134,6 +160,7 @@ void run_select_cuda(const Selection& selection, int, Context& context) {
   if (blocks == 0) return;
   KP_CHECK(blocks < int64_t{1} << 31, "block_select: ", selection.batch() * selection.heads(), " heads of ",
            selection.grid.rows, " rows; at most 2^31 - 1 groups of ", kSelectRows, " are supported, split the batch");
+  if (selection.has_lengths()) arguments.grids = find_grids(selection, context);
   const DType dtype = selection.has_scores() ? DType::kFloat32 : selection.given.query.dtype;
   const bool vectors = selection.has_scores() || has_vectors_for(selection.given.key);
   CUkern_st* kernel =
@@ -150,7 +177,7 @@ uint64_t select_source_hash() {
   return jit::source_hash(kSelectSource);
 }
 std::vector<DeviceCode> all_select_code() {
-  std::vector<DeviceCode> codes;
+  std::vector<DeviceCode> codes{grids_code()};
   for (DType dtype : kCudaTypes) {
     for (bool vectors : {false, true}) codes.push_back(select_code(dtype, vectors));
   }

@@ -76,10 +76,71 @@ KP_SHARED_CODE constexpr Row row_of(const Grid& grid, int32_t row) {
   return result;
 }
 
+// The largest number in [low, high] for which `fits` holds, which holds for all below it too; low where none does.
+template <class Fits>
+KP_SHARED_CODE constexpr int32_t largest_that(int32_t low, int32_t high, const Fits& fits) {
+  while (low < high) {
+    const int32_t middle = high - (high - low) / 2;
+    if (fits(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// Sets grid.keep and grid.extra_from. sum_rows(of) is the sum over all rows of of(row).
+template <class SumRows>
+KP_SHARED_CODE constexpr void choose_share(Grid& grid, double sparsity, const SumRows& sum_rows) {
+  const int64_t seen = sum_rows([&](const Row& row) { return row.visible; });
+  const auto wanted = static_cast<int64_t>((1 - sparsity) * static_cast<double>(seen) + 1e-6);
+  const auto fits = [&] { return sum_rows([&](const Row& row) { return row.kept(); }) <= wanted; };
+  grid.extra_from = grid.rows;
+  const int32_t keep = largest_that(0, grid.columns, [&](int32_t number) {
+    grid.keep = number;
+    return fits();
+  });
+  grid.keep = keep;
+  if (keep == grid.columns) return;
+  const int32_t extra = largest_that(0, grid.rows, [&](int32_t rows) {
+    grid.extra_from = grid.rows - rows;
+    return fits();
+  });
+  grid.extra_from = grid.rows - extra;
+}
+
+// The grid of an entry of so many queries and keys, without its share.
+KP_SHARED_CODE constexpr Grid grid_of_lengths(Grid grid, int64_t queries, int64_t keys, bool is_aligned) {
+  grid.queries = queries < 0 ? 0 : queries < grid.queries ? queries : grid.queries;
+  grid.keys = keys < 0 ? 0 : keys < grid.keys ? keys : grid.keys;
+  if (is_aligned) grid.offset = grid.keys - grid.queries;
+  grid.rows = static_cast<int32_t>((grid.queries + grid.query_block - 1) / grid.query_block);
+  grid.columns = static_cast<int32_t>((grid.keys + grid.key_block - 1) / grid.key_block);
+  return grid;
+}
+
+// Of all keys: the last column may have fewer.
+KP_SHARED_CODE constexpr int64_t parts_of(const Grid& grid, int64_t key_parts) {
+  const int64_t part = grid.key_block / key_parts;
+  return (grid.keys + part - 1) / part;
+}
+
+// Of entries with lengths: their grids, one warp each.
+struct GridsArguments {
+  Grid grid;  // of the longest
+  const int32_t* query_lengths;
+  const int32_t* key_lengths;
+  Grid* grids;
+  bool is_aligned;  // at the end; else grid.offset
+  double sparsity;
+};
+
 inline constexpr int kSelectRows = kWarps;  // of a block: each warp ends with one
 
 struct SelectArguments {
   Grid grid;
+  const Grid* grids;  // of each entry of the batch, or null: all have this one
   const void* query;  // null: scores are given
   const void* key;
   const float* scores;
@@ -88,7 +149,7 @@ struct SelectArguments {
   int64_t scores_batch, scores_head, scores_row, scores_column;
   float threshold;
   bool has_threshold;
-  int32_t size, parts, key_parts;  // parts: of all keys; key_parts: of a column
+  int32_t size, key_parts;  // key_parts: of a column
   int32_t heads, group, row_groups;
   int32_t* counts;
   int32_t* blocks;

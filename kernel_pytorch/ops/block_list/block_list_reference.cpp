@@ -41,7 +41,7 @@ void run_build(const Build& problem, int, Context&) {
 }
 
 // In double, from what is stored.
-double score_of(const Selection& selection, int64_t batch, int64_t head, int64_t row, int64_t column) {
+double score_of(const Selection& selection, int64_t parts, int64_t batch, int64_t head, int64_t row, int64_t column) {
   const Select& given = selection.given;
   const auto at = [](const TensorView& view, int64_t i, int64_t j, int64_t k, int64_t l) {
     const int64_t offset = i * view.strides[0] + j * view.strides[1] + k * view.strides[2] + l * view.strides[3];
@@ -49,7 +49,7 @@ double score_of(const Selection& selection, int64_t batch, int64_t head, int64_t
   };
   if (selection.has_scores()) return at(given.scores, batch, head, row, column);
   double best = std::numeric_limits<double>::quiet_NaN();
-  const int64_t end = std::min((column + 1) * given.key_parts, given.key.sizes[2]);
+  const int64_t end = std::min((column + 1) * given.key_parts, parts);
   for (int64_t part = column * given.key_parts; part < end; ++part) {
     double sum = 0;
     for (int64_t i = 0; i < given.query.sizes[3]; ++i) {
@@ -60,13 +60,15 @@ double score_of(const Selection& selection, int64_t batch, int64_t head, int64_t
   return best;
 }
 
-std::vector<bool> kept_of_row(const Selection& selection, int64_t batch, int64_t head, int32_t number) {
-  const Row row = row_of(selection.grid, number);
+std::vector<bool> kept_of_row(const Selection& selection, const Grid& grid, int64_t batch, int64_t head,
+                              int32_t number) {
   const double threshold = selection.given.threshold, lowest = -std::numeric_limits<double>::infinity();
   std::vector<bool> kept(static_cast<size_t>(selection.grid.columns));
+  if (number >= grid.rows) return kept;
+  const Row row = row_of(grid, number);
   std::vector<std::tuple<bool, double, int32_t>> others;  // NaN, minus the score, column: the best sorts first
   for (int32_t column = 0; column < row.visible; ++column) {
-    const double score = score_of(selection, batch, head, number, column);
+    const double score = score_of(selection, parts_of(grid, selection.given.key_parts), batch, head, number, column);
     if (row.is_kept_always(column)) {
       kept[column] = true;
     } else if (score >= threshold || threshold == lowest) {
@@ -81,10 +83,12 @@ std::vector<bool> kept_of_row(const Selection& selection, int64_t batch, int64_t
 void run_select(const Selection& selection, int, Context&) {
   const Select& given = selection.given;
   const int64_t rows = selection.grid.rows, columns = selection.grid.columns;
+  const std::vector<Grid> grids = grids_of(selection);
   for (int64_t list = 0; list < selection.batch() * selection.heads() * rows; ++list) {
     const int64_t head = list / rows;
-    const std::vector<bool> kept =
-        kept_of_row(selection, head / selection.heads(), head % selection.heads(), static_cast<int32_t>(list % rows));
+    const int64_t batch = head / selection.heads();
+    const std::vector<bool> kept = kept_of_row(selection, grids[static_cast<size_t>(batch)], batch,
+                                               head % selection.heads(), static_cast<int32_t>(list % rows));
     int32_t count = 0;
     int32_t* blocks = given.rows.blocks.as<int32_t>() + list * columns;
     std::fill_n(blocks, columns, 0);

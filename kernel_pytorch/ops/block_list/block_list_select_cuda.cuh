@@ -28,11 +28,11 @@ __device__ __forceinline__ void load_queries(const SelectArguments& arguments, c
 }
 
 template <class T, bool kVectors>
-__device__ __forceinline__ void score_column(const SelectArguments& arguments, const T* key, const float* means,
-                                             int column, float (&scores)[kSelectRows]) {
+__device__ __forceinline__ void score_column(const SelectArguments& arguments, int parts, const T* key,
+                                             const float* means, int column, float (&scores)[kSelectRows]) {
   constexpr int kCount = kVectors ? tile::Vector<T>::kCount : 1;
   const int begin = column * arguments.key_parts;
-  const int end = min(begin + arguments.key_parts, arguments.parts);
+  const int end = min(begin + arguments.key_parts, parts);
 #pragma unroll 1
   for (int part = begin; part < end; ++part) {
     const T* from = key + part * arguments.key_row;
@@ -100,6 +100,20 @@ __device__ __forceinline__ void write_row(const SelectArguments& arguments, cons
   writer.finish(arguments.counts + list, columns);
 }
 
+// The grids of entries with lengths of their own: a warp finds the share of one.
+__global__ void __launch_bounds__(32) find_grids(const __grid_constant__ GridsArguments arguments) {
+  const int entry = static_cast<int>(blockIdx.x);
+  Grid grid = grid_of_lengths(arguments.grid, arguments.query_lengths[entry], arguments.key_lengths[entry],
+                              arguments.is_aligned);
+  choose_share(grid, arguments.sparsity, [&](const auto& of) {
+    int64_t sum = 0;
+    for (int32_t row = static_cast<int32_t>(threadIdx.x); row < grid.rows; row += 32) sum += of(row_of(grid, row));
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    return sum;
+  });
+  if (threadIdx.x == 0) arguments.grids[entry] = grid;
+}
+
 // Dynamic shared memory: scores [kSelectRows][columns], then means [kSelectRows][size].
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kThreads) select(const __grid_constant__ SelectArguments arguments) {
@@ -108,6 +122,8 @@ __global__ void __launch_bounds__(kThreads) select(const __grid_constant__ Selec
   const int first_row = blockIdx.x % arguments.row_groups * kSelectRows;
   const int64_t batch_head = blockIdx.x / arguments.row_groups;
   const int64_t batch = batch_head / arguments.heads, head = batch_head % arguments.heads;
+  const Grid grid = arguments.grids == nullptr ? arguments.grid : arguments.grids[batch];
+  const int parts = static_cast<int>(parts_of(grid, arguments.key_parts));
   float* means = reinterpret_cast<float*>(shared + kSelectRows * columns);
   const T* key =
       static_cast<const T*>(arguments.key) + batch * arguments.key_batch + head / arguments.group * arguments.key_head;
@@ -120,11 +136,11 @@ __global__ void __launch_bounds__(kThreads) select(const __grid_constant__ Selec
   }
   Row rows[kSelectRows];
 #pragma unroll
-  for (int i = 0; i < kSelectRows; ++i) rows[i] = row_of(arguments.grid, first_row + i);
+  for (int i = 0; i < kSelectRows; ++i) rows[i] = first_row + i < grid.rows ? row_of(grid, first_row + i) : Row{};
 #pragma unroll 1
   for (int column = threadIdx.x; column < columns; column += kThreads) {
     float scores[kSelectRows] = {};
-    if (arguments.query != nullptr) score_column<T, kVectors>(arguments, key, means, column, scores);
+    if (arguments.query != nullptr) score_column<T, kVectors>(arguments, parts, key, means, column, scores);
 #pragma unroll
     for (int i = 0; i < kSelectRows; ++i) {
       if (first_row + i >= arguments.grid.rows) continue;
@@ -139,8 +155,8 @@ __global__ void __launch_bounds__(kThreads) select(const __grid_constant__ Selec
   __syncthreads();
   const int warp = threadIdx.x / 32;
   if (first_row + warp >= arguments.grid.rows) return;
-  write_row(arguments, shared + warp * columns, row_of(arguments.grid, first_row + warp),
-            batch_head * arguments.grid.rows + first_row + warp);
+  const Row row = first_row + warp < grid.rows ? row_of(grid, first_row + warp) : Row{};
+  write_row(arguments, shared + warp * columns, row, batch_head * arguments.grid.rows + first_row + warp);
 }
 
 }  // namespace kernel_pytorch::block_list

@@ -39,6 +39,10 @@ inline std::vector<registry::ProblemRequest> select_shapes() {
   add({2, 3, 640, 640, 0}, DType::kFloat32, {{"scores", "1"}, {"sparsity", "0.5"}});
   add({1, 1, 300, 300, 16}, DType::kFloat32, {{"sparsity", "0"}});
   add({1, 1, 300, 300, 16}, DType::kFloat32, {{"sparsity", "1"}, {"local", "5"}});
+  for (const char* causal : {"0", "1"}) {
+    add({5, 2, 700, 900, 32}, DType::kBFloat16, {{"lengths", "1"}, {"causal", causal}, {"key_parts", "4"}});
+    add({4, 2, 500, 500, 0}, DType::kFloat32, {{"lengths", "1"}, {"causal", causal}, {"scores", "1"}});
+  }
   add({1, 2, 0, 300, 16}, DType::kFloat32, {});
   add({1, 2, 300, 0, 16}, DType::kFloat32, {});
   add({1, 2, 1900, 300, 16}, DType::kFloat32, {{"query_block", "32"}});  // rows before the first key

@@ -158,6 +158,62 @@ TEST(BlockSelect, KeepsWhatItMustAndTheBestOfTheRest) {
   }
 }
 
+// Entries of a batch with lengths of their own are what each is alone, and rows past them are empty.
+TEST(BlockSelect, EntriesWithLengthsAreAsAlone) {
+  std::mt19937 random(7);
+  OwnContext context;
+  for (int round = 0; round < 20; ++round) {
+    Trial longest{.queries = static_cast<int64_t>(random() % 400 + 1),
+                  .keys = static_cast<int64_t>(random() % 400 + 1),
+                  .query_block = int64_t{1} << (random() % 4 + 2),
+                  .key_block = int64_t{1} << (random() % 4 + 2),
+                  .causal = random() % 2 == 0,
+                  .sparsity = static_cast<double>(random() % 11) / 10,
+                  .sinks = static_cast<int64_t>(random() % 3),
+                  .local = static_cast<int64_t>(random() % 3)};
+    const int64_t rows = longest.rows(), columns = longest.columns();
+    longest.scores.resize(rows * columns);
+    for (float& score : longest.scores) score = static_cast<float>(random() % 50);
+    std::vector<int32_t> query_lengths(4), key_lengths(4);
+    for (int i = 0; i < 4; ++i) {
+      query_lengths[i] = static_cast<int32_t>(random() % (longest.queries + 1));
+      key_lengths[i] = static_cast<int32_t>(random() % (longest.keys + 1));
+    }
+    query_lengths[0] = static_cast<int32_t>(longest.queries) + 9, key_lengths[1] = -1;  // clamped
+    Lists kept(4 * rows, columns);
+    TensorView scores = contiguous_view(longest.scores.data(), DType::kFloat32, {4, 1, rows, columns});
+    scores.strides[0] = 0;
+    select({.scores = scores,
+            .query_lengths = contiguous_view(query_lengths.data(), DType::kInt32, {4}),
+            .key_lengths = contiguous_view(key_lengths.data(), DType::kInt32, {4}),
+            .queries = longest.queries,
+            .keys = longest.keys,
+            .query_block = longest.query_block,
+            .key_block = longest.key_block,
+            .causal = longest.causal,
+            .sparsity = longest.sparsity,
+            .sinks = longest.sinks,
+            .local = longest.local,
+            .rows = kept.views(4, 1)},
+           context);
+    for (int i = 0; i < 4; ++i) {
+      Trial alone = longest;
+      alone.queries = std::clamp<int64_t>(query_lengths[i], 0, longest.queries);
+      alone.keys = std::clamp<int64_t>(key_lengths[i], 0, longest.keys);
+      alone.scores.clear();
+      for (int64_t row = 0; row < alone.rows(); ++row) {
+        const auto begin = longest.scores.begin() + row * columns;
+        alone.scores.insert(alone.scores.end(), begin, begin + alone.columns());
+      }
+      const Lists wanted = alone.run();
+      for (int64_t row = 0; row < rows; ++row) {
+        const std::vector<int32_t> expected = row < alone.rows() ? wanted.list(row) : std::vector<int32_t>{};
+        ASSERT_EQ(kept.list(i * rows + row), expected) << round << " entry " << i << " row " << row;
+      }
+    }
+  }
+}
+
 TEST(BlockSelect, ScoresOfNanAndInfinityAndThresholds) {
   Trial trial{.queries = 1,
               .keys = 6,
@@ -234,6 +290,11 @@ TEST(BlockList, BadArgumentsAreNamed) {
   says([&] { select(bad, context); }, "scores have shape [1, 1, 3, 4]; they must be [batch, heads, 3, 9]");
   bad = good, bad.scores = {};
   says([&] { select(bad, context); }, "query is missing, and there are no scores");
+  std::vector<int32_t> lengths(2);
+  bad = good, bad.query_lengths = contiguous_view(lengths.data(), DType::kInt32, {2});
+  says([&] { select(bad, context); }, "lengths are given for one of query and key");
+  bad.key_lengths = bad.query_lengths;
+  says([&] { select(bad, context); }, "lengths has shape [2]; it must be [1]");
   bad = good, bad.rows = {};
   says([&] { select(bad, context); }, "rows, where the lists go, are missing");
 }

@@ -104,6 +104,8 @@ void visit_select(Selection& problem, registry::TensorVisitor visitor, void* sta
   visit("query", registry::Role::kInput, problem.given.query);
   visit("key", registry::Role::kInput, problem.given.key);
   visit("scores", registry::Role::kInput, problem.given.scores);
+  visit("query_lengths", registry::Role::kInput, problem.given.query_lengths);
+  visit("key_lengths", registry::Role::kInput, problem.given.key_lengths);
   visit_list(visit, "row_counts", "row_blocks", problem.given.rows);
   visit("map", registry::Role::kOutput, problem.given.map);
 }
@@ -115,11 +117,16 @@ void settle_select(const Selection& on_host) {
       store_element(view->data, view->dtype, i, std::nearbyint(2 * load_element(view->data, view->dtype, i)));
     }
   }
+  if (!on_host.has_lengths()) return;
+  for (int64_t i = 0; i < on_host.batch(); ++i) {  // the whole, none, and some between
+    on_host.given.query_lengths.as<int32_t>()[i] = static_cast<int32_t>(on_host.grid.queries * (i * 7 % 10 + 1) / 10);
+    on_host.given.key_lengths.as<int32_t>()[i] = static_cast<int32_t>(on_host.grid.keys * (9 - i * 3 % 10) / 9);
+  }
 }
 
 Selection make_select(const registry::ProblemRequest& request) {
   registry::check_options(request, {"query_block", "key_block", "key_parts", "key_heads", "causal", "sparsity", "sinks",
-                                    "local", "scores", "threshold", "map"});
+                                    "local", "scores", "threshold", "map", "lengths"});
   KP_CHECK(request.shape.size() == 5, "block_select: the shape is ", shape_text(request.shape),
            "; it must be [batch, heads, queries, keys, size]");
   const auto number = [&](std::string_view name, double fallback) {
@@ -150,6 +157,9 @@ Selection make_select(const registry::ProblemRequest& request) {
   }
   problem.given.map = view(DType::kInt8, {batch, heads, grid.rows, grid.columns});
   problem.given.rows = list_for(problem.given.map, grid.rows, grid.columns);
+  if (registry::flag_option(request, "lengths", false)) {
+    problem.given.query_lengths = problem.given.key_lengths = view(DType::kInt32, {batch});
+  }
   if (!registry::flag_option(request, "map", true)) problem.given.map = {};
   return problem;
 }
@@ -157,8 +167,9 @@ Selection make_select(const registry::ProblemRequest& request) {
 Selection shrink_select(const Selection& problem, int64_t elements) {
   Selection small = problem;
   const int64_t batch = batches_within(problem.given.rows.blocks, elements);
-  for (TensorView* view : {&small.given.query, &small.given.key, &small.given.scores, &small.given.map,
-                           &small.given.rows.counts, &small.given.rows.blocks}) {
+  for (TensorView* view :
+       {&small.given.query, &small.given.key, &small.given.scores, &small.given.map, &small.given.query_lengths,
+        &small.given.key_lengths, &small.given.rows.counts, &small.given.rows.blocks}) {
     cut_batch(*view, batch);
   }
   return small;

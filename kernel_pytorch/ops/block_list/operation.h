@@ -1,6 +1,8 @@
 // The ops of this room as the registry sees them, and the kernels that their lists name.
 #pragma once
 
+#include <vector>
+
 #include "kernel_pytorch/ops/block_list/block_list.h"
 #include "kernel_pytorch/ops/block_list/block_list_cuda.h"
 #include "kernel_pytorch/registry/kernel.h"
@@ -16,13 +18,14 @@ struct Selection {
   Grid grid{};
 
   bool has_scores() const { return given.scores.is_present(); }
+  bool has_lengths() const { return given.query_lengths.is_present(); }
   int64_t batch() const { return given.rows.counts.sizes[0]; }
   int64_t heads() const { return given.rows.counts.sizes[1]; }
   int64_t group() const { return has_scores() ? 1 : heads() / given.key.sizes[1]; }
 };
-// Sets grid.keep and grid.extra_from.
-void choose_share(Grid& grid, double sparsity);
 Selection selection_of(const Select& arguments);
+// Of each entry of the batch, or of all of them the same one: from lengths in host memory.
+std::vector<Grid> grids_of(const Selection& selection);
 
 extern const registry::Operation<Selection> kSelect;
 extern const registry::Kernel<Selection> kSelectReference, kSelectCpu, kSelectCuda;

@@ -35,8 +35,9 @@ void build(Call& call, const ParameterView& map, bool rows, bool columns, bool f
   block_list::build(arguments, call.context());
 }
 
-void select(Call& call, const DenseView& query, const DenseView& key, const TensorView& scores, int64_t queries,
-            int64_t keys, int64_t query_block, int64_t key_block, int64_t key_parts, bool causal,
+void select(Call& call, const DenseView& query, const DenseView& key, const TensorView& scores,
+            const ParameterView& query_lengths, const ParameterView& key_lengths, int64_t queries, int64_t keys,
+            int64_t query_block, int64_t key_block, int64_t key_parts, bool causal,
             std::optional<int64_t> causal_offset, double sparsity, double threshold, int64_t sinks, int64_t local,
             bool with_map) {
   const TensorView& leader = scores.is_present() ? scores : static_cast<const TensorView&>(query);
@@ -48,6 +49,8 @@ void select(Call& call, const DenseView& query, const DenseView& key, const Tens
   block_list::Select arguments{.query = query,
                                .key = key,
                                .scores = scores,
+                               .query_lengths = query_lengths,
+                               .key_lengths = key_lengths,
                                .queries = queries,
                                .keys = keys,
                                .query_block = query_block,
@@ -72,8 +75,9 @@ using Ops =
               "Tensor column_counts, Tensor column_blocks, Tensor full_row_counts, Tensor full_row_blocks, "
               "Tensor full_column_counts, Tensor full_column_blocks)",
               build>,
-           Op<"block_select(Tensor? query, Tensor? key, Tensor? scores, SymInt queries, SymInt keys, int query_block, "
-              "int key_block, int key_parts, bool causal, SymInt? causal_offset, float sparsity, float threshold, "
+           Op<"block_select(Tensor? query, Tensor? key, Tensor? scores, Tensor? query_lengths, Tensor? key_lengths, "
+              "SymInt queries, SymInt keys, int query_block, int key_block, int key_parts, bool causal, SymInt? "
+              "causal_offset, float sparsity, float threshold, "
               "int sinks, int local, bool with_map) -> (Tensor counts, Tensor blocks, Tensor map)",
               select>>;
 

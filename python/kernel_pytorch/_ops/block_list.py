@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._declare import without_gradient
-from .mean_pooling import chunk_mean_pool
+from .mean_pooling import chunk_mean_pool, mean_pool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,8 @@ class BlockLists:
     """Which blocks of scores exist: what `attention(block_mask=...)` takes, with the attributes of torch's BlockMask.
 
     Counts are int32 [batch, heads, rows], indices [batch, heads, rows, columns], ascending, zeros behind the count;
-    batch and heads may be 1 for all. The q_ ones, transposed, are what gradients need; without them they are None.
+    batch and heads may be 1 for all. The q_ ones, transposed, are what gradients need; without them they are None. Of
+    packed sequences batch counts them, rows and columns are the longest's, and blocks count from where each begins.
     """
 
     kv_num_blocks: Tensor
@@ -88,6 +89,10 @@ def select_blocks(
     local: int = 1,
     threshold: float | None = None,
     gradients: bool = True,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
 ) -> BlockLists:
     """The blocks in which queries and keys agree best: `sparsity` of those that causality leaves are left out.
 
@@ -100,6 +105,8 @@ def select_blocks(
         query, key: [batch, heads, sequence, size], or [batch, sequence, heads, size] with layout="bshd"; any strides.
             query may have a multiple of key's heads. Their gradients do not flow here.
         causal, causal_offset: as attention's; pass attention the same.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: of packed sequences, [tokens, heads, size], as
+            attention's (cu_seqlens_k None: the query's). The blocks of each are chosen as if it were alone.
     """
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f'select_blocks: layout is "{layout}"; it is "bhsd" or "bshd"')
@@ -108,13 +115,24 @@ def select_blocks(
         raise ValueError(
             f"select_blocks: a block of {key_block} keys is cut into {key_parts} parts; use a divisor of it"
         )
-    query, key = (x.detach() if layout == "bshd" else x.detach().transpose(1, 2) for x in (query, key))
+    lengths: tuple[Tensor | None, Tensor | None] = (None, None)
+    if cu_seqlens_q is None:
+        query, key = (x.detach() if layout == "bshd" else x.detach().transpose(1, 2) for x in (query, key))
+        queries, keys = query.shape[1], key.shape[1]
+        rows, parts = chunk_mean_pool(query, query_block), chunk_mean_pool(key, key_block // key_parts)
+    else:
+        cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        queries, keys = longest("select_blocks", query, max_seqlen_q), longest("select_blocks", key, max_seqlen_k)
+        rows = pool_packed(query.detach(), cu_seqlens_q, queries, query_block)
+        parts = pool_packed(key.detach(), cu_seqlens_k, keys, key_block // key_parts)
+        lengths = sequence_lengths(cu_seqlens_q), sequence_lengths(cu_seqlens_k)
     outputs = _block_select(
-        chunk_mean_pool(query, query_block).transpose(1, 2),
-        chunk_mean_pool(key, key_block // key_parts).transpose(1, 2),
+        rows.transpose(1, 2),
+        parts.transpose(1, 2),
         None,
-        query.shape[1],
-        key.shape[1],
+        *lengths,
+        queries,
+        keys,
         query_block,
         key_block,
         key_parts,
@@ -142,13 +160,20 @@ def select_by_scores(
     local: int = 1,
     threshold: float | None = None,
     gradients: bool = True,
+    query_lengths: Tensor | None = None,
+    key_lengths: Tensor | None = None,
 ) -> BlockLists:
-    """select_blocks with the caller's scores, [batch, heads, rows, columns] of blocks; NaN is below all others."""
+    """select_blocks with the caller's scores, [batch, heads, rows, columns] of blocks; NaN is below all others.
+
+    query_lengths, key_lengths: int32 [batch], where entries of the batch (packed sequences) are shorter than `queries`
+    and `keys`; without key_lengths the query's are used.
+    """
     query_block, key_block = _pair(block_size)
     lowest = -math.inf if threshold is None else threshold
+    key_lengths = query_lengths if key_lengths is None else key_lengths
     outputs = _block_select(
-        None, None, scores.detach().float(), queries, keys, query_block, key_block, 1, causal, causal_offset, sparsity,
-        lowest, sinks, local, gradients,
+        None, None, scores.detach().float(), query_lengths, key_lengths, queries, keys, query_block, key_block, 1,
+        causal, causal_offset, sparsity, lowest, sinks, local, gradients,
     )  # fmt: skip
     return _selected(outputs, (query_block, key_block), gradients)
 
@@ -159,6 +184,33 @@ def _selected(outputs: tuple[Tensor, ...], block_size: tuple[int, int], gradient
     if gradients:
         _, _, columns, transposed, *_ = _block_list(block_map, False, True, False)
     return BlockLists(counts, blocks, columns, transposed, None, None, None, None, block_size)
+
+
+def sequence_lengths(cu_seqlens: Tensor) -> Tensor:
+    return cu_seqlens.diff().to(torch.int32)
+
+
+def longest(what: str, x: Tensor, bound: int | None) -> int:
+    """Of packed sequences: lists are as long as it, and not every one of them as all tokens."""
+    if x.dim() != 3:
+        raise ValueError(
+            f"{what}: cu_seqlens are given and a tensor has shape {list(x.shape)}; pack it as [tokens, heads, size]"
+        )
+    if bound is None:
+        raise ValueError(
+            f"{what}: cu_seqlens are given without the longest sequence; give max_seqlen_q and max_seqlen_k"
+        )
+    return bound
+
+
+def pool_packed(x: Tensor, cu_seqlens: Tensor, tokens: int, chunk: int) -> Tensor:
+    """chunk_mean_pool of each packed sequence, [sequences, chunks of the longest, heads, size]."""
+    begins, ends = cu_seqlens[:-1, None], cu_seqlens[1:, None]
+    chunks = -(-tokens // chunk)
+    steps = torch.arange(chunks, device=cu_seqlens.device, dtype=cu_seqlens.dtype) * chunk
+    offsets = torch.cat([torch.minimum(begins + steps, ends).flatten(), cu_seqlens[-1:]])
+    means = mean_pool(x, offsets)
+    return means.view(begins.shape[0], chunks, *means.shape[1:])
 
 
 def _pair(block_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -185,8 +237,8 @@ def _list_shapes(block_map: Tensor, rows: bool, columns: bool, full: bool) -> tu
 
 
 def _select_shapes(
-    query: Tensor | None, key: Tensor | None, scores: Tensor | None, queries: int, keys: int, query_block: int,
-    key_block: int, *options: Any,
+    query: Tensor | None, key: Tensor | None, scores: Tensor | None, query_lengths: Tensor | None,
+    key_lengths: Tensor | None, queries: int, keys: int, query_block: int, key_block: int, *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     leader = query if scores is None else scores
     assert leader is not None
@@ -199,4 +251,6 @@ def _select_shapes(
 
 
 _block_list = without_gradient("block_list", shapes=_list_shapes, parameters=["map"])
-_block_select = without_gradient("block_select", shapes=_select_shapes, parameters=["query", "key", "scores"])
+_block_select = without_gradient(
+    "block_select", shapes=_select_shapes, parameters=["query", "key", "scores", "query_lengths", "key_lengths"]
+)

@@ -11,7 +11,15 @@ from torch import Tensor
 from ..functional import BlockLists, attention, rope, select_blocks, select_by_scores
 from .config import AttentionConfig
 from .layers import FlashAttention3
-from .sparse_patterns import SparsePattern, SparsityGate, fixed_lists, usual_block, visible_blocks
+from .sparse_patterns import (
+    Pack,
+    SparsePattern,
+    SparsityGate,
+    fixed_lists,
+    fixed_scores,
+    usual_block,
+    visible_blocks,
+)
 
 _KEPT_SHAPES = 16  # lists of so many shapes are kept
 
@@ -64,8 +72,8 @@ class DynamicSparseAttention(FlashAttention3):
         assert config.head_dim is not None
         learned = self.pattern is SparsePattern.LEARNED
         self.gate = SparsityGate(num_heads, config.head_dim, device, dtype) if learned else None
-        self._shapes: dict[tuple[Any, ...], BlockLists] = {}
-        self._computed: tuple[Tensor, int, int, int] | None = None  # counts, heads, blocks of one, block size
+        self._shapes: dict[tuple[Any, ...], Any] = {}
+        self._computed: Callable[[], dict[str, int]] | None = None  # waits for the device
         self._gates: Tensor | None = None
 
     def forward(
@@ -76,9 +84,18 @@ class DynamicSparseAttention(FlashAttention3):
         attention_mask: Tensor | None = None,
         key_lengths: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
-        """As FlashAttention3's; the attention_mask holds within the blocks that are computed."""
-        return self._attend(query, key, value, attention_mask, key_lengths, rotary, self._blocks)
+        """As FlashAttention3's; the attention_mask holds within the blocks that are computed.
+
+        With cu_seqlens, [sequences + 1], the query (and key and value, of the same sequences) is packed as [tokens,
+        embed_dim]: every sequence is attended to by itself, with blocks that count from where it begins, as sparse as
+        if it were alone. No sequence is longer than max_seqlen; None waits for the device to find it. Then batch of
+        attention_mask and key_lengths counts sequences.
+        """
+        pack = _pack(query, cu_seqlens, max_seqlen)
+        return self._attend(query, key, value, attention_mask, key_lengths, rotary, pack, self._blocks)
 
     def dense(
         self,
@@ -88,9 +105,12 @@ class DynamicSparseAttention(FlashAttention3):
         attention_mask: Tensor | None = None,
         key_lengths: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """The same layer with every block."""
-        return self._attend(query, key, value, attention_mask, key_lengths, rotary, lambda q, k: {})
+        pack = _pack(query, cu_seqlens, max_seqlen)
+        return self._attend(query, key, value, attention_mask, key_lengths, rotary, pack, lambda q, k, pack: {})
 
     def sparsity_loss(self) -> Tensor:
         """LEARNED: the square of how far the share of open gates of the latest forward is from what is asked."""
@@ -115,17 +135,14 @@ class DynamicSparseAttention(FlashAttention3):
             errors["largest_error"] = float(difference.abs().max()) if difference.numel() else 0.0
         if self._computed is None:
             raise RuntimeError("get_attention_stats: nothing was computed yet; call the layer, or give hidden_states")
-        counts, heads, blocks, block_size = self._computed
-        shared = heads // max(counts.shape[0] * counts.shape[1], 1)  # heads that read one list
-        total, computed = heads * blocks, shared * int(counts.sum())
+        blocks = self._computed()
+        share = blocks["blocks_computed"] / max(blocks["blocks_total"], 1)
         return {
             "pattern": self.pattern.value,
             "sparsity_ratio": self.sparsity_ratio,
-            "block_size": block_size,
-            "blocks_total": total,
-            "blocks_computed": computed,
-            "computed_share": computed / max(total, 1),
-            "actual_sparsity": 1 - computed / max(total, 1),
+            **blocks,
+            "computed_share": share,
+            "actual_sparsity": 1 - share,
             **errors,
         }
 
@@ -137,64 +154,112 @@ class DynamicSparseAttention(FlashAttention3):
         mask: Tensor | None,
         key_lengths: Tensor | None,
         rotary: tuple[Tensor, Tensor] | None,
-        blocks: Callable[[Tensor, Tensor], dict[str, Any]],
+        pack: Pack | None,
+        blocks: Callable[[Tensor, Tensor, Pack | None], dict[str, Any]],
     ) -> Tensor:
         key = query if key is None else key
         value = key if value is None else value
         q, k, v = self._heads(self.q_proj(query)), self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
         if rotary is not None:
-            q, k = rope(q, k, *rotary)
+            q, k = rope(q, k, *rotary, positions=None if pack is None else pack.positions(q.shape[0]))
         options = self._options(q, k, mask, key_lengths)
-        attended = attention(q, k, v, layout="bshd", **options, **blocks(q, k))
+        if pack is not None:
+            options |= {"cu_seqlens_q": pack.cu_seqlens, "cu_seqlens_k": pack.cu_seqlens}
+            options |= {"max_seqlen_q": pack.longest, "max_seqlen_k": pack.longest}
+        attended = attention(q, k, v, layout="bshd", **options, **blocks(q, k, pack))
         return self.out_proj(attended.flatten(-2))  # type: ignore[no-any-return]
 
-    def _blocks(self, q: Tensor, k: Tensor) -> dict[str, Any]:
-        """attention's options for the blocks of q and k, [batch, sequence, heads, size]."""
-        queries, keys, causal = q.shape[1], k.shape[1], self.config.causal
+    def _blocks(self, q: Tensor, k: Tensor, pack: Pack | None = None) -> dict[str, Any]:
+        """attention's options for the blocks of q and k, [batch, sequence, heads, size] or [tokens, heads, size]."""
+        queries, keys = (q.shape[1], k.shape[1]) if pack is None else (pack.longest, pack.longest)
         block = usual_block(keys) if self.block_size is None else self.block_size
         options: dict[str, Any] = {}
         if self.pattern is SparsePattern.DYNAMIC_THRESHOLD:
+            packed: dict[str, Any] = {}
+            if pack is not None:
+                packed = {"cu_seqlens_q": pack.cu_seqlens, "max_seqlen_q": queries, "max_seqlen_k": keys}
             lists = select_blocks(
-                q, k, sparsity=self.sparsity_ratio, block_size=block, causal=causal, layout="bshd",
+                q, k, sparsity=self.sparsity_ratio, block_size=block, causal=self.config.causal, layout="bshd",
                 key_parts=self.key_parts, sinks=self.sinks, local=self.local, gradients=_wants_gradients(q, k),
+                **packed,
             )  # fmt: skip
         elif self.gate is not None:
-            lists, options = self._open_gates(self.gate, q, k, block)
-        else:
+            lists, options = self._open_gates(self.gate, q, k, block, queries, keys, pack)
+        elif pack is None or self.pattern is SparsePattern.STRIDED:
             lists = self._fixed(queries, keys, block, q.device)
-        blocks = visible_blocks(queries, keys, block, causal)
-        self._computed = lists.counts(), q.shape[0] * self.config.num_heads, blocks, block
+        else:
+            lists = self._fixed_of_pack(pack, block, _wants_gradients(q, k))
+        batch = q.shape[0]
+        self._computed = lambda: self._count(lists, batch, queries, keys, block, pack)
         return {"block_mask": lists, **options}
 
+    def _count(
+        self, lists: BlockLists, batch: int, queries: int, keys: int, block: int, pack: Pack | None
+    ) -> dict[str, int]:
+        causal, heads = self.config.causal, self.config.num_heads
+        if pack is None:
+            counts, batch_heads = lists.counts(), batch * heads
+            total = batch_heads * visible_blocks(queries, keys, block, causal)
+            computed = batch_heads // max(counts.shape[0] * counts.shape[1], 1) * int(counts.sum())
+        else:  # lists of the longest sequence may name blocks that another does not have
+            visible, listed = pack.visible_blocks(block, causal), lists.block_map()
+            total, computed = heads * int(visible.sum()), heads // listed.shape[1] * int((visible & listed).sum())
+        return {"block_size": block, "blocks_total": total, "blocks_computed": computed}
+
+    def _kept_by_shape(self, shape: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        if shape not in self._shapes:
+            if len(self._shapes) >= _KEPT_SHAPES:
+                self._shapes.pop(next(iter(self._shapes)))
+            self._shapes[shape] = make()
+        return self._shapes[shape]
+
     def _fixed(self, queries: int, keys: int, block: int, device: torch.device) -> BlockLists:
-        shape = (queries, keys, block, self.sparsity_ratio, device)
-        lists = self._shapes.get(shape)
-        if lists is None:
-            lists = fixed_lists(
+        def make() -> BlockLists:
+            return fixed_lists(
                 self.pattern, queries, keys, heads=self.config.num_heads, block=block, sparsity=self.sparsity_ratio,
                 causal=self.config.causal, sinks=self.sinks, local=self.local, seed=self.seed, device=device,
             )  # fmt: skip
-            if len(self._shapes) >= _KEPT_SHAPES:
-                self._shapes.pop(next(iter(self._shapes)))
-            self._shapes[shape] = lists
-        return lists
 
-    def _open_gates(self, gate: SparsityGate, q: Tensor, k: Tensor, block: int) -> tuple[BlockLists, dict[str, Any]]:
-        logits = gate(q, k, block)
+        return self._kept_by_shape((queries, keys, block, self.sparsity_ratio, device), make)  # type: ignore[no-any-return]
+
+    def _fixed_of_pack(self, pack: Pack, block: int, gradients: bool) -> BlockLists:
+        """The same pattern in every sequence, with the share that its length asks for."""
+        longest, device, lengths = pack.longest, pack.cu_seqlens.device, pack.lengths()
+        scores = self._kept_by_shape(
+            (longest, block, device),
+            lambda: fixed_scores(
+                self.pattern, longest, longest, heads=self.config.num_heads, block=block, seed=self.seed, device=device
+            ),
+        )
+        is_random = self.pattern is SparsePattern.RANDOM
+        return select_by_scores(
+            scores.expand(lengths.shape[0], -1, -1, -1), longest, longest, sparsity=self.sparsity_ratio,
+            block_size=block, causal=self.config.causal, sinks=0 if is_random else self.sinks,
+            local=0 if is_random else self.local, query_lengths=lengths, gradients=gradients,
+        )  # fmt: skip
+
+    def _open_gates(
+        self, gate: SparsityGate, q: Tensor, k: Tensor, block: int, queries: int, keys: int, pack: Pack | None
+    ) -> tuple[BlockLists, dict[str, Any]]:
+        logits = gate(q, k, block, pack)
         scores = logits
         if self.training:  # logistic noise: a gate opens with the probability that is its sigmoid
             uniform = torch.rand_like(logits).clamp(1e-6, 1 - 1e-6)
             scores = logits + uniform.logit()
         learns = logits.requires_grad
         lists = select_by_scores(
-            scores, q.shape[1], k.shape[1], sparsity=self.sparsity_ratio, block_size=block, causal=self.config.causal,
+            scores, queries, keys, sparsity=self.sparsity_ratio, block_size=block, causal=self.config.causal,
             sinks=self.sinks, local=self.local, threshold=0.0, gradients=learns or _wants_gradients(q, k),
+            query_lengths=None if pack is None else pack.lengths(),
         )  # fmt: skip
         self._gates = None
         if not learns:
             return lists, {}
         gates = logits.sigmoid()
-        self._gates = self._seen(gates, q.shape[1], k.shape[1], block)
+        if pack is None:
+            self._gates = self._seen(gates, queries, keys, block)
+        else:
+            self._gates = gates[pack.visible_blocks(block, self.config.causal).expand_as(gates)]
         nothing = (gates - gates.detach()).float().contiguous()  # zeros with the gradient of the gates
 
         def pass_through(score: Any, b: Any, h: Any, i: Any, j: Any, through: Any) -> Any:
@@ -222,6 +287,19 @@ def create_sparse_attention(
 ) -> DynamicSparseAttention:
     """A DynamicSparseAttention; options are its keyword arguments (causal, kv_heads, block_size, device, ...)."""
     return DynamicSparseAttention(d_model, num_heads, sparsity_ratio, pattern, **options)
+
+
+def _pack(query: Tensor, cu_seqlens: Tensor | None, max_seqlen: int | None) -> Pack | None:
+    if cu_seqlens is None:
+        return None
+    if query.dim() != 2:
+        raise ValueError(
+            f"DynamicSparseAttention: cu_seqlens are given and query has shape {list(query.shape)}; pack it as "
+            "[tokens, embed_dim]"
+        )
+    if max_seqlen is None:
+        max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.shape[0] > 1 else 0
+    return Pack(cu_seqlens.to(torch.int32), max_seqlen)
 
 
 def _wants_gradients(*tensors: Tensor) -> bool:

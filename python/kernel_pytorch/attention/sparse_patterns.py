@@ -4,12 +4,14 @@ one. Content decides in functional.select_blocks.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 
 import torch
 from torch import Tensor, nn
 
+from .._ops.block_list import pool_packed, sequence_lengths
 from ..functional import BlockLists, block_lists, chunk_mean_pool, select_by_scores
 
 
@@ -22,6 +24,31 @@ class SparsePattern(enum.Enum):
     LOCAL_GLOBAL = "local_global"  # the first block, and a window (Longformer)
     DYNAMIC_THRESHOLD = "dynamic_threshold"  # those in which queries and keys agree best
     LEARNED = "learned"  # those that a trained gate opens
+
+
+@dataclasses.dataclass(frozen=True)
+class Pack:
+    """Sequences one after the other: where each begins, on the device, and how long the longest is."""
+
+    cu_seqlens: Tensor
+    longest: int
+
+    def lengths(self) -> Tensor:
+        return sequence_lengths(self.cu_seqlens)
+
+    def positions(self, tokens: int) -> Tensor:
+        """Of each token in its sequence."""
+        ends = self.cu_seqlens[1:].contiguous()
+        places = torch.arange(tokens, device=ends.device, dtype=ends.dtype)
+        sequences = torch.searchsorted(ends, places, right=True).clamp(max=max(ends.shape[0] - 1, 0))
+        return (places - self.cu_seqlens[sequences]).clamp(max=max(self.longest - 1, 0))
+
+    def visible_blocks(self, block: int, causal: bool) -> Tensor:
+        """bool [sequences, 1, rows, columns]: the blocks that a sequence has and causality leaves."""
+        places = torch.arange(-(-self.longest // block), device=self.cu_seqlens.device)
+        inside = places * block < self.lengths()[:, None]
+        visible = inside[:, :, None] & inside[:, None, :]
+        return (visible & (places <= places[:, None]) if causal else visible)[:, None]
 
 
 # Most blocks of a sequence that the default block size makes: 32 rows tell more than 4, and large blocks run faster.
@@ -60,23 +87,33 @@ def fixed_lists(
     device: torch.device,
 ) -> BlockLists:
     """The lists of a pattern that depends on the shape alone."""
-    rows, columns = -(-queries // block), -(-keys // block)
-    # Of each row the column where its last query stands.
-    places = torch.arange(rows).add(1).mul(block).clamp(max=queries).sub(1).add(keys - queries)
-    distance = places.div(block, rounding_mode="floor")[:, None] - torch.arange(columns)
     if pattern is SparsePattern.STRIDED:
-        kept = _strided_map(distance, sparsity, causal, local)
+        kept = _strided_map(_distances(queries, keys, block), sparsity, causal, local)
         return block_lists(kept[None, None].to(device), block)
-    if pattern is SparsePattern.LOCAL_GLOBAL:
-        scores = -distance.abs()[None].float()
-    else:
-        scores = torch.rand(heads, rows, columns, generator=torch.Generator().manual_seed(seed))
-        if pattern is SparsePattern.RANDOM:
-            sinks = local = 0
+    if pattern is SparsePattern.RANDOM:
+        sinks = local = 0
     return select_by_scores(
-        scores[None].to(device), queries, keys, sparsity=sparsity, block_size=block, causal=causal, sinks=sinks,
-        local=local,
+        fixed_scores(pattern, queries, keys, heads=heads, block=block, seed=seed, device=device), queries, keys,
+        sparsity=sparsity, block_size=block, causal=causal, sinks=sinks, local=local,
     )  # fmt: skip
+
+
+def fixed_scores(
+    pattern: SparsePattern, queries: int, keys: int, *, heads: int, block: int, seed: int, device: torch.device
+) -> Tensor:
+    """[1, heads, rows, columns], heads 1 for all: which blocks such a pattern prefers."""
+    distance = _distances(queries, keys, block)
+    if pattern is SparsePattern.LOCAL_GLOBAL:
+        return -distance.abs()[None, None].float().to(device)
+    scores = torch.rand(1, heads, *distance.shape, generator=torch.Generator().manual_seed(seed))
+    return scores.to(device)
+
+
+def _distances(queries: int, keys: int, block: int) -> Tensor:
+    """Of each row the columns before the one where its last query stands."""
+    rows, columns = -(-queries // block), -(-keys // block)
+    places = torch.arange(rows).add(1).mul(block).clamp(max=queries).sub(1).add(keys - queries)
+    return places.div(block, rounding_mode="floor")[:, None] - torch.arange(columns)
 
 
 def _strided_map(distance: Tensor, sparsity: float, causal: bool, local: int) -> Tensor:
@@ -104,11 +141,19 @@ class SparsityGate(nn.Module):
         self.key_weight = nn.Parameter(eye.repeat(heads, 1, 1))
         self.offset = nn.Parameter(torch.zeros(heads, 1, 1, device=device, dtype=dtype))
 
-    def forward(self, query: Tensor, key: Tensor, block: int) -> Tensor:
-        """query [batch, queries, heads, size], key [batch, keys, key heads, size] -> [batch, heads, rows, columns]."""
+    def forward(self, query: Tensor, key: Tensor, block: int, pack: Pack | None = None) -> Tensor:
+        """query [batch, queries, heads, size], key [batch, keys, key heads, size] -> [batch, heads, rows, columns].
+
+        With a pack: [tokens, heads, size] -> [sequences, heads, rows, columns] of the longest.
+        """
         heads, size = self.query_weight.shape[:2]
-        rows = chunk_mean_pool(query.detach(), block).transpose(1, 2)
-        columns = chunk_mean_pool(key.detach(), block).transpose(1, 2)
+
+        def pool(x: Tensor) -> Tensor:
+            if pack is None:
+                return chunk_mean_pool(x.detach(), block).transpose(1, 2)
+            return pool_packed(x.detach(), pack.cu_seqlens, pack.longest, block).transpose(1, 2)
+
+        rows, columns = pool(query), pool(key)
         columns = columns.repeat_interleave(heads // columns.shape[1], 1)
         logits = (rows @ self.query_weight) @ (columns @ self.key_weight).transpose(-1, -2)
         return logits * size**-0.5 + self.offset  # type: ignore[no-any-return]
