@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 
 #include "kernel_pytorch/base/error.h"
@@ -64,14 +65,55 @@ void* current_cuda_stream(int device_index) {
   return stream;
 }
 
+// A thread's blocks between calls, the oldest first.
+class KeptBlocks {
+ public:
+  // The smallest that serves without wasting most of itself.
+  std::optional<NewTensor> take(int64_t bytes) {
+    auto best = blocks_.end();
+    for (auto one = blocks_.begin(); one != blocks_.end(); ++one) {
+      const int64_t size = one->view.byte_count();
+      const bool serves = size >= bytes && size / 4 <= bytes;
+      if (serves && (best == blocks_.end() || size < best->view.byte_count())) best = one;
+    }
+    if (best == blocks_.end()) return std::nullopt;
+    bytes_ -= best->view.byte_count();
+    std::optional<NewTensor> block(std::move(*best));
+    blocks_.erase(best);
+    return block;
+  }
+  void keep(NewTensor block) {
+    if (block.view.byte_count() > kMostBytes) return;
+    bytes_ += block.view.byte_count();
+    blocks_.push_back(std::move(block));
+    while (bytes_ > kMostBytes) {
+      bytes_ -= blocks_.front().view.byte_count();
+      blocks_.erase(blocks_.begin());
+    }
+  }
+
+ private:
+  static constexpr int64_t kMostBytes = 16 << 20;
+  std::vector<NewTensor> blocks_;
+  int64_t bytes_ = 0;
+};
+
+thread_local KeptBlocks kept_blocks;
+
 }  // namespace
+
+TorchScratch::~TorchScratch() {
+  if (device_.kind != DeviceKind::kCpu) return;
+  for (NewTensor& block : blocks_) kept_blocks.keep(std::move(block));
+}
 
 void* TorchScratch::allocate(size_t bytes) {
   constexpr size_t kAlignmentBytes = 256;  // torch promises 64 on the CPU
   const auto padded = static_cast<int64_t>(bytes + kAlignmentBytes - 1);
-  NewTensor block = make_tensor(contiguous_view(nullptr, DType::kInt8, {padded}), device_);
-  blocks_.push_back(std::move(block.tensor));
-  const auto address = reinterpret_cast<uintptr_t>(block.view.data);
+  std::optional<NewTensor> kept;
+  if (device_.kind == DeviceKind::kCpu) kept = kept_blocks.take(padded);
+  blocks_.push_back(kept ? std::move(*kept) : make_tensor(contiguous_view(nullptr, DType::kInt8, {padded}), device_));
+  const auto address = reinterpret_cast<uintptr_t>(blocks_.back().view.data);
   return reinterpret_cast<void*>((address + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes);
 }
 

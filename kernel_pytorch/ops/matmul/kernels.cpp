@@ -20,6 +20,7 @@ std::span<const registry::Kernel<Product>> kernels() {
       kCublasLt,
       kCpuThin,
       kCpuAmx,
+      kCpuRows,
       kCpu,
       kReference,
       // clang-format on

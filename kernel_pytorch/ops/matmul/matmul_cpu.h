@@ -65,6 +65,16 @@ struct BlockTask {
   Epilogue epilogue{};
 };
 
+// Rows of fp32 as they lie times packed columns, all of k.
+struct RowsTask {
+  const float* a = nullptr;
+  int64_t row_stride = 0;
+  const float* panels = nullptr;  // as pack_b leaves them, steps * panel_columns floats each
+  int64_t rows = 0, columns = 0, steps = 0;
+  float* padded = nullptr;  // memory for the rows of a tile
+  Epilogue epilogue{};
+};
+
 // Few rows of A, unpacked, times columns of B, unpacked: sums [count, columns] of fp32.
 struct ThinTask {
   const float* few = nullptr;  // [count, steps], dense
@@ -119,6 +129,7 @@ struct ProductKernels {
 };
 
 KP_EACH_CPU_LEVEL(extern const ProductKernels kProductKernels;)
+KP_EACH_CPU_LEVEL(void multiply_rows(const RowsTask& task);)
 KP_EACH_CPU_LEVEL(void multiply_thin(const ThinTask& task);)
 KP_EACH_CPU_LEVEL(void finish_rows(const FinishTask& task);)
 KP_EACH_CPU_LEVEL(void sum_rows(const RowSumTask& task);)

@@ -11,6 +11,11 @@ registry::Support supports_packed(const Product& problem, const DeviceInfo& devi
   if (const char* obstacle = cpu_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
   return registry::Support::unless(has_halves(problem.form) ? kTakesPairs : nullptr);
 }
+registry::Support supports_rows(const Product& problem, const DeviceInfo& device) {
+  if (const char* obstacle = cpu_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  if (has_halves(problem.form)) return registry::Support::no(kTakesPairs);
+  return registry::Support::unless(why_not_rows(problem, device));
+}
 registry::Support supports_thin(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cpu_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
   if (has_halves(problem.form)) return registry::Support::no(kTakesPairs);
@@ -42,6 +47,9 @@ void run_amx([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Cont
 void run_packed_of_level(const Product& problem, int, Context& context) {
   run_packed(problem, KP_AT_CPU_LEVEL(context.info->cpu.isa, kProductKernels), context);
 }
+void run_rows_as_they_lie(const Product& problem, int, Context& context) {
+  run_rows(problem, context);
+}
 void run_thin_of_level(const Product& problem, int, Context& context) {
   run_thin(problem, context);
 }
@@ -66,7 +74,7 @@ void run_pairs(const PairGradient& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("matmul cpu 2");
+  return hash_text("matmul cpu 3");
 }
 
 }  // namespace
@@ -75,6 +83,8 @@ constinit const registry::Kernel<Product> kCpuThin{
     .name = "cpu_thin", .supports = supports_thin, .run = run_thin_of_level, .source_hash = code_version};
 constinit const registry::Kernel<Product> kCpuAmx{
     .name = "cpu_amx", .supports = supports_amx, .run = run_amx, .source_hash = code_version};
+constinit const registry::Kernel<Product> kCpuRows{
+    .name = "cpu_rows", .supports = supports_rows, .run = run_rows_as_they_lie, .source_hash = code_version};
 constinit const registry::Kernel<Product> kCpu{
     .name = "cpu", .supports = supports_packed, .run = run_packed_of_level, .source_hash = code_version};
 constinit const registry::Kernel<PairGradient> kPairCpu{

@@ -8,6 +8,9 @@
 namespace kernel_pytorch::matmul {
 
 void run_packed(const Product& problem, const ProductKernels& kernels, Context& context);
+// fp32 rows that are read as they lie; why a problem is not of these, or null.
+void run_rows(const Product& problem, Context& context);
+const char* why_not_rows(const Product& problem, const DeviceInfo& device);
 // At most kThinRows rows or columns.
 void run_thin(const Product& problem, Context& context);
 bool is_thin(const Product& problem);

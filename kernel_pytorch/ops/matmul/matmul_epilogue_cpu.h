@@ -25,6 +25,10 @@ KP_WORD char* place(const Rows& rows, int64_t row, int64_t column) {
   return static_cast<char*>(rows.data) + (row * rows.stride + column) * bytes_of(rows.dtype);
 }
 
+KP_WORD int64_t output_column(Form form, int64_t column) {
+  return form == Form::kGated ? column / 2 : form == Form::kGatedGradient ? 2 * column : column;
+}
+
 // Calls use(T{}) for the element type.
 template <class Use>
 KP_WORD void with_type(DType dtype, const Use& use) {
@@ -188,25 +192,63 @@ KP_WORD bool is_copy(const Epilogue& epilogue) {
          epilogue.residual.data == nullptr && epilogue.preactivation.data == nullptr;
 }
 
-KP_WORD void copy_row(const float* from, int64_t count, float factor, float* to, bool streams) {
+KP_WORD void copy_row(const float* from, int64_t count, float factor, float* to) {
   int64_t j = 0;
-  if (streams && cpu::elements_to_alignment(to, 64) == 0) {
+  if (cpu::elements_to_alignment(to, 64) == 0) {
     for (; j + kLanes <= count; j += kLanes) cpu::stream(to + j, cpu::load(from + j) * factor);
   }
   for (; j + kLanes <= count; j += kLanes) cpu::store(to + j, cpu::load(from + j) * factor);
   if (j < count) cpu::store_partial(to + j, cpu::load_partial(from + j, count - j) * factor, count - j);
 }
 
+// Whether everything is fp32 and a column of the sums one of the output.
+KP_WORD bool is_simple(const Epilogue& epilogue) {
+  const auto is_float = [](const void* data, DType dtype) { return data == nullptr || dtype == DType::kFloat32; };
+  return epilogue.form == Form::kPlain && epilogue.preactivation.data == nullptr &&
+         is_float(epilogue.output.data, epilogue.output.dtype) && is_float(epilogue.bias, epilogue.bias_dtype) &&
+         is_float(epilogue.residual.data, epilogue.residual.dtype);
+}
+
+// Up to kEpilogueColumns / kLanes rows of one vector of such columns: in registers but for the activation.
+KP_WORD void finish_simple(const Epilogue& epilogue, EpilogueRow& row, const float* sums, int64_t stride, int64_t index,
+                           int64_t rows, int64_t column, int64_t lanes) {
+  const auto at = [&](const float* from) { return lanes >= kLanes ? cpu::load(from) : cpu::load_partial(from, lanes); };
+  const bool activates = epilogue.activation != Kind::kIdentity;
+  const Vec bias = epilogue.bias == nullptr ? Vec{} : at(static_cast<const float*>(epilogue.bias) + column);
+  const auto* residual = reinterpret_cast<const float*>(place(epilogue.residual, index, column));
+  auto* to = reinterpret_cast<float*>(place(epilogue.output, index, column));
+  if (activates) {
+    for (int64_t i = 0; i < rows; ++i) cpu::store(row.v + i * kLanes, at(sums + i * stride) * epilogue.alpha + bias);
+    activate(epilogue.activation, row.v, nullptr, rows * kLanes);
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    Vec v = activates ? cpu::load(row.v + i * kLanes) : at(sums + i * stride) * epilogue.alpha + bias;
+    if (epilogue.residual.data != nullptr) v += epilogue.beta * at(residual + i * epilogue.residual.stride);
+    float* line = to + i * epilogue.output.stride;
+    lanes >= kLanes ? cpu::store(line, v) : cpu::store_partial(line, v, lanes);
+  }
+}
+
 // Rows [first_row, first_row + rows) and columns [first_column, ...) of a task; the sums begin with the first of them.
 KP_WORD void finish_tile(const Epilogue& epilogue, const float* sums, int64_t stride, int64_t first_row, int64_t rows,
                          int64_t first_column, int64_t columns) {
-  const bool copies = is_copy(epilogue) && epilogue.output.dtype == DType::kFloat32;
+  const bool copies = epilogue.streams && is_copy(epilogue) && epilogue.output.dtype == DType::kFloat32;
   EpilogueRow row;
+  if (!copies && is_simple(epilogue)) {
+    constexpr int64_t kRows = kEpilogueColumns / kLanes;
+    for (int64_t i = 0; i < rows; i += kRows) {
+      for (int64_t j = 0; j < columns; j += kLanes) {
+        finish_simple(epilogue, row, sums + i * stride + j, stride, first_row + i, smaller(kRows, rows - i),
+                      first_column + j, smaller(kLanes, columns - j));
+      }
+    }
+    return;
+  }
   for (int64_t i = 0; i < rows; ++i) {
     const float* from = sums + i * stride;
     if (copies) {
       auto* to = reinterpret_cast<float*>(place(epilogue.output, first_row + i, first_column));
-      copy_row(from, columns, epilogue.alpha, to, epilogue.streams);
+      copy_row(from, columns, epilogue.alpha, to);
       continue;
     }
     for (int64_t column = 0; column < columns; column += kEpilogueColumns) {

@@ -27,6 +27,7 @@ inline std::vector<registry::ProblemRequest> shapes() {
     add({1, 7, 9, 0}, dtype, {{"bias", "1"}, {"residual", "1"}, {"row_sums", "1"}});
     add({1, 0, 8, 8}, dtype);
     add({1, 520, 512, 1088}, dtype, {{"order", "nt"}});
+    add({2, 600, 72, 100}, dtype, {{"order", "nt"}, {"bias", "1"}});  // rows are what many workers can share
     add({3, 40, 72, 56}, dtype, {{"expand_b", "1"}, {"padding", "8"}});
     add({1, 72, 104, 88}, dtype, {{"padding", "3"}, {"alpha", "0.5"}, {"residual", "1"}, {"beta", "-2"}});
     for (const char* kind : {"gelu", "gelu_tanh", "silu", "relu", "relu_squared", "sigmoid", "tanh"}) {

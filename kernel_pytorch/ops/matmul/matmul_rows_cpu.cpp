@@ -1,0 +1,108 @@
+// Products of fp32 rows as they lie: tiles of 6 rows of A, each number broadcast from where it is, against panels of B
+// that the caller packed into the second cache. All of k is one visit: sums leave a tile once, finished.
+#include "kernel_pytorch/ops/matmul/matmul_epilogue_cpu.h"
+
+namespace kernel_pytorch::matmul::KP_ISA_NAMESPACE {
+namespace {
+
+using cpu::kTileColumns;
+using cpu::kTileRows;
+using cpu::kTileVectors;
+
+constexpr int64_t kSumSteps = 384;  // summed by themselves: errors grow with the root of these and not of all of k
+
+// What comes into the caches beside the products, a line now and then: in bursts it would hold them up.
+struct Ahead {
+  const float* rows;      // of A that follow
+  const char* output;     // of this tile
+  int64_t output_stride;  // in bytes
+};
+
+// sums [6][kTileColumns] (+)= 6 rows times a panel, of which kVectors count.
+template <int kVectors>
+[[gnu::noinline]] void multiply_rows_tile(const float* a, int64_t stride, const float* b, int64_t steps, float* sums,
+                                          bool add, const Ahead& ahead) {
+  Vec totals[kTileRows][kVectors] = {};
+  const float* late = a + 3 * stride;  // two bases reach six rows with scaled strides
+  const float* rows = ahead.rows;
+  for (int64_t step = 0; step < steps; ++step) {
+    Vec values[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) values[j] = cpu::load(b + j * kLanes);
+    if (step % 4 == 0) {
+      cpu::prefetch_far(rows);
+      rows += 16;
+      const int64_t line = step / 16;  // of four in a row
+      if (step % 16 == 0) cpu::prefetch_for_write(ahead.output + line / 4 * ahead.output_stride + line % 4 * 64);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < kTileRows; ++i) {
+      const Vec factor = cpu::broadcast(i < 3 ? a[i * stride] : late[(i - 3) * stride]);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) totals[i][j] += factor * values[j];
+    }
+    ++a;
+    ++late;
+    b += kTileColumns;
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kTileRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      float* to = sums + i * kTileColumns + j * kLanes;
+      cpu::store(to, add ? totals[i][j] + cpu::load(to) : totals[i][j]);
+    }
+  }
+}
+
+KP_WORD void multiply_rows_tile(int64_t columns, const float* a, int64_t stride, const float* b, int64_t steps,
+                                float* sums, bool add, const Ahead& ahead) {
+  const int64_t vectors = (columns + kLanes - 1) / kLanes;
+  if (vectors == kTileVectors) {
+    multiply_rows_tile<kTileVectors>(a, stride, b, steps, sums, add, ahead);
+  } else if (vectors == 1) {
+    multiply_rows_tile<1>(a, stride, b, steps, sums, add, ahead);
+  } else if constexpr (kTileVectors == 4) {
+    vectors == 2 ? multiply_rows_tile<2>(a, stride, b, steps, sums, add, ahead)
+                 : multiply_rows_tile<3>(a, stride, b, steps, sums, add, ahead);
+  }
+}
+
+// The last tile's rows, with zeros for those it lacks.
+const float* pad_rows(const RowsTask& task, const float* a, int64_t rows) {
+  for (int64_t i = 0; i < kTileRows; ++i) {
+    float* to = task.padded + i * task.steps;
+    if (i < rows) __builtin_memcpy(to, a + i * task.row_stride, static_cast<size_t>(task.steps) * sizeof(float));
+    if (i >= rows) __builtin_memset(to, 0, static_cast<size_t>(task.steps) * sizeof(float));
+  }
+  return task.padded;
+}
+
+}  // namespace
+
+void multiply_rows(const RowsTask& task) {
+  alignas(64) float sums[kTileRows * kTileColumns];
+  const int64_t output_stride = task.epilogue.output.stride * bytes_of(task.epilogue.output.dtype);
+  const int64_t panels = (task.columns + kTileColumns - 1) / kTileColumns;
+  for (int64_t row = 0; row < task.rows; row += kTileRows) {
+    const int64_t rows = smaller(kTileRows, task.rows - row);
+    const bool is_whole = rows == kTileRows;
+    const float* a = task.a + row * task.row_stride;
+    const float* next = a + (is_whole ? kTileRows * task.row_stride : 0);
+    if (!is_whole) a = pad_rows(task, a, rows);
+    const int64_t stride = is_whole ? task.row_stride : task.steps;
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const int64_t column = panel * kTileColumns, columns = smaller(kTileColumns, task.columns - column);
+      const float* b = task.panels + column * task.steps;
+      const char* output = place(task.epilogue.output, row, output_column(task.epilogue.form, column));
+      for (int64_t step = 0; step < task.steps || step == 0; step += kSumSteps) {
+        const Ahead ahead{next + (panel * task.steps + step) * kTileRows / panels, output, output_stride};
+        multiply_rows_tile(columns, a + step, stride, b + step * kTileColumns, smaller(kSumSteps, task.steps - step),
+                           sums, step > 0, ahead);
+      }
+      finish_tile(task.epilogue, sums, kTileColumns, row, rows, column, columns);
+    }
+  }
+}
+
+}  // namespace kernel_pytorch::matmul::KP_ISA_NAMESPACE
