@@ -35,7 +35,7 @@ constexpr auto kHeavyKeyTiles = [] {
 }();
 constexpr auto kHeavyQueryTiles = [] {
   auto tiles = std::to_array(kQueryTiles);
-  tiles[0].columns = 32;
+  tiles[0].columns = tiles[1].columns = 32;
   return tiles;
 }();
 
