@@ -18,29 +18,45 @@ struct Ahead {
   int64_t output_stride;  // in bytes
 };
 
-// sums [6][kTileColumns] (+)= 6 rows times a panel, of which kVectors count.
+// totals += column `step` of six rows times row `step` of a panel. Two bases reach six rows with scaled strides.
+template <int kVectors>
+KP_WORD void multiply_step(const float* a, const float* late, int64_t stride, const float* b, int step,
+                           Vec (&totals)[kTileRows][kVectors]) {
+  Vec values[kVectors];
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) values[j] = cpu::load(b + step * kTileColumns + j * kLanes);
+#pragma GCC unroll 6
+  for (int i = 0; i < kTileRows; ++i) {
+    const Vec factor = cpu::broadcast(i < 3 ? a[i * stride + step] : late[(i - 3) * stride + step]);
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) totals[i][j] += factor * values[j];
+  }
+}
+
+// sums [6][kTileColumns] (+)= 6 rows times a panel, of which kVectors count. Four steps at a time: where another thread
+// shares the core, instructions that are no products cost as much as products.
 template <int kVectors>
 [[gnu::noinline]] void multiply_rows_tile(const float* a, int64_t stride, const float* b, int64_t steps, float* sums,
                                           bool add, const Ahead& ahead) {
   Vec totals[kTileRows][kVectors] = {};
-  const float* late = a + 3 * stride;  // two bases reach six rows with scaled strides
+  const float* late = a + 3 * stride;
   const float* rows = ahead.rows;
-  for (int64_t step = 0; step < steps; ++step) {
-    Vec values[kVectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) values[j] = cpu::load(b + j * kLanes);
-    if (step % 4 == 0) {
-      cpu::prefetch_far(rows);
-      rows += 16;
+  int64_t step = 0;
+  for (; step + 4 <= steps; step += 4) {
+    cpu::prefetch_far(rows);
+    rows += 16;
+    if (step % 16 == 0) {
       const int64_t line = step / 16;  // of four in a row
-      if (step % 16 == 0) cpu::prefetch_for_write(ahead.output + line / 4 * ahead.output_stride + line % 4 * 64);
+      cpu::prefetch_for_write(ahead.output + line / 4 * ahead.output_stride + line % 4 * 64);
     }
-#pragma GCC unroll 6
-    for (int i = 0; i < kTileRows; ++i) {
-      const Vec factor = cpu::broadcast(i < 3 ? a[i * stride] : late[(i - 3) * stride]);
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) totals[i][j] += factor * values[j];
-    }
+    for (int i = 0; i < 4; ++i) multiply_step<kVectors>(a, late, stride, b, i, totals);
+    a += 4;
+    late += 4;
+    b += 4 * kTileColumns;
+  }
+  for (; step < steps; ++step) {
+    multiply_step<kVectors>(a, late, stride, b, 0, totals);
     ++a;
     ++late;
     b += kTileColumns;
