@@ -210,7 +210,7 @@ def bundled(name: str) -> Case:
 
 def run(case: Case, ways: dict[str, Any], plan: Plan) -> dict[str, Any]:
     for name, make in ways.items():
-        if not plan.warm or "compile" in name or "autotune" in name:
+        if name not in plan.without and (not plan.warm or "compile" in name or "autotune" in name):
             case.add(name, make)
     if plan.warm or not case.steps:
         return {"what": case.name, "rows": {}, "failed": case.notes}
@@ -260,6 +260,7 @@ class Plan:
     seconds: float
     budget: float
     deadline: float
+    without: list[str]
 
 
 def compiled(mode: str | None = None) -> Any:
@@ -326,6 +327,7 @@ def main() -> int:
     parser.add_argument(
         "--warm", action="store_true", help="only compile, so that a later run finds torch's caches full"
     )
+    parser.add_argument("--without", default="", help="names of ways to leave out, separated by commas")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing new is begun")
     parser.add_argument("--budget", type=float, help="of each optimize")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
@@ -340,8 +342,9 @@ def main() -> int:
     wanted = [word for word in arguments.only.split(",") if word]
     record: dict[str, Any] = {"machine": describe_machine(device), "figures": [], "results": []}
     quick = arguments.quick
+    without = arguments.without.split(",")
     budget = arguments.budget or (15.0 if quick else 40.0)
-    plan = Plan(quick, arguments.warm, 2.0 if quick else 8.0, budget, time.monotonic() + arguments.limit)
+    plan = Plan(quick, arguments.warm, 2.0 if quick else 8.0, budget, time.monotonic() + arguments.limit, without)
     for name, case in cases(device, plan, reports).items():
         if (wanted and name not in wanted) or time.monotonic() > plan.deadline:
             continue
