@@ -13,9 +13,9 @@ constexpr int64_t kSumSteps = 384;  // summed by themselves: errors grow with th
 
 // What comes into the caches beside the products, a line now and then: in bursts it would hold them up.
 struct Ahead {
-  const float* rows;      // of A that follow
-  const char* output;     // of this tile
-  int64_t output_stride;  // in bytes
+  const float* rows;                       // of A that follow
+  const char *output, *residual;           // of this tile
+  int64_t output_stride, residual_stride;  // in bytes
 };
 
 // totals += column `step` of six rows times row `step` of a panel. Two bases reach six rows with scaled strides.
@@ -48,6 +48,7 @@ template <int kVectors>
     if (step % 16 == 0) {
       const int64_t line = step / 16;  // of four in a row
       cpu::prefetch_for_write(ahead.output + line / 4 * ahead.output_stride + line % 4 * 64);
+      cpu::prefetch_near(ahead.residual + line / 4 * ahead.residual_stride + line % 4 * 64);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) multiply_step<kVectors>(a, late, stride, b, i, totals);
@@ -98,7 +99,8 @@ const float* pad_rows(const RowsTask& task, const float* a, int64_t rows) {
 
 void multiply_rows(const RowsTask& task) {
   alignas(64) float sums[kTileRows * kTileColumns];
-  const int64_t output_stride = task.epilogue.output.stride * bytes_of(task.epilogue.output.dtype);
+  const Rows &output = task.epilogue.output, &given = task.epilogue.residual;
+  const Rows& residual = given.data == nullptr ? output : given;
   const int64_t panels = (task.columns + kTileColumns - 1) / kTileColumns;
   for (int64_t row = 0; row < task.rows; row += kTileRows) {
     const int64_t rows = smaller(kTileRows, task.rows - row);
@@ -110,9 +112,11 @@ void multiply_rows(const RowsTask& task) {
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t column = panel * kTileColumns, columns = smaller(kTileColumns, task.columns - column);
       const float* b = task.panels + column * task.steps;
-      const char* output = place(task.epilogue.output, row, output_column(task.epilogue.form, column));
+      const int64_t first = output_column(task.epilogue.form, column);
       for (int64_t step = 0; step < task.steps || step == 0; step += kSumSteps) {
-        const Ahead ahead{next + (panel * task.steps + step) * kTileRows / panels, output, output_stride};
+        const Ahead ahead{next + (panel * task.steps + step) * kTileRows / panels, place(output, row, first),
+                          place(residual, row, first), output.stride * bytes_of(output.dtype),
+                          residual.stride * bytes_of(residual.dtype)};
         multiply_rows_tile(columns, a + step, stride, b + step * kTileColumns, smaller(kSumSteps, task.steps - step),
                            sums, step > 0, ahead);
       }
