@@ -10,7 +10,7 @@
 namespace kernel_pytorch::torch_ops {
 
 // On the CPU a thread keeps a few MB of what its last calls needed: memory that malloc gives back to the system between
-// calls costs a page fault each 4 KB, in a model of small layers a tenth of its time.
+// calls costs a page fault each 4 KB.
 class TorchScratch final : public Scratch {
  public:
   explicit TorchScratch(Device device) : device_(device) {}

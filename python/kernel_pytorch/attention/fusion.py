@@ -308,7 +308,10 @@ def _undone(report: Any, reason: str) -> Any:
         {"path": row["path"], "pattern": row["pattern"], "reason": f"undone: {reason}"}
         for row in report.data["replacements"]
     ]
-    changed = {"replacements": [], "refusals": [*report.data["refusals"], *taken]}
+    tuned = [
+        {**row, "kept": False, "reason": f"undone: {reason}"} if row["kept"] else row for row in report.data["tuning"]
+    ]
+    changed = {"replacements": [], "refusals": [*report.data["refusals"], *taken], "tuning": tuned}
     notes = [*report.data["notes"], f"undone: {reason}; `after` is what was measured with the fusion"]
     return type(report)({**report.data, **changed, "notes": notes})
 
