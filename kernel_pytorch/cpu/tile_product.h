@@ -28,6 +28,31 @@ struct ProductC {
   int64_t row_stride;
 };
 
+// to[6, kVectors * kLanes] = a tile's sums, added to what is there if `add`.
+template <int kVectors>
+KP_WORD void store_tile(const Vec (&sums)[kTileRows][kVectors], float* to, int64_t row_stride, bool add) {
+#pragma GCC unroll 6
+  for (int i = 0; i < kTileRows; ++i, to += row_stride) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      store(to + j * kLanes, add ? sums[i][j] + load(to + j * kLanes) : sums[i][j]);
+    }
+  }
+}
+
+// Calls use.template operator()<kVectors>() for the vectors that a panel has: fewer than kTileVectors at a matrix's
+// edge.
+template <class Use>
+KP_WORD void with_vectors(int64_t vectors, const Use& use) {
+  if (vectors == kTileVectors) {
+    use.template operator()<kTileVectors>();
+  } else if (vectors == 1) {
+    use.template operator()<1>();
+  } else if constexpr (kTileVectors == 4) {
+    vectors == 2 ? use.template operator()<2>() : use.template operator()<3>();
+  }
+}
+
 // C[6, kVectors * kLanes] = A[6, steps] B[steps, kVectors * kLanes], added to what C holds if `add`, at the end: sums
 // of sums lose half of what one long chain loses. Vectors of B and C need no alignment.
 template <int kVectors>
@@ -57,26 +82,13 @@ template <int kVectors>
     late_rows += a.step_stride;
     from += b.step_stride;
   }
-#pragma GCC unroll 6
-  for (int i = 0; i < kTileRows; ++i) {
-    float* to = c.data + i * c.row_stride;
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      store(to + j * kLanes, add ? sums[i][j] + load(to + j * kLanes) : sums[i][j]);
-    }
-  }
+  store_tile(sums, c.data, c.row_stride, add);
 }
 
-// The same for the `vectors` that a panel has: fewer than kTileVectors at a matrix's edge.
+// The same for the `vectors` that a panel has.
 KP_WORD void multiply_tile(int vectors, const ProductA& a, const ProductB& b, int64_t steps, const ProductC& c,
                            bool add) {
-  if (vectors == kTileVectors) {
-    multiply_tile<kTileVectors>(a, b, steps, c, add);
-  } else if (vectors == 1) {
-    multiply_tile<1>(a, b, steps, c, add);
-  } else if constexpr (kTileVectors == 4) {
-    vectors == 2 ? multiply_tile<2>(a, b, steps, c, add) : multiply_tile<3>(a, b, steps, c, add);
-  }
+  with_vectors(vectors, [&]<int kVectors>() { multiply_tile<kVectors>(a, b, steps, c, add); });
 }
 
 // Lane i of the first half and lane i of the second, in turn: 0 n 1 n+1 ... of the lower lanes, then of the upper.

@@ -120,19 +120,25 @@ struct Trial {
   }
 };
 
+// Up to `longest` queries and keys, blocks of the first `sizes` powers of two from 4 on.
+Trial drawn(std::mt19937& random, uint32_t longest, uint32_t sizes) {
+  Trial trial{.queries = static_cast<int64_t>(random() % longest + 1),
+              .keys = static_cast<int64_t>(random() % longest + 1),
+              .query_block = int64_t{1} << (random() % sizes + 2),
+              .key_block = int64_t{1} << (random() % sizes + 2),
+              .causal = random() % 2 == 0,
+              .sparsity = static_cast<double>(random() % 11) / 10,
+              .sinks = static_cast<int64_t>(random() % 3),
+              .local = static_cast<int64_t>(random() % 3)};
+  trial.scores.resize(trial.rows() * trial.columns());
+  for (float& score : trial.scores) score = static_cast<float>(random() % 50);  // ties
+  return trial;
+}
+
 TEST(BlockSelect, KeepsWhatItMustAndTheBestOfTheRest) {
   std::mt19937 random(5);
   for (int round = 0; round < 60; ++round) {
-    Trial trial{.queries = static_cast<int64_t>(random() % 700 + 1),
-                .keys = static_cast<int64_t>(random() % 700 + 1),
-                .query_block = int64_t{1} << (random() % 5 + 2),
-                .key_block = int64_t{1} << (random() % 5 + 2),
-                .causal = random() % 2 == 0,
-                .sparsity = static_cast<double>(random() % 11) / 10,
-                .sinks = static_cast<int64_t>(random() % 3),
-                .local = static_cast<int64_t>(random() % 3)};
-    trial.scores.resize(trial.rows() * trial.columns());
-    for (float& score : trial.scores) score = static_cast<float>(random() % 50);  // ties
+    Trial trial = drawn(random, 700, 5);
     const Lists kept = trial.run();
     int64_t seen = 0, total = 0, forced = 0;
     for (int64_t row = 0; row < trial.rows(); ++row) {
@@ -163,17 +169,8 @@ TEST(BlockSelect, EntriesWithLengthsAreAsAlone) {
   std::mt19937 random(7);
   OwnContext context;
   for (int round = 0; round < 20; ++round) {
-    Trial longest{.queries = static_cast<int64_t>(random() % 400 + 1),
-                  .keys = static_cast<int64_t>(random() % 400 + 1),
-                  .query_block = int64_t{1} << (random() % 4 + 2),
-                  .key_block = int64_t{1} << (random() % 4 + 2),
-                  .causal = random() % 2 == 0,
-                  .sparsity = static_cast<double>(random() % 11) / 10,
-                  .sinks = static_cast<int64_t>(random() % 3),
-                  .local = static_cast<int64_t>(random() % 3)};
+    Trial longest = drawn(random, 400, 4);
     const int64_t rows = longest.rows(), columns = longest.columns();
-    longest.scores.resize(rows * columns);
-    for (float& score : longest.scores) score = static_cast<float>(random() % 50);
     std::vector<int32_t> query_lengths(4), key_lengths(4);
     for (int i = 0; i < 4; ++i) {
       query_lengths[i] = static_cast<int32_t>(random() % (longest.queries + 1));

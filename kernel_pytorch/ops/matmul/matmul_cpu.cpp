@@ -162,25 +162,12 @@ template <int kVectors>
     a += kTileRows;
     b += kTileColumns;
   }
-#pragma GCC unroll 6
-  for (int i = 0; i < kTileRows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      float* to = sums + i * kTileColumns + j * kLanes;
-      cpu::store(to, add ? totals[i][j] + cpu::load(to) : totals[i][j]);
-    }
-  }
+  cpu::store_tile(totals, sums, kTileColumns, add);
 }
 
 KP_WORD void multiply_tile(int64_t columns, const float* a, const float* b, int64_t steps, float* sums, bool add) {
-  const int64_t vectors = (columns + kLanes - 1) / kLanes;
-  if (vectors == kTileVectors) {
-    multiply_tile<kTileVectors>(a, b, steps, sums, add);
-  } else if (vectors == 1) {
-    multiply_tile<1>(a, b, steps, sums, add);
-  } else if constexpr (kTileVectors == 4) {
-    vectors == 2 ? multiply_tile<2>(a, b, steps, sums, add) : multiply_tile<3>(a, b, steps, sums, add);
-  }
+  cpu::with_vectors((columns + kLanes - 1) / kLanes,
+                    [&]<int kVectors>() { multiply_tile<kVectors>(a, b, steps, sums, add); });
 }
 
 void multiply_at(const BlockTask& task, int64_t row, int64_t column, float* sums) {

@@ -7,7 +7,6 @@ namespace {
 
 using cpu::kTileColumns;
 using cpu::kTileRows;
-using cpu::kTileVectors;
 
 constexpr int64_t kSumSteps = 384;  // summed by themselves: errors grow with the root of these and not of all of k
 
@@ -62,27 +61,13 @@ template <int kVectors>
     ++late;
     b += kTileColumns;
   }
-#pragma GCC unroll 6
-  for (int i = 0; i < kTileRows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      float* to = sums + i * kTileColumns + j * kLanes;
-      cpu::store(to, add ? totals[i][j] + cpu::load(to) : totals[i][j]);
-    }
-  }
+  cpu::store_tile(totals, sums, kTileColumns, add);
 }
 
 KP_WORD void multiply_rows_tile(int64_t columns, const float* a, int64_t stride, const float* b, int64_t steps,
                                 float* sums, bool add, const Ahead& ahead) {
-  const int64_t vectors = (columns + kLanes - 1) / kLanes;
-  if (vectors == kTileVectors) {
-    multiply_rows_tile<kTileVectors>(a, stride, b, steps, sums, add, ahead);
-  } else if (vectors == 1) {
-    multiply_rows_tile<1>(a, stride, b, steps, sums, add, ahead);
-  } else if constexpr (kTileVectors == 4) {
-    vectors == 2 ? multiply_rows_tile<2>(a, stride, b, steps, sums, add, ahead)
-                 : multiply_rows_tile<3>(a, stride, b, steps, sums, add, ahead);
-  }
+  cpu::with_vectors((columns + kLanes - 1) / kLanes,
+                    [&]<int kVectors>() { multiply_rows_tile<kVectors>(a, stride, b, steps, sums, add, ahead); });
 }
 
 // The last tile's rows, with zeros for those it lacks.

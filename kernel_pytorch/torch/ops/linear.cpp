@@ -164,18 +164,27 @@ void linear_backward(Call& call, const MergedRowsView& grad_output, const Merged
   products_backward(call, grad, x, weight, grad_x, grad_weight, grad_bias);
 }
 
+// What two layers write: the last output, and what is between them, an output too where it is kept.
+struct TwoLayers {
+  TensorView output, hidden;
+};
+TwoLayers two_layers(Call& call, const Layer& first, const MergedRowsView& x, const TensorView& weight_in,
+                     const TensorView& weight_out, bool keeps) {
+  first.check(x, weight_in);
+  const int64_t hidden_size = first.columns(weight_in.sizes[0]);
+  KP_CHECK(weight_out.rank == 2 && weight_out.sizes[1] == hidden_size, first.op, ": weight_out has shape ",
+           shape_text(weight_out.shape()), "; its last size must be the hidden size ", hidden_size);
+  const TensorView output = rows_of_output(call, x, weight_out.sizes[0]);
+  return {output, keeps ? rows_of_output(call, x, hidden_size)
+                        : scratch_rows(call, x.dtype, x.sizes[0], hidden_size, x.device)};
+}
+
 void mlp_any(Call& call, const MergedRowsView& x, const MatrixView& matrix_in, const TensorView& bias_in,
              const MatrixView& matrix_out, const TensorView& bias_out, const TensorView& residual,
              const std::string& activation, bool gated, bool keeps) {
   const Layer first("mlp", activation, gated), second("mlp", "identity", false);
   const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
-  first.check(x, weight_in);
-  const int64_t hidden_size = first.columns(weight_in.sizes[0]);
-  KP_CHECK(weight_out.rank == 2 && weight_out.sizes[1] == hidden_size, "mlp: weight_out has shape ",
-           shape_text(weight_out.shape()), "; its last size must be the hidden size ", hidden_size);
-  const TensorView output = rows_of_output(call, x, weight_out.sizes[0]);
-  const TensorView hidden =
-      keeps ? rows_of_output(call, x, hidden_size) : scratch_rows(call, x.dtype, x.sizes[0], hidden_size, x.device);
+  const auto [output, hidden] = two_layers(call, first, x, weight_in, weight_out, keeps);
   const TensorView preactivation =
       keeps ? rows_of_output_if(call, first.has_activation(), x, weight_in.sizes[0]) : TensorView{};
   first.forward(x, weight_in, bias_in, {}, hidden, preactivation, call.context());
@@ -226,13 +235,7 @@ void gated_mlp_any(Call& call, const MergedRowsView& x, const MatrixView& matrix
                    const MergedRowsView& residual, const std::string& activation, bool keeps) {
   const Layer first("gated_mlp", activation, true), second("gated_mlp", "identity", false);
   const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
-  first.check(x, weight_in);
-  const int64_t hidden_size = first.columns(weight_in.sizes[0]);
-  KP_CHECK(weight_out.rank == 2 && weight_out.sizes[1] == hidden_size, "gated_mlp: weight_out has shape ",
-           shape_text(weight_out.shape()), "; its last size must be the hidden size ", hidden_size);
-  const TensorView output = rows_of_output(call, x, weight_out.sizes[0]);
-  const TensorView hidden =
-      keeps ? rows_of_output(call, x, hidden_size) : scratch_rows(call, x.dtype, x.sizes[0], hidden_size, x.device);
+  const auto [output, hidden] = two_layers(call, first, x, weight_in, weight_out, keeps);
   const TensorView preactivation = keeps ? rows_of_output(call, x, weight_in.sizes[0]) : TensorView{};
   matmul::multiply({.a = x,
                     .b = transposed(weight_in),

@@ -37,6 +37,12 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type in which a product with x is computed: autocast's where that is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def autocast(*tensors: Tensor) -> Sequence[Tensor]:
     """What a product's operands are under torch.autocast: its type, fp64 aside."""
     kind = tensors[0].device.type

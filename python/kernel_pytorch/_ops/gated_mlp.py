@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._casting import autocast
+from ._casting import autocast, product_dtype
 from ._declare import backward, differentiable
 
 
@@ -37,11 +37,9 @@ def gated_mlp(
 
 def runs_on_halves(x: Tensor, hidden: int) -> bool:
     """Whether there is a kernel for it."""
-    kind = x.device.type
-    if kind != "cuda" or hidden % 64 or x.shape[-1] % 8:
+    if x.device.type != "cuda" or hidden % 64 or x.shape[-1] % 8:
         return False
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    return dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(x.device) == (9, 0)
+    return product_dtype(x) in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
 def _shapes(

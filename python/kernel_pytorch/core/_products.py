@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
+from .._ops._casting import product_dtype
 from ..functional import activation as activate
 from ..functional import linear
 
 
 def runs_here(x: Tensor) -> bool:
     """Whether a product with x is functional.linear's."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    kind, dtype = x.device.type, product_dtype(x)
     if kind == "cpu":
         return dtype is not torch.float64 and x.dtype is not torch.float64
     return (

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
+from ..._ops._casting import product_dtype
 from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, softmax
 from ..changes import SetForward, mark
 from ..rebind import reached, rebind
@@ -31,9 +32,7 @@ def runs_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if query.dim() != 4 or query.dtype not in _FLOATS or type(query) is not Tensor or _is_context_parallel():
         return False
     if query.is_cuda:
-        kind = "cuda"
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-        return dtype is not torch.float32 and query.shape[-1] % 8 == 0 and value.shape[-1] % 8 == 0
+        return product_dtype(query) is not torch.float32 and query.shape[-1] % 8 == 0 and value.shape[-1] % 8 == 0
     return query.is_cpu
 
 

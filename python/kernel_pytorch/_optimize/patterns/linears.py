@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._ops._casting import product_dtype
 from ..._ops.cast_linear import cast_linear, padded_linear
 from ...core._products import runs_here
 from ..changes import SetForward, mark
@@ -31,9 +32,10 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return None
     rows, columns = weight_of(module).shape
     functions = [("kernel_pytorch linear", _ours)] if runs_here(x) else []
-    if context.device.type == "cuda" and context.trains and _dtype(x) is not weight_of(module).dtype is torch.float32:
+    dtype, on_gpu = product_dtype(x), context.device.type == "cuda"
+    if on_gpu and context.trains and dtype is not weight_of(module).dtype is torch.float32:
         functions.append(("torch's product, gradients of the parameters in fp32", _wide))
-    if context.device.type == "cuda" and rows % ALIGNMENT and _dtype(x).itemsize == 2:
+    if on_gpu and rows % ALIGNMENT and dtype.itemsize == 2:
         functions.insert(0, (f"torch's product, {rows} columns padded to a multiple of {ALIGNMENT}", _padded))
     if not functions:
         return None
@@ -47,11 +49,6 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     ]
     # covers itself: it takes the place of a narrow product that was there
     return Proposal(NAME, path, module, f"{type(module).__name__} {columns} -> {rows}", ways, covers=[path])
-
-
-def _dtype(x: Tensor) -> torch.dtype:
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def _ours(module: Any, x: Tensor) -> Tensor:
