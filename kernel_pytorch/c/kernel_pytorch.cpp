@@ -9,6 +9,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/version.h"
+#include "kernel_pytorch/c/declarations.h"
 #include "kernel_pytorch/c/json.h"
 #include "kernel_pytorch/c/plan_request.h"
 #include "kernel_pytorch/c/report.h"
@@ -186,6 +187,10 @@ kp_status kp_kernels(const char* request, char** result) {
     fields.finish();
     return to_text(report_kernels(matching_operations(op)));
   });
+}
+
+kp_status kp_declarations(char** result) {
+  return answered(result, [&] { return to_text(report_declarations()); });
 }
 
 kp_status kp_explain(const char* request, char** result) {

@@ -63,6 +63,13 @@ KP_API kp_status kp_set_nvrtc_directories(const char* request);
  * {"operations": [{"op", "kernels": ["name", ...] in order, best first}]} */
 KP_API kp_status kp_kernels(const char* request, char** result);
 
+/* The ops of the front ends. {"declarations": [{"name", "schema" (torch's), "leading" (the argument whose sizes lead),
+ * "arguments": [{"name", "kind": "tensor", "tensors", "number", "integer", "flag", "text", "choice", "wanted" (a flag
+ * that asks for an output) or "type" (of an output), "optional", "updated" (in place), "shape": ["...", "columns", 2],
+ * "choices", "from"}], "outputs": [{"name", "saved" (for the backward alone), "shape", "dtype" (a type, or the argument
+ * that has it), "fixed_dtype", "statistic" (fp32, or fp64 for fp64), "dtype_option", "when", "wanted"}]}]} */
+KP_API kp_status kp_declarations(char** result);
+
 /* ---- one problem ----
  * A problem is {"op": "rms_norm_forward", "shape": [1024, 4096], "dtype": "bf16", "device": "cuda:0",
  * "options": {"residual": 1}}; device defaults to "cpu", dtype to "fp32", options to {}. Functions add fields to it. */

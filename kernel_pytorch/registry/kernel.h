@@ -87,17 +87,17 @@ struct PresentTensors {
   }
 };
 
-// Bytes of all tensors that a problem names, those updated in place counted twice: Cost::bytes of most ops.
+// A visitor that adds a tensor's bytes to an int64_t, those updated in place twice.
+inline void add_tensor_bytes(void* bytes, std::string_view, Role role, TensorView& view) {
+  *static_cast<int64_t*>(bytes) += view.byte_count() * (role == Role::kUpdated ? 2 : 1);
+}
+
+// Bytes of all tensors that a problem names: Cost::bytes of most ops.
 template <class Problem>
 int64_t tensor_bytes(const Problem& problem, void (*visit_tensors)(Problem&, TensorVisitor visit, void* state)) {
   int64_t bytes = 0;
   Problem copy = problem;
-  visit_tensors(
-      copy,
-      [](void* state, std::string_view, Role role, TensorView& view) {
-        *static_cast<int64_t*>(state) += view.byte_count() * (role == Role::kUpdated ? 2 : 1);
-      },
-      &bytes);
+  visit_tensors(copy, add_tensor_bytes, &bytes);
   return bytes;
 }
 

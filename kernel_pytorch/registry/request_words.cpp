@@ -14,7 +14,7 @@ const std::string* find_option(const ProblemRequest& request, std::string_view n
   return found == request.options.end() ? nullptr : &found->second;
 }
 
-std::string join(std::initializer_list<std::string_view> words) {
+std::string join(std::span<const std::string_view> words) {
   std::string text;
   for (std::string_view word : words) text += concat(text.empty() ? "" : ", ", word);
   return text;
@@ -22,11 +22,15 @@ std::string join(std::initializer_list<std::string_view> words) {
 
 }  // namespace
 
-void check_options(const ProblemRequest& request, std::initializer_list<std::string_view> known) {
+void check_options(const ProblemRequest& request, std::span<const std::string_view> known) {
   for (const auto& [name, text] : request.options) {
     KP_CHECK(std::ranges::find(known, name) != known.end(), "option ", name, "=", text, ": unknown; known are ",
              join(known));
   }
+}
+
+bool has_option(const ProblemRequest& request, std::string_view name) {
+  return find_option(request, name) != nullptr;
 }
 
 double number_option(const ProblemRequest& request, std::string_view name, double fallback) {
@@ -37,6 +41,21 @@ double number_option(const ProblemRequest& request, std::string_view name, doubl
   KP_CHECK(error == std::errc() && end == text->data() + text->size() && std::isfinite(number), "option ", name, "=",
            *text, ": a number is needed");
   return number;
+}
+
+int64_t integer_option(const ProblemRequest& request, std::string_view name, int64_t fallback) {
+  const std::string* text = find_option(request, name);
+  if (text == nullptr) return fallback;
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
+  KP_CHECK(error == std::errc() && end == text->data() + text->size(), "option ", name, "=", *text,
+           ": a whole number is needed");
+  return number;
+}
+
+std::string text_option(const ProblemRequest& request, std::string_view name) {
+  const std::string* text = find_option(request, name);
+  return text == nullptr ? std::string() : *text;
 }
 
 bool flag_option(const ProblemRequest& request, std::string_view name, bool fallback) {
@@ -51,7 +70,7 @@ DType dtype_option(const ProblemRequest& request, std::string_view name, DType f
   return *dtype;
 }
 
-int word_option(const ProblemRequest& request, std::string_view name, std::initializer_list<std::string_view> words,
+int word_option(const ProblemRequest& request, std::string_view name, std::span<const std::string_view> words,
                 std::string_view fallback) {
   const std::string* text = find_option(request, name);
   const auto found = std::ranges::find(words, text == nullptr ? fallback : std::string_view(*text));

@@ -24,6 +24,11 @@ class KeyBuilder {
     mixer_.add(static_cast<uint64_t>(value));
     if (text_ != nullptr) write(name, name_of(value));
   }
+  // A tensor that is not there.
+  void absent(std::string_view name) {
+    mixer_.add(~uint64_t{0});
+    if (text_ != nullptr) write(name, "none");
+  }
   uint64_t hash() const { return mixer_.value(); }
 
  private:

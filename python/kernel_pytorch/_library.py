@@ -23,6 +23,7 @@ __all__ = [
     "call",
     "call_for_handle",
     "call_with_callbacks",
+    "declarations",
     "import_cache",
     "load",
     "pop_autotune",
@@ -59,17 +60,31 @@ def _nvrtc_directories() -> Iterator[str]:
                     yield str(folder)
 
 
+def _open() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(library_path("kernel_pytorch")))
+    library.kp_version.restype = ctypes.c_char_p
+    library.kp_last_error.restype = ctypes.c_char_p
+    library.kp_free.argtypes = [ctypes.c_void_p]
+    library.kp_free.restype = None
+    library.kp_overlay_pop.argtypes = [ctypes.c_int64]
+    return library
+
+
+def declarations() -> list[dict[str, Any]]:
+    """kp_declarations. Importing an op needs them, so this does not search for NVRTC as load does."""
+    library = _library or _open()
+    result = ctypes.c_void_p()
+    _check(library, library.kp_declarations(ctypes.byref(result)))
+    found: list[dict[str, Any]] = json.loads(_take(library, result))["declarations"]
+    return found
+
+
 def load() -> ctypes.CDLL:
     """The library, loaded once; it is told where this Python's packages keep NVRTC."""
     global _library
     with _lock:
         if _library is None:
-            library = ctypes.CDLL(str(library_path("kernel_pytorch")))
-            library.kp_version.restype = ctypes.c_char_p
-            library.kp_last_error.restype = ctypes.c_char_p
-            library.kp_free.argtypes = [ctypes.c_void_p]
-            library.kp_free.restype = None
-            library.kp_overlay_pop.argtypes = [ctypes.c_int64]
+            library = _open()
             request = json.dumps({"directories": list(_nvrtc_directories())})
             _check(library, library.kp_set_nvrtc_directories(request.encode()))
             _library = library

@@ -2,39 +2,35 @@
 
 #include "kernel_pytorch/ops/layer_norm/operation.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_check.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::layer_norm {
+namespace {
+
+constexpr auto kNorm = row_norm::Norm::kLayer;
+
+template <class Problem>
+void check(Problem& problem, Device device) {
+  row_norm::check_and_merge(kNorm, problem, device);
+}
+
+}  // namespace
+
+constinit const registry::Operation<Forward> kForward =
+    row_norm::forward_operation<kNorm, kForwardFields, check<Forward>>("layer_norm_forward");
+constinit const registry::Operation<Backward> kBackward =
+    row_norm::backward_operation<kNorm, kBackwardFields, check<Backward>>("layer_norm_backward");
 
 void forward(const Forward& arguments, Context& context) {
-  row_norm::ForwardProblem problem{.norm = row_norm::Norm::kLayer,
-                                   .eps = arguments.eps,
-                                   .weight_offset = arguments.weight_offset,
-                                   .x = arguments.x,
-                                   .residual = arguments.residual,
-                                   .weight = arguments.weight,
-                                   .bias = arguments.bias,
-                                   .output = arguments.output,
-                                   .sum = arguments.sum,
-                                   .mean = arguments.mean,
-                                   .rstd = arguments.rstd};
-  row_norm::check_and_merge("layer_norm", problem, context);
+  Forward problem = arguments;
+  check(problem, context.device());
   registry::run_best(kForward, problem, context);
 }
 
 void backward(const Backward& arguments, Context& context) {
-  row_norm::BackwardProblem problem{.norm = row_norm::Norm::kLayer,
-                                    .weight_offset = arguments.weight_offset,
-                                    .grad_output = arguments.grad_output,
-                                    .value = arguments.value,
-                                    .weight = arguments.weight,
-                                    .mean = arguments.mean,
-                                    .rstd = arguments.rstd,
-                                    .grad_sum = arguments.grad_sum,
-                                    .grad_input = arguments.grad_input,
-                                    .grad_weight = arguments.grad_weight,
-                                    .grad_bias = arguments.grad_bias};
-  row_norm::check_and_merge("layer_norm", problem, context);
+  Backward problem = arguments;
+  check(problem, context.device());
   registry::run_best(kBackward, problem, context);
 }
 

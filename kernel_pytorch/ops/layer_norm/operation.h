@@ -1,4 +1,4 @@
-// layer_norm as the registry sees it: what kernels.cpp lists and layer_norm.cpp calls.
+// layer_norm as the registry sees it.
 #pragma once
 
 #include "kernel_pytorch/ops/row_norm/row_norm.h"

@@ -1,4 +1,4 @@
-// rms_norm as the registry sees it: what kernels.cpp lists and rms_norm.cpp calls.
+// rms_norm as the registry sees it.
 #pragma once
 
 #include "kernel_pytorch/ops/row_norm/row_norm.h"

@@ -1,7 +1,7 @@
 // Root-mean-square normalisation over the last dimension.
 //
 //   sum    = x + residual                       (only with a residual; rounded to x's type)
-//   rstd   = 1 / sqrt(mean(sum^2) + eps)        per row, fp32 (fp64 for fp64)
+//   rstd   = 1 / sqrt(mean(sum^2) + eps)        per row, fp32 (fp64 for fp64); eps is 1e-6 unless given
 //   output = sum * rstd * (weight + weight_offset)
 //
 // Shapes: x [..., columns] with any strides and any leading shape, weight [columns]. Types: fp32, bf16, fp16
@@ -11,32 +11,40 @@
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/ops/row_norm/row_norm.h"
 
 namespace kernel_pytorch::rms_norm {
 
-struct Forward {
-  TensorView x{};
-  TensorView residual{};  // optional; x's type, or 16 bits beside fp32
-  TensorView weight{};    // optional: ones
-  double eps = 1e-6;
-  double weight_offset = 0.0;  // 1.0 for models that store weight - 1
-  TensorView output{};         // x's shape, contiguous; x's type, or 16 bits beside fp32
-  TensorView sum{};            // with residual: x's shape and type, contiguous
-  TensorView rstd{};           // optional [rows]: what backward needs
-};
+using Forward = row_norm::ForwardProblem;
+inline constexpr auto kForwardFields = fields<Forward>(
+    input<&Forward::x>({.shape = "... columns", .key = KeyPart::kSizes}),
+    optional_input<&Forward::residual>({.shape = "... columns", .key = KeyPart::kType}),
+    optional_input<&Forward::weight>(
+        {.shape = "columns", .memory = Memory::kContiguous, .key = KeyPart::kType, .usual = true}),
+    unused<&Forward::bias>(), option<&Forward::eps>({.required = true}), option<&Forward::weight_offset>(),
+    output<&Forward::output>(
+        {.shape = "... columns", .dtype = "x", .dtype_option = "output_dtype", .key = KeyPart::kType}),
+    output<&Forward::sum>({.shape = "... columns", .dtype = "x", .when = "residual"}), unused<&Forward::mean>(),
+    saved<&Forward::rstd>({.shape = "...", .dtype = "statistic x", .memory = Memory::kFlat, .trial = "stats"}),
+    unused<&Forward::norm>());
 
-struct Backward {
-  TensorView grad_output{};  // the value's type, or 16 bits beside fp32
-  TensorView value{};        // x, or the sum where there was a residual
-  TensorView weight{};       // optional
-  TensorView rstd{};         // [rows], from Forward
-  double weight_offset = 0.0;
-  TensorView grad_sum{};     // optional: gradient of the sum output, added to grad_input
-  TensorView grad_input{};   // optional; of x and of the residual alike
-  TensorView grad_weight{};  // optional, the weight's type; bitwise repeatable
-};
+using Backward = row_norm::BackwardProblem;
+inline constexpr auto kBackwardFields = fields<Backward>(
+    input<&Backward::grad_output>({.shape = "... columns", .key = KeyPart::kType, .trial_dtype = "output_dtype"}),
+    input<&Backward::value>({.shape = "... columns", .key = KeyPart::kSizes, .from = "sum or x"}),
+    optional_input<&Backward::weight>(
+        {.shape = "columns", .memory = Memory::kContiguous, .key = KeyPart::kType, .usual = true}),
+    unused<&Backward::bias>(), unused<&Backward::mean>(),
+    input<&Backward::rstd>({.shape = "...", .dtype = "statistic value", .memory = Memory::kFlat}),
+    optional_input<&Backward::grad_sum>(
+        {.shape = "... columns", .dtype = "value", .key = KeyPart::kPresence, .trial = "residual"}),
+    option<&Backward::weight_offset>(),
+    output<&Backward::grad_input>({.shape = "... columns", .dtype = "value", .wanted = "input_grad"}),
+    output<&Backward::grad_weight>(
+        {.shape = "columns", .dtype = "weight", .wanted = "weight_grad", .key = KeyPart::kPresence}),
+    unused<&Backward::grad_bias>(), unused<&Backward::norm>());
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void forward(const Forward& arguments, Context& context);

@@ -1,5 +1,5 @@
 // The engine shared by rms_norm and layer_norm: statistics of a row, then a scaled copy of it, forward and backward.
-// The two ops check their arguments and fill these problems; the kernels of this room compute them.
+// These problems are the argument structs of both ops; each op lists the fields that it has.
 //
 //   value      = x (+ residual, rounded to x's type and returned as `sum`)             [rows..., columns]
 //   kRms       rstd = 1 / sqrt(mean(value^2) + eps)            normal = value * rstd
@@ -14,67 +14,43 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <optional>
 
-#include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/base/tensor_view.h"
-#include "kernel_pytorch/device/context.h"
-#include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::row_norm {
 
 enum class Norm : uint8_t { kRms, kLayer };
 
 struct ForwardProblem {
-  Norm norm = Norm::kRms;
-  double eps = 0;
-  double weight_offset = 0;
-  TensorView x{};         // [rows..., columns], any strides, leading dimensions merged where strides allow
-  TensorView residual{};  // optional, x's shape, any strides; x's type, or 16 bits beside fp32
-  TensorView weight{};    // optional [columns], x's type or fp32, stride 1
-  TensorView bias{};      // optional, as weight (and of its type)
-  TensorView output{};    // x's shape, contiguous; x's type, or 16 bits beside fp32
-  TensorView sum{};       // present with residual: x's shape and type, contiguous
-  TensorView mean{};      // optional [rows] fp32 (fp64 where x is), contiguous; only with kLayer
-  TensorView rstd{};      // optional, likewise
+  TensorView x{};               // [rows..., columns], any strides, leading dimensions merged where strides allow
+  TensorView residual{};        // optional, x's shape, any strides; x's type, or 16 bits where x is fp32
+  TensorView weight{};          // optional [columns], x's type or fp32, stride 1
+  TensorView bias{};            // optional, as weight (and of its type); only with kLayer
+  std::optional<double> eps{};  // none: 1e-6 for kRms, 1e-5 for kLayer
+  double weight_offset = 0;     // 1.0 for models that store weight - 1
+  TensorView output{};          // x's shape, contiguous; x's type, or 16 bits where x is fp32
+  TensorView sum{};             // present with residual: x's shape and type, contiguous
+  TensorView mean{};            // optional [rows] fp32 (fp64 where x is), contiguous; only with kLayer
+  TensorView rstd{};            // optional, likewise
+  Norm norm = Norm::kRms;       // set by the op
 };
 
 // grad_input = rstd * (g - [mean(g), kLayer only] - normal * mean(g * normal)) + grad_sum,  g = grad_output * (weight +
 // offset) grad_weight = sum over rows of grad_output * normal;  grad_bias = sum over rows of grad_output
 struct BackwardProblem {
-  Norm norm = Norm::kRms;
-  double weight_offset = 0;
-  TensorView grad_output{};  // [rows..., columns], any strides; the value's type, or 16 bits beside fp32
+  TensorView grad_output{};  // [rows..., columns], any strides; the value's type, or 16 bits where that is fp32
   TensorView value{};        // what was normalised: x, or the sum; any strides, the same leading dimensions
   TensorView weight{};       // optional [columns]
+  TensorView bias{};         // optional: only the type of its gradient is taken from it
   TensorView mean{};         // [rows], with kLayer
   TensorView rstd{};         // [rows]
   TensorView grad_sum{};     // optional: gradient that reached the sum, added to grad_input; any strides
-  TensorView grad_input{};   // optional, contiguous
+  double weight_offset = 0;
+  TensorView grad_input{};   // optional, contiguous; of x and of the residual alike
   TensorView grad_weight{};  // optional [columns], the weight's type; summed in a fixed order: bitwise repeatable
   TensorView grad_bias{};    // optional [columns]
+  Norm norm = Norm::kRms;    // set by the op
 };
-
-// The kernels of this room, for the lists of rms_norm and layer_norm (best first there). A problem carries its `norm`,
-// so the same rows serve both ops.
-extern const registry::Kernel<ForwardProblem> kForwardReference, kForwardCpu, kForwardCudaWarp, kForwardCudaBlock,
-    kForwardCudaBulk, kForwardCudaCluster, kForwardCudaAny;
-extern const registry::Kernel<BackwardProblem> kBackwardReference, kBackwardCpu, kBackwardCudaWarp, kBackwardCudaBlock,
-    kBackwardCudaBulk, kBackwardCudaCluster, kBackwardCudaAny;
-
-// The parts of an Operation that do not depend on which norm it is (row_norm_operation.cpp).
-void describe(const ForwardProblem& problem, tuning::KeyBuilder& key);
-void describe(const BackwardProblem& problem, tuning::KeyBuilder& key);
-using registry::TensorVisitor;
-void visit_tensors(ForwardProblem& problem, TensorVisitor visit, void* state);
-void visit_tensors(BackwardProblem& problem, TensorVisitor visit, void* state);
-ForwardProblem shrink(const ForwardProblem& problem, int64_t elements);
-BackwardProblem shrink(const BackwardProblem& problem, int64_t elements);
-registry::Cost cost(const ForwardProblem& problem);
-registry::Cost cost(const BackwardProblem& problem);
-// Options understood: residual=0|1, weight=0|1, bias=0|1 (kLayer), weight_dtype=NAME, stats=0|1, weight_offset=NUMBER,
-// output_dtype=NAME (in backward of grad_output), residual_dtype=NAME (forward only).
-ForwardProblem make_forward(const registry::ProblemRequest& request, Norm norm);
-BackwardProblem make_backward(const registry::ProblemRequest& request, Norm norm);
 
 }  // namespace kernel_pytorch::row_norm

@@ -6,9 +6,9 @@
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/any_rows.h"
 #include "kernel_pytorch/ops/column_sums.h"
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_any_cuda.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_launch.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
@@ -85,7 +85,7 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
       .sum = problem.sum.data,
       .mean = problem.mean.as<float>(),
       .rstd = problem.rstd.as<float>(),
-      .eps = static_cast<float>(problem.eps),
+      .eps = static_cast<float>(*problem.eps),
       .weight_offset = static_cast<float>(problem.weight_offset),
       .centered = problem.norm == Norm::kLayer,
       .weight_is_float = (problem.weight.is_present() ? problem.weight : problem.bias).dtype == DType::kFloat32,

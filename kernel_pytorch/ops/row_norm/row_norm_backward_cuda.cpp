@@ -6,8 +6,8 @@
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/column_sums.h"
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_launch.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {

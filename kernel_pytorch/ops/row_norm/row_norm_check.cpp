@@ -6,14 +6,34 @@
 #include "kernel_pytorch/ops/argument_check.h"
 
 namespace kernel_pytorch::row_norm {
-void check_and_merge(std::string_view op, ForwardProblem& problem, const Context& context) {
-  const ArgumentCheck check{op, "x", problem.x, context.device()};
+namespace {
+
+std::string_view name_of(Norm norm) {
+  return norm == Norm::kRms ? "rms_norm" : "layer_norm";
+}
+
+// A member that only the other norm has.
+void check_absent(std::string_view op, std::string_view name, const TensorView& view) {
+  KP_CHECK(!view.is_present(), op, ": ", name, " is given, but ", op, " has none; leave it out");
+}
+
+}  // namespace
+
+void check_and_merge(Norm norm, ForwardProblem& problem, Device device) {
+  const std::string_view op = name_of(norm);
+  problem.norm = norm;
+  const ArgumentCheck check{op, "x", problem.x, device};
   check.check_main();
+  if (norm == Norm::kRms) {
+    check_absent(op, "bias", problem.bias);
+    check_absent(op, "mean", problem.mean);
+  }
+  if (!problem.eps.has_value()) problem.eps = norm == Norm::kRms ? 1e-6 : 1e-5;
   check.check_like_or_narrow("residual", problem.residual);
   check.check_columns("weight", problem.weight);
   check.check_columns("bias", problem.bias);
   check.check_same_type("bias", problem.bias, "weight", problem.weight);
-  KP_CHECK(problem.eps >= 0 && std::isfinite(problem.eps), op, ": eps is ", problem.eps,
+  KP_CHECK(*problem.eps >= 0 && std::isfinite(*problem.eps), op, ": eps is ", *problem.eps,
            "; it must be finite and not negative");
   KP_CHECK(std::isfinite(problem.weight_offset), op, ": weight_offset is ", problem.weight_offset,
            "; it must be finite");
@@ -30,9 +50,16 @@ void check_and_merge(std::string_view op, ForwardProblem& problem, const Context
   merge_leading_dimensions(views);
 }
 
-void check_and_merge(std::string_view op, BackwardProblem& problem, const Context& context) {
-  const ArgumentCheck check{op, "value", problem.value, context.device()};
+void check_and_merge(Norm norm, BackwardProblem& problem, Device device) {
+  const std::string_view op = name_of(norm);
+  problem.norm = norm;
+  const ArgumentCheck check{op, "value", problem.value, device};
   check.check_main();
+  if (norm == Norm::kRms) {
+    check_absent(op, "bias", problem.bias);
+    check_absent(op, "mean", problem.mean);
+    check_absent(op, "grad_bias", problem.grad_bias);
+  }
   KP_CHECK(problem.grad_output.is_present(), op, ": grad_output is missing");
   check.check_like_or_narrow("grad_output", problem.grad_output);
   check.check_columns("weight", problem.weight);

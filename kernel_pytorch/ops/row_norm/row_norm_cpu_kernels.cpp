@@ -7,7 +7,7 @@
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/device/task_size.h"
 #include "kernel_pytorch/ops/cpu_support.h"
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_rows.h"
 
 namespace kernel_pytorch::row_norm {
@@ -99,7 +99,7 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
                      .rstd = element(problem.rstd, row),
                      .x_stride_elements = problem.x.strides[0],
                      .residual_stride_elements = problem.residual.strides[0],
-                     .eps = problem.eps,
+                     .eps = *problem.eps,
                      .weight_offset = problem.weight_offset,
                      .centered = problem.norm == Norm::kLayer,
                      .stream_stores = stream,

@@ -6,8 +6,8 @@
 #include <set>
 #include <string>
 
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_launch.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {

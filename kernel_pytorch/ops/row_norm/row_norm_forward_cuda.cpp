@@ -4,8 +4,8 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_launch.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
@@ -120,7 +120,7 @@ ForwardArguments make_arguments(const ForwardProblem& problem, const RowShape& s
           .sum = problem.sum.data,
           .mean = problem.mean.as<float>(),
           .rstd = problem.rstd.as<float>(),
-          .eps = static_cast<float>(problem.eps),
+          .eps = static_cast<float>(*problem.eps),
           .weight_offset = static_cast<float>(problem.weight_offset),
           .output_type = beside(problem.x.dtype, problem.output)};
 }

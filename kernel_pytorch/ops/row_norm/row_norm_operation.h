@@ -1,34 +1,44 @@
-// An op of this engine as the registry sees it: what the two norms share is filled in here, a norm adds its name, its
-// list of kernels and how a problem of its kind is made.
+// An op of this engine as the registry sees it: its kernels, and what both norms share. A norm adds its name, its
+// fields and its check.
 #pragma once
-
-#include <span>
-#include <string_view>
 
 #include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_shapes.h"
+#include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::row_norm {
+
+extern const registry::Kernel<ForwardProblem> kForwardReference, kForwardCpu, kForwardCudaWarp, kForwardCudaBlock,
+    kForwardCudaBulk, kForwardCudaCluster, kForwardCudaAny;
+extern const registry::Kernel<BackwardProblem> kBackwardReference, kBackwardCpu, kBackwardCudaWarp, kBackwardCudaBlock,
+    kBackwardCudaBulk, kBackwardCudaCluster, kBackwardCudaAny;
+
+// Best first, the reference last. A problem carries its `norm`, so the same kernels serve both ops.
+std::span<const registry::Kernel<ForwardProblem>> forward_kernels();
+std::span<const registry::Kernel<BackwardProblem>> backward_kernels();
+
+inline int64_t forward_flops(const ForwardProblem& problem) {
+  return 5 * problem.x.element_count();
+}
+inline int64_t backward_flops(const BackwardProblem& problem) {
+  return 12 * problem.value.element_count();
+}
 
 template <class Problem>
 registry::Filling filling(const Problem&, std::string_view tensor) {
   return {.content = tensor == "rstd" ? registry::Content::kPositive : registry::Content::kNormal};
 }
 
-template <class Problem>
-constexpr registry::Operation<Problem> make_operation(std::string_view name,
-                                                      std::span<const registry::Kernel<Problem>> (*kernels)(),
-                                                      Problem (*make)(const registry::ProblemRequest&)) {
-  return {.name = name,
-          .kernels = kernels,
-          .describe = describe,
-          .visit_tensors = visit_tensors,
-          .filling = filling,
-          .make = make,
-          .shrink = shrink,
-          .cost = cost,
-          .shapes = shapes};
+template <Norm kNorm, const auto& kFields, auto kCheck>
+constexpr registry::Operation<ForwardProblem> forward_operation(std::string_view name) {
+  return registry::declared<kFields, kCheck, forward_flops, ForwardProblem>(
+      {.name = name, .kernels = forward_kernels, .filling = filling, .shapes = [] { return shapes(kNorm, true); }});
+}
+template <Norm kNorm, const auto& kFields, auto kCheck>
+constexpr registry::Operation<BackwardProblem> backward_operation(std::string_view name) {
+  return registry::declared<kFields, kCheck, backward_flops, BackwardProblem>(
+      {.name = name, .kernels = backward_kernels, .filling = filling, .shapes = [] { return shapes(kNorm, false); }});
 }
 
 }  // namespace kernel_pytorch::row_norm

@@ -6,7 +6,7 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/ops/cpu_support.h"
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
+#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 
 namespace kernel_pytorch::row_norm {
 namespace {
@@ -47,7 +47,7 @@ void forward_row(const ForwardProblem& problem, int64_t row, std::vector<double>
   }
   double squares = 0;
   for (int64_t j = 0; j < columns; ++j) squares += (value[j] - mean) * (value[j] - mean);
-  const double rstd = 1.0 / std::sqrt(squares / static_cast<double>(columns) + problem.eps);
+  const double rstd = 1.0 / std::sqrt(squares / static_cast<double>(columns) + *problem.eps);
   for (int64_t j = 0; j < columns; ++j) {
     output.store(
         j, (value[j] - mean) * rstd * weight_at(problem.weight, j, problem.weight_offset) + at(problem.bias, j, 0));

@@ -4,14 +4,20 @@
 
 #include <vector>
 
+#include "kernel_pytorch/ops/row_norm/row_norm.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::row_norm {
 
-inline std::vector<registry::ProblemRequest> shapes() {
+// Only layer_norm has a bias. Backward does not see the residual's type, nor whether forward kept statistics.
+inline std::vector<registry::ProblemRequest> shapes(Norm norm, bool is_forward) {
   std::vector<registry::ProblemRequest> requests;
-  const auto add = [&](int64_t rows, int64_t columns, DType dtype,
-                       std::vector<std::pair<std::string, std::string>> options = {}) {
+  using Options = std::vector<std::pair<std::string, std::string>>;
+  const auto add = [&](int64_t rows, int64_t columns, DType dtype, Options options = {}) {
+    if (norm == Norm::kRms) std::erase_if(options, [](const auto& option) { return option.first == "bias"; });
+    for (const auto& [name, value] : options) {
+      if (!is_forward && (name == "residual_dtype" || name == "stats")) return;
+    }
     requests.push_back({.shape = {rows, columns}, .dtype = dtype, .device = {}, .options = std::move(options)});
   };
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {

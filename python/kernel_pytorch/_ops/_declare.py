@@ -26,6 +26,7 @@ from ._autograd import (
     wants_gradient,
 )
 from ._batching import fold, register_folding
+from ._declared import parameters_of, saves_of, shapes_of, sums_of
 
 Call = Callable[..., Any]
 Gradient = Callable[[tuple[Tensor | None, ...], tuple[Any, ...], tuple[bool, ...]], Sequence[Tensor | None]]
@@ -64,9 +65,10 @@ def make(call, gradient, split, like_list):
 def differentiable(
     op: str,
     *,
-    shapes: Call,
-    saves: Sequence[str],
     gradient: Gradient,
+    gradient_op: str | None = None,
+    shapes: Call | None = None,
+    saves: Sequence[str] = (),
     parameters: Sequence[str] = (),
     results_shapes: Call | None = None,
     name: str | None = None,
@@ -74,8 +76,12 @@ def differentiable(
 ) -> Call:
     """The function (arguments of the schema) -> results of `<op>` and `<op>_forward`, by the cheapest route.
 
+    An op that the core declares by a list of fields needs `gradient` and `gradient_op` alone: shapes, saves and
+    parameters follow from the lists.
+
     Args:
         op: the name of the op that returns the results alone.
+        gradient_op: the declared op that `gradient` calls. What is saved is in the order of its arguments.
         shapes: (arguments) -> empty tensors like the outputs of `<op>_forward`, of which the results are the first.
         saves: arguments and outputs of `<op>_forward` that the gradient needs, by name, tensors before numbers before
             lists of tensors; an output without a name is called "output".
@@ -90,12 +96,17 @@ def differentiable(
         instead: what to use, as errors say, for derivatives that this op has not.
     """
     results_only, forward = _overload(op), _overload(f"{op}_forward")
+    if gradient_op is not None:
+        shapes, results_shapes = shapes_of(f"{op}_forward"), shapes_of(op)
+        saves, parameters = saves_of(f"{op}_forward", gradient_op), parameters_of(f"{op}_forward")
+    assert shapes is not None, f"{op} is not declared by a list of fields: give its shapes"
+    forward_shapes = shapes
     arguments, tensors, lists = _arguments(forward), _tensor_positions(forward), _list_positions(forward)
     results, outputs = len(results_only._schema.returns), len(forward._schema.returns)
     run, keep, differentiate = _node_functions(forward, results, saves, gradient)
 
     def first_shapes(*args: Any) -> Any:
-        return _first(shapes(*args), results, outputs)
+        return _first(forward_shapes(*args), results, outputs)
 
     def results_below_vmap(*args: Any) -> Any:
         # Below a vmap gradients may be wanted although the mapped tensor says that they are not.
@@ -103,7 +114,7 @@ def differentiable(
 
     library: Any = torch.library
     library.register_fake(results_only, results_shapes or first_shapes)
-    library.register_fake(forward, shapes)
+    library.register_fake(forward, forward_shapes)
     library.register_autograd(forward, differentiate, setup_context=keep)
     unbatched = _positions(op, arguments, parameters)
     register_folding(results_only, results_below_vmap, unbatched)
@@ -117,7 +128,7 @@ def differentiable(
 def backward(
     op: str,
     *,
-    shapes: Call,
+    shapes: Call | None = None,
     parameters: Sequence[str] = (),
     per_sample: Sequence[str] = (),
     name: str | None = None,
@@ -126,12 +137,16 @@ def backward(
     """The function (arguments of the schema) -> outputs of `<op>_backward`; its own derivative raises.
 
     Args:
-        op, shapes, parameters, name, instead: as for `differentiable`.
+        op, shapes, parameters, name, instead: as for `differentiable`; all but `op` and `instead` follow from the list
+            of fields of an op that the core declares.
         per_sample: flags of the schema that ask for a sum over all rows (a parameter's gradient). Under vmap each
             sample has a sum of its own: where a flag is set the op is called once per sample.
     """
     overload = _overload(f"{op}_backward")
     arguments = _arguments(overload)
+    if shapes is None:  # the core declares it
+        shapes, parameters = shapes_of(f"{op}_backward"), parameters_of(f"{op}_backward")
+        per_sample = sums_of(f"{op}_backward")
     unbatched = _positions(f"{op}_backward", arguments, parameters)
     flags = _positions(f"{op}_backward", arguments, per_sample)
 

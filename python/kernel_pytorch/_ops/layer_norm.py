@@ -1,5 +1,5 @@
-"""layer_norm for torch, with or without a residual: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/
-torch/ops/layer_norm.cpp); how a call reaches them is in _declare.py.
+"""layer_norm for torch, with or without a residual: casts and gradients. Arguments and shapes are declared in C++
+(kernel_pytorch/ops/layer_norm/layer_norm.h); how a call reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for, same_type, statistics_dtype, wide_first
+from ._casting import parameter_for, same_type, wide_first
 from ._declare import backward, differentiable
 
 
@@ -76,41 +76,6 @@ def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Ten
     return weight, bias
 
 
-def _shapes(
-    x: Tensor, weight: Any, bias: Any, eps: float, output_dtype: torch.dtype | None = None
-) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape, dtype=output_dtype or x.dtype), *_statistics(x)
-
-
-def _add_shapes(
-    x: Tensor, residual: Any, weight: Any, bias: Any, eps: float, output_dtype: torch.dtype | None = None
-) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape, dtype=output_dtype or x.dtype), x.new_empty(x.shape), *_statistics(x)
-
-
-def _statistics(x: Tensor) -> list[Tensor]:
-    return [x.new_empty(x.shape[:-1], dtype=statistics_dtype(x)) for _ in range(2)]
-
-
-def _backward_shapes(
-    grad_output: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    grad_sum: Tensor | None,
-    input_grad: bool,
-    weight_grad: bool,
-    bias_grad: bool,
-) -> tuple[Tensor, ...]:
-    return (
-        value.new_empty(value.shape if input_grad else (0,)),
-        weight.new_empty(weight.shape) if weight_grad and weight is not None else value.new_empty((0,)),
-        bias.new_empty(bias.shape) if bias_grad and bias is not None else value.new_empty((0,)),
-    )
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     return _backward(grads[0], *saved, None, *wanted)
 
@@ -128,27 +93,8 @@ def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 _INSTEAD = "torch.nn.functional.layer_norm"
 
-_backward = backward(
-    "layer_norm",
-    shapes=_backward_shapes,
-    parameters=["weight", "bias"],
-    per_sample=["weight_grad", "bias_grad"],
-    instead=_INSTEAD,
-)
-_norm = differentiable(
-    "layer_norm",
-    shapes=_shapes,
-    saves=["x", "weight", "bias", "mean", "rstd"],
-    gradient=_gradient,
-    parameters=["weight", "bias"],
-    instead=_INSTEAD,
-)
+_backward = backward("layer_norm", instead=_INSTEAD)
+_norm = differentiable("layer_norm", gradient=_gradient, gradient_op="layer_norm_backward", instead=_INSTEAD)
 _add_norm = differentiable(
-    "add_layer_norm",
-    shapes=_add_shapes,
-    saves=["sum", "weight", "bias", "mean", "rstd"],
-    gradient=_add_gradient,
-    parameters=["weight", "bias"],
-    name="layer_norm",
-    instead=_INSTEAD,
+    "add_layer_norm", gradient=_add_gradient, gradient_op="layer_norm_backward", name="layer_norm", instead=_INSTEAD
 )

@@ -1,5 +1,5 @@
-"""rms_norm and add_rms_norm for torch: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/
-rms_norm.cpp); how a call reaches them is in _declare.py.
+"""rms_norm and add_rms_norm for torch: casts and gradients. Arguments and shapes are declared in C++ (kernel_pytorch/ops/
+rms_norm/rms_norm.h); how a call reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for, statistics_dtype, wide_first
+from ._casting import parameter_for, wide_first
 from ._declare import backward, differentiable
 
 
@@ -86,38 +86,6 @@ def add_rms_norm(
     return _add_norm(x, residual, weight, eps, weight_offset, out_dtype)  # type: ignore[no-any-return]
 
 
-def _shapes(
-    x: Tensor, weight: Any, eps: float, weight_offset: float, output_dtype: torch.dtype | None = None
-) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape, dtype=output_dtype or x.dtype), _statistic(x)
-
-
-def _add_shapes(
-    x: Tensor, residual: Any, weight: Any, eps: float, weight_offset: float, output_dtype: torch.dtype | None = None
-) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape, dtype=output_dtype or x.dtype), x.new_empty(x.shape), _statistic(x)
-
-
-def _statistic(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[:-1], dtype=statistics_dtype(x))
-
-
-def _backward_shapes(
-    grad_output: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    grad_sum: Tensor | None,
-    weight_offset: float,
-    input_grad: bool,
-    weight_grad: bool,
-) -> tuple[Tensor, ...]:
-    return (
-        value.new_empty(value.shape if input_grad else (0,)),
-        weight.new_empty(weight.shape) if weight_grad and weight is not None else value.new_empty((0,)),
-    )
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     value, weight, rstd, weight_offset = saved
     return _backward(grads[0], value, weight, rstd, None, weight_offset, *wanted)
@@ -137,23 +105,8 @@ def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 _INSTEAD = "torch.nn.functional.rms_norm"
 
-_backward = backward(
-    "rms_norm", shapes=_backward_shapes, parameters=["weight"], per_sample=["weight_grad"], instead=_INSTEAD
-)
-_norm = differentiable(
-    "rms_norm",
-    shapes=_shapes,
-    saves=["x", "weight", "rstd", "weight_offset"],
-    gradient=_gradient,
-    parameters=["weight"],
-    instead=_INSTEAD,
-)
+_backward = backward("rms_norm", instead=_INSTEAD)
+_norm = differentiable("rms_norm", gradient=_gradient, gradient_op="rms_norm_backward", instead=_INSTEAD)
 _add_norm = differentiable(
-    "add_rms_norm",
-    shapes=_add_shapes,
-    saves=["sum", "weight", "rstd", "weight_offset"],
-    gradient=_add_gradient,
-    parameters=["weight"],
-    name="rms_norm",
-    instead=_INSTEAD,
+    "add_rms_norm", gradient=_add_gradient, gradient_op="rms_norm_backward", name="rms_norm", instead=_INSTEAD
 )

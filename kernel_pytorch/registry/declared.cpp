@@ -1,0 +1,228 @@
+#include "kernel_pytorch/registry/declared.h"
+
+#include <algorithm>
+#include <bitset>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/rows.h"
+#include "kernel_pytorch/registry/declaration.h"
+#include "kernel_pytorch/registry/request_words.h"
+
+namespace kernel_pytorch::registry {
+namespace {
+
+Role role_of(const Field& field) {
+  if (field.role == FieldRole::kUpdated) return Role::kUpdated;
+  return field.is_output() ? Role::kOutput : Role::kInput;
+}
+
+bool has_tensors(const Field& field) {
+  return field.role != FieldRole::kUnused && (field.is_tensor() || field.kind == FieldKind::kTensorList);
+}
+
+std::string named(const Field& field, std::string_view what) {
+  return concat(field.name, "_", what);
+}
+
+// Leading dimensions are one number, bucketed; after an op's check they are merged where strides allow.
+void describe_sizes(const Fields& fields, const Field& field, const TensorView& view, bool leads,
+                    std::bitset<kMaxDimensionNames>& described, tuning::KeyBuilder& key) {
+  const int named_count = field.rank - field.has_leading_dimensions();
+  if (field.has_leading_dimensions()) {
+    int64_t rows = 1;
+    for (int i = 0; i < view.rank - named_count; ++i) rows *= view.sizes[static_cast<size_t>(i)];
+    key.field(leads ? "rows" : named(field, "rows"), tuning::bucket(rows));
+  }
+  for (int i = 0; i < named_count; ++i) {
+    const int16_t name = field.dimensions[static_cast<size_t>(field.rank - named_count + i)];
+    if (name < 0 || described[static_cast<size_t>(name)]) continue;
+    described.set(static_cast<size_t>(name));
+    key.field(fields.dimension_names[static_cast<size_t>(name)], view.size(i - named_count));
+  }
+  const bool is_dense = view.rank == field.rank && view.rank > 0 && view.stride(-1) == 1;
+  key.field(leads ? "dense" : named(field, "dense"), is_dense);
+}
+
+void describe_option(const Field& field, const void* problem, tuning::KeyBuilder& key) {
+  const bool presence = field.rules.key == KeyPart::kPresence;
+  switch (field.kind) {
+    case FieldKind::kInteger: {
+      const int64_t value = field.value<int64_t>(problem);
+      return key.field(field.name, presence ? value != 0 : value);
+    }
+    case FieldKind::kFlag:
+      return key.field(field.name, field.value<bool>(problem));
+    case FieldKind::kChoice:
+      return key.field(field.name, field.value<uint8_t>(problem));
+    case FieldKind::kText: {
+      const std::string& text = field.value<std::string>(problem);
+      return key.field(field.name, presence || text.empty() ? !text.empty() : static_cast<int64_t>(hash_text(text)));
+    }
+    case FieldKind::kNumber:
+      KP_INTERNAL_CHECK(presence, field.name, ": a kernel may depend on whether a number is 0, not on its value");
+      return key.field(field.name, field.value<double>(problem) != 0);
+    default:
+      KP_INTERNAL_CHECK(false, field.name, ": no rule says how it is part of the key");
+  }
+}
+
+// The text of a request's option for this field, and for its type.
+std::string_view trial_name(const Field& field) {
+  return field.rules.trial.empty() ? field.name : field.rules.trial;
+}
+std::string trial_type_name(const Field& field) {
+  if (!field.rules.trial_dtype.empty()) return std::string(field.rules.trial_dtype);
+  return field.rules.dtype_option.empty() ? named(field, "dtype") : std::string(field.rules.dtype_option);
+}
+
+// The word at a place of "a b c".
+std::vector<std::string_view> words_of(std::string_view text) {
+  std::vector<std::string_view> words;
+  for (auto word = fields_detail::take_word(text); !word.empty(); word = fields_detail::take_word(text)) {
+    words.push_back(word);
+  }
+  return words;
+}
+
+void make_option(const Field& field, const ProblemRequest& request, void* problem) {
+  const std::string_view name = trial_name(field);
+  switch (field.kind) {
+    case FieldKind::kNumber:
+      field.value<double>(problem) = number_option(request, name, field.value<double>(problem));
+      break;
+    case FieldKind::kOptionalNumber:
+      if (has_option(request, name)) field.value<std::optional<double>>(problem) = number_option(request, name, 0);
+      break;
+    case FieldKind::kInteger:
+      field.value<int64_t>(problem) = integer_option(request, name, field.value<int64_t>(problem));
+      break;
+    case FieldKind::kOptionalInteger:
+      if (has_option(request, name)) field.value<std::optional<int64_t>>(problem) = integer_option(request, name, 0);
+      break;
+    case FieldKind::kFlag:
+      field.value<bool>(problem) = flag_option(request, name, field.value<bool>(problem));
+      break;
+    case FieldKind::kText:
+      field.value<std::string>(problem) = text_option(request, name);
+      break;
+    case FieldKind::kChoice: {
+      const auto words = words_of(field.rules.choices);
+      field.value<uint8_t>(problem) =
+          static_cast<uint8_t>(word_option(request, name, words, words[field.value<uint8_t>(problem)]));
+      break;
+    }
+    case FieldKind::kTensor:
+    case FieldKind::kTensorList:
+      break;
+  }
+}
+
+std::vector<std::string> known_names(const Fields& fields) {
+  std::vector<std::string> known;
+  for (const Field& field : fields.all) {
+    if (field.role == FieldRole::kUnused) continue;
+    if (field.role == FieldRole::kOption || field.role == FieldRole::kOptionalInput ||
+        (field.role == FieldRole::kSaved && !field.rules.trial.empty())) {
+      known.emplace_back(trial_name(field));
+    }
+    const bool is_leading = &field == &leading_input(fields);
+    const bool has_free_type = field.is_input() && field.rules.dtype.empty() && !is_leading;
+    if (field.is_tensor() && (has_free_type || !field.rules.dtype_option.empty() || !field.rules.trial_dtype.empty())) {
+      known.push_back(trial_type_name(field));
+    }
+  }
+  return known;
+}
+
+}  // namespace
+
+void visit_fields(const Fields& fields, void* problem, TensorVisitor visit, void* state) {
+  const PresentTensors call{visit, state};
+  for (const Field& field : fields.all) {
+    if (!has_tensors(field)) continue;
+    if (field.is_tensor()) {
+      call(field.name, role_of(field), field.tensor(problem));
+      continue;
+    }
+    for (TensorView& view : field.value<std::vector<TensorView>>(problem)) call(field.name, role_of(field), view);
+  }
+}
+
+void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuilder& key) {
+  const Field& leading = leading_input(fields);
+  std::bitset<kMaxDimensionNames> described;
+  for (const Field& field : fields.all) {
+    if (field.rules.key == KeyPart::kNone || field.role == FieldRole::kUnused) continue;
+    if (!field.is_tensor()) {
+      describe_option(field, problem, key);
+      continue;
+    }
+    const TensorView& view = field.tensor(problem);
+    const bool leads = &field == &leading;
+    if (field.rules.key == KeyPart::kSizes) describe_sizes(fields, field, view, leads, described, key);
+    if (field.rules.key == KeyPart::kPresence) {
+      key.field(field.name, view.is_present());
+    } else if (view.is_present()) {
+      key.field(leads ? "dtype" : named(field, "dtype"), view.dtype);
+    } else {
+      key.absent(named(field, "dtype"));
+    }
+  }
+}
+
+void make_fields(const Fields& fields, const ProblemRequest& request, void* problem) {
+  const std::vector<std::string> names = known_names(fields);
+  check_options(request, std::vector<std::string_view>(names.begin(), names.end()));
+  const Field& leading = leading_input(fields);
+  DimensionSizes sizes;
+  TensorView main = rows_view(request);
+  leading.tensor(problem) = main;
+  sizes.bind(leading, main);
+  for (const Field& field : fields.all) {
+    if (field.role == FieldRole::kOption) make_option(field, request, problem);
+    if (!field.is_input() || !field.is_tensor() || &field == &leading) continue;
+    const bool is_given =
+        field.role != FieldRole::kOptionalInput || flag_option(request, trial_name(field), field.rules.usual);
+    if (!is_given) continue;
+    const auto shape = sizes.shape_of(field);
+    KP_INTERNAL_CHECK(shape.has_value(), field.name, ": a request does not give its sizes");
+    TensorView view = *shape;
+    view.dtype = declared_type(fields, field, problem).value_or(request.dtype);
+    view.dtype = dtype_option(request, trial_type_name(field), view.dtype);
+    view.device = request.device;
+    field.tensor(problem) = view;
+  }
+  for (const Field& field : fields.all) {
+    if (!field.is_output()) continue;
+    const bool is_made = field.when < 0 || fields.all[static_cast<size_t>(field.when)].tensor(problem).is_present();
+    const bool is_kept =
+        field.role != FieldRole::kSaved || field.rules.trial.empty() || flag_option(request, field.rules.trial, true);
+    const auto type = declared_type(fields, field, problem);
+    const auto shape = sizes.shape_of(field);
+    if (!is_made || !is_kept || !type.has_value() || !shape.has_value()) continue;
+    TensorView view = *shape;
+    view.dtype = field.rules.dtype_option.empty() ? *type : dtype_option(request, field.rules.dtype_option, *type);
+    view.device = request.device;
+    field.tensor(problem) = view;
+  }
+}
+
+int64_t bytes_of_fields(const Fields& fields, const void* problem) {
+  int64_t bytes = 0;
+  visit_fields(fields, const_cast<void*>(problem), add_tensor_bytes, &bytes);
+  return bytes;
+}
+
+void shrink_fields(const Fields& fields, void* problem, int64_t elements) {
+  const TensorView& main = leading_input(fields).tensor(problem);
+  if (main.rank != 2) return;  // the leading dimensions did not merge: small enough, since requests make them merge
+  const int64_t rows =
+      std::clamp<int64_t>(elements / std::max<int64_t>(columns_of(main), 1), 1, std::max<int64_t>(rows_of(main), 1));
+  for (const Field& field : fields.all) {
+    if (!field.is_tensor() || field.role == FieldRole::kUnused || !field.has_leading_dimensions()) continue;
+    TensorView& view = field.tensor(problem);
+    if (view.is_present()) view.sizes[0] = std::min(view.sizes[0], rows);
+  }
+}
+
+}  // namespace kernel_pytorch::registry
