@@ -40,13 +40,18 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
 def product_dtype(x: Tensor) -> torch.dtype:
     """The type in which a product with x is computed: autocast's where that is on."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(kind) if _is_autocast_on(kind) else x.dtype
 
 
 def autocast(*tensors: Tensor) -> Sequence[Tensor]:
     """What a product's operands are under torch.autocast: its type, fp64 aside."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not _is_autocast_on(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return [tensor if tensor.dtype is torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def _is_autocast_on(kind: str) -> bool:
+    """Meta tensors have no autocast of their own, and torch raises where it is asked for one."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,23 +28,47 @@ ALIASES = ("attn_mask", "mask")  # what other libraries call attention_mask
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def mask_options(
-    what: str, attention_mask: Tensor | None, *, batch: int, heads: int, queries: int, keys: int
-) -> dict[str, Tensor]:
+class Sizes(NamedTuple):
+    """Of the scores that a mask is for."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+
+
+def mask_options(what: str, attention_mask: Tensor | None, sizes: Sizes) -> dict[str, Any]:
     """The mask as an option of functional.attention: `mask` or `bias`, [batch, heads, queries, keys] or 1 for all."""
     if attention_mask is None:
         return {}
-    mask = _four_dimensions(what, attention_mask, batch, heads, queries, keys)
-    for name, size, wanted in zip(
-        ("batch", "heads", "queries", "keys"), mask.shape, (batch, heads, queries, keys), strict=True
-    ):
+    mask = _four_dimensions(what, attention_mask, sizes)
+    for name, size, wanted in zip(Sizes._fields, mask.shape, sizes, strict=True):
         if size not in (1, wanted):
             raise ValueError(
                 f"{what}: attention_mask has shape {list(attention_mask.shape)}: {size} {name}, there are {wanted}; "
-                f"give {_forms(batch, heads, queries, keys)}"
+                f"give {_forms(sizes)}"
             )
     option, mask = mask_by_type(what, mask)
-    return {option: mask.expand(*mask.shape[:-1], keys) if mask.shape[-1] != keys else mask}
+    return {option: mask if mask.shape[-1] == sizes.keys else mask.expand(*mask.shape[:-1], sizes.keys)}
+
+
+def join_masks(
+    what: str, mask: Tensor | None, bias: Tensor | None, attention_mask: Tensor | None, sizes: Sizes
+) -> tuple[Tensor | None, Tensor | None]:
+    """The one mask (bool) and the one bias that all of these are together; mask and bias broadcast as torch does."""
+    if bias is not None and bias.dtype not in FLOATS:
+        raise ValueError(
+            f"{what}: bias is {bias.dtype}; give floating numbers, or a mask of bool or integers as attention_mask"
+        )
+    given = list(mask_options(what, attention_mask, sizes).items())
+    if mask is not None:
+        given.append(mask_by_type(what, mask, "mask"))
+    kept = [one for option, one in given if option == "mask"]
+    added = [one for option, one in given if option == "bias"] + ([] if bias is None else [bias])
+    return (
+        functools.reduce(torch.logical_and, kept) if kept else None,
+        functools.reduce(torch.add, added) if added else None,
+    )
 
 
 def mask_by_type(what: str, mask: Tensor, name: str = "attention_mask") -> tuple[str, Tensor]:
@@ -85,11 +109,12 @@ def accepts_mask_names(forward: _Function) -> _Function:
     return with_mask_names  # type: ignore[return-value]
 
 
-def _four_dimensions(what: str, mask: Tensor, batch: int, heads: int, queries: int, keys: int) -> Tensor:
+def _four_dimensions(what: str, mask: Tensor, sizes: Sizes) -> Tensor:
     shape = tuple(mask.shape)
+    batch, heads, queries, _ = sizes
     if len(shape) == 4:
         return mask
-    forms = _forms(batch, heads, queries, keys)
+    forms = _forms(sizes)
     if len(shape) == 3:
         if shape[0] == batch == heads > 1:
             raise ValueError(
@@ -120,7 +145,8 @@ def _four_dimensions(what: str, mask: Tensor, batch: int, heads: int, queries: i
     raise ValueError(f"{what}: attention_mask has shape {list(shape)}; give {forms}")
 
 
-def _forms(batch: int, heads: int, queries: int, keys: int) -> str:
+def _forms(sizes: Sizes) -> str:
+    batch, heads, queries, keys = sizes
     return (
         f"[batch, keys] = [{batch}, {keys}], [queries, keys] = [{queries}, {keys}] (not of integers), or "
         f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}] with 1 for all"

@@ -14,6 +14,7 @@ from torch import Tensor
 from ._autograd import wants_gradient
 from ._casting import autocast, statistics_dtype
 from ._declare import backward, differentiable
+from ._masks import Sizes, join_masks
 from ._mods import Mod, masked, programs_of
 from ._seed import seed_for
 
@@ -44,6 +45,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     block_mask: Any = None,
     score_mod: Mod | None = None,
     mask_mod: Mod | None = None,
@@ -72,7 +74,10 @@ def attention(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: [sequences + 1], where packed sequences begin; no
             sequence is longer than the bounds (None: all tokens). Read on the device; tokens past the last give zeros.
         dropout_p, seed: probabilities are dropped in steps of 1/256; int64[2] (seed, offset), None draws one.
-        mask: bool, broadcasts as bias; True keeps.
+        mask: broadcasts as bias; True keeps. Integers and floating numbers as in attention_mask.
+        attention_mask: bool (True keeps), integers (1 keeps, 0 hides) or floating numbers (added to the scores), of
+            shape [batch, keys], [queries, keys], [heads, queries, keys] or [batch, heads, queries, keys]; _masks.py has
+            the rule. mask, bias and attention_mask hold together.
         block_mask: a torch BlockMask, or what has its attributes; its mask_mod is taken as well.
         score_mod: (score, batch, head, q, k, *captured) -> score; mask_mod: (batch, head, q, k, *captured) -> bool.
         captured: tensors that the mods read; those of floating types get gradients.
@@ -109,6 +114,7 @@ def attention(
         dropout_p=dropout_p,
         seed=seed,
         mask=mask,
+        attention_mask=attention_mask,
         block_mask=block_mask,
         score_mod=score_mod,
         mask_mod=mask_mod,
@@ -155,6 +161,7 @@ def option_arguments(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     block_mask: Any = None,
     score_mod: Mod | None = None,
     mask_mod: Mod | None = None,
@@ -172,6 +179,9 @@ def option_arguments(
         raise RuntimeError(
             "attention: alibi_slopes require a gradient, which they do not have; detach them, or capture them"
         )
+    if mask is not None or bias is not None or attention_mask is not None:
+        sizes = _sizes_of(query, key, layout, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
+        mask, bias = join_masks("attention", mask, bias, attention_mask, sizes)
     numbers = statistics_dtype(query)
     blocks, query_block, key_block, block_mod = _block_list(block_mask, (query, key, bias, sinks, *captured))
     score_text, mask_text, tensors = "", "", list(captured)
@@ -247,6 +257,22 @@ def _keys_of(key: Tensor, layout: str, max_seqlen_k: int | None) -> int:
     if key.dim() == 4:
         return key.shape[2 if layout == "bhsd" else 1]
     return max_seqlen_k or key.shape[0]
+
+
+def _sizes_of(
+    query: Tensor,
+    key: Tensor,
+    layout: str,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> Sizes:
+    keys = _keys_of(key, layout, max_seqlen_k)
+    if query.dim() != 4:
+        sequences = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        return Sizes(sequences, query.shape[-2], max_seqlen_q or query.shape[0], keys)
+    rows, heads = (2, 1) if layout == "bhsd" else (1, 2)
+    return Sizes(query.shape[0], query.shape[heads], query.shape[rows], keys)
 
 
 def _block_list(mask: Any, inputs: Sequence[Tensor | None]) -> tuple[list[Tensor], int, int, Mod | None]:

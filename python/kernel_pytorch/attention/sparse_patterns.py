@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class SparsePattern(enum.Enum):
 
     RANDOM = "random"  # any others, of each head its own
     BLOCK_SPARSE = "block_sparse"  # the first block and the neighbours, and random ones (BigBird)
-    STRIDED = "strided"  # the neighbours, and every n-th block from its own on (Sparse Transformer)
+    STRIDED = "strided"  # the neighbours, and blocks at even distances from its own on (Sparse Transformer)
     LOCAL_GLOBAL = "local_global"  # the first block, and a window (Longformer)
     DYNAMIC_THRESHOLD = "dynamic_threshold"  # those in which queries and keys agree best
     LEARNED = "learned"  # those that a trained gate opens
@@ -52,15 +53,45 @@ class Pack:
 
 
 # Most blocks of a sequence that the default block size makes: 32 rows tell more than 4, and large blocks run faster.
-_LEAST_BLOCKS, _SMALLEST_BLOCK, _LARGEST_BLOCK = 32, 16, 128
+_LEAST_BLOCKS, _SMALL_BLOCK, _LARGEST_BLOCK = 32, 16, 128
+_SHORTFALL = 0.01  # of sparsity, that a larger block is worth
 
 
-def usual_block(tokens: int) -> int:
-    """The largest power of two, from 16 to 128, that cuts the sequence into 32 blocks."""
+def usual_block(tokens: int, sparsity: float, reached: Callable[[int], float]) -> int:
+    """The largest power of two up to 128 that cuts the sequence into 32 blocks, or into 16 tokens each where it is
+    short, and smaller where rows must keep more of such blocks than the sparsity leaves. reached(block) is the
+    sparsity that they can have.
+    """
     block = _LARGEST_BLOCK
-    while block > _SMALLEST_BLOCK and tokens < _LEAST_BLOCKS * block:
+    while block > _SMALL_BLOCK and tokens < _LEAST_BLOCKS * block:
+        block //= 2
+    while block > 1 and reached(block) < sparsity - _SHORTFALL:
         block //= 2
     return block
+
+
+def reachable_sparsity(
+    queries: int, keys: int, block: int, *, causal: bool, sinks: int, local: int, wanted: float
+) -> float:
+    """The share of visible blocks that no row must keep; `wanted` where it is at least that for certain."""
+    columns = -(-keys // block)
+    most_kept = sinks + 1 + 2 * local  # of a row; causal rows see half of the columns on average
+    if queries == keys and most_kept <= (1 - wanted) * columns / (2 if causal else 1):
+        return wanted
+    return _counted_sparsity(queries, keys, block, causal, sinks, local)
+
+
+@functools.lru_cache(maxsize=256)
+def _counted_sparsity(queries: int, keys: int, block: int, causal: bool, sinks: int, local: int) -> float:
+    scores = torch.zeros(1, 1, -(-queries // block), -(-keys // block))
+    lists = select_by_scores(
+        scores, queries, keys, sparsity=1.0, block_size=block, causal=causal, sinks=sinks, local=local, gradients=False
+    )
+    return 1 - int(lists.counts().sum()) / max(visible_blocks(queries, keys, block, causal), 1)
+
+
+# What torch.compiler.assume_constant_result sets, without importing the compiler: the answer depends on sizes alone.
+_counted_sparsity._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def visible_blocks(queries: int, keys: int, block: int, causal: bool) -> int:
@@ -119,10 +150,19 @@ def _distances(queries: int, keys: int, block: int) -> Tensor:
 def _strided_map(distance: Tensor, sparsity: float, causal: bool, local: int) -> Tensor:
     seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     near = seen & (distance.abs() <= local)
-    share = 1 - sparsity - near.sum().item() / max(int(seen.sum()), 1)  # what is left for strides
-    if share <= 0:
-        return near
-    return near | (seen & (distance % math.ceil(1 / share) == 0))
+    budget = int((1 - sparsity) * int(seen.sum()) + 1e-6)
+    low, high = 0.0, 2.0  # shares of evenly spread blocks: the largest that keeps the budget
+    for _ in range(48):
+        share = (low + high) / 2
+        fits = int((near | (seen & _spread(distance, share))).sum()) <= budget
+        low, high = (share, high) if fits else (low, share)
+    return near | (seen & _spread(distance, low))
+
+
+def _spread(distance: Tensor, share: float) -> Tensor:
+    """Every n-th block from its own on where the share is 1 / n, and as evenly where it is no such number."""
+    places = distance.double()
+    return (places * share + 1e-6).floor() > ((places - 1) * share + 1e-6).floor()
 
 
 class SparsityGate(nn.Module):
