@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .._ops._masks import Sizes, accepts_mask_names, mask_options
-from ..core._checks import check_features
-from ..core._names import SIZES, check_known
+from ..core._checks import check_features, check_sequences
+from ..core._names import SIZES, check_known, renamed
 from ..functional import BlockLists, rope, select_blocks, select_by_scores
 from .config import FIELDS, AttentionConfig, config_of
 from .layers import FlashAttention3
@@ -184,6 +184,8 @@ class DynamicSparseAttention(FlashAttention3):
         pack: Pack | None,
         blocks: Callable[[Tensor, Tensor, Pack | None], dict[str, Any]],
     ) -> Tensor:
+        if pack is None:
+            check_sequences(self, query, self.config.embed_dim, "query")
         q, k, v = self._projected(query, key, value)
         if rotary is not None:
             q, k = rope(q, k, *rotary, positions=None if pack is None else pack.positions(q.shape[0]))
@@ -355,7 +357,12 @@ def create_sparse_attention(
     pattern: SparsePattern | str = SparsePattern.DYNAMIC_THRESHOLD,
     **options: Any,
 ) -> DynamicSparseAttention:
-    """A DynamicSparseAttention; options are its keyword arguments (causal, kv_heads, block_size, device, ...)."""
+    """A DynamicSparseAttention; options are its keyword arguments (causal, kv_heads, block_size, device, ...).
+
+    sparsity_ratio also goes by the name sparsity.
+    """
+    options = renamed("create_sparse_attention", options, {"sparsity": "sparsity_ratio"})
+    sparsity_ratio = options.pop("sparsity_ratio", sparsity_ratio)
     check_known("create_sparse_attention", options, (*_OWN_NAMES[2:], *FIELDS, *SIZES))
     return DynamicSparseAttention(d_model, num_heads, sparsity_ratio, pattern, **options)
 
