@@ -10,6 +10,7 @@ from .distributed import (
     create_context_parallel_attention,
     create_ring_attention,
 )
+from .fp8 import FP8AttentionConfig
 from .fusion import (
     FusionConfig,
     FusionStrategy,
@@ -27,6 +28,7 @@ __all__ = [
     "AttentionPatterns",
     "ContextParallelAttention",
     "DynamicSparseAttention",
+    "FP8AttentionConfig",
     "FlashAttention3",
     "FlexAttentionLayer",
     "FlexAttentionMaskMods",

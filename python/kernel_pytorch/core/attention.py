@@ -126,7 +126,7 @@ class AttentionLayer(nn.Module):
         rows = slice(begin * self.d_model, end * self.d_model)
         in_float8 = self._modules.get("in_proj")  # precision.convert_model_to_fp8 puts it there
         if in_float8 is not None:
-            packed = in_float8(x, rows.start, rows.stop)
+            packed: Tensor = in_float8(x, rows.start, rows.stop)
         else:
             bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
             packed = product(x, self.in_proj_weight[rows], bias)

@@ -156,5 +156,5 @@ def restore_from_fp8(model: nn.Module) -> nn.Module:
 def _replace(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):
-            if child in replaced:
+            if child is not None and child in replaced:
                 module._modules[name] = replaced[child]

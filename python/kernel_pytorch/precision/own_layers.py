@@ -1,4 +1,4 @@
-"""FP8 forms of this library's own layers that multiply by a weight themselves; those that hold an nn.Linear need none."""
+"""FP8 forms of this library's layers that multiply by a weight themselves; those that hold an nn.Linear need none."""
 
 from __future__ import annotations
 

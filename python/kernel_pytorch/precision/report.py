@@ -60,8 +60,8 @@ def _watcher(entry: LayerNumerics, layer: FP8LinearLayer) -> Callable[[Tensor, T
         with torch.no_grad():
             entry.tensors["input"] = _numerics(layer, INPUT, x.detach(), config)
             entry.tensors["weight"] = _numerics(layer, WEIGHT, weight.detach(), config)
-            narrow = [None if operand is None else operand.to(torch.bfloat16) for operand in (x, weight, bias)]
-            plain = torch_functional.linear(*narrow).float()
+            narrow_bias = None if bias is None else bias.to(torch.bfloat16)
+            plain = torch_functional.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16), narrow_bias).float()
             entry.output_error = float((output.float() - plain).norm() / plain.norm().clamp_min(1e-30))
         if output.requires_grad:
             output.register_hook(_gradient_hook(entry, layer, config))  # type: ignore[no-untyped-call]
