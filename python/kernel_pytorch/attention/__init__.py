@@ -11,6 +11,7 @@ from .distributed import (
     create_ring_attention,
 )
 from .factory import create_attention, create_flex_attention
+from .fp8 import FP8AttentionConfig
 from .fusion import (
     FusionConfig,
     FusionStrategy,
@@ -28,6 +29,7 @@ __all__ = [
     "AttentionPatterns",
     "ContextParallelAttention",
     "DynamicSparseAttention",
+    "FP8AttentionConfig",
     "FlashAttention3",
     "FlexAttentionLayer",
     "FlexAttentionMaskMods",

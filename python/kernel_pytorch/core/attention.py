@@ -136,8 +136,12 @@ class AttentionLayer(nn.Module):
     def _heads(self, x: Tensor, begin: int, end: int) -> tuple[Tensor, ...]:
         """Parts begin to end of query, key and value, from the one product that they share."""
         rows = slice(begin * self.d_model, end * self.d_model)
-        bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
-        packed = product(x, self.in_proj_weight[rows], bias)
+        in_float8 = self._modules.get("in_proj")  # precision.convert_model_to_fp8 puts it there
+        if in_float8 is not None:
+            packed: Tensor = in_float8(x, rows.start, rows.stop)
+        else:
+            bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
+            packed = product(x, self.in_proj_weight[rows], bias)
         return packed.view(*x.shape[:-1], end - begin, self.num_heads, self.head_dim).unbind(-3)
 
     def extra_repr(self) -> str:
