@@ -195,6 +195,8 @@ def describe_machine(device: torch.device) -> dict[str, object]:
         "torch": torch.__version__,
         "kernel_pytorch": kernel_pytorch.__version__,
         "date": time.strftime("%Y-%m-%d"),
+        "commit": provenance.commit(),
+        "command": provenance.command(),
     }
 
 
