@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import provenance
 import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.utils.profiling import count_launches
