@@ -12,7 +12,6 @@ namespace kernel_pytorch::attention {
 namespace {
 
 constexpr const char* kPrepareSource = "kernel_pytorch/ops/attention/attention_prepare_cuda.cuh";
-constexpr int64_t kFar = 1 << 29;  // beyond any sequence: bounds are clamped to it, so that 32 bits never overflow
 
 constexpr const char* kOddQueryBlocks = "the block list's query blocks are no multiple of this kernel's tiles";
 constexpr const char* kOddKeyBlocks = "the block list's key blocks are no multiple of this kernel's tiles";
@@ -45,10 +44,6 @@ constexpr bool Features::*kFields[] = {
     &Features::dropout,
 };
 static_assert(std::size(kFields) == sizeof(Features), "every field, in its order");
-
-int32_t clamped(int64_t value) {
-  return static_cast<int32_t>(std::clamp(value, -kFar, kFar));
-}
 
 // No key lies after its query + offset.
 bool looks_back_only(const Scoring& scoring) {
@@ -182,10 +177,10 @@ ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& quer
   arguments.keys = static_cast<int32_t>(is_packed ? scoring.longest_key : key.size(2));
   arguments.query_tokens = query.size(2);
   arguments.key_tokens = key.size(2);
-  arguments.left = clamped(-scoring.window_left);
-  arguments.right = scoring.causal ? 0 : clamped(scoring.window_right);
+  arguments.left = static_cast<int32_t>(-scoring.window_left);
+  arguments.right = scoring.causal ? 0 : static_cast<int32_t>(scoring.window_right);
   arguments.has_offset = scoring.causal_offset.has_value();
-  arguments.offset = clamped(scoring.offset().value_or(0));
+  arguments.offset = static_cast<int32_t>(scoring.offset().value_or(0));
   arguments.part_query = static_cast<int32_t>(scoring.first_query);
   arguments.part_key = static_cast<int32_t>(scoring.first_key);
   arguments.scale = static_cast<float>(scoring.scale);

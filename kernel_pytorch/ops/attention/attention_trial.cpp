@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/attention/attention_bounds.h"
 #include "kernel_pytorch/registry/request_words.h"
 
 namespace kernel_pytorch::attention {
@@ -168,6 +169,7 @@ Scoring make_scoring(const Words& words) {
   scoring.first_key = words.whole("first_key", 0);
   scoring.deterministic = words.flag("deterministic");
   scoring.batch_invariant = words.flag("batch_invariant");
+  if (!has_near_numbers(scoring, sizes)) bound_numbers(scoring, sizes);
   return scoring;
 }
 

@@ -143,6 +143,7 @@ Selection make_select(const registry::ProblemRequest& request) {
   given.sinks = number("sinks", 1);
   given.local = number("local", 1);
   Selection problem = selection_of(given);
+  choose_share_of(problem.grid, given.sparsity);
   const Grid& grid = problem.grid;
   const auto view = [&](DType dtype, std::initializer_list<int64_t> sizes) {
     return contiguous_view(nullptr, dtype, sizes, request.device);

@@ -61,18 +61,27 @@ def attention(
         query, key, value: [batch, heads, sequence, size], or [batch, sequence, heads, size] with layout="bshd", or
             packed [tokens, heads, size] with cu_seqlens; any strides, so slices of a packed QKV are not copied. value
             may have another size; query may have a multiple of key's heads (head h reads key head h / group).
-        causal: query i sees keys up to i + causal_offset; None aligns the ends, keys - queries. 0 is torch's is_causal.
+        causal: query i sees keys up to i + causal_offset; None aligns the ends, keys - queries, or what key_lengths
+            makes of it. 0 is torch's is_causal.
         scale: of the scores; None is size ** -0.5.
         window: (left, right), keeps -left <= k - (q + offset) <= right, -1 is unbounded; a number is both.
-        alibi_slopes: [heads] or [batch, heads], subtracts slope * |k - (q + offset)|. Without a gradient.
+        alibi_slopes: [heads] or [batch, heads], subtracts slope * |k - (q + offset)|; offsets up to 2^24. Without a
+            gradient.
         bias: added to the scores; broadcasts to [batch, heads, queries, keys]. Its gradient is reduced in the kernel.
         softcap: scores become softcap * tanh(score / softcap), before the bias (after it with softcap_after_bias).
         sinks: [heads], logits in the denominator alone.
-        query_segment_ids, key_segment_ids: [batch, sequence] integers; equal ids attend, -1 (padding) attends to none.
-            Without key_segment_ids the query's are used.
-        key_lengths: [batch], keys from there on are padding.
+        query_segment_ids, key_segment_ids: [batch, sequence] integers of 32 bits, or [sequence] for the whole batch
+            (packed: [tokens]); equal ids attend, -1 (padding) attends to none. Without key_segment_ids the query's are
+            used.
+        key_lengths: [batch], clamped to 0..keys: keys from there on are padding, which nobody sees. Without a
+            causal_offset it also says where the queries of causal, window and ALiBi stand: offset = max(length -
+            queries, min(0, keys - queries)). A cache that is longer than what it holds is thus aligned at its last real
+            key; padding on the right of queries and keys alike gives 0, so query i sees keys up to i; a length of
+            `keys` changes nothing. Of packed sequences each by itself.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: [sequences + 1], where packed sequences begin; no
             sequence is longer than the bounds (None: all tokens). Read on the device; tokens past the last give zeros.
+            Offsets that do not ascend from 0 within the tokens, or a bound that is too small, raise on the CPU, and on
+            a GPU with KERNEL_PYTORCH_CHECK=1.
         dropout_p, seed: probabilities are dropped in steps of 1/256; int64[2] (seed, offset), None draws one.
         mask: broadcasts as bias; True keeps. Integers and floating numbers as in attention_mask.
         attention_mask: bool (True keeps), integers (1 keeps, 0 hides) or floating numbers (added to the scores), of
@@ -200,11 +209,11 @@ def option_arguments(
         None if sinks is None else sinks.to(numbers),
         None if alibi_slopes is None else alibi_slopes.to(numbers),
         mask,
-        _int32(query_segment_ids),
-        _int32(key_segment_ids),
-        _int32(key_lengths),
-        _int32(cu_seqlens_q),
-        _int32(cu_seqlens_k),
+        None if query_segment_ids is None else query_segment_ids.to(torch.int32),
+        None if key_segment_ids is None else key_segment_ids.to(torch.int32),
+        _counts(key_lengths),
+        _counts(cu_seqlens_q),
+        _counts(cu_seqlens_k),
         None if dropout_p == 0.0 else seed_for(query, seed),
         blocks,
         tensors,
@@ -238,7 +247,10 @@ def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
     return window
 
 
-def _int32(tensor: Tensor | None) -> Tensor | None:
+def _counts(tensor: Tensor | None) -> Tensor | None:
+    """As int32. What does not fit is as far beyond every sequence as what does."""
+    if tensor is not None and tensor.dtype is torch.int64:
+        tensor = tensor.clamp(-(2**30), 2**31 - 1)
     return tensor if tensor is None else tensor.to(torch.int32)
 
 
