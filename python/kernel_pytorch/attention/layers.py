@@ -105,6 +105,10 @@ class FlashAttention3(nn.Module):
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if not self.config.use_flash_attention:
+            if "cu_seqlens_q" in options:
+                raise ValueError(
+                    f"{type(self).__name__}: plain attention has no packed sequences; use use_flash_attention=True"
+                )
             return plain_attention(q, k, v, **options)
         return attention(q, k, v, layout="bshd", **options)  # type: ignore[no-any-return]
 

@@ -89,17 +89,21 @@ class DynamicSparseAttention(FlashAttention3):
         assert config.head_dim is not None
         learned = self.pattern is SparsePattern.LEARNED
         self.gate = SparsityGate(config.num_heads, config.head_dim, device, dtype) if learned else None
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drops what only serves the process and the call: lists by shape, and what the latest forward left."""
         self._shapes: dict[tuple[Any, ...], Any] = {}
         self._computed: _Computed | None = None
         self._gates: Tensor | None = None
+        self._given_lists: BlockLists | None = None
         self._has_warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shapes": {}, "_computed": None, "_gates": None, "_has_warned": False}
+        """Without what only serves the process and the call: lists by shape, and what the latest forward left."""
+        return {**self.__dict__, "_shapes": {}, "_computed": None, "_gates": None}
+
+    def compute_the_blocks_of(self, other: DynamicSparseAttention | None) -> None:
+        """From now on, the blocks that `other` computed in its latest forward, whatever the content; None: its own."""
+        if other is not None and other._computed is None:
+            raise RuntimeError("compute_the_blocks_of: the other layer computed nothing yet; call it")
+        self._given_lists = None if other is None or other._computed is None else other._computed.lists
 
     @accepts_mask_names
     def forward(
@@ -224,6 +228,7 @@ class DynamicSparseAttention(FlashAttention3):
             lists = self._fixed(queries, keys, block, q.device)
         else:
             lists = self._fixed_of_pack(pack, block, _wants_gradients(q, k))
+        lists = lists if self._given_lists is None else self._given_lists
         self._computed = _Computed(lists, q.shape[0], queries, keys, block, pack)
         return {"block_mask": lists, **options}
 
