@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _torch as _torch  # loads the library
+from . import _flops as _flops  # registers what products count
 from ._autograd import (
     below_autograd,
     eager,

@@ -179,8 +179,12 @@ def _last(context: Context, outcome: Outcome, patterns: tuple[ModuleType, ...]) 
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undoes everything that `optimize` did to the model; a model that was not optimized is returned as it is."""
+    """Undoes everything that `optimize` did to the model, or what its first call was to do; a model that was not
+    optimized is returned as it is."""
+    from .first_call import forget_first_call
+
     inner = uncompiled(model)
+    forget_first_call(model)
     changes = changes_of(inner)
     if changes is not None:
         changes.release()
