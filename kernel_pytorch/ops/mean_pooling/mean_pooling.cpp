@@ -38,7 +38,8 @@ struct Checks {
   }
   void check_offset_range(const TensorView& offsets, const Sizes& sizes, const Context& context) const {
     if (!offsets.is_present()) return;
-    check_offset_values({.op = op, .name = "offsets", .offsets = offsets, .tensor = "x", .tokens = sizes.tokens}, context);
+    check_offset_values({.op = op, .name = "offsets", .offsets = offsets, .tensor = "x", .tokens = sizes.tokens},
+                        context);
   }
 
   // x as [batch, tokens, inner, columns].
