@@ -64,6 +64,7 @@ void describe_problem(const Problem& problem, tuning::KeyBuilder& key) {
   const auto program = [](const std::string& text) {
     return text.empty() ? 0 : static_cast<int64_t>(hash_text(text) >> 1);
   };
+  key.field("captured", static_cast<int64_t>(scoring.captured.size()));
   key.field("score_mod", program(scoring.score_mod));
   key.field("mask_mod", program(scoring.mask_mod));
 }
