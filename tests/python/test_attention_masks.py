@@ -205,13 +205,15 @@ def test_packs_count_sequences_as_batch():
     torch.testing.assert_close(output, torch.cat([first, second]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("fullgraph", [True])
-def test_masks_of_integers_are_traced(fullgraph):
-    layer, x = FlashAttention3(AttentionConfig(WIDTH, HEADS)).eval(), torch.randn(BATCH, ROWS, WIDTH)
-    mask = _kept()[1].long()
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["flash", "core"])
+def test_masks_are_traced(name, dynamic):
+    torch._dynamo.reset()
+    layer, x = LAYERS[name]().eval(), torch.randn(BATCH, ROWS, WIDTH)
     with torch.no_grad():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=fullgraph)
-        torch.testing.assert_close(compiled(x, attn_mask=mask), layer(x, attention_mask=mask))
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        for mask in (_kept()[1].long(), _kept()[0], _kept()[0][0, 0].float()):
+            torch.testing.assert_close(compiled(x, attn_mask=mask), layer(x, attention_mask=mask))
 
 
 @pytest.mark.gpu

@@ -43,7 +43,7 @@ def mask_options(what: str, attention_mask: Tensor | None, sizes: Sizes) -> dict
         return {}
     mask = _four_dimensions(what, attention_mask, sizes)
     for name, size, wanted in zip(Sizes._fields, mask.shape, sizes, strict=True):
-        if size not in (1, wanted):
+        if not _fits(size, wanted):
             raise ValueError(
                 f"{what}: attention_mask has shape {list(attention_mask.shape)}: {size} {name}, there are {wanted}; "
                 f"give {_forms(sizes)}"
@@ -106,6 +106,8 @@ def accepts_mask_names(forward: _Function) -> _Function:
                     options["attention_mask"] = given
         return forward(self, *arguments, **options)
 
+    # A code object of its own: torch.compile counts recompilations by it, and all layers would share one.
+    with_mask_names.__code__ = with_mask_names.__code__.replace()
     return with_mask_names  # type: ignore[return-value]
 
 
@@ -121,7 +123,7 @@ def _four_dimensions(what: str, mask: Tensor, sizes: Sizes) -> Tensor:
                 f"{what}: attention_mask has shape {list(shape)}, and batch and heads are both {batch}; give "
                 "mask[None] where its first dimension is heads, mask[:, None] where it is the batch"
             )
-        if shape[0] not in (1, heads):
+        if not _fits(shape[0], heads):
             raise ValueError(
                 f"{what}: attention_mask has shape {list(shape)}; three dimensions are [heads, queries, keys] with "
                 f"{heads} heads. Give mask[:, None] where the first is the batch, or {forms}"
@@ -143,6 +145,11 @@ def _four_dimensions(what: str, mask: Tensor, sizes: Sizes) -> Tensor:
     if of_queries:
         return mask[None, None]
     raise ValueError(f"{what}: attention_mask has shape {list(shape)}; give {forms}")
+
+
+def _fits(size: int, wanted: int) -> bool:
+    """Not `size in (1, wanted)`, which a compiler with symbolic sizes takes for false."""
+    return size == 1 or size == wanted
 
 
 def _forms(sizes: Sizes) -> str:

@@ -50,7 +50,10 @@ def plain_attention(
     if bias is not None:
         scores = scores + bias
     b, h, i, j = _places(scores)
-    distance = j - (i + keys - queries)
+    offset: Any = keys - queries
+    if key_lengths is not None:  # as functional.attention aligns them
+        offset = (key_lengths.view(-1, 1, 1, 1) - queries).clamp(min=min(0, keys - queries))
+    distance = j - (i + offset)
     if alibi_slopes is not None:
         scores = scores - alibi_slopes.to(scores)[:, None, None] * distance.abs()
     if score_mod is not None:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ..functional import BlockLists, rope, select_blocks, select_by_scores
 from .config import FIELDS, AttentionConfig, config_of
 from .layers import FlashAttention3
 from .sparse_patterns import (
+    Computed,
     Pack,
     SparsePattern,
     SparsityGate,
@@ -25,7 +26,6 @@ from .sparse_patterns import (
     fixed_scores,
     reachable_sparsity,
     usual_block,
-    visible_blocks,
 )
 
 _KEPT_SHAPES = 16  # lists of so many shapes are kept
@@ -90,7 +90,7 @@ class DynamicSparseAttention(FlashAttention3):
         learned = self.pattern is SparsePattern.LEARNED
         self.gate = SparsityGate(config.num_heads, config.head_dim, device, dtype) if learned else None
         self._shapes: dict[tuple[Any, ...], Any] = {}
-        self._computed: _Computed | None = None
+        self._computed: Computed | None = None
         self._gates: Tensor | None = None
         self._given_lists: BlockLists | None = None
         self._has_warned = False
@@ -166,7 +166,7 @@ class DynamicSparseAttention(FlashAttention3):
             errors["largest_error"] = float(difference.abs().max()) if difference.numel() else 0.0
         if self._computed is None:
             raise RuntimeError("get_attention_stats: nothing was computed yet; call the layer, or give hidden_states")
-        blocks = self._count(self._computed)  # waits for the device
+        blocks = self._computed.blocks(self.config.num_heads, self.config.causal)  # waits for the device
         share = blocks["blocks_computed"] / max(blocks["blocks_total"], 1)
         return {
             "pattern": self.pattern.value,
@@ -229,7 +229,7 @@ class DynamicSparseAttention(FlashAttention3):
         else:
             lists = self._fixed_of_pack(pack, block, _wants_gradients(q, k))
         lists = lists if self._given_lists is None else self._given_lists
-        self._computed = _Computed(lists, q.shape[0], queries, keys, block, pack)
+        self._computed = Computed(lists, q.shape[0], queries, keys, block, pack)
         return {"block_mask": lists, **options}
 
     def _block(self, queries: int, keys: int) -> int:
@@ -240,7 +240,9 @@ class DynamicSparseAttention(FlashAttention3):
             reachable_sparsity, queries, keys, causal=self.config.causal, sinks=sinks, local=local,
             wanted=self.sparsity_ratio,
         )  # fmt: skip
-        block = usual_block(keys, self.sparsity_ratio, reached) if self.block_size is None else self.block_size
+        block = self.block_size
+        if block is None:
+            block = usual_block(queries, keys, self.sparsity_ratio, self.config.causal, reached)
         if not self._has_warned and reached(block) < self.sparsity_ratio - _TOLERANCE:
             self._has_warned = True
             smaller = "longer sequences" if self.block_size is None else "a smaller block_size, or longer sequences"
@@ -251,18 +253,6 @@ class DynamicSparseAttention(FlashAttention3):
                 stacklevel=2,
             )
         return block
-
-    def _count(self, given: _Computed) -> dict[str, int]:
-        lists, batch, queries, keys, block, pack = given
-        causal, heads = self.config.causal, self.config.num_heads
-        if pack is None:
-            counts, batch_heads = lists.counts(), batch * heads
-            total = batch_heads * visible_blocks(queries, keys, block, causal)
-            computed = batch_heads // max(counts.shape[0] * counts.shape[1], 1) * int(counts.sum())
-        else:  # lists of the longest sequence may name blocks that another does not have
-            visible, listed = pack.visible_blocks(block, causal), lists.block_map()
-            total, computed = heads * int(visible.sum()), heads // listed.shape[1] * int((visible & listed).sum())
-        return {"block_size": block, "blocks_total": total, "blocks_computed": computed}
 
     def _kept_by_shape(self, shape: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         if shape not in self._shapes:
@@ -334,17 +324,6 @@ class DynamicSparseAttention(FlashAttention3):
         parts += [f"pattern={self.pattern.value}", f"causal={config.causal}", f"kv_heads={config.kv_heads}"]
         parts += [f"block_size={self.block_size}", f"sinks={self.sinks}", f"local={self.local}"]
         return ", ".join(parts)
-
-
-class _Computed(NamedTuple):
-    """What a forward was given to compute; counting it waits for the device."""
-
-    lists: BlockLists
-    batch: int
-    queries: int
-    keys: int
-    block: int
-    pack: Pack | None
 
 
 def _every_block(q: Tensor, k: Tensor, pack: Pack | None) -> dict[str, Any]:

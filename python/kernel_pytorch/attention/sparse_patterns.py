@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,18 +55,21 @@ class Pack:
 
 # Most blocks of a sequence that the default block size makes: 32 rows tell more than 4, and large blocks run faster.
 _LEAST_BLOCKS, _SMALL_BLOCK, _LARGEST_BLOCK = 32, 16, 128
-_SHORTFALL = 0.01  # of sparsity, that a larger block is worth
+_PRECISION = 0.01  # of sparsity, below which a larger block is worth more
 
 
-def usual_block(tokens: int, sparsity: float, reached: Callable[[int], float]) -> int:
+def usual_block(queries: int, keys: int, sparsity: float, causal: bool, reached: Callable[[int], float]) -> int:
     """The largest power of two up to 128 that cuts the sequence into 32 blocks, or into 16 tokens each where it is
-    short, and smaller where rows must keep more of such blocks than the sparsity leaves. reached(block) is the
-    sparsity that they can have.
+    short; smaller where rows must keep more of such blocks than the sparsity leaves, or one block is a large share of
+    all. reached(block) is the sparsity that they can have.
     """
     block = _LARGEST_BLOCK
-    while block > _SMALL_BLOCK and tokens < _LEAST_BLOCKS * block:
+    while block > _SMALL_BLOCK and keys < _LEAST_BLOCKS * block:
         block //= 2
-    while block > 1 and reached(block) < sparsity - _SHORTFALL:
+    while block > 1 and sparsity > 0.0:
+        is_coarse = keys < _LEAST_BLOCKS * block and visible_blocks(queries, keys, block, causal) < 1 / _PRECISION
+        if not is_coarse and reached(block) >= sparsity - _PRECISION:
+            break
         block //= 2
     return block
 
@@ -101,6 +105,28 @@ def visible_blocks(queries: int, keys: int, block: int, causal: bool) -> int:
         return rows * columns
     last = [min((row + 1) * block, queries) - 1 + keys - queries for row in range(rows)]
     return sum(min(max(place // block + 1, 0), columns) for place in last)
+
+
+class Computed(NamedTuple):
+    """What a forward was given to compute."""
+
+    lists: BlockLists
+    batch: int
+    queries: int
+    keys: int
+    block: int
+    pack: Pack | None
+
+    def blocks(self, heads: int, causal: bool) -> dict[str, int]:
+        """Of all blocks that are visible, and of those computed; waits for the device."""
+        if self.pack is None:
+            counts, batch_heads = self.lists.counts(), self.batch * heads
+            total = batch_heads * visible_blocks(self.queries, self.keys, self.block, causal)
+            computed = batch_heads // max(counts.shape[0] * counts.shape[1], 1) * int(counts.sum())
+        else:  # lists of the longest sequence may name blocks that another does not have
+            visible, listed = self.pack.visible_blocks(self.block, causal), self.lists.block_map()
+            total, computed = heads * int(visible.sum()), heads // listed.shape[1] * int((visible & listed).sum())
+        return {"block_size": self.block, "blocks_total": total, "blocks_computed": computed}
 
 
 def fixed_lists(
