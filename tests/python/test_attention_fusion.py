@@ -301,7 +301,7 @@ def test_a_fused_block_takes_masks_by_the_rule_of_all_attention_layers() -> None
         changed[1, 5] += 3.0
         torch.testing.assert_close(fused(changed, attention_mask=keep)[1, 6:], want[1, 6:])  # nobody sees a hidden key
         assert not torch.allclose(fused(x)[1, 6:], want[1, 6:])
-    with pytest.raises(TypeError, match="CausalBlock.*unexpected keyword argument 'padding'.*its forward takes"):
+    with pytest.raises(TypeError, match=r"CausalBlock.*unexpected keyword argument 'padding'.*its forward takes"):
         UnifiedAttentionFusion(CausalBlock(32, 4))(x, padding=keep)
     with pytest.raises(ValueError, match="CausalBlock: x has shape"):
         fused(x[..., :16])

@@ -66,8 +66,8 @@ class HardwareAbstractionLayer:
         """The same model on the first target device, optimized for it by kernel_pytorch.optimize.
 
         With sample inputs that happens now. Without them it happens at the model's first call, for that call's
-        arguments: it takes up to about `budget_seconds` more, and then the model answers. `.report` is the report of either,
-        and kernel_pytorch.restore undoes it. On a device without kernels of this library (see has_our_kernels) the
+        arguments: it takes up to about `budget_seconds` more, and then the model answers. `.report` is the report of
+        either, and kernel_pytorch.restore undoes it. On a device without kernels of this library (see has_our_kernels) the
         model is moved and torch's own run, which a warning says.
 
         Args:
