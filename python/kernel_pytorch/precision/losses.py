@@ -41,7 +41,8 @@ def default_loss(outputs: Any, targets: Any) -> Tensor:
     # By rows: the mean of no rows is NaN, and a sum of 16-bit numbers can overflow.
     losses: Tensor = torch_functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), classes, reduction="none")
     total: Tensor = losses.float().sum()
-    return total / (classes != IGNORED).sum().clamp_min(1)
+    counted: Tensor = (classes != IGNORED).sum()
+    return total / counted.clamp_min(1)
 
 
 def _tensor_of(outputs: Any) -> Tensor:
