@@ -12,7 +12,10 @@ from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler would announce each run; read as torch loads
 
-from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+try:  # first: it says what is missing where torch is missing or old
+    from .. import _torch as _torch
+except ImportError as error:
+    sys.exit(f"kpt: optimize: {error}")
 
 import torch  # isort: skip
 
