@@ -10,7 +10,10 @@ import shlex
 import sys
 from typing import Any
 
-from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+try:  # first: it says what is missing where torch is missing or old
+    from .. import _torch as _torch
+except ImportError as error:
+    sys.exit(f"kpt: optimize: {error}")
 
 import torch  # isort: skip
 
