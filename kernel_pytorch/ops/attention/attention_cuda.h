@@ -34,6 +34,8 @@ struct Features {
   bool scaled = false;  // scores are multiplied by the scale before the softmax, which takes positive scales only
   bool sinks = false;   // a logit more in each row
   bool dropout = false;
+  bool tf32 = false;        // products of fp32 in one pass of tf32
+  bool float_tanh = false;  // softcap to fp32's rounding
 };
 
 KP_SHARED_CODE constexpr bool has_bias(Features features) {

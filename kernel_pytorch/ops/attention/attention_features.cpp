@@ -42,6 +42,8 @@ constexpr bool Features::*kFields[] = {
     &Features::scaled,
     &Features::sinks,
     &Features::dropout,
+    &Features::tf32,
+    &Features::float_tanh,
 };
 static_assert(std::size(kFields) == sizeof(Features), "every field, in its order");
 
@@ -239,7 +241,10 @@ void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const T
   RowTensor target = row_tensor_of(rows);
   float* lse_data = lse.is_present() ? lse.as<float>() : nullptr;
   const int32_t* offset_data = offsets.as<const int32_t>();
-  int32_t sequences = static_cast<int32_t>(offsets.size(0) - 1), columns = static_cast<int32_t>(rows.size(3));
+  const int64_t words = size_of(rows.dtype) / 2;  // of 16 bits, in which the kernel counts
+  target.head *= words;
+  target.row *= words;
+  int32_t sequences = static_cast<int32_t>(offsets.size(0) - 1), columns = static_cast<int32_t>(rows.size(3) * words);
   int64_t tokens = rows.size(2);
   void* pointers[] = {&target, &lse_data, &offset_data, &sequences, &tokens, &columns};
   cuda_device::LaunchShape shape;

@@ -61,6 +61,7 @@ void describe_problem(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("part", scoring.is_part());
   key.field("batch_invariant", scoring.batch_invariant);
   key.field("deterministic", scoring.deterministic);
+  key.field("allow_tf32", scoring.allow_tf32 && dtype == DType::kFloat32);
   const auto program = [](const std::string& text) {
     return text.empty() ? 0 : static_cast<int64_t>(hash_text(text) >> 1);
   };
@@ -158,8 +159,10 @@ registry::Filling filling(const Problem& problem, std::string_view tensor) {
 }
 
 // Probabilities and gradients of scores are operands of the type of the query: fp32 results of 16 bits are no finer.
+// tf32 has fp16's bits, and scores are of it too.
 template <class Problem>
 registry::Precision precision(const Problem& problem, std::string_view tensor, DType own) {
+  if (problem.scoring.allow_tf32 && problem.query.dtype == DType::kFloat32) return {DType::kFloat16};
   const bool is_of_products =
       tensor == "output" || tensor == "grad_query" || tensor == "grad_key" || tensor == "grad_value";
   return {is_of_products ? problem.query.dtype : own};

@@ -29,7 +29,7 @@ struct Options {
   int64_t window_left, window_right, max_seqlen_q, max_seqlen_k, query_block, key_block;
   double dropout_p;
   std::string score_mod, mask_mod;
-  bool deterministic, batch_invariant;
+  bool deterministic, batch_invariant, allow_tf32;
 
   bool is_packed() const { return cu_seqlens_q.is_present() || cu_seqlens_k.is_present(); }
 };
@@ -39,7 +39,7 @@ struct Options {
   "Tensor[] blocks, Tensor[] captured, bool heads_first, float? scale, float softcap, bool softcap_after_bias, " \
   "bool causal, SymInt? causal_offset, int window_left, int window_right, SymInt max_seqlen_q, "                 \
   "SymInt max_seqlen_k, int query_block, int key_block, float dropout_p, str score_mod, str mask_mod, "          \
-  "bool deterministic, bool batch_invariant"
+  "bool deterministic, bool batch_invariant, bool allow_tf32"
 
 // [batch, heads, sequence, size] of what the caller has: that, [batch, sequence, heads, size] or packed [tokens, heads,
 // size].
@@ -163,6 +163,7 @@ Scoring scoring_of(const Options& options, const TensorView& query, const Tensor
   scoring.captured = options.captured;
   scoring.deterministic = options.deterministic;
   scoring.batch_invariant = options.batch_invariant;
+  scoring.allow_tf32 = options.allow_tf32;
   return scoring;
 }
 
@@ -307,7 +308,7 @@ using Attention =
               const DenseView&, const ParameterView&, const ParameterView&, const ParameterView&, const ParameterView&,
               const std::vector<TensorView>&, const std::vector<TensorView>&, bool, std::optional<double>, double, bool,
               bool, std::optional<int64_t>, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double,
-              const std::string&, const std::string&, bool, bool>;
+              const std::string&, const std::string&, bool, bool, bool>;
 
 using Ops =
     OpList<Op<"attention(Tensor query, Tensor key, Tensor value, bool return_lse, " KP_ATTENTION_OPTIONS

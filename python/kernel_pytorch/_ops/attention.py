@@ -54,6 +54,7 @@ def attention(
     batch_invariant: bool = False,
     return_lse: bool = False,
     softcap_after_bias: bool = False,
+    allow_tf32: bool | None = None,
 ) -> Any:
     """softmax(scale * query key^T, changed and masked as asked) value, exact, with the gradients of everything.
 
@@ -92,6 +93,8 @@ def attention(
         captured: tensors that the mods read; those of floating types get gradients.
         deterministic: bitwise equal gradients from run to run; None asks torch.are_deterministic_algorithms_enabled().
         batch_invariant: a row's bits do not depend on what else is in the batch.
+        allow_tf32: fp32 on a GPU: operands of products may be rounded to tf32's 11 bits, for a third of the work; None
+            asks torch.backends.cuda.matmul.fp32_precision.
 
     Returns:
         The output in the query's layout, and with return_lse the natural logarithm of the sum of exponentials in fp32
@@ -131,6 +134,7 @@ def attention(
         deterministic=deterministic,
         batch_invariant=batch_invariant,
         softcap_after_bias=softcap_after_bias,
+        allow_tf32=allow_tf32,
     )
     output, lse = _attention(query, key, value, return_lse, *options)
     return (output, lse) if return_lse else output
@@ -178,6 +182,7 @@ def option_arguments(
     deterministic: bool | None = None,
     batch_invariant: bool = False,
     softcap_after_bias: bool = False,
+    allow_tf32: bool | None = None,
 ) -> tuple[Any, ...]:
     """The options of `attention` as its ops take them, in the order of their schemas."""
     if layout not in ("bhsd", "bshd"):
@@ -234,7 +239,14 @@ def option_arguments(
         mask_text,
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         batch_invariant,
+        query.is_cuda and query.dtype is torch.float32 and (torch_allows_tf32() if allow_tf32 is None else allow_tf32),
     )
+
+
+@torch.compiler.assume_constant_result
+def torch_allows_tf32() -> bool:
+    """Whether torch's own products of fp32 on a GPU may be of tf32; torch.compile compiles again where that changes."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
@@ -373,7 +385,7 @@ _HEADS_FIRST = len(_TENSORS) + len(_LISTS)  # place of the layout among the opti
 _CONSTANTS = len(_TENSORS) - 2  # tensors without a gradient
 _NUMBERS = ["heads_first", "scale", "softcap", "softcap_after_bias", "causal", "causal_offset", "window_left"]
 _NUMBERS += ["window_right", "max_seqlen_q", "max_seqlen_k", "query_block", "key_block", "dropout_p", "score_mod"]
-_NUMBERS += ["mask_mod", "deterministic", "batch_invariant"]
+_NUMBERS += ["mask_mod", "deterministic", "batch_invariant", "allow_tf32"]
 OPTIONS = [*_TENSORS, *_LISTS, *_NUMBERS]  # what option_arguments returns, by name
 _PRODUCTS = ["query", "key", "value"]
 _INSTEAD = "torch.nn.functional.scaled_dot_product_attention with torch.nn.attention.SDPBackend.MATH"
