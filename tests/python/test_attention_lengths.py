@@ -136,6 +136,22 @@ def test_a_length_of_all_keys_is_no_length():
             assert torch.equal(ours, attention(query, key, value, **options))
 
 
+def test_streamed_keys_align_as_whole_ones_or_ask():
+    from kernel_pytorch.attention.distributed import context_parallel_attention
+
+    lengths = torch.tensor([7, 12])
+    query, key, value = (torch.randn(2, 2, 12, 8) for _ in range(3))
+    for options in (dict(causal=True), dict(window=(3, 1)), dict(alibi_slopes=torch.tensor(SLOPES))):
+        options = dict(layout="bhsd", key_lengths=lengths, **options)
+        streamed = context_parallel_attention(query, key, value, key_chunk=5, **options)
+        torch.testing.assert_close(streamed, attention(query, key, value, **options))
+        with pytest.raises(ValueError, match=r"key_lengths move .* give causal_offset"):
+            context_parallel_attention(query[:, :, :4], key, value, key_chunk=5, **options)
+        options["causal_offset"] = 2
+        streamed = context_parallel_attention(query[:, :, :4], key, value, key_chunk=5, **options)
+        torch.testing.assert_close(streamed, attention(query[:, :, :4], key, value, **options))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_lengths_beyond_32_bits_are_not_cast(dtype):
     query, key, value = (torch.randn(3, 1, 8, 8) for _ in range(3))

@@ -138,6 +138,13 @@ def test_a_selection_of_blocks_that_are_too_large_is_refused(size):
         F.select_by_scores(torch.randn(2, 33, 1, 8), 3, 64, block_size=size)
 
 
+@pytest.mark.parametrize("bound", [-1, 2**31, FAR])
+def test_a_selection_of_packs_that_are_too_long_is_refused(bound):
+    x, ends = torch.randn(12, 2, 8), torch.tensor([0, 4, 12])
+    with pytest.raises(ValueError, match=r"select_blocks: the longest sequence has .* tokens"):
+        F.select_blocks(x, x, block_size=4, cu_seqlens_q=ends, max_seqlen_q=8, max_seqlen_k=bound)
+
+
 def test_a_selection_is_checked_before_it_is_counted():
     scores = torch.randn(1, 1, 1, 1)
     for queries, keys in ((2**36, 64), (64, 2**36), (FAR, 64), (64, FAR), (2**63 - 1, 2**63 - 1)):

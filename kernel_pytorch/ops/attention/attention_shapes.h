@@ -87,6 +87,8 @@ inline std::vector<registry::ProblemRequest> shapes() {
         {{"causal", "1"}, {"window_left", "50"}, {"softcap", "2"}, {"sinks", "1"}, {"key_heads", "1"}},
         {{"causal", "1"}, {"bias", "batch"}, {"softcap", "2"}, {"softcap_after_bias", "1"}, {"alibi", "1"}},
         {{"causal", "1"}, {"segments", "1"}, {"dropout", "0.1"}, {"layout", "bshd"}, {"grad_lse", "1"}},
+        {{"lengths", "1"}, {"window_left", "20"}, {"window_right", "7"}},
+        {{"lengths", "1"}, {"causal", "1"}, {"alibi", "1"}},
         {{"causal", "1"}, {"lengths", "1"}, {"sinks", "1"}, {"grad_lse", "1"}, {"key_heads", "2"}},
         {{"mask", "batch"}, {"bias", "query"}, {"alibi", "1"}, {"window_left", "70"}, {"window_right", "10"}},
         {{"blocks", "16"}, {"causal", "1"}, {"dropout", "0.5"}, {"softcap", "3"}},

@@ -201,6 +201,8 @@ def longest(what: str, x: Tensor, bound: int | None) -> int:
         raise ValueError(
             f"{what}: cu_seqlens are given without the longest sequence; give max_seqlen_q and max_seqlen_k"
         )
+    if not 0 <= bound < 2**31:
+        raise ValueError(f"{what}: the longest sequence has {bound} tokens; give a length from 0 to 2^31 - 1")
     return bound
 
 

@@ -222,6 +222,13 @@ def _by_pieces(
     if exchange is not None and options.get("dropout_p"):
         options["seed"] = exchange.broadcast(seed_for(query, options.get("seed")))
     prepared: Any = PartOptions(*option_arguments(query, key, layout=layout, **options))
+    if prepared.key_lengths is not None and keys > rows and prepared.causal_offset is None:
+        is_aligned = prepared.causal or max(prepared.window_left, prepared.window_right) >= 0
+        if is_aligned or prepared.alibi_slopes is not None:  # each length would need an offset of its own
+            raise ValueError(
+                f"{_WHAT}: key_lengths move causal, window and alibi_slopes where there are more keys than queries "
+                f"({keys * members} and {rows * members}); give causal_offset"
+            )
     offset = prepared.causal_offset if prepared.causal_offset is not None else members * (keys - rows)
     right = 0 if prepared.causal else prepared.window_right if prepared.window_right >= 0 else None
     left = -prepared.window_left if prepared.window_left >= 0 else None
