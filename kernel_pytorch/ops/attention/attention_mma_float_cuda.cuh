@@ -21,18 +21,21 @@ inline constexpr bool kIsFloat = sizeof(Element) == 4;
 
 inline constexpr int kStretch = 32;
 
-// Words of an operand, rounded to nearest: ties go away from zero.
+// Words of an operand. The first one's big is rounded to nearest, so that small has either sign and small * small,
+// which is left out, sums up to nothing; of the second one, which each warp splits anew, big is what the instruction
+// reads of the word itself.
 template <bool kTf32, int kCount>
 struct FloatOperand {
   uint32_t big[kCount], small[kTf32 ? 1 : kCount];
 
-  __device__ __forceinline__ void set(int i, float value) {
-    big[i] = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
-    if constexpr (!kTf32) small[i] = __float_as_uint(value - __uint_as_float(big[i]));
+  __device__ __forceinline__ void round(int i, float value) {
+    big[i] = __float_as_uint(value) + 0x1000u;
+    if constexpr (!kTf32) small[i] = __float_as_uint(value - __uint_as_float(big[i] & 0xffffe000u));
   }
-  __device__ __forceinline__ void set(const uint32_t (&words)[4], int first = 0) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) set(first + i, __uint_as_float(words[i]));
+  __device__ __forceinline__ void cut(int i, float value) {
+    if constexpr (kTf32) return round(i, value);
+    big[i] = __float_as_uint(value);
+    small[i] = __float_as_uint(value - __uint_as_float(big[i] & 0xffffe000u));
   }
 };
 
@@ -102,12 +105,14 @@ requires(kIsFloat<Element>) __device__ __forceinline__
 #pragma unroll
         for (int r = 0; r < kBlocks; ++r) {
           ptx::ldmatrix_x4(words, a_lane + r * 16 * pitch + (stretch + depth) * 4);
-          left[r].set(words);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) left[r].round(i, __uint_as_float(words[i]));
         }
 #pragma unroll
         for (int column = 0; column < kWidth; column += 16) {
           ptx::ldmatrix_x4(words, b_lane + (first + column) * pitch + (stretch + depth) * 4);
-          right.set(words, column / 4);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) right.cut(column / 4 + i, __uint_as_float(words[i]));
         }
         part.add(left, right);
       }
@@ -131,10 +136,10 @@ requires(kIsFloat<Element>) __device__ __forceinline__
   for (int i = 0; i < kSteps * kBlocks; ++i) {
     const float* values = a[i % kBlocks].values + i / kBlocks * 4;
     FloatOperand<kTf32, 4>& operand = left[i / kBlocks][i % kBlocks];
-    operand.set(0, values[0]);
-    operand.set(1, values[2]);
-    operand.set(2, values[1]);
-    operand.set(3, values[3]);
+    operand.round(0, values[0]);
+    operand.round(1, values[2]);
+    operand.round(2, values[1]);
+    operand.round(3, values[3]);
   }
 #pragma unroll
   for (int column = 0; column < kColumns; column += kWidth) {
@@ -147,8 +152,8 @@ requires(kIsFloat<Element>) __device__ __forceinline__
 #pragma unroll
         for (int group = 0; group < kWidth / 8; ++group) {
           const uint32_t address = b_lane + step * 8 * pitch + column * 4 + group * 32;
-          right.set(2 * group, ptx::ld_shared_f32(address));
-          right.set(2 * group + 1, ptx::ld_shared_f32(address + pitch));
+          right.cut(2 * group, ptx::ld_shared_f32(address));
+          right.cut(2 * group + 1, ptx::ld_shared_f32(address + pitch));
         }
         part.add(left[step], right);
       }

@@ -55,8 +55,10 @@ class OnlineSoftmax {
 #pragma unroll
       for (int i = 2 * row; i < kCount; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
       largest = fmaxf(largest_[row], tile::max_lanes<4>(largest));
-      center[row] = largest == tile::minus_infinity() ? 0.0f : largest * scale;
-      rescale[row] = ptx::ex2_approx_ftz_f32(largest_[row] * scale - center[row]);
+      const float base = largest == tile::minus_infinity() ? 0.0f : largest;
+      center[row] = base * scale;
+      // Exactly 1 where the largest score stays: a factor of its product's rounding error would grow with every tile.
+      rescale[row] = ptx::ex2_approx_ftz_f32((largest_[row] - base) * scale);
       largest_[row] = largest;
       sum_[row] *= rescale[row];
     }
