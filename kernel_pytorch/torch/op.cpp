@@ -57,29 +57,24 @@ std::vector<TensorView> Slot<std::vector<TensorView>>::get(Call& call, const Sch
   views.reserve(tensors.size());
   for (const Tensor& tensor : tensors) {
     const ArgumentName entry{name.op, name.argument, static_cast<int64_t>(views.size())};
-    views.push_back(view_of(tensor, entry, argument.is_written()));
+    views.push_back(view_of(tensor, entry, argument.is_written));
     call.found(views.back(), entry);
   }
   return views;
 }
 
-void check_written_memory(std::vector<TensorArgument> tensors) {
-  std::erase_if(tensors, [](const TensorArgument& tensor) { return tensor.view->element_count() == 0; });
-  for (const auto& [view, name, is_written] : tensors) {
-    KP_CHECK(!is_written || !overlaps_itself(*view), name, " is ", *view,
-             ": several of its elements are one place in memory; the op writes into it, clone() it first");
-  }
+void check_written_memory(std::string_view op, std::span<Memory> memories) {
+  const auto name_of = [&](const Memory& memory) { return ArgumentName{op, memory.argument->name, memory.index}; };
   // By address: only neighbours can meet, and a list of thousands stays cheap.
-  const auto begin_of = [](const TensorArgument& tensor) { return reinterpret_cast<uintptr_t>(tensor.view->data); };
-  std::ranges::sort(tensors, {}, begin_of);
-  for (auto one = tensors.begin(); one != tensors.end(); ++one) {
-    const uintptr_t end = begin_of(*one) + span_elements(*one->view) * size_of(one->view->dtype);
-    for (auto other = one + 1; other != tensors.end() && begin_of(*other) < end; ++other) {
-      if ((!one->is_written && !other->is_written) || !overlap(*one->view, *other->view)) continue;
-      const ArgumentName& written = one->is_written ? one->name : other->name;
-      const ArgumentName& second = one->is_written ? other->name : one->name;
-      fail(ErrorCode::kInvalidArgument, written, " shares memory with ", ShortName{second},
-           "; the op writes into it, clone() one of them first");
+  std::ranges::sort(memories, {}, &Memory::begin);
+  for (auto one = memories.begin(); one != memories.end(); ++one) {
+    const bool is_written = one->argument->is_written;
+    KP_CHECK(!is_written || !overlaps_itself(*one->view), name_of(*one), " is ", *one->view,
+             ": several of its elements are one place in memory; the op writes into it, clone() it first");
+    for (auto other = one + 1; other != memories.end() && other->begin < one->end; ++other) {
+      if ((!is_written && !other->argument->is_written) || !overlap(*one->view, *other->view)) continue;
+      fail(ErrorCode::kInvalidArgument, name_of(is_written ? *one : *other), " shares memory with ",
+           ShortName{name_of(is_written ? *other : *one)}, "; the op writes into it, clone() one of them first");
     }
   }
 }

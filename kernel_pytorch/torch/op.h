@@ -84,16 +84,52 @@ class Call {
   size_t output_count_ = 0;
 };
 
-// A tensor of a call: an argument, or an entry of one that is a list.
-struct TensorArgument {
+// The memory of a tensor of a call: of an argument, or of an entry of one that is a list.
+struct Memory {
+  uintptr_t begin;
+  uintptr_t end;
   const TensorView* view;
-  ArgumentName name;
-  bool is_written;
+  const SchemaArgument* argument;
+  int64_t index;  // in its list, or -1
 };
 
 // Throws where memory that the op writes belongs to a second element or to a second tensor of the call: a kernel
-// promises nothing there, not even for equal views.
-void check_written_memory(std::vector<TensorArgument> tensors);
+// promises nothing there, not even for equal views. Sorts what it is given.
+void check_written_memory(std::string_view op, std::span<Memory> memories);
+
+// Of all tensors of a call; without lists on the stack.
+template <size_t kCount, bool kHasLists>
+class Memories {
+ public:
+  template <class T>
+  void add(const T& value, const SchemaArgument& argument) {
+    if constexpr (std::is_base_of_v<TensorView, T>) {
+      add(value, argument, -1);
+    } else if constexpr (std::is_same_v<T, std::vector<TensorView>>) {
+      for (const TensorView& view : value) add(view, argument, &view - value.data());
+    }
+  }
+  std::span<Memory> all() {
+    if constexpr (kHasLists) return memories_;
+    return {memories_.data(), count_};
+  }
+
+ private:
+  void add(const TensorView& view, const SchemaArgument& argument, int64_t index) {
+    const int64_t elements = span_elements(view);
+    if (elements == 0) return;
+    const auto begin = reinterpret_cast<uintptr_t>(view.data);
+    const Memory memory{begin, begin + elements * size_of(view.dtype), &view, &argument, index};
+    if constexpr (kHasLists) {
+      memories_.push_back(memory);
+    } else {
+      memories_[count_++] = memory;
+    }
+  }
+
+  std::conditional_t<kHasLists, std::vector<Memory>, std::array<Memory, kCount>> memories_;
+  size_t count_ = 0;
+};
 
 struct Boxed {
   StableIValue value;
@@ -121,8 +157,8 @@ struct TensorSlot {
     return type.starts_with("Tensor") && type.find('[') == std::string_view::npos;
   }
   explicit TensorSlot(const Boxed& boxed)
-      : tensor(boxed.argument.is_optional() ? Tensor(torch::stable::detail::to<OptionalHandle>(boxed.value))
-                                            : Tensor(torch::stable::detail::to<Handle>(boxed.value))) {}
+      : tensor(boxed.argument.is_optional ? Tensor(torch::stable::detail::to<OptionalHandle>(boxed.value))
+                                          : Tensor(torch::stable::detail::to<Handle>(boxed.value))) {}
   Tensor tensor;
 };
 
@@ -130,7 +166,7 @@ template <>
 struct Slot<TensorView> : TensorSlot {
   using TensorSlot::TensorSlot;
   TensorView get(Call& call, const SchemaArgument& argument, const ArgumentName& name) {
-    const TensorView view = view_of(tensor, name, argument.is_written());
+    const TensorView view = view_of(tensor, name, argument.is_written);
     call.found(view, name);
     return view;
   }
@@ -213,18 +249,6 @@ struct Slot<std::string> {
   std::string value;
 };
 
-template <class T>
-void add_tensors(std::vector<TensorArgument>& tensors, const T& value, ArgumentName name, bool is_written) {
-  if constexpr (std::is_base_of_v<TensorView, T>) {
-    tensors.push_back({&value, name, is_written});
-  } else if constexpr (std::is_same_v<T, std::vector<TensorView>>) {
-    for (const TensorView& view : value) {
-      name.index = &view - value.data();
-      tensors.push_back({&view, name, is_written});
-    }
-  }
-}
-
 template <Schema kSchema, auto kFunction>
 struct Op;
 
@@ -253,13 +277,11 @@ struct Op<kSchema, kFunction> {
     at_border([&] {
       std::tuple<std::remove_cvref_t<Arguments>...> values{
           std::get<kIndex>(slots).get(call, kArguments[kIndex], {kName, kArguments[kIndex].name})...};
-      if constexpr ((argument_of(kText, kIndex).is_written() || ...)) {
-        std::vector<TensorArgument> tensors;
-        tensors.reserve(sizeof...(Arguments));
-        (add_tensors(tensors, std::get<kIndex>(values), {kName, kArguments[kIndex].name},
-                     kArguments[kIndex].is_written()),
-         ...);
-        check_written_memory(std::move(tensors));
+      if constexpr ((argument_of(kText, kIndex).is_written || ...)) {
+        constexpr bool kHasLists = (std::is_same_v<std::remove_cvref_t<Arguments>, std::vector<TensorView>> || ...);
+        Memories<sizeof...(Arguments), kHasLists> memories;
+        (memories.add(std::get<kIndex>(values), kArguments[kIndex]), ...);
+        check_written_memory(kName, memories.all());
       }
       kFunction(call, std::get<kIndex>(values)...);
       call.return_outputs(stack, output_count);

@@ -20,8 +20,8 @@ struct Schema {
 struct SchemaArgument {
   std::string_view type;  // "Tensor", "Tensor?", "Tensor(a!)", "Tensor[]", "float", "int", "bool", "str", "float?"
   std::string_view name;  // without its default
-  constexpr bool is_optional() const { return type.ends_with('?'); }
-  constexpr bool is_written() const { return type.find('!') != std::string_view::npos; }
+  bool is_optional = false;
+  bool is_written = false;
 };
 
 constexpr std::string_view name_of(std::string_view schema) {
@@ -40,8 +40,11 @@ constexpr SchemaArgument argument_of(std::string_view schema, size_t index) {
       const std::string_view words = schema.substr(begin, i - begin);
       const size_t space = words.rfind(' ');
       if (space == std::string_view::npos) return {};
-      const std::string_view name = words.substr(space + 1);
-      return {words.substr(0, space), name.substr(0, name.find('='))};
+      const std::string_view type = words.substr(0, space), name = words.substr(space + 1);
+      return {.type = type,
+              .name = name.substr(0, name.find('=')),
+              .is_optional = type.ends_with('?'),
+              .is_written = type.find('!') != std::string_view::npos};
     }
     --index;
     begin = i + 2;
