@@ -21,7 +21,7 @@ struct Words {
 
   explicit Words(const ProblemRequest& given);
   int64_t whole(std::string_view name, int64_t fallback) const {
-    return static_cast<int64_t>(registry::number_option(request, name, static_cast<double>(fallback)));
+    return registry::integer_option(request, name, fallback);
   }
   bool flag(std::string_view name, bool fallback = false) const {
     return registry::flag_option(request, name, fallback);

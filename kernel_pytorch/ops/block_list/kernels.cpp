@@ -141,8 +141,8 @@ Selection make_select(const registry::ProblemRequest& request) {
                                     "local", "scores", "threshold", "map", "lengths"});
   KP_CHECK(request.shape.size() == 5, "block_select: the shape is ", shape_text(request.shape),
            "; it must be [batch, heads, queries, keys, size]");
-  const auto number = [&](std::string_view name, double fallback) {
-    return static_cast<int64_t>(registry::number_option(request, name, fallback));
+  const auto number = [&](std::string_view name, int64_t fallback) {
+    return registry::integer_option(request, name, fallback);
   };
   const int64_t batch = request.shape[0], heads = request.shape[1];
   Select given{.queries = request.shape[2], .keys = request.shape[3]};
@@ -165,8 +165,8 @@ Selection make_select(const registry::ProblemRequest& request) {
   } else {
     const int64_t part = given.key_block / given.key_parts;
     problem.given.query = view(request.dtype, {batch, heads, grid.rows, request.shape[4]});
-    problem.given.key = view(request.dtype, {batch, number("key_heads", static_cast<double>(heads)),
-                                             (given.keys + part - 1) / part, request.shape[4]});
+    problem.given.key =
+        view(request.dtype, {batch, number("key_heads", heads), (given.keys + part - 1) / part, request.shape[4]});
   }
   problem.given.map = view(DType::kInt8, {batch, heads, grid.rows, grid.columns});
   problem.given.rows = list_for(problem.given.map, grid.rows, grid.columns);

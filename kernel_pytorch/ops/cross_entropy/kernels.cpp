@@ -98,9 +98,9 @@ registry::Cost cost(const RescaleProblem& problem) {
 Options options_of(const registry::ProblemRequest& request, int64_t columns) {
   registry::check_options(request, {"gradient", "partials", "reduction", "label_smoothing", "z_loss", "softcap",
                                     "weight", "ignore_index", "parts"});
-  const auto parts = static_cast<int64_t>(registry::number_option(request, "parts", 1));
+  const auto parts = registry::integer_option(request, "parts", 1);
   KP_CHECK(parts >= 1, "option parts=", parts, ": at least one part is needed");
-  return {.ignore_index = static_cast<int64_t>(registry::number_option(request, "ignore_index", -100)),
+  return {.ignore_index = registry::integer_option(request, "ignore_index", -100),
           .label_smoothing = registry::number_option(request, "label_smoothing", 0),
           .z_loss = registry::number_option(request, "z_loss", 0),
           .softcap = registry::number_option(request, "softcap", 0),

@@ -87,7 +87,7 @@ Product make(const registry::ProblemRequest& request) {
   const int64_t* shape = request.shape.data() + (request.shape.size() - 3);
   const int64_t batch = request.shape.size() == 4 ? request.shape[0] : 1, m = shape[0], n = shape[1], k = shape[2];
   const int order = registry::word_option(request, "order", {"nn", "nt", "tn", "tt"}, "nn");
-  const auto padding = static_cast<int64_t>(registry::number_option(request, "padding", 0));
+  const auto padding = registry::integer_option(request, "padding", 0);
   const auto type_of = [&](std::string_view name, DType one, bool& is_present) {  // "0", "1" or a type
     for (const auto& [word, value] : request.options) {
       if (word != name || value == "0") continue;

@@ -126,7 +126,7 @@ Quantize make(const registry::ProblemRequest& request) {
   const DType code = registry::dtype_option(request, "code", DType::kFloat8E4M3);
   Quantize problem;
   problem.granularity = word == 0 ? Granularity::kTensor : static_cast<Granularity>(word - 1);
-  problem.margin = static_cast<int>(registry::number_option(request, "margin", 0));
+  problem.margin = static_cast<int>(registry::integer_option(request, "margin", 0));
   problem.power_of_two = registry::flag_option(request, "power_of_two", false);
   problem.square_transpose = registry::flag_option(request, "square", false);
   problem.x = contiguous_view(nullptr, request.dtype, request.shape, request.device);
