@@ -107,7 +107,7 @@ def accepts_mask_names(forward: _Function) -> _Function:
         return forward(self, *arguments, **options)
 
     # A code object of its own: torch.compile counts recompilations by it, and all layers would share one.
-    with_mask_names.__code__ = with_mask_names.__code__.replace()
+    with_mask_names.__code__ = with_mask_names.__code__.replace()  # type: ignore[attr-defined]
     return with_mask_names  # type: ignore[return-value]
 
 
