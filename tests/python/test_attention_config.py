@@ -271,3 +271,18 @@ def test_mods_of_this_package_are_compiled():
     with torch.no_grad():
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(X), layer(X))
+
+
+@pytest.mark.parametrize(
+    "mod, words",
+    [
+        (lambda score, b, h, q, k: score * q.item(), "its values cannot be looked at: write torch.where"),
+        (lambda score, b, h, q, k: torch.tan(score), "cannot use torch's 'tan'; did you mean tanh"),
+        (lambda score, b, h, q, k: score.absolut(), "has no 'absolut'; did you mean abs"),
+        (lambda score, b, h, q, k: torch.cumsum(score, 0), "docs/expression.md has what score and mask functions"),
+    ],
+)
+def test_what_a_mod_cannot_use_is_said_shortly(mod, words):
+    with pytest.raises((TypeError, AttributeError), match=words) as raised:
+        A.create_flex_attention(64, 8, score_mod=mod)(X)
+    assert len(str(raised.value)) < 400

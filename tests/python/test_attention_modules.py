@@ -124,7 +124,7 @@ def test_every_public_module_is_here():
         for name in package.__all__
         if isinstance(item := getattr(package, name), type) and issubclass(item, torch.nn.Module)
     }
-    public.discard("UnifiedAttentionFusion")  # test_attention_fusion.py has it
+    public.discard("UnifiedAttentionFusion")  # its own files test it
     assert public == {name.split()[0] for name in MODULES}
 
 

@@ -37,10 +37,13 @@ class Sizes(NamedTuple):
     keys: int
 
 
-def mask_options(what: str, attention_mask: Tensor | None, sizes: Sizes) -> dict[str, Any]:
+def mask_options(
+    what: str, attention_mask: Tensor | None, batch: int, heads: int, queries: int, keys: int
+) -> dict[str, Any]:
     """The mask as an option of functional.attention: `mask` or `bias`, [batch, heads, queries, keys] or 1 for all."""
     if attention_mask is None:
         return {}
+    sizes = Sizes(batch, heads, queries, keys)
     mask = _four_dimensions(what, attention_mask, sizes)
     for name, size, wanted in zip(Sizes._fields, mask.shape, sizes, strict=True):
         if not _fits(size, wanted):
@@ -60,7 +63,7 @@ def join_masks(
         raise ValueError(
             f"{what}: bias is {bias.dtype}; give floating numbers, or a mask of bool or integers as attention_mask"
         )
-    given = list(mask_options(what, attention_mask, sizes).items())
+    given = list(mask_options(what, attention_mask, *sizes).items())
     if mask is not None:
         given.append(mask_by_type(what, mask, "mask"))
     kept = [one for option, one in given if option == "mask"]
@@ -107,7 +110,7 @@ def accepts_mask_names(forward: _Function) -> _Function:
         return forward(self, *arguments, **options)
 
     # A code object of its own: torch.compile counts recompilations by it, and all layers would share one.
-    with_mask_names.__code__ = with_mask_names.__code__.replace()
+    with_mask_names.__code__ = with_mask_names.__code__.replace()  # type: ignore[attr-defined]
     return with_mask_names  # type: ignore[return-value]
 
 

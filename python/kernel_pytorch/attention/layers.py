@@ -126,7 +126,7 @@ class FlashAttention3(nn.Module):
             "dropout_p": config.attention_dropout if self.training else 0.0,
         }
         if mask is not None:
-            options |= mask_options(type(self).__name__, mask, self._sizes(q, k))
+            options |= mask_options(type(self).__name__, mask, *self._sizes(q, k))
         if config.pattern is AttentionPatterns.PREFIX_LM:
             assert config.prefix_length is not None
             options["mask_mod"] = FlexAttentionMaskMods.prefix_lm(config.prefix_length)

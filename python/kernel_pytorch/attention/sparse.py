@@ -196,7 +196,7 @@ class DynamicSparseAttention(FlashAttention3):
         options = self._options(q, k, mask if pack is None else None, key_lengths)
         if pack is not None:
             sizes = Sizes(pack.cu_seqlens.shape[0] - 1, self.config.num_heads, pack.longest, pack.longest)
-            options |= mask_options(type(self).__name__, mask, sizes)
+            options |= mask_options(type(self).__name__, mask, *sizes)
             options |= {"cu_seqlens_q": pack.cu_seqlens, "cu_seqlens_k": pack.cu_seqlens}
             options |= {"max_seqlen_q": pack.longest, "max_seqlen_k": pack.longest}
         attended = self._attention(q, k, v, **options, **blocks(q, k, pack))

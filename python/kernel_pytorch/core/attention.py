@@ -103,7 +103,7 @@ class AttentionLayer(nn.Module):
             attention_mask = attention_mask.expand(*leading, *attention_mask.shape[-3:]).flatten(0, -4)
         q, k, v = (x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
         sizes = Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-        masks = mask_options(type(self).__name__, attention_mask, sizes)
+        masks = mask_options(type(self).__name__, attention_mask, *sizes)
         if q.is_cuda and (q.dtype is torch.float64 or self.head_dim * q.element_size() % 16):
             if is_causal and masks:
                 raise ValueError(

@@ -131,7 +131,7 @@ class ContextParallelAttention(FlashAttention3):
         members = 1 if self.group is None else self.parallel.context_parallel_size
         keys = x.shape[1] * members if self.parallel.sharded else x.shape[1]
         sizes = Sizes(x.shape[0], self.config.num_heads, x.shape[1], keys)
-        masks = mask_options(type(self).__name__, attention_mask, sizes)
+        masks = mask_options(type(self).__name__, attention_mask, *sizes)
         schedule = self._schedule(x, any(mask.shape[-2] != 1 for mask in masks.values()))
 
         def cut(tensor: Tensor, dim: int) -> Tensor:
