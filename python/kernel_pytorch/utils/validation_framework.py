@@ -53,6 +53,9 @@ class ComponentValidator:
         self.tolerance = tolerance
         self.seed = seed
 
+    def __repr__(self) -> str:
+        return f"ComponentValidator({str(self.device)!r}, tolerance={self.tolerance}, seed={self.seed})"
+
     def validate_attention_component(self, layer: nn.Module, d_model: int, num_heads: int) -> list[ValidationResult]:
         """A multi-head attention, called as layer(query, key, value), against nn.MultiheadAttention."""
         reference = nn.MultiheadAttention(
