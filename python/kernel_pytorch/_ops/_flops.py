@@ -19,37 +19,37 @@ from .. import _torch as _torch  # loads the library
 __all__ = ["attention_flops", "register"]
 
 Arguments = dict[str, Any]
-Formula = Callable[[Arguments], float]
+Formula = Callable[[Arguments], Any]
 
 
 def rows_of(x: Tensor) -> int:
     return x.numel() // x.shape[-1] if x.numel() else 0
 
 
-def _matmul(arguments: Arguments) -> float:
+def _matmul(arguments: Arguments) -> Any:
     a, b = arguments["a"], arguments["b"]
     batch = math.prod(a.shape[:-2]) if a.dim() >= b.dim() else math.prod(b.shape[:-2])
     return 2.0 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _scaled_matmul(arguments: Arguments) -> float:
+def _scaled_matmul(arguments: Arguments) -> Any:
     """a [m, k] and b [n, k]: FP8 is multiplied along k alone."""
     return 2.0 * arguments["a"].numel() * arguments["b"].shape[0]
 
 
-def _linear(arguments: Arguments) -> float:
+def _linear(arguments: Arguments) -> Any:
     return 2.0 * rows_of(arguments["x"]) * arguments["weight"].numel()
 
 
-def _linear_backward(arguments: Arguments) -> float:
+def _linear_backward(arguments: Arguments) -> Any:
     return _linear(arguments) * (arguments["input_grad"] + arguments["weight_grad"])
 
 
-def _mlp(arguments: Arguments) -> float:
+def _mlp(arguments: Arguments) -> Any:
     return 2.0 * rows_of(arguments["x"]) * (arguments["weight_in"].numel() + arguments["weight_out"].numel())
 
 
-def _mlp_backward(arguments: Arguments) -> float:
+def _mlp_backward(arguments: Arguments) -> Any:
     """Gradients of x and of both weights, and of the hidden layer, which the first two and the first bias come from."""
     into_hidden = arguments["input_grad"] or arguments["weight_in_grad"] or arguments.get("bias_in_grad", False)
     products_in = arguments["input_grad"] + arguments["weight_in_grad"]
@@ -58,12 +58,12 @@ def _mlp_backward(arguments: Arguments) -> float:
     return 2.0 * rows_of(arguments["x"]) * weights
 
 
-def _linear_cross_entropy(arguments: Arguments) -> float:
+def _linear_cross_entropy(arguments: Arguments) -> Any:
     products = 1 + arguments["hidden_grad"] + arguments["weight_grad"]
     return 2.0 * rows_of(arguments["hidden"]) * arguments["weight"].numel() * products
 
 
-def attention_flops(arguments: Arguments) -> float:
+def attention_flops(arguments: Arguments) -> Any:
     """Two products of every query with every key; half of them under a causal mask. Windows and other masks leave out
     more, which is not counted: such a point lies higher than the work that was done."""
     query, key, value = arguments["query"], arguments["key"], arguments["value"]
@@ -76,7 +76,7 @@ def attention_flops(arguments: Arguments) -> float:
     return 2.0 * (query.numel() + query.numel() // query.shape[-1] * value.shape[-1]) * keys * half
 
 
-def _attention_backward(arguments: Arguments) -> float:
+def _attention_backward(arguments: Arguments) -> Any:
     return 2.5 * attention_flops(arguments)
 
 

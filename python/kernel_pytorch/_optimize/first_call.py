@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from .optimize import OptimizationResult, optimize
 
@@ -77,7 +78,7 @@ class FirstCall:
     ) -> None:
         self.accuracy, self.budget_seconds, self.goal, self.then = accuracy, budget_seconds, goal, then
 
-    @torch._disable_dynamo  # torch.compiler.disable, which would import the compiler now
+    @_disable_dynamo  # torch.compiler.disable, which would import the compiler now
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forget_first_call(module)
         with apart_from_the_call(module):

@@ -52,23 +52,23 @@ def _elements(values: Any) -> int:
     return max((leaf.numel() for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)), default=0)
 
 
-def _torch_attention(arguments: Arguments) -> float:
+def _torch_attention(arguments: Arguments) -> Any:
     """Of torch's attention. Its own formulas count causal ones in full and refuse grouped heads."""
     return attention_flops({**arguments, "heads_first": True, "causal": arguments.get("is_causal")})
 
 
-def _torch_attention_backward(arguments: Arguments) -> float:
+def _torch_attention_backward(arguments: Arguments) -> Any:
     return 2.5 * _torch_attention(arguments)
 
 
-def _torch_native_attention(arguments: Arguments) -> float:
+def _torch_native_attention(arguments: Arguments) -> Any:
     """Of query, key and value together: torch's one op for nn.MultiheadAttention in evaluation."""
     query, key = arguments["query"], arguments["key"]
     weights = arguments["qkv_weight"].numel() + arguments["proj_weight"].numel()
     return 2.0 * query.numel() // query.shape[-1] * weights + 4.0 * query.numel() * key.shape[1]
 
 
-def _torch_encoder_layer(arguments: Arguments) -> float:
+def _torch_encoder_layer(arguments: Arguments) -> Any:
     """torch's one op for nn.TransformerEncoderLayer in evaluation."""
     source = arguments["src"]
     attention = _torch_native_attention({**arguments, "query": source, "key": source})
@@ -77,7 +77,7 @@ def _torch_encoder_layer(arguments: Arguments) -> float:
 
 
 _KINDS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-_TORCHS: dict[str, Callable[[Arguments], float]] = {
+_TORCHS: dict[str, Callable[[Arguments], Any]] = {
     **{f"_scaled_dot_product_{kind}": _torch_attention for kind in _KINDS},
     **{f"_scaled_dot_product_{kind}_backward": _torch_attention_backward for kind in _KINDS},
     "_native_multi_head_attention": _torch_native_attention,

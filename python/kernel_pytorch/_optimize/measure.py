@@ -31,7 +31,7 @@ class Timing:
 
 
 @contextmanager
-def profiled(activities: list[ProfilerActivity], profile_memory: bool = False) -> Iterator[profile]:
+def profiled(activities: list[ProfilerActivity], profile_memory: bool = False) -> Iterator[Any]:
     """torch's profiler without its lines on standard error: it reads how much to say at its first start."""
     before = os.environ.get(_LOG_LEVEL)
     os.environ.setdefault(_LOG_LEVEL, "6")

@@ -163,7 +163,9 @@ def _optimize(
     tuned = Tuning()
     if tune != "off" and not budget.is_spent(0.8):
         check = functools.partial(check_whole, context, changes, outcome, sample)
-        tuned = tune_step(model, context, changes, sample, plan.roofs or {}, budget, lambda: check()[0], say)
+        tuned = tune_step(
+            model, context, changes, sample, plan.roofs or {}, 0.4 * budget.left(), lambda: check()[0], say
+        )
     chooser.by_calls, chooser.share = True, 0.9
     alone = len(outcome.kept)
     for proposal in _last(context, outcome, patterns, budget):

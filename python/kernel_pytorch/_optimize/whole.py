@@ -133,5 +133,6 @@ def _time(
 
 
 def _copy_before(measured: Measured) -> None:
-    for values in (measured.timings, measured.peaks, measured.launches, measured.kernels):
-        values["after"] = values["before"]  # type: ignore[index]
+    tables: tuple[dict[str, Any], ...] = (measured.timings, measured.peaks, measured.launches, measured.kernels)
+    for values in tables:
+        values["after"] = values["before"]

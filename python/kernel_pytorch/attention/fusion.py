@@ -21,6 +21,7 @@ from torch import Tensor, nn  # isort: skip
 
 from .._ops._masks import accepts_mask_names, mask_options
 from .._optimize.changes import Changes, put_on, take_off
+from .._state_names import hide_name
 from .fusion_stats import FusionPerformanceStats, benchmark_fusion_performance
 
 __all__ = [
@@ -131,8 +132,7 @@ class UnifiedAttentionFusion(nn.Module):
         self.training = model.training
         self._goal: str | None = None  # of the fusion in force
         self._fusions: dict[str, _Fusion] = {}  # by goal
-        self.register_state_dict_post_hook(_leave_out_our_name)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_put_in_our_name)  # type: ignore[no-untyped-call]
+        hide_name(self, "model")
 
     @property
     def report(self) -> Any:
@@ -368,16 +368,6 @@ def _made_up_sample(model: nn.Module, length: int) -> Tensor:
             shape = (1, length, features) if getattr(part, "batch_first", True) else (length, 1, features)
             return torch.randn(shape, generator=generator).to(tensor.device, tensor.dtype)
     raise ValueError(f"fuse: no sample can be made up for {type(model).__name__}; give the arguments of a call")
-
-
-def _leave_out_our_name(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    for name in [name for name in state if name.startswith(f"{prefix}model.")]:
-        state[prefix + name.removeprefix(f"{prefix}model.")] = state.pop(name)
-
-
-def _put_in_our_name(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name in [name for name in state if name.startswith(prefix)]:
-        state[f"{prefix}model.{name.removeprefix(prefix)}"] = state.pop(name)
 
 
 def _memory_growth(model: nn.Module, report: Any) -> float:

@@ -67,8 +67,8 @@ class HardwareAbstractionLayer:
 
         With sample inputs that happens now. Without them it happens at the model's first call, for that call's
         arguments: it takes up to about `budget_seconds` more, and then the model answers. `.report` is the report of
-        either, and kernel_pytorch.restore undoes it. On a device without kernels of this library (see has_our_kernels) the
-        model is moved and torch's own run, which a warning says.
+        either, and kernel_pytorch.restore undoes it. On a device without kernels of this library (see
+        has_our_kernels) the model is moved and torch's own run, which a warning says.
 
         Args:
             goal: "train" or "inference"; None takes "train" for a model in training mode (and, at a first call, with

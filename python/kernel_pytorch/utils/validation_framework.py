@@ -63,6 +63,9 @@ class ComponentValidator:
         self.tolerance = tolerance
         self.seed = seed
 
+    def __repr__(self) -> str:
+        return f"ComponentValidator({str(self.device)!r}, tolerance={self.tolerance}, seed={self.seed})"
+
     def validate_attention_component(self, layer: nn.Module, d_model: int, num_heads: int) -> list[ValidationResult]:
         """An attention layer against plain torch operations: nn.MultiheadAttention for layers with its parameters, the
         whole matrix of scores for those of kernel_pytorch.attention, with their masks, windows and functions.
