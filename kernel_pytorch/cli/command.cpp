@@ -18,10 +18,17 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// "kpt cache clear": the program and the commands that were named before the words went wrong.
+std::string words_so_far(const CLI::App& app) {
+  std::string words = app.get_name();
+  for (const CLI::App* command : app.get_subcommands()) words += " " + words_so_far(*command);
+  return words;
+}
+
 std::string explain_parse_error(CLI::App& app, const CLI::ParseError& error, int argument_count, char** arguments) {
   const std::string first = argument_count > 1 ? arguments[1] : "";
   const bool names_no_command = app.get_subcommands().empty() && !first.empty() && first.front() != '-';
-  if (!names_no_command) return one_line(error.what()) + " (kpt --help shows how)";
+  if (!names_no_command) return one_line(error.what()) + " (" + words_so_far(app) + " --help shows how)";
   std::vector<std::string> commands;
   for (const CLI::App* command : subcommands_of(app)) commands.push_back(command->get_name());
   const std::string meant = c_interface::nearest_name(first, commands);

@@ -1,6 +1,9 @@
 #include "kernel_pytorch/torch/op.h"
 
+#include <algorithm>
+
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/overlap.h"
 
 namespace kernel_pytorch::torch_ops {
 
@@ -33,6 +36,11 @@ TensorView Call::output_like_if(bool wanted, const TensorView& view, const Tenso
   return {};
 }
 
+void Call::fail_on_two_devices(const TensorView& view, const ArgumentName& name) const {
+  fail(ErrorCode::kInvalidArgument, name, " is on ", view.device, ", ", ShortName{first_}, " is on ", device_,
+       "; move all tensors to one device");
+}
+
 void Call::return_outputs(StableIValue* stack, uint64_t expected) {
   KP_INTERNAL_CHECK(output_count_ == expected, "an op made ", output_count_, " outputs, its schema has ", expected);
   for (size_t i = 0; i < output_count_; ++i) stack[i] = torch::stable::detail::from(outputs_[i]);
@@ -47,9 +55,33 @@ std::vector<TensorView> Slot<std::vector<TensorView>>::get(Call& call, const Sch
                                                            const ArgumentName& name) {
   std::vector<TensorView> views;
   views.reserve(tensors.size());
-  for (const Tensor& tensor : tensors) views.push_back(view_of(tensor, name, argument.is_written()));
-  if (!views.empty()) call.found(views.front());
+  for (const Tensor& tensor : tensors) {
+    const ArgumentName entry{name.op, name.argument, static_cast<int64_t>(views.size())};
+    views.push_back(view_of(tensor, entry, argument.is_written()));
+    call.found(views.back(), entry);
+  }
   return views;
+}
+
+void check_written_memory(std::vector<TensorArgument> tensors) {
+  std::erase_if(tensors, [](const TensorArgument& tensor) { return tensor.view->element_count() == 0; });
+  for (const auto& [view, name, is_written] : tensors) {
+    KP_CHECK(!is_written || !overlaps_itself(*view), name, " is ", *view,
+             ": several of its elements are one place in memory; the op writes into it, clone() it first");
+  }
+  // By address: only neighbours can meet, and a list of thousands stays cheap.
+  const auto begin_of = [](const TensorArgument& tensor) { return reinterpret_cast<uintptr_t>(tensor.view->data); };
+  std::ranges::sort(tensors, {}, begin_of);
+  for (auto one = tensors.begin(); one != tensors.end(); ++one) {
+    const uintptr_t end = begin_of(*one) + span_elements(*one->view) * size_of(one->view->dtype);
+    for (auto other = one + 1; other != tensors.end() && begin_of(*other) < end; ++other) {
+      if ((!one->is_written && !other->is_written) || !overlap(*one->view, *other->view)) continue;
+      const ArgumentName& written = one->is_written ? one->name : other->name;
+      const ArgumentName& second = one->is_written ? other->name : one->name;
+      fail(ErrorCode::kInvalidArgument, written, " shares memory with ", ShortName{second},
+           "; the op writes into it, clone() one of them first");
+    }
+  }
 }
 
 // torch's own conversion to std::string (2.13) leaks a copy.

@@ -42,7 +42,7 @@ struct MergedRowsView : TensorView {
 };
 
 // What a call makes besides computing: its outputs, uninitialised and contiguous on the call's device, and its context.
-// The device is that of the first tensor given.
+// The device is that of all tensors given.
 class Call {
  public:
   Call() = default;
@@ -64,20 +64,36 @@ class Call {
 
   Context& context() { return context_ ? *context_ : context_.emplace(device_); }
 
-  // For Op alone.
-  void found(const TensorView& view) {
-    if (view.is_present() && !has_device_) device_ = view.device, has_device_ = true;
+  // For Op alone. Throws where the tensors of a call are on several devices.
+  void found(const TensorView& view, const ArgumentName& name) {
+    if (!view.is_present()) return;
+    if (first_.argument.empty()) device_ = view.device, first_ = name;
+    if (view.device != device_) [[unlikely]]
+      fail_on_two_devices(view, name);
   }
   void return_outputs(StableIValue* stack, uint64_t expected);
 
  private:
+  [[noreturn]] void fail_on_two_devices(const TensorView& view, const ArgumentName& name) const;
+
   static constexpr size_t kMaxOutputs = 8;
   Device device_;
-  bool has_device_ = false;
+  ArgumentName first_;  // the argument whose device it is
   std::optional<TorchContext> context_;
   std::array<Handle, kMaxOutputs> outputs_{};
   size_t output_count_ = 0;
 };
+
+// A tensor of a call: an argument, or an entry of one that is a list.
+struct TensorArgument {
+  const TensorView* view;
+  ArgumentName name;
+  bool is_written;
+};
+
+// Throws where memory that the op writes belongs to a second element or to a second tensor of the call: a kernel
+// promises nothing there, not even for equal views.
+void check_written_memory(std::vector<TensorArgument> tensors);
 
 struct Boxed {
   StableIValue value;
@@ -115,7 +131,7 @@ struct Slot<TensorView> : TensorSlot {
   using TensorSlot::TensorSlot;
   TensorView get(Call& call, const SchemaArgument& argument, const ArgumentName& name) {
     const TensorView view = view_of(tensor, name, argument.is_written());
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -126,7 +142,7 @@ struct Slot<ParameterView> : TensorSlot {
   using TensorSlot::TensorSlot;
   ParameterView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const ParameterView view{parameter_view_of(tensor, name)};
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -136,7 +152,7 @@ struct Slot<DenseView> : Slot<ParameterView> {
   using Slot<ParameterView>::Slot;
   DenseView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const DenseView view{dense_view_of(tensor, name)};
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -146,7 +162,7 @@ struct Slot<MatrixView> : Slot<ParameterView> {
   using Slot<ParameterView>::Slot;
   MatrixView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const MatrixView view{matrix_view_of(tensor, name), view_of(tensor, name)};
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -156,7 +172,7 @@ struct Slot<MergedRowsView> : Slot<ParameterView> {
   using Slot<ParameterView>::Slot;
   MergedRowsView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const MergedRowsView view{rows_view_of(tensor, name), view_of(tensor, name)};
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -197,6 +213,18 @@ struct Slot<std::string> {
   std::string value;
 };
 
+template <class T>
+void add_tensors(std::vector<TensorArgument>& tensors, const T& value, ArgumentName name, bool is_written) {
+  if constexpr (std::is_base_of_v<TensorView, T>) {
+    tensors.push_back({&value, name, is_written});
+  } else if constexpr (std::is_same_v<T, std::vector<TensorView>>) {
+    for (const TensorView& view : value) {
+      name.index = &view - value.data();
+      tensors.push_back({&view, name, is_written});
+    }
+  }
+}
+
 template <Schema kSchema, auto kFunction>
 struct Op;
 
@@ -225,6 +253,14 @@ struct Op<kSchema, kFunction> {
     at_border([&] {
       std::tuple<std::remove_cvref_t<Arguments>...> values{
           std::get<kIndex>(slots).get(call, kArguments[kIndex], {kName, kArguments[kIndex].name})...};
+      if constexpr ((argument_of(kText, kIndex).is_written() || ...)) {
+        std::vector<TensorArgument> tensors;
+        tensors.reserve(sizeof...(Arguments));
+        (add_tensors(tensors, std::get<kIndex>(values), {kName, kArguments[kIndex].name},
+                     kArguments[kIndex].is_written()),
+         ...);
+        check_written_memory(std::move(tensors));
+      }
       kFunction(call, std::get<kIndex>(values)...);
       call.return_outputs(stack, output_count);
     });

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -177,47 +176,6 @@ def test_verify_counts_what_it_checked(kpt: Kpt) -> None:
     report = json_of(kpt("verify", "rms_norm", "--shape", "5x64", "--shape", "0x64", "--json"))
     assert (report["passed"], report["failed"]) == (4, 0)
     assert all(problem["kernels"] >= 2 for problem in report["problems"])
-
-
-def test_doctor_examines_this_machine(kpt: Kpt) -> None:
-    report = json_of(kpt("doctor", "--json"))
-    assert {finding["section"] for finding in report["findings"]} >= {"CPU", "CUDA", "NVRTC", "caches", "self-test"}
-    cpu_test = report["self_tests"][0]
-    assert cpu_test["passed"]
-    assert cpu_test["copy_gigabytes_per_second"] > 0.1
-    assert {option["variable"] for option in report["options"]} >= {"KERNEL_PYTORCH_CACHE_DIR", "NO_COLOR"}
-    for finding in report["findings"]:
-        assert (finding["health"] == "problem") == bool(finding["cure"])
-
-
-def test_doctor_ends_with_a_block_to_paste(kpt: Kpt, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    result = kpt("doctor", "--no-self-test", HOME=str(home), KERNEL_PYTORCH_CACHE_DIR=str(home / "cache"))
-    assert result.returncode == 0
-    before, block, end = result.stdout.split("```")
-    assert "✓" in before
-    assert end.strip() == ""
-    assert "caches: measurements: ~/cache/" in block
-    assert str(home) not in result.stdout
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_doctor_names_the_cure_of_an_unwritable_cache(kpt: Kpt, tmp_path: Path) -> None:
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o500)
-    result = kpt("doctor", "--no-self-test", KERNEL_PYTORCH_CACHE_DIR=str(locked))
-    assert "fix: export KERNEL_PYTORCH_CACHE_DIR=" in result.stdout
-
-
-def test_doctor_names_the_cure_of_a_cache_that_is_a_file(kpt: Kpt, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("in the way")
-    result = kpt("doctor", "--no-self-test", KERNEL_PYTORCH_CACHE_DIR=str(file / "cache"))
-    assert result.returncode == 0
-    assert "✗" in result.stdout
-    assert "fix: export KERNEL_PYTORCH_CACHE_DIR=" in result.stdout
-    assert "PROBLEM: " in result.stdout
 
 
 def test_compile_refuses_an_unknown_architecture(kpt: Kpt, tmp_path: Path) -> None:

@@ -105,6 +105,24 @@ def test_words_that_cannot_be_followed_are_a_usage_error(kpt: Kpt, arguments: tu
     assert wanted in one_line_of(result.stderr)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ((), "kpt"),
+        (("explain",), "kpt explain"),
+        (("explain", "rms_norm"), "kpt explain"),
+        (("bench", "rms_norm", "--shape", "8x8", "--frob"), "kpt bench"),
+        (("cache",), "kpt cache"),
+        (("cache", "clear", "--frob"), "kpt cache clear"),
+        (("--frob",), "kpt"),
+    ],
+)
+def test_the_hint_names_the_command_whose_help_shows_how(kpt: Kpt, arguments: tuple[str, ...], command: str) -> None:
+    line = one_line_of(kpt(*arguments).stderr)
+    assert line.endswith(f"({command} --help shows how)")
+    assert kpt(*command.split()[1:], "--help").returncode == 0
+
+
 def test_a_device_that_is_not_there_is_a_failure_with_its_reason(kpt: Kpt) -> None:
     result = kpt("explain", "rms_norm", "--shape", "8x8", "--device", "cuda:9", KERNEL_PYTORCH_DISABLE_CUDA="1")
     assert result.returncode == 1

@@ -33,11 +33,13 @@ __device__ __forceinline__ float finish_row(float center, float sum, float sink,
   float shrink = 1.0f;
   if constexpr (kSink) {
     const float larger = fmaxf(center, sink);
-    shrink = ptx::ex2_approx_ftz_f32(center - larger);
-    sum = sum * shrink + ptx::ex2_approx_ftz_f32(sink - larger);
-    center = larger;
+    const float base = larger == tile::minus_infinity() ? 0.0f : larger;
+    shrink = ptx::ex2_approx_ftz_f32(center - base);
+    sum = sum * shrink + ptx::ex2_approx_ftz_f32(sink - base);
+    center = base;
   }
-  factor = is_empty ? 0.0f : shrink / sum;
+  // A sink of NaN, which fmaxf passes over, is in the sum.
+  factor = is_empty ? (kSink ? 0.0f * sum : 0.0f) : shrink / sum;
   return is_empty && !kSink ? tile::minus_infinity() : (center + ptx::lg2_approx_ftz_f32(sum)) * kLn2;
 }
 

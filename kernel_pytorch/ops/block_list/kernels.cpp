@@ -20,6 +20,11 @@ void describe_build(const Build& problem, tuning::KeyBuilder& key) {
   key.field("heads", tuning::bucket(problem.map.sizes[0] * problem.map.sizes[1]));
   key.field("rows", tuning::bucket(problem.map.sizes[2]));
   key.field("columns", tuning::bucket(problem.map.sizes[3]));
+  key.field("map", problem.map);
+  key.field("row_lists", problem.rows.counts);
+  key.field("full_row_lists", problem.full_rows.counts);
+  key.field("column_lists", problem.columns.counts);
+  key.field("full_column_lists", problem.full_columns.counts);
 }
 
 void visit_list(const registry::PresentTensors& visit, std::string_view counts, std::string_view blocks, List& list) {
@@ -95,8 +100,15 @@ void describe_select(const Selection& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(problem.grid.rows));
   key.field("columns", tuning::bucket(problem.grid.columns));
   key.field("parts", problem.given.key_parts);
-  key.field("dtype", problem.has_scores() ? DType::kFloat32 : problem.given.query.dtype);
-  key.field("scores", problem.has_scores());
+  key.field("query", problem.given.query);
+  key.field("key", problem.given.key);
+  key.field("scores", problem.given.scores);
+  key.field("query_lengths", problem.given.query_lengths);
+  key.field("key_lengths", problem.given.key_lengths);
+  key.field("map", problem.given.map);
+  key.field("query_block", problem.given.query_block);
+  key.field("key_block", problem.given.key_block);
+  key.field("causal", problem.given.causal);
 }
 
 void visit_select(Selection& problem, registry::TensorVisitor visitor, void* state) {
@@ -143,6 +155,7 @@ Selection make_select(const registry::ProblemRequest& request) {
   given.sinks = number("sinks", 1);
   given.local = number("local", 1);
   Selection problem = selection_of(given);
+  choose_share_of(problem.grid, given.sparsity);
   const Grid& grid = problem.grid;
   const auto view = [&](DType dtype, std::initializer_list<int64_t> sizes) {
     return contiguous_view(nullptr, dtype, sizes, request.device);

@@ -26,15 +26,24 @@ void describe(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(rows_of(problem.logits)));
   key.field("columns", columns_of(problem.logits));
   key.field("dtype", problem.logits.dtype);
-  key.field("gradient", problem.grad_logits.is_present());
+  key.field("target", problem.target);
+  key.field("weight", problem.weight);
+  key.field("given_lse", problem.given_lse);
+  key.field("grad_loss", problem.grad_loss);
+  key.field("loss", problem.loss);
+  key.field("lse", problem.lse);
+  key.field("total", problem.total);
+  key.field("grad_logits", problem.grad_logits);
+  key.field("partials", problem.partials);
+  key.field("reduction", static_cast<int64_t>(problem.reduction));
   key.field("softcap", problem.options.softcap != 0);
   key.field("smoothed", problem.options.label_smoothing != 0);
-  key.field("partials", problem.partials.is_present());
   key.field("dense", problem.logits.rank == 2 && problem.logits.strides[1] == 1);
 }
 void describe(const RescaleProblem& problem, tuning::KeyBuilder& key) {
   key.field("elements", tuning::bucket(problem.tensor.element_count()));
   key.field("dtype", problem.tensor.dtype);
+  key.field("scale", problem.scale);
 }
 
 using registry::Role;

@@ -24,6 +24,7 @@ void describe(const TensorView& rows, const TensorView& table, const TensorView&
   key.field("rows", tuning::bucket(table.sizes[0]));
   key.field("columns", columns_of(table));
   key.field("dtype", rows.dtype);
+  key.field("table", table.dtype);
   key.field("indices", indices.dtype);
 }
 void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {

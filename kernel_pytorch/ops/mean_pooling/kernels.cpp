@@ -35,6 +35,7 @@ void describe(const TensorView& x, const TensorView& offsets, int64_t chunk_size
   key.field("columns", sizes.columns);
   key.field("means", tuning::bucket(sizes.means));
   key.field("dtype", x.dtype);
+  key.field("offsets", offsets);
 }
 void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
   describe(problem.x, problem.offsets, problem.chunk_size, key);

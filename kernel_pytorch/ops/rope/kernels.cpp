@@ -22,7 +22,10 @@ void describe(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("rotary_dim", problem.rotary_dim);
   key.field("dtype", problem.query.dtype);
   key.field("interleaved", problem.interleaved);
-  key.field("table", problem.cos.is_present());
+  key.field("cos", problem.cos);
+  key.field("inverse_frequencies", problem.inverse_frequencies);
+  key.field("positions", problem.positions);
+  key.field("in_place", problem.in_place);
   key.field("dense", problem.query.strides[3] == 1);
 }
 

@@ -52,7 +52,8 @@ void check_table(const ArgumentCheck& check, std::string_view name, TensorView& 
                  bool has_positions) {
   check.check_device(name, table);
   KP_CHECK(table.dtype == check.main.dtype || (table.dtype == DType::kFloat32 && check.main.dtype != DType::kFloat64),
-           "rope: ", name, " is ", table.dtype, ", query is ", check.main.dtype, "; it must be of that type or fp32");
+           "rope: ", name, " is ", table.dtype, ", query is ", check.main.dtype, "; it must be ",
+           type_or_wider(check.main.dtype));
   KP_CHECK(table.rank == 2 || table.rank == 3, "rope: ", name, " has shape ", shape_text(table.shape()),
            "; it must be [rows, width] or [batch, sequence, width]");
   KP_CHECK(table.size(-1) == problem.pairs() || table.size(-1) == problem.rotary_dim, "rope: ", name, " has shape ",

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ._autograd import below_autograd, eager, last_derivative
+from ._batching import BatchingRule
 from ._casting import parameter_for, statistics_dtype
 from ._declare import backward, differentiable, without_gradient
 
@@ -305,7 +306,7 @@ _INSTEAD = "torch.nn.functional.cross_entropy"
 _forward = below_autograd(_ops.cross_entropy_forward.default)
 _rescale = eager(_ops.cross_entropy_rescale_.default)
 _multiplied = last_derivative(
-    "cross_entropy", lambda tensor, scale: (tensor * scale).to(tensor.dtype), (), lambda _: False, _INSTEAD
+    "cross_entropy", lambda tensor, scale: (tensor * scale).to(tensor.dtype), BatchingRule(), _INSTEAD
 )
 # A reduced loss of a batch is one loss for each sample: nothing folds, vmap calls the op once per sample.
 _traced = differentiable(

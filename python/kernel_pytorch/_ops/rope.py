@@ -83,7 +83,7 @@ def rope_(
     rotary_dim: int | None = None,
     inverse: bool = False,
 ) -> None:
-    """`rope` in place, outside autograd; `inverse` turns back."""
+    """`rope` in place, outside autograd; `inverse` turns back. Expanded tensors, and those that share memory, raise."""
     cos, sin = _table_for(query, cos), _table_for(query, sin)
     _in_place(query, key, cos, sin, None, positions, 1.0, rotary_dim or 0, interleaved, heads_first, inverse)
 

@@ -20,6 +20,7 @@ from torch import nn
 
 from .. import _library, tuning
 from .agreement import is_shared
+from .budget import Budget
 from .changes import Change, Changes
 from .choose import faster, working
 from .measure import Timing, interleaved, once_us, switches
@@ -93,11 +94,13 @@ def tune_step(
     changes: Changes,
     sample: Sample,
     roofs: dict[str, Any],
-    seconds: float,
+    budget: Budget,
     check: Callable[[], str | None],
     say: Callable[[str], None],
 ) -> Tuning:
-    """Tunes the problems of a step that are worth it, in about `seconds`. `check` says what is wrong with the whole."""
+    """Tunes the problems of a step that are worth it, in some of the time left. `check` says what is wrong with the
+    whole."""
+    seconds = 0.4 * budget.left()
     if is_shared():
         return Tuning(notes=["not tuned: ranks share the model; kernel_pytorch.autotune tunes each for itself"])
     if _library.call("recorded", has_request=False)["recording"]:
