@@ -20,7 +20,7 @@ def check_lists(lists: F.BlockLists, wanted: Tensor | None, has_gradients: bool)
     found = lists.block_map()
     if wanted is not None and not torch.equal(found, wanted):
         return "the lists are not those of the map"
-    for count, row in zip(counts.flatten().tolist(), indices.reshape(-1, indices.shape[-1]).tolist()):
+    for count, row in zip(counts.flatten().tolist(), indices.flatten(0, -2).tolist()):
         if row[:count] != sorted(set(row[:count])) or any(row[count:]):
             return f"a row of {count} is {row}"
     if (lists.q_num_blocks is not None) != has_gradients:

@@ -28,6 +28,9 @@ class Case:
         terms: how many numbers an output element sums.
         roundings: how many numbers of the outputs' type an output is made through.
         gradients: whether floating arguments that require a gradient are differentiated.
+        precision: of the outputs, where something on the way is rounded to a coarser type than theirs.
+        constants: options that refuse to require a gradient.
+        least_top: of what magnitude the terms are whose sum may cancel to less.
         names: ops that a refusal may name besides the function.
     """
 
@@ -40,6 +43,9 @@ class Case:
     roundings: float = 1.0
     gradients: bool = True
     names: tuple[str, ...] = ()
+    least_top: float = 0.0
+    precision: torch.dtype | None = None
+    constants: tuple[str, ...] = ()
 
     def tensors(self) -> list[Tensor]:
         return [value for value in (*self.args, *self.options.values()) if isinstance(value, Tensor)]
@@ -71,21 +77,32 @@ def read_tolerances() -> dict[torch.dtype, tuple[float, float, float]]:
 TOLERANCES = read_tolerances()
 
 
-def difference(actual: Tensor, expected: Tensor, case: Case, what: str) -> str | None:
-    """What is wrong with `actual`, by the formula at the head of tolerance.h, or None."""
+def coarsest(dtypes: list[torch.dtype]) -> torch.dtype:
+    return max((dtype for dtype in dtypes if dtype in TOLERANCES), key=lambda dtype: TOLERANCES[dtype][0])
+
+
+def difference(
+    actual: Tensor, expected: Tensor, case: Case, what: str, precision: torch.dtype | None = None
+) -> str | None:
+    """What is wrong with `actual`, by the formula at the head of tolerance.h, or None.
+
+    precision: to which it is right, where something on the way is rounded to a coarser type than its own.
+    """
     if tuple(actual.shape) != tuple(expected.shape):
         return f"{what} has shape {list(actual.shape)}, expected {list(expected.shape)}"
     if not actual.is_floating_point():
         return None if torch.equal(actual, expected.to(actual.dtype)) else f"{what} differs"
-    relative, absolute, least = TOLERANCES[actual.dtype]
+    relative, absolute, least = TOLERANCES[precision or case.precision or actual.dtype]
+    largest = torch.finfo(actual.dtype).max
     actual, wanted = actual.detach().double(), expected.detach().double()
     same = (actual == wanted) | (actual.isnan() & wanted.isnan())
     finite = wanted.isfinite()
-    top = float(wanted[finite].abs().max()) if bool(finite.any()) else 0.0
+    top = max(float(wanted[finite].abs().max()) if bool(finite.any()) else 0.0, case.least_top)
     if actual.numel() and absolute > 0:
         absolute *= max(1.0, math.sqrt(case.terms) / 32)
     bound = case.roundings * (relative * wanted.abs() + absolute * top) + least
-    wrong = ~(same | ((actual - wanted).abs() <= bound))
+    overflows = (actual == wanted.sign() * math.inf) & (wanted.abs() > largest * (1 - relative))
+    wrong = ~(same | overflows | ((actual - wanted).abs() <= bound))
     if not bool(wrong.any()):
         return None
     worst = (actual - wanted).abs().masked_fill(~wrong, 0).nan_to_num(math.inf, math.inf)

@@ -111,10 +111,13 @@ def main(arguments: list[str] | None = None) -> int:
     first, calls = (asked.call, 1) if asked.call is not None else (0, asked.calls)
     began = time.monotonic()
     tallies: list[Tally] = []
+    # Few processes, each of several functions: starting one takes as long as hundreds of calls.
+    groups = [names[i :: asked.jobs * 2] for i in range(min(asked.jobs * 2, len(names)))]
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for found in pool.map(lambda name: run_calls([name], asked.seed, first, calls)[name], names):
-            tallies.append(found)
-            print(f"[{len(tallies)}/{len(names)}] {line_of(found)}", flush=True)
+        for found in pool.map(lambda group: run_calls(group, asked.seed, first, calls), groups):
+            for tally in found.values():
+                tallies.append(tally)
+                print(f"[{len(tallies)}/{len(names)}] {line_of(tally)}", flush=True)
     return report(tallies, asked.seed, time.monotonic() - began)
 
 
@@ -129,9 +132,8 @@ def report(tallies: list[Tally], seed: int, seconds: float) -> int:
     for tally in tallies:
         findings += len(tally.findings)
         for call, text in tally.findings[:5]:
-            print(
-                f"\n{tally.name}: PYTHONPATH=python:tests python -m fuzz --only {tally.name} --seed {seed} --call {call}"
-            )
+            again = f"PYTHONPATH=python:tests python -m fuzz --only {tally.name} --seed {seed} --call {call}"
+            print(f"\n{tally.name}: {again}")
             print(f"  {text}")
         if len(tally.findings) > 5:
             print(f"  and {len(tally.findings) - 5} more of {tally.name}")

@@ -15,7 +15,7 @@ from .draw import Draw
 from .run import generates
 
 FUNCTIONS = {
-    "gelu": T.gelu,
+    "gelu": lambda x: x * torch.special.erfc(-x * 0.5**0.5) / 2,  # torch's own cancels far below 0
     "gelu_tanh": lambda x: T.gelu(x, approximate="tanh"),
     "silu": T.silu,
     "relu": T.relu,
@@ -61,6 +61,7 @@ def activation(d: Draw, name: str) -> Case:
         "seed": d.seed(),
     }
     case = Case((d.tensor(shape, dtype, scale=d.magnitude()), d.choice(list(FUNCTIONS))), options, _activation)
+    case.least_top = 1.0
     return spoil_common(d, case, shape, dtype)
 
 
@@ -91,10 +92,10 @@ def spoil_common(d: Draw, case: Case, shape: list[int], dtype: torch.dtype) -> C
 @generates("gelu", "silu", "relu", "relu_squared")
 def plain(d: Draw, name: str) -> Case:
     x = d.tensor(d.shape(0, 4), d.dtype(), scale=d.magnitude())
-    case = Case((x,), {}, lambda x: FUNCTIONS[name](x), names=("activation",))
+    case = Case((x,), {}, lambda x: FUNCTIONS[name](x), names=("activation",), least_top=1.0)
     if name == "gelu" and d.maybe():
         case.options["approximate"] = d.choice(("none", "tanh"))
-        case.reference = lambda x, approximate: T.gelu(x, approximate=approximate)
+        case.reference = lambda x, approximate: FUNCTIONS["gelu_tanh" if approximate == "tanh" else "gelu"](x)
         if d.maybe(0.1):
             case.options["approximate"], case.refused = "erf", "the formula is unknown"
             return case
@@ -119,7 +120,9 @@ def gated_activation(d: Draw, name: str) -> Case:
         "dropout_p": d.probability(),
         "seed": d.seed(),
     }
-    case = Case((d.tensor(shape, dtype), d.tensor(shape, dtype), d.choice(GATES)), options, _gated, roundings=2)
+    case = Case(
+        (d.tensor(shape, dtype), d.tensor(shape, dtype), d.choice(GATES)), options, _gated, roundings=2, least_top=1.0
+    )
     if d.maybe(0.04):
         case.args = (case.args[0], d.tensor(d.wrong_size(shape), dtype), case.args[2])
         case.refused = "gate and up have different shapes"
@@ -142,7 +145,14 @@ def gated_activation_packed(d: Draw, name: str) -> Case:
         "dropout_p": d.probability(),
         "seed": d.seed(),
     }
-    case = Case((d.tensor(wide, dtype), d.choice(GATES)), options, _packed, roundings=2, names=("gated_activation",))
+    case = Case(
+        (d.tensor(wide, dtype), d.choice(GATES)),
+        options,
+        _packed,
+        roundings=2,
+        names=("gated_activation",),
+        least_top=1.0,
+    )
     if d.maybe(0.04):
         case.args = (d.tensor([*shape[:-1], wide[-1] + 1], dtype), case.args[1])
         case.refused = "x has an odd number of columns"
@@ -168,7 +178,7 @@ def gated_by_name(d: Draw, name: str) -> Case:
     else:
         args = (d.tensor(shape, dtype), d.tensor(shape, dtype))
     names = ("gated_activation", "geglu")
-    case = Case(args, options, reference, roundings=2, names=names)
+    case = Case(args, options, reference, roundings=2, names=names, least_top=1.0)
     if options and d.maybe(0.1):
         case.options["approximate"], case.refused = "erf", "the formula is unknown"
     elif d.maybe(0.06):

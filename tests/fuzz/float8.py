@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
-import torch.nn.functional as T
 from torch import Tensor
 
 from kernel_pytorch import functional as F
@@ -50,7 +48,7 @@ def _spoil(d: Draw, case: Case) -> Case:
     elif way == 2:
         case.args, case.refused = (case.args[0][None], *case.args[1:]), "x is no matrix"
     elif way == 3:
-        case.options["margin"], case.refused = d.choice((-1, 1000, 2**40)), "the margin is out of range"
+        case.options["margin"], case.refused = d.choice((-33, 1000, 2**40)), "the margin is out of range"
     else:
         case.options["amax"], case.refused = torch.zeros(2), "amax has two elements"
     return case
@@ -87,7 +85,7 @@ def _check_scales(scales: Tensor, values: Tensor, options: dict[str, Any], slack
     top = (
         spread(scales, *values.shape) * largest - values.abs() * 2.0 ** options["margin"]
     ) / values.abs().max().clamp_min(1e-30)
-    if bool((top < -1e-5 - slack).any()):
+    if bool((top < -(1e-5 + 2 * slack) * 2.0 ** options["margin"]).any()):
         return "a scale is too small for what it scales"
     if options["power_of_two"] and bool((scales.float().log2() != scales.float().log2().round()).any()):
         return "a scale is no power of two"
@@ -210,6 +208,3 @@ def scaled_matmul(d: Draw, name: str) -> Case:
         else:
             case.args, case.refused = (a.codes.float(), b.codes, a.scales, b.scales), "a holds no codes"
     return case
-
-
-_ = (math, T)

@@ -33,7 +33,7 @@ def rows_of(logits: Tensor, target: Tensor, weight: Any, ignore_index: int, labe
     return torch.where(counted, losses, 0.0), torch.where(counted, own, 0.0)
 
 
-def reference(logits: Tensor, target: Tensor, weight: Any = None, ignore_index: int = -100, label_smoothing: float = 0.0,
+def reference(logits: Tensor, target: Tensor, weight: Any = None, ignore_index: int = -100, label_smoothing: float = 0,
               z_loss: float = 0.0, softcap: Any = None, reduction: str = "mean") -> Tensor:  # fmt: skip
     losses, counts = rows_of(logits, target, weight, ignore_index, label_smoothing, z_loss, softcap)
     if reduction == "none":
@@ -64,7 +64,7 @@ def _spoil(d: Draw, case: Case, classes: int) -> Case:
     place = next(i for i, value in enumerate(args) if isinstance(value, Tensor) and not value.is_floating_point())
     target = args[place]
     if way == 0 and target.numel():
-        bad = target.clone()
+        bad = target.contiguous().clone()
         bad.view(-1)[d.between(0, bad.numel() - 1)] = d.choice((classes, classes + 9, -7))
         args[place], case.refused = bad, "a target is no class"
     elif way == 1:
@@ -76,6 +76,8 @@ def _spoil(d: Draw, case: Case, classes: int) -> Case:
     else:
         args[place], case.refused = torch.zeros([*target.shape, 2], dtype=torch.int64), "the target has another shape"
     case.args = tuple(args)
+    if target.numel() == 0 and way in (2, 3):
+        case.refused = case.reference = case.check = None  # of no rows no option is asked
     return case
 
 
@@ -86,7 +88,9 @@ def cross_entropy(d: Draw, name: str) -> Case:
     options["weight"] = d.some(d.tensor([shape[-1]], d.choice((dtype, torch.promote_types(dtype, torch.float32)))), 0.3)
     if options["weight"] is not None:
         options["weight"] = options["weight"].abs() + 0.1
-    case = Case((d.tensor(shape, dtype, scale=d.choice((1.0, 10.0))), target), options, reference, roundings=4)
+    case = Case(
+        (d.tensor(shape, dtype, scale=d.choice((1.0, 10.0))), target), options, reference, roundings=4, least_top=0.1
+    )
     case.terms = max(shape[-1], target.numel(), 1)
     return _spoil(d, case, shape[-1])
 
@@ -96,7 +100,7 @@ def cross_entropy_in_place(d: Draw, name: str) -> Case:
     dtype = d.dtype()
     shape, target, options = _drawn(d, dtype, ("mean", "sum"))
     logits = d.tensor(shape, dtype, dense=True)
-    kept = logits.double().requires_grad_()
+    kept = logits.double().clone().requires_grad_()
 
     def check(loss: Tensor, case: Case) -> str | None:
         wanted = reference(kept, target, **options)
@@ -127,11 +131,15 @@ def linear_cross_entropy(d: Draw, name: str) -> Case:
 
     args = (d.tensor([*shape[:-1], size], dtype, scale=0.5), d.tensor([shape[-1], size], dtype, scale=0.5), target)
     # Logits are rounded to their type, and the weight's gradient once for each chunk.
-    case = Case(args, options, of_product, roundings=16, names=("cross_entropy",))
+    case = Case(args, options, of_product, roundings=16, names=("cross_entropy",), least_top=1.0)
     case.terms = max(shape[-1], size, target.numel(), 1)
+    if target.numel() == 0 and options["reduction"] == "mean":
+        case.refused = "there is no mean of no rows"
+        return case
     if dtype in (torch.bfloat16, torch.float16) and target.numel() > 16 and options["chunk_bytes"] <= 4096:
         case.roundings *= 4
     if dtype in (torch.bfloat16, torch.float16):
+        case.precision = dtype
         case.check = _only_finite
         case.reference = None if options["z_loss"] or options["class_weight"] is not None else case.reference
     return _spoil(d, case, shape[-1])
@@ -148,10 +156,10 @@ def _only_finite(loss: Tensor, case: Case) -> str | None:
 def parts(d: Draw, name: str) -> Case:
     dtype = d.dtype()
     shape, target, options = _drawn(d, dtype, ("none",))
-    for unused in ("reduction",):
-        options.pop(unused)
+    options.pop("reduction")
+    shape[-1] += 1
     vocabulary = shape[-1]
-    cut = d.between(0, vocabulary)
+    cut = d.between(1, vocabulary - 1)
     logits = d.tensor(shape, dtype)
     if name == "parallel_cross_entropy":
         other = F.cross_entropy_partials(
@@ -167,7 +175,15 @@ def parts(d: Draw, name: str) -> Case:
             return reference(torch.cat([mine, rest], -1), target, reduction="none", **others)
 
         names = ("cross_entropy",)
-        case = Case((logits[..., :cut].detach(), target), options, whole, roundings=4, terms=vocabulary, names=names)
+        case = Case(
+            (logits[..., :cut].detach(), target),
+            options,
+            whole,
+            roundings=4,
+            terms=vocabulary,
+            names=names,
+            least_top=1.0,
+        )
         if d.maybe(0.1):
             case.options["first_column"], case.refused = vocabulary + 1, "the columns are outside the vocabulary"
         return case

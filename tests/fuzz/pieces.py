@@ -67,6 +67,10 @@ def _reference(query: Tensor, key: Tensor, value: Tensor, layout: str = "bhsd", 
     return (output, lse) if return_lse else output
 
 
+def _in_double(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in options.items()}
+
+
 def _spoil(d: Draw, case: Case, heads: int, dtype: torch.dtype) -> Case:
     if not d.maybe(0.12):
         return case
@@ -102,7 +106,8 @@ def attention(d: Draw, name: str) -> Case:
     if d.maybe(0.1):
         options["deterministic"] = True
     # Probabilities and their gradient are rounded to the values' type before the second product.
-    case = Case(args, options, _reference, terms=max(keys, queries, size, 1), roundings=8)
+    case = Case(args, options, _reference, terms=max(keys, queries, size, 1), roundings=8, least_top=4.0)
+    case.constants = ("alibi_slopes",)
     return _spoil(d, case, heads, dtype)
 
 
@@ -118,8 +123,8 @@ def part(d: Draw, name: str) -> Case:
     options.setdefault("causal_offset", keys - queries)
     cut = d.between(0, keys)
     numbers = torch.promote_types(dtype, torch.float32)
-    leaves = [x.double().requires_grad_() for x in (query, key, value)]
-    whole, lse = attend(*leaves, **options)
+    leaves = [x.double().clone().requires_grad_() for x in (query, key, value)]
+    whole, lse = attend(*leaves, **_in_double(options))
     if name == "attention_part_":
         output = torch.full(list(whole.shape), torch.nan, dtype=numbers)
         sums = torch.full(list(lse.shape), -torch.inf, dtype=numbers)
@@ -129,7 +134,7 @@ def part(d: Draw, name: str) -> Case:
             return difference(output, whole, case, "output") or difference(sums, lse, case, "lse")
 
         args = (output, sums, query, key[:, :, :cut], value[:, :, :cut])
-        case = Case(args, options, check=check, gradients=False, terms=max(keys, size), roundings=8)
+        case = Case(args, options, check=check, gradients=False, terms=max(keys, size), roundings=8, least_top=4.0)
         if dtype is torch.bfloat16:
             case.roundings = 2000  # products of bf16 into fp32
         return _spoil_part(d, case)
@@ -148,7 +153,9 @@ def part(d: Draw, name: str) -> Case:
     stored, sums = whole.detach().to(dtype), lse.detach().to(numbers)
     args = (grads[0], grads[1][:, :, :cut], grads[2][:, :, :cut], grad, query, key[:, :, :cut], value[:, :, :cut],
             stored, sums)  # fmt: skip
-    case = Case(args, options, check=check_grads, gradients=False, terms=max(keys, queries, size), roundings=16)
+    case = Case(
+        args, options, check=check_grads, gradients=False, terms=max(keys, queries, size), roundings=16, least_top=4.0
+    )
     if dtype is torch.bfloat16:
         case.roundings = 8000
     return _spoil_part(d, case)

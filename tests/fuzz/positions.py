@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import Case
+from .case import Case, difference
 from .draw import Draw
 from .run import generates
 
@@ -43,7 +43,7 @@ def rope(d: Draw, name: str) -> Case:
     in_place = name == "rope_"
     dtype, batch, sequence = d.dtype(), d.size(4), d.size(40)
     size = 2 * d.size(40, empty=0.0)
-    rotary = 2 * d.between(1, size // 2) if name != "rope_from_frequencies" else 2 * d.between(1, size // 2)
+    rotary = 2 * d.between(1, size // 2)
     heads_first, has_batch = d.maybe(0.4), d.maybe(0.8)
 
     def heads(count: int) -> Tensor:
@@ -68,16 +68,14 @@ def rope(d: Draw, name: str) -> Case:
         case = Case((query, key, frequencies), options, _from_frequencies, gradients=not in_place, roundings=2)
         case.names = ("rope",)
         # fp32 angles of up to 50 have lost 6 bits
-        case.roundings = 16 if dtype in (torch.float32, torch.float64) else 2
-        if dtype is torch.float64:
-            case.reference, case.check = None, None
+        case.roundings = 16 if dtype is torch.float32 else 2
         return case
     options["rotary_dim"] = rotary
     if in_place:
         options["inverse"] = d.maybe(0.3)
     table = dtype if d.maybe() else torch.promote_types(dtype, torch.float32)
     cos, sin = angles.cos().to(table), angles.sin().to(table)
-    case = Case((query, key, d.laid_out(cos), d.laid_out(cos.clone() if False else sin)), options, roundings=2)
+    case = Case((query, key, d.laid_out(cos), d.laid_out(sin)), options, roundings=2)
     case.gradients, case.names = not in_place, ("rope",)
     if in_place:
         before = [query.double().clone(), key if key is None else key.double().clone()]
@@ -89,8 +87,6 @@ def rope(d: Draw, name: str) -> Case:
 
 
 def _check_in_place(case: Case, before: list[Any], tables: list[Tensor]) -> str | None:
-    from .case import difference
-
     wanted = _rope(before[0], before[1], tables[0], tables[1], **case.options)
     actual = [x for x in case.args[:2] if x is not None]
     for i, (one, two) in enumerate(zip(actual, wanted)):

@@ -76,7 +76,7 @@ def linear(d: Draw, name: str) -> Case:
     # Backward multiplies what the activation's gradient was rounded to.
     case = Case(
         (d.tensor([*lead, features], dtype), d.tensor([outputs, features], dtype, scale=0.3)), options,
-        linear_reference, terms=max(features, outputs, _rows(lead)), roundings=4,
+        linear_reference, terms=max(features, outputs, _rows(lead)), roundings=4, names=("matmul",),
     )  # fmt: skip
     return _spoil_layer(d, case, shape, dtype)
 
@@ -127,5 +127,7 @@ def mlp(d: Draw, name: str) -> Case:
         return linear_reference(inner, weight_out, bias_out, None, residual)
 
     # The hidden rows and their gradient are rounded to x's type on the way.
-    case = Case(args, options, reference, terms=max(features, hidden, _rows(lead)), roundings=12, names=("linear",))
+    case = Case(
+        args, options, reference, terms=max(features, hidden, _rows(lead)), roundings=12, names=("linear", "matmul")
+    )
     return _spoil_layer(d, case, [*lead, outputs], dtype)

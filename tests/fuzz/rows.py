@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import torch
@@ -18,16 +20,21 @@ def _rms(x: Tensor, weight: Any, eps: float, weight_offset: float) -> Tensor:
     return normed if weight is None else normed * (weight + weight_offset)
 
 
-def _rms_norm(x: Tensor, weight: Any = None, eps: float = 1e-6, residual: Any = None, weight_offset: float = 0.0,
-              out_dtype: Any = None) -> Any:  # fmt: skip
-    total = x if residual is None else x + residual
+def _rounded(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum as it is stored and normalised; its gradient passes."""
+    return total + (total.detach().to(dtype).double() - total.detach())
+
+
+def _rms_norm(dtype: torch.dtype, x: Tensor, weight: Any = None, eps: float = 1e-6, residual: Any = None,
+              weight_offset: float = 0.0, out_dtype: Any = None) -> Any:  # fmt: skip
+    total = x if residual is None else _rounded(x + residual, dtype)
     output = _rms(total, weight, eps, weight_offset)
     return output if residual is None else (output, total)
 
 
-def _layer_norm(x: Tensor, weight: Any = None, bias: Any = None, eps: float = 1e-5, residual: Any = None,
-                out_dtype: Any = None) -> Any:  # fmt: skip
-    total = x if residual is None else x + residual
+def _layer_norm(dtype: torch.dtype, x: Tensor, weight: Any = None, bias: Any = None, eps: float = 1e-5,
+                residual: Any = None, out_dtype: Any = None) -> Any:  # fmt: skip
+    total = x if residual is None else _rounded(x + residual, dtype)
     centred = total - total.mean(-1, keepdim=True)
     output = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
     output = output if weight is None else output * weight
@@ -49,14 +56,16 @@ def norm(d: Draw, name: str) -> Case:
         options["out_dtype"] = d.choice((torch.bfloat16, torch.float16))
     residual = d.tensor(shape, dtype)
     args: tuple[Any, ...] = (x, weight)
-    reference: Any = _layer_norm if name == "layer_norm" else _rms_norm
+    reference: Any = functools.partial(_layer_norm if name == "layer_norm" else _rms_norm, dtype)
     if name == "add_rms_norm":
         args = (x, residual, weight)
-        reference = lambda x, residual, weight, **rest: _rms_norm(x, weight, residual=residual, **rest)  # noqa: E731
+        reference = lambda x, residual, weight, **rest: _rms_norm(dtype, x, weight, residual=residual, **rest)  # noqa: E731
     elif d.maybe(0.4):
         options["residual"] = residual
     # The sum is rounded to its type before it is normalised, and a gradient of rows is made through a product.
-    case = Case(args, options, reference, terms=_count(shape), roundings=4, names=("rms_norm", "layer_norm"))
+    case = Case(
+        args, options, reference, terms=_count(shape), roundings=4, names=("rms_norm", "layer_norm"), least_top=1.0
+    )
     return _spoil_norm(d, case, shape, dtype)
 
 
@@ -76,6 +85,9 @@ def _spoil_norm(d: Draw, case: Case, shape: list[int], dtype: torch.dtype) -> Ca
         args[-1], case.refused = d.tensor([shape[-1] + 1], dtype), "the weight has another size"
     elif way == 1:
         args[0], case.refused = torch.ones(shape, dtype=torch.int64), "x is of integers"
+        if len(args) == 3 or "residual" in case.options:
+            case.refused = None  # promoted to the residual's type
+            case.reference = None
     elif way == 2 and len(args) == 3:
         args[1], case.refused = d.tensor(d.wrong_size(shape), dtype), "the residual has another shape"
     elif way == 2:
@@ -122,13 +134,18 @@ def softmax(d: Draw, name: str) -> Case:
     in_place = name.endswith("_")
     shape, dtype = d.shape(1, 4), d.dtype()
     x = d.tensor(shape, dtype, dense=in_place, scale=d.choice((1.0, 1.0, 30.0)))
-    options: dict[str, Any] = {"scale": d.choice((1.0, 0.125, 2.5, 0.0, -1.0)), "causal": d.maybe(0.3)}
+    options: dict[str, Any] = {
+        "scale": d.choice((1.0, 0.125, 2.5, 0.0, -1.0)),
+        "causal": len(shape) > 1 and d.maybe(0.3),
+    }
     if d.maybe(0.4):
         sizes = [size if d.maybe(0.6) else 1 for size in shape][d.between(0, len(shape) - 1) :]
         types = (dtype, torch.float32 if dtype is not torch.float64 else dtype)
         options["mask"] = d.booleans(sizes) if d.maybe(0.6) else d.tensor(sizes, d.choice(types))
     reference = softmax_reference if "log" not in name else log_softmax_reference
     case = Case((x,), options, reference, terms=_count(shape), roundings=3, gradients=not in_place, names=("softmax",))
+    # A gradient of scores sums to 0 over a row; a mask's sums rows of what was rounded.
+    case.least_top = 8.0 * max(1.0, _count(shape) ** 0.5) if dtype in (torch.bfloat16, torch.float16) else 10.0
     if d.maybe(0.1):
         way = d.between(0, 2)
         if way == 0:
@@ -145,8 +162,9 @@ def softmax(d: Draw, name: str) -> Case:
 @generates("mean_pool")
 def mean_pool(d: Draw, name: str) -> Case:
     dtype = d.dtype()
-    shape = d.shape(2, 4)
-    if d.maybe():
+    is_packed = d.maybe()
+    shape = d.shape(2 if is_packed else 3, 4)
+    if not is_packed:
         case = Case((d.tensor(shape, dtype),), {}, _mean_of_batch, terms=_count(shape))
     else:
         tokens = shape[0]
@@ -156,6 +174,8 @@ def mean_pool(d: Draw, name: str) -> Case:
         if d.maybe(0.15):
             wrong = d.choice(([0, tokens + 1], [-1, tokens], [2**33, 2**33 + 1], [tokens, 0] if tokens else [1, 0]))
             case.args, case.refused = (case.args[0], torch.tensor(wrong)), "the ends leave the tokens"
+            if 0 in shape[1:]:
+                case.refused = case.reference = None  # of no columns nothing is read
             return case
     case.names = ("mean_pool",)
     if d.maybe(0.06):
@@ -169,13 +189,13 @@ def _mean_of_batch(x: Tensor) -> Tensor:
 
 def _mean_of_pack(x: Tensor, cu_seqlens: Tensor) -> Tensor:
     ends = cu_seqlens.tolist()
-    parts = [x[a:b].sum(0) / max(b - a, 1) for a, b in zip(ends, ends[1:])]
+    parts = [x[a:b].sum(0) / max(b - a, 1) for a, b in itertools.pairwise(ends)]
     return torch.stack(parts) if parts else x.new_zeros((0, *x.shape[1:]))
 
 
 @generates("chunk_mean_pool")
 def chunk_mean_pool(d: Draw, name: str) -> Case:
-    shape, dtype = d.shape(2, 4), d.dtype()
+    shape, dtype = d.shape(3, 4), d.dtype()
     size = d.choice((1, 2, 3, 7, 16, shape[1] or 1, 1000, 2**40))
     case = Case((d.tensor(shape, dtype), size), {}, _means_of_chunks, terms=_count(shape), names=("mean_pool",))
     if d.maybe(0.1):
@@ -205,7 +225,7 @@ def embedding(d: Draw, name: str) -> Case:
     if d.maybe(0.15):
         way = d.between(0, 2)
         if way == 0 and indices.numel():
-            bad = indices.clone()
+            bad = indices.contiguous().clone()
             bad.view(-1)[d.between(0, bad.numel() - 1)] = d.choice((rows, -1, rows + 7))
             case.args, case.refused = (bad, weight, padding), "an index is outside the table"
         elif way == 1:

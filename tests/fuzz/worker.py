@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 
 LIMIT_SECONDS = 5.0
 FINISHED = "finished"
@@ -34,12 +35,20 @@ def main(arguments: list[str]) -> None:
             else:
                 faulthandler.cancel_dump_traceback_later()
 
+        def attempt(name: str, seed: int, call: int) -> tuple[str, str]:
+            try:
+                case = draw_case(name, seed, call)
+                outcome, text = run_case(name, case, timed)
+            except Exception:  # of a generator or a comparison, or one that no refusal is: seen, not passed over
+                timed(False)
+                return "finding", traceback.format_exc()[-1500:]
+            return outcome, f"{text}; called with {case.text()}" if text else ""
+
         for name in names:
             for call in range(first, first + calls):
                 say({"begins": [name, call]})
-                case = draw_case(name, seed, call)
-                outcome, text = run_case(name, case, timed)
-                say({"outcome": outcome, "text": f"{text}; called with {case.text()}" if text else ""})
+                outcome, text = attempt(name, seed, call)
+                say({"outcome": outcome, "text": text})
         say({"outcome": FINISHED})
 
 

@@ -68,6 +68,11 @@ def mlp(
 
 def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
     """The weight (or bias) of a gated layer, rows gate[0], up[0], gate[1], up[1], ..., from its two halves."""
+    if gate.dim() == 0 or gate.shape != up.shape:
+        raise ValueError(
+            f"interleave_gate_up: gate has shape {list(gate.shape)}, up has {list(up.shape)}; give two matrices (or "
+            "biases) of one shape"
+        )
     return torch.stack((gate, up), dim=1).flatten(0, 1)
 
 

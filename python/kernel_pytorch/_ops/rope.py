@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for, same_type
+from ._casting import parameter_for, same_type, statistics_dtype
 from ._declare import backward, differentiable, without_gradient
 
 
@@ -100,8 +100,9 @@ def rope_from_frequencies(
 ) -> tuple[Tensor, Tensor | None]:
     """`rope` whose cos and sin are computed in the kernel, times `scale`, from [rotary_dim / 2] inverse frequencies.
 
-    These are fp32; `rope_frequencies` returns them and the scale.
+    These are fp32 (fp64 for fp64); `rope_frequencies` returns them and the scale.
     """
+    inverse_frequencies = inverse_frequencies.to(statistics_dtype(query)).contiguous()
     return _turn(query, key, None, None, inverse_frequencies, positions, scale, None, interleaved, heads_first)
 
 
