@@ -63,11 +63,13 @@ def test_ring_attention_is_attention() -> None:
     assert isinstance(attention, RingAttentionLayer)
     hidden_states = torch.randn(1, 600, 512)
     output = attention(hidden_states)
-    torch.testing.assert_close(output, dense(attention, hidden_states, causal=True), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        output, dense(attention, hidden_states, causal=attention.config.causal), rtol=1e-4, atol=1e-5
+    )
     attention_mask = torch.ones(1, 600, dtype=torch.bool)
     attention_mask[:, 500:] = False
     masked = attention(hidden_states, attention_mask=attention_mask)
-    expected = dense(attention, hidden_states, causal=True, keep=attention_mask)
+    expected = dense(attention, hidden_states, causal=attention.config.causal, keep=attention_mask)
     torch.testing.assert_close(masked[:, :500], expected[:, :500], rtol=1e-4, atol=1e-5)
     positional = create_ring_attention(768, 12, 1_000_000, torch.device("cpu"))
     assert positional.q_proj.weight.shape == (768, 768)
