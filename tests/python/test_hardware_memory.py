@@ -68,14 +68,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer | None, x: Tensor) -
 
 
 def cpu_peak(make: Callable[[], nn.Module], shape: tuple[int, ...], training: bool) -> int:
-    """The most bytes that torch's CPU allocator had given out, from an empty beginning.
-
-    A step before it lets our kernels take the scratch memory that a thread keeps: its size is the machine's (threads,
-    caches), not the model's, and no estimate counts it.
-    """
-    warm = make().train(training)
-    step(warm, torch.optim.AdamW(warm.parameters(), foreach=False) if training else None, torch.zeros(shape))
-    del warm
+    """The most bytes that torch's CPU allocator had given out, from an empty beginning."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model = make().train(training)

@@ -1,8 +1,7 @@
 """What a step of a model needs in memory, found by running it without data: fake tensors stand for the real ones, and
 every storage that is born or dies is noted in order. The peak of that record is C++'s (plan/memory_plan).
 
-Limits: what a kernel allocates for itself is not seen, whether it gives it back or its thread keeps it (on a CPU a few
-megabytes), nor is what libraries take outside torch.
+Limits: what a kernel allocates for itself and gives back is not seen, nor is what libraries take outside torch.
 """
 
 from __future__ import annotations
