@@ -3,9 +3,9 @@
 python tools/gpu_tests.py --output benchmarks/results/h200_tests.json --minutes 9
 
 For a machine with torch and pytest and nothing else: the checkout, build/ and, where pytest or libsqlite3 is missing,
-build/carry (`benchmarks/h200.sh pack`). Several pytest processes run at once, each with a share of one file's tests and
-a time limit. What fails runs again alone: a test that only fails next to others is listed as such. Tests that the time
-did not suffice for are counted as not reached, and named. Without git, KP_COMMIT names the commit.
+build/carry (`benchmarks/h200.sh pack`). Several pytest processes run at once, each with a share of the tests and a time
+limit, and two of kpt. What fails runs again alone: a test that only fails next to others is listed as such. Tests that
+the time did not suffice for are counted as not reached, and named. Without git, KP_COMMIT names the commit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import provenance  # noqa: E402 (benchmarks/ is on the path now)
 from table import print_table  # noqa: E402
 
 OUTCOMES = ("passed", "failed", "skipped", "not reached")
-TESTS_PER_PROCESS = 60  # so that a long file is shared and a killed process loses little
+TESTS_PER_PROCESS = 40  # so that a long file is shared and a killed process loses little
 
 
 @dataclass
@@ -114,10 +114,12 @@ class Recorder:
             self.write(test=self.name(report.nodeid), outcome="failed", reason=str(report.longrepr)[-600:])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        facts = {"test": self.name(report.nodeid), "seconds": report.duration}
         # A test passes when its call does; a fixture that fails, before or after, fails it.
         if report.when == "call" or not report.passed:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
-            self.write(test=self.name(report.nodeid), outcome=report.outcome, reason=reason[-600:])
+            facts |= {"outcome": report.outcome, "reason": reason[-600:]}
+        self.write(**facts)
 
 
 def be_pytest(record: str, words: list[str]) -> int:
@@ -129,6 +131,21 @@ def be_pytest(record: str, words: list[str]) -> int:
         )
 
     return int(pytest.main([*words, "-q", "-p", "no:cacheprovider", "-m", "gpu"], plugins=[Recorder(Path(record))]))
+
+
+def shares_of(parts: dict[str, Part]) -> list[list[str]]:
+    """What one process each runs: a long file in pieces, several short files together, the fullest first."""
+    shares: list[list[str]] = []
+    for part in sorted(parts.values(), key=lambda part: -len(part.outcomes)):
+        names = part.named("not reached")
+        for begin in range(0, len(names), TESTS_PER_PROCESS):
+            piece = names[begin : begin + TESTS_PER_PROCESS]
+            room = next((share for share in shares if len(share) + len(piece) <= TESTS_PER_PROCESS), None)
+            if room is None:
+                shares.append(piece)
+            else:
+                room += piece
+    return sorted(shares, key=len, reverse=True)
 
 
 class Tests:
@@ -158,32 +175,32 @@ class Tests:
             sys.exit(f"gpu_tests: pytest collected nothing {early}; its last words:\n{text[-2000:]}")
         return parts
 
-    def run_share(self, part: Part, names: list[str]) -> None:
-        seconds = min(self.seconds, self.clock.left(reserve=20))
-        if seconds < 10:
-            return
-        begin = time.monotonic()
-        found, text, early = self.pytest(names, seconds)
-        part.seconds += time.monotonic() - begin
+    def run_share(self, parts: dict[str, Part], names: list[str]) -> None:
+        """In one process; where a test ends it or outlasts its limit, what comes after that test in another."""
+        while names and (seconds := min(self.seconds, self.clock.left(reserve=20))) >= 10:
+            found, text, early = self.pytest(names, seconds)
+            self.note(parts, found)
+            names = [name for name in names if parts[name.split("::")[0]].outcomes[name] == "not reached"]
+            if names:  # the first without an outcome is the one it was at
+                part = parts[names[0].split("::")[0]]
+                part.reasons[names[0]] = f"{early} here" if early else f"the process ended here: {text[-500:]}"
+                if not early:
+                    part.outcomes[names[0]] = "failed"
+                names = names[1:]
+
+    def note(self, parts: dict[str, Part], found: list[dict[str, Any]]) -> None:
         for line in found:
-            if "test" in line and part.outcomes.get(line["test"]) != "failed":
+            part = parts.get(line.get("test", "").split("::")[0])
+            if part is None:
+                continue
+            part.seconds += line.get("seconds", 0)
+            if "outcome" in line and part.outcomes.get(line["test"]) != "failed":
                 part.outcomes[line["test"]] = line["outcome"]
                 part.reasons[line["test"]] = line["reason"]
-        missing = [name for name in names if part.outcomes[name] == "not reached"]
-        if missing and not early:  # the process died on its own: the test it was at is the one that killed it
-            part.outcomes[missing[0]] = "failed"
-            part.reasons[missing[0]] = f"the process ended here: {text[-500:]}"
-        elif missing:
-            part.reasons[missing[0]] = f"{early}, here or before its first report"
 
     def run(self, parts: dict[str, Part], processes: int) -> None:
-        shares = []
-        for part in parts.values():
-            names = part.named("not reached")
-            shares += [(part, names[i : i + TESTS_PER_PROCESS]) for i in range(0, len(names), TESTS_PER_PROCESS)]
-        shares.sort(key=lambda share: -len(share[1]))
         with concurrent.futures.ThreadPoolExecutor(processes) as pool:
-            for done in [pool.submit(self.run_share, *share) for share in shares]:
+            for done in [pool.submit(self.run_share, parts, share) for share in shares_of(parts)]:
                 done.result()
 
     def run_failures_alone(self, parts: dict[str, Part]) -> list[str]:
@@ -196,7 +213,7 @@ class Tests:
             found, _, _ = self.pytest(failures, min(self.seconds, self.clock.left(reserve=20)))
             outcomes: dict[str, str] = {}
             for line in found:
-                if "test" in line and outcomes.get(line["test"]) != "failed":
+                if "outcome" in line and outcomes.get(line["test"]) != "failed":
                     outcomes[line["test"]] = line["outcome"]
             passed = [name for name in failures if outcomes.get(name) == "passed"]
             part.outcomes.update(dict.fromkeys(passed, "passed"))
@@ -293,11 +310,12 @@ def main() -> int:
         tests = Tests(Path(folder), clock, arguments.seconds_per_process)
         found = tests.collect(arguments.paths)
         print(f"{sum(len(part.outcomes) for part in found.values())} tests in {len(found)} files", flush=True)
-        tests.run(found, arguments.processes)
-        recovered = tests.run_failures_alone(found)
-    parts = list(found.values())
-    if not arguments.no_verify:
-        parts += verify_ops("cuda" if facts["cuda"] else "cpu", clock, arguments.processes)
+        device = "cuda" if facts["cuda"] else "cpu"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # both at once: neither takes the other's time
+            verified = pool.submit(lambda: [] if arguments.no_verify else verify_ops(device, clock, 2))
+            tests.run(found, arguments.processes)
+            recovered = tests.run_failures_alone(found)
+            parts = [*found.values(), *verified.result()]
     result = result_of(facts, parts, recovered, time.monotonic() - begin)
     if arguments.output is not None:
         arguments.output.write_text(json.dumps({"benchmark": "gpu_tests", "runs": [result]}, indent=1) + "\n")

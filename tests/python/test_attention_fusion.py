@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -51,6 +52,36 @@ def test_the_seed_s_example() -> None:
     with torch.no_grad():
         torch.testing.assert_close(fused(x), transformer(x), rtol=3e-2, atol=3e-2)
     assert fused.report is not None and fused.report.data["accuracy"] == "tolerant"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_example_fuses_where_the_clock_says_that_it_pays(monkeypatch, training: bool) -> None:
+    """The clock says that each replacement halves the time: what can be replaced is, and computes the same."""
+    from kernel_pytorch._optimize import choose, whole
+    from kernel_pytorch._optimize.measure import Timing
+
+    def halved(ways, *_, **__):
+        return {
+            name: Timing(1000.0 / 2**place, 990.0 / 2**place, 1010.0 / 2**place, 9) for place, name in enumerate(ways)
+        }
+
+    monkeypatch.setattr(choose, "interleaved", halved)
+    monkeypatch.setattr(whole, "pays", lambda *_: True)
+    transformer = nn.TransformerEncoderLayer(d_model=32, nhead=4, dropout=0.0).train(training)
+    config = FusionConfig(optimization_level=OptimizationLevel.BALANCED, budget_seconds=QUICK)
+    fused = UnifiedAttentionFusion(transformer, config).train(training)
+    x = torch.randn(8, 2, 32)
+    expected = transformer(x)
+    with contextlib.nullcontext() if training else torch.no_grad():
+        output = fused(x)
+    replaced = fused.report.data["replacements"]
+    assert ("", "encoder layer") in {(row["path"], row["pattern"]) for row in replaced}, replaced  # the whole of it
+    torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
+    if training:
+        weights = [transformer.linear1.weight, transformer.self_attn.in_proj_weight]
+        wanted = torch.autograd.grad(expected.square().sum(), weights)
+        got = torch.autograd.grad(output.square().sum(), weights)
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_the_model_given_stays_as_it_is_and_shares_its_parameters() -> None:
