@@ -81,23 +81,30 @@ struct Sums {
 template <class T>
 KP_WORD Sums<ScalarOf<T>> sums_around(const T* row, int64_t columns, ScalarOf<T> center) {
   constexpr int kStep = kLanesOf<T>;
-  VecOf<T> sum0{}, sum1{}, squares0{}, squares1{};
-  int64_t j = 0;
-  for (; j + 2 * kStep <= columns; j += 2 * kStep) {
-    const cpu::PairOf<T> pair = cpu::load2_unordered(row + j);
-    const VecOf<T> low = pair.low - center, high = pair.high - center;
-    sum0 += low;
-    sum1 += high;
-    squares0 += low * low;
-    squares1 += high * high;
+  constexpr int64_t kBlock = 128 * kStep;  // columns summed by themselves: a long chain would round more often
+  VecOf<T> sum{}, squares{};
+  for (int64_t begin = 0; begin < columns; begin += kBlock) {
+    const int64_t end = columns - begin < kBlock ? columns : begin + kBlock;
+    VecOf<T> sum0{}, sum1{}, squares0{}, squares1{};
+    int64_t j = begin;
+    for (; j + 2 * kStep <= end; j += 2 * kStep) {
+      const cpu::PairOf<T> pair = cpu::load2_unordered(row + j);
+      const VecOf<T> low = pair.low - center, high = pair.high - center;
+      sum0 += low;
+      sum1 += high;
+      squares0 += low * low;
+      squares1 += high * high;
+    }
+    for (; j < end; j += kStep) {
+      const SomeLanes rest{static_cast<int>(end - j < kStep ? end - j : kStep)};
+      const VecOf<T> difference = keep(load(row + j, rest) - center, rest);
+      sum0 += difference;
+      squares0 += difference * difference;
+    }
+    sum += sum0 + sum1;
+    squares += squares0 + squares1;
   }
-  for (; j < columns; j += kStep) {
-    const SomeLanes rest{static_cast<int>(columns - j < kStep ? columns - j : kStep)};
-    const VecOf<T> difference = keep(load(row + j, rest) - center, rest);
-    sum0 += difference;
-    squares0 += difference * difference;
-  }
-  return {cpu::horizontal_sum(sum0 + sum1), cpu::horizontal_sum(squares0 + squares1)};
+  return {cpu::horizontal_sum(sum), cpu::horizontal_sum(squares)};
 }
 
 // One pass where results have 16 bits: what the difference of squares loses stays below their rounding, unless two of
