@@ -94,7 +94,7 @@ def _reshard(model: nn.Module) -> None:
 
         for part in model.modules():
             if isinstance(part, FSDPModule):
-                part.reshard()  # type: ignore[no-untyped-call]
+                part.reshard()
 
 
 def _leaf(value: Any) -> Any:
