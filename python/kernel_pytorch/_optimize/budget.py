@@ -1,6 +1,6 @@
 """How long `optimize` may still take: shares of the seconds given, and what its last steps need, which is kept back.
 
-The whole call takes at most 1.5 times the seconds, beside its start: two runs of the sample, a measurement of the
+The whole call takes at most 1.5 times the seconds, plus its start: two runs of the sample, a measurement of the
 machine's roofs (a second at most) and, once per process, the start of torch's profiler and dispatch modes. What finds
 no time is left as it was, and the report says so.
 """

@@ -72,7 +72,7 @@ def optimize(
         sample_inputs: what it is called with: a tensor, a tuple of positional or a dict of named arguments, of the
             shapes that matter. Call optimize under torch.autocast where the model will run under it.
         goal: "inference" measures forward, "train" forward and backward.
-        budget_seconds: how long it may take. The whole call ends within 1.5 times that, beside its start (two runs of
+        budget_seconds: how long it may take. The whole call ends within 1.5 times that, plus its start (two runs of
             the sample and a measurement of the machine, a second at most). Parts for which there is no time are left
             as they were, and the report says so.
         accuracy: "exact" keeps the model's precision; "tolerant" also tries narrower products (FP8, bf16).

@@ -308,8 +308,8 @@ class CausalBlock(nn.Module):
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """x [batch, sequence, d_model] -> the same shape.
 
-        attention_mask is beside the causal mask: bool or integers (True and 1 keep) or floating numbers (added to the
-        scores); [batch, sequence] is of the keys.
+        attention_mask applies in addition to the causal mask: bool or integers (True and 1 keep), or floating numbers
+        (added to the scores); [batch, sequence] is of the keys.
         """
         if x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(
