@@ -6,7 +6,7 @@ BUILD := build
 # torch's oneDNN dies on some virtual machines that show AMX (see docs/setup.md); tests do not depend on it.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help build run test test-cpp test-python test-isa test-docs bench format lint wheel asan tsan clean setup setup-ci
+.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz bench format lint wheel asan tsan clean setup setup-ci
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ test-isa: build  ## the Python tests on the CPU level of AVX2
 
 test-docs: build
 	@$(PYTHON) tools/run_docs.py --build $(BUILD)
+
+fuzz: build  ## 2,000 random calls of every functional against torch in fp64; crashes and hangs are findings
+	@PYTHONPATH=python:tests $(PYTHON) -m fuzz --calls 2000
 
 bench: build  ## the full comparison with torch, as JSON under build/ and as a table
 	@PYTHONPATH=python $(PYTHON) benchmarks/torch_norms.py --output $(BUILD)/torch_norms.json

@@ -227,7 +227,8 @@ def embedding(d: Draw, name: str) -> Case:
         if way == 0 and indices.numel():
             bad = indices.contiguous().clone()
             bad.view(-1)[d.between(0, bad.numel() - 1)] = d.choice((rows, -1, rows + 7))
-            case.args, case.refused = (bad, weight, padding), "an index is outside the table"
+            case.args, case.refused = (bad, weight, padding), "an index is outside the table" if columns else None
+            case.reference = case.reference if columns else None
         elif way == 1:
             case.args, case.refused = (indices.float(), weight, padding), "indices are no integers"
         elif rows:
