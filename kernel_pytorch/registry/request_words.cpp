@@ -39,6 +39,16 @@ double number_option(const ProblemRequest& request, std::string_view name, doubl
   return number;
 }
 
+int64_t integer_option(const ProblemRequest& request, std::string_view name, int64_t fallback) {
+  const std::string* text = find_option(request, name);
+  if (text == nullptr) return fallback;
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
+  KP_CHECK(error == std::errc() && end == text->data() + text->size(), "option ", name, "=", *text,
+           ": a whole number is needed");
+  return number;
+}
+
 bool flag_option(const ProblemRequest& request, std::string_view name, bool fallback) {
   return number_option(request, name, fallback) != 0;
 }

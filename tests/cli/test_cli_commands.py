@@ -87,6 +87,32 @@ def test_a_tuned_choice_stays(kpt: Kpt) -> None:
     assert "the winner is remembered" in kpt("tune", *problem, "--budget", "1").stdout
 
 
+def test_nothing_is_said_to_be_remembered_where_it_is_not(kpt: Kpt, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    result = kpt("tune", "rms_norm_forward", "--shape", "16x128", "--budget", "1")
+    assert result.returncode == 0
+    assert "the winner is remembered" not in result.stdout
+    assert "the winner is forgotten when this process ends" in result.stdout
+    assert "memory only" in result.stdout
+    assert result.stderr.count(f"chmod go-w {cache}") == 1
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_cache_of_another_user_is_not_used_even_by_root(kpt: Kpt, tmp_path: Path) -> None:
+    problem = ("rms_norm_forward", "--shape", "16x128")
+    assert kpt("tune", *problem, "--budget", "1").returncode == 0
+    assert json_of(kpt("explain", *problem, "--json"))["explanations"][0]["tier"] == "persistent"
+    for foreign in (tmp_path / "cache" / "tuning.db", tmp_path / "cache"):
+        os.chown(foreign, 1234, 1234)
+        result = kpt("explain", *problem, "--json")
+        assert json_of(result)["explanations"][0]["tier"] == "heuristic"
+        assert result.stderr.count(f"{foreign} belongs to user 1234") == 1
+        os.chown(foreign, 0, 0)
+
+
 def test_interrupted_tuning_keeps_what_was_measured(program: str, environment: dict[str, str], kpt: Kpt) -> None:
     shapes = [argument for columns in range(64, 640) for argument in ("--shape", f"64x{columns}")]
     process = subprocess.Popen(
@@ -182,6 +208,13 @@ def test_compile_refuses_an_unknown_architecture(kpt: Kpt, tmp_path: Path) -> No
     result = kpt("compile", "rms_norm_forward", "--arch", "sm_nonsense", "--output", str(tmp_path / "bundle"))
     assert result.returncode == 1
     assert result.stderr.startswith("kpt: ")
+
+
+def test_compile_says_why_no_kernel_fits(kpt: Kpt, tmp_path: Path) -> None:
+    result = kpt("compile", "rms_norm", "--arch", "sm_1", "--output", str(tmp_path / "bundle"))
+    assert result.returncode == 1
+    assert "kernels runs on sm_1; the least that they need is sm_80" in result.stderr
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_python_runs_the_same_program(environment: dict[str, str], kpt: Kpt) -> None:

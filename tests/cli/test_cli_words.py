@@ -89,8 +89,27 @@ def test_version_is_the_same_everywhere(kpt: Kpt) -> None:
         (("explain", "rms_norm", "--shape", "8x8", "--device", "tpu"), "cuda"),
         (("explain", "rms_norm", "--shape", "8x8", "--option", "residual"), "NAME=VALUE"),
         (("explain", "rms_norm", "--shape", "8x8", "--option", "frobs=1"), "frobs"),
+        *(
+            (
+                ("explain", "embedding_forward", "--shape", "8x8", "--option", f"rows={value}"),
+                "a whole number is needed",
+            )
+            for value in ("1.5", "1e30", "nan", "")
+        ),
+        (("explain", "softmax_forward", "--shape", "8x8", "--option", "scale=nan"), "a number is needed"),
         (("explain", "rms_norm", "--shape", "8x8", "--frob"), "--frob"),
         (("tune", "rms_norm", "--shape", "8x8", "--budget", "-1"), "budget"),
+        *(
+            ((*command, value), f"{value} is not a number from")
+            for command in (
+                ("tune", "rms_norm", "--shape", "8x8", "--budget"),
+                ("bench", "rms_norm", "--seconds"),
+                ("bench", "--threshold"),
+                ("bench", "--significance"),
+                ("optimize", "--budget"),
+            )
+            for value in ("nan", "inf", "-inf", "-1", "1e999", "3s", "")
+        ),
         (("compile", "--arch", "sm_90a", "--output", "x"), "--all"),
         (("cache",), "subcommand"),
         (("cache", "clear", "--store", "--cubins"), "not both"),

@@ -159,17 +159,21 @@ TEST(AttentionKernels, DecodingIsForFewRowsThatShareKeys) {
   EXPECT_FALSE(takes(kForwardCudaDecode, {8, 64, 9, 8192, 128}, DType::kFloat16, {{"key_heads", "8"}}));
   EXPECT_FALSE(takes(kForwardCudaDecode, {8, 64, 128, 8192, 128}, DType::kBFloat16, {}));
   EXPECT_FALSE(takes(kForwardCudaDecode, {1, 4, 1, 64, 512}, DType::kBFloat16, {}));
-  EXPECT_FALSE(takes(kForwardCudaDecode, {1, 4, 1, 64, 128}, DType::kFloat32, {}));
+  EXPECT_TRUE(takes(kForwardCudaDecode, {1, 4, 1, 64, 128}, DType::kFloat32, {}));
+  EXPECT_FALSE(takes(kForwardCudaDecode, {1, 4, 1, 64, 192}, DType::kFloat32, {}));
+  EXPECT_FALSE(takes(kForwardCudaDecode, {1, 4, 1, 64, 128}, DType::kFloat32, {{"accumulate", "1"}}));
 }
 
 TEST(AttentionKernels, TheGeneralOneTakesEveryOptionAndSize) {
   for (const char* size : {"8", "64", "72", "96", "128", "192", "256", "512", "20"}) {
-    EXPECT_TRUE(takes(kForwardCudaMma, {1, 2, 100, 130, std::stoll(size)}, DType::kBFloat16, {{"causal", "1"}}))
-        << size;
+    for (const DType dtype : kCudaTypes) {
+      EXPECT_TRUE(takes(kForwardCudaMma, {1, 2, 100, 130, std::stoll(size)}, dtype, {{"causal", "1"}}))
+          << size << " " << name_of(dtype);
+    }
   }
   EXPECT_TRUE(takes(kForwardCudaMma, {1, 2, 100, 130, 64}, DType::kFloat16,
                     {{"blocks", "16"}, {"dropout", "0.5"}, {"bias", "full"}, {"mask", "full"}, {"segments", "1"}}));
-  EXPECT_FALSE(takes(kForwardCudaMma, {1, 2, 100, 130, 64}, DType::kFloat32, {}));
+  EXPECT_FALSE(takes(kForwardCudaMma, {1, 2, 100, 130, 64}, DType::kFloat64, {}));
   EXPECT_FALSE(takes(kForwardCudaMma, {1, 2, 100, 130, 520}, DType::kBFloat16, {}));
 }
 

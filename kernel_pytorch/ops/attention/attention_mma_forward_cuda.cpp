@@ -24,15 +24,24 @@ constexpr MmaTile kHeavyTiles[] = {
     {512, 512, 256, 4, 1, 32, 2},
 };
 
+// Of fp32: one block of rows where two leave no registers for the split operands.
+constexpr MmaTile kFloatTiles[] = {
+    {64, 64, 64, 4, 1, 32, 2, 4},    {96, 96, 96, 4, 1, 32, 2, 4},    {128, 128, 128, 4, 1, 32, 2, 4},
+    {192, 128, 128, 4, 1, 32, 1, 4}, {192, 192, 192, 4, 1, 16, 2, 4}, {256, 256, 256, 4, 1, 16, 1, 4},
+    {512, 512, 256, 2, 1, 16, 1, 4},
+};
+
 struct Choice {
   int index;
   MmaTile tile;
   Features features;
 };
 Choice choose_tile(const ForwardProblem& problem) {
+  const DType dtype = problem.query.dtype;
   const int index = tile_for(kTiles, problem.query.size(3), problem.value.size(3));
-  const MmaTile tile = is_heavy(features_of(problem.scoring)) ? kHeavyTiles[index] : kTiles[index];
-  return {index, tile, mma_features_of(problem.scoring, rows_of(tile), tile.columns)};
+  const bool heavy = is_heavy(features_of(problem.scoring));
+  const MmaTile tile = dtype == DType::kFloat32 ? kFloatTiles[index] : heavy ? kHeavyTiles[index] : kTiles[index];
+  return {index, tile, mma_features_of(problem.scoring, dtype, rows_of(tile), tile.columns)};
 }
 
 registry::Support supports(const ForwardProblem& problem, const DeviceInfo& device) {
@@ -66,8 +75,8 @@ void run(const ForwardProblem& problem, int, Context& context) {
   KP_CHECK(blocks <= 0x7fffffff, "attention: ", blocks, " tiles of queries are more than a launch can have");
 
   const DType dtype = problem.query.dtype;
-  const uint32_t variant = static_cast<uint32_t>(choice.index) * 4 +
-                           static_cast<uint32_t>(dtype == DType::kBFloat16) * 2 + (vectors ? 1 : 0);
+  const uint32_t variant =
+      static_cast<uint32_t>(choice.index) * 8 + static_cast<uint32_t>(cuda_type_index(dtype)) * 2 + (vectors ? 1 : 0);
   CUkern_st* kernel = kernels.get(choice.features, variant, context, [&] {
     return mma_code(kSource, "mma_forward", {choice.features, dtype, tile, vectors}, program_text(problem.scoring));
   });
@@ -85,6 +94,7 @@ uint64_t source_hash() {
 
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes = mma_codes(kSource, "mma_forward", kTiles, kHeavyTiles);
+  for (DeviceCode& code : mma_float_codes(kSource, "mma_forward", kFloatTiles, 128)) codes.push_back(std::move(code));
   for (DeviceCode& code : prepare_codes()) codes.push_back(std::move(code));
   return codes;
 }

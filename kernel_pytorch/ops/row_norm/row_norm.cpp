@@ -11,12 +11,12 @@ void describe(const ForwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(rows_of(problem.x)));
   key.field("columns", columns_of(problem.x));
   key.field("dtype", problem.x.dtype);
-  key.field("weight_dtype", problem.weight.is_present() ? problem.weight.dtype : problem.x.dtype);
-  key.field("residual", problem.residual.is_present());
-  if (problem.output.dtype != problem.x.dtype) key.field("output_dtype", problem.output.dtype);
-  if (problem.residual.is_present() && problem.residual.dtype != problem.x.dtype) {
-    key.field("residual_dtype", problem.residual.dtype);
-  }
+  key.field("weight", problem.weight);
+  key.field("bias", problem.bias);
+  key.field("residual", problem.residual);
+  key.field("output", problem.output);
+  key.field("mean", problem.mean);
+  key.field("rstd", problem.rstd);
   key.field("dense", problem.x.rank == 2 && problem.x.strides[1] == 1);
 }
 
@@ -24,10 +24,12 @@ void describe(const BackwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(rows_of(problem.value)));
   key.field("columns", columns_of(problem.value));
   key.field("dtype", problem.value.dtype);
-  key.field("weight_dtype", problem.weight.is_present() ? problem.weight.dtype : problem.value.dtype);
-  key.field("grad_sum", problem.grad_sum.is_present());
-  if (problem.grad_output.dtype != problem.value.dtype) key.field("output_dtype", problem.grad_output.dtype);
-  key.field("grad_weight", problem.grad_weight.is_present());
+  key.field("weight", problem.weight);
+  key.field("grad_output", problem.grad_output);
+  key.field("grad_sum", problem.grad_sum);
+  key.field("grad_input", problem.grad_input);
+  key.field("grad_weight", problem.grad_weight);
+  key.field("grad_bias", problem.grad_bias);
   key.field("dense", problem.value.rank == 2 && problem.value.strides[1] == 1);
 }
 
