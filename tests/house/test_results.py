@@ -197,3 +197,28 @@ def test_a_log_of_tests_prints_as_a_table() -> None:
     machine = {"device": "d", "torch": "2", "kernel_pytorch": "1", "date": "2026-11-17", "commit": "a" * 40}
     run = {"machine": machine, "columns": columns, "figures": [dict(zip(columns, ["all", "7", "0", "1", "0", "9"]))]}
     assert table.lines_of(run)[-1] == "| all | 7 | 0 | 1 | 0 | 9 |"
+
+
+def test_a_benchmark_stores_the_figures_that_it_measured(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    output = tmp_path / "ops.json"
+    words = ["--quick", "--device", "cpu", "--only", "relu_squared", "--output", output]
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/torch_ops.py", *words], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(output.read_text())["runs"]
+    assert complaint_about(run["machine"]) == ""
+    assert run["machine"]["command"] == (
+        "python benchmarks/torch_ops.py --quick --device cpu --only relu_squared --output ops.json"
+    )
+    assert run["rows"] and {row["op"] for row in run["rows"]} == {"relu_squared"}
+    for row in run["rows"]:
+        times = {way: timing["median_us"] for way, timing in row["timings"].items()}
+        assert row["speedup"] == pytest.approx(times["torch"] / times["ours"])
+        assert row["share"] == pytest.approx(times["copy"] / times["ours"])
+        # Gigabytes per second, between a crawl and the caches of any machine: neither the unit nor the size is off.
+        assert 0.05 < row["bytes"] / times["ours"] / 1e3 < 5000, row
+        for timing in row["timings"].values():
+            assert 0 < timing["p25_us"] <= timing["median_us"] <= timing["p75_us"] and timing["turns"] >= 15
+    assert [each.speedup for each in summary.comparisons_of(run)] == [row["speedup"] for row in run["rows"]]
