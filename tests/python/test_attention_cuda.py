@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import ALL_OPTIONS, assert_close, compare, option_values, products  # noqa: E402
+from attention_cases import ALL_OPTIONS, assert_close, compare, option_values, products, products_of_fp32  # noqa: E402
 from kernel_pytorch.functional import attention  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
@@ -17,9 +17,10 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 @pytest.fixture(autouse=True)
-def full_precision(monkeypatch):
+def full_precision():
     """fp32 as it is, whatever this machine's torch is set to."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "ieee")
+    with products_of_fp32("ieee"):
+        yield
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -227,15 +228,15 @@ def test_fp32_is_as_close_as_torch(tokens, size, causal):
         assert mine <= 2 * other, f"{what}: {mine:.2e} from fp64, torch's {other:.2e}"
 
 
-def test_tf32_where_torch_allows_it(monkeypatch):
+def test_tf32_where_torch_allows_it():
     shape = (1, 4, 500, 500, 64)
     full, exact = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal))
     short, rounded = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal, allow_tf32=True))
     assert all(3e-5 < error < 2e-3 for error in short) and all(error < 2e-6 for error in full)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    _, asked = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal))
+    with products_of_fp32("tf32"):
+        _, asked = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal))
+        _, refused = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal, allow_tf32=False))
     assert all(torch.equal(a, b) for a, b in zip(asked, rounded, strict=True))
-    _, refused = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal, allow_tf32=False))
     assert all(torch.equal(a, b) for a, b in zip(refused, exact, strict=True))
 
 

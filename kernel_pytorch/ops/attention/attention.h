@@ -84,7 +84,9 @@ struct Scoring {
   int64_t first_query = 0, first_key = 0;
   bool deterministic = false;    // backward: bitwise equal from run to run
   bool batch_invariant = false;  // forward: a row's bits do not depend on its neighbours
-  bool allow_tf32 = false;       // CUDA, fp32: operands of products may be rounded to 11 bits, a third of the work
+  // CUDA, fp32: operands of products may be rounded to tf32's 11 bits, a third of the work. Else products are right to
+  // fp32's rounding; an infinite element gives NaN, since it has no rest.
+  bool allow_tf32 = false;
 
   bool is_packed() const { return query_offsets.is_present(); }
   bool has_window() const { return window_left >= 0 || window_right >= 0; }

@@ -92,7 +92,8 @@ std::vector<DeviceCode> mma_codes(std::string_view source, std::string_view func
 }
 
 std::vector<DeviceCode> mma_float_codes(std::string_view source, std::string_view function,
-                                        std::span<const MmaTile> tiles, int size, std::string_view last_argument) {
+                                        std::span<const MmaTile> tiles, std::span<const MmaTile> heavy_tiles, int size,
+                                        std::string_view last_argument) {
   std::vector<DeviceCode> codes;
   const auto add = [&](const Features& features, const MmaTile& tile, const std::string& generated) {
     const MmaVariant variant{features, DType::kFloat32, tile, !codes.empty()};
@@ -109,7 +110,8 @@ std::vector<DeviceCode> mma_float_codes(std::string_view source, std::string_vie
     named.features.float_tanh = named.features.softcap || named.features.softcap_after;
     named.features.float_bias = has_bias(named.features);
     named.features.bias = false;
-    add(named.features, tiles[static_cast<size_t>(tile_for(tiles, size, size))], named.generated);
+    const auto index = static_cast<size_t>(tile_for(tiles, size, size));
+    add(named.features, (is_heavy(named.features) ? heavy_tiles : tiles)[index], named.generated);
   }
   return codes;
 }

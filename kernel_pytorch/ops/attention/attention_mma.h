@@ -30,6 +30,15 @@ int tile_for(const Tiles& tiles, int64_t size, int64_t value_size) {
   return -1;
 }
 
+// A tile of fp32 that needs less shared memory, where the device's blocks have less than the tile was chosen for.
+template <class Bytes>
+MmaTile fitted(MmaTile tile, const DeviceInfo& device, const Bytes& bytes) {
+  const auto is_too_large = [&] { return tile.bytes == 4 && bytes(tile) > device.cuda.shared_bytes_per_block; };
+  if (is_too_large() && tile.warps == 8) tile.warps = 4;
+  if (is_too_large()) tile.columns = 16, tile.stages = 1;
+  return tile;
+}
+
 inline constexpr const char* kMmaTooLarge = "takes heads of up to 512 columns";
 inline constexpr const char* kMmaSlicedParts = "adds to outputs of up to 256 columns";
 inline constexpr const char* kMmaSharedMemory = "this head size needs more shared memory than the device's blocks have";
@@ -56,6 +65,7 @@ std::vector<DeviceCode> mma_codes(std::string_view source, std::string_view func
 // Of fp32: causal for every tile, in one pass for the first, and for the tile that a head of `size` takes the features
 // that need most registers.
 std::vector<DeviceCode> mma_float_codes(std::string_view source, std::string_view function,
-                                        std::span<const MmaTile> tiles, int size, std::string_view last_argument = {});
+                                        std::span<const MmaTile> tiles, std::span<const MmaTile> heavy_tiles, int size,
+                                        std::string_view last_argument = {});
 
 }  // namespace kernel_pytorch::attention

@@ -1,77 +1,22 @@
 // cuda_mma, the backward that takes every option on every GPU since compute capability 8.0, bitwise repeatable.
 #include <algorithm>
-#include <array>
 #include <bit>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/ops/attention/attention_mma.h"
+#include "kernel_pytorch/ops/attention/attention_mma_backward_tiles.h"
 
 namespace kernel_pytorch::attention {
 namespace {
+
+using namespace backward_tiles;
 
 constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_mma_backward_cuda.cuh";
 constexpr const char* kScoresSource = "kernel_pytorch/ops/attention/attention_mma_scores_cuda.cuh";
 constexpr const char* kFunction = "mma_backward";
 constexpr const char* kCapturedSource = "kernel_pytorch/ops/attention/attention_captured_cuda.cuh";
 
-// By head size: rows are keys, then queries.
-constexpr MmaTile kKeyTiles[] = {
-    {64, 64, 64, 4, 1, 64, 2},   {96, 96, 96, 4, 1, 32, 2},   {128, 128, 128, 4, 1, 32, 2},
-    {192, 128, 96, 4, 1, 32, 2}, {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1},
-    {512, 512, 64, 2, 1, 32, 1},
-};
-constexpr MmaTile kQueryTiles[] = {
-    {64, 64, 64, 4, 1, 64, 2},    {96, 96, 96, 4, 1, 64, 2},    {128, 128, 128, 4, 1, 32, 2},
-    {192, 128, 192, 4, 1, 32, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 1},
-    {512, 512, 128, 2, 1, 32, 1},
-};
-// Of features that need the registers themselves.
-constexpr auto kHeavyKeyTiles = [] {
-  auto tiles = std::to_array(kKeyTiles);
-  tiles[0].columns = 32;
-  tiles[2].slice = 64;
-  return tiles;
-}();
-constexpr auto kHeavyQueryTiles = [] {
-  auto tiles = std::to_array(kQueryTiles);
-  tiles[0].columns = tiles[1].columns = 32;
-  return tiles;
-}();
-
-// Of fp32. Where keys' gradients have a kernel of their own, both take the same tile.
-constexpr MmaTile kFloatKeyTiles[] = {
-    {64, 64, 64, 4, 1, 32, 2, 4},    {96, 96, 96, 4, 1, 32, 2, 4},    {128, 128, 128, 4, 1, 32, 1, 4},
-    {192, 128, 192, 4, 1, 16, 1, 4}, {192, 192, 192, 4, 1, 16, 1, 4}, {256, 256, 256, 4, 1, 16, 1, 4},
-    {512, 512, 128, 1, 1, 16, 1, 4},
-};
-constexpr MmaTile kFloatQueryTiles[] = {
-    {64, 64, 64, 4, 1, 32, 2, 4},    {96, 96, 96, 4, 1, 32, 2, 4},    {128, 128, 128, 4, 1, 32, 1, 4},
-    {192, 128, 192, 4, 1, 16, 1, 4}, {192, 192, 192, 4, 1, 16, 1, 4}, {256, 256, 256, 4, 1, 16, 1, 4},
-    {512, 512, 128, 1, 1, 16, 1, 4},
-};
-static_assert(std::size(kFloatKeyTiles) == std::size(kKeyTiles) &&
-              std::size(kFloatQueryTiles) == std::size(kQueryTiles));
-
-int tile_index(const BackwardProblem& problem) {
-  return tile_for(kKeyTiles, problem.query.size(3), problem.value.size(3));
-}
-
-struct Tiles {
-  MmaTile keys, queries;
-};
-Tiles tiles_of(const BackwardProblem& problem, bool heavy) {
-  const int index = tile_index(problem);
-  if (problem.query.dtype == DType::kFloat32) return {kFloatKeyTiles[index], kFloatQueryTiles[index]};
-  if (heavy) return {kHeavyKeyTiles[index], kHeavyQueryTiles[index]};
-  return {kKeyTiles[index], kQueryTiles[index]};
-}
-
-// The sums of both gradients of a tile's keys are too many for the registers.
-bool has_own_values(const MmaTile& tile) {
-  return tile.bytes == 4 && tile.slice > 64;
-}
 const char* name_of(Of of) {
   constexpr const char* kNames[] = {"kernel_pytorch::attention::Of::kQueries", "kernel_pytorch::attention::Of::kKeys",
                                     "kernel_pytorch::attention::Of::kValues",
@@ -83,7 +28,7 @@ registry::Support supports(const BackwardProblem& problem, const DeviceInfo& dev
   if (const char* obstacle = mma_obstacle(problem.query, problem.key, problem.value, device)) {
     return registry::Support::no(obstacle);
   }
-  const Tiles tiles = tiles_of(problem, false);
+  const Tiles tiles = tiles_of(problem, device, false);
   const int bytes = std::max(backward_shared_bytes(tiles.keys), backward_shared_bytes(tiles.queries));
   if (bytes > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
   if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
@@ -131,7 +76,7 @@ class Call {
     measure_queries();
     const ScoreArguments& scores = arguments_.scores;
     const int64_t heads = scores.heads;
-    const Tiles tiles = tiles_of(problem_, is_heavy(features_of(problem_.scoring)));
+    const Tiles tiles = tiles_of(problem_, *context_.info, is_heavy(features_of(problem_.scoring)));
     const int64_t key_heads = int64_t{scores.batches} * (heads / scores.group);
     if (has_own_values(tiles.keys)) {
       launch_large(Of::kValues, tiles.keys, scores.keys, key_heads);
@@ -212,7 +157,7 @@ class Call {
     static const std::string kLabel = "attention_backward/cuda_mma bias";
     static FeatureKernels kernels;
     if (problem_.grad_bias.element_count() == 0) return;
-    const MmaTile tile = tiles_of(problem_, false).queries;
+    const MmaTile tile = tiles_of(problem_, *context_.info, false).queries;
     Features features = features_for(tile, false);
     features.block_map = features.block_map || features.blocks;  // tiles are not walked over here, each is asked
     features.blocks = false;
@@ -298,7 +243,7 @@ class Call {
 
   void launch_captured(MmaCapturedArguments& arguments, CapturedMode mode) {
     static const std::string kLabel = "attention_backward/cuda_mma captured";
-    const MmaTile tile = tiles_of(problem_, false).queries;
+    const MmaTile tile = tiles_of(problem_, *context_.info, false).queries;
     const Features features = features_for(tile, false);
     const ScoreArguments& scores = arguments_.scores;
     arguments.mode = mode;
@@ -360,13 +305,17 @@ std::vector<DeviceCode> device_code() {
     for (DeviceCode& code : more) codes.push_back(std::move(code));
   };
   add(mma_codes(kSource, kFunction, kQueryTiles, kHeavyQueryTiles, name_of(Of::kQueries)));
-  const std::span<const MmaTile> key_tiles = kFloatKeyTiles;
-  const auto own = std::ranges::find_if(key_tiles, has_own_values);
-  const size_t shared = static_cast<size_t>(own - key_tiles.begin());
-  add(mma_float_codes(kSource, kFunction, key_tiles.first(shared), 64, name_of(Of::kKeysAndValues)));
-  add(mma_float_codes(kSource, kFunction, key_tiles.subspan(shared), 128, name_of(Of::kKeys)));
-  add(mma_float_codes(kSource, kFunction, key_tiles.subspan(shared), 128, name_of(Of::kValues)));
-  add(mma_float_codes(kSource, kFunction, kFloatQueryTiles, 128, name_of(Of::kQueries)));
+  const std::span<const MmaTile> tiles = kFloatTiles, heavy_tiles = kHeavyFloatTiles;
+  const auto own = std::ranges::find_if(tiles, has_own_values);
+  const size_t shared = static_cast<size_t>(own - tiles.begin());
+  const auto add_floats = [&](Of of, size_t first, size_t count, int size) {
+    const auto part = [&](std::span<const MmaTile> list) { return list.subspan(first, count); };
+    add(mma_float_codes(kSource, kFunction, part(tiles), part(heavy_tiles), size, name_of(of)));
+  };
+  add_floats(Of::kKeysAndValues, 0, shared, 64);
+  add_floats(Of::kKeys, shared, tiles.size() - shared, 128);
+  add_floats(Of::kValues, shared, tiles.size() - shared, 128);
+  add_floats(Of::kQueries, 0, tiles.size(), 128);
   for (const bool vectors : {false, true}) {
     for (const DType dtype : kCudaTypes) codes.push_back(statistics_code(dtype, vectors));
   }
@@ -379,11 +328,11 @@ std::vector<DeviceCode> device_code() {
   bias.float_bias = true;
   bias.bias = false;
   codes.push_back(
-      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kFloat32, kFloatQueryTiles[2], true}, std::string()));
+      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kFloat32, kFloatTiles[2], true}, std::string()));
   for (const NamedFeatures& named : compiled_features()) {
     if (!named.features.score_mod) continue;
     codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
-                             {named.features, DType::kFloat32, kFloatQueryTiles[2], true}, named.generated));
+                             {named.features, DType::kFloat32, kFloatTiles[2], true}, named.generated));
     codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
                              {named.features, DType::kBFloat16, kQueryTiles[0], true}, named.generated));
   }
