@@ -6,7 +6,7 @@ BUILD := build
 # torch's oneDNN dies on some virtual machines that show AMX (see docs/setup.md); tests do not depend on it.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help build run test test-cpp test-python test-docs bench format lint wheel asan tsan clean setup setup-ci
+.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz bench format lint wheel asan tsan clean setup setup-ci
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -33,8 +33,20 @@ test-cpp: build
 test-python: build
 	@OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile tests
 
+# The Python tests as on a machine without AVX-512. Left out is what does not compute by our CPU kernels, or repeats with
+# them what other files test: torch.compile's tracing, several processes, other libraries' models, training until it
+# converges, benchmarks, pages, and what needs a GPU.
+ISA_LEFT_OUT := *_compile.py *_compat.py *_provider.py *_distributed.py *_parallel.py *_huggingface.py *_convergence.py \
+  *_benchmarks.py *_browser.py *_report.py *_cuda.py
+test-isa: build  ## the Python tests on the CPU level of AVX2
+	@KERNEL_PYTORCH_CPU_ISA=v3 OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile \
+	  $(foreach pattern,$(ISA_LEFT_OUT),--ignore-glob='$(pattern)') tests/python
+
 test-docs: build
 	@$(PYTHON) tools/run_docs.py --build $(BUILD)
+
+fuzz: build  ## 2,000 random calls of every functional against torch in fp64; crashes and hangs are findings
+	@PYTHONPATH=python:tests $(PYTHON) -m fuzz --calls 2000
 
 bench: build  ## the full comparison with torch, as JSON under build/ and as a table
 	@PYTHONPATH=python $(PYTHON) benchmarks/torch_norms.py --output $(BUILD)/torch_norms.json

@@ -1,4 +1,5 @@
-"""Our attention in bf16 on a CUDA device against cuDNN's, compiled FlexAttention and varlen_attn, forward and backward.
+"""Our attention on a CUDA device, forward and backward: in bf16 against cuDNN's, compiled FlexAttention and
+varlen_attn, in fp32 against torch's efficient attention.
 
     python benchmarks/attention_cuda.py [--quick] [--only WORDS] [--warm] [--output FILE]
 
@@ -8,10 +9,10 @@ also have a computed rate, which counts whole tiles of 128 x 128 scores (backwar
 do) of which at least one is kept, and its share of that of `plain causal`, the first row of FlexAttention's, counted
 the same way: what a mask costs beyond the work that tiles of this size cannot avoid. FlexAttention's rows alone, in
 less than a minute once compiled (--warm): `--quick --only flex`; some of them: `--only "plain causal|document"`.
-Rows with cuDNN are checked before
-they are timed: our error against fp32 on the same values may be 1.1 times the peer's. Both get the same BlockMask where
-a row needs one, made beforehand. Most of a run is compiling, FlexAttention and our kernels: several processes with
---warm and different --only fill the caches for the one that counts.
+Rows with cuDNN are checked before they are timed: our error against fp32 on the same values may be 1.1 times the
+peer's; in fp32 twice that of torch's math path, against fp64. Both get the same BlockMask where a row needs one, made
+beforehand. Most of a run is compiling, FlexAttention and our kernels: several processes with --warm and different
+--only fill the caches for the one that counts.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Case:
     lengths: tuple[int, ...] = ()  # of packed sequences, whose sum is `queries`
     tile_density: dict[str, float] = field(default_factory=dict)  # share of the scores in tiles that keep one
     directions: tuple[str, ...] = ("forward", "backward")
+    dtype: torch.dtype = torch.bfloat16
 
     def flops(self, direction: str, density: float = 0.0) -> float:
         scores = self.batch * self.heads * self.queries * (self.keys or self.queries)
@@ -81,6 +83,23 @@ def dense_cases() -> list[Case]:
     for batch in (8, 128):
         name = f"decode 64/8 keys 8192 batch {batch}"
         cases.append(Case(name, batch, 64, 1, 128, 8, 8192, causal=False, directions=("forward",)))
+    return cases
+
+
+def float_cases() -> list[Case]:
+    make = functools.partial(Case, batch=4, heads=16, peer="efficient", dtype=torch.float32)
+    cases = [
+        make(f"fp32 D{size} {'causal' if causal else 'full'} {tokens}", queries=tokens, size=size, causal=causal)
+        for size in (64, 128)
+        for tokens in (2048, 4096)
+        for causal in (True, False)
+    ]
+    for size in (64, 128):
+        name, options = f"tf32 D{size} causal 4096", {"allow_tf32": True}
+        cases.append(make(name, queries=4096, size=size, ours=options))
+    cases.append(make("fp32 D256 causal 2048", queries=2048, size=256))
+    name = "fp32 decode keys 8192"
+    cases.append(make(name, queries=1, size=128, keys=8192, causal=False, directions=("forward",)))
     return cases
 
 
@@ -194,8 +213,12 @@ def both_ways(case: Case, device: torch.device) -> tuple[Attend, Attend]:
                 q, k, v, is_causal=causal, enable_gqa=bool(case.key_heads)
             )
 
-    if case.peer == "cudnn":
-        return ours, cudnn
+    def efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return torch_functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    if case.peer != "flex":
+        return ours, cudnn if case.peer == "cudnn" else efficient
     return ours, functools.partial(torch.compile(flex_attention), score_mod=case.score_mod, block_mask=blocks)
 
 
@@ -205,7 +228,7 @@ def make_inputs(case: Case, device: torch.device) -> list[torch.Tensor]:
     keys, key_heads = case.keys or case.queries, case.key_heads or case.heads
     shapes = [(case.queries, case.heads), (keys, key_heads), (keys, key_heads)]
     return [
-        torch.randn(case.batch, *shape, case.size, device=device, generator=generator).bfloat16().transpose(1, 2)
+        torch.randn(case.batch, *shape, case.size, device=device, generator=generator).to(case.dtype).transpose(1, 2)
         for shape in shapes
     ]
 
@@ -235,16 +258,23 @@ FAILURES: list[str] = []
 
 
 def check(case: Case, attends: tuple[Attend, Attend], device: torch.device) -> None:
-    """Our error and the peer's against the peer's own function in fp32, on the first batch and at most 2048 queries."""
-    if case.peer != "cudnn" or case.queries > 2048:
+    """Our error and the peer's against torch's math path in a wider type, on the first batch and at most 2048 queries;
+    in fp32 that path itself is the peer."""
+    if case.peer not in ("cudnn", "efficient") or case.queries > 2048:
         return  # tests compare those options and lengths with the reference
+    is_float = case.dtype is torch.float32
     has_backward = "backward" in case.directions
     q, k, v = (t[:1].detach().requires_grad_(has_backward) for t in make_inputs(case, device))
-    exact_inputs = [t.detach().float().requires_grad_(has_backward) for t in (q, k, v)]
-    with sdpa_kernel(SDPBackend.MATH):
-        exact = torch_functional.scaled_dot_product_attention(
-            *exact_inputs, is_causal=case.causal and case.queries > 1, enable_gqa=bool(case.key_heads)
-        )
+    wide = torch.float64 if is_float else torch.float32
+    exact_inputs = [t.detach().to(wide).requires_grad_(has_backward) for t in (q, k, v)]
+
+    def math(*inputs: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return torch_functional.scaled_dot_product_attention(
+                *inputs, is_causal=case.causal and case.queries > 1, enable_gqa=bool(case.key_heads)
+            )
+
+    exact = math(*exact_inputs)
     gradient = torch.randn_like(exact)
 
     def results(output: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -252,11 +282,11 @@ def check(case: Case, attends: tuple[Attend, Attend], device: torch.device) -> N
 
     wanted = results(exact, exact_inputs)
     errors = [
-        [((a.float() - b).norm() / b.norm()).item() for a, b in zip(results(attend(q, k, v), [q, k, v]), wanted)]
-        for attend in attends
+        [((a.to(wide) - b).norm() / b.norm()).item() for a, b in zip(results(attend(q, k, v), [q, k, v]), wanted)]
+        for attend in ((attends[0], math) if is_float else attends)
     ]
     for what, mine, theirs in zip(("output", "dq", "dk", "dv"), *errors):
-        if not mine <= max(1.1 * theirs, 1e-3):
+        if not mine <= (2 * theirs if is_float else max(1.1 * theirs, 1e-3)):
             FAILURES.append(f"{case.name}: {what} is {mine:.2e} from exact, the peer's {theirs:.2e}")
 
 
@@ -267,7 +297,7 @@ def run_case(case: Case, ways: dict[str, Way], direction: str, device: torch.dev
     return {
         "op": f"attention {case.name}",
         "direction": direction,
-        "dtype": "bf16",
+        "dtype": {torch.bfloat16: "bf16", torch.float32: "fp32"}[case.dtype],
         "batch": case.batch,
         "heads": case.heads,
         "queries": case.queries,
@@ -301,13 +331,17 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only rows whose 'name direction peer' holds one of these, by |")
     parser.add_argument("--warm", action="store_true", help="call everything once and time nothing")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
+    parser.add_argument(
+        "--commit", default="", help="which sources these are, for the results: a GPU machine has no git"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("attention_cuda: torch sees no CUDA device here; benchmarks/torch_attention.py times the CPU's")
     device = torch.device("cuda")
     rows: list[dict[str, Any]] = []
     run = {"machine": describe_machine(device), "attention": rows}
-    for case in [*dense_cases(), zipf_case(), *flex_cases(device)]:
+    run |= {"command": " ".join(["python", *sys.argv]), "commit": arguments.commit}
+    for case in [*dense_cases(), *float_cases(), zipf_case(), *flex_cases(device)]:
         words = arguments.only.split("|")
         wanted = [d for d in case.directions if any(word in f"{case.name} {d} {case.peer}" for word in words)]
         if not wanted:

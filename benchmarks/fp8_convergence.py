@@ -286,7 +286,7 @@ def main() -> None:
         if options.output:
             machine = describe_machine(torch.device(options.device))
             run = {"machine": machine, "figures": figures, "settings": settings, "results": results}
-            options.output.write_text(json.dumps({"runs": [run]}, indent=1))
+            options.output.write_text(json.dumps({"benchmark": "fp8_convergence", "runs": [run]}, indent=1))
         print(f"{steps} steps after {time.perf_counter() - begin:.1f} s")
         for name, result in results.items():
             ends = f"loss {result['end']:.4f} ({result['end_percent']:+.2f} %)"

@@ -183,7 +183,7 @@ def main() -> None:
         seen = len(rows)
         if options.output:
             run = {"machine": describe_machine(options.device), "figures": rows}
-            options.output.write_text(json.dumps({"runs": [run]}, indent=1))
+            options.output.write_text(json.dumps({"benchmark": "fp8_fused", "runs": [run]}, indent=1))
 
     with torch.cuda.stream(capture_stream()) if options.device.type == "cuda" else torch.enable_grad():
         measure_all(options, keep)

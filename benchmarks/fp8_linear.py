@@ -169,7 +169,7 @@ def main() -> None:
             rows += report(f"Llama block, {options.tokens} tokens", timings, 6.0 * options.tokens * products)
     if options.output:
         run = {"machine": describe_machine(device), "figures": figures_of(rows), "rows": rows}
-        options.output.write_text(json.dumps({"runs": [run]}, indent=1))
+        options.output.write_text(json.dumps({"benchmark": "fp8_linear", "runs": [run]}, indent=1))
 
 
 if __name__ == "__main__":

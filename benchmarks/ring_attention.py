@@ -240,7 +240,7 @@ def main() -> int:
             run["figures"].append(row)
             print(json.dumps(row), flush=True)
             if arguments.output is not None:
-                arguments.output.write_text(json.dumps({"runs": [run]}, indent=1) + "\n")
+                arguments.output.write_text(json.dumps({"benchmark": "ring_attention", "runs": [run]}, indent=1) + "\n")
     return 0
 
 

@@ -4,8 +4,7 @@ python benchmarks/table.py FILE.json...           print
 python benchmarks/table.py --update DOCUMENT...   rewrite what stands between its marks and `<!-- end -->`
 python benchmarks/table.py --check DOCUMENT...    fail when a table differs from its results
 
-`<!-- table: FILE -->` is followed by all of a file's results; after `<!-- summary -->` stands a table whose rows begin
-with a link to a file: how many results it has, and how much faster than the peer the middle, worst and best are.
+`<!-- table: FILE -->` is followed by all of a file's results, `<!-- summary -->` by summary.py's tables of all files.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+import summary
+
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 SUMMARY = re.compile(r"(<!-- summary -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-SUMMARY_ROW = re.compile(r"^(\| [^|]*\((\S+\.json)\)[^|]* \|).*$", re.MULTILINE)
 
 
 def time_text(timing: dict[str, Any]) -> str:
@@ -30,7 +29,9 @@ def time_text(timing: dict[str, Any]) -> str:
 
 def machine_text(machine: dict[str, Any]) -> str:
     facts = [str(machine["device"]), f"torch {machine['torch']}", f"kernel_pytorch {machine['kernel_pytorch']}"]
-    return ", ".join([*facts, f"{machine['threads']} threads", str(machine["date"])])
+    if "threads" in machine:
+        facts.append(f"{machine['threads']} threads")
+    return ", ".join([*facts, str(machine["date"]), f"commit {machine['commit'][:8]}"])
 
 
 def norm_lines(run: dict[str, Any]) -> list[str]:
@@ -94,22 +95,6 @@ def lines_of(run: dict[str, Any]) -> list[str]:
     return figure_lines(run) if "figures" in run else norm_lines(run)
 
 
-def speedups_of(run: dict[str, Any]) -> list[float]:
-    """Against the peer that a row names; of whole models, against the fastest of what stands beside `optimize`."""
-    rows = run.get("attention") or run.get("products") or run.get("rows")
-    if rows:
-        return [row["speedup"] for row in rows]
-    medians = [{name: row["median_us"] for name, row in one["rows"].items()} for one in run["results"]]
-    fastest = [min(us for name, us in each.items() if not name.startswith("optimize")) for each in medians]
-    return [peer / each["optimize"] for peer, each in zip(fastest, medians)]
-
-
-def summary_row(begin: str, path: Path) -> str:
-    speedups = [speedup for run in json.loads(path.read_text())["runs"] for speedup in speedups_of(run)]
-    shown = [statistics.median(speedups), min(speedups), max(speedups)]
-    return f"{begin} {len(speedups)} | " + " | ".join(f"{speedup:.2f}x" for speedup in shown) + " |"
-
-
 def print_table(run: dict[str, Any]) -> None:
     """The run as aligned text for a terminal."""
     lines = lines_of(run)
@@ -124,10 +109,12 @@ def print_and_store(run: dict[str, Any], output: Path | None) -> None:
     """How a benchmark ends: its run as a table, and as JSON where a file is named."""
     print_table(run)
     if output is not None:
-        output.write_text(json.dumps({"runs": [run]}, indent=1) + "\n")
+        output.write_text(json.dumps({"benchmark": Path(sys.argv[0]).stem, "runs": [run]}, indent=1) + "\n")
 
 
 def markdown(path: Path) -> str:
+    if not path.exists():
+        return "No run is stored yet.\n\n"
     runs = json.loads(path.read_text())["runs"]
     return "\n".join("\n".join([*lines_of(run), ""]) for run in runs)
 
@@ -137,8 +124,7 @@ def with_tables(document: Path) -> str:
         return match[1] + markdown(ROOT / match[2]) + match[4]
 
     def summarise(match: re.Match[str]) -> str:
-        rows = SUMMARY_ROW.sub(lambda row: summary_row(row[1], ROOT / row[2]), match[2])
-        return match[1] + rows + match[3]
+        return match[1] + summary.markdown() + match[3]
 
     return SUMMARY.sub(summarise, MARKED.sub(fill, document.read_text()))
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import provenance
 import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.utils.profiling import count_launches
@@ -195,6 +196,8 @@ def describe_machine(device: torch.device) -> dict[str, object]:
         "torch": torch.__version__,
         "kernel_pytorch": kernel_pytorch.__version__,
         "date": time.strftime("%Y-%m-%d"),
+        "commit": provenance.commit(),
+        "command": provenance.command(),
     }
 
 

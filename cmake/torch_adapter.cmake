@@ -27,6 +27,10 @@ file(GLOB_RECURSE torch_sources CONFIGURE_DEPENDS kernel_pytorch/torch/*.cpp)
 list(FILTER torch_sources EXCLUDE REGEX "_test\\.cpp$")
 add_library(kernel_pytorch_torch SHARED ${torch_sources})
 target_include_directories(kernel_pytorch_torch SYSTEM PRIVATE ${KP_TORCH_DIR}/include)
+file(STRINGS ${KP_TORCH_DIR}/version.py torch_version REGEX "^__version__ = ")
+string(REGEX REPLACE "^__version__ = '([^']*)'.*" "\\1" torch_version "${torch_version}")
+set_source_files_properties(kernel_pytorch/torch/built_with.cpp PROPERTIES COMPILE_DEFINITIONS
+                            "KP_VERSION=\"${PROJECT_VERSION}\";KP_TORCH_VERSION=\"${torch_version}\"" SKIP_PRECOMPILE_HEADERS ON)
 target_compile_definitions(kernel_pytorch_torch PRIVATE TORCH_TARGET_VERSION=0x020b000000000000 TORCH_STABLE_ONLY)
 # libtorch_cpu carries the whole stable ABI in every build of torch; libtorch_cuda is looked up at run time instead.
 target_link_libraries(kernel_pytorch_torch PRIVATE kernel_pytorch ${KP_TORCH_DIR}/lib/libtorch_cpu.so ${CMAKE_DL_LIBS})

@@ -1,8 +1,8 @@
 // The members of an op's argument struct as a list of plain values, declared once beside the struct:
 //
 //   inline constexpr auto kForwardFields = fields<Forward>(
-//       input<&Forward::x>({.shape = "... columns", .key = KeyPart::kSizes}),
-//       optional_input<&Forward::weight>({.shape = "columns", .memory = Memory::kContiguous}),
+//       input<&Forward::x>({.shape = "... columns", .leads = true}),
+//       optional_input<&Forward::weight>({.shape = "columns", .memory = MemoryLayout::kContiguous}),
 //       option<&Forward::eps>(),
 //       output<&Forward::output>({.shape = "... columns", .dtype = "x"}));
 //
@@ -24,6 +24,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/base/tensor_view.h"
 
 namespace kernel_pytorch {
@@ -51,31 +52,31 @@ enum class FieldRole : uint8_t {
 };
 
 // What a front end provides; a tensor of other strides is copied.
-enum class Memory : uint8_t {
+enum class MemoryLayout : uint8_t {
   kStrided,     // any strides
   kDenseLast,   // the last stride is 1
   kContiguous,  // row-major
   kFlat,        // row-major, as one dimension
 };
 
-// What of a member is part of the tuning key.
+// What of an option is part of the tuning key. Of tensors the key always has the element type, or that one is absent;
+// of the one that leads also the sizes.
 enum class KeyPart : uint8_t {
   kNone,
-  kPresence,  // whether a tensor is there, whether a number is not 0
-  kType,      // a tensor's element type, or that it is absent
-  kSizes,     // element type, sizes (those of "..." bucketed) and whether its rows are dense
-  kValue,     // the value of an option
+  kPresence,  // whether a number is not 0
+  kValue,
 };
 
 // A line of the list says only what is special about its member.
 struct Rules {
   std::string_view shape{};
+  bool leads = false;        // a request's shape and type are this tensor's; "..." is bucketed in the tuning key
   std::string_view dtype{};  // a field whose type it has; "statistic FIELD": fp32, fp64 for fp64; or a type's name
   std::string_view dtype_option{};  // the argument that chooses this output's type instead
   std::string_view when{};          // an output that exists where this optional input does
   std::string_view wanted{};        // the flag that asks for this output
-  Memory memory = Memory::kStrided;
-  KeyPart key = KeyPart::kNone;
+  MemoryLayout memory = MemoryLayout::kStrided;
+  KeyPart key = KeyPart::kNone;    // of an option
   bool usual = false;              // an optional input that a trial has unless its request says otherwise
   bool hidden = false;             // for C++ callers and trials only
   bool symbolic = false;           // an integer that follows from sizes: compilers may not know it
@@ -97,6 +98,7 @@ enum class TypeRule : uint8_t { kAny, kOfField, kStatistic, kFixed };
 
 struct Field {
   std::string_view name{};
+  uint64_t name_hash = 0;
   FieldKind kind{};
   FieldRole role{};
   Rules rules{};
@@ -259,6 +261,7 @@ consteval auto make_field(const Rules& rules) {
   using Owner = typename MemberPointer<decltype(kMember)>::Owner;
   FieldOf<Owner> field{};
   field.name = member_name<kMember>();
+  field.name_hash = hash_text(field.name);
   field.kind = KindOf<typename MemberPointer<decltype(kMember)>::Type>::value;
   field.role = kRole;
   field.rules = rules;

@@ -20,6 +20,7 @@ constexpr std::string_view kCubinMegabytes = "KERNEL_PYTORCH_CUBIN_CACHE_MB";
 constexpr std::string_view kThreads = "KERNEL_PYTORCH_THREADS";
 constexpr std::string_view kAutotune = "KERNEL_PYTORCH_AUTOTUNE";
 constexpr std::string_view kDisableCuda = "KERNEL_PYTORCH_DISABLE_CUDA";
+constexpr std::string_view kCheck = "KERNEL_PYTORCH_CHECK";
 constexpr std::string_view kPython = "KERNEL_PYTORCH_PYTHON";
 constexpr std::string_view kNoColor = "NO_COLOR";
 
@@ -91,6 +92,7 @@ Options read_environment() {
       .threads = static_cast<int>(read_number(kThreads, 0, 4096)),
       .autotune = read_switch(kAutotune),
       .disable_cuda = read_switch(kDisableCuda),
+      .check_values = read_switch(kCheck),
       .no_color = read(kNoColor).has_value(),
   };
 }
@@ -126,6 +128,8 @@ std::vector<OptionDescription> describe_options() {
       row(kThreads, std::to_string(now.threads), "threads of the library's own pool; 0: one per core"),
       row(kAutotune, now.autotune ? "1" : "0", "1: measure every new problem at its first call"),
       row(kDisableCuda, now.disable_cuda ? "1" : "0", "1: behave as on a machine without a GPU"),
+      row(kCheck, now.check_values ? "1" : "0",
+          "1: check offsets of packed sequences on a GPU too, which waits for it"),
       row(kNvrtc, now.nvrtc_library, "path of the libnvrtc to use; empty: search"),
       row(kBundle, now.bundle_directory, "folder of kernels compiled ahead by `kpt compile`"),
       row(kCubinMegabytes, std::to_string(now.cubin_cache_megabytes),

@@ -24,9 +24,8 @@ TensorView contiguous_view(void* data, DType dtype, std::span<const int64_t> siz
 bool is_contiguous(const TensorView& view) {
   int64_t expected = 1;
   for (int i = view.rank - 1; i >= 0; --i) {
-    if (view.sizes[i] == 0) return true;
     if (view.sizes[i] == 1) continue;
-    if (view.strides[i] != expected) return false;
+    if (view.strides[i] != expected) return view.element_count() == 0;  // of an empty tensor no stride matters
     expected *= view.sizes[i];
   }
   return true;

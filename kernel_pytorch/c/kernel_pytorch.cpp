@@ -216,8 +216,12 @@ kp_status kp_float8_plan(const char* request, char** result) {
     const std::string recipe = fields.text("recipe", "delayed");
     fields.finish();
     const plan::Float8Plan found = plan::plan_float8(shape, plan::recipe_of(recipe), device_info(device));
-    return to_text(
-        {{"pays", found.pays}, {"bf16_us", found.bf16_us}, {"float8_us", found.float8_us}, {"reason", found.reason}});
+    return to_text({{"runs", found.runs},
+                    {"pays", found.pays},
+                    {"bf16_us", found.bf16_us},
+                    {"float8_us", found.float8_us},
+                    {"kernel", found.kernel},
+                    {"reason", found.reason}});
   });
 }
 

@@ -78,8 +78,9 @@ KP_API kp_status kp_declarations(char** result);
  * "supported", "reason", "configs", "heuristic_config"}], "kernel", "config", "tier", "measured_us"} */
 KP_API kp_status kp_explain(const char* request, char** result);
 
-/* Whether a linear layer is worth training in FP8. {"tokens": 8192, "in_features", "out_features", "device": "cuda:0",
- * "recipe": "delayed" (usual), "current", "rowwise" or "blockwise"} -> {"pays", "bf16_us", "float8_us", "reason"} */
+/* Whether a linear layer can be trained in FP8 ("runs"), and is worth it ("pays"). {"tokens": 8192, "in_features",
+ * "out_features", "device": "cuda:0", "recipe": "delayed" (usual), "current", "rowwise" or "blockwise"} -> {"runs",
+ * "pays", "bf16_us", "float8_us", "kernel", "reason"} */
 KP_API kp_status kp_float8_plan(const char* request, char** result);
 
 /* Which lengths to pad to. {"lengths": [...], "counts": [...] (1 each), "strategy": "optimal", "memory_optimal",

@@ -21,12 +21,6 @@ struct BenchArguments {
   CompareArguments compare;  // its json is this command's
 };
 
-int64_t element_count(const registry::ProblemRequest& request) {
-  int64_t count = 1;
-  for (const int64_t size : request.shape) count *= size;
-  return count;
-}
-
 // A matrix larger than the caches. An op that takes no matrix is measured on the largest of its own shapes.
 std::vector<NamedProblem> usual_problems(const registry::AnyOperation& operation, const BenchArguments& arguments) {
   const bool is_cpu = named_device(arguments.problem.device).kind == DeviceKind::kCpu;

@@ -1,8 +1,11 @@
 #include "kernel_pytorch/cli/command.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
 
 #include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/cli/format.h"
 
 namespace kernel_pytorch::cli {
 namespace {
@@ -18,15 +21,36 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// "kpt cache clear": the program and the commands that were named before the words went wrong.
+std::string words_so_far(const CLI::App& app) {
+  std::string words = app.get_name();
+  for (const CLI::App* command : app.get_subcommands()) words += " " + words_so_far(*command);
+  return words;
+}
+
 std::string explain_parse_error(CLI::App& app, const CLI::ParseError& error, int argument_count, char** arguments) {
   const std::string first = argument_count > 1 ? arguments[1] : "";
   const bool names_no_command = app.get_subcommands().empty() && !first.empty() && first.front() != '-';
-  if (!names_no_command) return one_line(error.what()) + " (kpt --help shows how)";
+  if (!names_no_command) return one_line(error.what()) + " (" + words_so_far(app) + " --help shows how)";
   std::vector<std::string> commands;
   for (const CLI::App* command : subcommands_of(app)) commands.push_back(command->get_name());
   const std::string meant = c_interface::nearest_name(first, commands);
   return "unknown command \"" + first + "\"" + (meant.empty() ? "" : "; did you mean " + meant + "?") +
          " (kpt --help lists them)";
+}
+
+// What every number of the command line must be. CLI11's own Range lets NaN pass.
+CLI::Validator in_range(double least, double greatest) {
+  const std::string range = format("a number from {} to {}", least, greatest);
+  return CLI::Validator(
+      [=](const std::string& text) {
+        double number = 0;
+        const char* end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, number);
+        const bool is_number = error == std::errc() && stop == end && std::isfinite(number);
+        return is_number && number >= least && number <= greatest ? "" : text + " is not " + range;
+      },
+      range);
 }
 
 void collect_words(CLI::App& app, const std::string& command, std::vector<Command::Words>& all) {
@@ -73,7 +97,7 @@ Command& Command::text_pair(const std::string& names, std::vector<std::string>& 
 
 Command& Command::number(const std::string& names, double& value, const std::string& help, double least,
                          double greatest) {
-  app_.add_option(names, value, help)->capture_default_str()->check(CLI::Range(least, greatest));
+  app_.add_option(names, value, help)->capture_default_str()->check(in_range(least, greatest));
   return *this;
 }
 

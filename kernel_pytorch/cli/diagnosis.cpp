@@ -1,15 +1,16 @@
 #include "kernel_pytorch/cli/diagnosis.h"
 
-#include <chrono>
+#include <algorithm>
+#include <optional>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/c/kernel_pytorch.h"
 #include "kernel_pytorch/cli/format.h"
+#include "kernel_pytorch/cli/python_program.h"
 #include "kernel_pytorch/cli/terminal.h"
 #include "kernel_pytorch/device/device_info.h"
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/ops/operations.h"
 #include "kernel_pytorch/tuning/store.h"
 
 namespace kernel_pytorch::cli {
@@ -17,7 +18,6 @@ namespace {
 
 constexpr std::string_view kOneDnnVariable = "ONEDNN_MAX_CPU_ISA";
 constexpr std::string_view kOneDnnCure = "AVX512_CORE_BF16";
-constexpr std::string_view kSelfTestOp = "rms_norm_forward";
 
 void look_at_cpu(std::vector<Finding>& findings) {
   const DeviceInfo& device = device_info(Device{});
@@ -109,54 +109,78 @@ void look_at_options(std::vector<Finding>& findings) {
   findings.push_back({"options", Health::kGood, set.empty() ? "none set; `kpt doctor --json` lists them" : set, ""});
 }
 
-registry::ProblemRequest request_for(const DeviceInfo& device, std::vector<int64_t> shape) {
-  return {.shape = std::move(shape), .dtype = DType::kFloat32, .device = device.device, .options = {}};
+std::string names_text(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
 }
 
-// Right results first, then how fast memory is: the roof of every op that moves more than it computes.
-SelfTest test_device(const registry::AnyOperation& operation, const DeviceInfo& device) {
-  SelfTest test{.device = to_string(device.device), .op = operation.name, .failures = {}};
-  const auto start = std::chrono::steady_clock::now();
-  try {
-    test.failures = operation.verify(request_for(device, {64, 1000}));
-    const int64_t rows = device.is_cpu() ? 4096 : 65536;
-    const registry::BenchReport bench = operation.bench(request_for(device, {rows, 4096}), false, 0.2);
-    if (bench.copy_us > 0) {
-      test.copy_gigabytes_per_second = static_cast<double>(bench.cost.bytes) / bench.copy_us * 1e-3;
+void note_self_test(const SelfTest& test, std::vector<Finding>& findings) {
+  int compared = 0;
+  std::vector<std::string> reference_only;
+  for (const OpTest& op : test.ops) {
+    compared += op.failures.empty() && !op.kernel.empty();
+    if (op.failures.empty() && op.kernel.empty()) reference_only.push_back(op.op);
+    for (const std::string& failure : op.failures) {
+      findings.push_back({"self-test", Health::kProblem,
+                          format("{}: {} {}: {}", test.device, op.op, op.problem, failure),
+                          format("kpt verify {} --device {}", op.op, test.device)});
     }
-  } catch (const std::exception& error) {  // a sick device is what doctor is for
-    test.failures.push_back(error.what());
   }
-  test.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return test;
+  findings.push_back({"self-test", Health::kGood,
+                      format("{}: {} ops, one of each family, agree with the reference ({:.1f} s); a copy moves {:.1f} "
+                             "GB/s",
+                             test.device, compared, test.seconds, test.copy_gigabytes_per_second),
+                      ""});
+  if (!reference_only.empty()) {
+    findings.push_back({"self-test", Health::kNote,
+                        format("{}: only the reference computes {}", test.device, names_text(reference_only)), ""});
+  }
+  if (!test.not_reached.empty()) {
+    findings.push_back({"self-test", Health::kNote,
+                        format("{}: the time was up before {}; a second run finds kernels compiled", test.device,
+                               names_text(test.not_reached)),
+                        ""});
+  }
 }
 
 void run_self_tests(Diagnosis& diagnosis) {
-  const registry::AnyOperation* operation = find_operation(kSelfTestOp);
-  if (operation == nullptr) return;
   for (const DeviceInfo& device : devices()) {
-    const SelfTest test = test_device(*operation, device);
-    if (test.failures.empty()) {
-      diagnosis.findings.push_back({"self-test", Health::kGood,
-                                    format("{}: every {} kernel agrees with the reference; a copy moves {:.1f} GB/s",
-                                           test.device, test.op, test.copy_gigabytes_per_second),
-                                    ""});
-    }
-    for (const std::string& failure : test.failures) {
-      diagnosis.findings.push_back({"self-test", Health::kProblem, test.device + ": " + failure,
-                                    format("kpt verify {} --device {}", test.op, test.device)});
-    }
-    diagnosis.self_tests.push_back(test);
+    diagnosis.self_tests.push_back(test_device(device));
+    note_self_test(diagnosis.self_tests.back(), diagnosis.findings);
   }
+}
+
+// A line of `python -m kernel_pytorch._environment`: health, section, text and cure, with tabs between them.
+std::optional<Finding> finding_in(const std::string& line) {
+  std::vector<std::string> words(1);
+  for (const char character : line) {
+    if (character == '\t') {
+      words.emplace_back();
+    } else {
+      words.back() += character;
+    }
+  }
+  if (words.size() != 4) return std::nullopt;  // what torch or a warning printed
+  const Health health = words[0] == "good" ? Health::kGood : words[0] == "note" ? Health::kNote : Health::kProblem;
+  return Finding{words[1], health, without_home(words[2]), words[3]};
+}
+
+void note_python(const PythonQuestion::Answer& answer, const PythonProgram& python, std::vector<Finding>& findings) {
+  for (const std::string& line : answer.lines) {
+    if (const std::optional<Finding> finding = finding_in(line)) findings.push_back(*finding);
+  }
+  if (answer.failure.empty()) return;
+  findings.push_back(
+      {"Python", Health::kProblem,
+       format("{}: {}; nothing is known of torch", without_home(python.program), answer.failure),
+       answer.is_late ? "kpt doctor --python-seconds 300" : "export KERNEL_PYTORCH_PYTHON=/a/python/with/torch"});
 }
 
 }  // namespace
 
 bool Diagnosis::self_tests_passed() const {
-  for (const SelfTest& test : self_tests) {
-    if (!test.failures.empty()) return false;
-  }
-  return true;
+  return std::all_of(self_tests.begin(), self_tests.end(), [](const SelfTest& test) { return test.passed(); });
 }
 
 std::string without_home(const std::string& path) {
@@ -164,15 +188,27 @@ std::string without_home(const std::string& path) {
   return home.size() > 1 && path.starts_with(home) ? "~" + path.substr(home.size()) : path;
 }
 
-Diagnosis diagnose(bool with_self_test) {
+Diagnosis diagnose(bool with_self_test, double python_seconds) {
   Diagnosis diagnosis;
   diagnosis.findings.push_back({"version", Health::kGood, format("KernelPyTorch {}", kp_version()), ""});
   look_at_cpu(diagnosis.findings);
   const bool has_cuda = look_at_cuda(diagnosis.findings);
   look_at_nvrtc(diagnosis.findings, has_cuda);
+  // Importing torch takes seconds: it goes on while kernels are tested.
+  const std::optional<PythonProgram> python = find_python();
+  std::optional<PythonQuestion> question;
+  if (python && python_seconds > 0) {
+    question.emplace(*python,
+                     std::vector<std::string>{"kernel_pytorch._environment", kp_version(), has_cuda ? "1" : "0"});
+  }
   look_at_caches(diagnosis.findings);
   look_at_options(diagnosis.findings);
   if (with_self_test) run_self_tests(diagnosis);
+  if (question) {
+    note_python(question->wait(python_seconds), *python, diagnosis.findings);
+  } else if (!python) {
+    diagnosis.findings.push_back({"Python", Health::kNote, "no Python package lies next to this program", ""});
+  }
   return diagnosis;
 }
 

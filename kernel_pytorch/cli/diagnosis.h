@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "kernel_pytorch/cli/device_check.h"
+
 namespace kernel_pytorch::cli {
 
 enum class Health { kGood, kNote, kProblem };
@@ -16,21 +18,14 @@ struct Finding {
   std::string cure;  // a command to paste; only with kProblem
 };
 
-struct SelfTest {
-  std::string device;
-  std::string op;
-  std::vector<std::string> failures;
-  double copy_gigabytes_per_second = 0;  // measured now; 0 where it could not be
-  double seconds = 0;
-};
-
 struct Diagnosis {
   std::vector<Finding> findings;
   std::vector<SelfTest> self_tests;
   bool self_tests_passed() const;
 };
 
-Diagnosis diagnose(bool with_self_test);
+// `python_seconds`: how long the Python next to this program may take over torch; 0: it is not asked.
+Diagnosis diagnose(bool with_self_test, double python_seconds);
 
 // The home folder as ~, so that a pasted report does not name its user.
 std::string without_home(const std::string& path);

@@ -13,6 +13,7 @@ namespace {
 struct DoctorArguments {
   bool json = false;
   bool no_self_test = false;
+  double python_seconds = 30;  // a cold disk takes long over torch
 };
 
 std::string mark_of(Health health) {
@@ -45,7 +46,7 @@ void print_block(const Diagnosis& diagnosis) {
 }
 
 int examine(const DoctorArguments& arguments) {
-  const Diagnosis diagnosis = diagnose(!arguments.no_self_test);
+  const Diagnosis diagnosis = diagnose(!arguments.no_self_test, arguments.python_seconds);
   const int exit_code = diagnosis.self_tests_passed() ? kSuccess : kFailure;
   if (arguments.json) {
     print_text(diagnosis_json(diagnosis));
@@ -66,6 +67,8 @@ void add_doctor(Command root) {
   root.subcommand("doctor", "Look at this machine, test it, and say what to fix")
       .flag("--json", arguments->json, "as JSON")
       .flag("--no-self-test", arguments->no_self_test, "only look, run no kernel")
+      .number("--python-seconds", arguments->python_seconds, "limit for Python's part (torch, jax); 0: leave it out", 0,
+              3600)
       .runs([arguments] { return examine(*arguments); });
 }
 

@@ -35,10 +35,14 @@ Json findings_of(const Diagnosis& diagnosis) {
 Json self_tests_of(const Diagnosis& diagnosis) {
   Json tests = Json::array();
   for (const SelfTest& test : diagnosis.self_tests) {
+    Json ops = Json::array();
+    for (const OpTest& op : test.ops) {
+      ops.push_back({{"op", op.op}, {"problem", op.problem}, {"kernel", op.kernel}, {"failures", op.failures}});
+    }
     tests.push_back({{"device", test.device},
-                     {"op", test.op},
-                     {"passed", test.failures.empty()},
-                     {"failures", test.failures},
+                     {"passed", test.passed()},
+                     {"ops", ops},
+                     {"not_reached", test.not_reached},
                      {"copy_gigabytes_per_second", test.copy_gigabytes_per_second},
                      {"seconds", test.seconds}});
   }

@@ -1,11 +1,9 @@
 // kpt optimize: makes a model faster, which is Python's work (kernel_pytorch/_optimize): the words are checked here and
-// the program becomes the Python beside it. That is KERNEL_PYTORCH_PYTHON (set by `python -m kernel_pytorch` and the
-// wheel's script), the checkout's .venv, or python3.
+// the program becomes the Python that python_program.h finds.
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 #include <unistd.h>
 
@@ -13,11 +11,10 @@
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/format.h"
+#include "kernel_pytorch/cli/python_program.h"
 
 namespace kernel_pytorch::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct OptimizeArguments {
   std::string target, demo, goal = "inference", accuracy = "exact", tune = "model", html, json, dtype, device;
@@ -25,25 +22,6 @@ struct OptimizeArguments {
   double budget_seconds = 60;
   bool compiled = false;
 };
-
-struct Python {
-  std::string program, path;  // path: what PYTHONPATH needs in front
-};
-
-Python find_python() {
-  std::error_code error;
-  const fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path();
-  KP_CHECK(!error, "optimize: cannot tell where kpt is: ", error.message());
-  const std::string named = environment("KERNEL_PYTORCH_PYTHON");
-  if (fs::exists(folder.parent_path() / "_optimize")) {  // the package's own bin/
-    return {named.empty() ? "python3" : named, folder.parent_path().parent_path().string()};
-  }
-  const fs::path checkout = folder.parent_path();  // of build/
-  KP_CHECK(fs::exists(checkout / "python" / "kernel_pytorch"), "optimize: the Python package is neither beside ",
-           folder.string(), " nor in ", (checkout / "python").string(), "; run `make build`, or install the wheel");
-  const fs::path own = checkout / ".venv" / "bin" / "python";
-  return {!named.empty() ? named : fs::exists(own) ? own.string() : "python3", (checkout / "python").string()};
-}
 
 std::vector<std::string> words_of(const OptimizeArguments& arguments, const std::string& python) {
   std::vector<std::string> words{python, "-m", "kernel_pytorch._optimize"};
@@ -72,17 +50,18 @@ int become_python(const OptimizeArguments& arguments) {
   if (!arguments.target.empty() && arguments.inputs.empty()) {
     throw UsageError("optimize: give the sample with --input, e.g. --input 1x2048:int64");
   }
-  const Python python = find_python();
-  const std::string others = environment("PYTHONPATH");
-  setenv("PYTHONPATH", (others.empty() ? python.path : python.path + ":" + others).c_str(), 1);
+  const std::optional<PythonProgram> python = find_python();
+  KP_CHECK(python.has_value(),
+           "optimize: no Python package lies next to this program; run `make build`, or install the wheel");
+  add_to_python_path(python->path);
   const std::string cache = options().cache_directory;
   if (!cache.empty()) setenv("KERNEL_PYTORCH_CACHE_DIR", cache.c_str(), 1);
-  std::vector<std::string> words = words_of(arguments, python.program);
+  std::vector<std::string> words = words_of(arguments, python->program);
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   execvp(pointers[0], pointers.data());
-  fail(ErrorCode::kUnsupported, "optimize: cannot run ", python.program, ": ", std::strerror(errno),
+  fail(ErrorCode::kUnsupported, "optimize: cannot run ", python->program, ": ", std::strerror(errno),
        "; KERNEL_PYTORCH_PYTHON names another Python");
 }
 

@@ -68,6 +68,12 @@ std::vector<NamedProblem> named_problems(const ProblemArguments& arguments) {
   return problems;
 }
 
+int64_t element_count(const registry::ProblemRequest& request) {
+  int64_t count = 1;
+  for (const int64_t size : request.shape) count *= size;
+  return count;
+}
+
 std::string request_text(const registry::ProblemRequest& request) {
   std::string text = c_interface::shape_words(request.shape).append(" ").append(name_of(request.dtype));
   for (const auto& [name, value] : request.options) text.append(" ").append(name).append("=").append(value);

@@ -31,6 +31,8 @@ std::vector<NamedProblem> named_problems(const ProblemArguments& arguments);
 std::vector<const registry::AnyOperation*> named_operations(const std::string& op);
 Device named_device(const std::string& device);
 
+int64_t element_count(const registry::ProblemRequest& request);  // the product of its sizes
+
 // "rms_norm_forward 1024x4096 bf16 residual=1 on cpu"
 std::string problem_text(const NamedProblem& problem);
 std::string request_text(const registry::ProblemRequest& request);  // without op and device

@@ -53,8 +53,11 @@ void print_report(const NamedProblem& problem, const tuning::TuneReport& report)
   }
   print("{}", table.text());
   if (shown > kRowsShown) print("  and {} slower\n", shown - kRowsShown);
+  const char* outcome = shown == 0                                ? "nothing to remember"
+                        : tuning::store_info().outlives_process() ? "the winner is remembered"
+                                                                  : "the winner is forgotten when this process ends";
   print("  {} in {:.1f} s; {}\n\n", report.complete ? "every candidate measured" : "stopped before the end",
-        report.seconds, shown == 0 ? "nothing to remember" : "the winner is remembered");
+        report.seconds, outcome);
   std::fflush(stdout);  // whoever reads along sees each problem when it is done
 }
 

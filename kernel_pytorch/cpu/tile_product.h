@@ -14,6 +14,10 @@ constexpr int kTileRows = 6;
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;
 constexpr int kTileColumns = kTileVectors * kLanes;
 
+// Steps of a long sum over k that are summed by themselves and then added: errors grow with the root of these and not
+// of all of k. Half as many would cost another percent for stores.
+constexpr int64_t kChainSteps = 192;
+
 struct ProductA {
   const float* data;
   int64_t row_stride;   // in floats, between rows of the result

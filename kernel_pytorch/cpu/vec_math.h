@@ -145,12 +145,26 @@ KP_WORD Vec log(Vec x) {
   return select(x >= 0.0f, result, broadcast(__builtin_nanf("")));  // negative or NaN
 }
 
+// 2 / (e + 1) for e >= 1, within 0.6 units of the last place: what the sum rounds and the reciprocal misses is put
+// right. Without FMA the product's own rounding would be put into it, and a division is exact enough.
+KP_WORD Vec two_over_one_more(Vec e) {
+  const Vec sum = e + 1.0f;
+#if defined(__FMA__)
+  const Vec estimate = reciprocal(sum), twice = estimate + estimate;
+  const Vec lost = e - (sum - 1.0f);
+  const Vec error = (2.0f - twice * sum) - twice * lost;
+  return select(estimate == 0.0f, estimate, error * estimate + twice);  // infinity * 0 is no error to correct
+#else
+  return 2.0f / sum;
+#endif
+}
+
 KP_WORD Vec tanh(Vec x) {
   const Vec magnitude = abs(x);
   const Vec square = x * x;
   const Vec tail = polynomial(square, -0.00569625339f, 0.0206308626f, -0.0537370592f, 0.133314088f, -0.333332807f);
   const Vec small = x * square * tail + x;
-  const Vec large = 1.0f - 2.0f * reciprocal(exp(magnitude + magnitude) + 1.0f);
+  const Vec large = 1.0f - two_over_one_more(exp(magnitude + magnitude));
   return copy_sign(select(magnitude < 0.625f, small, large), x);  // also where `small` loses the sign of -0
 }
 

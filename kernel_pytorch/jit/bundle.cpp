@@ -40,6 +40,12 @@ std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, c
       wanted.push_back(code);
     }
   }
+  if (wanted.empty()) {
+    KP_CHECK(!codes.empty(), "jit: there is nothing to compile: these ops have no CUDA kernels");
+    const auto least = std::ranges::min_element(codes, {}, &DeviceCode::minimum_capability);
+    fail(ErrorCode::kInvalidArgument, "jit: none of the ", codes.size(), " kernels runs on ", architecture,
+         "; the least that they need is sm_", least->minimum_capability, ", as in --arch sm_80 or sm_90a");
+  }
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) fail(ErrorCode::kDevice, "jit: creating the bundle's folder ", directory, ": ", error.message());

@@ -15,6 +15,7 @@
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/base/options.h"
+#include "kernel_pytorch/base/private_files.h"
 #include "kernel_pytorch/jit/file_lock.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/jit/nvrtc.h"
@@ -57,14 +58,25 @@ std::vector<CachedFile> list_files(const std::string& directory) {
 bool prepare_directory(const std::string& directory, std::string& problem) {
   std::error_code error;
   if (fs::is_directory(directory, error)) return true;
-  const fs::path parent = fs::path(directory).parent_path();
-  fs::create_directories(parent.parent_path(), error);
-  mkdir(parent.c_str(), 0700);  // the cache itself is private too; where it cannot be made, the next line says why
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    problem = concat("creating ", directory, ": ", std::strerror(errno));
-    return false;
-  }
-  return true;
+  make_private_folders(directory);
+  if (fs::is_directory(directory, error)) return true;
+  mkdir(directory.c_str(), 0700);
+  problem = concat("creating ", directory, ": ", std::strerror(errno));
+  return false;
+}
+
+// The folder of the cache where it may be used; empty where there is none, or where other users could have written what
+// is in it, which is said once.
+std::string private_directory() {
+  const std::string directory = cubin_cache_directory();
+  if (directory.empty()) return "";
+  std::string reason = reason_not_private(options().cache_directory);
+  if (reason.empty()) reason = reason_not_private(directory);
+  if (reason.empty()) return directory;
+  log_once(LogLevel::kWarning, "cubin cache not private " + directory,
+           concat("jit: the cache of compiled kernels is not used (", reason,
+                  "); kernels are compiled again by every process"));
+  return "";
 }
 
 // Brings the cache below nine tenths of its limit, so that not every write has to evict.
@@ -120,7 +132,7 @@ std::string cubin_cache_directory() {
 
 std::optional<CubinFile> load_cubin(const std::string& key, const std::string& nvrtc_version,
                                     const std::string& entry) {
-  const std::string directory = cubin_cache_directory();
+  const std::string directory = private_directory();
   if (directory.empty()) return std::nullopt;
   std::string path = file_name(directory, key, nvrtc_version);
   if (nvrtc_version.empty()) {
@@ -137,7 +149,7 @@ std::optional<CubinFile> load_cubin(const std::string& key, const std::string& n
 }
 
 void store_cubin(const std::string& key, const std::string& nvrtc_version, const CubinFile& file) {
-  const std::string directory = cubin_cache_directory();
+  const std::string directory = private_directory();
   if (directory.empty()) return;
   std::string problem;
   if (!prepare_directory(directory, problem) ||
@@ -153,6 +165,11 @@ void store_cubin(const std::string& key, const std::string& nvrtc_version, const
 std::optional<CubinFile> load_from_bundle(const std::string& key, const std::string& entry) {
   const std::string& directory = options().bundle_directory;
   if (directory.empty()) return std::nullopt;
+  if (const std::string reason = reason_not_private(directory); !reason.empty()) {
+    log_once(LogLevel::kWarning, "bundle not private " + directory,
+             concat("jit: the bundle of compiled kernels is not used (", reason, ")"));
+    return std::nullopt;
+  }
   return read_checked(concat(directory, "/", key, kSuffix), entry, false);
 }
 
@@ -161,7 +178,7 @@ CubinFile obtain_cubin(const DeviceCode& code, const std::string& architecture) 
   if (std::optional<CubinFile> file = load_from_bundle(key, code.entry)) return *std::move(file);
   const std::string nvrtc_version = nvrtc_version_text();
   if (std::optional<CubinFile> file = load_cubin(key, nvrtc_version, code.entry)) return *std::move(file);
-  const std::string directory = cubin_cache_directory();
+  const std::string directory = private_directory();
   std::string problem;
   const bool shared = !directory.empty() && prepare_directory(directory, problem);
   const auto lock_number = static_cast<int>(Fnv128().add(key).low64() % kLockFiles);
@@ -181,7 +198,7 @@ CubinFile obtain_cubin(const DeviceCode& code, const std::string& architecture) 
 CubinCacheInfo cubin_cache_info() {
   CubinCacheInfo info;
   info.directory = cubin_cache_directory();
-  if (info.directory.empty()) return info;
+  if (private_directory().empty()) return info;
   std::string problem;
   info.writable = prepare_directory(info.directory, problem) && access(info.directory.c_str(), W_OK | X_OK) == 0;
   for (const CachedFile& file : list_files(info.directory)) {
@@ -193,7 +210,7 @@ CubinCacheInfo cubin_cache_info() {
 
 int64_t clear_cubin_cache() {
   int64_t removed = 0;
-  for (const CachedFile& file : list_files(cubin_cache_directory())) {
+  for (const CachedFile& file : list_files(private_directory())) {
     std::error_code error;
     if (fs::remove(file.path, error)) ++removed;
   }
@@ -202,7 +219,7 @@ int64_t clear_cubin_cache() {
 
 std::vector<CubinCheck> verify_cubin_cache() {
   std::vector<CubinCheck> checks;
-  for (const CachedFile& file : list_files(cubin_cache_directory())) {
+  for (const CachedFile& file : list_files(private_directory())) {
     CubinCheck check{file.path, ""};
     if (const std::optional<std::string> bytes = read_whole_file(file.path, check.problem)) {
       decode_cubin_file(*bytes, check.problem);

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <thread>
 
+#include "kernel_pytorch/base/options.h"
+#include "kernel_pytorch/base/private_files.h"
 #include "kernel_pytorch/jit/file_lock.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/jit/jit_fixture_test.h"
@@ -148,6 +150,52 @@ TEST_F(CubinCache, ReadsFromAReadOnlyDirectory) {
   fs::permissions(cubins(), fs::perms(0700));
   if (result == 100) GTEST_SKIP() << "this machine does not let root become another user";
   EXPECT_EQ(result, 0);
+}
+
+// Nothing that another user could have written is run: neither a file nor a folder, nor as root.
+TEST_F(CubinCache, ForeignFilesAndFoldersAreNotUsed) {
+  store_cubin(kKey, "13.0", make_file("f"));
+  const std::string file = cubins() + "/" + kKey + "-nvrtc13.0.cubin", cache = fs::path(cubins()).parent_path();
+  struct stat facts {};
+  ASSERT_EQ(stat(file.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0600u);
+  for (const std::string& folder : {cubins(), cache}) {
+    ASSERT_EQ(chmod(folder.c_str(), 0777), 0);
+    EXPECT_FALSE(load_cubin(kKey, "13.0", "f")) << folder;
+    store_cubin(key(1), "13.0", make_file("g"));
+    EXPECT_FALSE(fs::exists(cubins() + "/" + key(1) + "-nvrtc13.0.cubin"));
+    EXPECT_FALSE(cubin_cache_info().writable);
+    ASSERT_EQ(chmod(folder.c_str(), 0700), 0);
+    EXPECT_TRUE(load_cubin(kKey, "13.0", "f"));
+  }
+  if (geteuid() == 0) {
+    for (const std::string& folder : {cubins(), cache}) {
+      ASSERT_EQ(chown(folder.c_str(), 1234, 1234), 0);
+      EXPECT_FALSE(load_cubin(kKey, "13.0", "f")) << folder;
+      ASSERT_EQ(chown(folder.c_str(), 0, 0), 0);
+    }
+    ASSERT_EQ(chown(file.c_str(), 1234, 1234), 0);
+    const WarningRecord warnings;
+    EXPECT_FALSE(load_cubin(kKey, "13.0", "f"));
+    ASSERT_EQ(warnings.lines().size(), 1u);
+    EXPECT_NE(warnings.lines()[0].find("belongs to user 1234"), std::string::npos) << warnings.lines()[0];
+    store_cubin(kKey, "13.0", make_file("f"));
+  }
+  ASSERT_EQ(chmod(file.c_str(), 0666), 0);
+  EXPECT_FALSE(load_cubin(kKey, "13.0", "f"));
+}
+
+TEST_F(CubinCache, ForeignBundlesAreNotUsed) {
+  Options changed = options();
+  changed.bundle_directory = cubins();
+  set_options_for_process(changed);
+  make_private_folders(cubins());
+  std::string problem;
+  ASSERT_TRUE(write_file_atomically(cubins() + "/" + kKey + ".cubin", encode_cubin_file(make_file("f")), problem));
+  EXPECT_TRUE(load_from_bundle(kKey, "f"));
+  ASSERT_EQ(chmod(cubins().c_str(), 0777), 0);
+  EXPECT_FALSE(load_from_bundle(kKey, "f"));
+  ASSERT_EQ(chmod(cubins().c_str(), 0700), 0);
 }
 
 TEST_F(CubinCache, ManyProcessesStoreAtOnce) {

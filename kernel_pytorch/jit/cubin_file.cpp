@@ -11,6 +11,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/base/private_files.h"
 
 namespace kernel_pytorch::jit {
 namespace {
@@ -141,6 +142,8 @@ std::optional<std::string> read_whole_file(const std::string& path, std::string&
     problem = "it is not a file of sensible size";
     return std::nullopt;
   }
+  problem = reason_not_private(path, status);
+  if (!problem.empty()) return std::nullopt;
   std::string bytes(static_cast<size_t>(status.st_size), '\0');
   size_t done = 0;
   while (done < bytes.size()) {

@@ -27,7 +27,8 @@ std::optional<CubinFile> decode_cubin_file(std::string_view bytes, std::string& 
 // False with errno's words in `problem`; nothing is left behind then.
 bool write_file_atomically(const std::string& path, std::string_view bytes, std::string& problem);
 
-// nullopt where the file is not there (problem empty) or cannot be read (problem says why).
+// nullopt where the file is not there (problem empty), cannot be read, or could be another user's work (problem says
+// why).
 std::optional<std::string> read_whole_file(const std::string& path, std::string& problem);
 
 // Temporary names of write_file_atomically; one that a killed process left is removed when it is old.

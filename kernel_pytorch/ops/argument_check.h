@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
@@ -10,6 +11,11 @@
 #include "kernel_pytorch/base/tensor_view.h"
 
 namespace kernel_pytorch {
+
+// The types of a parameter beside a tensor of `type`, as errors name them.
+inline std::string type_or_wider(DType type) {
+  return type == DType::kFloat32 || type == DType::kFloat64 ? concat(type) : concat(type, " or fp32");
+}
 
 // The checks of one call: which op speaks, and the tensor everything else must agree with.
 struct ArgumentCheck {
@@ -73,8 +79,7 @@ struct ArgumentCheck {
              shape_text(view.shape()), ", the last dimension of ", main_name, " is ", columns_of(main),
              "; it must have that one dimension");
     KP_CHECK(view.dtype == main.dtype || (view.dtype == DType::kFloat32 && main.dtype != DType::kFloat64), op, ": ",
-             name, " is ", view.dtype, ", ", main_name, " is ", main.dtype, "; it must be ", main.dtype,
-             main.dtype == DType::kFloat64 ? "" : " or fp32");
+             name, " is ", view.dtype, ", ", main_name, " is ", main.dtype, "; it must be ", type_or_wider(main.dtype));
     KP_CHECK(view.size(0) <= 1 || view.stride(0) == 1, op, ": ", name, " has stride ", view.stride(0),
              "; make it contiguous");
   }

@@ -8,6 +8,10 @@
 
 namespace kernel_pytorch::registry {
 
+std::unique_ptr<AnyProblem> AnyOperation::make(const ProblemRequest& request) const {
+  return make_on(request, device_info(request.device));
+}
+
 std::vector<CandidateExplanation> AnyOperation::candidates(const ProblemRequest& request) const {
   return explain_candidates(*make(request));
 }

@@ -62,10 +62,13 @@ class AnyProblem;
 struct KP_EXPORT AnyOperation {
   std::string name;
   std::vector<std::string> kernel_names;
-  std::function<std::unique_ptr<AnyProblem>(const ProblemRequest&)> make;  // throws on bad words
+  // A request's problem on a device, which need not be one of this machine: supports() is asked, nothing runs. The
+  // device outlives the problem. Throws on bad words.
+  std::function<std::unique_ptr<AnyProblem>(const ProblemRequest&, const DeviceInfo&)> make_on;
   std::function<std::vector<ProblemRequest>()> shapes;
   std::function<std::vector<DeviceCode>()> device_code;
 
+  std::unique_ptr<AnyProblem> make(const ProblemRequest& request) const;  // on the request's device
   std::vector<CandidateExplanation> candidates(const ProblemRequest& request) const;
   Explanation explain(const ProblemRequest& request, std::string_view kernel_override) const;
   tuning::TuneReport tune(const ProblemRequest& request, const tuning::TuneOptions& options) const;

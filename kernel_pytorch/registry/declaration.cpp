@@ -43,9 +43,8 @@ bool is_returned(const Declaration& declaration, const Field& field) {
 }  // namespace
 
 const Field& leading_input(const Fields& fields) {
-  const auto found = std::ranges::find_if(
-      fields.all, [](const Field& field) { return field.is_tensor() && field.rules.key == KeyPart::kSizes; });
-  KP_INTERNAL_CHECK(found != fields.all.end(), "a list of fields has no tensor with KeyPart::kSizes");
+  const auto found = std::ranges::find_if(fields.all, [](const Field& field) { return field.rules.leads; });
+  KP_INTERNAL_CHECK(found != fields.all.end(), "no tensor of a list of fields leads");
   return *found;
 }
 

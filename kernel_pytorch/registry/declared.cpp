@@ -1,7 +1,6 @@
 #include "kernel_pytorch/registry/declared.h"
 
 #include <algorithm>
-#include <bitset>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/rows.h"
@@ -20,27 +19,26 @@ bool has_tensors(const Field& field) {
   return field.role != FieldRole::kUnused && (field.is_tensor() || field.kind == FieldKind::kTensorList);
 }
 
-std::string named(const Field& field, std::string_view what) {
-  return concat(field.name, "_", what);
+tuning::FieldName key_name(const Field& field) {
+  return {field.name, field.name_hash};
 }
 
 // Leading dimensions are one number, bucketed; after an op's check they are merged where strides allow.
-void describe_sizes(const Fields& fields, const Field& field, const TensorView& view, bool leads,
-                    std::bitset<kMaxDimensionNames>& described, tuning::KeyBuilder& key) {
-  const int named_count = field.rank - field.has_leading_dimensions();
+void describe_sizes(const Fields& fields, const Field& field, const TensorView& view, tuning::KeyBuilder& key) {
+  const int named = field.rank - field.has_leading_dimensions();
   if (field.has_leading_dimensions()) {
     int64_t rows = 1;
-    for (int i = 0; i < view.rank - named_count; ++i) rows *= view.sizes[static_cast<size_t>(i)];
-    key.field(leads ? "rows" : named(field, "rows"), tuning::bucket(rows));
+    for (int i = 0; i < view.rank - named; ++i) rows *= view.sizes[static_cast<size_t>(i)];
+    key.field("rows", tuning::bucket(rows));
   }
-  for (int i = 0; i < named_count; ++i) {
-    const int16_t name = field.dimensions[static_cast<size_t>(field.rank - named_count + i)];
-    if (name < 0 || described[static_cast<size_t>(name)]) continue;
-    described.set(static_cast<size_t>(name));
-    key.field(fields.dimension_names[static_cast<size_t>(name)], view.size(i - named_count));
+  for (int i = 0; i < named; ++i) {
+    const int16_t dimension = field.dimensions[static_cast<size_t>(field.rank - named + i)];
+    if (dimension < 0) continue;
+    const std::string_view name = fields.dimension_names[static_cast<size_t>(dimension)];
+    key.field({name, hash_text(name)}, view.size(i - named));
   }
-  const bool is_dense = view.rank == field.rank && view.rank > 0 && view.stride(-1) == 1;
-  key.field(leads ? "dense" : named(field, "dense"), is_dense);
+  key.field("dtype", view.dtype);
+  key.field("dense", view.rank == field.rank && view.rank > 0 && view.stride(-1) == 1);
 }
 
 void describe_option(const Field& field, const void* problem, tuning::KeyBuilder& key) {
@@ -48,19 +46,20 @@ void describe_option(const Field& field, const void* problem, tuning::KeyBuilder
   switch (field.kind) {
     case FieldKind::kInteger: {
       const int64_t value = field.value<int64_t>(problem);
-      return key.field(field.name, presence ? value != 0 : value);
+      return key.field(key_name(field), presence ? value != 0 : value);
     }
     case FieldKind::kFlag:
-      return key.field(field.name, field.value<bool>(problem));
+      return key.field(key_name(field), field.value<bool>(problem));
     case FieldKind::kChoice:
-      return key.field(field.name, field.value<uint8_t>(problem));
+      return key.field(key_name(field), field.value<uint8_t>(problem));
     case FieldKind::kText: {
       const std::string& text = field.value<std::string>(problem);
-      return key.field(field.name, presence || text.empty() ? !text.empty() : static_cast<int64_t>(hash_text(text)));
+      return key.field(key_name(field),
+                       presence || text.empty() ? !text.empty() : static_cast<int64_t>(hash_text(text)));
     }
     case FieldKind::kNumber:
       KP_INTERNAL_CHECK(presence, field.name, ": a kernel may depend on whether a number is 0, not on its value");
-      return key.field(field.name, field.value<double>(problem) != 0);
+      return key.field(key_name(field), field.value<double>(problem) != 0);
     default:
       KP_INTERNAL_CHECK(false, field.name, ": no rule says how it is part of the key");
   }
@@ -72,7 +71,7 @@ std::string_view trial_name(const Field& field) {
 }
 std::string trial_type_name(const Field& field) {
   if (!field.rules.trial_dtype.empty()) return std::string(field.rules.trial_dtype);
-  return field.rules.dtype_option.empty() ? named(field, "dtype") : std::string(field.rules.dtype_option);
+  return field.rules.dtype_option.empty() ? concat(field.name, "_dtype") : std::string(field.rules.dtype_option);
 }
 
 // The word at a place of "a b c".
@@ -149,23 +148,14 @@ void visit_fields(const Fields& fields, void* problem, TensorVisitor visit, void
 }
 
 void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuilder& key) {
-  const Field& leading = leading_input(fields);
-  std::bitset<kMaxDimensionNames> described;
   for (const Field& field : fields.all) {
-    if (field.rules.key == KeyPart::kNone || field.role == FieldRole::kUnused) continue;
-    if (!field.is_tensor()) {
+    if (field.role == FieldRole::kUnused) continue;
+    if (field.rules.leads) {
+      describe_sizes(fields, field, field.tensor(problem), key);
+    } else if (field.is_tensor()) {
+      key.field(key_name(field), field.tensor(problem));
+    } else if (field.rules.key != KeyPart::kNone) {
       describe_option(field, problem, key);
-      continue;
-    }
-    const TensorView& view = field.tensor(problem);
-    const bool leads = &field == &leading;
-    if (field.rules.key == KeyPart::kSizes) describe_sizes(fields, field, view, leads, described, key);
-    if (field.rules.key == KeyPart::kPresence) {
-      key.field(field.name, view.is_present());
-    } else if (view.is_present()) {
-      key.field(leads ? "dtype" : named(field, "dtype"), view.dtype);
-    } else {
-      key.absent(named(field, "dtype"));
     }
   }
 }

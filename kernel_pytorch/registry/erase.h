@@ -18,8 +18,8 @@ AnyOperation erase(const Operation<Problem>& operation) {
   AnyOperation any;
   any.name = operation.name;
   for (const Kernel<Problem>& kernel : operation.kernels()) any.kernel_names.emplace_back(kernel.name);
-  any.make = [op](const ProblemRequest& request) {
-    return std::make_unique<OwnedProblem<Problem>>(*op, op->make(request), device_info(request.device));
+  any.make_on = [op](const ProblemRequest& request, const DeviceInfo& device) {
+    return std::make_unique<OwnedProblem<Problem>>(*op, op->make(request), device);
   };
   any.shapes = [op] { return op->shapes != nullptr ? op->shapes() : std::vector<ProblemRequest>(); };
   any.device_code = [op] {

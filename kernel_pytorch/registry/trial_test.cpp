@@ -1,4 +1,5 @@
 #include "kernel_pytorch/registry/trial.h"
+#include "kernel_pytorch/registry/verify.h"
 
 #include <gtest/gtest.h>
 
@@ -157,6 +158,19 @@ TEST_F(AnyOperationTest, VerifyFindsEveryWrongKernelAndNoOther) {
     EXPECT_NE(failures[1].find("throwing: toy: no such luck"), std::string::npos) << failures[1];
     EXPECT_NE(failures[2].find("1 of them were not written; worst at [7, 63]"), std::string::npos) << failures[2];
   }
+}
+
+TEST_F(AnyOperationTest, VerifyChosenTriesWhatACallWouldGetAndNothingElse) {
+  EXPECT_TRUE(verify_chosen(*erase(toy::kGood).make(request_)).empty());
+  const AnyOperation mixed = erase(toy::kMixed);
+  const std::string chosen = mixed.explain(request_, "").chosen_kernel;
+  const auto failures = verify_chosen(*mixed.make(request_));
+  std::vector<std::string> expected;
+  for (const std::string& failure : mixed.verify(request_)) {
+    if (failure.find("toy_mixed/" + chosen) == 0) expected.push_back(failure);
+  }
+  EXPECT_EQ(failures, expected);
+  ASSERT_EQ(failures.size(), 1u) << "the first of the toy's kernels, " << chosen << ", is wrong on purpose";
 }
 
 TEST_F(AnyOperationTest, VerifyTakesEmptyProblems) {

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/registry/explain.h"
 #include "kernel_pytorch/registry/trial.h"
 
 namespace kernel_pytorch::registry {
@@ -27,9 +28,9 @@ std::string check_one(ReferenceCheck& check, int kernel, const std::string& conf
   return failure;
 }
 
-}  // namespace
-
-std::vector<std::string> verify(const AnyProblem& given) {
+// Of every supported kernel the configs that `is_wanted` takes.
+template <class IsWanted>
+std::vector<std::string> verify_those(const AnyProblem& given, const IsWanted& is_wanted) {
   const std::unique_ptr<AnyProblem> smaller =
       largest_tensor(given) > kMostElements ? given.shrink(kMostElements) : nullptr;
   const AnyProblem& problem = smaller != nullptr ? *smaller : given;
@@ -39,12 +40,32 @@ std::vector<std::string> verify(const AnyProblem& given) {
   for (int kernel = 0; kernel < problem.kernel_count(); ++kernel) {
     if (!problem.supports(kernel)) continue;
     for (const std::string& config : problem.configs(kernel)) {
+      if (!is_wanted(problem.kernel_name(kernel), config)) continue;
       const std::string failure = check_one(check, kernel, config);
       if (failure.empty()) continue;
       failures.push_back(
           concat(problem.op(), "/", problem.kernel_name(kernel), config.empty() ? "" : " ", config, ": ", failure));
     }
   }
+  return failures;
+}
+
+}  // namespace
+
+std::vector<std::string> verify(const AnyProblem& problem) {
+  return verify_those(problem, [](std::string_view, const std::string&) { return true; });
+}
+
+std::vector<std::string> verify_chosen(const AnyProblem& problem) {
+  const Explanation chosen = explain(problem, "");
+  if (chosen.chosen_kernel.empty()) return {concat(problem.op(), ": no kernel supports this problem here")};
+  bool is_found = false;
+  std::vector<std::string> failures = verify_those(problem, [&](std::string_view kernel, const std::string& config) {
+    const bool is_chosen = kernel == chosen.chosen_kernel && config == chosen.chosen_config;
+    is_found |= is_chosen;
+    return is_chosen;
+  });
+  if (!is_found) failures.push_back(concat(problem.op(), "/", chosen.chosen_kernel, ": its config was not tried"));
   return failures;
 }
 

@@ -11,5 +11,7 @@ namespace kernel_pytorch::registry {
 
 // One line per failure. Problems of more than 32 Mi elements are checked on fewer rows, as the reference is scalar.
 KP_EXPORT std::vector<std::string> verify(const AnyProblem& problem);
+// The same for the one kernel and config that a call would get.
+KP_EXPORT std::vector<std::string> verify_chosen(const AnyProblem& problem);
 
 }  // namespace kernel_pytorch::registry

@@ -156,23 +156,23 @@ class DeclaredCall final : public registry::ArgumentSource {
     const ArgumentName name{plan_.declaration->name, field.name};
     TensorView& view = field.tensor(arguments);
     switch (field.rules.memory) {
-      case Memory::kStrided:
+      case MemoryLayout::kStrided:
         view = view_of(tensor, name, field.role == FieldRole::kUpdated);
         break;
-      case Memory::kDenseLast:
+      case MemoryLayout::kDenseLast:
         view = dense_view_of(tensor, name);
         break;
-      case Memory::kContiguous:
+      case MemoryLayout::kContiguous:
         view = parameter_view_of(tensor, name);
         break;
-      case Memory::kFlat:
+      case MemoryLayout::kFlat:
         view = parameter_view_of(tensor, name);
         break;
     }
     handles_.give_back(index, std::move(tensor));
-    call_.found(view);
+    call_.found(view, name);
     sizes_.bind(field, view);
-    if (field.rules.memory == Memory::kFlat) view = flat(view);
+    if (field.rules.memory == MemoryLayout::kFlat) view = flat(view);
   }
 
   static TensorView flat(const TensorView& view) {
@@ -196,7 +196,7 @@ class DeclaredCall final : public registry::ArgumentSource {
     TensorView like = *shape;
     like.dtype = chosen_type(output).value_or(*type);
     const TensorView view = call_.output(like);
-    field.tensor(arguments) = field.rules.memory == Memory::kFlat ? flat(view) : view;
+    field.tensor(arguments) = field.rules.memory == MemoryLayout::kFlat ? flat(view) : view;
   }
 
   std::optional<DType> chosen_type(const Plan::Output& output) const {

@@ -1,6 +1,9 @@
 #include "kernel_pytorch/torch/op.h"
 
+#include <algorithm>
+
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/overlap.h"
 
 namespace kernel_pytorch::torch_ops {
 
@@ -33,6 +36,11 @@ TensorView Call::output_like_if(bool wanted, const TensorView& view, const Tenso
   return {};
 }
 
+void Call::fail_on_two_devices(const TensorView& view, const ArgumentName& name) const {
+  fail(ErrorCode::kInvalidArgument, name, " is on ", view.device, ", ", ShortName{first_}, " is on ", device_,
+       "; move all tensors to one device");
+}
+
 void Call::return_outputs(StableIValue* stack, uint64_t expected) {
   KP_INTERNAL_CHECK(output_count_ == expected, "an op made ", output_count_, " outputs, its schema has ", expected);
   for (size_t i = 0; i < output_count_; ++i) stack[i] = torch::stable::detail::from(outputs_[i]);
@@ -47,9 +55,28 @@ std::vector<TensorView> Slot<std::vector<TensorView>>::get(Call& call, const Sch
                                                            const ArgumentName& name) {
   std::vector<TensorView> views;
   views.reserve(tensors.size());
-  for (const Tensor& tensor : tensors) views.push_back(view_of(tensor, name, argument.is_written()));
-  if (!views.empty()) call.found(views.front());
+  for (const Tensor& tensor : tensors) {
+    const ArgumentName entry{name.op, name.argument, static_cast<int64_t>(views.size())};
+    views.push_back(view_of(tensor, entry, argument.is_written));
+    call.found(views.back(), entry);
+  }
   return views;
+}
+
+void check_written_memory(std::string_view op, std::span<Memory> memories) {
+  const auto name_of = [&](const Memory& memory) { return ArgumentName{op, memory.argument->name, memory.index}; };
+  // By address: only neighbours can meet, and a list of thousands stays cheap.
+  std::ranges::sort(memories, {}, &Memory::begin);
+  for (auto one = memories.begin(); one != memories.end(); ++one) {
+    const bool is_written = one->argument->is_written;
+    KP_CHECK(!is_written || !overlaps_itself(*one->view), name_of(*one), " is ", *one->view,
+             ": several of its elements are one place in memory; the op writes into it, clone() it first");
+    for (auto other = one + 1; other != memories.end() && other->begin < one->end; ++other) {
+      if ((!is_written && !other->argument->is_written) || !overlap(*one->view, *other->view)) continue;
+      fail(ErrorCode::kInvalidArgument, name_of(is_written ? *one : *other), " shares memory with ",
+           ShortName{name_of(is_written ? *other : *one)}, "; the op writes into it, clone() one of them first");
+    }
+  }
 }
 
 // torch's own conversion to std::string (2.13) leaks a copy.

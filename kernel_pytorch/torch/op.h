@@ -42,7 +42,7 @@ struct MergedRowsView : TensorView {
 };
 
 // What a call makes besides computing: its outputs, uninitialised and contiguous on the call's device, and its context.
-// The device is that of the first tensor given.
+// The device is that of all tensors given.
 class Call {
  public:
   Call() = default;
@@ -64,19 +64,71 @@ class Call {
 
   Context& context() { return context_ ? *context_ : context_.emplace(device_); }
 
-  // For Op alone.
-  void found(const TensorView& view) {
-    if (view.is_present() && !has_device_) device_ = view.device, has_device_ = true;
+  // For Op alone. Throws where the tensors of a call are on several devices.
+  void found(const TensorView& view, const ArgumentName& name) {
+    if (!view.is_present()) return;
+    if (first_.argument.empty()) device_ = view.device, first_ = name;
+    if (view.device != device_) [[unlikely]]
+      fail_on_two_devices(view, name);
   }
   void return_outputs(StableIValue* stack, uint64_t expected);
 
  private:
+  [[noreturn]] void fail_on_two_devices(const TensorView& view, const ArgumentName& name) const;
+
   static constexpr size_t kMaxOutputs = 8;
   Device device_;
-  bool has_device_ = false;
+  ArgumentName first_;  // the argument whose device it is
   std::optional<TorchContext> context_;
   std::array<Handle, kMaxOutputs> outputs_{};
   size_t output_count_ = 0;
+};
+
+// The memory of a tensor of a call: of an argument, or of an entry of one that is a list.
+struct Memory {
+  uintptr_t begin;
+  uintptr_t end;
+  const TensorView* view;
+  const SchemaArgument* argument;
+  int64_t index;  // in its list, or -1
+};
+
+// Throws where memory that the op writes belongs to a second element or to a second tensor of the call: a kernel
+// promises nothing there, not even for equal views. Sorts what it is given.
+void check_written_memory(std::string_view op, std::span<Memory> memories);
+
+// Of all tensors of a call; without lists on the stack.
+template <size_t kCount, bool kHasLists>
+class Memories {
+ public:
+  template <class T>
+  void add(const T& value, const SchemaArgument& argument) {
+    if constexpr (std::is_base_of_v<TensorView, T>) {
+      add(value, argument, -1);
+    } else if constexpr (std::is_same_v<T, std::vector<TensorView>>) {
+      for (const TensorView& view : value) add(view, argument, &view - value.data());
+    }
+  }
+  std::span<Memory> all() {
+    if constexpr (kHasLists) return memories_;
+    return {memories_.data(), count_};
+  }
+
+ private:
+  void add(const TensorView& view, const SchemaArgument& argument, int64_t index) {
+    const int64_t elements = span_elements(view);
+    if (elements == 0) return;
+    const auto begin = reinterpret_cast<uintptr_t>(view.data);
+    const Memory memory{begin, begin + elements * size_of(view.dtype), &view, &argument, index};
+    if constexpr (kHasLists) {
+      memories_.push_back(memory);
+    } else {
+      memories_[count_++] = memory;
+    }
+  }
+
+  std::conditional_t<kHasLists, std::vector<Memory>, std::array<Memory, kCount>> memories_;
+  size_t count_ = 0;
 };
 
 struct Boxed {
@@ -105,8 +157,8 @@ struct TensorSlot {
     return type.starts_with("Tensor") && type.find('[') == std::string_view::npos;
   }
   explicit TensorSlot(const Boxed& boxed)
-      : tensor(boxed.argument.is_optional() ? Tensor(torch::stable::detail::to<OptionalHandle>(boxed.value))
-                                            : Tensor(torch::stable::detail::to<Handle>(boxed.value))) {}
+      : tensor(boxed.argument.is_optional ? Tensor(torch::stable::detail::to<OptionalHandle>(boxed.value))
+                                          : Tensor(torch::stable::detail::to<Handle>(boxed.value))) {}
   Tensor tensor;
 };
 
@@ -114,8 +166,8 @@ template <>
 struct Slot<TensorView> : TensorSlot {
   using TensorSlot::TensorSlot;
   TensorView get(Call& call, const SchemaArgument& argument, const ArgumentName& name) {
-    const TensorView view = view_of(tensor, name, argument.is_written());
-    call.found(view);
+    const TensorView view = view_of(tensor, name, argument.is_written);
+    call.found(view, name);
     return view;
   }
 };
@@ -126,7 +178,7 @@ struct Slot<ParameterView> : TensorSlot {
   using TensorSlot::TensorSlot;
   ParameterView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const ParameterView view{parameter_view_of(tensor, name)};
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -136,7 +188,7 @@ struct Slot<DenseView> : Slot<ParameterView> {
   using Slot<ParameterView>::Slot;
   DenseView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const DenseView view{dense_view_of(tensor, name)};
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -146,7 +198,7 @@ struct Slot<MatrixView> : Slot<ParameterView> {
   using Slot<ParameterView>::Slot;
   MatrixView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const MatrixView view{matrix_view_of(tensor, name), view_of(tensor, name)};
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -156,7 +208,7 @@ struct Slot<MergedRowsView> : Slot<ParameterView> {
   using Slot<ParameterView>::Slot;
   MergedRowsView get(Call& call, const SchemaArgument&, const ArgumentName& name) {
     const MergedRowsView view{rows_view_of(tensor, name), view_of(tensor, name)};
-    call.found(view);
+    call.found(view, name);
     return view;
   }
 };
@@ -225,6 +277,12 @@ struct Op<kSchema, kFunction> {
     at_border([&] {
       std::tuple<std::remove_cvref_t<Arguments>...> values{
           std::get<kIndex>(slots).get(call, kArguments[kIndex], {kName, kArguments[kIndex].name})...};
+      if constexpr ((argument_of(kText, kIndex).is_written || ...)) {
+        constexpr bool kHasLists = (std::is_same_v<std::remove_cvref_t<Arguments>, std::vector<TensorView>> || ...);
+        Memories<sizeof...(Arguments), kHasLists> memories;
+        (memories.add(std::get<kIndex>(values), kArguments[kIndex]), ...);
+        check_written_memory(kName, memories.all());
+      }
       kFunction(call, std::get<kIndex>(values)...);
       call.return_outputs(stack, output_count);
     });

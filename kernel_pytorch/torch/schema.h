@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <ostream>
 #include <string_view>
 
@@ -19,8 +20,8 @@ struct Schema {
 struct SchemaArgument {
   std::string_view type;  // "Tensor", "Tensor?", "Tensor(a!)", "Tensor[]", "float", "int", "bool", "str", "float?"
   std::string_view name;  // without its default
-  constexpr bool is_optional() const { return type.ends_with('?'); }
-  constexpr bool is_written() const { return type.find('!') != std::string_view::npos; }
+  bool is_optional = false;
+  bool is_written = false;
 };
 
 constexpr std::string_view name_of(std::string_view schema) {
@@ -39,8 +40,11 @@ constexpr SchemaArgument argument_of(std::string_view schema, size_t index) {
       const std::string_view words = schema.substr(begin, i - begin);
       const size_t space = words.rfind(' ');
       if (space == std::string_view::npos) return {};
-      const std::string_view name = words.substr(space + 1);
-      return {words.substr(0, space), name.substr(0, name.find('='))};
+      const std::string_view type = words.substr(0, space), name = words.substr(space + 1);
+      return {.type = type,
+              .name = name.substr(0, name.find('=')),
+              .is_optional = type.ends_with('?'),
+              .is_written = type.find('!') != std::string_view::npos};
     }
     --index;
     begin = i + 2;
@@ -54,11 +58,23 @@ constexpr size_t argument_count(std::string_view schema) {
   return count;
 }
 
-// How errors name an argument: "rms_norm: x" of rms_norm and rms_norm_forward, "rms_norm backward: x" of its backward.
+// How errors name an argument: "rms_norm: x" of rms_norm and rms_norm_forward, "rms_norm backward: x" of its backward,
+// "reduce_norm: tensors[2]" of an entry of a list.
 struct ArgumentName {
   std::string_view op;
   std::string_view argument;
+  int64_t index = -1;  // in its list
 };
+
+// The same without the op.
+struct ShortName {
+  ArgumentName name;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const ShortName& name) {
+  out << name.name.argument;
+  return name.name.index < 0 ? out : out << '[' << name.name.index << ']';
+}
 
 inline std::ostream& operator<<(std::ostream& out, const ArgumentName& name) {
   constexpr std::string_view kForward = "_forward", kBackward = "_backward";
@@ -66,7 +82,7 @@ inline std::ostream& operator<<(std::ostream& out, const ArgumentName& name) {
   const bool is_backward = op.ends_with(kBackward);
   if (is_backward) op.remove_suffix(kBackward.size());
   if (op.ends_with(kForward)) op.remove_suffix(kForward.size());
-  return out << op << (is_backward ? " backward: " : ": ") << name.argument;
+  return out << op << (is_backward ? " backward: " : ": ") << ShortName{name};
 }
 
 }  // namespace kernel_pytorch::torch_ops

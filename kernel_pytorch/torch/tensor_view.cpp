@@ -70,6 +70,18 @@ Device device_of(const Tensor& tensor, const ArgumentName& name) {
   return {DeviceKind::kCuda, static_cast<int16_t>(index)};
 }
 
+// Sizes and strides stay when a storage is freed (untyped_storage().resize_(0), as FSDP does between uses of a
+// parameter); the address is then null, or just above it.
+void check_storage(const Tensor& tensor, const TensorView& view, const ArgumentName& name) {
+  int64_t bytes = 0, offset = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset));
+  const int64_t elements = span_elements(view);
+  const int64_t needed = elements == 0 ? 0 : (offset + elements) * size_of(view.dtype);
+  KP_CHECK(needed <= bytes, name, " is ", view, " and needs ", needed, " bytes, its storage has ", bytes,
+           "; it was freed or resized, give it memory again before the call");
+}
+
 Tensor contiguous_copy(const Tensor& tensor) {
   Handle shared = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor.get(), &shared));
@@ -108,6 +120,7 @@ TensorView view_of(const Tensor& tensor, const ArgumentName& name, bool is_writt
                   .rank = static_cast<int8_t>(rank)};
   std::copy_n(sizes, rank, view.sizes.begin());
   std::copy_n(strides, rank, view.strides.begin());
+  check_storage(tensor, view, name);
   return view;
 }
 

@@ -105,7 +105,11 @@ int64_t upsert_rows(Database& database, const std::vector<StoredMeasurement>& ro
 
 StoreInfo store_info() {
   StoreInfo info{.path = store_path(), .state = "ready", .schema_version = kStoreSchemaVersion, .rows = 0};
-  std::string obstacle;
+  std::string obstacle = info.path.empty() ? "" : reason_store_not_private();
+  if (!obstacle.empty()) {
+    info.state = "memory only: " + obstacle;
+    return info;
+  }
   if (!info.path.empty() && access(info.path.c_str(), F_OK) != 0) {
     obstacle = obstacle_to_making(info.path);
   } else {

@@ -23,6 +23,7 @@ struct StoreInfo {
   std::string state;  // "ready", "memory only: read-only file system", ...
   int schema_version = 0;
   int64_t rows = 0;
+  bool outlives_process() const { return !state.starts_with("memory only"); }  // what is measured now
 };
 KP_EXPORT StoreInfo store_info();
 

@@ -22,6 +22,7 @@
 
 #include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/base/options.h"
+#include "kernel_pytorch/base/private_files.h"
 #include "kernel_pytorch/tuning/selection_state.h"
 
 namespace kernel_pytorch::tuning {
@@ -66,13 +67,6 @@ void guard_against_fork() {
 }
 
 class NewerSchema : public std::exception {};
-
-// Creates every missing folder of the path for its owner alone.
-void make_private_directories(const std::string& directory) {
-  for (size_t end = 1; end <= directory.size(); ++end) {
-    if (end == directory.size() || directory[end] == '/') mkdir(directory.substr(0, end).c_str(), 0700);
-  }
-}
 
 bool is_on_network(const std::string& path) {
   struct statfs facts {};
@@ -139,7 +133,8 @@ void make_schema(Database& database) {
 }
 
 void use_for_writing(const std::string& path, const std::function<void(Database&)>& use) {
-  make_private_directories(path.substr(0, path.rfind('/')));
+  make_private_folders(path.substr(0, path.rfind('/')));
+  make_private_file(path);  // SQLite gives its side files the mode of this one
   Database database(path, OpenMode::kCreate, kBusyMilliseconds);
   choose_journal(database, path);
   if (!has_schema(database)) make_schema(database);
@@ -217,6 +212,7 @@ using Use = void (*)(const std::string& path, const std::function<void(Database&
 std::string use_file(Use open_and_use, const std::function<void(Database&)>& use, bool repairs = true) {
   const std::string path = store_path();
   if (path.empty()) return "there is no cache directory; set KERNEL_PYTORCH_CACHE_DIR";
+  if (std::string reason = reason_store_not_private(); !reason.empty()) return reason;
   guard_against_fork();
   if (lost_in_fork) return "the process was forked while its store hung";
   if (!lock_file_within(kLongestWait)) return "another thread of this process hangs in it";
@@ -247,6 +243,11 @@ std::string use_file(Use open_and_use, const std::function<void(Database&)>& use
 std::string store_path() {
   const std::string& directory = options().cache_directory;
   return directory.empty() ? "" : directory + "/tuning.db";
+}
+
+std::string reason_store_not_private() {
+  const std::string reason = reason_not_private(options().cache_directory);
+  return reason.empty() ? reason_not_private(store_path()) : reason;
 }
 
 std::string read_store(const std::function<void(Database&)>& use) {

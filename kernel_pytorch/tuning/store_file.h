@@ -14,6 +14,8 @@ namespace kernel_pytorch::tuning {
 inline constexpr int kStoreSchemaVersion = 1;
 
 std::string store_path();  // empty where there is no cache directory
+// Why other users could have written the file or its folder, which is then not used; empty where none could.
+std::string reason_store_not_private();
 
 // Opens the file, calls `use`, closes it. Damage sets the file aside, with a warning, and the use is tried again on a
 // new one. Returns why the store could not be used, empty when it could. A missing file is not made for reading: then

@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <random>
@@ -258,6 +259,63 @@ TEST_F(Store, AReadOnlyDirectoryIsReadAndNotWritten) {
   expect_child_passes("StoreChild.DISABLED_ReadOnlyDirectoryOfAnother", root() + "/cache");
   chmod((root() + "/cache").c_str(), 0755);
   EXPECT_EQ(list_store().size(), 2u);
+}
+
+// What other users could have written is not used: one warning with the cure, and memory only.
+class ForeignStore : public Store {
+ protected:
+  void expect_memory_only(const std::string& reason) {
+    forget_memory();
+    said().clear();
+    const std::string before = read_file();
+    EXPECT_FALSE(anything_to_consult());
+    remember(make_test_key("new"), make_test_measurement());
+    EXPECT_TRUE(find_measured(make_test_key("new")).has_value());
+    EXPECT_NE(store_info().state.find("memory only: "), std::string::npos);
+    EXPECT_NE(store_info().state.find(reason), std::string::npos) << store_info().state;
+    EXPECT_FALSE(store_info().outlives_process());
+    EXPECT_EQ(read_file(), before);
+    for (const std::string& line : said()) EXPECT_NE(line.find(reason), std::string::npos) << line;
+    EXPECT_LE(said().size(), 1u);
+  }
+};
+
+TEST_F(ForeignStore, FileAndFolderAreThisUsersAlone) {
+  const mode_t before = umask(0);
+  fill(1);
+  umask(before);
+  struct stat facts {};
+  ASSERT_EQ(stat(file().c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0600u);
+  ASSERT_EQ(stat((root() + "/cache").c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0700u);
+  EXPECT_TRUE(store_info().outlives_process());
+}
+
+TEST_F(ForeignStore, WritableByOthersIsNotUsed) {
+  fill(1);
+  for (const std::string& path : {file(), root() + "/cache"}) {
+    ASSERT_EQ(chmod(path.c_str(), 0777), 0);
+    expect_memory_only("other users may write to " + path);
+    ASSERT_EQ(chmod(path.c_str(), 0700), 0);
+  }
+}
+
+TEST_F(ForeignStore, OfAnotherUserIsNotUsed) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  fill(1);
+  for (const std::string& path : {file(), root() + "/cache"}) {
+    ASSERT_EQ(chown(path.c_str(), 1234, 1234), 0);
+    expect_memory_only(path + " belongs to user 1234");
+    ASSERT_EQ(chown(path.c_str(), 0, 0), 0);
+  }
+}
+
+TEST_F(ForeignStore, LinkThatLeadsNowhereIsNotFollowed) {
+  std::filesystem::create_directories(root() + "/cache");
+  std::filesystem::create_symlink(root() + "/elsewhere", file());
+  expect_memory_only("leads nowhere");
+  EXPECT_FALSE(std::filesystem::exists(root() + "/elsewhere"));
 }
 
 }  // namespace

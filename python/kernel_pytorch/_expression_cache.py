@@ -1,8 +1,9 @@
 """Remembers traces by what a function is made of, so that a new closure over the same constants is no new trace.
 
 The key of a function is its code and what that code can reach by name: constants by value, tensors by type and shape,
-other functions by their own keys. What is reached in any other way (an attribute of an object) makes a function one
-that is traced at each call. Tensors are no part of a key, but found again at the same places.
+other functions, and functools.partial of them, by their own keys. What is reached in any other way (an attribute of an
+object) makes a function one that is traced at each call. Tensors are no part of a key, but found again at the same
+places.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ def _key(item: Any, tensors: list[Tensor], depth: int) -> Any:
         return kind, tuple([_key(part, tensors, depth) for part in item])
     if isinstance(item, types.FunctionType) and depth < _DEEPEST:
         return _function_key(item, tensors, depth + 1)
+    if kind is functools.partial and depth < _DEEPEST:
+        parts = (item.func, item.args, *item.keywords.items())
+        return kind, tuple([_key(part, tensors, depth + 1) for part in parts])
     if isinstance(item, _FIXED):
         return id(item)
     raise _NotKnown

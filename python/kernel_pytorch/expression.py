@@ -9,6 +9,7 @@ CPU and differentiated by the core. The tensors it reads are those passed as `ca
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -205,9 +206,9 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         function = FUNCTIONS.get(name)
         if function is None:
-            raise AttributeError(
-                f"a traced value has no {name!r}; score and mask functions can use {sorted(FUNCTIONS)}"
-            )
+            if name in ("item", "tolist", "numpy"):
+                self._refuse()
+            raise AttributeError(f"a traced value has no {name!r}; {_instead_of(name)}")
         return lambda *args, **kwargs: function(self.program, self, *args, **kwargs)
 
     def _refuse(self, *_: Any) -> Any:
@@ -297,6 +298,12 @@ def _program_in(given: Any) -> _Program | None:
     return next((found for found in map(_program_in, items) if found is not None), None)
 
 
+def _instead_of(name: str) -> str:
+    near = difflib.get_close_matches(name, FUNCTIONS, 3)
+    listed = 'docs/expression.md has what score and mask functions can use, under "What they can use"'
+    return f"did you mean {' or '.join(near)}? {listed}" if near else listed
+
+
 def _call(program: _Program | None, function: Any, args: Any, kwargs: Any) -> Any:
     assert program is not None
     name = getattr(function, "__name__", str(function))
@@ -304,7 +311,7 @@ def _call(program: _Program | None, function: Any, args: Any, kwargs: Any) -> An
         return Captured(program, args[0], ())[args[1]]
     implementation = FUNCTIONS.get(REFLECTED.get(name, name.strip("_")))
     if implementation is None:
-        raise TraceError(f"score and mask functions cannot use torch's {name!r}; they can use {sorted(FUNCTIONS)}")
+        raise TraceError(f"score and mask functions cannot use torch's {name!r}; {_instead_of(name)}")
     if name in REFLECTED:
         args = (args[1], args[0], *args[2:])
     return implementation(program, *args, **kwargs)

@@ -89,8 +89,27 @@ def test_version_is_the_same_everywhere(kpt: Kpt) -> None:
         (("explain", "rms_norm", "--shape", "8x8", "--device", "tpu"), "cuda"),
         (("explain", "rms_norm", "--shape", "8x8", "--option", "residual"), "NAME=VALUE"),
         (("explain", "rms_norm", "--shape", "8x8", "--option", "frobs=1"), "frobs"),
+        *(
+            (
+                ("explain", "embedding_forward", "--shape", "8x8", "--option", f"rows={value}"),
+                "a whole number is needed",
+            )
+            for value in ("1.5", "1e30", "nan", "")
+        ),
+        (("explain", "softmax_forward", "--shape", "8x8", "--option", "scale=nan"), "a number is needed"),
         (("explain", "rms_norm", "--shape", "8x8", "--frob"), "--frob"),
         (("tune", "rms_norm", "--shape", "8x8", "--budget", "-1"), "budget"),
+        *(
+            ((*command, value), f"{value} is not a number from")
+            for command in (
+                ("tune", "rms_norm", "--shape", "8x8", "--budget"),
+                ("bench", "rms_norm", "--seconds"),
+                ("bench", "--threshold"),
+                ("bench", "--significance"),
+                ("optimize", "--budget"),
+            )
+            for value in ("nan", "inf", "-inf", "-1", "1e999", "3s", "")
+        ),
         (("compile", "--arch", "sm_90a", "--output", "x"), "--all"),
         (("cache",), "subcommand"),
         (("cache", "clear", "--store", "--cubins"), "not both"),
@@ -103,6 +122,24 @@ def test_words_that_cannot_be_followed_are_a_usage_error(kpt: Kpt, arguments: tu
     assert result.returncode == 2, result
     assert result.stdout == ""
     assert wanted in one_line_of(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ((), "kpt"),
+        (("explain",), "kpt explain"),
+        (("explain", "rms_norm"), "kpt explain"),
+        (("bench", "rms_norm", "--shape", "8x8", "--frob"), "kpt bench"),
+        (("cache",), "kpt cache"),
+        (("cache", "clear", "--frob"), "kpt cache clear"),
+        (("--frob",), "kpt"),
+    ],
+)
+def test_the_hint_names_the_command_whose_help_shows_how(kpt: Kpt, arguments: tuple[str, ...], command: str) -> None:
+    line = one_line_of(kpt(*arguments).stderr)
+    assert line.endswith(f"({command} --help shows how)")
+    assert kpt(*command.split()[1:], "--help").returncode == 0
 
 
 def test_a_device_that_is_not_there_is_a_failure_with_its_reason(kpt: Kpt) -> None:

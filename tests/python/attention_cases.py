@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from attention_reference import attend
 from kernel_pytorch.functional import attention
 
 # How far a result may be from fp64, of its largest value.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@contextlib.contextmanager
+def products_of_fp32(precision):
+    """torch's own setting, "ieee" or "tf32"."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = precision
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def assert_close(ours, expected, dtype, what=""):

@@ -36,7 +36,8 @@ def attend(
     kept = torch.zeros(batch, heads, queries, keys, dtype=torch.bool)
     sloped = torch.zeros(batch, heads, queries, keys, dtype=scores.dtype)
     for i, length in enumerate(lengths):
-        offset = length - queries if causal_offset is None else causal_offset
+        aligned = max(length - queries, min(0, keys - queries))
+        offset = aligned if causal_offset is None else causal_offset
         places, distance = kept_places(queries, keys, offset, causal=causal, window=window or (-1, -1))
         kept[i] = places & (torch.arange(keys) < length)
         if alibi_slopes is not None:

@@ -22,5 +22,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"no CUDA device: torch {torch.__version__} sees none")
 
 
+@pytest.fixture(autouse=True)
+def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of what `optimize` replaces look at every part, however slow this machine is at the moment; those of the
+    budget itself are marked `hurried`."""
+    if "optimize" in request.node.path.name and not request.node.get_closest_marker("hurried"):
+        pytest.importorskip("torch")
+        from kernel_pytorch._optimize.budget import Budget
+
+        monkeypatch.setattr(Budget, "is_spent", lambda self, share=1.0: False)
+        monkeypatch.setattr(Budget, "is_too_small", False)
+
+
 def pytest_sessionfinish() -> None:
     _cache_directory.cleanup()

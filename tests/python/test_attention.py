@@ -9,11 +9,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import ALL_OPTIONS, assert_close, compare, leaf, option_values, products  # noqa: E402
+from attention_cases import (  # noqa: E402
+    ALL_OPTIONS,
+    assert_close,
+    compare,
+    leaf,
+    option_values,
+    products,
+    products_of_fp32,
+)
 from attention_reference import attend  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from kernel_pytorch._ops.attention import OPTIONS, option_arguments  # noqa: E402
 from kernel_pytorch.functional import attention  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -190,7 +200,9 @@ def test_autocast_and_determinism():
         (dict(window=(3,)), r"window is \(3,\); it must be \(left, right\)"),
         (dict(dropout_p=2.0), "dropout_p is 2"),
         (dict(bias=torch.zeros(3, 5)), r"bias has shape \[2, 2, 3, 5\]; it must be \[2, 2, 6, 4\]"),
-        (dict(mask=torch.zeros(6, 4)), "mask is fp32; it must be bool"),
+        (dict(mask=torch.zeros(6, 4, dtype=torch.complex64)), r"mask is torch.complex64; give bool \(True keeps\)"),
+        (dict(mask=torch.full((6, 4), 2)), "mask is torch.int64 and holds 2; integers say 1"),
+        (dict(bias=torch.zeros(6, 4, dtype=torch.long)), "bias is torch.int64; give floating numbers"),
         (dict(sinks=torch.zeros(3)), r"sinks has shape \[3\]; it must be \[2\]"),
         (dict(cu_seqlens_q=torch.tensor([0, 6])), "packed sequences"),
         (dict(alibi_slopes=torch.ones(2, requires_grad=True)), "alibi_slopes require a gradient"),
@@ -215,3 +227,19 @@ def test_errors_of_products():
     grad = torch.autograd.grad(attention(query, key, value).sum(), query, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="its gradient has no derivative of its own"):
         torch.autograd.grad(grad.sum(), key)
+
+
+def test_tf32_is_for_fp32_on_a_gpu():
+    """None asks torch, an answer of the caller's goes first, and nothing else is ever rounded."""
+
+    def allows(device, dtype=torch.float32, **options):
+        query = torch.empty(1, 2, 8, 64, device=device, dtype=dtype)
+        return dict(zip(OPTIONS, option_arguments(query, query, **options), strict=True))["allow_tf32"]
+
+    for torch_allows in ("ieee", "tf32"):
+        with FakeTensorMode(allow_non_fake_inputs=True), products_of_fp32(torch_allows):
+            assert allows("cuda") == (torch_allows == "tf32")
+            assert allows("cuda", allow_tf32=True) and not allows("cuda", allow_tf32=False)
+            assert not allows("cpu", allow_tf32=True) and not allows("cuda", torch.bfloat16, allow_tf32=True)
+    tensors = [x.detach() for x in products((1, 2, 20, 30, 16), torch.float32)]
+    assert torch.equal(attention(*tensors, allow_tf32=True), attention(*tensors))

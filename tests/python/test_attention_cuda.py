@@ -6,15 +6,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import ALL_OPTIONS, assert_close, compare, option_values, products  # noqa: E402
+from attention_cases import ALL_OPTIONS, assert_close, compare, option_values, products, products_of_fp32  # noqa: E402
 from kernel_pytorch.functional import attention  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from kernel_pytorch import overlay  # noqa: E402
 
 pytestmark = pytest.mark.gpu
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.fixture(autouse=True)
+def full_precision():
+    """fp32 as it is, whatever this machine's torch is set to."""
+    with products_of_fp32("ieee"):
+        yield
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size, value_size", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (40, 40)])
 def test_head_sizes(size, value_size, dtype):
     shape = (2, 4, 150, 190, size)
@@ -23,22 +32,24 @@ def test_head_sizes(size, value_size, dtype):
     compare(*products(shape, dtype, layout="bshd", **arguments), dtype, layout="bshd")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ALL_OPTIONS)
-def test_every_option(name):
+def test_every_option(name, dtype):
     shape = (2, 4, 140, 200, 64)
-    tensors = products(shape, torch.bfloat16, key_heads=2, device="cuda")
-    compare(*tensors, torch.bfloat16, **option_values(name, shape, torch.bfloat16, "cuda"))
+    tensors = products(shape, dtype, key_heads=2, device="cuda")
+    compare(*tensors, dtype, **option_values(name, shape, dtype, "cuda"))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "names", [("causal", "alibi", "sinks"), ("window", "softcap", "bias_heads"), ("lengths", "bias")]
 )
-def test_options_together(names):
+def test_options_together(names, dtype):
     shape = (2, 4, 140, 200, 128)
     options = {}
     for name in names:
-        options |= option_values(name, shape, torch.bfloat16, "cuda")
-    compare(*products(shape, torch.bfloat16, key_heads=1, device="cuda"), torch.bfloat16, **options)
+        options |= option_values(name, shape, dtype, "cuda")
+    compare(*products(shape, dtype, key_heads=1, device="cuda"), dtype, **options)
 
 
 @pytest.mark.parametrize("name", ["alibi", "softcap", "mask", "documents"])
@@ -105,18 +116,20 @@ def test_scores_far_from_those_before(keys, causal, dtype):
     torch.testing.assert_close(lse, torch.logsumexp(scores, -1), rtol=1e-5, atol=1e-3)
 
 
-def test_dropout_is_that_of_the_cpu():
-    query, key, _ = (x.detach() for x in products((1, 2, 100, 64, 64), torch.bfloat16, device="cuda"))
-    eye = torch.eye(64, dtype=torch.bfloat16, device="cuda").expand(1, 2, 64, 64)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_dropout_is_that_of_the_cpu(dtype):
+    query, key, _ = (x.detach() for x in products((1, 2, 100, 64, 64), dtype, device="cuda"))
+    eye = torch.eye(64, dtype=dtype, device="cuda").expand(1, 2, 64, 64)
     seed = torch.tensor([5, 6], device="cuda")
     kept = attention(query, key, eye, dropout_p=0.3, seed=seed) != 0
     on_cpu = attention(query.cpu(), key.cpu(), eye.cpu(), dropout_p=0.3, seed=seed.cpu()) != 0
     assert torch.equal(kept.cpu(), on_cpu)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("options", [dict(causal=True), dict(bias=True), dict(window=(100, 0))], ids=str)
-def test_deterministic_gradients_are_equal_a_hundred_times(options):
-    query, key, value = products((2, 4, 700, 700, 128), torch.bfloat16, key_heads=2, device="cuda")
+def test_deterministic_gradients_are_equal_a_hundred_times(options, dtype):
+    query, key, value = products((2, 4, 700, 700, 128), dtype, key_heads=2, device="cuda")
     leaves = [query, key, value]
     if "bias" in options:
         leaves.append(torch.randn(4, 700, 700, device="cuda", requires_grad=True))
@@ -168,8 +181,9 @@ def test_memory_is_linear_in_the_sequence():
     assert torch.cuda.max_memory_allocated() - before <= 16 * output.numel() * 2
 
 
-def test_packed_sequences_wait_for_nobody():
-    tokens = torch.randn(1000, 4, 64, device="cuda", dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_packed_sequences_wait_for_nobody(dtype):
+    tokens = torch.randn(1000, 4, 64, device="cuda", dtype=dtype)
     starts = torch.tensor([0, 300, 300, 990], device="cuda", dtype=torch.int32)
     options = dict(cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=690, max_seqlen_k=690, causal=True)
     attention(tokens, tokens, tokens, **options)
@@ -181,3 +195,65 @@ def test_packed_sequences_wait_for_nobody():
     alone = attention(*(tokens[300:990].transpose(0, 1)[None],) * 3, causal=True)[0].transpose(0, 1)
     torch.testing.assert_close(output[300:990], alone)
     assert (output[990:] == 0).all()
+
+
+def errors_of(shape, causal, attend, dtype=torch.float32):
+    """Of output and gradients against fp64, relative to the norm; and the results themselves."""
+    query, key, value = (x.detach() for x in products(shape, torch.float32, device="cuda"))
+    weights = torch.randn(*shape[:3], shape[4], generator=torch.Generator().manual_seed(3)).cuda()
+
+    def results(function, dtype):
+        leaves = [x.to(dtype).requires_grad_() for x in (query, key, value)]
+        output = function(*leaves, causal)
+        return [output, *torch.autograd.grad(output, leaves, weights.to(dtype))]
+
+    exact = results(math_attention, torch.float64)
+    ours = results(attend, dtype)
+    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(ours, exact, strict=True)], ours
+
+
+def math_attention(query, key, value, causal):
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("tokens", [256, 2048])
+def test_fp32_is_as_close_as_torch(tokens, size, causal):
+    shape = (1, 4, tokens, tokens, size)
+    theirs, _ = errors_of(shape, causal, math_attention)
+    ours, _ = errors_of(shape, causal, lambda q, k, v, causal: attention(q, k, v, causal=causal))
+    for what, mine, other in zip(("output", "dq", "dk", "dv"), ours, theirs, strict=True):
+        assert mine <= 2 * other, f"{what}: {mine:.2e} from fp64, torch's {other:.2e}"
+
+
+def test_tf32_where_torch_allows_it():
+    shape = (1, 4, 500, 500, 64)
+    full, exact = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal))
+    short, rounded = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal, allow_tf32=True))
+    assert all(3e-5 < error < 2e-3 for error in short) and all(error < 2e-6 for error in full)
+    with products_of_fp32("tf32"):
+        _, asked = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal))
+        _, refused = errors_of(shape, True, lambda q, k, v, causal: attention(q, k, v, causal=causal, allow_tf32=False))
+    assert all(torch.equal(a, b) for a, b in zip(asked, rounded, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(refused, exact, strict=True))
+
+
+def test_fp64_is_refused_with_the_reason():
+    query = torch.randn(1, 2, 16, 64, device="cuda", dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="fp64 runs on the CPU"):
+        attention(query, query, query)
+
+
+@pytest.mark.parametrize("size", [64, 80, 128])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_decoding_in_fp32(queries, size):
+    query, key, value = (
+        x.detach() for x in products((2, 8, queries, 3000, size), torch.float32, key_heads=2, device="cuda")
+    )
+    lengths = torch.tensor([3000, 1234], device="cuda")
+    expected = attention(*(x.cpu().double() for x in (query, key, value)), key_lengths=lengths.cpu())
+    for kernel in ("cuda_decode", "cuda_mma"):
+        with overlay({"attention_forward": kernel}):
+            assert_close(attention(query, key, value, key_lengths=lengths), expected, torch.float32, kernel)

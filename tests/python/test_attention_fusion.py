@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -51,6 +52,36 @@ def test_the_seed_s_example() -> None:
     with torch.no_grad():
         torch.testing.assert_close(fused(x), transformer(x), rtol=3e-2, atol=3e-2)
     assert fused.report is not None and fused.report.data["accuracy"] == "tolerant"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_example_fuses_where_the_clock_says_that_it_pays(monkeypatch, training: bool) -> None:
+    """The clock says that each replacement halves the time: what can be replaced is, and computes the same."""
+    from kernel_pytorch._optimize import choose, whole
+    from kernel_pytorch._optimize.measure import Timing
+
+    def halved(ways, *_, **__):
+        return {
+            name: Timing(1000.0 / 2**place, 990.0 / 2**place, 1010.0 / 2**place, 9) for place, name in enumerate(ways)
+        }
+
+    monkeypatch.setattr(choose, "interleaved", halved)
+    monkeypatch.setattr(whole, "pays", lambda *_: True)
+    transformer = nn.TransformerEncoderLayer(d_model=32, nhead=4, dropout=0.0).train(training)
+    config = FusionConfig(optimization_level=OptimizationLevel.BALANCED, budget_seconds=QUICK)
+    fused = UnifiedAttentionFusion(transformer, config).train(training)
+    x = torch.randn(8, 2, 32)
+    expected = transformer(x)
+    with contextlib.nullcontext() if training else torch.no_grad():
+        output = fused(x)
+    replaced = fused.report.data["replacements"]
+    assert ("", "encoder layer") in {(row["path"], row["pattern"]) for row in replaced}, replaced  # the whole of it
+    torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
+    if training:
+        weights = [transformer.linear1.weight, transformer.self_attn.in_proj_weight]
+        wanted = torch.autograd.grad(expected.square().sum(), weights)
+        got = torch.autograd.grad(output.square().sum(), weights)
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_the_model_given_stays_as_it_is_and_shares_its_parameters() -> None:
@@ -220,3 +251,112 @@ def test_memory_that_grows_undoes_the_fusion(monkeypatch, peak: int, undone: boo
     assert ("more memory" in str(report)) == undone
     always = UnifiedAttentionFusion(block, FusionConfig(enable_memory_optimization=False))
     assert len(always.fuse(torch.randn(1, 8, 64)).report.data["replacements"]) == 12
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_fusing_inside_a_checkpoint_is_no_part_of_the_call(reentrant: bool, dropout: float) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    fused = create_unified_attention_fusion(32, 4, dropout=dropout, config=FusionConfig(budget_seconds=QUICK))
+    plain = copy.deepcopy(fused.model)
+    gradients = []
+    for model in (fused, plain):
+        x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        torch.manual_seed(3)
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+        gradients.append(x.grad)
+    if dropout == 0.0:  # our kernels draw other numbers than torch's
+        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+    checkpoint(fused, x, use_reentrant=reentrant).sum().backward()  # and again, fused
+
+
+def test_a_first_call_inside_saved_tensor_hooks_works_and_hooks_see_that_call_alone() -> None:
+    from kernel_pytorch._optimize.first_call import optimize_at_first_call
+
+    block = CausalBlock(32, 4)
+    plain = copy.deepcopy(block)
+    x = torch.randn(2, 8, 32)
+    seen: list[int] = []
+
+    def pack(tensor):
+        seen.append(tensor.numel())
+        return tensor
+
+    counts = []
+    for model in (plain, optimize_at_first_call(block, budget_seconds=QUICK)):
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            state = torch.get_rng_state()
+            model(x).sum().backward()
+            assert torch.equal(torch.get_rng_state(), state)
+        counts.append(len(seen))
+    assert 0 < counts[1] <= 2 * counts[0]
+    for (name, one), other in zip(plain.named_parameters(), block.parameters()):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_evaluation_and_training_have_each_its_own_fusion() -> None:
+    fused = UnifiedAttentionFusion(encoder(), FusionConfig(budget_seconds=QUICK))
+    x = torch.randn(2, 8, 32)
+    fused.train()(x).sum().backward()
+    in_training = fused.report
+    assert in_training.data["goal"] == "train"
+    with torch.no_grad():
+        fused.eval()(x)
+        assert fused.report.data["goal"] == "inference"
+        in_evaluation = fused.report
+        fused(x)
+    fused.train()(x)
+    assert fused.report is in_training  # no second fusion
+    with torch.no_grad():
+        fused.eval()(x)
+    assert fused.report is in_evaluation
+    stats = benchmark_fusion_performance(encoder().eval(), fused, x, num_runs=5)
+    replaced = in_evaluation.data["replacements"]
+    assert replaced or stats.kernel_launches_fused == stats.kernel_launches_original  # torch's one op for the layer
+
+
+def test_a_fused_block_takes_masks_by_the_rule_of_all_attention_layers() -> None:
+    fused = create_unified_attention_fusion(d_model=32, n_heads=4, config=FusionConfig(budget_seconds=QUICK)).eval()
+    x = torch.randn(2, 8, 32)
+    keep = torch.ones(2, 8, dtype=torch.bool)
+    keep[1, 5:] = False
+    with torch.no_grad():
+        want = fused(x, attention_mask=keep)
+        torch.testing.assert_close(fused(x, attention_mask=keep.long()), want)
+        added = torch.zeros(2, 1, 1, 8).masked_fill(~keep[:, None, None], float("-inf"))
+        torch.testing.assert_close(fused(x, attention_mask=added), want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fused(x, mask=keep), want)
+        changed = x.clone()
+        changed[1, 5] += 3.0
+        torch.testing.assert_close(fused(changed, attention_mask=keep)[1, 6:], want[1, 6:])  # nobody sees a hidden key
+        assert not torch.allclose(fused(x)[1, 6:], want[1, 6:])
+    with pytest.raises(TypeError, match=r"CausalBlock.*unexpected keyword argument 'padding'.*its forward takes"):
+        UnifiedAttentionFusion(CausalBlock(32, 4))(x, padding=keep)
+    with pytest.raises(ValueError, match="CausalBlock: x has shape"):
+        fused(x[..., :16])
+    with pytest.raises(TypeError, match="d_model is 32 and n_heads is None"):
+        create_unified_attention_fusion(d_model=32)
+
+
+def test_fused_models_are_copied_pickled_and_saved(tmp_path) -> None:
+    import pickle
+
+    fused = create_unified_attention_fusion(64, 4, config=FusionConfig(budget_seconds=QUICK)).eval()
+    x = torch.randn(2, 64, 64)
+    with torch.no_grad():
+        want = fused(x)
+        torch.save(fused, tmp_path / "fused.pt")
+        loaded = torch.load(tmp_path / "fused.pt", weights_only=False)
+        for twin in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused)), loaded):
+            assert twin.report is None
+            torch.testing.assert_close(twin(x), want, rtol=1e-4, atol=1e-5)
+            assert twin.report is not None
+        torch.testing.assert_close(fused(x), want)
+    assert "full_block" in repr(fused)
+
+
+def test_stats_have_defaults() -> None:
+    stats = FusionPerformanceStats()
+    assert stats.kernel_reduction_ratio is None and stats.speedup != stats.speedup and not stats.is_clear

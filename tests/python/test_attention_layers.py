@@ -113,7 +113,11 @@ def test_alibi_slopes_are_those_of_the_paper():
 
 MODS = {
     "causal": (lambda: FlexAttentionScoreMods.causal, keeping(lambda q, k: k <= q)),
-    "sliding_window": (lambda: FlexAttentionScoreMods.sliding_window(3), keeping(lambda q, k: (q - k).abs() < 3)),
+    "local": (lambda: FlexAttentionScoreMods.local(3), keeping(lambda q, k: (q - k).abs() < 3)),
+    "sliding_window": (
+        lambda: FlexAttentionScoreMods.sliding_window(3),
+        keeping(lambda q, k: (q >= k) & (q - k < 3)),
+    ),
     "causal_sliding_window": (
         lambda: FlexAttentionScoreMods.causal_sliding_window(3),
         keeping(lambda q, k: (q >= k) & (q - k < 3)),
@@ -163,7 +167,8 @@ def test_mask_mods_skip_and_equal_score_mods():
     ids = torch.randint(0, 3, (2, 150))
     pairs = [
         (FlexAttentionMaskMods.causal, FlexAttentionScoreMods.causal),
-        (FlexAttentionMaskMods.sliding_window(20), FlexAttentionScoreMods.causal_sliding_window(20)),
+        (FlexAttentionMaskMods.sliding_window(20), FlexAttentionScoreMods.sliding_window(20)),
+        (FlexAttentionMaskMods.local(20), FlexAttentionScoreMods.local(20)),
         (FlexAttentionMaskMods.prefix_lm(33), FlexAttentionScoreMods.prefix_lm(33)),
         (FlexAttentionMaskMods.document(ids), FlexAttentionScoreMods.document_masking(ids)),
     ]

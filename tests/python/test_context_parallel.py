@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import os
+import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ import torch
 import torch.distributed as distributed
 from kernel_pytorch.attention import create_attention, create_context_parallel_attention, create_ring_attention
 from kernel_pytorch.attention.distributed import (
+    ContextParallelAttention,
+    ContextParallelConfig,
     ContextParallelError,
     _exchange,
     context_parallel_attention,
@@ -22,6 +27,7 @@ from kernel_pytorch.attention.distributed import (
     plan_context_parallel,
     shard_sequence,
 )
+from kernel_pytorch.attention.distributed.context_parallel import _warn_of_fallback
 from ranks import spawn
 from torch import Tensor
 
@@ -175,7 +181,7 @@ def _layers_equal_one_process(pair: Any) -> None:
     for schedule in (*SCHEDULES, "auto"):
         for sharded in (False, True) if schedule != "auto" else (False,):
             layer = create_context_parallel_attention(
-                32, 4, 2, group=pair, schedule=schedule, kv_heads=2, sharded=sharded
+                32, 4, 2, group=pair, schedule=schedule, kv_heads=2, sharded=sharded, causal=True
             )
             layer.load_state_dict(whole.state_dict())
             mine = shard_sequence(x.detach(), group=pair, schedule=schedule) if sharded else x.detach().clone()
@@ -192,13 +198,46 @@ def _layers_equal_one_process(pair: Any) -> None:
                 torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-4, atol=1e-5)
 
 
+def _layers_read_masks_as_one_process(pair: Any) -> None:
+    """Whole and sharded layers, with every form of a mask that the rule has."""
+    torch.manual_seed(3)
+    whole = create_attention(32, 4, kv_heads=2)
+    x = torch.randn(2, 32, 32)
+    kept = torch.arange(32)[None] < torch.tensor([[32], [21]])
+    rows = torch.rand(2, 1, 32, 32) < 0.7
+    masks = {
+        "integers": kept.long(),
+        "padding": kept,
+        "additive padding": torch.zeros(2, 32).masked_fill(~kept, -torch.inf),
+        "additive rows": torch.randn(2, 4, 32, 32),
+        "rows": rows,
+        "matrix": rows[0, 0],
+    }
+    for name, mask in masks.items():
+        expected = whole(x, attention_mask=mask)
+        has_rows = mask.shape[-2] == 32
+        for schedule in SCHEDULES[:3] if has_rows else SCHEDULES:
+            for sharded in (False, True):
+                layer = create_context_parallel_attention(
+                    32, 4, 2, group=pair, schedule=schedule, kv_heads=2, sharded=sharded
+                )
+                layer.load_state_dict(whole.state_dict())
+                mine, own = x, mask
+                if sharded:
+                    mine = shard_sequence(x, group=pair, schedule=schedule)
+                    own = shard_sequence(mask, mask.dim() - 2, group=pair, schedule=schedule) if has_rows else mask
+                output = layer(mine, own)
+                output = gather_sequence(output, group=pair, schedule=schedule) if sharded else output
+                torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def _fully_sharded_layer_trains(rank: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (MEMBERS,))
     torch.manual_seed(2)
-    layer = create_ring_attention(32, 4, group=mesh.get_group(), sharded=True)
+    layer = create_ring_attention(32, 4, group=mesh.get_group(), sharded=True, causal=True)
     plain = create_attention(32, 4, causal=True)
     plain.load_state_dict(layer.state_dict())
     x = torch.randn(1, 32, 32)
@@ -243,6 +282,7 @@ def _work(rank: int, folder: str) -> None:
     pairs = [distributed.new_group([0, 1]), distributed.new_group([2, 3])]
     _equal_one_process(pairs[rank // 2])
     _layers_equal_one_process(pairs[rank // 2])
+    _layers_read_masks_as_one_process(pairs[rank // 2])
     _fully_sharded_layer_trains(rank)
     _name_who_disagrees(rank)
     Path(folder, f"{rank} agrees").touch()
@@ -290,12 +330,13 @@ def test_refusals_say_what_to_do() -> None:
 def test_layers_of_one_process() -> None:
     torch.manual_seed(2)
     x = torch.randn(2, 48, 32)
-    layer = create_ring_attention(32, 4, kv_heads=2)
-    plain = create_attention(32, 4, kv_heads=2, causal=True)
-    plain.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(layer(x), plain(x))
+    for causal in (False, True):
+        layer = create_ring_attention(32, 4, kv_heads=2, **({"causal": True} if causal else {}))
+        plain = create_attention(32, 4, kv_heads=2, causal=causal)
+        plain.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(layer(x), plain(x))
     assert create_context_parallel_attention(32, 4, kv_heads=2)(x).shape == x.shape
-    streaming = create_ring_attention(32, 4, kv_heads=2, chunk_size=10)
+    streaming = create_ring_attention(32, 4, kv_heads=2, chunk_size=10, causal=True)
     streaming.load_state_dict(layer.state_dict())
     torch.testing.assert_close(streaming(x), layer(x), rtol=1e-5, atol=1e-6)
     padding = torch.arange(48)[None] < torch.tensor([[48], [20]])
@@ -303,8 +344,43 @@ def test_layers_of_one_process() -> None:
     torch.testing.assert_close(layer(x, padding)[1:, :20], shorter, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="the sequence has 48 places, max_sequence_length is 40"):
         create_ring_attention(32, 4, max_sequence_length=40)(x)
-    with pytest.raises(RuntimeError, match="start them with torchrun"):
-        create_context_parallel_attention(32, 4, context_parallel_size=2)
+
+
+def test_more_members_than_processes_are_one_process_that_says_so_once() -> None:
+    _warn_of_fallback.cache_clear()
+    with pytest.warns(UserWarning, match="context_parallel_size is 4 .* Start the processes with torchrun"):
+        layer = create_context_parallel_attention(64, 8, 4)
+    plain = create_attention(64, 8)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 30, 64)
+    torch.testing.assert_close(layer(x), plain(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        create_context_parallel_attention(64, 8, 4, [torch.device("cpu")] * 4)(x)
+        ContextParallelAttention(64, 8, ContextParallelConfig(4))
+    with pytest.raises(RuntimeError, match=r"sharded=True .* no other process holds the other parts"):
+        create_context_parallel_attention(64, 8, 4, sharded=True)
+    with pytest.raises(ValueError, match="device_mesh has 1 devices, context_parallel_size is 4; give one for each"):
+        create_context_parallel_attention(64, 8, 4, ["cpu"])
+    with pytest.raises(TypeError, match="device_mesh is 'cpu'; give a torch DeviceMesh, or a list"):
+        create_context_parallel_attention(64, 8, 4, "cpu")
+
+
+@pytest.mark.parametrize("create", [create_ring_attention, create_context_parallel_attention])
+def test_misspelt_options_name_the_call(create: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{create.__name__}: there is no argument 'causl'; did you mean 'causal'"):
+        create(64, 8, causl=True)
+
+
+def test_streaming_imports_no_compiler() -> None:
+    """chunk_size once imported torch._dynamo at its first call, which takes ten seconds."""
+    code = (
+        "import sys, torch; from kernel_pytorch.attention import create_ring_attention\n"
+        "x = torch.randn(1, 8, 16, requires_grad=True)\n"
+        "create_ring_attention(16, 2, chunk_size=4)(x).sum().backward()\n"
+        "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_plans_say_why() -> None:

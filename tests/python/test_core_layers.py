@@ -82,7 +82,7 @@ class Block(nn.Module):
 PAIRS = {
     "linear": (lambda: core.OptimizedLinear(12, 20), lambda: nn.Linear(12, 20), (3, 5, 12)),
     "linear without bias": (
-        lambda: core.OptimizedLinear(12, 20, False, "aggressive"),
+        lambda: core.OptimizedLinear(12, 20, False, "conservative"),
         lambda: nn.Linear(12, 20, bias=False),
         (12,),
     ),
@@ -356,3 +356,41 @@ def test_a_captured_block_drops_anew_on_every_replay():
     assert not torch.equal(*replays)
     exact = block.eval()(x)
     assert all((replay - exact).abs().mean() < exact.abs().mean() for replay in replays)
+
+
+def test_optimization_levels_of_a_linear_layer_have_an_effect() -> None:
+    from kernel_pytorch.hardware import device_info
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 256, requires_grad=True)
+    layers = {
+        level: core.OptimizedLinear(256, 64, optimization_level=level)
+        for level in ("conservative", "balanced", "aggressive")
+    }
+    for layer in layers.values():
+        layer.load_state_dict(layers["balanced"].state_dict())
+    want = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    errors = {level: ((layer(x) - want).norm() / want.norm()).item() for level, layer in layers.items()}
+    assert errors["conservative"] < 1e-6 and errors["balanced"] < 1e-6
+    if device_info("cpu").cpu.isa in ("v4bf16", "v4amx"):
+        assert 1e-4 < errors["aggressive"] < 1e-2
+    else:
+        assert errors["aggressive"] == errors["balanced"]
+    (gradient,) = torch.autograd.grad(layers["aggressive"](x).sum(), x)
+    torch.testing.assert_close(gradient, layer.weight.sum(0).expand_as(x), rtol=2e-2, atol=2e-2)
+    half = x.detach().bfloat16()
+    results = [layer.bfloat16()(half) for layer in layers.values()]
+    assert torch.equal(results[0], results[1]) and torch.equal(results[1], results[2])
+
+
+@pytest.mark.gpu
+def test_a_conservative_linear_layer_is_exact_where_torch_is_allowed_tf32() -> None:
+    layer = core.OptimizedLinear(512, 512, optimization_level="conservative").cuda()
+    x = torch.randn(64, 512, device="cuda")
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        want = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+        assert (layer(x) - want).norm() < 1e-6 * want.norm()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Iterator
 
@@ -191,7 +193,10 @@ def test_masked_modules_give_the_plain_results(module_type: type[Encoder]) -> No
                 close(bucketed(sample), module(sample))
     assert bucketed.refusals() == []
     assert bucketed.statistics()["padding_overhead"] > 0
-    assert list(bucketed.state_dict()) == [f"base_module.{name}" for name in module.state_dict()]
+    assert list(bucketed.state_dict()) == list(module.state_dict())
+    for state in (module.state_dict(), {f"base_module.{name}": value for name, value in module.state_dict().items()}):
+        assert bucketed.load_state_dict(state)  # its own, and one of version 0.5
+    assert bucketed.bucketing_system is bucketed.bucketing
 
 
 def test_torch_transformer_layers_are_told_by_their_key_padding_mask() -> None:
@@ -396,3 +401,50 @@ def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert measured["speedup"] > 0 and measured["refusals"] == []
     print_bucketing_analysis(system)
     assert "dimension 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+@pytest.mark.parametrize("strategy", list(BucketingStrategy))
+def test_max_buckets_hold_from_the_first_shape_on(strategy: BucketingStrategy, adapts: bool) -> None:
+    system = DynamicShapeBucketing(strategy, 3, enable_adaptive_optimization=adapts, dimensions=[1], replan_every=500)
+    generator = torch.Generator().manual_seed(0)
+    for length in torch.randint(1, 900, (899,), generator=generator).tolist():
+        shape = system.bucket_shape(system.find_optimal_bucket((2, length)))
+        assert shape[0] == 2 and shape[1] >= length
+        assert system.get_performance_stats()["total_buckets"] <= 3
+
+
+def test_geometric_buckets_without_samples_are_powers_of_two() -> None:
+    system = DynamicShapeBucketing(BucketingStrategy.GEOMETRIC)
+    assert system.bucket_shape(system.find_optimal_bucket((37, 83))) == (64, 128)
+    assert system.bucket_shape(system.find_optimal_bucket((64, 128, 80))) == (64, 128, 80)  # features stay
+
+
+def test_statistics_tell_the_padding_that_ran() -> None:
+    module, samples = torch.nn.Linear(8, 8).eval(), [torch.randn(1, length, 8) for length in (3, 5, 9, 17)]
+    bucketing = create_optimal_bucketing_system([torch.randn(1, 32, 8)], dimensions=[1])
+    for padding, overhead in (("auto", 0.0), ("always", None)):
+        bucketed = DynamicShapeModule(module, bucketing, padding=padding)
+        with torch.no_grad():
+            for sample in [*samples, *samples]:
+                bucketed(sample)
+        found = bucketed.statistics()["padding_overhead"]
+        if not torch.cuda.is_available() or overhead is None:
+            assert found > 0.5 if overhead is None else found == overhead
+
+
+def test_copies_are_free_of_locks_and_plans(tmp_path) -> None:
+    module = Keep().eval()
+    samples = trace(6)
+    bucketed = padded(module, create_optimal_bucketing_system(samples, max_buckets=4))
+    with torch.no_grad():
+        want = [bucketed(sample) for sample in samples]
+        torch.save(bucketed, tmp_path / "module.pt")
+        loaded = torch.load(tmp_path / "module.pt", weights_only=False)
+        for twin in (copy.deepcopy(bucketed), pickle.loads(pickle.dumps(bucketed)), loaded):
+            assert twin.bucketing.sizes(1) == bucketed.bucketing.sizes(1) and twin._graphs[0].module is twin.base_module
+            for sample, expected in zip(samples, want, strict=True):
+                close(twin(sample), expected)
+            twin.bucketing.find_optimal_bucket((3, 999, 32))
+            assert twin.bucketing.sizes(1) != [] and bucketed.statistics()["observations"] == 12
+    assert "max_buckets=4" in repr(bucketed) and "sizes" in repr(bucketed.bucketing)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from collections.abc import Callable
 
 import pytest
 import torch
+from kernel_pytorch.core import OptimizedLinear
 from kernel_pytorch.hardware import HardwareAbstractionLayer, detect_available_devices, device_info
 from kernel_pytorch.hardware.memory import dry_run, guess_inputs, with_batch
+from kernel_pytorch.precision import FP8LinearLayer
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -68,7 +72,11 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer | None, x: Tensor) -
 
 
 def cpu_peak(make: Callable[[], nn.Module], shape: tuple[int, ...], training: bool) -> int:
-    """The most bytes that torch's CPU allocator had given out, from an empty beginning."""
+    """The most bytes that torch's CPU allocator had given out, from an empty beginning. The library's workspace, which
+    grows with the machine's cores and caches and stays from call to call, is there before."""
+    first = make().train(training)
+    step(first, torch.optim.SGD(first.parameters()) if training else None, torch.zeros(shape))
+    del first
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model = make().train(training)
@@ -185,19 +193,66 @@ def test_inputs_are_guessed_from_the_first_layer_or_asked_for() -> None:
 def test_devices_and_optimization() -> None:
     layer = HardwareAbstractionLayer()
     found = detect_available_devices()
-    assert layer.device == (found["cuda"] or found["cpu"])[0]
+    assert layer.target_devices == [device for devices in found.values() for device in devices]
     with pytest.warns(UserWarning, match="no target devices"):
         assert HardwareAbstractionLayer([]).device.type == "cpu"
     with pytest.raises(kernel_pytorch.KernelPyTorchError, match="no device"):
         HardwareAbstractionLayer(["cuda:99"])
     cpu = HardwareAbstractionLayer([torch.device("cpu")])
     model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)).eval()
-    assert cpu.optimize_for_hardware(model) is model and cpu.report is None
     x = torch.randn(4, 64)
     with torch.no_grad():
         expected = model(x)
+        assert cpu.optimize_for_hardware(model, budget_seconds=0.5) is model and cpu.report is None
+        torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)  # the first call is the sample
+        assert cpu.report is not None and cpu.report.data["model"]["inputs"] == ["4x64 float32"]
         optimized = cpu.optimize_for_hardware(model, x, budget_seconds=2.0)
         torch.testing.assert_close(optimized(x), expected, rtol=1e-4, atol=1e-5)
     assert cpu.report is not None and "Sequential" in str(cpu.report)
     kernel_pytorch.restore(model)
     assert device_info("cpu").memory_bytes > 0
+
+
+@pytest.mark.parametrize("devices", ["cpu", torch.device("cpu"), ["cpu"], (torch.device("cpu"),), "cpu:0"])
+def test_devices_may_be_one_or_several(devices: object) -> None:
+    layer = HardwareAbstractionLayer(devices)  # type: ignore[arg-type]
+    assert layer.target_devices == [torch.device("cpu")] and repr(layer) == "HardwareAbstractionLayer(['cpu'])"
+    with pytest.raises(kernel_pytorch.KernelPyTorchError, match="torch can use"):
+        HardwareAbstractionLayer("hpu:3")
+
+
+def test_optimizing_at_the_first_call_can_be_taken_back() -> None:
+    layer, model = HardwareAbstractionLayer("cpu"), nn.Sequential(nn.LayerNorm(64)).eval()
+    kernel_pytorch.restore(layer.optimize_for_hardware(model))
+    assert not model._forward_pre_hooks
+    layer.optimize_for_hardware(layer.optimize_for_hardware(model, budget_seconds=0.3), budget_seconds=0.3)
+    assert len(model._forward_pre_hooks) == 1
+    twin = pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        twin(torch.randn(2, 64)), copy.deepcopy(model)(torch.randn(2, 64))
+    assert layer.report is None and len(model._forward_pre_hooks) == 1 and not twin._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("make", "least", "most"),
+    [
+        (lambda: nn.Linear(512, 512), 32, 4096),
+        (lambda: OptimizedLinear(512, 512), 32, 4096),
+        (lambda: nn.Embedding(1000, 64), 8, 4096),
+        (lambda: nn.Conv2d(3, 16, 3), 1, 64),
+        (mlp, 32, 4096),
+        (lambda: FP8LinearLayer(512, 512), 32, 4096),
+    ],
+)
+def test_batches_are_sensible_and_the_same_from_run_to_run(make, least: int, most: int) -> None:
+    layer = HardwareAbstractionLayer("cpu")
+    found = {layer.get_optimal_batch_size(make()) for _ in range(3)}
+    assert len(found) == 1 and least <= min(found) <= most, (found, layer.batch_reason)
+
+
+def test_our_products_count_as_torchs() -> None:
+    layer = HardwareAbstractionLayer("cpu")
+    theirs, ours = (layer.memory_estimate(kind(256, 512), 16) for kind in (nn.Linear, OptimizedLinear))
+    assert theirs.flops == ours.flops > 0
+    batches = [layer.get_optimal_batch_size(kind(256, 512)) for kind in (nn.Linear, OptimizedLinear)]
+    assert max(batches) <= 2 * min(batches)  # ours start fewer operations

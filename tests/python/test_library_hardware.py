@@ -36,9 +36,33 @@ def test_device_info_of_each_spelling() -> None:
 def test_detect_available_devices_gives_torch_devices() -> None:
     torch = pytest.importorskip("torch")
     found = hardware.detect_available_devices()
-    assert set(found) == {"cuda", "cpu"}
+    assert set(found) >= {"cuda", "xpu", "mps", "xla", "cpu"} and list(found)[-1] == "cpu"
     assert found["cpu"] == [torch.device("cpu")]
     assert found["cuda"] == [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    for kind, devices in found.items():
+        assert all(device.type == kind for device in devices)
+
+
+@pytest.mark.parametrize(
+    ("kind", "patches"),
+    [
+        ("cuda", {"version.hip": "6.2", "cuda.is_available": lambda: True, "cuda.device_count": lambda: 2}),
+        ("xpu", {"xpu.is_available": lambda: True, "xpu.device_count": lambda: 2}),
+        ("mps", {"backends.mps.is_available": lambda: True}),
+    ],
+)
+def test_detect_available_devices_lists_what_torch_has_of_other_vendors(monkeypatch, kind, patches) -> None:
+    torch = pytest.importorskip("torch")
+    for path, value in patches.items():
+        owner, name = torch, path
+        while "." in name:
+            first, name = name.split(".", 1)
+            owner = getattr(owner, first)
+        monkeypatch.setattr(owner, name, value, raising=False)
+    found = hardware.detect_available_devices()
+    assert found[kind] == [torch.device(kind, index) for index in range(1 if kind == "mps" else 2)]
+    layer = hardware.HardwareAbstractionLayer()
+    assert layer.device == found[kind][0] and not layer.has_our_kernels and kind in repr(layer)
 
 
 def test_detect_available_devices_without_torch() -> None:

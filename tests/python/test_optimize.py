@@ -306,7 +306,10 @@ def test_the_report_says_what_happened(always):
     assert {one["name"] for one in data["measurements"]} == {"before", "after"}
     before, after = (next(one for one in data["measurements"] if one["name"] == n) for n in ("before", "after"))
     assert after["launches"] < before["launches"]
-    assert data["roofs"]["copy_bytes_per_second"] > 0
+    if data["roofs"] is None:
+        assert any("busy" in note for note in data["notes"])
+    else:
+        assert data["roofs"]["copy_bytes_per_second"] > 0
     assert data["model"]["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert any(kernel["ours"] for kernel in data["kernels"]["after"])
     assert not any(kernel["ours"] for kernel in data["kernels"]["before"])

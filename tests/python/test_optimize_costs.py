@@ -61,6 +61,32 @@ def test_rows_of_a_cpu_profile_carry_costs() -> None:
     assert norm["flops"] == 64 * 48 and norm["bytes"] == 2 * 4 * 64 * 48 and launches == 2
 
 
+def test_an_op_gets_the_time_of_what_it_calls_and_no_wrapper_its_operations() -> None:
+    layer, x = torch.nn.Conv2d(8, 16, 3), torch.randn(2, 8, 64, 64)
+    with torch.no_grad():
+        rows, _ = kernels_of(lambda: layer(x), torch.device("cpu"))
+    counted_rows = [row for row in rows if row["flops"]]
+    assert [row["name"] for row in counted_rows] == ["aten::convolution"]
+    assert counted_rows[0]["total_us"] > 0.8 * sum(row["total_us"] for row in rows)
+
+
+def test_a_roof_is_the_fastest_turn_and_one_of_a_busy_machine_is_measured_again(monkeypatch) -> None:
+    from kernel_pytorch._optimize import roofs as module
+
+    device, times = torch.device("cpu"), iter([])
+    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(module, "once_us", lambda *_: next(times))
+    slow = [300.0, 100.0, 200.0] * 3
+    times = iter([*slow, *slow])
+    busy = module.roofs(device, torch.float32)
+    assert busy["busy"] and busy["copy_bytes_per_second"] == 2 * (1 << 24) / 100.0 * 1e6
+    times = iter([*[50.0] * 9, *[110.0] * 9])
+    quiet = module.roofs(device, torch.float32)
+    assert not quiet["busy"] and quiet["copy_bytes_per_second"] == 2 * busy["copy_bytes_per_second"]
+    assert quiet["matmul_flops_per_second"] == busy["matmul_flops_per_second"]  # the higher of both
+    assert module.roofs(device, torch.float32) is quiet  # and not again
+
+
 def test_products_of_float8_are_counted_by_themselves() -> None:
     a, b = torch.randn(64, 128), torch.randn(32, 128)
     codes = [quantize(one) for one in (a, b)]

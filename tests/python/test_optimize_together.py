@@ -19,7 +19,7 @@ import kernel_pytorch  # noqa: E402
 
 
 def timings(after):
-    return {"before": Timing(1000.0, 995.0, 1005.0, 9), "after": Timing(after, after - 5, after + 5, 9)}
+    return {"before": Timing(1000.0, 999.0, 1001.0, 9), "after": Timing(after, after - 1, after + 1, 9)}
 
 
 @pytest.fixture

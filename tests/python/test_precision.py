@@ -61,9 +61,9 @@ def test_quantize_to_fp8_and_back() -> None:
     codes, scale = precision.quantize_to_fp8(x, format=FP8Format.E5M2)
     assert codes.dtype == torch.float8_e5m2 and codes.shape == x.shape and scale.shape == ()
     assert float(scale) == pytest.approx(float(x.abs().max()) / 57344)
-    assert relative(precision.dequantize_from_fp8(codes, scale, torch.float32), x) < 0.06
-    codes, scale = precision.quantize_to_fp8(torch.tensor([1.0, 1000.0, -3e5]), scale=0.5)
-    assert precision.dequantize_from_fp8(codes, scale).tolist() == [1.0, 224.0, -224.0]
+    assert relative(precision.dequantize_from_fp8(codes, inverse_scale=scale), x) < 0.06
+    codes, scale = precision.quantize_to_fp8(torch.tensor([1.0, 1000.0, -3e5]), inverse_scale=0.5)
+    assert precision.dequantize_from_fp8(codes, inverse_scale=scale).tolist() == [1.0, 224.0, -224.0]
     with pytest.raises(ValueError, match="must be torch"):
         quantize(x[0], dtype=torch.int8)
     with pytest.raises(RuntimeError, match="convert it to fp32, bf16 or fp16"):
@@ -271,7 +271,9 @@ def test_engine_scales_the_loss_of_float16() -> None:
     trainer.model.weight.grad[0, 0] = float("nan")
     assert not trainer.optimizer_step(optimizer)
     assert trainer.loss_scale == 1024
+    counted = trainer.get_training_statistics()
     assert not trainer.optimizer_step(optimizer)  # nothing was computed
+    assert trainer.get_training_statistics() == counted and trainer.loss_scale == 1024
 
 
 def test_bad_configurations_are_named() -> None:

@@ -111,6 +111,8 @@ def test_roof_share_takes_the_slower_limit() -> None:
     assert roof_share(kernel | {"bytes": None}, roofs) == pytest.approx(0.2)
     assert roof_share(kernel | {"bytes": None, "flops": None}, roofs) is None
     assert roof_share(kernel, None) is None
+    assert roof_share(kernel | {"total_us": 4.9}, roofs) == 1.0  # two measurements of the same speed
+    assert roof_share(kernel | {"total_us": 4.0}, roofs) is None  # faster than what was measured to be possible
 
 
 def test_json_goes_there_and_back(tmp_path) -> None:

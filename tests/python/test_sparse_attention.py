@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import warnings
 
 import pytest
 
@@ -64,9 +66,102 @@ def test_stats_count_what_was_computed(pattern, ratio):
     assert stats["blocks_total"] == 2 * 4 * 64 * 65 // 2
     assert stats["blocks_computed"] == int(block_map.expand(2, 4, -1, -1).sum())
     assert stats["actual_sparsity"] >= ratio - 1e-9
-    if pattern not in (SparsePattern.STRIDED, SparsePattern.LEARNED):  # a stride is a whole number; gates may be shut
+    if pattern is not SparsePattern.LEARNED:  # gates may be shut
         assert stats["actual_sparsity"] < ratio + 0.02
     assert "relative_error" not in stats
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", [pattern for pattern in SparsePattern if pattern is not SparsePattern.LEARNED])
+def test_ratios_are_reached_at_every_length(pattern, causal):
+    """Blocks get smaller until a row can leave out what is asked; where it cannot, the warning says what it can."""
+    for tokens in (64, 100, 200, 512, 1000, 3000, 4096):
+        heads = torch.randn(1, tokens, 1, 8)
+        for ratio in (0.25, 0.5, 0.9, 0.95):
+            layer = create_sparse_attention(8, 1, ratio, pattern, causal=causal)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                layer._blocks(heads, heads)
+            actual = layer.get_attention_stats()["actual_sparsity"]
+            if said:
+                assert tokens == 64 and ratio == 0.95 and causal
+                assert f"reach {actual:.3f}" in str(said[0].message)
+            else:
+                assert actual == pytest.approx(ratio, abs=0.02), (tokens, ratio)
+
+
+def test_a_ratio_that_a_block_size_cannot_reach_is_said_once():
+    layer = make(SparsePattern.DYNAMIC_THRESHOLD, sparsity_ratio=0.9, block_size=64)
+    x = torch.randn(1, 512, 64)
+    with pytest.warns(UserWarning, match=r"sparsity_ratio is 0.9, and 512 x 512 tokens in blocks of 64 reach 0\.5"):
+        layer(x)
+    assert layer.get_attention_stats()["actual_sparsity"] == pytest.approx(0.55, abs=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(x)
+    with pytest.raises(ValueError, match=r"sparsity_ratio is 1\.0; use one from 0 to below 1"):
+        make(SparsePattern.RANDOM, sparsity_ratio=1.0)
+
+
+def weights_of(layer, x, causal):
+    """The dense attention weights of the layer in double, [heads, queries, keys], and its values."""
+    exact = copy.deepcopy(layer).double()
+    q, k, v = (exact._heads(p(x.double()))[0].transpose(0, 1) for p in (exact.q_proj, exact.k_proj, exact.v_proj))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    return scores.softmax(-1), v
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", list(SparsePattern))
+def test_the_error_is_bounded_by_the_weight_that_is_left_out(pattern, causal):
+    """Left-out weight m of a row: its output is off by at most 2 m times the largest value, whatever the pattern."""
+    layer = make(pattern, causal=causal, sparsity_ratio=0.6)
+    with torch.no_grad():
+        layer.out_proj.weight.copy_(torch.eye(64))
+        x = torch.randn(1, 256, 64, generator=torch.Generator().manual_seed(7))
+        kept = expanded(lists_of(layer, x), 16, 256, 256, causal)[0].expand(4, -1, -1)
+        weights, values = weights_of(layer, x, causal)
+        left_out = (weights * ~kept).sum(-1)
+        error = (layer(x) - layer.dense(x))[0].double().unflatten(-1, (4, 16)).transpose(0, 1).abs().amax(-1)
+        bound = 2 * left_out * values.abs().amax((-2, -1))[:, None]
+    assert (error <= bound + 1e-5).all()
+    assert left_out.max() > 0.1 and error.max() > 1e-3  # the bound has something to bound
+
+
+def topics(tokens, count, run, generator):
+    """Tokens that belong to topics, in runs; queries of one agree with its keys alone."""
+    directions = torch.linalg.qr(torch.randn(64, 64, generator=generator)).Q[:count]
+    order = torch.randint(count, (tokens // run,), generator=generator).repeat_interleave(run)
+    return 8 * directions[order] + 0.1 * torch.randn(tokens, 64, generator=generator)
+
+
+@pytest.mark.parametrize("ratio", [0.8, 0.9])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_that_agrees_with_few_keys_loses_less_than_one_percent(causal, ratio):
+    """16 topics of one head: a row's weight lies in a sixteenth of the blocks, which a choice by content must find."""
+    torch.manual_seed(3)
+    x = topics(2048, 16, 16, torch.Generator().manual_seed(11))[None]
+    errors = {}
+    for pattern in SparsePattern:
+        layer = create_sparse_attention(64, 1, ratio, pattern, causal=causal, block_size=16).eval()
+        with torch.no_grad():
+            for projection in (layer.q_proj, layer.k_proj):
+                projection.weight.copy_(torch.eye(64) * 2)
+            layer.v_proj.weight.copy_(torch.eye(64))
+            if layer.gate is not None:
+                layer.gate.offset.fill_(100.0)  # gates open: the ratio alone decides
+            errors[pattern] = layer.get_attention_stats(x)["relative_error"]
+    assert errors[SparsePattern.DYNAMIC_THRESHOLD] < 0.01, errors
+    assert errors[SparsePattern.LEARNED] < 0.01, errors
+    for pattern in (
+        SparsePattern.RANDOM,
+        SparsePattern.STRIDED,
+        SparsePattern.LOCAL_GLOBAL,
+        SparsePattern.BLOCK_SPARSE,
+    ):
+        assert errors[pattern] > 0.01, errors  # shape alone does not know where they are
 
 
 def test_errors_are_measured_on_request():
@@ -190,7 +285,8 @@ def test_signatures_are_the_seeds():
     layer = create_sparse_attention(d_model=512, num_heads=8, sparsity_ratio=0.9)
     assert isinstance(layer, DynamicSparseAttention)
     assert layer(torch.randn(1, 200, 512)).shape == (1, 200, 512)
-    assert layer.get_attention_stats()["block_size"] == 16
+    stats = layer.get_attention_stats()
+    assert stats["block_size"] == 4 and stats["actual_sparsity"] == pytest.approx(0.9, abs=0.02)
 
 
 def test_masks_lengths_and_odd_sizes():

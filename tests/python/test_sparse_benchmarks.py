@@ -25,7 +25,9 @@ def test_times_of_sparse_attention(tmp_path):
     rows = run(tmp_path, "sparse_attention.py", "--quick", "--tokens", "1024", "--threads", "1")["attention"]
     assert [row["direction"] for row in rows] == ["forward", *["forward", "backward"] * 3]
     assert all(0.85 < row["sparsity"] < 0.95 for row in rows if "random" in row["op"])
-    assert all(row["speedup"] > 0 for row in rows)
+    given = [row for row in rows if "lists given" in row["op"] and "causal" not in row["op"]]
+    assert len(given) == 4  # a tenth of the products: 10x less work, and half of that lost would be a bug
+    assert all(row["speedup"] > (2.0 if row["direction"] == "forward" else 1.3) for row in given), given
 
 
 def test_perplexity_of_every_pattern(tmp_path):
@@ -47,5 +49,14 @@ def test_perplexity_of_every_pattern(tmp_path):
     ]
     results = run(tmp_path, "sparse_perplexity.py", *sizes, "--limit", "1000")["results"]
     assert len(results) == 1 + 6 * 3 and results[0]["pattern"] == "dense"
-    assert all(1 < row["perplexity"] < 300 for row in results)
-    assert all(row["sparsity"] >= 0.7 for row in results if row["ratio"] == 0.75)
+    dense = results[0]["perplexity"]
+    assert dense < 0.6 * 256  # of bytes: ten steps have taught it something
+    for row in results[1:]:
+        # 32 blocks of 8: a row's own block, its neighbours and the first one are 17.6 % of what is causal.
+        least = 0.0 if row["pattern"] == "random" else 0.176 if row["pattern"] != "strided" else 0.12
+        wanted = min(row["ratio"], 1 - least)
+        most = 1.0 if row["pattern"] == "learned" else wanted + 0.02  # gates may be shut
+        assert wanted - 0.02 < row["sparsity"] < most, row
+        assert row["perplexity"] == pytest.approx(dense, rel=0.02), row
+    by_content = [row for row in results if row["pattern"] == "dynamic_threshold"]
+    assert all(row["perplexity"] < 1.005 * dense for row in by_content), by_content

@@ -147,7 +147,7 @@ def _layers_in_fsdp_and_compiled(mesh: Any) -> None:
         sizes = {} if create is create_ring_attention else {"context_parallel_size": 2}
         for shard, compiled, cut in ((True, False, True), (False, True, True), (True, True, True), (True, True, False)):
             torch.manual_seed(9)
-            layer = create(WIDTH, HEADS, group=group, sharded=cut, schedule="zigzag", **sizes)
+            layer = create(WIDTH, HEADS, group=group, sharded=cut, schedule="zigzag", causal=True, **sizes)
             plain = create_attention(WIDTH, HEADS, causal=True)
             plain.load_state_dict(layer.state_dict())
             expected = plain(x)

@@ -261,7 +261,7 @@ def call(**changes):
         ({"positions": torch.full((5,), 7)}, r"rope: positions\[0, 0\] is 7, cos has 5 rows"),
         ({"positions": torch.zeros(5)}, "rope: positions is fp32; it must be int64 or int32"),
         ({"positions": torch.zeros(3, dtype=torch.int64)}, r"rope: positions has shape \[2, 3\], query has"),
-        ({"cos": torch.randn(5, 4).half()}, "rope: cos is fp16, query is bf16; it must be of that type or fp32"),
+        ({"cos": torch.randn(5, 4).half()}, "rope: cos is fp16, query is bf16; it must be bf16 or fp32"),
     ],
 )
 def test_errors_name_the_op_both_values_and_the_cure(changes, words):

@@ -45,6 +45,60 @@ def test_right_layers_pass(dtype, bias):
     assert not failures(validator.validate_linear_component(nn.Linear(12, 20, bias, dtype=dtype), 12, 20))
 
 
+def package_layers():
+    from kernel_pytorch.advanced_memory import SegmentedAttentionMemory
+
+    from kernel_pytorch import attention as A
+
+    mods = A.FlexAttentionScoreMods
+    yield from (core.OptimizedMultiHeadAttention(32, 4), core.CompilerOptimizedMultiHeadAttention(32, 4))
+    for pattern in ("full", "causal", "alibi", "soft_cap"):
+        yield A.create_attention(32, 4, pattern=pattern, kv_heads=2, bias=True)
+    for options in ({"causal": True}, {"prefix_length": 4, "pattern": "prefix_lm"}, {"sliding_window_size": 3}):
+        yield A.create_attention(32, 4, **options)
+    yield A.create_flex_attention(32, 4, score_mod=mods.alibi(4), mask_mod=A.FlexAttentionMaskMods.local(5))
+    table = nn.Parameter(torch.randn(4, 7))
+    yield A.create_flex_attention(32, 4, score_mod=mods.relative_position_bias(table))
+    for pattern in A.SparsePattern:
+        yield A.create_sparse_attention(32, 4, 0.5, pattern, causal=pattern.value != "random", block_size=4)
+    yield A.create_sparse_attention(32, 4, 0.5)
+    yield A.create_ring_attention(32, 4)
+    yield A.create_ring_attention(32, 4, chunk_size=5, causal=True)
+    yield A.create_context_parallel_attention(32, 4, kv_heads=2, sliding_window_size=4)
+    yield SegmentedAttentionMemory(32, 4, segment_length=4, memory_length=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_attention_layer_of_the_package_passes(dtype):
+    torch.manual_seed(0)
+    for layer in package_layers():
+        results = ComponentValidator().validate_attention_component(layer.to(dtype), 32, 4)
+        assert not failures(results), (layer, [str(result) for result in results])
+        assert {"state_dict", "output", "gradient of x"} <= {result.test_name for result in results}
+
+
+def wrong(base, change):
+    class Wrong(base):
+        def forward(self, *args, **options):
+            return change(super().forward(*args, **options))
+
+    return Wrong
+
+
+def test_wrong_attention_layers_of_the_package_do_not_pass():
+    for layer in package_layers():
+        layer.__class__ = wrong(type(layer), lambda output: output * 1.001)
+        found = failures(ComponentValidator().validate_attention_component(layer, 32, 4))
+        assert "above 2e-05" in found["output"], layer
+    from kernel_pytorch.attention import create_attention, create_ring_attention
+
+    misread = create_attention(32, 4)
+    misread._attention = lambda q, k, v, **options: v  # attends to itself alone
+    assert "output" in failures(ComponentValidator().validate_attention_component(misread, 32, 4))
+    message = failures(ComponentValidator().validate_attention_component(create_ring_attention(64, 4), 32, 4))["output"]
+    assert "RingAttentionLayer: hidden_states has shape [2, 17, 32], its last dimension must be 64" in message
+
+
 def test_torchs_own_attention_passes():
     layer = nn.MultiheadAttention(32, 4, batch_first=True)
     assert not failures(ComponentValidator().validate_attention_component(layer, 32, 4))

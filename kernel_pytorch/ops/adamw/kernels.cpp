@@ -26,10 +26,17 @@ void describe(const Step& problem, tuning::KeyBuilder& key) {
   key.field("parameters", tuning::bucket(static_cast<int64_t>(problem.parameters.size())));
   key.field("elements", tuning::bucket(elements_of(problem)));
   key.field("dtype", first.parameter.dtype);
-  key.field("state", first.exp_avg.dtype);
-  key.field("amsgrad", first.max_exp_avg_sq.is_present());
-  key.field("master", first.master.is_present());
-  key.field("stochastic", problem.seed.is_present());
+  key.field("gradient", first.gradient);
+  key.field("exp_avg", first.exp_avg);
+  key.field("exp_avg_sq", first.exp_avg_sq);
+  key.field("max_exp_avg_sq", first.max_exp_avg_sq);
+  key.field("master", first.master);
+  key.field("step", first.step);
+  key.field("seed", problem.seed);
+  key.field("lr_tensor", problem.lr_tensor);
+  key.field("grad_scale", problem.grad_scale);
+  key.field("found_inf", problem.found_inf);
+  key.field("total_norm", problem.total_norm);
 }
 
 void visit_tensors(Step& problem, registry::TensorVisitor visit, void* state) {

@@ -14,14 +14,15 @@
 // sequence i of query_offsets.size - 1 is queries query_offsets[i] up to query_offsets[i + 1], keys likewise
 // (cu_seqlens, read on the device; what lies past the last offset belongs to nobody: output 0, lse -inf, gradients 0).
 // Then batch, q and k of scores, bias, mask, ALiBi, key_lengths, dropout and programs count sequences and places inside
-// one. Types: fp32 and fp64 on the CPU, bf16 and fp16 everywhere. Sums, scores and lse are fp32 (double in the
+// one. Types: fp32, bf16 and fp16, and fp64 on the CPU. Sums, scores and lse are fp32 (double in the
 // reference and for fp64; what is fp32 below is fp64 for fp64); probabilities are rounded to value's type before the
-// second product, as every fused attention does. Offset: keys of the sequence - queries of it (aligned bottom-right),
-// unless causal_offset names another. key_lengths, clamped to 0..keys, count as keys. causal keeps k <= q + offset;
-// window (l, r) keeps -l <= k - (q + offset) <= r, -1 is unbounded. Segments: equal ids that are not -1 attend. A score
-// of -inf is one that is not kept. Rows with nothing kept: output 0, lse -inf (the sink's logit if there is one),
-// gradients 0. Sizes of 0 are legal. Dropout: see attention_dropout_cuda.h; the lse is that of the scores without
-// dropout.
+// second product, as every fused attention does. Keys from key_lengths (clamped to 0..keys) on are padding, which no
+// query sees. Offset: keys of the sequence - queries of it (aligned bottom-right), with key lengths what
+// attention_alignment_cuda.h makes of them, unless causal_offset names another. causal keeps k <= q + offset; window
+// (l, r) keeps -l <= k - (q + offset) <= r, -1 is unbounded. Offsets, windows and block sizes may be any of 64 bits.
+// Segments: equal ids that are not -1 attend. A score of -inf is one that is not kept. Rows with nothing kept: output
+// 0, lse -inf (the sink's logit if there is one), gradients 0. Sizes of 0 are legal. Dropout: see
+// attention_dropout_cuda.h; the lse is that of the scores without dropout.
 //
 // Parts: attention over all keys is a call for each part of them. Forward adds to what output and lse hold
 // (`accumulate`), and first_query and first_key say where the parts lie in the whole; backward takes the whole's output
@@ -83,6 +84,9 @@ struct Scoring {
   int64_t first_query = 0, first_key = 0;
   bool deterministic = false;    // backward: bitwise equal from run to run
   bool batch_invariant = false;  // forward: a row's bits do not depend on its neighbours
+  // CUDA, fp32: operands of products may be rounded to tf32's 11 bits, a third of the work. Else products are right to
+  // fp32's rounding; an infinite element gives NaN, since it has no rest.
+  bool allow_tf32 = false;
 
   bool is_packed() const { return query_offsets.is_present(); }
   bool has_window() const { return window_left >= 0 || window_right >= 0; }

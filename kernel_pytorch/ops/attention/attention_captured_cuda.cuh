@@ -71,8 +71,8 @@ class CapturedSums {
 };
 
 template <Features kFeatures, class Element, MmaTile kTile, bool kVectors>
-class MmaCaptured : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
-  using Base = MmaBackward<kFeatures, Element, kTile, kVectors, false>;
+class MmaCaptured : MmaBackward<kFeatures, Element, kTile, kVectors, Of::kQueries> {
+  using Base = MmaBackward<kFeatures, Element, kTile, kVectors, Of::kQueries>;
   static constexpr int kRows = rows_of(kTile), kKeys = kTile.columns;
 
  public:

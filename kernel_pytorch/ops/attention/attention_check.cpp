@@ -6,8 +6,9 @@
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/attention/attention_bounds.h"
 #include "kernel_pytorch/ops/attention/attention_programs.h"
-#include "kernel_pytorch/ops/attention/operation.h"
+#include "kernel_pytorch/ops/packed_offsets.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -67,7 +68,7 @@ struct Check {
   }
 
   void check_products(const TensorView& query, const TensorView& key, const TensorView& value);
-  void check_packed() const;
+  void check_packed(const Context& context) const;
   void check_part() const;
   // Of a result that may be of either type, fp32 where it is added to.
   DType result_type(const TensorView& view, bool is_added_to) const {
@@ -101,7 +102,7 @@ void Check::check_products(const TensorView& query, const TensorView& key, const
            " heads, key has ", sizes.key_heads, "; the first must be a multiple of the second");
 }
 
-void Check::check_packed() const {
+void Check::check_packed(const Context& context) const {
   const TensorView &queries = scoring.query_offsets, &keys = scoring.key_offsets;
   KP_CHECK(queries.is_present() == keys.is_present(), op, ": query offsets are ",
            queries.is_present() ? "given" : "absent", ", key offsets are ", keys.is_present() ? "given" : "absent",
@@ -112,14 +113,40 @@ void Check::check_packed() const {
            "; they must be [sequences + 1], beginning with 0");
   check_plain("query offsets", queries, DType::kInt32, {sizes.sequences + 1}, "one more than sequences");
   check_plain("key offsets", keys, DType::kInt32, {sizes.sequences + 1}, "as query offsets");
-  KP_CHECK(scoring.longest_query >= 0 && scoring.longest_key >= 0, op, ": the longest sequence has ",
-           scoring.longest_query, " queries and ", scoring.longest_key, " keys; give bounds that are not negative");
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  const bool is_bounded = scoring.longest_query >= 0 && scoring.longest_query <= kMost && scoring.longest_key >= 0 &&
+                          scoring.longest_key <= kMost;
+  KP_CHECK(is_bounded, op, ": the longest sequence has ", scoring.longest_query, " queries and ", scoring.longest_key,
+           " keys; give bounds from 0 to 2^31 - 1, at best the lengths of the longest");
+  check_offset_values({.op = op,
+                       .name = "cu_seqlens_q",
+                       .offsets = queries,
+                       .tensor = "query",
+                       .tokens = sizes.queries,
+                       .begins_with_zero = true,
+                       .longest = scoring.longest_query,
+                       .longest_name = "max_seqlen_q"},
+                      context);
+  check_offset_values({.op = op,
+                       .name = "cu_seqlens_k",
+                       .offsets = keys,
+                       .tensor = "key",
+                       .tokens = sizes.keys,
+                       .begins_with_zero = true,
+                       .longest = scoring.longest_key,
+                       .longest_name = "max_seqlen_k"},
+                      context);
 }
 
 void Check::check_part() const {
   if (!scoring.is_part()) return;
   KP_CHECK(scoring.first_query >= 0 && scoring.first_key >= 0, op, ": the part begins at query ", scoring.first_query,
            " and key ", scoring.first_key, "; neither can be negative");
+  constexpr int64_t kPlaces = int64_t{1} << 31;
+  const bool counts = scoring.dropout > 0 || has_programs(scoring);
+  KP_CHECK(!counts || (scoring.first_query <= kPlaces - sizes.queries && scoring.first_key <= kPlaces - sizes.keys), op,
+           ": the part begins at query ", scoring.first_query, " and key ", scoring.first_key,
+           "; dropout, score_mod and mask_mod count up to 2^31 of each");
   KP_CHECK(!scoring.is_packed(), op, ": packed sequences are given as a part of a whole; give segment ids instead");
   const bool is_aligned = scoring.causal || scoring.has_window() || scoring.alibi_slopes.is_present();
   KP_CHECK(!is_aligned || scoring.causal_offset.has_value(), op, ": the part begins at query ", scoring.first_query,
@@ -151,6 +178,8 @@ void Check::check_scoring() const {
     check_present("alibi_slopes", slopes);
     check_type("alibi_slopes", slopes, number);
     check_shape("alibi_slopes", slopes, {sizes.sequences, sizes.heads}, "batch and heads (expand it)");
+    KP_CHECK(!is_beyond_alibi(scoring), op, ": causal_offset is ", *scoring.causal_offset,
+             " and there are alibi_slopes; their distances are exact up to 2^24, use an offset within that");
   }
   check_plain("sinks", scoring.sinks, number, {sizes.heads}, "heads");
   check_plain("key_lengths", scoring.key_lengths, DType::kInt32, {sizes.sequences}, "batch");
@@ -206,7 +235,7 @@ void Check::check_block_list(std::string_view name, const TensorView& counts, co
 
 void Check::check_blocks(bool is_backward) const {
   const BlockList& list = scoring.blocks;
-  if (!list.is_present()) return;
+  if (!list.is_present() && !list.key_counts.is_present()) return;
   KP_CHECK(list.query_block > 0 && list.key_block > 0, op, ": blocks are ", list.query_block, " by ", list.key_block,
            "; both sizes must be positive");
   KP_CHECK(list.key_counts.is_present(), op, ": the list of key blocks is missing");
@@ -214,8 +243,9 @@ void Check::check_blocks(bool is_backward) const {
            ": the list of query blocks is missing; the gradients need both directions");
   KP_CHECK(!list.query_counts.is_present() || list.full_key_counts.is_present() == list.full_query_counts.is_present(),
            op, ": full blocks are given in one direction; give both or neither");
-  const int64_t rows = (sizes.longest_query + list.query_block - 1) / list.query_block;
-  const int64_t columns = (sizes.longest_key + list.key_block - 1) / list.key_block;
+  const auto blocks_of = [](int64_t count, int64_t block) { return count / block + (count % block != 0); };
+  const int64_t rows = blocks_of(sizes.longest_query, list.query_block);
+  const int64_t columns = blocks_of(sizes.longest_key, list.key_block);
   check_block_list("key", list.key_counts, list.key_blocks, rows, columns);
   check_block_list("full key", list.full_key_counts, list.full_key_blocks, rows, columns);
   check_block_list("query", list.query_counts, list.query_blocks, columns, rows);
@@ -224,10 +254,10 @@ void Check::check_blocks(bool is_backward) const {
 
 }  // namespace
 
-void check_forward(const Forward& arguments, Device device) {
-  Check check{.op = "attention", .device = device, .scoring = arguments.scoring};
+void check_forward(const Forward& arguments, const Context& context) {
+  Check check{.op = "attention", .device = context.device(), .scoring = arguments.scoring};
   check.check_products(arguments.query, arguments.key, arguments.value);
-  check.check_packed();
+  check.check_packed(context);
   check.check_part();
   check.check_scoring();
   check.check_blocks(false);
@@ -240,11 +270,11 @@ void check_forward(const Forward& arguments, Device device) {
                     "query's without its size");
 }
 
-void check_backward(const Backward& arguments, Device device) {
+void check_backward(const Backward& arguments, const Context& context) {
   const Scoring& scoring = arguments.scoring;
-  Check check{.op = "attention backward", .device = device, .scoring = scoring};
+  Check check{.op = "attention backward", .device = context.device(), .scoring = scoring};
   check.check_products(arguments.query, arguments.key, arguments.value);
-  check.check_packed();
+  check.check_packed(context);
   check.check_part();
   check.check_scoring();
   check.check_blocks(true);
@@ -270,8 +300,13 @@ void check_backward(const Backward& arguments, Device device) {
   if (const TensorView& grad_bias = arguments.grad_bias; grad_bias.is_present()) {
     const TensorView& bias = scoring.bias;
     KP_CHECK(bias.is_present(), check.op, ": grad_bias is given, bias is not; leave it out");
+    // Where there are no scores, strides do not tell what is broadcast: 1 and bias' size are both right, and all zero.
     std::array<int64_t, 4> wanted{};
-    for (int i = 0; i < 4; ++i) wanted[i] = bias.sizes[i] > 1 && bias.strides[i] == 0 ? 1 : bias.sizes[i];
+    for (int i = 0; i < 4; ++i) {
+      const bool is_one = bias.element_count() == 0 ? grad_bias.rank == 4 && grad_bias.sizes[i] == 1
+                                                    : bias.sizes[i] > 1 && bias.strides[i] == 0;
+      wanted[i] = is_one ? 1 : bias.sizes[i];
+    }
     check.check_plain("grad_bias", grad_bias, number, {wanted[0], wanted[1], wanted[2], wanted[3]},
                       "bias' sizes, 1 where it is broadcast");
   }

@@ -6,7 +6,7 @@
 
 namespace kernel_pytorch::attention {
 
-void check_forward(const Forward& arguments, Device device);
-void check_backward(const Backward& arguments, Device device);
+void check_forward(const Forward& arguments, const Context& context);
+void check_backward(const Backward& arguments, const Context& context);
 
 }  // namespace kernel_pytorch::attention

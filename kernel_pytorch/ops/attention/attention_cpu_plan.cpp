@@ -15,6 +15,12 @@ const char* address(const TensorView& view, int64_t first, int64_t second) {
          (first * view.strides[0] + second * view.strides[1]) * size_of(view.dtype);
 }
 
+// Where the last packed sequence ends; rows without offsets all belong to one.
+int64_t end_of(const TensorView& offsets, int64_t rows) {
+  if (!offsets.is_present()) return rows;
+  return std::clamp<int64_t>(offsets.as<const int32_t>()[offsets.sizes[0] - 1], 0, rows);
+}
+
 void add_spans(const TensorView& counts, const TensorView& blocks, int64_t batch, int64_t head, int64_t row,
                int64_t key_block, bool is_full, std::vector<KeySpan>& spans) {
   if (!counts.is_present() || row >= counts.sizes[2]) return;
@@ -30,38 +36,15 @@ void add_spans(const TensorView& counts, const TensorView& blocks, int64_t batch
 
 CpuPlan::CpuPlan(const TensorView& query, const TensorView& key, const TensorView& value, const Scoring& scoring,
                  int64_t query_tile, const TilePrograms* programs)
-    : query_(query), key_(key), value_(value), scoring_(scoring), query_tile_(query_tile), programs_(programs) {
-  find_sequences();
-}
-
-void CpuPlan::find_sequences() {
-  const int64_t queries = query_.sizes[2], keys = key_.sizes[2];
-  const auto length_of = [&](int64_t index, int64_t count) {
-    if (!scoring_.key_lengths.is_present()) return count;
-    return std::clamp<int64_t>(scoring_.key_lengths.as<const int32_t>()[index], 0, count);
-  };
-  if (!scoring_.is_packed()) {
-    for (int64_t b = 0; b < query_.sizes[0]; ++b) {
-      sequences_.push_back({b, b, 0, queries, 0, length_of(b, keys), keys});
-    }
-    queries_end_ = queries;
-    keys_end_ = keys;
-    return;
-  }
-  const int32_t* query_offsets = scoring_.query_offsets.as<const int32_t>();
-  const int32_t* key_offsets = scoring_.key_offsets.as<const int32_t>();
-  const int64_t count = scoring_.query_offsets.sizes[0] - 1;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t first_query = std::clamp<int64_t>(query_offsets[i], 0, queries);
-    const int64_t first_key = std::clamp<int64_t>(key_offsets[i], 0, keys);
-    const int64_t end_query = std::clamp<int64_t>(query_offsets[i + 1], first_query, queries);
-    const int64_t end_key = std::clamp<int64_t>(key_offsets[i + 1], first_key, keys);
-    const int64_t rows = end_key - first_key;
-    sequences_.push_back({i, 0, first_query, end_query - first_query, first_key, length_of(i, rows), rows});
-  }
-  queries_end_ = count < 0 ? 0 : std::clamp<int64_t>(query_offsets[count], 0, queries);
-  keys_end_ = count < 0 ? 0 : std::clamp<int64_t>(key_offsets[count], 0, keys);
-}
+    : query_(query),
+      key_(key),
+      value_(value),
+      scoring_(scoring),
+      sequences_(sequences_of(sizes_of(query, key, value, scoring), scoring)),
+      query_tile_(query_tile),
+      programs_(programs),
+      queries_end_(end_of(scoring.query_offsets, query.sizes[2])),
+      keys_end_(end_of(scoring.key_offsets, key.sizes[2])) {}
 
 ScoreRules CpuPlan::rules_of(const Sequence& sequence, int64_t head) const {
   ScoreRules rules;
@@ -71,9 +54,9 @@ ScoreRules CpuPlan::rules_of(const Sequence& sequence, int64_t head) const {
   rules.size = query_.sizes[3];
   rules.value_size = value_.sizes[3];
   rules.scale = static_cast<float>(scoring_.scale);
-  rules.offset = scoring_.offset().value_or(sequence.keys - sequence.queries);
-  if (scoring_.window_left >= 0) rules.left = std::min(scoring_.window_left, kUnbounded);
-  if (scoring_.window_right >= 0) rules.right = std::min(scoring_.window_right, kUnbounded);
+  rules.offset = sequence.offset;
+  if (scoring_.window_left >= 0) rules.left = scoring_.window_left;
+  if (scoring_.window_right >= 0) rules.right = scoring_.window_right;
   if (scoring_.causal) rules.right = std::min<int64_t>(rules.right, 0);
   rules.softcap = static_cast<float>(scoring_.softcap);
   rules.softcap_after_bias = scoring_.softcap_after_bias;
@@ -116,18 +99,19 @@ ScoreRules CpuPlan::rules_of(const Sequence& sequence, int64_t head) const {
   return rules;
 }
 
-int64_t CpuPlan::blocks_per_row() const {
-  return scoring_.blocks.is_present() ? blocks_of(scoring_.blocks.query_block, query_tile_) : 1;
+int64_t CpuPlan::blocks_per_row(const Sequence& sequence) const {
+  if (!scoring_.blocks.is_present()) return 1;
+  return blocks_of(std::min(scoring_.blocks.query_block, sequence.queries), query_tile_);
 }
 
 int64_t CpuPlan::query_blocks(const Sequence& sequence) const {
   if (!scoring_.blocks.is_present()) return blocks_of(sequence.queries, query_tile_);
-  return blocks_of(sequence.queries, scoring_.blocks.query_block) * blocks_per_row();
+  return blocks_of(sequence.queries, scoring_.blocks.query_block) * blocks_per_row(sequence);
 }
 
 CpuPlan::QueryBlock CpuPlan::query_block(const Sequence& sequence, int64_t block) const {
   const int64_t row_queries = scoring_.blocks.is_present() ? scoring_.blocks.query_block : query_tile_;
-  const int64_t per_row = blocks_per_row();
+  const int64_t per_row = blocks_per_row(sequence);
   const int64_t row_end = std::min((block / per_row + 1) * row_queries, sequence.queries);
   const int64_t first = block / per_row * row_queries + block % per_row * query_tile_;
   return {first, std::clamp<int64_t>(row_end - first, 0, query_tile_)};

@@ -8,19 +8,10 @@
 #include <vector>
 
 #include "kernel_pytorch/device/parallel.h"
-#include "kernel_pytorch/ops/attention/attention.h"
 #include "kernel_pytorch/ops/attention/attention_cpu.h"
+#include "kernel_pytorch/ops/attention/attention_sequences.h"
 
 namespace kernel_pytorch::attention {
-
-// One sequence: an entry of the batch, or what lies between two offsets.
-struct Sequence {
-  int64_t index = 0;                     // as scores, bias and dropout count it
-  int64_t batch = 0;                     // of the tensors
-  int64_t first_query = 0, queries = 0;  // of the tensors' rows
-  int64_t first_key = 0, keys = 0;       // keys: those that count
-  int64_t key_rows = 0;                  // with those behind the key length
-};
 
 class CpuPlan {
  public:
@@ -48,8 +39,8 @@ class CpuPlan {
   int64_t work_of(const Sequence& sequence) const { return sequence.queries * (sequence.keys + 1); }
 
  private:
-  void find_sequences();
-  int64_t blocks_per_row() const;
+  // Of the rows of the block list that a sequence has: all but the last have as many blocks.
+  int64_t blocks_per_row(const Sequence& sequence) const;
 
   const TensorView &query_, &key_, &value_;
   const Scoring& scoring_;
@@ -87,9 +78,7 @@ void for_tasks(Context& context, int64_t tasks, float* buffers, int64_t buffer_f
   });
 }
 
-// Why a problem is not for the tiles of the CPU; null where it is.
-
-// Likewise for those of AMX.
+// Why a problem is not for the tiles of AMX; null where it is.
 const char* amx_obstacle(const TensorView& query, const DeviceInfo& device);
 
 // The table of this machine's instruction level, without AMX.

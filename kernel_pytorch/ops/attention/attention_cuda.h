@@ -6,6 +6,7 @@
 
 #include "kernel_pytorch/base/fixed_width.h"
 #include "kernel_pytorch/cuda/tile/captures_cuda.h"
+#include "kernel_pytorch/ops/attention/attention_alignment_cuda.h"
 
 namespace kernel_pytorch::attention {
 
@@ -33,6 +34,8 @@ struct Features {
   bool scaled = false;  // scores are multiplied by the scale before the softmax, which takes positive scales only
   bool sinks = false;   // a logit more in each row
   bool dropout = false;
+  bool tf32 = false;        // products of fp32 in one pass of tf32
+  bool float_tanh = false;  // softcap to fp32's rounding
 };
 
 KP_SHARED_CODE constexpr bool has_bias(Features features) {
@@ -136,7 +139,7 @@ struct ScoreArguments {
   int32_t queries, keys;             // packed: of the longest sequence
   int64_t query_tokens, key_tokens;  // packed: rows of the tensors
   int32_t left, right;               // kept: left <= k - q - offset <= right
-  int32_t offset;                    // where `has_offset`; else keys - queries of the sequence
+  int32_t offset;                    // where `has_offset`; else aligned_offset
   bool has_offset;
   int32_t part_query, part_key;          // of the whole: what programs and dropout add to a query and a key
   float scale;                           // of the product

@@ -137,6 +137,19 @@ TEST(AttentionFeatures, ListsOfOtherTilesBecomeAMap) {
   EXPECT_FALSE(features_of(scoring, 128, 32).blocks);
 }
 
+std::string key_of(DType dtype, std::vector<std::pair<std::string, std::string>> options) {
+  const registry::ProblemRequest request{.shape = {1, 2, 64, 64}, .dtype = dtype, .device = {}, .options = options};
+  std::string text;
+  tuning::KeyBuilder key(&text);
+  kForward.describe(kForward.make(request), key);
+  return text;
+}
+
+TEST(AttentionFeatures, Tf32IsAProblemOfItsOwnInFp32Alone) {
+  EXPECT_NE(key_of(DType::kFloat32, {{"allow_tf32", "1"}}), key_of(DType::kFloat32, {}));
+  EXPECT_EQ(key_of(DType::kBFloat16, {{"allow_tf32", "1"}}), key_of(DType::kBFloat16, {}));
+}
+
 DeviceInfo hopper() {
   DeviceInfo device;
   device.device = {DeviceKind::kCuda, 0};
@@ -159,18 +172,37 @@ TEST(AttentionKernels, DecodingIsForFewRowsThatShareKeys) {
   EXPECT_FALSE(takes(kForwardCudaDecode, {8, 64, 9, 8192, 128}, DType::kFloat16, {{"key_heads", "8"}}));
   EXPECT_FALSE(takes(kForwardCudaDecode, {8, 64, 128, 8192, 128}, DType::kBFloat16, {}));
   EXPECT_FALSE(takes(kForwardCudaDecode, {1, 4, 1, 64, 512}, DType::kBFloat16, {}));
-  EXPECT_FALSE(takes(kForwardCudaDecode, {1, 4, 1, 64, 128}, DType::kFloat32, {}));
+  EXPECT_TRUE(takes(kForwardCudaDecode, {1, 4, 1, 64, 128}, DType::kFloat32, {}));
+  EXPECT_FALSE(takes(kForwardCudaDecode, {1, 4, 1, 64, 192}, DType::kFloat32, {}));
+  EXPECT_FALSE(takes(kForwardCudaDecode, {1, 4, 1, 64, 128}, DType::kFloat32, {{"accumulate", "1"}}));
 }
 
 TEST(AttentionKernels, TheGeneralOneTakesEveryOptionAndSize) {
   for (const char* size : {"8", "64", "72", "96", "128", "192", "256", "512", "20"}) {
-    EXPECT_TRUE(takes(kForwardCudaMma, {1, 2, 100, 130, std::stoll(size)}, DType::kBFloat16, {{"causal", "1"}}))
-        << size;
+    for (const DType dtype : kCudaTypes) {
+      EXPECT_TRUE(takes(kForwardCudaMma, {1, 2, 100, 130, std::stoll(size)}, dtype, {{"causal", "1"}}))
+          << size << " " << name_of(dtype);
+    }
   }
   EXPECT_TRUE(takes(kForwardCudaMma, {1, 2, 100, 130, 64}, DType::kFloat16,
                     {{"blocks", "16"}, {"dropout", "0.5"}, {"bias", "full"}, {"mask", "full"}, {"segments", "1"}}));
-  EXPECT_FALSE(takes(kForwardCudaMma, {1, 2, 100, 130, 64}, DType::kFloat32, {}));
+  EXPECT_FALSE(takes(kForwardCudaMma, {1, 2, 100, 130, 64}, DType::kFloat64, {}));
   EXPECT_FALSE(takes(kForwardCudaMma, {1, 2, 100, 130, 520}, DType::kBFloat16, {}));
+}
+
+TEST(AttentionKernels, Fp32FitsBlocksOfLessSharedMemory) {
+  DeviceInfo device = hopper();
+  device.cuda.compute_major = 8;
+  device.cuda.compute_minor = 6;
+  device.cuda.shared_bytes_per_block = 101376;
+  for (const int64_t size : {64, 96, 128}) {
+    const registry::ProblemRequest request{.shape = {1, 2, 100, 130, size},
+                                           .dtype = DType::kFloat32,
+                                           .device = {DeviceKind::kCuda, 0},
+                                           .options = {{"causal", "1"}}};
+    EXPECT_TRUE(static_cast<bool>(kForwardCudaMma.supports(kForward.make(request), device))) << size;
+    EXPECT_TRUE(static_cast<bool>(kBackwardCudaMma.supports(kBackward.make(request), device))) << size;
+  }
 }
 
 }  // namespace

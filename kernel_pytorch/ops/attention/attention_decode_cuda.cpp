@@ -1,4 +1,4 @@
-// cuda_decode: the forward of few queries over many keys, bound by memory. Every option; heads up to 256.
+// cuda_decode: the forward of few queries over many keys, bound by memory. Every option; heads up to 256, of fp32 128.
 #include <algorithm>
 #include <cmath>
 
@@ -12,13 +12,15 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_decode_cuda.cuh";
 constexpr const char* kManyQueries = "is for few queries: up to 64 rows of the heads that share keys, or 16 of a head";
-constexpr const char* kLargeHeads = "takes heads of up to 256 columns";
+constexpr const char* kLargeHeads = "takes heads of up to 256 columns, of fp32 up to 128";
 
 // By head size: about 100 KB of keys and values under way, two blocks on a multiprocessor.
 constexpr MmaTile kTiles[] = {
     {64, 64, 64, 4, 1, 16, 5},    {96, 96, 96, 4, 1, 16, 4},    {128, 128, 128, 4, 1, 16, 3},
     {192, 128, 128, 4, 1, 16, 2}, {192, 192, 192, 4, 1, 16, 2}, {256, 256, 256, 4, 1, 16, 2},
 };
+constexpr MmaTile kFloatTiles[] = {
+    {64, 64, 64, 4, 1, 16, 3, 4}, {96, 96, 96, 4, 1, 16, 2, 4}, {128, 128, 128, 4, 1, 16, 2, 4}};
 constexpr int64_t kPackedRows = 64, kHeadRows = 16;
 constexpr int kInvariantKeys = 1024;  // of a split, whatever the batch
 constexpr int64_t kLeastKeys = 256;   // that pay for a split
@@ -31,14 +33,15 @@ bool is_same_for_all_heads(const Features& features) {
 
 struct Plan {
   int index;
+  MmaTile tile;
   Features features;
   bool packs;
   int64_t rows;  // that share keys
   int64_t units;
 };
 
-Features decode_features_of(const Scoring& scoring) {
-  Features features = mma_features_of(scoring, kDecodeRows, kDecodeKeys);
+Features decode_features_of(const Scoring& scoring, DType dtype) {
+  Features features = mma_features_of(scoring, dtype, kDecodeRows, kDecodeKeys);
   features.block_map = features.block_map || features.blocks;  // a split is no walk over lists
   features.blocks = false;
   return features;
@@ -47,8 +50,11 @@ Features decode_features_of(const Scoring& scoring) {
 Plan plan_of(const ForwardProblem& problem) {
   const Sizes sizes = sizes_of(problem);
   Plan plan{};
-  plan.index = tile_for(kTiles, sizes.size, sizes.value_size);
-  plan.features = decode_features_of(problem.scoring);
+  const std::span<const MmaTile> tiles =
+      problem.query.dtype == DType::kFloat32 ? std::span<const MmaTile>(kFloatTiles) : std::span<const MmaTile>(kTiles);
+  plan.index = tile_for(tiles, sizes.size, sizes.value_size);
+  if (plan.index >= 0) plan.tile = tiles[static_cast<size_t>(plan.index)];
+  plan.features = decode_features_of(problem.scoring, problem.query.dtype);
   plan.packs = sizes.group() > 1 && is_same_for_all_heads(plan.features);
   plan.rows = sizes.longest_query * (plan.packs ? sizes.group() : 1);
   plan.units = sizes.sequences * (plan.packs ? sizes.key_heads : sizes.heads);
@@ -62,10 +68,10 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
   const Plan plan = plan_of(problem);
   if (plan.index < 0) return registry::Support::no(kLargeHeads);
   if (plan.rows > (plan.packs ? kPackedRows : kHeadRows)) return registry::Support::no(kManyQueries);
-  if (decode_shared_bytes(kTiles[plan.index]) > device.cuda.shared_bytes_per_block) {
+  if (decode_shared_bytes(plan.tile) > device.cuda.shared_bytes_per_block) {
     return registry::Support::no(kMmaSharedMemory);
   }
-  if (has_float_results(problem)) return registry::Support::no(kNoFloatResults);
+  if (has_float_results(problem) || problem.accumulate) return registry::Support::no(kNoFloatResults);
   if (const char* obstacle = part_obstacle(problem.scoring)) return registry::Support::no(obstacle);
   return registry::Support::unless(captured_obstacle(problem.scoring));
 }
@@ -101,10 +107,7 @@ void set_splits(DecodeArguments& arguments, const ForwardProblem& problem, const
 }
 
 DeviceCode decode_code(const MmaVariant& variant, bool packs, const std::string& generated) {
-  DeviceCode code = mma_code(kSource, "decode", variant, generated);
-  code.entry.back() = ',';
-  code.entry += concat(" ", bool_name(packs), ">");
-  return code;
+  return mma_code(kSource, "decode", variant, generated, bool_name(packs));
 }
 DeviceCode combine_code(const Features& features, DType dtype) {
   DeviceCode code;
@@ -136,7 +139,7 @@ void launch(Context& context, CUkern_st* kernel, int64_t blocks, int shared_byte
 void run(const ForwardProblem& problem, int, Context& context) {
   static FeatureKernels kernels, combiners;
   const Plan plan = plan_of(problem);
-  const MmaTile& tile = kTiles[plan.index];
+  const MmaTile& tile = plan.tile;
   DecodeArguments arguments{};
   MmaForwardArguments& forward = arguments.forward;
   const bool vectors = fill_forward_arguments(problem, plan.features, context, forward);
@@ -145,16 +148,16 @@ void run(const ForwardProblem& problem, int, Context& context) {
   set_splits(arguments, problem, plan, context);
 
   const DType dtype = problem.query.dtype;
-  const uint32_t is_bf16 = dtype == DType::kBFloat16 ? 1 : 0;
+  const auto type = static_cast<uint32_t>(cuda_type_index(dtype));
   const uint32_t variant =
-      static_cast<uint32_t>(plan.index) << 3 | (plan.packs ? 4u : 0u) | is_bf16 << 1 | (vectors ? 1u : 0u);
+      static_cast<uint32_t>(plan.index) << 4 | (plan.packs ? 8u : 0u) | type << 1 | (vectors ? 1u : 0u);
   CUkern_st* kernel = kernels.get(plan.features, variant, context, [&] {
     return decode_code({plan.features, dtype, tile, vectors}, plan.packs, program_text(problem.scoring));
   });
   launch(context, kernel, plan.units * forward.tiles * arguments.splits, decode_shared_bytes(tile), arguments);
   if (arguments.splits == 1) return;
   const Features few = combine_features(plan.features);
-  CUkern_st* combiner = combiners.get(few, is_bf16, context, [&] { return combine_code(few, dtype); });
+  CUkern_st* combiner = combiners.get(few, type, context, [&] { return combine_code(few, dtype); });
   const ScoreArguments& scores = forward.scores;
   launch(context, combiner, int64_t{scores.batches} * scores.heads * scores.queries, 0, arguments);
 }
@@ -171,6 +174,8 @@ std::vector<DeviceCode> device_code() {
   Features alibi = causal;
   alibi.alibi = alibi.alibi_is_one_sided = alibi.segments = true;
   codes.push_back(decode_code({alibi, DType::kFloat16, kTiles[2], true}, false, ""));
+  for (const MmaTile& tile : kFloatTiles) codes.push_back(decode_code({causal, DType::kFloat32, tile, true}, true, ""));
+  codes.push_back(decode_code({alibi, DType::kFloat32, kFloatTiles[2], true}, false, ""));
   codes.push_back(combine_code({}, DType::kBFloat16));
   return codes;
 }

@@ -18,8 +18,9 @@ struct DecodeRow {
 
 template <Features kFeatures, class Element, MmaTile kTile, bool kVectors, bool kPacks>
 class Decode {
-  static constexpr int kPitch = pitch_bytes(kTile.size), kValuePitch = pitch_bytes(kTile.value_size);
+  static constexpr int kPitch = query_pitch(kTile), kValuePitch = value_pitch(kTile);
   static constexpr int kDepths = kTile.size / 16;
+  static_assert(sizeof(Element) == kTile.bytes);
   static constexpr int kStages = kTile.stages;
 
  public:
@@ -57,7 +58,7 @@ class Decode {
     return ptx::shared_address(warp_memory(warp())) + stage * decode_stage_bytes(kTile);
   }
 
-  // Every warp reads the rows that all share into registers.
+  // Every warp reads the rows that all share into registers, or, of fp32, again for each product.
   __device__ __forceinline__ void load_queries() {
     for (int32_t row = warp(); row < kDecodeRows; row += kTile.warps) {
       const DecodeRow at = row_at(first_row_ + row);
@@ -70,6 +71,7 @@ class Decode {
     ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
     __syncthreads();
+    if constexpr (kIsFloat<Element>) return;
     const uint32_t address = ptx::shared_address(shared_) + lane() % 16 * kPitch + lane() / 16 * 16;
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) ptx::ldmatrix_x4(query_[depth], address + depth * 32);
@@ -116,13 +118,18 @@ class Decode {
     constexpr int kCount = kDecodeKeys / 2;
     Accumulator<kDecodeKeys> scores[1];
     scores[0].clear();
-    const uint32_t keys = key_tile(stage) + (lane() % 8 + lane() / 16 * 8) * kPitch + lane() / 8 % 2 * 16;
+    if constexpr (kIsFloat<Element>) {  // whose rows do not fit the registers
+      multiply_by_transpose<Element, kFeatures.tf32, 1, kDecodeKeys, kTile.size>(scores, ptx::shared_address(shared_),
+                                                                                 key_tile(stage));
+    } else {
+      const uint32_t keys = key_tile(stage) + (lane() % 8 + lane() / 16 * 8) * kPitch + lane() / 8 % 2 * 16;
 #pragma unroll
-    for (int depth = 0; depth < kDepths; ++depth) {
-      uint32_t right[4];
-      ptx::ldmatrix_x4(right, keys + depth * 32);
-      multiply<Element>(scores[0].group(0), query_[depth], right[0], right[1]);
-      multiply<Element>(scores[0].group(1), query_[depth], right[2], right[3]);
+      for (int depth = 0; depth < kDepths; ++depth) {
+        uint32_t right[4];
+        ptx::ldmatrix_x4(right, keys + depth * 32);
+        multiply<Element>(scores[0].group(0), query_[depth], right[0], right[1]);
+        multiply<Element>(scores[0].group(1), query_[depth], right[2], right[3]);
+      }
     }
     float(&values)[kCount] = scores[0].values;
     const Place place = place_of_thread<Rows::kQueries>(first_row_, key, 0);
@@ -132,8 +139,8 @@ class Decode {
     softmax_.add(values, exponent_scale<kFeatures>(scores_), rescale);
     rescale_rows(output_[0].values, rescale);
     if constexpr (kFeatures.dropout) hide(values, kept_by_dropout<Rows::kQueries, kCount>(dropout, place), 0.0f);
-    multiply_fragments<Element, 1, kTile.value_size, kDecodeKeys>(output_, scores,
-                                                                  key_tile(stage) + kDecodeKeys * kPitch);
+    multiply_fragments<Element, kFeatures.tf32, 1, kTile.value_size, kDecodeKeys>(
+        output_, scores, key_tile(stage) + kDecodeKeys * kPitch);
   }
 
   __device__ __forceinline__ Kept<kDecodeKeys / 2> kept(Place place) const {

@@ -12,7 +12,6 @@ namespace kernel_pytorch::attention {
 namespace {
 
 constexpr const char* kPrepareSource = "kernel_pytorch/ops/attention/attention_prepare_cuda.cuh";
-constexpr int64_t kFar = 1 << 29;  // beyond any sequence: bounds are clamped to it, so that 32 bits never overflow
 
 constexpr const char* kOddQueryBlocks = "the block list's query blocks are no multiple of this kernel's tiles";
 constexpr const char* kOddKeyBlocks = "the block list's key blocks are no multiple of this kernel's tiles";
@@ -43,12 +42,10 @@ constexpr bool Features::*kFields[] = {
     &Features::scaled,
     &Features::sinks,
     &Features::dropout,
+    &Features::tf32,
+    &Features::float_tanh,
 };
 static_assert(std::size(kFields) == sizeof(Features), "every field, in its order");
-
-int32_t clamped(int64_t value) {
-  return static_cast<int32_t>(std::clamp(value, -kFar, kFar));
-}
 
 // No key lies after its query + offset.
 bool looks_back_only(const Scoring& scoring) {
@@ -182,10 +179,10 @@ ScoreArguments score_arguments_of(const Scoring& scoring, const TensorView& quer
   arguments.keys = static_cast<int32_t>(is_packed ? scoring.longest_key : key.size(2));
   arguments.query_tokens = query.size(2);
   arguments.key_tokens = key.size(2);
-  arguments.left = clamped(-scoring.window_left);
-  arguments.right = scoring.causal ? 0 : clamped(scoring.window_right);
+  arguments.left = static_cast<int32_t>(-scoring.window_left);
+  arguments.right = scoring.causal ? 0 : static_cast<int32_t>(scoring.window_right);
   arguments.has_offset = scoring.causal_offset.has_value();
-  arguments.offset = clamped(scoring.offset().value_or(0));
+  arguments.offset = static_cast<int32_t>(scoring.offset().value_or(0));
   arguments.part_query = static_cast<int32_t>(scoring.first_query);
   arguments.part_key = static_cast<int32_t>(scoring.first_key);
   arguments.scale = static_cast<float>(scoring.scale);
@@ -244,7 +241,10 @@ void clear_rows_of_nobody(const TensorView& rows, const TensorView& lse, const T
   RowTensor target = row_tensor_of(rows);
   float* lse_data = lse.is_present() ? lse.as<float>() : nullptr;
   const int32_t* offset_data = offsets.as<const int32_t>();
-  int32_t sequences = static_cast<int32_t>(offsets.size(0) - 1), columns = static_cast<int32_t>(rows.size(3));
+  const int64_t words = size_of(rows.dtype) / 2;  // of 16 bits, in which the kernel counts
+  target.head *= words;
+  target.row *= words;
+  int32_t sequences = static_cast<int32_t>(offsets.size(0) - 1), columns = static_cast<int32_t>(rows.size(3) * words);
   int64_t tokens = rows.size(2);
   void* pointers[] = {&target, &lse_data, &offset_data, &sequences, &tokens, &columns};
   cuda_device::LaunchShape shape;

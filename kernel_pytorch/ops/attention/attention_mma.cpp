@@ -7,7 +7,6 @@
 namespace kernel_pytorch::attention {
 namespace {
 
-constexpr const char* kNeedsHalf = "takes bf16 and fp16; fp32 and fp64 run on the CPU";
 constexpr const char* kTooLong = "takes sequences of up to 2^30 rows";
 constexpr int64_t kLongest = int64_t{1} << 30;
 
@@ -15,12 +14,14 @@ constexpr int64_t kLongest = int64_t{1} << 30;
 
 std::string to_text(const MmaTile& tile) {
   return concat("kernel_pytorch::attention::MmaTile{", tile.size, ", ", tile.value_size, ", ", tile.slice, ", ",
-                tile.warps, ", ", tile.row_blocks, ", ", tile.columns, ", ", tile.stages, "}");
+                tile.warps, ", ", tile.row_blocks, ", ", tile.columns, ", ", tile.stages, ", ", tile.bytes, "}");
 }
 
-Features mma_features_of(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys) {
+Features mma_features_of(const Scoring& scoring, DType dtype, int64_t tile_queries, int64_t tile_keys) {
   Features features = features_of(scoring, tile_queries, tile_keys);
   features.exact_tanh = features.softcap || features.softcap_after;
+  features.float_tanh = features.exact_tanh && dtype == DType::kFloat32;
+  features.tf32 = scoring.allow_tf32 && dtype == DType::kFloat32;
   return features;
 }
 
@@ -31,19 +32,18 @@ bool is_heavy(const Features& features) {
 
 const char* mma_obstacle(const TensorView& query, const TensorView& key, const TensorView& value,
                          const DeviceInfo& device) {
-  if (const char* obstacle = cuda_obstacle(device)) return obstacle;
-  if (query.dtype != DType::kBFloat16 && query.dtype != DType::kFloat16) return kNeedsHalf;
+  if (const char* obstacle = cuda_obstacle(query.dtype, device)) return obstacle;
   if (query.size(2) > kLongest || key.size(2) > kLongest) return kTooLong;
   return std::max(query.size(3), value.size(3)) > 512 ? kMmaTooLarge : nullptr;
 }
 
 DeviceCode mma_code(std::string_view source, std::string_view function, const MmaVariant& variant,
-                    const std::string& generated) {
+                    const std::string& generated, std::string_view last_argument) {
   DeviceCode code;
   code.source = source;
-  code.entry =
-      concat("kernel_pytorch::attention::", function, "<", to_text(variant.features), ", ",
-             element_type_name(variant.dtype), ", ", to_text(variant.tile), ", ", bool_name(variant.vectors), ">");
+  code.entry = concat("kernel_pytorch::attention::", function, "<", to_text(variant.features), ", ",
+                      element_type_name(variant.dtype), ", ", to_text(variant.tile), ", ", bool_name(variant.vectors),
+                      last_argument.empty() ? "" : ", ", last_argument, ">");
   code.generated = generated;
   return code;
 }
@@ -73,11 +73,11 @@ bool fill_forward_arguments(const ForwardProblem& problem, const Features& featu
 }
 
 std::vector<DeviceCode> mma_codes(std::string_view source, std::string_view function, std::span<const MmaTile> tiles,
-                                  std::span<const MmaTile> heavy_tiles) {
+                                  std::span<const MmaTile> heavy_tiles, std::string_view last_argument) {
   std::vector<DeviceCode> codes;
   const auto add = [&](const Features& features, size_t tile, DType dtype, const std::string& generated) {
     const MmaVariant variant{features, dtype, (is_heavy(features) ? heavy_tiles : tiles)[tile], !codes.empty()};
-    codes.push_back(mma_code(source, function, variant, generated));
+    codes.push_back(mma_code(source, function, variant, generated, last_argument));
   };
   Features causal;
   causal.right_bound = true;
@@ -87,6 +87,31 @@ std::vector<DeviceCode> mma_codes(std::string_view source, std::string_view func
     if (bits_of(named.features) == bits_of(causal)) continue;
     add(named.features, turn % tiles.size(), turn % 2 == 0 ? DType::kFloat16 : DType::kBFloat16, named.generated);
     ++turn;
+  }
+  return codes;
+}
+
+std::vector<DeviceCode> mma_float_codes(std::string_view source, std::string_view function,
+                                        std::span<const MmaTile> tiles, std::span<const MmaTile> heavy_tiles, int size,
+                                        std::string_view last_argument) {
+  std::vector<DeviceCode> codes;
+  const auto add = [&](const Features& features, const MmaTile& tile, const std::string& generated) {
+    const MmaVariant variant{features, DType::kFloat32, tile, !codes.empty()};
+    codes.push_back(mma_code(source, function, variant, generated, last_argument));
+  };
+  Features causal;
+  causal.right_bound = true;
+  for (const MmaTile& tile : tiles) add(causal, tile, "");
+  causal.tf32 = true;
+  add(causal, tiles.front(), "");
+  for (NamedFeatures& named : compiled_features()) {
+    const std::string_view name = named.name;
+    if (name != "everything" && name != "score_mod" && name != "causal packed" && name != "softcap_after") continue;
+    named.features.float_tanh = named.features.softcap || named.features.softcap_after;
+    named.features.float_bias = has_bias(named.features);
+    named.features.bias = false;
+    const auto index = static_cast<size_t>(tile_for(tiles, size, size));
+    add(named.features, (is_heavy(named.features) ? heavy_tiles : tiles)[index], named.generated);
   }
   return codes;
 }

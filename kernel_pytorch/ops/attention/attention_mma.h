@@ -11,13 +11,13 @@ namespace kernel_pytorch::attention {
 
 std::string to_text(const MmaTile& tile);  // a template argument
 
-// What the kernels on mma.m16n8k16 compile: these are the exact ones, so softcap is too.
-Features mma_features_of(const Scoring& scoring, int64_t tile_queries, int64_t tile_keys);
+// What the kernels on mma compile: these are the exact ones, so softcap is too.
+Features mma_features_of(const Scoring& scoring, DType dtype, int64_t tile_queries, int64_t tile_keys);
 
 // Features that need more than arithmetic for each score: their kernels hold fewer rows, for want of registers.
 bool is_heavy(const Features& features);
 
-// Null, or why no kernel on mma.m16n8k16 takes these tensors on this device.
+// Null, or why no kernel on mma takes these tensors on this device.
 const char* mma_obstacle(const TensorView& query, const TensorView& key, const TensorView& value,
                          const DeviceInfo& device);
 
@@ -30,11 +30,20 @@ int tile_for(const Tiles& tiles, int64_t size, int64_t value_size) {
   return -1;
 }
 
+// A tile of fp32 that needs less shared memory, where the device's blocks have less than the tile was chosen for.
+template <class Bytes>
+MmaTile fitted(MmaTile tile, const DeviceInfo& device, const Bytes& bytes) {
+  const auto is_too_large = [&] { return tile.bytes == 4 && bytes(tile) > device.cuda.shared_bytes_per_block; };
+  if (is_too_large() && tile.warps == 8) tile.warps = 4;
+  if (is_too_large()) tile.columns = 16, tile.stages = 1;
+  return tile;
+}
+
 inline constexpr const char* kMmaTooLarge = "takes heads of up to 512 columns";
 inline constexpr const char* kMmaSlicedParts = "adds to outputs of up to 256 columns";
 inline constexpr const char* kMmaSharedMemory = "this head size needs more shared memory than the device's blocks have";
 
-// An entry of a device source: function<features, element, tile, vectors>.
+// An entry of a device source: function<features, element, tile, vectors>, or with an argument more.
 struct MmaVariant {
   Features features;
   DType dtype;
@@ -42,7 +51,7 @@ struct MmaVariant {
   bool vectors;
 };
 DeviceCode mma_code(std::string_view source, std::string_view function, const MmaVariant& variant,
-                    const std::string& generated);
+                    const std::string& generated, std::string_view last_argument = {});
 
 // Everything of the arguments but the number of tiles; writes what packed tensors' rows of nobody hold. Returns whether
 // all rows are vectors.
@@ -52,6 +61,11 @@ bool fill_forward_arguments(const ForwardProblem& problem, const Features& featu
 // What CI compiles: causal for every tile, and every compiled_features() for one tile each, in turn, so that each
 // feature and each tile is there and the list stays short.
 std::vector<DeviceCode> mma_codes(std::string_view source, std::string_view function, std::span<const MmaTile> tiles,
-                                  std::span<const MmaTile> heavy_tiles);
+                                  std::span<const MmaTile> heavy_tiles, std::string_view last_argument = {});
+// Of fp32: causal for every tile, in one pass for the first, and for the tile that a head of `size` takes the features
+// that need most registers.
+std::vector<DeviceCode> mma_float_codes(std::string_view source, std::string_view function,
+                                        std::span<const MmaTile> tiles, std::span<const MmaTile> heavy_tiles, int size,
+                                        std::string_view last_argument = {});
 
 }  // namespace kernel_pytorch::attention

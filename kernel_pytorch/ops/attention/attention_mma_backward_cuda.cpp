@@ -1,54 +1,35 @@
 // cuda_mma, the backward that takes every option on every GPU since compute capability 8.0, bitwise repeatable.
 #include <algorithm>
-#include <array>
 #include <bit>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/ops/attention/attention_mma.h"
+#include "kernel_pytorch/ops/attention/attention_mma_backward_tiles.h"
 
 namespace kernel_pytorch::attention {
 namespace {
 
+using namespace backward_tiles;
+
 constexpr const char* kSource = "kernel_pytorch/ops/attention/attention_mma_backward_cuda.cuh";
 constexpr const char* kScoresSource = "kernel_pytorch/ops/attention/attention_mma_scores_cuda.cuh";
+constexpr const char* kFunction = "mma_backward";
 constexpr const char* kCapturedSource = "kernel_pytorch/ops/attention/attention_captured_cuda.cuh";
 
-// By head size: rows are keys, then queries.
-constexpr MmaTile kKeyTiles[] = {
-    {64, 64, 64, 4, 1, 64, 2},   {96, 96, 96, 4, 1, 32, 2},   {128, 128, 128, 4, 1, 32, 2},
-    {192, 128, 96, 4, 1, 32, 2}, {192, 192, 96, 4, 1, 32, 2}, {256, 256, 128, 4, 1, 32, 1},
-    {512, 512, 64, 2, 1, 32, 1},
-};
-constexpr MmaTile kQueryTiles[] = {
-    {64, 64, 64, 4, 1, 64, 2},    {96, 96, 96, 4, 1, 64, 2},    {128, 128, 128, 4, 1, 32, 2},
-    {192, 128, 192, 4, 1, 32, 2}, {192, 192, 192, 4, 1, 32, 2}, {256, 256, 256, 4, 1, 32, 1},
-    {512, 512, 128, 2, 1, 32, 1},
-};
-// Of features that need the registers themselves.
-constexpr auto kHeavyKeyTiles = [] {
-  auto tiles = std::to_array(kKeyTiles);
-  tiles[0].columns = 32;
-  tiles[2].slice = 64;
-  return tiles;
-}();
-constexpr auto kHeavyQueryTiles = [] {
-  auto tiles = std::to_array(kQueryTiles);
-  tiles[0].columns = tiles[1].columns = 32;
-  return tiles;
-}();
-
-int tile_index(const BackwardProblem& problem) {
-  return tile_for(kKeyTiles, problem.query.size(3), problem.value.size(3));
+const char* name_of(Of of) {
+  constexpr const char* kNames[] = {"kernel_pytorch::attention::Of::kQueries", "kernel_pytorch::attention::Of::kKeys",
+                                    "kernel_pytorch::attention::Of::kValues",
+                                    "kernel_pytorch::attention::Of::kKeysAndValues"};
+  return kNames[static_cast<int>(of)];
 }
 
 registry::Support supports(const BackwardProblem& problem, const DeviceInfo& device) {
   if (const char* obstacle = mma_obstacle(problem.query, problem.key, problem.value, device)) {
     return registry::Support::no(obstacle);
   }
-  const int index = tile_index(problem);
-  const int bytes = std::max(backward_shared_bytes(kKeyTiles[index]), backward_shared_bytes(kQueryTiles[index]));
+  const Tiles tiles = tiles_of(problem, device, false);
+  const int bytes = std::max(backward_shared_bytes(tiles.keys), backward_shared_bytes(tiles.queries));
   if (bytes > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
   if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
     return registry::Support::no(kFloatPacks);
@@ -95,22 +76,26 @@ class Call {
     measure_queries();
     const ScoreArguments& scores = arguments_.scores;
     const int64_t heads = scores.heads;
-    const bool heavy = is_heavy(features_of(problem_.scoring));
-    const MmaTile& key_tile = heavy ? kHeavyKeyTiles[index_] : kKeyTiles[index_];
-    const MmaTile& query_tile = heavy ? kHeavyQueryTiles[index_] : kQueryTiles[index_];
-    launch_large(true, key_tile, scores.keys, int64_t{scores.batches} * (heads / scores.group));
-    launch_large(false, query_tile, scores.queries, scores.batches * heads);
+    const Tiles tiles = tiles_of(problem_, *context_.info, is_heavy(features_of(problem_.scoring)));
+    const int64_t key_heads = int64_t{scores.batches} * (heads / scores.group);
+    if (has_own_values(tiles.keys)) {
+      launch_large(Of::kValues, tiles.keys, scores.keys, key_heads);
+      launch_large(Of::kKeys, tiles.keys, scores.keys, key_heads);
+    } else {
+      launch_large(Of::kKeysAndValues, tiles.keys, scores.keys, key_heads);
+    }
+    launch_large(Of::kQueries, tiles.queries, scores.queries, scores.batches * heads);
     if (problem_.grad_bias.is_present()) add_bias();
     if (problem_.grad_sinks.is_present()) add_sinks();
     if (std::ranges::any_of(problem_.grad_captured, &TensorView::is_present)) add_captured();
   }
 
  private:
-  enum : uint32_t { kKeys, kQueries, kBias, kCaptured };
+  static constexpr uint32_t kBias = 4;  // a kernel more than those of Of
 
   Features features_for(const MmaTile& tile, bool rows_are_keys) const {
     const int64_t queries = rows_are_keys ? tile.columns : rows_of(tile);
-    return mma_features_of(problem_.scoring, queries, rows_are_keys ? rows_of(tile) : tile.columns);
+    return mma_features_of(problem_.scoring, dtype_, queries, rows_are_keys ? rows_of(tile) : tile.columns);
   }
   void need_block_map(const Features& features) {
     if (features.block_map && arguments_.scores.block_map.states == nullptr) {
@@ -127,7 +112,7 @@ class Call {
 
   void measure_queries() {
     static const std::string kLabel = "attention_backward/cuda_mma query statistics";
-    static KernelTable<4> table;
+    static KernelTable<6> table;
     const int64_t rows = problem_.query.size(0) * problem_.query.size(1) * problem_.query.size(2);
     if (rows == 0) return;
     auto* statistics =
@@ -142,25 +127,28 @@ class Call {
                                   .heads = static_cast<int32_t>(problem_.query.size(1)),
                                   .queries = static_cast<int32_t>(problem_.query.size(2)),
                                   .value_size = arguments_.value_size};
-    const int entry = (dtype_ == DType::kBFloat16 ? 2 : 0) + (vectors_ ? 1 : 0);
+    const int entry = cuda_type_index(dtype_) * 2 + (vectors_ ? 1 : 0);
     CUkern_st* kernel = table.get(entry, context_, [&] { return statistics_code(dtype_, vectors_); });
     launch(kernel, divide_up(rows, 32), 256, 0, &arguments, kLabel);
   }
 
-  void launch_large(bool for_keys, const MmaTile& tile, int64_t rows, int64_t heads) {
+  void launch_large(Of of, const MmaTile& tile, int64_t rows, int64_t heads) {
     static const std::string kLabel = "attention_backward/cuda_mma";
     static FeatureKernels kernels;
-    const char* function = for_keys ? "mma_backward_keys" : "mma_backward_queries";
+    const bool for_keys = of != Of::kQueries;
     const Features features = features_for(tile, for_keys);
     need_block_map(features);
     arguments_.accumulates = for_keys ? problem_.adds_to_keys() : problem_.accumulate;
     arguments_.tiles = static_cast<int32_t>(divide_up(rows, rows_of(tile)));
-    const int widest = for_keys ? std::max(tile.size, tile.value_size) : tile.size;
+    const int widest = of == Of::kKeysAndValues ? std::max(tile.size, tile.value_size)
+                       : of == Of::kValues      ? tile.value_size
+                                                : tile.size;
     const int64_t blocks = arguments_.tiles * heads * slices_of(widest, tile.slice);
     if (blocks == 0) return;
     arguments_.places = order_lists(features, arguments_.scores, !for_keys, rows_of(tile), heads, context_);
-    CUkern_st* kernel = kernels.get(features, variant_of(for_keys ? kKeys : kQueries), context_, [&] {
-      return mma_code(kSource, function, {features, dtype_, tile, vectors_}, program_text(problem_.scoring));
+    CUkern_st* kernel = kernels.get(features, variant_of(static_cast<uint32_t>(of)), context_, [&] {
+      return mma_code(kSource, kFunction, {features, dtype_, tile, vectors_}, program_text(problem_.scoring),
+                      name_of(of));
     });
     launch(kernel, blocks, tile.warps * 32, backward_shared_bytes(tile), &arguments_, kLabel);
   }
@@ -169,7 +157,7 @@ class Call {
     static const std::string kLabel = "attention_backward/cuda_mma bias";
     static FeatureKernels kernels;
     if (problem_.grad_bias.element_count() == 0) return;
-    const MmaTile& tile = kQueryTiles[index_];
+    const MmaTile tile = tiles_of(problem_, *context_.info, false).queries;
     Features features = features_for(tile, false);
     features.block_map = features.block_map || features.blocks;  // tiles are not walked over here, each is asked
     features.blocks = false;
@@ -255,7 +243,7 @@ class Call {
 
   void launch_captured(MmaCapturedArguments& arguments, CapturedMode mode) {
     static const std::string kLabel = "attention_backward/cuda_mma captured";
-    const MmaTile& tile = kQueryTiles[index_];
+    const MmaTile tile = tiles_of(problem_, *context_.info, false).queries;
     const Features features = features_for(tile, false);
     const ScoreArguments& scores = arguments_.scores;
     arguments.mode = mode;
@@ -280,7 +268,7 @@ class Call {
   }
 
   uint32_t variant_of(uint32_t kind) const {
-    return kind << 8 | static_cast<uint32_t>(index_) << 2 | (dtype_ == DType::kBFloat16 ? 2u : 0u) |
+    return kind << 8 | static_cast<uint32_t>(index_) << 3 | static_cast<uint32_t>(cuda_type_index(dtype_)) << 1 |
            (vectors_ ? 1u : 0u);
   }
 
@@ -312,12 +300,24 @@ uint64_t source_hash() {
 }
 
 std::vector<DeviceCode> device_code() {
-  std::vector<DeviceCode> codes = mma_codes(kSource, "mma_backward_keys", kKeyTiles, kHeavyKeyTiles);
-  for (DeviceCode& code : mma_codes(kSource, "mma_backward_queries", kQueryTiles, kHeavyQueryTiles)) {
-    codes.push_back(std::move(code));
-  }
+  std::vector<DeviceCode> codes = mma_codes(kSource, kFunction, kKeyTiles, kHeavyKeyTiles, name_of(Of::kKeysAndValues));
+  const auto add = [&](std::vector<DeviceCode> more) {
+    for (DeviceCode& code : more) codes.push_back(std::move(code));
+  };
+  add(mma_codes(kSource, kFunction, kQueryTiles, kHeavyQueryTiles, name_of(Of::kQueries)));
+  const std::span<const MmaTile> tiles = kFloatTiles, heavy_tiles = kHeavyFloatTiles;
+  const auto own = std::ranges::find_if(tiles, has_own_values);
+  const size_t shared = static_cast<size_t>(own - tiles.begin());
+  const auto add_floats = [&](Of of, size_t first, size_t count, int size) {
+    const auto part = [&](std::span<const MmaTile> list) { return list.subspan(first, count); };
+    add(mma_float_codes(kSource, kFunction, part(tiles), part(heavy_tiles), size, name_of(of)));
+  };
+  add_floats(Of::kKeysAndValues, 0, shared, 64);
+  add_floats(Of::kKeys, shared, tiles.size() - shared, 128);
+  add_floats(Of::kValues, shared, tiles.size() - shared, 128);
+  add_floats(Of::kQueries, 0, tiles.size(), 128);
   for (const bool vectors : {false, true}) {
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) codes.push_back(statistics_code(dtype, vectors));
+    for (const DType dtype : kCudaTypes) codes.push_back(statistics_code(dtype, vectors));
   }
   codes.push_back(plain_code(kScoresSource, "grad_sinks"));
   codes.push_back(plain_code(kCapturedSource, "captured_sums"));
@@ -325,8 +325,14 @@ std::vector<DeviceCode> device_code() {
   bias.bias = bias.bias_pairs = true;
   codes.push_back(
       mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kBFloat16, kQueryTiles[2], true}, std::string()));
+  bias.float_bias = true;
+  bias.bias = false;
+  codes.push_back(
+      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kFloat32, kFloatTiles[2], true}, std::string()));
   for (const NamedFeatures& named : compiled_features()) {
     if (!named.features.score_mod) continue;
+    codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
+                             {named.features, DType::kFloat32, kFloatTiles[2], true}, named.generated));
     codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
                              {named.features, DType::kBFloat16, kQueryTiles[0], true}, named.generated));
   }

@@ -1,7 +1,8 @@
-// Attention's backward on mma.m16n8k16, for every option, without atomics: one kernel keeps a tile of keys and walks
+// Attention's backward on mma, for every option, without atomics: one kernel keeps a tile of keys and walks
 // over the queries that see it (gradients of keys and values), another keeps a tile of queries and walks over its keys
 // (gradient of queries). Both compute scores and their gradients anew, seven products in place of five; in return the
-// second operand of every product is as it lies in memory, and each gradient is summed in one fixed order.
+// second operand of every product is as it lies in memory, and each gradient is summed in one fixed order. Where the
+// registers do not hold the gradients of keys and of values at once, each has a kernel: eight products.
 #pragma once
 
 #include "kernel_pytorch/ops/attention/attention_kept_cuda.cuh"
@@ -11,23 +12,24 @@
 
 namespace kernel_pytorch::attention {
 
-// kForKeys: rows are keys, the walk is over queries.
-template <Features kFeatures, class Element, MmaTile kTile, bool kVectors, bool kForKeys>
+template <Features kFeatures, class Element, MmaTile kTile, bool kVectors, Of kOf>
 class MmaBackward {
+  static constexpr bool kForKeys = kOf != Of::kQueries;
+  static constexpr bool kOfScores = kOf != Of::kValues, kOfValues = kOf == Of::kValues || kOf == Of::kKeysAndValues;
   static constexpr int kRows = rows_of(kTile), kColumns = kTile.columns, kSlice = kTile.slice;
   static constexpr int kThreads = kTile.warps * 32;
   static constexpr int kCount = kColumns / 2;  // scores of a thread
-  static constexpr int kPitch = pitch_bytes(kTile.size), kValuePitch = pitch_bytes(kTile.value_size);
+  static constexpr int kPitch = query_pitch(kTile), kValuePitch = value_pitch(kTile);
   static constexpr int kStageBytes = kColumns * (kPitch + kValuePitch + 8);
   static constexpr Rows kOrientation = kForKeys ? Rows::kKeys : Rows::kQueries;
-  static_assert(kTile.row_blocks == 1);
+  static_assert(kTile.row_blocks == 1 && sizeof(Element) == kTile.bytes);
 
  public:
   __device__ __forceinline__ MmaBackward(const MmaBackwardArguments& arguments, char* shared)
       : arguments_(arguments), scores_(arguments.scores), shared_(shared) {}
 
   __device__ __forceinline__ void find_tile() {
-    constexpr int kWidest = kForKeys && kTile.value_size > kTile.size ? kTile.value_size : kTile.size;
+    constexpr int kWidest = !kOfScores || (kOfValues && kTile.value_size > kTile.size) ? kTile.value_size : kTile.size;
     const int slices = slices_of(kWidest, kSlice);
     int32_t index = static_cast<int32_t>(blockIdx.x);
     first_column_ = index % slices * kSlice;
@@ -87,6 +89,7 @@ class MmaBackward {
     const int32_t left = (keys ? head_.keys : head_.queries) - first;
     load_tile<Element, kCopied, kTile.size, kThreads, kVectors>(
         target, row_of<kFeatures, Element>(tensor, head_.batch, head, row), tensor.row, left, arguments_.size);
+    if (!kOfScores && keys) return;  // probabilities do not depend on values
     load_tile<Element, kCopied, kTile.value_size, kThreads, kVectors>(
         value_target, row_of<kFeatures, Element>(value_tensor, head_.batch, head, row), value_tensor.row, left,
         arguments_.value_size);
@@ -148,15 +151,16 @@ class MmaBackward {
     float derivatives[kCount];
     const Kept<kCount> kept =
         score_gradients<Toward::kProduct>(probabilities[0], grads[0], derivatives, step, stage, dropout);
-    if constexpr (kForKeys) {
+    if constexpr (kOfValues) {
       if constexpr (kFeatures.dropout) hide(probabilities[0].values, kept, 0.0f);
       if (first_column_ < kTile.value_size) {
-        multiply_fragments<Element, 1, kSlice, kColumns>(second_, probabilities,
-                                                         column_value_tile(stage) + first_column_ * 2, kValuePitch);
+        multiply_fragments<Element, kFeatures.tf32, 1, kSlice, kColumns>(
+            second_, probabilities, column_value_tile(stage) + first_column_ * kTile.bytes, kValuePitch);
       }
     }
-    if (first_column_ < kTile.size) {
-      multiply_fragments<Element, 1, kSlice, kColumns>(first_, grads, column_tile(stage) + first_column_ * 2, kPitch);
+    if (kOfScores && first_column_ < kTile.size) {
+      multiply_fragments<Element, kFeatures.tf32, 1, kSlice, kColumns>(
+          first_, grads, column_tile(stage) + first_column_ * kTile.bytes, kPitch);
     }
   }
 
@@ -170,7 +174,9 @@ class MmaBackward {
     const Place place = kForKeys ? place_of_thread<kOrientation>(step.first, first_row_, warp_row())
                                  : place_of_thread<kOrientation>(first_row_, step.first, warp_row());
     multiply_tiles<kTile.size>(scores, row_tile() + warp_row() * kPitch, column_tile(stage));
-    multiply_tiles<kTile.value_size>(grads, row_value_tile() + warp_row() * kValuePitch, column_value_tile(stage));
+    if constexpr (kOfScores) {
+      multiply_tiles<kTile.value_size>(grads, row_value_tile() + warp_row() * kValuePitch, column_value_tile(stage));
+    }
     if constexpr (changes_scores(kFeatures)) {
       change_and_derive_scores<kFeatures, Element, kOrientation, kToward>(scores.values, derivatives, scores_, head_,
                                                                           place);
@@ -183,10 +189,10 @@ class MmaBackward {
     if constexpr (kFeatures.dropout) {
       kept = kept_by_dropout<kOrientation, kCount>(dropout, place);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) grads.values[i] *= kept.at(i) ? scores_.dropout_scale : 0.0f;
+      for (int i = 0; kOfScores && i < kCount; ++i) grads.values[i] *= kept.at(i) ? scores_.dropout_scale : 0.0f;
     }
     become_probabilities(scores.values, grads.values, stage);
-    if constexpr (has_derivative(kFeatures) && kToward != Toward::kCaptured) {
+    if constexpr (kOfScores && has_derivative(kFeatures) && kToward != Toward::kCaptured) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) grads.values[i] *= derivatives[i];
     }
@@ -197,7 +203,7 @@ class MmaBackward {
   __device__ __forceinline__ void multiply_tiles(Accumulator<kColumns>& sums, uint32_t rows, uint32_t columns) {
     Accumulator<kColumns> blocks[1];
     blocks[0].clear();
-    multiply_by_transpose<Element, 1, kColumns, kDepth>(blocks, rows, columns);
+    multiply_by_transpose<Element, kFeatures.tf32, 1, kColumns, kDepth>(blocks, rows, columns);
     sums = blocks[0];
   }
 
@@ -211,7 +217,7 @@ class MmaBackward {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         values[i + j] = ptx::ex2_approx_ftz_f32(values[i + j] * scale - pair[j].lse);
-        grads[i + j] = values[i + j] * (grads[i + j] - pair[j].delta);
+        if constexpr (kOfScores) grads[i + j] = values[i + j] * (grads[i + j] - pair[j].delta);
       }
     }
   }
@@ -223,8 +229,10 @@ class MmaBackward {
     __syncthreads();                // the tiles are done with; each warp writes over its own rows of one
     if constexpr (kForKeys && kFeatures.key_lengths) clear_padding();
     const float scale = scores_.scale, value_scale = kFeatures.dropout ? scores_.dropout_scale : 1.0f;
-    store(kForKeys ? arguments_.grad_key : arguments_.grad_query, arguments_.size, first_, scale);
-    if constexpr (kForKeys) store(arguments_.grad_value, arguments_.value_size, second_, value_scale);
+    if constexpr (kOfScores) {
+      store(kForKeys ? arguments_.grad_key : arguments_.grad_query, arguments_.size, first_, scale);
+    }
+    if constexpr (kOfValues) store(arguments_.grad_value, arguments_.value_size, second_, value_scale);
   }
   // Rows of keys beyond the length that stand in a tile with others.
   __device__ __forceinline__ void clear_padding() {
@@ -238,20 +246,20 @@ class MmaBackward {
                                         float scale) {
     const int32_t row = first_row_ + warp_row();
     if (first_column_ >= columns) return;
-    if (arguments_.float_results) {
-      float* target = row_of<kFeatures, float>(tensor, head_.batch, kForKeys ? key_head() : head_.head,
-                                               (kForKeys ? head_.first_key : head_.first_query) + row) +
-                      first_column_;
-      const float keep = arguments_.accumulates ? 1.0f : 0.0f;
-      store_float_rows<kSlice, kVectors>(target, tensor.row, rows() - row, columns - first_column_, sums[0],
-                                         {scale, scale}, {keep, keep});
-      return;
+    const int32_t head = kForKeys ? key_head() : head_.head;
+    const int64_t first = (kForKeys ? head_.first_key : head_.first_query) + row;
+    if constexpr (!kIsFloat<Element>) {
+      if (!arguments_.float_results) {
+        Element* target = row_of<kFeatures, Element>(tensor, head_.batch, head, first) + first_column_;
+        store_rows<Element, kSlice, kVectors>(target, tensor.row, rows() - row, columns - first_column_, sums[0],
+                                              {scale, scale}, shared_ + warp_row() * kPitch);
+        return;
+      }
     }
-    Element* target = row_of<kFeatures, Element>(tensor, head_.batch, kForKeys ? key_head() : head_.head,
-                                                 (kForKeys ? head_.first_key : head_.first_query) + row) +
-                      first_column_;
-    store_rows<Element, kSlice, kVectors>(target, tensor.row, rows() - row, columns - first_column_, sums[0],
-                                          {scale, scale}, shared_ + warp_row() * kPitch);
+    float* target = row_of<kFeatures, float>(tensor, head_.batch, head, first) + first_column_;
+    const float keep = arguments_.accumulates ? 1.0f : 0.0f;
+    store_float_rows<kSlice, kVectors>(target, tensor.row, rows() - row, columns - first_column_, sums[0],
+                                       {scale, scale}, {keep, keep});
   }
 
  protected:
@@ -275,18 +283,11 @@ class MmaBackward {
   Accumulator<kSlice> second_[1];  // of value
 };
 
-template <Features kFeatures, class Element, MmaTile kTile, bool kVectors>
+template <Features kFeatures, class Element, MmaTile kTile, bool kVectors, Of kOf>
 __global__ void __launch_bounds__(kTile.warps * 32, 1)
-    mma_backward_keys(const __grid_constant__ MmaBackwardArguments arguments) {
+    mma_backward(const __grid_constant__ MmaBackwardArguments arguments) {
   extern __shared__ __align__(16) char shared[];
-  MmaBackward<kFeatures, Element, kTile, kVectors, true>(arguments, shared).run();
-}
-
-template <Features kFeatures, class Element, MmaTile kTile, bool kVectors>
-__global__ void __launch_bounds__(kTile.warps * 32, 1)
-    mma_backward_queries(const __grid_constant__ MmaBackwardArguments arguments) {
-  extern __shared__ __align__(16) char shared[];
-  MmaBackward<kFeatures, Element, kTile, kVectors, false>(arguments, shared).run();
+  MmaBackward<kFeatures, Element, kTile, kVectors, kOf>(arguments, shared).run();
 }
 
 }  // namespace kernel_pytorch::attention

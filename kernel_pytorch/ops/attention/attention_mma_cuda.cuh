@@ -1,4 +1,4 @@
-// Words of the kernels on mma.m16n8k16: rows of a tensor into shared memory, products from there, results back out.
+// Words of the kernels on mma: rows of a tensor into shared memory, products from there, results back out.
 // Tiles in shared memory have rows of pitch_bytes.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include "kernel_pytorch/cuda/tile/element.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/ops/attention/attention_mma_cuda.h"
+#include "kernel_pytorch/ops/attention/attention_mma_float_cuda.cuh"
 
 namespace kernel_pytorch::attention {
 
@@ -41,13 +42,13 @@ struct Accumulator {
 template <class Element, int kRows, int kColumns, int kThreads, bool kVectors>
 __device__ __forceinline__ void load_tile(uint32_t shared, const Element* source, int64_t row_stride, int32_t rows,
                                           int32_t columns, int thread = static_cast<int>(threadIdx.x)) {
-  constexpr int kChunks = kColumns / 8;
-#pragma unroll 4
+  constexpr int kBytes = sizeof(Element), kWidth = 16 / kBytes, kChunks = kColumns / kWidth;
+#pragma unroll(kIsFloat<Element> ? 1 : 4)
   for (int i = 0; i < (kRows * kChunks + kThreads - 1) / kThreads; ++i) {
     const int index = thread + i * kThreads;
     if (kRows * kChunks % kThreads != 0 && index >= kRows * kChunks) break;
-    const int row = index / kChunks, column = index % kChunks * 8;
-    const uint32_t target = shared + row * pitch_bytes(kColumns) + column * 2;
+    const int row = index / kChunks, column = index % kChunks * kWidth;
+    const uint32_t target = shared + row * pitch_bytes(kColumns, kBytes) + column * kBytes;
     const bool is_inside = row < rows && column < columns;
     const Element* from = source + (is_inside ? row * row_stride + column : 0);
     if constexpr (kVectors) {
@@ -55,8 +56,13 @@ __device__ __forceinline__ void load_tile(uint32_t shared, const Element* source
     } else {
       uint32_t words[4] = {};
 #pragma unroll 4
-      for (int j = 0; j < 8; ++j) {
-        if (is_inside && column + j < columns) words[j / 2] |= static_cast<uint32_t>(from[j].bits) << j % 2 * 16;
+      for (int j = 0; j < kWidth; ++j) {
+        if (!is_inside || column + j >= columns) continue;
+        if constexpr (kIsFloat<Element>) {
+          words[j] = __float_as_uint(from[j]);
+        } else {
+          words[j / 2] |= static_cast<uint32_t>(from[j].bits) << j % 2 * 16;
+        }
       }
       ptx::st_shared_v4(target, {words[0], words[1], words[2], words[3]});
     }
@@ -64,9 +70,11 @@ __device__ __forceinline__ void load_tile(uint32_t shared, const Element* source
 }
 
 // sums[r] += A[r] B^T over kDepth columns: A of kBlocks times 16 rows, B of kColumns rows, both tiles in shared memory.
-template <class Element, int kBlocks, int kColumns, int kDepth>
-__device__ __forceinline__ void multiply_by_transpose(Accumulator<kColumns> (&sums)[kBlocks], uint32_t a, uint32_t b) {
-  constexpr int kPitch = pitch_bytes(kDepth);
+// kTf32: fp32 in one pass. Of fp32: attention_mma_float_cuda.cuh.
+template <class Element, bool kTf32, int kBlocks, int kColumns, int kDepth>
+requires(!kIsFloat<Element>) __device__ __forceinline__
+    void multiply_by_transpose(Accumulator<kColumns> (&sums)[kBlocks], uint32_t a, uint32_t b) {
+  constexpr int kPitch = pitch_bytes(kDepth, sizeof(Element));
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t a_lane = a + lane % 16 * kPitch + lane / 16 * 16;
   const uint32_t b_lane = b + (lane % 8 + lane / 16 * 8) * kPitch + lane / 8 % 2 * 16;
@@ -90,10 +98,10 @@ __device__ __forceinline__ void multiply_by_transpose(Accumulator<kColumns> (&su
 
 // sums[r] += A[r] B: A is what the accumulators of another product hold, rounded to Element; B is a tile of kDepth
 // rows, of which kColumns columns are used.
-template <class Element, int kBlocks, int kColumns, int kDepth>
-__device__ __forceinline__ void multiply_fragments(Accumulator<kColumns> (&sums)[kBlocks],
-                                                   const Accumulator<kDepth> (&a)[kBlocks], uint32_t b,
-                                                   int pitch = pitch_bytes(kColumns)) {
+template <class Element, bool kTf32, int kBlocks, int kColumns, int kDepth>
+requires(!kIsFloat<Element>) __device__ __forceinline__
+    void multiply_fragments(Accumulator<kColumns> (&sums)[kBlocks], const Accumulator<kDepth> (&a)[kBlocks], uint32_t b,
+                            int pitch = pitch_bytes(kColumns, sizeof(Element))) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t b_lane = b + lane % 16 * pitch + lane / 16 * 16;
 #pragma unroll
@@ -117,8 +125,8 @@ __device__ __forceinline__ void multiply_fragments(Accumulator<kColumns> (&sums)
   }
 }
 
-// A warp's 16 rows of results, times `factors` of the thread's two rows, by way of its own rows of shared memory, to
-// rows [0, rows) and columns [0, columns) of a tensor.
+// A warp's 16 rows of results in 16 bits, times `factors` of the thread's two rows, by way of its own rows of shared
+// memory, to rows [0, rows) and columns [0, columns) of a tensor.
 template <class Element, int kColumns, bool kVectors>
 __device__ __forceinline__ void store_rows(Element* target, int64_t row_stride, int32_t rows, int32_t columns,
                                            const Accumulator<kColumns>& sums, const float (&factors)[2], char* shared) {
@@ -126,7 +134,7 @@ __device__ __forceinline__ void store_rows(Element* target, int64_t row_stride, 
 #pragma unroll
   for (int i = 0; i < kColumns / 2; i += 2) {
     const float pair[2] = {sums.values[i] * factors[i / 2 % 2], sums.values[i + 1] * factors[i / 2 % 2]};
-    char* place = shared + tile::fragment_row(lane, i) * pitch_bytes(kColumns) + tile::fragment_column(lane, i) * 2;
+    char* place = shared + tile::fragment_row(lane, i) * pitch_bytes(kColumns, 2) + tile::fragment_column(lane, i) * 2;
     *reinterpret_cast<uint32_t*>(place) = tile::Word<Element>::pack(pair);
   }
   __syncwarp();
@@ -134,7 +142,7 @@ __device__ __forceinline__ void store_rows(Element* target, int64_t row_stride, 
   for (int index = lane; index < 16 * kChunks; index += 32) {
     const int row = index / kChunks, column = index % kChunks * 8;
     if (row >= rows || column >= columns) continue;
-    const char* place = shared + row * pitch_bytes(kColumns) + column * 2;
+    const char* place = shared + row * pitch_bytes(kColumns, 2) + column * 2;
     Element* to = target + row * row_stride + column;
     if constexpr (kVectors) {
       ptx::st_global_v4(to, *reinterpret_cast<const ptx::Word4*>(place));

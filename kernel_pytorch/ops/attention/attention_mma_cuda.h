@@ -1,4 +1,4 @@
-// What host and device agree on for the kernels on mma.m16n8k16: tiles, and the arguments of each kernel.
+// What host and device agree on for the kernels on mma: tiles, and the arguments of each kernel.
 #pragma once
 
 #include "kernel_pytorch/ops/attention/attention_cuda.h"
@@ -14,22 +14,29 @@ struct MmaTile {
   int warps;
   int row_blocks;  // of 16 rows each, that a warp holds
   int columns;
-  int stages;  // tiles of the walk in shared memory
+  int stages;     // tiles of the walk in shared memory
+  int bytes = 2;  // of an element
 };
 
 KP_SHARED_CODE constexpr int rows_of(MmaTile tile) {
   return tile.warps * tile.row_blocks * 16;
 }
 // A row in shared memory: 16 bytes more than its elements, so that eight rows at one column lie in eight banks.
-KP_SHARED_CODE constexpr int pitch_bytes(int columns) {
-  return columns * 2 + 16;
+KP_SHARED_CODE constexpr int pitch_bytes(int columns, int bytes) {
+  return columns * bytes + 16;
+}
+KP_SHARED_CODE constexpr int query_pitch(MmaTile tile) {
+  return pitch_bytes(tile.size, tile.bytes);
+}
+KP_SHARED_CODE constexpr int value_pitch(MmaTile tile) {
+  return pitch_bytes(tile.value_size, tile.bytes);
 }
 KP_SHARED_CODE constexpr int slices_of(int columns, int slice) {
   return (columns + slice - 1) / slice;
 }
 KP_SHARED_CODE constexpr int forward_shared_bytes(MmaTile tile) {
-  return rows_of(tile) * pitch_bytes(tile.size) +
-         tile.stages * tile.columns * (pitch_bytes(tile.size) + pitch_bytes(tile.slice));
+  return rows_of(tile) * query_pitch(tile) +
+         tile.stages * tile.columns * (query_pitch(tile) + pitch_bytes(tile.slice, tile.bytes));
 }
 
 struct MmaForwardArguments {
@@ -46,7 +53,7 @@ struct MmaForwardArguments {
 // Decoding: 16 rows for all warps of a block, which share the keys: 16 for each at a time. `columns` is not used.
 inline constexpr int kDecodeRows = 16, kDecodeKeys = 16;
 KP_SHARED_CODE constexpr int decode_stage_bytes(MmaTile tile) {
-  return kDecodeKeys * (pitch_bytes(tile.size) + pitch_bytes(tile.value_size));
+  return kDecodeKeys * (query_pitch(tile) + value_pitch(tile));
 }
 // A warp's results of 16 rows as floats, with their largest scores and sums.
 KP_SHARED_CODE constexpr int decode_result_floats(MmaTile tile) {
@@ -54,7 +61,7 @@ KP_SHARED_CODE constexpr int decode_result_floats(MmaTile tile) {
 }
 KP_SHARED_CODE constexpr int decode_shared_bytes(MmaTile tile) {
   const int tiles = tile.stages * decode_stage_bytes(tile), results = decode_result_floats(tile) * 4;
-  return kDecodeRows * pitch_bytes(tile.size) + tile.warps * (tiles > results ? tiles : results);
+  return kDecodeRows * query_pitch(tile) + tile.warps * (tiles > results ? tiles : results);
 }
 
 // Keys of one split: those that the rows see are shared evenly, or (split_keys > 0) cut at multiples of split_keys, so
@@ -82,7 +89,7 @@ struct DecodeArguments {
 
 // Both operands of both products, and lse and delta of each query of a step.
 KP_SHARED_CODE constexpr int backward_shared_bytes(MmaTile tile) {
-  const int pitches = pitch_bytes(tile.size) + pitch_bytes(tile.value_size);
+  const int pitches = query_pitch(tile) + value_pitch(tile);
   return rows_of(tile) * pitches + tile.stages * tile.columns * (pitches + 8);
 }
 
@@ -90,6 +97,9 @@ KP_SHARED_CODE constexpr int backward_shared_bytes(MmaTile tile) {
 struct QueryStatistics {
   float lse, delta;
 };
+
+// Which gradients a kernel computes: of queries, or, where rows are keys and the walk is over queries, the others.
+enum class Of : uint8_t { kQueries, kKeys, kValues, kKeysAndValues };
 
 struct MmaBackwardArguments {
   ScoreArguments scores;

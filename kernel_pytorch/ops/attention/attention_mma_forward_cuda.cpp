@@ -1,5 +1,6 @@
 // cuda_mma, the forward that takes every option on every GPU since compute capability 8.0.
 #include <algorithm>
+#include <array>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
@@ -24,22 +25,39 @@ constexpr MmaTile kHeavyTiles[] = {
     {512, 512, 256, 4, 1, 32, 2},
 };
 
+// Of fp32, whose split operands take registers too.
+constexpr MmaTile kFloatTiles[] = {
+    {64, 64, 64, 4, 2, 32, 2, 4},    {96, 96, 96, 4, 1, 32, 2, 4},    {128, 128, 128, 8, 1, 32, 2, 4},
+    {192, 128, 128, 4, 1, 16, 2, 4}, {192, 192, 192, 4, 1, 16, 2, 4}, {256, 256, 256, 4, 1, 16, 1, 4},
+    {512, 512, 256, 2, 1, 16, 1, 4},
+};
+constexpr auto kHeavyFloatTiles = [] {
+  auto tiles = std::to_array(kFloatTiles);
+  tiles[0].row_blocks = 1;
+  return tiles;
+}();
+
 struct Choice {
   int index;
   MmaTile tile;
   Features features;
 };
-Choice choose_tile(const ForwardProblem& problem) {
+Choice choose_tile(const ForwardProblem& problem, const DeviceInfo& device) {
+  const DType dtype = problem.query.dtype;
   const int index = tile_for(kTiles, problem.query.size(3), problem.value.size(3));
-  const MmaTile tile = is_heavy(features_of(problem.scoring)) ? kHeavyTiles[index] : kTiles[index];
-  return {index, tile, mma_features_of(problem.scoring, rows_of(tile), tile.columns)};
+  const bool heavy = is_heavy(features_of(problem.scoring));
+  MmaTile tile = heavy ? kHeavyTiles[index] : kTiles[index];
+  if (dtype == DType::kFloat32) {
+    tile = fitted(heavy ? kHeavyFloatTiles[index] : kFloatTiles[index], device, forward_shared_bytes);
+  }
+  return {index, tile, mma_features_of(problem.scoring, dtype, rows_of(tile), tile.columns)};
 }
 
 registry::Support supports(const ForwardProblem& problem, const DeviceInfo& device) {
   if (const char* obstacle = mma_obstacle(problem.query, problem.key, problem.value, device)) {
     return registry::Support::no(obstacle);
   }
-  const MmaTile tile = choose_tile(problem).tile;
+  const MmaTile tile = choose_tile(problem, device).tile;
   if (forward_shared_bytes(tile) > device.cuda.shared_bytes_per_block) return registry::Support::no(kMmaSharedMemory);
   if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
     return registry::Support::no(kFloatPacks);
@@ -53,7 +71,7 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
 void run(const ForwardProblem& problem, int, Context& context) {
   static const std::string kLabel = "attention_forward/cuda_mma";
   static FeatureKernels kernels;
-  const Choice choice = choose_tile(problem);
+  const Choice choice = choose_tile(problem, *context.info);
   const MmaTile& tile = choice.tile;
   MmaForwardArguments arguments{};
   const bool vectors = fill_forward_arguments(problem, choice.features, context, arguments);
@@ -66,8 +84,8 @@ void run(const ForwardProblem& problem, int, Context& context) {
   KP_CHECK(blocks <= 0x7fffffff, "attention: ", blocks, " tiles of queries are more than a launch can have");
 
   const DType dtype = problem.query.dtype;
-  const uint32_t variant = static_cast<uint32_t>(choice.index) * 4 +
-                           static_cast<uint32_t>(dtype == DType::kBFloat16) * 2 + (vectors ? 1 : 0);
+  const uint32_t variant =
+      static_cast<uint32_t>(choice.index) * 8 + static_cast<uint32_t>(cuda_type_index(dtype)) * 2 + (vectors ? 1 : 0);
   CUkern_st* kernel = kernels.get(choice.features, variant, context, [&] {
     return mma_code(kSource, "mma_forward", {choice.features, dtype, tile, vectors}, program_text(problem.scoring));
   });
@@ -85,6 +103,9 @@ uint64_t source_hash() {
 
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes = mma_codes(kSource, "mma_forward", kTiles, kHeavyTiles);
+  for (DeviceCode& code : mma_float_codes(kSource, "mma_forward", kFloatTiles, kHeavyFloatTiles, 64)) {
+    codes.push_back(std::move(code));
+  }
   for (DeviceCode& code : prepare_codes()) codes.push_back(std::move(code));
   return codes;
 }

@@ -1,4 +1,4 @@
-// Attention's forward on mma.m16n8k16, for every option: a block keeps a tile of queries and walks over the keys that
+// Attention's forward on mma, for every option: a block keeps a tile of queries and walks over the keys that
 // it sees, two tiles of keys and values in shared memory; the softmax is the usual online one.
 #pragma once
 
@@ -14,8 +14,9 @@ class MmaForward {
   static constexpr int kRows = rows_of(kTile), kKeys = kTile.columns, kSlice = kTile.slice;
   static constexpr int kThreads = kTile.warps * 32;
   static constexpr int kBlocks = kTile.row_blocks;
-  static constexpr int kQueryPitch = pitch_bytes(kTile.size);
-  static constexpr int kKeyBytes = kKeys * kQueryPitch, kValueBytes = kKeys * pitch_bytes(kSlice);
+  static constexpr int kQueryPitch = query_pitch(kTile);
+  static constexpr int kKeyBytes = kKeys * kQueryPitch, kValueBytes = kKeys * pitch_bytes(kSlice, kTile.bytes);
+  static_assert(sizeof(Element) == kTile.bytes);
 
  public:
   __device__ __forceinline__ MmaForward(const MmaForwardArguments& arguments, char* shared)
@@ -91,7 +92,7 @@ class MmaForward {
     Accumulator<kKeys> scores[kBlocks];
 #pragma unroll
     for (auto& block : scores) block.clear();
-    multiply_by_transpose<Element, kBlocks, kKeys, kTile.size>(
+    multiply_by_transpose<Element, kFeatures.tf32, kBlocks, kKeys, kTile.size>(
         scores, ptx::shared_address(shared_) + warp_row() * kQueryPitch, key_tile(stage));
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) {
@@ -107,7 +108,7 @@ class MmaForward {
       rescale_rows(output_[r].values, rescale);
       if constexpr (kFeatures.dropout) hide(values, kept_by_dropout<Rows::kQueries, kKeys / 2>(dropout, place), 0.0f);
     }
-    multiply_fragments<Element, kBlocks, kSlice, kKeys>(output_, scores, value_tile(stage));
+    multiply_fragments<Element, kFeatures.tf32, kBlocks, kSlice, kKeys>(output_, scores, value_tile(stage));
   }
 
   __device__ __forceinline__ void finish() {
@@ -118,18 +119,24 @@ class MmaForward {
       float factors[2];
       RowResult result = softmax_[r].finish<kFeatures.sinks>(exponent_scale<kFeatures>(scores_), sink, factors);
       if constexpr (kFeatures.dropout) scale_rows(factors, {scores_.dropout_scale, scores_.dropout_scale});
-      if (arguments_.float_results) {
-        finish_floats(row, output_[r], result, factors);
-        continue;
+      if constexpr (!kIsFloat<Element>) {
+        if (!arguments_.float_results) {
+          finish_elements(row, r, result, factors);
+          continue;
+        }
       }
-      Element* target =
-          row_of<kFeatures, Element>(arguments_.output, head_.batch, head_.head, head_.first_query + row) +
-          first_value_;
-      char* own = shared_ + (warp_row() + 16 * r) * kQueryPitch;  // rows of queries that only this warp has read
-      store_rows<Element, kSlice, kVectors>(target, arguments_.output.row, head_.queries - row,
-                                            arguments_.value_size - first_value_, output_[r], factors, own);
-      store_lse(row, result);
+      finish_floats(row, output_[r], result, factors);
     }
+  }
+
+  __device__ __forceinline__ void finish_elements(int32_t row, int r, const RowResult& result,
+                                                  const float (&factors)[2]) {
+    Element* target =
+        row_of<kFeatures, Element>(arguments_.output, head_.batch, head_.head, head_.first_query + row) + first_value_;
+    char* own = shared_ + (warp_row() + 16 * r) * kQueryPitch;  // rows of queries that only this warp has read
+    store_rows<Element, kSlice, kVectors>(target, arguments_.output.row, head_.queries - row,
+                                          arguments_.value_size - first_value_, output_[r], factors, own);
+    store_lse(row, result);
   }
 
   __device__ __forceinline__ float* lse_of_head() const {

@@ -20,16 +20,16 @@ __global__ void __launch_bounds__(256) query_statistics(const StatisticsArgument
       static_cast<const Element*>(output.data) + batch * output.batch + head * output.head + query * output.row;
   const Element* grads =
       static_cast<const Element*>(grad.data) + batch * grad.batch + head * grad.head + query * grad.row;
-  constexpr int kStep = kVectors ? 8 : 1;
+  constexpr int kCount = tile::Vector<Element>::kCount, kStep = kVectors ? kCount : 1;
   float delta = 0.0f;
   for (int32_t column = static_cast<int32_t>(threadIdx.x % 8) * kStep; column < arguments.value_size;
        column += 8 * kStep) {
     if constexpr (kVectors) {
-      float left[8], right[8];
+      float left[kCount], right[kCount];
       tile::load_once<Element>(outputs + column).unpack(left);
       tile::load_once<Element>(grads + column).unpack(right);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) delta += left[i] * right[i];
+      for (int i = 0; i < kCount; ++i) delta += left[i] * right[i];
     } else {
       delta += tile::to_float(outputs[column]) * tile::to_float(grads[column]);
     }
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(1024) grad_sinks(const SinksArguments argument
 }
 
 template <Features kFeatures, class Element, MmaTile kTile, bool kVectors>
-class MmaBias : MmaBackward<kFeatures, Element, kTile, kVectors, false> {
-  using Base = MmaBackward<kFeatures, Element, kTile, kVectors, false>;
+class MmaBias : MmaBackward<kFeatures, Element, kTile, kVectors, Of::kQueries> {
+  using Base = MmaBackward<kFeatures, Element, kTile, kVectors, Of::kQueries>;
   static constexpr int kRows = rows_of(kTile), kKeys = kTile.columns;
 
  public:

@@ -69,7 +69,7 @@ void forward_head(const Forward& problem, const Sizes& sizes, const Sequence& se
   for (int64_t query = 0; query < sequence.queries; ++query) {
     rows.compute(query, queries.data() + query * sizes.size, keys.data());
     const double lse = lse_of(rows, sink_of(problem.scoring, head));
-    std::ranges::fill(output, 0.0);
+    std::ranges::fill(output, std::isnan(lse) ? lse : 0.0);  // a sink of NaN, whatever is kept
     for (int64_t key = 0; key < sequence.keys; ++key) {
       if (!rows.is_kept(key)) continue;
       const double probability = std::exp(rows.score(key) - lse) * rows.kept_by_dropout(key);

@@ -17,30 +17,7 @@ double at(const TensorView& view, std::initializer_list<int64_t> index) {
   return load_element(view.data, view.dtype, offset);
 }
 
-int64_t offset_at(const TensorView& offsets, int64_t place, int64_t tokens) {
-  return std::clamp<int64_t>(offsets.as<const int32_t>()[place], 0, tokens);
-}
-
 }  // namespace
-
-std::vector<Sequence> sequences_of(const Sizes& sizes, const Scoring& scoring) {
-  std::vector<Sequence> sequences;
-  for (int64_t i = 0; i < sizes.sequences; ++i) {
-    Sequence one{.index = i, .batch = i, .queries = sizes.queries, .keys = sizes.keys};
-    if (scoring.is_packed()) {
-      one.batch = 0;
-      one.first_query = offset_at(scoring.query_offsets, i, sizes.queries);
-      one.queries = std::max<int64_t>(0, offset_at(scoring.query_offsets, i + 1, sizes.queries) - one.first_query);
-      one.first_key = offset_at(scoring.key_offsets, i, sizes.keys);
-      one.keys = std::max<int64_t>(0, offset_at(scoring.key_offsets, i + 1, sizes.keys) - one.first_key);
-    }
-    if (scoring.key_lengths.is_present()) {
-      one.keys = std::clamp<int64_t>(scoring.key_lengths.as<const int32_t>()[i], 0, one.keys);
-    }
-    sequences.push_back(one);
-  }
-  return sequences;
-}
 
 std::vector<double> load_rows(const TensorView& view, int64_t batch, int64_t head, int64_t first, int64_t count) {
   std::vector<double> rows;
@@ -79,7 +56,6 @@ ScoreRows::ScoreRows(const Scoring& scoring, const Sizes& sizes, const Sequence&
       heads_(sizes.heads),
       size_(sizes.size),
       with_derivatives_(with_derivatives) {
-  offset_ = scoring.offset().value_or(sequence.keys - sequence.queries);
   if (has_programs(scoring)) programs_ = &programs_of(scoring);
   if (with_derivatives && programs_ != nullptr && programs_->score_mod_gradient) {
     loads_ = static_cast<int64_t>(programs_->score_mod_gradient->loads.size());
@@ -110,7 +86,7 @@ double ScoreRows::score_of(int64_t query, int64_t key, double product) {
   if (!scoring_.softcap_after_bias) cap();
   if (scoring_.bias.is_present()) score += at(scoring_.bias, {sequence_.index, head_, query, key});
   if (scoring_.alibi_slopes.is_present()) {
-    score -= at(scoring_.alibi_slopes, {sequence_.index, head_}) * std::fabs(key - query - offset_);
+    score -= at(scoring_.alibi_slopes, {sequence_.index, head_}) * std::fabs(key - query - sequence_.offset);
   }
   if (scoring_.softcap_after_bias) cap();
   return programs_ != nullptr && programs_->score_mod ? changed_by_program(score, query, key) : score;
@@ -142,7 +118,7 @@ double ScoreRows::changed_by_program(double score, int64_t query, int64_t key) {
 }
 
 bool ScoreRows::keeps(int64_t query, int64_t key) const {
-  const int64_t distance = key - (query + offset_);
+  const int64_t distance = key - (query + sequence_.offset);
   if (scoring_.causal && distance > 0) return false;
   if (scoring_.window_left >= 0 && distance < -scoring_.window_left) return false;
   if (scoring_.window_right >= 0 && distance > scoring_.window_right) return false;

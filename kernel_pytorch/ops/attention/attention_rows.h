@@ -7,18 +7,9 @@
 #include <vector>
 
 #include "kernel_pytorch/ops/attention/attention_programs.h"
-#include "kernel_pytorch/ops/attention/operation.h"
+#include "kernel_pytorch/ops/attention/attention_sequences.h"
 
 namespace kernel_pytorch::attention {
-
-// Where a sequence lies: a batch entry, or a stretch of the packed ones.
-struct Sequence {
-  int64_t index = 0;  // batch of scores, bias, lengths, dropout
-  int64_t batch = 0;  // of the tensors
-  int64_t first_query = 0, queries = 0;
-  int64_t first_key = 0, keys = 0;  // keys within key_lengths
-};
-std::vector<Sequence> sequences_of(const Sizes& sizes, const Scoring& scoring);
 
 // One head of one sequence as doubles, row after row.
 std::vector<double> load_rows(const TensorView& view, int64_t batch, int64_t head, int64_t first, int64_t count);
@@ -59,7 +50,7 @@ class ScoreRows {
 
   const Scoring& scoring_;
   Sequence sequence_;
-  int64_t head_, heads_, size_, offset_;
+  int64_t head_, heads_, size_;
   bool with_derivatives_;
   const expression::Mods* programs_ = nullptr;  // null: none
   int64_t loads_ = 0;                           // captured elements that a score may depend on

@@ -85,6 +85,7 @@ enum class Toward : uint8_t { kNothing, kProduct, kBias, kCaptured };
 
 template <Features kFeatures>
 __device__ __forceinline__ float softcap_tanh(float x) {
+  if constexpr (kFeatures.float_tanh) return tanhf(x);
   if constexpr (!kFeatures.exact_tanh) return ptx::tanh_approx_f32(x);
   return 1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + ptx::ex2_approx_ftz_f32(x * (2.0f * kLog2e)));
 }

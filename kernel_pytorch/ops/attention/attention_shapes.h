@@ -87,6 +87,8 @@ inline std::vector<registry::ProblemRequest> shapes() {
         {{"causal", "1"}, {"window_left", "50"}, {"softcap", "2"}, {"sinks", "1"}, {"key_heads", "1"}},
         {{"causal", "1"}, {"bias", "batch"}, {"softcap", "2"}, {"softcap_after_bias", "1"}, {"alibi", "1"}},
         {{"causal", "1"}, {"segments", "1"}, {"dropout", "0.1"}, {"layout", "bshd"}, {"grad_lse", "1"}},
+        {{"lengths", "1"}, {"window_left", "20"}, {"window_right", "7"}},
+        {{"lengths", "1"}, {"causal", "1"}, {"alibi", "1"}},
         {{"causal", "1"}, {"lengths", "1"}, {"sinks", "1"}, {"grad_lse", "1"}, {"key_heads", "2"}},
         {{"mask", "batch"}, {"bias", "query"}, {"alibi", "1"}, {"window_left", "70"}, {"window_right", "10"}},
         {{"blocks", "16"}, {"causal", "1"}, {"dropout", "0.5"}, {"softcap", "3"}},
@@ -157,6 +159,11 @@ inline std::vector<registry::ProblemRequest> shapes() {
     // Scores that leave the range of a softmax without a maximum: such rows are done twice, and added once. (Of scores
     // this large fp32 itself keeps too little for what is asked of it.)
     if (dtype == DType::kBFloat16) add(dtype, {1, 1, 200, 600, 64}, {{"scale", "20"}, {"accumulate", "1"}});
+    if (dtype == DType::kFloat32) {
+      add(dtype, {1, 4, 150, 190, 64}, {{"allow_tf32", "1"}, {"causal", "1"}, {"key_heads", "2"}, {"grad_lse", "1"}});
+      add(dtype, {1, 2, 150, 190, 128}, {{"allow_tf32", "1"}, {"bias", "full"}, {"sinks", "1"}});
+      add(dtype, {1, 8, 1, 2100, 128}, {{"allow_tf32", "1"}, {"key_heads", "2"}});
+    }
     // Long enough for several tiles of every kernel.
     add(dtype, {1, 1, 515, 128}, {{"causal", "1"}});
     add(dtype, {1, 1, 400, 640, 64}, {{"window_left", "100"}, {"window_right", "30"}});

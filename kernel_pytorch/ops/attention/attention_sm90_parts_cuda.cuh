@@ -107,7 +107,7 @@ __device__ __forceinline__ void add_sink(const OutputRows& rows, float sink) {
     if (8 * row >= rows.rows_left) continue;
     float* output = static_cast<float*>(rows.output) + 8 * row * rows.row_stride;
     for (int32_t column = static_cast<int32_t>(threadIdx.x % 4); column < rows.value_size; column += 4) {
-      output[column] = has_begun ? output[column] * end.factor : 0.0f;
+      output[column] = (has_begun ? output[column] : 0.0f) * end.factor;
     }
   }
   store_lse(rows, begun.lse);
@@ -121,10 +121,10 @@ __device__ __forceinline__ void store_nothing(const Sm90ForwardArguments& argume
     if constexpr (kFeatures.sinks) add_sink(rows, sink);
     return;
   }
-  const float lse = end_of_row(0.0f, plus_infinity(), sink).lse;
+  const RowEnd end = end_of_row(0.0f, plus_infinity(), sink);
   const float zeros[kColumns / 2] = {};
-  store_rows_as<Result>(rows, zeros, {0.0f, 0.0f});
-  store_lse(rows, {lse, lse});
+  store_rows_as<Result>(rows, zeros, {end.factor, end.factor});  // NaN of a sink of NaN
+  store_lse(rows, {end.lse, end.lse});
 }
 
 }  // namespace kernel_pytorch::attention

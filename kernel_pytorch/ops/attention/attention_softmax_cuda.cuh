@@ -33,11 +33,13 @@ __device__ __forceinline__ float finish_row(float center, float sum, float sink,
   float shrink = 1.0f;
   if constexpr (kSink) {
     const float larger = fmaxf(center, sink);
-    shrink = ptx::ex2_approx_ftz_f32(center - larger);
-    sum = sum * shrink + ptx::ex2_approx_ftz_f32(sink - larger);
-    center = larger;
+    const float base = larger == tile::minus_infinity() ? 0.0f : larger;
+    shrink = ptx::ex2_approx_ftz_f32(center - base);
+    sum = sum * shrink + ptx::ex2_approx_ftz_f32(sink - base);
+    center = base;
   }
-  factor = is_empty ? 0.0f : shrink / sum;
+  // A sink of NaN, which fmaxf passes over, is in the sum.
+  factor = is_empty ? (kSink ? 0.0f * sum : 0.0f) : shrink / sum;
   return is_empty && !kSink ? tile::minus_infinity() : (center + ptx::lg2_approx_ftz_f32(sum)) * kLn2;
 }
 
@@ -53,8 +55,10 @@ class OnlineSoftmax {
 #pragma unroll
       for (int i = 2 * row; i < kCount; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
       largest = fmaxf(largest_[row], tile::max_lanes<4>(largest));
-      center[row] = largest == tile::minus_infinity() ? 0.0f : largest * scale;
-      rescale[row] = ptx::ex2_approx_ftz_f32(largest_[row] * scale - center[row]);
+      const float base = largest == tile::minus_infinity() ? 0.0f : largest;
+      center[row] = base * scale;
+      // Exactly 1 where the largest score stays: a factor of its product's rounding error would grow with every tile.
+      rescale[row] = ptx::ex2_approx_ftz_f32((largest_[row] - base) * scale);
       largest_[row] = largest;
       sum_[row] *= rescale[row];
     }

@@ -64,8 +64,18 @@ TEST(Attention, OptionsThatMeanTheSameGiveTheSame) {
   const TensorView lengths_view = contiguous_view(lengths, DType::kInt32, {2});
   expect_mask([](int64_t b, int64_t, int64_t, int64_t k) { return b == 0 && k < 12; },
               [&](Scoring& s) { s.key_lengths = lengths_view; });
-  expect_mask([](int64_t b, int64_t, int64_t q, int64_t k) { return b == 0 && k <= q + 12 - 21; },
+  // 12 of 30 keys are real, fewer than the 21 queries: padding on the right, so query 0 stands at key 0.
+  expect_mask([](int64_t b, int64_t, int64_t q, int64_t k) { return b == 0 && k <= q && k < 12; },
               [&](Scoring& s) { s.key_lengths = lengths_view, s.causal = true; });
+  lengths[0] = 25, lengths[1] = 40;  // a cache longer than what it holds: the last query stands at the last real key
+  expect_mask([](int64_t b, int64_t, int64_t q, int64_t k) { return k <= q + (b == 0 ? 25 : 30) - 21; },
+              [&](Scoring& s) { s.key_lengths = lengths_view, s.causal = true; });
+  expect_mask(
+      [](int64_t b, int64_t, int64_t q, int64_t k) {
+        const int64_t distance = k - (q + (b == 0 ? 25 : 30) - 21);
+        return distance >= -6 && distance <= 2 && k < (b == 0 ? 25 : 30);
+      },
+      [&](Scoring& s) { s.key_lengths = lengths_view, s.window_left = 6, s.window_right = 2; });
   std::vector<int32_t> of_queries(42), of_keys(60);
   for (int i = 0; i < 42; ++i) of_queries[i] = i % 5 - 1;
   for (int i = 0; i < 60; ++i) of_keys[i] = i / 7 % 4 - 1;

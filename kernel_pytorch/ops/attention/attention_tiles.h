@@ -193,8 +193,10 @@ KP_WORD void finish_row(const ForwardTask& task, int64_t row, float most, float 
     const float base = larger_one == kMinusInfinity ? 0.0f : larger_one;
     const float seen = cpu::exp(cpu::broadcast(lse - base))[0];
     const float both = seen + cpu::exp(cpu::broadcast(rules.sink - base))[0];
-    share = both > 0 ? share * (seen / both) : share;
-    lse = both > 0 ? base + cpu::log(cpu::broadcast(both))[0] : lse;
+    if (both != 0) {  // a sink of NaN stays NaN
+      share *= seen / both;
+      lse = base + cpu::log(cpu::broadcast(both))[0];
+    }
   }
   const int64_t query = task.first_query + row;
   const float others = task.accumulate ? task.lse[query] : kMinusInfinity;

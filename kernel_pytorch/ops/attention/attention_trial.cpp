@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/attention/attention_bounds.h"
 #include "kernel_pytorch/registry/request_words.h"
 
 namespace kernel_pytorch::attention {
@@ -20,7 +21,7 @@ struct Words {
 
   explicit Words(const ProblemRequest& given);
   int64_t whole(std::string_view name, int64_t fallback) const {
-    return static_cast<int64_t>(registry::number_option(request, name, static_cast<double>(fallback)));
+    return registry::integer_option(request, name, fallback);
   }
   bool flag(std::string_view name, bool fallback = false) const {
     return registry::flag_option(request, name, fallback);
@@ -49,7 +50,8 @@ Words::Words(const ProblemRequest& given) : request(given) {
                            "lse",           "grad_lse",    "deterministic", "bias",           "mask",
                            "bias_dtype",    "grad_bias",   "sequences",     "blocks",         "blocks_by_batch",
                            "score_mod",     "mask_mod",    "captured",      "captured_dtype", "batch_invariant",
-                           "first_query",   "first_key",   "results",       "accumulate",     "writes_keys"});
+                           "first_query",   "first_key",   "results",       "accumulate",     "writes_keys",
+                           "allow_tf32"});
   const std::vector<int64_t>& shape = request.shape;
   KP_CHECK((shape.size() == 4 || shape.size() == 5) && std::ranges::all_of(shape, [](int64_t n) { return n >= 0; }),
            "shape ", shape_text(shape), ": attention needs batch, heads, queries, keys and size, e.g. ",
@@ -168,6 +170,8 @@ Scoring make_scoring(const Words& words) {
   scoring.first_key = words.whole("first_key", 0);
   scoring.deterministic = words.flag("deterministic");
   scoring.batch_invariant = words.flag("batch_invariant");
+  scoring.allow_tf32 = words.flag("allow_tf32");
+  if (!has_near_numbers(scoring, sizes)) bound_numbers(scoring, sizes);
   return scoring;
 }
 

@@ -7,7 +7,7 @@
 //   bias|mask=full|batch|head|query|all (what it is broadcast over)  bias_dtype  grad_bias
 //   sequences=N (packed: batch is 1, queries and keys count tokens)  blocks=N (tiles of N x N)
 //   first_query  first_key  results=fp32 (of the output and the three gradients)  accumulate (then fp32 too)
-//   writes_keys
+//   writes_keys  allow_tf32
 //   score_mod|mask_mod=PROGRAM  captured=SIZES (e.g. 4x32,7: fp32 unless captured_dtype says otherwise)
 #pragma once
 

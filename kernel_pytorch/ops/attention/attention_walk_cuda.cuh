@@ -20,11 +20,12 @@ __device__ __forceinline__ Head load_head(const ScoreArguments& arguments, int32
     result.first_query = first_query;
     result.first_key = first_key;
   }
+  const int32_t key_rows = result.keys;
   if constexpr (kFeatures.key_lengths) {
     const int32_t length = arguments.key_lengths[batch * arguments.key_lengths_stride];
-    result.keys = greatest(0, least(result.keys, length));
+    result.keys = greatest(0, least(key_rows, length));
   }
-  result.offset = arguments.has_offset ? arguments.offset : result.keys - result.queries;
+  result.offset = arguments.has_offset ? arguments.offset : aligned_offset(result.queries, key_rows, result.keys);
   result.left = result.offset + arguments.left;
   result.right = result.offset + arguments.right;
   if constexpr (kFeatures.alibi) {

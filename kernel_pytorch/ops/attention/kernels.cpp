@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/attention/attention_alignment_cuda.h"
 #include "kernel_pytorch/ops/attention/attention_shapes.h"
 #include "kernel_pytorch/ops/attention/attention_trial.h"
 #include "kernel_pytorch/ops/attention/operation.h"
@@ -60,9 +61,11 @@ void describe_problem(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("part", scoring.is_part());
   key.field("batch_invariant", scoring.batch_invariant);
   key.field("deterministic", scoring.deterministic);
+  key.field("allow_tf32", scoring.allow_tf32 && dtype == DType::kFloat32);
   const auto program = [](const std::string& text) {
     return text.empty() ? 0 : static_cast<int64_t>(hash_text(text) >> 1);
   };
+  key.field("captured", static_cast<int64_t>(scoring.captured.size()));
   key.field("score_mod", program(scoring.score_mod));
   key.field("mask_mod", program(scoring.mask_mod));
 }
@@ -156,8 +159,10 @@ registry::Filling filling(const Problem& problem, std::string_view tensor) {
 }
 
 // Probabilities and gradients of scores are operands of the type of the query: fp32 results of 16 bits are no finer.
+// tf32 has fp16's bits, and scores are of it too.
 template <class Problem>
 registry::Precision precision(const Problem& problem, std::string_view tensor, DType own) {
+  if (problem.scoring.allow_tf32 && problem.query.dtype == DType::kFloat32) return {DType::kFloat16};
   const bool is_of_products =
       tensor == "output" || tensor == "grad_query" || tensor == "grad_key" || tensor == "grad_value";
   return {is_of_products ? problem.query.dtype : own};
@@ -171,20 +176,27 @@ void settle_backward(const Backward& problem) {
   settle_lse(sizes_of(problem), problem.scoring.scale, problem.lse);
 }
 
+// Of n = first, first + 1, .., first + count - 1: the sum of n cut to 0..most.
+double sum_of_cut(double first, double count, double most) {
+  const auto sum_up_to = [&](double n) {
+    return n <= 0 ? 0 : n <= most ? n * (n + 1) / 2 : most * (most + 1) / 2 + (n - most) * most;
+  };
+  return sum_up_to(first + count - 1) - sum_up_to(first - 1);
+}
+
 // Scores of one head that causal and window leave; what masks, lists and lengths leave is in their data.
 double pairs_of(const Sizes& sizes, const Scoring& scoring) {
   const int64_t sequences = std::max<int64_t>(sizes.sequences, 1);
   const int64_t queries = scoring.is_packed() ? sizes.queries / sequences : sizes.queries;
   const int64_t keys = scoring.is_packed() ? sizes.keys / sequences : sizes.keys;
-  const int64_t offset = scoring.offset().value_or(keys - queries);
-  double pairs = 0;
-  for (int64_t query = 0; query < queries; ++query) {
-    int64_t first = 0, last = keys - 1;
-    if (scoring.causal) last = std::min(last, query + offset);
-    if (scoring.window_right >= 0) last = std::min(last, query + offset + scoring.window_right);
-    if (scoring.window_left >= 0) first = std::max(first, query + offset - scoring.window_left);
-    pairs += static_cast<double>(std::max<int64_t>(0, last - first + 1));
-  }
+  const auto offset = static_cast<double>(scoring.offset().value_or(aligned_offset(queries, keys, keys)));
+  // Query q keeps keys q + first up to q + last: those up to the last less those before the first.
+  double last = static_cast<double>(keys), first = -static_cast<double>(queries);
+  if (scoring.window_right >= 0) last = offset + static_cast<double>(scoring.window_right);
+  if (scoring.causal) last = offset;
+  if (scoring.window_left >= 0) first = offset - static_cast<double>(scoring.window_left);
+  const auto rows = static_cast<double>(queries), most = static_cast<double>(keys);
+  const double pairs = sum_of_cut(last + 1, rows, most) - sum_of_cut(first, rows, most);
   return pairs * static_cast<double>(sizes.sequences);
 }
 

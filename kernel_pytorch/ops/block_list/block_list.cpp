@@ -44,23 +44,17 @@ struct ListCheck {
   }
 };
 
-void choose_share_of(Grid& grid, double sparsity) {
-  choose_share(grid, sparsity, [&](const auto& of) {
-    int64_t sum = 0;
-    for (int32_t row = 0; row < grid.rows; ++row) sum += of(row_of(grid, row));
-    return sum;
-  });
-}
-
 int64_t blocks_of(int64_t tokens, int64_t block) {
-  return (tokens + block - 1) / block;
+  return tokens / block + (tokens % block != 0);
 }
 
 void check_numbers(const Select& arguments) {
   KP_CHECK(arguments.queries >= 0 && arguments.keys >= 0, "block_select: there are ", arguments.queries,
            " queries and ", arguments.keys, " keys; neither may be negative");
-  KP_CHECK(arguments.query_block > 0 && arguments.key_block > 0, "block_select: blocks are ", arguments.query_block,
-           " by ", arguments.key_block, "; both must be at least 1");
+  const bool is_known = arguments.query_block > 0 && arguments.query_block <= kLargestBlock &&
+                        arguments.key_block > 0 && arguments.key_block <= kLargestBlock;
+  KP_CHECK(is_known, "block_select: blocks are ", arguments.query_block, " by ", arguments.key_block,
+           "; both sizes must be from 1 to ", kLargestBlock);
   KP_CHECK(arguments.key_parts > 0 && arguments.key_block % arguments.key_parts == 0, "block_select: a block of ",
            arguments.key_block, " keys is cut into ", arguments.key_parts, " parts; their number must divide it");
   KP_CHECK(arguments.sparsity >= 0 && arguments.sparsity <= 1, "block_select: sparsity is ", arguments.sparsity,
@@ -111,14 +105,29 @@ void check_pooled(const ListCheck& check, const Select& arguments, const Grid& g
            query.sizes[1], " heads, key has ", key.sizes[1], "; the first must be a multiple of the second");
 }
 
+// Kept far from what 64 bits hold: places beyond 2^61 lie in columns beyond all blocks and local ones alike.
+int64_t offset_of(const Select& arguments) {
+  constexpr int64_t kFar = int64_t{1} << 61;
+  return std::clamp(arguments.causal_offset.value_or(arguments.keys - arguments.queries), -kFar, kFar);
+}
+
 }  // namespace
 
+void choose_share_of(Grid& grid, double sparsity) {
+  choose_share(grid, sparsity, [&](const auto& of) {
+    int64_t sum = 0;
+    for (int32_t row = 0; row < grid.rows; ++row) sum += of(row_of(grid, row));
+    return sum;
+  });
+}
+
 Selection selection_of(const Select& arguments) {
+  check_numbers(arguments);
   Selection selection{.given = arguments};
   selection.given.threshold = static_cast<float>(arguments.threshold);  // as every kernel compares it
   selection.grid = {.queries = arguments.queries,
                     .keys = arguments.keys,
-                    .offset = arguments.causal_offset.value_or(arguments.keys - arguments.queries),
+                    .offset = offset_of(arguments),
                     .rows = static_cast<int32_t>(blocks_of(arguments.queries, arguments.query_block)),
                     .columns = static_cast<int32_t>(blocks_of(arguments.keys, arguments.key_block)),
                     .query_block = static_cast<int32_t>(arguments.query_block),
@@ -128,8 +137,12 @@ Selection selection_of(const Select& arguments) {
                     .keep = 0,
                     .extra_from = 0,
                     .causal = arguments.causal};
-  choose_share_of(selection.grid, arguments.sparsity);
   return selection;
+}
+
+int64_t columns_of(const Select& arguments) {
+  check_numbers(arguments);
+  return blocks_of(arguments.keys, arguments.key_block);
 }
 
 std::vector<Grid> grids_of(const Selection& selection) {
@@ -146,8 +159,7 @@ std::vector<Grid> grids_of(const Selection& selection) {
 
 void select(const Select& arguments, Context& context) {
   const ListCheck check{"block_select", context.device()};
-  check_numbers(arguments);
-  const Selection selection = selection_of(arguments);
+  Selection selection = selection_of(arguments);
   const Grid& grid = selection.grid;
   if (arguments.scores.is_present()) {
     check_scores(check, arguments, grid);
@@ -170,6 +182,7 @@ void select(const Select& arguments, Context& context) {
     check.check_map("map", arguments.map);
     check.check("map", arguments.map, {shape.sizes[0], shape.sizes[1], shape.sizes[2], shape.sizes[3]});
   }
+  choose_share_of(selection.grid, arguments.sparsity);  // looks at every row: of shapes that are right
   registry::run_best(kSelect, selection, context);
 }
 

@@ -59,8 +59,13 @@ struct Select {
   TensorView map{};  // optional: int8 or bool [batch, heads, rows, columns], 1 where kept
 };
 
+// Sizes of a block of queries or keys; at most this.
+inline constexpr int64_t kLargestBlock = int64_t{1} << 30;
+
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void build(const Build& arguments, Context& context);
 KP_EXPORT void select(const Select& arguments, Context& context);
+// How many columns of blocks a selection has, of checked numbers.
+KP_EXPORT int64_t columns_of(const Select& arguments);
 
 }  // namespace kernel_pytorch::block_list

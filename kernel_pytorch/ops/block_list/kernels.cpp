@@ -20,6 +20,11 @@ void describe_build(const Build& problem, tuning::KeyBuilder& key) {
   key.field("heads", tuning::bucket(problem.map.sizes[0] * problem.map.sizes[1]));
   key.field("rows", tuning::bucket(problem.map.sizes[2]));
   key.field("columns", tuning::bucket(problem.map.sizes[3]));
+  key.field("map", problem.map);
+  key.field("row_lists", problem.rows.counts);
+  key.field("full_row_lists", problem.full_rows.counts);
+  key.field("column_lists", problem.columns.counts);
+  key.field("full_column_lists", problem.full_columns.counts);
 }
 
 void visit_list(const registry::PresentTensors& visit, std::string_view counts, std::string_view blocks, List& list) {
@@ -95,8 +100,15 @@ void describe_select(const Selection& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(problem.grid.rows));
   key.field("columns", tuning::bucket(problem.grid.columns));
   key.field("parts", problem.given.key_parts);
-  key.field("dtype", problem.has_scores() ? DType::kFloat32 : problem.given.query.dtype);
-  key.field("scores", problem.has_scores());
+  key.field("query", problem.given.query);
+  key.field("key", problem.given.key);
+  key.field("scores", problem.given.scores);
+  key.field("query_lengths", problem.given.query_lengths);
+  key.field("key_lengths", problem.given.key_lengths);
+  key.field("map", problem.given.map);
+  key.field("query_block", problem.given.query_block);
+  key.field("key_block", problem.given.key_block);
+  key.field("causal", problem.given.causal);
 }
 
 void visit_select(Selection& problem, registry::TensorVisitor visitor, void* state) {
@@ -129,8 +141,8 @@ Selection make_select(const registry::ProblemRequest& request) {
                                     "local", "scores", "threshold", "map", "lengths"});
   KP_CHECK(request.shape.size() == 5, "block_select: the shape is ", shape_text(request.shape),
            "; it must be [batch, heads, queries, keys, size]");
-  const auto number = [&](std::string_view name, double fallback) {
-    return static_cast<int64_t>(registry::number_option(request, name, fallback));
+  const auto number = [&](std::string_view name, int64_t fallback) {
+    return registry::integer_option(request, name, fallback);
   };
   const int64_t batch = request.shape[0], heads = request.shape[1];
   Select given{.queries = request.shape[2], .keys = request.shape[3]};
@@ -143,6 +155,7 @@ Selection make_select(const registry::ProblemRequest& request) {
   given.sinks = number("sinks", 1);
   given.local = number("local", 1);
   Selection problem = selection_of(given);
+  choose_share_of(problem.grid, given.sparsity);
   const Grid& grid = problem.grid;
   const auto view = [&](DType dtype, std::initializer_list<int64_t> sizes) {
     return contiguous_view(nullptr, dtype, sizes, request.device);
@@ -152,8 +165,8 @@ Selection make_select(const registry::ProblemRequest& request) {
   } else {
     const int64_t part = given.key_block / given.key_parts;
     problem.given.query = view(request.dtype, {batch, heads, grid.rows, request.shape[4]});
-    problem.given.key = view(request.dtype, {batch, number("key_heads", static_cast<double>(heads)),
-                                             (given.keys + part - 1) / part, request.shape[4]});
+    problem.given.key =
+        view(request.dtype, {batch, number("key_heads", heads), (given.keys + part - 1) / part, request.shape[4]});
   }
   problem.given.map = view(DType::kInt8, {batch, heads, grid.rows, grid.columns});
   problem.given.rows = list_for(problem.given.map, grid.rows, grid.columns);

@@ -23,7 +23,8 @@ struct Selection {
   int64_t heads() const { return given.rows.counts.sizes[1]; }
   int64_t group() const { return has_scores() ? 1 : heads() / given.key.sizes[1]; }
 };
-Selection selection_of(const Select& arguments);
+Selection selection_of(const Select& arguments);  // without the shares of its rows
+void choose_share_of(Grid& grid, double sparsity);
 // Of each entry of the batch, or of all of them the same one: from lengths in host memory.
 std::vector<Grid> grids_of(const Selection& selection);
 

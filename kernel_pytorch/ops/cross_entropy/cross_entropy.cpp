@@ -55,7 +55,7 @@ void check_inputs(const ArgumentCheck& check, Problem& problem) {
              shape_text(weight.shape()), ", there are ", problem.options.vocabulary, " classes; it must have one each");
     const DType type = problem.logits.dtype;
     KP_CHECK(weight.dtype == type || (weight.dtype == DType::kFloat32 && type != DType::kFloat64), kOp, ": weight is ",
-             weight.dtype, ", logits are ", type, "; it must be ", type, type == DType::kFloat64 ? "" : " or fp32");
+             weight.dtype, ", logits are ", type, "; it must be ", type_or_wider(type));
     KP_CHECK(weight.size(0) <= 1 || weight.stride(0) == 1, kOp, ": weight has stride ", weight.stride(0),
              "; make it contiguous");
   }

@@ -26,15 +26,24 @@ void describe(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(rows_of(problem.logits)));
   key.field("columns", columns_of(problem.logits));
   key.field("dtype", problem.logits.dtype);
-  key.field("gradient", problem.grad_logits.is_present());
+  key.field("target", problem.target);
+  key.field("weight", problem.weight);
+  key.field("given_lse", problem.given_lse);
+  key.field("grad_loss", problem.grad_loss);
+  key.field("loss", problem.loss);
+  key.field("lse", problem.lse);
+  key.field("total", problem.total);
+  key.field("grad_logits", problem.grad_logits);
+  key.field("partials", problem.partials);
+  key.field("reduction", static_cast<int64_t>(problem.reduction));
   key.field("softcap", problem.options.softcap != 0);
   key.field("smoothed", problem.options.label_smoothing != 0);
-  key.field("partials", problem.partials.is_present());
   key.field("dense", problem.logits.rank == 2 && problem.logits.strides[1] == 1);
 }
 void describe(const RescaleProblem& problem, tuning::KeyBuilder& key) {
   key.field("elements", tuning::bucket(problem.tensor.element_count()));
   key.field("dtype", problem.tensor.dtype);
+  key.field("scale", problem.scale);
 }
 
 using registry::Role;
@@ -89,9 +98,9 @@ registry::Cost cost(const RescaleProblem& problem) {
 Options options_of(const registry::ProblemRequest& request, int64_t columns) {
   registry::check_options(request, {"gradient", "partials", "reduction", "label_smoothing", "z_loss", "softcap",
                                     "weight", "ignore_index", "parts"});
-  const auto parts = static_cast<int64_t>(registry::number_option(request, "parts", 1));
+  const auto parts = registry::integer_option(request, "parts", 1);
   KP_CHECK(parts >= 1, "option parts=", parts, ": at least one part is needed");
-  return {.ignore_index = static_cast<int64_t>(registry::number_option(request, "ignore_index", -100)),
+  return {.ignore_index = registry::integer_option(request, "ignore_index", -100),
           .label_smoothing = registry::number_option(request, "label_smoothing", 0),
           .z_loss = registry::number_option(request, "z_loss", 0),
           .softcap = registry::number_option(request, "softcap", 0),

@@ -24,6 +24,7 @@ void describe(const TensorView& rows, const TensorView& table, const TensorView&
   key.field("rows", tuning::bucket(table.sizes[0]));
   key.field("columns", columns_of(table));
   key.field("dtype", rows.dtype);
+  key.field("table", table.dtype);
   key.field("indices", indices.dtype);
 }
 void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
@@ -62,12 +63,12 @@ struct Wanted {
 Wanted wanted_by(const registry::ProblemRequest& request) {
   registry::check_options(request, {"rows", "indices", "padding"});
   const TensorView rows = registry::rows_view(request);
-  const auto table_rows = static_cast<int64_t>(registry::number_option(request, "rows", 32000));
+  const auto table_rows = registry::integer_option(request, "rows", 32000);
   return {.indices = contiguous_view(nullptr, registry::dtype_option(request, "indices", DType::kInt64),
                                      {rows.sizes[0]}, request.device),
           .table = contiguous_view(nullptr, request.dtype, {table_rows, rows.sizes[1]}, request.device),
           .rows = rows,
-          .padding = static_cast<int64_t>(registry::number_option(request, "padding", -1))};
+          .padding = registry::integer_option(request, "padding", -1)};
 }
 
 Forward make_forward(const registry::ProblemRequest& request) {

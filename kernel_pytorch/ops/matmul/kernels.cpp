@@ -28,31 +28,25 @@ std::span<const registry::Kernel<Product>> kernels() {
   return kKernels;
 }
 
-// 0: absent; 1: of the operands' type; 2: wider.
-int64_t presence(const TensorView& view, DType type) {
-  return !view.is_present() ? 0 : view.dtype == type ? 1 : 2;
-}
-
 // What supports, configs and a tuned choice may depend on.
 void describe(const Product& problem, tuning::KeyBuilder& key) {
   const Sizes sizes = sizes_of(problem);
-  const DType type = problem.a.dtype;
   key.field("batch", tuning::bucket(sizes.batch));
   key.field("m", tuning::bucket(sizes.m));
   key.field("n", tuning::bucket(sizes.n));
   key.field("k", tuning::bucket(sizes.k));
-  key.field("dtype", type);
+  key.field("dtype", problem.a.dtype);
   key.field("output", problem.output.dtype);
   key.field("precision", static_cast<int64_t>(problem.precision));
   key.field("a_rows", is_row_major(problem.a));
   key.field("b_rows", is_row_major(problem.b));
   key.field("form", static_cast<int64_t>(problem.form));
   key.field("activation", static_cast<int64_t>(problem.activation));
-  key.field("bias", presence(problem.bias, type));
-  key.field("saved", presence(problem.saved, type));
-  key.field("residual", presence(problem.residual, type));
-  key.field("preactivation", problem.preactivation.is_present());
-  key.field("row_sums", presence(problem.row_sums, type));
+  key.field("bias", problem.bias);
+  key.field("saved", problem.saved);
+  key.field("residual", problem.residual);
+  key.field("preactivation", problem.preactivation);
+  key.field("row_sums", problem.row_sums);
   const bool is_aligned = has_aligned_lines(problem.a) && has_aligned_lines(problem.b);
   const bool is_epilogue_aligned = has_aligned_lines(problem.output) && has_aligned_lines(problem.residual) &&
                                    has_aligned_lines(problem.saved) && has_aligned_lines(problem.preactivation);
@@ -93,7 +87,7 @@ Product make(const registry::ProblemRequest& request) {
   const int64_t* shape = request.shape.data() + (request.shape.size() - 3);
   const int64_t batch = request.shape.size() == 4 ? request.shape[0] : 1, m = shape[0], n = shape[1], k = shape[2];
   const int order = registry::word_option(request, "order", {"nn", "nt", "tn", "tt"}, "nn");
-  const auto padding = static_cast<int64_t>(registry::number_option(request, "padding", 0));
+  const auto padding = registry::integer_option(request, "padding", 0);
   const auto type_of = [&](std::string_view name, DType one, bool& is_present) {  // "0", "1" or a type
     for (const auto& [word, value] : request.options) {
       if (word != name || value == "0") continue;

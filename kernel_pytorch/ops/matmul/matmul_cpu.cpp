@@ -6,6 +6,7 @@
 namespace kernel_pytorch::matmul::KP_ISA_NAMESPACE {
 namespace {
 
+using cpu::kChainSteps;
 using cpu::kTileColumns;
 using cpu::kTileRows;
 using cpu::kTileVectors;
@@ -142,8 +143,7 @@ void pack_b(const PackTask& task) {
   });
 }
 
-// sums [6][kTileColumns] (+)= a tile times a panel, of which kVectors count. A block of k is summed up by itself and
-// added at its end, so that errors grow with the root of a block and not of all of k.
+// sums [6][kTileColumns] (+)= a tile times a panel, of which kVectors count, for at most kChainSteps of k.
 template <int kVectors>
 [[gnu::noinline]] void multiply_tile(const float* a, const float* b, int64_t steps, float* sums, bool add) {
   Vec totals[kTileRows][kVectors] = {};
@@ -166,8 +166,12 @@ template <int kVectors>
 }
 
 KP_WORD void multiply_tile(int64_t columns, const float* a, const float* b, int64_t steps, float* sums, bool add) {
-  cpu::with_vectors((columns + kLanes - 1) / kLanes,
-                    [&]<int kVectors>() { multiply_tile<kVectors>(a, b, steps, sums, add); });
+  cpu::with_vectors((columns + kLanes - 1) / kLanes, [&]<int kVectors>() {
+    for (int64_t step = 0; step < steps || step == 0; step += kChainSteps) {
+      multiply_tile<kVectors>(a + step * kTileRows, b + step * kTileColumns, smaller(kChainSteps, steps - step), sums,
+                              add || step > 0);
+    }
+  });
 }
 
 void multiply_at(const BlockTask& task, int64_t row, int64_t column, float* sums) {

@@ -5,10 +5,9 @@
 namespace kernel_pytorch::matmul::KP_ISA_NAMESPACE {
 namespace {
 
+using cpu::kChainSteps;
 using cpu::kTileColumns;
 using cpu::kTileRows;
-
-constexpr int64_t kSumSteps = 384;  // summed by themselves: errors grow with the root of these and not of all of k
 
 // What comes into the caches beside the products, a line now and then: in bursts it would hold them up.
 struct Ahead {
@@ -40,12 +39,13 @@ template <int kVectors>
   Vec totals[kTileRows][kVectors] = {};
   const float* late = a + 3 * stride;
   const float* rows = ahead.rows;
+  constexpr int64_t kLineSteps = kChainSteps / (kTileRows * 4);
   int64_t step = 0;
   for (; step + 4 <= steps; step += 4) {
     cpu::prefetch_far(rows);
     rows += 16;
-    if (step % 16 == 0) {
-      const int64_t line = step / 16;  // of four in a row
+    if (step % kLineSteps == 0) {
+      const int64_t line = step / kLineSteps;  // of four in a row
       cpu::prefetch_for_write(ahead.output + line / 4 * ahead.output_stride + line % 4 * 64);
       cpu::prefetch_near(ahead.residual + line / 4 * ahead.residual_stride + line % 4 * 64);
     }
@@ -98,11 +98,11 @@ void multiply_rows(const RowsTask& task) {
       const int64_t column = panel * kTileColumns, columns = smaller(kTileColumns, task.columns - column);
       const float* b = task.panels + column * task.steps;
       const int64_t first = output_column(task.epilogue.form, column);
-      for (int64_t step = 0; step < task.steps || step == 0; step += kSumSteps) {
+      for (int64_t step = 0; step < task.steps || step == 0; step += kChainSteps) {
         const Ahead ahead{next + (panel * task.steps + step) * kTileRows / panels, place(output, row, first),
                           place(residual, row, first), output.stride * bytes_of(output.dtype),
                           residual.stride * bytes_of(residual.dtype)};
-        multiply_rows_tile(columns, a + step, stride, b + step * kTileColumns, smaller(kSumSteps, task.steps - step),
+        multiply_rows_tile(columns, a + step, stride, b + step * kTileColumns, smaller(kChainSteps, task.steps - step),
                            sums, step > 0, ahead);
       }
       finish_tile(task.epilogue, sums, kTileColumns, row, rows, column, columns);

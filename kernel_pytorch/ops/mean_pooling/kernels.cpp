@@ -35,6 +35,7 @@ void describe(const TensorView& x, const TensorView& offsets, int64_t chunk_size
   key.field("columns", sizes.columns);
   key.field("means", tuning::bucket(sizes.means));
   key.field("dtype", x.dtype);
+  key.field("offsets", offsets);
 }
 void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
   describe(problem.x, problem.offsets, problem.chunk_size, key);
@@ -68,9 +69,7 @@ registry::Filling fill_backward(const Backward& problem, std::string_view tensor
 // heads=N: x is [batch, tokens, heads, columns] taken out of [batch, heads, tokens, columns].
 Forward make_forward(const registry::ProblemRequest& request) {
   registry::check_options(request, {"sequences", "chunk", "heads", "offsets"});
-  const auto number = [&](std::string_view name) {
-    return static_cast<int64_t>(registry::number_option(request, name, 0));
-  };
+  const auto number = [&](std::string_view name) { return registry::integer_option(request, name, 0); };
   KP_CHECK(request.shape.size() == 3, "mean pooling: the shape is ", shape_text(request.shape),
            "; it must be [batch, tokens, columns]");
   const int64_t batch = request.shape[0], tokens = request.shape[1], columns = request.shape[2];

@@ -5,6 +5,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
+#include "kernel_pytorch/ops/packed_offsets.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::mean_pooling {
@@ -34,6 +35,11 @@ struct Checks {
              "; convert them to int32 or int64");
     KP_CHECK(offsets.rank == 1 && offsets.sizes[0] >= 1 && is_contiguous(offsets), op, ": offsets are ", offsets,
              "; they must be contiguous, with one dimension, sequences + 1 long");
+  }
+  void check_offset_range(const TensorView& offsets, const Sizes& sizes, const Context& context) const {
+    if (!offsets.is_present()) return;
+    check_offset_values({.op = op, .name = "offsets", .offsets = offsets, .tensor = "x", .tokens = sizes.tokens},
+                        context);
   }
 
   // x as [batch, tokens, inner, columns].
@@ -85,11 +91,7 @@ Range range_of(const Sizes& sizes, const TensorView& offsets, int64_t mean) {
   const auto at = [&](int64_t i) {
     return offsets.dtype == DType::kInt64 ? offsets.as<const int64_t>()[i] : offsets.as<const int32_t>()[i];
   };
-  const Range range{at(mean), at(mean + 1)};
-  KP_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= sizes.tokens, "mean_pool: offsets ", mean,
-           " and ", mean + 1, " are ", range.begin, " and ", range.end, ", x has ", sizes.tokens,
-           " tokens; offsets must ascend from 0 to at most that");
-  return range;
+  return {at(mean), at(mean + 1)};
 }
 
 void forward(const Forward& arguments, Context& context) {
@@ -99,6 +101,7 @@ void forward(const Forward& arguments, Context& context) {
   Forward problem = arguments;
   problem.x = checks.normal_form("x", arguments.x, !arguments.offsets.is_present());
   const Sizes sizes(problem.x, problem.offsets, problem.chunk_size);
+  checks.check_offset_range(problem.offsets, sizes, context);
   problem.output = checks.rows_form("output", arguments.output, arguments.x, sizes);
   registry::run_best(arguments.chunk_size > 0 ? kChunkForward : kForward, problem, context);
 }
@@ -112,6 +115,7 @@ void backward(const Backward& arguments, Context& context) {
   Backward problem = arguments;
   problem.grad_input = checks.normal_form("grad_input", arguments.grad_input, !arguments.offsets.is_present());
   const Sizes sizes(problem.grad_input, problem.offsets, problem.chunk_size);
+  checks.check_offset_range(problem.offsets, sizes, context);
   problem.grad_output = checks.rows_form("grad_output", arguments.grad_output, arguments.grad_input, sizes);
   registry::run_best(arguments.chunk_size > 0 ? kChunkBackward : kBackward, problem, context);
 }

@@ -20,15 +20,14 @@ void add_rows(const void* from, int64_t row_stride, int64_t count, int64_t colum
     int64_t j = 0;
     for (; j + kLanes <= columns; j += kLanes) {
       for (int k = 4; k < 8; ++k) cpu::prefetch_far(row + k * row_stride + j);
-      Vec total = cpu::load(totals + j);
-      total += cpu::load(row + j);
-      total += cpu::load(row + row_stride + j);
-      total += cpu::load(row + 2 * row_stride + j);
-      total += cpu::load(row + 3 * row_stride + j);
-      cpu::store(totals + j, total);
+      // In pairs: a sum of a quarter as many terms rounds half as much.
+      const Vec first = cpu::load(row + j) + cpu::load(row + row_stride + j);
+      const Vec second = cpu::load(row + 2 * row_stride + j) + cpu::load(row + 3 * row_stride + j);
+      cpu::store(totals + j, cpu::load(totals + j) + (first + second));
     }
     for (; j < columns; ++j) {
-      for (int k = 0; k < 4; ++k) totals[j] += cpu::load_partial(row + k * row_stride + j, 1)[0];
+      const auto at = [&](int k) { return cpu::load_partial(row + k * row_stride + j, 1)[0]; };
+      totals[j] += (at(0) + at(1)) + (at(2) + at(3));
     }
   }
   for (; i < count; ++i) {
@@ -41,35 +40,35 @@ void add_rows(const void* from, int64_t row_stride, int64_t count, int64_t colum
 }
 
 template <class T>
-KP_WORD void scale(T* to, const auto* from, float factor, int64_t columns) {
+KP_WORD void divide(T* to, const auto* from, float count, int64_t columns) {
   int64_t j = 0;
-  for (; j + kLanes <= columns; j += kLanes) cpu::store(to + j, cpu::load(from + j) * factor);
-  if (j < columns) cpu::store_partial(to + j, cpu::load_partial(from + j, columns - j) * factor, columns - j);
+  for (; j + kLanes <= columns; j += kLanes) cpu::store(to + j, cpu::load(from + j) / count);
+  if (j < columns) cpu::store_partial(to + j, cpu::load_partial(from + j, columns - j) / count, columns - j);
 }
 
 template <class T>
-void scale_floats(void* to, const float* from, float factor, int64_t columns) {
-  scale(static_cast<T*>(to), from, factor, columns);
+void divide_floats(void* to, const float* from, float count, int64_t columns) {
+  divide(static_cast<T*>(to), from, count, columns);
 }
 
 template <class T>
-void scale_rows(void* to, int64_t row_stride, int64_t count, const void* from, float factor, int64_t columns,
-                bool streams) {
+void divide_rows(void* to, int64_t row_stride, int64_t rows, const void* from, float count, int64_t columns,
+                 bool streams) {
   const T* source = static_cast<const T*>(from);
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < rows; ++i) {
     T* row = static_cast<T*>(to) + i * row_stride;
     int64_t j = 0;
     for (; streams && j + 2 * kLanes <= columns; j += 2 * kLanes) {
-      cpu::stream2(row + j, cpu::PairOf<T>{cpu::load(source + j) * factor, cpu::load(source + j + kLanes) * factor});
+      cpu::stream2(row + j, cpu::PairOf<T>{cpu::load(source + j) / count, cpu::load(source + j + kLanes) / count});
     }
-    scale(row + j, source + j, factor, columns - j);
+    divide(row + j, source + j, count, columns - j);
   }
   if (streams) cpu::stream_fence();
 }
 
 template <class T>
 constexpr RowKernels kernels_for() {
-  return {add_rows<T>, scale_floats<T>, scale_rows<T>};
+  return {add_rows<T>, divide_floats<T>, divide_rows<T>};
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace kernel_pytorch::mean_pooling {
 namespace {
 
-constexpr int64_t kPartTokens = 512;
+constexpr int64_t kPartTokens = 256;
 constexpr int64_t kStripColumns = 1024;
 
 const RowKernels& kernels_of(CpuIsa isa, DType dtype) {
@@ -76,13 +76,17 @@ void run_forward(const Forward& problem, int, Context& context) {
     const int64_t columns = std::min(kStripColumns, sizes.columns - column);
     const Range& range = ranges[Place(sizes, row).mean];
     float* first = totals + row * most_parts * sizes.columns + column;
-    for (int64_t part = 1; part < parts_of(range); ++part) {
-      const float* other = first + part * sizes.columns;
-      for (int64_t j = 0; j < columns; ++j) first[j] += other[j];
+    const int64_t parts = parts_of(range);
+    for (int64_t distance = 1; distance < parts; distance *= 2) {  // in pairs, then pairs of pairs: little rounding
+      for (int64_t part = 0; part + distance < parts; part += 2 * distance) {
+        float* one = first + part * sizes.columns;
+        const float* other = one + distance * sizes.columns;
+        for (int64_t j = 0; j < columns; ++j) one[j] += other[j];
+      }
     }
-    const float factor = range.begin == range.end ? 0.0f : 1.0f / static_cast<float>(range.end - range.begin);
-    kernels.scale_floats(problem.output.as<char>() + (row * sizes.columns + column) * element_bytes, first, factor,
-                         columns);
+    const float count = static_cast<float>(std::max<int64_t>(range.end - range.begin, 1));  // no tokens: zeros
+    kernels.divide_floats(problem.output.as<char>() + (row * sizes.columns + column) * element_bytes, first, count,
+                          columns);
   });
 }
 
@@ -117,13 +121,13 @@ void run_backward(const Backward& problem, int, Context& context) {
     const int64_t begin = range.begin + part * kTaskTokens, end = std::min(range.end, begin + kTaskTokens);
     if (begin >= end) return;
     const char* from = problem.grad_output.as<const char>() + row * sizes.columns * element_bytes;
-    kernels.scale_rows(token_start(problem.grad_input, place, begin), problem.grad_input.strides[1], end - begin, from,
-                       1.0f / static_cast<float>(range.end - range.begin), sizes.columns, streams);
+    kernels.divide_rows(token_start(problem.grad_input, place, begin), problem.grad_input.strides[1], end - begin, from,
+                        static_cast<float>(range.end - range.begin), sizes.columns, streams);
   });
 }
 
 uint64_t code_version() {
-  return hash_text("mean_pooling cpu 1");
+  return hash_text("mean_pooling cpu 2");
 }
 
 }  // namespace

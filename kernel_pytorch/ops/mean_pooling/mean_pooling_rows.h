@@ -9,11 +9,11 @@ namespace kernel_pytorch::mean_pooling {
 struct RowKernels {
   // totals[j] += the sum over `count` rows of row[j], rows in their order; unit column stride.
   void (*add_rows)(const void* rows, int64_t row_stride_elements, int64_t count, int64_t columns, float* totals);
-  // to[j] = from[j] * factor.
-  void (*scale_floats)(void* to, const float* from, float factor, int64_t columns);
-  // The same for `count` rows of `to`, one after another; `streams` past the caches where to is aligned to 64 bytes.
-  void (*scale_rows)(void* to, int64_t row_stride_elements, int64_t count, const void* from, float factor,
-                     int64_t columns, bool streams);
+  // to[j] = from[j] / count.
+  void (*divide_floats)(void* to, const float* from, float count, int64_t columns);
+  // The same for so many rows of `to`, one after another; `streams` past the caches where to is aligned to 64 bytes.
+  void (*divide_rows)(void* to, int64_t row_stride_elements, int64_t rows, const void* from, float count,
+                      int64_t columns, bool streams);
 };
 
 // By type: fp32, bf16, fp16.

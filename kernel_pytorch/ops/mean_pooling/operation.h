@@ -2,6 +2,8 @@
 // [batch, tokens, inner, columns], its output (or grad_output) [rows, columns] contiguous, row = (batch, mean, inner).
 #pragma once
 
+#include <algorithm>
+
 #include "kernel_pytorch/ops/mean_pooling/mean_pooling.h"
 #include "kernel_pytorch/registry/kernel.h"
 
@@ -20,13 +22,14 @@ struct Sizes {
 
   Sizes(const TensorView& x, const TensorView& offsets, int64_t chunk_size)
       : batch(x.sizes[0]), tokens(x.sizes[1]), inner(x.sizes[2]), columns(x.sizes[3]) {
-    chunk = chunk_size > 0 ? chunk_size : tokens;
-    means = offsets.is_present() ? offsets.sizes[0] - 1 : chunk_size > 0 ? (tokens + chunk_size - 1) / chunk_size : 1;
+    // A chunk longer than all tokens ends with them.
+    chunk = chunk_size > 0 ? std::min(chunk_size, std::max<int64_t>(tokens, 1)) : tokens;
+    means = offsets.is_present() ? offsets.sizes[0] - 1 : chunk_size > 0 ? (tokens + chunk - 1) / chunk : 1;
   }
   int64_t rows() const { return batch * means * inner; }
 };
 
-// Tokens of one mean, on the host; offsets that do not ascend within the tokens are an error there.
+// Tokens of one mean, on the host.
 struct Range {
   int64_t begin = 0, end = 0;
 };

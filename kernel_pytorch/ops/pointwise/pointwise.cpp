@@ -48,10 +48,11 @@ void describe(const ForwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("columns", columns_of(problem.gate));
   key.field("dtype", problem.gate.dtype);
   key.field("kind", static_cast<int64_t>(problem.kind));
-  key.field("gated", problem.up.is_present());
-  key.field("bias", problem.gate_bias.is_present() || problem.up_bias.is_present());
-  key.field("residual", problem.residual.is_present());
-  key.field("dropout", problem.dropout > 0);
+  key.field("up", problem.up);
+  key.field("gate_bias", problem.gate_bias);
+  key.field("up_bias", problem.up_bias);
+  key.field("residual", problem.residual);
+  key.field("seed", problem.seed);
   key.field("dense", problem.gate.rank == 2 && problem.gate.strides[1] == 1);
 }
 
@@ -60,10 +61,14 @@ void describe(const BackwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("columns", columns_of(problem.gate));
   key.field("dtype", problem.gate.dtype);
   key.field("kind", static_cast<int64_t>(problem.kind));
-  key.field("gated", problem.up.is_present());
-  key.field("bias", problem.gate_bias.is_present() || problem.up_bias.is_present());
-  key.field("grad_bias", problem.grad_gate_bias.is_present() || problem.grad_up_bias.is_present());
-  key.field("dropout", problem.dropout > 0);
+  key.field("up", problem.up);
+  key.field("gate_bias", problem.gate_bias);
+  key.field("up_bias", problem.up_bias);
+  key.field("seed", problem.seed);
+  key.field("grad_gate", problem.grad_gate);
+  key.field("grad_up", problem.grad_up);
+  key.field("grad_gate_bias", problem.grad_gate_bias);
+  key.field("grad_up_bias", problem.grad_up_bias);
   key.field("dense", problem.gate.rank == 2 && problem.gate.strides[1] == 1);
 }
 

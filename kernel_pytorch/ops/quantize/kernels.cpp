@@ -20,12 +20,25 @@ void describe(const Quantize& problem, tuning::KeyBuilder& key) {
   key.field("dtype", problem.x.dtype);
   key.field("code", code_type_of(problem));
   key.field("granularity", static_cast<int64_t>(problem.granularity));
-  key.field("given", problem.scale.is_present());
-  key.field("codes", problem.codes.is_present());
-  key.field("transposed", problem.transposed.is_present());
-  key.field("seed", problem.seed.is_present());
+  key.field("scale", problem.scale);
+  key.field("codes", problem.codes);
+  key.field("transposed", problem.transposed);
+  key.field("scales", problem.scales);
+  key.field("transposed_scales", problem.transposed_scales);
+  key.field("seed", problem.seed);
+  key.field("amax", problem.amax);
+  key.field("found_nonfinite", problem.found_nonfinite);
   key.field("square", problem.square_transpose);
   key.field("source", static_cast<int64_t>(problem.making.source));
+  key.field("kind", static_cast<int64_t>(problem.making.kind));
+  key.field("up", problem.making.up);
+  key.field("grad_output", problem.making.grad_output);
+  key.field("residual", problem.making.residual);
+  key.field("weight", problem.making.weight);
+  key.field("value", problem.making.value);
+  key.field("sum", problem.making.sum);
+  key.field("rstd", problem.making.rstd);
+  key.field("dense", problem.x.strides[1] == 1);
 }
 
 void visit(Quantize& problem, registry::TensorVisitor visitor, void* state) {
@@ -113,7 +126,7 @@ Quantize make(const registry::ProblemRequest& request) {
   const DType code = registry::dtype_option(request, "code", DType::kFloat8E4M3);
   Quantize problem;
   problem.granularity = word == 0 ? Granularity::kTensor : static_cast<Granularity>(word - 1);
-  problem.margin = static_cast<int>(registry::number_option(request, "margin", 0));
+  problem.margin = static_cast<int>(registry::integer_option(request, "margin", 0));
   problem.power_of_two = registry::flag_option(request, "power_of_two", false);
   problem.square_transpose = registry::flag_option(request, "square", false);
   problem.x = contiguous_view(nullptr, request.dtype, request.shape, request.device);

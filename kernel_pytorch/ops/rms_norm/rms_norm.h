@@ -19,31 +19,26 @@ namespace kernel_pytorch::rms_norm {
 
 using Forward = row_norm::ForwardProblem;
 inline constexpr auto kForwardFields = fields<Forward>(
-    input<&Forward::x>({.shape = "... columns", .key = KeyPart::kSizes}),
-    optional_input<&Forward::residual>({.shape = "... columns", .key = KeyPart::kType}),
-    optional_input<&Forward::weight>(
-        {.shape = "columns", .memory = Memory::kContiguous, .key = KeyPart::kType, .usual = true}),
+    input<&Forward::x>({.shape = "... columns", .leads = true}),
+    optional_input<&Forward::residual>({.shape = "... columns"}),
+    optional_input<&Forward::weight>({.shape = "columns", .memory = MemoryLayout::kContiguous, .usual = true}),
     unused<&Forward::bias>(), option<&Forward::eps>({.required = true}), option<&Forward::weight_offset>(),
-    output<&Forward::output>(
-        {.shape = "... columns", .dtype = "x", .dtype_option = "output_dtype", .key = KeyPart::kType}),
+    output<&Forward::output>({.shape = "... columns", .dtype = "x", .dtype_option = "output_dtype"}),
     output<&Forward::sum>({.shape = "... columns", .dtype = "x", .when = "residual"}), unused<&Forward::mean>(),
-    saved<&Forward::rstd>({.shape = "...", .dtype = "statistic x", .memory = Memory::kFlat, .trial = "stats"}),
+    saved<&Forward::rstd>({.shape = "...", .dtype = "statistic x", .memory = MemoryLayout::kFlat, .trial = "stats"}),
     unused<&Forward::norm>());
 
 using Backward = row_norm::BackwardProblem;
 inline constexpr auto kBackwardFields = fields<Backward>(
-    input<&Backward::grad_output>({.shape = "... columns", .key = KeyPart::kType, .trial_dtype = "output_dtype"}),
-    input<&Backward::value>({.shape = "... columns", .key = KeyPart::kSizes, .from = "sum or x"}),
-    optional_input<&Backward::weight>(
-        {.shape = "columns", .memory = Memory::kContiguous, .key = KeyPart::kType, .usual = true}),
+    input<&Backward::grad_output>({.shape = "... columns", .trial_dtype = "output_dtype"}),
+    input<&Backward::value>({.shape = "... columns", .leads = true, .from = "sum or x"}),
+    optional_input<&Backward::weight>({.shape = "columns", .memory = MemoryLayout::kContiguous, .usual = true}),
     unused<&Backward::bias>(), unused<&Backward::mean>(),
-    input<&Backward::rstd>({.shape = "...", .dtype = "statistic value", .memory = Memory::kFlat}),
-    optional_input<&Backward::grad_sum>(
-        {.shape = "... columns", .dtype = "value", .key = KeyPart::kPresence, .trial = "residual"}),
+    input<&Backward::rstd>({.shape = "...", .dtype = "statistic value", .memory = MemoryLayout::kFlat}),
+    optional_input<&Backward::grad_sum>({.shape = "... columns", .dtype = "value", .trial = "residual"}),
     option<&Backward::weight_offset>(),
     output<&Backward::grad_input>({.shape = "... columns", .dtype = "value", .wanted = "input_grad"}),
-    output<&Backward::grad_weight>(
-        {.shape = "columns", .dtype = "weight", .wanted = "weight_grad", .key = KeyPart::kPresence}),
+    output<&Backward::grad_weight>({.shape = "columns", .dtype = "weight", .wanted = "weight_grad"}),
     unused<&Backward::grad_bias>(), unused<&Backward::norm>());
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.

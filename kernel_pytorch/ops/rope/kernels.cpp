@@ -22,7 +22,10 @@ void describe(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("rotary_dim", problem.rotary_dim);
   key.field("dtype", problem.query.dtype);
   key.field("interleaved", problem.interleaved);
-  key.field("table", problem.cos.is_present());
+  key.field("cos", problem.cos);
+  key.field("inverse_frequencies", problem.inverse_frequencies);
+  key.field("positions", problem.positions);
+  key.field("in_place", problem.in_place);
   key.field("dense", problem.query.strides[3] == 1);
 }
 
@@ -86,8 +89,7 @@ Problem make(const registry::ProblemRequest& request) {
            ": rope needs batch, sequence, heads and head_dim, e.g. 2x4096x32x128");
   Problem problem;
   const int64_t head_dim = request.shape[3];
-  problem.rotary_dim =
-      static_cast<int64_t>(registry::number_option(request, "rotary_dim", static_cast<double>(head_dim)));
+  problem.rotary_dim = registry::integer_option(request, "rotary_dim", head_dim);
   KP_CHECK(problem.rotary_dim > 0 && problem.rotary_dim % 2 == 0 && problem.rotary_dim <= head_dim,
            "option rotary_dim=", problem.rotary_dim, ": it must be even, positive and at most head_dim, ", head_dim);
   problem.interleaved = registry::flag_option(request, "interleaved", false);
@@ -95,8 +97,7 @@ Problem make(const registry::ProblemRequest& request) {
   problem.in_place = registry::flag_option(request, "in_place", false);
   const bool heads_first = registry::flag_option(request, "heads_first", false);
   const bool packed = registry::flag_option(request, "packed", false);
-  const auto key_heads =
-      static_cast<int64_t>(registry::number_option(request, "key_heads", static_cast<double>(request.shape[2])));
+  const auto key_heads = registry::integer_option(request, "key_heads", request.shape[2]);
   problem.query = heads_view(request, request.shape[2], heads_first, packed);
   if (key_heads > 0) problem.key = heads_view(request, key_heads, heads_first, packed);
   if (!problem.in_place) {

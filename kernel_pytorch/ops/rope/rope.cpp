@@ -52,7 +52,8 @@ void check_table(const ArgumentCheck& check, std::string_view name, TensorView& 
                  bool has_positions) {
   check.check_device(name, table);
   KP_CHECK(table.dtype == check.main.dtype || (table.dtype == DType::kFloat32 && check.main.dtype != DType::kFloat64),
-           "rope: ", name, " is ", table.dtype, ", query is ", check.main.dtype, "; it must be of that type or fp32");
+           "rope: ", name, " is ", table.dtype, ", query is ", check.main.dtype, "; it must be ",
+           type_or_wider(check.main.dtype));
   KP_CHECK(table.rank == 2 || table.rank == 3, "rope: ", name, " has shape ", shape_text(table.shape()),
            "; it must be [rows, width] or [batch, sequence, width]");
   KP_CHECK(table.size(-1) == problem.pairs() || table.size(-1) == problem.rotary_dim, "rope: ", name, " has shape ",
@@ -138,8 +139,12 @@ void rotate(const Arguments& arguments, Context& context) {
   check_sources(check, arguments, problem);
   check_output(check, "query_output", arguments.query_output, arguments.query);
   check_output(check, "key_output", arguments.key_output, arguments.key);
-  problem.in_place = same_view(arguments.query, arguments.query_output);
-  KP_CHECK(!arguments.key.is_present() || same_view(arguments.key, arguments.key_output) == problem.in_place,
+  // An empty tensor may share its null address with its output, so that the other one decides.
+  const bool has_key = arguments.key.is_present() && arguments.key.element_count() > 0;
+  const bool has_query = arguments.query.element_count() > 0;
+  const bool is_key_in_place = has_key && same_view(arguments.key, arguments.key_output);
+  problem.in_place = has_query ? same_view(arguments.query, arguments.query_output) : is_key_in_place;
+  KP_CHECK(!has_key || is_key_in_place == problem.in_place,
            "rope: one output is its input and the other is not; both must be in place or neither");
   registry::run_best(kRotate, problem, context);
 }

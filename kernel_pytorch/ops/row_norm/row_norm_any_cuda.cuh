@@ -76,7 +76,7 @@ struct AnyPlace {
 template <class T, int kRowThreads>
 __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
     forward_any(const __grid_constant__ AnyForwardArguments arguments) {
-  using Sum = AnySum<kRowThreads, 1>;
+  using Sum = AnySum<kRowThreads, 2>;
   __shared__ typename Sum::Storage storage;
   Sum sum(storage);
   const AnyPlace<kRowThreads> place;
@@ -90,29 +90,36 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
     // A thread reads back only what it stored itself.
     const auto value_at = [&](int64_t column) { return adds ? tile::to_float<T>(sums[column]) : x[column]; };
 
-    float total[1] = {0}, squares[1] = {0};
+    // Differences from the row's first value: exact where all are equal (tile/moments.cuh).
+    const auto rounded_sum = [&](int64_t column) { return tile::from_float<T>(x[column] + residual[column]); };
+    const float pivot = !arguments.centered ? 0.0f : adds ? tile::to_float<T>(rounded_sum(0)) : x[0];
+    float sums_around_pivot[2] = {0, 0};  // of differences, of their squares
     for (int64_t column = place.lane; column < columns; column += kRowThreads) {
       float value = x[column];
       if (adds) {
-        const T stored = tile::from_float<T>(value + residual[column]);
+        const T stored = rounded_sum(column);
         sums[column] = stored;
         value = tile::to_float<T>(stored);
       }
-      total[0] += value;
-      squares[0] += value * value;
+      value -= pivot;
+      sums_around_pivot[0] += value;
+      sums_around_pivot[1] += value * value;
     }
-    float mean = 0;
+    sum.sum(sums_around_pivot);
+    float mean = 0, squares = sums_around_pivot[1];
     if (arguments.centered) {
-      sum.sum(total);
-      mean = total[0] * per_column;
-      squares[0] = 0;
+      const float center = pivot + sums_around_pivot[0] * per_column;
+      float sums_around_center[2] = {0, 0};
       for (int64_t column = place.lane; column < columns; column += kRowThreads) {
-        const float value = value_at(column) - mean;
-        squares[0] += value * value;
+        const float value = value_at(column) - center;
+        sums_around_center[0] += value;
+        sums_around_center[1] += value * value;
       }
+      sum.sum(sums_around_center);
+      mean = center + sums_around_center[0] * per_column;  // the first value may be far from all others
+      squares = sums_around_center[1];
     }
-    sum.sum(squares);
-    const float rstd = rsqrtf(squares[0] * per_column + arguments.eps);
+    const float rstd = rsqrtf(squares * per_column + arguments.eps);
     for (int64_t column = place.lane; column < columns; column += kRowThreads) {
       const float scale = scale_at<T>(arguments.weight, arguments.weight_is_float, arguments.weight_offset, column);
       const float shift =

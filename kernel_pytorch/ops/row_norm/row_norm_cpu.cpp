@@ -1,7 +1,8 @@
 // The norms of rows on the lanes of the CPU, built once per instruction level. A row is read from memory once, stays in
 // the nearest cache for the second pass, and leaves by stores that bypass the caches where the output is large.
-// Statistics take two passes over the cached row (mean, then squares around it), or one around a value of the row where
-// 16 bits are all that is kept: no cancellation, however large the mean.
+// Statistics take two passes over the cached row (mean, then squares around it), or one where 16 bits are all that is
+// kept. Both sum differences from a pivot of the row: no cancellation, however large the mean, and no rounding at all
+// where the row is constant, so that its output is 0 and not what rstd makes of a mean's last bit.
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/cpu/columns.h"
 #include "kernel_pytorch/ops/row_norm/row_norm_rows.h"
@@ -57,53 +58,84 @@ struct Statistics {
   Scalar rstd;
 };
 
-// Mean and squares in one pass, the squares around the row's first value. It lies within the row's deviation times the
-// root of the columns, so what the difference of squares loses stays far below the rounding of 16-bit results.
+// The median of the first, middle and last value: seldom far from the mean, and a value of the row, so that differences
+// from it have no more bits than the row's values and their sums round as rarely.
 template <class T>
-KP_WORD Statistics<float> shifted_statistics_of(const T* value, const ForwardRows& block) {
+KP_WORD ScalarOf<T> pivot_of(const T* value, int64_t columns) {
+  if (columns == 0) return 0;
+  const auto at = [value](int64_t j) {
+    const SomeLanes one{1};
+    return cpu::horizontal_sum(keep(load(value + j, one), one));
+  };
+  const ScalarOf<T> first = at(0), middle = at(columns / 2), last = at(columns - 1);
+  const ScalarOf<T> lower = first < middle ? first : middle, upper = first < middle ? middle : first;
+  return last < lower ? lower : upper < last ? upper : last;
+}
+
+// Sums over the row of differences from a centre, and of their squares.
+template <class Scalar>
+struct Sums {
+  Scalar differences;
+  Scalar squares;
+};
+template <class T>
+KP_WORD Sums<ScalarOf<T>> sums_around(const T* row, int64_t columns, ScalarOf<T> center) {
   constexpr int kStep = kLanesOf<T>;
-  const float pivot = block.columns > 0 ? to_float(value[0]) : 0.0f;
-  Vec sum0{}, sum1{}, squares0{}, squares1{};
-  int64_t j = 0;
-  for (; j + 2 * kStep <= block.columns; j += 2 * kStep) {
-    const cpu::PairOf<T> pair = cpu::load2_unordered(value + j);
-    const Vec low = pair.low - pivot, high = pair.high - pivot;
-    sum0 += pair.low;
-    sum1 += pair.high;
-    squares0 += low * low;
-    squares1 += high * high;
+  constexpr int64_t kBlock = 128 * kStep;  // columns summed by themselves: a long chain would round more often
+  VecOf<T> sum{}, squares{};
+  for (int64_t begin = 0; begin < columns; begin += kBlock) {
+    const int64_t end = columns - begin < kBlock ? columns : begin + kBlock;
+    VecOf<T> sum0{}, sum1{}, squares0{}, squares1{};
+    int64_t j = begin;
+    for (; j + 2 * kStep <= end; j += 2 * kStep) {
+      const cpu::PairOf<T> pair = cpu::load2_unordered(row + j);
+      const VecOf<T> low = pair.low - center, high = pair.high - center;
+      sum0 += low;
+      sum1 += high;
+      squares0 += low * low;
+      squares1 += high * high;
+    }
+    for (; j < end; j += kStep) {
+      const SomeLanes rest{static_cast<int>(end - j < kStep ? end - j : kStep)};
+      const VecOf<T> difference = keep(load(row + j, rest) - center, rest);
+      sum0 += difference;
+      squares0 += difference * difference;
+    }
+    sum += sum0 + sum1;
+    squares += squares0 + squares1;
   }
-  for (; j < block.columns; j += kStep) {
-    const SomeLanes rest{static_cast<int>(block.columns - j < kStep ? block.columns - j : kStep)};
-    const Vec values = load(value + j, rest);
-    const Vec difference = keep(values - pivot, rest);
-    sum0 += values;
-    squares0 += difference * difference;
+  return {cpu::horizontal_sum(sum), cpu::horizontal_sum(squares)};
+}
+
+// One pass where results have 16 bits: what the difference of squares loses stays below their rounding, unless two of
+// the three values that the pivot is chosen of are far from all others. Otherwise a second pass around the mean, which
+// also takes away what the sum around the pivot rounded.
+template <class T>
+KP_WORD Statistics<ScalarOf<T>> centered_statistics_of(const T* value, const ForwardRows& block) {
+  using Scalar = ScalarOf<T>;
+  const Scalar count = static_cast<Scalar>(block.columns);
+  Scalar center = pivot_of(value, block.columns);
+  Sums<Scalar> sums = sums_around(value, block.columns, center);
+  if constexpr (sizeof(T) > 2) {
+    center += sums.differences / count;
+    sums = sums_around(value, block.columns, center);
   }
-  const float count = static_cast<float>(block.columns);
-  const float mean = cpu::horizontal_sum(sum0 + sum1) / count;
-  const float distance = mean - pivot;
-  const float variance = cpu::horizontal_sum(squares0 + squares1) / count - distance * distance;
+  const Scalar distance = sums.differences / count;
+  const Scalar variance = sums.squares / count - distance * distance;
   // Not std::max: a NaN must stay one.
-  const float least = variance < 0 ? 0.0f : variance;
-  return {mean, 1.0f / __builtin_sqrtf(least + static_cast<float>(block.eps))};
+  const Scalar least = variance < 0 ? Scalar(0) : variance;
+  return {center + distance,
+          static_cast<Scalar>(1) / static_cast<Scalar>(__builtin_sqrt(least + static_cast<Scalar>(block.eps)))};
 }
 
 template <class T>
 KP_WORD Statistics<ScalarOf<T>> statistics_of(const T* value, const ForwardRows& block) {
   using Scalar = ScalarOf<T>;
-  if constexpr (sizeof(T) == 2) {
-    if (block.centered) return shifted_statistics_of(value, block);
-  }
+  if (block.centered) return centered_statistics_of(value, block);
   const Scalar count = static_cast<Scalar>(block.columns);
-  Scalar mean = 0;
-  if (block.centered) mean = sum_row(value, block.columns, [](VecOf<T> values) { return values; }) / count;
-  const Scalar squares = sum_row(value, block.columns, [mean](VecOf<T> values) {
-    const VecOf<T> difference = values - mean;
-    return difference * difference;
-  });
-  return {mean, static_cast<Scalar>(1) /
-                    static_cast<Scalar>(__builtin_sqrt(squares / count + static_cast<Scalar>(block.eps)))};
+  const Scalar squares = sum_row(value, block.columns, [](VecOf<T> values) { return values * values; });
+  return {0, static_cast<Scalar>(1) /
+                 static_cast<Scalar>(__builtin_sqrt(squares / count + static_cast<Scalar>(block.eps)))};
 }
 
 // weight + offset at column j, or ones.

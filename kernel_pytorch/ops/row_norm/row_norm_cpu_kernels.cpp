@@ -196,7 +196,7 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
 }
 
 uint64_t code_version() {
-  return hash_text("row_norm cpu 2");
+  return hash_text("row_norm cpu 3");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Row norms forward, one pass over memory:  global -> (ring in shared memory ->) registers -> sums -> global.
 // The row stays packed in registers between the statistics and the output, so every byte moves once. Layer norm's
-// variance is merged from parts around their own means (tile/moments.cuh), not a difference of squares. Persistent
+// variance is merged from parts around their own means (tile/moments.cuh). Persistent
 // blocks keep the weight in registers.
 #pragma once
 
@@ -31,6 +31,13 @@ class RowValues {
       vector.unpack(unpacked_[i]);
     } else {
       packed_[i] = vector;
+    }
+  }
+  // Unpacked values are replaced by their differences from a pivot; packed ones stay what they are.
+  __device__ __forceinline__ void set_differences(int i, const float (&differences)[kCount]) {
+    if constexpr (kUnpacked) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) unpacked_[i][k] = differences[k];
     }
   }
   __device__ __forceinline__ void get(int i, float (&values)[kCount]) const {
@@ -68,34 +75,43 @@ struct ForwardRow {
     }
   }
 
-  static __device__ __forceinline__ float sum_values(const Values& values) {
+  static __device__ __forceinline__ float sum_squares(const Values& values) {
     float totals[kChains] = {};
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
       float x[kCount];
       values.get(i, x);
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) totals[k % kChains] += x[k];
+      for (int k = 0; k < kCount; ++k) totals[k % kChains] += x[k] * x[k];
     }
     return add(totals);
   }
 
-  // Vectors beyond the row hold zeros, which only a centre would move away from zero.
-  template <bool kCentered>
-  static __device__ __forceinline__ float sum_squares(const Values& values, const Place<kConfig>& place, float mean) {
-    float totals[kChains] = {};
+  // The median of this thread's first three values: a value of the row, and seldom far from its mean.
+  static __device__ __forceinline__ float pivot_of(const Values& values) {
+    float x[kCount];
+    values.get(0, x);
+    return fmaxf(fminf(x[0], x[1]), fminf(fmaxf(x[0], x[1]), x[2]));
+  }
+
+  // Values become differences from the pivot, where they wait unpacked. Vectors beyond the row hold zeros and add none.
+  static __device__ __forceinline__ tile::PivotSums sums_around(Values& values, const Place<kConfig>& place,
+                                                                float pivot) {
+    float totals[2] = {}, squares[2] = {};
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) {
-      const float center = place.owns(i) ? mean : 0.0f;
+      const float center = place.owns(i) ? pivot : 0.0f;
       float x[kCount];
       values.get(i, x);
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
-        const float value = kCentered ? x[k] - center : x[k];
-        totals[k % kChains] += value * value;
+        x[k] -= center;
+        totals[k % 2] += x[k];
+        squares[k % 2] += x[k] * x[k];
       }
+      values.set_differences(i, x);
     }
-    return add(totals);
+    return {totals[0] + totals[1], squares[0] + squares[1]};
   }
 
  private:
@@ -213,13 +229,13 @@ class ForwardParameters {
   float shift_[kCentered ? kConfig.vectors : 1][kCount];
 };
 
-// (value - mean) * rstd. A 16-bit value cannot be so far from zero against the row's deviation that the one instruction
-// of the second form would show; a 32-bit value can.
-template <class T, bool kCentered>
-__device__ __forceinline__ float normalise(float value, float mean, float rstd) {
+// (value - mean) * rstd. A difference from the pivot takes one instruction, a value two: the product of a large mean
+// and rstd would leave its rounding error in the output.
+template <bool kCentered, bool kIsDifference>
+__device__ __forceinline__ float normalise(float value, float mean, float pivot, float rstd) {
   if constexpr (!kCentered) return value * rstd;
-  if constexpr (sizeof(T) == 4) return (value - mean) * rstd;
-  return value * rstd - mean * rstd;
+  if constexpr (kIsDifference) return value * rstd + (pivot - mean) * rstd;
+  return (value - mean) * rstd;
 }
 
 // What a row is summed with: squares alone, or mean and squares together.
@@ -277,15 +293,18 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
     typename Row::Values values;
 #pragma unroll
     for (int i = 0; i < kConfig.vectors; ++i) values.set(i, taken[0][i]);
-    float mean = 0, squares;
+    float mean = 0, pivot = 0, squares;
     if constexpr (kCentered) {
       const tile::Moments moments = statistics.of(
-          per_column, [&] { return Row::sum_values(values); },
-          [&](float center) { return Row::template sum_squares<true>(values, place, center); });
+          per_column, [&] { return Row::pivot_of(values); },
+          [&](float center) {
+            pivot = center;
+            return Row::sums_around(values, place, center);
+          });
       mean = moments.mean;
       squares = moments.squares;
     } else {
-      float totals[1] = {Row::template sum_squares<false>(values, place, 0.0f)};
+      float totals[1] = {Row::sum_squares(values)};
       statistics.sum(totals);
       squares = totals[0];
     }
@@ -299,7 +318,7 @@ __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kCo
       float normal[Row::kCount];
       values.get(i, normal);
 #pragma unroll
-      for (float& value : normal) value = normalise<T, kCentered>(value, mean, rstd);
+      for (float& value : normal) value = normalise<kCentered, Row::Values::kUnpacked>(value, mean, pivot, rstd);
       parameters.apply(i, normal);
       const bool owned = i * kConfig.row_threads < reach;
       if constexpr (sizeof(T) == 4) {

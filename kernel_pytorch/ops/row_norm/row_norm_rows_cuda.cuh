@@ -82,17 +82,17 @@ requires(kConfig.clustered) class RowSum<kConfig, kValues>
   using tile::ClusterSum<kConfig.threads / tile::kWarpLanes, kValues>::ClusterSum;
 };
 
-// Mean and squared deviations over all threads of a row: within a warp in two passes, across warps in one exchange.
+// Mean and squared deviations over all threads of a row: within a warp in one pass around a pivot, across warps in one
+// exchange.
 template <class T, RowConfig kConfig>
 class RowMoments {
  public:
   struct Storage {};
   __device__ __forceinline__ RowMoments(Storage&, const Place<kConfig>&, const RowShape&, int) {}
-  // sum_values() and sum_squares(center) are this thread's.
-  template <class SumValues, class SumSquares>
-  __device__ __forceinline__ tile::Moments of(float inverse_count, SumValues sum_values, SumSquares sum_squares) {
-    const float mean = tile::sum_lanes<kConfig.row_threads>(sum_values()) * inverse_count;
-    return {mean, tile::sum_lanes<kConfig.row_threads>(sum_squares(mean))};
+  // pivot() is taken of the first lane; sums_around(pivot), a tile::PivotSums, is this thread's.
+  template <class Pivot, class SumsAround>
+  __device__ __forceinline__ tile::Moments of(float inverse_count, Pivot pivot, SumsAround sums_around) {
+    return tile::moments_of_lanes<kConfig.row_threads>(inverse_count, pivot, sums_around);
   }
 };
 template <class T, RowConfig kConfig>
@@ -118,10 +118,10 @@ requires(kConfig.row_threads > tile::kWarpLanes) class RowMoments<T, kConfig> {
     const float count = values_of_part(block, place.lane / tile::kWarpLanes, shape, row_vectors);
     inverse_part_count_ = count > 0 ? __fdividef(1.0f, count) : 0.0f;
   }
-  template <class SumValues, class SumSquares>
-  __device__ __forceinline__ tile::Moments of(float inverse_count, SumValues sum_values, SumSquares sum_squares) {
-    const float center = tile::sum_lanes<tile::kWarpLanes>(sum_values()) * inverse_part_count_;
-    return merge_.merge({center, tile::sum_lanes<tile::kWarpLanes>(sum_squares(center))}, inverse_count);
+  template <class Pivot, class SumsAround>
+  __device__ __forceinline__ tile::Moments of(float inverse_count, Pivot pivot, SumsAround sums_around) {
+    return merge_.merge(tile::moments_of_lanes<tile::kWarpLanes>(inverse_part_count_, pivot, sums_around),
+                        inverse_count);
   }
 
  private:

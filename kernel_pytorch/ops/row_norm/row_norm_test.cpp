@@ -128,7 +128,42 @@ TEST(RowNorm, LargeMeanLosesNoPrecision) {
   for (int j = 0; j < 8192; ++j) ASSERT_NEAR(output.view.as<float>()[j], j % 2 == 0 ? -1 : 1, 1e-5);
 }
 
-// The CPU kernel takes its squares around the row's first value where results have 16 bits.
+void fill(const Tensor& tensor, double value) {
+  for (int64_t i = 0; i < tensor.view.element_count(); ++i) {
+    store_element(tensor.view.data, tensor.view.dtype, i, value);
+  }
+}
+
+// The mean of equal values is that value, exactly: an error of its last bit, times rstd, would be the output.
+TEST(RowNorm, ConstantRowsGiveZeros) {
+  OwnContext context;
+  for (const std::string kernel : {"cpu", "reference"}) {
+    context->kernel_override = kernel;
+    for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
+      const DType wide = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+      for (const int64_t columns : {1, 2, 3, 7, 8, 15, 17, 33, 100, 768, 1000, 4096, 5003, 65537, 1 << 20}) {
+        if (kernel == "reference" && columns > 5003) continue;
+        Tensor x(dtype, {2, columns}), output(dtype, {2, columns}), mean(wide, {2}), rstd(wide, {2});
+        for (const double value : {0.1, -3.3, 33.3, 100.1, 1000.3, 12345.678, -60001.0, 1e30, -3e38}) {
+          if (dtype == DType::kFloat16 && std::abs(value) > 65504) continue;
+          fill(x, value);
+          fill(output, 7);
+          layer_norm::Forward arguments{.x = x.view, .output = output.view};
+          arguments.mean = mean.view, arguments.rstd = rstd.view;
+          layer_norm::forward(arguments, context);
+          for (int64_t i = 0; i < 2 * columns; ++i) {
+            ASSERT_EQ(load_element(output.view.data, dtype, i), 0)
+                << kernel << " " << dtype << " " << columns << " of " << value;
+          }
+          EXPECT_EQ(load_element(mean.view.data, wide, 1), load_element(x.view.data, dtype, 0));
+          EXPECT_NEAR(load_element(rstd.view.data, wide, 1), 1 / std::sqrt(arguments.eps), 1e-3);
+        }
+      }
+    }
+  }
+}
+
+// The CPU kernel takes its squares around the mean of the row's first values where results have 16 bits.
 TEST(RowNorm, AnOutlierAtTheRowsStartCostsNoPrecision) {
   for (const float first : {3.0f, 1000.0f, -60000.0f}) {
     Tensor x(DType::kFloat16, {1, 4099}), output(DType::kFloat16, {1, 4099});

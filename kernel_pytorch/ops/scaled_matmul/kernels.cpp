@@ -23,7 +23,9 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
   key.field("output", problem.output.dtype);
   key.field("scale_a", static_cast<int64_t>(scaling_of_a(problem)));
   key.field("scale_b", static_cast<int64_t>(scaling_of_b(problem)));
-  key.field("bias", problem.bias.is_present());
+  key.field("bias", problem.bias);
+  key.field("output_scale", problem.output_scale);
+  key.field("amax", problem.amax);
   key.field("accurate", problem.accurate);
 }
 

@@ -25,15 +25,17 @@ void describe(const ForwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(rows_of(problem.x)));
   key.field("columns", columns_of(problem.x));
   key.field("dtype", problem.x.dtype);
-  key.field("masked", problem.mask.is_present());
-  key.field("mask_dtype", problem.mask.is_present() ? problem.mask.dtype : problem.x.dtype);
+  key.field("mask", problem.mask);
   key.field("causal", problem.causal);
+  key.field("log", problem.log);
   key.field("dense", problem.x.rank == 2 && problem.x.strides[1] == 1);
 }
 void describe(const BackwardProblem& problem, tuning::KeyBuilder& key) {
   key.field("rows", tuning::bucket(rows_of(problem.output)));
   key.field("columns", columns_of(problem.output));
   key.field("dtype", problem.output.dtype);
+  key.field("masked", problem.masked);
+  key.field("log", problem.log);
   key.field("dense", problem.output.rank == 2 && problem.output.strides[1] == 1);
 }
 

@@ -20,7 +20,7 @@ void check_mask(std::string_view op, const ArgumentCheck& check, const TensorVie
   const DType x_type = check.main.dtype;
   const bool is_wider = mask.dtype == DType::kFloat32 && x_type != DType::kFloat64;
   KP_CHECK(mask.dtype == DType::kBool || mask.dtype == x_type || is_wider, op, ": mask is ", mask.dtype, ", x is ",
-           x_type, "; it must be bool (true keeps), ", x_type, x_type == DType::kFloat64 ? "" : " or fp32");
+           x_type, "; it must be bool (true keeps) or ", type_or_wider(x_type));
   KP_CHECK(std::ranges::equal(mask.shape(), check.main.shape()), op, ": mask has shape ", shape_text(mask.shape()),
            ", x has ", shape_text(check.main.shape()), "; expand it to that shape (strides may be 0)");
 }

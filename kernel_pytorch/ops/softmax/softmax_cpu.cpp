@@ -84,6 +84,7 @@ KP_WORD float exponentials(const T* x, const T* next, int64_t columns, float sca
   constexpr int64_t kStep = cpu::kLanesOf<T>;
   // In this order the largest floats stay finite.
   const auto term_of = [=](Vec value) {
+    if constexpr (kBitsOf<T> == 24) return cpu::exp(value * scale - center);  // in units its argument would round
     return cpu::exp_of_units<kBitsOf<T>>((value * scale - center) * cpu::kExpUnit);
   };
   Vec sums[2] = {};

@@ -29,7 +29,7 @@ struct Options {
   int64_t window_left, window_right, max_seqlen_q, max_seqlen_k, query_block, key_block;
   double dropout_p;
   std::string score_mod, mask_mod;
-  bool deterministic, batch_invariant;
+  bool deterministic, batch_invariant, allow_tf32;
 
   bool is_packed() const { return cu_seqlens_q.is_present() || cu_seqlens_k.is_present(); }
 };
@@ -39,7 +39,7 @@ struct Options {
   "Tensor[] blocks, Tensor[] captured, bool heads_first, float? scale, float softcap, bool softcap_after_bias, " \
   "bool causal, SymInt? causal_offset, int window_left, int window_right, SymInt max_seqlen_q, "                 \
   "SymInt max_seqlen_k, int query_block, int key_block, float dropout_p, str score_mod, str mask_mod, "          \
-  "bool deterministic, bool batch_invariant"
+  "bool deterministic, bool batch_invariant, bool allow_tf32"
 
 // [batch, heads, sequence, size] of what the caller has: that, [batch, sequence, heads, size] or packed [tokens, heads,
 // size].
@@ -101,6 +101,14 @@ TensorView broadcast(const char* name, const TensorView& view, std::initializer_
   return wide;
 }
 
+// As broadcast, of a tensor that names the last dimension at least.
+TensorView broadcast_rows(const char* name, const TensorView& view, std::initializer_list<int64_t> sizes,
+                          const char* accepted) {
+  KP_CHECK(!view.is_present() || view.rank == 1 || view.rank == 2, "attention: ", name, " has shape ",
+           shape_text(view.shape()), "; it must be ", accepted);
+  return broadcast(name, view, sizes);
+}
+
 attention::BlockList block_list(const Options& options) {
   const std::vector<TensorView>& given = options.blocks;
   if (given.empty()) return {};
@@ -119,6 +127,8 @@ attention::BlockList block_list(const Options& options) {
 Scoring scoring_of(const Options& options, const TensorView& query, const TensorView& key) {
   const bool is_packed = options.is_packed();
   const int64_t sequences = is_packed ? std::max<int64_t>(options.cu_seqlens_q.element_count() - 1, 0) : query.sizes[0];
+  KP_CHECK(options.max_seqlen_q >= 0 && options.max_seqlen_k >= 0, "attention: max_seqlen_q is ", options.max_seqlen_q,
+           ", max_seqlen_k is ", options.max_seqlen_k, "; give the length of the longest sequence, or none");
   // Without a bound no sequence is longer than all tokens: nobody waits for the device to say more.
   const int64_t queries = is_packed && options.max_seqlen_q > 0 ? options.max_seqlen_q : query.sizes[2];
   const int64_t keys = is_packed && options.max_seqlen_k > 0 ? options.max_seqlen_k : key.sizes[2];
@@ -132,10 +142,14 @@ Scoring scoring_of(const Options& options, const TensorView& query, const Tensor
                   .window_right = options.window_right};
   scoring.bias = broadcast("bias", options.bias, {sequences, query.sizes[1], queries, keys});
   scoring.mask = broadcast("mask", options.mask, {sequences, query.sizes[1], queries, keys});
-  scoring.alibi_slopes = broadcast("alibi_slopes", options.alibi_slopes, {sequences, query.sizes[1]});
+  scoring.alibi_slopes =
+      broadcast_rows("alibi_slopes", options.alibi_slopes, {sequences, query.sizes[1]}, "[heads] or [batch, heads]");
   scoring.sinks = options.sinks;
-  scoring.query_segments = broadcast("query_segment_ids", options.query_segment_ids, {query.sizes[0], query.sizes[2]});
-  scoring.key_segments = broadcast("key_segment_ids", options.key_segment_ids, {key.sizes[0], key.sizes[2]});
+  constexpr const char* kSegments = "[batch, sequence], or [sequence] for the whole batch (packed: [tokens])";
+  scoring.query_segments =
+      broadcast_rows("query_segment_ids", options.query_segment_ids, {query.sizes[0], query.sizes[2]}, kSegments);
+  scoring.key_segments =
+      broadcast_rows("key_segment_ids", options.key_segment_ids, {key.sizes[0], key.sizes[2]}, kSegments);
   scoring.key_lengths = options.key_lengths;
   scoring.query_offsets = options.cu_seqlens_q;
   scoring.key_offsets = options.cu_seqlens_k;
@@ -149,6 +163,7 @@ Scoring scoring_of(const Options& options, const TensorView& query, const Tensor
   scoring.captured = options.captured;
   scoring.deterministic = options.deterministic;
   scoring.batch_invariant = options.batch_invariant;
+  scoring.allow_tf32 = options.allow_tf32;
   return scoring;
 }
 
@@ -293,7 +308,7 @@ using Attention =
               const DenseView&, const ParameterView&, const ParameterView&, const ParameterView&, const ParameterView&,
               const std::vector<TensorView>&, const std::vector<TensorView>&, bool, std::optional<double>, double, bool,
               bool, std::optional<int64_t>, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double,
-              const std::string&, const std::string&, bool, bool>;
+              const std::string&, const std::string&, bool, bool, bool>;
 
 using Ops =
     OpList<Op<"attention(Tensor query, Tensor key, Tensor value, bool return_lse, " KP_ATTENTION_OPTIONS

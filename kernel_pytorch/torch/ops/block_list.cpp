@@ -43,9 +43,6 @@ void select(Call& call, const DenseView& query, const DenseView& key, const Tens
   const TensorView& leader = scores.is_present() ? scores : static_cast<const TensorView&>(query);
   KP_CHECK(leader.rank == 4, "block_select: ", scores.is_present() ? "scores" : "query", " has shape ",
            shape_text(leader.shape()), "; it must be [batch, heads, rows, ...]");
-  KP_CHECK(key_block > 0, "block_select: key_block is ", key_block, "; it must be at least 1");
-  const std::array<int64_t, 4> shape = {leader.sizes[0], leader.sizes[1], leader.sizes[2],
-                                        (keys + key_block - 1) / key_block};
   block_list::Select arguments{.query = query,
                                .key = key,
                                .scores = scores,
@@ -62,6 +59,8 @@ void select(Call& call, const DenseView& query, const DenseView& key, const Tens
                                .threshold = threshold,
                                .sinks = sinks,
                                .local = local};
+  const std::array<int64_t, 4> shape = {leader.sizes[0], leader.sizes[1], leader.sizes[2],
+                                        block_list::columns_of(arguments)};
   arguments.rows = list_output(call, true, shape);
   const int64_t nothing[] = {0};
   const std::span<const int64_t> map_shape = with_map ? std::span<const int64_t>(shape) : nothing;

@@ -1,6 +1,8 @@
 // torch.ops.kernel_pytorch.quantize_, quantize_made_ and scaled_matmul: FP8 codes with their scales, and products of
 // them. Shape functions are Python's (python/kernel_pytorch/_ops/float8.py); neither is part of a graph, the layers
 // over them are.
+#include <algorithm>
+
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/activation/activation.h"
 #include "kernel_pytorch/ops/quantize/quantize.h"
@@ -33,11 +35,12 @@ quantize::Quantize quantize_of(const TensorView& x, const TensorView& scale, con
                                const TensorView& transposed_scales, const TensorView& amax,
                                const TensorView& found_nonfinite, const std::string& granularity, int64_t margin,
                                bool power_of_two, bool square_transpose) {
+  constexpr int64_t kFarAway = 1 << 20;  // quantize refuses what is much nearer; beyond int it must not wrap around
   return {.x = x,
           .scale = scale,
           .seed = seed,
           .granularity = granularity_of(granularity),
-          .margin = static_cast<int>(margin),
+          .margin = static_cast<int>(std::clamp(margin, -kFarAway, kFarAway)),
           .power_of_two = power_of_two,
           .square_transpose = square_transpose,
           .codes = codes,

@@ -2,6 +2,7 @@
 // epilogues. A layer's backward is the gradient of its activation and two products; of two layers the first's
 // activation is part of the second's product. Weights are [out, in], those of gated layers with rows (gate, up, gate,
 // up, ...), of gated_mlp* with all gates before all ups.
+#include <algorithm>
 #include <vector>
 
 #include "kernel_pytorch/base/error.h"
@@ -38,6 +39,15 @@ TensorView scratch_rows(Call& call, DType dtype, int64_t rows, int64_t columns, 
   return contiguous_view(data, dtype, {rows, columns}, device);
 }
 
+// [..., columns] with x's leading dimensions: equal numbers of rows are not enough, [1, n] is no [n].
+void check_rows(std::string_view op, std::string_view name, const MergedRowsView& view, const MergedRowsView& x,
+                int64_t columns) {
+  std::vector<int64_t> wanted(x.given.shape().begin(), x.given.shape().end());
+  wanted.back() = columns;
+  KP_CHECK(std::ranges::equal(view.given.shape(), wanted), op, ": ", name, " has shape ",
+           shape_text(view.given.shape()), "; it must be ", shape_text(wanted));
+}
+
 // What a layer is: an activation, perhaps of the gates alone.
 struct Layer {
   std::string_view op;
@@ -55,6 +65,13 @@ struct Layer {
              "; their last sizes must be equal");
     KP_CHECK(!gated || weight.sizes[0] % 2 == 0, op, ": weight has shape ", shape_text(weight.shape()),
              "; a gated layer's rows are pairs");
+  }
+  // What a backward is given besides: the gradient of the last output, and what this layer's activation was taken of.
+  void check_backward(const MergedRowsView& x, const TensorView& weight, const MergedRowsView& grad_output,
+                      int64_t output_columns, const MergedRowsView& preactivation) const {
+    check(x, weight);
+    check_rows(op, "grad_output", grad_output, x, output_columns);
+    if (has_activation()) check_rows(op, "preactivation", preactivation, x, weight.sizes[0]);
   }
   void forward(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& residual,
                const TensorView& output, const TensorView& preactivation, Context& context) const {
@@ -92,11 +109,13 @@ TensorView flat(const MatrixView& weight) {
 }
 
 void linear_any(Call& call, const MergedRowsView& x, const MatrixView& matrix, const TensorView& bias,
-                const TensorView& residual, const std::string& activation, bool gated, bool keeps) {
+                const MergedRowsView& residual, const std::string& activation, bool gated, bool keeps) {
   const Layer layer("linear", activation, gated);
   const TensorView weight = flat(matrix);
   layer.check(x, weight);
-  const TensorView output = rows_of_output(call, x, layer.columns(weight.sizes[0]));
+  const int64_t columns = layer.columns(weight.sizes[0]);
+  if (residual.is_present()) check_rows(layer.op, "residual", residual, x, columns);
+  const TensorView output = rows_of_output(call, x, columns);
   const TensorView preactivation =
       keeps ? rows_of_output_if(call, layer.has_activation(), x, weight.sizes[0]) : TensorView{};
   layer.forward(x, weight, bias, residual, output, preactivation, call.context());
@@ -151,8 +170,9 @@ void products_backward(Call& call, const TensorView& grad, const TensorView& x, 
 void linear_backward(Call& call, const MergedRowsView& grad_output, const MergedRowsView& x, const MatrixView& matrix,
                      const ParameterView& bias, const MergedRowsView& preactivation, const std::string& activation,
                      bool gated, bool input_grad, bool weight_grad, bool bias_grad, std::optional<DType> weight_dtype) {
-  const Layer layer("linear", activation, gated);
+  const Layer layer("linear backward", activation, gated);
   const TensorView weight = flat(matrix);
+  layer.check_backward(x, weight, grad_output, weight.rank == 2 ? layer.columns(weight.sizes[0]) : 0, preactivation);
   const TensorView grad_x = rows_of_output_if(call, input_grad, x, x.sizes[1]);
   const TensorView grad_weight = weight_gradient(call, weight_grad, weight, x, weight_dtype.value_or(weight.dtype));
   const TensorView grad_bias = call.output_like_if(bias_grad, bias, x);
@@ -168,23 +188,37 @@ void linear_backward(Call& call, const MergedRowsView& grad_output, const Merged
 struct TwoLayers {
   TensorView output, hidden;
 };
-TwoLayers two_layers(Call& call, const Layer& first, const MergedRowsView& x, const TensorView& weight_in,
-                     const TensorView& weight_out, bool keeps) {
+int64_t checked_hidden_size(const Layer& first, const MergedRowsView& x, const TensorView& weight_in,
+                            const TensorView& weight_out) {
   first.check(x, weight_in);
   const int64_t hidden_size = first.columns(weight_in.sizes[0]);
   KP_CHECK(weight_out.rank == 2 && weight_out.sizes[1] == hidden_size, first.op, ": weight_out has shape ",
            shape_text(weight_out.shape()), "; its last size must be the hidden size ", hidden_size);
+  return hidden_size;
+}
+TwoLayers two_layers(Call& call, const Layer& first, const MergedRowsView& x, const TensorView& weight_in,
+                     const TensorView& weight_out, const MergedRowsView& residual, bool keeps) {
+  const int64_t hidden_size = checked_hidden_size(first, x, weight_in, weight_out);
+  if (residual.is_present()) check_rows(first.op, "residual", residual, x, weight_out.sizes[0]);
   const TensorView output = rows_of_output(call, x, weight_out.sizes[0]);
   return {output, keeps ? rows_of_output(call, x, hidden_size)
                         : scratch_rows(call, x.dtype, x.sizes[0], hidden_size, x.device)};
 }
 
+void check_two_layers_backward(const Layer& first, const MergedRowsView& grad_output, const MergedRowsView& x,
+                               const TensorView& weight_in, const TensorView& weight_out, const MergedRowsView& hidden,
+                               const MergedRowsView& preactivation) {
+  const int64_t hidden_size = checked_hidden_size(first, x, weight_in, weight_out);
+  first.check_backward(x, weight_in, grad_output, weight_out.sizes[0], preactivation);
+  check_rows(first.op, "hidden", hidden, x, hidden_size);
+}
+
 void mlp_any(Call& call, const MergedRowsView& x, const MatrixView& matrix_in, const TensorView& bias_in,
-             const MatrixView& matrix_out, const TensorView& bias_out, const TensorView& residual,
+             const MatrixView& matrix_out, const TensorView& bias_out, const MergedRowsView& residual,
              const std::string& activation, bool gated, bool keeps) {
   const Layer first("mlp", activation, gated), second("mlp", "identity", false);
   const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
-  const auto [output, hidden] = two_layers(call, first, x, weight_in, weight_out, keeps);
+  const auto [output, hidden] = two_layers(call, first, x, weight_in, weight_out, residual, keeps);
   const TensorView preactivation =
       keeps ? rows_of_output_if(call, first.has_activation(), x, weight_in.sizes[0]) : TensorView{};
   first.forward(x, weight_in, bias_in, {}, hidden, preactivation, call.context());
@@ -206,8 +240,9 @@ void mlp_backward(Call& call, const MergedRowsView& grad_output, const MergedRow
                   const MergedRowsView& hidden, const MergedRowsView& preactivation, const std::string& activation,
                   bool gated, bool input_grad, bool weight_in_grad, bool bias_in_grad, bool weight_out_grad,
                   bool bias_out_grad) {
-  const Layer first("mlp", activation, gated);
+  const Layer first("mlp backward", activation, gated);
   const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
+  check_two_layers_backward(first, grad_output, x, weight_in, weight_out, hidden, preactivation);
   const TensorView grad_x = rows_of_output_if(call, input_grad, x, x.sizes[1]);
   const TensorView grad_weight_in = weight_gradient(call, weight_in_grad, weight_in, x, weight_in.dtype);
   const TensorView grad_bias_in = call.output_like_if(bias_in_grad, bias_in, x);
@@ -235,7 +270,7 @@ void gated_mlp_any(Call& call, const MergedRowsView& x, const MatrixView& matrix
                    const MergedRowsView& residual, const std::string& activation, bool keeps) {
   const Layer first("gated_mlp", activation, true), second("gated_mlp", "identity", false);
   const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
-  const auto [output, hidden] = two_layers(call, first, x, weight_in, weight_out, keeps);
+  const auto [output, hidden] = two_layers(call, first, x, weight_in, weight_out, residual, keeps);
   const TensorView preactivation = keeps ? rows_of_output(call, x, weight_in.sizes[0]) : TensorView{};
   matmul::multiply({.a = x,
                     .b = transposed(weight_in),
@@ -259,8 +294,9 @@ void gated_mlp_backward(Call& call, const MergedRowsView& grad_output, const Mer
                         const MatrixView& matrix_in, const MatrixView& matrix_out, const MergedRowsView& hidden,
                         const MergedRowsView& preactivation, const std::string& activation, bool vendor,
                         bool input_grad, bool weight_in_grad, bool weight_out_grad) {
-  const Layer first("gated_mlp", activation, true);
+  const Layer first("gated_mlp backward", activation, true);
   const TensorView weight_in = flat(matrix_in), weight_out = flat(matrix_out);
+  check_two_layers_backward(first, grad_output, x, weight_in, weight_out, hidden, preactivation);
   const TensorView grad_x = rows_of_output_if(call, input_grad, x, x.sizes[1]);
   const TensorView grad_weight_in = call.output_like_if(weight_in_grad, weight_in, x);
   const TensorView grad_weight_out = call.output_like_if(weight_out_grad, weight_out, x);

@@ -44,7 +44,7 @@ void chunk_forward(Call& call, const TensorView& x, int64_t chunk_size, int64_t)
   KP_CHECK(x.rank > 2, "chunk_mean_pool: x has shape ", shape_text(x.shape()),
            "; it must be [batch, tokens, ..., columns]");
   KP_CHECK(chunk_size > 0, "chunk_mean_pool: chunk_size is ", chunk_size, "; it must be at least 1");
-  const std::vector<int64_t> sizes = sizes_of(x, 1, {(x.sizes[1] + chunk_size - 1) / chunk_size});
+  const std::vector<int64_t> sizes = sizes_of(x, 1, {x.sizes[1] / chunk_size + (x.sizes[1] % chunk_size != 0)});
   mean_pooling::forward({.x = x, .chunk_size = chunk_size, .output = call.output(sizes, x.dtype)}, call.context());
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
-from ._batching import Dims, fold
+from ._batching import BatchingRule, Dims, fold
 from ._sharding import call_with_rules, register
 
 # What runs in every call is written out for the op's own arguments, as dataclasses write __init__: loops over arguments
@@ -113,17 +113,14 @@ def make_function(
     forward: Any,
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
-    parameters: Sequence[int],
+    rule: BatchingRule,
     instead: str | None,
 ) -> Any:
-    """The autograd.Function that torch.func's transforms take: all outputs, setup_context, a batching rule.
-
-    `parameters` are the positions that fold() may not batch.
-    """
+    """The autograd.Function that torch.func's transforms take: all outputs, setup_context, a batching rule."""
     call = below_autograd(forward)
 
     def batch(info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
-        return fold(made.apply, info.batch_size, in_dims, args, parameters)
+        return fold(made.apply, info.batch_size, in_dims, args, rule)
 
     def push_forward(ctx: Any, *tangents: Any) -> None:
         raise NotImplementedError(
@@ -147,9 +144,7 @@ def below_autograd(op: Any) -> Callable[..., Any]:
     return run
 
 
-def last_derivative(
-    op: str, backward: Any, parameters: Sequence[int], per_sample: Callable[[Sequence[Any]], bool], instead: str | None
-) -> Callable[..., Any]:
+def last_derivative(op: str, backward: Any, rule: BatchingRule, instead: str | None) -> Callable[..., Any]:
     """A call of a backward; where graphs are made it is a node of its own, so that differentiating it raises: autograd
     would drop the term silently.
     """
@@ -163,7 +158,7 @@ def last_derivative(
         pass
 
     def batch(info: Any, in_dims: Dims, _: Tensor, *args: Any) -> tuple[Any, Any]:
-        return fold(run, info.batch_size, in_dims[1:], args, parameters, per_sample=per_sample(args))
+        return fold(run, info.batch_size, in_dims[1:], args, rule)
 
     def refuse(ctx: Any, *grads: Any) -> None:
         raise RuntimeError(

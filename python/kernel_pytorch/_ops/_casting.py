@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,14 +40,26 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """The type in which a product with x is computed: autocast's where that is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return _autocast_dtype(x) or x.dtype
 
 
 def autocast(*tensors: Tensor) -> Sequence[Tensor]:
     """What a product's operands are under torch.autocast: its type, fp64 aside."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    dtype = _autocast_dtype(tensors[0])
+    if dtype is None:
         return tensors
-    dtype = torch.get_autocast_dtype(kind)
     return [tensor if tensor.dtype is torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """autocast's type where that is on for x's device; meta has no autocast, and torch raises where it is asked."""
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def check_dtype(op: str, argument: str, dtype: Any) -> None:
+    """Raises where `dtype` is no type of torch: as a number it would fail inside torch, without a name."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{op}: {argument} is {dtype!r}; it must be a torch.dtype such as torch.bfloat16, or None")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _torch as _torch  # loads the library
+from . import _flops as _flops  # registers what products count
 from ._autograd import (
     below_autograd,
     eager,
@@ -25,7 +26,8 @@ from ._autograd import (
     run_source,
     wants_gradient,
 )
-from ._batching import fold, register_folding
+from ._batching import BatchingRule, register_vmap
+from ._border import refuse_lazy_writes, register_shapes
 from ._declared import parameters_of, saves_of, shapes_of, sums_of
 
 Call = Callable[..., Any]
@@ -113,14 +115,14 @@ def differentiable(
         return _first(forward(*args), results, outputs) if wants_gradient(*args) else results_only(*args)
 
     library: Any = torch.library
-    library.register_fake(results_only, results_shapes or first_shapes)
-    library.register_fake(forward, forward_shapes)
+    register_shapes(results_only, results_shapes or first_shapes, name)
+    register_shapes(forward, forward_shapes, name)
     library.register_autograd(forward, differentiate, setup_context=keep)
-    unbatched = _positions(op, arguments, parameters)
-    register_folding(results_only, results_below_vmap, unbatched)
-    register_folding(forward, forward, unbatched)
+    rule = _batching_rule(op, arguments, parameters)
+    register_vmap(results_only, results_below_vmap, rule)
+    register_vmap(forward, forward, rule)
     node = make_node(name or op, run, differentiate)
-    function = make_function(name or op, forward, keep, differentiate, unbatched, instead)
+    function = make_function(name or op, forward, keep, differentiate, rule, instead)
     picked = "" if results == outputs else "[0]" if results == 1 else f"[:{results}]"
     return make_call(arguments, tensors, lists, picked, results_only, forward, node, function)
 
@@ -143,23 +145,13 @@ def backward(
             sample has a sum of its own: where a flag is set the op is called once per sample.
     """
     overload = _overload(f"{op}_backward")
-    arguments = _arguments(overload)
     if shapes is None:  # the core declares it
         shapes, parameters = shapes_of(f"{op}_backward"), parameters_of(f"{op}_backward")
         per_sample = sums_of(f"{op}_backward")
-    unbatched = _positions(f"{op}_backward", arguments, parameters)
-    flags = _positions(f"{op}_backward", arguments, per_sample)
-
-    def sums_rows(args: Sequence[Any]) -> bool:
-        return any(args[i] for i in flags)
-
-    def batch(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
-        return fold(overload, info.batch_size, in_dims, args, unbatched, per_sample=sums_rows(args))
-
-    library: Any = torch.library
-    library.register_fake(overload, shapes)
-    library.register_vmap(overload, batch)
-    return last_derivative(name or op, overload, unbatched, sums_rows, instead)
+    rule = _batching_rule(f"{op}_backward", _arguments(overload), parameters, per_sample)
+    register_shapes(overload, shapes, f"{name} backward" if name else None)
+    register_vmap(overload, overload, rule)
+    return last_derivative(name or op, overload, rule, instead)
 
 
 def without_gradient(
@@ -172,12 +164,12 @@ def without_gradient(
     """
     overload = _overload(op)
     call = eager(overload)
-    arguments = _arguments(overload)
     written = [i for i, argument in enumerate(overload._schema.arguments) if _is_written(argument)]
-    library: Any = torch.library
-    library.register_fake(overload, shapes)
-    if not written:
-        register_folding(overload, overload, _positions(op, arguments, parameters))
+    register_shapes(overload, shapes, name)
+    if written:
+        refuse_lazy_writes(overload, written, name)
+    else:
+        register_vmap(overload, overload, _batching_rule(op, _arguments(overload), parameters))
 
     def run(*args: Any) -> Any:
         if wants_gradient(*args):
@@ -224,6 +216,14 @@ def _positions(op: str, names: Sequence[str], chosen: Sequence[str]) -> list[int
     if unknown:
         raise ValueError(f"{op}: its schema has no {unknown[0]!r}, only {list(names)}")
     return [names.index(name) for name in chosen]
+
+
+def _batching_rule(
+    op: str, arguments: Sequence[str], parameters: Sequence[str], per_sample: Sequence[str] = ()
+) -> BatchingRule:
+    # Random numbers depend on an element's position: a sample has its own call's only where it is its own call.
+    seeds = [name for name in arguments if name == "seed"]
+    return BatchingRule(_positions(op, arguments, parameters), _positions(op, arguments, [*per_sample, *seeds]))
 
 
 def _first(output: Any, results: int, outputs: int) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ._autograd import wants_gradient
 from ._casting import autocast, statistics_dtype
 from ._declare import backward, differentiable
+from ._masks import Sizes, join_masks
 from ._mods import Mod, masked, programs_of
 from ._seed import seed_for
 
@@ -44,6 +45,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     block_mask: Any = None,
     score_mod: Mod | None = None,
     mask_mod: Mod | None = None,
@@ -52,6 +54,7 @@ def attention(
     batch_invariant: bool = False,
     return_lse: bool = False,
     softcap_after_bias: bool = False,
+    allow_tf32: bool | None = None,
 ) -> Any:
     """softmax(scale * query key^T, changed and masked as asked) value, exact, with the gradients of everything.
 
@@ -59,25 +62,39 @@ def attention(
         query, key, value: [batch, heads, sequence, size], or [batch, sequence, heads, size] with layout="bshd", or
             packed [tokens, heads, size] with cu_seqlens; any strides, so slices of a packed QKV are not copied. value
             may have another size; query may have a multiple of key's heads (head h reads key head h / group).
-        causal: query i sees keys up to i + causal_offset; None aligns the ends, keys - queries. 0 is torch's is_causal.
+        causal: query i sees keys up to i + causal_offset; None aligns the ends, keys - queries, or what key_lengths
+            makes of it. 0 is torch's is_causal.
         scale: of the scores; None is size ** -0.5.
         window: (left, right), keeps -left <= k - (q + offset) <= right, -1 is unbounded; a number is both.
-        alibi_slopes: [heads] or [batch, heads], subtracts slope * |k - (q + offset)|. Without a gradient.
+        alibi_slopes: [heads] or [batch, heads], subtracts slope * |k - (q + offset)|; offsets up to 2^24. Without a
+            gradient.
         bias: added to the scores; broadcasts to [batch, heads, queries, keys]. Its gradient is reduced in the kernel.
         softcap: scores become softcap * tanh(score / softcap), before the bias (after it with softcap_after_bias).
         sinks: [heads], logits in the denominator alone.
-        query_segment_ids, key_segment_ids: [batch, sequence] integers; equal ids attend, -1 (padding) attends to none.
-            Without key_segment_ids the query's are used.
-        key_lengths: [batch], keys from there on are padding.
+        query_segment_ids, key_segment_ids: [batch, sequence] integers of 32 bits, or [sequence] for the whole batch
+            (packed: [tokens]); equal ids attend, -1 (padding) attends to none. Without key_segment_ids the query's are
+            used.
+        key_lengths: [batch], clamped to 0..keys: keys from there on are padding, which nobody sees. Without a
+            causal_offset it also says where the queries of causal, window and ALiBi stand: offset = max(length -
+            queries, min(0, keys - queries)). A cache that is longer than what it holds is thus aligned at its last real
+            key; padding on the right of queries and keys alike gives 0, so query i sees keys up to i; a length of
+            `keys` changes nothing. Of packed sequences each by itself.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: [sequences + 1], where packed sequences begin; no
             sequence is longer than the bounds (None: all tokens). Read on the device; tokens past the last give zeros.
+            Offsets that do not ascend from 0 within the tokens, or a bound that is too small, raise on the CPU, and on
+            a GPU with KERNEL_PYTORCH_CHECK=1.
         dropout_p, seed: probabilities are dropped in steps of 1/256; int64[2] (seed, offset), None draws one.
-        mask: bool, broadcasts as bias; True keeps.
+        mask: broadcasts as bias; True keeps. Integers and floating numbers as in attention_mask.
+        attention_mask: bool (True keeps), integers (1 keeps, 0 hides) or floating numbers (added to the scores), of
+            shape [batch, keys], [queries, keys], [heads, queries, keys] or [batch, heads, queries, keys]; _masks.py has
+            the rule. mask, bias and attention_mask hold together.
         block_mask: a torch BlockMask, or what has its attributes; its mask_mod is taken as well.
         score_mod: (score, batch, head, q, k, *captured) -> score; mask_mod: (batch, head, q, k, *captured) -> bool.
         captured: tensors that the mods read; those of floating types get gradients.
         deterministic: bitwise equal gradients from run to run; None asks torch.are_deterministic_algorithms_enabled().
         batch_invariant: a row's bits do not depend on what else is in the batch.
+        allow_tf32: fp32 on a GPU: operands of products may be rounded to tf32's 11 bits, for a third of the work; None
+            asks torch.backends.cuda.matmul.fp32_precision.
 
     Returns:
         The output in the query's layout, and with return_lse the natural logarithm of the sum of exponentials in fp32
@@ -109,6 +126,7 @@ def attention(
         dropout_p=dropout_p,
         seed=seed,
         mask=mask,
+        attention_mask=attention_mask,
         block_mask=block_mask,
         score_mod=score_mod,
         mask_mod=mask_mod,
@@ -116,6 +134,7 @@ def attention(
         deterministic=deterministic,
         batch_invariant=batch_invariant,
         softcap_after_bias=softcap_after_bias,
+        allow_tf32=allow_tf32,
     )
     output, lse = _attention(query, key, value, return_lse, *options)
     return (output, lse) if return_lse else output
@@ -155,6 +174,7 @@ def option_arguments(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     block_mask: Any = None,
     score_mod: Mod | None = None,
     mask_mod: Mod | None = None,
@@ -162,6 +182,7 @@ def option_arguments(
     deterministic: bool | None = None,
     batch_invariant: bool = False,
     softcap_after_bias: bool = False,
+    allow_tf32: bool | None = None,
 ) -> tuple[Any, ...]:
     """The options of `attention` as its ops take them, in the order of their schemas."""
     if layout not in ("bhsd", "bshd"):
@@ -172,6 +193,9 @@ def option_arguments(
         raise RuntimeError(
             "attention: alibi_slopes require a gradient, which they do not have; detach them, or capture them"
         )
+    if mask is not None or bias is not None or attention_mask is not None:
+        sizes = _sizes_of(query, key, layout, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
+        mask, bias = join_masks("attention", mask, bias, attention_mask, sizes)
     numbers = statistics_dtype(query)
     blocks, query_block, key_block, block_mod = _block_list(block_mask, (query, key, bias, sinks, *captured))
     score_text, mask_text, tensors = "", "", list(captured)
@@ -190,11 +214,11 @@ def option_arguments(
         None if sinks is None else sinks.to(numbers),
         None if alibi_slopes is None else alibi_slopes.to(numbers),
         mask,
-        _int32(query_segment_ids),
-        _int32(key_segment_ids),
-        _int32(key_lengths),
-        _int32(cu_seqlens_q),
-        _int32(cu_seqlens_k),
+        None if query_segment_ids is None else query_segment_ids.to(torch.int32),
+        None if key_segment_ids is None else key_segment_ids.to(torch.int32),
+        _counts(key_lengths),
+        _counts(cu_seqlens_q),
+        _counts(cu_seqlens_k),
         None if dropout_p == 0.0 else seed_for(query, seed),
         blocks,
         tensors,
@@ -215,7 +239,14 @@ def option_arguments(
         mask_text,
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         batch_invariant,
+        query.is_cuda and query.dtype is torch.float32 and (torch_allows_tf32() if allow_tf32 is None else allow_tf32),
     )
+
+
+@torch.compiler.assume_constant_result
+def torch_allows_tf32() -> bool:
+    """Whether torch's own products of fp32 on a GPU may be of tf32; torch.compile compiles again where that changes."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
@@ -228,7 +259,10 @@ def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
     return window
 
 
-def _int32(tensor: Tensor | None) -> Tensor | None:
+def _counts(tensor: Tensor | None) -> Tensor | None:
+    """As int32. What does not fit is as far beyond every sequence as what does."""
+    if tensor is not None and tensor.dtype is torch.int64:
+        tensor = tensor.clamp(-(2**30), 2**31 - 1)
     return tensor if tensor is None else tensor.to(torch.int32)
 
 
@@ -247,6 +281,22 @@ def _keys_of(key: Tensor, layout: str, max_seqlen_k: int | None) -> int:
     if key.dim() == 4:
         return key.shape[2 if layout == "bhsd" else 1]
     return max_seqlen_k or key.shape[0]
+
+
+def _sizes_of(
+    query: Tensor,
+    key: Tensor,
+    layout: str,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> Sizes:
+    keys = _keys_of(key, layout, max_seqlen_k)
+    if query.dim() != 4:
+        sequences = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        return Sizes(sequences, query.shape[-2], max_seqlen_q or query.shape[0], keys)
+    rows, heads = (2, 1) if layout == "bhsd" else (1, 2)
+    return Sizes(query.shape[0], query.shape[heads], query.shape[rows], keys)
 
 
 def _block_list(mask: Any, inputs: Sequence[Tensor | None]) -> tuple[list[Tensor], int, int, Mod | None]:
@@ -335,7 +385,7 @@ _HEADS_FIRST = len(_TENSORS) + len(_LISTS)  # place of the layout among the opti
 _CONSTANTS = len(_TENSORS) - 2  # tensors without a gradient
 _NUMBERS = ["heads_first", "scale", "softcap", "softcap_after_bias", "causal", "causal_offset", "window_left"]
 _NUMBERS += ["window_right", "max_seqlen_q", "max_seqlen_k", "query_block", "key_block", "dropout_p", "score_mod"]
-_NUMBERS += ["mask_mod", "deterministic", "batch_invariant"]
+_NUMBERS += ["mask_mod", "deterministic", "batch_invariant", "allow_tf32"]
 OPTIONS = [*_TENSORS, *_LISTS, *_NUMBERS]  # what option_arguments returns, by name
 _PRODUCTS = ["query", "key", "value"]
 _INSTEAD = "torch.nn.functional.scaled_dot_product_attention with torch.nn.attention.SDPBackend.MATH"

@@ -58,6 +58,7 @@ def block_lists(block_map: Tensor, block_size: int | tuple[int, int] = 128, *, g
         block_size: of queries and of keys.
         gradients: whether to make the transposed lists, which backward reads.
     """
+    size = _pair("block_lists", block_size)
     full = block_map.dtype is not torch.bool
     rows, blocks, columns, transposed, full_rows, full_blocks, full_columns, full_transposed = _block_list(
         block_map.detach(), True, gradients, full
@@ -71,7 +72,7 @@ def block_lists(block_map: Tensor, block_size: int | tuple[int, int] = 128, *, g
         full_kv_indices=full_blocks if full else None,
         full_q_num_blocks=full_columns if full and gradients else None,
         full_q_indices=full_transposed if full and gradients else None,
-        BLOCK_SIZE=_pair(block_size),
+        BLOCK_SIZE=size,
     )
 
 
@@ -110,7 +111,7 @@ def select_blocks(
     """
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f'select_blocks: layout is "{layout}"; it is "bhsd" or "bshd"')
-    query_block, key_block = _pair(block_size)
+    query_block, key_block = _pair("select_blocks", block_size)
     if key_parts < 1 or key_block % key_parts:
         raise ValueError(
             f"select_blocks: a block of {key_block} keys is cut into {key_parts} parts; use a divisor of it"
@@ -168,7 +169,7 @@ def select_by_scores(
     query_lengths, key_lengths: int32 [batch], where entries of the batch (packed sequences) are shorter than `queries`
     and `keys`; without key_lengths the query's are used.
     """
-    query_block, key_block = _pair(block_size)
+    query_block, key_block = _pair("select_by_scores", block_size)
     lowest = -math.inf if threshold is None else threshold
     key_lengths = query_lengths if key_lengths is None else key_lengths
     outputs = _block_select(
@@ -200,6 +201,8 @@ def longest(what: str, x: Tensor, bound: int | None) -> int:
         raise ValueError(
             f"{what}: cu_seqlens are given without the longest sequence; give max_seqlen_q and max_seqlen_k"
         )
+    if not 0 <= bound < 2**31:
+        raise ValueError(f"{what}: the longest sequence has {bound} tokens; give a length from 0 to 2^31 - 1")
     return bound
 
 
@@ -213,8 +216,11 @@ def pool_packed(x: Tensor, cu_seqlens: Tensor, tokens: int, chunk: int) -> Tenso
     return means.view(begins.shape[0], chunks, *means.shape[1:])
 
 
-def _pair(block_size: int | tuple[int, int]) -> tuple[int, int]:
-    return (block_size, block_size) if isinstance(block_size, int) else block_size
+def _pair(what: str, block_size: int | tuple[int, int]) -> tuple[int, int]:
+    queries, keys = (block_size, block_size) if isinstance(block_size, int) else block_size
+    if queries < 1 or keys < 1:
+        raise ValueError(f"{what}: blocks are {queries} by {keys}; both sizes must be at least 1")
+    return queries, keys
 
 
 def _listed(counts: Tensor, indices: Tensor) -> Tensor:

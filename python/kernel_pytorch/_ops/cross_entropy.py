@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ._autograd import below_autograd, eager, last_derivative
+from ._batching import BatchingRule
 from ._casting import parameter_for, statistics_dtype
 from ._declare import backward, differentiable, without_gradient
 
@@ -51,7 +52,7 @@ def cross_entropy(
         The loss in fp32 (fp64 for fp64), also for 16-bit logits.
     """
     options = (int(ignore_index), label_smoothing, z_loss, _cap(softcap))
-    target, weight = _target_for(target), _weight_for(logits, weight)
+    target, weight = _target_for(logits, target), _weight_for(logits, weight)
     if _is_reduced(reduction):
         if reduction == "mean" and weight is None and not _is_plain(logits):  # a DTensor's sum may stay in parts
             return _reduced(logits, target, None, *options, False) / (target != ignore_index).sum()
@@ -80,7 +81,7 @@ def cross_entropy_(
         raise ValueError(f'cross_entropy_: reduction is "{reduction}"; in place it is "mean" or "sum"')
     if logits.requires_grad and logits.is_leaf and torch.is_grad_enabled():
         raise RuntimeError("cross_entropy_: the logits are a leaf that requires a gradient; use cross_entropy")
-    arguments = (_target_for(target), _weight_for(logits, weight), *options, reduction == "mean")
+    arguments = (_target_for(logits, target), _weight_for(logits, weight), *options, reduction == "mean")
     if logits.requires_grad and torch.is_grad_enabled():
         return _apply(_InPlace, logits, *arguments)
     return _write_gradient(logits, *arguments)  # type: ignore[no-any-return]
@@ -101,7 +102,7 @@ def cross_entropy_partials(
         [..., 4] in fp32 (fp64): the largest logit, the sum of exponentials around it, the target's logit (0 where it is
         in another part) and the sum of the logits. `combine_cross_entropy_partials` takes them from all parts.
     """
-    target = _target_for(target)
+    target = _target_for(logits, target)
     return _partials(logits, target, int(ignore_index), _cap(softcap), vocabulary, first_column)  # type: ignore[no-any-return]
 
 
@@ -151,7 +152,7 @@ def parallel_cross_entropy(
         [...], the same on all ranks; reduce it as you like.
     """
     options = (int(ignore_index), label_smoothing, z_loss, _cap(softcap), vocabulary, first_column)
-    return _apply(_Parallel, logits, _target_for(target), gather, *options)
+    return _apply(_Parallel, logits, _target_for(logits, target), gather, *options)
 
 
 def _is_reduced(reduction: str) -> bool:
@@ -168,8 +169,14 @@ def _cap(softcap: float | None) -> float:
     return softcap
 
 
-def _target_for(target: Tensor) -> Tensor:
-    """Narrower integers are widened; what else there is the op refuses."""
+def _target_for(logits: Tensor, target: Tensor, op: str = "cross_entropy") -> Tensor:
+    """Narrower integers are widened; what else there is the op refuses. As many targets in another shape are not these
+    rows' targets."""
+    if target.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"{op}: target has shape {list(target.shape)}, {'hidden' if op.startswith('linear') else 'logits'} have "
+            f"{list(logits.shape)}; it must be {list(logits.shape[:-1])}"
+        )
     return target.long() if target.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8) else target
 
 
@@ -299,7 +306,7 @@ _INSTEAD = "torch.nn.functional.cross_entropy"
 _forward = below_autograd(_ops.cross_entropy_forward.default)
 _rescale = eager(_ops.cross_entropy_rescale_.default)
 _multiplied = last_derivative(
-    "cross_entropy", lambda tensor, scale: (tensor * scale).to(tensor.dtype), (), lambda _: False, _INSTEAD
+    "cross_entropy", lambda tensor, scale: (tensor * scale).to(tensor.dtype), BatchingRule(), _INSTEAD
 )
 # A reduced loss of a batch is one loss for each sample: nothing folds, vmap calls the op once per sample.
 _traced = differentiable(

@@ -129,6 +129,13 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32
             "scales of rows and blocks are for matrices"
         )
     rows, columns = codes.shape
+    blocks, groups = -(-columns // 128), -(-rows // 128)
+    known = [(rows,), (rows, 1), (rows, blocks), (groups, blocks)]
+    if tuple(scales.shape) not in known:
+        raise ValueError(
+            f"dequantize: codes have shape {[rows, columns]}, scales {list(scales.shape)}; scales are one, "
+            f"{list(known[0])} (rows), {list(known[2])} (1x128 blocks) or {list(known[3])} (128x128)"
+        )
     spread = scales.reshape(-1, 1) if scales.dim() == 1 else scales
     if spread.shape[1] > 1:
         spread = spread.repeat_interleave(128, 1)[:, :columns]

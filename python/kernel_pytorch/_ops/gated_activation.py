@@ -40,6 +40,8 @@ def gated_activation(
         gate_bias = parameter_for(gate, gate_bias)
     if up_bias is not None and up_bias.dtype is not gate.dtype:
         up_bias = parameter_for(gate, up_bias)
+    if gate_bias is not None and up_bias is not None and gate_bias.dtype is not up_bias.dtype:
+        gate_bias, up_bias = same_type(gate_bias, up_bias)
     drawn = seed_for(gate, seed) if dropout_p else None
     return _gated(gate, up, gate_bias, up_bias, residual, drawn, kind, dropout_p)  # type: ignore[no-any-return]
 

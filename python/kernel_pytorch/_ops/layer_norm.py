@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for, same_type, wide_first
+from ._casting import check_dtype, parameter_for, same_type, wide_first
 from ._declare import backward, differentiable
 
 
@@ -64,6 +64,8 @@ def layer_norm(
         weight = parameter_for(x, weight)
     if bias is not None and bias.dtype is not (x if weight is None else weight).dtype:
         weight, bias = _parameters_for(x, weight, bias)
+    if out_dtype is not None:
+        check_dtype("layer_norm", "out_dtype", out_dtype)
     if residual is None:
         return _norm(x, weight, bias, eps, out_dtype)
     return _add_norm(x, residual, weight, bias, eps, out_dtype)

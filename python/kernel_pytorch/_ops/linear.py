@@ -42,7 +42,7 @@ def linear(
     Backward takes the bias' gradient along with the weight's product. Second derivatives exist without an activation.
     """
     x, weight, residual = _cast("linear", x, weight, residual)
-    kind, gated = _layer(activation)
+    kind, gated = _layer("linear", activation)
     return _linear(x, weight, _bias_for(x, bias), residual, kind, gated)  # type: ignore[no-any-return]
 
 
@@ -53,7 +53,7 @@ def mlp(
     bias_in: Tensor | None = None,
     bias_out: Tensor | None = None,
     *,
-    activation: str = "gelu",
+    activation: str | None = "gelu",
     residual: Tensor | None = None,
 ) -> Tensor:
     """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual).
@@ -62,19 +62,26 @@ def mlp(
     """
     x, weight_in, residual = _cast("mlp", x, weight_in, residual)
     (weight_out,) = autocast(weight_out)
-    kind, gated = _layer(activation)
+    kind, gated = _layer("mlp", activation)
     return _mlp(x, weight_in, _bias_for(x, bias_in), weight_out, _bias_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
 
 
 def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
     """The weight (or bias) of a gated layer, rows gate[0], up[0], gate[1], up[1], ..., from its two halves."""
+    if gate.dim() == 0 or gate.shape != up.shape:
+        raise ValueError(
+            f"interleave_gate_up: gate has shape {list(gate.shape)}, up has {list(up.shape)}; give two matrices (or "
+            "biases) of one shape"
+        )
     return torch.stack((gate, up), dim=1).flatten(0, 1)
 
 
-def _layer(activation: str | None) -> tuple[str, bool]:
-    if activation in _GATED:
-        return _GATED[activation], True
-    return activation or "identity", False
+def _layer(op: str, activation: str | None) -> tuple[str, bool]:
+    if activation is None:
+        return "identity", False
+    if not isinstance(activation, str):
+        raise TypeError(f"{op}: activation is {activation!r}; it must be the name of one, or None")
+    return (_GATED[activation], True) if activation in _GATED else (activation, False)
 
 
 def _cast(op: str, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

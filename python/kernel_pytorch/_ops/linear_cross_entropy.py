@@ -64,7 +64,9 @@ def linear_cross_entropy(
             f"linear_cross_entropy: hidden is {hidden.dtype}, weight is {weight.dtype}; convert one of them, "
             f"or call it under torch.autocast"
         )
-    target, class_weight = _target_for(target), _weight_for(hidden, class_weight)
+    if reduction == "sum" and target.numel() == 0 and hidden.shape[:-1] == target.shape:
+        return hidden.sum(dtype=statistics_dtype(hidden)) + weight[:0].sum(dtype=statistics_dtype(hidden))
+    target, class_weight = _target_for(hidden, target, "linear_cross_entropy"), _weight_for(hidden, class_weight)
     tracks = torch.is_grad_enabled()
     wanted = (tracks and hidden.requires_grad, tracks and weight.requires_grad)
     wide = accumulate_dtype is torch.float32

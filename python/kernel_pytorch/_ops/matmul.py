@@ -43,8 +43,13 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
     if a.dim() == 1:
         return matmul(a[None], b, precision=precision).squeeze(-2)
     if b.dim() == 2:  # one product of all rows
-        return _matmul(a.reshape(-1, a.shape[-1]), b, precision).reshape(*a.shape[:-1], b.shape[-1])  # type: ignore[no-any-return]
-    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+        return _matmul(a.flatten(0, -2), b, precision).reshape(*a.shape[:-1], b.shape[-1])  # type: ignore[no-any-return]
+    try:
+        leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise ValueError(
+            f"matmul: a has shape {list(a.shape)}, b has {list(b.shape)}; the sizes before the last two must broadcast"
+        ) from None
     return _matmul(a.expand(*leading, *a.shape[-2:]), b.expand(*leading, *b.shape[-2:]), precision)  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,7 @@ def mean_pool(x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         x: [batch, tokens, ..., columns], or with cu_seqlens packed as [tokens, ..., columns]; any strides.
         cu_seqlens: [sequences + 1], int32 or int64, on x's device: sequence i is tokens cu_seqlens[i] up to
             cu_seqlens[i + 1]. It is not read on the host, so that nothing waits. Ends that do not ascend within the
-            tokens raise on the CPU; on a GPU they are clamped.
+            tokens raise on the CPU, and with KERNEL_PYTORCH_CHECK=1 on a GPU, where they are clamped otherwise.
 
     Returns:
         [batch, ..., columns], or [sequences, ..., columns]; contiguous, of x's type. An empty sequence has mean 0.

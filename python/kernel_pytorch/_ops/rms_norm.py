@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for, wide_first
+from ._casting import check_dtype, parameter_for, wide_first
 from ._declare import backward, differentiable
 
 
@@ -63,6 +63,8 @@ def rms_norm(
         return add_rms_norm(x, residual, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype)
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
+    if out_dtype is not None:
+        check_dtype("rms_norm", "out_dtype", out_dtype)
     return _norm(x, weight, eps, weight_offset, out_dtype)
 
 
@@ -83,6 +85,8 @@ def add_rms_norm(
         x, residual = wide_first(x, residual)
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
+    if out_dtype is not None:
+        check_dtype("rms_norm", "out_dtype", out_dtype)
     return _add_norm(x, residual, weight, eps, weight_offset, out_dtype)  # type: ignore[no-any-return]
 
 

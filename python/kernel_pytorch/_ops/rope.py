@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for, same_type
+from ._casting import parameter_for, same_type, statistics_dtype
 from ._declare import backward, differentiable, without_gradient
 
 
@@ -83,7 +83,7 @@ def rope_(
     rotary_dim: int | None = None,
     inverse: bool = False,
 ) -> None:
-    """`rope` in place, outside autograd; `inverse` turns back."""
+    """`rope` in place, outside autograd; `inverse` turns back. Expanded tensors, and those that share memory, raise."""
     cos, sin = _table_for(query, cos), _table_for(query, sin)
     _in_place(query, key, cos, sin, None, positions, 1.0, rotary_dim or 0, interleaved, heads_first, inverse)
 
@@ -100,8 +100,9 @@ def rope_from_frequencies(
 ) -> tuple[Tensor, Tensor | None]:
     """`rope` whose cos and sin are computed in the kernel, times `scale`, from [rotary_dim / 2] inverse frequencies.
 
-    These are fp32; `rope_frequencies` returns them and the scale.
+    These are fp32 (fp64 for fp64); `rope_frequencies` returns them and the scale.
     """
+    inverse_frequencies = inverse_frequencies.to(statistics_dtype(query)).contiguous()
     return _turn(query, key, None, None, inverse_frequencies, positions, scale, None, interleaved, heads_first)
 
 

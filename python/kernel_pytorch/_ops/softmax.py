@@ -54,7 +54,14 @@ def _mask_for(x: Tensor, mask: Tensor | None) -> Tensor | None:
         mask = parameter_for(x, mask)
         if mask.dtype in (torch.float16, torch.bfloat16):  # the other of the two 16-bit types
             mask = mask.float()
-    return mask if mask.shape == x.shape else mask.expand(x.shape)
+    if mask.shape == x.shape:
+        return mask
+    sizes = zip(reversed(mask.shape), reversed(x.shape))
+    if mask.dim() > x.dim() or any(one != 1 and one != other for one, other in sizes):
+        raise ValueError(
+            f"softmax: mask has shape {list(mask.shape)}, x has {list(x.shape)}; it must broadcast to that"
+        )
+    return mask.expand(x.shape)
 
 
 def _shapes(x: Tensor, *_: Any) -> Tensor:

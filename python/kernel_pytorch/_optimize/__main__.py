@@ -10,9 +10,10 @@ import shlex
 import sys
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler would announce each run; read as torch loads
-
-from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+try:  # first: it says what is missing where torch is missing or old
+    from .. import _torch as _torch
+except ImportError as error:
+    sys.exit(f"kpt: optimize: {error}")
 
 import torch  # isort: skip
 
@@ -32,12 +33,6 @@ def main(words: list[str]) -> int:
         model = torch.compile(model)  # type: ignore[assignment]
     from .optimize import optimize
 
-    shows = sys.stderr.isatty()
-
-    def progress(line: str) -> None:
-        if shows:
-            print(f"\r\033[K{line[:100]}", end="", file=sys.stderr, flush=True)
-
     try:
         result = optimize(
             model,
@@ -46,14 +41,10 @@ def main(words: list[str]) -> int:
             accuracy=arguments.accuracy,
             budget_seconds=arguments.budget,
             tune=arguments.tune,
-            progress=progress,
         )
     except KeyboardInterrupt:
         print("kpt: stopped; nothing was changed", file=sys.stderr)
         return 130
-    finally:
-        if shows:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
     result.report.data["command"] = shlex.join(["kpt", "optimize", *words])
     print(result.report)
     for path in (arguments.html, arguments.json):

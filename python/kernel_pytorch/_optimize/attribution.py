@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["costs_by_kernel", "total_of"]
+__all__ = ["costs_by_kernel", "outermost", "total_of"]
 
 Total = tuple[int, "float | None", "float | None"]  # calls, bytes, operations
 
@@ -44,12 +44,12 @@ def _kernels_of_calls(
     calls: dict[int, dict[str, float]] = {}
     owners: dict[str, list[dict[str, float]]] = {}
     for event in hosts:
-        if event.name in by_op and _owner(event.cpu_parent, by_op) is None:
+        if event.name in by_op and outermost(event.cpu_parent, by_op) is None:
             calls[id(event)] = {}
             owners.setdefault(event.name, []).append(calls[id(event)])
     launched: Counter[str] = Counter()
     for event in hosts:
-        owner = _owner(event, by_op)
+        owner = outermost(event, by_op)
         known = set() if event.cpu_parent is None else {(k.name, k.duration) for k in event.cpu_parent.kernels}
         for kernel in event.kernels:
             if (kernel.name, kernel.duration) in known:
@@ -61,7 +61,7 @@ def _kernels_of_calls(
     return owners, launched
 
 
-def _owner(event: Any, by_op: Mapping[str, Any]) -> Any:
+def outermost(event: Any, by_op: Mapping[str, Any]) -> Any:
     """The outermost op around the event that was counted: what is inside it is its own business."""
     found = None
     while event is not None:

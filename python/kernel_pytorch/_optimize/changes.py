@@ -7,6 +7,7 @@ names, hooks and state_dict stay, what shares the module shares the change, and 
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,22 @@ KEY = "_kernel_pytorch_changes"
 _ABSENT = object()
 
 
-class Change:
+class OfThisProcess:
+    """What is kept beside a model and cannot leave the process: pickled with the model it is None, which counts as not
+    there. A pickled model is therefore the model as it was before `optimize`. Copies within the process keep it.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return made
+
+
+class Change(OfThisProcess):
     """One reversible change. apply() and undo() may be called again and again; a second apply or undo does nothing."""
 
     def apply(self) -> None:
@@ -44,6 +60,8 @@ class SetForward(Change):
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         self.module = module
+        # Pickle stores a method as its object's attribute of the function's name: a pickled model gets its class's.
+        function.__name__ = "forward"
         self.method = types.MethodType(function, module)  # a copy of the model binds it to the copied module
         self.before: Any = _ABSENT
 
@@ -62,8 +80,6 @@ class SetForward(Change):
             self.module.__dict__["forward"] = self.before
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SetForward:
-        import copy
-
         made = SetForward.__new__(SetForward)
         memo[id(self)] = made
         made.module = copy.deepcopy(self.module, memo)
@@ -181,16 +197,15 @@ class PackRows(Change):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackRows:
         """A copied model has weights of its own, each by itself."""
-        import copy
-
         return PackRows([copy.deepcopy(tensor, memo) for tensor in self.tensors], self.interleaved)
 
 
-class Changes:
+class Changes(OfThisProcess):
     """What is in force on one model, oldest first."""
 
     def __init__(self) -> None:
         self.applied: list[Change] = []
+        self.applied_later: list[Change] = []  # of a model that they were taken off
 
     def apply(self, change: Change) -> None:
         self.applied.append(change)  # first: an interrupt in between must find it
@@ -234,6 +249,26 @@ class Changes:
 def changes_of(model: nn.Module) -> Changes | None:
     found: Changes | None = model.__dict__.get(KEY)
     return found
+
+
+def take_off(model: nn.Module) -> Changes | None:
+    """The model as it was before `optimize`; `put_on` makes it again what it was."""
+    changes = model.__dict__.pop(KEY, None)
+    if changes is not None:
+        changes.release()
+        held = list(changes.applied)
+        changes.undo_all()
+        changes.applied_later = held
+    return changes  # type: ignore[no-any-return]
+
+
+def put_on(model: nn.Module, changes: Changes | None) -> None:
+    """What `take_off` took."""
+    if changes is not None:
+        held, changes.applied_later = changes.applied_later, []
+        for change in held:
+            changes.apply(change)
+        model.__dict__[KEY] = changes
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

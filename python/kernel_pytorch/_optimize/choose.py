@@ -6,7 +6,6 @@ Modules that do the same work share one decision; every one of them is verified.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .agreement import anyone
+from .budget import Budget
 from .changes import Change, Changes
 from .costs import Cost, count
 from .measure import Timing, interleaved, switches
@@ -25,7 +25,8 @@ from .record import copied
 from .sites import Call, Proposal, Refusal, Way
 from .verify import Difference, Mismatch, Results, evaluating, random_like, results_of, verify
 
-LEAST_GAIN, CLEAR_GAIN = 1.01, 1.03  # between them only where the quartiles do not overlap
+LEAST_GAIN = 1.01
+CLEAR_GAIN = 1.03  # a part that is slower by no more than this may still be worth it by another clock, or with others
 TIE = 1.01  # of two ways this close the earlier stays: those with less work come first
 FAINT_GAIN = 1.002  # of the whole, by its median and by its lower quartile
 LEAST_SAVING_US = 20.0  # predicted, below which a gain that no clock can tell is not worth a change
@@ -66,8 +67,11 @@ class Outcome:
     differences: list[Difference] = field(default_factory=list)
 
 
-def proposals(context: Context, patterns: Iterable[ModuleType]) -> tuple[list[Proposal], list[Refusal]]:
-    """What every pattern finds in every module that the sample reaches, pattern by pattern."""
+def proposals(
+    context: Context, patterns: Iterable[ModuleType], budget: Budget, share: float = 0.3
+) -> tuple[list[Proposal], list[Refusal]]:
+    """What every pattern finds in every module that the sample reaches, pattern by pattern, until a share of the budget
+    is spent."""
     found: list[Proposal] = []
     refused: list[Refusal] = []
     for pattern in patterns:
@@ -75,6 +79,9 @@ def proposals(context: Context, patterns: Iterable[ModuleType]) -> tuple[list[Pr
             call = context.recording.call(path)
             if call is None or passed_by(context, path):
                 continue
+            if budget.is_spent(share):
+                refused.append(Refusal("", pattern.NAME, budget.reason()))
+                break
             one = pattern.find(context, path, module, call)
             if isinstance(one, Proposal):
                 one.signature = (one.pattern, one.source, context.recording.signatures[path])
@@ -87,8 +94,8 @@ def proposals(context: Context, patterns: Iterable[ModuleType]) -> tuple[list[Pr
 class Chooser:
     """Tries proposals on a model whose changes it owns."""
 
-    def __init__(self, context: Context, changes: Changes, deadline: float) -> None:
-        self.context, self.changes, self.deadline = context, changes, deadline
+    def __init__(self, context: Context, changes: Changes, budget: Budget, share: float = 0.6) -> None:
+        self.context, self.changes, self.budget, self.share = context, changes, budget, share
         self.decisions: dict[tuple[Any, ...], Decision] = {}
         self.outcome = Outcome()
         self.undecided: list[tuple[Proposal, Decision]] = []
@@ -99,6 +106,9 @@ class Chooser:
         call = self.context.recording.call(proposal.path)
         assert call is not None
         decision = self.decisions.get(proposal.signature)
+        if (decision is None or decision.way is not None) and self.budget.is_spent(self.share):
+            self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, self.budget.reason()))
+            return
         if decision is None:
             decision = self.decisions[proposal.signature] = self._decide(proposal, call, seconds, predicted_us)
         if decision.way is None:
@@ -172,11 +182,12 @@ class Chooser:
                 self.changes.undo(change)
             before, after = found[0]
             slower_calls = len(found) > 1 and _gain(*found[-1]) < 2 - CLEAR_GAIN
-            gains = pays(before, after) or saves(before, after, predicted_us)
+            gains = pays(before, after)
             if not gains and not (pays(*found[-1]) and _gain(before, after) > 2 - CLEAR_GAIN):
                 reasons.append(f"{way.name}: {_told(*found)}")
-                ratio = before.median_us / after.median_us
-                if min(ratio, _gain(before, after)) > max(_gain(maybe.before, maybe.after), 1.0):
+                ratio = min(before.median_us / after.median_us, _gain(before, after))
+                may_gain = ratio > 1.0 or saves(before, after, predicted_us)
+                if may_gain and _gain(before, after) > _gain(maybe.before, maybe.after):
                     maybe = Decision(None, "", before, after, index)
             elif best is None or _gain(before, after) > TIE * _gain(best.before, best.after):
                 best = Decision(index, "", before, after, costs_calls=slower_calls)
@@ -198,7 +209,7 @@ class Chooser:
         off, on = switches(change.undo, change.apply)
         try:
             with working(module, self.context.trains):
-                left = max(self.deadline - time.monotonic(), 0.0)
+                left = max(self.budget.left(self.share), 0.0)
                 ways = {"before": (off, run), "after": (on, run)}
                 each = min(seconds, left) / len(clocks)
                 found = [interleaved(ways, self.context.device, each, queued) for queued in clocks]
@@ -216,18 +227,18 @@ def _told(decides: tuple[Timing, Timing], *others: tuple[Timing, Timing]) -> str
 
 
 def pays(before: Timing, after: Timing) -> bool:
-    """Whether the change is faster beyond doubt. Others' work only adds time, so that lower quartiles say most."""
-    ratio = _gain(before, after)
-    return ratio >= CLEAR_GAIN or (ratio >= LEAST_GAIN and after.high_us < before.low_us)
+    """Whether the change is faster beyond doubt, as the report would call it: the quartiles do not overlap."""
+    return _gain(before, after) >= LEAST_GAIN and after.high_us < before.low_us
 
 
 def faster(before: Timing, after: Timing) -> bool:
-    """Whether the whole is faster with what was measured faster by itself."""
-    return min(before.median_us / after.median_us, before.low_us / after.low_us) >= FAINT_GAIN
+    """Whether the whole is faster, by however little, beyond doubt."""
+    return _gain(before, after) >= FAINT_GAIN and after.high_us < before.low_us
 
 
 def saves(before: Timing, after: Timing, predicted_us: float) -> bool:
-    """Whether a change too small for the clock is taken: no slower as far as it can tell, and less work by the plan."""
+    """Whether a change too small for the clock is worth a trial with others: no slower as far as it can tell, and less
+    work by the plan."""
     overlaps = before.low_us <= after.high_us and after.low_us <= before.high_us
     return predicted_us > LEAST_SAVING_US and overlaps and _gain(before, after) > 2 - CLEAR_GAIN
 

@@ -56,10 +56,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = func._schema.name.split("::")[-1]
-        if func.is_view or name in _NOT_RUN or name.startswith(("sym_", "is_")):
+        if not runs(func):
             return result
-        moved = float(sum(_bytes(leaf) for leaf in pytree.tree_leaves((args, kwargs or {}, result))))
+        moved = moved_bytes(args, kwargs or {}, result)
         shown = flops_of(func, args, kwargs or {}, result)
         if shown > self.ridge * moved and _multiplies_float8(args):
             self.cost.float8_flops += shown
@@ -70,6 +69,17 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.cost.launches += 1
         self.by_op.setdefault(func._schema.name, []).append((moved, shown))
         return result
+
+
+def runs(function: Any) -> bool:
+    """Whether a call of this op does something: views and empty memory do not."""
+    name = function._schema.name.split("::")[-1]
+    return not (function.is_view or name in _NOT_RUN or name.startswith(("sym_", "is_")))
+
+
+def moved_bytes(*values: Any) -> float:
+    """Of all tensors in them."""
+    return float(sum(_bytes(leaf) for leaf in pytree.tree_leaves(values)))
 
 
 def _multiplies_float8(args: Any) -> bool:

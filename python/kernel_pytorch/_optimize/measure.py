@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from .agreement import agreed, alone
-from .attribution import costs_by_kernel, total_of
+from .attribution import costs_by_kernel, outermost, total_of
 from .costs import counted, synchronize
 
 
@@ -27,6 +28,22 @@ class Timing:
     low_us: float
     high_us: float
     samples: int
+
+
+@contextmanager
+def profiled(activities: list[ProfilerActivity], profile_memory: bool = False) -> Iterator[Any]:
+    """torch's profiler without its lines on standard error: it reads how much to say at its first start."""
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ.setdefault(_LOG_LEVEL, "6")
+    try:
+        with profile(activities=activities, profile_memory=profile_memory) as profiler:
+            yield profiler
+    finally:
+        if before is None:
+            del os.environ[_LOG_LEVEL]
+
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 @contextmanager
@@ -79,7 +96,8 @@ def switches(off: Switch, on: Switch) -> tuple[Switch, Switch]:
     return (lambda: turn(False)), (lambda: turn(True))
 
 
-LEAST, MOST = 5, 60  # turns
+FEWEST, LEAST, MOST = 3, 5, 60  # turns
+_LONG_US = 5e4
 _QUEUE_US = 2500.0  # of the host's calls ahead of a GPU, which holds about a thousand launches
 
 
@@ -89,35 +107,40 @@ def interleaved(
     seconds: float,
     queued: bool = False,
 ) -> dict[str, Timing]:
-    """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST. `queued`
-    is the device's own time, for which it is given all calls of a turn before it begins; where one run asks for more
-    than it can hold, or waits for the device inside, that is the sum of its kernels.
+    """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST, and FEWEST
+    of runs so long that LEAST would take twice the seconds. `queued` is the device's own time, for which it is given
+    all calls of a turn before it begins; where one run asks for more than it can hold, or waits for the device inside,
+    that is the sum of its kernels.
     """
     deadline = time.monotonic() + seconds
     repeats: dict[str, int] = {}
     asked: dict[str, float] = {}
+    once: dict[str, float] = {}
     for name, (switch, run) in ways.items():
         switch()
         run()  # the first call compiles, tunes or allocates
         synchronize(device)
-        repeats[name] = max(1, min(50, int(2e3 / max(once_us(run, device), 1e-3))))  # turns of some milliseconds
+        once[name] = once_us(run, device)
+        repeats[name] = max(1, min(50, int(2e3 / max(once[name], 1e-3))))  # turns of some milliseconds
         asked[name] = _asking_us(run, device) if queued else 0.0
     count = max(repeats.values())
     by_kernels = queued and max(asked.values()) > _QUEUE_US
     if queued:
         count = max(1, min(count, int(_QUEUE_US / max(*asked.values(), 1.0))))
-    samples: dict[str, list[float]] = {name: [] for name in ways}
+    is_long = min(once.values()) > _LONG_US  # its caches and clocks are those of the run itself
+    samples: dict[str, list[float]] = {name: [once[name]] if is_long and not queued else [] for name in ways}
     with _quiet():
         while min(map(len, samples.values())) < MOST:
-            for name, (switch, run) in ways.items():
-                switch()
-                run()  # caches and clocks as they are in a run of this way
-                taken_us = kernels_us(run, device) if by_kernels else None
-                samples[name].append(taken_us or once_us(run, device, count, 1.5 * count * asked[name]))
             taken = min(map(len, samples.values()))
             late = time.monotonic() - deadline
-            if agreed((late > 0 and taken >= LEAST) or (late > seconds and taken >= min(3, LEAST))):
+            if agreed((late > 0 and taken >= LEAST) or (late > seconds and taken >= FEWEST)):
                 break
+            for name, (switch, run) in ways.items():
+                switch()
+                if not is_long:
+                    run()  # caches and clocks as they are in a run of this way
+                taken_us = kernels_us(run, device) if by_kernels else None
+                samples[name].append(taken_us or once_us(run, device, count, 1.5 * count * asked[name]))
     return {name: timing_of(values) for name, values in samples.items()}
 
 
@@ -130,11 +153,18 @@ def _asking_us(run: Callable[[], object], device: torch.device) -> float:
     return agreed(taken)
 
 
+def warm_up() -> None:
+    """What torch does at the first use of its profiler and of a dispatch mode, which takes seconds."""
+    counted(lambda: None)
+    with profiled([ProfilerActivity.CPU]):
+        pass
+
+
 def kernels_us(run: Callable[[], object], device: torch.device) -> float:
     """Microseconds that a GPU's kernels take in one run, whatever the host does between them; 0 where no profiler
     sees them."""
     synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profiled([ProfilerActivity.CUDA]) as profiler:
         run()
         synchronize(device)
     ended: dict[Any, float] = {}
@@ -163,7 +193,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
         run()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device) - before)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profiled([ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     if results is None:
@@ -190,19 +220,19 @@ def kernels_of(
     """Where the time of one run goes, longest first, and how many kernels it launches (on a CPU: ops, views aside;
     0 of compiled code, where they are unknown)."""
     on_gpu = device.type == "cuda"
-    run()
+    cost, by_op = counted(run) if not compiled else (None, {})
     synchronize(device)
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+    with profiled([ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
         run()
         synchronize(device)
     found: dict[str, list[float]] = {}
     ended: dict[Any, float] = {}  # by stream
     for event in device_events(profiler, on_gpu):
-        entry = found.setdefault(event.name, [0, 0.0])
-        entry[0] += 1
+        owner = event if on_gpu else outermost(event, by_op) or event
+        entry = found.setdefault(owner.name, [0, 0.0])
+        entry[0] += owner is event
         entry[1] += own_us(event, ended) if on_gpu else event.self_cpu_time_total
     launches = int(sum(entry[0] for name, entry in found.items() if not name.startswith(("Memcpy", "Memset"))))
-    cost, by_op = counted(run) if not compiled else (None, {})
     if on_gpu:
         costs = costs_by_kernel(profiler.events(), by_op)
     else:
@@ -230,25 +260,3 @@ def float8_rate(device: torch.device) -> float:
     job = (lambda: None, lambda: scaled_matmul(a.codes, b.codes, a.scales, b.scales))
     with alone():
         return 2 * size**3 / interleaved({"product": job}, device, 0.1)["product"].median_us * 1e6
-
-
-@functools.cache
-def roofs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What this machine does at best: bytes copied and operations of a large product in a second; once per process."""
-    on_gpu = device.type == "cuda"
-    elements = (1 << 28) if on_gpu else (1 << 24)
-    source = torch.empty(elements, dtype=torch.uint8, device=device).fill_(1)
-    target = torch.empty_like(source)
-    size = 8192 if on_gpu else 1024
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    jobs: dict[str, tuple[Switch, Callable[[], object]]] = {
-        "copy": (lambda: None, lambda: target.copy_(source)),
-        "product": (lambda: None, lambda: a @ b),
-    }
-    with alone():
-        found = interleaved(jobs, device, 0.3)
-    return {
-        "copy_bytes_per_second": 2 * elements / found["copy"].median_us * 1e6,
-        "matmul_flops_per_second": 2 * size**3 / found["product"].median_us * 1e6,
-        "dtype": str(dtype).removeprefix("torch."),
-    }

@@ -9,7 +9,6 @@ exception on the way.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import ModuleType
@@ -21,14 +20,17 @@ from torch.optim import Optimizer
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import optimizers, report_data
 from .agreement import among_ranks
+from .budget import Budget, shown_progress
 from .changes import KEY, Changes, changes_of, uncompiled
-from .choose import Chooser, Outcome, proposals
+from .choose import Chooser, Outcome, proposals, working
 from .compiled import choose_set
+from .measure import once_us, warm_up
 from .patterns import LAST_PATTERNS, named
 from .patterns.context import Context
 from .plan import plan_sites
 from .record import record
-from .run import Sample, sample_of
+from .roofs import roofs
+from .run import Sample, gradients_kept, sample_of
 from .sites import Proposal
 from .together import confirm, try_together
 from .tuned import Tuning, tune_step
@@ -70,7 +72,9 @@ def optimize(
         sample_inputs: what it is called with: a tensor, a tuple of positional or a dict of named arguments, of the
             shapes that matter. Call optimize under torch.autocast where the model will run under it.
         goal: "inference" measures forward, "train" forward and backward.
-        budget_seconds: about how long it may take; measuring stops in time, verifying does not.
+        budget_seconds: how long it may take. The whole call ends within 1.5 times that, plus its start (two runs of
+            the sample and a measurement of the machine, a second at most). Parts for which there is no time are left
+            as they were, and the report says so.
         accuracy: "exact" keeps the model's precision; "tolerant" also tries narrower products (FP8, bf16).
         loss: for training, from the output to a scalar; by default the output's `loss`, or none: backward from
             random gradients of all outputs.
@@ -80,7 +84,7 @@ def optimize(
             "model" keeps what makes the whole faster until `restore` (kernels are chosen per process: other models have
             the use of it meanwhile), "cache" also writes it to the tuning cache on disk, which every process reads and
             `restore` leaves alone, "off" measures nothing.
-        progress: called with one line after each step.
+        progress: called with one line after each step; None shows one on a terminal's standard error.
 
     Returns:
         `.model` (the same object), `.report` (print it, or .save("report.html")) and `.restore()`.
@@ -99,15 +103,12 @@ def optimize(
     inner = uncompiled(model)
     if changes_of(inner) is not None:
         raise RuntimeError("optimize: the model is optimized already; call kernel_pytorch.restore(model) first")
-    say = progress or (lambda line: None)
-    began = time.monotonic()
+    budget = Budget(budget_seconds)
     sample = sample_of(model, sample_inputs, goal, loss)
     changes = Changes()
     try:
-        with among_ranks(inner):
-            data = _optimize(
-                model, inner, sample, goal, accuracy, changes, began, budget_seconds, say, chosen, optimizer, tune
-            )
+        with among_ranks(inner), shown_progress(progress) as say:
+            data = _optimize(model, inner, sample, goal, accuracy, changes, budget, say, chosen, optimizer, tune)
     except BaseException:  # Ctrl-C too: the model is left as it was
         changes.release()
         changes.undo_all()
@@ -124,8 +125,7 @@ def _optimize(
     goal: str,
     accuracy: str,
     changes: Changes,
-    began: float,
-    budget: float,
+    budget: Budget,
     say: Callable[[str], None],
     patterns: tuple[ModuleType, ...],
     optimizer: Optimizer | None,
@@ -134,53 +134,73 @@ def _optimize(
     say("running the sample")
     recording = record(inner, lambda: sample.forward(inner))
     context = Context(inner, goal, accuracy, sample.device, recording, compiled=model is not inner)
-    found, refused = proposals(context, [one for one in patterns if one not in LAST_PATTERNS])
+    machine = roofs(context.device, sample.dtype)
+    step_seconds = _step_seconds(inner, context, sample)
+    budget.start(step_seconds)
+    if budget.is_too_small:
+        return report_data.collect_nothing(model, context, budget, sample)
+    warm_up()
+    budget.start(step_seconds)
+    found, refused = proposals(context, [one for one in patterns if one not in LAST_PATTERNS], budget)
     say(f"{len(found)} parts could be replaced")
-    plan = plan_sites(context, changes, found, sample.dtype, budget)
+    plan = plan_sites(context, changes, found, machine, budget)
     refused += plan.refusals
-    chooser = Chooser(context, changes, began + 0.6 * budget)
+    chooser = Chooser(context, changes, budget)
     chooser.outcome.refusals.extend(refused)
     for index, site in enumerate(plan.sites):
         told = site.prediction
         chooser.try_one(site.proposal, told["measure_seconds"], told["before_us"] - told["after_us"])
         say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
     outcome = chooser.outcome
-    note = None if context.compiled else try_together(chooser, sample, min(0.1 * budget, 3.0), say)
-    plan.notes.extend([note] if note else [])
-    verify_whole(context, changes, outcome, sample, say)
+    if not context.compiled and not budget.is_spent(0.7):
+        note = try_together(chooser, sample, min(0.1 * budget.seconds, 3.0), say)
+        plan.notes.extend([note] if note else [])
+    if outcome.kept:
+        verify_whole(context, changes, outcome, sample, say)
     if context.compiled:
-        left = max(0.5 * (began + budget - time.monotonic()), 1.0)
-        note = choose_set(model, context, changes, outcome, sample, left, say)
+        note = choose_set(model, context, changes, outcome, sample, max(0.5 * budget.left(), 1.0), say)
         plan.notes.extend([note] if note else [])
     tuned = Tuning()
-    if tune != "off":
-        left, roofs = began + budget - time.monotonic(), plan.roofs or {}
+    if tune != "off" and not budget.is_spent(0.8):
         check = functools.partial(check_whole, context, changes, outcome, sample)
-        tuned = tune_step(model, context, changes, sample, roofs, 0.4 * left, lambda: check()[0], say)
-    chooser.by_calls = True
+        tuned = tune_step(
+            model, context, changes, sample, plan.roofs or {}, 0.4 * budget.left(), lambda: check()[0], say
+        )
+    chooser.by_calls, chooser.share = True, 0.9
     alone = len(outcome.kept)
-    for proposal in _last(context, outcome, patterns):
-        chooser.try_one(proposal, min(0.1 * budget, 3.0))
+    for proposal in _last(context, outcome, patterns, budget):
+        chooser.try_one(proposal, min(0.1 * budget.seconds, 3.0))
     changes.release()  # graphs of the trials, in other modes than the model's own
     if len(outcome.kept) == alone:
-        confirm(chooser, sample, min(0.1 * budget, 3.0), say)
-    measured = compare_whole(model, context, changes, outcome, sample, tuned, began + budget - time.monotonic(), say)
+        confirm(chooser, sample, min(0.1 * budget.seconds, 3.0), say)
+    measured = compare_whole(model, context, changes, outcome, sample, tuned, max(budget.left(), 0.0), say)
     if tune == "cache":
         tuned.keep_on_disk()
     if optimizer is not None:
-        optimizers.choose(optimizer, changes, outcome, sample.device, min(0.05 * budget, 2.0))
+        optimizers.choose(optimizer, changes, outcome, sample.device, min(0.05 * budget.seconds, 2.0))
     return report_data.collect(model, context, outcome, plan, tuned, measured, sample)
 
 
-def _last(context: Context, outcome: Outcome, patterns: tuple[ModuleType, ...]) -> list[Proposal]:
-    found, refused = proposals(context, [one for one in LAST_PATTERNS if one in patterns])
+def _step_seconds(model: nn.Module, context: Context, sample: Sample) -> float:
+    """Of one run, the second: the first has warmed up what it needs."""
+    run = sample.step(model)
+    with gradients_kept(model), working(model, context.trains):
+        return once_us(run, context.device) / 1e6
+
+
+def _last(context: Context, outcome: Outcome, patterns: tuple[ModuleType, ...], budget: Budget) -> list[Proposal]:
+    found, refused = proposals(context, [one for one in LAST_PATTERNS if one in patterns], budget, 0.9)
     outcome.refusals.extend(refused)
     return found
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undoes everything that `optimize` did to the model; a model that was not optimized is returned as it is."""
+    """Undoes everything that `optimize` did to the model, or what its first call was to do; a model that was not
+    optimized is returned as it is."""
+    from .first_call import forget_first_call
+
     inner = uncompiled(model)
+    forget_first_call(model)
     changes = changes_of(inner)
     if changes is not None:
         changes.release()

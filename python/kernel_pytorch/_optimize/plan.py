@@ -9,9 +9,10 @@ from typing import Any
 
 from .. import _library
 from .agreement import agreed
+from .budget import Budget
 from .changes import Changes
 from .choose import cost_of
-from .measure import float8_rate, roofs
+from .measure import float8_rate
 from .patterns.context import Context
 from .sites import Proposal, Refusal
 
@@ -36,24 +37,28 @@ class Plan:
         return self.predictions.get(id(proposal), {})
 
 
-def plan_sites(context: Context, changes: Changes, found: list[Proposal], dtype: Any, budget_seconds: float) -> Plan:
+def plan_sites(
+    context: Context, changes: Changes, found: list[Proposal], roofs: dict[str, Any], budget: Budget
+) -> Plan:
     """One request for all of them; sites that do the same work are counted once."""
-    measured = roofs(context.device, dtype)
-    plan = Plan(roofs={name: agreed(one) if isinstance(one, float) else one for name, one in measured.items()})
+    plan = Plan(roofs={name: agreed(one) if isinstance(one, float) else one for name, one in roofs.items()})
     if not found:
         return plan
     assert plan.roofs is not None
     ridge = plan.roofs["matmul_flops_per_second"] / plan.roofs["copy_bytes_per_second"]
     costs: dict[tuple[Any, ...], dict[str, Any]] = {}
     for proposal in found:
-        if proposal.signature not in costs:
+        if proposal.signature not in costs and not budget.is_spent(0.4):
             costs[proposal.signature] = _costs(context, changes, proposal, ridge)
+    late = [one for one in found if one.signature not in costs]
+    plan.refusals.extend(Refusal(one.path, one.pattern, budget.reason()) for one in late)
+    found = [one for one in found if one.signature in costs]
     kinds = {signature: number for number, signature in enumerate(costs)}
     request = {
         "is_cuda": context.device.type == "cuda",
         "tolerant": context.accuracy == "tolerant",
         "compiled": context.compiled,
-        "budget_seconds": budget_seconds,
+        "budget_seconds": budget.seconds,
         "copy_bytes_per_second": plan.roofs["copy_bytes_per_second"],
         "matmul_flops_per_second": plan.roofs["matmul_flops_per_second"],
         "float8_flops_per_second": agreed(float8_rate(context.device)) if context.accuracy == "tolerant" else 0.0,

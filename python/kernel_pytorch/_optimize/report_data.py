@@ -12,11 +12,14 @@ import torch
 from torch import nn
 
 from .. import __version__
+from .budget import Budget
 from .choose import Outcome
-from .measure import roofs
+from .measure import Timing
 from .patterns.context import Context
 from .plan import Plan
+from .roofs import roofs
 from .run import Sample
+from .sites import Refusal
 from .tuned import Tuning
 from .whole import Measured
 
@@ -26,6 +29,9 @@ def collect(
 ) -> dict[str, Any]:
     inner = context.model
     notes = [*plan.notes, *tuned.notes, *measured.notes]
+    final = roofs(context.device, sample.dtype)
+    if final["busy"]:
+        notes.append("the machine was busy while its roofs were measured, so shares of the roof are left out")
     return {
         "title": f"{type(inner).__name__}, {context.goal}",
         "goal": context.goal,
@@ -54,9 +60,23 @@ def collect(
         "tuning": tuned.rows,
         "numerics": [difference.as_dict() for difference in outcome.differences],
         "kernels": {"before": measured.kernels.get("before", []), "after": measured.kernels.get("after", [])},
-        "roofs": plan.roofs or roofs(context.device, sample.dtype),
+        "roofs": None if final["busy"] else {name: final[name] for name in final if name != "busy"},
         "notes": notes,
     }
+
+
+def collect_nothing(model: nn.Module, context: Context, budget: Budget, sample: Sample) -> dict[str, Any]:
+    """Of a call whose budget was too small for anything: the one run that was timed."""
+    step_us = budget.step_seconds * 1e6
+    once = Timing(step_us, step_us, step_us, 1)
+    measured = Measured(
+        timings={"before": once, "after": once},
+        peaks={"before": None, "after": None},
+        launches={"before": None, "after": None},
+        notes=[budget.reason()],
+    )
+    outcome = Outcome(refusals=[Refusal("", "every pattern", budget.reason())])
+    return collect(model, context, outcome, Plan(), Tuning(), measured, sample)
 
 
 def _replacement(kept: Any, plan: Plan) -> dict[str, Any]:

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
+_ROUNDING = 0.05  # of two measurements of the same speed
 
 
 def _scaled(value: float, units: Sequence[str], step: float) -> str:
@@ -107,8 +108,8 @@ def verdict(before: Row, after: Row) -> Verdict | None:
 def roof_share(kernel: Row, roofs: Row | None) -> float | None:
     """The time that the measured roofs allow for this kernel's bytes and flops, over the time it took.
 
-    `bytes` and `flops` are, as `total_us`, of all its calls. Above 1 where caches serve what the roof counts as memory,
-    and for products of FP8 under the roof of the model's own type.
+    `bytes` and `flops` are, as `total_us`, of all its calls. None where that is more than the roofs allow: caches
+    served what the roof counts as memory, or products of FP8 stand under the roof of the model's own type.
     """
     if roofs is None or kernel["total_us"] <= 0:
         return None
@@ -117,7 +118,8 @@ def roof_share(kernel: Row, roofs: Row | None) -> float | None:
         (kernel["flops"], roofs["matmul_flops_per_second"]),
     ]
     seconds = [amount / roof for amount, roof in limits if amount and roof > 0]
-    return max(seconds) * 1e6 / kernel["total_us"] if seconds else None
+    share = max(seconds) * 1e6 / kernel["total_us"] if seconds else None
+    return None if share is None or share > 1.0 + _ROUNDING else min(share, 1.0)
 
 
 def grouped(rows: list[Row], *keys: str) -> list[list[Row]]:

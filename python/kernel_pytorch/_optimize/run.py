@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .agreement import is_shared
 from .sites import Call
 from .verify import evaluating, random_like
 
@@ -77,12 +78,23 @@ class Sample:
 @contextmanager
 def gradients_kept(model: nn.Module) -> Iterator[None]:
     """Steps inside leave the user's gradients as they were."""
+    _reshard(model)
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         yield
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+def _reshard(model: nn.Module) -> None:
+    """After a forward alone FSDP2's parameters are whole ones, which are not those that gradients are kept in."""
+    if is_shared():
+        from torch.distributed.fsdp import FSDPModule
+
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
 
 def _leaf(value: Any) -> Any:

@@ -90,17 +90,14 @@ def compare_whole(
     """Times the model with and without the changes, in turns; changes that do not pay are undone."""
     say("measuring before and after")
     measured = Measured()
-    _time(model, context, changes, sample, max(seconds, 1.0), measured)
+    _time(model, context, changes, sample, seconds, measured)
     if (outcome.kept or tuned.change) and not pays(measured.timings["before"], measured.timings["after"]):
         ratio = measured.timings["before"].median_us / measured.timings["after"].median_us
         measured.notes.append(f"the whole was measured {ratio:.2f}x as fast with the replacements, so they were undone")
         for kept in list(reversed(outcome.kept)):
             revert(changes, outcome, kept, f"the whole model was not faster with the replacements ({ratio:.2f}x)")
         tuned.leave(changes, lambda gain: f"{gain} alone; all was undone, the whole was not faster ({ratio:.2f}x)")
-        measured.timings["after"] = measured.timings["before"]
-        measured.peaks["after"] = measured.peaks["before"]
-        measured.launches["after"] = measured.launches["before"]
-        measured.kernels["after"] = measured.kernels["before"]
+        _copy_before(measured)
     return measured
 
 
@@ -116,6 +113,8 @@ def _time(
 
     off, on = switches(changes.undo_all, apply_all)
     ways = {"before": (off, run), "after": (on, run)}
+    if not held:
+        del ways["after"]  # there is nothing to compare
     with gradients_kept(context.model), working(context.model, context.trains):
         try:
             measured.timings = interleaved(ways, context.device, 0.6 * seconds)
@@ -129,3 +128,11 @@ def _time(
                 measured.launches[name] = launches or None
         finally:
             on()
+    if not held:
+        _copy_before(measured)
+
+
+def _copy_before(measured: Measured) -> None:
+    tables: tuple[dict[str, Any], ...] = (measured.timings, measured.peaks, measured.launches, measured.kernels)
+    for values in tables:
+        values["after"] = values["before"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..attention.config import AttentionConfig
 from ..attention.layers import FlashAttention3
+from ..core._checks import check_sequences
 from ..functional import attention
 
 _PLACE = "sequence_place"  # of a segment: how many places of its sequence lie before it
@@ -76,7 +77,7 @@ class SegmentedAttentionMemory(nn.Module):
                 " use at least 1 and 0"
             )
         config = AttentionConfig(embed_dim, num_heads, kv_heads=kv_heads, pattern="causal", bias=bias)
-        self.attention = FlashAttention3(config, device, dtype)
+        self.attention = FlashAttention3(config, device=device, dtype=dtype)
         self.segment_length = segment_length
         self.memory_length = memory_length
         self._carried: SegmentState | None = None
@@ -109,6 +110,7 @@ class SegmentedAttentionMemory(nn.Module):
         Gradients flow through the state; detach its tensors to cut them.
         """
         layer = self.attention
+        check_sequences(self, x, layer.embed_dim, "x")
         key, value, place = (None, None, 0) if state is None else state
         outputs = []
         for segment in torch.split(x, self.segment_length, 1) if x.shape[1] else (x,):

@@ -10,6 +10,8 @@ from .distributed import (
     create_context_parallel_attention,
     create_ring_attention,
 )
+from .factory import create_attention, create_flex_attention
+from .fp8 import FP8AttentionConfig
 from .fusion import (
     FusionConfig,
     FusionStrategy,
@@ -17,7 +19,7 @@ from .fusion import (
     UnifiedAttentionFusion,
     create_unified_attention_fusion,
 )
-from .layers import FlashAttention3, FlexAttentionLayer, create_attention, create_flex_attention
+from .layers import FlashAttention3, FlexAttentionLayer
 from .score_mods import FlexAttentionMaskMods, FlexAttentionScoreMods, alibi_slopes
 from .sparse import DynamicSparseAttention, create_sparse_attention
 from .sparse_patterns import SparsePattern
@@ -27,6 +29,7 @@ __all__ = [
     "AttentionPatterns",
     "ContextParallelAttention",
     "DynamicSparseAttention",
+    "FP8AttentionConfig",
     "FlashAttention3",
     "FlexAttentionLayer",
     "FlexAttentionMaskMods",

@@ -19,6 +19,9 @@ import torch  # isort: skip
 import torch.nn.functional as F  # isort: skip
 from torch import Tensor, nn  # isort: skip
 
+from .._ops._masks import accepts_mask_names, mask_options
+from .._optimize.changes import Changes, put_on, take_off
+from .._state_names import hide_name
 from .fusion_stats import FusionPerformanceStats, benchmark_fusion_performance
 
 __all__ = [
@@ -102,12 +105,24 @@ class FusionConfig:
         return "tolerant" if narrow and self.enable_mixed_precision else "exact"
 
 
+@dataclass
+class _Fusion:
+    """For one goal: the report, and the changes while they are not in force."""
+
+    report: Any
+    changes: Changes | None = None
+
+
 class UnifiedAttentionFusion(nn.Module):
     """A model and its fused form, of the same parameters and with the same state_dict.
 
+    Training and evaluation are fused each for itself, at the first call of either: what makes a step of training faster
+    may cost evaluation more than it saves. Copies (copy.deepcopy, pickle, torch.save) hold the model unfused and fuse
+    at their own first call.
+
     Attributes:
         model: the fused one. Before the first call (or `fuse`) nothing in it is replaced.
-        report: kernel_pytorch.optimize's report of it, None before.
+        report: kernel_pytorch.optimize's report of the fusion in force, None before.
     """
 
     def __init__(self, model: nn.Module, config: FusionConfig | None = None) -> None:
@@ -115,18 +130,22 @@ class UnifiedAttentionFusion(nn.Module):
         self.config = config or FusionConfig()
         self.model = _with_the_same_parameters(model)
         self.training = model.training
-        self.report: Any = None
-        self._goal: str | None = None
-        self.register_state_dict_post_hook(_leave_out_our_name)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_put_in_our_name)  # type: ignore[no-untyped-call]
+        self._goal: str | None = None  # of the fusion in force
+        self._fusions: dict[str, _Fusion] = {}  # by goal
+        hide_name(self, "model")
+
+    @property
+    def report(self) -> Any:
+        return None if self._goal is None else self._fusions[self._goal].report
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model gives. The first call, and the first one in training, fuse it for their arguments."""
-        if not torch.compiler.is_compiling() and self._goal != "train":
+        if not torch.compiler.is_compiling():
             from .._optimize.first_call import goal_now
 
-            if self._goal is None or goal_now(self) == "train":
-                self.fuse(*args, **kwargs)
+            goal = goal_now(self)
+            if goal != self._goal:
+                self._use(goal, args, kwargs)
         return self.model(*args, **kwargs)
 
     def fuse(self, *args: Any, **kwargs: Any) -> UnifiedAttentionFusion:
@@ -135,36 +154,68 @@ class UnifiedAttentionFusion(nn.Module):
         Without arguments a sample is made up: random, one sequence of config.target_sequence_length, for a model whose
         first norm or linear layer tells the number of features.
         """
-        from .._optimize.first_call import goal_now, sample_inputs_of
+        from .._optimize.first_call import apart_from_the_call, goal_now, sample_inputs_of
         from .._optimize.optimize import optimize, restore
 
         if not args and not kwargs:
             args = (_made_up_sample(self.model, self.config.target_sequence_length),)
-        self.restore()
         goal = goal_now(self)
+        self._lift()
+        self._fusions.pop(goal, None)
+        inputs = sample_inputs_of(self.model, args, kwargs)
         progress = _say if self.config.optimization_level is OptimizationLevel.DEBUG else None
-        result = optimize(
-            self.model,
-            sample_inputs_of(self.model, args, kwargs),
-            goal,
-            self.config.budget_seconds,
-            self.config.accuracy(goal),
-            patterns=self.config.pattern_names(),
-            progress=progress,
-        )
-        self.report, self._goal = result.report, goal
-        grown = _memory_growth(self.model, result.report)
+        with apart_from_the_call(self.model):
+            result = optimize(
+                self.model,
+                inputs,
+                goal,
+                self.config.budget_seconds,
+                self.config.accuracy(goal),
+                patterns=self.config.pattern_names(),
+                progress=progress,
+            )
+        report = result.report
+        grown = _memory_growth(self.model, report)
         if self.config.enable_memory_optimization and grown > _MOST_GROWTH:
             restore(self.model)
-            self.report = _undone(result.report, f"with it the model needs {100 * grown:.0f} % more memory")
+            report = _undone(report, f"with it the model needs {100 * grown:.0f} % more memory")
+        self._fusions[goal] = _Fusion(report)
+        self._goal = goal
         return self
 
     def restore(self) -> None:
         """The model as it was given; the next call fuses again."""
-        from .._optimize.optimize import restore
+        self._lift()
+        self._fusions.clear()
 
-        restore(self.model)
-        self.report, self._goal = None, None
+    def _use(self, goal: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The fusion for a goal in force, made now where there is none."""
+        self._lift()
+        if goal not in self._fusions:
+            self.fuse(*args, **kwargs)
+            return
+        put_on(self.model, self._fusions[goal].changes)
+        self._goal = goal
+
+    def _lift(self) -> None:
+        """The model as it was given; the fusion in force is kept for later."""
+        if self._goal is not None:
+            self._fusions[self._goal].changes = take_off(self.model)
+            self._goal = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was fused: replacements are of this process and of this object."""
+        return {**self.__dict__, "_goal": None, "_fusions": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        take_off(self.model)  # a copy within the process still has them
+
+    def extra_repr(self) -> str:
+        level, strategy = self.config.optimization_level.value, self.config.strategy.value
+        return (
+            f"strategy={strategy}, optimization_level={level}, fused for {' and '.join(self._fusions) or 'nothing yet'}"
+        )
 
     def get_fusion_analysis(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What was fused, what was left alone, and why; fuses first where arguments are given or nothing was yet."""
@@ -183,12 +234,13 @@ class UnifiedAttentionFusion(nn.Module):
 
 
 def create_unified_attention_fusion(
-    model: nn.Module | int,
+    model: nn.Module | int | None = None,
     fusion_strategy: FusionStrategy | int = FusionStrategy.FULL_BLOCK,
     optimization_level: OptimizationLevel | int | None = OptimizationLevel.BALANCED,
     dropout: float = 0.0,
     *,
     config: FusionConfig | None = None,
+    d_model: int | None = None,
     n_heads: int | None = None,
     d_ff: int | None = None,
     strategy: FusionStrategy | None = None,
@@ -197,22 +249,30 @@ def create_unified_attention_fusion(
     """A fused form of the model, of the same parameters: create_unified_attention_fusion(model, FULL_BLOCK, BALANCED).
 
     Args:
-        model: any nn.Module; it stays as it is. Or a number of features: (d_model, n_heads, d_ff, dropout) makes a new
-            pre-norm block of causal attention and a GELU MLP, on `device`, and fuses that.
+        model: any nn.Module; it stays as it is. Or a number of features: (d_model, n_heads, d_ff, dropout), by place or
+            by name, makes a new pre-norm block of causal attention and a GELU MLP, on `device`, and fuses that.
         fusion_strategy: which parts; `strategy` is the same by another name.
         optimization_level: how far to go.
         config: instead of both.
     """
+    what = "create_unified_attention_fusion"
+    features = model if d_model is None and not isinstance(model, nn.Module) else d_model
     if isinstance(model, nn.Module):
-        if n_heads is not None or d_ff is not None or dropout != 0.0 or device is not None:
-            raise TypeError("create_unified_attention_fusion: n_heads, d_ff, dropout and device are a new block's")
+        sizes = {"d_model": d_model, "n_heads": n_heads, "d_ff": d_ff, "dropout": dropout or None, "device": device}
+        given = [name for name, value in sizes.items() if value is not None]
+        if given:
+            raise TypeError(
+                f"{what}: {', '.join(given)} and a model were given; they are a new block's, leave them out"
+            )
         inner = model
     else:
         heads = fusion_strategy if isinstance(fusion_strategy, int) else n_heads
         hidden = optimization_level if isinstance(optimization_level, int) else d_ff
-        if heads is None:
-            raise TypeError("create_unified_attention_fusion: a new block needs n_heads")
-        inner = CausalBlock(model, heads, hidden, dropout, device)
+        if not isinstance(features, int) or heads is None:
+            raise TypeError(
+                f"{what}: d_model is {features} and n_heads is {heads}; give an nn.Module, or both for a new block"
+            )
+        inner = CausalBlock(features, heads, hidden, dropout, device)
     if config is None:
         chosen = strategy or (fusion_strategy if isinstance(fusion_strategy, FusionStrategy) else None)
         level = optimization_level if isinstance(optimization_level, OptimizationLevel) else None
@@ -234,7 +294,7 @@ class CausalBlock(nn.Module):
         super().__init__()
         if n_heads < 1 or d_model % n_heads != 0:
             raise ValueError(f"create_unified_attention_fusion: d_model {d_model} is no multiple of n_heads {n_heads}")
-        self.n_heads, self.dropout = n_heads, dropout
+        self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
         hidden = 4 * d_model if d_ff is None else d_ff
         self.norm1 = nn.LayerNorm(d_model, device=device)
         self.qkv = nn.Linear(d_model, 3 * d_model, device=device)
@@ -244,14 +304,42 @@ class CausalBlock(nn.Module):
             nn.Linear(d_model, hidden, device=device), nn.GELU(), nn.Linear(hidden, d_model, device=device)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [batch, sequence, d_model] -> the same shape."""
+    @accepts_mask_names
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """x [batch, sequence, d_model] -> the same shape.
+
+        attention_mask applies in addition to the causal mask: bool or integers (True and 1 keep), or floating numbers
+        (added to the scores); [batch, sequence] is of the keys.
+        """
+        if x.dim() != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(
+                f"CausalBlock: x has shape {list(x.shape)}; it must be [batch, sequence, d_model] with d_model "
+                f"{self.d_model}"
+            )
         batch, length, features = x.shape
         query, key, value = self.qkv(self.norm1(x)).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
         drop = self.dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(query, key, value, dropout_p=drop, is_causal=True)
+        mask = self._with_causal(attention_mask, x)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=drop, is_causal=mask is None
+        )
         x = x + self.proj(attended.transpose(1, 2).reshape(batch, length, features))
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+    def _with_causal(self, attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
+        """One mask of both; None where the causal one is alone."""
+        batch, length, _ = x.shape
+        sizes = {"batch": batch, "heads": self.n_heads, "queries": length, "keys": length}
+        options = mask_options("CausalBlock", attention_mask, **sizes)
+        if not options:
+            return None
+        causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        if "mask" in options:
+            return options["mask"] & causal
+        return options["bias"].to(x.dtype).masked_fill(~causal, float("-inf"))
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, n_heads={self.n_heads}, dropout={self.dropout}"
 
 
 def _with_the_same_parameters(model: nn.Module) -> nn.Module:
@@ -280,16 +368,6 @@ def _made_up_sample(model: nn.Module, length: int) -> Tensor:
             shape = (1, length, features) if getattr(part, "batch_first", True) else (length, 1, features)
             return torch.randn(shape, generator=generator).to(tensor.device, tensor.dtype)
     raise ValueError(f"fuse: no sample can be made up for {type(model).__name__}; give the arguments of a call")
-
-
-def _leave_out_our_name(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    for name in [name for name in state if name.startswith(f"{prefix}model.")]:
-        state[prefix + name.removeprefix(f"{prefix}model.")] = state.pop(name)
-
-
-def _put_in_our_name(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name in [name for name in state if name.startswith(prefix)]:
-        state[f"{prefix}model.{name.removeprefix(prefix)}"] = state.pop(name)
 
 
 def _memory_growth(model: nn.Module, report: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ __all__ = ["FusionPerformanceStats", "benchmark_fusion_performance"]
 
 @dataclass(frozen=True)
 class FusionPerformanceStats:
-    """A baseline and a fused model on one input; None where this device does not tell.
+    """A baseline and a fused model on one input; None where this device does not tell, NaN where nothing was measured.
 
     Attributes:
         kernel_launches_original: by torch.profiler: kernels on a GPU, operators that compute on a CPU (None for what
@@ -27,16 +28,16 @@ class FusionPerformanceStats:
         is_clear: whether the quartiles of the times do not overlap.
     """
 
-    kernel_launches_original: int | None
-    kernel_launches_fused: int | None
-    execution_time_original_ms: float
-    execution_time_fused_ms: float
-    memory_bandwidth_original_gb_s: float | None
-    memory_bandwidth_fused_gb_s: float | None
-    gpu_utilization: float | None
-    max_relative_error: float
-    is_clear: bool
-    num_runs: int
+    kernel_launches_original: int | None = None
+    kernel_launches_fused: int | None = None
+    execution_time_original_ms: float = math.nan
+    execution_time_fused_ms: float = math.nan
+    memory_bandwidth_original_gb_s: float | None = None
+    memory_bandwidth_fused_gb_s: float | None = None
+    gpu_utilization: float | None = None
+    max_relative_error: float = math.nan
+    is_clear: bool = False
+    num_runs: int = 0
     kernels_fused: tuple[str, ...] = field(default=(), repr=False)
 
     @property

@@ -2,66 +2,83 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..functional import BlockLists, attention, rope, select_blocks, select_by_scores
-from .config import AttentionConfig
+from .._ops._masks import Sizes, accepts_mask_names, mask_options
+from ..core._checks import check_features, check_sequences
+from ..core._names import SIZES, check_known, renamed
+from ..functional import BlockLists, rope, select_blocks, select_by_scores
+from .config import FIELDS, AttentionConfig, config_of
 from .layers import FlashAttention3
 from .sparse_patterns import (
+    Computed,
     Pack,
     SparsePattern,
     SparsityGate,
     fixed_lists,
     fixed_scores,
+    reachable_sparsity,
     usual_block,
-    visible_blocks,
 )
 
 _KEPT_SHAPES = 16  # lists of so many shapes are kept
+_TOLERANCE = 0.02  # a sparsity that falls short by more is said
+_OWN_NAMES = ("sparsity_ratio", "pattern", "block_size", "sinks", "local", "key_parts", "seed", "device", "dtype")
 
 
 class DynamicSparseAttention(FlashAttention3):
     """FlashAttention3 that leaves `sparsity_ratio` of its blocks of scores out; the others are exact.
 
-    A block is `block_size` queries by as many keys (None: 16 to 128, by the length of the sequence). Rows keep their
-    diagonal and, but for RANDOM, `local` neighbours and the first `sinks` blocks, whatever the ratio: short sequences
-    may be less sparse than asked. `get_attention_stats` tells what was computed. Parameters are those of
-    FlashAttention3, so that a dense layer's state_dict fits; LEARNED adds those of its gate.
+    A block is `block_size` queries by as many keys (None: a power of two up to 128, as large as the length and the
+    ratio allow). Rows keep their diagonal and, but for RANDOM, `local` neighbours and the first `sinks` blocks,
+    whatever the ratio. Where that is more than the ratio leaves (a few dozen tokens, or a block_size that is too
+    large), the layer computes what it must and warns with the sparsity that can be reached. `get_attention_stats` tells
+    what was computed. Parameters are those of FlashAttention3, so that a dense layer's state_dict fits; LEARNED adds
+    those of its gate. How far a sparse output is from the dense one depends on the weights: attention that is spread
+    evenly, as an untrained layer's, loses what is left out; attention that agrees with few keys loses little.
 
     LEARNED: a block's gate adds nothing to the scores, but has the gradient of what it lets through (straight-through);
     in training noise makes it try others. Add `sparsity_loss()` to the model's loss: it pulls the share of open gates
     to what the ratio leaves.
+
+    Args:
+        d_model: features in and out, or an AttentionConfig.
+        sparsity_ratio: share of the blocks to leave out, from 0 to below 1.
+        pattern: a SparsePattern or its name: which blocks are left out.
+        key_parts: DYNAMIC_THRESHOLD compares a row of queries with the means of so many parts of a block of keys.
+        seed: of the patterns with random blocks.
+        fields: of AttentionConfig (causal, kv_heads, bias, attention_dropout, ...).
     """
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
+        d_model: AttentionConfig | int | None = None,
+        num_heads: int | None = None,
         sparsity_ratio: float = 0.9,
         pattern: SparsePattern | str = SparsePattern.DYNAMIC_THRESHOLD,
         *,
-        causal: bool = False,
-        kv_heads: int | None = None,
         block_size: int | None = None,
         sinks: int = 1,
         local: int = 1,
         key_parts: int = 4,
-        bias: bool = False,
-        attention_dropout: float = 0.0,
         seed: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **fields: Any,
     ) -> None:
-        config = AttentionConfig(
-            d_model, num_heads, kv_heads=kv_heads, causal=causal, bias=bias, attention_dropout=attention_dropout
-        )
-        super().__init__(config, device, dtype)
-        if not 0.0 <= sparsity_ratio <= 1.0:
-            raise ValueError(f"DynamicSparseAttention: sparsity_ratio is {sparsity_ratio}; use one from 0 to 1")
+        config = config_of("DynamicSparseAttention", d_model, num_heads, fields, _OWN_NAMES)
+        super().__init__(config, device=device, dtype=dtype)
+        if not 0.0 <= sparsity_ratio < 1.0:
+            raise ValueError(
+                f"DynamicSparseAttention: sparsity_ratio is {sparsity_ratio}; use one from 0 to below 1, such as 0.9"
+            )
         if block_size is not None and (block_size < 1 or block_size % key_parts):
             raise ValueError(
                 f"DynamicSparseAttention: block_size is {block_size}, which {key_parts} key_parts do not divide"
@@ -71,11 +88,24 @@ class DynamicSparseAttention(FlashAttention3):
         self.sinks, self.local, self.key_parts = sinks, local, key_parts
         assert config.head_dim is not None
         learned = self.pattern is SparsePattern.LEARNED
-        self.gate = SparsityGate(num_heads, config.head_dim, device, dtype) if learned else None
+        self.gate = SparsityGate(config.num_heads, config.head_dim, device, dtype) if learned else None
         self._shapes: dict[tuple[Any, ...], Any] = {}
-        self._computed: Callable[[], dict[str, int]] | None = None  # waits for the device
+        self._computed: Computed | None = None
         self._gates: Tensor | None = None
+        self._given_lists: BlockLists | None = None
+        self._has_warned = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what only serves the process and the call: lists by shape, and what the latest forward left."""
+        return {**self.__dict__, "_shapes": {}, "_computed": None, "_gates": None}
+
+    def compute_the_blocks_of(self, other: DynamicSparseAttention | None) -> None:
+        """From now on, the blocks that `other` computed in its latest forward, whatever the content; None: its own."""
+        if other is not None and other._computed is None:
+            raise RuntimeError("compute_the_blocks_of: the other layer computed nothing yet; call it")
+        self._given_lists = None if other is None or other._computed is None else other._computed.lists
+
+    @accepts_mask_names
     def forward(
         self,
         query: Tensor,
@@ -97,6 +127,7 @@ class DynamicSparseAttention(FlashAttention3):
         pack = _pack(query, cu_seqlens, max_seqlen)
         return self._attend(query, key, value, attention_mask, key_lengths, rotary, pack, self._blocks)
 
+    @accepts_mask_names
     def dense(
         self,
         query: Tensor,
@@ -110,7 +141,7 @@ class DynamicSparseAttention(FlashAttention3):
     ) -> Tensor:
         """The same layer with every block."""
         pack = _pack(query, cu_seqlens, max_seqlen)
-        return self._attend(query, key, value, attention_mask, key_lengths, rotary, pack, lambda q, k, pack: {})
+        return self._attend(query, key, value, attention_mask, key_lengths, rotary, pack, _every_block)
 
     def sparsity_loss(self) -> Tensor:
         """LEARNED: the square of how far the share of open gates of the latest forward is from what is asked."""
@@ -135,7 +166,7 @@ class DynamicSparseAttention(FlashAttention3):
             errors["largest_error"] = float(difference.abs().max()) if difference.numel() else 0.0
         if self._computed is None:
             raise RuntimeError("get_attention_stats: nothing was computed yet; call the layer, or give hidden_states")
-        blocks = self._computed()
+        blocks = self._computed.blocks(self.config.num_heads, self.config.causal)  # waits for the device
         share = blocks["blocks_computed"] / max(blocks["blocks_total"], 1)
         return {
             "pattern": self.pattern.value,
@@ -157,22 +188,30 @@ class DynamicSparseAttention(FlashAttention3):
         pack: Pack | None,
         blocks: Callable[[Tensor, Tensor, Pack | None], dict[str, Any]],
     ) -> Tensor:
-        key = query if key is None else key
-        value = key if value is None else value
-        q, k, v = self._heads(self.q_proj(query)), self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
+        if pack is None:
+            check_sequences(self, query, self.config.embed_dim, "query")
+        q, k, v = self._projected(query, key, value)
         if rotary is not None:
             q, k = rope(q, k, *rotary, positions=None if pack is None else pack.positions(q.shape[0]))
-        options = self._options(q, k, mask, key_lengths)
+        options = self._options(q, k, mask if pack is None else None, key_lengths)
         if pack is not None:
+            sizes = Sizes(pack.cu_seqlens.shape[0] - 1, self.config.num_heads, pack.longest, pack.longest)
+            options |= mask_options(type(self).__name__, mask, *sizes)
             options |= {"cu_seqlens_q": pack.cu_seqlens, "cu_seqlens_k": pack.cu_seqlens}
             options |= {"max_seqlen_q": pack.longest, "max_seqlen_k": pack.longest}
-        attended = attention(q, k, v, layout="bshd", **options, **blocks(q, k, pack))
+        attended = self._attention(q, k, v, **options, **blocks(q, k, pack))
         return self.out_proj(attended.flatten(-2))  # type: ignore[no-any-return]
+
+    def _check_inputs(self, **inputs: Tensor) -> None:
+        if inputs["query"].dim() != 2:
+            return super()._check_inputs(**inputs)
+        for name, tensor in inputs.items():  # packed
+            check_features(self, tensor, self.config.embed_dim, name)
 
     def _blocks(self, q: Tensor, k: Tensor, pack: Pack | None = None) -> dict[str, Any]:
         """attention's options for the blocks of q and k, [batch, sequence, heads, size] or [tokens, heads, size]."""
         queries, keys = (q.shape[1], k.shape[1]) if pack is None else (pack.longest, pack.longest)
-        block = usual_block(keys) if self.block_size is None else self.block_size
+        block = self._block(queries, keys)
         options: dict[str, Any] = {}
         if self.pattern is SparsePattern.DYNAMIC_THRESHOLD:
             packed: dict[str, Any] = {}
@@ -180,8 +219,8 @@ class DynamicSparseAttention(FlashAttention3):
                 packed = {"cu_seqlens_q": pack.cu_seqlens, "max_seqlen_q": queries, "max_seqlen_k": keys}
             lists = select_blocks(
                 q, k, sparsity=self.sparsity_ratio, block_size=block, causal=self.config.causal, layout="bshd",
-                key_parts=self.key_parts, sinks=self.sinks, local=self.local, gradients=_wants_gradients(q, k),
-                **packed,
+                key_parts=math.gcd(block, self.key_parts), sinks=self.sinks, local=self.local,
+                gradients=_wants_gradients(q, k), **packed,
             )  # fmt: skip
         elif self.gate is not None:
             lists, options = self._open_gates(self.gate, q, k, block, queries, keys, pack)
@@ -189,22 +228,31 @@ class DynamicSparseAttention(FlashAttention3):
             lists = self._fixed(queries, keys, block, q.device)
         else:
             lists = self._fixed_of_pack(pack, block, _wants_gradients(q, k))
-        batch = q.shape[0]
-        self._computed = lambda: self._count(lists, batch, queries, keys, block, pack)
+        lists = lists if self._given_lists is None else self._given_lists
+        self._computed = Computed(lists, q.shape[0], queries, keys, block, pack)
         return {"block_mask": lists, **options}
 
-    def _count(
-        self, lists: BlockLists, batch: int, queries: int, keys: int, block: int, pack: Pack | None
-    ) -> dict[str, int]:
-        causal, heads = self.config.causal, self.config.num_heads
-        if pack is None:
-            counts, batch_heads = lists.counts(), batch * heads
-            total = batch_heads * visible_blocks(queries, keys, block, causal)
-            computed = batch_heads // max(counts.shape[0] * counts.shape[1], 1) * int(counts.sum())
-        else:  # lists of the longest sequence may name blocks that another does not have
-            visible, listed = pack.visible_blocks(block, causal), lists.block_map()
-            total, computed = heads * int(visible.sum()), heads // listed.shape[1] * int((visible & listed).sum())
-        return {"block_size": block, "blocks_total": total, "blocks_computed": computed}
+    def _block(self, queries: int, keys: int) -> int:
+        """The size of a block; warns once where this layer cannot be as sparse as asked."""
+        is_random, is_strided = self.pattern is SparsePattern.RANDOM, self.pattern is SparsePattern.STRIDED
+        sinks, local = (0 if is_random or is_strided else self.sinks), (0 if is_random else self.local)
+        reached = partial(
+            reachable_sparsity, queries, keys, causal=self.config.causal, sinks=sinks, local=local,
+            wanted=self.sparsity_ratio,
+        )  # fmt: skip
+        block = self.block_size
+        if block is None:
+            block = usual_block(queries, keys, self.sparsity_ratio, self.config.causal, reached)
+        if not self._has_warned and reached(block) < self.sparsity_ratio - _TOLERANCE:
+            self._has_warned = True
+            smaller = "longer sequences" if self.block_size is None else "a smaller block_size, or longer sequences"
+            warnings.warn(
+                f"DynamicSparseAttention: sparsity_ratio is {self.sparsity_ratio}, and {queries} x {keys} tokens in "
+                f"blocks of {block} reach {reached(block):.3f}, since a row keeps its own block, {local} on each side "
+                f"and {sinks} first ones; use that ratio, fewer sinks and local, or {smaller}",
+                stacklevel=2,
+            )
+        return block
 
     def _kept_by_shape(self, shape: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         if shape not in self._shapes:
@@ -261,11 +309,7 @@ class DynamicSparseAttention(FlashAttention3):
         else:
             self._gates = gates[pack.visible_blocks(block, self.config.causal).expand_as(gates)]
         nothing = (gates - gates.detach()).float().contiguous()  # zeros with the gradient of the gates
-
-        def pass_through(score: Any, b: Any, h: Any, i: Any, j: Any, through: Any) -> Any:
-            return score + through[b, h, i // block, j // block]
-
-        return lists, {"score_mod": pass_through, "captured": (nothing,)}
+        return lists, {"score_mod": partial(_pass_through, block=block), "captured": (nothing,)}
 
     def _seen(self, gates: Tensor, queries: int, keys: int, block: int) -> Tensor:
         if not self.config.causal:
@@ -275,17 +319,35 @@ class DynamicSparseAttention(FlashAttention3):
         return gates[..., torch.arange(columns, device=gates.device) * block <= last[:, None]]
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, sparsity_ratio={self.sparsity_ratio}, blocks={self.pattern.value}"
+        config = self.config
+        parts = [f"{config.embed_dim}", f"num_heads={config.num_heads}", f"sparsity_ratio={self.sparsity_ratio}"]
+        parts += [f"pattern={self.pattern.value}", f"causal={config.causal}", f"kv_heads={config.kv_heads}"]
+        parts += [f"block_size={self.block_size}", f"sinks={self.sinks}", f"local={self.local}"]
+        return ", ".join(parts)
+
+
+def _every_block(q: Tensor, k: Tensor, pack: Pack | None) -> dict[str, Any]:
+    return {}
+
+
+def _pass_through(score: Any, b: Any, h: Any, i: Any, j: Any, through: Any, *, block: int) -> Any:
+    return score + through[b, h, i // block, j // block]
 
 
 def create_sparse_attention(
-    d_model: int,
-    num_heads: int,
+    d_model: int | None = None,
+    num_heads: int | None = None,
     sparsity_ratio: float = 0.9,
     pattern: SparsePattern | str = SparsePattern.DYNAMIC_THRESHOLD,
     **options: Any,
 ) -> DynamicSparseAttention:
-    """A DynamicSparseAttention; options are its keyword arguments (causal, kv_heads, block_size, device, ...)."""
+    """A DynamicSparseAttention; options are its keyword arguments (causal, kv_heads, block_size, device, ...).
+
+    sparsity_ratio also goes by the name sparsity.
+    """
+    options = renamed("create_sparse_attention", options, {"sparsity": "sparsity_ratio"})
+    sparsity_ratio = options.pop("sparsity_ratio", sparsity_ratio)
+    check_known("create_sparse_attention", options, (*_OWN_NAMES[2:], *FIELDS, *SIZES))
     return DynamicSparseAttention(d_model, num_heads, sparsity_ratio, pattern, **options)
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ class SparsePattern(enum.Enum):
 
     RANDOM = "random"  # any others, of each head its own
     BLOCK_SPARSE = "block_sparse"  # the first block and the neighbours, and random ones (BigBird)
-    STRIDED = "strided"  # the neighbours, and every n-th block from its own on (Sparse Transformer)
+    STRIDED = "strided"  # the neighbours, and blocks at even distances from its own on (Sparse Transformer)
     LOCAL_GLOBAL = "local_global"  # the first block, and a window (Longformer)
     DYNAMIC_THRESHOLD = "dynamic_threshold"  # those in which queries and keys agree best
     LEARNED = "learned"  # those that a trained gate opens
@@ -52,15 +54,48 @@ class Pack:
 
 
 # Most blocks of a sequence that the default block size makes: 32 rows tell more than 4, and large blocks run faster.
-_LEAST_BLOCKS, _SMALLEST_BLOCK, _LARGEST_BLOCK = 32, 16, 128
+_LEAST_BLOCKS, _SMALL_BLOCK, _LARGEST_BLOCK = 32, 16, 128
+_PRECISION = 0.01  # of sparsity, below which a larger block is worth more
 
 
-def usual_block(tokens: int) -> int:
-    """The largest power of two, from 16 to 128, that cuts the sequence into 32 blocks."""
+def usual_block(queries: int, keys: int, sparsity: float, causal: bool, reached: Callable[[int], float]) -> int:
+    """The largest power of two up to 128 that cuts the sequence into 32 blocks, or into 16 tokens each where it is
+    short; smaller where rows must keep more of such blocks than the sparsity leaves, or one block is a large share of
+    all. reached(block) is the sparsity that they can have.
+    """
     block = _LARGEST_BLOCK
-    while block > _SMALLEST_BLOCK and tokens < _LEAST_BLOCKS * block:
+    while block > _SMALL_BLOCK and keys < _LEAST_BLOCKS * block:
+        block //= 2
+    while block > 1 and sparsity > 0.0:
+        is_coarse = keys < _LEAST_BLOCKS * block and visible_blocks(queries, keys, block, causal) < 1 / _PRECISION
+        if not is_coarse and reached(block) >= sparsity - _PRECISION:
+            break
         block //= 2
     return block
+
+
+def reachable_sparsity(
+    queries: int, keys: int, block: int, *, causal: bool, sinks: int, local: int, wanted: float
+) -> float:
+    """The share of visible blocks that no row must keep; `wanted` where it is at least that for certain."""
+    columns = -(-keys // block)
+    most_kept = sinks + 1 + 2 * local  # of a row; causal rows see half of the columns on average
+    if queries == keys and most_kept <= (1 - wanted) * columns / (2 if causal else 1):
+        return wanted
+    return _counted_sparsity(queries, keys, block, causal, sinks, local)
+
+
+@functools.lru_cache(maxsize=256)
+def _counted_sparsity(queries: int, keys: int, block: int, causal: bool, sinks: int, local: int) -> float:
+    scores = torch.zeros(1, 1, -(-queries // block), -(-keys // block))
+    lists = select_by_scores(
+        scores, queries, keys, sparsity=1.0, block_size=block, causal=causal, sinks=sinks, local=local, gradients=False
+    )
+    return 1 - int(lists.counts().sum()) / max(visible_blocks(queries, keys, block, causal), 1)
+
+
+# What torch.compiler.assume_constant_result sets, without importing the compiler: the answer depends on sizes alone.
+_counted_sparsity._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def visible_blocks(queries: int, keys: int, block: int, causal: bool) -> int:
@@ -70,6 +105,28 @@ def visible_blocks(queries: int, keys: int, block: int, causal: bool) -> int:
         return rows * columns
     last = [min((row + 1) * block, queries) - 1 + keys - queries for row in range(rows)]
     return sum(min(max(place // block + 1, 0), columns) for place in last)
+
+
+class Computed(NamedTuple):
+    """What a forward was given to compute."""
+
+    lists: BlockLists
+    batch: int
+    queries: int
+    keys: int
+    block: int
+    pack: Pack | None
+
+    def blocks(self, heads: int, causal: bool) -> dict[str, int]:
+        """Of all blocks that are visible, and of those computed; waits for the device."""
+        if self.pack is None:
+            counts, batch_heads = self.lists.counts(), self.batch * heads
+            total = batch_heads * visible_blocks(self.queries, self.keys, self.block, causal)
+            computed = batch_heads // max(counts.shape[0] * counts.shape[1], 1) * int(counts.sum())
+        else:  # lists of the longest sequence may name blocks that another does not have
+            visible, listed = self.pack.visible_blocks(self.block, causal), self.lists.block_map()
+            total, computed = heads * int(visible.sum()), heads // listed.shape[1] * int((visible & listed).sum())
+        return {"block_size": self.block, "blocks_total": total, "blocks_computed": computed}
 
 
 def fixed_lists(
@@ -119,10 +176,19 @@ def _distances(queries: int, keys: int, block: int) -> Tensor:
 def _strided_map(distance: Tensor, sparsity: float, causal: bool, local: int) -> Tensor:
     seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     near = seen & (distance.abs() <= local)
-    share = 1 - sparsity - near.sum().item() / max(int(seen.sum()), 1)  # what is left for strides
-    if share <= 0:
-        return near
-    return near | (seen & (distance % math.ceil(1 / share) == 0))
+    budget = int((1 - sparsity) * int(seen.sum()) + 1e-6)
+    low, high = 0.0, 2.0  # shares of evenly spread blocks: the largest that keeps the budget
+    for _ in range(48):
+        share = (low + high) / 2
+        fits = int((near | (seen & _spread(distance, share))).sum()) <= budget
+        low, high = (share, high) if fits else (low, share)
+    return near | (seen & _spread(distance, low))
+
+
+def _spread(distance: Tensor, share: float) -> Tensor:
+    """Every n-th block from its own on where the share is 1 / n, and as evenly where it is no such number."""
+    places = distance.double()
+    return (places * share + 1e-6).floor() > ((places - 1) * share + 1e-6).floor()
 
 
 class SparsityGate(nn.Module):

@@ -44,6 +44,10 @@ class Backend(ABC):
     @abstractmethod
     def _describe(self) -> list[dict[str, Any]]: ...
 
+    def __repr__(self) -> str:
+        missing = self.missing()
+        return f"{type(self).__name__}({'not available: ' + missing if missing else self._device()})"
+
     def is_available(self) -> bool:
         return not self.missing()
 
@@ -87,7 +91,9 @@ class Backend(ABC):
         if level not in _ACCURACY:
             names = ", ".join(str(name) for name in _ACCURACY if name)
             raise ValueError(f"{type(self).__name__}: optimization_level is {level!r}; it is one of {names}")
-        model = model.to(self.device)
+        from .._optimize.optimize import optimize, restore
+
+        model = restore(model).to(self.device)
         if not self.has_our_kernels:
             return model
         if sample_inputs is None:
@@ -95,7 +101,6 @@ class Backend(ABC):
 
             return optimize_at_first_call(model, _ACCURACY[level], budget_seconds)
         from .._optimize.first_call import goal_now
-        from .._optimize.optimize import optimize
 
         moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), sample_inputs)
         return optimize(model, moved, goal_now(model), budget_seconds, _ACCURACY[level]).model

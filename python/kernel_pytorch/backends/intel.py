@@ -41,7 +41,7 @@ class IntelBackend(Backend):
         name = device_info("cpu").name
         if "Intel" in name:
             return ""
-        return f"this CPU is no Intel ({name}); kernel_pytorch.optimize works on it all the same"
+        return f"this CPU is no Intel ({name}); use kernel_pytorch.optimize, whose kernels run on it all the same"
 
     def _device(self) -> torch.device:
         return torch.device("xpu", self.index) if self.device_type == "xpu" else torch.device("cpu")

@@ -41,8 +41,15 @@ class TPUBackend(Backend):
         return device
 
     def _describe(self) -> list[dict[str, Any]]:
-        runtime = importlib.import_module("torch_xla.runtime")
-        return [{"device": f"xla:{index}", "name": "TPU"} for index in range(runtime.addressable_device_count())]
+        return [{"device": str(device), "name": "TPU"} for device in self.all_devices()]
+
+    def all_devices(self) -> list[torch.device]:
+        """Those of torch_xla, empty where there is no TPU."""
+        return [] if self.missing() else [torch.device("xla", index) for index in range(self._count())]
+
+    @staticmethod
+    def _count() -> int:
+        return int(importlib.import_module("torch_xla.runtime").addressable_device_count())
 
     def synchronize(self) -> None:
         """Runs what is pending and waits for it."""

@@ -71,7 +71,7 @@ _PLAIN: dict[str, Any] = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seed", "causal_offset")),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "query_block", "key_block"), 0),
     **dict.fromkeys(("window_left", "window_right"), -1),
-    **dict.fromkeys(("softcap_after_bias", "batch_invariant"), False),
+    **dict.fromkeys(("softcap_after_bias", "batch_invariant", "allow_tf32"), False),
     **dict.fromkeys(("score_mod", "mask_mod"), ""),
     "blocks": [],
     "captured": [],

@@ -77,9 +77,7 @@ def attention_forward(
 
 def _whole_mask(mask: Tensor, position_bias: Tensor | None) -> dict[str, Any]:
     """A 4-D mask says everything: causality and window are in it."""
-    if mask.dtype == torch.bool:
-        return {"mask": mask, "bias": position_bias}
-    return {"bias": mask if position_bias is None else mask + position_bias}
+    return {"attention_mask": mask, "bias": position_bias}
 
 
 def attention_mask(

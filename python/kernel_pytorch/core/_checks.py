@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 # What layers call the functions of `functional.activation`.
@@ -35,4 +36,23 @@ def check_features(module: nn.Module, x: Tensor, features: int, name: str = "x")
         raise RuntimeError(
             f"{type(module).__name__}: {name} has shape {list(x.shape)}, its last dimension must be {features}; "
             f"build the layer for that size"
+        )
+
+
+def check_sequences(module: nn.Module, x: Tensor, features: int, name: str) -> None:
+    """Of layers that take [batch, sequence, features] and nothing else."""
+    check_features(module, x, features, name)
+    if x.dim() != 3:
+        raise RuntimeError(
+            f"{type(module).__name__}: {name} has shape {list(x.shape)}; give [batch, sequence, {features}], such as "
+            f"{name}[None] for one sequence"
+        )
+
+
+def check_device(layer: str, device: torch.device | str | None) -> None:
+    """That parameters can be made there: torch's own words for a machine without CUDA do not name the layer."""
+    if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"{layer}: device is {str(device)!r}, and torch {torch.__version__} finds no CUDA device here; use "
+            'device="cpu", or a machine and a build of torch with CUDA'
         )

@@ -1,7 +1,7 @@
 """Multi-head attention with nn.MultiheadAttention's parameters: one projection for query, key and value.
 
-Whose matrix products they are, _products.py says. The attention is functional.attention, except
-on a GPU in fp32 or with heads that are no multiple of 8: those are torch's F.scaled_dot_product_attention.
+Whose matrix products they are, _products.py says. The attention is functional.attention, except on a GPU in fp64 or
+with heads that are no multiple of 16 bytes: those are torch's F.scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
+from .._ops._masks import Sizes, accepts_mask_names, mask_options
 from ..functional import attention, rope
-from ._checks import check_features, check_probability
+from ._checks import check_device, check_features, check_probability
 from ._products import product
 
 
@@ -41,6 +42,7 @@ class AttentionLayer(nn.Module):
             raise ValueError(
                 f"{name}: d_model is {d_model}, which {num_heads} heads cannot share; use a multiple of it"
             )
+        check_device(name, device)
         self.d_model = d_model
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads
@@ -59,12 +61,17 @@ class AttentionLayer(nn.Module):
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
 
+    @property
+    def embed_dim(self) -> int:
+        return self.d_model
+
+    @accepts_mask_names
     def forward(
         self,
         query: Tensor,
         key: Tensor | None = None,
         value: Tensor | None = None,
-        attn_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
@@ -73,8 +80,10 @@ class AttentionLayer(nn.Module):
         Args:
             key, value: [..., keys, d_model]; absent, the query is all three, in one product; without a value the key
                 is both.
-            attn_mask: broadcasts to [..., num_heads, queries, keys]; True where a query sees a key, or a number added
-                to the score, as in F.scaled_dot_product_attention.
+            attention_mask: bool (True keeps), integers (1 keeps, 0 hides) or floating numbers (added to the scores), as
+                [batch, keys], [queries, keys] or [batch, num_heads, queries, keys] with 1 for all; the rule is in
+                _ops/_masks.py and API.md. Of several batch dimensions, [..., num_heads, queries, keys]. Also by the
+                names attn_mask and mask.
             is_causal: a query sees the keys up to its own position.
             rotary: cos and sin, as RotaryPositionalEncoding(head_dim) gives them, by which the heads of query and key
                 are turned, straight out of the packed product; for tensors with at most one batch dimension.
@@ -82,31 +91,34 @@ class AttentionLayer(nn.Module):
         q, k, v = self._project(query, query if key is None else key, value if value is not None else key)
         if rotary is not None:
             q, k = rope(q, k, *rotary)
-        attended = self._attend(q, k, v, attn_mask, is_causal, self.dropout if self.training else 0.0)
+        attended = self._attend(q, k, v, attention_mask, is_causal, self.dropout if self.training else 0.0)
         return self.out_proj(attended.flatten(-2))  # type: ignore[no-any-return]
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, dropout_p: float
+        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, is_causal: bool, dropout_p: float
     ) -> Tensor:
         """Of [..., sequence, num_heads, head_dim], in the same layout."""
         leading = q.shape[:-3]
-        if attn_mask is not None and len(leading) > 1 and attn_mask.dim() > 3:
-            attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).flatten(0, -4)
+        if attention_mask is not None and len(leading) > 1 and attention_mask.dim() > 3:
+            attention_mask = attention_mask.expand(*leading, *attention_mask.shape[-3:]).flatten(0, -4)
         q, k, v = (x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-        if q.is_cuda and (q.dtype not in (torch.bfloat16, torch.float16) or self.head_dim % 8):
-            if is_causal and attn_mask is not None:
+        sizes = Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        masks = mask_options(type(self).__name__, attention_mask, *sizes)
+        if q.is_cuda and (q.dtype is torch.float64 or self.head_dim * q.element_size() % 16):
+            if is_causal and masks:
                 raise ValueError(
-                    f"{type(self).__name__}: attn_mask and is_causal are both given; on a GPU in {q.dtype} give one"
+                    f"{type(self).__name__}: attention_mask and is_causal are both given; on a GPU in {q.dtype} give"
+                    " one of them"
                 )
             heads = [x.transpose(1, 2) for x in (q, k, v)]
             attended = torch_functional.scaled_dot_product_attention(
-                heads[0], heads[1], heads[2], attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal
-            ).transpose(1, 2)
+                heads[0], heads[1], heads[2], attn_mask=next(iter(masks.values()), None), dropout_p=dropout_p,
+                is_causal=is_causal,
+            ).transpose(1, 2)  # fmt: skip
         else:
-            is_mask = attn_mask is not None and attn_mask.dtype is torch.bool
             attended = attention(
                 q, k, v, layout="bshd", causal=is_causal, causal_offset=0 if is_causal else None, dropout_p=dropout_p,
-                mask=attn_mask if is_mask else None, bias=None if is_mask else attn_mask,
+                **masks,
             )  # fmt: skip
         return attended.reshape(*leading, *attended.shape[1:])
 
@@ -124,8 +136,12 @@ class AttentionLayer(nn.Module):
     def _heads(self, x: Tensor, begin: int, end: int) -> tuple[Tensor, ...]:
         """Parts begin to end of query, key and value, from the one product that they share."""
         rows = slice(begin * self.d_model, end * self.d_model)
-        bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
-        packed = product(x, self.in_proj_weight[rows], bias)
+        in_float8 = self._modules.get("in_proj")  # precision.convert_model_to_fp8 puts it there
+        if in_float8 is not None:
+            packed: Tensor = in_float8(x, rows.start, rows.stop)
+        else:
+            bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
+            packed = product(x, self.in_proj_weight[rows], bias)
         return packed.view(*x.shape[:-1], end - begin, self.num_heads, self.head_dim).unbind(-3)
 
     def extra_repr(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .._ops._masks import accepts_mask_names
 from ..functional import activation as activate
 from ..functional import gated_activation
 from ._checks import check_features, check_probability
@@ -84,16 +85,17 @@ class OptimizedTransformerBlock(nn.Module):
         self.norm2 = OptimizedLayerNorm(dim, device=device, dtype=dtype)
         self.mlp = OptimizedMLP(dim, int(dim * mlp_ratio), device=device, dtype=dtype)
 
+    @accepts_mask_names
     def forward(
         self,
         x: Tensor,
-        attn_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """x [..., sequence, dim] -> the same shape; mask and rotary as AttentionLayer's."""
         check_features(self, x, self.dim)
-        attended = self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
+        attended = self.attn(self.norm1(x), attention_mask=attention_mask, is_causal=is_causal, rotary=rotary)
         if not self.training or self.dropout == 0.0:
             normed, x = self.norm2(attended, x)
             return self.mlp(normed) + x  # type: ignore[no-any-return]

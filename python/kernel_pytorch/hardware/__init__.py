@@ -137,19 +137,41 @@ def device_info(device: str | torch.device = "cpu") -> DeviceInfo:
 
 
 def detect_available_devices() -> dict[str, list[torch.device]]:
-    """Every device by category: {'cuda': [device(type='cuda', index=0), ...], 'cpu': [device(type='cpu')]}.
+    """Every device that torch can use here, by torch's name of its kind, fastest kinds first:
+    {'cuda': [device(type='cuda', index=0), ...], 'xpu': [], 'mps': [], 'xla': [], 'cpu': [device(type='cpu')]}.
 
-    Both categories are always there, empty where nothing was found. Without torch the devices are the strings "cuda:0"
-    and "cpu". A CUDA device is listed where torch could use it too: a torch built without CUDA sees none.
+    The five kinds are always there, empty where nothing was found; another accelerator that torch knows has its own
+    key. 'cuda' holds NVIDIA's GPUs, or AMD's under a ROCm build of torch, which calls them so; 'xla' holds TPUs. The
+    library has kernels for NVIDIA's GPUs and for CPUs; on the others torch's own run. Without torch the devices are the
+    strings "cuda:0" and "cpu".
     """
-    names = [info.device for info in devices()]
-    cuda_names = [name for name in names if name.startswith("cuda")]
+    names = [info.device for info in devices() if info.device.startswith("cuda")]
     if importlib.util.find_spec("torch") is None:
-        return cast("dict[str, list[torch.device]]", {"cuda": cuda_names, "cpu": ["cpu"]})
+        found: dict[str, list[Any]] = {"cuda": names, "xpu": [], "mps": [], "xla": [], "cpu": ["cpu"]}
+        return cast("dict[str, list[torch.device]]", found)
     import torch
 
-    usable = torch.cuda.device_count() if cuda_names and torch.cuda.is_available() else 0
-    return {"cuda": [torch.device(name) for name in cuda_names[:usable]], "cpu": [torch.device("cpu")]}
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not getattr(torch.version, "hip", None):
+        cuda = min(
+            cuda, len(names)
+        )  # one that this library is told not to use (KERNEL_PYTORCH_DISABLE_CUDA) is not there
+    counts = {
+        "cuda": cuda,
+        "xpu": torch.xpu.device_count() if torch.xpu.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    other = torch.accelerator.current_accelerator()
+    if other is not None and other.type not in counts:
+        counts[other.type] = torch.accelerator.device_count()
+    listed = {kind: [torch.device(kind, index) for index in range(count)] for kind, count in counts.items()}
+    return {**listed, "xla": _xla_devices(), "cpu": [torch.device("cpu")]}
+
+
+def _xla_devices() -> list[torch.device]:
+    from ..backends.tpu import TPUBackend
+
+    return TPUBackend().all_devices()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from .. import _library
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import detect_available_devices, device_info
 from .memory import MemoryEstimate, dry_run, guess_inputs, with_batch
+from .throughput import StepTime, rates_of, step_time
 
 import torch  # isort: skip
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 __all__ = ["HardwareAbstractionLayer"]
 
 _RESERVE = 0.1  # of the memory, for fragments and libraries
-_LAUNCH_US = {"cuda": 5.0, "cpu": 3.0}  # of an operation whatever its size
+_FEW, _MORE = 2, 6  # samples of the two steps that sizes are learned from
 
 
 class HardwareAbstractionLayer:
@@ -30,43 +29,75 @@ class HardwareAbstractionLayer:
     model's first layer: 128 tokens or positions, an image of 224 x 224.
 
     Args:
-        target_devices: in order of preference; None takes what is there, CUDA first.
+        target_devices: a device, or several in order of preference, as torch.device or text; None takes all that
+            detect_available_devices() finds, in its order.
     """
 
-    def __init__(self, target_devices: Sequence[torch.device | str] | None = None) -> None:
+    def __init__(self, target_devices: torch.device | str | Sequence[torch.device | str] | None = None) -> None:
+        found = [device for devices in detect_available_devices().values() for device in devices]
         if target_devices is None:
-            found = detect_available_devices()
-            target_devices = [*found["cuda"], *found["cpu"]]
-        elif not target_devices:
-            warnings.warn("HardwareAbstractionLayer: no target devices were given; the CPU is used", stacklevel=2)
-            target_devices = ["cpu"]
-        self.target_devices = [torch.device(device) for device in target_devices]
+            wanted: Sequence[torch.device | str] = found
+        elif isinstance(target_devices, (str, torch.device)):
+            wanted = [target_devices]
+        else:
+            wanted = target_devices
+            if not wanted:
+                warnings.warn("HardwareAbstractionLayer: no target devices were given; the CPU is used", stacklevel=2)
+                wanted = ["cpu"]
+        self.target_devices = [_present(torch.device(device), found) for device in wanted]
         self.device = self.target_devices[0]
-        device_info(self.device)  # raises, with the reason, for a device that is not there
-        self.report: Any = None  # of the latest optimize_for_hardware
+        self.report: Any = (
+            None  # of the latest optimize_for_hardware; None until the model's first call where that is due
+        )
         self.batch_reason = ""  # of the latest get_optimal_batch_size
+
+    def __repr__(self) -> str:
+        return f"HardwareAbstractionLayer({[str(device) for device in self.target_devices]})"
+
+    @property
+    def has_our_kernels(self) -> bool:
+        """Whether the library computes on the first target device; elsewhere torch's own kernels do."""
+        is_rocm = self.device.type == "cuda" and getattr(torch.version, "hip", None)
+        return self.device.type in ("cpu", "cuda") and not is_rocm
 
     def optimize_for_hardware(
         self, model: nn.Module, sample_inputs: Any = None, *, goal: str | None = None, budget_seconds: float = 60.0
     ) -> nn.Module:
-        """The same model on the first target device; with sample inputs also optimized for it.
+        """The same model on the first target device, optimized for it by kernel_pytorch.optimize.
 
-        With them it is kernel_pytorch.optimize (goal "train" for a model in training mode, else "inference"), whose
-        report is left at `.report` and which kernel_pytorch.restore undoes. Without them nothing can be verified or
-        measured: the model is moved, and that is all.
+        With sample inputs that happens now. Without them it happens at the model's first call, for that call's
+        arguments: it takes up to about `budget_seconds` more, and then the model answers. `.report` is the report of
+        either, and kernel_pytorch.restore undoes it. On a device without kernels of this library (see
+        has_our_kernels) the model is moved and torch's own run, which a warning says.
+
+        Args:
+            goal: "train" or "inference"; None takes "train" for a model in training mode (and, at a first call, with
+                gradients enabled).
         """
-        model = model.to(self.device)
-        self.report = None
-        if sample_inputs is None:
-            return model
-        from .._optimize.optimize import optimize
+        from .._optimize.optimize import optimize, restore
 
+        model = restore(model).to(self.device)
+        self.report = None
+        if not self.has_our_kernels:
+            warnings.warn(
+                f"HardwareAbstractionLayer: there are no kernels of kernel_pytorch for {self.device}; the model was "
+                f"moved there and runs on torch's own",
+                stacklevel=2,
+            )
+            return model
+        if sample_inputs is None:
+            from .._optimize.first_call import optimize_at_first_call
+
+            return optimize_at_first_call(model, budget_seconds=budget_seconds, goal=goal, then=self._keep_report)
         inputs = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self.device), sample_inputs)
         result = optimize(
             model, inputs, goal=goal or ("train" if model.training else "inference"), budget_seconds=budget_seconds
         )
-        self.report = result.report
+        self._keep_report(result)
         return result.model
+
+    def _keep_report(self, result: Any) -> None:
+        self.report = result.report
 
     def estimate_memory_usage(
         self,
@@ -126,21 +157,25 @@ class HardwareAbstractionLayer:
     ) -> int:
         """The batch that fits into the device's memory (a tenth is left free) and beyond which throughput hardly grows.
 
-        Powers of two to 64, then multiples of 64. The throughput is a model: the step's operations at a fixed time
-        each, its flops at the rate of a large product, which is measured once. `batch_reason` says what decided.
+        Powers of two to 64, then multiples of 64. The throughput is a model of the step's operations, each by its
+        products and bytes and the device's description (see throughput.py): the same question has the same answer.
+        `batch_reason` says what decided. On a device that the library cannot describe memory alone decides.
 
         Raises:
             ValueError: not even one sample fits.
         """
         options: dict[str, Any] = {"training": training, "optimizer": optimizer, "loss": loss}
-        capacity = device_info(self.device).memory_bytes
+        capacity = _memory_bytes(self.device)
         if memory_limit_gb is not None:
             capacity = min(capacity, int(memory_limit_gb * 1e9))
-        dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-        low, high = (_Point(batch, self.memory_estimate(model, batch, sample_inputs, **options)) for batch in (2, 6))
-        rate = _flops_per_second(self.device, dtype)
-        sample_us = max(high.estimate.flops - low.estimate.flops, 0.0) / 4 / rate * 1e6
-        fixed_us = low.estimate.operations * _LAUNCH_US.get(self.device.type, 5.0)
+        low, high = (
+            _Point(batch, self.memory_estimate(model, batch, sample_inputs, **options)) for batch in (_FEW, _MORE)
+        )
+        step = self._step_time(model, low.estimate, high.estimate)
+        if step is not None and step.sample_us <= 0:
+            self.batch_reason = "nothing that the step computes grows with the batch"
+            return 1
+        fixed_us, sample_us = (0.0, 0.0) if step is None else (step.fixed_us, step.sample_us)
         usable = (1 - _RESERVE) * capacity
         is_above = high.estimate.peak_bytes > usable
         # The peak is a convex function of the batch (what does not grow with it may hide what does): the line through
@@ -178,6 +213,13 @@ class HardwareAbstractionLayer:
             return low.batch
         raise ValueError(f"get_optimal_batch_size: {self.batch_reason}")
 
+    def _step_time(self, model: nn.Module, few: MemoryEstimate, more: MemoryEstimate) -> StepTime | None:
+        if not self.has_our_kernels:
+            return None
+        sizes = [parameter.element_size() for parameter in model.parameters() if parameter.is_floating_point()]
+        rates = rates_of(device_info(self.device), max(sizes, default=4))
+        return step_time(rates, (_FEW, _MORE), few.work, more.work, few.update)
+
 
 @dataclass(frozen=True)
 class _Point:
@@ -185,22 +227,26 @@ class _Point:
     estimate: MemoryEstimate
 
 
-@functools.cache
-def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Of a large product, by the median of five; measured once, so that answers do not change from call to call."""
-    n = 4096 if device.type == "cuda" else 384
-    kind = dtype if dtype.is_floating_point else torch.float32
-    a = torch.randn(n, n, device=device).to(kind)
-    times = []
-    for _ in range(6):
-        _wait(device)
-        begin = time.perf_counter()
-        torch.matmul(a, a)
-        _wait(device)
-        times.append(time.perf_counter() - begin)
-    return 2.0 * n**3 / sorted(times[1:])[2]
-
-
-def _wait(device: torch.device) -> None:
+def _present(device: torch.device, found: Sequence[torch.device]) -> torch.device:
+    """The device, with its number; raises, with what there is, for one that is not there."""
+    if device.type == "cpu":
+        return torch.device("cpu")
+    index = device.index or 0
+    for known in found:
+        if known.type == device.type and (known.index or 0) == index:
+            return known
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        device_info(device)  # raises, with the reason
+    names = ", ".join(str(known) for known in found)
+    raise _library.KernelPyTorchError(f"no device {str(device)!r} here (torch can use {names})", "device")
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cpu" or (device.type == "cuda" and not getattr(torch.version, "hip", None)):
+        return device_info(device).memory_bytes
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory())
+    module = torch.get_device_module(device)
+    if not hasattr(module, "get_device_properties"):
+        raise ValueError(f"get_optimal_batch_size: torch does not tell the memory of {device}; give memory_limit_gb")
+    return int(module.get_device_properties(device).total_memory)

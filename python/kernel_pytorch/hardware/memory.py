@@ -1,7 +1,8 @@
 """What a step of a model needs in memory, found by running it without data: fake tensors stand for the real ones, and
 every storage that is born or dies is noted in order. The peak of that record is C++'s (plan/memory_plan).
 
-Limits: what a kernel allocates for itself and gives back is not seen, nor is what libraries take outside torch.
+Limits: what a kernel allocates for itself is not seen (the library's workspace on a CPU stays from call to call and
+grows with its cores and caches), nor is what libraries take outside torch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _library
@@ -21,7 +22,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+
+from .._optimize.costs import moved_bytes, runs
+from .._optimize.flops import product_flops
+from .throughput import Work
 
 __all__ = ["MemoryEstimate", "dry_run", "guess_inputs"]
 
@@ -32,7 +36,8 @@ _STATES = {"none": 0, "sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "adam
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of a step at its peak, and what they are made of at that moment. `flops` and `operations` are all of it."""
+    """Bytes of a step at its peak, and what they are made of at that moment. `flops` (of products) and `operations` are
+    of all of it, `work` is what each operation does and `update` what the optimizer's step does."""
 
     peak_bytes: int
     parameters: int
@@ -42,6 +47,8 @@ class MemoryEstimate:
     activations: int
     flops: float
     operations: int
+    work: tuple[Work, ...] = field(default=(), repr=False)
+    update: Work = field(default=Work(0.0, 0.0), repr=False)
 
 
 class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -51,6 +58,7 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[list[int]] = []  # bytes, kind
         self.operations = 0
+        self.work: list[Work] = []
         self._granule = granule
         self._kind = _ACTIVATIONS
         self._known: dict[int, tuple[weakref.ref[Any], int, list[list[int]]]] = {}
@@ -58,6 +66,9 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         self.operations += 1
+        if runs(function):
+            flops = product_flops(function, args, kwargs or {}, result)
+            self.work.append(Work(flops or 0.0, moved_bytes(args, kwargs, result)))
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.note(leaf)
@@ -148,8 +159,7 @@ def dry_run(
             record.note(leaf, _INPUTS)
     if where.type == "cuda":
         record.reserve(_workspace_bytes(), _ACTIVATIONS)
-    counter = FlopCounterMode(display=False)
-    with _told_what_failed(model), mode, counter, record:
+    with _told_what_failed(model), mode, record:
         if training:
             _train(fake, args, kwargs, optimizer, loss, record, where)
         else:
@@ -158,8 +168,19 @@ def dry_run(
                 del output
     plan = record.plan()
     return MemoryEstimate(
-        plan["peak_bytes"], **plan["at_peak"], flops=float(counter.get_total_flops()), operations=record.operations
+        plan["peak_bytes"],
+        **plan["at_peak"],
+        flops=sum(one.flops for one in record.work),
+        operations=record.operations,
+        work=tuple(record.work),
+        update=Work(0.0, _update_bytes(fake, optimizer) if training else 0.0),
     )
+
+
+def _update_bytes(model: nn.Module, optimizer: str) -> float:
+    """Of an optimizer's step: a gradient read, the parameter and each of its states read and written."""
+    passes = 0 if optimizer == "none" else 1 + 2 * (1 + _STATES[optimizer])
+    return float(passes * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad))
 
 
 def _move(fake: nn.Module, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import enum
 import threading
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,7 @@ class DynamicShapeBucketing:
         self.replan_every = replan_every
         self.least_gain = least_gain
         self._lock = threading.RLock()
+        self._loose: dict[int, set[int]] = {}  # dimension -> sizes in use that no plan has
         self._seen: dict[int, dict[int, float]] = {}  # dimension -> size -> weight
         self._sizes: dict[int, list[int]] = {}  # dimension -> bucket sizes, ascending
         self._reasons: dict[int, str] = {}
@@ -117,11 +119,28 @@ class DynamicShapeBucketing:
         self._since_plan = 0
         self._replans = 0
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{dim}: {list(sizes)}" for dim, sizes in self._sizes.items())
+        return (
+            f"DynamicShapeBucketing({self.strategy.value}, max_buckets={self.max_buckets}, dimensions="
+            f"{self.dimensions}, sizes={{{sizes}}}, {self._observations} shapes seen)"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {name: copy.copy(value) for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
     # ---- what callers use ----
 
     def dimensions_of(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The bucketed dimensions of a shape."""
-        dims = self.dimensions if self.dimensions is not None else tuple(range(max(len(shape) - 1, 1)))
+        if self.dimensions is None:  # the last of three is taken for features
+            return tuple(range(len(shape) if len(shape) < 3 else len(shape) - 1))
+        dims = self.dimensions
         return tuple(dim for dim in dims if dim < len(shape))
 
     def find_optimal_bucket(self, shape: Sequence[int]) -> int:
@@ -176,9 +195,20 @@ class DynamicShapeBucketing:
                     changed = True
             if changed:
                 self._replans += 1
-                kept = {key: bucket for key, bucket in self._buckets.items() if self._padded(key) == key}
-                self._buckets = kept  # the others stay known by id: tensors may still be padded to them
+                self._loose.clear()
+                self._drop_old_buckets()
             return changed
+
+    def _drop_old_buckets(self) -> None:
+        """The others stay known by id: tensors may still be padded to them."""
+
+        def is_current(key: tuple[int, ...]) -> bool:
+            return all(
+                key[dim] in self._sizes.get(dim, ()) or key[dim] in self._loose.get(dim, ())
+                for dim in self.dimensions_of(key)
+            )
+
+        self._buckets = {key: bucket for key, bucket in self._buckets.items() if is_current(key)}
 
     def sizes(self, dim: int) -> list[int]:
         """The bucket sizes of a dimension, ascending."""
@@ -243,16 +273,40 @@ class DynamicShapeBucketing:
                         del weights[size]
 
     def _padded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        padded = list(shape)
-        for dim in self.dimensions_of(shape):
-            sizes = self._sizes.get(dim, [])
-            place = bisect.bisect_left(sizes, shape[dim])
-            padded[dim] = sizes[place] if place < len(sizes) else self._provisional(dim, shape[dim])
-        return tuple(padded)
+        return tuple(
+            self._size_for(dim, size) if dim in self.dimensions_of(shape) else size for dim, size in enumerate(shape)
+        )
+
+    def _size_for(self, dim: int, size: int) -> int:
+        """A size that the plan has, or one of its own where it covers none and max_buckets allows another. Otherwise
+        the dimension is planned from what was seen; a plan that is to stay gets a larger last size.
+        """
+        sizes, loose = self._sizes.get(dim, []), self._loose.get(dim, set())
+        place = bisect.bisect_left(sizes, size)
+        if place < len(sizes):
+            return sizes[place]
+        own = self._provisional(dim, size)
+        if own in loose or len(sizes) + len(loose) < self.max_buckets:
+            self._loose.setdefault(dim, set()).add(own)
+            return own
+        if not sizes or self.enable_adaptive_optimization:
+            plan = self._plan(dim, self._seen[dim], force=True)
+            self._sizes[dim], self._reasons[dim] = plan["buckets"], plan["reason"]
+        if not self._sizes[dim] or self._sizes[dim][-1] < size:
+            self._sizes[dim] = [*self._sizes[dim][: self.max_buckets - 1], own]
+        self._loose.pop(dim, None)
+        self._replans += 1
+        self._drop_old_buckets()
+        sizes = self._sizes[dim]
+        return sizes[bisect.bisect_left(sizes, size)]
 
     def _provisional(self, dim: int, size: int) -> int:
-        """For a size that no plan covers yet: at most an eighth more, and at most eight such sizes an octave."""
-        step = max((1 << max(size.bit_length() - 1, 0)) // 8, 1)
+        """For a size that no plan covers: of geometric buckets the next power of two; otherwise at most an eighth more,
+        and at most eight such sizes an octave."""
+        octave = 1 << max(size.bit_length() - 1, 0)
+        if self.strategy is BucketingStrategy.GEOMETRIC:
+            return octave if octave == size else 2 * octave
+        step = max(octave // 8, 1)
         if dim != 0:
             step = max(step, self.alignment)
         return -(-size // step) * step

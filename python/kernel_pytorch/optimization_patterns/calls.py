@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Hashable
 from typing import Any
 
@@ -60,6 +61,7 @@ class BucketCall:
             self.leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._graph_key: Hashable | None = None
         self.shape = shape
+        self.real_elements, self.padded_elements = primary.numel(), math.prod(shape)  # of the primary
         self.mask = mask
         self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
         self.real = {dim: primary.shape[dim] for dim in bucketed}

@@ -142,14 +142,31 @@ class PyGraph(nn.Module):
         self.least_gain = least_gain
         self.copy_outputs = copy_outputs
         self.always = always
+        self.bind_inputs = bind_inputs
+        self._is_compiled = is_compiled or hasattr(module, "_orig_mod")  # torch.compile's
+        self._begin()
+
+    def _begin(self) -> None:
+        """Without a graph."""
         self._lock = threading.RLock()
-        self._binder = Binder() if bind_inputs else None
+        self._binder = Binder() if self.bind_inputs else None
         self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self._plain: dict[Hashable, GraphDecision] = {}
-        self._is_compiled = is_compiled or hasattr(module, "_orig_mod")  # torch.compile's
         self._streams: dict[torch.device, torch.cuda.Stream] = {}  # that captures run on
         self._order = capturing.StreamOrder()
         self._counts = {"replays": 0, "plain_calls": 0, "captures": 0, "recaptures": 0, "evictions": 0}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without graphs, which are of this process and of this object's memory; a copy captures its own."""
+        left = {"_lock", "_binder", "_graphs", "_plain", "_streams", "_order", "_counts"}
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._begin()
+
+    def extra_repr(self) -> str:
+        return f"{len(self._graphs)} of at most {self.max_graphs} graphs, bind_inputs={self.bind_inputs}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         binder = self._binder

@@ -16,11 +16,12 @@ import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from .._optimize.verify import evaluating
+from .._state_names import hide_name
 from .buckets import DynamicShapeBucketing
 from .calls import BucketCall, index_of_argument
 from .graphs import GraphDecision, PyGraph, graph_absence
@@ -108,6 +109,27 @@ class DynamicShapeModule(nn.Module):
         self._choices: dict[Hashable, int] = {}  # by graph key
         self.sequence_outputs: OutputMap | None = None  # learned by run_many
         self._has_warned = False
+        self._real_elements = self._run_elements = 0  # of the first tensors of calls, and of what they ran at
+        hide_name(self, "base_module")
+
+    @property
+    def bucketing_system(self) -> DynamicShapeBucketing:
+        """`bucketing`, by the name of the argument."""
+        return self.bucketing
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without plans, which hold code compiled for this object; a copy makes its own."""
+        left = {"_lock", "_plans", "_choices"}
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.RLock()
+        self._plans, self._choices = OrderedDict(), {}
+
+    def extra_repr(self) -> str:
+        mask = self.mask.name if self.mask is not None else None
+        return f"bucketing={self.bucketing!r}, padding={self.padding!r}, mask={mask!r}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         primary = first_tensor(args, kwargs)
@@ -122,18 +144,20 @@ class DynamicShapeModule(nn.Module):
 
     def run_at(self, shape: tuple[int, ...], primary: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call with `primary`, its first tensor, padded to `shape` where that can pay."""
-        if not self.pads([primary]):
+        plan = None
+        if self.pads([primary]):
+            call = self.call_at(shape, primary, args, kwargs)
+            plan = self._plan_of(call)
+        if plan is None or plan.refusal or plan.outputs is None:
+            self._count(primary.numel(), primary.numel())
+            if plan is not None and not plan.refusal:
+                return self._verified_call(plan, call, args, kwargs)
             return self.base_module(*args, **kwargs)
-        call = self.call_at(shape, primary, args, kwargs)
-        plan = self._plan_of(call)
-        if plan is None or plan.refusal:
-            return self.base_module(*args, **kwargs)
-        if plan.outputs is None:
-            return self._verified_call(plan, call, args, kwargs)
         wants_gradient = torch.is_grad_enabled() and (
             any(tensor.requires_grad for tensor in call.tensors) or _has_gradients(self.base_module)
         )
         if self.base_module.training or wants_gradient:
+            self._count(call.real_elements, call.padded_elements)
             return unpad_outputs(self._run_plain(plan, call), plan.outputs, call.real)
         return self._run_fastest(plan, call)
 
@@ -169,11 +193,13 @@ class DynamicShapeModule(nn.Module):
         return [decision for graph in self._graphs for decision in graph.decisions()]
 
     def statistics(self) -> dict[str, Any]:
-        """Padding and buckets so far, plans and graphs kept."""
+        """Buckets so far, plans and graphs kept, and the padding that calls ran with (not that of buckets they did not
+        use: see `padding`)."""
         graphs = [graph.statistics() for graph in self._graphs]
         with self._lock:
             return {
                 **self.bucketing.get_performance_stats(),
+                "padding_overhead": self._run_elements / self._real_elements - 1 if self._real_elements else 0.0,
                 "plans": len(self._plans),
                 "refused_plans": sum(1 for plan in self._plans.values() if plan.refusal),
                 "graphs": sum(entry["graphs"] for entry in graphs),
@@ -220,7 +246,7 @@ class DynamicShapeModule(nn.Module):
         """The plain call, which is returned, and beside it the padded one; decides what the bucket does from now on."""
         result = self.base_module(*args, **kwargs)
         is_random = any(part.training for part in self.modules())
-        with self._lock, torch.no_grad(), _as_for_inference(self):
+        with self._lock, torch.no_grad(), evaluating(self):
             plain = self.base_module(*args, **kwargs) if is_random else result
             tried = self.try_padded(call, plain, self.base_module)
             if isinstance(tried, str):
@@ -262,11 +288,19 @@ class DynamicShapeModule(nn.Module):
         if self.use_graphs and not graph_absence(call.tensors):
             output = self._replay(plan, call, plan.chosen, function)
             if output is not None:
+                self._count(call.real_elements, call.padded_elements)
                 return output[0]
         if self.padding == "auto" and not self.compile_buckets:
+            self._count(call.real_elements, call.real_elements)
             return function(*call.args, **call.kwargs)  # its graph does not pay: neither does padding
+        self._count(call.real_elements, call.padded_elements)
         args, kwargs = call.arguments(call.padded_tensors(self.padding_strategy))
         return unpad_outputs(function(*args, **kwargs), plan.outputs, call.real)
+
+    def _count(self, real: int, run: int) -> None:
+        with self._lock:
+            self._real_elements += real
+            self._run_elements += run
 
     def _replay(self, plan: _Plan, call: BucketCall, index: int, function: Callable[..., Any]) -> tuple[Any] | None:
         """The call's result by a graph, or None where it has none."""
@@ -345,18 +379,6 @@ def _mask_argument(module: nn.Module, wanted: str | MaskArgument | None) -> Mask
 
 def _has_gradients(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
-
-
-@contextmanager
-def _as_for_inference(module: nn.Module) -> Any:
-    """Dropout off while results are compared."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _time_of(call: Callable[[], None]) -> float:

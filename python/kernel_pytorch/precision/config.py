@@ -1,4 +1,4 @@
-"""What FP8 training is told: formats, recipe, and when a step is skipped."""
+"""The settings of FP8 training: formats, recipe, and when a step is skipped."""
 
 from __future__ import annotations
 
@@ -24,6 +24,22 @@ class FP8Format(Enum):
     @property
     def largest(self) -> float:
         return 448.0 if self is FP8Format.E4M3 else 57344.0
+
+
+def format_of(name: str, value: object) -> FP8Format:
+    try:
+        return FP8Format(value)
+    except ValueError:
+        known = ", ".join(item.value for item in FP8Format)
+        raise ValueError(f"FP8Config: {name} is {value!r}; it must be one of {known}") from None
+
+
+_ATTENTION = "attention has no FP8 kernel here: it runs in bf16, fp16 or fp32, the linear layers around it in FP8"
+_REFUSED = {
+    "fp8_dpa": _ATTENTION,
+    "fp8_mha": _ATTENTION,
+    "use_te_linear": "TransformerEngine is not used here: FP8LinearLayer runs on this library's kernels",
+}
 
 
 @dataclass
@@ -53,9 +69,10 @@ class FP8Config:
         skip: names of layers that stay, whole ("decoder.head") or their last part ("head"). The layer that makes logits
             is one to name: its gradient spans more magnitudes than one scale of a tensor covers.
         expected_tokens: rows of x per step, for that plan.
-        enable_amax_history, overflow_check_interval, fp8_dpa, fp8_mha, use_te_linear: taken so that configurations
-            written for TransformerEngine load. The first chooses what "dynamic" means; every step is checked whatever
-            the interval, attention stays in bf16, and there is no TransformerEngine to use.
+        enable_amax_history: what "dynamic" means.
+        overflow_check_interval: a step is checked at least as often; every one is, whatever the number.
+        fp8_dpa, fp8_mha, use_te_linear: of configurations written for TransformerEngine. Attention has no FP8 kernel
+            here and TransformerEngine is not used, so True is refused.
     """
 
     forward_format: FP8Format = FP8Format.E4M3
@@ -69,9 +86,9 @@ class FP8Config:
     enable_amax_history: bool = True
     amax_history_len: int = 1024
     margin: int = 2
-    fp8_dpa: bool = True
-    fp8_mha: bool = True
-    use_te_linear: bool = True
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    use_te_linear: bool = False
     accurate_sums: str = "backward"
     stochastic_gradients: bool = False
     max_grad_norm: float | None = None
@@ -82,8 +99,11 @@ class FP8Config:
     expected_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        self.forward_format = FP8Format(self.forward_format)
-        self.backward_format = FP8Format(self.backward_format)
+        self.forward_format = format_of("forward_format", self.forward_format)
+        self.backward_format = format_of("backward_format", self.backward_format)
+        for name, cure in _REFUSED.items():
+            if getattr(self, name):
+                raise ValueError(f"FP8Config: {name} is {getattr(self, name)!r}; {cure}, so leave it False")
         if self.scaling_strategy not in _STRATEGIES:
             raise ValueError(
                 f"FP8Config: scaling_strategy is {self.scaling_strategy!r}; it must be one of {', '.join(_STRATEGIES)}"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from .. import _library
+from ..core.attention import AttentionLayer
 from .config import FP8Config
 from .linear import FP8LinearLayer
+from .own_layers import PROJECTION, FP8PackedProjection, add_projection, form_of, remove_projection
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
 class FP8LayerPlan:
-    """What becomes of one linear layer. Times are of forward and backward, predicted; 0 where FP8 is not for speed."""
+    """What becomes of one layer. Times are of forward and backward, predicted; 0 where FP8 is not for speed."""
 
     name: str
     converts: bool
@@ -27,12 +30,15 @@ class FP8LayerPlan:
 
 
 def plan_fp8(model: nn.Module, fp8_config: FP8Config | None = None) -> list[FP8LayerPlan]:
-    """One entry for every nn.Linear of the model (and every module that hides one): converted or not, and why."""
+    """One entry for every layer that multiplies by a weight (and every module that hides one): converted or not, why.
+
+    The plan is for the device on which parameters are; for parameters on meta, for the GPU where there is one.
+    """
     config = fp8_config or FP8Config()
     plans: list[FP8LayerPlan] = []
     hidden: list[str] = []  # modules that read the weights of layers inside them
     for name, module in model.named_modules():
-        if any(name.startswith(f"{prefix}.") for prefix in hidden):
+        if any(name.startswith(f"{prefix}.") for prefix in hidden) or isinstance(module, FP8LinearLayer):
             continue
         if isinstance(module, nn.MultiheadAttention):
             hidden.append(name)
@@ -44,47 +50,64 @@ def plan_fp8(model: nn.Module, fp8_config: FP8Config | None = None) -> list[FP8L
                     "use kernel_pytorch.attention's layers, or linear layers around scaled_dot_product_attention",
                 )
             )
-        elif isinstance(module, nn.Linear) and not isinstance(module, FP8LinearLayer):
-            plans.append(_plan_layer(name, module, config))
+        elif isinstance(module, AttentionLayer) and PROJECTION not in module._modules:
+            inner = f"{name}.{PROJECTION}" if name else PROJECTION
+            plans.append(_plan_weight(inner, module, "in_proj_weight", config))
+        elif isinstance(module, nn.Linear):
+            if form_of(module) is None:
+                reason = f"{type(module).__name__} has a forward of its own"
+                plans.append(FP8LayerPlan(name, False, reason))
+            else:
+                plans.append(_plan_weight(name, module, "weight", config))
     return plans
 
 
-def _plan_layer(name: str, layer: nn.Linear, config: FP8Config) -> FP8LayerPlan:
+def _plan_weight(name: str, module: nn.Module, weight_name: str, config: FP8Config) -> FP8LayerPlan:
     if name in config.skip or name.rpartition(".")[2] in config.skip:
         return FP8LayerPlan(name, False, "the configuration's skip names it")
-    if type(layer).forward is not nn.Linear.forward:
-        return FP8LayerPlan(name, False, f"{type(layer).__name__} has a forward of its own")
-    if layer.weight.dtype not in _TYPES:
-        return FP8LayerPlan(name, False, f"its weight is {layer.weight.dtype}; FP8 is made from fp32, bf16 or fp16")
-    if layer.weight.is_meta:
-        return FP8LayerPlan(name, True, "its weight has no memory yet")
+    weight = module._parameters.get(weight_name)
+    if weight is None:
+        return FP8LayerPlan(name, False, f"its {weight_name} is computed from other parameters before each use")
+    if weight.dtype not in _TYPES:
+        return FP8LayerPlan(name, False, f"its weight is {weight.dtype}; FP8 is made from fp32, bf16 or fp16")
+    if weight.numel() == 0:
+        return FP8LayerPlan(name, False, f"its weight has shape {tuple(weight.shape)}: nothing is multiplied")
+    device = _planned_device(weight.device)
+    if device.type not in ("cpu", "cuda"):
+        return FP8LayerPlan(name, False, f"its weight is on {device}; FP8 runs on CPUs and CUDA GPUs")
     answer = _library.call(
         "float8_plan",
         request={
             "tokens": config.expected_tokens,
-            "in_features": layer.in_features,
-            "out_features": layer.out_features,
-            "device": _device_word(layer.weight.device),
+            "in_features": weight.shape[1],
+            "out_features": weight.shape[0],
+            "device": str(device),
             "recipe": config.recipe,
         },
     )
-    is_for_speed = answer["bf16_us"] > 0
-    converts = config.convert != "none" and (answer["pays"] or not is_for_speed or config.convert == "all")
+    is_wanted = config.convert == "all" or answer["pays"] or (config.convert == "profitable" and device.type == "cpu")
+    converts = answer["runs"] and is_wanted and config.convert != "none"
     return FP8LayerPlan(name, converts, answer["reason"], answer["bf16_us"], answer["float8_us"])
 
 
-def _device_word(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "cpu"
-    return f"cuda:{device.index if device.index is not None else torch.cuda.current_device()}"
+def _planned_device(device: torch.device) -> torch.device:
+    """Where the layer runs. What is on meta has no memory yet, and goes to the GPU where there is one."""
+    if device.type == "meta":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def convert_model_to_fp8(
     model: nn.Module, fp8_config: FP8Config | None = None, inplace: bool = True, *, convert_linear: bool = True
 ) -> nn.Module:
-    """The model with FP8LinearLayer instead of nn.Linear wherever that is possible and, on a GPU, pays.
+    """The model with FP8LinearLayer instead of nn.Linear wherever that runs and, on a GPU, pays.
 
-    `plan_fp8` says which layers those are and why the others stay; the plan followed is left at `model.fp8_plan`.
+    This library's own layers are converted as well: OptimizedLinear, FusedLinearActivation, and the projections of
+    AttentionLayer, whose product of query, key and value appears as its submodule `in_proj`. Parameters and the
+    state_dict stay what they are. `plan_fp8` says which layers are converted and why the others stay; the plan
+    followed is left at `model.fp8_plan`.
 
     Args:
         inplace: False converts a copy and leaves the model alone.
@@ -98,29 +121,40 @@ def convert_model_to_fp8(
     for plan in plans:
         if not plan.converts:
             continue
+        owner, _, last = plan.name.rpartition(".")
+        if last == PROJECTION and isinstance(model.get_submodule(owner), AttentionLayer):
+            add_projection(model.get_submodule(owner), config)
+            continue
         layer = model.get_submodule(plan.name)
         assert isinstance(layer, nn.Linear)
-        if plan.name == "":
-            return FP8LinearLayer.from_linear(layer, config)
-        converted[layer] = FP8LinearLayer.from_linear(layer, config)
+        form = form_of(layer)
+        assert form is not None
+        converted[layer] = form.from_linear(layer, config)
+    if model in converted:
+        model = converted[model]
     _replace(model, converted)
     model.__dict__["fp8_plan"] = plans
     return model
 
 
 def restore_from_fp8(model: nn.Module) -> nn.Module:
-    """The way back, in place: nn.Linear on the same parameters."""
+    """The way back, in place: the layers that were there, on the same parameters; hooks stay."""
     if isinstance(model, FP8LinearLayer):
         return model.to_linear()
-    layers = {layer: layer.to_linear() for layer in model.modules() if isinstance(layer, FP8LinearLayer)}
+    layers: dict[nn.Module, nn.Module] = {}
+    for layer in list(model.modules()):
+        if isinstance(layer, FP8PackedProjection):
+            remove_projection(layer)
+        elif isinstance(layer, FP8LinearLayer):
+            layers[layer] = layer.to_linear()
     _replace(model, layers)
     model.__dict__.pop("fp8_plan", None)
     model.__dict__.pop("_fp8_histories", None)
     return model
 
 
-def _replace(model: nn.Module, replaced: dict[nn.Module, FP8LinearLayer] | dict[FP8LinearLayer, nn.Linear]) -> None:
+def _replace(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):
-            if child in replaced:
-                module._modules[name] = replaced[child]  # type: ignore[index]
+            if child is not None and child in replaced:
+                module._modules[name] = replaced[child]

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as distributed
-import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from .config import FP8Config, FP8Format
 from .convert import convert_model_to_fp8, restore_from_fp8
+from .losses import DifferentiatedLoss, default_loss
 from .scales import fp8_layers, fp8_state_dict, load_fp8_state_dict, take_overflows, update_fp8_scales
-
-
-def default_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """Cross entropy over the last dimension for classes (integers), else the mean squared error."""
-    if targets.dtype in (torch.int64, torch.int32):
-        return torch_functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1).long())
-    return torch_functional.mse_loss(outputs, targets)
 
 
 class FP8TrainingEngine:
@@ -31,10 +24,11 @@ class FP8TrainingEngine:
             stepped = trainer.optimizer_step(optimizer)
 
     The model is converted in place when training is set up (by `with`, or by the first step); its parameters stay the
-    same objects, so an optimizer may be made before or after. restore_original_model puts nn.Linear back.
+    same objects, so an optimizer may be made before or after. restore_original_model puts the layers back.
 
     Args:
-        loss_function: (outputs, targets) -> loss; None is cross entropy for integers, else the mean squared error.
+        loss_function: (outputs, targets) -> loss. None is cross entropy for integers, where rows of class -100 are
+            left out (all of them: a loss of 0), else the mean squared error; of a Hugging Face output its logits.
     """
 
     def __init__(
@@ -55,6 +49,13 @@ class FP8TrainingEngine:
         self._loss_sum: Tensor | None = None
         self._last_overflow_layers: list[str] = []
 
+    def __repr__(self) -> str:
+        layers = f"{len(fp8_layers(self.model))} layers in FP8" if self._is_set_up else "not set up"
+        return (
+            f"FP8TrainingEngine({type(self.model).__name__}, recipe={self.config.recipe!r}, {layers}, "
+            f"steps={self._steps}, overflows={self._overflows})"
+        )
+
     def __enter__(self) -> FP8TrainingEngine:
         self.setup_fp8_training()
         return self
@@ -73,16 +74,27 @@ class FP8TrainingEngine:
             self._is_set_up = True
         return bool(fp8_layers(self.model))
 
-    def training_step(self, inputs: Any, targets: Any, return_loss: bool = True, *, backward: bool = True) -> Any:
+    def training_step(
+        self, inputs: Any, targets: Any = None, return_loss: bool = True, *, backward: bool = True
+    ) -> Any:
         """One forward and backward; gradients are added to what parameters hold.
+
+        A model in evaluation mode is set to training mode; modules that are in evaluation mode inside a model in
+        training mode stay so.
+
+        Args:
+            inputs: one argument of the model; a mapping (a tokenizer's batch) is its keyword arguments, a tuple its
+                positional ones.
+            targets: for the loss; None takes the loss of the model's own outputs.
 
         Returns the loss, of the model's own scale and already differentiated: calling its backward() does nothing
         more. With return_loss=False the outputs. With backward=False the loss is part of the graph and its backward is
         the caller's.
         """
         self.setup_fp8_training()
-        self.model.train()
-        outputs = self.model(inputs)
+        if not self.model.training:
+            self.model.train()
+        outputs = self._call(inputs)
         loss = self.loss_function(outputs, targets)
         if backward:
             (loss * self.loss_scale if self.loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
@@ -91,26 +103,34 @@ class FP8TrainingEngine:
         self._losses += 1
         if not return_loss:
             return outputs
-        return kept.requires_grad_() if backward else loss
+        return DifferentiatedLoss.of(loss) if backward else loss
+
+    def _call(self, inputs: Any) -> Any:
+        if isinstance(inputs, Mapping):
+            return self.model(**inputs)
+        return self.model(*inputs) if type(inputs) is tuple else self.model(inputs)
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, grad_scaler: Any = None) -> bool:
         """Unscales, checks, clips, steps, updates scales, and clears the gradients. Whether the optimizer stepped.
 
         A step is skipped, on every process alike, where a gradient, or anything that a layer rounded, was infinite or
-        NaN. With a torch GradScaler it is asked as well, and updated.
+        NaN. With a torch GradScaler it is asked as well, and updated. Where no process has a gradient, nothing is done
+        or counted.
         """
         self.setup_fp8_training()
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if grad_scaler is not None:
+        if not self._joined(bool(gradients)):
+            return False
+        if gradients and grad_scaler is not None:
             grad_scaler.unscale_(optimizer)
         elif self.loss_scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
         self._last_overflow_layers = take_overflows(self.model, self.config.amax_group)
-        norm = self._clip(gradients)
-        stepped = not self._last_overflow_layers and norm is not None and self._all_agree(norm)
-        if stepped:
+        is_bad = bool(gradients) and not self._clip(gradients)
+        stepped = not self._joined(is_bad) and not self._last_overflow_layers
+        if gradients and stepped:  # without gradients of its own this process has nothing to step
             grad_scaler.step(optimizer) if grad_scaler is not None else optimizer.step()
-        if grad_scaler is not None:
+        if gradients and grad_scaler is not None:
             grad_scaler.update()
         optimizer.zero_grad(set_to_none=True)
         if update_fp8_scales(self.model, self.config.amax_group):
@@ -118,23 +138,24 @@ class FP8TrainingEngine:
         self._count(stepped)
         return stepped
 
-    def _clip(self, gradients: list[Tensor]) -> Tensor | None:
-        """The norm of all gradients, which are clipped; None where there are none."""
-        if not gradients:
-            return None
+    def _clip(self, gradients: list[Tensor]) -> bool:
+        """Clips the gradients by the norm of all; whether that is finite."""
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.config.max_grad_norm is not None:
             factor = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, torch.where(torch.isfinite(norm), factor, 1.0).to(gradients[0].device))
-        return norm
-
-    def _all_agree(self, norm: Tensor) -> bool:
         full: Any = getattr(norm, "full_tensor", None)  # sharded gradients have a sharded norm
-        bad = (~torch.isfinite(full() if full is not None else norm)).to(torch.float32)
+        return bool(torch.isfinite(full() if full is not None else norm))
+
+    def _joined(self, flag: bool) -> bool:
+        """Whether it is set on any process of the group."""
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return flag
+        device = next((parameter.device for parameter in self.model.parameters()), None)
+        flags = torch.tensor(float(flag), device=device)
         group: Any = self.config.amax_group
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.all_reduce(bad, distributed.ReduceOp.MAX, group)
-        return not bool(bad)
+        distributed.all_reduce(flags, distributed.ReduceOp.MAX, group)
+        return bool(flags)
 
     def _count(self, stepped: bool) -> None:
         self._steps += 1
@@ -198,7 +219,7 @@ class FP8TrainingEngine:
         return loaded.get("extra") or {}
 
     def restore_original_model(self) -> nn.Module:
-        """nn.Linear again, on the trained parameters. Returns the model."""
+        """The layers that were there before, on the trained parameters. Returns the model."""
         self.model = restore_from_fp8(self.model)
         self._is_set_up = False
         return self.model
@@ -207,7 +228,7 @@ class FP8TrainingEngine:
 def create_fp8_trainer(
     model: nn.Module,
     forward_format: Any = FP8Format.E4M3,
-    backward_format: Any = FP8Format.E5M2,
+    backward_format: Any = None,
     device: Any = None,
     **options: Any,
 ) -> FP8TrainingEngine:
@@ -215,22 +236,29 @@ def create_fp8_trainer(
 
     Args:
         model: any model; its linear layers are converted when training is set up.
-        forward_format, backward_format: FP8Format of activations and weights, and of gradients. A device is taken in
-            place of the first, as in create_fp8_trainer(model, device, forward_format, backward_format).
+        forward_format, backward_format: FP8Format of activations and weights, and of gradients (None: E5M2). A device
+            is taken in place of the first, as in create_fp8_trainer(model, device, forward_format, backward_format).
         options: fields of FP8Config, and loss_function.
     """
     if not _is_format(forward_format):
-        given_device, first, second = forward_format, backward_format, device
-        device = given_device
-        if _is_format(second):
-            forward_format, backward_format = first, second
-        else:
-            forward_format = FP8Format.E4M3 if first == FP8Format.E5M2 else first
-            backward_format = FP8Format.E5M2
+        _check_device(forward_format)
+        device, forward_format, backward_format = forward_format, backward_format or FP8Format.E4M3, device
     loss_function = options.pop("loss_function", None)
-    config = FP8Config(forward_format=forward_format, backward_format=backward_format, **options)
+    formats = {"forward_format": forward_format, "backward_format": backward_format or FP8Format.E5M2}
+    config = FP8Config(**formats, **options)
     return FP8TrainingEngine(model, config, device, loss_function=loss_function)
 
 
+def _check_device(value: Any) -> None:
+    try:
+        torch.device(value)
+    except (RuntimeError, TypeError):
+        known = ", ".join(item.value for item in FP8Format)
+        raise ValueError(
+            f"create_fp8_trainer: forward_format is {value!r}; formats are {known}, and a device in its place is named "
+            "like cpu or cuda:0"
+        ) from None
+
+
 def _is_format(value: Any) -> bool:
-    return isinstance(value, FP8Format) or value in {item.value for item in FP8Format}
+    return isinstance(value, FP8Format) or value in [item.value for item in FP8Format]

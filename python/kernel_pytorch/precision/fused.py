@@ -95,7 +95,7 @@ def fp8_gated_mlp(
 
 def _has_hooks(layer: FP8LinearLayer) -> bool:
     hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
-    return any(hooks)
+    return layer.fp8_watcher is not None or any(hooks)
 
 
 def _norm(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None, weight_offset: float) -> Any:

@@ -7,6 +7,7 @@ what bf16 keeps. On a machine without FP8 units the same codes are multiplied in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class FP8LinearLayer(nn.Linear):
     fp8_scale: Tensor
     fp8_amax: Tensor
     fp8_nonfinite: Tensor
+    # Called with x, weight, bias and output of every product, as matrices; fp8_numerics_report sets it for a step.
+    fp8_watcher: Callable[[Tensor, Tensor, Tensor | None, Tensor], None] | None = None
 
     def __init__(
         self,
@@ -55,21 +58,26 @@ class FP8LinearLayer(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, fp8_config: FP8Config | None = None) -> FP8LinearLayer:
-        """A layer on the parameters of another, which stay the same objects: optimizers keep them."""
+        """A layer on the parameters and hooks of another, which stay the same objects: optimizers keep them."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer.in_features, layer.out_features = linear.in_features, linear.out_features
-        layer.weight, layer.bias = linear.weight, linear.bias
+        layer._parameters = linear._parameters  # one dictionary: whatever becomes of them becomes of both layers'
+        _share_hooks(linear, layer)
+        layer.__dict__["_original"] = linear  # not a submodule
         layer._add_state(fp8_config or FP8Config(), linear.weight.device)
         layer.train(linear.training)
         return layer
 
     def to_linear(self) -> nn.Linear:
-        """The way back, on the same parameters."""
-        linear = nn.Linear.__new__(nn.Linear)
-        nn.Module.__init__(linear)
-        linear.in_features, linear.out_features = self.in_features, self.out_features
-        linear.weight, linear.bias = self.weight, self.bias
+        """The way back, on the same parameters: the layer that from_linear was given, else an nn.Linear."""
+        linear: nn.Linear | None = self.__dict__.get("_original")
+        if linear is None:
+            linear = nn.Linear.__new__(nn.Linear)
+            nn.Module.__init__(linear)
+            linear.in_features, linear.out_features = self.in_features, self.out_features
+            linear._parameters = self._parameters
+        _share_hooks(self, linear)
         linear.train(self.training)
         return linear
 
@@ -89,9 +97,13 @@ class FP8LinearLayer(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features], in x's type, or that of autocast."""
-        if x.shape[-1] != self.in_features:
+        return self._multiply(x, self.weight, self.bias)
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias with the layer's scales; the weight is the layer's, or rows of it."""
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(
-                f"FP8LinearLayer: x has shape {tuple(x.shape)}; its last dimension must be {self.in_features}"
+                f"{type(self).__name__}: x has shape {tuple(x.shape)}; its last dimension must be {self.in_features}"
             )
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
@@ -100,11 +112,13 @@ class FP8LinearLayer(nn.Linear):
         rows = x.reshape(-1, self.in_features)
         seed = seed_for(x, None) if config.stochastic_gradients and torch.is_grad_enabled() else None
         output = _Float8Linear.apply(  # type: ignore[no-untyped-call]
-            rows, self.weight, self.bias, self.fp8_scale, self.fp8_amax, self.fp8_nonfinite, seed, config.recipe,
+            rows, weight, bias, self.fp8_scale, self.fp8_amax, self.fp8_nonfinite, seed, config.recipe,
             self.fp8_ready, self.training, config.accurate_sums, config.forward_format.dtype,
             config.backward_format.dtype,
         )  # fmt: skip
-        return output.view(*x.shape[:-1], self.out_features)  # type: ignore[no-any-return]
+        if self.fp8_watcher is not None:
+            self.fp8_watcher(rows, weight, bias, output)
+        return output.view(*x.shape[:-1], len(weight))  # type: ignore[no-any-return]
 
     def update_fp8_scales(self) -> None:
         """Ends a step of delayed scaling for this layer alone (update_fp8_scales of the package: for a model)."""
@@ -116,6 +130,13 @@ class FP8LinearLayer(nn.Linear):
         config = self.fp8_config
         formats = f"{config.forward_format.value}/{config.backward_format.value}"
         return f"{super().extra_repr()}, recipe={config.recipe!r}, formats={formats}"
+
+
+def _share_hooks(of: nn.Module, with_layer: nn.Module) -> None:
+    """Hooks live in dictionaries that their handles know, so both layers keep the same ones."""
+    for name, value in of.__dict__.items():
+        if "hook" in name:
+            with_layer.__dict__[name] = value
 
 
 class _Float8Linear(torch.autograd.Function):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
@@ -40,43 +39,40 @@ def fp8_numerics_report(model: nn.Module, step: Callable[[], Tensor]) -> dict[st
     Gradients of parameters are left as they were. Costs several times a step: for looking, not for training.
     """
     report: dict[str, LayerNumerics] = {}
-    handles: list[Any] = []
+    layers = fp8_layers(model)
     kept = {parameter: parameter.grad for parameter in model.parameters()}
-    for name, layer in fp8_layers(model).items():
-        entry = report[name] = LayerNumerics()
-        handles.append(layer.register_forward_hook(_watch(entry)))
+    for name, layer in layers.items():
+        report[name] = LayerNumerics()
+        layer.fp8_watcher = _watcher(report[name], layer)
     try:
         step().backward()  # type: ignore[no-untyped-call]
     finally:
-        for handle in handles:
-            handle.remove()
+        for layer in layers.values():
+            layer.fp8_watcher = None
         for parameter, grad in kept.items():
             parameter.grad = grad
     return report
 
 
-def _watch(entry: LayerNumerics) -> Callable[[FP8LinearLayer, Any, Tensor], None]:
-    def hook(layer: FP8LinearLayer, inputs: Any, output: Tensor) -> None:
-        x = inputs[0].detach().reshape(-1, layer.in_features)
+def _watcher(entry: LayerNumerics, layer: FP8LinearLayer) -> Callable[[Tensor, Tensor, Tensor | None, Tensor], None]:
+    def watch(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor) -> None:
         config = layer.fp8_config
         with torch.no_grad():
-            entry.tensors["input"] = _numerics(layer, INPUT, x, config)
-            entry.tensors["weight"] = _numerics(layer, WEIGHT, layer.weight.detach(), config)
-            bias = layer.bias.to(torch.bfloat16) if layer.bias is not None else None
-            plain = torch_functional.linear(x.to(torch.bfloat16), layer.weight.to(torch.bfloat16), bias).float()
-            difference = output.detach().reshape(plain.shape).float() - plain
-            entry.output_error = float(difference.norm() / plain.norm().clamp_min(1e-30))
+            entry.tensors["input"] = _numerics(layer, INPUT, x.detach(), config)
+            entry.tensors["weight"] = _numerics(layer, WEIGHT, weight.detach(), config)
+            narrow_bias = None if bias is None else bias.to(torch.bfloat16)
+            plain = torch_functional.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16), narrow_bias).float()
+            entry.output_error = float((output.float() - plain).norm() / plain.norm().clamp_min(1e-30))
         if output.requires_grad:
             output.register_hook(_gradient_hook(entry, layer, config))  # type: ignore[no-untyped-call]
 
-    return hook
+    return watch
 
 
 def _gradient_hook(entry: LayerNumerics, layer: FP8LinearLayer, config: FP8Config) -> Callable[[Tensor], None]:
     def hook(grad: Tensor) -> None:
         with torch.no_grad():
-            rows = grad.reshape(-1, layer.out_features)
-            entry.tensors["gradient"] = _numerics(layer, GRADIENT, rows, config)
+            entry.tensors["gradient"] = _numerics(layer, GRADIENT, grad, config)
 
     return hook
 

@@ -64,6 +64,9 @@ class PerformanceHistory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
+    def __repr__(self) -> str:
+        return f"PerformanceHistory({str(self.path)!r})"
+
     @property
     def runs(self) -> list[dict[str, Any]]:
         """What the file holds: dicts with "date", "device", "fingerprint", "library_version" and "series"."""

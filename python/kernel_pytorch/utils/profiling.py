@@ -85,6 +85,9 @@ class KernelProfiler:
             )
         self.timings: list[Timing] = []
 
+    def __repr__(self) -> str:
+        return f"KernelProfiler({str(self.device)!r}, {len(self.timings)} timings)"
+
     def benchmark_function(
         self,
         function: Callable[..., object],

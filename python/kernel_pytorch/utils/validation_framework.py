@@ -7,6 +7,7 @@ two roundings' difference. A layer that raises is a failed result with its messa
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,19 @@ from typing import Any
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 
 import torch  # isort: skip
+import torch.nn.functional as torch_functional  # isort: skip
 from torch import Tensor, nn  # isort: skip
+
+from ..advanced_memory import SegmentedAttentionMemory  # isort: skip
+from ..attention.layers import FlashAttention3  # isort: skip
+from ..attention.plain import plain_attention  # isort: skip
+from ..attention.sparse import DynamicSparseAttention  # isort: skip
 
 # Of the largest expected value. Sums of a few thousand products, each rounded; low precision is rounded between steps.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+_LEAST_SHARE = 0.1  # of the largest gradient
 
 
 @dataclass(frozen=True)
@@ -53,8 +63,25 @@ class ComponentValidator:
         self.tolerance = tolerance
         self.seed = seed
 
+    def __repr__(self) -> str:
+        return f"ComponentValidator({str(self.device)!r}, tolerance={self.tolerance}, seed={self.seed})"
+
     def validate_attention_component(self, layer: nn.Module, d_model: int, num_heads: int) -> list[ValidationResult]:
-        """A multi-head attention, called as layer(query, key, value), against nn.MultiheadAttention."""
+        """An attention layer against plain torch operations: nn.MultiheadAttention for layers with its parameters, the
+        whole matrix of scores for those of kernel_pytorch.attention, with their masks, windows and functions.
+
+        Layers whose forward takes a key are also called with keys of another length.
+        """
+        x, memory = (2, 17, d_model), (2, 9, d_model)
+        has_keys = "key" in inspect.signature(layer.forward).parameters
+        if isinstance(layer, (FlashAttention3, SegmentedAttentionMemory)):
+            calls = {"": {"x": x}, "cross: ": {"query": x, "key": memory, "value": memory}}
+            results = []
+            for prefix, shapes in calls.items() if has_keys else [("", calls[""])]:
+                results += self.validate_component(
+                    layer, copy.deepcopy(layer), shapes, expected=_written_out, prefix=prefix, same_choices=_same_blocks
+                )
+            return results
         reference = nn.MultiheadAttention(
             d_model, num_heads, bias="in_proj_bias" in dict(layer.named_parameters()), batch_first=True
         )
@@ -62,7 +89,6 @@ class ComponentValidator:
         def expected(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return module(query, key, value, need_weights=False)[0]  # type: ignore[no-any-return]
 
-        x, memory = (2, 17, d_model), (2, 9, d_model)
         return [
             *self.validate_component(layer, reference, {"x": x}, call=_itself_thrice, expected=_itself_to(expected)),
             *self.validate_component(
@@ -90,10 +116,12 @@ class ComponentValidator:
         call: Callable[..., Any] | None = None,
         expected: Callable[..., Any] | None = None,
         prefix: str = "",
+        same_choices: Callable[[nn.Module, nn.Module], None] | None = None,
     ) -> list[ValidationResult]:
         """Any layer against a module that takes its state_dict, on random inputs of these shapes, in evaluation mode.
 
         `call` and `expected` are (module, *inputs) -> output of the layer and of the reference; a call by default.
+        `same_choices(layer, reference)` runs between the two, for layers that choose by their own rounded values.
         """
         begin = time.perf_counter()
         layer = copy.deepcopy(layer).to(self.device).eval()
@@ -107,15 +135,19 @@ class ComponentValidator:
         inputs = self._random_inputs(layer, shapes)
         names = [*shapes, *(name for name, _ in layer.named_parameters())]
         wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
-        exact = _values_and_gradients(reference, expected or _call, wide)
         try:
             actual = _values_and_gradients(layer, call or _call, inputs)
         except Exception as error:  # whatever a layer under test raises is its result
             words = f"{type(error).__name__}: {error}"
             return [*results, ValidationResult(f"{prefix}output", False, words, {}, time.perf_counter() - begin)]
+        if same_choices is not None:
+            same_choices(layer, reference)
+        exact = _values_and_gradients(reference, expected or _call, wide)
         seconds = (time.perf_counter() - begin) / len(exact)
+        largest = max(_largest(gradient) for gradient in exact[1:])
         for name, got, want in zip(("output", *(f"gradient of {name}" for name in names)), actual, exact, strict=True):
-            results.append(self._compare(prefix + name, got, want, seconds))
+            of_all = 0.0 if name == "output" else largest
+            results.append(self._compare(prefix + name, got, want, seconds, of_all))
         return results
 
     def _random_inputs(self, layer: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> list[Tensor]:
@@ -125,7 +157,11 @@ class ComponentValidator:
             torch.randn(shape, generator=generator).to(self.device, dtype).requires_grad_() for shape in shapes.values()
         ]
 
-    def _compare(self, name: str, got: Tensor | None, want: Tensor | None, seconds: float) -> ValidationResult:
+    def _compare(
+        self, name: str, got: Tensor | None, want: Tensor | None, seconds: float, of_all: float
+    ) -> ValidationResult:
+        """Relative to the largest value that is wanted. Of gradients, at least to a share of the largest of all: one
+        whose terms cancel, as that of a bias of keys, has the rounding of its terms."""
         if got is None or want is None:
             same = (got is None) == (want is None)
             words = "" if same else f"the layer's is {'absent' if got is None else 'there'}, the reference's is not"
@@ -134,12 +170,43 @@ class ComponentValidator:
             words = f"its shape is {list(got.shape)}, the reference's {list(want.shape)}"
             return ValidationResult(name, False, words, {}, seconds)
         tolerance = self.tolerance if self.tolerance is not None else TOLERANCE.get(got.dtype, 0.0)
-        scale = want.abs().max().item() if want.numel() else 0.0
+        scale = max(_largest(want), _LEAST_SHARE * of_all)
         absolute = (got.double() - want).abs().max().item() if want.numel() else 0.0
         relative = absolute / scale if scale else absolute
         passed = relative <= tolerance  # false for NaN
         words = "" if passed else f"relative error {relative:.2e} is above {tolerance:.0e} for {got.dtype}"
         return ValidationResult(name, passed, words, {"max_absolute_error": absolute, "error": relative}, seconds)
+
+
+def _largest(tensor: Tensor | None) -> float:
+    return tensor.abs().max().item() if tensor is not None and tensor.numel() else 0.0
+
+
+def _written_out(layer: nn.Module, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+    """What such a layer means, from its parameters and options alone: its forward is what is under test."""
+    inner = layer.attention if isinstance(layer, SegmentedAttentionMemory) else layer
+    assert isinstance(inner, FlashAttention3)
+    key = query if key is None else key
+    value = key if value is None else value
+    q, k, v = (
+        inner._heads(torch_functional.linear(x, projection.weight, projection.bias))
+        for x, projection in ((query, inner.q_proj), (key, inner.k_proj), (value, inner.v_proj))
+    )
+    options = inner._options(q, k, None, None)
+    if isinstance(inner, DynamicSparseAttention):
+        options |= inner._blocks(q, k)
+    if isinstance(layer, SegmentedAttentionMemory):
+        segment, memory = layer.segment_length, layer.memory_length
+        options["mask_mod"] = lambda b, h, i, j: j >= i // segment * segment - memory
+    attended = plain_attention(q, k, v, **options).flatten(-2)
+    return torch_functional.linear(attended, inner.out_proj.weight, inner.out_proj.bias)
+
+
+def _same_blocks(layer: nn.Module, reference: nn.Module) -> None:
+    """What a rounded score chooses, an exact one may not."""
+    for mine, theirs in zip(layer.modules(), reference.modules(), strict=True):
+        if isinstance(mine, DynamicSparseAttention) and isinstance(theirs, DynamicSparseAttention):
+            theirs.compute_the_blocks_of(mine)
 
 
 def _call(module: nn.Module, *inputs: Tensor) -> Any:

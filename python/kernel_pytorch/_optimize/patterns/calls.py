@@ -28,11 +28,12 @@ _TORCH_ATTENTION = torch_functional.scaled_dot_product_attention
 
 
 def runs_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether our attention is the one to use: four dimensions, on a GPU half precision and heads in steps of eight."""
+    """Whether our attention is the one to use: four dimensions, on a GPU heads in steps of 16 bytes."""
     if query.dim() != 4 or query.dtype not in _FLOATS or type(query) is not Tensor or _is_context_parallel():
         return False
     if query.is_cuda:
-        return product_dtype(query) is not torch.float32 and query.shape[-1] % 8 == 0 and value.shape[-1] % 8 == 0
+        step = 16 // product_dtype(query).itemsize
+        return query.shape[-1] % step == 0 and value.shape[-1] % step == 0
     return query.is_cpu
 
 

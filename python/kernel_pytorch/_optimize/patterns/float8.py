@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ... import _library
 from ...precision import FP8Config, FP8LinearLayer, fp8_gated_mlp
-from ..changes import Change, PackRows
+from ..changes import Change, OfThisProcess, PackRows
 from .context import Context, owners
 
 KEY = "_kernel_pytorch_float8"
@@ -115,7 +115,7 @@ def ready(layer: FP8LinearLayer, x: Tensor, training: bool) -> FP8LinearLayer:
     return layer
 
 
-class GatedMlp:
+class GatedMlp(OfThisProcess):
     """The FP8 layers of a gated MLP; kept beside its module."""
 
     def __init__(self, gate_up: JoinedLayer, down: FP8LinearLayer, kind: str) -> None:

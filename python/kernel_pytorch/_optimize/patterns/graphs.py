@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..agreement import is_shared
-from ..changes import Change, SetForward, Several, mark
+from ..changes import Change, OfThisProcess, SetForward, Several, mark
 from ..costs import synchronize
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating
@@ -37,7 +37,7 @@ class Inner(nn.Module):
         return self.before(*args, **kwargs)
 
 
-class Holder:
+class Holder(OfThisProcess):
     """The graphs of one model; a copy of the model begins with none."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..._ops.one_input import linears
 from ...core._products import runs_here
 from ...functional import linear
-from ..changes import PackRows, SetAttribute, SetForward, Several, mark
+from ..changes import OfThisProcess, PackRows, SetAttribute, SetForward, Several, mark
 from ..record import copied
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import evaluating
@@ -31,7 +31,7 @@ _KEY = "_kernel_pytorch_shared"
 SPELLINGS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("wq", "wk", "wv"))
 
 
-class Shared:
+class Shared(OfThisProcess):
     """The three outputs, from the first layer that asks for its own to the last. Kept beside each of the layers: a
     copied model has one of its own."""
 
@@ -65,7 +65,8 @@ class Shared:
         return output
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
-        made = copy.copy(self)
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
         memo[id(self)] = made
         made.held = None
         made.__dict__.update({name: copy.deepcopy(self.__dict__[name], memo) for name in self._PARTS})

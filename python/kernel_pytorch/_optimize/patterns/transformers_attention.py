@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -22,10 +21,6 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return None
     if not getattr(module, "_supports_sdpa", False):
         return Refusal(path, NAME, f"{type(module).__name__} says that its attention cannot be exchanged")
-    kind = context.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else next(module.parameters()).dtype
-    if context.device.type == "cuda" and dtype is torch.float32:
-        return Refusal(path, NAME, "fp32 on a GPU: torch's attention is the faster one there; use bf16 or autocast")
     configs = _configs(module, transformers)
     before = sorted({str(config._attn_implementation) for config in configs})
     if before == ["kernel_pytorch"]:

@@ -12,6 +12,7 @@ from torch._compile import _disable_dynamo
 
 from ..._ops._autograd import wants_gradient
 from ..._ops._casting import autocast, statistics_dtype
+from ..._ops._masks import Sizes, join_masks
 from ..._ops._seed import seed_for
 from ..._ops.attention import option_arguments
 from ...functional import attention
@@ -51,9 +52,9 @@ def context_parallel_attention(
             "ulysses": as "ring", but members exchange sequence for heads, which must be a multiple of the members.
         cu_seqlens: [sequences + 1], where sequences begin in the pack of all members' tokens; the same for all members.
         key_chunk: for one process: keys are streamed in chunks of this many, forward and backward.
-        options: those of functional.attention. causal, window and alibi_slopes count places of the whole sequence; bias
-            and mask are of this member's queries and all keys, [.., queries or 1, all keys], in order of place;
-            segment ids are this member's; key_lengths, sinks, seed and captured tensors are the same for all. With
+        options: those of functional.attention. causal, window and alibi_slopes count places of the whole sequence;
+            bias, mask and attention_mask are of this member's queries and all keys, in order of place; segment ids
+            are this member's; key_lengths, sinks, seed and captured tensors are the same for all. With
             seed=None the first member draws it. Gradients of bias, sinks and captured tensors are this member's share:
             sum them over the group as those of any parameter. block_mask is not taken: give its mask_mod.
 
@@ -68,6 +69,7 @@ def context_parallel_attention(
         if options.get(name) is not None:
             raise ValueError(f"{_WHAT}: {name} is given; queries and keys are cut alike, give cu_seqlens")
     query, key, value = autocast(query, key, value)
+    options = _with_one_mask(query, key, layout, cu_seqlens, group, options)
     if key_chunk is None and (group is None or distributed.get_world_size(group) == 1):
         packs: dict[str, Any] = {} if cu_seqlens is None else {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
         return attention(query, key, value, layout=layout, return_lse=return_lse, **packs, **options)
@@ -75,8 +77,27 @@ def context_parallel_attention(
     return (output, lse) if return_lse else output
 
 
-@_disable_dynamo  # a compiler cannot trace sends
-def _by_parts(
+def _with_one_mask(
+    query: Tensor, key: Tensor, layout: str, cu_seqlens: Tensor | None, group: Any, options: dict[str, Any]
+) -> dict[str, Any]:
+    """attention_mask, mask and bias as at most one mask of bools and one bias."""
+    names = ("mask", "bias", "attention_mask")
+    given = [options.get(name) for name in names]
+    if all(one is None for one in given) or cu_seqlens is not None:  # of packs attention reads it, or it is refused
+        return options
+    members = 1 if group is None else distributed.get_world_size(group)
+    heads = query.shape[1 if layout == "bhsd" else 2]
+    sizes = Sizes(query.shape[0], heads, _sequence(query, layout), _sequence(key, layout) * members)
+    mask, bias = join_masks(_WHAT, given[0], given[1], given[2], sizes)
+    return {**{name: option for name, option in options.items() if name not in names}, "mask": mask, "bias": bias}
+
+
+def _by_parts(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """A compiler cannot trace sends. What keeps it out imports it, which takes seconds: only while it is at work."""
+    return _untraced_by_parts(*arguments) if torch.compiler.is_compiling() else _eager_by_parts(*arguments)
+
+
+def _eager_by_parts(
     group: Any, query: Tensor, key: Tensor, value: Tensor, schedule: str, layout: str, cu_seqlens: Tensor | None,
     key_chunk: int | None, options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -86,6 +107,9 @@ def _by_parts(
     if exchange is not None and schedule == "ulysses":
         return _by_heads(exchange, query, key, value, layout, cu_seqlens, options)
     return _by_pieces(exchange, query, key, value, schedule, layout, cu_seqlens, key_chunk, options)
+
+
+_untraced_by_parts = _disable_dynamo(_eager_by_parts)
 
 
 def shard_sequence(tensor: Tensor, dim: int = 1, *, group: Any = None, schedule: str = "ring") -> Tensor:
@@ -111,13 +135,16 @@ def gather_sequence(tensor: Tensor, dim: int = 1, *, group: Any = None, schedule
     """
     if group is None:
         return tensor
-    return _gathered(tensor, dim, group, schedule)
+    join = _untraced_gathered if torch.compiler.is_compiling() else _gathered
+    return join(tensor, dim, group, schedule)
 
 
-@_disable_dynamo
 def _gathered(tensor: Tensor, dim: int, group: Any, schedule: str) -> Tensor:
     whole: Tensor = _gather(tensor, dim, Exchange(group, "gather_sequence"), schedule)
     return whole
+
+
+_untraced_gathered = _disable_dynamo(_gathered)
 
 
 class _Gather(torch.autograd.Function):
@@ -195,6 +222,13 @@ def _by_pieces(
     if exchange is not None and options.get("dropout_p"):
         options["seed"] = exchange.broadcast(seed_for(query, options.get("seed")))
     prepared: Any = PartOptions(*option_arguments(query, key, layout=layout, **options))
+    if prepared.key_lengths is not None and keys > rows and prepared.causal_offset is None:
+        is_aligned = prepared.causal or max(prepared.window_left, prepared.window_right) >= 0
+        if is_aligned or prepared.alibi_slopes is not None:  # each length would need an offset of its own
+            raise ValueError(
+                f"{_WHAT}: key_lengths move causal, window and alibi_slopes where there are more keys than queries "
+                f"({keys * members} and {rows * members}); give causal_offset"
+            )
     offset = prepared.causal_offset if prepared.causal_offset is not None else members * (keys - rows)
     right = 0 if prepared.causal else prepared.window_right if prepared.window_right >= 0 else None
     left = -prepared.window_left if prepared.window_left >= 0 else None
@@ -218,7 +252,7 @@ def _by_pieces(
 
 
 def _refuse_with_packs(options: dict[str, Any]) -> None:
-    for name in ("bias", "mask", "score_mod", "mask_mod", "query_segment_ids", "key_lengths"):
+    for name in ("bias", "mask", "attention_mask", "score_mod", "mask_mod", "query_segment_ids", "key_lengths"):
         if options.get(name) is not None:
             raise ValueError(f'{_WHAT}: {name} counts places inside a sequence of a pack; use schedule="ulysses"')
     if options.get("dropout_p"):

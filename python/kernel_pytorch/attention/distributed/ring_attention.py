@@ -6,12 +6,17 @@ import dataclasses
 from typing import Any
 
 import torch
-import torch.distributed as distributed
 from torch import Tensor
 
+from ..._ops._masks import accepts_mask_names
+from ...core._names import accepts_names, check_known, renamed
+from ._group import members_of
 from .context_parallel import ContextParallelAttention, ContextParallelConfig
 
+_NAMES = {"ring_size": "context_parallel_size"}
 
+
+@accepts_names(**_NAMES)
 @dataclasses.dataclass
 class RingAttentionConfig(ContextParallelConfig):
     """ContextParallelConfig, and what only a ring has.
@@ -43,12 +48,15 @@ class RingAttentionLayer(ContextParallelAttention):
         self.max_sequence_length = config.max_sequence_length
         self.key_chunk = config.chunk_size
 
+    @accepts_mask_names
     def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
+        """[batch, sequence, d_model] -> the same shape; arguments as ContextParallelAttention's."""
+        self._check_inputs(hidden_states=hidden_states)
         length = hidden_states.shape[1] * (self.parallel.context_parallel_size if self.parallel.sharded else 1)
         if length > self.max_sequence_length:
             raise ValueError(
@@ -56,6 +64,9 @@ class RingAttentionLayer(ContextParallelAttention):
                 f" {self.max_sequence_length}; create the layer with a larger one"
             )
         return super().forward(hidden_states, attention_mask, rotary)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, max_sequence_length={self.max_sequence_length}, chunk_size={self.key_chunk}"
 
 
 def create_ring_attention(
@@ -70,8 +81,12 @@ def create_ring_attention(
     """A RingAttentionLayer; a ring of one process, or of the members of `group`.
 
     Args:
-        options: fields of RingAttentionConfig.
+        options: fields of RingAttentionConfig; ring_size is another name of context_parallel_size.
     """
-    members = 1 if group is None else distributed.get_world_size(group)
-    config = RingAttentionConfig(context_parallel_size=members, max_sequence_length=max_sequence_length, **options)
+    call = "create_ring_attention"
+    options = renamed(call, options, _NAMES)
+    known = [field.name for field in dataclasses.fields(RingAttentionConfig)]
+    check_known(call, options, (*known, "ring_size", "max_sequence_length", "device", "dtype", "group"))
+    options.setdefault("context_parallel_size", members_of(call, group))
+    config = RingAttentionConfig(max_sequence_length=max_sequence_length, **options)
     return RingAttentionLayer(d_model, num_heads, config, device, dtype, group)

@@ -17,7 +17,7 @@ def create_advanced_flex_attention(
     kv_heads: int | None = None,
     **options: Any,
 ) -> FlashAttention3:
-    """An attention layer by pattern: "standard" (full), any AttentionPatterns, "alibi" or "soft_cap".
+    """An attention layer by pattern: any of AttentionConfig's, also "standard" (full), "alibi", "soft_cap".
 
     Args:
         enable_gqa: grouped-query attention with kv_heads heads of keys and values (num_heads / 4 where not given).
@@ -25,10 +25,4 @@ def create_advanced_flex_attention(
     """
     if enable_gqa and kv_heads is None:
         kv_heads = max(num_heads // 4, 1)
-    if pattern == "alibi":
-        pattern, options = "causal", {"alibi": True, **options}
-    elif pattern == "soft_cap":
-        pattern, options = "full", {"soft_cap": 50.0, **options}
-    elif pattern == "standard":
-        pattern = "full"
     return create_attention(embed_dim, num_heads, pattern=pattern, kv_heads=kv_heads, **options)

@@ -1,0 +1,201 @@
+"""The summary of README.md: every stored result against the fastest peer of its row.
+
+A row is one problem. Its peers are the other libraries that were timed with it (eager torch, torch.compile, a vendor's
+kernel); of several, the fastest counts. Our own other ways (a dense attention, parts instead of one op) are no peers.
+A file without peers is in NO_COMPARISON with its reason, and the summary lists it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results"
+
+NO_COMPARISON = {
+    "*_tests.json": "counts of tests",
+    "*.txt": "notes of single measurements",
+    "cpu_sparse_attention.json": "its peer is our own dense attention",
+    "cpu_sparse_perplexity.json": "perplexities",
+    "h200_fp8_convergence.json": "losses",
+    "h200_fp8_fused.json": "its peers are our own ops in parts, and a copy",
+    "h200_ring_attention.json": "its peer is one call of our own",
+}
+TITLES = {  # by file, or by the benchmark that wrote it
+    "attention_cuda": "attention",
+    "h200_attention_flex": "attention with masks and scores",
+    "h200_gpt2_beside_fp32": "GPT-2's training step by `optimize`",
+    "h200_gpt2_graphs": "GPT-2, forward and backward, by `optimize`, without and with CUDA graphs",
+    "h200_sparse_order": "sparse attention in two orders of its lists",
+    "fp8_linear": "layers and a block in FP8",
+    "kpt bench": "matrix products by `kpt bench`",
+    "linear_cross_entropy": "linear layer and cross entropy",
+    "llama_block": "a Llama block without its products and attention",
+    "matmul_cuda": "matrix products",
+    "optimize_models": "whole models by `optimize`",
+    "optimize_models, ways forced": "a Llama block, `optimize` with its ways forced",
+    "overhead": "calls on 4x64 elements, host time included",
+    "sparse_attention": "sparse attention",
+    "torch_attention": "attention",
+    "torch_matmul": "matrix products",
+    "torch_norms": "norms",
+    "torch_ops": "activations, gates, rope, softmax, losses, embeddings",
+    "torch_optim": "optimizers",
+    "variable_length": "requests of many lengths",
+}
+TOLERANT = ', `accuracy="tolerant"`'
+
+
+class Comparison(NamedTuple):
+    kind: str  # what is special about it: "" or TOLERANT
+    speedup: float  # the fastest peer's time by ours
+    peers: tuple[str, ...]
+
+
+def is_ours(way: str) -> bool:
+    return way.startswith(("ours", "optimize", "exact", "tolerant", "delayed", "current", "rowwise", "blockwise"))
+
+
+def kind_of(way: str) -> str:
+    return TOLERANT if "tolerant" in way else ""
+
+
+def of_times(times: dict[str, float]) -> Iterator[Comparison]:
+    """Each of our ways of one problem against the fastest peer; nothing where there is none."""
+    peers = {way: time for way, time in times.items() if not is_ours(way)}
+    for way, time in times.items():
+        if peers and is_ours(way):
+            yield Comparison(kind_of(way), min(peers.values()) / time, tuple(peers))
+
+
+def of_timings(rows: list[dict[str, Any]]) -> Iterator[Comparison]:
+    """Rows with a timing per way. Rows of one problem may name one peer each, with the median of the turns' ratios."""
+    problems: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        name = json.dumps([row.get(key) for key in ("op", "direction", "dtype", "rows", "columns")])
+        times = {way: timing["median_us"] for way, timing in row["timings"].items()}
+        for peer in times:
+            if peer != "copy" and not is_ours(peer):
+                is_named = peer == row.get("peer")
+                problems[name][peer] = row["speedup"] if is_named else times[peer] / times["ours"]
+    for speedups in problems.values():
+        yield Comparison("", min(speedups.values()), tuple(speedups))
+
+
+def of_ways(rows: list[dict[str, Any]]) -> Iterator[Comparison]:
+    """Rows that are one way of one case each."""
+    cases: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        cases[row.get("case", "")][row["way"]] = row.get("us") or row["median_us"]
+    for times in cases.values():
+        yield from of_times(times)
+
+
+def microseconds(text: str) -> float | None:
+    found = re.search(r"([\d.]+) (µs|ms)", text)
+    return float(found[1]) * {"µs": 1, "ms": 1000}[found[2]] if found else None
+
+
+def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
+    """Figures that are text alone: "..., against X" names one peer of a problem each; without a peer, no comparison."""
+    problems: dict[str, dict[str, float]] = defaultdict(dict)
+    for figure in figures:
+        what, _, peer = figure["what"].partition(", against ")
+        ours, theirs = microseconds(figure["ours"]), microseconds(figure["torch"])
+        if ours is not None and theirs is not None:
+            problems[what] |= {"ours": ours, peer or "torch": theirs}
+    for times in problems.values():
+        yield from of_times(times)
+
+
+def comparisons_of(run: dict[str, Any]) -> list[Comparison]:
+    rows = run.get("attention") or run.get("products") or run.get("rows") or []
+    if rows and "timings" in rows[0]:
+        return list(of_timings(rows))
+    if rows:
+        return list(of_ways(rows))
+    if "results" in run and all("rows" in result for result in run["results"]):
+        medians = [{way: row["median_us"] for way, row in result["rows"].items()} for result in run["results"]]
+        return [each for times in medians for each in of_times(times)]
+    if "traces" in run:
+        seconds = [
+            {way: statistics.median(times) for way, times in trace["seconds"].items()} for trace in run["traces"]
+        ]
+        return [each for times in seconds for each in of_times(times)]
+    if "benchmarks" in run:  # of kpt bench: the best config of each
+        best: list[dict[str, float]] = []
+        for benchmark in run["benchmarks"]:
+            times: dict[str, float] = {}
+            for row in benchmark["rows"]:
+                way = row["kernel"] if row["kernel"] == "cublaslt" else "ours"
+                times[way] = min(row["median_us"], times.get(way, row["median_us"]))
+            best.append(times)
+        return [each for times in best for each in of_times(times)]
+    return list(of_texts(run.get("figures", [])))
+
+
+def reason_against(path: Path) -> str:
+    """Why the file is no comparison with a peer; "" where it is one."""
+    return next((reason for pattern, reason in NO_COMPARISON.items() if fnmatch(path.name, pattern)), "")
+
+
+class Row(NamedTuple):
+    machine: str
+    what: str
+    compared: list[Comparison]
+
+    def text(self) -> str:
+        speedups = [each.speedup for each in self.compared]
+        shown = [statistics.median(speedups), min(speedups), max(speedups)]
+        peers = "; ".join(dict.fromkeys(peer for each in self.compared for peer in each.peers))
+        cells = [self.what, peers, str(len(speedups)), *(f"{value:.2f}x" for value in shown)]
+        return "| " + " | ".join(cells) + " |"
+
+
+def rows_of(path: Path) -> list[Row]:
+    stored = json.loads(path.read_text())
+    kinds: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    for run in stored["runs"]:
+        for comparison in comparisons_of(run):
+            kinds[str(run["machine"]["device"]), comparison.kind].append(comparison)
+    if not kinds:
+        raise ValueError(
+            f"{path.name}: summary.py finds no comparison in it; teach it, or name the file in NO_COMPARISON"
+        )
+    title = TITLES.get(path.stem) or TITLES.get(stored["benchmark"], path.stem.replace("_", " "))
+    link = f"[{title}](benchmarks/results/{path.name})"
+    return [Row(machine, link + kind, compared) for (machine, kind), compared in sorted(kinds.items())]
+
+
+def markdown(folder: Path = RESULTS) -> str:
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    reasons = {path: reason_against(path) for path in files}
+    machines: dict[str, list[Row]] = defaultdict(list)
+    for path in files:
+        for row in [] if reasons[path] else rows_of(path):
+            machines[row.machine].append(row)
+    every = [each.speedup for rows in machines.values() for row in rows for each in row.compared]
+    slower = sum(speedup < 1 for speedup in every)
+    compared = sum(not reason for reason in reasons.values())
+    lines = [
+        f"{len(every)} comparisons in {compared} files, each with the fastest of its peers: "
+        f"{len(every) - slower} at least as fast, {slower} slower; the median is {statistics.median(every):.2f}x.",
+        "",
+    ]
+    for machine, rows in sorted(machines.items(), key=lambda each: -len(each[1])):
+        lines += [
+            f"| {machine} | peers | results | median | worst | best |",
+            "| --- | --- | ---: | ---: | ---: | ---: |",
+        ]
+        lines += [*(row.text() for row in rows), ""]
+    left_out = [
+        f"[{path.name}](benchmarks/results/{path.name}) ({reason})" for path, reason in reasons.items() if reason
+    ]
+    return "\n".join([*lines, "Stored, and no comparison with another library: " + ", ".join(left_out) + ".", ""])

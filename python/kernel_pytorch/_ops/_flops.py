@@ -1,0 +1,124 @@
+"""Floating-point operations of this library's products, registered for torch's FlopCounterMode.
+
+torch counts products and nothing else, and so does this table: a norm or an activation has no entry. Every op that
+multiplies matrices has one; a test compares each with torch's count of the same work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from .. import _torch as _torch  # loads the library
+
+__all__ = ["attention_flops", "register"]
+
+Arguments = dict[str, Any]
+Formula = Callable[[Arguments], Any]
+
+
+def rows_of(x: Tensor) -> int:
+    return x.numel() // x.shape[-1] if x.numel() else 0
+
+
+def _matmul(arguments: Arguments) -> Any:
+    a, b = arguments["a"], arguments["b"]
+    batch = math.prod(a.shape[:-2]) if a.dim() >= b.dim() else math.prod(b.shape[:-2])
+    return 2.0 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _scaled_matmul(arguments: Arguments) -> Any:
+    """a [m, k] and b [n, k]: FP8 is multiplied along k alone."""
+    return 2.0 * arguments["a"].numel() * arguments["b"].shape[0]
+
+
+def _linear(arguments: Arguments) -> Any:
+    return 2.0 * rows_of(arguments["x"]) * arguments["weight"].numel()
+
+
+def _linear_backward(arguments: Arguments) -> Any:
+    return _linear(arguments) * (arguments["input_grad"] + arguments["weight_grad"])
+
+
+def _mlp(arguments: Arguments) -> Any:
+    return 2.0 * rows_of(arguments["x"]) * (arguments["weight_in"].numel() + arguments["weight_out"].numel())
+
+
+def _mlp_backward(arguments: Arguments) -> Any:
+    """Gradients of x and of both weights, and of the hidden layer, which the first two and the first bias come from."""
+    into_hidden = arguments["input_grad"] or arguments["weight_in_grad"] or arguments.get("bias_in_grad", False)
+    products_in = arguments["input_grad"] + arguments["weight_in_grad"]
+    products_out = into_hidden + arguments["weight_out_grad"]
+    weights = products_in * arguments["weight_in"].numel() + products_out * arguments["weight_out"].numel()
+    return 2.0 * rows_of(arguments["x"]) * weights
+
+
+def _linear_cross_entropy(arguments: Arguments) -> Any:
+    products = 1 + arguments["hidden_grad"] + arguments["weight_grad"]
+    return 2.0 * rows_of(arguments["hidden"]) * arguments["weight"].numel() * products
+
+
+def attention_flops(arguments: Arguments) -> Any:
+    """Two products of every query with every key; half of them under a causal mask. Windows and other masks leave out
+    more, which is not counted: such a point lies higher than the work that was done."""
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
+    if query.dim() == 4:
+        keys = float(key.shape[2 if arguments["heads_first"] else 1])
+    else:  # packed: as if all sequences had the same length
+        starts = arguments.get("cu_seqlens_k")
+        keys = key.shape[0] / max(1, starts.numel() - 1 if starts is not None else 1)
+    half = 0.5 if arguments.get("causal") else 1.0
+    return 2.0 * (query.numel() + query.numel() // query.shape[-1] * value.shape[-1]) * keys * half
+
+
+def _attention_backward(arguments: Arguments) -> Any:
+    return 2.5 * attention_flops(arguments)
+
+
+_FORMULAS: dict[str, Formula] = {
+    "matmul": _matmul,
+    "matmul_forward": _matmul,
+    "matmul_add_": _matmul,
+    "scaled_matmul": _scaled_matmul,
+    "linear": _linear,
+    "linear_forward": _linear,
+    "linear_backward": _linear_backward,
+    "mlp": _mlp,
+    "mlp_forward": _mlp,
+    "mlp_backward": _mlp_backward,
+    "gated_mlp": _mlp,
+    "gated_mlp_forward": _mlp,
+    "gated_mlp_backward": _mlp_backward,
+    "linear_cross_entropy": _linear_cross_entropy,
+    "linear_cross_entropy_forward": _linear_cross_entropy,
+    "attention": attention_flops,
+    "attention_forward": attention_flops,
+    "attention_backward": _attention_backward,
+    "attention_part_": attention_flops,
+    "attention_part_backward_": _attention_backward,
+}
+
+
+def register() -> None:
+    """Tells torch's FlopCounterMode the formulas; a second call does nothing."""
+    for name, formula in _FORMULAS.items():
+        packet = getattr(torch.ops.kernel_pytorch, name)
+        if packet not in flop_registry:
+            register_flop_formula(packet, get_raw=True)(_by_position(packet, formula))
+
+
+def _by_position(packet: Any, formula: Formula) -> Callable[..., int]:
+    names = [argument.name for argument in packet.default._schema.arguments]
+
+    def count(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return int(formula(dict(zip(names, args, strict=False)) | kwargs))
+
+    return count
+
+
+register()

@@ -1,0 +1,169 @@
+"""What an attention mask means: the one rule that every attention layer and function reads `attention_mask` by.
+
+Type: bool keeps where True. Floating numbers are added to the scores, with their gradient. Integers are the padding
+mask of a tokenizer: 1 keeps, 0 hides. On the CPU any other integer is refused; on a GPU looking would wait for the
+device, so there every nonzero integer keeps.
+
+Shape: two dimensions are [batch, keys], a mask of keys for all queries, or [queries, keys], for all of the batch. Where
+batch and queries are the same number, integers are [batch, keys] and the others are refused. Three dimensions are
+[heads, queries, keys], refused where they could be [batch, queries, keys]. Four are [batch, heads, queries, keys].
+Sizes of 1 are for all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ._autograd import transforms_active
+
+INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+ALIASES = ("attn_mask", "mask")  # what other libraries call attention_mask
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Sizes(NamedTuple):
+    """Of the scores that a mask is for."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+
+
+def mask_options(
+    what: str, attention_mask: Tensor | None, batch: int, heads: int, queries: int, keys: int
+) -> dict[str, Any]:
+    """The mask as an option of functional.attention: `mask` or `bias`, [batch, heads, queries, keys] or 1 for all."""
+    if attention_mask is None:
+        return {}
+    sizes = Sizes(batch, heads, queries, keys)
+    mask = _four_dimensions(what, attention_mask, sizes)
+    for name, size, wanted in zip(Sizes._fields, mask.shape, sizes, strict=True):
+        if not _fits(size, wanted):
+            raise ValueError(
+                f"{what}: attention_mask has shape {list(attention_mask.shape)}: {size} {name}, there are {wanted}; "
+                f"give {_forms(sizes)}"
+            )
+    option, mask = mask_by_type(what, mask)
+    return {option: mask if mask.shape[-1] == sizes.keys else mask.expand(*mask.shape[:-1], sizes.keys)}
+
+
+def join_masks(
+    what: str, mask: Tensor | None, bias: Tensor | None, attention_mask: Tensor | None, sizes: Sizes
+) -> tuple[Tensor | None, Tensor | None]:
+    """The one mask (bool) and the one bias that all of these are together; mask and bias broadcast as torch does."""
+    if bias is not None and bias.dtype not in FLOATS:
+        raise ValueError(
+            f"{what}: bias is {bias.dtype}; give floating numbers, or a mask of bool or integers as attention_mask"
+        )
+    given = list(mask_options(what, attention_mask, *sizes).items())
+    if mask is not None:
+        given.append(mask_by_type(what, mask, "mask"))
+    kept = [one for option, one in given if option == "mask"]
+    added = [one for option, one in given if option == "bias"] + ([] if bias is None else [bias])
+    return (
+        functools.reduce(torch.logical_and, kept) if kept else None,
+        functools.reduce(torch.add, added) if added else None,
+    )
+
+
+def mask_by_type(what: str, mask: Tensor, name: str = "attention_mask") -> tuple[str, Tensor]:
+    """("mask", bool) where it says who is kept, ("bias", numbers) where it is added."""
+    if mask.dtype is torch.bool:
+        return "mask", mask
+    if mask.dtype in FLOATS:
+        return "bias", mask
+    if mask.dtype not in INTEGERS:
+        raise ValueError(
+            f"{what}: {name} is {mask.dtype}; give bool (True keeps), floating numbers (added to the scores) or "
+            "integers (1 keeps, 0 hides)"
+        )
+    if _can_be_read(mask):
+        strange = mask[(mask != 0) & (mask != 1)]
+        if strange.numel():
+            raise ValueError(
+                f"{what}: {name} is {mask.dtype} and holds {strange[0].item()}; integers say 1 (keep) or 0 (hide), "
+                "numbers to be added to the scores are floating: give it as bool or floating"
+            )
+    return "mask", mask != 0
+
+
+def accepts_mask_names(forward: _Function) -> _Function:
+    """Lets a forward with `attention_mask` take it by its other names as well."""
+
+    @functools.wraps(forward)
+    def with_mask_names(self: Any, *arguments: Any, **options: Any) -> Any:
+        for alias in ALIASES:
+            if alias in options:
+                if options.get("attention_mask") is not None and options[alias] is not None:
+                    raise TypeError(f"{type(self).__name__}: attention_mask and {alias} are one argument; give one")
+                given = options.pop(alias)
+                if given is not None:
+                    options["attention_mask"] = given
+        return forward(self, *arguments, **options)
+
+    # A code object of its own: torch.compile counts recompilations by it, and all layers would share one.
+    with_mask_names.__code__ = with_mask_names.__code__.replace()  # type: ignore[attr-defined]
+    return with_mask_names  # type: ignore[return-value]
+
+
+def _four_dimensions(what: str, mask: Tensor, sizes: Sizes) -> Tensor:
+    shape = tuple(mask.shape)
+    batch, heads, queries, _ = sizes
+    if len(shape) == 4:
+        return mask
+    forms = _forms(sizes)
+    if len(shape) == 3:
+        if shape[0] == batch == heads > 1:
+            raise ValueError(
+                f"{what}: attention_mask has shape {list(shape)}, and batch and heads are both {batch}; give "
+                "mask[None] where its first dimension is heads, mask[:, None] where it is the batch"
+            )
+        if not _fits(shape[0], heads):
+            raise ValueError(
+                f"{what}: attention_mask has shape {list(shape)}; three dimensions are [heads, queries, keys] with "
+                f"{heads} heads. Give mask[:, None] where the first is the batch, or {forms}"
+            )
+        return mask[None]
+    if len(shape) != 2:
+        raise ValueError(f"{what}: attention_mask has shape {list(shape)}; give {forms}")
+    of_batch, of_queries = shape[0] == batch, shape[0] == queries
+    if mask.dtype in INTEGERS:
+        of_queries = False
+    if of_batch and of_queries and batch > 1:
+        raise ValueError(
+            f"{what}: attention_mask has shape {list(shape)}, and batch and queries are both {batch}; give "
+            "mask[:, None, None, :] where it is a padding mask [batch, keys], mask[None, None] where it is [queries, "
+            "keys]"
+        )
+    if of_batch or shape[0] == 1:
+        return mask[:, None, None, :]
+    if of_queries:
+        return mask[None, None]
+    raise ValueError(f"{what}: attention_mask has shape {list(shape)}; give {forms}")
+
+
+def _fits(size: int, wanted: int) -> bool:
+    """Not `size in (1, wanted)`, which a compiler with symbolic sizes takes for false."""
+    return size == 1 or size == wanted
+
+
+def _forms(sizes: Sizes) -> str:
+    batch, heads, queries, keys = sizes
+    return (
+        f"[batch, keys] = [{batch}, {keys}], [queries, keys] = [{queries}, {keys}] (not of integers), or "
+        f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}] with 1 for all"
+    )
+
+
+def _can_be_read(mask: Tensor) -> bool:
+    """Whether its values are at hand: on the CPU, and neither traced nor inside a transform."""
+    is_plain = mask.device.type == "cpu" and type(mask) in (Tensor, torch.nn.Parameter)
+    return is_plain and not torch.compiler.is_compiling() and not transforms_active()

@@ -1,0 +1,30 @@
+"""A wrapper whose state_dict is that of the module inside it: the wrapper's own name for it is left out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import nn
+
+__all__ = ["hide_name"]
+
+
+def hide_name(wrapper: nn.Module, name: str) -> None:
+    """`name` is the wrapper's attribute that holds the module. A state_dict with the name in it loads as well."""
+    wrapper.register_state_dict_post_hook(functools.partial(_leave_out, name))  # type: ignore[no-untyped-call]
+    wrapper.register_load_state_dict_pre_hook(functools.partial(_put_in, name))  # type: ignore[no-untyped-call]
+
+
+def _leave_out(name: str, _wrapper: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for key in [key for key in state if key.startswith(f"{prefix}{name}.")]:
+        state[prefix + key.removeprefix(f"{prefix}{name}.")] = state.pop(key)
+
+
+def _put_in(name: str, wrapper: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    inner = getattr(wrapper, name)
+    others = tuple(f"{prefix}{other}." for other in wrapper._modules if other != name and other not in inner._modules)
+    keys = [key for key in state if key.startswith(prefix) and not key.startswith(others)]
+    is_there = all(key.startswith(f"{prefix}{name}.") for key in keys) and name not in inner._modules
+    for key in keys if not is_there else ():
+        state[f"{prefix}{name}.{key.removeprefix(prefix)}"] = state.pop(key)

@@ -1,0 +1,72 @@
+"""torch's FlopCounterMode counts this library's products as it counts torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.flop_counter import FlopCounterMode, flop_registry  # noqa: E402
+
+from kernel_pytorch import functional as F  # noqa: E402
+
+T = torch.nn.functional
+
+
+def count(run: Callable[[], object]) -> int:
+    counter = FlopCounterMode(display=False)
+    with counter:
+        run()
+    return counter.get_total_flops()
+
+
+def step(function: Callable[..., object], *arguments: object) -> Callable[[], None]:
+    def run() -> None:
+        leaves = [a.clone().requires_grad_() if a.is_floating_point() else a for a in arguments]  # type: ignore[attr-defined]
+        output = function(*leaves)
+        output.backward(torch.ones_like(output))  # type: ignore[attr-defined]
+
+    return run
+
+
+X, W, V = torch.randn(12, 8), torch.randn(16, 8), torch.randn(8, 16)
+Q = torch.randn(2, 4, 16, 8)
+TARGET = torch.randint(16, (12,))
+PAIRS = {
+    "matmul": (F.matmul, torch.matmul, (X, V)),
+    "linear": (F.linear, T.linear, (X, W)),
+    "mlp": (F.mlp, lambda x, w, v: T.linear(T.relu(T.linear(x, w)), v), (X, W, V)),
+    "linear_cross_entropy": (
+        F.linear_cross_entropy,
+        lambda x, w, target: T.cross_entropy(T.linear(x, w), target),
+        (X, W, TARGET),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_products_count_as_torchs(name: str) -> None:
+    ours, theirs, arguments = PAIRS[name]
+    assert count(lambda: ours(*arguments)) == count(lambda: theirs(*arguments)) > 0
+    assert count(step(ours, *arguments)) == count(step(theirs, *arguments))
+
+
+def test_attention_counts_what_is_computed() -> None:
+    full = 4 * Q.numel() * Q.shape[2]
+    assert count(lambda: F.attention(Q, Q, Q)) == full
+    assert count(lambda: F.attention(Q, Q, Q, causal=True)) == full // 2
+    assert count(step(F.attention, Q, Q, Q)) == int(3.5 * full)
+
+
+def test_every_op_that_multiplies_has_a_formula() -> None:
+    """By name: what is neither a product nor attention counts nothing, as torch's norms and activations do."""
+    names = {
+        name.split("::")[1].split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("kernel_pytorch::")
+    }
+    multiplies = {n for n in names if any(word in n for word in ("matmul", "linear", "mlp", "attention"))}
+    registered = {op.__name__ for op in flop_registry if str(op).startswith("kernel_pytorch.")}
+    assert registered == multiplies
