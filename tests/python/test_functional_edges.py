@@ -87,3 +87,15 @@ def test_biases_of_two_types() -> None:
     one, two = torch.randn(8, dtype=torch.bfloat16), torch.randn(8)
     mixed = F.gated_activation(gate, up, "silu", gate_bias=one, up_bias=two)
     assert torch.equal(mixed, F.gated_activation(gate, up, "silu", gate_bias=one.float(), up_bias=two))
+
+
+def test_every_element_of_an_expanded_bias_has_its_gradient() -> None:
+    query, key, value = torch.randn(3, 3, 2, 5, 8, dtype=torch.float64).unbind(0)
+    gradients = []
+    for dense in (True, False):
+        bias = torch.arange(10.0, dtype=torch.float64).view(1, 2, 5, 1).expand(3, 2, 5, 5)
+        bias = (bias.contiguous() if dense else bias).detach().requires_grad_()
+        (F.attention(query, key, value, bias=bias) * value).sum().backward()
+        gradients.append(bias.grad)
+    assert gradients[0][1:].any()
+    torch.testing.assert_close(gradients[1], gradients[0])
