@@ -270,6 +270,8 @@ def _bias_for(query: Tensor, bias: Tensor, keys: int) -> Tensor:
     """Of a type that the kernels take, without repeated elements where it has a gradient: theirs is one number."""
     if bias.dtype is not query.dtype:
         bias = bias.to(statistics_dtype(query))
+    if bias.requires_grad and bias.is_leaf and 0 in bias.stride():
+        return bias.contiguous().expand(*bias.shape[:-1], keys)  # each of its elements has a gradient of its own
     if bias.requires_grad:
         for dim, stride in enumerate(bias.stride()[:-1]):
             if stride == 0 and bias.shape[dim] > 1:
