@@ -243,10 +243,10 @@ def option_arguments(
     )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def torch_allows_tf32() -> bool:
     """Whether torch's own products of fp32 on a GPU may be of tf32; torch.compile compiles again where that changes."""
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
