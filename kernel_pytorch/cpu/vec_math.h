@@ -145,22 +145,26 @@ KP_WORD Vec log(Vec x) {
   return select(x >= 0.0f, result, broadcast(__builtin_nanf("")));  // negative or NaN
 }
 
-// 2 / (e + 1) for e >= 1, within 0.6 units of the last place: what the sum rounds and the reciprocal misses is put
-// right. Without FMA the product's own rounding would be put into it, and a division is exact enough.
+// 2 / (e + 1) for finite e >= 1. One Newton step puts right what the estimate misses and what the sum rounded. Without
+// FMA the step's own rounding would be as large, and a division is exact enough.
 KP_WORD Vec two_over_one_more(Vec e) {
   const Vec sum = e + 1.0f;
 #if defined(__FMA__)
-  const Vec estimate = reciprocal(sum), twice = estimate + estimate;
-  const Vec lost = e - (sum - 1.0f);
+#if defined(__AVX512F__)
+  const Vec estimate = reinterpret_cast<Vec>(_mm512_maskz_rcp14_ps(0xffff, reinterpret_cast<__m512>(sum)));
+#else
+  const Vec estimate = 1.0f / sum;
+#endif
+  const Vec twice = estimate + estimate, lost = e - (sum - 1.0f);
   const Vec error = (2.0f - twice * sum) - twice * lost;
-  return select(estimate == 0.0f, estimate, error * estimate + twice);  // infinity * 0 is no error to correct
+  return error * estimate + twice;
 #else
   return 2.0f / sum;
 #endif
 }
 
 KP_WORD Vec tanh(Vec x) {
-  const Vec magnitude = abs(x);
+  const Vec magnitude = min(broadcast(10.0f), abs(x));  // tanh(10) rounds to 1; in this order a NaN is handed on
   const Vec square = x * x;
   const Vec tail = polynomial(square, -0.00569625339f, 0.0206308626f, -0.0537370592f, 0.133314088f, -0.333332807f);
   const Vec small = x * square * tail + x;

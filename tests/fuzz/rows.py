@@ -64,7 +64,7 @@ def norm(d: Draw, name: str) -> Case:
         options["residual"] = residual
     # The sum is rounded to its type before it is normalised, and a gradient of rows is made through a product.
     case = Case(
-        args, options, reference, terms=_count(shape), roundings=4, names=("rms_norm", "layer_norm"), least_top=1.0
+        args, options, reference, terms=_count(shape), roundings=4, names=("rms_norm", "layer_norm"), least_top=4.0
     )
     return _spoil_norm(d, case, shape, dtype)
 

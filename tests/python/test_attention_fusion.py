@@ -68,7 +68,7 @@ def test_the_example_fuses_where_the_clock_says_that_it_pays(monkeypatch, traini
     monkeypatch.setattr(choose, "interleaved", halved)
     monkeypatch.setattr(whole, "pays", lambda *_: True)
     transformer = nn.TransformerEncoderLayer(d_model=32, nhead=4, dropout=0.0).train(training)
-    config = FusionConfig(optimization_level=OptimizationLevel.BALANCED, budget_seconds=QUICK)
+    config = FusionConfig(optimization_level=OptimizationLevel.BALANCED, budget_seconds=15)
     fused = UnifiedAttentionFusion(transformer, config).train(training)
     x = torch.randn(8, 2, 32)
     expected = transformer(x)

@@ -253,3 +253,21 @@ def test_validation_and_timing_of_layers() -> None:
     assert not all(result.passed for result in validator.validate_linear_component(broken, 64, 32))
     results = benchmark_attention_performance(model=attention_layer, input_shape=(2, 32, 64), num_trials=20)
     assert 0 < results["avg_latency"] < 1000  # milliseconds
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("devices", [None, [torch.device("cpu")] * 4], ids=["no devices", "a list of devices"])
+def test_context_parallel_in_one_process_computes_the_whole(devices: list[torch.device] | None) -> None:
+    from kernel_pytorch.attention import ContextParallelAttention, create_context_parallel_attention
+
+    attention = create_context_parallel_attention(512, 8, 4, devices)
+    assert isinstance(attention, ContextParallelAttention)
+    x = torch.randn(1, 64, 512)
+    torch.testing.assert_close(attention(x), dense(attention, x, causal=attention.config.causal), rtol=1e-4, atol=1e-5)
+
+
+def test_names_that_are_imported_together() -> None:
+    from kernel_pytorch.attention import AttentionPatterns, FP8AttentionConfig, create_unified_attention_fusion
+
+    assert isinstance(AttentionPatterns, type) and isinstance(FP8AttentionConfig, type)
+    assert callable(create_unified_attention_fusion)

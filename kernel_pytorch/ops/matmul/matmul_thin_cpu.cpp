@@ -94,7 +94,12 @@ void multiply_rows(const ThinTask& task) {
         float* sums = task.sums + i * task.sums_stride + j;
         const float* few = task.few + i * task.steps + step;
         Vec part = few[0] * values[0];  // by itself: a chain of an eighth as many sums rounds less
-        for (int64_t s = 1; s < steps; ++s) part += few[s] * values[s];
+        if (steps == kSteps) {
+#pragma GCC unroll 8
+          for (int s = 1; s < kSteps; ++s) part += few[s] * values[s];
+        } else {
+          for (int64_t s = 1; s < steps; ++s) part += few[s] * values[s];
+        }
         cpu::store(sums, cpu::load(sums) + part);
       }
     }

@@ -51,17 +51,24 @@ void divide_floats(void* to, const float* from, float count, int64_t columns) {
   divide(static_cast<T*>(to), from, count, columns);
 }
 
+// The quotients wait in the nearest cache, so that each is divided once for all rows.
 template <class T>
 void divide_rows(void* to, int64_t row_stride, int64_t rows, const void* from, float count, int64_t columns,
                  bool streams) {
-  const T* source = static_cast<const T*>(from);
-  for (int64_t i = 0; i < rows; ++i) {
-    T* row = static_cast<T*>(to) + i * row_stride;
-    int64_t j = 0;
-    for (; streams && j + 2 * kLanes <= columns; j += 2 * kLanes) {
-      cpu::stream2(row + j, cpu::PairOf<T>{cpu::load(source + j) / count, cpu::load(source + j + kLanes) / count});
+  constexpr int64_t kColumns = 2048;
+  alignas(64) float quotients[kColumns];
+  for (int64_t column = 0; column < columns; column += kColumns) {
+    const int64_t width = columns - column < kColumns ? columns - column : kColumns;
+    divide(quotients, static_cast<const T*>(from) + column, count, width);
+    for (int64_t i = 0; i < rows; ++i) {
+      T* row = static_cast<T*>(to) + i * row_stride + column;
+      int64_t j = 0;
+      for (; streams && j + 2 * kLanes <= width; j += 2 * kLanes) {
+        cpu::stream2(row + j, cpu::PairOf<T>{cpu::load(quotients + j), cpu::load(quotients + j + kLanes)});
+      }
+      for (; j + kLanes <= width; j += kLanes) cpu::store(row + j, cpu::load(quotients + j));
+      if (j < width) cpu::store_partial(row + j, cpu::load_partial(quotients + j, width - j), width - j);
     }
-    divide(row + j, source + j, count, columns - j);
   }
   if (streams) cpu::stream_fence();
 }

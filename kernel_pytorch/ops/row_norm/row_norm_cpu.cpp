@@ -85,24 +85,25 @@ KP_WORD Sums<ScalarOf<T>> sums_around(const T* row, int64_t columns, ScalarOf<T>
   VecOf<T> sum{}, squares{};
   for (int64_t begin = 0; begin < columns; begin += kBlock) {
     const int64_t end = columns - begin < kBlock ? columns : begin + kBlock;
-    VecOf<T> sum0{}, sum1{}, squares0{}, squares1{};
+    VecOf<T> sums[4] = {}, parts[4] = {};  // that do not wait for each other
+    const auto add = [&](int chain, VecOf<T> difference) {
+      sums[chain] += difference;
+      parts[chain] += difference * difference;
+    };
     int64_t j = begin;
-    for (; j + 2 * kStep <= end; j += 2 * kStep) {
-      const cpu::PairOf<T> pair = cpu::load2_unordered(row + j);
-      const VecOf<T> low = pair.low - center, high = pair.high - center;
-      sum0 += low;
-      sum1 += high;
-      squares0 += low * low;
-      squares1 += high * high;
+    for (; j + 4 * kStep <= end; j += 4 * kStep) {
+      const cpu::PairOf<T> first = cpu::load2_unordered(row + j), second = cpu::load2_unordered(row + j + 2 * kStep);
+      add(0, first.low - center);
+      add(1, first.high - center);
+      add(2, second.low - center);
+      add(3, second.high - center);
     }
     for (; j < end; j += kStep) {
       const SomeLanes rest{static_cast<int>(end - j < kStep ? end - j : kStep)};
-      const VecOf<T> difference = keep(load(row + j, rest) - center, rest);
-      sum0 += difference;
-      squares0 += difference * difference;
+      add(0, keep(load(row + j, rest) - center, rest));
     }
-    sum += sum0 + sum1;
-    squares += squares0 + squares1;
+    sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    squares += (parts[0] + parts[1]) + (parts[2] + parts[3]);
   }
   return {cpu::horizontal_sum(sum), cpu::horizontal_sum(squares)};
 }

@@ -84,8 +84,10 @@ KP_WORD float exponentials(const T* x, const T* next, int64_t columns, float sca
   constexpr int64_t kStep = cpu::kLanesOf<T>;
   // In this order the largest floats stay finite.
   const auto term_of = [=](Vec value) {
-    if constexpr (kBitsOf<T> == 24) return cpu::exp(value * scale - center);  // in units its argument would round
-    return cpu::exp_of_units<kBitsOf<T>>((value * scale - center) * cpu::kExpUnit);
+    const Vec units = (value * scale - center) * cpu::kExpUnit;
+    // Powers of two have a longer polynomial: with the shorter one errors were 1.4 times torch's.
+    if constexpr (kBitsOf<T> == 24 && cpu::kExpUnit != 1.0f) return cpu::exp2_fast(units);
+    return cpu::exp_of_units<kBitsOf<T>>(units);
   };
   Vec sums[2] = {};
   int64_t j = 0;

@@ -243,10 +243,10 @@ def option_arguments(
     )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def torch_allows_tf32() -> bool:
     """Whether torch's own products of fp32 on a GPU may be of tf32; torch.compile compiles again where that changes."""
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
@@ -270,6 +270,8 @@ def _bias_for(query: Tensor, bias: Tensor, keys: int) -> Tensor:
     """Of a type that the kernels take, without repeated elements where it has a gradient: theirs is one number."""
     if bias.dtype is not query.dtype:
         bias = bias.to(statistics_dtype(query))
+    if bias.requires_grad and bias.is_leaf and 0 in bias.stride():
+        return bias.contiguous().expand(*bias.shape[:-1], keys)  # each of its elements has a gradient of its own
     if bias.requires_grad:
         for dim, stride in enumerate(bias.stride()[:-1]):
             if stride == 0 and bias.shape[dim] > 1:

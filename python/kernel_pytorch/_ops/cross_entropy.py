@@ -170,12 +170,13 @@ def _cap(softcap: float | None) -> float:
 
 
 def _target_for(logits: Tensor, target: Tensor, op: str = "cross_entropy") -> Tensor:
-    """Narrower integers are widened; what else there is the op refuses. As many targets in another shape are not these
-    rows' targets."""
-    if target.shape != logits.shape[:-1]:
+    """Narrower integers are widened; what else there is the op refuses, except as many targets in another shape, which
+    it takes as rows."""
+    rows = logits.shape[:-1]
+    if target.shape != rows and target.numel() == rows.numel():
         raise ValueError(
             f"{op}: target has shape {list(target.shape)}, {'hidden' if op.startswith('linear') else 'logits'} have "
-            f"{list(logits.shape)}; it must be {list(logits.shape[:-1])}"
+            f"{list(logits.shape)}; it must be {list(rows)}"
         )
     return target.long() if target.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8) else target
 

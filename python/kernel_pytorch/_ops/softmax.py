@@ -58,8 +58,8 @@ def _mask_for(x: Tensor, mask: Tensor | None) -> Tensor | None:
         return mask
     sizes = zip(reversed(mask.shape), reversed(x.shape))
     if mask.dim() > x.dim() or any(one != 1 and one != other for one, other in sizes):
-        raise ValueError(
-            f"softmax: mask has shape {list(mask.shape)}, x has {list(x.shape)}; it must broadcast to that"
+        raise RuntimeError(
+            f"softmax: mask has shape {list(mask.shape)}, x has {list(x.shape)}; sizes must be equal, or 1 to expand"
         )
     return mask.expand(x.shape)
 
