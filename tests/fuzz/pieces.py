@@ -108,7 +108,7 @@ def attention(d: Draw, name: str) -> Case:
     # Probabilities and their gradient are rounded to the values' type before the second product.
     case = Case(args, options, _reference, terms=max(keys, queries, size, 1), roundings=8)
     # The gradient of a score sums to 0 over a row, and so does that of a bias for many.
-    case.least_top = 4.0 + 0.2 * (heads * queries * keys) ** 0.5
+    case.least_top = 4.0 + 0.1 * (size * heads * queries * keys) ** 0.5
     case.constants = ("alibi_slopes",)
     return _spoil(d, case, heads, dtype)
 
