@@ -68,20 +68,22 @@ def _bind(sizes: dict[str, Any], shape: Sequence[Any], tensor: Tensor) -> None:
 
 def _output(output: dict[str, Any], sizes: dict[str, Any], values: dict[str, Any], leading: str) -> Tensor:
     source = values[leading if output["fixed_dtype"] else output["dtype"]]
-    is_wanted = values.get(output.get("wanted"), True) and (
-        "when" not in output or values.get(output["when"]) is not None
-    )
-    if source is None or not is_wanted:
+    is_wanted = "wanted" not in output or values[output["wanted"]]
+    has_cause = "when" not in output or values.get(output["when"]) is not None
+    if source is None or not is_wanted or not has_cause:
         empty: Tensor = values[leading].new_empty((0,))
         return empty
     size: list[Any] = []
     for name in output["shape"]:
         size.extend(sizes["..."] if name == "..." else [sizes.get(name, name)])
-    made: Tensor = source.new_empty(size, dtype=values.get(output.get("dtype_option")) or _dtype(output, source))
+    made: Tensor = source.new_empty(size, dtype=_dtype(output, source, values))
     return made
 
 
-def _dtype(output: dict[str, Any], source: Tensor) -> torch.dtype:
+def _dtype(output: dict[str, Any], source: Tensor, values: dict[str, Any]) -> torch.dtype:
+    chosen: torch.dtype | None = values.get(output["dtype_option"]) if "dtype_option" in output else None
+    if chosen is not None:
+        return chosen
     if output["fixed_dtype"]:
         return _DTYPES[output["dtype"]]
     if output["statistic"]:
@@ -96,7 +98,8 @@ def parameters_of(op: str) -> list[str]:
 
 def sums_of(op: str) -> list[str]:
     """Flags that ask for an output without leading dimensions: a sum over rows, of which each sample has its own."""
-    return [output["wanted"] for output in declared()[op]["outputs"] if "wanted" in output and "..." not in output["shape"]]
+    asked = [output for output in declared()[op]["outputs"] if "wanted" in output]
+    return [output["wanted"] for output in asked if "..." not in output["shape"]]
 
 
 def saves_of(forward: str, backward: str) -> list[str]:
