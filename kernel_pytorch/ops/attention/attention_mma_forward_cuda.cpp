@@ -29,7 +29,7 @@ constexpr MmaTile kHeavyTiles[] = {
 constexpr MmaTile kFloatTiles[] = {
     {64, 64, 64, 4, 2, 32, 2, 4},    {96, 96, 96, 4, 1, 32, 2, 4},    {128, 128, 128, 8, 1, 32, 2, 4},
     {192, 128, 128, 4, 1, 16, 2, 4}, {192, 192, 192, 4, 1, 16, 2, 4}, {256, 256, 256, 4, 1, 16, 1, 4},
-    {512, 512, 256, 2, 1, 16, 1, 4},
+    {512, 512, 128, 2, 1, 16, 1, 4},
 };
 constexpr auto kHeavyFloatTiles = [] {
   auto tiles = std::to_array(kFloatTiles);
@@ -45,7 +45,7 @@ struct Choice {
 Choice choose_tile(const ForwardProblem& problem, const DeviceInfo& device) {
   const DType dtype = problem.query.dtype;
   const int index = tile_for(kTiles, problem.query.size(3), problem.value.size(3));
-  const bool heavy = is_heavy(features_of(problem.scoring));
+  const bool heavy = is_heavy(features_of(problem.scoring), dtype);
   MmaTile tile = heavy ? kHeavyTiles[index] : kTiles[index];
   if (dtype == DType::kFloat32) {
     tile = fitted(heavy ? kHeavyFloatTiles[index] : kFloatTiles[index], device, forward_shared_bytes);
