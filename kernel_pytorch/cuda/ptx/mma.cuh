@@ -3,7 +3,8 @@
 // lane / 4. sm_80.
 //
 // mma.m16n8k8 of tf32: 16 x 8 by 8 x 8, a float a word, whose lower 13 bits are not read. The first operand is rows
-// lane / 4 and 8 further at k lane % 4, then both at k 4 further; the second k lane % 4 and 4 further of column lane / 4.
+// lane / 4 and 8 further at k lane % 4, then both at k 4 further; the second k lane % 4 and 4 further of column lane
+// / 4.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"

@@ -43,7 +43,7 @@ template <class Element, int kRows, int kColumns, int kThreads, bool kVectors>
 __device__ __forceinline__ void load_tile(uint32_t shared, const Element* source, int64_t row_stride, int32_t rows,
                                           int32_t columns, int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kBytes = sizeof(Element), kWidth = 16 / kBytes, kChunks = kColumns / kWidth;
-#pragma unroll(kIsFloat<Element> ? 1 : 4)
+#pragma unroll(kIsFloat <Element> ? 1 : 4)
   for (int i = 0; i < (kRows * kChunks + kThreads - 1) / kThreads; ++i) {
     const int index = thread + i * kThreads;
     if (kRows * kChunks % kThreads != 0 && index >= kRows * kChunks) break;
