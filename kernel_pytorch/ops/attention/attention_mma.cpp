@@ -25,9 +25,9 @@ Features mma_features_of(const Scoring& scoring, DType dtype, int64_t tile_queri
   return features;
 }
 
-bool is_heavy(const Features& features) {
-  return features.segments || features.mask || features.mask_mod || features.blocks || features.block_map ||
-         features.score_mod || features.dropout || has_bias(features);
+bool is_heavy(const Features& features, DType dtype) {
+  return (dtype == DType::kFloat32 && features.packed) || features.segments || features.mask || features.mask_mod ||
+         features.blocks || features.block_map || features.score_mod || features.dropout || has_bias(features);
 }
 
 const char* mma_obstacle(const TensorView& query, const TensorView& key, const TensorView& value,
@@ -111,7 +111,7 @@ std::vector<DeviceCode> mma_float_codes(std::string_view source, std::string_vie
     named.features.float_bias = has_bias(named.features);
     named.features.bias = false;
     const auto index = static_cast<size_t>(tile_for(tiles, size, size));
-    add(named.features, (is_heavy(named.features) ? heavy_tiles : tiles)[index], named.generated);
+    add(named.features, (is_heavy(named.features, DType::kFloat32) ? heavy_tiles : tiles)[index], named.generated);
   }
   return codes;
 }

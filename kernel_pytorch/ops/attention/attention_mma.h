@@ -14,8 +14,9 @@ std::string to_text(const MmaTile& tile);  // a template argument
 // What the kernels on mma compile: these are the exact ones, so softcap is too.
 Features mma_features_of(const Scoring& scoring, DType dtype, int64_t tile_queries, int64_t tile_keys);
 
-// Features that need more than arithmetic for each score: their kernels hold fewer rows, for want of registers.
-bool is_heavy(const Features& features);
+// Features that need more than arithmetic for each score: their kernels hold fewer rows, for want of registers. Those
+// of fp32 have a few registers less: packed sequences are enough.
+bool is_heavy(const Features& features, DType dtype = DType::kBFloat16);
 
 // Null, or why no kernel on mma takes these tensors on this device.
 const char* mma_obstacle(const TensorView& query, const TensorView& key, const TensorView& value,

@@ -76,7 +76,7 @@ class Call {
     measure_queries();
     const ScoreArguments& scores = arguments_.scores;
     const int64_t heads = scores.heads;
-    const Tiles tiles = tiles_of(problem_, *context_.info, is_heavy(features_of(problem_.scoring)));
+    const Tiles tiles = tiles_of(problem_, *context_.info, is_heavy(features_of(problem_.scoring), dtype_));
     const int64_t key_heads = int64_t{scores.batches} * (heads / scores.group);
     if (has_own_values(tiles.keys)) {
       launch_large(Of::kValues, tiles.keys, scores.keys, key_heads);
@@ -305,17 +305,16 @@ std::vector<DeviceCode> device_code() {
     for (DeviceCode& code : more) codes.push_back(std::move(code));
   };
   add(mma_codes(kSource, kFunction, kQueryTiles, kHeavyQueryTiles, name_of(Of::kQueries)));
-  const std::span<const MmaTile> tiles = kFloatTiles, heavy_tiles = kHeavyFloatTiles;
-  const auto own = std::ranges::find_if(tiles, has_own_values);
-  const size_t shared = static_cast<size_t>(own - tiles.begin());
-  const auto add_floats = [&](Of of, size_t first, size_t count, int size) {
+  const std::span<const MmaTile> tiles = kFloatKeyTiles, heavy_tiles = kHeavyFloatKeyTiles;
+  const auto shared = static_cast<size_t>(std::ranges::find_if(tiles, has_own_values) - tiles.begin());
+  const auto add_keys = [&](Of of, size_t first, size_t count, int size) {
     const auto part = [&](std::span<const MmaTile> list) { return list.subspan(first, count); };
     add(mma_float_codes(kSource, kFunction, part(tiles), part(heavy_tiles), size, name_of(of)));
   };
-  add_floats(Of::kKeysAndValues, 0, shared, 64);
-  add_floats(Of::kKeys, shared, tiles.size() - shared, 128);
-  add_floats(Of::kValues, shared, tiles.size() - shared, 128);
-  add_floats(Of::kQueries, 0, tiles.size(), 128);
+  add_keys(Of::kKeysAndValues, 0, shared, 64);
+  add_keys(Of::kKeys, shared, tiles.size() - shared, 128);
+  add_keys(Of::kValues, shared, tiles.size() - shared, 128);
+  add(mma_float_codes(kSource, kFunction, kFloatQueryTiles, kHeavyFloatQueryTiles, 128, name_of(Of::kQueries)));
   for (const bool vectors : {false, true}) {
     for (const DType dtype : kCudaTypes) codes.push_back(statistics_code(dtype, vectors));
   }
@@ -328,11 +327,11 @@ std::vector<DeviceCode> device_code() {
   bias.float_bias = true;
   bias.bias = false;
   codes.push_back(
-      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kFloat32, kFloatTiles[2], true}, std::string()));
+      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kFloat32, kFloatQueryTiles[2], true}, std::string()));
   for (const NamedFeatures& named : compiled_features()) {
     if (!named.features.score_mod) continue;
     codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
-                             {named.features, DType::kFloat32, kFloatTiles[2], true}, named.generated));
+                             {named.features, DType::kFloat32, kFloatQueryTiles[2], true}, named.generated));
     codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
                              {named.features, DType::kBFloat16, kQueryTiles[0], true}, named.generated));
   }

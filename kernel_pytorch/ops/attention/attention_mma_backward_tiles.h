@@ -31,19 +31,25 @@ inline constexpr auto kHeavyQueryTiles = [] {
   return tiles;
 }();
 
-// Of fp32, for keys and for queries.
-inline constexpr MmaTile kFloatTiles[] = {
+// Of fp32. Stages are what leaves the compiler without spills.
+inline constexpr MmaTile kFloatKeyTiles[] = {
     {64, 64, 64, 4, 1, 32, 2, 4},    {96, 96, 96, 4, 1, 32, 1, 4},    {128, 128, 128, 4, 1, 32, 1, 4},
     {192, 128, 192, 4, 1, 16, 1, 4}, {192, 192, 192, 4, 1, 16, 1, 4}, {256, 256, 256, 4, 1, 16, 1, 4},
     {512, 512, 128, 1, 1, 16, 1, 4},
 };
-inline constexpr auto kHeavyFloatTiles = [] {
-  auto tiles = std::to_array(kFloatTiles);
-  tiles[2].columns = 16;
-  tiles[2].stages = 2;
+inline constexpr auto kFloatQueryTiles = [] {
+  auto tiles = std::to_array(kFloatKeyTiles);
+  tiles[3].stages = tiles[4].stages = 2;
   return tiles;
 }();
-static_assert(std::size(kFloatTiles) == std::size(kKeyTiles));
+constexpr auto heavy_of(auto tiles) {
+  tiles[0].columns = tiles[2].columns = 16;
+  tiles[2].stages = 2;
+  return tiles;
+}
+inline constexpr auto kHeavyFloatKeyTiles = heavy_of(std::to_array(kFloatKeyTiles));
+inline constexpr auto kHeavyFloatQueryTiles = heavy_of(kFloatQueryTiles);
+static_assert(std::size(kFloatKeyTiles) == std::size(kKeyTiles));
 
 inline int tile_index(const BackwardProblem& problem) {
   return tile_for(kKeyTiles, problem.query.size(3), problem.value.size(3));
@@ -55,8 +61,9 @@ struct Tiles {
 inline Tiles tiles_of(const BackwardProblem& problem, const DeviceInfo& device, bool heavy) {
   const int index = tile_index(problem);
   if (problem.query.dtype == DType::kFloat32) {
-    const MmaTile tile = fitted(heavy ? kHeavyFloatTiles[index] : kFloatTiles[index], device, backward_shared_bytes);
-    return {tile, tile};
+    const MmaTile keys = heavy ? kHeavyFloatKeyTiles[index] : kFloatKeyTiles[index];
+    const MmaTile queries = heavy ? kHeavyFloatQueryTiles[index] : kFloatQueryTiles[index];
+    return {fitted(keys, device, backward_shared_bytes), fitted(queries, device, backward_shared_bytes)};
   }
   if (heavy) return {kHeavyKeyTiles[index], kHeavyQueryTiles[index]};
   return {kKeyTiles[index], kQueryTiles[index]};

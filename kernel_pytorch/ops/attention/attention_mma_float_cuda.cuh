@@ -127,7 +127,7 @@ template <class Element, bool kTf32, int kBlocks, int kColumns, int kDepth, clas
 requires(kIsFloat<Element>) __device__ __forceinline__
     void multiply_fragments(Sums (&sums)[kBlocks], const Fragments (&a)[kBlocks], uint32_t b,
                             int pitch = pitch_bytes(kColumns, sizeof(Element))) {
-  constexpr int kWidth = kBlocks == 1 ? 32 : 16, kSteps = kDepth / 8;
+  constexpr int kWidth = kBlocks == 1 && kColumns <= 192 ? 32 : 16, kSteps = kDepth / 8;
   static_assert(kColumns % kWidth == 0);
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t b_lane = b + lane % 4 * 2 * pitch + lane / 4 * 4;

@@ -1,6 +1,5 @@
 // cuda_mma, the forward that takes every option on every GPU since compute capability 8.0.
 #include <algorithm>
-#include <array>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
@@ -27,15 +26,18 @@ constexpr MmaTile kHeavyTiles[] = {
 
 // Of fp32, whose split operands take registers too.
 constexpr MmaTile kFloatTiles[] = {
-    {64, 64, 64, 4, 2, 32, 2, 4},    {96, 96, 96, 4, 1, 32, 2, 4},    {128, 128, 128, 8, 1, 32, 2, 4},
-    {192, 128, 128, 4, 1, 16, 2, 4}, {192, 192, 192, 4, 1, 16, 2, 4}, {256, 256, 256, 4, 1, 16, 1, 4},
-    {512, 512, 256, 2, 1, 16, 1, 4},
+    {64, 64, 64, 4, 1, 32, 2, 4},    {96, 96, 96, 4, 1, 32, 2, 4},    {128, 128, 128, 8, 1, 32, 2, 4},
+    {192, 128, 128, 4, 1, 16, 2, 4}, {192, 192, 192, 4, 1, 16, 2, 4}, {256, 256, 256, 4, 1, 16, 2, 4},
+    {512, 512, 128, 2, 1, 16, 1, 4},
 };
-constexpr auto kHeavyFloatTiles = [] {
-  auto tiles = std::to_array(kFloatTiles);
-  tiles[0].row_blocks = 1;
-  return tiles;
-}();
+// Two blocks of rows for each warp, where the compiler has registers for them.
+constexpr MmaTile kHopperFloatTile{64, 64, 64, 4, 2, 32, 2, 4};
+constexpr int kHopper = 90;
+
+MmaTile float_tile(int index, bool heavy, const DeviceInfo& device) {
+  if (index == 0 && !heavy && device.cuda.capability() >= kHopper) return kHopperFloatTile;
+  return fitted(kFloatTiles[index], device, forward_shared_bytes);
+}
 
 struct Choice {
   int index;
@@ -45,11 +47,10 @@ struct Choice {
 Choice choose_tile(const ForwardProblem& problem, const DeviceInfo& device) {
   const DType dtype = problem.query.dtype;
   const int index = tile_for(kTiles, problem.query.size(3), problem.value.size(3));
-  const bool heavy = is_heavy(features_of(problem.scoring));
-  MmaTile tile = heavy ? kHeavyTiles[index] : kTiles[index];
-  if (dtype == DType::kFloat32) {
-    tile = fitted(heavy ? kHeavyFloatTiles[index] : kFloatTiles[index], device, forward_shared_bytes);
-  }
+  const bool heavy = is_heavy(features_of(problem.scoring), dtype);
+  const MmaTile tile = dtype == DType::kFloat32 ? float_tile(index, heavy, device)
+                       : heavy                  ? kHeavyTiles[index]
+                                                : kTiles[index];
   return {index, tile, mma_features_of(problem.scoring, dtype, rows_of(tile), tile.columns)};
 }
 
@@ -103,9 +104,13 @@ uint64_t source_hash() {
 
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes = mma_codes(kSource, "mma_forward", kTiles, kHeavyTiles);
-  for (DeviceCode& code : mma_float_codes(kSource, "mma_forward", kFloatTiles, kHeavyFloatTiles, 64)) {
+  for (DeviceCode& code : mma_float_codes(kSource, "mma_forward", kFloatTiles, kFloatTiles, 128)) {
     codes.push_back(std::move(code));
   }
+  Features causal;
+  causal.right_bound = true;
+  codes.push_back(mma_code(kSource, "mma_forward", {causal, DType::kFloat32, kHopperFloatTile, true}, ""));
+  codes.back().minimum_capability = kHopper;
   for (DeviceCode& code : prepare_codes()) codes.push_back(std::move(code));
   return codes;
 }
