@@ -29,13 +29,14 @@ int run() {
   kp::rms_norm::Forward arguments;
   arguments.x = kp::contiguous_view(x.data(), kp::DType::kFloat32, {rows, columns});
   arguments.weight = kp::contiguous_view(weight.data(), kp::DType::kFloat32, {columns});
+  arguments.eps = 1e-5;
   arguments.output = kp::contiguous_view(output.data(), kp::DType::kFloat32, {rows, columns});
   kp::rms_norm::forward(arguments, context);
 
   double worst = 0;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t column = 0; column < columns; ++column) {
-      const float expected = normalised(x, weight, row, column, arguments.eps);
+      const float expected = normalised(x, weight, row, column, *arguments.eps);
       worst = std::fmax(worst, std::fabs(output[row * columns + column] - expected));
     }
   }

@@ -46,7 +46,11 @@ Described describe(const AnyProblem& problem, std::string request) {
     begin = end + 1;
   }
   std::vector<std::string> kinds;
-  for (const registry::ProblemTensor& tensor : problem.tensors()) kinds.push_back(kind_of_tensor(tensor));
+  for (const registry::ProblemTensor& tensor : problem.tensors()) {
+    // Statistics that forward keeps for a backward: what is measured in training serves inference.
+    const bool is_kept = tensor.role == registry::Role::kOutput && (tensor.name == "mean" || tensor.name == "rstd");
+    if (!is_kept) kinds.push_back(kind_of_tensor(tensor));
+  }
   std::ranges::sort(kinds);
   kinds.erase(std::unique(kinds.begin(), kinds.end()), kinds.end());
   for (const std::string& kind : kinds) described.tensors += kind + " ";

@@ -149,7 +149,8 @@ void visit_fields(const Fields& fields, void* problem, TensorVisitor visit, void
 
 void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuilder& key) {
   for (const Field& field : fields.all) {
-    if (field.role == FieldRole::kUnused) continue;
+    // Whether a backward will follow decides about no kernel: what is measured in training serves inference.
+    if (field.role == FieldRole::kUnused || field.role == FieldRole::kSaved) continue;
     if (field.rules.leads) {
       describe_sizes(fields, field, field.tensor(problem), key);
     } else if (field.is_tensor()) {

@@ -29,6 +29,9 @@ def inner() -> nn.Module:
 # How to make one; a class that needs no arguments is not listed.
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "AttentionLayer": lambda: (16, 2),
+    "DynamicSparseAttention": lambda: (16, 2),
+    "FlashAttention3": lambda: (16, 2),
+    "SegmentedAttentionMemory": lambda: (16, 2),
     "CompilerOptimizedMultiHeadAttention": lambda: (16, 2),
     "OptimizedMultiHeadAttention": lambda: (16, 2),
     "FusedLayerNormActivation": lambda: (16,),

@@ -243,10 +243,13 @@ def option_arguments(
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def torch_allows_tf32() -> bool:
     """Whether torch's own products of fp32 on a GPU may be of tf32; torch.compile compiles again where that changes."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+# What torch.compiler.assume_constant_result sets; the decorator itself would import the compiler, a second.
+torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:

@@ -334,9 +334,12 @@ class CausalBlock(nn.Module):
         if not options:
             return None
         causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-        if "mask" in options:
-            return options["mask"] & causal
-        return options["bias"].to(x.dtype).masked_fill(~causal, float("-inf"))
+        mask: Tensor = (
+            options["mask"] & causal
+            if "mask" in options
+            else options["bias"].to(x.dtype).masked_fill(~causal, float("-inf"))
+        )
+        return mask
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, n_heads={self.n_heads}, dropout={self.dropout}"
