@@ -198,6 +198,13 @@ void make_fields(const Fields& fields, const ProblemRequest& request, void* prob
   }
 }
 
+void move_fields(const Fields& fields, void* problem, Device device) {
+  visit_fields(
+      fields, problem,
+      [](void* target, std::string_view, Role, TensorView& view) { view.device = *static_cast<Device*>(target); },
+      &device);
+}
+
 int64_t bytes_of_fields(const Fields& fields, const void* problem) {
   int64_t bytes = 0;
   visit_fields(fields, const_cast<void*>(problem), add_tensor_bytes, &bytes);

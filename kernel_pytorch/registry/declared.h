@@ -17,6 +17,7 @@ void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuild
 // A request's shape is that of the leading input. Options: NAME=0|1 for an optional input, NAME=VALUE for an option,
 // NAME_dtype=TYPE for a tensor whose type no rule gives; outputs are made, those that depend on an input only with it.
 void make_fields(const Fields& fields, const ProblemRequest& request, void* problem);
+void move_fields(const Fields& fields, void* problem, Device device);
 // Keeps the first rows of tensors with leading dimensions, as many as have `elements` elements of the leading input.
 void shrink_fields(const Fields& fields, void* problem, int64_t elements);
 
@@ -31,9 +32,13 @@ constexpr Operation<Problem> declared(Operation<Problem> special) {
     visit_fields(kFields, &problem, visit, state);
   };
   special.make = [](const ProblemRequest& request) {
+    // Checked as on the CPU, then moved: what a device lacks is for `supports` to say, kernel by kernel.
+    ProblemRequest on_cpu = request;
+    on_cpu.device = Device{};
     Problem problem{};
-    make_fields(kFields, request, &problem);
-    kCheck(problem, request.device);
+    make_fields(kFields, on_cpu, &problem);
+    kCheck(problem, on_cpu.device);
+    move_fields(kFields, &problem, request.device);
     return problem;
   };
   special.shrink = [](const Problem& problem, int64_t elements) {

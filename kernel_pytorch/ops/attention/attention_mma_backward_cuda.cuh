@@ -16,7 +16,9 @@ template <Features kFeatures, class Element, MmaTile kTile, bool kVectors, Of kO
 class MmaBackward {
   static constexpr bool kForKeys = kOf != Of::kQueries;
   static constexpr bool kOfScores = kOf != Of::kValues, kOfValues = kOf == Of::kValues || kOf == Of::kKeysAndValues;
-  static constexpr int kRows = rows_of(kTile), kColumns = kTile.columns, kSlice = kTile.slice;
+  static constexpr int kRows = rows_of(kTile), kColumns = kTile.columns;
+  // A slice of values ends with them: beyond lies no shared memory of this block.
+  static constexpr int kSlice = !kOfScores && kTile.slice > kTile.value_size ? kTile.value_size : kTile.slice;
   static constexpr int kThreads = kTile.warps * 32;
   static constexpr int kCount = kColumns / 2;  // scores of a thread
   static constexpr int kPitch = query_pitch(kTile), kValuePitch = value_pitch(kTile);

@@ -108,7 +108,9 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
     sum.sum(sums_around_pivot);
     float mean = 0, squares = sums_around_pivot[1];
     if (arguments.centered) {
-      const float center = pivot + sums_around_pivot[0] * per_column;
+      // Rounded to the values' type: differences from it have few bits, so that their sums seldom round. Around any
+      // other centre every sum of a 16-bit row would round the same way, and the mean be off.
+      const float center = tile::round_to<T>(pivot + sums_around_pivot[0] * per_column);
       float sums_around_center[2] = {0, 0};
       for (int64_t column = place.lane; column < columns; column += kRowThreads) {
         const float value = value_at(column) - center;

@@ -82,7 +82,7 @@ template <class T>
 KP_WORD Sums<ScalarOf<T>> sums_around(const T* row, int64_t columns, ScalarOf<T> center) {
   constexpr int kStep = kLanesOf<T>;
   constexpr int64_t kBlock = 128 * kStep;  // columns summed by themselves: a long chain would round more often
-  VecOf<T> sum{}, squares{};
+  VecOf<T> sum{}, lost{}, squares{};
   for (int64_t begin = 0; begin < columns; begin += kBlock) {
     const int64_t end = columns - begin < kBlock ? columns : begin + kBlock;
     VecOf<T> sums[4] = {}, parts[4] = {};  // that do not wait for each other
@@ -102,10 +102,13 @@ KP_WORD Sums<ScalarOf<T>> sums_around(const T* row, int64_t columns, ScalarOf<T>
       const SomeLanes rest{static_cast<int>(end - j < kStep ? end - j : kStep)};
       add(0, keep(load(row + j, rest) - center, rest));
     }
-    sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    // Compensated: the sum of a long row is large where the centre is not its mean.
+    const VecOf<T> part = (sums[0] + sums[1]) + (sums[2] + sums[3]), total = sum + part, added = total - sum;
+    lost += (sum - (total - added)) + (part - added);
+    sum = total;
     squares += (parts[0] + parts[1]) + (parts[2] + parts[3]);
   }
-  return {cpu::horizontal_sum(sum), cpu::horizontal_sum(squares)};
+  return {cpu::horizontal_sum(sum) + cpu::horizontal_sum(lost), cpu::horizontal_sum(squares)};
 }
 
 // One pass where results have 16 bits: what the difference of squares loses stays below their rounding, unless two of
