@@ -31,6 +31,7 @@ NO_COMPARISON = {
 TITLES = {  # by file, or by the benchmark that wrote it
     "attention_cuda": "attention",
     "h200_attention_flex": "attention with masks and scores",
+    "h200_attention_fp32": "attention in fp32 and tf32",
     "h200_gpt2_beside_fp32": "GPT-2's training step by `optimize`",
     "h200_gpt2_graphs": "GPT-2, forward and backward, by `optimize`, without and with CUDA graphs",
     "h200_sparse_order": "sparse attention in two orders of its lists",

@@ -159,10 +159,13 @@ registry::Filling filling(const Problem& problem, std::string_view tensor) {
 }
 
 // Probabilities and gradients of scores are operands of the type of the query: fp32 results of 16 bits are no finer.
-// tf32 has fp16's bits, and scores are of it too.
+// tf32 has fp16's bits, and the operands of scores are rounded to it too: an error of a score, 2^-11 of its terms,
+// multiplies a probability.
 template <class Problem>
 registry::Precision precision(const Problem& problem, std::string_view tensor, DType own) {
-  if (problem.scoring.allow_tf32 && problem.query.dtype == DType::kFloat32) return {DType::kFloat16};
+  if (problem.scoring.allow_tf32 && problem.query.dtype == DType::kFloat32) {
+    return {DType::kFloat16, 0x1p-10};
+  }
   const bool is_of_products =
       tensor == "output" || tensor == "grad_query" || tensor == "grad_key" || tensor == "grad_value";
   return {is_of_products ? problem.query.dtype : own};

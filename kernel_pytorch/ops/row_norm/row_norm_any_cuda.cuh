@@ -118,8 +118,10 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
         sums_around_center[1] += value * value;
       }
       sum.sum(sums_around_center);
-      mean = center + sums_around_center[0] * per_column;  // the first value may be far from all others
-      squares = sums_around_center[1];
+      const float distance = sums_around_center[0] * per_column;
+      mean = center + distance;
+      squares = sums_around_center[1] - distance * sums_around_center[0];
+      squares = squares < 0 ? 0.0f : squares;  // a NaN stays one
     }
     const float rstd = rsqrtf(squares * per_column + arguments.eps);
     for (int64_t column = place.lane; column < columns; column += kRowThreads) {
