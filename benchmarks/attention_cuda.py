@@ -331,16 +331,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only rows whose 'name direction peer' holds one of these, by |")
     parser.add_argument("--warm", action="store_true", help="call everything once and time nothing")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
-    parser.add_argument(
-        "--commit", default="", help="which sources these are, for the results: a GPU machine has no git"
-    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("attention_cuda: torch sees no CUDA device here; benchmarks/torch_attention.py times the CPU's")
     device = torch.device("cuda")
     rows: list[dict[str, Any]] = []
     run = {"machine": describe_machine(device), "attention": rows}
-    run |= {"command": " ".join(["python", *sys.argv]), "commit": arguments.commit}
     for case in [*dense_cases(), *float_cases(), zipf_case(), *flex_cases(device)]:
         words = arguments.only.split("|")
         wanted = [d for d in case.directions if any(word in f"{case.name} {d} {case.peer}" for word in words)]

@@ -16,7 +16,8 @@ pack() {
   mkdir -p $carry/lib $carry/python
   cp -L "$(ldd build/libkernel_pytorch.so | awk '/libsqlite3/ { print $3 }')" $carry/lib/
   strip build/kpt build/libkernel_pytorch.so build/libkernel_pytorch_torch.so build/kernel_pytorch_tests
-  .venv/bin/pip install --quiet --target $carry/python pytest hypothesis
+  # hypothesis has a compiled part: of the GPU machine's Python, not of this one's.
+  .venv/bin/pip install --quiet --target $carry/python --python-version "${GPU_PYTHON:-3.12}" --only-binary=:all: pytest hypothesis
   du -sch build/kpt build/libkernel_pytorch.so build/libkernel_pytorch_torch.so build/kernel_pytorch_tests $carry
 }
 if [[ "${1:-}" == pack ]]; then
