@@ -26,7 +26,25 @@ template <class T, int kRows, int kColumns>
       for (int j = 0; j < kColumns; ++j) totals[i][j] += row * values[j];
     }
   };
+  // Chains of so many sums, whatever the number of lanes: errors grow with the root of a chain.
+  constexpr int64_t kBlock = 256 * kLanes;
+  const auto finish = [&](bool adds) {
+    for (int i = 0; i < kRows; ++i) {
+      for (int j = 0; j < kColumns; ++j) {
+        float& sum = sums[i * sums_stride + j];
+        sum = (adds ? sum : 0.0f) + cpu::horizontal_sum(totals[i][j]);
+        totals[i][j] = Vec{};
+      }
+    }
+  };
   int64_t step = 0;
+  for (int64_t end = kBlock; end < steps; end += kBlock) {
+    for (; step < end; step += kLanes) {
+      add(
+          step, [](const float* p) { return cpu::load(p); }, [](const T* p) { return cpu::load(p); });
+    }
+    finish(end > kBlock);
+  }
   for (; step + kLanes <= steps; step += kLanes) {
     add(
         step, [](const float* p) { return cpu::load(p); }, [](const T* p) { return cpu::load(p); });
@@ -37,9 +55,7 @@ template <class T, int kRows, int kColumns>
         step, [&](const float* p) { return cpu::load_partial(p, rest); },
         [&](const T* p) { return cpu::load_partial(p, rest); });
   }
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < kColumns; ++j) sums[i * sums_stride + j] = cpu::horizontal_sum(totals[i][j]);
-  }
+  finish(steps > kBlock);
 }
 
 template <class T, int kColumns>
