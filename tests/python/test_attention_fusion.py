@@ -68,15 +68,15 @@ def test_the_example_fuses_where_the_clock_says_that_it_pays(monkeypatch, traini
     monkeypatch.setattr(choose, "interleaved", halved)
     monkeypatch.setattr(whole, "pays", lambda *_: True)
     transformer = nn.TransformerEncoderLayer(d_model=32, nhead=4, dropout=0.0).train(training)
-    config = FusionConfig(optimization_level=OptimizationLevel.BALANCED, budget_seconds=15)
+    # Time alone decides here: the peak memory of a model this small is mostly scratch, and varies from run to run.
+    config = FusionConfig(
+        optimization_level=OptimizationLevel.BALANCED, budget_seconds=15, enable_memory_optimization=False
+    )
+    fused = UnifiedAttentionFusion(transformer, config).train(training)
     x = torch.randn(8, 2, 32)
     expected = transformer(x)
-    for _ in range(4):  # the plan asks this machine's rates first, and measures nothing where it is too busy to tell
-        fused = UnifiedAttentionFusion(transformer, config).train(training)
-        with contextlib.nullcontext() if training else torch.no_grad():
-            output = fused(x)
-        if fused.report.data["replacements"]:
-            break
+    with contextlib.nullcontext() if training else torch.no_grad():
+        output = fused(x)
     replaced = fused.report.data["replacements"]
     assert ("", "encoder layer") in {(row["path"], row["pattern"]) for row in replaced}, replaced  # the whole of it
     torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
