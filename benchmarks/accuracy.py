@@ -82,7 +82,7 @@ def rows_of(case: Case, size: tuple[int, ...], dtype_name: str, device: torch.de
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, generator=generator, dtype=torch.float64).to(dtype)
 
-    inputs = case.inputs(random, *size)
+    inputs = tuple(tensor.to(device) for tensor in case.inputs(random, *size))  # drawn indices are on the CPU
     wide = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)
     with torch.no_grad():
         outputs = case.torch(*wide)

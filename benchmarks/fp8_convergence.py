@@ -153,7 +153,7 @@ class Run:
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """Of text that was not trained on, at places spread evenly over it."""
+        """The loss on held-out text, at evenly spaced positions."""
         count = HELD_OUT_BATCHES * self.options.batch
         places = torch.linspace(self.trained, len(self.data) - self.options.length - 1, count, device=self.data.device)
         self.model.eval()  # magnitudes are not recorded
@@ -162,7 +162,7 @@ class Run:
         return float(torch.stack(losses).mean())
 
     def look_at_numerics(self) -> None:
-        """Of each kind of tensor: the mean over layers of the relative error of rounding, and the worst underflow."""
+        """For each kind of tensor: the mean relative rounding error over layers, and the worst underflow."""
         report = precision.fp8_numerics_report(self.model, lambda: self.loss_at(self.starts[0]))
         for kind in ("input", "weight", "gradient"):
             seen = [(layer.tensors[kind], name) for name, layer in report.items() if kind in layer.tensors]

@@ -59,7 +59,7 @@ def options_of(recipe: str, device: torch.device, of_gradient: bool) -> dict[str
     return options
 
 
-def made_ways(recipe: str, options: argparse.Namespace) -> dict[str, dict[str, Callable[[int], object]]]:
+def fused_ways(recipe: str, options: argparse.Namespace) -> dict[str, dict[str, Callable[[int], object]]]:
     """By what is made: fused and in parts."""
     device, rows, dim, hidden = options.device, options.tokens, options.dim, options.hidden
 
@@ -146,7 +146,7 @@ def measure_all(options: argparse.Namespace, keep: Callable[[Rows], None]) -> No
     rows: Rows = []
     device, sizes = options.device, f"{options.tokens}x{options.dim}, {options.hidden}"
     for recipe in RECIPES:
-        for what, ways in made_ways(recipe, options).items():
+        for what, ways in fused_ways(recipe, options).items():
             add_pair(rows, f"{what}, {recipe}, {sizes}", compare(ways, 2, device, options.seconds))
         keep(rows)
     timings = compare(cast_ways(options), 3, device, options.seconds)

@@ -55,7 +55,7 @@ def extra_megabytes(way: Way, leaves: tuple[Tensor, ...]) -> float:
 
 
 def sample_errors(way: Way, leaves: tuple[Tensor, ...], classes: int = 2048) -> tuple[float, float]:
-    """Of the gradients of some classes and of some tokens, against sums in fp32."""
+    """Errors of the gradients of some classes and some tokens, against sums in fp32."""
     hidden, weight, target = leaves
     step(way, leaves)
     with torch.no_grad():

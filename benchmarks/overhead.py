@@ -1,6 +1,11 @@
 """What a call costs besides its kernel: tiny tensors, the import, and the first call on a GPU.
 
 python benchmarks/overhead.py [--output FILE]
+python benchmarks/overhead.py --tiny [--output FILE]    the tiny calls alone: 20 seconds, with a GPU too
+
+A tiny call is measured without gradient, with one (forward and backward each by itself), and as a whole. On CUDA the
+backward runs on autograd's own thread; the last row lets the calling thread do it. Ours and torch's take turns; a
+figure is the median of the turns, and the best of them.
 """
 
 from __future__ import annotations
@@ -39,46 +44,57 @@ print(time.perf_counter() - begin)
 """
 
 
-def microseconds_in_turns(ways: dict[str, Callable[[], object]], calls: int = 200, turns: int = 40) -> dict[str, float]:
-    """Median time of one call; the ways take turns of `calls` calls each."""
+Way = Callable[[], object]
+
+
+def in_turns(ways: dict[str, Way], synchronize: Way, calls: int = 100, turns: int = 60) -> dict[str, list[float]]:
+    """Microseconds of one call, turn by turn, sorted. The ways take turns of `calls` calls each, on an idle device."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(turns + 3):
+    for turn in range(turns + 3):
         for name, way in ways.items():
+            synchronize()
             begin = time.perf_counter_ns()
             for _ in range(calls):
                 way()
-            samples[name].append((time.perf_counter_ns() - begin) / 1e3 / calls)
-    return {name: statistics.median(values[3:]) for name, values in samples.items()}
+            elapsed = time.perf_counter_ns() - begin
+            if turn >= 3:
+                samples[name].append(elapsed / 1e3 / calls)
+    return {name: sorted(values) for name, values in samples.items()}
 
 
 def tiny_calls(device: str) -> list[dict[str, str]]:
-    x, weight = torch.randn(4, 64, device=device), torch.randn(64, device=device)
-    x_leaf, weight_leaf = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    grad = torch.randn(4, 64, device=device)
+    x, weight, grad = (torch.randn(size, device=device) for size in ((4, 64), (64,), (4, 64)))
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
 
-    def ours() -> torch.Tensor:
-        return functional.rms_norm(x, weight, 1e-6)
+    def gradients(output: torch.Tensor, retain: bool = False) -> object:
+        return torch.autograd.grad(output, leaves, grad, retain_graph=retain)
 
-    def torchs() -> torch.Tensor:
-        return torch_functional.rms_norm(x, (64,), weight, 1e-6)
+    def ways(norm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> dict[str, Way]:
+        kept = norm(*leaves)
+        return {
+            "no gradient": lambda: norm(x, weight),
+            "forward with gradient": lambda: norm(*leaves),
+            "backward alone": lambda: gradients(kept, retain=True),
+            "forward and backward": lambda: gradients(norm(*leaves)),
+        }
 
-    def ours_with_grad() -> object:
-        return torch.autograd.grad(functional.rms_norm(x_leaf, weight_leaf, 1e-6), (x_leaf, weight_leaf), grad)
-
-    def torchs_with_grad() -> object:
-        output = torch_functional.rms_norm(x_leaf, (64,), weight_leaf, 1e-6)
-        return torch.autograd.grad(output, (x_leaf, weight_leaf), grad)
-
+    ours = ways(lambda x, weight: functional.rms_norm(x, weight, 1e-6))
+    theirs = ways(lambda x, weight: torch_functional.rms_norm(x, (64,), weight, 1e-6))
     rows = []
-    for what, mine, theirs in (
-        (f"rms_norm of 4x64 on {device}, no gradient", ours, torchs),
-        (f"rms_norm of 4x64 on {device}, forward and backward", ours_with_grad, torchs_with_grad),
-    ):
-        times = microseconds_in_turns({"ours": mine, "torch": theirs})
-        ratio = times["torch"] / times["ours"]
-        rows.append(
-            {"what": what, "ours": f"{times['ours']:.1f} µs ({ratio:.1f}x faster)", "torch": f"{times['torch']:.1f} µs"}
-        )
+
+    def add(what: str, way: str) -> None:
+        samples = in_turns({"ours": ours[way], "torch": theirs[way]}, synchronize)
+        medians = {name: statistics.median(values) for name, values in samples.items()}
+        texts = {name: f"{medians[name]:.1f} µs, best {values[0]:.1f}" for name, values in samples.items()}
+        texts["ours"] += f" ({medians['torch'] / medians['ours']:.1f}x faster)"
+        rows.append({"what": f"rms_norm of 4x64 on {device}, {what}", **texts})
+
+    for way in ours:
+        add(way, way)
+    if device == "cuda":
+        with torch.autograd.set_multithreading_enabled(False):
+            add("forward and backward on one thread", "forward and backward")
     return rows
 
 
@@ -109,11 +125,13 @@ def first_calls() -> list[dict[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--tiny", action="store_true", help="tiny calls alone")
     arguments = parser.parse_args()
     figures = tiny_calls("cpu")
     if torch.cuda.is_available():
-        figures += tiny_calls("cuda") + first_calls()
-    figures.append(import_cost())
+        figures += tiny_calls("cuda")
+    if not arguments.tiny:
+        figures += [*(first_calls() if torch.cuda.is_available() else []), import_cost()]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run = {"machine": describe_machine(device), "figures": figures}
     print_and_store(run, arguments.output)

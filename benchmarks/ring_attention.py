@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_pytorch._ops.attention import option_arguments
+from kernel_pytorch._ops.attention import attention_options
 from kernel_pytorch.attention.distributed._exchange import GRADIENTS
 from kernel_pytorch.attention.distributed._function import (
     Call,
-    PartOptions,
     backward_pieces,
     forward_pieces,
     key_pieces,
@@ -61,7 +60,7 @@ class InTurn:
     def __init__(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.rows = query.shape[1] // MEMBERS
         self.pieces = [pieces_of("zigzag", member, MEMBERS, self.rows) for member in range(MEMBERS)]
-        self.options = PartOptions(*option_arguments(query, key, layout="bshd", causal=True))
+        self.options = attention_options(query, key, layout="bshd", causal=True)
         self.queries, self.keys, self.values = (self.cut(tensor) for tensor in (query, key, value))
 
     def cut(self, tensor: Tensor) -> list[Tensor]:

@@ -62,7 +62,7 @@ def make_inputs(size: Size, device: torch.device) -> list[torch.Tensor]:
 
 
 def random_lists(size: Size, device: torch.device) -> BlockLists:
-    """Of each row of each head as many blocks as the sparsity leaves, any of them."""
+    """Random blocks: in each row of each head as many as the sparsity leaves."""
     blocks = size.tokens // size.block
     kept = round((1 - size.sparsity) * blocks)
     order = torch.rand(1, size.heads, blocks, blocks, generator=torch.Generator().manual_seed(1)).argsort(-1)

@@ -1,7 +1,7 @@
 """The summary of README.md: every stored result against the fastest peer of its row.
 
 A row is one problem. Its peers are the other libraries that were timed with it (eager torch, torch.compile, a vendor's
-kernel); of several, the fastest counts. Our own other ways (a dense attention, parts instead of one op) are no peers.
+kernel); the fastest one counts. Our own alternatives (a dense attention, separate ops instead of one) are no peers.
 A file without peers is in NO_COMPARISON with its reason, and the summary lists it.
 """
 
@@ -36,16 +36,16 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "h200_gpt2_graphs": "GPT-2, forward and backward, by `optimize`, without and with CUDA graphs",
     "h200_sparse_order": "sparse attention in two orders of its lists",
     "fp8_linear": "layers and a block in FP8",
-    "kpt bench": "matrix products by `kpt bench`",
+    "kpt bench": "GEMMs by `kpt bench`",
     "linear_cross_entropy": "linear layer and cross entropy",
-    "llama_block": "a Llama block without its products and attention",
-    "matmul_cuda": "matrix products",
+    "llama_block": "a Llama block without its GEMMs and attention",
+    "matmul_cuda": "GEMMs",
     "optimize_models": "whole models by `optimize`",
-    "optimize_models, ways forced": "a Llama block, `optimize` with its ways forced",
+    "optimize_models, ways forced": "a Llama block, each variant of `optimize` forced",
     "overhead": "calls on 4x64 elements, host time included",
     "sparse_attention": "sparse attention",
     "torch_attention": "attention",
-    "torch_matmul": "matrix products",
+    "torch_matmul": "GEMMs",
     "torch_norms": "norms",
     "torch_ops": "activations, gates, rope, softmax, losses, embeddings",
     "torch_optim": "optimizers",

@@ -140,7 +140,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def largest_difference(trace: Trace, results: Callable[[list[int]], list[Tensor]]) -> float:
-    """Of bucketed results from plain ones, as a share of the largest value; infinite where a shape is wrong."""
+    """The difference of bucketed from plain results, as a share of the largest value; infinite if a shape is wrong."""
     chosen = list(range(0, len(trace.requests), max(len(trace.requests) // 40, 1)))
     worst = 0.0
     for index, found in zip(chosen, results(chosen), strict=True):

@@ -1,4 +1,4 @@
-# One libFuzzer program per *_fuzz.cpp, built by clang beside whatever compiler builds the rest. The file names the
+# One libFuzzer program per *_fuzz.cpp, built by clang, whichever compiler builds the rest. The file names the
 # sources that it needs in a line of its own: "// kp-fuzz-with: a.cpp b.cpp". Run one with
 #   fuzzers/import_fuzz -max_total_time=600 -max_len=2048 -len_control=0 -dict=tests/fuzz_corpus/import.dict NEW_CORPUS tests/fuzz_corpus/import
 find_program(KP_FUZZ_COMPILER NAMES clang++-14 clang++ REQUIRED)

@@ -17,8 +17,7 @@ if(TARGET kernel_pytorch_torch)
   install(TARGETS kernel_pytorch_torch LIBRARY DESTINATION lib)
 endif()
 
-# The headers a C++ user can call: not the words, which only kernels speak, nor what kernels of several rooms share and
-# is made of words, nor the adapters and the command line.
+# The headers a C++ user can call: no primitives, no kernel code that several ops share, no adapters, no command line.
 install(DIRECTORY kernel_pytorch DESTINATION include
         FILES_MATCHING PATTERN "*.h" PATTERN "*_test.h" EXCLUDE PATTERN "product_sm90*" EXCLUDE
         PATTERN "kernel_pytorch/cpu" EXCLUDE PATTERN "kernel_pytorch/cuda" EXCLUDE

@@ -1,6 +1,6 @@
-# Builds every *_cpu.cpp once per instruction level. The level's name arrives as KP_ISA and becomes a namespace
+# Builds every *_isa.cpp once per instruction level. The level's name arrives as KP_ISA and becomes a namespace
 # (cpu/isa.h), so that no symbol is shared between levels; tests/isa_symbols checks it on the objects.
-# *_probes_cpu.cpp are tests' own: built the same way, linked into the tests only (KP_ISA_PROBE_OBJECTS).
+# *_probes_isa.cpp are tests' own: built the same way, linked into the tests only (KP_ISA_PROBE_OBJECTS).
 # A file that holds for fewer levels says so in a line of its own: "// kp-isa: v4amx".
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(KP_DEFAULT_ISAS neon)
@@ -15,7 +15,7 @@ set(KP_FLAGS_v4amx -march=x86-64-v4 -mprefer-vector-width=512 -mavx512bf16 -mamx
 set(KP_FLAGS_neon)
 set(KP_UNSANITIZED_ISAS "" CACHE STRING "Levels that the run under a sanitizer does not reach: their kernels are built without it")
 
-file(GLOB_RECURSE cpu_kernel_sources CONFIGURE_DEPENDS kernel_pytorch/*_cpu.cpp)
+file(GLOB_RECURSE cpu_kernel_sources CONFIGURE_DEPENDS kernel_pytorch/*_isa.cpp)
 set(KP_ISA_OBJECTS)
 set(KP_ISA_PROBE_OBJECTS)
 set(KP_ISA_TARGETS)
@@ -29,7 +29,7 @@ foreach(source IN LISTS cpu_kernel_sources)
     separate_arguments(isas)
   endif()
   set(kind kernels)
-  if(source MATCHES "_probes_cpu\\.cpp$")
+  if(source MATCHES "_probes_isa\\.cpp$")
     set(kind probes)
   endif()
   foreach(isa IN LISTS isas)

@@ -1,9 +1,10 @@
-# Unit tests sit beside their sources: every *_test.cpp goes into one program.
+# Unit tests are next to their sources: every *_test.cpp goes into one program.
 find_package(GTest REQUIRED)
 include(GoogleTest)
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS kernel_pytorch/*_test.cpp)
 list(FILTER test_sources EXCLUDE REGEX "/kernel_pytorch/(torch|jax)/")
-add_executable(kernel_pytorch_tests ${test_sources} ${KP_CORE_OBJECTS} ${KP_ISA_PROBE_OBJECTS})
+add_executable(kernel_pytorch_tests ${test_sources} ${KP_CORE_OBJECTS} ${KP_ISA_PROBE_OBJECTS}
+               ${CMAKE_BINARY_DIR}/embedded_test_sources.cpp)
 target_compile_definitions(kernel_pytorch_tests PRIVATE KP_VERSION="${PROJECT_VERSION}" KP_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
 target_link_libraries(kernel_pytorch_tests PRIVATE kernel_pytorch_objects GTest::gtest_main)
 # The tests' own code need not be fast to run, only fast to build.

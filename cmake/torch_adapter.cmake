@@ -36,5 +36,5 @@ target_compile_definitions(kernel_pytorch_torch PRIVATE TORCH_TARGET_VERSION=0x0
 target_link_libraries(kernel_pytorch_torch PRIVATE kernel_pytorch ${KP_TORCH_DIR}/lib/libtorch_cpu.so ${CMAKE_DL_LIBS})
 target_precompile_headers(kernel_pytorch_torch PRIVATE kernel_pytorch/torch/op.h)
 target_link_options(kernel_pytorch_torch PRIVATE -Wl,--as-needed -Wl,--no-undefined -Wl,--gc-sections)
-# torch is in the process before this library is loaded, so only the core beside it has to be found.
+# torch is in the process before this library is loaded, so the loader only has to find the core next to it.
 set_target_properties(kernel_pytorch_torch PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")

@@ -1,6 +1,6 @@
 # Compiles sources together, so that their headers are read once: that is most of a build's time. A folder's sources are
-# one; of the rooms of ops, the files of the same role are (all references, all lists of kernels, all tests): a room's
-# files may use the same names, but every room is a namespace of its own.
+# one translation unit. In ops/, the files of one role are (all references, all lists of kernels, all cpu/host.cpp): files
+# of one op may define the same names, but every op has a namespace of its own.
 # -DKP_UNITY_BUILD=OFF compiles file by file, for work inside one folder.
 option(KP_UNITY_BUILD "Compile sources together by folder, in ops by role" ON)
 
@@ -12,8 +12,9 @@ function(kp_compile_together target)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${CMAKE_SOURCE_DIR} OUTPUT_VARIABLE path)
-    if(path MATCHES "^kernel_pytorch/ops/([^/]+)/(.+)\\.cpp$")
-      string(REGEX REPLACE "^${CMAKE_MATCH_1}_?" "" role ${CMAKE_MATCH_2})  # ops/rope/rope_cuda.cpp: cuda
+    if(path MATCHES "^kernel_pytorch/ops/(engines/)?([^/]+)/(.+)\\.cpp$")
+      string(REGEX REPLACE "^${CMAKE_MATCH_2}_?" "" role ${CMAKE_MATCH_3})  # ops/rope/cuda/host.cpp: cuda_host
+      string(REPLACE "/" "_" role "${role}")
       set(group ops_${role})
     elseif(path MATCHES "^kernel_pytorch/(.+)/[^/]+\\.cpp$")
       string(REPLACE "/" "_" group ${CMAKE_MATCH_1})

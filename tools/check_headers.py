@@ -40,7 +40,7 @@ def main() -> int:
     )
 
     def compile_alone(header: Path) -> str:
-        extra = list(level) if header.parts[1] == "cpu" or header.name.endswith("_cpu.h") else []
+        extra = list(level) if header.parts[1] == "cpu" or header.name.endswith("_isa.h") else []
         if header.parts[1] == "torch":
             if not arguments.torch:
                 return ""

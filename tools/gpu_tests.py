@@ -58,7 +58,7 @@ class Clock:
 
 
 def environment() -> dict[str, str]:
-    """Of every process started here: this package, and what was carried along for a bare machine behind its own."""
+    """The environment of every process started here: this package, then packages carried along for a bare machine."""
     carry = ROOT / "build/carry"
     found = dict(os.environ)
 

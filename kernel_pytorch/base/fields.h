@@ -1,4 +1,4 @@
-// The members of an op's argument struct as a list of plain values, declared once beside the struct:
+// The members of an op's argument struct as a list of plain values, declared once next to the struct:
 //
 //   inline constexpr auto kForwardFields = fields<Forward>(
 //       input<&Forward::x>({.shape = "... columns", .leads = true}),
@@ -6,168 +6,23 @@
 //       option<&Forward::eps>(),
 //       output<&Forward::output>({.shape = "... columns", .dtype = "x"}));
 //
-// The builders are templates, so a misspelt member does not compile and its name and C++ type are not repeated. What
-// reads the list (torch's and JAX's adapters, trials, the tuning key, documents) is ordinary code over
-// std::span<const Field>. Every member of the struct has a line: a new one cannot be forgotten.
-//
-// Shapes are named dimensions: the same name is the same size, "..." is any number of leading dimensions, a number is
-// itself.
+// The builders are templates, so a misspelt member does not compile and its name and C++ type are not repeated. Every
+// member of the struct has a line: a new one cannot be forgotten. The order of lines is that of arguments and outputs.
+// base/field.h says what rules there are.
 #pragma once
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "kernel_pytorch/base/field.h"
 #include "kernel_pytorch/base/hash.h"
-#include "kernel_pytorch/base/tensor_view.h"
 
 namespace kernel_pytorch {
-
-enum class FieldKind : uint8_t {
-  kTensor,
-  kTensorList,
-  kNumber,   // double
-  kInteger,  // int64_t
-  kFlag,     // bool
-  kText,     // std::string
-  kChoice,   // an enum of one byte; Rules::choices names its values
-  kOptionalNumber,
-  kOptionalInteger,
-};
-
-enum class FieldRole : uint8_t {
-  kInput,
-  kOptionalInput,
-  kUpdated,  // read and written in place
-  kOption,
-  kOutput,
-  kSaved,   // an output that the backward needs and the user does not see
-  kUnused,  // a member of a shared struct that this op does not have
-};
-
-// What a front end provides; a tensor of other strides is copied.
-enum class MemoryLayout : uint8_t {
-  kStrided,     // any strides
-  kDenseLast,   // the last stride is 1
-  kContiguous,  // row-major
-  kFlat,        // row-major, as one dimension
-};
-
-// What of an option is part of the tuning key. Of tensors the key always has the element type, or that one is absent;
-// of the one that leads also the sizes.
-enum class KeyPart : uint8_t {
-  kNone,
-  kPresence,  // whether a number is not 0
-  kValue,
-};
-
-// A line of the list says only what is special about its member.
-struct Rules {
-  std::string_view shape{};
-  bool leads = false;        // a request's shape and type are this tensor's; "..." is bucketed in the tuning key
-  std::string_view dtype{};  // a field whose type it has; "statistic FIELD": fp32, fp64 for fp64; or a type's name
-  std::string_view dtype_option{};  // the argument that chooses this output's type instead
-  std::string_view when{};          // an output that exists where this optional input does
-  std::string_view wanted{};        // the flag that asks for this output
-  MemoryLayout memory = MemoryLayout::kStrided;
-  KeyPart key = KeyPart::kNone;    // of an option
-  bool usual = false;              // an optional input that a trial has unless its request says otherwise
-  bool hidden = false;             // for C++ callers and trials only
-  bool symbolic = false;           // an integer that follows from sizes: compilers may not know it
-  bool required = false;           // an optional number that front ends always give: only C++ has the default
-  std::string_view choices{};      // names of an enum's values, in order, separated by spaces
-  std::string_view from{};         // in a backward: the forward's argument or output that it is, if not of its name;
-                                   // "sum or x": the first that the forward has
-  std::string_view trial{};        // what a request calls it, where that is not its name
-  std::string_view trial_dtype{};  // what a request calls its type, where that is not NAME_dtype
-};
-
-inline constexpr int kMaxDimensionNames = 12;
-inline constexpr int16_t kLeadingDimensions = -1;  // "..."
-constexpr int16_t literal_dimension(int64_t size) {
-  return static_cast<int16_t>(-2 - size);
-}
-
-enum class TypeRule : uint8_t { kAny, kOfField, kStatistic, kFixed };
-
-struct Field {
-  std::string_view name{};
-  uint64_t name_hash = 0;
-  FieldKind kind{};
-  FieldRole role{};
-  Rules rules{};
-  void* (*member)(void* arguments) = nullptr;
-
-  // Found while compiling from `rules` and the rest of the list.
-  std::array<int16_t, kMaxRank> dimensions{};  // a name's number, kLeadingDimensions or literal_dimension
-  int8_t rank = -1;                            // -1: no shape is declared
-  TypeRule type_rule = TypeRule::kAny;
-  int8_t type_of = -1;  // the field of kOfField and kStatistic
-  DType type{};         // of kFixed
-  int8_t when = -1;     // the field that Rules::when names
-
-  constexpr bool is_tensor() const { return kind == FieldKind::kTensor; }
-  constexpr bool is_input() const {
-    return role == FieldRole::kInput || role == FieldRole::kOptionalInput || role == FieldRole::kUpdated;
-  }
-  constexpr bool is_output() const { return role == FieldRole::kOutput || role == FieldRole::kSaved; }
-  constexpr bool has_leading_dimensions() const { return rank > 0 && dimensions[0] == kLeadingDimensions; }
-
-  TensorView& tensor(void* arguments) const { return *static_cast<TensorView*>(member(arguments)); }
-  const TensorView& tensor(const void* arguments) const { return tensor(const_cast<void*>(arguments)); }
-  template <class T>
-  T& value(void* arguments) const {
-    return *static_cast<T*>(member(arguments));
-  }
-  template <class T>
-  const T& value(const void* arguments) const {
-    return value<T>(const_cast<void*>(arguments));
-  }
-};
-
-// A list as its readers see it.
-struct Fields {
-  std::span<const Field> all{};
-  std::span<const std::string_view> dimension_names{};
-
-  const Field* find(std::string_view name) const {
-    for (const Field& field : all) {
-      if (field.name == name) return &field;
-    }
-    return nullptr;
-  }
-};
-
-// The sizes that names of dimensions stand for in one call. The first tensor that has a name gives its size; checks of
-// the op say what is wrong with the others.
-class KP_EXPORT DimensionSizes {
- public:
-  DimensionSizes();
-  void bind(const Field& field, const TensorView& view);
-  // A contiguous view of the sizes, without data and type; none where a name has no size yet.
-  std::optional<TensorView> shape_of(const Field& field) const;
-
- private:
-  static constexpr int64_t kUnknown = -1;
-  std::array<int64_t, kMaxDimensionNames> sizes_;
-  std::array<int64_t, kMaxRank> leading_{};
-  int8_t leading_count_ = 0;
-  bool has_leading_ = false;
-};
-
-// fp32, or fp64 for fp64: the type of what is summed over elements of this type.
-constexpr DType statistic_type(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
-// What Rules::dtype says of a tensor; none where it says nothing, or where the tensor that it names is absent.
-KP_EXPORT std::optional<DType> declared_type(const Fields& fields, const Field& field, const void* arguments);
 
 namespace fields_detail {
 
@@ -240,18 +95,11 @@ inline void only_tensors_have_shapes_and_types() {}
 inline void only_an_output_may_be_wanted_or_depend_on_an_input() {}
 inline void an_enum_needs_the_names_of_its_choices() {}
 inline void a_rule_names_a_field_that_is_not_in_the_list() {}
-inline void a_dimension_of_an_output_stands_in_no_input() {}
+inline void a_dimension_of_an_output_is_in_no_input() {}
 inline void an_output_needs_a_shape_and_a_dtype() {}
-inline void leading_dimensions_come_first() {}
-inline void too_many_dimensions_or_names() {}
-
-// The next word of a text separated by spaces, taken off its front.
-constexpr std::string_view take_word(std::string_view& text) {
-  while (text.starts_with(' ')) text.remove_prefix(1);
-  const std::string_view word = text.substr(0, text.find(' '));
-  text.remove_prefix(word.size());
-  return word;
-}
+inline void a_shape_has_several_times_any_dimensions() {}
+inline void too_many_dimensions_or_names_or_alternatives() {}
+inline void alternatives_need_shape_by_and_shape_by_alternatives() {}
 
 template <class Struct>
 struct FieldOf : Field {};  // keeps members of another struct out of a list
@@ -260,9 +108,10 @@ template <FieldRole kRole, auto kMember>
 consteval auto make_field(const Rules& rules) {
   using Owner = typename MemberPointer<decltype(kMember)>::Owner;
   FieldOf<Owner> field{};
-  field.name = member_name<kMember>();
+  field.name = rules.name.empty() ? member_name<kMember>() : rules.name;
   field.name_hash = hash_text(field.name);
-  field.kind = KindOf<typename MemberPointer<decltype(kMember)>::Type>::value;
+  if constexpr (kRole != FieldRole::kUnused)
+    field.kind = KindOf<typename MemberPointer<decltype(kMember)>::Type>::value;
   field.role = kRole;
   field.rules = rules;
   field.member = [](void* arguments) -> void* { return &(static_cast<Owner*>(arguments)->*kMember); };
@@ -270,7 +119,8 @@ consteval auto make_field(const Rules& rules) {
   if (!is_tensor && (!rules.shape.empty() || !rules.dtype.empty() || !rules.dtype_option.empty())) {
     only_tensors_have_shapes_and_types();
   }
-  if (!field.is_output() && (!rules.when.empty() || !rules.wanted.empty())) {
+  if (!field.is_output() &&
+      (!rules.when.empty() || !rules.wanted.empty() || !rules.in_place.empty() || !rules.order_of.empty())) {
     only_an_output_may_be_wanted_or_depend_on_an_input();
   }
   if (field.is_output() && (rules.shape.empty() || rules.dtype.empty())) an_output_needs_a_shape_and_a_dtype();
@@ -282,10 +132,45 @@ consteval auto make_field(const Rules& rules) {
 
 constexpr std::optional<DType> dtype_named(std::string_view name) {
   if (name == "fp32") return DType::kFloat32;
+  if (name == "bf16") return DType::kBFloat16;
   if (name == "int32") return DType::kInt32;
   if (name == "int64") return DType::kInt64;
   if (name == "bool") return DType::kBool;
   return std::nullopt;
+}
+
+// Fields of a nested struct: one line of the struct that has it.
+template <class Struct, size_t kCount>
+struct GroupOf {
+  std::array<Field, kCount> fields{};
+};
+
+template <class Line>
+inline constexpr size_t kFieldsOf = 1;
+template <class Struct, size_t kCount>
+inline constexpr size_t kFieldsOf<GroupOf<Struct, kCount>> = kCount;
+
+template <class Line, class Struct>
+inline constexpr bool kBelongsTo = std::is_same_v<Line, FieldOf<Struct>>;
+template <class Struct, size_t kCount>
+inline constexpr bool kBelongsTo<GroupOf<Struct, kCount>, Struct> = true;
+
+template <class Struct, class... Lines>
+consteval auto join_lines(const Lines&... lines) {
+  static_assert((kBelongsTo<Lines, Struct> && ...), "a line of the list is a member of another struct");
+  static_assert(member_count<Struct>() == sizeof...(Lines),
+                "the list and the struct differ in their number of members");
+  std::array<Field, (kFieldsOf<Lines> + ...)> joined{};
+  size_t next = 0;
+  const auto append = [&](const auto& line) {
+    if constexpr (requires { line.fields; }) {
+      for (const Field& field : line.fields) joined[next++] = field;
+    } else {
+      joined[next++] = line;
+    }
+  };
+  (append(lines), ...);
+  return joined;
 }
 
 }  // namespace fields_detail
@@ -293,12 +178,13 @@ constexpr std::optional<DType> dtype_named(std::string_view name) {
 template <size_t kCount>
 struct FieldList {
   std::array<Field, kCount> fields{};
-  std::array<std::string_view, kMaxDimensionNames> names{};
-  size_t name_count = 0;
+  std::array<Dimension, kMaxDimensionNames> dimensions{};
+  size_t dimension_count = 0;
 
-  constexpr operator Fields() const { return {fields, {names.data(), name_count}}; }
+  constexpr operator Fields() const { return {fields, {dimensions.data(), dimension_count}}; }
 
   consteval int8_t index_of(std::string_view name) const {
+    if (name.empty()) return -1;
     for (size_t i = 0; i < kCount; ++i) {
       if (fields[i].name == name) return static_cast<int8_t>(i);
     }
@@ -311,24 +197,68 @@ struct FieldList {
       for (char digit : word) size = size * 10 + (digit - '0');
       return literal_dimension(size);
     }
-    for (size_t i = 0; i < name_count; ++i) {
-      if (names[i] == word) return static_cast<int16_t>(i);
+    for (size_t i = 0; i < dimension_count; ++i) {
+      if (dimensions[i].name == word) return static_cast<int16_t>(i);
     }
-    if (!may_be_new) fields_detail::a_dimension_of_an_output_stands_in_no_input();
-    if (name_count == kMaxDimensionNames) fields_detail::too_many_dimensions_or_names();
-    names[name_count] = word;
-    return static_cast<int16_t>(name_count++);
+    Dimension found{.name = word, .name_hash = hash_text(word)};
+    constexpr std::string_view kCeil = "ceil(";
+    const bool is_ceil = word.starts_with(kCeil);
+    const std::string_view formula = is_ceil ? word.substr(kCeil.size(), word.size() - kCeil.size() - 1) : word;
+    if (const size_t at = formula.find_first_of("/-"); at != std::string_view::npos) {
+      found.operation = is_ceil ? '^' : formula[at];
+      found.left = dimension_of(formula.substr(0, at), may_be_new);
+      found.right = dimension_of(formula.substr(at + 1), may_be_new);
+      may_be_new = true;
+    }
+    for (size_t i = 0; i < kCount; ++i) {
+      const bool is_size = fields[i].kind == FieldKind::kInteger && fields[i].role == FieldRole::kOption;
+      if (is_size && fields[i].name == word) found.option = static_cast<int8_t>(i);
+    }
+    if (!may_be_new && found.option < 0) fields_detail::a_dimension_of_an_output_is_in_no_input();
+    if (dimension_count == kMaxDimensionNames) fields_detail::too_many_dimensions_or_names_or_alternatives();
+    dimensions[dimension_count] = found;
+    return static_cast<int16_t>(dimension_count++);
+  }
+  consteval Shape shape_of(std::string_view text, bool may_have_new_names) {
+    Shape shape;
+    for (auto word = take_token(text); !word.empty(); word = take_token(text)) {
+      if (word == "()") continue;  // no dimensions
+      if (shape.rank == kMaxRank) fields_detail::too_many_dimensions_or_names_or_alternatives();
+      if (word == "...") {
+        if (shape.any_at >= 0) fields_detail::a_shape_has_several_times_any_dimensions();
+        shape.any_at = shape.rank;
+      }
+      shape.dimensions[static_cast<size_t>(shape.rank++)] =
+          word == "..." ? kAnyDimensions : dimension_of(word, may_have_new_names);
+    }
+    return shape;
   }
   consteval void resolve_shape(Field& field) {
-    if (field.rules.shape.empty()) return;
-    field.rank = 0;
     std::string_view text = field.rules.shape;
-    for (auto word = fields_detail::take_word(text); !word.empty(); word = fields_detail::take_word(text)) {
-      if (field.rank == kMaxRank) fields_detail::too_many_dimensions_or_names();
-      if (word == "..." && field.rank != 0) fields_detail::leading_dimensions_come_first();
-      field.dimensions[static_cast<size_t>(field.rank++)] =
-          word == "..." ? kLeadingDimensions : dimension_of(word, !field.is_output());
+    constexpr std::string_view kLike = "like ";
+    if (text.starts_with(kLike)) {
+      field.like = index_of(text.substr(kLike.size()));
+      return;
     }
+    constexpr std::string_view kRow = "row ";
+    if (text.starts_with(kRow)) {
+      text.remove_prefix(kRow.size());
+      field.row_list = index_of(take_token(text));
+      field.row_bits = index_of(take_token(text));
+      return;
+    }
+    field.shape_count = 0;
+    while (!text.empty()) {
+      if (field.shape_count == kMaxShapes) fields_detail::too_many_dimensions_or_names_or_alternatives();
+      const std::string_view one = text.substr(0, text.find('|'));
+      field.shapes[static_cast<size_t>(field.shape_count++)] = shape_of(one, !field.is_output());
+      text.remove_prefix(one.size() < text.size() ? one.size() + 1 : one.size());
+    }
+    std::string_view selectors = field.rules.shape_by;
+    if (selectors.empty() == (field.shape_count > 1)) {
+      fields_detail::alternatives_need_shape_by_and_shape_by_alternatives();
+    }
+    for (int8_t& selector : field.shape_by) selector = index_of(take_token(selectors));
   }
   consteval void resolve_type(Field& field) {
     std::string_view text = field.rules.dtype;
@@ -338,30 +268,51 @@ struct FieldList {
       field.type = *fixed;
       return;
     }
-    constexpr std::string_view kStatisticWord = "statistic ";
-    const bool is_statistic = text.starts_with(kStatisticWord);
-    if (is_statistic) text.remove_prefix(kStatisticWord.size());
+    constexpr std::string_view kStatisticPrefix = "statistic ";
+    const bool is_statistic = text.starts_with(kStatisticPrefix);
+    if (is_statistic) text.remove_prefix(kStatisticPrefix.size());
     field.type_rule = is_statistic ? TypeRule::kStatistic : TypeRule::kOfField;
-    field.type_of = index_of(text);
+    field.type_of = index_of(take_token(text));
+    if (take_token(text) == "if") field.type_if = index_of(take_token(text));
   }
 };
 
 template <class Struct, class... Lines>
 consteval auto fields(const Lines&... lines) {
-  static_assert((std::is_same_v<Lines, fields_detail::FieldOf<Struct>> && ...),
-                "a line of the list is a member of another struct");
-  static_assert(fields_detail::member_count<Struct>() == sizeof...(Lines),
-                "the list and the struct differ in their number of members");
-  FieldList<sizeof...(Lines)> list{.fields = {static_cast<const Field&>(lines)...}};
+  const auto joined = fields_detail::join_lines<Struct>(lines...);
+  FieldList<joined.size()> list{.fields = joined};
   for (Field& field : list.fields) {
     if (!field.is_output()) list.resolve_shape(field);
   }
   for (Field& field : list.fields) {
     if (field.is_output()) list.resolve_shape(field);
     list.resolve_type(field);
-    if (!field.rules.when.empty()) field.when = list.index_of(field.rules.when);
+    field.when = list.index_of(field.rules.when);
+    field.in_place = list.index_of(field.rules.in_place);
+    field.order_of = list.index_of(field.rules.order_of);
   }
   return list;
+}
+
+// The lines of a struct that is a member of others: `all_of<&Forward::options, kOptionFields>()` is a line of theirs
+// and puts these fields there under their own names. Rules may name fields of the whole list.
+template <class Struct, class... Lines>
+consteval auto field_group(const Lines&... lines) {
+  return fields_detail::GroupOf<Struct, sizeof...(Lines)>{fields_detail::join_lines<Struct>(lines...)};
+}
+template <auto kMember, const auto& kGroup>
+consteval auto all_of() {
+  using Owner = typename fields_detail::MemberPointer<decltype(kMember)>::Owner;
+  constexpr size_t kCount = kGroup.fields.size();
+  fields_detail::GroupOf<Owner, kCount> group{kGroup.fields};
+  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+    ((group.fields[kIndex].member = [](void* arguments) -> void* {
+       return kGroup.fields[kIndex].member(&(static_cast<Owner*>(arguments)->*kMember));
+     }),
+     ...);
+  }
+  (std::make_index_sequence<kCount>());
+  return group;
 }
 
 template <auto kMember>
@@ -375,6 +326,10 @@ consteval auto optional_input(const Rules& rules = {}) {
 template <auto kMember>
 consteval auto updated(const Rules& rules = {}) {
   return fields_detail::make_field<FieldRole::kUpdated, kMember>(rules);
+}
+template <auto kMember>
+consteval auto optional_updated(const Rules& rules = {}) {
+  return fields_detail::make_field<FieldRole::kOptionalUpdated, kMember>(rules);
 }
 template <auto kMember>
 consteval auto option(const Rules& rules = {}) {

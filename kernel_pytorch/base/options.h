@@ -39,7 +39,7 @@ KP_EXPORT std::vector<OptionDescription> describe_options();
 // What the environment says now, whatever is in force.
 KP_EXPORT Options read_environment();
 
-// A variable of the environment that belongs to somebody else (HOME, LD_LIBRARY_PATH, ONEDNN_MAX_CPU_ISA), for reports
+// An environment variable of another program (HOME, LD_LIBRARY_PATH, ONEDNN_MAX_CPU_ISA), for reports
 // and searches.
 KP_EXPORT std::string environment(std::string_view variable);
 

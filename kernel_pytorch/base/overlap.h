@@ -2,7 +2,7 @@
 // What writes into an argument asks, since a kernel may read what another thread has written already.
 //
 // Contiguous views cost a comparison. Otherwise the strides are searched for two indices of one address. The search is
-// bounded: strides that nobody makes but with as_strided may count as overlapping although they do not.
+// bounded: strides that only as_strided creates may count as overlapping although they do not.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"

@@ -13,7 +13,7 @@ namespace kernel_pytorch {
 
 struct PhiloxBlock {
   uint32_t words[4];
-  // Of the `index`-th of the eight elements of this block.
+  // The 16 bits of element `index`, one of the eight of this block.
   KP_SHARED_CODE constexpr uint32_t bits(int index) const { return words[index / 2] >> (index % 2 * 16) & 0xffff; }
 };
 

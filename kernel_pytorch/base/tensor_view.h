@@ -1,4 +1,4 @@
-// A tensor somebody else owns: address, element type, sizes, strides in elements, device. Copying a view copies no
+// A tensor that the caller owns: address, element type, sizes, strides in elements, device. Copying a view copies no
 // data. A default-constructed view stands for an optional tensor that was not given.
 #pragma once
 
@@ -51,6 +51,10 @@ inline TensorView contiguous_view(void* data, DType dtype, std::initializer_list
 }
 
 KP_EXPORT bool is_contiguous(const TensorView& view);
+// A matrix whose columns are dense in memory, and not its rows.
+inline bool is_column_major(const TensorView& matrix) {
+  return matrix.rank == 2 && matrix.strides[0] == 1 && matrix.strides[1] > 1 && matrix.strides[1] >= matrix.sizes[0];
+}
 // Elements from the lowest to the highest one touched, so a buffer of that many elements backs the view (strides >= 0).
 KP_EXPORT int64_t span_elements(const TensorView& view);
 KP_EXPORT std::string to_string(

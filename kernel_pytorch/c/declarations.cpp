@@ -1,6 +1,6 @@
 #include "kernel_pytorch/c/declarations.h"
 
-#include "kernel_pytorch/ops/declarations.h"
+#include "kernel_pytorch/ops/operations.h"
 
 namespace kernel_pytorch::c_interface {
 namespace {
@@ -31,54 +31,106 @@ const char* kind_text(FieldKind kind) {
 }
 
 // ["...", "columns", 2]
-Json shape_report(const Fields& fields, const Field& field) {
-  Json shape = Json::array();
-  for (int i = 0; i < field.rank; ++i) {
-    const int16_t dimension = field.dimensions[static_cast<size_t>(i)];
-    if (dimension == kLeadingDimensions) {
-      shape.push_back("...");
+Json shape_report(const Fields& fields, const Shape& shape) {
+  Json report = Json::array();
+  for (int i = 0; i < shape.rank; ++i) {
+    const int16_t dimension = shape.dimensions[static_cast<size_t>(i)];
+    if (dimension == kAnyDimensions) {
+      report.push_back("...");
     } else if (dimension >= 0) {
-      shape.push_back(fields.dimension_names[static_cast<size_t>(dimension)]);
+      report.push_back(fields.dimensions[static_cast<size_t>(dimension)].name);
     } else {
-      shape.push_back(-2 - dimension);
+      report.push_back(-2 - dimension);
     }
   }
-  return shape;
+  return report;
+}
+
+// "shapes" are the alternatives, "shape_by" the arguments that pick one.
+void add_shapes(const registry::Signature& signature, const Fields& fields, const Field& field, Json& report) {
+  const auto name_of = [&](int8_t index) {
+    for (const registry::Argument& argument : signature.arguments) {
+      if (argument.kind == ArgumentKind::kField && argument.field == index) return argument.name;
+    }
+    return fields[index].name;
+  };
+  Json shapes = Json::array(), shape_by = Json::array();
+  for (int i = 0; i < field.shape_count; ++i) {
+    shapes.push_back(shape_report(fields, field.shapes[static_cast<size_t>(i)]));
+  }
+  for (const int8_t selector : field.shape_by) {
+    if (selector >= 0) shape_by.push_back(name_of(selector));
+  }
+  if (!shapes.empty()) report["shapes"] = std::move(shapes);
+  if (!shape_by.empty()) report["shape_by"] = std::move(shape_by);
+  if (field.like >= 0) report["like"] = name_of(field.like);
+  if (field.row_list >= 0) report["row"] = {name_of(field.row_list), name_of(field.row_bits)};
+  if (field.order_of >= 0) report["order_of"] = name_of(field.order_of);
+  if (field.type_rule == TypeRule::kFixed) report["dtype"] = kernel_pytorch::name_of(field.type);
+  if (field.type_of >= 0) report["dtype_of"] = name_of(field.type_of);
+  if (field.type_rule == TypeRule::kStatistic) report["statistic"] = true;
+  if (field.type_if >= 0) report["statistic_if"] = name_of(field.type_if);
+  if (field.when >= 0) report["when"] = name_of(field.when);
+}
+
+// What the struct has where a caller gives nothing.
+Json default_report(const Field& field, const void* defaults) {
+  switch (field.kind) {
+    case FieldKind::kNumber:
+      return field.value<double>(defaults);
+    case FieldKind::kInteger:
+      return field.value<int64_t>(defaults);
+    case FieldKind::kFlag:
+      return field.value<bool>(defaults);
+    case FieldKind::kText:
+      return field.value<std::string>(defaults);
+    case FieldKind::kChoice: {
+      std::string_view choices = field.rules.choices;
+      for (uint8_t i = 0; i < field.value<uint8_t>(defaults); ++i) take_token(choices);
+      return take_token(choices);
+    }
+    case FieldKind::kTensorList:
+      return Json::array();
+    case FieldKind::kOptionalNumber:
+      if (const auto& number = field.value<std::optional<double>>(defaults)) return *number;
+      return nullptr;
+    case FieldKind::kOptionalInteger:
+      if (const auto& number = field.value<std::optional<int64_t>>(defaults)) return *number;
+      return nullptr;
+    case FieldKind::kTensor:
+      return nullptr;
+  }
+  return nullptr;
 }
 
 Json argument_report(const Declaration& declaration, const registry::Signature& signature,
                      const registry::Argument& argument) {
-  Json report{{"name", signature.name_of(declaration.fields, argument)}};
+  Json report{{"name", argument.name}};
   if (argument.kind != ArgumentKind::kField) {
     report["kind"] = argument.kind == ArgumentKind::kWanted ? "wanted" : "type";
     return report;
   }
-  const Field& field = declaration.fields.all[static_cast<size_t>(argument.field)];
+  const Field& field = declaration.fields[argument.field];
   report["kind"] = kind_text(field.kind);
   report["optional"] = argument.is_optional;
-  report["updated"] = field.role == FieldRole::kUpdated;
-  if (field.rank >= 0) report["shape"] = shape_report(declaration.fields, field);
+  report["updated"] = argument.is_updated;
+  if (field.role == FieldRole::kOption || argument.is_optional || field.kind == FieldKind::kTensorList) {
+    report["default"] = default_report(field, declaration.defaults());
+  }
+  add_shapes(signature, declaration.fields, field, report);
   if (!field.rules.choices.empty()) report["choices"] = field.rules.choices;
   if (!field.rules.from.empty()) report["from"] = field.rules.from;
   return report;
 }
 
-// "dtype" is a type's name, or the argument whose type it is; "statistic": that of a sum over elements of the argument.
-Json output_report(const Declaration& declaration, const Field& field) {
-  const Fields& fields = declaration.fields;
-  Json report{{"name", field.name},
-              {"saved", field.role == FieldRole::kSaved},
-              {"shape", shape_report(fields, field)},
-              {"fixed_dtype", field.type_rule == TypeRule::kFixed},
-              {"statistic", field.type_rule == TypeRule::kStatistic}};
-  report["dtype"] =
-      field.type_rule == TypeRule::kFixed ? name_of(field.type) : fields.all[static_cast<size_t>(field.type_of)].name;
-  const auto add = [&](const char* name, std::string_view text) {
-    if (!text.empty()) report[name] = text;
-  };
-  add("dtype_option", field.rules.dtype_option);
-  add("when", field.rules.when);
-  add("wanted", field.rules.wanted);
+// "dtype" is a type's name, "dtype_of" the argument whose type it is; "statistic": that of a sum over its elements.
+Json output_report(const Declaration& declaration, const registry::Signature& signature,
+                   const registry::Output& output) {
+  const Field& field = declaration.fields[output.field];
+  Json report{{"name", output.name}, {"saved", field.role == FieldRole::kSaved}};
+  add_shapes(signature, declaration.fields, field, report);
+  if (!field.rules.dtype_option.empty()) report["dtype_option"] = field.rules.dtype_option;
+  if (!field.rules.wanted.empty() && !output.is_always_made) report["wanted"] = field.rules.wanted;
   return report;
 }
 
@@ -92,14 +144,18 @@ Json report_declarations() {
     for (const registry::Argument& argument : signature.arguments) {
       arguments.push_back(argument_report(declaration, signature, argument));
     }
-    for (int8_t output : signature.outputs) {
-      outputs.push_back(output_report(declaration, declaration.fields.all[static_cast<size_t>(output)]));
+    for (const registry::Output& output : signature.outputs) {
+      outputs.push_back(output_report(declaration, signature, output));
     }
-    all.push_back({{"name", declaration.name},
-                   {"schema", registry::schema_of(declaration)},
-                   {"leading", registry::leading_input(declaration.fields).name},
-                   {"arguments", std::move(arguments)},
-                   {"outputs", std::move(outputs)}});
+    Json report{{"name", declaration.name},
+                {"schema", registry::schema_of(declaration)},
+                {"arguments", std::move(arguments)},
+                {"outputs", std::move(outputs)}};
+    for (const registry::Argument& argument : signature.arguments) {
+      const bool leads = argument.kind == ArgumentKind::kField && declaration.fields[argument.field].rules.leads;
+      if (leads) report["leading"] = argument.name;
+    }
+    all.push_back(std::move(report));
   }
   return {{"declarations", std::move(all)}};
 }

@@ -26,7 +26,7 @@ KP_EXPORT Json parse_json(std::string_view text, std::string_view where, size_t 
 // Text for the outside: bytes that are not UTF-8 (a name from a driver, a path) are replaced, never thrown over.
 KP_EXPORT std::string to_text(const Json& value, int indent = -1);
 
-// Reads the fields of one object; finish() refuses what nobody asked for, naming the fields that were asked for.
+// Reads the fields of one object; finish() refuses fields that were not read, and names those that were.
 class FieldReader {
  public:
   FieldReader(const Json& object, std::string_view where);

@@ -9,6 +9,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/version.h"
+#include "kernel_pytorch/c/call.h"
 #include "kernel_pytorch/c/declarations.h"
 #include "kernel_pytorch/c/json.h"
 #include "kernel_pytorch/c/plan_request.h"
@@ -193,6 +194,26 @@ kp_status kp_declarations(char** result) {
   return answered(result, [&] { return to_text(report_declarations()); });
 }
 
+kp_status kp_context_create(kp_device device, void* stream, kp_context** context) {
+  if (context != nullptr) *context = nullptr;
+  return guarded([&] {
+    KP_CHECK(context != nullptr, "kp_context_create: the context pointer is NULL");
+    *context = new kp_context{OwnContext(device_of(device), stream)};
+  });
+}
+
+void kp_context_destroy(kp_context* context) {
+  delete context;
+}
+
+kp_status kp_call(kp_context* context, const char* op, const kp_argument* arguments, size_t count) {
+  return guarded([&] {
+    KP_CHECK(context != nullptr, "kp_call: the context is NULL");
+    KP_CHECK(arguments != nullptr || count == 0, "kp_call: the arguments are NULL, but there are ", count);
+    call_op(context->own, op, std::span(arguments, count));
+  });
+}
+
 kp_status kp_explain(const char* request, char** result) {
   return answered(result, [&] {
     const Json json = parsed(request);
@@ -250,6 +271,18 @@ kp_status kp_model_plan(const char* request, char** result) {
 
 kp_status kp_tuning_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_tuning_plan(parsed(request))); });
+}
+
+kp_status kp_budget_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_budget_plan(parsed(request))); });
+}
+
+kp_status kp_part_verdict(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_part_verdict(parsed(request))); });
+}
+
+kp_status kp_whole_verdict(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_whole_verdict(parsed(request))); });
 }
 
 kp_status kp_verify(const char* request, char** result) {

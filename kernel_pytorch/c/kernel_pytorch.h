@@ -1,8 +1,9 @@
-/* The C interface of KernelPyTorch: what ctypes and other languages call. Devices, kernels, explanations, tuning,
- * caches. Running ops on tensors is the business of the C++ headers and of the torch adapter.
+/* The C interface of KernelPyTorch: what ctypes and other languages call. Ops on tensors, devices, kernels,
+ * explanations, tuning, caches.
  *
- * Requests and results are UTF-8 JSON. A request is at most 1 MiB and 32 levels deep; a field that is not known is an
- * error that names the known ones. NULL where a request may be absent stands for {}.
+ * Ops take tensors and options by name (kp_call). Everything else speaks JSON: requests and results are UTF-8. A
+ * request is at most 1 MiB and 32 levels deep; a field that is not known is an error that names the known ones. NULL
+ * where a request may be absent stands for {}.
  *
  * Every call that can fail returns a kp_status. When it is not KP_OK, kp_last_error() has one line for a person,
  * outputs are set to NULL or 0, and nothing needs to be freed. No C++ exception crosses this header.
@@ -70,12 +71,125 @@ KP_API kp_status kp_kernels(const char* request, char** result);
  * that has it), "fixed_dtype", "statistic" (fp32, or fp64 for fp64), "dtype_option", "when", "wanted"}]}]} */
 KP_API kp_status kp_declarations(char** result);
 
+/* ---- ops on tensors ---- */
+
+typedef enum kp_dtype {
+  KP_FLOAT32 = 0,
+  KP_FLOAT64 = 1,
+  KP_BFLOAT16 = 2,
+  KP_FLOAT16 = 3,
+  KP_FLOAT8_E4M3 = 4,
+  KP_FLOAT8_E5M2 = 5,
+  KP_INT8 = 6,
+  KP_INT32 = 7,
+  KP_INT64 = 8,
+  KP_BOOL = 9
+} kp_dtype;
+
+typedef enum kp_device_kind { KP_CPU = 0, KP_CUDA = 1 } kp_device_kind;
+
+typedef struct kp_device {
+  int32_t kind;  /* kp_device_kind */
+  int32_t index; /* of a GPU, as CUDA counts them; 0 for the CPU */
+} kp_device;
+
+/* Memory that the caller owns, for the length of the call; on a GPU until its stream has come by. */
+typedef struct kp_tensor {
+  void* data;
+  int32_t dtype; /* kp_dtype */
+  kp_device device;
+  int32_t rank; /* at most 8 */
+  const int64_t* sizes;
+  const int64_t* strides; /* in elements; NULL: row-major */
+} kp_tensor;
+
+typedef enum kp_kind {
+  KP_TENSOR = 0,  /* value.tensors, one of them */
+  KP_TENSORS = 1, /* value.tensors, `count` of them */
+  KP_NUMBER = 2,
+  KP_INTEGER = 3, /* also where a number or a flag is meant */
+  KP_FLAG = 4,    /* value.integer, 0 or 1 */
+  KP_TEXT = 5     /* value.text: a text, or the name of a choice */
+} kp_kind;
+
+typedef struct kp_argument {
+  const char* name;
+  int32_t kind; /* kp_kind */
+  size_t count; /* of KP_TENSORS */
+  union {
+    const kp_tensor* tensors;
+    double number;
+    int64_t integer;
+    const char* text;
+  } value;
+} kp_argument;
+
+/* A device, a stream, and memory that is kept from call to call. For one thread at a time; others have their own. The
+ * stream is a CUstream (cudaStream_t) that outlives the context; NULL is the default stream, and all that the CPU has.
+ */
+typedef struct kp_context kp_context;
+KP_API kp_status kp_context_create(kp_device device, void* stream, kp_context** context);
+KP_API void kp_context_destroy(kp_context* context); /* NULL is fine */
+
+/* Computes an op: "rms_norm", or any other that kp_declarations lists, with its arguments by name in any order. Inputs
+ * and outputs are tensors on the context's device. Inputs that may be absent and options (which then have the op's
+ * defaults) may be left out. Outputs are given by the caller, of the sizes and types that kp_declarations says; those
+ * that are wanted, depend on an absent input or are only for the backward are computed where they are given. On a GPU
+ * the call returns before the work is done. What is refused names the op, the argument and the cure, and nothing was
+ * written. */
+KP_API kp_status kp_call(kp_context* context, const char* op, const kp_argument* arguments, size_t count);
+
+static inline kp_argument kp_tensors_argument(const char* name, const kp_tensor* tensors, size_t count) {
+  kp_argument argument;
+  argument.name = name;
+  argument.kind = KP_TENSORS;
+  argument.count = count;
+  argument.value.tensors = tensors;
+  return argument;
+}
+static inline kp_argument kp_tensor_argument(const char* name, const kp_tensor* tensor) {
+  kp_argument argument = kp_tensors_argument(name, tensor, 1);
+  argument.kind = KP_TENSOR;
+  return argument;
+}
+static inline kp_argument kp_integer_argument(const char* name, int64_t value) {
+  kp_argument argument = kp_tensors_argument(name, NULL, 0);
+  argument.kind = KP_INTEGER;
+  argument.value.integer = value;
+  return argument;
+}
+static inline kp_argument kp_flag_argument(const char* name, int value) {
+  kp_argument argument = kp_integer_argument(name, value != 0);
+  argument.kind = KP_FLAG;
+  return argument;
+}
+static inline kp_argument kp_number_argument(const char* name, double value) {
+  kp_argument argument = kp_tensors_argument(name, NULL, 0);
+  argument.kind = KP_NUMBER;
+  argument.value.number = value;
+  return argument;
+}
+static inline kp_argument kp_text_argument(const char* name, const char* value) {
+  kp_argument argument = kp_tensors_argument(name, NULL, 0);
+  argument.kind = KP_TEXT;
+  argument.value.text = value;
+  return argument;
+}
+
+#ifndef __cplusplus
+/* KP_CALL(context, "rms_norm", kp_tensor_argument("x", &x), kp_tensor_argument("output", &output)) */
+#define KP_CALL(context, op, ...)                              \
+  kp_call((context), (op), (const kp_argument[]){__VA_ARGS__}, \
+          sizeof((const kp_argument[]){__VA_ARGS__}) / sizeof(kp_argument))
+#endif
+
 /* ---- one problem ----
  * A problem is {"op": "rms_norm_forward", "shape": [1024, 4096], "dtype": "bf16", "device": "cuda:0",
  * "options": {"residual": 1}}; device defaults to "cpu", dtype to "fp32", options to {}. Functions add fields to it. */
 
 /* Adds "kernel": "name" or "name config", as for one call. {"op", "device", "key", "candidates": [{"kernel", "origin",
- * "supported", "reason", "configs", "heuristic_config"}], "kernel", "config", "tier", "measured_us"} */
+ * "supported", "reason", "configs", "heuristic_config"}], "kernel", "config", "tier", "measured_us", "parts": of an op
+ * that is composed of others their explanations, in the order of their calls} */
 KP_API kp_status kp_explain(const char* request, char** result);
 
 /* Whether a linear layer can be trained in FP8 ("runs"), and is worth it ("pays"). {"tokens": 8192, "in_features",
@@ -121,6 +235,21 @@ KP_API kp_status kp_model_plan(const char* request, char** result);
  * "matmul_flops_per_second", "is_cuda": false, "budget_seconds"} -> {"decisions": [{"problem" (its index), "tunes",
  * "listed" (worth a word in a report), "share" (of the step, predicted), "seconds", "reason"}]} */
 KP_API kp_status kp_tuning_plan(const char* request, char** result);
+
+/* How the seconds of one `optimize` are shared. {"seconds", "step_seconds" (of one run of the model), "passed_seconds":
+ * 0}
+ * -> {"is_too_small", "final_runs" and "final_seconds" (kept back for the end), "enough_seconds", "stages": {name:
+ * {"until_seconds" (nothing of the stage starts later), "measure_seconds" (of a measurement that starts now)}}} */
+KP_API kp_status kp_budget_plan(const char* request, char** result);
+
+/* Which way of replacing a part stays. A timing is {"median_us", "low_us", "high_us"} (quartiles). {"ways": [{"clocks":
+ * [{"before": timing, "after": timing}] (the one that decides first, that of calls last; [] where the way is wrong)}],
+ * "predicted_us": 0 (that it saves)} -> {"way" (-1: none), "maybe" (-1: none), "costs_calls"} */
+KP_API kp_status kp_part_verdict(const char* request, char** result);
+
+/* Whether a change of the whole model is worth keeping. {"before": timing, "after": timing, "expected_us": 0 (that
+ * tuned problems save by themselves)} -> {"pays", "is_faster", "confirms_tuning"} */
+KP_API kp_status kp_whole_verdict(const char* request, char** result);
 
 /* Runs every supported kernel and config against the reference. {"failures": ["..."]}, empty when all are right. */
 KP_API kp_status kp_verify(const char* request, char** result);

@@ -3,13 +3,15 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/plan/bucket_plan.h"
 #include "kernel_pytorch/plan/context_parallel_plan.h"
 #include "kernel_pytorch/plan/graph_plan.h"
 #include "kernel_pytorch/plan/memory_plan.h"
-#include "kernel_pytorch/plan/model_plan.h"
-#include "kernel_pytorch/plan/tuning_plan.h"
+#include "kernel_pytorch/plan/optimize/budget_plan.h"
+#include "kernel_pytorch/plan/optimize/model_plan.h"
+#include "kernel_pytorch/plan/optimize/tuning_plan.h"
+#include "kernel_pytorch/plan/optimize/verdict.h"
 
 namespace kernel_pytorch::c_interface {
 namespace {
@@ -93,6 +95,31 @@ auto read_all(FieldReader& fields, std::string_view field, const Read& read) {
   if (given == nullptr) return values;
   for (const Json& value : *given) values.push_back(read(value));
   return values;
+}
+
+plan::Timing read_timing(FieldReader& comparison, std::string_view field) {
+  const Json* value = comparison.value(field);
+  KP_CHECK(value != nullptr, comparison.where(), ": \"", field, "\" is missing");
+  FieldReader fields(*value, "verdict timing");
+  const plan::Timing timing{.median_us = fields.number("median_us", 0, 0, kMost),
+                            .low_us = fields.number("low_us", 0, 0, kMost),
+                            .high_us = fields.number("high_us", 0, 0, kMost)};
+  fields.finish();
+  return timing;
+}
+
+plan::Comparison read_comparison(const Json& value) {
+  FieldReader fields(value, "verdict comparison");
+  const plan::Comparison comparison{.before = read_timing(fields, "before"), .after = read_timing(fields, "after")};
+  fields.finish();
+  return comparison;
+}
+
+plan::WayClocks read_way(const Json& value) {
+  FieldReader fields(value, "verdict way");
+  plan::WayClocks clocks = read_all(fields, "clocks", read_comparison);
+  fields.finish();
+  return clocks;
 }
 
 plan::Machine read_machine(FieldReader& fields) {
@@ -270,6 +297,44 @@ Json answer_tuning_plan(const Json& request) {
                          {"reason", one.reason}});
   }
   return {{"decisions", decisions}};
+}
+
+Json answer_budget_plan(const Json& request) {
+  FieldReader fields(request, "budget_plan");
+  const plan::BudgetRequest asked{.seconds = fields.number("seconds", 0, 0, 1e9),
+                                  .step_seconds = fields.number("step_seconds", 0, 0, 1e9),
+                                  .passed_seconds = fields.number("passed_seconds", 0, 0, 1e9)};
+  fields.finish();
+  const plan::BudgetPlan found = plan::plan_budget(asked);
+  Json stages = Json::object();
+  for (size_t i = 0; i < found.stages.size(); ++i) {
+    stages[std::string(plan::kStageNames[i])] = {{"until_seconds", found.stages[i].until_seconds},
+                                                 {"measure_seconds", found.stages[i].measure_seconds}};
+  }
+  return {{"is_too_small", found.is_too_small},
+          {"final_runs", found.final_runs},
+          {"final_seconds", found.final_seconds},
+          {"enough_seconds", found.enough_seconds},
+          {"stages", stages}};
+}
+
+Json answer_part_verdict(const Json& request) {
+  FieldReader fields(request, "part_verdict");
+  const std::vector<plan::WayClocks> ways = read_all(fields, "ways", read_way);
+  const double predicted_us = fields.number("predicted_us", 0, -kMost, kMost);
+  fields.finish();
+  const plan::PartVerdict found = plan::judge_part(ways, predicted_us);
+  return {{"way", found.way}, {"maybe", found.maybe}, {"costs_calls", found.costs_calls}};
+}
+
+Json answer_whole_verdict(const Json& request) {
+  FieldReader fields(request, "whole_verdict");
+  const plan::Comparison comparison{.before = read_timing(fields, "before"), .after = read_timing(fields, "after")};
+  const double expected_us = fields.number("expected_us", 0, -kMost, kMost);
+  fields.finish();
+  return {{"pays", plan::pays(comparison)},
+          {"is_faster", plan::is_faster(comparison)},
+          {"confirms_tuning", plan::confirms_tuning(comparison, expected_us)}};
 }
 
 }  // namespace kernel_pytorch::c_interface

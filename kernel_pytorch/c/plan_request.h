@@ -1,5 +1,5 @@
-// Plans about models by JSON: buckets, graphs, memory, batches, replacements, tuning. Reads a request, asks
-// kernel_pytorch/plan, answers.
+// Plans about models by JSON: buckets, graphs, memory, batches, replacements, tuning, and what `optimize` decides by
+// its timings. Reads a request, asks kernel_pytorch/plan, answers.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -14,5 +14,8 @@ KP_EXPORT Json answer_batch_plan(const Json& request);
 KP_EXPORT Json answer_context_parallel_plan(const Json& request);
 KP_EXPORT Json answer_model_plan(const Json& request);
 KP_EXPORT Json answer_tuning_plan(const Json& request);
+KP_EXPORT Json answer_budget_plan(const Json& request);
+KP_EXPORT Json answer_part_verdict(const Json& request);
+KP_EXPORT Json answer_whole_verdict(const Json& request);
 
 }  // namespace kernel_pytorch::c_interface

@@ -79,6 +79,8 @@ Json report(const registry::ProblemRequest& request) {
 Json report(const registry::Explanation& explanation) {
   Json candidates = Json::array();
   for (const auto& candidate : explanation.candidates) candidates.push_back(report_candidate(candidate));
+  Json parts = Json::array();
+  for (const auto& part : explanation.parts) parts.push_back(report(part));
   return {{"op", explanation.key.op},
           {"device", explanation.device},
           {"key", report(explanation.key)},
@@ -86,7 +88,8 @@ Json report(const registry::Explanation& explanation) {
           {"kernel", explanation.chosen_kernel},
           {"config", explanation.chosen_config},
           {"tier", text(name_of(explanation.tier))},
-          {"measured_us", explanation.measured_us}};
+          {"measured_us", explanation.measured_us},
+          {"parts", parts}};
 }
 
 Json report(const registry::BenchReport& bench) {

@@ -8,7 +8,7 @@
 
 #include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/c/json.h"
-#include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/registry/any_operation.h"
 #include "kernel_pytorch/tuning/autotune_scope.h"
 #include "kernel_pytorch/tuning/selection.h"

@@ -142,8 +142,9 @@ TEST(Request, TheFuzzersCorpusIsReadOrRefused) {
     message_of([&] { read_directories(parse_request(text)); });
     message_of([&] { read_clear(parse_request(text)); });
     message_of([&] { read_autotune(parse_request(text)); });
-    for (const auto answer : {answer_graph_plan, answer_memory_plan, answer_batch_plan, answer_context_parallel_plan,
-                              answer_model_plan, answer_tuning_plan}) {
+    for (const auto answer :
+         {answer_graph_plan, answer_memory_plan, answer_batch_plan, answer_context_parallel_plan, answer_model_plan,
+          answer_tuning_plan, answer_budget_plan, answer_part_verdict, answer_whole_verdict}) {
       message_of([&] { to_text(answer(parse_request(text))); });
     }
     if (text.find("cuda") == std::string::npos) {  // a device that is not there is not the request's mistake
@@ -156,10 +157,10 @@ TEST(Request, TheFuzzersCorpusIsReadOrRefused) {
   EXPECT_GE(files, 6);
 }
 
-TEST(Words, ShapesRoundTrip) {
+TEST(Names, ShapesRoundTrip) {
   for (const std::vector<int64_t>& shape :
        {std::vector<int64_t>{0}, {1}, {1024, 4096}, {2, 3, 4, 5, 6, 7, 8, 9}, {int64_t{1} << 59}}) {
-    EXPECT_EQ(shape_from(shape_words(shape)), shape);
+    EXPECT_EQ(shape_from(request_shape_text(shape)), shape);
   }
   for (const char* wrong : {"", "x", "8x", "x8", "8xx8", "8 x 8", "8,8", "0x", "-1", "1.5", "99999999999999999999",
                             "1x1x1x1x1x1x1x1x1", "9223372036854775807"}) {
@@ -167,7 +168,7 @@ TEST(Words, ShapesRoundTrip) {
   }
 }
 
-TEST(Words, NearestNameFindsMisspellings) {
+TEST(Names, NearestNameFindsMisspellings) {
   const std::vector<std::string> known = {"rms_norm", "layer_norm", "attention"};
   EXPECT_EQ(nearest_name("rms_nrom", known), "rms_norm");
   EXPECT_EQ(nearest_name("layernorm", known), "layer_norm");
@@ -176,7 +177,7 @@ TEST(Words, NearestNameFindsMisspellings) {
   EXPECT_EQ(nearest_name(std::string(100'000, 'a'), known), "");
 }
 
-TEST(Words, OpsMatchUpToAnUnderscore) {
+TEST(Names, OpsMatchUpToAnUnderscore) {
   EXPECT_EQ(matching_operations("rms_norm").size(), 2u);
   EXPECT_EQ(matching_operations("rms_norm_forward").size(), 1u);
   EXPECT_EQ(matching_operations("").size(), operation_names().size());

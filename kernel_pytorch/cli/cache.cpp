@@ -1,6 +1,6 @@
 // kpt cache: what is kept on disk, the measurements (a SQLite store) and the compiled kernels (cubins).
 
-#include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/files.h"
 #include "kernel_pytorch/cli/format.h"

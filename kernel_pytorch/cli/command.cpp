@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/cli/format.h"
 
 namespace kernel_pytorch::cli {
@@ -22,16 +22,16 @@ std::string one_line(std::string text) {
 }
 
 // "kpt cache clear": the program and the commands that were named before the words went wrong.
-std::string words_so_far(const CLI::App& app) {
-  std::string words = app.get_name();
-  for (const CLI::App* command : app.get_subcommands()) words += " " + words_so_far(*command);
-  return words;
+std::string command_so_far(const CLI::App& app) {
+  std::string completions = app.get_name();
+  for (const CLI::App* command : app.get_subcommands()) completions += " " + command_so_far(*command);
+  return completions;
 }
 
 std::string explain_parse_error(CLI::App& app, const CLI::ParseError& error, int argument_count, char** arguments) {
   const std::string first = argument_count > 1 ? arguments[1] : "";
   const bool names_no_command = app.get_subcommands().empty() && !first.empty() && first.front() != '-';
-  if (!names_no_command) return one_line(error.what()) + " (" + words_so_far(app) + " --help shows how)";
+  if (!names_no_command) return one_line(error.what()) + " (" + command_so_far(app) + " --help shows how)";
   std::vector<std::string> commands;
   for (const CLI::App* command : subcommands_of(app)) commands.push_back(command->get_name());
   const std::string meant = c_interface::nearest_name(first, commands);
@@ -53,15 +53,15 @@ CLI::Validator in_range(double least, double greatest) {
       range);
 }
 
-void collect_words(CLI::App& app, const std::string& command, std::vector<Command::Words>& all) {
-  Command::Words words{command, {}, app.get_option_no_throw("op") != nullptr};
-  for (const CLI::App* inner : subcommands_of(app)) words.following.push_back(inner->get_name());
+void collect_completions(CLI::App& app, const std::string& command, std::vector<Command::Completions>& all) {
+  Command::Completions completions{command, {}, app.get_option_no_throw("op") != nullptr};
+  for (const CLI::App* inner : subcommands_of(app)) completions.following.push_back(inner->get_name());
   for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) words.following.push_back("--" + name);
+    for (const std::string& name : option->get_lnames()) completions.following.push_back("--" + name);
   }
-  all.push_back(std::move(words));
+  all.push_back(std::move(completions));
   for (CLI::App* inner : subcommands_of(app)) {
-    collect_words(*inner, command.empty() ? inner->get_name() : command + " " + inner->get_name(), all);
+    collect_completions(*inner, command.empty() ? inner->get_name() : command + " " + inner->get_name(), all);
   }
 }
 
@@ -117,9 +117,9 @@ void Command::runs(Run run) {
   app_.callback([&chosen = run_, run = std::move(run)] { chosen = run; });
 }
 
-std::vector<Command::Words> Command::all_words() const {
-  std::vector<Words> all;
-  collect_words(app_, "", all);
+std::vector<Command::Completions> Command::all_completions() const {
+  std::vector<Completions> all;
+  collect_completions(app_, "", all);
   return all;
 }
 

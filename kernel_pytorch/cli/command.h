@@ -1,6 +1,6 @@
 // What every command of kpt shares: how it is added to the parser, and how it says that the words were wrong. Command
 // is a thin face of CLI11, so that one file (command.cpp) pays for compiling it. Parsing and running are apart: a
-// command only stores what to run, so that errors of either are told apart.
+// command only stores what to run, so that their errors stay distinct.
 #pragma once
 
 #include <exception>
@@ -52,12 +52,12 @@ class Command {
   void runs(Run run);
 
   // For completion: the command's name and those of the commands around it ("cache import"), and what may follow it.
-  struct Words {
+  struct Completions {
     std::string command;
     std::vector<std::string> following;  // commands and long options
     bool takes_op = false;
   };
-  std::vector<Words> all_words() const;  // of this one first, then of every command inside
+  std::vector<Completions> all_completions() const;  // of this one first, then of every command inside
 
  private:
   CLI::App& app_;

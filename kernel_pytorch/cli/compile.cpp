@@ -2,7 +2,7 @@
 // makes register spills and serialised wgmma failures, which is what CI asks.
 #include <algorithm>
 
-#include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/json_output.h"

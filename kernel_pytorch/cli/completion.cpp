@@ -1,6 +1,6 @@
 // kpt completion: scripts for bash, zsh and fish, written from the parser itself, so that they cannot fall behind it.
 
-#include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/terminal.h"
@@ -8,22 +8,22 @@
 namespace kernel_pytorch::cli {
 namespace {
 
-using Words = Command::Words;
+using Completions = Command::Completions;
 
-std::string joined(const std::vector<std::string>& words) {
+std::string joined(const std::vector<std::string>& completion) {
   std::string text;
-  for (const std::string& word : words) text.append(text.empty() ? "" : " ").append(word);
+  for (const std::string& word : completion) text.append(text.empty() ? "" : " ").append(word);
   return text;
 }
 
 // What may follow each command: its options and commands, and the ops or shells where one is its argument.
-std::vector<Words> completions_of(const Command& root) {
-  std::vector<Words> all = root.all_words();
-  for (Words& words : all) {
+std::vector<Completions> completions_of(const Command& root) {
+  std::vector<Completions> all = root.all_completions();
+  for (Completions& completion : all) {
     std::vector<std::string> arguments;
-    if (words.takes_op) arguments = c_interface::operation_names();
-    if (words.command == "completion") arguments = {"bash", "zsh", "fish"};
-    words.following.insert(words.following.begin(), arguments.begin(), arguments.end());
+    if (completion.takes_op) arguments = c_interface::operation_names();
+    if (completion.command == "completion") arguments = {"bash", "zsh", "fish"};
+    completion.following.insert(completion.following.begin(), arguments.begin(), arguments.end());
   }
   return all;
 }
@@ -34,15 +34,15 @@ std::string dtype_names() {
   return joined(names);
 }
 
-std::string cases_of(const std::vector<Words>& all, const char* before_words, const char* after_words) {
+std::string cases_of(const std::vector<Completions>& all, const char* before_list, const char* after_list) {
   std::string cases;
-  for (const Words& words : all) {
-    cases += "    '" + words.command + "') " + before_words + joined(words.following) + after_words + " ;;\n";
+  for (const Completions& completion : all) {
+    cases += "    '" + completion.command + "') " + before_list + joined(completion.following) + after_list + " ;;\n";
   }
   return cases;
 }
 
-std::string bash_script(const std::vector<Words>& all) {
+std::string bash_script(const std::vector<Completions>& all) {
   return "_kpt() {\n"
          "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command words\n"
          "  case $previous in\n"
@@ -62,7 +62,7 @@ std::string bash_script(const std::vector<Words>& all) {
          "complete -F _kpt kpt\n";
 }
 
-std::string zsh_script(const std::vector<Words>& all) {
+std::string zsh_script(const std::vector<Completions>& all) {
   return "#compdef kpt\n"
          "_kpt() {\n"
          "  local command\n"
@@ -84,17 +84,17 @@ std::string zsh_script(const std::vector<Words>& all) {
          "compdef _kpt kpt\n";
 }
 
-std::string fish_script(const std::vector<Words>& all) {
+std::string fish_script(const std::vector<Completions>& all) {
   std::string script = "complete -c kpt -f\n";
-  for (const Words& words : all) {
+  for (const Completions& completion : all) {
     std::string condition = "__fish_use_subcommand";
-    if (!words.command.empty()) {
-      const size_t space = words.command.find(' ');
-      condition = "__fish_seen_subcommand_from " + words.command.substr(0, space);
+    if (!completion.command.empty()) {
+      const size_t space = completion.command.find(' ');
+      condition = "__fish_seen_subcommand_from " + completion.command.substr(0, space);
       if (space != std::string::npos)
-        condition += "; and __fish_seen_subcommand_from " + words.command.substr(space + 1);
+        condition += "; and __fish_seen_subcommand_from " + completion.command.substr(space + 1);
     }
-    for (const std::string& word : words.following) {
+    for (const std::string& word : completion.following) {
       const bool is_option = word.starts_with("--");
       script += format("complete -c kpt -n '{}' {} {}\n", condition, is_option ? "-l" : "-a",
                        is_option ? word.substr(2) : word);
@@ -112,7 +112,7 @@ void add_completion(Command root) {
   command.choice("shell", *shell, "bash, zsh or fish", {"bash", "zsh", "fish"}, Need::kRequired)
       .footer("bash, zsh: eval \"$(kpt completion bash)\"    fish: kpt completion fish | source")
       .runs([root, shell] {
-        const std::vector<Words> all = completions_of(root);
+        const std::vector<Completions> all = completions_of(root);
         print_text(*shell == "bash" ? bash_script(all) : *shell == "zsh" ? zsh_script(all) : fish_script(all));
         return kSuccess;
       });

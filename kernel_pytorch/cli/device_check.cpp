@@ -35,8 +35,8 @@ double time_limit_seconds(const DeviceInfo& device) {
   return device.is_cpu() ? 3 : 12;
 }
 
-// Of the op's own shapes the one to test with: from the smallest of kFewestElements upwards, then the larger of the
-// rest.
+// The op's own shapes in the order in which to try them: from the smallest with kFewestElements upwards, then the
+// others, largest first.
 std::vector<registry::ProblemRequest> in_order_of_size(const registry::AnyOperation& operation, Device device) {
   std::vector<registry::ProblemRequest> requests = operation.shapes();
   for (registry::ProblemRequest& request : requests) request.device = device;

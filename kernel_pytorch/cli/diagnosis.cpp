@@ -72,7 +72,7 @@ void look_at_nvrtc(std::vector<Finding>& findings, bool has_cuda) {
                         format("{}.{}, {} ({})", nvrtc.major, nvrtc.minor, without_home(nvrtc.path), nvrtc.how), ""});
     return;
   }
-  // CUDA kernels are compiled at their first call; with no GPU nobody will miss the compiler.
+  // CUDA kernels are compiled at their first call; without a GPU the compiler is not needed.
   const int driver_major = has_cuda ? device_info(Device{DeviceKind::kCuda, 0}).cuda.driver_version / 1000 : 13;
   const std::string package = driver_major <= 12 ? "nvidia-cuda-nvrtc-cu12" : "nvidia-cuda-nvrtc";
   findings.push_back(
@@ -153,17 +153,17 @@ void run_self_tests(Diagnosis& diagnosis) {
 
 // A line of `python -m kernel_pytorch._environment`: health, section, text and cure, with tabs between them.
 std::optional<Finding> finding_in(const std::string& line) {
-  std::vector<std::string> words(1);
+  std::vector<std::string> fields(1);
   for (const char character : line) {
     if (character == '\t') {
-      words.emplace_back();
+      fields.emplace_back();
     } else {
-      words.back() += character;
+      fields.back() += character;
     }
   }
-  if (words.size() != 4) return std::nullopt;  // what torch or a warning printed
-  const Health health = words[0] == "good" ? Health::kGood : words[0] == "note" ? Health::kNote : Health::kProblem;
-  return Finding{words[1], health, without_home(words[2]), words[3]};
+  if (fields.size() != 4) return std::nullopt;  // what torch or a warning printed
+  const Health health = fields[0] == "good" ? Health::kGood : fields[0] == "note" ? Health::kNote : Health::kProblem;
+  return Finding{fields[1], health, without_home(fields[2]), fields[3]};
 }
 
 void note_python(const PythonQuestion::Answer& answer, const PythonProgram& python, std::vector<Finding>& findings) {

@@ -21,8 +21,8 @@ std::string verdict_of(const registry::CandidateExplanation& candidate) {
   return format("{} (of {} configs)", candidate.heuristic_config, candidate.configs.size());
 }
 
-void print_explanation(const NamedProblem& problem, const registry::Explanation& explanation) {
-  print("{}\n", paint(Color::kBold, problem_text(problem)));
+void print_choice(const std::string& title, const registry::Explanation& explanation) {
+  print("{}\n", paint(Color::kBold, title));
   Table table({"", "KERNEL", "ORIGIN", "CONFIG, OR WHY NOT"});
   for (const registry::CandidateExplanation& candidate : explanation.candidates) {
     const bool is_chosen = candidate.kernel == explanation.chosen_kernel;
@@ -46,13 +46,21 @@ void print_explanation(const NamedProblem& problem, const registry::Explanation&
         name_of(explanation.tier), measured, explanation.key.problem, explanation.key.device);
 }
 
+void print_explanation(const std::string& title, const registry::Explanation& explanation) {
+  print_choice(title, explanation);
+  for (size_t i = 0; i < explanation.parts.size(); ++i) {
+    const registry::Explanation& part = explanation.parts[i];
+    print_explanation(format("{}, part {} of {}: {}", title, i + 1, explanation.parts.size(), part.key.op), part);
+  }
+}
+
 int explain(const ExplainArguments& arguments) {
   std::vector<registry::Explanation> explanations;
   int exit_code = kSuccess;
   for (const NamedProblem& problem : named_problems(arguments.problem)) {
     explanations.push_back(problem.operation->explain(problem.request, arguments.kernel));
     if (explanations.back().chosen_kernel.empty()) exit_code = kFailure;
-    if (!arguments.json) print_explanation(problem, explanations.back());
+    if (!arguments.json) print_explanation(problem_text(problem), explanations.back());
   }
   if (arguments.json) print_text(explanations_json(explanations));
   return exit_code;

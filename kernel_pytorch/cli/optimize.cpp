@@ -23,12 +23,12 @@ struct OptimizeArguments {
   bool compiled = false;
 };
 
-std::vector<std::string> words_of(const OptimizeArguments& arguments, const std::string& python) {
-  std::vector<std::string> words{python, "-m", "kernel_pytorch._optimize"};
-  const auto add = [&words](const char* name, const std::string& value) {
-    if (!value.empty()) words.insert(words.end(), {name, value});
+std::vector<std::string> command_line_of(const OptimizeArguments& arguments, const std::string& python) {
+  std::vector<std::string> command_line{python, "-m", "kernel_pytorch._optimize"};
+  const auto add = [&command_line](const char* name, const std::string& value) {
+    if (!value.empty()) command_line.insert(command_line.end(), {name, value});
   };
-  if (!arguments.target.empty()) words.push_back(arguments.target);
+  if (!arguments.target.empty()) command_line.push_back(arguments.target);
   for (const std::string& input : arguments.inputs) add("--input", input);
   add("--demo", arguments.demo);
   add("--goal", arguments.goal);
@@ -39,8 +39,8 @@ std::vector<std::string> words_of(const OptimizeArguments& arguments, const std:
   add("--json", arguments.json);
   add("--dtype", arguments.dtype);
   add("--device", arguments.device);
-  if (arguments.compiled) words.emplace_back("--compile");
-  return words;
+  if (arguments.compiled) command_line.emplace_back("--compile");
+  return command_line;
 }
 
 int become_python(const OptimizeArguments& arguments) {
@@ -56,9 +56,9 @@ int become_python(const OptimizeArguments& arguments) {
   add_to_python_path(python->path);
   const std::string cache = options().cache_directory;
   if (!cache.empty()) setenv("KERNEL_PYTORCH_CACHE_DIR", cache.c_str(), 1);
-  std::vector<std::string> words = words_of(arguments, python->program);
+  std::vector<std::string> command_line = command_line_of(arguments, python->program);
   std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
+  for (std::string& word : command_line) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   execvp(pointers[0], pointers.data());
   fail(ErrorCode::kUnsupported, "optimize: cannot run ", python->program, ": ", std::strerror(errno),

@@ -1,7 +1,7 @@
 #include "kernel_pytorch/cli/problem_arguments.h"
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/c/words.h"
+#include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/cli/command.h"
 
 namespace kernel_pytorch::cli {
@@ -75,7 +75,7 @@ int64_t element_count(const registry::ProblemRequest& request) {
 }
 
 std::string request_text(const registry::ProblemRequest& request) {
-  std::string text = c_interface::shape_words(request.shape).append(" ").append(name_of(request.dtype));
+  std::string text = c_interface::request_shape_text(request.shape).append(" ").append(name_of(request.dtype));
   for (const auto& [name, value] : request.options) text.append(" ").append(name).append("=").append(value);
   return text;
 }

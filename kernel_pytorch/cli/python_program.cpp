@@ -26,14 +26,14 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-[[noreturn]] void become(std::vector<std::string>& words, int output) {
+[[noreturn]] void become(std::vector<std::string>& arguments, int output) {
   setpgid(0, 0);
   dup2(output, STDOUT_FILENO);
   dup2(output, STDERR_FILENO);
   const int nothing = open("/dev/null", O_RDONLY);
   if (nothing >= 0) dup2(nothing, STDIN_FILENO);
   std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
+  for (std::string& word : arguments) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   execvp(pointers[0], pointers.data());
   _exit(127);
@@ -87,9 +87,9 @@ void add_to_python_path(const std::string& folder) {
   setenv("PYTHONPATH", (others.empty() ? folder : folder + ":" + others).c_str(), 1);
 }
 
-PythonQuestion::PythonQuestion(const PythonProgram& python, std::vector<std::string> words)
+PythonQuestion::PythonQuestion(const PythonProgram& python, std::vector<std::string> arguments)
     : start_seconds_(now_seconds()) {
-  words.insert(words.begin(), {python.program, "-m"});
+  arguments.insert(arguments.begin(), {python.program, "-m"});
   add_to_python_path(python.path);
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -97,7 +97,7 @@ PythonQuestion::PythonQuestion(const PythonProgram& python, std::vector<std::str
     return;
   }
   process_ = fork();
-  if (process_ == 0) become(words, ends[1]);
+  if (process_ == 0) become(arguments, ends[1]);
   close(ends[1]);
   output_ = ends[0];
   if (process_ < 0) failure_ = format("no process: {}", std::strerror(errno));

@@ -22,7 +22,7 @@ void add_to_python_path(const std::string& folder);  // of this process, for tho
 class PythonQuestion {
  public:
   // Starts `python -m words...`; never throws: what went wrong is part of the answer.
-  PythonQuestion(const PythonProgram& python, std::vector<std::string> words);
+  PythonQuestion(const PythonProgram& python, std::vector<std::string> arguments);
   ~PythonQuestion();
   PythonQuestion(const PythonQuestion&) = delete;
   PythonQuestion& operator=(const PythonQuestion&) = delete;

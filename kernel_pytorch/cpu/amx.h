@@ -22,26 +22,26 @@ constexpr int kAmxRowBytes = 64;
 
 static thread_local float emulated_tiles[8][256];
 
-KP_WORD void configure_tiles() {}
-KP_WORD void release_tiles() {}
+KP_PRIMITIVE void configure_tiles() {}
+KP_PRIMITIVE void release_tiles() {}
 template <int kTile>
-KP_WORD void zero_tile() {
+KP_PRIMITIVE void zero_tile() {
   __builtin_memset(emulated_tiles[kTile], 0, kAmxTileBytes);
 }
 template <int kTile>
-KP_WORD void load_tile(const void* from, int64_t stride_bytes) {
+KP_PRIMITIVE void load_tile(const void* from, int64_t stride_bytes) {
   for (int i = 0; i < kAmxRows; ++i) {
     __builtin_memcpy(emulated_tiles[kTile] + 16 * i, static_cast<const char*>(from) + i * stride_bytes, kAmxRowBytes);
   }
 }
 template <int kTile>
-KP_WORD void store_tile(void* to, int64_t stride_bytes) {
+KP_PRIMITIVE void store_tile(void* to, int64_t stride_bytes) {
   for (int i = 0; i < kAmxRows; ++i) {
     __builtin_memcpy(static_cast<char*>(to) + i * stride_bytes, emulated_tiles[kTile] + 16 * i, kAmxRowBytes);
   }
 }
 template <int kSum, int kA, int kB>
-KP_WORD void multiply_bfloat16_tiles() {
+KP_PRIMITIVE void multiply_bfloat16_tiles() {
   for (int pair = 0; pair < 16; ++pair) {
     const VecU both = reinterpret_cast<VecU>(load(emulated_tiles[kB] + 16 * pair));
     const Vec even = from_bits(both << 16), odd = from_bits(both & 0xffff0000u);
@@ -65,29 +65,29 @@ struct alignas(64) TileConfiguration {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-KP_WORD void configure_tiles() {
+KP_PRIMITIVE void configure_tiles() {
   static constexpr TileConfiguration kConfiguration{};
   asm volatile("ldtilecfg %0" ::"m"(kConfiguration));
 }
-KP_WORD void release_tiles() {
+KP_PRIMITIVE void release_tiles() {
   asm volatile("tilerelease" ::: "memory");
 }
 template <int kTile>
-KP_WORD void zero_tile() {
+KP_PRIMITIVE void zero_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
 template <int kTile>
-KP_WORD void load_tile(const void* from, int64_t stride_bytes) {
+KP_PRIMITIVE void load_tile(const void* from, int64_t stride_bytes) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(kTile) : "memory");
 }
 template <int kTile>
-KP_WORD void store_tile(void* to, int64_t stride_bytes) {
+KP_PRIMITIVE void store_tile(void* to, int64_t stride_bytes) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride_bytes), "i"(kTile) : "memory");
 }
 // tile kSum [16][16] of fp32 += A [16][32] B, where row r of B holds the pairs {B[2 r][n], B[2 r + 1][n]} of 16
 // columns.
 template <int kSum, int kA, int kB>
-KP_WORD void multiply_bfloat16_tiles() {
+KP_PRIMITIVE void multiply_bfloat16_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
 }
 
@@ -104,8 +104,8 @@ struct AmxSums {
 // sums (+)= A B over `steps` times 32: A and B are packed tiles, two (32 rows, or 32 columns) a step, the steps
 // `a_step_bytes` and `b_step_bytes` apart. Seven tiles and not eight: on cores whose other thread is busy every live
 // tile costs, so both tiles of A pass through one register.
-KP_WORD void multiply_bfloat16_blocks(const void* a, int64_t a_step_bytes, const void* b, int64_t b_step_bytes,
-                                      int64_t steps, const AmxSums& sums, bool add) {
+KP_PRIMITIVE void multiply_bfloat16_blocks(const void* a, int64_t a_step_bytes, const void* b, int64_t b_step_bytes,
+                                           int64_t steps, const AmxSums& sums, bool add) {
   char* right = static_cast<char*>(sums.data) + sums.right_bytes;
   char* below = static_cast<char*>(sums.data) + sums.below_bytes;
   if (add) {
@@ -140,7 +140,7 @@ KP_WORD void multiply_bfloat16_blocks(const void* a, int64_t a_step_bytes, const
 }
 
 // Two vectors of fp32 as 32 bf16 in their order, and as pairs {low[i], high[i]}.
-KP_WORD VecU to_bfloat16(Vec low, Vec high) {
+KP_PRIMITIVE VecU to_bfloat16(Vec low, Vec high) {
 #if defined(__AVX512BF16__)
   return reinterpret_cast<VecU>(
       _mm512_maskz_cvtne2ps_pbh(0xffffffff, reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low)));
@@ -148,13 +148,13 @@ KP_WORD VecU to_bfloat16(Vec low, Vec high) {
   return reinterpret_cast<VecU>(float_to_bfloat16_pair(low, high));
 #endif
 }
-KP_WORD VecU16x2 interleave_halves(VecU16x2 v) {
+KP_PRIMITIVE VecU16x2 interleave_low_high(VecU16x2 v) {
   return __builtin_shufflevector(v, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11,
                                  27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
-KP_WORD VecU to_bfloat16_pairs(Vec low, Vec high) {
+KP_PRIMITIVE VecU to_bfloat16_pairs(Vec low, Vec high) {
 #if defined(__AVX512BF16__)
-  return reinterpret_cast<VecU>(interleave_halves(reinterpret_cast<VecU16x2>(to_bfloat16(low, high))));
+  return reinterpret_cast<VecU>(interleave_low_high(reinterpret_cast<VecU16x2>(to_bfloat16(low, high))));
 #else
   return join_bfloat16_unordered<false>({low, high});
 #endif

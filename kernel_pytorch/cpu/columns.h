@@ -14,27 +14,27 @@ struct SomeLanes {
 };
 
 template <class T>
-KP_WORD VecOf<T> load(const T* from, AllLanes) {
+KP_PRIMITIVE VecOf<T> load(const T* from, AllLanes) {
   return load(from);
 }
 template <class T>
-KP_WORD VecOf<T> load(const T* from, SomeLanes lanes) {
+KP_PRIMITIVE VecOf<T> load(const T* from, SomeLanes lanes) {
   return load_partial(from, lanes.count);  // the rest is zero
 }
 template <class T>
-KP_WORD void store(T* to, VecOf<T> value, AllLanes) {
+KP_PRIMITIVE void store(T* to, VecOf<T> value, AllLanes) {
   store(to, value);
 }
 template <class T>
-KP_WORD void store(T* to, VecOf<T> value, SomeLanes lanes) {
+KP_PRIMITIVE void store(T* to, VecOf<T> value, SomeLanes lanes) {
   store_partial(to, value, lanes.count);
 }
 template <class V>
-KP_WORD V keep(V value, AllLanes) {
+KP_PRIMITIVE V keep(V value, AllLanes) {
   return value;
 }
 template <class V>
-KP_WORD V keep(V value, SomeLanes lanes) {  // lanes past the row's end count for nothing
+KP_PRIMITIVE V keep(V value, SomeLanes lanes) {  // lanes past the row's end count for nothing
   for (int i = 0; i < static_cast<int>(sizeof(V) / sizeof(value[0])); ++i) {
     if (i >= lanes.count) value[i] = 0;
   }
@@ -44,7 +44,7 @@ KP_WORD V keep(V value, SomeLanes lanes) {  // lanes past the row's end count fo
 // Writes every column, two vectors at a time: a whole line of narrow types in one store. pair_at(j) gives the two, in
 // the order of load2_unordered where kUnordered; value_at(j, lanes) those that are left at the row's end.
 template <class T, bool kStream, bool kUnordered, class Pair, class Value>
-KP_WORD void write_columns_in_pairs(T* to, int64_t columns, Pair pair_at, Value value_at) {
+KP_PRIMITIVE void write_columns_in_pairs(T* to, int64_t columns, Pair pair_at, Value value_at) {
   constexpr int kStep = kLanesOf<T>;
   int64_t j = 0;
   for (; j + 2 * kStep <= columns; j += 2 * kStep) {
@@ -63,7 +63,7 @@ KP_WORD void write_columns_in_pairs(T* to, int64_t columns, Pair pair_at, Value 
 }
 
 template <class T, bool kStream, class Value>
-KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
+KP_PRIMITIVE void write_columns(T* to, int64_t columns, Value value_at) {
   write_columns_in_pairs<T, kStream, false>(
       to, columns,
       [&](int64_t j) -> PairOf<T> {
@@ -73,7 +73,7 @@ KP_WORD void write_columns(T* to, int64_t columns, Value value_at) {
 }
 
 template <class T, class Body>
-KP_WORD void for_columns(int64_t columns, Body body) {
+KP_PRIMITIVE void for_columns(int64_t columns, Body body) {
   constexpr int kStep = kLanesOf<T>;
   int64_t j = 0;
   for (; j + kStep <= columns; j += kStep) body(j, AllLanes());

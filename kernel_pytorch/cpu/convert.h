@@ -43,7 +43,7 @@ using StorageOf = typename StorageOfElement<T>::Type;
 constexpr __mmask16 kAllLanes = 0xffff;
 #endif
 
-KP_WORD VecU widen_bits(VecU16 v) {
+KP_PRIMITIVE VecU widen_bits(VecU16 v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VecU>(_mm512_maskz_cvtepu16_epi32(kAllLanes, reinterpret_cast<__m256i>(v)));
 #elif defined(__AVX2__)
@@ -52,7 +52,7 @@ KP_WORD VecU widen_bits(VecU16 v) {
   return __builtin_convertvector(v, VecU);
 #endif
 }
-KP_WORD VecU widen_bits(VecU8 v) {
+KP_PRIMITIVE VecU widen_bits(VecU8 v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VecU>(_mm512_maskz_cvtepu8_epi32(kAllLanes, reinterpret_cast<__m128i>(v)));
 #elif defined(__AVX2__)
@@ -62,17 +62,17 @@ KP_WORD VecU widen_bits(VecU8 v) {
 #endif
 }
 // Every lane must already fit.
-KP_WORD VecU16 narrow_to_16(VecU v) {
+KP_PRIMITIVE VecU16 narrow_to_16(VecU v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VecU16>(_mm512_maskz_cvtepi32_epi16(kAllLanes, reinterpret_cast<__m512i>(v)));
 #elif defined(__AVX2__)
-  const __m256i in_halves = _mm256_packus_epi32(reinterpret_cast<__m256i>(v), reinterpret_cast<__m256i>(v));
-  return reinterpret_cast<VecU16>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(in_halves, 0x08)));
+  const __m256i by_128_bits = _mm256_packus_epi32(reinterpret_cast<__m256i>(v), reinterpret_cast<__m256i>(v));
+  return reinterpret_cast<VecU16>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(by_128_bits, 0x08)));
 #else
   return __builtin_convertvector(v, VecU16);
 #endif
 }
-KP_WORD VecU8 narrow_to_8(VecU v) {
+KP_PRIMITIVE VecU8 narrow_to_8(VecU v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VecU8>(_mm512_maskz_cvtepi32_epi8(kAllLanes, reinterpret_cast<__m512i>(v)));
 #elif defined(__AVX2__)
@@ -83,7 +83,7 @@ KP_WORD VecU8 narrow_to_8(VecU v) {
 #endif
 }
 
-KP_WORD Vec bfloat16_to_float(VecU16 v) {
+KP_PRIMITIVE Vec bfloat16_to_float(VecU16 v) {
   return from_bits(widen_bits(v) << 16);
 }
 
@@ -91,7 +91,7 @@ KP_WORD Vec bfloat16_to_float(VecU16 v) {
 // kOfBfloat16: of values computed from bf16 alone, whose NaNs have no bits below bf16's that rounding could carry into
 // the exponent.
 template <bool kOfBfloat16 = false>
-KP_WORD VecU round_to_bfloat16(Vec value) {
+KP_PRIMITIVE VecU round_to_bfloat16(Vec value) {
   const VecU bits = bits_of(value);
 #if defined(__AVX512F__)
   // Five instructions where compare, blend, shift and two adds are seven: rows of bf16 are bound by them, not by
@@ -111,13 +111,13 @@ KP_WORD VecU round_to_bfloat16(Vec value) {
   return select(is_nan(value), bits | 0x400000u, bits + 0x7fffu + ((bits >> 16) & 1u));
 #endif
 }
-KP_WORD VecU16 float_to_bfloat16(Vec value) {
+KP_PRIMITIVE VecU16 float_to_bfloat16(Vec value) {
   return narrow_to_16(round_to_bfloat16(value) >> 16);
 }
 
 // A format with fewer bits, the sign taken off and given back by the caller.
 template <int kExponentBits, int kMantissaBits>
-KP_WORD Vec small_magnitude_to_float(VecU magnitude) {
+KP_PRIMITIVE Vec small_magnitude_to_float(VecU magnitude) {
   constexpr uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
   const VecU moved = magnitude << (23 - kMantissaBits);
   const Vec normal = from_bits(moved + ((127 - kBias) << 23));
@@ -128,7 +128,7 @@ KP_WORD Vec small_magnitude_to_float(VecU magnitude) {
 }
 
 template <int kExponentBits, int kMantissaBits>
-KP_WORD VecU float_magnitude_to_small(VecU magnitude, uint32_t largest) {
+KP_PRIMITIVE VecU float_magnitude_to_small(VecU magnitude, uint32_t largest) {
   constexpr uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
   constexpr int kShift = 23 - kMantissaBits;
   const VecU odd = (magnitude >> kShift) & 1u;
@@ -139,7 +139,7 @@ KP_WORD VecU float_magnitude_to_small(VecU magnitude, uint32_t largest) {
   return min(select(magnitude < ((128 - kBias) << 23), subnormal, normal), broadcast(largest));
 }
 
-KP_WORD Vec float16_bits_to_float(VecU bits) {
+KP_PRIMITIVE Vec float16_bits_to_float(VecU bits) {
   const VecU magnitude = bits & 0x7fffu;
   const VecU special = (magnitude << 13) | 0x7f800000u;
   const VecU quiet = select(magnitude > 0x7c00u, broadcast(0x400000u), VecU{});
@@ -147,7 +147,7 @@ KP_WORD Vec float16_bits_to_float(VecU bits) {
   return from_bits(select(magnitude >= 0x7c00u, special | quiet, finite) | ((bits & 0x8000u) << 16));
 }
 
-KP_WORD Vec float16_to_float(VecU16 v) {
+KP_PRIMITIVE Vec float16_to_float(VecU16 v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Vec>(_mm512_maskz_cvtph_ps(kAllLanes, reinterpret_cast<__m256i>(v)));
 #elif defined(__F16C__)
@@ -157,7 +157,7 @@ KP_WORD Vec float16_to_float(VecU16 v) {
 #endif
 }
 
-KP_WORD VecU16 float_to_float16(Vec value) {
+KP_PRIMITIVE VecU16 float_to_float16(Vec value) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VecU16>(
       _mm512_maskz_cvtps_ph(kAllLanes, reinterpret_cast<__m512>(value), _MM_FROUND_TO_NEAREST_INT));
@@ -172,13 +172,13 @@ KP_WORD VecU16 float_to_float16(Vec value) {
 #endif
 }
 
-KP_WORD Vec float8_e4m3_to_float(VecU8 v) {
+KP_PRIMITIVE Vec float8_e4m3_to_float(VecU8 v) {
   const VecU bits = widen_bits(v);
   const VecU magnitude = bits & 0x7fu;
   const VecU finite = bits_of(small_magnitude_to_float<4, 3>(magnitude));
   return from_bits(select(magnitude == 0x7fu, broadcast(0x7fc00000u), finite) | ((bits & 0x80u) << 24));
 }
-KP_WORD Vec float8_e5m2_to_float(VecU8 v) {
+KP_PRIMITIVE Vec float8_e5m2_to_float(VecU8 v) {
 #if defined(__F16C__)
   return float16_to_float(__builtin_convertvector(v, VecU16) << 8);
 #else
@@ -187,14 +187,14 @@ KP_WORD Vec float8_e5m2_to_float(VecU8 v) {
 }
 
 template <int kExponentBits, int kMantissaBits>
-KP_WORD VecU8 float_to_float8(Vec value, uint32_t largest) {
+KP_PRIMITIVE VecU8 float_to_float8(Vec value, uint32_t largest) {
   const VecU bits = bits_of(value);
   const VecU finite = float_magnitude_to_small<kExponentBits, kMantissaBits>(bits & 0x7fffffffu, largest);
   return narrow_to_8(((bits >> 24) & 0x80u) | select(is_nan(value), broadcast(0x7fu), finite));
 }
 
 template <class T>
-KP_WORD VecOf<T> decode(StorageOf<T> stored) {
+KP_PRIMITIVE VecOf<T> decode(StorageOf<T> stored) {
   if constexpr (__is_same(T, BFloat16)) {
     return bfloat16_to_float(stored);
   } else if constexpr (__is_same(T, Float16)) {
@@ -209,7 +209,7 @@ KP_WORD VecOf<T> decode(StorageOf<T> stored) {
 }
 
 template <class T>
-KP_WORD StorageOf<T> encode(VecOf<T> value) {
+KP_PRIMITIVE StorageOf<T> encode(VecOf<T> value) {
   if constexpr (__is_same(T, BFloat16)) {
     return float_to_bfloat16(value);
   } else if constexpr (__is_same(T, Float16)) {

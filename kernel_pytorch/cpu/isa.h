@@ -1,8 +1,9 @@
-// The instruction level this file is compiled for, as a namespace and a lane count. A *_cpu.cpp is built once per level
+// The instruction level this file is compiled for, as a namespace and a lane count. A *_isa.cpp is built once per level
 // (cmake/isa_variants.cmake), and what it exports stands in KP_ISA_NAMESPACE:
 //   namespace kernel_pytorch::rms_norm::KP_ISA_NAMESPACE { void forward(...) { ... } }   // isa_v2, isa_v3, isa_v4, ...
-// Words are KP_WORD: internal linkage, always inlined. An inline function with external linkage would be merged by the
-// linker across levels, and a machine without AVX-512 could be handed the AVX-512 copy; tests/isa_symbols looks for it.
+// Words are KP_PRIMITIVE: internal linkage, always inlined. An inline function with external linkage would be merged by
+// the linker across levels, and a machine without AVX-512 could be handed the AVX-512 copy; tests/isa_symbols looks for
+// it.
 #pragma once
 
 #if defined(__x86_64__)
@@ -18,7 +19,7 @@
 #define KP_ISA_JOIN(a, b) KP_ISA_JOIN_(a, b)
 #define KP_ISA_NAMESPACE KP_ISA_JOIN(isa_, KP_ISA)
 
-#define KP_WORD [[gnu::always_inline, maybe_unused]] static inline
+#define KP_PRIMITIVE [[gnu::always_inline, maybe_unused]] static inline
 
 namespace kernel_pytorch::cpu {
 inline namespace KP_ISA_NAMESPACE {

@@ -14,7 +14,7 @@ namespace kernel_pytorch::cpu {
 inline namespace KP_ISA_NAMESPACE {
 
 template <class Storage>
-KP_WORD Storage load_storage(const void* address) {
+KP_PRIMITIVE Storage load_storage(const void* address) {
   Storage stored;
   __builtin_memcpy(&stored, address, sizeof(Storage));
   return stored;
@@ -22,7 +22,7 @@ KP_WORD Storage load_storage(const void* address) {
 
 // Masked instructions where the level has them for this width, else a copy of the bytes: tails come once per row.
 template <class Storage, int kElementBytes>
-KP_WORD Storage load_storage_partial(const void* address, int64_t count) {
+KP_PRIMITIVE Storage load_storage_partial(const void* address, int64_t count) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   const uint32_t mask = (1u << count) - 1;
   if constexpr (kElementBytes == 8) {
@@ -42,12 +42,12 @@ KP_WORD Storage load_storage_partial(const void* address, int64_t count) {
 }
 
 template <class Storage>
-KP_WORD void store_storage(void* address, Storage stored) {
+KP_PRIMITIVE void store_storage(void* address, Storage stored) {
   __builtin_memcpy(address, &stored, sizeof(Storage));
 }
 
 template <class Storage, int kElementBytes>
-KP_WORD void store_storage_partial(void* address, Storage stored, int64_t count) {
+KP_PRIMITIVE void store_storage_partial(void* address, Storage stored, int64_t count) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   const uint32_t mask = (1u << count) - 1;
   if constexpr (kElementBytes == 8) {
@@ -65,7 +65,7 @@ KP_WORD void store_storage_partial(void* address, Storage stored, int64_t count)
 }
 
 template <class Storage>
-KP_WORD void stream_storage(void* address, Storage stored) {
+KP_PRIMITIVE void stream_storage(void* address, Storage stored) {
 #if defined(__x86_64__)
   if constexpr (sizeof(Storage) == 4) {
     _mm_stream_si32(static_cast<int*>(address), reinterpret_cast<int>(stored));
@@ -90,23 +90,23 @@ KP_WORD void stream_storage(void* address, Storage stored) {
 }
 
 template <class T>
-KP_WORD VecOf<T> load(const T* address) {
+KP_PRIMITIVE VecOf<T> load(const T* address) {
   return decode<T>(load_storage<StorageOf<T>>(address));
 }
 template <class T>
-KP_WORD VecOf<T> load_partial(const T* address, int64_t count) {
+KP_PRIMITIVE VecOf<T> load_partial(const T* address, int64_t count) {
   return decode<T>(load_storage_partial<StorageOf<T>, sizeof(T)>(address, count));
 }
 template <class T>
-KP_WORD void store(T* address, VecOf<T> value) {
+KP_PRIMITIVE void store(T* address, VecOf<T> value) {
   store_storage(address, encode<T>(value));
 }
 template <class T>
-KP_WORD void store_partial(T* address, VecOf<T> value, int64_t count) {
+KP_PRIMITIVE void store_partial(T* address, VecOf<T> value, int64_t count) {
   store_storage_partial<StorageOf<T>, sizeof(T)>(address, encode<T>(value), count);
 }
 template <class T>
-KP_WORD void stream(T* address, VecOf<T> value) {
+KP_PRIMITIVE void stream(T* address, VecOf<T> value) {
   stream_storage(address, encode<T>(value));
 }
 
@@ -121,29 +121,29 @@ using PairOf = Pair<VecOf<T>>;
 // Two stored vectors in one register, where that has a meaning: bf16 and fp16 with 16 lanes fill 64 bytes.
 typedef uint16_t VecU16x2 __attribute__((vector_size(kLanes * 4)));
 
-KP_WORD VecU16x2 float_to_bfloat16_pair(Vec low, Vec high) {
+KP_PRIMITIVE VecU16x2 float_to_bfloat16_pair(Vec low, Vec high) {
   const VecU16x2 first = reinterpret_cast<VecU16x2>(round_to_bfloat16(low));
   const VecU16x2 second = reinterpret_cast<VecU16x2>(round_to_bfloat16(high));
 #if defined(__AVX512F__)
   return __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37,
                                  39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
 #elif defined(__AVX2__)
-  const __m256i in_halves = _mm256_packus_epi32(_mm256_srli_epi32(reinterpret_cast<__m256i>(first), 16),
-                                                _mm256_srli_epi32(reinterpret_cast<__m256i>(second), 16));
-  return reinterpret_cast<VecU16x2>(_mm256_permute4x64_epi64(in_halves, 0xd8));
+  const __m256i by_128_bits = _mm256_packus_epi32(_mm256_srli_epi32(reinterpret_cast<__m256i>(first), 16),
+                                                  _mm256_srli_epi32(reinterpret_cast<__m256i>(second), 16));
+  return reinterpret_cast<VecU16x2>(_mm256_permute4x64_epi64(by_128_bits, 0xd8));
 #else
   return __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15);
 #endif
 }
 
 template <class T>
-KP_WORD PairOf<T> load2(const T* address) {
+KP_PRIMITIVE PairOf<T> load2(const T* address) {
   return {load(address), load(address + kLanesOf<T>)};
 }
 // The same elements in whatever order is cheapest, for sums: bf16 splits into its even and odd elements with a shift
 // and a mask, no widening.
 template <class T>
-KP_WORD PairOf<T> load2_unordered(const T* address) {
+KP_PRIMITIVE PairOf<T> load2_unordered(const T* address) {
   if constexpr (__is_same(T, BFloat16)) {
     const VecU bits = load_storage<VecU>(address);
     return {from_bits(bits << 16), from_bits(bits & 0xffff0000u)};
@@ -152,7 +152,7 @@ KP_WORD PairOf<T> load2_unordered(const T* address) {
   }
 }
 template <class T>
-KP_WORD void store2(T* address, PairOf<T> pair) {
+KP_PRIMITIVE void store2(T* address, PairOf<T> pair) {
   if constexpr (__is_same(T, BFloat16)) {
     store_storage(address, float_to_bfloat16_pair(pair.low, pair.high));
   } else {
@@ -162,7 +162,7 @@ KP_WORD void store2(T* address, PairOf<T> pair) {
 }
 // Aligned to two vectors of T.
 template <class T>
-KP_WORD void stream2(T* address, PairOf<T> pair) {
+KP_PRIMITIVE void stream2(T* address, PairOf<T> pair) {
   if constexpr (__is_same(T, BFloat16)) {
     stream_storage(address, float_to_bfloat16_pair(pair.low, pair.high));
   } else {
@@ -174,11 +174,11 @@ KP_WORD void stream2(T* address, PairOf<T> pair) {
 // What load2_unordered took, back in its place: bf16 joins even and odd elements without a shuffle.
 // kOfSame: of values that were computed from T alone (round_to_bfloat16).
 template <bool kOfBfloat16>
-KP_WORD VecU join_bfloat16_unordered(Pair<Vec> pair) {
+KP_PRIMITIVE VecU join_bfloat16_unordered(Pair<Vec> pair) {
   return (round_to_bfloat16<kOfBfloat16>(pair.low) >> 16) | (round_to_bfloat16<kOfBfloat16>(pair.high) & 0xffff0000u);
 }
 template <class T, bool kOfSame = false>
-KP_WORD void store2_unordered(T* address, PairOf<T> pair) {
+KP_PRIMITIVE void store2_unordered(T* address, PairOf<T> pair) {
   if constexpr (__is_same(T, BFloat16)) {
     store_storage(address, join_bfloat16_unordered<kOfSame>(pair));
   } else {
@@ -187,7 +187,7 @@ KP_WORD void store2_unordered(T* address, PairOf<T> pair) {
 }
 // Aligned to two vectors of T.
 template <class T, bool kOfSame = false>
-KP_WORD void stream2_unordered(T* address, PairOf<T> pair) {
+KP_PRIMITIVE void stream2_unordered(T* address, PairOf<T> pair) {
   if constexpr (__is_same(T, BFloat16)) {
     stream_storage(address, join_bfloat16_unordered<kOfSame>(pair));
   } else {
@@ -197,18 +197,18 @@ KP_WORD void stream2_unordered(T* address, PairOf<T> pair) {
 
 // How many elements to handle before `address` is aligned to this power of two of bytes (it must be aligned to T).
 template <class T>
-KP_WORD int64_t elements_to_alignment(const T* address, int64_t alignment_bytes) {
+KP_PRIMITIVE int64_t elements_to_alignment(const T* address, int64_t alignment_bytes) {
   return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(address) & (alignment_bytes - 1)) / int64_t{sizeof(T)};
 }
 
 // Float lanes as two vectors of double, and back, for sums in double.
 typedef float VecHalf __attribute__((vector_size(kVectorBytes / 2)));
-KP_WORD Pair<VecD> to_double(Vec v) {
+KP_PRIMITIVE Pair<VecD> to_double(Vec v) {
   VecHalf halves[2];
   __builtin_memcpy(halves, &v, sizeof(v));
   return {__builtin_convertvector(halves[0], VecD), __builtin_convertvector(halves[1], VecD)};
 }
-KP_WORD Vec to_float(Pair<VecD> pair) {
+KP_PRIMITIVE Vec to_float(Pair<VecD> pair) {
   const VecHalf halves[2] = {__builtin_convertvector(pair.low, VecHalf), __builtin_convertvector(pair.high, VecHalf)};
   Vec v;
   __builtin_memcpy(&v, halves, sizeof(v));

@@ -8,10 +8,10 @@ namespace kernel_pytorch::cpu {
 inline namespace KP_ISA_NAMESPACE {
 
 // Lanes past the row's end become `other`.
-KP_WORD Vec keep(Vec value, AllLanes, float) {
+KP_PRIMITIVE Vec keep(Vec value, AllLanes, float) {
   return value;
 }
-KP_WORD Vec keep(Vec value, SomeLanes lanes, float other) {
+KP_PRIMITIVE Vec keep(Vec value, SomeLanes lanes, float other) {
   static constexpr int32_t kNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const VecI numbers = load_storage<VecI>(kNumbers);
   return select(numbers < lanes.count, value, broadcast(other));
@@ -19,10 +19,10 @@ KP_WORD Vec keep(Vec value, SomeLanes lanes, float other) {
 
 // The values of a row in whatever order is cheapest: each(value, slot, chain, lanes), chain being 0 or 1 for sums that
 // do not wait for each other. A slot is where a vector of floats would keep the value; write_slots puts what stands for
-// the slots back into their columns. Of each whole pair of vectors, bf16 has the even elements in the first slot and
+// the slots back into their columns. In each whole pair of vectors, bf16 has the even elements in the first slot and
 // the odd ones in the second; slot_of finds a column.
 template <class T, class Each>
-KP_WORD void for_slots(const T* row, int64_t columns, Each each) {
+KP_PRIMITIVE void for_slots(const T* row, int64_t columns, Each each) {
   constexpr int kStep = kLanesOf<T>;
   int64_t j = 0;
   for (; j + 2 * kStep <= columns; j += 2 * kStep) {
@@ -37,7 +37,7 @@ KP_WORD void for_slots(const T* row, int64_t columns, Each each) {
 }
 
 template <class T>
-KP_WORD int64_t slot_of(int64_t column, int64_t columns) {
+KP_PRIMITIVE int64_t slot_of(int64_t column, int64_t columns) {
   constexpr int64_t kPair = 2 * kLanesOf<T>;
   if (!__is_same(T, BFloat16) || column < 0 || column >= columns / kPair * kPair) return column;
   const int64_t place = column % kPair;
@@ -46,7 +46,7 @@ KP_WORD int64_t slot_of(int64_t column, int64_t columns) {
 
 // value_of(slot, lanes). kStream needs `to` aligned to two vectors.
 template <class T, bool kStream, class Value>
-KP_WORD void write_slots(T* to, int64_t columns, Value value_of) {
+KP_PRIMITIVE void write_slots(T* to, int64_t columns, Value value_of) {
   write_columns_in_pairs<T, kStream, true>(
       to, columns,
       [&](int64_t j) -> PairOf<T> {

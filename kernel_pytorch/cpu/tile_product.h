@@ -9,7 +9,7 @@ namespace kernel_pytorch::cpu {
 inline namespace KP_ISA_NAMESPACE {
 
 // Six rows of four vectors are 24 sums: with four of B and a broadcast 29 of 32 registers, and the fewest loads per
-// FMA. Of 16 registers, six rows of two vectors take 15.
+// FMA. With 16 registers, six rows of two vectors take 15.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;
 constexpr int kTileColumns = kTileVectors * kLanes;
@@ -34,7 +34,7 @@ struct ProductC {
 
 // to[6, kVectors * kLanes] = a tile's sums, added to what is there if `add`.
 template <int kVectors>
-KP_WORD void store_tile(const Vec (&sums)[kTileRows][kVectors], float* to, int64_t row_stride, bool add) {
+KP_PRIMITIVE void store_tile(const Vec (&sums)[kTileRows][kVectors], float* to, int64_t row_stride, bool add) {
 #pragma GCC unroll 6
   for (int i = 0; i < kTileRows; ++i, to += row_stride) {
 #pragma GCC unroll 4
@@ -47,7 +47,7 @@ KP_WORD void store_tile(const Vec (&sums)[kTileRows][kVectors], float* to, int64
 // Calls use.template operator()<kVectors>() for the vectors that a panel has: fewer than kTileVectors at a matrix's
 // edge.
 template <class Use>
-KP_WORD void with_vectors(int64_t vectors, const Use& use) {
+KP_PRIMITIVE void with_vectors(int64_t vectors, const Use& use) {
   if (vectors == kTileVectors) {
     use.template operator()<kTileVectors>();
   } else if (vectors == 1) {
@@ -90,8 +90,8 @@ template <int kVectors>
 }
 
 // The same for the `vectors` that a panel has.
-KP_WORD void multiply_tile(int vectors, const ProductA& a, const ProductB& b, int64_t steps, const ProductC& c,
-                           bool add) {
+KP_PRIMITIVE void multiply_tile(int vectors, const ProductA& a, const ProductB& b, int64_t steps, const ProductC& c,
+                                bool add) {
   with_vectors(vectors, [&]<int kVectors>() { multiply_tile<kVectors>(a, b, steps, c, add); });
 }
 
@@ -108,7 +108,7 @@ KP_WORD void multiply_tile(int vectors, const ProductA& a, const ProductB& b, in
 #endif
 
 // rows[i][j] becomes rows[j][i]: log2(kLanes) rounds of interleaving the first half of the vectors with the second.
-KP_WORD void transpose(Vec (&rows)[kLanes]) {
+KP_PRIMITIVE void transpose(Vec (&rows)[kLanes]) {
 #pragma GCC unroll 4
   for (int round = 1; round < kLanes; round *= 2) {
     Vec next[kLanes];

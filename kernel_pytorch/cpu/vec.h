@@ -36,84 +36,84 @@ using ScalarOf = decltype(VecOf<T>{}[0] + 0);  // float, or double for double
 template <class T>
 static constexpr int kLanesOf = sizeof(VecOf<T>) / sizeof(ScalarOf<T>);
 
-KP_WORD Vec broadcast(float value) {
+KP_PRIMITIVE Vec broadcast(float value) {
   return value - Vec{};
 }  // x - 0 is x for every x; folds to one broadcast
-KP_WORD VecD broadcast(double value) {
+KP_PRIMITIVE VecD broadcast(double value) {
   return value - VecD{};
 }
-KP_WORD VecU broadcast(uint32_t value) {
+KP_PRIMITIVE VecU broadcast(uint32_t value) {
   return value + VecU{};
 }
-KP_WORD VecI broadcast(int32_t value) {
+KP_PRIMITIVE VecI broadcast(int32_t value) {
   return value + VecI{};
 }
 
-KP_WORD VecU bits_of(Vec v) {
+KP_PRIMITIVE VecU bits_of(Vec v) {
   return reinterpret_cast<VecU>(v);
 }
-KP_WORD VecU64 bits_of(VecD v) {
+KP_PRIMITIVE VecU64 bits_of(VecD v) {
   return reinterpret_cast<VecU64>(v);
 }
-KP_WORD Vec from_bits(VecU v) {
+KP_PRIMITIVE Vec from_bits(VecU v) {
   return reinterpret_cast<Vec>(v);
 }
-KP_WORD VecD from_bits(VecU64 v) {
+KP_PRIMITIVE VecD from_bits(VecU64 v) {
   return reinterpret_cast<VecD>(v);
 }
 
-KP_WORD Vec fma(Vec a, Vec b, Vec c) {
+KP_PRIMITIVE Vec fma(Vec a, Vec b, Vec c) {
   return a * b + c;
 }
-KP_WORD VecD fma(VecD a, VecD b, VecD c) {
+KP_PRIMITIVE VecD fma(VecD a, VecD b, VecD c) {
   return a * b + c;
 }
 
 // Lane by lane `mask ? a : b`, the mask being a comparison's result.
-KP_WORD Vec select(VecI mask, Vec a, Vec b) {
+KP_PRIMITIVE Vec select(VecI mask, Vec a, Vec b) {
   return mask ? a : b;
 }
-KP_WORD VecU select(VecI mask, VecU a, VecU b) {
+KP_PRIMITIVE VecU select(VecI mask, VecU a, VecU b) {
   return mask ? a : b;
 }
-KP_WORD VecD select(VecI64 mask, VecD a, VecD b) {
+KP_PRIMITIVE VecD select(VecI64 mask, VecD a, VecD b) {
   return mask ? a : b;
 }
 
 // As the x86 instructions: the second argument where either is NaN.
-KP_WORD Vec min(Vec a, Vec b) {
+KP_PRIMITIVE Vec min(Vec a, Vec b) {
   return a < b ? a : b;
 }
-KP_WORD VecD min(VecD a, VecD b) {
+KP_PRIMITIVE VecD min(VecD a, VecD b) {
   return a < b ? a : b;
 }
-KP_WORD VecU min(VecU a, VecU b) {
+KP_PRIMITIVE VecU min(VecU a, VecU b) {
   return a < b ? a : b;
 }
-KP_WORD Vec max(Vec a, Vec b) {
+KP_PRIMITIVE Vec max(Vec a, Vec b) {
   return a > b ? a : b;
 }
-KP_WORD VecD max(VecD a, VecD b) {
+KP_PRIMITIVE VecD max(VecD a, VecD b) {
   return a > b ? a : b;
 }
-KP_WORD VecU max(VecU a, VecU b) {
+KP_PRIMITIVE VecU max(VecU a, VecU b) {
   return a > b ? a : b;
 }
 
-KP_WORD Vec abs(Vec v) {
+KP_PRIMITIVE Vec abs(Vec v) {
   return from_bits(bits_of(v) & 0x7fffffffu);
 }
-KP_WORD VecD abs(VecD v) {
+KP_PRIMITIVE VecD abs(VecD v) {
   return from_bits(bits_of(v) & 0x7fffffffffffffffull);
 }
-KP_WORD VecI is_nan(Vec v) {
+KP_PRIMITIVE VecI is_nan(Vec v) {
   return v != v;
 }
-KP_WORD VecI64 is_nan(VecD v) {
+KP_PRIMITIVE VecI64 is_nan(VecD v) {
   return v != v;
 }
 
-KP_WORD Vec sqrt(Vec v) {
+KP_PRIMITIVE Vec sqrt(Vec v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Vec>(_mm512_maskz_sqrt_ps(0xffff, reinterpret_cast<__m512>(v)));
 #elif defined(__AVX2__)
@@ -125,7 +125,7 @@ KP_WORD Vec sqrt(Vec v) {
   return v;
 #endif
 }
-KP_WORD VecD sqrt(VecD v) {
+KP_PRIMITIVE VecD sqrt(VecD v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VecD>(_mm512_maskz_sqrt_pd(0xff, reinterpret_cast<__m512d>(v)));
 #elif defined(__AVX2__)
@@ -175,21 +175,21 @@ typedef double VecD4 __attribute__((vector_size(32)));
 #define KP_ADD_OF(a, b) ((a) + (b))
 #define KP_MAX_OF(a, b) ((a) > (b) ? (a) : (b))
 
-KP_WORD float horizontal_sum(Vec v) {
+KP_PRIMITIVE float horizontal_sum(Vec v) {
   KP_FOLD_TO_4(v, KP_ADD_OF);
   return (folded4[0] + folded4[2]) + (folded4[1] + folded4[3]);
 }
-KP_WORD float horizontal_max(Vec v) {
+KP_PRIMITIVE float horizontal_max(Vec v) {
   KP_FOLD_TO_4(v, KP_MAX_OF);
   const float even = KP_MAX_OF(folded4[0], folded4[2]);
   const float odd = KP_MAX_OF(folded4[1], folded4[3]);
   return KP_MAX_OF(even, odd);
 }
-KP_WORD double horizontal_sum(VecD v) {
+KP_PRIMITIVE double horizontal_sum(VecD v) {
   KP_FOLD_TO_2(v, KP_ADD_OF);
   return folded2[0] + folded2[1];
 }
-KP_WORD double horizontal_max(VecD v) {
+KP_PRIMITIVE double horizontal_max(VecD v) {
   KP_FOLD_TO_2(v, KP_MAX_OF);
   return KP_MAX_OF(folded2[0], folded2[1]);
 }
@@ -200,18 +200,18 @@ KP_WORD double horizontal_max(VecD v) {
 #undef KP_MAX_OF
 
 // Fetches the line of this address towards L1 (near) or L2 (far); any address is allowed.
-KP_WORD void prefetch_near(const void* address) {
+KP_PRIMITIVE void prefetch_near(const void* address) {
   __builtin_prefetch(address, 0, 3);
 }
-KP_WORD void prefetch_far(const void* address) {
+KP_PRIMITIVE void prefetch_far(const void* address) {
   __builtin_prefetch(address, 0, 2);
 }
-KP_WORD void prefetch_for_write(const void* address) {
+KP_PRIMITIVE void prefetch_for_write(const void* address) {
   __builtin_prefetch(address, 1, 3);
 }
 
 // Orders the stream() stores (load_store.h) of this thread before what it publishes next.
-KP_WORD void stream_fence() {
+KP_PRIMITIVE void stream_fence() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif

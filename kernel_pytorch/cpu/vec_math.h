@@ -12,18 +12,18 @@ inline namespace KP_ISA_NAMESPACE {
 
 // Horner's rule, the highest coefficient first.
 template <class... Coefficients>
-KP_WORD Vec polynomial(Vec x, float highest, Coefficients... rest) {
+KP_PRIMITIVE Vec polynomial(Vec x, float highest, Coefficients... rest) {
   Vec sum = broadcast(highest);
   ((sum = sum * x + rest), ...);
   return sum;
 }
 
-KP_WORD Vec copy_sign(Vec magnitude, Vec sign) {
+KP_PRIMITIVE Vec copy_sign(Vec magnitude, Vec sign) {
   return from_bits((bits_of(magnitude) & 0x7fffffffu) | (bits_of(sign) & 0x80000000u));
 }
 
 // value * 2^power, for whole powers in [-252, 254] (as float lanes and as integer lanes).
-KP_WORD Vec scale_by_power(Vec value, [[maybe_unused]] Vec power, [[maybe_unused]] VecI power_integer) {
+KP_PRIMITIVE Vec scale_by_power(Vec value, [[maybe_unused]] Vec power, [[maybe_unused]] VecI power_integer) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Vec>(
       _mm512_maskz_scalef_ps(0xffff, reinterpret_cast<__m512>(value), reinterpret_cast<__m512>(power)));
@@ -38,7 +38,7 @@ KP_WORD Vec scale_by_power(Vec value, [[maybe_unused]] Vec power, [[maybe_unused
 
 // 1 / x for |x| in [2^-125, 2^125] or infinite. Where a division takes four times as long as an estimate and one Newton
 // step, it is those.
-KP_WORD Vec reciprocal(Vec x) {
+KP_PRIMITIVE Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
   const Vec estimate = reinterpret_cast<Vec>(_mm512_maskz_rcp14_ps(0xffff, reinterpret_cast<__m512>(x)));
   const Vec error = 1.0f - x * estimate;
@@ -48,7 +48,7 @@ KP_WORD Vec reciprocal(Vec x) {
 #endif
 }
 
-KP_WORD Vec exp(Vec x) {
+KP_PRIMITIVE Vec exp(Vec x) {
   constexpr float kLeast = -87.3365402f;  // e^x is denormal below
   constexpr float kMost = 88.8f;          // and infinite from 88.7229 on
   // In this order of arguments min and max hand a NaN on.
@@ -66,16 +66,16 @@ KP_WORD Vec exp(Vec x) {
 }
 
 // e^x of an argument in units of its own: the caller has multiplied it by kExpUnit, which is log2(e) where 2^x is the
-// shorter way and costs nothing beside another factor. For sums and shares of exponentials: zero where the result would
-// be denormal; within 3e-7 of the value from -1 to 1 and 5e-6 at the ends, or for results that are rounded to kBits
-// significant bits (8: bf16, 11: fp16) within 2^-13.7 and 2^-18.5.
+// shorter way and costs nothing if another factor is applied anyway. For sums and shares of exponentials: zero where
+// the result would be denormal; within 3e-7 of the value from -1 to 1 and 5e-6 at the ends, or for results that are
+// rounded to kBits significant bits (8: bf16, 11: fp16) within 2^-13.7 and 2^-18.5.
 #if defined(__AVX512DQ__)
 constexpr float kExpUnit = 1.44269504f;
 #else
 constexpr float kExpUnit = 1.0f;
 #endif
 template <int kBits = 24>
-KP_WORD Vec exp_of_units(Vec x) {
+KP_PRIMITIVE Vec exp_of_units(Vec x) {
 #if defined(__AVX512DQ__)
   const __m512 lanes = reinterpret_cast<__m512>(x);
   // Lanes below, down to -inf, compute nonsense and come out as zero; NaN is not less.
@@ -95,13 +95,13 @@ KP_WORD Vec exp_of_units(Vec x) {
   return exp(x);
 #endif
 }
-KP_WORD Vec exp_fast(Vec x) {
+KP_PRIMITIVE Vec exp_fast(Vec x) {
   return exp_of_units(x * kExpUnit);
 }
 
 // 2^x for shares of a sum of powers, within 1.5e-7 of the value; zero where the result would be denormal, so also for
 // -inf.
-KP_WORD Vec exp2_fast(Vec x) {
+KP_PRIMITIVE Vec exp2_fast(Vec x) {
 #if defined(__AVX512DQ__)
   const __m512 lanes = reinterpret_cast<__m512>(x);
   const __mmask16 is_normal = _mm512_cmp_ps_mask(lanes, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
@@ -122,7 +122,7 @@ KP_WORD Vec exp2_fast(Vec x) {
 #endif
 }
 
-KP_WORD Vec log(Vec x) {
+KP_PRIMITIVE Vec log(Vec x) {
   constexpr float kLeastNormal = 1.17549435e-38f;
   constexpr uint32_t kSqrtHalfBits = 0x3f3504f3;
   const VecI is_denormal = x < kLeastNormal;
@@ -147,7 +147,7 @@ KP_WORD Vec log(Vec x) {
 
 // 2 / (e + 1) for finite e >= 1. One Newton step puts right what the estimate misses and what the sum rounded. Without
 // FMA the step's own rounding would be as large, and a division is exact enough.
-KP_WORD Vec two_over_one_more(Vec e) {
+KP_PRIMITIVE Vec two_over_one_more(Vec e) {
   const Vec sum = e + 1.0f;
 #if defined(__FMA__)
 #if defined(__AVX512F__)
@@ -163,7 +163,7 @@ KP_WORD Vec two_over_one_more(Vec e) {
 #endif
 }
 
-KP_WORD Vec tanh(Vec x) {
+KP_PRIMITIVE Vec tanh(Vec x) {
   const Vec magnitude = min(broadcast(10.0f), abs(x));  // tanh(10) rounds to 1; in this order a NaN is handed on
   const Vec square = x * x;
   const Vec tail = polynomial(square, -0.00569625339f, 0.0206308626f, -0.0537370592f, 0.133314088f, -0.333332807f);
@@ -172,7 +172,7 @@ KP_WORD Vec tanh(Vec x) {
   return copy_sign(select(magnitude < 0.625f, small, large), x);  // also where `small` loses the sign of -0
 }
 
-KP_WORD Vec erf(Vec x) {
+KP_PRIMITIVE Vec erf(Vec x) {
   const Vec magnitude = min(broadcast(4.0f), abs(x));  // erf(4) rounds to 1
   const Vec square = x * x;
   const Vec inner = polynomial(square, 8.00027919e-05f, -0.000805038435f, 0.00519243814f, -0.026855737f, 0.112836257f,
@@ -185,14 +185,14 @@ KP_WORD Vec erf(Vec x) {
   return select(magnitude < 0.9375f, small, copy_sign(large, x));
 }
 
-KP_WORD Vec sigmoid(Vec x) {
+KP_PRIMITIVE Vec sigmoid(Vec x) {
   return reciprocal(1.0f + exp(-x));
 }
 
 // For results that are rounded to kBits significant bits (8: bf16, 11: fp16): a few uops instead of a dozen, where rows
 // of narrow types are bound by them and not by memory. Relative errors are below 2^-13.7 and 2^-18.5.
 template <int kBits>
-KP_WORD Vec exp2_rough(Vec x) {
+KP_PRIMITIVE Vec exp2_rough(Vec x) {
   static_assert(kBits == 8 || kBits == 11);
   const auto fraction = [](Vec rest) {  // 2^rest on [0, 1)
     if constexpr (kBits == 8) return polynomial(rest, 0.0780245215f, 0.226067171f, 0.695833504f, 0.999925196f);
@@ -217,7 +217,7 @@ KP_WORD Vec exp2_rough(Vec x) {
 
 // Relative errors are below 2^-12.8 and 2^-17.2 (the argument times log2(e) is rounded).
 template <int kBits>
-KP_WORD Vec sigmoid_rough(Vec x) {
+KP_PRIMITIVE Vec sigmoid_rough(Vec x) {
   const Vec sum = 1.0f + exp2_rough<kBits>(x * -1.44269504f);
 #if defined(__AVX512F__)
   if constexpr (kBits == 8) return reinterpret_cast<Vec>(_mm512_maskz_rcp14_ps(0xffff, reinterpret_cast<__m512>(sum)));

@@ -16,7 +16,7 @@ struct WideProduct {
 
 // The 64-bit products of the lanes with a factor, in halves. The instructions multiply the even lanes; the odd ones are
 // moved there first, and the halves of their products back among the even ones'.
-KP_WORD WideProduct multiply_wide(VecU v, uint32_t factor) {
+KP_PRIMITIVE WideProduct multiply_wide(VecU v, uint32_t factor) {
 #if defined(__AVX512F__)
   constexpr __mmask8 kAll = 0xff;
   constexpr auto kOddToEven = static_cast<_MM_PERM_ENUM>(0xf5), kEvenToOdd = static_cast<_MM_PERM_ENUM>(0xa0);
@@ -47,7 +47,7 @@ KP_WORD WideProduct multiply_wide(VecU v, uint32_t factor) {
 }
 
 // Writes the lanes of four vectors in turn: a[0] b[0] c[0] d[0] a[1] ...
-KP_WORD void store_interleaved(uint32_t* to, VecU a, VecU b, VecU c, VecU d) {
+KP_PRIMITIVE void store_interleaved(uint32_t* to, VecU a, VecU b, VecU c, VecU d) {
 #if defined(__x86_64__)
 #if defined(__AVX512F__)
 #define KP_UNPACK(half, bits, x, y) \
@@ -79,7 +79,7 @@ KP_WORD void store_interleaved(uint32_t* to, VecU a, VecU b, VecU c, VecU d) {
 }
 
 // Words of kLanes consecutive blocks, in their order: 8 * kLanes elements of 16 bits.
-KP_WORD void philox_blocks(uint64_t seed, uint64_t offset, uint64_t first_block, uint32_t* to) {
+KP_PRIMITIVE void philox_blocks(uint64_t seed, uint64_t offset, uint64_t first_block, uint32_t* to) {
   VecU lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = static_cast<uint32_t>(i);
   VecU x0 = lane + static_cast<uint32_t>(first_block);

@@ -12,7 +12,7 @@
 
 namespace kernel_pytorch {
 
-// Threads of somebody: torch's pool, XLA's, or our own (device/cpu/thread_pool.h).
+// The caller's threads: torch's pool, XLA's, or our own (device/cpu/thread_pool.h).
 class KP_EXPORT Threads {
  public:
   virtual ~Threads() = default;

@@ -76,7 +76,7 @@ NodeId Builder::add(const Node& node) {
 }
 
 NodeId Builder::input(Op op) {
-  KP_INTERNAL_CHECK(op <= Op::kKey, "expression: ", word_of(op), " is no input");
+  KP_INTERNAL_CHECK(op <= Op::kKey, "expression: ", mnemonic_of(op), " is no input");
   return add({.op = op, .type = op == Op::kScore ? Type::kFloat : Type::kInt});
 }
 
@@ -132,14 +132,14 @@ Type Builder::check_types(Op op, std::span<const NodeId> arguments) const {
       return std::max(widest, Type::kInt);
     case Domain::kBits:
     case Domain::kIntegers:
-      KP_CHECK(widest != Type::kFloat, place_, ": `", word_of(op), "` of a float; it takes bools and integers");
+      KP_CHECK(widest != Type::kFloat, place_, ": `", mnemonic_of(op), "` of a float; it takes bools and integers");
       return domain_of(op) == Domain::kBits ? widest : Type::kInt;
   }
   fail(ErrorCode::kInternal, "expression: operation ", static_cast<int>(op));
 }
 
 NodeId Builder::apply(Op op, std::span<const NodeId> arguments) {
-  KP_CHECK(arity_of(op) == static_cast<int>(arguments.size()), place_, ": `", word_of(op), "` takes ", arity_of(op),
+  KP_CHECK(arity_of(op) == static_cast<int>(arguments.size()), place_, ": `", mnemonic_of(op), "` takes ", arity_of(op),
            " arguments, not ", arguments.size());
   if (op <= Op::kKey) return input(op);
   if (op == Op::kPower && type(arguments[0]) != Type::kFloat) {  // an integer stays one where torch's does

@@ -60,7 +60,7 @@ std::string_view operator_of(Op op, Type operands) {
   }
 }
 
-std::string_view scalar_word_of(Op op) {
+std::string_view scalar_function_of(Op op) {
   switch (op) {
     case Op::kAbs:
       return "absolute";
@@ -75,7 +75,7 @@ std::string_view scalar_word_of(Op op) {
     case Op::kMaximum:
       return "maximum";
     default:
-      return word_of(op);
+      return mnemonic_of(op);
   }
 }
 
@@ -124,7 +124,7 @@ class BodyPrinter {
   void add(NodeId id) {
     const Node& node = program_.nodes[id];
     if (node.op <= Op::kKey) {
-      names_.emplace_back(word_of(node.op));
+      names_.emplace_back(mnemonic_of(node.op));
     } else if (node.op == Op::kConstant) {
       names_.push_back(node.type == Type::kFloat ? float_literal(node.constant.real)
                        : node.type == Type::kInt ? integer_literal(node.constant.integer)
@@ -186,7 +186,7 @@ class BodyPrinter {
         ranges_[node.arguments[1]].low > 0) {
       return concat(a, node.op == Op::kModulo ? " % " : " / ", b);
     }
-    return concat("scalar::", scalar_word_of(node.op), "(", a, b.empty() ? "" : ", ", b, ")");
+    return concat("scalar::", scalar_function_of(node.op), "(", a, b.empty() ? "" : ", ", b, ")");
   }
 
   const Program& program_;

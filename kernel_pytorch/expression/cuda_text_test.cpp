@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/cuda/primitives_fixture_test.h"
 #include "kernel_pytorch/cuda/tile/captures_cuda.h"
-#include "kernel_pytorch/cuda/words_fixture_test.h"
 #include "kernel_pytorch/expression/interpret.h"
 #include "kernel_pytorch/expression/random_program_test.h"
 #include "kernel_pytorch/expression/text.h"
@@ -118,7 +118,7 @@ struct CapturedOnDevice {
   }
 };
 
-using ExpressionOnGpu = CudaWordsTest;
+using ExpressionOnGpu = CudaPrimitivesTest;
 
 TEST_F(ExpressionOnGpu, ComputesWhatTheInterpreterDoes) {
   constexpr int kQueries = 5, kKeys = 64, kBatch = 1, kHead = 2;

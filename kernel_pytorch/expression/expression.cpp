@@ -24,7 +24,7 @@ std::string_view name_of(Type type) {
   return kNames[static_cast<int>(type)];
 }
 
-std::string_view word_of(Op op) {
+std::string_view mnemonic_of(Op op) {
   return kOps[static_cast<int>(op)].word;
 }
 

@@ -75,7 +75,7 @@ enum class Op : uint8_t {
 #undef KP_ENUMERATOR
 };
 inline constexpr int kOpCount = static_cast<int>(Op::kSelect) + 1;
-std::string_view word_of(Op op);
+std::string_view mnemonic_of(Op op);
 int arity_of(Op op);  // -1: a load has its capture's rank
 
 using NodeId = int32_t;  // place in Program::nodes

@@ -78,9 +78,9 @@ TEST(ExpressionText, ErrorsNameTheLineAndTheCure) {
       {"%0 = score\nreturn %0\n%1 = score\n", "`return` is the last line"},
       {"%0 = score\nreturn\n", "`return` of nothing"},
   };
-  for (const auto& [lines, words] : cases) {
+  for (const auto& [lines, mentions] : cases) {
     const std::string message = refusal(std::string("expression 1\n") + lines);
-    EXPECT_NE(message.find(words), std::string::npos) << lines << message;
+    EXPECT_NE(message.find(mentions), std::string::npos) << lines << message;
   }
   std::string large = "expression 1\n%0 = key\n";
   for (int i = 1; i < kMaxNodes + 9; ++i) large += concat("%", i, " = int ", i, "\n");

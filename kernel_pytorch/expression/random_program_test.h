@@ -1,4 +1,4 @@
-// Random programs and captured tensors for the tests of this room: typed, so that every draw is legal.
+// Random programs and captured tensors for the tests of this folder: typed, so that every draw is legal.
 #pragma once
 
 #include <algorithm>

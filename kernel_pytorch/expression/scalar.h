@@ -1,5 +1,6 @@
 // What each operation does to single values: the one definition that constant folding, the interpreter and the tiles
-// share. Real is float or double. Words have internal linkage, since tile_cpu.cpp is compiled once per CPU level.
+// share. Real is float or double. Words have internal linkage, since expression/tile_isa.cpp is compiled once per CPU
+// level.
 #pragma once
 
 #include <cmath>
@@ -11,50 +12,50 @@
 
 namespace kernel_pytorch::expression {
 
-KP_WORD int64_t wrapping(uint64_t bits) {
+KP_PRIMITIVE int64_t wrapping(uint64_t bits) {
   return static_cast<int64_t>(bits);
 }
-KP_WORD uint64_t bits_of(int64_t value) {
+KP_PRIMITIVE uint64_t bits_of(int64_t value) {
   return static_cast<uint64_t>(value);
 }
 
-KP_WORD int64_t floor_divide(int64_t a, int64_t b) {
+KP_PRIMITIVE int64_t floor_divide(int64_t a, int64_t b) {
   if (b == 0) return 0;
   if (b == -1) return wrapping(-bits_of(a));  // the one quotient that may not fit
   const int64_t quotient = a / b;
   return quotient - (quotient * b != a && (a < 0) != (b < 0));
 }
-KP_WORD int64_t modulo(int64_t a, int64_t b) {
+KP_PRIMITIVE int64_t modulo(int64_t a, int64_t b) {
   if (b == 0 || b == -1) return 0;
   const int64_t rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
-KP_WORD int64_t shift_left(int64_t a, int64_t by) {
+KP_PRIMITIVE int64_t shift_left(int64_t a, int64_t by) {
   return by < 0 || by > 63 ? 0 : wrapping(bits_of(a) << by);
 }
-KP_WORD int64_t shift_right(int64_t a, int64_t by) {
+KP_PRIMITIVE int64_t shift_right(int64_t a, int64_t by) {
   return a >> (by < 0 || by > 63 ? 63 : by);
 }
 
 template <class Real>
-KP_WORD Real floor_divide_real(Real a, Real b) {
+KP_PRIMITIVE Real floor_divide_real(Real a, Real b) {
   return std::floor(a / b);
 }
 template <class Real>
-KP_WORD Real modulo_real(Real a, Real b) {
+KP_PRIMITIVE Real modulo_real(Real a, Real b) {
   const Real rest = std::fmod(a, b);
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 template <class T>
-KP_WORD T minimum(T a, T b) {
+KP_PRIMITIVE T minimum(T a, T b) {
   return a < b || a != a ? a : b;
 }
 template <class T>
-KP_WORD T maximum(T a, T b) {
+KP_PRIMITIVE T maximum(T a, T b) {
   return a > b || a != a ? a : b;
 }
 template <class Real>
-KP_WORD int64_t to_int(Real value) {
+KP_PRIMITIVE int64_t to_int(Real value) {
   constexpr Real kBeyond = static_cast<Real>(9223372036854775808.0);  // 2^63, exact in both types
   if (value != value) return 0;
   if (value >= kBeyond) return std::numeric_limits<int64_t>::max();
@@ -63,7 +64,7 @@ KP_WORD int64_t to_int(Real value) {
 
 // The place of an index in a dimension: from the end where it is below zero, then the nearest there is.
 template <class Integer>
-KP_WORD Integer place_of(Integer index, Integer size) {
+KP_PRIMITIVE Integer place_of(Integer index, Integer size) {
   const Integer counted = index < 0 ? index + size : index;
   return counted < 0 ? 0 : counted < size ? counted : size - 1;
 }
@@ -167,7 +168,7 @@ static inline Real apply_real(Op op, Real a, Real b) {
 }
 
 template <class T>
-KP_WORD bool apply_comparison(Op op, T a, T b) {
+KP_PRIMITIVE bool apply_comparison(Op op, T a, T b) {
   return op == Op::kEqual ? a == b : op == Op::kNotEqual ? a != b : op == Op::kLess ? a < b : a <= b;
 }
 

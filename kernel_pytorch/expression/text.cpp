@@ -13,22 +13,22 @@ namespace {
 constexpr std::string_view kHeader = "expression 1";
 constexpr size_t kMaxTextBytes = 1 << 20;
 
-std::optional<Op> op_of(std::string_view word) {
+std::optional<Op> op_of(std::string_view token) {
   for (int i = 0; i < kOpCount; ++i) {
     const Op op = static_cast<Op>(i);
-    if (word_of(op) == word && op != Op::kConstant) return op;
+    if (mnemonic_of(op) == token && op != Op::kConstant) return op;
   }
   return std::nullopt;
 }
 
-std::vector<std::string_view> words_of(std::string_view line) {
-  std::vector<std::string_view> words;
+std::vector<std::string_view> tokens_of(std::string_view line) {
+  std::vector<std::string_view> tokens;
   while (!line.empty()) {
     const size_t end = std::min(line.find(' '), line.size());
-    if (end > 0) words.push_back(line.substr(0, end));
+    if (end > 0) tokens.push_back(line.substr(0, end));
     line.remove_prefix(std::min(end + 1, line.size()));
   }
-  return words;
+  return tokens;
 }
 
 class Parser {
@@ -39,20 +39,20 @@ class Parser {
   }
 
   Program run() {
-    std::vector<std::string_view> words = next_line();
+    std::vector<std::string_view> tokens = next_line();
     KP_CHECK(line_ == kHeader, place(), ": begins with \"", shown(line_), "\"; this library reads \"", kHeader, "\"");
     std::vector<Capture> captures;
-    for (words = next_line(); !words.empty() && words[0] == "capture"; words = next_line()) {
-      captures.push_back(read_capture(words));
+    for (tokens = next_line(); !tokens.empty() && tokens[0] == "capture"; tokens = next_line()) {
+      captures.push_back(read_capture(tokens));
     }
     Builder builder(std::move(captures));
-    for (; words.empty() || words[0] != "return"; words = next_line()) {
+    for (; tokens.empty() || tokens[0] != "return"; tokens = next_line()) {
       builder.set_place(place());
-      values_.push_back(read_operation(builder, words));
+      values_.push_back(read_operation(builder, tokens));
     }
-    KP_CHECK(words.size() >= 2, place(), ": `return` of nothing");
+    KP_CHECK(tokens.size() >= 2, place(), ": `return` of nothing");
     std::vector<NodeId> results;
-    for (size_t i = 1; i < words.size(); ++i) results.push_back(read_value(words[i]));
+    for (size_t i = 1; i < tokens.size(); ++i) results.push_back(read_value(tokens[i]));
     KP_CHECK(at_ >= text_.size(), place(), ": something follows it; `return` is the last line");
     return builder.finish(std::move(results));
   }
@@ -67,49 +67,50 @@ class Parser {
     const size_t end = std::min(text_.find('\n', at_), text_.size());
     line_ = text_.substr(at_, end - at_);
     at_ = end + 1;
-    return words_of(line_);
+    return tokens_of(line_);
   }
 
   template <class Number>
-  Number read_number(std::string_view word, std::string_view what) const {
+  Number read_number(std::string_view token, std::string_view what) const {
     Number number{};
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
-    KP_CHECK(error == std::errc() && end == word.data() + word.size(), place(), ": \"", shown(word), "\" is no ", what);
+    const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), number);
+    KP_CHECK(error == std::errc() && end == token.data() + token.size(), place(), ": \"", shown(token), "\" is no ",
+             what);
     return number;
   }
 
-  NodeId read_value(std::string_view word) const {
-    KP_CHECK(word.starts_with('%'), place(), ": \"", shown(word), "\" stands where a value like %3 should");
-    const auto number = read_number<uint32_t>(word.substr(1), "value number");
+  NodeId read_value(std::string_view token) const {
+    KP_CHECK(token.starts_with('%'), place(), ": \"", shown(token), "\" stands where a value like %3 should");
+    const auto number = read_number<uint32_t>(token.substr(1), "value number");
     KP_CHECK(number < values_.size(), place(), ": %", number, " is not defined above");
     return values_[number];
   }
 
-  Capture read_capture(std::span<const std::string_view> words) const {
-    KP_CHECK(words.size() == 3, place(), ": a capture is its element type and its dimensions, \"capture bf16 2\"");
-    const std::optional<DType> dtype = parse_dtype(words[1]);
-    KP_CHECK(dtype.has_value(), place(), ": \"", shown(words[1]), "\" is no element type");
-    const int rank = read_number<int>(words[2], "number of dimensions");
+  Capture read_capture(std::span<const std::string_view> tokens) const {
+    KP_CHECK(tokens.size() == 3, place(), ": a capture is its element type and its dimensions, \"capture bf16 2\"");
+    const std::optional<DType> dtype = parse_dtype(tokens[1]);
+    KP_CHECK(dtype.has_value(), place(), ": \"", shown(tokens[1]), "\" is no element type");
+    const int rank = read_number<int>(tokens[2], "number of dimensions");
     KP_CHECK(rank >= 0 && rank <= kMaxRank, place(), ": ", rank, " dimensions; ", kMaxRank, " are the most");
     return {*dtype, static_cast<int8_t>(rank)};
   }
 
-  NodeId read_operation(Builder& builder, std::span<const std::string_view> words) const {
-    KP_CHECK(words.size() >= 3 && words[1] == "=" && words[0].starts_with('%') &&
-                 read_number<uint32_t>(words[0].substr(1), "value number") == values_.size(),
+  NodeId read_operation(Builder& builder, std::span<const std::string_view> tokens) const {
+    KP_CHECK(tokens.size() >= 3 && tokens[1] == "=" && tokens[0].starts_with('%') &&
+                 read_number<uint32_t>(tokens[0].substr(1), "value number") == values_.size(),
              place(), ": \"", shown(line_), "\" stands where \"%", values_.size(), " = operation ...\" should");
-    const std::string_view word = words[2];
-    const std::span<const std::string_view> rest = words.subspan(3);
-    if (word == "float" || word == "int" || word == "bool") {
-      KP_CHECK(rest.size() == 1, place(), ": `", word, "` takes one number, not ", rest.size());
-      if (word == "float") return builder.real(read_number<double>(rest[0], "float"));
-      if (word == "int") return builder.integer(read_number<int64_t>(rest[0], "integer of 64 bits"));
+    const std::string_view token = tokens[2];
+    const std::span<const std::string_view> rest = tokens.subspan(3);
+    if (token == "float" || token == "int" || token == "bool") {
+      KP_CHECK(rest.size() == 1, place(), ": `", token, "` takes one number, not ", rest.size());
+      if (token == "float") return builder.real(read_number<double>(rest[0], "float"));
+      if (token == "int") return builder.integer(read_number<int64_t>(rest[0], "integer of 64 bits"));
       KP_CHECK(rest[0] == "true" || rest[0] == "false", place(), ": \"", shown(rest[0]),
                "\" is neither true nor false");
       return builder.boolean(rest[0] == "true");
     }
-    const std::optional<Op> op = op_of(word);
-    KP_CHECK(op.has_value(), place(), ": there is no operation \"", shown(word), "\"");
+    const std::optional<Op> op = op_of(token);
+    KP_CHECK(op.has_value(), place(), ": there is no operation \"", shown(token), "\"");
     const bool is_load = op == Op::kLoad;
     KP_CHECK(!is_load || !rest.empty(), place(), ": `load` takes the number of a captured tensor, then its indices");
     std::vector<NodeId> arguments;
@@ -152,7 +153,7 @@ std::string print(const Program& program) {
   for (size_t i = 0; i < program.nodes.size(); ++i) {
     const Node& node = program.nodes[i];
     text += concat("%", i, " = ");
-    text += node.op == Op::kConstant ? constant_text(node) : std::string(word_of(node.op));
+    text += node.op == Op::kConstant ? constant_text(node) : std::string(mnemonic_of(node.op));
     if (node.op == Op::kLoad) text += concat(" ", static_cast<int>(node.capture));
     for (NodeId input : node.inputs()) text += concat(" %", input);
     text += "\n";

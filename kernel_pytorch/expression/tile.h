@@ -2,7 +2,7 @@
 // stages, by what they vary with: once per tile (head alone), once per block of keys, once per row, and per element.
 // The first and third are scalars; the other two run node after node over a block of columns that stays in the L1
 // cache, in loops that the compiler makes vectors of. Integers have 32 bits there where their range (range.h) allows:
-// half the work. tile_cpu.cpp is compiled once per CPU level.
+// half the work. expression/tile_isa.cpp is compiled once per CPU level.
 #pragma once
 
 #include <cstddef>

@@ -183,7 +183,7 @@ CubinFile obtain_cubin(const DeviceCode& code, const std::string& architecture) 
   const bool shared = !directory.empty() && prepare_directory(directory, problem);
   const auto lock_number = static_cast<int>(Fnv128().add(key).low64() % kLockFiles);
   const FileLock lock(shared ? concat(directory, "/lock-", lock_number) : "", kLockSeconds);
-  if (lock.is_held()) {  // somebody else may have compiled it before we got the lock
+  if (lock.is_held()) {  // another process may have compiled it before we got the lock
     if (std::optional<CubinFile> file = load_cubin(key, nvrtc_version, code.entry)) return *std::move(file);
   }
   CompiledKernel compiled = run_nvrtc(code, architecture);

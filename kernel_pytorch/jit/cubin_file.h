@@ -23,8 +23,8 @@ std::string encode_cubin_file(const CubinFile& file);
 // Says in `problem` why not.
 std::optional<CubinFile> decode_cubin_file(std::string_view bytes, std::string& problem);
 
-// Writes to a temporary name beside it, syncs, renames: readers see the old file, no file, or the whole new one.
-// False with errno's words in `problem`; nothing is left behind then.
+// Writes to a temporary name in the same folder, syncs, renames: readers see the old file, no file, or the whole new
+// one. False with errno's words in `problem`; nothing is left behind then.
 bool write_file_atomically(const std::string& path, std::string_view bytes, std::string& problem);
 
 // nullopt where the file is not there (problem empty), cannot be read, or could be another user's work (problem says

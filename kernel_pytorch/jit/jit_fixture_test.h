@@ -1,4 +1,4 @@
-// What the tests of this room share: a cache directory of their own, a record of what was logged, the probe's code.
+// What the tests of this folder share: a cache directory of their own, a record of what was logged, the probe's code.
 #pragma once
 
 #include <gtest/gtest.h>

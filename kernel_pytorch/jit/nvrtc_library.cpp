@@ -35,7 +35,7 @@ std::string refusal(int major, int minor) {
 
 // Fills `library` from a candidate; returns what went wrong.
 std::string load(const NvrtcCandidate& candidate, NvrtcLibrary& library) {
-  // NVRTC looks for its builtins by name only, so the ones beside it must be in the process first.
+  // NVRTC looks for its builtins by name only, so those in its folder must be loaded first.
   if (!candidate.builtins.empty()) dlopen(candidate.builtins.c_str(), RTLD_NOW | RTLD_GLOBAL);
   void* handle = dlopen(candidate.path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return dlerror();
@@ -115,8 +115,8 @@ const Choice& choice(bool must_load) {
   const std::string key = concat(options().nvrtc_library, "\n", nvrtc_search_path(), "\n", options().disable_cuda);
   const std::lock_guard lock(choices->mutex);
   Choice& current = choices->by_options[key];
-  const bool settled = current.info != nullptr && current.info->found && (!must_load || current.library != nullptr);
-  if (settled) return current;
+  const bool is_final = current.info != nullptr && current.info->found && (!must_load || current.library != nullptr);
+  if (is_final) return current;
   Choice next = choose(must_load);
   const bool same_absence = current.info != nullptr && !next.info->found && current.info->absence == next.info->absence;
   if (same_absence) return current;

@@ -1,5 +1,6 @@
-// The order: what the user names, what the process has loaded already, Python's hint, wheels beside torch, beside us
-// and in the virtual environment, then the system. No Python is asked: the places follow from paths we can see.
+// The order: what the user names, what the process has loaded already, Python's hint, wheels next to torch, next to
+// this library and in the virtual environment, then the system. It starts no Python: the folders follow from known
+// paths.
 #include "kernel_pytorch/jit/nvrtc_search.h"
 
 #include <link.h>
@@ -62,7 +63,7 @@ std::vector<std::string> names_in(const fs::path& directory) {
   return names;
 }
 
-// Completes a candidate from the file names: libnvrtc.so.13 itself, its target, or the builtins beside it.
+// Completes a candidate from the file names: libnvrtc.so.13 itself, its target, or the builtins in its folder.
 NvrtcCandidate describe(const fs::path& library, std::string how) {
   NvrtcCandidate candidate{.path = library, .builtins = "", .how = std::move(how)};
   std::error_code error;
@@ -148,7 +149,7 @@ void add_wheels(std::vector<NvrtcCandidate>& candidates, const std::vector<std::
   }
   std::error_code error;
   const fs::path above_program = fs::read_symlink("/proc/self/exe", error).parent_path().parent_path();
-  // `kpt` of a wheel sits in its environment's bin; that of a checkout in build/, beside .venv.
+  // `kpt` of a wheel sits in its environment's bin; that of a checkout in build/, next to .venv.
   for (const fs::path& environment_root : {above_program, above_program / ".venv", fs::path(environment("VIRTUAL_ENV")),
                                            fs::path(environment("CONDA_PREFIX"))}) {
     if (environment_root.empty()) continue;

@@ -1,5 +1,5 @@
 // Where a libnvrtc may be, without loading one: dlopen of NVRTC costs up to 0.3 s, and a warm cubin cache needs only
-// its version, which stands in the file names beside it.
+// its version, which the file names next to it contain.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace kernel_pytorch::jit {
 
 struct NvrtcCandidate {
   std::string path;      // a file, or a bare name for the loader to resolve
-  std::string builtins;  // libnvrtc-builtins beside it, to be loaded first; empty where none is
+  std::string builtins;  // libnvrtc-builtins in its folder, to be loaded first; empty if there is none
   std::string how;
   int major = 0;  // 0: unknown until loaded
   int minor = 0;

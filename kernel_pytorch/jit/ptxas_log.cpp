@@ -12,9 +12,9 @@ int number_at(std::string_view text) {
   return number;
 }
 
-// The number that stands before `words` in the line: "..., 16 bytes spill stores" -> 16.
-int number_before(std::string_view line, std::string_view words) {
-  const size_t end = line.find(words);
+// The number before `suffix` in the line: "..., 16 bytes spill stores" -> 16.
+int number_before(std::string_view line, std::string_view suffix) {
+  const size_t end = line.find(suffix);
   if (end == std::string_view::npos) return 0;
   size_t start = end;
   while (start > 0 && line[start - 1] >= '0' && line[start - 1] <= '9') --start;

@@ -1,62 +1,56 @@
 #include "kernel_pytorch/ops/operations.h"
 
-#include "kernel_pytorch/ops/activation/operation.h"
-#include "kernel_pytorch/ops/adamw/operation.h"
-#include "kernel_pytorch/ops/attention/operation.h"
-#include "kernel_pytorch/ops/block_list/operation.h"
-#include "kernel_pytorch/ops/cross_entropy/operation.h"
-#include "kernel_pytorch/ops/dropout/operation.h"
-#include "kernel_pytorch/ops/embedding/operation.h"
-#include "kernel_pytorch/ops/gated_activation/operation.h"
-#include "kernel_pytorch/ops/layer_norm/operation.h"
-#include "kernel_pytorch/ops/matmul/operation.h"
-#include "kernel_pytorch/ops/mean_pooling/operation.h"
-#include "kernel_pytorch/ops/quantize/operation.h"
-#include "kernel_pytorch/ops/reduce_norm/operation.h"
-#include "kernel_pytorch/ops/rms_norm/operation.h"
-#include "kernel_pytorch/ops/rope/operation.h"
-#include "kernel_pytorch/ops/scaled_matmul/operation.h"
-#include "kernel_pytorch/ops/softmax/operation.h"
-#include "kernel_pytorch/registry/erase.h"
+#include "kernel_pytorch/registry/op_entry.h"
+
+// NAME::kEntry of ops/NAME.
+#define KP_OPS(OP)         \
+  OP(rms_norm)             \
+  OP(layer_norm)           \
+  OP(softmax)              \
+  OP(cross_entropy)        \
+  OP(linear_cross_entropy) \
+  OP(adamw)                \
+  OP(reduce_norm)          \
+  OP(activation)           \
+  OP(gated_activation)     \
+  OP(dropout)              \
+  OP(embedding)            \
+  OP(mean_pooling)         \
+  OP(rope)                 \
+  OP(attention)            \
+  OP(block_list)           \
+  OP(matmul)               \
+  OP(quantize)             \
+  OP(scaled_matmul)        \
+  OP(linear)               \
+  OP(mlp)
 
 namespace kernel_pytorch {
 
+#define KP_DECLARE_ENTRY(OP)             \
+  namespace OP {                         \
+  extern const registry::OpEntry kEntry; \
+  }
+KP_OPS(KP_DECLARE_ENTRY)
+#undef KP_DECLARE_ENTRY
+
+namespace {
+
+#define KP_NAME_ENTRY(OP) &OP::kEntry,
+constexpr const registry::OpEntry* kEntries[] = {KP_OPS(KP_NAME_ENTRY)};
+#undef KP_NAME_ENTRY
+
+}  // namespace
+
 const std::vector<registry::AnyOperation>& operations() {
-  static const auto* all = new std::vector<registry::AnyOperation>{
-      // clang-format off
-      registry::erase(rms_norm::kForward),
-      registry::erase(rms_norm::kBackward),
-      registry::erase(layer_norm::kForward),
-      registry::erase(layer_norm::kBackward),
-      registry::erase(softmax::kForward),
-      registry::erase(softmax::kBackward),
-      registry::erase(cross_entropy::kForward),
-      registry::erase(cross_entropy::kBackward),
-      registry::erase(cross_entropy::kRescale),
-      registry::erase(adamw::kStep),
-      registry::erase(reduce_norm::kNorm),
-      registry::erase(activation::kForward),
-      registry::erase(activation::kBackward),
-      registry::erase(gated_activation::kForward),
-      registry::erase(gated_activation::kBackward),
-      registry::erase(dropout::kForward),
-      registry::erase(embedding::kForward),
-      registry::erase(embedding::kBackward),
-      registry::erase(mean_pooling::kForward),
-      registry::erase(mean_pooling::kBackward),
-      registry::erase(mean_pooling::kChunkForward),
-      registry::erase(mean_pooling::kChunkBackward),
-      registry::erase(rope::kRotate),
-      registry::erase(attention::kForward),
-      registry::erase(attention::kBackward),
-      registry::erase(block_list::kBuild),
-      registry::erase(block_list::kSelect),
-      registry::erase(matmul::kMultiply),
-      registry::erase(quantize::kQuantize),
-      registry::erase(scaled_matmul::kProduct),
-      registry::erase(matmul::kPairGradient),
-      // clang-format on
-  };
+  static const auto* all = [] {
+    auto* found = new std::vector<registry::AnyOperation>;
+    for (const registry::OpEntry* entry : kEntries) {
+      if (entry->operations == nullptr) continue;
+      for (registry::AnyOperation& operation : entry->operations()) found->push_back(std::move(operation));
+    }
+    return found;
+  }();
   return *all;
 }
 
@@ -65,6 +59,17 @@ const registry::AnyOperation* find_operation(std::string_view name) {
     if (operation.name == name) return &operation;
   }
   return nullptr;
+}
+
+std::span<const registry::Declaration> declarations() {
+  static const auto* all = [] {
+    auto* found = new std::vector<registry::Declaration>;
+    for (const registry::OpEntry* entry : kEntries) {
+      found->insert(found->end(), entry->declarations.begin(), entry->declarations.end());
+    }
+    return found;
+  }();
+  return *all;
 }
 
 }  // namespace kernel_pytorch

@@ -26,7 +26,8 @@ struct LengthCount {
   double count = 0;  // weights of any kind: adaptive callers let old lengths fade
 };
 
-// Of one item run at length L: max(floor, linear L + quadratic L^2). Never decreasing, which the program relies on.
+// The cost of one item at length L: max(floor, linear L + quadratic L^2). The dynamic program relies on it never
+// decreasing.
 struct LengthCost {
   double floor = 0, linear = 1, quadratic = 0;
   double bucket = 0;  // of having one more bucket: a graph's capture and memory

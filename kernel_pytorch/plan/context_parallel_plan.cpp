@@ -61,7 +61,8 @@ class Planner {
   ScheduleCost ring(std::string_view name, double pairs, int64_t runs) const {
     ScheduleCost cost = begin(name, pairs, runs);
     const double hops = sizes_.members - 1;
-    // A hop of keys runs beside a step's work; backward sends their gradients too, and once more to bring them home.
+    // A hop of keys overlaps a step's work; backward sends their gradients too, and once more to return them to their
+    // owner.
     const double step_us = cost.work_us / sizes_.members;
     const double forward_share = request_.backward ? 1 / (1 + kBackwardWork) : 1;
     cost.exposed_us = hops * exposed(sizes_.keys_bytes, step_us * forward_share);

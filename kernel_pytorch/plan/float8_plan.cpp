@@ -32,7 +32,8 @@ double step_seconds(const LinearShape& shape, double rate, double multiprocessor
          product_seconds(o, i, t, rate, multiprocessors);
 }
 
-// Of x, weight and gradient, each read as bf16 (twice where the scale is measured first) and written twice as codes.
+// Time to cast x, weight and gradient: each is read as bf16 (twice if the scale is measured first) and written twice as
+// codes.
 double cast_seconds(const LinearShape& shape, Recipe recipe) {
   const auto elements = static_cast<double>(shape.tokens * shape.in_features + shape.in_features * shape.out_features +
                                             shape.tokens * shape.out_features);

@@ -1,5 +1,5 @@
 // How much memory a step needs, and how large a batch may be. A front end runs the step without data and hands over
-// every allocation and release in order; the peak of their sum is what the step needs, told by kind at that moment.
+// every allocation and release in order; the peak of their sum is what the step needs, split by kind at that moment.
 // Two such peaks give the line over the batch from which the largest that fits follows.
 #pragma once
 

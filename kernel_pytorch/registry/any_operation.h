@@ -31,7 +31,8 @@ struct Explanation {
   std::string chosen_kernel;                     // empty when nothing supports the problem
   std::string chosen_config;
   tuning::Tier tier = tuning::Tier::kError;
-  double measured_us = 0;  // of the chosen one, where it was measured
+  double measured_us = 0;          // of the chosen one, where it was measured
+  std::vector<Explanation> parts;  // of an op that is composed of others
 };
 
 struct BenchRow {

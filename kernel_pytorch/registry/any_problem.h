@@ -45,10 +45,11 @@ class KP_EXPORT AnyProblem {
   virtual std::vector<ProblemTensor> tensors() const = 0;
   virtual std::unique_ptr<AnyProblem> with_memory(const DeviceInfo& device, std::span<void* const> memory) const = 0;
   virtual std::unique_ptr<AnyProblem> shrink(int64_t elements) const = 0;
-  virtual void settle() const = 0;  // its inputs, which are in host memory
+  virtual void set_trial_inputs() const = 0;  // its inputs, which are in host memory
+  virtual Parts parts() const = 0;            // without memory
 };
 
-// Looks at a problem that somebody else keeps.
+// A view of a problem that the caller keeps.
 template <class Problem>
 class BorrowedProblem : public AnyProblem {
  public:
@@ -87,9 +88,10 @@ class BorrowedProblem : public AnyProblem {
   std::vector<ProblemTensor> tensors() const final;
   std::unique_ptr<AnyProblem> with_memory(const DeviceInfo& device, std::span<void* const> memory) const final;
   std::unique_ptr<AnyProblem> shrink(int64_t elements) const final;
-  void settle() const final {
-    if (operation_.settle != nullptr) operation_.settle(problem_);
+  void set_trial_inputs() const final {
+    if (operation_.set_trial_inputs != nullptr) operation_.set_trial_inputs(problem_);
   }
+  Parts parts() const final { return operation_.parts != nullptr ? operation_.parts(problem_, device_) : Parts(); }
 
  private:
   const Operation<Problem>& operation_;

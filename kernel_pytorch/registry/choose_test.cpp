@@ -47,8 +47,9 @@ class Choose : public tuning::TemporaryStore {
     }
     return "(nothing was thrown)";
   }
-  static void expect_words(const std::string& text, std::initializer_list<std::string> words) {
-    for (const std::string& word : words) EXPECT_NE(text.find(word), std::string::npos) << word << " not in: " << text;
+  static void expect_mentions(const std::string& text, std::initializer_list<std::string> mentions) {
+    for (const std::string& word : mentions)
+      EXPECT_NE(text.find(word), std::string::npos) << word << " not in: " << text;
   }
   static void remember(const tuning::Key& key, const std::string& kernel, const std::string& config) {
     tuning::remember(key, {kernel, config, 5, 0.1, tuning::utc_now(), "0.0.1"});
@@ -73,19 +74,19 @@ TEST_F(Choose, AWrongOverrideIsAnErrorThatNamesWhatThereIs) {
   const auto chosen_by = [&](std::string_view text, Problem problem) {
     return [=, this] { choose_good(problem, text); };
   };
-  expect_words(message_of(chosen_by("fastest", make_problem()), ErrorCode::kInvalidArgument),
-               {"toy_good", "\"fastest\"", "future, aligned, plain, reference"});
-  expect_words(message_of(chosen_by("aligned wait=7", make_problem()), ErrorCode::kInvalidArgument),
-               {"\"wait=7\"", "wait=400, wait=0"});
-  expect_words(message_of(chosen_by("aligned", make_problem(4, 32, 1)), ErrorCode::kUnsupported),
-               {"aligned", "x must be 16-byte aligned"});
+  expect_mentions(message_of(chosen_by("fastest", make_problem()), ErrorCode::kInvalidArgument),
+                  {"toy_good", "\"fastest\"", "future, aligned, plain, reference"});
+  expect_mentions(message_of(chosen_by("aligned wait=7", make_problem()), ErrorCode::kInvalidArgument),
+                  {"\"wait=7\"", "wait=400, wait=0"});
+  expect_mentions(message_of(chosen_by("aligned", make_problem(4, 32, 1)), ErrorCode::kUnsupported),
+                  {"aligned", "x must be 16-byte aligned"});
 }
 
 TEST_F(Choose, TheErrorTierGivesEveryReason) {
   OwnContext context;
   const Problem problem = make_problem();
-  expect_words(message_of([&] { choose(toy::kNone, problem, context); }, ErrorCode::kUnsupported),
-               {"toy_none", "future: needs a machine of the future", "rows=4 columns=32 dtype=fp32", "cpu"});
+  expect_mentions(message_of([&] { choose(toy::kNone, problem, context); }, ErrorCode::kUnsupported),
+                  {"toy_none", "future: needs a machine of the future", "rows=4 columns=32 dtype=fp32", "cpu"});
 }
 
 TEST_F(Choose, TiersInOrder) {
@@ -140,7 +141,8 @@ TEST_F(Choose, AnOverlayMayNameAProblemAndAConfig) {
   for (const auto& [kernel, config, word] : {std::tuple{"fastest", "", "future, aligned, plain, reference"},
                                              std::tuple{"aligned", "wait=7", "wait=400, wait=0"}}) {
     const int64_t wrong = tuning::push_overlay({{"toy_good", "", kernel, config}});
-    expect_words(message_of([&] { choose_good(make_problem()); }, ErrorCode::kInvalidArgument), {"an overlay", word});
+    expect_mentions(message_of([&] { choose_good(make_problem()); }, ErrorCode::kInvalidArgument),
+                    {"an overlay", word});
     tuning::pop_overlay(wrong);
   }
 }
@@ -168,7 +170,7 @@ TEST_F(Choose, AutotuneThatFindsNothingLeavesItToTheHeuristic) {
   const tuning::ScopeReport report = tuning::pop_autotune(scope);
   EXPECT_TRUE(report.tuned.empty());
   ASSERT_EQ(report.untuned.size(), 1u);
-  expect_words(report.untuned[0].reason, {"no candidate was right"});
+  expect_mentions(report.untuned[0].reason, {"no candidate was right"});
   EXPECT_TRUE(tuning::list_store().empty());
 }
 
@@ -199,10 +201,25 @@ TEST_F(Choose, AScopeThatRemembersNothingLeavesEveryChoiceAsItWas) {
   ASSERT_EQ(report.tuned.size(), 1u) << "once";
   EXPECT_EQ(report.tuned[0].before.config, "wait=400");
   EXPECT_EQ(report.tuned[0].after.config, "wait=0");
-  EXPECT_TRUE(report.tuned[0].gains());
+  EXPECT_LT(report.tuned[0].after.median_us, report.tuned[0].before.median_us);
   expect(choose_good(problem), "aligned", 0, Tier::kHeuristic);
   EXPECT_TRUE(tuning::list_store().empty());
   EXPECT_FALSE(tuning::anything_to_consult());
+}
+
+TEST(TunedProblem, GainsWhereTheDifferenceExceedsBothSpreads) {
+  const auto gains = [](double before, double after, double spread, int samples = 20) {
+    tuning::TunedProblem tuned;
+    tuned.before.median_us = before, tuned.after.median_us = after;
+    tuned.before.spread_us = tuned.after.spread_us = spread;
+    tuned.before.samples = tuned.after.samples = samples;
+    return tuned.gains();
+  };
+  EXPECT_TRUE(gains(400, 10, 5));
+  EXPECT_FALSE(gains(400, 10, 5, 1)) << "one sample says nothing";
+  EXPECT_FALSE(gains(400, 10, 300));
+  EXPECT_FALSE(gains(10, 400, 5));
+  EXPECT_FALSE(gains(400, 399.9, 0)) << "too little to be worth another choice";
 }
 
 TEST_F(Choose, AScopeTunesOnlyWhatItIsAskedFor) {
@@ -226,42 +243,42 @@ TEST_F(Choose, ASpentBudgetLeavesTheRestUntunedAndNamesIt) {
   EXPECT_LT(tuned, 16);
   EXPECT_EQ(static_cast<int>(report.tuned.size()), tuned);
   EXPECT_EQ(report.tuned.size() + report.untuned.size(), 16u);
-  expect_words(report.untuned.back().reason, {"the budget of 0.1 s was spent"});
+  expect_mentions(report.untuned.back().reason, {"the budget of 0.1 s was spent"});
   EXPECT_EQ(report.untuned.back().key, key_of(toy::kGood, make_problem(16, 64)));
   EXPECT_LE(report.seconds, seconds);
-  EXPECT_LT(seconds, 0.1 + 0.4) << "one candidate beyond the budget at most";
+  EXPECT_LT(seconds, 3.0) << "sixteen problems would take longer; a busy machine may pause the one that is tuned";
 }
 
 TEST_F(Choose, AnInterruptedScopeTunesNoMore) {
-  int asked = 0, told = 0;
+  int asked = 0, calls = 0;
   const int64_t scope = tuning::push_autotune({.progress =
                                                    [&](const tuning::ScopeProgress& now) {
-                                                     ++told;
+                                                     ++calls;
                                                      EXPECT_EQ(now.key.op, "toy_good");
                                                      EXPECT_GT(now.seconds, 0);
                                                      EXPECT_GT(now.problem.total, 0);
                                                    },
                                                .interrupted = [&] { return ++asked > 1; }});
   choose_good(make_problem(8, 64));
-  const int told_before = told;
+  const int calls_before = calls;
   expect(choose_good(make_problem(9, 64)), "aligned", 0, Tier::kHeuristic);
   const tuning::ScopeReport report = tuning::pop_autotune(scope);
   EXPECT_EQ(report.tuned.size(), 1u);
   ASSERT_EQ(report.untuned.size(), 1u);
-  expect_words(report.untuned[0].reason, {"interrupted"});
-  EXPECT_GE(told_before, 1);
-  EXPECT_EQ(told, told_before);
+  expect_mentions(report.untuned[0].reason, {"interrupted"});
+  EXPECT_GE(calls_before, 1);
+  EXPECT_EQ(calls, calls_before);
 }
 
 TEST_F(Choose, AScopePoppedWhileItTunesEndsThatAndIsToldNoMore) {
   int64_t scope = 0;
-  int told = 0;
+  int calls = 0;
   scope = tuning::push_autotune({.progress = [&](const tuning::ScopeProgress&) {
-    ++told;
+    ++calls;
     tuning::pop_autotune(scope);
   }});
   choose_good(make_problem(8, 64));
-  EXPECT_EQ(told, 1);
+  EXPECT_EQ(calls, 1);
   EXPECT_FALSE(tuning::autotune_enabled());
 }
 

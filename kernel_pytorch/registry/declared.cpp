@@ -5,13 +5,13 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/registry/declaration.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::registry {
 namespace {
 
 Role role_of(const Field& field) {
-  if (field.role == FieldRole::kUpdated) return Role::kUpdated;
+  if (field.is_updated()) return Role::kUpdated;
   return field.is_output() ? Role::kOutput : Role::kInput;
 }
 
@@ -23,22 +23,27 @@ tuning::FieldName key_name(const Field& field) {
   return {field.name, field.name_hash};
 }
 
-// Leading dimensions are one number, bucketed; after an op's check they are merged where strides allow.
-void describe_sizes(const Fields& fields, const Field& field, const TensorView& view, tuning::KeyBuilder& key) {
-  const int named = field.rank - field.has_leading_dimensions();
-  if (field.has_leading_dimensions()) {
-    int64_t rows = 1;
-    for (int i = 0; i < view.rank - named; ++i) rows *= view.sizes[static_cast<size_t>(i)];
-    key.field("rows", tuning::bucket(rows));
-  }
-  for (int i = 0; i < named; ++i) {
-    const int16_t dimension = field.dimensions[static_cast<size_t>(field.rank - named + i)];
+// Any dimensions in front are one number, bucketed; after an op's check they are merged where strides allow.
+void describe_sizes(const Fields& fields, const Field& field, const TensorView& view, const void* problem,
+                    tuning::KeyBuilder& key) {
+  const Shape* shape = picked_shape(fields, field, problem);
+  if (shape == nullptr) return key.field("dtype", view.dtype);
+  const int any_count = view.rank - shape->named();
+  for (int i = 0; i < shape->rank; ++i) {
+    if (i == shape->any_at) {
+      int64_t rows = 1;
+      for (int j = 0; j < any_count; ++j) rows *= view.sizes[static_cast<size_t>(i + j)];
+      key.field("rows", tuning::bucket(rows));
+      continue;
+    }
+    const int16_t dimension = shape->dimensions[static_cast<size_t>(i)];
     if (dimension < 0) continue;
-    const std::string_view name = fields.dimension_names[static_cast<size_t>(dimension)];
-    key.field({name, hash_text(name)}, view.size(i - named));
+    const Dimension& named = fields.dimensions[static_cast<size_t>(dimension)];
+    const bool is_behind = shape->any_at >= 0 && i > shape->any_at;
+    key.field({named.name, named.name_hash}, view.size(is_behind ? i - shape->rank : i));
   }
   key.field("dtype", view.dtype);
-  key.field("dense", view.rank == field.rank && view.rank > 0 && view.stride(-1) == 1);
+  key.field("dense", view.rank == shape->rank && view.rank > 0 && view.stride(-1) == 1);
 }
 
 void describe_option(const Field& field, const void* problem, tuning::KeyBuilder& key) {
@@ -74,15 +79,6 @@ std::string trial_type_name(const Field& field) {
   return field.rules.dtype_option.empty() ? concat(field.name, "_dtype") : std::string(field.rules.dtype_option);
 }
 
-// The word at a place of "a b c".
-std::vector<std::string_view> words_of(std::string_view text) {
-  std::vector<std::string_view> words;
-  for (auto word = fields_detail::take_word(text); !word.empty(); word = fields_detail::take_word(text)) {
-    words.push_back(word);
-  }
-  return words;
-}
-
 void make_option(const Field& field, const ProblemRequest& request, void* problem) {
   const std::string_view name = trial_name(field);
   switch (field.kind) {
@@ -107,7 +103,7 @@ void make_option(const Field& field, const ProblemRequest& request, void* proble
     case FieldKind::kChoice: {
       const auto words = words_of(field.rules.choices);
       field.value<uint8_t>(problem) =
-          static_cast<uint8_t>(word_option(request, name, words, words[field.value<uint8_t>(problem)]));
+          static_cast<uint8_t>(choice_option(request, name, words, words[field.value<uint8_t>(problem)]));
       break;
     }
     case FieldKind::kTensor:
@@ -120,7 +116,7 @@ std::vector<std::string> known_names(const Fields& fields) {
   std::vector<std::string> known;
   for (const Field& field : fields.all) {
     if (field.role == FieldRole::kUnused) continue;
-    if (field.role == FieldRole::kOption || field.role == FieldRole::kOptionalInput ||
+    if (field.role == FieldRole::kOption || field.is_optional() ||
         (field.role == FieldRole::kSaved && !field.rules.trial.empty())) {
       known.emplace_back(trial_name(field));
     }
@@ -152,7 +148,7 @@ void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuild
     // Whether a backward will follow decides about no kernel: what is measured in training serves inference.
     if (field.role == FieldRole::kUnused || field.role == FieldRole::kSaved) continue;
     if (field.rules.leads) {
-      describe_sizes(fields, field, field.tensor(problem), key);
+      describe_sizes(fields, field, field.tensor(problem), problem, key);
     } else if (field.is_tensor()) {
       key.field(key_name(field), field.tensor(problem));
     } else if (field.rules.key != KeyPart::kNone) {
@@ -161,21 +157,35 @@ void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuild
   }
 }
 
+void make_options(const Fields& fields, const ProblemRequest& request, void* problem) {
+  for (const Field& field : fields.all) {
+    if (field.role == FieldRole::kOption) make_option(field, request, problem);
+  }
+}
+
+std::vector<std::string_view> option_names(const Fields& fields) {
+  std::vector<std::string_view> names;
+  for (const Field& field : fields.all) {
+    if (field.role == FieldRole::kOption) names.push_back(trial_name(field));
+  }
+  return names;
+}
+
 void make_fields(const Fields& fields, const ProblemRequest& request, void* problem) {
   const std::vector<std::string> names = known_names(fields);
   check_options(request, std::vector<std::string_view>(names.begin(), names.end()));
   const Field& leading = leading_input(fields);
-  DimensionSizes sizes;
   TensorView main = rows_view(request);
   leading.tensor(problem) = main;
-  sizes.bind(leading, main);
+  make_options(fields, request, problem);
+  DimensionSizes sizes(fields);
+  sizes.bind_options(problem);
+  sizes.bind(leading, main, problem);
   for (const Field& field : fields.all) {
-    if (field.role == FieldRole::kOption) make_option(field, request, problem);
     if (!field.is_input() || !field.is_tensor() || &field == &leading) continue;
-    const bool is_given =
-        field.role != FieldRole::kOptionalInput || flag_option(request, trial_name(field), field.rules.usual);
+    const bool is_given = !field.is_optional() || flag_option(request, trial_name(field), field.rules.usual);
     if (!is_given) continue;
-    const auto shape = sizes.shape_of(field);
+    const auto shape = sizes.shape_of(field, problem);
     KP_INTERNAL_CHECK(shape.has_value(), field.name, ": a request does not give its sizes");
     TensorView view = *shape;
     view.dtype = declared_type(fields, field, problem).value_or(request.dtype);
@@ -189,7 +199,7 @@ void make_fields(const Fields& fields, const ProblemRequest& request, void* prob
     const bool is_kept =
         field.role != FieldRole::kSaved || field.rules.trial.empty() || flag_option(request, field.rules.trial, true);
     const auto type = declared_type(fields, field, problem);
-    const auto shape = sizes.shape_of(field);
+    const auto shape = sizes.shape_of(field, problem);
     if (!is_made || !is_kept || !type.has_value() || !shape.has_value()) continue;
     TensorView view = *shape;
     view.dtype = field.rules.dtype_option.empty() ? *type : dtype_option(request, field.rules.dtype_option, *type);

@@ -11,7 +11,7 @@
 
 namespace kernel_pytorch::registry {
 
-// `operation` must live as long as the result: operations are constants of their rooms.
+// `operation` must live as long as the result: operations are constants of their folders.
 template <class Problem>
 AnyOperation erase(const Operation<Problem>& operation) {
   const Operation<Problem>* op = &operation;

@@ -27,6 +27,7 @@ Explanation explain(const AnyProblem& problem, std::string_view kernel_override)
   explanation.key = make_key(problem);
   explanation.device = problem.device().name;
   explanation.candidates = explain_candidates(problem);
+  for (const auto& part : problem.parts()) explanation.parts.push_back(explain(*part, ""));
   const Selected selected = preview(problem, kernel_override);
   explanation.tier = selected.tier;
   if (selected.kernel < 0) return explanation;

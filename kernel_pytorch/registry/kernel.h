@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,7 +47,7 @@ struct Kernel {
   std::vector<std::string> (*configs)(const Problem&, const DeviceInfo&) = nullptr;
   int (*heuristic)(const Problem&, const DeviceInfo&) = nullptr;  // index into configs; null: 0
   void (*run)(const Problem&, int config, Context&) = nullptr;
-  // Of its device source or code version, part of the tuning key; null: changes with the library's version.
+  // Hash of its device source or code version, part of the tuning key; null: changes with the library's version.
   uint64_t (*source_hash)() = nullptr;
   std::vector<DeviceCode> (*device_code)() = nullptr;  // every instantiation; null: none
 };
@@ -101,6 +102,10 @@ int64_t tensor_bytes(const Problem& problem, void (*visit_tensors)(Problem&, Ten
   return bytes;
 }
 
+// The problems that a problem is composed of, in the order of their calls; each chooses its own kernel.
+class AnyProblem;
+using Parts = std::vector<std::unique_ptr<AnyProblem>>;
+
 // An op as the registry sees it.
 template <class Problem>
 struct Operation {
@@ -113,11 +118,12 @@ struct Operation {
   Precision (*precision)(const Problem&, std::string_view tensor,
                          DType own) = nullptr;  // null: of the tensor's own type
   // Inputs of a trial that must agree with each other, made so in host memory after it was filled; null: they need not.
-  void (*settle)(const Problem& on_host) = nullptr;
+  void (*set_trial_inputs)(const Problem& on_host) = nullptr;
   Problem (*make)(const ProblemRequest&) = nullptr;               // views without data; throws on bad words
   Problem (*shrink)(const Problem&, int64_t elements) = nullptr;  // the same kind of problem, fewer rows
   Cost (*cost)(const Problem&) = nullptr;
-  std::vector<ProblemRequest> (*shapes)() = nullptr;  // for tests and benchmarks
+  std::vector<ProblemRequest> (*shapes)() = nullptr;            // for tests and benchmarks
+  Parts (*parts)(const Problem&, const DeviceInfo&) = nullptr;  // null: it is computed by a kernel of its own
 };
 
 }  // namespace kernel_pytorch::registry

@@ -32,8 +32,8 @@ int64_t terms_per_element(const std::vector<ProblemTensor>& tensors, const Tenso
   return std::max<int64_t>(1, largest / std::max<int64_t>(1, output.element_count()));
 }
 
-// One set on the device and the inputs on the host must fit with room to spare: an operating system that promises more
-// memory than it has would end the process and not the allocation.
+// One set on the device and the inputs on the host must fit with memory to spare: an operating system that promises
+// more memory than it has would end the process and not the allocation.
 void refuse_too_large(const AnyProblem& problem, int64_t bytes, const DeviceInfo& device) {
   for (const DeviceInfo* place : {&device, &device_info(Device{})}) {
     if (place->memory_bytes == 0 || bytes <= place->memory_bytes / 3) continue;
@@ -96,7 +96,7 @@ std::vector<DeviceBuffer> make_random_inputs(const AnyProblem& problem, Threads*
   }
   std::vector<void*> memory;
   for (const DeviceBuffer& buffer : inputs) memory.push_back(buffer.data());
-  problem.with_memory(device_info(Device{}), memory)->settle();
+  problem.with_memory(device_info(Device{}), memory)->set_trial_inputs();
   return inputs;
 }
 

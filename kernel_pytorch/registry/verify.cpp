@@ -28,7 +28,7 @@ std::string check_one(ReferenceCheck& check, int kernel, const std::string& conf
   return failure;
 }
 
-// Of every supported kernel the configs that `is_wanted` takes.
+// The configs of every supported kernel that `is_wanted` accepts.
 template <class IsWanted>
 std::vector<std::string> verify_those(const AnyProblem& given, const IsWanted& is_wanted) {
   const std::unique_ptr<AnyProblem> smaller =

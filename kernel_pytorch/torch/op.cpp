@@ -22,13 +22,6 @@ TensorView Call::output(const TensorView& like) {
   return made.view;
 }
 
-TensorView Call::output_row_statistic(const TensorView& x) {
-  const size_t leading_dimensions = x.rank > 0 ? static_cast<size_t>(x.rank - 1) : 0;
-  const DType dtype = x.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  const TensorView statistic = output(x.shape().first(leading_dimensions), dtype);
-  return contiguous_view(statistic.data, dtype, {statistic.element_count()}, statistic.device);
-}
-
 TensorView Call::output_like_if(bool wanted, const TensorView& view, const TensorView& fallback) {
   if (wanted && view.is_present()) return output_like(view);
   const int64_t no_elements[] = {0};
@@ -64,30 +57,30 @@ std::vector<TensorView> Slot<std::vector<TensorView>>::get(Call& call, const Sch
 }
 
 void check_written_memory(std::string_view op, std::span<Memory> memories) {
-  const auto name_of = [&](const Memory& memory) { return ArgumentName{op, memory.argument->name, memory.index}; };
+  const auto name_of = [&](const Memory& memory) { return ArgumentName{op, memory.argument, memory.index}; };
   // By address: only neighbours can meet, and a list of thousands stays cheap.
   std::ranges::sort(memories, {}, &Memory::begin);
   for (auto one = memories.begin(); one != memories.end(); ++one) {
-    const bool is_written = one->argument->is_written;
+    const bool is_written = one->is_written;
     KP_CHECK(!is_written || !overlaps_itself(*one->view), name_of(*one), " is ", *one->view,
              ": several of its elements are one place in memory; the op writes into it, clone() it first");
     for (auto other = one + 1; other != memories.end() && other->begin < one->end; ++other) {
-      if ((!is_written && !other->argument->is_written) || !overlap(*one->view, *other->view)) continue;
+      if ((!is_written && !other->is_written) || !overlap(*one->view, *other->view)) continue;
       fail(ErrorCode::kInvalidArgument, name_of(is_written ? *one : *other), " shares memory with ",
            ShortName{name_of(is_written ? *other : *one)}, "; the op writes into it, clone() one of them first");
     }
   }
 }
 
-// torch's own conversion to std::string (2.13) leaks a copy.
-Slot<std::string>::Slot(const Boxed& boxed) {
-  const auto handle = torch::stable::detail::to<StringHandle>(boxed.value);
+std::string text_of(StableIValue boxed) {
+  const auto handle = torch::stable::detail::to<StringHandle>(boxed);
   size_t length = 0;
   const char* data = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
   STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
-  value.assign(data, length);
+  std::string text(data, length);
   STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  return text;
 }
 
 }  // namespace kernel_pytorch::torch_ops

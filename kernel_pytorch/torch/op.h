@@ -27,8 +27,6 @@ namespace kernel_pytorch::torch_ops {
 
 // A small tensor that kernels want without strides; in the rare case of strides a contiguous copy. Not for `a!`.
 struct ParameterView : TensorView {};
-// The same with its dimensions merged: one number per row, as [rows].
-struct RowView : TensorView {};
 // A tensor of any strides but in its last dimension; where that is not dense, a contiguous copy. Not for `a!`.
 struct DenseView : TensorView {};
 // A matrix with its leading dimensions merged, as [batch, rows, columns], one of the last two strides 1; where that is
@@ -56,8 +54,6 @@ class Call {
   TensorView output_like(const TensorView& view, std::optional<DType> dtype) {
     return output(view.shape(), dtype.value_or(view.dtype));
   }
-  // x's shape without its columns, fp32 (fp64 for fp64); the view is [rows].
-  TensorView output_row_statistic(const TensorView& x);
   // An output that may not be asked for. The stand-in is an empty tensor of `fallback`'s type and an absent view;
   // asking for one like an absent tensor yields it as well, the core says what is wrong with the rest.
   TensorView output_like_if(bool wanted, const TensorView& view, const TensorView& fallback);
@@ -89,15 +85,26 @@ struct Memory {
   uintptr_t begin;
   uintptr_t end;
   const TensorView* view;
-  const SchemaArgument* argument;
+  std::string_view argument;
+  bool is_written;
   int64_t index;  // in its list, or -1
 };
+
+// Nothing where the tensor has no elements.
+inline std::optional<Memory> memory_of(const TensorView& view, std::string_view argument, bool is_written,
+                                       int64_t index = -1) {
+  const int64_t elements = span_elements(view);
+  if (elements == 0) return std::nullopt;
+  const auto begin = reinterpret_cast<uintptr_t>(view.data);
+  return Memory{begin, begin + static_cast<uintptr_t>(elements * size_of(view.dtype)), &view, argument, is_written,
+                index};
+}
 
 // Throws where memory that the op writes belongs to a second element or to a second tensor of the call: a kernel
 // promises nothing there, not even for equal views. Sorts what it is given.
 void check_written_memory(std::string_view op, std::span<Memory> memories);
 
-// Of all tensors of a call; without lists on the stack.
+// The memories of all tensors of a call; on the stack if the call has no lists.
 template <size_t kCount, bool kHasLists>
 class Memories {
  public:
@@ -116,14 +123,12 @@ class Memories {
 
  private:
   void add(const TensorView& view, const SchemaArgument& argument, int64_t index) {
-    const int64_t elements = span_elements(view);
-    if (elements == 0) return;
-    const auto begin = reinterpret_cast<uintptr_t>(view.data);
-    const Memory memory{begin, begin + elements * size_of(view.dtype), &view, &argument, index};
+    const auto memory = memory_of(view, argument.name, argument.is_written, index);
+    if (!memory) return;
     if constexpr (kHasLists) {
-      memories_.push_back(memory);
+      memories_.push_back(*memory);
     } else {
-      memories_[count_++] = memory;
+      memories_[count_++] = *memory;
     }
   }
 
@@ -214,16 +219,6 @@ struct Slot<MergedRowsView> : Slot<ParameterView> {
 };
 
 template <>
-struct Slot<RowView> : Slot<ParameterView> {
-  using Slot<ParameterView>::Slot;
-  RowView get(Call& call, const SchemaArgument& argument, const ArgumentName& name) {
-    const TensorView view = Slot<ParameterView>::get(call, argument, name);
-    if (!view.is_present()) return {};
-    return {contiguous_view(view.data, view.dtype, {view.element_count()}, view.device)};
-  }
-};
-
-template <>
 struct Slot<std::optional<DType>> {
   static constexpr bool takes(std::string_view type) { return type == "ScalarType?"; }
   explicit Slot(const Boxed& boxed) : number(torch::stable::detail::to<std::optional<int32_t>>(boxed.value)) {}
@@ -241,10 +236,13 @@ struct Slot<std::vector<TensorView>> {
   std::vector<Tensor> tensors;
 };
 
+// Takes the text off the stack; torch's own conversion to std::string (2.13) leaks a copy.
+std::string text_of(StableIValue value);
+
 template <>
 struct Slot<std::string> {
   static constexpr bool takes(std::string_view type) { return type == "str"; }
-  explicit Slot(const Boxed& boxed);
+  explicit Slot(const Boxed& boxed) : value(text_of(boxed.value)) {}
   const std::string& get(Call&, const SchemaArgument&, const ArgumentName&) { return value; }
   std::string value;
 };

@@ -170,10 +170,10 @@ std::optional<TuningClaim> claim_tuning(const Key& key) {
   options.interrupted = [scope] { return scope->interrupted(); };
   const auto start = Clock::now();
   options.progress = [scope, progress, start](const TuneProgress& now) {
-    ScopeProgress told = progress;
-    told.seconds += std::chrono::duration<double>(Clock::now() - start).count();
-    told.problem = now;
-    scope->tell(told);
+    ScopeProgress snapshot = progress;
+    snapshot.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    snapshot.problem = now;
+    scope->tell(snapshot);
   };
   return TuningClaim(std::move(scope), key, std::move(options));
 }

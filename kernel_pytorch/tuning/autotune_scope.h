@@ -1,6 +1,6 @@
 // Scopes inside which a call tunes a problem that was never measured: how long all of that may take, for which
-// problems, who is told, whether it is remembered, and what came of it. Process-wide; of nested scopes the newest is in
-// charge.
+// problems, the progress function, whether results are stored, and the report. Process-wide; of nested scopes the
+// newest is in charge.
 #pragma once
 
 #include <chrono>

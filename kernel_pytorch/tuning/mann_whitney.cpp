@@ -30,7 +30,7 @@ std::vector<Tie> ties_of(std::span<const double> before, std::span<const double>
   return ties;
 }
 
-// Twice u, which is whole: each value of `after` beats the values of `before` below it, and half of those beside it.
+// Twice u, which is whole: each value of `after` beats the values of `before` below it, and half of those equal to it.
 size_t doubled_u(const std::vector<Tie>& ties) {
   size_t below = 0, sum = 0;
   for (const Tie& tie : ties) {

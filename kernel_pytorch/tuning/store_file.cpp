@@ -96,7 +96,7 @@ bool exists(const std::string& path) {
 }
 
 // Write-ahead logging wants shared memory between the processes, which network file systems do not give. Failure is
-// harmless: every mode is safe, this one only lets readers go on beside a writer.
+// harmless: every mode is safe, this one only lets readers continue during a write.
 void choose_journal(Database& database, const std::string& path) {
   const bool wants_log = !is_on_network(path);
   try {

@@ -16,7 +16,7 @@ constexpr std::string_view kFormat = "kernel_pytorch tuning measurements";
 constexpr int64_t kVersionOfFormat = 1;
 constexpr size_t kShownBytes = 80;
 
-// What goes into a message from a file that nobody vouches for: short, printable ASCII.
+// What a message quotes from an untrusted file: short, printable ASCII.
 std::string show(std::string_view text) {
   std::string shown;
   for (const char c : text.substr(0, kShownBytes)) shown.push_back(c >= 0x20 && c < 0x7f ? c : '?');

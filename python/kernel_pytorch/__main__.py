@@ -1,4 +1,4 @@
-"""`python -m kernel_pytorch ...` becomes `kpt ...`: the program beside the package, or of the checkout's build."""
+"""`python -m kernel_pytorch ...` becomes `kpt ...`: the program next to the package, or of the checkout's build."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def look_at_package(program_version: str) -> Iterator[Finding]:
 def look_at_torch(has_cuda: bool) -> Iterator[Finding]:
     version = version_of("torch")
     try:
-        from . import _torch
+        from . import _torch  # raises where torch is missing or old, which is what this reports
     except ImportError as error:
         if version:
             yield Finding("problem", "torch", str(error), getattr(error, "cure", "pip install --force-reinstall torch"))
@@ -52,7 +52,7 @@ def look_at_torch(has_cuda: bool) -> Iterator[Finding]:
     except OSError as error:  # what the dynamic linker says of the adapter
         yield Finding("problem", "adapter", f"does not load with torch {version}: {error}", "pip install .")
         return
-    import torch
+    import torch  # optional: `kpt` works without it
 
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     count = torch.cuda.device_count() if torch.version.cuda else 0
@@ -66,7 +66,7 @@ def look_at_torch(has_cuda: bool) -> Iterator[Finding]:
 
 def look_at_adapter(path: str) -> Iterator[Finding]:
     """The adapter is loaded by now: does it belong to this package, and do its ops compute?"""
-    import torch
+    import torch  # optional: `kpt` works without it
 
     library = ctypes.CDLL(path)
     facts = {}

@@ -80,7 +80,7 @@ def declarations() -> list[dict[str, Any]]:
 
 
 def load() -> ctypes.CDLL:
-    """The library, loaded once; it is told where this Python's packages keep NVRTC."""
+    """The library, loaded once, with the folders in which this Python's packages keep NVRTC."""
     global _library
     with _lock:
         if _library is None:

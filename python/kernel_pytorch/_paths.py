@@ -1,4 +1,4 @@
-"""Where the package's libraries and programs are: beside it when installed, in the checkout's build/ otherwise."""
+"""Where the package's libraries and programs are: next to it when installed, in the checkout's build/ otherwise."""
 
 from __future__ import annotations
 

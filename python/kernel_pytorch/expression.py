@@ -73,7 +73,7 @@ def evaluate(program: str, score: Tensor, captured: Sequence[Tensor] = (), *, de
 
     With `derivative`, that of the new score by the old one.
     """
-    from . import _torch as _torch  # loads the library
+    from . import _torch as _torch  # loads the library, which tracing does without
 
     scores = score.detach().to(torch.float32).contiguous()
     tensors = [tensor.detach() for tensor in captured]
@@ -82,8 +82,8 @@ def evaluate(program: str, score: Tensor, captured: Sequence[Tensor] = (), *, de
 
 
 def _constant_texts(score_mod: Any, mask_mod: Any, kinds: tuple[tuple[torch.dtype, int], ...]) -> tuple[str, str]:
-    stand_ins = tuple(torch.empty((1,) * ndim, dtype=dtype, device="meta") for dtype, ndim in kinds)
-    traced: Trace = _cache.get(score_mod, mask_mod, stand_ins, _trace)
+    placeholders = tuple(torch.empty((1,) * ndim, dtype=dtype, device="meta") for dtype, ndim in kinds)
+    traced: Trace = _cache.get(score_mod, mask_mod, placeholders, _trace)
     if len(traced.captured) != len(kinds):
         raise TraceError(
             "a score or mask function closes over a tensor; under torch.compile pass it as captured=(...), and take it "
@@ -132,7 +132,7 @@ class _Captures:
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
-    def has_made(self, tensor: Tensor) -> bool:
+    def has_constant(self, tensor: Tensor) -> bool:
         return any(tensor is made for made in self.made)
 
 
@@ -170,7 +170,7 @@ class _Program:
         if isinstance(given, numbers.Real):
             return self.add(f"float {float(given)!r}")
         if isinstance(given, Tensor):
-            if given.ndim == 0 and self.captures.has_made(given):
+            if given.ndim == 0 and self.captures.has_constant(given):
                 return self.value(given.item())
             given = Captured(self, given, ())
         if isinstance(given, Captured):
@@ -274,10 +274,10 @@ class _Interception(TorchFunctionMode):
             return _call(self.program, function, args, kwargs)
         captures = self.program.captures
         tensors = [item for item in args if isinstance(item, Tensor)]
-        if any(not captures.has_made(tensor) for tensor in tensors) and function not in _SHAPE_FUNCTIONS:
+        if any(not captures.has_constant(tensor) for tensor in tensors) and function not in _SHAPE_FUNCTIONS:
             captures.are_all_that_was_read = False  # what it computes with may be other numbers at the next call
         result = function(*args, **kwargs)
-        if isinstance(result, Tensor) and all(captures.has_made(tensor) for tensor in tensors):
+        if isinstance(result, Tensor) and all(captures.has_constant(tensor) for tensor in tensors):
             captures.made.append(result)
         return result
 

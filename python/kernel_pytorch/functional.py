@@ -17,7 +17,7 @@ from ._ops.cross_entropy import (
 from ._ops.dropout import dropout
 from ._ops.embedding import embedding
 from ._ops.float8 import dequantize, quantize, scaled_matmul
-from ._ops.float8_made import (
+from ._ops.float8_fused import (
     gated_activation_backward_quantized,
     gated_activation_quantized,
     rms_norm_quantized,

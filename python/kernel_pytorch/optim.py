@@ -208,7 +208,7 @@ class AdamW(torch.optim.Optimizer):
 
     @staticmethod
     def _converted(name: str, value: Any, parameter: Tensor, group: dict[str, Any]) -> Any:
-        """A value of a loaded state as the kernel wants it, and a copy: nobody else's tensor is written into."""
+        """A value of a loaded state as the kernel wants it, and a copy: no other tensor is written into."""
         if name == "step":  # torch keeps it on the CPU without fused or capturable, and once as a number
             step = value if isinstance(value, Tensor) else torch.tensor(float(value))
             return step.detach().to(parameter.device, torch.float32, copy=True)

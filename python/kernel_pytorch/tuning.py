@@ -64,7 +64,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which kernel a problem gets. `tier` is who decided; `kernel` is empty where nothing supports the problem."""
+    """Which kernel a problem gets. `tier` is who decided; `kernel` is empty where nothing supports the problem.
+
+    `parts` are the problems that an op composed of others gives to them, in order: the GEMMs of a linear layer.
+    """
 
     op: str
     device: str
@@ -74,6 +77,7 @@ class Explanation:
     config: str
     tier: str
     measured_us: float
+    parts: tuple[Explanation, ...] = ()
 
     def __str__(self) -> str:
         width = max(len(candidate.kernel) for candidate in self.candidates)
@@ -85,6 +89,7 @@ class Explanation:
         measured = f", measured {self.measured_us:.2f} us" if self.measured_us > 0 else ""
         chosen = " ".join(filter(None, (self.kernel, self.config)))
         lines.append(f"  {chosen}, by tier {self.tier}{measured}" if chosen else "  no kernel supports this problem")
+        lines += [f"    {line}" for part in self.parts for line in str(part).splitlines()]
         return "\n".join(lines)
 
 
@@ -224,9 +229,13 @@ def explain(
     residual=1, weight_dtype="fp32".
     """
     request = {**_problem(op, shape, dtype, device, options), "kernel": kernel}
-    fields = _library.call("explain", request=request)
-    candidates = [Candidate(**{**each, "configs": tuple(each["configs"])}) for each in fields.pop("candidates")]
-    return Explanation(**{**fields, "key": Key(**fields["key"]), "candidates": tuple(candidates)})
+    return _explanation(_library.call("explain", request=request))
+
+
+def _explanation(fields: dict[str, Any]) -> Explanation:
+    candidates = tuple(Candidate(**{**one, "configs": tuple(one["configs"])}) for one in fields["candidates"])
+    parts = tuple(_explanation(part) for part in fields["parts"])
+    return Explanation(**{**fields, "key": Key(**fields["key"]), "candidates": candidates, "parts": parts})
 
 
 def kernels(op: str = "") -> dict[str, list[str]]:

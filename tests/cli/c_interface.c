@@ -166,8 +166,30 @@ static void test_refusals(void) {
   EXPECT_REFUSED(kp_cache_clear("{\"store\": 1}", &result), KP_INVALID_ARGUMENT, "true or false");
 }
 
+static void test_ops(void) {
+  float values[8] = {1, 2, 3, 4, 5, 6, 7, 8}, results[8] = {0};
+  const int64_t sizes[] = {2, 4}, wide[] = {4, 1};
+  const kp_device cpu = {KP_CPU, 0};
+  const kp_tensor x = {values, KP_FLOAT32, cpu, 2, sizes, wide}, output = {results, KP_FLOAT32, cpu, 2, sizes, NULL};
+  const kp_argument x_given = kp_tensor_argument("x", &x), output_given = kp_tensor_argument("output", &output);
+  kp_context* context = NULL;
+  EXPECT(kp_context_create(cpu, NULL, &context) == KP_OK);
+  EXPECT(KP_CALL(context, "rms_norm", output_given, x_given, kp_integer_argument("eps", 0)) == KP_OK);
+  EXPECT(results[0] > 0.36f && results[0] < 0.37f); /* 1 / sqrt(30 / 4) */
+  EXPECT(KP_CALL(context, "rms_norm", x_given) == KP_INVALID_ARGUMENT);
+  EXPECT(strstr(kp_last_error(), "rms_norm: output is missing") != NULL);
+  EXPECT(kp_call(context, "rms_norm", NULL, 1) == KP_INVALID_ARGUMENT);
+  EXPECT(kp_call(NULL, "rms_norm", NULL, 0) == KP_INVALID_ARGUMENT);
+  kp_context_destroy(context);
+  kp_context_destroy(NULL);
+  const kp_device absent = {KP_CUDA, 99};
+  EXPECT(kp_context_create(absent, NULL, &context) == KP_DEVICE);
+  EXPECT(context == NULL);
+}
+
 int main(void) {
   test_what_is_there();
+  test_ops();
   test_problems();
   test_tuning();
   test_choices();

@@ -83,14 +83,14 @@ def _run_worker(entries: list[tuple[str, int, int]], seed: int, tallies: dict[st
                 tallies[current[0]].add(current[1], said["outcome"], said["text"])
         code = worker.wait()
         errors.seek(0)
-        last_words = errors.read()[-3000:]
+        last_output = errors.read()[-3000:]
     if code == 0:
         return None
     if current is None:
-        raise RuntimeError(f"fuzz: a worker ended with {code} before its first call:\n{last_words}")
-    is_late = "Timeout" in last_words
+        raise RuntimeError(f"fuzz: a worker ended with {code} before its first call:\n{last_output}")
+    is_late = "Timeout" in last_output
     tallies[current[0]].add(
-        current[1], "finding", f"{'no end after five seconds' if is_late else f'died ({code})'}:\n{last_words}"
+        current[1], "finding", f"{'no end after five seconds' if is_late else f'died ({code})'}:\n{last_output}"
     )
     return current
 

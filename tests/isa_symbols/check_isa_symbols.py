@@ -50,7 +50,8 @@ def main() -> int:
     for line in found:
         print(line, file=sys.stderr)
     if found:
-        print("cure: declare it KP_WORD or static, and export only from KP_ISA_NAMESPACE (cpu/isa.h)", file=sys.stderr)
+        cure = "declare it KP_PRIMITIVE or static, and export only from KP_ISA_NAMESPACE (cpu/isa.h)"
+        print(f"cure: {cure}", file=sys.stderr)
     if not arguments.objects:
         print("no objects given", file=sys.stderr)
         return 2

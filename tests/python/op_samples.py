@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from kernel_pytorch._ops import adamw, gated_mlp
+from kernel_pytorch._ops import adamw
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -134,6 +134,8 @@ def _rows(seed: Tensor) -> None:
     for residual in (None, leaf(2, 3, 8)):
         _both(functional.rms_norm, leaf(2, 3, 8), leaf(8), residual=residual)
         _both(functional.layer_norm, leaf(2, 3, 8), leaf(8), leaf(8), residual=residual)
+    _both(functional.rms_norm, leaf(2, 3, 8), leaf(8), activation="gelu")
+    _both(functional.layer_norm, leaf(2, 3, 8), leaf(8), leaf(8), activation="silu")
     _both(functional.activation, leaf(2, 3, 8), "gelu", bias=leaf(8), residual=leaf(2, 3, 8), **random)
     biases = dict(gate_bias=leaf(8), up_bias=leaf(8))
     _both(functional.gated_activation, leaf(2, 3, 8), leaf(2, 3, 8), "silu", residual=leaf(2, 3, 8), **biases, **random)
@@ -151,7 +153,6 @@ def _products() -> None:
     ops.matmul_add_(torch.zeros(3, 5), torch.randn(3, 4), torch.randn(4, 5), 1.0)
     _both(functional.linear, leaf(2, 3, 8), leaf(4, 8), leaf(4), activation="gelu", residual=leaf(2, 3, 4))
     _both(functional.mlp, leaf(2, 3, 8), leaf(6, 8), leaf(4, 6), leaf(6), leaf(4), residual=leaf(2, 3, 4))
-    _both(gated_mlp.gated_mlp, leaf(2, 3, 8), leaf(12, 8), leaf(4, 6), residual=leaf(2, 3, 4))
 
 
 def _attention(seed: Tensor) -> None:

@@ -21,7 +21,7 @@ from attention_cases import (  # noqa: E402
 from attention_reference import attend  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from kernel_pytorch._ops.attention import OPTIONS, option_arguments  # noqa: E402
+from kernel_pytorch._ops.attention import attention_options  # noqa: E402
 from kernel_pytorch.functional import attention  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
@@ -234,7 +234,7 @@ def test_tf32_is_for_fp32_on_a_gpu():
 
     def allows(device, dtype=torch.float32, **options):
         query = torch.empty(1, 2, 8, 64, device=device, dtype=dtype)
-        return dict(zip(OPTIONS, option_arguments(query, query, **options), strict=True))["allow_tf32"]
+        return attention_options(query, query, **options).allow_tf32
 
     for torch_allows in ("ieee", "tf32"):
         with FakeTensorMode(allow_non_fake_inputs=True), products_of_fp32(torch_allows):

@@ -66,10 +66,11 @@ def test_opcheck():
             torch.library.opcheck(ops.attention.default, plain)
             continue
         output, lse = ops.attention_forward(*plain)
-        query, key, value, _, bias, sinks, *options = plain
-        wanted = (bias is not None, sinks is not None, 0)
+        query, key, value, *options, _ = plain
+        bias, sinks = options[:2]
+        wanted = (bias is not None, sinks is not None)
         products = (torch.randn_like(output), query, key, value, output, lse, None if i == 1 else torch.randn_like(lse))
-        torch.library.opcheck(ops.attention_backward.default, (*products, *wanted, bias, sinks, *options))
+        torch.library.opcheck(ops.attention_backward.default, (*products, 0, *options, *wanted))
 
 
 @pytest.mark.parametrize(

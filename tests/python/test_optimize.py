@@ -7,6 +7,7 @@ import copy
 import pytest
 
 torch = pytest.importorskip("torch")
+from forced_verdicts import take_first, take_none  # noqa: E402
 from kernel_pytorch._optimize import choose, demo_models, measure, whole  # noqa: E402
 from kernel_pytorch._optimize.changes import KEY  # noqa: E402
 from torch import nn  # noqa: E402
@@ -25,8 +26,8 @@ DEMOS = {
 @pytest.fixture
 def always(monkeypatch):
     """Every part that verifies is taken, however long it takes here: tests are about numbers."""
-    for module in (choose, whole):
-        monkeypatch.setattr(module, "pays", lambda before, after: True)
+    monkeypatch.setattr(choose, "judge", take_first)
+    monkeypatch.setattr(whole, "pays", lambda before, after: True)
     monkeypatch.setattr(measure, "LEAST", 2)
     monkeypatch.setattr(measure, "MOST", 2)
 
@@ -142,8 +143,8 @@ def test_a_wrong_kernel_is_found_and_reverted(always, monkeypatch):
 
 
 def test_parts_that_are_not_faster_stay(monkeypatch):
-    for module in (choose, whole):
-        monkeypatch.setattr(module, "pays", lambda before, after: False)
+    monkeypatch.setattr(choose, "judge", take_none)
+    monkeypatch.setattr(whole, "pays", lambda before, after: False)
     monkeypatch.setattr(measure, "LEAST", 2)
     monkeypatch.setattr(measure, "MOST", 2)
     make, inputs = DEMOS["gpt"]

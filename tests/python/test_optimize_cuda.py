@@ -13,7 +13,7 @@ from kernel_pytorch._optimize.patterns.context import Context  # noqa: E402
 from kernel_pytorch._optimize.record import record  # noqa: E402
 from kernel_pytorch._optimize.verify import row_error  # noqa: E402
 from test_optimize import always, one_thread, optimize, patterns, untouched  # noqa: E402, F401
-from test_optimize_train import first_ways, float8_pays  # noqa: E402, F401
+from test_optimize_train import float8_pays  # noqa: E402, F401
 
 import kernel_pytorch  # noqa: E402
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as distributed
+from forced_verdicts import take_first
 from kernel_pytorch._ops import _sharding
 from kernel_pytorch._optimize import choose, demo_models, measure, roofs, whole
 from kernel_pytorch._optimize.budget import Budget
@@ -149,9 +150,9 @@ def _work(rank: int, folder: str) -> None:
         mesh = init_device_mesh("cpu", (MEMBERS,))
         measure.LEAST, measure.MOST = 2, 4
         _ranks_decide_alike(mesh, rank)
-        for module in (choose, whole):  # from here on every part that verifies is taken
-            module.pays = lambda before, after: True
-        Budget.is_spent, Budget.is_too_small = (lambda self, share=1.0: False), False  # type: ignore[method-assign]
+        # From here on every part that verifies is taken.
+        choose.judge, whole.pays = take_first, lambda before, after: True
+        Budget.is_spent, Budget.is_too_small = (lambda self, stage="": False), False  # type: ignore[method-assign]
         _parallelized_afterwards(mesh)
         _parallelized_before(mesh)
         _fully_sharded_before(mesh)

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 from kernel_pytorch._optimize import demo_models  # noqa: E402
 from kernel_pytorch._optimize.changes import Changes, PackRows, SetForward  # noqa: E402
 from kernel_pytorch._optimize.patterns import names  # noqa: E402
-from kernel_pytorch._optimize.rebind import rebind  # noqa: E402
 from kernel_pytorch._optimize.verify import row_error  # noqa: E402
+from kernel_pytorch._rebind import rebind  # noqa: E402
 from test_optimize import always, one_thread, optimize, patterns, untouched  # noqa: E402, F401
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -295,14 +295,14 @@ def test_narrow_layers_stay_inside_larger_parts(always):  # noqa: F811
 
 
 def test_a_saving_that_no_clock_can_tell():
-    from kernel_pytorch._optimize.choose import pays, saves
     from kernel_pytorch._optimize.measure import Timing
+    from kernel_pytorch._optimize.verdicts import PartVerdict, judge, pays
 
     before = Timing(100e3, 99e3, 101e3, 5)
     assert not pays(before, before)
-    assert saves(before, before, 200.0)
-    assert not saves(before, before, 5.0)  # too little to matter
-    assert not saves(before, Timing(110e3, 109e3, 111e3, 5), 200.0)  # measured slower
+    assert judge([[(before, before)]], 200.0) == PartVerdict(None, maybe=0)
+    assert judge([[(before, before)]], 5.0) == PartVerdict(None)  # too little to matter
+    assert judge([[(before, Timing(110e3, 109e3, 111e3, 5))]], 200.0) == PartVerdict(None)  # measured slower
     assert pays(before, Timing(90e3, 89e3, 91e3, 5))
 
 

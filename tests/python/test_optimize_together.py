@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from forced_verdicts import by_clocks_alone  # noqa: E402
 from kernel_pytorch._optimize import choose, demo_models, measure, together, whole  # noqa: E402
 from kernel_pytorch._optimize.changes import Changes  # noqa: E402
 from kernel_pytorch._optimize.measure import Timing  # noqa: E402
@@ -29,7 +30,7 @@ def clocks(monkeypatch):
     def set_to(part, all_parts):
         monkeypatch.setattr(choose, "interleaved", lambda *_: timings(part))
         monkeypatch.setattr(together, "interleaved", lambda *_: timings(all_parts))
-        monkeypatch.setattr(choose, "saves", lambda *_: False)
+        monkeypatch.setattr(choose, "judge", by_clocks_alone)
         monkeypatch.setattr(whole, "pays", lambda *_: True)
 
     return set_to
@@ -77,7 +78,7 @@ def two_clocks(monkeypatch, device, calls):
     """A GPU's own time of every part, and that of its calls."""
     told = [tuple(timings(device).values()), tuple(timings(calls).values())]
     monkeypatch.setattr(choose.Chooser, "_time", lambda *_: told)
-    monkeypatch.setattr(choose, "saves", lambda *_: False)
+    monkeypatch.setattr(choose, "judge", by_clocks_alone)
     monkeypatch.setattr(whole, "pays", lambda *_: True)
 
 
@@ -151,7 +152,7 @@ def test_of_two_ways_that_the_clock_cannot_tell_apart_the_earlier_is_taken(monke
     for later, expected in ((second, 0), (timings(880.0), 1)):
         told = iter([first, later])
         monkeypatch.setattr(choose.Chooser, "_time", lambda *_, told=told: [tuple(next(told).values())])
-        monkeypatch.setattr(choose.Chooser, "check", lambda *_: (None, []))
+        monkeypatch.setattr(choose.Chooser, "check", lambda *_, **__: (None, []))
         chooser = choose.Chooser(SimpleNamespace(compiled=False), Changes(), 0.0)
         change = SimpleNamespace(apply=lambda: None, undo=lambda: None)
         ways = [Way(name, lambda change=change: change) for name in ("less work", "more work")]

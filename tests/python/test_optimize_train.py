@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_pytorch._optimize import choose, demo_models  # noqa: E402
+from kernel_pytorch._optimize import demo_models  # noqa: E402
 from kernel_pytorch._optimize.patterns import float8  # noqa: E402
 from kernel_pytorch._optimize.verify import row_error  # noqa: E402
 from test_optimize import always, one_thread, optimize, patterns  # noqa: E402, F401
@@ -39,13 +39,7 @@ def assert_alike(mine, theirs, tolerance):
         assert row_error(a, b)[1] < tolerance
 
 
-@pytest.fixture
-def first_ways(monkeypatch):
-    """Of several ways the first is taken, whatever the clock says."""
-    monkeypatch.setattr(choose, "_gain", lambda before, after: 1.0)
-
-
-def test_layers_of_one_input(always, first_ways) -> None:  # noqa: F811
+def test_layers_that_share_an_input(always) -> None:  # noqa: F811
     block, inputs = sample()
     before, state = gradients(block, inputs), copy.deepcopy(block.state_dict())
     result = optimize(block, inputs, goal="train", patterns=PARTS)
@@ -66,7 +60,7 @@ def test_layers_of_one_input(always, first_ways) -> None:  # noqa: F811
     assert all(torch.equal(a, b) for a, b in zip(gradients(block, inputs), before, strict=True))
 
 
-def test_a_copy_has_weights_of_its_own(always, first_ways) -> None:  # noqa: F811
+def test_a_copy_has_weights_of_its_own(always) -> None:  # noqa: F811
     for goal in ("train", "inference"):
         block, inputs = sample()
         optimize(block, inputs, goal=goal, patterns=PARTS)
@@ -80,7 +74,7 @@ def test_a_copy_has_weights_of_its_own(always, first_ways) -> None:  # noqa: F81
         assert shared.layers[1] is other.self_attn.k_proj  # the copy has the form too, of its own layers
 
 
-def test_hooks_on_a_layer_are_heard(always, first_ways) -> None:  # noqa: F811
+def test_hooks_on_a_layer_are_heard(always) -> None:  # noqa: F811
     block, inputs = sample()
     optimize(block, inputs, goal="train", patterns=PARTS)
     expected = gradients(block, inputs)
@@ -91,7 +85,7 @@ def test_hooks_on_a_layer_are_heard(always, first_ways) -> None:  # noqa: F811
     assert seen == ["self_attn.q_proj", "mlp.up_proj", "mlp.down_proj"]
 
 
-def test_inputs_that_differ(always, first_ways) -> None:  # noqa: F811
+def test_inputs_that_differ(always) -> None:  # noqa: F811
     """The layers are alone again once they are called with other tensors, as a cache of keys may do."""
     block, inputs = sample()
     optimize(block, inputs, goal="train", patterns=PARTS)
@@ -102,11 +96,11 @@ def test_inputs_that_differ(always, first_ways) -> None:  # noqa: F811
 
 
 @pytest.fixture
-def float8_pays(monkeypatch, first_ways):
+def float8_pays(monkeypatch):
     monkeypatch.setattr(float8, "why_not", lambda context, shapes, tokens: None)
 
 
-def test_float8_of_layers_of_one_input(always, float8_pays) -> None:  # noqa: F811
+def test_float8_of_layers_that_share_an_input(always, float8_pays) -> None:  # noqa: F811
     block, inputs = sample()
     before = gradients(block, inputs)
     state = copy.deepcopy(block.state_dict())

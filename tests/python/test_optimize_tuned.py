@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import pytest
 
 torch = pytest.importorskip("torch")
+from forced_verdicts import take_first  # noqa: E402
 from kernel_pytorch._optimize import choose, measure, tuned, whole  # noqa: E402
 from kernel_pytorch._optimize import optimize as steps  # noqa: E402
 from torch import nn  # noqa: E402
@@ -24,7 +25,7 @@ from torch import nn  # noqa: E402
 import kernel_pytorch  # noqa: E402
 from kernel_pytorch.tuning import autotune_scope  # noqa: E402
 
-SAVES = tuned.saves
+SAVES = tuned.confirms_tuning
 OTHER = {"cpu stores=cached": "stores=stream", "cpu stores=stream": "stores=cached"}
 
 
@@ -43,9 +44,9 @@ class Norms(nn.Module):
 @pytest.fixture(autouse=True)
 def by_decree(monkeypatch):
     """Every part is taken, and the whole is faster."""
-    for module in (choose, whole):
-        monkeypatch.setattr(module, "pays", lambda before, after: True)
-    monkeypatch.setattr(tuned, "saves", lambda before, after, expected: True)
+    monkeypatch.setattr(choose, "judge", take_first)
+    monkeypatch.setattr(whole, "pays", lambda before, after: True)
+    monkeypatch.setattr(tuned, "confirms_tuning", lambda before, after, expected: True)
     monkeypatch.setattr(measure, "LEAST", 2)
     monkeypatch.setattr(measure, "MOST", 2)
     kernel_pytorch.cache.clear()
@@ -137,7 +138,7 @@ def test_a_model_that_is_dropped_takes_its_choices_along(other_is_faster):
 
 
 def test_choices_go_where_the_whole_is_not_faster(other_is_faster, monkeypatch):
-    monkeypatch.setattr(tuned, "saves", lambda before, after, expected: False)
+    monkeypatch.setattr(tuned, "confirms_tuning", lambda before, after, expected: False)
     model, x = Norms(512), torch.randn(600, 512)
     result = optimize(model, x)
     (row,) = rows_of(result)
@@ -272,7 +273,7 @@ def test_the_budget_is_shared_out_and_what_it_does_not_reach_is_named(monkeypatc
     real = steps.tune_step
 
     def timed(*args):
-        args = (*args[:5], 0.4, *args[6:])  # seconds
+        args = (*args[:5], 0.3, *args[6:])  # seconds for the problems
         begin = time.monotonic()
         try:
             return real(*args)
@@ -285,7 +286,7 @@ def test_the_budget_is_shared_out_and_what_it_does_not_reach_is_named(monkeypatc
     left = [row for row in rows if row["to"] is None]
     assert measured and left
     assert all("budget" in row["reason"] for row in left)
-    assert took[0] < 5, "eight problems were given 0.4 s"
+    assert took[0] < 5, "eight problems were given 0.3 s"
 
 
 def test_without_time_nothing_is_measured_and_all_is_named(monkeypatch):

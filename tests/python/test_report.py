@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from kernel_pytorch._optimize.report import Report
-from kernel_pytorch._optimize.report_numbers import duration, percent, rate, roof_share, size, small
+from kernel_pytorch._optimize.report.numbers import duration, percent, rate, roof_share, size, small
 from report_sample import sample
 
 NASTY = "<script>alert('x')</script>&\"'\x1b[31m"

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as distributed
 import torch.nn.functional as torch_functional
 from kernel_pytorch._optimize.patterns.calls import ATTENTION
-from kernel_pytorch._optimize.rebind import rebind
+from kernel_pytorch._rebind import rebind
 from kernel_pytorch.attention import create_attention, create_context_parallel_attention, create_ring_attention
 from kernel_pytorch.attention.distributed import gather_sequence, shard_sequence
 from kernel_pytorch.compat.torch_context_parallel import context_parallel, context_parallel_unshard

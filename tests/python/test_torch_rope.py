@@ -272,7 +272,7 @@ def test_errors_name_the_op_both_values_and_the_cure(changes, words):
 
 
 def test_frequencies_refuse_nonsense():
-    with pytest.raises(RuntimeError, match='rope: scaling is "stretch"; known are none'):
+    with pytest.raises(RuntimeError, match='rope_frequencies: scaling is "stretch"; known are none'):
         functional.rope_frequencies(64, scaling="stretch")
     with pytest.raises(RuntimeError, match="rope: original_positions is 0; this scaling needs"):
         functional.rope_frequencies(64, scaling="yarn", factor=2.0)

@@ -45,15 +45,7 @@ __device__ __forceinline__ uint32_t mapa_shared_cluster(uint32_t address, uint32
   return mapped;
 }
 
-__device__ __forceinline__ float ld_shared_cluster_f32(uint32_t address) {
-  float value;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void st_shared_cluster_f32(uint32_t address, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}  // Writes 4, 8 or 16 bytes into a block's shared memory and completes as many on that block's barrier.
+// Writes 4, 8 or 16 bytes into a block's shared memory and completes as many on that block's barrier.
 __device__ __forceinline__ void st_async_shared_cluster_b32(uint32_t address, uint32_t value, uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(value),
                "r"(barrier)

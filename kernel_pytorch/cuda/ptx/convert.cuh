@@ -43,16 +43,16 @@ __device__ __forceinline__ uint16_t cvt_rn_satfinite_e5m2x2_f32(float high, floa
 
 // sm_89. Exact: every FP8 value is an fp16 value.
 __device__ __forceinline__ uint32_t cvt_rn_f16x2_e4m3x2(uint16_t pair) {
-  uint32_t halves;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
-  return halves;
+  uint32_t fp16_pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(fp16_pair) : "h"(pair));
+  return fp16_pair;
 }
 
 // sm_89
 __device__ __forceinline__ uint32_t cvt_rn_f16x2_e5m2x2(uint16_t pair) {
-  uint32_t halves;
-  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
-  return halves;
+  uint32_t fp16_pair;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(fp16_pair) : "h"(pair));
+  return fp16_pair;
 }
 
 }  // namespace kernel_pytorch::ptx

@@ -12,11 +12,6 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) 
 }
 
 // sm_80
-__device__ __forceinline__ void mbarrier_inval(uint32_t barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
-// sm_80
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(barrier) : "memory");
 }

@@ -113,13 +113,6 @@ __device__ __forceinline__ void st_global_v4_if(bool wanted, void* address, Word
       : "memory");
 }
 
-// sm_20. Streaming: likely touched once.
-__device__ __forceinline__ void st_global_cs_v4(void* address, Word4 value) {
-  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x), "r"(value.y), "r"(value.z),
-               "r"(value.w)
-               : "memory");
-}
-
 // sm_80
 __device__ __forceinline__ void st_global_l2_cache_hint_v4(void* address, Word4 value, uint64_t policy) {
   asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address), "r"(value.x), "r"(value.y),
@@ -178,8 +171,8 @@ __device__ __forceinline__ void st_shared_u16(uint32_t address, uint16_t value) 
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 
-// sm_20. Of a value that is never negative: a store that never happens, and that the compiler will not move what leads
-// to the value across. It keeps arithmetic before an asynchronous wait, which ptxas would hoist above it.
+// sm_20. For a value that is never negative: the store never executes, but the compiler does not move the computation
+// of the value across it. It keeps arithmetic before an asynchronous wait, which ptxas would hoist above it.
 __device__ __forceinline__ void st_shared_f32_if_negative(uint32_t address, float value) {
   asm volatile(
       "{\n"
@@ -202,13 +195,6 @@ __device__ __forceinline__ uint64_t createpolicy_fractional_l2_evict_first() {
 __device__ __forceinline__ uint64_t createpolicy_fractional_l2_evict_normal() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// sm_80
-__device__ __forceinline__ uint64_t createpolicy_fractional_l2_evict_last() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 

@@ -1,4 +1,4 @@
-// Loads and stores of eight bytes, as memory.cuh has them of sixteen: 16-bit values beside four floats. A v2 needs 8
+// Loads and stores of eight bytes, as memory.cuh has for sixteen: four 16-bit values for four floats. A v2 needs 8
 // bytes of alignment.
 #pragma once
 

@@ -38,27 +38,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_shared_global(uint32_t d
       "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_shared_global(uint32_t destination, const void* map, int x0,
-                                                                      int x1, int x2, int x3, int x4,
-                                                                      uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
-      "%6}], [%7];" ::"r"(destination),
-      "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(barrier)
-      : "memory");
-}
-
-// With an L2 policy made by a createpolicy of memory.cuh.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_shared_global_l2_cache_hint(uint32_t destination,
-                                                                                    const void* map, int x0, int x1,
-                                                                                    int x2, int x3, uint32_t barrier,
-                                                                                    uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
-      "%3, %4, %5}], [%6], %7;" ::"r"(destination),
-      "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier), "l"(policy)
-      : "memory");
-}
 
 // Belongs to the issuing thread's bulk group (bulk_copy.cuh: commit, waits); ordinary writes of `source` need
 // fence_proxy_async_shared_cta first.
@@ -67,19 +46,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_global_shared(const void
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
                "r"(x0), "r"(x1), "r"(x2), "r"(source)
                : "memory");
-}
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_global_shared(const void* map, int x0, int x1, int x2, int x3,
-                                                                      uint32_t source) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
-               "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(source)
-               : "memory");
-}
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_global_shared(const void* map, int x0, int x1, int x2, int x3,
-                                                                      int x4, uint32_t source) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
-      "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(source)
-      : "memory");
 }
 
 }  // namespace kernel_pytorch::ptx

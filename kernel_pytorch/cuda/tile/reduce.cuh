@@ -81,7 +81,7 @@ class BlockSum {
 };
 
 // Over the blocks of a cluster through distributed shared memory (sm_90): every warp sends its partial straight to
-// every block with st.async, each block's mbarrier counts the bytes in, and nobody waits for anything else.
+// every block with st.async, each block's mbarrier counts the bytes in, and no thread waits for anything else.
 template <int kWarps, int kValues>
 class ClusterSum {
   static_assert(kValues == 1 || kValues == 2, "st.async carries 4 or 8 bytes");

@@ -126,7 +126,9 @@ CurrentDevice::CurrentDevice(int index) {
   check(driver.context_current(&current), "cuda:", index, ": asking for the current context");
   if (current == wanted) return;
   check(driver.context_push(wanted), "cuda:", index, ": making its context current");
-  pushed_ = true;
+  // A thread that had no context keeps it, as after the runtime's first call there. Autograd's threads begin without
+  // one, and every launch of a backward would otherwise push and pop it.
+  pushed_ = current != nullptr;
 }
 
 CurrentDevice::~CurrentDevice() {

@@ -23,7 +23,8 @@ namespace kernel_pytorch::cuda_device {
 // Devices in driver order, empty with no driver (then `absence` says why).
 std::vector<DeviceInfo> detect(std::string& absence);
 
-// Makes the device's primary context current for the calling thread while it lives (and retains it for good).
+// Makes the device's primary context current for the calling thread while it lives (and retains it for good). A thread
+// without a context keeps this one afterwards.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int index);

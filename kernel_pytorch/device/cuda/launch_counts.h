@@ -18,8 +18,8 @@ struct LaunchCounts {
   }
 };
 
-// Of all threads and devices. The difference of two readings is exact for what the calling thread did between them,
-// where no other thread launches.
+// Counts of all threads and devices. If no other thread launches, the difference of two readings is exactly what the
+// calling thread launched between them.
 KP_EXPORT LaunchCounts launch_counts() noexcept;
 
 // For device/cuda: one relaxed addition each, next to a driver call of microseconds.

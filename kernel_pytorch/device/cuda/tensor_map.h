@@ -13,9 +13,9 @@ namespace kernel_pytorch::cuda_device {
 // multiple of 16 bytes.
 const char* tensor_map_obstacle(const TensorView& view);
 
-// Of a tensor of up to five dimensions of fp32, 16-bit or one-byte elements; coordinates count them from the last to
-// the first. The box takes `box_rows` (at most 256) of dimension rank - 2 and 128 bytes of the last one. `words` are
-// 128 bytes at a multiple of 64. Throws kDevice with the driver's answer.
+// Encodes a tensor of up to five dimensions with fp32, 16-bit or one-byte elements; coordinates count them from the
+// last to the first. The box takes `box_rows` (at most 256) of dimension rank - 2 and 128 bytes of the last one.
+// `words` are 128 bytes at a multiple of 64. Throws kDevice with the driver's answer.
 void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16]);
 
 }  // namespace kernel_pytorch::cuda_device

@@ -1,15 +1,19 @@
 #include "kernel_pytorch/ops/activation/activation.h"
 
+#include <algorithm>
+
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/activation/operation.h"
 #include "kernel_pytorch/registry/choose.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::activation {
 
 Kind kind_of(std::string_view word, std::string_view op) {
-  Kind kind;
-  KP_CHECK(pointwise::parse_kind(word, kind), op, ": kind is \"", word, "\"; known are ", pointwise::kind_words());
-  return kind;
+  const std::vector<std::string_view> words = registry::words_of(pointwise::kKindWords);
+  const auto found = std::ranges::find(words, word);
+  KP_CHECK(found != words.end(), op, ": kind is \"", word, "\"; known are ", pointwise::kKindWords);
+  return static_cast<Kind>(found - words.begin());
 }
 
 void forward(const Forward& arguments, Context& context) {

@@ -15,16 +15,16 @@
 #include <string_view>
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
-#include "kernel_pytorch/ops/pointwise/pointwise_kind_cuda.h"
+#include "kernel_pytorch/ops/engines/pointwise/kind.h"
 
 namespace kernel_pytorch::activation {
 
 using Kind = pointwise::Kind;
 
 // The kind of a word such as "gelu_tanh"; throws kInvalidArgument naming `op` and the words there are.
-KP_EXPORT Kind kind_of(std::string_view word, std::string_view op = "activation");
+KP_EXPORT Kind kind_of(std::string_view word, std::string_view op);
 
 struct Forward {
   Kind kind = Kind::kGelu;
@@ -35,6 +35,13 @@ struct Forward {
   TensorView seed{};    // with dropout: int64[2], the seed and the offset
   TensorView output{};  // x's shape and type, contiguous
 };
+inline constexpr auto kForwardFields = fields<Forward>(
+    input<&Forward::x>({.shape = "... columns", .leads = true}),
+    optional_input<&Forward::bias>({.shape = "columns", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Forward::residual>({.shape = "... columns"}),
+    optional_input<&Forward::seed>({.shape = "2", .dtype = "int64", .memory = MemoryLayout::kContiguous}),
+    option<&Forward::kind>({.choices = pointwise::kKindWords}), option<&Forward::dropout_p>(),
+    output<&Forward::output>({.shape = "... columns", .dtype = "x"}));
 
 // The residual's gradient is grad_output itself.
 struct Backward {
@@ -47,6 +54,14 @@ struct Backward {
   TensorView grad_input{};  // x's shape and type, columns of stride 1
   TensorView grad_bias{};   // optional, the bias' type; bitwise repeatable
 };
+inline constexpr auto kBackwardFields = fields<Backward>(
+    input<&Backward::grad_output>({.shape = "... columns"}),
+    input<&Backward::x>({.shape = "... columns", .leads = true}),
+    optional_input<&Backward::bias>({.shape = "columns", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Backward::seed>({.shape = "2", .dtype = "int64", .memory = MemoryLayout::kContiguous}),
+    option<&Backward::kind>({.choices = pointwise::kKindWords}), option<&Backward::dropout_p>(),
+    output<&Backward::grad_input>({.shape = "... columns", .dtype = "x"}),
+    output<&Backward::grad_bias>({.shape = "columns", .dtype = "bias", .wanted = "bias_grad"}));
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void forward(const Forward& arguments, Context& context);

@@ -1,6 +1,8 @@
 // The kernels of activation are the pointwise engine's; this is what makes a problem an activation's.
+#include "kernel_pytorch/ops/activation/activation.h"
 #include "kernel_pytorch/ops/activation/operation.h"
-#include "kernel_pytorch/ops/pointwise/pointwise_operation.h"
+#include "kernel_pytorch/ops/engines/pointwise/operation.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::activation {
 namespace {
@@ -22,5 +24,17 @@ constinit const registry::Operation<pointwise::ForwardProblem> kForward =
     pointwise::forward_operation("activation_forward", make_forward, shapes);
 constinit const registry::Operation<pointwise::BackwardProblem> kBackward =
     pointwise::backward_operation("activation_backward", make_backward, shapes);
+
+namespace {
+
+constexpr auto kDeclarations =
+    registry::join(registry::differentiable<Forward, forward>("activation", "activation_forward", kForwardFields),
+                   registry::plain<Backward, backward>("activation_backward", kBackwardFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                         .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::activation

@@ -4,7 +4,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
-#include "kernel_pytorch/ops/tensor_list.h"
+#include "kernel_pytorch/ops/support/tensor_list.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::adamw {
@@ -89,7 +89,31 @@ class Checks {
   Device device_;
 };
 
+// One entry of a list, absent where the whole list is empty.
+TensorView entry_of(std::string_view name, const std::vector<TensorView>& views, size_t index, size_t expected) {
+  KP_CHECK(views.empty() || views.size() == expected, "adamw: ", name, " has ", views.size(), " tensors, parameters ",
+           expected, "; give one for each");
+  return views.empty() ? TensorView() : views[index];
+}
+
 }  // namespace
+
+void step_lists(const StepLists& lists, Context& context) {
+  Step arguments = lists.step;
+  const size_t count = lists.parameters.size();
+  arguments.parameters.clear();
+  arguments.parameters.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    arguments.parameters.push_back({.parameter = lists.parameters[i],
+                                    .gradient = entry_of("gradients", lists.gradients, i, count),
+                                    .exp_avg = entry_of("exp_avgs", lists.exp_avgs, i, count),
+                                    .exp_avg_sq = entry_of("exp_avg_sqs", lists.exp_avg_sqs, i, count),
+                                    .max_exp_avg_sq = entry_of("max_exp_avg_sqs", lists.max_exp_avg_sqs, i, count),
+                                    .master = entry_of("masters", lists.masters, i, count),
+                                    .step = entry_of("steps", lists.steps, i, count)});
+  }
+  step(arguments, context);
+}
 
 void step(const Step& arguments, Context& context) {
   if (arguments.parameters.empty()) return;

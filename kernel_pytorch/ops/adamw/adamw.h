@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::adamw {
@@ -40,7 +40,7 @@ struct Parameter {
 };
 
 struct Step {
-  std::vector<Parameter> parameters;
+  std::vector<Parameter> parameters{};
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -55,7 +55,26 @@ struct Step {
   TensorView seed{};        // optional int64[2] (seed, offset): stochastic rounding
 };
 
-// Throws Error{kInvalidArgument} naming the parameter, both values and the cure.
+inline constexpr auto kStepFields = field_group<Step>(
+    unused<&Step::parameters>(), optional_input<&Step::lr_tensor>(), optional_input<&Step::grad_scale>(),
+    optional_input<&Step::found_inf>(), optional_input<&Step::total_norm>(),
+    optional_input<&Step::seed>({.memory = MemoryLayout::kContiguous}), option<&Step::lr>(), option<&Step::beta1>(),
+    option<&Step::beta2>(), option<&Step::eps>(), option<&Step::weight_decay>(), option<&Step::max_norm>(),
+    option<&Step::maximize>());
+
+// The same of one list for each member of Parameter, as front ends have them: each as long as `parameters`, the
+// optional ones may be empty.
+struct StepLists {
+  std::vector<TensorView> parameters{}, gradients{}, exp_avgs{}, exp_avg_sqs{}, max_exp_avg_sqs{}, masters{}, steps{};
+  Step step{};  // its `parameters` are not read
+};
+inline constexpr auto kStepListsFields = fields<StepLists>(
+    updated<&StepLists::parameters>(), input<&StepLists::gradients>(), updated<&StepLists::exp_avgs>(),
+    updated<&StepLists::exp_avg_sqs>(), updated<&StepLists::max_exp_avg_sqs>(), updated<&StepLists::masters>(),
+    updated<&StepLists::steps>(), all_of<&StepLists::step, kStepFields>());
+
+// Throw Error{kInvalidArgument} naming the parameter, both values and the cure.
 KP_EXPORT void step(const Step& arguments, Context& context);
+KP_EXPORT void step_lists(const StepLists& arguments, Context& context);
 
 }  // namespace kernel_pytorch::adamw

@@ -2,10 +2,11 @@
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/adamw/adamw_shapes.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
-#include "kernel_pytorch/ops/tensor_list.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/adamw/shapes.h"
+#include "kernel_pytorch/ops/support/tensor_list.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::adamw {
 namespace {
@@ -129,5 +130,14 @@ constinit const registry::Operation<Step> kStep{.name = "adamw",
                                                 .shrink = shrink,
                                                 .cost = cost,
                                                 .shapes = shapes};
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(registry::plain<StepLists, step_lists>("adamw_", kStepListsFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kStep>};
 
 }  // namespace kernel_pytorch::adamw

@@ -1,8 +1,10 @@
 #include "kernel_pytorch/ops/attention/attention.h"
 
-#include "kernel_pytorch/ops/attention/attention_bounds.h"
-#include "kernel_pytorch/ops/attention/attention_check.h"
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/attention/bounds.h"
+#include "kernel_pytorch/ops/attention/check.h"
 #include "kernel_pytorch/registry/choose.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::attention {
 
@@ -20,14 +22,53 @@ void run(const registry::Operation<Problem>& operation, const Problem& checked, 
 
 }  // namespace
 
+void check_and_run(const ForwardProblem& problem, Context& context) {
+  check_forward(problem, context);
+  run(kForward, problem, context);
+}
+
+void check_and_run(const BackwardProblem& problem, Context& context) {
+  check_backward(problem, context);
+  run(kBackward, problem, context);
+}
+
 void forward(const Forward& arguments, Context& context) {
-  check_forward(arguments, context);
-  run(kForward, arguments, context);
+  check_and_run(problem_of(arguments), context);
 }
 
 void backward(const Backward& arguments, Context& context) {
-  check_backward(arguments, context);
-  run(kBackward, arguments, context);
+  KP_CHECK(!arguments.writes_keys, "attention backward: writes_keys is for backward_part; leave it out");
+  check_and_run(problem_of(arguments), context);
 }
+
+void forward_part(const Forward& arguments, Context& context) {
+  ForwardProblem problem = problem_of(arguments);
+  problem.accumulate = true;
+  check_and_run(problem, context);
+}
+
+void backward_part(const Backward& arguments, Context& context) {
+  BackwardProblem problem = problem_of(arguments);
+  problem.accumulate = true;
+  problem.writes_keys = arguments.writes_keys;
+  check_and_run(problem, context);
+}
+
+namespace {
+
+constexpr auto kDeclarations =
+    registry::join(registry::differentiable<Forward, forward>("attention", "attention_forward", kForwardFields),
+                   registry::plain<Backward, backward>("attention_backward", kBackwardFields),
+                   registry::plain<Forward, forward_part>("attention_part_", kForwardFields,
+                                                          {.shown = "first_query first_key", .updated = "output lse"}),
+                   registry::plain<Backward, backward_part>(
+                       "attention_part_backward_", kBackwardFields,
+                       {.shown = "first_query first_key writes_keys", .updated = "grad_query grad_key grad_value"}));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                         .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::attention

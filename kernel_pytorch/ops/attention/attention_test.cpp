@@ -1,6 +1,6 @@
 // What the shape list cannot say of attention: that options which mean the same give the same, rows with nothing to
 // see, what dropout keeps, and bad arguments.
-#include "kernel_pytorch/ops/attention/attention.h"
+#include "kernel_pytorch/ops/attention/check.h"
 
 #include <gtest/gtest.h>
 
@@ -8,14 +8,14 @@
 #include <functional>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/attention/attention_bound_test.h"
+#include "kernel_pytorch/ops/attention/bound_test.h"
 
 namespace kernel_pytorch::attention {
 namespace {
 
-std::vector<double> run(const Forward& problem) {
+std::vector<double> run(const ForwardProblem& problem) {
   OwnContext context;
-  forward(problem, context);
+  check_and_run(problem, context);
   std::vector<double> results = values_of(problem.output);
   const std::vector<double> lses = values_of(problem.lse);
   results.insert(results.end(), lses.begin(), lses.end());
@@ -46,11 +46,11 @@ void set_mask(const TensorView& mask, const std::function<bool(int64_t, int64_t,
 using Rule = std::function<bool(int64_t batch, int64_t head, int64_t query, int64_t key)>;
 
 TEST(Attention, OptionsThatMeanTheSameGiveTheSame) {
-  Bound<Forward> masked = make({2, 2, 21, 30, 16}, DType::kFloat32, {{"mask", "full"}});
+  Bound<ForwardProblem> masked = make({2, 2, 21, 30, 16}, DType::kFloat32, {{"mask", "full"}});
   const auto expect_mask = [&](const Rule& keeps, const std::function<void(Scoring&)>& change) {
     set_mask(masked.problem.scoring.mask, keeps);
     const std::vector<double> expected = run(masked.problem);
-    Forward other = masked.problem;
+    ForwardProblem other = masked.problem;
     other.scoring.mask = {};
     change(other.scoring);
     expect_same(run(other), expected);
@@ -82,8 +82,8 @@ TEST(Attention, OptionsThatMeanTheSameGiveTheSame) {
   expect_mask([&](int64_t b, int64_t, int64_t q,
                   int64_t k) { return of_queries[b * 21 + q] != -1 && of_queries[b * 21 + q] == of_keys[b * 30 + k]; },
               [&](Scoring& s) {
-                s.query_segments = contiguous_view(of_queries.data(), DType::kInt32, {2, 21});
-                s.key_segments = contiguous_view(of_keys.data(), DType::kInt32, {2, 30});
+                s.query_segment_ids = contiguous_view(of_queries.data(), DType::kInt32, {2, 21});
+                s.key_segment_ids = contiguous_view(of_keys.data(), DType::kInt32, {2, 30});
               });
   // Tiles of 8 x 10: those whose row and column add up to an even number.
   int32_t key_counts[] = {2, 1, 2}, key_blocks[] = {2, 0, 0, 1, 0, 0, 0, 2, 0};
@@ -91,15 +91,15 @@ TEST(Attention, OptionsThatMeanTheSameGiveTheSame) {
   const TensorView blocks = contiguous_view(key_blocks, DType::kInt32, {1, 1, 3, 3});
   expect_mask([](int64_t, int64_t, int64_t q, int64_t k) { return (q / 8 + k / 10) % 2 == 0 && k <= q + 9; },
               [&](Scoring& s) {
-                s.blocks = {.query_block = 8, .key_block = 10, .key_counts = counts, .key_blocks = blocks};
-                s.blocks.query_counts = counts, s.blocks.query_blocks = blocks;
+                s.block_list = {.query_block = 8, .key_block = 10, .key_counts = counts, .key_blocks = blocks};
+                s.block_list.query_counts = counts, s.block_list.query_blocks = blocks;
                 s.causal = true;
               });
 }
 
 TEST(Attention, ALiBiIsABiasAndABiasOfMinusInfinityAMask) {
-  Bound<Forward> biased = make({1, 3, 17, 23, 8}, DType::kFloat32, {{"bias", "full"}, {"alibi", "1"}});
-  Forward sloped = biased.problem;
+  Bound<ForwardProblem> biased = make({1, 3, 17, 23, 8}, DType::kFloat32, {{"bias", "full"}, {"alibi", "1"}});
+  ForwardProblem sloped = biased.problem;
   sloped.scoring.bias = {};
   biased.problem.scoring.alibi_slopes = {};
   const TensorView& bias = biased.problem.scoring.bias;
@@ -108,7 +108,7 @@ TEST(Attention, ALiBiIsABiasAndABiasOfMinusInfinityAMask) {
     bias.as<float>()[i] = -sloped.scoring.alibi_slopes.as<float>()[head] * std::fabs(float(key - query - 6));
   }
   expect_same(run(sloped), run(biased.problem));
-  Bound<Forward> masked = make({1, 3, 17, 23, 8}, DType::kFloat32, {{"mask", "full"}});
+  Bound<ForwardProblem> masked = make({1, 3, 17, 23, 8}, DType::kFloat32, {{"mask", "full"}});
   set_mask(masked.problem.scoring.mask, [](int64_t, int64_t h, int64_t q, int64_t k) { return (q + k + h) % 3 && q; });
   for (int64_t i = 0; i < bias.element_count(); ++i) {
     bias.as<float>()[i] = masked.problem.scoring.mask.as<bool>()[i] ? 0 : -HUGE_VALF;
@@ -123,14 +123,14 @@ TEST(Attention, ALiBiIsABiasAndABiasOfMinusInfinityAMask) {
 }
 
 TEST(Attention, PackedSequencesAreThatManyCalls) {
-  Bound<Forward> bound = make({1, 4, 20, 33, 8}, DType::kFloat32,
-                              {{"sequences", "4"}, {"layout", "bshd"}, {"key_heads", "2"}, {"causal", "1"}});
-  Forward& packed = bound.problem;
+  Bound<ForwardProblem> bound = make({1, 4, 20, 33, 8}, DType::kFloat32,
+                                     {{"sequences", "4"}, {"layout", "bshd"}, {"key_heads", "2"}, {"causal", "1"}});
+  ForwardProblem& packed = bound.problem;
   int32_t of_queries[] = {0, 7, 7, 18, 18}, of_keys[] = {0, 9, 14, 20, 20};
-  packed.scoring.query_offsets.data = of_queries;
-  packed.scoring.key_offsets.data = of_keys;
-  packed.scoring.longest_query = 11;
-  packed.scoring.longest_key = 9;
+  packed.scoring.cu_seqlens_q.data = of_queries;
+  packed.scoring.cu_seqlens_k.data = of_keys;
+  packed.scoring.max_seqlen_q = 11;
+  packed.scoring.max_seqlen_k = 9;
   run(packed);
   const auto part = [](const TensorView& view, int64_t first, int64_t end) {
     TensorView part = view;
@@ -139,12 +139,12 @@ TEST(Attention, PackedSequencesAreThatManyCalls) {
     return part;
   };
   for (int i = 0; i < 4; ++i) {
-    Forward alone{.query = part(packed.query, of_queries[i], of_queries[i + 1]),
-                  .key = part(packed.key, of_keys[i], of_keys[i + 1]),
-                  .value = part(packed.value, of_keys[i], of_keys[i + 1])};
+    ForwardProblem alone{.query = part(packed.query, of_queries[i], of_queries[i + 1]),
+                         .key = part(packed.key, of_keys[i], of_keys[i + 1]),
+                         .value = part(packed.value, of_keys[i], of_keys[i + 1])};
     alone.scoring.scale = packed.scoring.scale;
     alone.scoring.causal = true;
-    Bound<Forward> results;
+    Bound<ForwardProblem> results;
     alone.output = results.own(part(packed.output, of_queries[i], of_queries[i + 1]));
     alone.lse = results.own(contiguous_view(nullptr, DType::kFloat32, {1, 4, of_queries[i + 1] - of_queries[i]}));
     std::vector<double> expected = run(alone);
@@ -159,8 +159,8 @@ TEST(Attention, PackedSequencesAreThatManyCalls) {
 }
 
 TEST(Attention, GroupsOfHeadsReadTheSameKeys) {
-  Bound<Forward> grouped = make({2, 6, 9, 12, 8}, DType::kFloat32, {{"key_heads", "2"}});
-  Bound<Forward> repeated = make({2, 6, 9, 12, 8}, DType::kFloat32, {});
+  Bound<ForwardProblem> grouped = make({2, 6, 9, 12, 8}, DType::kFloat32, {{"key_heads", "2"}});
+  Bound<ForwardProblem> repeated = make({2, 6, 9, 12, 8}, DType::kFloat32, {});
   repeated.problem.query = grouped.problem.query;
   for (const auto& [to, from] :
        {std::pair{&repeated.problem.key, &grouped.problem.key}, {&repeated.problem.value, &grouped.problem.value}}) {
@@ -173,8 +173,8 @@ TEST(Attention, GroupsOfHeadsReadTheSameKeys) {
 }
 
 TEST(Attention, RowsWithNothingToSeeAreZeroAndTheirLseIsTheSink) {
-  Bound<Forward> bound = make({1, 2, 8, 3, 8}, DType::kFloat32, {{"causal", "1"}, {"sinks", "1"}});
-  Forward problem = bound.problem;
+  Bound<ForwardProblem> bound = make({1, 2, 8, 3, 8}, DType::kFloat32, {{"causal", "1"}, {"sinks", "1"}});
+  ForwardProblem problem = bound.problem;
   run(problem);
   for (int head = 0; head < 2; ++head) {
     for (int query = 0; query < 5; ++query) {
@@ -190,8 +190,8 @@ TEST(Attention, RowsWithNothingToSeeAreZeroAndTheirLseIsTheSink) {
 }
 
 TEST(Attention, DropoutKeepsItsShareAndDependsOnSeedAndOffset) {
-  Bound<Forward> bound = make({1, 2, 64, 512, 8}, DType::kFloat32, {{"dropout", "0.25"}, {"scale", "0"}});
-  Forward& problem = bound.problem;
+  Bound<ForwardProblem> bound = make({1, 2, 64, 512, 8}, DType::kFloat32, {{"dropout", "0.25"}, {"scale", "0"}});
+  ForwardProblem& problem = bound.problem;
   for (int64_t i = 0; i < problem.value.element_count(); ++i) problem.value.as<float>()[i] = 1;
   const std::vector<double> outputs = run(problem);
   double mean = 0;
@@ -201,7 +201,7 @@ TEST(Attention, DropoutKeepsItsShareAndDependsOnSeedAndOffset) {
   EXPECT_NE(run(problem), outputs);
   problem.scoring.seed.as<int64_t>()[1] -= 1;
   EXPECT_EQ(run(problem), outputs);
-  problem.scoring.dropout = 1;
+  problem.scoring.dropout_p = 1;
   for (int64_t i = 0; const double value : run(problem)) {
     EXPECT_TRUE(value == 0 || i >= problem.output.element_count()) << value;
     ++i;
@@ -209,54 +209,60 @@ TEST(Attention, DropoutKeepsItsShareAndDependsOnSeedAndOffset) {
 }
 
 TEST(Attention, ErrorsNameBothValuesAndTheCure) {
-  Bound<Forward> bound =
+  Bound<ForwardProblem> bound =
       make({2, 4, 6, 8, 16}, DType::kFloat32,
            {{"key_heads", "2"}, {"bias", "full"}, {"sinks", "1"}, {"lengths", "1"}, {"blocks", "4"}});
   OwnContext context;
-  const auto expect_error = [&](const std::function<void(Forward&)>& change, const std::string& words) {
-    Forward problem = bound.problem;
+  const auto expect_error = [&](const std::function<void(ForwardProblem&)>& change, const std::string& words) {
+    ForwardProblem problem = bound.problem;
     change(problem);
     try {
-      forward(problem, context);
+      check_and_run(problem, context);
       ADD_FAILURE() << "no error; expected: " << words;
     } catch (const Error& error) {
       EXPECT_NE(error.message().find(words), std::string::npos) << error.message();
     }
   };
-  forward(bound.problem, context);
-  expect_error([](Forward& p) { p.key = {}; }, "attention: key is missing");
-  expect_error([](Forward& p) { p.query.rank = 3; }, "it must be [batch, heads, sequence, size]");
-  expect_error([](Forward& p) { p.value.dtype = DType::kBFloat16; }, "value is bf16, query is fp32; it must be fp32");
-  expect_error([](Forward& p) { p.key.sizes[3] = 8; }, "key has shape [2, 2, 8, 8]; it must be [2, 2, 8, 16]");
-  expect_error([](Forward& p) { p.value.sizes[2] = 5; }, "value has shape [2, 2, 5, 16]; it must be [2, 2, 8, 16]");
-  expect_error([](Forward& p) { p.key.sizes[1] = p.value.sizes[1] = 3; }, "query has 4 heads, key has 3");
-  expect_error([](Forward& p) { p.query.strides[3] = 2; }, "query has stride 2 in its last dimension");
-  expect_error([](Forward& p) { p.scoring.scale = HUGE_VAL; }, "scale is inf; it must be finite");
-  expect_error([](Forward& p) { p.scoring.softcap = -1; }, "softcap is -1; it must be positive");
-  expect_error([](Forward& p) { p.scoring.window_left = -2; }, "the window is (-2, -1)");
-  expect_error([](Forward& p) { p.scoring.bias.sizes[3] = 7; }, "bias has shape [2, 4, 6, 7]; it must be [2, 4, 6, 8]");
-  expect_error([](Forward& p) { p.scoring.bias.dtype = DType::kFloat16; }, "bias is fp16, query is fp32");
-  expect_error([](Forward& p) { p.scoring.mask = p.scoring.bias; }, "mask is fp32; it must be bool");
-  expect_error([](Forward& p) { p.scoring.sinks.sizes[0] = 3; }, "sinks has shape [3]; it must be [4], heads");
-  expect_error([](Forward& p) { p.scoring.key_lengths.dtype = DType::kInt64; }, "it must be int32");
-  expect_error([](Forward& p) { p.scoring.key_segments = p.scoring.key_lengths; }, "give both");
-  expect_error([](Forward& p) { p.scoring.key_offsets = p.scoring.key_lengths; }, "they go together");
-  expect_error([](Forward& p) { p.scoring.query_offsets = p.scoring.key_offsets = p.scoring.key_lengths; },
+  check_and_run(bound.problem, context);
+  expect_error([](ForwardProblem& p) { p.key = {}; }, "attention: key is missing");
+  expect_error([](ForwardProblem& p) { p.query.rank = 3; }, "it must be [batch, heads, sequence, size]");
+  expect_error([](ForwardProblem& p) { p.value.dtype = DType::kBFloat16; },
+               "value is bf16, query is fp32; it must be fp32");
+  expect_error([](ForwardProblem& p) { p.key.sizes[3] = 8; }, "key has shape [2, 2, 8, 8]; it must be [2, 2, 8, 16]");
+  expect_error([](ForwardProblem& p) { p.value.sizes[2] = 5; },
+               "value has shape [2, 2, 5, 16]; it must be [2, 2, 8, 16]");
+  expect_error([](ForwardProblem& p) { p.key.sizes[1] = p.value.sizes[1] = 3; }, "query has 4 heads, key has 3");
+  expect_error([](ForwardProblem& p) { p.query.strides[3] = 2; }, "query has stride 2 in its last dimension");
+  expect_error([](ForwardProblem& p) { p.scoring.scale = HUGE_VAL; }, "scale is inf; it must be finite");
+  expect_error([](ForwardProblem& p) { p.scoring.softcap = -1; }, "softcap is -1; it must be positive");
+  expect_error([](ForwardProblem& p) { p.scoring.window_left = -2; }, "the window is (-2, -1)");
+  expect_error([](ForwardProblem& p) { p.scoring.bias.sizes[3] = 7; },
+               "bias has shape [2, 4, 6, 7]; it must be [2, 4, 6, 8]");
+  expect_error([](ForwardProblem& p) { p.scoring.bias.dtype = DType::kFloat16; }, "bias is fp16, query is fp32");
+  expect_error([](ForwardProblem& p) { p.scoring.mask = p.scoring.bias; }, "mask is fp32; it must be bool");
+  expect_error([](ForwardProblem& p) { p.scoring.sinks.sizes[0] = 3; }, "sinks has shape [3]; it must be [4], heads");
+  expect_error([](ForwardProblem& p) { p.scoring.key_lengths.dtype = DType::kInt64; }, "it must be int32");
+  expect_error([](ForwardProblem& p) { p.scoring.key_segment_ids = p.scoring.key_lengths; }, "give both");
+  expect_error([](ForwardProblem& p) { p.scoring.cu_seqlens_k = p.scoring.key_lengths; }, "they go together");
+  expect_error([](ForwardProblem& p) { p.scoring.cu_seqlens_q = p.scoring.cu_seqlens_k = p.scoring.key_lengths; },
                "the batch is 2; packed sequences have a batch of 1");
-  expect_error([](Forward& p) { p.scoring.dropout = 1.5; }, "dropout_p is 1.5; it must lie in [0, 1]");
-  expect_error([](Forward& p) { p.scoring.dropout = 0.5; }, "seed is missing");
-  expect_error([](Forward& p) { p.scoring.blocks.key_block = 0; }, "blocks are 4 by 0");
-  expect_error([](Forward& p) { p.scoring.blocks.key_block = 2; }, "counts of query blocks have shape [1, 4, 2]");
-  expect_error([](Forward& p) { p.scoring.blocks.key_counts = {}; }, "the list of key blocks is missing");
-  expect_error([](Forward& p) { p.scoring.blocks.query_counts = {}; }, "of query blocks one of counts and indices");
-  expect_error([](Forward& p) { p.output.sizes[3] = 8; }, "output has shape [2, 4, 6, 8]; it must be [2, 4, 6, 16]");
-  expect_error([](Forward& p) { p.lse.strides[1] = 12; }, "make it contiguous");
-  expect_error([](Forward& p) { p.scoring.score_mod = "expression 1\n%0 = key\nreturn %0\n"; },
+  expect_error([](ForwardProblem& p) { p.scoring.dropout_p = 1.5; }, "dropout_p is 1.5; it must lie in [0, 1]");
+  expect_error([](ForwardProblem& p) { p.scoring.dropout_p = 0.5; }, "seed is missing");
+  expect_error([](ForwardProblem& p) { p.scoring.block_list.key_block = 0; }, "blocks are 4 by 0");
+  expect_error([](ForwardProblem& p) { p.scoring.block_list.key_block = 2; },
+               "counts of query blocks have shape [1, 4, 2]");
+  expect_error([](ForwardProblem& p) { p.scoring.block_list.key_counts = {}; }, "the list of key blocks is missing");
+  expect_error([](ForwardProblem& p) { p.scoring.block_list.query_counts = {}; },
+               "of query blocks one of counts and indices");
+  expect_error([](ForwardProblem& p) { p.output.sizes[3] = 8; },
+               "output has shape [2, 4, 6, 8]; it must be [2, 4, 6, 16]");
+  expect_error([](ForwardProblem& p) { p.lse.strides[1] = 12; }, "make it contiguous");
+  expect_error([](ForwardProblem& p) { p.scoring.score_mod = "expression 1\n%0 = key\nreturn %0\n"; },
                "attention: score_mod gives a int; it must give one float");
-  expect_error([](Forward& p) { p.scoring.mask_mod = "expression 1\n%0 = score\nreturn %0\n"; },
+  expect_error([](ForwardProblem& p) { p.scoring.mask_mod = "expression 1\n%0 = score\nreturn %0\n"; },
                "attention: mask_mod gives a float; it must give one bool");
-  expect_error([](Forward& p) { p.scoring.score_mod = "nonsense"; }, "line 1");
-  expect_error([](Forward& p) { p.query.device = {DeviceKind::kCuda, 0}; }, "move all tensors to one device");
+  expect_error([](ForwardProblem& p) { p.scoring.score_mod = "nonsense"; }, "line 1");
+  expect_error([](ForwardProblem& p) { p.query.device = {DeviceKind::kCuda, 0}; }, "move all tensors to one device");
 }
 
 }  // namespace

@@ -2,30 +2,31 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernel_pytorch/base/hash.h"
-#include "kernel_pytorch/ops/attention/attention_alignment_cuda.h"
-#include "kernel_pytorch/ops/attention/attention_shapes.h"
-#include "kernel_pytorch/ops/attention/attention_trial.h"
+#include "kernel_pytorch/ops/attention/cuda/alignment_cuda.h"
 #include "kernel_pytorch/ops/attention/operation.h"
+#include "kernel_pytorch/ops/attention/shapes.h"
+#include "kernel_pytorch/ops/attention/trial.h"
+#include "kernel_pytorch/registry/declared.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::attention {
 namespace {
 
-std::span<const registry::Kernel<Forward>> forward_kernels() {
-  static const registry::Kernel<Forward> kKernels[] = {kForwardCudaDecode, kForwardSm90, kForwardCudaMma,
-                                                       kForwardCpuAmx,     kForwardCpu,  kForwardReference};
+std::span<const registry::Kernel<ForwardProblem>> forward_kernels() {
+  static const registry::Kernel<ForwardProblem> kKernels[] = {kForwardCudaDecode, kForwardSm90, kForwardCudaMma,
+                                                              kForwardCpuAmx,     kForwardCpu,  kForwardReference};
   return kKernels;
 }
-std::span<const registry::Kernel<Backward>> backward_kernels() {
-  static const registry::Kernel<Backward> kKernels[] = {kBackwardSm90, kBackwardCudaMma, kBackwardCpuAmx, kBackwardCpu,
-                                                        kBackwardReference};
+std::span<const registry::Kernel<BackwardProblem>> backward_kernels() {
+  static const registry::Kernel<BackwardProblem> kKernels[] = {kBackwardSm90, kBackwardCudaMma, kBackwardCpuAmx,
+                                                               kBackwardCpu, kBackwardReference};
   return kKernels;
 }
 
-// 0: absent; else which dimensions are broadcast, and whether it is of another type than the query.
-int64_t kind_of(const TensorView& pair, DType dtype) {
+// 0: absent; else which dimensions are broadcast.
+int64_t kind_of(const TensorView& pair) {
   if (!pair.is_present()) return 0;
-  int64_t kind = pair.dtype == dtype ? 1 : 2;
+  int64_t kind = 1;
   for (int i = 0; i < 3; ++i) kind = kind * 2 + (pair.strides[i] == 0);
   return kind;
 }
@@ -45,32 +46,20 @@ void describe_problem(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("value_size", sizes.value_size);
   key.field("dtype", dtype);
   key.field("packed", scoring.is_packed() ? tuning::bucket(sizes.queries) : 0);
-  key.field("causal", scoring.causal + 2 * scoring.causal_offset.has_value());
+  key.field("causal_offset", scoring.causal_offset.has_value());
   key.field("window_left", tuning::bucket(scoring.window_left));
   key.field("window_right", tuning::bucket(scoring.window_right));
-  key.field("softcap", scoring.softcap == 0 ? 0 : 1 + scoring.softcap_after_bias);
-  key.field("bias", kind_of(scoring.bias, dtype));
-  key.field("mask", kind_of(scoring.mask, DType::kBool));
-  key.field("alibi", scoring.alibi_slopes.is_present());
-  key.field("sinks", scoring.sinks.is_present());
-  key.field("segments", scoring.query_segments.is_present());
-  key.field("lengths", scoring.key_lengths.is_present());
-  key.field("query_block", scoring.blocks.query_block);
-  key.field("key_block", scoring.blocks.key_block);
-  key.field("dropout", scoring.dropout > 0);
+  key.field("bias_kind", kind_of(scoring.bias));
+  key.field("mask_kind", kind_of(scoring.mask));
+  key.field("query_block", scoring.block_list.query_block);
+  key.field("key_block", scoring.block_list.key_block);
   key.field("part", scoring.is_part());
-  key.field("batch_invariant", scoring.batch_invariant);
-  key.field("deterministic", scoring.deterministic);
   key.field("allow_tf32", scoring.allow_tf32 && dtype == DType::kFloat32);
-  const auto program = [](const std::string& text) {
-    return text.empty() ? 0 : static_cast<int64_t>(hash_text(text) >> 1);
-  };
   key.field("captured", static_cast<int64_t>(scoring.captured.size()));
-  key.field("score_mod", program(scoring.score_mod));
-  key.field("mask_mod", program(scoring.mask_mod));
+  registry::describe_fields(kOptions, static_cast<const Options*>(&scoring), key);
 }
 
-void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
+void describe_forward(const ForwardProblem& problem, tuning::KeyBuilder& key) {
   describe_problem(problem, key);
   const bool is_aligned = has_aligned_rows(problem.query) && has_aligned_rows(problem.key) &&
                           has_aligned_rows(problem.value) && has_aligned_rows(problem.output);
@@ -79,7 +68,7 @@ void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
   key.field("output", problem.output.dtype);
   key.field("accumulate", problem.accumulate);
 }
-void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
+void describe_backward(const BackwardProblem& problem, tuning::KeyBuilder& key) {
   describe_problem(problem, key);
   bool is_aligned = true;
   for (const TensorView* view : {&problem.query, &problem.key, &problem.value, &problem.output, &problem.grad_output,
@@ -99,16 +88,7 @@ void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
 struct Visit : registry::PresentTensors {
   void scoring(Scoring& scoring) const {
     using enum registry::Role;
-    (*this)("bias", kInput, scoring.bias);
-    (*this)("alibi_slopes", kInput, scoring.alibi_slopes);
-    (*this)("mask", kInput, scoring.mask);
-    (*this)("sinks", kInput, scoring.sinks);
-    (*this)("query_segments", kInput, scoring.query_segments);
-    (*this)("key_segments", kInput, scoring.key_segments);
-    (*this)("key_lengths", kInput, scoring.key_lengths);
-    (*this)("query_offsets", kInput, scoring.query_offsets);
-    (*this)("key_offsets", kInput, scoring.key_offsets);
-    BlockList& list = scoring.blocks;
+    BlockList& list = scoring.block_list;
     (*this)("key_counts", kInput, list.key_counts);
     (*this)("key_blocks", kInput, list.key_blocks);
     (*this)("full_key_counts", kInput, list.full_key_counts);
@@ -117,12 +97,11 @@ struct Visit : registry::PresentTensors {
     (*this)("query_blocks", kInput, list.query_blocks);
     (*this)("full_query_counts", kInput, list.full_query_counts);
     (*this)("full_query_blocks", kInput, list.full_query_blocks);
-    (*this)("seed", kInput, scoring.seed);
-    for (TensorView& view : scoring.captured) (*this)("captured", kInput, view);
+    registry::visit_fields(kOptions, static_cast<Options*>(&scoring), visit, state);
   }
 };
 
-void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state) {
+void visit_forward(ForwardProblem& problem, registry::TensorVisitor visit, void* state) {
   const Visit call{{visit, state}};
   using enum registry::Role;
   call("query", kInput, problem.query);
@@ -133,7 +112,7 @@ void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state)
   call("output", result, problem.output);
   call("lse", result, problem.lse);
 }
-void visit_backward(Backward& problem, registry::TensorVisitor visit, void* state) {
+void visit_backward(BackwardProblem& problem, registry::TensorVisitor visit, void* state) {
   const Visit call{{visit, state}};
   using enum registry::Role;
   call("grad_output", kInput, problem.grad_output);
@@ -171,15 +150,15 @@ registry::Precision precision(const Problem& problem, std::string_view tensor, D
   return {is_of_products ? problem.query.dtype : own};
 }
 
-void settle_forward(const Forward& problem) {
-  settle_scoring(sizes_of(problem), problem.scoring);
+void set_trial_forward(const ForwardProblem& problem) {
+  set_trial_scoring(sizes_of(problem), problem.scoring);
 }
-void settle_backward(const Backward& problem) {
-  settle_scoring(sizes_of(problem), problem.scoring);
-  settle_lse(sizes_of(problem), problem.scoring.scale, problem.lse);
+void set_trial_backward(const BackwardProblem& problem) {
+  set_trial_scoring(sizes_of(problem), problem.scoring);
+  set_trial_lse(sizes_of(problem), *problem.scoring.scale, problem.lse);
 }
 
-// Of n = first, first + 1, .., first + count - 1: the sum of n cut to 0..most.
+// The sum of n clamped to 0..most over n = first, first + 1, .., first + count - 1.
 double sum_of_cut(double first, double count, double most) {
   const auto sum_up_to = [&](double n) {
     return n <= 0 ? 0 : n <= most ? n * (n + 1) / 2 : most * (most + 1) / 2 + (n - most) * most;
@@ -203,13 +182,13 @@ double pairs_of(const Sizes& sizes, const Scoring& scoring) {
   return pairs * static_cast<double>(sizes.sequences);
 }
 
-registry::Cost forward_cost(const Forward& problem) {
+registry::Cost forward_cost(const ForwardProblem& problem) {
   const Sizes sizes = sizes_of(problem);
   const double pairs = pairs_of(sizes, problem.scoring) * static_cast<double>(sizes.heads);
   return {.bytes = registry::tensor_bytes(problem, visit_forward),
           .flops = static_cast<int64_t>(2 * pairs * static_cast<double>(sizes.size + sizes.value_size))};
 }
-registry::Cost backward_cost(const Backward& problem) {
+registry::Cost backward_cost(const BackwardProblem& problem) {
   const Sizes sizes = sizes_of(problem);
   const double pairs = pairs_of(sizes, problem.scoring) * static_cast<double>(sizes.heads);
   return {.bytes = registry::tensor_bytes(problem, visit_backward),
@@ -218,27 +197,27 @@ registry::Cost backward_cost(const Backward& problem) {
 
 }  // namespace
 
-constinit const registry::Operation<Forward> kForward{.name = "attention_forward",
-                                                      .kernels = forward_kernels,
-                                                      .describe = describe_forward,
-                                                      .visit_tensors = visit_forward,
-                                                      .filling = filling<Forward>,
-                                                      .precision = precision<Forward>,
-                                                      .settle = settle_forward,
-                                                      .make = make_forward,
-                                                      .shrink = shrink_forward,
-                                                      .cost = forward_cost,
-                                                      .shapes = shapes};
-constinit const registry::Operation<Backward> kBackward{.name = "attention_backward",
-                                                        .kernels = backward_kernels,
-                                                        .describe = describe_backward,
-                                                        .visit_tensors = visit_backward,
-                                                        .filling = filling<Backward>,
-                                                        .precision = precision<Backward>,
-                                                        .settle = settle_backward,
-                                                        .make = make_backward,
-                                                        .shrink = shrink_backward,
-                                                        .cost = backward_cost,
-                                                        .shapes = shapes};
+constinit const registry::Operation<ForwardProblem> kForward{.name = "attention_forward",
+                                                             .kernels = forward_kernels,
+                                                             .describe = describe_forward,
+                                                             .visit_tensors = visit_forward,
+                                                             .filling = filling<ForwardProblem>,
+                                                             .precision = precision<ForwardProblem>,
+                                                             .set_trial_inputs = set_trial_forward,
+                                                             .make = make_forward,
+                                                             .shrink = shrink_forward,
+                                                             .cost = forward_cost,
+                                                             .shapes = shapes};
+constinit const registry::Operation<BackwardProblem> kBackward{.name = "attention_backward",
+                                                               .kernels = backward_kernels,
+                                                               .describe = describe_backward,
+                                                               .visit_tensors = visit_backward,
+                                                               .filling = filling<BackwardProblem>,
+                                                               .precision = precision<BackwardProblem>,
+                                                               .set_trial_inputs = set_trial_backward,
+                                                               .make = make_backward,
+                                                               .shrink = shrink_backward,
+                                                               .cost = backward_cost,
+                                                               .shapes = shapes};
 
 }  // namespace kernel_pytorch::attention

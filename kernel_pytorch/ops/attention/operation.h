@@ -2,13 +2,10 @@
 #pragma once
 
 #include "kernel_pytorch/base/rows.h"
-#include "kernel_pytorch/ops/attention/attention.h"
+#include "kernel_pytorch/ops/attention/problem.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::attention {
-
-using ForwardProblem = Forward;
-using BackwardProblem = Backward;
 
 // The sizes that every kernel asks for, of checked arguments.
 struct Sizes {
@@ -30,9 +27,9 @@ inline Sizes sizes_of(const TensorView& query, const TensorView& key, const Tens
               .longest_query = query.sizes[2],
               .longest_key = key.sizes[2]};
   if (scoring.is_packed()) {
-    sizes.sequences = scoring.query_offsets.sizes[0] - 1;
-    sizes.longest_query = scoring.longest_query;
-    sizes.longest_key = scoring.longest_key;
+    sizes.sequences = scoring.cu_seqlens_q.sizes[0] - 1;
+    sizes.longest_query = scoring.max_seqlen_q;
+    sizes.longest_key = scoring.max_seqlen_k;
   }
   return sizes;
 }

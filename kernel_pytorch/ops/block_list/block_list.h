@@ -24,7 +24,7 @@
 #include <optional>
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::block_list {
@@ -41,6 +41,27 @@ struct Build {
   List rows{}, full_rows{};        // each optional: of each row the columns
   List columns{}, full_columns{};  // of each column the rows
 };
+inline constexpr auto kRowLists = field_group<List>(
+    output<&List::counts>({.name = "row_counts", .shape = "batch heads n", .dtype = "int32", .wanted = "rows"}),
+    output<&List::blocks>({.name = "row_blocks", .shape = "batch heads n m", .dtype = "int32", .wanted = "rows"}));
+inline constexpr auto kColumnLists = field_group<List>(
+    output<&List::counts>({.name = "column_counts", .shape = "batch heads m", .dtype = "int32", .wanted = "columns"}),
+    output<&List::blocks>(
+        {.name = "column_blocks", .shape = "batch heads m n", .dtype = "int32", .wanted = "columns"}));
+inline constexpr auto kFullRowLists = field_group<List>(
+    output<&List::counts>(
+        {.name = "full_row_counts", .shape = "batch heads n", .dtype = "int32", .wanted = "rows full"}),
+    output<&List::blocks>(
+        {.name = "full_row_blocks", .shape = "batch heads n m", .dtype = "int32", .wanted = "rows full"}));
+inline constexpr auto kFullColumnLists = field_group<List>(
+    output<&List::counts>(
+        {.name = "full_column_counts", .shape = "batch heads m", .dtype = "int32", .wanted = "columns full"}),
+    output<&List::blocks>(
+        {.name = "full_column_blocks", .shape = "batch heads m n", .dtype = "int32", .wanted = "columns full"}));
+inline constexpr auto kBuildFields =
+    fields<Build>(input<&Build::map>({.shape = "batch heads n m", .leads = true, .memory = MemoryLayout::kContiguous}),
+                  all_of<&Build::rows, kRowLists>(), all_of<&Build::columns, kColumnLists>(),
+                  all_of<&Build::full_rows, kFullRowLists>(), all_of<&Build::full_columns, kFullColumnLists>());
 
 struct Select {
   // Means of queries and keys: [batch, heads, rows, size], [batch, key heads, keys / part rounded up, size], where a
@@ -58,6 +79,21 @@ struct Select {
   List rows{};       // [batch, heads, rows(, columns)]
   TensorView map{};  // optional: int8 or bool [batch, heads, rows, columns], 1 where kept
 };
+inline constexpr auto kSelectedRows =
+    field_group<List>(output<&List::counts>({.shape = "batch heads rows", .dtype = "int32"}),
+                      output<&List::blocks>({.shape = "batch heads rows ceil(keys/key_block)", .dtype = "int32"}));
+inline constexpr auto kSelectFields = fields<Select>(
+    optional_input<&Select::query>({.shape = "batch heads rows size", .memory = MemoryLayout::kDenseLast}),
+    optional_input<&Select::key>({.shape = "batch key_heads parts size", .memory = MemoryLayout::kDenseLast}),
+    optional_input<&Select::scores>({.shape = "batch heads rows columns"}),
+    optional_input<&Select::query_lengths>({.shape = "batch", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Select::key_lengths>({.shape = "batch", .memory = MemoryLayout::kContiguous}),
+    option<&Select::queries>({.symbolic = true}), option<&Select::keys>({.symbolic = true}),
+    option<&Select::query_block>(), option<&Select::key_block>(), option<&Select::key_parts>(),
+    option<&Select::causal>(), option<&Select::causal_offset>({.symbolic = true}), option<&Select::sparsity>(),
+    option<&Select::threshold>(), option<&Select::sinks>(), option<&Select::local>(),
+    all_of<&Select::rows, kSelectedRows>(),
+    output<&Select::map>({.shape = "batch heads rows ceil(keys/key_block)", .dtype = "bool", .wanted = "with_map"}));
 
 // Sizes of a block of queries or keys; at most this.
 inline constexpr int64_t kLargestBlock = int64_t{1} << 30;

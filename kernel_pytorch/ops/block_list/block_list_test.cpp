@@ -10,7 +10,7 @@
 #include <random>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/block_list/block_list_cuda.h"
+#include "kernel_pytorch/ops/block_list/arguments_cuda.h"
 
 namespace kernel_pytorch::block_list {
 namespace {

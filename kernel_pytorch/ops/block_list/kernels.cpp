@@ -4,9 +4,10 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/block_list/block_list_shapes.h"
 #include "kernel_pytorch/ops/block_list/operation.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/block_list/shapes.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::block_list {
 namespace {
@@ -54,7 +55,7 @@ Build make_build(const registry::ProblemRequest& request) {
   registry::check_options(request, {"lists"});
   KP_CHECK(request.shape.size() == 4, "block_list: the shape is ", shape_text(request.shape),
            "; it must be [batch, heads, rows, columns]");
-  const int word = registry::word_option(request, "lists", {"all", "rows", "columns", "partial"}, "all");
+  const int word = registry::choice_option(request, "lists", {"all", "rows", "columns", "partial"}, "all");
   const bool wants_rows = word != 2, wants_columns = word != 1, wants_full = word != 3;
   Build problem;
   const DType dtype = request.dtype == DType::kBool ? DType::kBool : DType::kInt8;
@@ -123,7 +124,7 @@ void visit_select(Selection& problem, registry::TensorVisitor visitor, void* sta
 }
 
 // Small whole numbers: sums are exact in every order, so that kernels agree to the last block, and ties are many.
-void settle_select(const Selection& on_host) {
+void set_trial_select(const Selection& on_host) {
   for (const TensorView* view : {&on_host.given.query, &on_host.given.key, &on_host.given.scores}) {
     for (int64_t i = 0; view->is_present() && i < span_elements(*view); ++i) {
       store_element(view->data, view->dtype, i, std::nearbyint(2 * load_element(view->data, view->dtype, i)));
@@ -209,10 +210,21 @@ constinit const registry::Operation<Selection> kSelect{.name = "block_select",
                                                        .kernels = select_kernels,
                                                        .describe = describe_select,
                                                        .visit_tensors = visit_select,
-                                                       .settle = settle_select,
+                                                       .set_trial_inputs = set_trial_select,
                                                        .make = make_select,
                                                        .shrink = shrink_select,
                                                        .cost = select_cost,
                                                        .shapes = select_shapes};
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(registry::plain<Build, build>("block_list", kBuildFields),
+                                              registry::plain<Select, select>("block_select", kSelectFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                         .operations = registry::erased<kBuild, kSelect>};
 
 }  // namespace kernel_pytorch::block_list

@@ -1,10 +1,10 @@
-// The ops of this room as the registry sees them, and the kernels that their lists name.
+// The ops of this folder as the registry sees them, and the kernels in their lists.
 #pragma once
 
 #include <vector>
 
+#include "kernel_pytorch/ops/block_list/arguments_cuda.h"
 #include "kernel_pytorch/ops/block_list/block_list.h"
-#include "kernel_pytorch/ops/block_list/block_list_cuda.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::block_list {
@@ -25,7 +25,7 @@ struct Selection {
 };
 Selection selection_of(const Select& arguments);  // without the shares of its rows
 void choose_share_of(Grid& grid, double sparsity);
-// Of each entry of the batch, or of all of them the same one: from lengths in host memory.
+// The grid of each batch entry, or one for all, from lengths in host memory.
 std::vector<Grid> grids_of(const Selection& selection);
 
 extern const registry::Operation<Selection> kSelect;

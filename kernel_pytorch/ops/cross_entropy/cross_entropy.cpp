@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/argument_check.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
+#include "kernel_pytorch/ops/support/argument_check.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::cross_entropy {
@@ -158,6 +158,30 @@ void backward(const Backward& arguments, Context& context) {
            kOp, " backward: grad_loss is ", gradient, "; it must be ", problem.given_lse.dtype,
            ", contiguous, with one element or one for each of the ", rows, " rows");
   run(kBackward, problem, context);
+}
+
+void forward_rows(const Forward& arguments, Context& context) {
+  Forward rows = arguments;
+  rows.reduction = Reduction::kNone;
+  forward(rows, context);
+}
+
+void reduce(const Reduced& arguments, Context& context) {
+  const TensorView& logits = arguments.logits;
+  const ScratchScope scope(context.scratch);
+  // The rows' losses, which nobody asked for.
+  TensorView losses =
+      contiguous_view(nullptr, statistic_type(logits.dtype), {logits.rank < 1 ? 0 : rows_of(logits)}, logits.device);
+  losses.data = context.scratch->allocate(static_cast<size_t>(losses.byte_count()));
+  forward({.logits = logits,
+           .target = arguments.target,
+           .weight = arguments.weight,
+           .options = arguments.options,
+           .reduction = arguments.mean ? Reduction::kMean : Reduction::kSum,
+           .loss = losses,
+           .total = arguments.output,
+           .grad_logits = arguments.grad_logits},
+          context);
 }
 
 void rescale(const Rescale& arguments, Context& context) {

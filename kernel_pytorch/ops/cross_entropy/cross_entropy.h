@@ -22,7 +22,7 @@
 #include <cstdint>
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::cross_entropy {
@@ -37,6 +37,10 @@ struct Options {
   int64_t vocabulary = 0;
   int64_t first_column = 0;
 };
+inline constexpr auto kOptionFields = field_group<Options>(
+    option<&Options::ignore_index>(), option<&Options::label_smoothing>(), option<&Options::z_loss>(),
+    option<&Options::softcap>(), option<&Options::vocabulary>({.hidden = true}),
+    option<&Options::first_column>({.hidden = true}));
 
 struct Forward {
   TensorView logits{};
@@ -53,6 +57,33 @@ struct Forward {
   // other output may be asked for, and no weight.
   TensorView partials{};
 };
+// Of losses that are not reduced, and of partials.
+inline constexpr auto kRowsFields = fields<Forward>(
+    input<&Forward::logits>({.shape = "... columns", .leads = true}),
+    input<&Forward::target>({.shape = "...", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Forward::weight>({.shape = "classes", .memory = MemoryLayout::kContiguous}),
+    all_of<&Forward::options, kOptionFields>(), unused<&Forward::reduction>(), unused<&Forward::gradient_scale>(),
+    output<&Forward::loss>({.name = "output", .shape = "...", .dtype = "statistic logits"}),
+    saved<&Forward::lse>({.shape = "...", .dtype = "statistic logits"}), unused<&Forward::total>(),
+    unused<&Forward::grad_logits>(), output<&Forward::partials>({.shape = "... 4", .dtype = "statistic logits"}));
+
+// A reduced loss, with its gradient for a gradient of 1 of the loss.
+struct Reduced {
+  TensorView logits{};
+  TensorView target{};
+  TensorView weight{};
+  Options options{};
+  bool mean = true;          // or the sum
+  TensorView output{};       // one element, fp32 (fp64 for fp64)
+  TensorView grad_logits{};  // as in Forward
+};
+inline constexpr auto kReducedFields =
+    fields<Reduced>(input<&Reduced::logits>({.shape = "... columns", .leads = true}),
+                    input<&Reduced::target>({.shape = "...", .memory = MemoryLayout::kContiguous}),
+                    optional_input<&Reduced::weight>({.shape = "classes", .memory = MemoryLayout::kContiguous}),
+                    all_of<&Reduced::options, kOptionFields>(), option<&Reduced::mean>(),
+                    output<&Reduced::output>({.shape = "()", .dtype = "statistic logits"}),
+                    saved<&Reduced::grad_logits>({.shape = "... columns", .dtype = "logits", .in_place = "logits"}));
 
 // The gradient from an lse that is known: for losses that were not reduced, and for a part of the vocabulary.
 struct Backward {
@@ -64,18 +95,29 @@ struct Backward {
   TensorView grad_loss{};    // [rows] or one element, lse's type: gradient of each row's loss
   TensorView grad_logits{};  // as in Forward
 };
+inline constexpr auto kBackwardFields = fields<Backward>(
+    input<&Backward::grad_loss>({.name = "grad_output", .shape = "...", .memory = MemoryLayout::kContiguous}),
+    input<&Backward::logits>({.shape = "... columns", .leads = true}),
+    input<&Backward::target>({.shape = "...", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Backward::weight>({.shape = "classes", .memory = MemoryLayout::kContiguous}),
+    input<&Backward::lse>({.shape = "...", .memory = MemoryLayout::kContiguous}),
+    all_of<&Backward::options, kOptionFields>(),
+    output<&Backward::grad_logits>({.shape = "... columns", .dtype = "logits"}));
 
 // tensor *= scale, in place; nothing is touched where the scale is 1. It is one element on the tensor's device, fp32
-// (fp64 for fp64), so that nobody has to wait for its value: what a gradient that was computed with its loss becomes
-// when the gradient of the loss turns out not to be 1.
+// (fp64 for fp64), so that no call waits for its value. It rescales a gradient that was computed together with its
+// loss if the gradient of the loss turns out not to be 1.
 struct Rescale {
   TensorView tensor{};  // contiguous
   TensorView scale{};
 };
+inline constexpr auto kRescaleFields = fields<Rescale>(updated<&Rescale::tensor>(), input<&Rescale::scale>());
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void forward(const Forward& arguments, Context& context);
 KP_EXPORT void backward(const Backward& arguments, Context& context);
+KP_EXPORT void forward_rows(const Forward& arguments, Context& context);  // with Reduction::kNone
+KP_EXPORT void reduce(const Reduced& arguments, Context& context);
 KP_EXPORT void rescale(const Rescale& arguments, Context& context);
 
 }  // namespace kernel_pytorch::cross_entropy

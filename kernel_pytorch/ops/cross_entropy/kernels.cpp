@@ -2,9 +2,10 @@
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/cross_entropy/cross_entropy_shapes.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/cross_entropy/shapes.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::cross_entropy {
 namespace {
@@ -116,13 +117,13 @@ Problem make_forward(const registry::ProblemRequest& request) {
   const int64_t rows = problem.logits.sizes[0], columns = problem.logits.sizes[1];
   problem.options = options_of(request, columns);
   problem.reduction =
-      static_cast<Reduction>(registry::word_option(request, "reduction", {"none", "sum", "mean"}, "mean"));
+      static_cast<Reduction>(registry::choice_option(request, "reduction", {"none", "sum", "mean"}, "mean"));
   const DType wide = request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   const auto vector = [&](DType dtype, int64_t size) {
     return contiguous_view(nullptr, dtype, {size}, request.device);
   };
   problem.target = vector(DType::kInt64, rows);
-  const int weight = registry::word_option(request, "weight", {"none", "same", "fp32"}, "none");
+  const int weight = registry::choice_option(request, "weight", {"none", "same", "fp32"}, "none");
   if (weight != 0) problem.weight = vector(weight == 1 ? request.dtype : wide, problem.options.vocabulary);
   if (registry::flag_option(request, "partials", false)) {
     problem.partials = vector(wide, 4 * rows);
@@ -182,5 +183,25 @@ constinit const registry::Operation<RescaleProblem> kRescale{.name = "cross_entr
                                                              .shrink = nullptr,
                                                              .cost = cost,
                                                              .shapes = rescale_shapes};
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(
+    registry::differentiable<Reduced, reduce>("cross_entropy", "cross_entropy_forward", kReducedFields),
+    registry::plain<Reduced, reduce>("cross_entropy_", kReducedFields, {.in_place = true}),
+    registry::differentiable<Forward, forward_rows>("cross_entropy_rows", "cross_entropy_rows_forward", kRowsFields,
+                                                    {.without = "partials"}),
+    registry::plain<Backward, backward>("cross_entropy_rows_backward", kBackwardFields,
+                                        {.shown = "vocabulary first_column"}),
+    registry::plain<Forward, forward_rows>(
+        "cross_entropy_partials", kRowsFields,
+        {.never = "weight", .without = "label_smoothing z_loss output lse", .shown = "vocabulary first_column"}),
+    registry::plain<Rescale, rescale>("cross_entropy_rescale_", kRescaleFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                         .operations = registry::erased<kForward, kBackward, kRescale>};
 
 }  // namespace kernel_pytorch::cross_entropy

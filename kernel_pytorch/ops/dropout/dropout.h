@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::dropout {
@@ -20,6 +20,10 @@ struct Forward {
   TensorView seed{};    // int64[2], the seed and the offset; may be absent where p is 0
   TensorView output{};  // x's shape and type, contiguous
 };
+inline constexpr auto kForwardFields =
+    fields<Forward>(input<&Forward::x>({.shape = "... columns", .leads = true}),
+                    input<&Forward::seed>({.shape = "2", .dtype = "int64", .memory = MemoryLayout::kContiguous}),
+                    option<&Forward::p>(), output<&Forward::output>({.shape = "... columns", .dtype = "x"}));
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure. Its own backward.
 KP_EXPORT void forward(const Forward& arguments, Context& context);

@@ -1,12 +1,14 @@
 // The kernels of dropout are the pointwise engine's, with the identity for a function.
+#include "kernel_pytorch/ops/dropout/dropout.h"
 #include "kernel_pytorch/ops/dropout/operation.h"
-#include "kernel_pytorch/ops/pointwise/pointwise_operation.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/engines/pointwise/operation.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::dropout {
 namespace {
 
-// Options understood: p=NUMBER, 0.5 unless told.
+// Options: p=NUMBER, default 0.5.
 pointwise::ForwardProblem make(const registry::ProblemRequest& request) {
   registry::check_options(request, {"p"});
   registry::ProblemRequest plain = request;
@@ -30,5 +32,17 @@ std::vector<registry::ProblemRequest> shapes() {
 
 constinit const registry::Operation<pointwise::ForwardProblem> kForward =
     pointwise::forward_operation("dropout", make, shapes);
+
+namespace {
+
+// Its backward is the same function of the gradient.
+constexpr auto kDeclarations =
+    registry::join(registry::differentiable<Forward, forward>("dropout", "dropout_forward", kForwardFields),
+                   registry::plain<Forward, forward>("dropout_backward", kForwardFields, {.renamed = "x=grad_output"}));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kForward>};
 
 }  // namespace kernel_pytorch::dropout

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::embedding {
@@ -21,15 +21,27 @@ namespace kernel_pytorch::embedding {
 struct Forward {
   TensorView indices{};
   TensorView weight{};
-  TensorView output{};  // contiguous
+  int64_t rows = 0, padding_index = -1;  // what front ends keep for the backward instead of the table
+  TensorView output{};                   // contiguous
 };
+inline constexpr auto kForwardFields =
+    fields<Forward>(input<&Forward::indices>({.shape = "...", .memory = MemoryLayout::kContiguous}),
+                    input<&Forward::weight>({.shape = "table_rows columns"}),
+                    option<&Forward::rows>({.symbolic = true}), option<&Forward::padding_index>(),
+                    output<&Forward::output>({.shape = "... columns", .leads = true, .dtype = "weight"}));
 
 struct Backward {
   TensorView grad_output{};
   TensorView indices{};
+  int64_t rows = 0;            // of the table, where grad_weight is made by a front end
   int64_t padding_index = -1;  // -1: none
   TensorView grad_weight{};    // contiguous; every element is written
 };
+inline constexpr auto kBackwardFields =
+    fields<Backward>(input<&Backward::grad_output>({.shape = "... columns", .leads = true}),
+                     input<&Backward::indices>({.shape = "...", .memory = MemoryLayout::kContiguous}),
+                     option<&Backward::rows>({.symbolic = true}), option<&Backward::padding_index>(),
+                     output<&Backward::grad_weight>({.shape = "rows columns", .dtype = "grad_output"}));
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void forward(const Forward& arguments, Context& context);

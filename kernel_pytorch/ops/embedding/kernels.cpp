@@ -3,9 +3,11 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/rows.h"
-#include "kernel_pytorch/ops/embedding/embedding_shapes.h"
 #include "kernel_pytorch/ops/embedding/operation.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/embedding/shapes.h"
+#include "kernel_pytorch/registry/declared.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::embedding {
 namespace {
@@ -32,17 +34,6 @@ void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
 }
 void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
   describe(problem.grad_output, problem.grad_weight, problem.indices, key);
-}
-
-void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state) {
-  visit(state, "indices", registry::Role::kInput, problem.indices);
-  visit(state, "weight", registry::Role::kInput, problem.weight);
-  visit(state, "output", registry::Role::kOutput, problem.output);
-}
-void visit_backward(Backward& problem, registry::TensorVisitor visit, void* state) {
-  visit(state, "grad_output", registry::Role::kInput, problem.grad_output);
-  visit(state, "indices", registry::Role::kInput, problem.indices);
-  visit(state, "grad_weight", registry::Role::kOutput, problem.grad_weight);
 }
 
 registry::Filling filling_for(std::string_view tensor, int64_t rows) {
@@ -83,48 +74,42 @@ Backward make_backward(const registry::ProblemRequest& request) {
           .grad_weight = wanted.table};
 }
 
-int64_t positions_within(const TensorView& rows, int64_t elements) {
-  return std::clamp<int64_t>(elements / std::max<int64_t>(columns_of(rows), 1), 1, std::max<int64_t>(rows.sizes[0], 1));
-}
-Forward shrink_forward(const Forward& problem, int64_t elements) {
-  Forward small = problem;
-  small.indices.sizes[0] = small.output.sizes[0] = positions_within(problem.output, elements);
-  return small;
-}
-Backward shrink_backward(const Backward& problem, int64_t elements) {
-  Backward small = problem;
-  if (problem.grad_output.rank != 2) return small;
-  small.indices.sizes[0] = small.grad_output.sizes[0] = positions_within(problem.grad_output, elements);
-  return small;
-}
-
 // Every position reads a row of the table, however often the same one.
 registry::Cost forward_cost(const Forward& problem) {
   return {.bytes = 2 * problem.output.byte_count() + problem.indices.byte_count(), .flops = 0};
 }
-registry::Cost backward_cost(const Backward& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit_backward), .flops = problem.grad_output.element_count()};
+int64_t backward_flops(const Backward& problem) {
+  return problem.grad_output.element_count();
 }
 
 }  // namespace
 
-constinit const registry::Operation<Forward> kForward{.name = "embedding_forward",
-                                                      .kernels = forward_kernels,
-                                                      .describe = describe_forward,
-                                                      .visit_tensors = visit_forward,
-                                                      .filling = fill_forward,
-                                                      .make = make_forward,
-                                                      .shrink = shrink_forward,
-                                                      .cost = forward_cost,
-                                                      .shapes = shapes};
-constinit const registry::Operation<Backward> kBackward{.name = "embedding_backward",
-                                                        .kernels = backward_kernels,
-                                                        .describe = describe_backward,
-                                                        .visit_tensors = visit_backward,
-                                                        .filling = fill_backward,
-                                                        .make = make_backward,
-                                                        .shrink = shrink_backward,
-                                                        .cost = backward_cost,
-                                                        .shapes = shapes};
+constinit const registry::Operation<Forward> kForward =
+    registry::declared<Forward, kForwardFields>({.name = "embedding_forward",
+                                                 .kernels = forward_kernels,
+                                                 .describe = describe_forward,
+                                                 .filling = fill_forward,
+                                                 .make = make_forward,
+                                                 .cost = forward_cost,
+                                                 .shapes = shapes});
+constinit const registry::Operation<Backward> kBackward =
+    registry::declared<Backward, kBackwardFields, nullptr, backward_flops>({.name = "embedding_backward",
+                                                                            .kernels = backward_kernels,
+                                                                            .describe = describe_backward,
+                                                                            .filling = fill_backward,
+                                                                            .make = make_backward,
+                                                                            .shapes = shapes});
+
+namespace {
+
+constexpr auto kDeclarations =
+    registry::join(registry::differentiable<Forward, forward>("embedding", "embedding_forward", kForwardFields),
+                   registry::plain<Backward, backward>("embedding_backward", kBackwardFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                         .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::embedding

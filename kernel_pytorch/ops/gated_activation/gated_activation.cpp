@@ -14,6 +14,22 @@ void check_gate(Kind kind, const TensorView& up) {
   KP_CHECK(up.is_present(), "gated_activation: up is missing");
 }
 
+// The first or second half of the last dimension; absent of absent.
+TensorView half(TensorView view, int which) {
+  if (!view.is_present() || view.rank == 0) return view;
+  const int last = view.rank - 1;
+  view.sizes[last] /= 2;
+  view.data = static_cast<char*>(view.data) + which * view.sizes[last] * view.strides[last] * size_of(view.dtype);
+  return view;
+}
+
+void check_packed(const TensorView& x, const TensorView& bias) {
+  KP_CHECK(x.rank >= 1 && x.size(-1) % 2 == 0, "gated_activation: x has shape ", shape_text(x.shape()),
+           "; its last dimension must be gate and up side by side, an even number");
+  KP_CHECK(!bias.is_present() || (bias.rank == 1 && bias.size(0) == x.size(-1)), "gated_activation: bias has shape ",
+           shape_text(bias.shape()), ", the last dimension of x is ", x.size(-1), "; it must have that one dimension");
+}
+
 }  // namespace
 
 void forward(const Forward& arguments, Context& context) {
@@ -47,6 +63,37 @@ void backward(const Backward& arguments, Context& context) {
                                      .grad_up_bias = arguments.grad_up_bias};
   pointwise::check_and_merge("gated_activation", "gate", problem, context);
   registry::run_best(kBackward, problem, context);
+}
+
+void packed_forward(const PackedForward& arguments, Context& context) {
+  check_packed(arguments.x, arguments.bias);
+  forward({.kind = arguments.kind,
+           .gate = half(arguments.x, 0),
+           .up = half(arguments.x, 1),
+           .gate_bias = half(arguments.bias, 0),
+           .up_bias = half(arguments.bias, 1),
+           .residual = arguments.residual,
+           .dropout_p = arguments.dropout_p,
+           .seed = arguments.seed,
+           .output = arguments.output},
+          context);
+}
+
+void packed_backward(const PackedBackward& arguments, Context& context) {
+  check_packed(arguments.x, arguments.bias);
+  backward({.kind = arguments.kind,
+            .grad_output = arguments.grad_output,
+            .gate = half(arguments.x, 0),
+            .up = half(arguments.x, 1),
+            .gate_bias = half(arguments.bias, 0),
+            .up_bias = half(arguments.bias, 1),
+            .dropout_p = arguments.dropout_p,
+            .seed = arguments.seed,
+            .grad_gate = half(arguments.grad_input, 0),
+            .grad_up = half(arguments.grad_input, 1),
+            .grad_gate_bias = half(arguments.grad_bias, 0),
+            .grad_up_bias = half(arguments.grad_bias, 1)},
+           context);
 }
 
 }  // namespace kernel_pytorch::gated_activation

@@ -1,6 +1,8 @@
 // The kernels of gated_activation are the pointwise engine's; this is what makes a problem a gated one.
+#include "kernel_pytorch/ops/engines/pointwise/operation.h"
+#include "kernel_pytorch/ops/gated_activation/gated_activation.h"
 #include "kernel_pytorch/ops/gated_activation/operation.h"
-#include "kernel_pytorch/ops/pointwise/pointwise_operation.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::gated_activation {
 namespace {
@@ -21,5 +23,20 @@ constinit const registry::Operation<pointwise::ForwardProblem> kForward =
     pointwise::forward_operation("gated_activation_forward", make_forward, shapes);
 constinit const registry::Operation<pointwise::BackwardProblem> kBackward =
     pointwise::backward_operation("gated_activation_backward", make_backward, shapes);
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(
+    registry::differentiable<Forward, forward>("gated_activation", "gated_activation_forward", kForwardFields),
+    registry::plain<Backward, backward>("gated_activation_backward", kBackwardFields),
+    registry::differentiable<PackedForward, packed_forward>("gated_activation_packed",
+                                                            "gated_activation_packed_forward", kPackedForwardFields),
+    registry::plain<PackedBackward, packed_backward>("gated_activation_packed_backward", kPackedBackwardFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                         .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::gated_activation

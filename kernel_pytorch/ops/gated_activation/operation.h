@@ -1,7 +1,7 @@
 // gated_activation as the registry sees it.
 #pragma once
 
-#include "kernel_pytorch/ops/pointwise/pointwise.h"
+#include "kernel_pytorch/ops/engines/pointwise/pointwise.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::gated_activation {

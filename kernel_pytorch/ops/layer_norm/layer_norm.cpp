@@ -1,9 +1,10 @@
 #include "kernel_pytorch/ops/layer_norm/layer_norm.h"
 
+#include "kernel_pytorch/ops/engines/row_norm/check.h"
+#include "kernel_pytorch/ops/engines/row_norm/operation.h"
 #include "kernel_pytorch/ops/layer_norm/operation.h"
-#include "kernel_pytorch/ops/row_norm/row_norm_check.h"
-#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 #include "kernel_pytorch/registry/choose.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::layer_norm {
 namespace {
@@ -33,5 +34,22 @@ void backward(const Backward& arguments, Context& context) {
   check(problem, context.device());
   registry::run_best(kBackward, problem, context);
 }
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(
+    registry::differentiable<Forward, forward>("layer_norm", "layer_norm_forward", kForwardFields,
+                                               {.never = "residual"}),
+    registry::differentiable<Forward, forward>("add_layer_norm", "add_layer_norm_forward", kForwardFields,
+                                               {.always = "residual"}),
+    registry::differentiable<Forward, forward>("layer_norm_activation", "layer_norm_activation_forward", kForwardFields,
+                                               {.never = "residual", .shown = "activation"}),
+    registry::plain<Backward, backward>("layer_norm_backward", kBackwardFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                         .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::layer_norm

@@ -2,10 +2,10 @@
 //
 //   sum    = x + residual                       (only with a residual; rounded to x's type)
 //   mean, var of the row (biased), fp32 (fp64 for fp64); rstd = 1 / sqrt(var + eps)
-//   output = (sum - mean) * rstd * (weight + weight_offset) + bias
+//   output = activation((sum - mean) * rstd * (weight + weight_offset) + bias)
 //
 // Shapes: x [..., columns] with any strides and any leading shape, weight and bias [columns]. Types: fp32, bf16, fp16
-// everywhere, fp64 on the CPU; the weight has x's type or fp32; beside an fp32 x, the residual and the output (and its
+// everywhere, fp64 on the CPU; the weight has x's type or fp32; if x is fp32, the residual and the output (and its
 // gradient) may be bf16 or fp16. NaN and infinity propagate. Empty x is legal. All tensors live on the context's
 // device.
 #pragma once
@@ -13,7 +13,7 @@
 #include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
+#include "kernel_pytorch/ops/engines/row_norm/row_norm.h"
 
 namespace kernel_pytorch::layer_norm {
 
@@ -25,6 +25,7 @@ inline constexpr auto kForwardFields = fields<Forward>(
     optional_input<&Forward::bias>(
         {.shape = "columns", .dtype = "weight", .memory = MemoryLayout::kContiguous, .usual = true}),
     option<&Forward::eps>({.required = true}), option<&Forward::weight_offset>({.hidden = true}),
+    option<&Forward::activation>({.key = KeyPart::kValue, .hidden = true, .choices = row_norm::kActivations}),
     output<&Forward::output>({.shape = "... columns", .dtype = "x", .dtype_option = "output_dtype"}),
     output<&Forward::sum>({.shape = "... columns", .dtype = "x", .when = "residual"}),
     saved<&Forward::mean>({.shape = "...", .dtype = "statistic x", .memory = MemoryLayout::kFlat, .trial = "stats"}),

@@ -1,7 +1,7 @@
 // layer_norm as the registry sees it.
 #pragma once
 
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
+#include "kernel_pytorch/ops/engines/row_norm/row_norm.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::layer_norm {

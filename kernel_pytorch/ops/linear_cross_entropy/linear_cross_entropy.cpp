@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/ops/matmul/matmul.h"
 #include "kernel_pytorch/ops/mean_pooling/mean_pooling.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::linear_cross_entropy {
 namespace {
@@ -60,6 +62,21 @@ class ReusedScratch final : public Scratch {
   int depth_ = 0;
 };
 
+// As [rows, size]; a row alone is one of them.
+void merge_rows(TensorView& view) {
+  if (!view.is_present()) return;
+  if (view.rank == 1) {
+    view = {.data = view.data,
+            .dtype = view.dtype,
+            .device = view.device,
+            .rank = 2,
+            .sizes = {1, view.sizes[0]},
+            .strides = {view.sizes[0], view.strides[0]}};
+  }
+  TensorView* views[] = {&view};
+  merge_leading_dimensions(views);
+}
+
 void check(const Forward& arguments) {
   constexpr std::string_view kOp = "linear_cross_entropy";
   const TensorView &hidden = arguments.hidden, &weight = arguments.weight;
@@ -81,7 +98,11 @@ int64_t rows_per_chunk(int64_t rows, int64_t classes, DType dtype, int64_t chunk
   return std::min(whole, most >= kTileRows ? (each + kTileRows - 1) / kTileRows * kTileRows : each);
 }
 
-void forward(const Forward& arguments, Context& caller) {
+void forward(const Forward& given, Context& caller) {
+  Forward arguments = given;
+  KP_CHECK(given.hidden.rank >= 1, "linear_cross_entropy: hidden has no dimensions; it is [..., size]");
+  merge_rows(arguments.hidden);
+  merge_rows(arguments.grad_hidden);
   check(arguments);
   const ScratchScope scope(caller.scratch);
   ReusedScratch reused(*caller.scratch);
@@ -126,5 +147,16 @@ void forward(const Forward& arguments, Context& caller) {
   const TensorView mean = contiguous_view(arguments.loss.data, wide, {1, 1}, arguments.loss.device);
   mean_pooling::forward({.x = as_batch, .output = mean}, context);
 }
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(
+    registry::plain<Forward, forward>("linear_cross_entropy", kForwardFields, {.without = "grad_hidden grad_weight"}),
+    registry::plain<Forward, forward>("linear_cross_entropy_forward", kForwardFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations};
 
 }  // namespace kernel_pytorch::linear_cross_entropy

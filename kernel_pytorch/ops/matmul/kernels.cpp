@@ -2,10 +2,11 @@
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/matmul/matmul_shapes.h"
+#include "kernel_pytorch/ops/engines/pointwise/pointwise.h"
 #include "kernel_pytorch/ops/matmul/operation.h"
-#include "kernel_pytorch/ops/pointwise/pointwise.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/matmul/shapes.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::matmul {
 namespace {
@@ -79,14 +80,17 @@ TensorView matrix(const registry::ProblemRequest& request, DType dtype, int64_t 
 
 // Options: order=nn|nt|tn|tt (t: stored transposed), alpha, beta, bias=0|1|DTYPE, form, activation=WORD, residual and
 // row_sums=0|1|DTYPE, preactivation=0|1, output=DTYPE, precision=WORD, expand_b=0|1, padding=ELEMENTS between rows.
-Product make(const registry::ProblemRequest& request) {
+// fp64 is checked as on the CPU, then moved: that a GPU has no kernel for it is a kernel's reason, not a bad request.
+Product make(const registry::ProblemRequest& asked) {
+  registry::ProblemRequest request = asked;
+  if (request.dtype == DType::kFloat64) request.device = Device{};
   registry::check_options(request, {"order", "alpha", "beta", "bias", "form", "activation", "residual", "row_sums",
                                     "preactivation", "output", "precision", "expand_b", "padding"});
   KP_CHECK(request.shape.size() == 3 || request.shape.size() == 4, "matmul: the shape is ", shape_text(request.shape),
            "; it must be [batch, m, n, k] or [m, n, k]");
   const int64_t* shape = request.shape.data() + (request.shape.size() - 3);
   const int64_t batch = request.shape.size() == 4 ? request.shape[0] : 1, m = shape[0], n = shape[1], k = shape[2];
-  const int order = registry::word_option(request, "order", {"nn", "nt", "tn", "tt"}, "nn");
+  const int order = registry::choice_option(request, "order", {"nn", "nt", "tn", "tt"}, "nn");
   const auto padding = registry::integer_option(request, "padding", 0);
   const auto type_of = [&](std::string_view name, DType one, bool& is_present) {  // "0", "1" or a type
     for (const auto& [word, value] : request.options) {
@@ -102,14 +106,12 @@ Product make(const registry::ProblemRequest& request) {
   if (registry::flag_option(request, "expand_b", false)) problem.b.strides[0] = 0;
   problem.alpha = registry::number_option(request, "alpha", 1);
   problem.beta = registry::number_option(request, "beta", 1);
-  problem.form = static_cast<Form>(registry::word_option(
-      request, "form", {"plain", "gated", "gradient", "gated_gradient", "halves", "halves_gradient"}, "plain"));
+  problem.form = static_cast<Form>(
+      registry::choice_option(request, "form", {"plain", "gated", "gradient", "gated_gradient"}, "plain"));
   problem.precision =
-      static_cast<Precision>(registry::word_option(request, "precision", {"full", "tf32", "bf16", "bf16x3"}, "full"));
-  problem.activation = static_cast<Kind>(registry::word_option(
-      request, "activation", {"gelu", "gelu_tanh", "silu", "relu", "relu_squared", "sigmoid", "tanh", "identity"},
-      "identity"));
-  KP_CHECK(!is_gated(problem.form) || n % 2 == 0, "matmul: n is ", n, "; a gated product takes pairs");
+      static_cast<Precision>(registry::choice_option(request, "precision", {"full", "tf32", "bf16", "bf16x3"}, "full"));
+  problem.activation = static_cast<Kind>(registry::choice_option(request, "activation", kKindNames, "identity"));
+  KP_CHECK(problem.form != Form::kGated || n % 2 == 0, "matmul: n is ", n, "; a gated product takes pairs");
   const DType output = registry::dtype_option(request, "output", request.dtype);
   const int64_t columns = output_columns_of(problem.form, n);
   problem.output = matrix(request, output, batch, m, columns, padding);
@@ -124,6 +126,10 @@ Product make(const registry::ProblemRequest& request) {
     problem.preactivation = matrix(request, output, batch, m, n, padding);
   }
   check(problem, request.device);
+  for (TensorView* view : {&problem.a, &problem.b, &problem.output, &problem.bias, &problem.residual, &problem.row_sums,
+                           &problem.saved, &problem.preactivation}) {
+    view->device = asked.device;
+  }
   return problem;
 }
 
@@ -138,11 +144,7 @@ Product shrink(const Product& problem, int64_t elements) {
   };
   const int64_t k = std::max<int64_t>(sizes.k, 1), work = elements * 256;
   const int64_t batch = limit(sizes.batch, std::max<int64_t>(elements / (k * std::max<int64_t>(sizes.n, 1)), 1));
-  int64_t n = limit(sizes.n, std::max<int64_t>(std::min(elements / k, work / (batch * k * 8)), 2));
-  if (has_halves(problem.form)) {  // kernels take halves of whole boxes
-    const int64_t whole = is_gated(problem.form) ? 128 : 64;
-    n = std::min(sizes.n, std::max(n / whole * whole, whole));
-  }
+  const int64_t n = limit(sizes.n, std::max<int64_t>(std::min(elements / k, work / (batch * k * 8)), 2));
   const int64_t widest = std::max({k, 2 * n, int64_t{1}}) * std::max<int64_t>(batch, 1);
   const int64_t m =
       limit(sizes.m, std::max<int64_t>(std::min(elements / widest, work / (batch * k * std::max<int64_t>(n, 1))), 1));
@@ -178,5 +180,8 @@ constinit const registry::Operation<Product> kMultiply{.name = "matmul",
                                                        .shrink = shrink,
                                                        .cost = cost,
                                                        .shapes = shapes};
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.operations = registry::erased<kMultiply, kPairGradient>};
 
 }  // namespace kernel_pytorch::matmul

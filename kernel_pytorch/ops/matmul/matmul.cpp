@@ -4,6 +4,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/matmul/operation.h"
+#include "kernel_pytorch/registry/any_problem.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::matmul {
@@ -14,14 +15,14 @@ void multiply(const Product& arguments, Context& context) {
   registry::run_best(kMultiply, problem, context);
 }
 
-void multiply_by_vendor(const Product& arguments, Context& context) {
+std::unique_ptr<registry::AnyProblem> problem_of(const Product& arguments, const DeviceInfo& device) {
   Product problem = arguments;
-  check(problem, context.device());
-  Context inner = context;
-  if (inner.kernel_override.empty() && kCublasLt.supports(problem, *context.info)) {
-    inner.kernel_override = kCublasLt.name;
-  }
-  registry::run_best(kMultiply, problem, inner);
+  check(problem, device.device);
+  return std::make_unique<registry::OwnedProblem<Product>>(kMultiply, problem, device);
+}
+
+std::unique_ptr<registry::AnyProblem> problem_of(const PairGradient& arguments, const DeviceInfo& device) {
+  return std::make_unique<registry::OwnedProblem<PairGradient>>(kPairGradient, arguments, device);
 }
 
 Precision precision_of(std::string_view word) {

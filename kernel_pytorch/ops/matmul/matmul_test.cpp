@@ -111,57 +111,6 @@ TEST(Matmul, ThreadsDoNotShow) {
   }
 }
 
-// Gates and ups in halves are what pairs are, in another order.
-TEST(Matmul, HalvesArePairsInAnotherOrder) {
-  OwnContext context;
-  const int64_t m = 7, half = 5, k = 9;
-  std::vector<float> a = random_floats(m * k), halves = random_floats(2 * half * k, 4), pairs = halves;
-  for (int64_t j = 0; j < 2 * half; ++j) {  // rows of the weight
-    const int64_t of_pairs = j < half ? 2 * j : 2 * (j - half) + 1;
-    std::copy_n(halves.begin() + j * k, k, pairs.begin() + of_pairs * k);
-  }
-  const auto transposed = [&](std::vector<float>& weight) {
-    TensorView view = view_of(weight, {k, 2 * half});
-    view.strides[0] = 1, view.strides[1] = k;
-    return view;
-  };
-  std::vector<float> output(static_cast<size_t>(m * half)), other = output, sums(static_cast<size_t>(2 * m * half)),
-                                                            other_sums = sums, gradient = sums, other_gradient = sums;
-  const auto run = [&](Form form, std::vector<float>& weight, std::vector<float>& to, std::vector<float>& before) {
-    multiply({.a = view_of(a, {m, k}),
-              .b = transposed(weight),
-              .form = form,
-              .activation = Kind::kSilu,
-              .output = view_of(to, {m, half}),
-              .preactivation = view_of(before, {m, 2 * half})},
-             context);
-  };
-  run(Form::kGated, pairs, output, sums);
-  run(Form::kGatedHalves, halves, other, other_sums);
-  std::vector<float> b = random_floats(k * half, 6);
-  const auto differentiate = [&](Form form, std::vector<float>& saved, std::vector<float>& to) {
-    multiply({.a = view_of(a, {m, k}),
-              .b = view_of(b, {k, half}),
-              .form = form,
-              .activation = Kind::kSilu,
-              .saved = view_of(saved, {m, 2 * half}),
-              .output = view_of(to, {m, 2 * half})},
-             context);
-  };
-  differentiate(Form::kGatedGradient, sums, gradient);
-  differentiate(Form::kGatedHalvesGradient, other_sums, other_gradient);
-  for (int64_t i = 0; i < m; ++i) {
-    for (int64_t j = 0; j < half; ++j) {
-      EXPECT_NEAR(output[i * half + j], other[i * half + j], 1e-5);
-      for (int64_t of_pair = 0; of_pair < 2; ++of_pair) {
-        const int64_t one = i * 2 * half + 2 * j + of_pair, two = i * 2 * half + of_pair * half + j;
-        EXPECT_NEAR(sums[one], other_sums[two], 1e-5);
-        EXPECT_NEAR(gradient[one], other_gradient[two], 1e-5);
-      }
-    }
-  }
-}
-
 TEST(Matmul, BadArgumentsAreNamed) {
   OwnContext context;
   std::vector<float> values(400);

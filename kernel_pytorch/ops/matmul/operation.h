@@ -1,4 +1,4 @@
-// matmul as the registry sees it. Of a checked problem every tensor has three dimensions [batch, rows, columns] (bias
+// matmul as the registry sees it. In a checked problem every tensor has three dimensions [batch, rows, columns] (bias
 // one, row_sums two), a and b are row-major (last stride 1) or column-major (the one before it is 1, the last is not),
 // sizes of 1 have the stride that a dense tensor would have, residual is absent where beta is 0, and beta is 1 without
 // one.
@@ -22,18 +22,11 @@ inline bool is_row_major(const TensorView& matrix) {
   return matrix.strides[2] == 1;
 }
 inline bool is_gradient(Form form) {
-  return form == Form::kGradient || form == Form::kGatedGradient || form == Form::kGatedHalvesGradient;
+  return form == Form::kGradient || form == Form::kGatedGradient;
 }
-inline bool is_gated(Form form) {
-  return form == Form::kGated || form == Form::kGatedHalves;
-}
-inline bool has_halves(Form form) {
-  return form == Form::kGatedHalves || form == Form::kGatedHalvesGradient;
-}
-inline constexpr const char* kTakesPairs = "takes gates and ups as pairs, not in halves";
 inline int64_t output_columns_of(Form form, int64_t n) {
-  if (is_gated(form)) return n / 2;
-  return form == Form::kGatedGradient || form == Form::kGatedHalvesGradient ? 2 * n : n;
+  if (form == Form::kGated) return n / 2;
+  return form == Form::kGatedGradient ? 2 * n : n;
 }
 
 inline int dense_dimension(const TensorView& matrix) {

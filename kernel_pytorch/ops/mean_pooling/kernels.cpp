@@ -2,9 +2,11 @@
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/mean_pooling/mean_pooling_shapes.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/mean_pooling/shapes.h"
+#include "kernel_pytorch/registry/declared.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::mean_pooling {
 namespace {
@@ -42,17 +44,6 @@ void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
 }
 void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
   describe(problem.grad_input, problem.offsets, problem.chunk_size, key);
-}
-
-void visit_forward(Forward& problem, registry::TensorVisitor visit, void* state) {
-  visit(state, "x", registry::Role::kInput, problem.x);
-  if (problem.offsets.is_present()) visit(state, "offsets", registry::Role::kInput, problem.offsets);
-  visit(state, "output", registry::Role::kOutput, problem.output);
-}
-void visit_backward(Backward& problem, registry::TensorVisitor visit, void* state) {
-  visit(state, "grad_output", registry::Role::kInput, problem.grad_output);
-  if (problem.offsets.is_present()) visit(state, "offsets", registry::Role::kInput, problem.offsets);
-  visit(state, "grad_input", registry::Role::kOutput, problem.grad_input);
 }
 
 registry::Filling filling_for(std::string_view tensor, int64_t tokens) {
@@ -114,38 +105,34 @@ Backward shrink_backward(const Backward& problem, int64_t elements) {
   return small;
 }
 
-registry::Cost forward_cost(const Forward& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit_forward), .flops = problem.x.element_count()};
+int64_t forward_flops(const Forward& problem) {
+  return problem.x.element_count();
 }
-registry::Cost backward_cost(const Backward& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit_backward), .flops = problem.grad_input.element_count()};
+int64_t backward_flops(const Backward& problem) {
+  return problem.grad_input.element_count();
 }
 
 constexpr registry::Operation<Forward> forward_operation(std::string_view name,
                                                          std::span<const registry::Kernel<Forward>> (*kernels)(),
                                                          std::vector<registry::ProblemRequest> (*requests)()) {
-  return {.name = name,
-          .kernels = kernels,
-          .describe = describe_forward,
-          .visit_tensors = visit_forward,
-          .filling = fill_forward,
-          .make = make_forward,
-          .shrink = shrink_forward,
-          .cost = forward_cost,
-          .shapes = requests};
+  return registry::declared<Forward, kForwardFields, nullptr, forward_flops>({.name = name,
+                                                                              .kernels = kernels,
+                                                                              .describe = describe_forward,
+                                                                              .filling = fill_forward,
+                                                                              .make = make_forward,
+                                                                              .shrink = shrink_forward,
+                                                                              .shapes = requests});
 }
 constexpr registry::Operation<Backward> backward_operation(std::string_view name,
                                                            std::span<const registry::Kernel<Backward>> (*kernels)(),
                                                            std::vector<registry::ProblemRequest> (*requests)()) {
-  return {.name = name,
-          .kernels = kernels,
-          .describe = describe_backward,
-          .visit_tensors = visit_backward,
-          .filling = fill_backward,
-          .make = make_backward,
-          .shrink = shrink_backward,
-          .cost = backward_cost,
-          .shapes = requests};
+  return registry::declared<Backward, kBackwardFields, nullptr, backward_flops>({.name = name,
+                                                                                 .kernels = kernels,
+                                                                                 .describe = describe_backward,
+                                                                                 .filling = fill_backward,
+                                                                                 .make = make_backward,
+                                                                                 .shrink = shrink_backward,
+                                                                                 .shapes = requests});
 }
 
 }  // namespace
@@ -157,5 +144,21 @@ constinit const registry::Operation<Backward> kBackward =
     backward_operation("mean_pool_backward", backward_kernels, shapes);
 constinit const registry::Operation<Backward> kChunkBackward =
     backward_operation("chunk_mean_pool_backward", chunk_backward_kernels, chunk_shapes);
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(
+    registry::differentiable<Forward, forward>("mean_pool", "mean_pool_forward", kForwardFields,
+                                               {.without = "chunk_size"}),
+    registry::plain<Backward, backward>("mean_pool_backward", kBackwardFields, {.without = "chunk_size"}),
+    registry::differentiable<Forward, chunk_forward>("chunk_mean_pool", "chunk_mean_pool_forward", kForwardFields,
+                                                     {.never = "offsets"}),
+    registry::plain<Backward, chunk_backward>("chunk_mean_pool_backward", kBackwardFields, {.never = "offsets"}));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{
+    .declarations = kDeclarations, .operations = registry::erased<kForward, kBackward, kChunkForward, kChunkBackward>};
 
 }  // namespace kernel_pytorch::mean_pooling

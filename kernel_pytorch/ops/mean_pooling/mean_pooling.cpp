@@ -5,7 +5,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
-#include "kernel_pytorch/ops/packed_offsets.h"
+#include "kernel_pytorch/ops/support/packed_offsets.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::mean_pooling {
@@ -78,6 +78,10 @@ struct Checks {
   }
 };
 
+void check_chunk_size(int64_t chunk_size) {
+  KP_CHECK(chunk_size > 0, "chunk_mean_pool: chunk_size is ", chunk_size, "; it must be at least 1");
+}
+
 Checks checks_of(int64_t chunk_size, const Context& context) {
   const Checks checks{chunk_size > 0 ? "chunk_mean_pool" : "mean_pool", context.device()};
   KP_CHECK(chunk_size >= 0, "chunk_mean_pool: chunk_size is ", chunk_size, "; it must be at least 1");
@@ -118,6 +122,16 @@ void backward(const Backward& arguments, Context& context) {
   checks.check_offset_range(problem.offsets, sizes, context);
   problem.grad_output = checks.rows_form("grad_output", arguments.grad_output, arguments.grad_input, sizes);
   registry::run_best(arguments.chunk_size > 0 ? kChunkBackward : kBackward, problem, context);
+}
+
+void chunk_forward(const Forward& arguments, Context& context) {
+  check_chunk_size(arguments.chunk_size);
+  forward(arguments, context);
+}
+
+void chunk_backward(const Backward& arguments, Context& context) {
+  check_chunk_size(arguments.chunk_size);
+  backward(arguments, context);
 }
 
 }  // namespace kernel_pytorch::mean_pooling

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::mean_pooling {
@@ -22,18 +22,41 @@ struct Forward {
   TensorView x{};
   TensorView offsets{};    // optional: int32 or int64, contiguous
   int64_t chunk_size = 0;  // 0: whole sequences
+  int64_t tokens = 0;      // what front ends keep for the backward instead of x
   TensorView output{};     // contiguous
 };
+inline constexpr auto kForwardFields = fields<Forward>(
+    input<&Forward::x>(
+        {.shape = "tokens ... columns | batch tokens ... columns", .shape_by = "offsets", .leads = true}),
+    optional_input<&Forward::offsets>({.shape = "offsets", .memory = MemoryLayout::kContiguous}),
+    option<&Forward::chunk_size>(), option<&Forward::tokens>({.symbolic = true}),
+    output<&Forward::output>(
+        {.shape = "offsets-1 ... columns | batch ceil(tokens/chunk_size) ... columns | batch ... columns",
+         .shape_by = "offsets chunk_size",
+         .dtype = "x"}));
 
 struct Backward {
   TensorView grad_output{};  // contiguous
   TensorView offsets{};
   int64_t chunk_size = 0;
+  int64_t tokens = 0;       // of x, where grad_input is made by a front end
   TensorView grad_input{};  // x's shape, contiguous
 };
+inline constexpr auto kBackwardFields = fields<Backward>(
+    input<&Backward::grad_output>({.shape = "sequences ... columns | batch chunks ... columns | batch ... columns",
+                                   .shape_by = "offsets chunk_size",
+                                   .leads = true,
+                                   .memory = MemoryLayout::kContiguous}),
+    optional_input<&Backward::offsets>({.shape = "offsets", .memory = MemoryLayout::kContiguous}),
+    option<&Backward::chunk_size>(), option<&Backward::tokens>({.symbolic = true}),
+    output<&Backward::grad_input>(
+        {.shape = "tokens ... columns | batch tokens ... columns", .shape_by = "offsets", .dtype = "grad_output"}));
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure. chunk_size chooses the op.
 KP_EXPORT void forward(const Forward& arguments, Context& context);
 KP_EXPORT void backward(const Backward& arguments, Context& context);
+// The same of chunks alone: a chunk_size of 0 is an error.
+KP_EXPORT void chunk_forward(const Forward& arguments, Context& context);
+KP_EXPORT void chunk_backward(const Backward& arguments, Context& context);
 
 }  // namespace kernel_pytorch::mean_pooling

@@ -3,8 +3,9 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/quantize/operation.h"
-#include "kernel_pytorch/ops/quantize/quantize_shapes.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/quantize/shapes.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::quantize {
 namespace {
@@ -29,15 +30,15 @@ void describe(const Quantize& problem, tuning::KeyBuilder& key) {
   key.field("amax", problem.amax);
   key.field("found_nonfinite", problem.found_nonfinite);
   key.field("square", problem.square_transpose);
-  key.field("source", static_cast<int64_t>(problem.making.source));
-  key.field("kind", static_cast<int64_t>(problem.making.kind));
-  key.field("up", problem.making.up);
-  key.field("grad_output", problem.making.grad_output);
-  key.field("residual", problem.making.residual);
-  key.field("weight", problem.making.weight);
-  key.field("value", problem.making.value);
-  key.field("sum", problem.making.sum);
-  key.field("rstd", problem.making.rstd);
+  key.field("source", static_cast<int64_t>(problem.producer.source));
+  key.field("kind", static_cast<int64_t>(problem.producer.kind));
+  key.field("up", problem.producer.up);
+  key.field("grad_output", problem.producer.grad_output);
+  key.field("residual", problem.producer.residual);
+  key.field("weight", problem.producer.weight);
+  key.field("value", problem.producer.value);
+  key.field("sum", problem.producer.sum);
+  key.field("rstd", problem.producer.rstd);
   key.field("dense", problem.x.strides[1] == 1);
 }
 
@@ -46,13 +47,13 @@ void visit(Quantize& problem, registry::TensorVisitor visitor, void* state) {
   visit_present("x", registry::Role::kInput, problem.x);
   visit_present("scale", registry::Role::kInput, problem.scale);
   visit_present("seed", registry::Role::kInput, problem.seed);
-  visit_present("up", registry::Role::kInput, problem.making.up);
-  visit_present("grad_output", registry::Role::kInput, problem.making.grad_output);
-  visit_present("residual", registry::Role::kInput, problem.making.residual);
-  visit_present("weight", registry::Role::kInput, problem.making.weight);
-  visit_present("value", registry::Role::kOutput, problem.making.value);
-  visit_present("sum", registry::Role::kOutput, problem.making.sum);
-  visit_present("rstd", registry::Role::kOutput, problem.making.rstd);
+  visit_present("up", registry::Role::kInput, problem.producer.up);
+  visit_present("grad_output", registry::Role::kInput, problem.producer.grad_output);
+  visit_present("residual", registry::Role::kInput, problem.producer.residual);
+  visit_present("weight", registry::Role::kInput, problem.producer.weight);
+  visit_present("value", registry::Role::kOutput, problem.producer.value);
+  visit_present("sum", registry::Role::kOutput, problem.producer.sum);
+  visit_present("rstd", registry::Role::kOutput, problem.producer.rstd);
   visit_present("codes", registry::Role::kOutput, problem.codes);
   visit_present("transposed", registry::Role::kOutput, problem.transposed);
   visit_present("scales", registry::Role::kOutput, problem.scales);
@@ -93,36 +94,36 @@ TensorView make_scales(Granularity granularity, int64_t rows, int64_t columns, D
 }
 
 // The shape is x's; made=norm|gate|gate_gradient, kind=WORD, residual=0|1, weight_dtype=NAME, value=0|1.
-Making make_making(const registry::ProblemRequest& request, const TensorView& x) {
-  Making making;
-  making.source =
-      static_cast<Source>(registry::word_option(request, "made", {"no", "norm", "gate", "gate_gradient"}, "no"));
-  making.kind = static_cast<pointwise::Kind>(
-      registry::word_option(request, "kind", {"gelu", "gelu_tanh", "silu", "relu"}, "silu"));
+Producer make_producer(const registry::ProblemRequest& request, const TensorView& x) {
+  Producer producer;
+  producer.source =
+      static_cast<Source>(registry::choice_option(request, "producer", {"no", "norm", "gate", "gate_gradient"}, "no"));
+  producer.kind = static_cast<pointwise::Kind>(
+      registry::choice_option(request, "kind", {"gelu", "gelu_tanh", "silu", "relu"}, "silu"));
   const int64_t rows = x.sizes[0], columns = x.sizes[1];
   const auto like_x = [&](int64_t width) { return contiguous_view(nullptr, x.dtype, {rows, width}, request.device); };
-  if (making.source == Source::kNorm) {
-    making.weight =
+  if (producer.source == Source::kNorm) {
+    producer.weight =
         contiguous_view(nullptr, registry::dtype_option(request, "weight_dtype", x.dtype), {columns}, request.device);
-    making.rstd = contiguous_view(nullptr, DType::kFloat32, {rows}, request.device);
-    if (registry::flag_option(request, "residual", false)) making.residual = making.sum = like_x(columns);
-  } else if (making.source != Source::kGiven) {
-    making.up = like_x(columns);
-    if (making.source == Source::kGateGradient) making.grad_output = like_x(columns);
+    producer.rstd = contiguous_view(nullptr, DType::kFloat32, {rows}, request.device);
+    if (registry::flag_option(request, "residual", false)) producer.residual = producer.sum = like_x(columns);
+  } else if (producer.source != Source::kGiven) {
+    producer.up = like_x(columns);
+    if (producer.source == Source::kGateGradient) producer.grad_output = like_x(columns);
   }
   if (registry::flag_option(request, "value", false)) {
-    making.value = like_x(making.source == Source::kGateGradient ? 2 * columns : columns);
+    producer.value = like_x(producer.source == Source::kGateGradient ? 2 * columns : columns);
   }
-  return making;
+  return producer;
 }
 
 Quantize make(const registry::ProblemRequest& request) {
   registry::check_options(
       request, {"scales", "code", "codes", "transposed", "amax", "seed", "power_of_two", "margin", "square", "padded",
-                "strided", "made", "kind", "residual", "weight_dtype", "value"});
+                "strided", "producer", "kind", "residual", "weight_dtype", "value"});
   KP_CHECK(request.shape.size() == 2, "quantize: the shape is ", shape_text(request.shape),
            "; it must be [rows, columns]");
-  const int word = registry::word_option(request, "scales", {"given", "tensor", "row", "1x128", "128x128"}, "tensor");
+  const int word = registry::choice_option(request, "scales", {"given", "tensor", "row", "1x128", "128x128"}, "tensor");
   const DType code = registry::dtype_option(request, "code", DType::kFloat8E4M3);
   Quantize problem;
   problem.granularity = word == 0 ? Granularity::kTensor : static_cast<Granularity>(word - 1);
@@ -130,7 +131,7 @@ Quantize make(const registry::ProblemRequest& request) {
   problem.power_of_two = registry::flag_option(request, "power_of_two", false);
   problem.square_transpose = registry::flag_option(request, "square", false);
   problem.x = contiguous_view(nullptr, request.dtype, request.shape, request.device);
-  problem.making = make_making(request, problem.x);
+  problem.producer = make_producer(request, problem.x);
   const int64_t rows = request.shape[0], columns = columns_of(problem);
   if (registry::flag_option(request, "strided", false)) problem.x.strides = {1, rows};
   const auto one = [&] { return contiguous_view(nullptr, DType::kFloat32, {1}, request.device); };
@@ -156,9 +157,9 @@ Quantize shrink(const Quantize& problem, int64_t elements) {
   const int64_t rows = problem.x.sizes[0], columns = columns_of(problem);
   const int64_t few = std::min(rows, std::max<int64_t>(elements / std::max<int64_t>(columns, 1) / kTile, 1) * kTile);
   Quantize small = problem;
-  Making& making = small.making;
-  for (TensorView* view :
-       {&small.x, &making.up, &making.grad_output, &making.residual, &making.value, &making.sum, &making.rstd}) {
+  Producer& producer = small.producer;
+  for (TensorView* view : {&small.x, &producer.up, &producer.grad_output, &producer.residual, &producer.value,
+                           &producer.sum, &producer.rstd}) {
     if (view->is_present()) view->sizes[0] = few;
   }
   if (small.codes.is_present()) small.codes.sizes[0] = few;
@@ -187,5 +188,8 @@ constinit const registry::Operation<Quantize> kQuantize{.name = "quantize",
                                                         .shrink = shrink,
                                                         .cost = cost,
                                                         .shapes = shapes};
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.operations = registry::erased<kQuantize>};
 
 }  // namespace kernel_pytorch::quantize

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
+#include "kernel_pytorch/ops/quantize/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/quantize/quantize.h"
-#include "kernel_pytorch/ops/quantize/quantize_cuda.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::quantize {
@@ -13,12 +13,12 @@ namespace kernel_pytorch::quantize {
 extern const registry::Operation<Quantize> kQuantize;
 extern const registry::Kernel<Quantize> kReference, kCpu, kCuda, kComposed;
 
-// Of what is rounded.
+// Columns of the tensor that is quantised.
 inline int64_t columns_of(const Quantize& problem) {
-  return problem.x.sizes[1] * (problem.making.source == Source::kGateGradient ? 2 : 1);
+  return problem.x.sizes[1] * (problem.producer.source == Source::kGateGradient ? 2 : 1);
 }
-inline bool is_made(const Quantize& problem) {
-  return problem.making.source != Source::kGiven;
+inline bool has_producer(const Quantize& problem) {
+  return problem.producer.source != Source::kGiven;
 }
 
 inline DType code_type_of(const Quantize& problem) {

@@ -4,9 +4,9 @@
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/argument_check.h"
-#include "kernel_pytorch/ops/pointwise/pointwise.h"
+#include "kernel_pytorch/ops/engines/pointwise/pointwise.h"
 #include "kernel_pytorch/ops/quantize/operation.h"
+#include "kernel_pytorch/ops/support/argument_check.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::quantize {
@@ -80,53 +80,53 @@ struct Checks {
 };
 
 void check_gate(const Quantize& problem, const ArgumentCheck& check) {
-  const Making& making = problem.making;
-  const bool is_known = making.kind <= pointwise::Kind::kRelu || making.kind == pointwise::Kind::kSigmoid;
-  KP_CHECK(is_known, "quantize: kind is \"", pointwise::name_of(making.kind),
+  const Producer& producer = problem.producer;
+  const bool is_known = producer.kind <= pointwise::Kind::kRelu || producer.kind == pointwise::Kind::kSigmoid;
+  KP_CHECK(is_known, "quantize: kind is \"", pointwise::name_of(producer.kind),
            "\"; a gate is gelu, gelu_tanh, silu, relu or sigmoid");
-  KP_CHECK(making.up.is_present(), "quantize: up is missing; a gate has it");
-  check.check_like("up", making.up);
-  const bool is_gradient = making.source == Source::kGateGradient;
-  KP_CHECK(is_gradient == making.grad_output.is_present(), "quantize: grad_output is ",
+  KP_CHECK(producer.up.is_present(), "quantize: up is missing; a gate has it");
+  check.check_like("up", producer.up);
+  const bool is_gradient = producer.source == Source::kGateGradient;
+  KP_CHECK(is_gradient == producer.grad_output.is_present(), "quantize: grad_output is ",
            is_gradient ? "missing" : "given", "; the gradient of a gate has it, and only that");
-  check.check_like("grad_output", making.grad_output);
+  check.check_like("grad_output", producer.grad_output);
 }
 
 void check_norm(const Quantize& problem, const ArgumentCheck& check) {
-  const Making& making = problem.making;
-  check.check_like("residual", making.residual);
-  check.check_columns("weight", making.weight);
-  KP_CHECK(making.eps >= 0 && std::isfinite(making.eps), "quantize: eps is ", making.eps,
+  const Producer& producer = problem.producer;
+  check.check_like("residual", producer.residual);
+  check.check_columns("weight", producer.weight);
+  KP_CHECK(producer.eps >= 0 && std::isfinite(producer.eps), "quantize: eps is ", producer.eps,
            "; it must be finite and not negative");
-  KP_CHECK(std::isfinite(making.weight_offset), "quantize: weight_offset is ", making.weight_offset,
+  KP_CHECK(std::isfinite(producer.weight_offset), "quantize: weight_offset is ", producer.weight_offset,
            "; it must be finite");
-  KP_CHECK(making.sum.is_present() == making.residual.is_present(),
-           "quantize: residual and sum go together: residual is ", making.residual.is_present() ? "given" : "absent",
-           ", sum is ", making.sum.is_present() ? "given" : "absent");
-  check.check_output("sum", making.sum);
-  check.check_statistics("rstd", making.rstd);
+  KP_CHECK(producer.sum.is_present() == producer.residual.is_present(),
+           "quantize: residual and sum go together: residual is ", producer.residual.is_present() ? "given" : "absent",
+           ", sum is ", producer.sum.is_present() ? "given" : "absent");
+  check.check_output("sum", producer.sum);
+  check.check_statistics("rstd", producer.rstd);
 }
 
-void check_making(const Quantize& problem, Device device) {
-  const Making& making = problem.making;
+void check_producer(const Quantize& problem, Device device) {
+  const Producer& producer = problem.producer;
   const ArgumentCheck check{"quantize", "x", problem.x, device};
-  const bool is_norm = making.source == Source::kNorm;
-  const bool is_gate = making.source == Source::kGate || making.source == Source::kGateGradient;
-  KP_CHECK(is_gate || (!making.up.is_present() && !making.grad_output.is_present()),
+  const bool is_norm = producer.source == Source::kNorm;
+  const bool is_gate = producer.source == Source::kGate || producer.source == Source::kGateGradient;
+  KP_CHECK(is_gate || (!producer.up.is_present() && !producer.grad_output.is_present()),
            "quantize: up or grad_output is given; they are for gates");
-  const bool has_norm_tensors =
-      making.residual.is_present() || making.weight.is_present() || making.sum.is_present() || making.rstd.is_present();
+  const bool has_norm_tensors = producer.residual.is_present() || producer.weight.is_present() ||
+                                producer.sum.is_present() || producer.rstd.is_present();
   KP_CHECK(is_norm || !has_norm_tensors, "quantize: residual, weight, sum or rstd is given; they are for norms");
-  KP_CHECK(is_made(problem) || !making.value.is_present(), "quantize: value is given; x is rounded as it is");
+  KP_CHECK(has_producer(problem) || !producer.value.is_present(), "quantize: value is given; x is rounded as it is");
   if (is_gate) check_gate(problem, check);
   if (is_norm) check_norm(problem, check);
-  if (!making.value.is_present()) return;
-  check.check_device("value", making.value);
+  if (!producer.value.is_present()) return;
+  check.check_device("value", producer.value);
   const int64_t columns = columns_of(problem);
-  KP_CHECK(making.value.dtype == problem.x.dtype && making.value.rank == 2 &&
-               making.value.sizes[0] == problem.x.sizes[0] && making.value.sizes[1] == columns &&
-               is_contiguous(making.value),
-           "quantize: value is ", making.value, "; it must be contiguous ", problem.x.dtype, " [", problem.x.sizes[0],
+  KP_CHECK(producer.value.dtype == problem.x.dtype && producer.value.rank == 2 &&
+               producer.value.sizes[0] == problem.x.sizes[0] && producer.value.sizes[1] == columns &&
+               is_contiguous(producer.value),
+           "quantize: value is ", producer.value, "; it must be contiguous ", problem.x.dtype, " [", problem.x.sizes[0],
            ", ", columns, "]");
 }
 
@@ -135,7 +135,7 @@ void check_making(const Quantize& problem, Device device) {
 void quantize(const Quantize& arguments, Context& context) {
   const Checks checks{context.device()};
   checks.check_x(arguments.x);
-  check_making(arguments, context.device());
+  check_producer(arguments, context.device());
   const int64_t rows = arguments.x.sizes[0], columns = columns_of(arguments);
   KP_CHECK(arguments.codes.is_present() || arguments.transposed.is_present(),
            "quantize: neither codes nor transposed is given; give one of them");

@@ -35,13 +35,13 @@
 #include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/base/tensor_view.h"
 #include "kernel_pytorch/device/context.h"
-#include "kernel_pytorch/ops/quantize/quantize_source_cuda.h"
+#include "kernel_pytorch/ops/quantize/source_cuda.h"
 
 namespace kernel_pytorch::quantize {
 
 enum class Granularity : uint8_t { kTensor, kRow, k1x128, k128x128 };
 
-struct Making {
+struct Producer {
   Source source = Source::kGiven;
   pointwise::Kind kind = pointwise::Kind::kSilu;  // gates: kGelu, kGeluTanh, kSilu, kRelu, kSigmoid
   double eps = 1e-6;
@@ -69,7 +69,7 @@ struct Quantize {
   TensorView transposed_scales{};  // with transposed, by row and 1x128
   TensorView amax{};               // optional: fp32, one element
   TensorView found_nonfinite{};    // optional: fp32, one element
-  Making making{};
+  Producer producer{};
 };
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.

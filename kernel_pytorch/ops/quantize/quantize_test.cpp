@@ -54,7 +54,7 @@ struct Table {
   }
 };
 
-// Every value, every middle of two, the floats beside both, and what lies outside, with both signs.
+// Every value, every middle of two, the floats next to both, and what lies outside, with both signs.
 std::vector<float> probes_of(const Table& table) {
   std::vector<float> probes = {0, kNaN, kInfinity, 1e-45f, 1e-38f, 1e30f, 3e38f};
   const auto add = [&](double value) {
@@ -299,37 +299,37 @@ TEST(Quantize, BadArgumentsAreNamed) {
   check([&](Quantize& q) { q.transposed = codes_of(across, DType::kFloat8E5M2, {4, 3}); }, "they must have one type");
 }
 
-TEST(Quantize, BadMakingIsNamed) {
+TEST(Quantize, BadProducerIsNamed) {
   OwnContext context;
   std::vector<float> x(12), up(12), weight(4), sum(12), value(24), one = {1};
   std::vector<uint8_t> codes(24);
   const Quantize gate{.x = view_of(x, {3, 4}),
                       .scale = view_of(one, {1}),
                       .codes = codes_of(codes, DType::kFloat8E4M3, {3, 4}),
-                      .making = {.source = Source::kGate, .up = view_of(up, {3, 4})}};
+                      .producer = {.source = Source::kGate, .up = view_of(up, {3, 4})}};
   const auto check = [&](const std::function<void(Quantize&)>& spoil, std::string_view words) {
     Quantize bad = gate;
     spoil(bad);
     const std::string message = message_of([&] { quantize(bad, context); });
     EXPECT_NE(message.find(words), std::string::npos) << message;
   };
-  check([&](Quantize& q) { q.making.up = TensorView{}; }, "up is missing");
-  check([&](Quantize& q) { q.making.up = view_of(up, {4, 3}); }, "up has shape [4, 3], x has [3, 4]");
-  check([&](Quantize& q) { q.making.kind = pointwise::Kind::kTanh; }, "kind is \"tanh\"; a gate is gelu");
-  check([&](Quantize& q) { q.making.grad_output = view_of(up, {3, 4}); }, "grad_output is given");
-  check([&](Quantize& q) { q.making.weight = view_of(weight, {4}); }, "they are for norms");
-  check([&](Quantize& q) { q.making.source = Source::kNorm; }, "they are for gates");
-  check([&](Quantize& q) { q.making = {.value = view_of(value, {3, 4})}; }, "value is given; x is rounded as it is");
+  check([&](Quantize& q) { q.producer.up = TensorView{}; }, "up is missing");
+  check([&](Quantize& q) { q.producer.up = view_of(up, {4, 3}); }, "up has shape [4, 3], x has [3, 4]");
+  check([&](Quantize& q) { q.producer.kind = pointwise::Kind::kTanh; }, "kind is \"tanh\"; a gate is gelu");
+  check([&](Quantize& q) { q.producer.grad_output = view_of(up, {3, 4}); }, "grad_output is given");
+  check([&](Quantize& q) { q.producer.weight = view_of(weight, {4}); }, "they are for norms");
+  check([&](Quantize& q) { q.producer.source = Source::kNorm; }, "they are for gates");
+  check([&](Quantize& q) { q.producer = {.value = view_of(value, {3, 4})}; }, "value is given; x is rounded as it is");
   check(
       [&](Quantize& q) {
-        q.making = {.source = Source::kNorm, .sum = view_of(sum, {3, 4})};
+        q.producer = {.source = Source::kNorm, .sum = view_of(sum, {3, 4})};
       },
       "residual and sum go together");
-  check([&](Quantize& q) { q.making = {.source = Source::kNorm, .eps = -1}; }, "eps is -1");
+  check([&](Quantize& q) { q.producer = {.source = Source::kNorm, .eps = -1}; }, "eps is -1");
   check(
       [&](Quantize& q) {
-        q.making.source = Source::kGateGradient;
-        q.making.grad_output = view_of(up, {3, 4});
+        q.producer.source = Source::kGateGradient;
+        q.producer.grad_output = view_of(up, {3, 4});
       },
       "codes has shape [3, 4]; it must be [3, 8]");
 }
@@ -348,10 +348,10 @@ TEST(Quantize, OfAGateItsValueIsRounded) {
               .codes = codes_of(codes, DType::kFloat8E4M3, {2, 3}),
               .amax = view_of(amax, {1}),
               .found_nonfinite = view_of(found_nonfinite, {1}),
-              .making = {.source = Source::kGate,
-                         .kind = pointwise::Kind::kRelu,
-                         .up = view_of(up, {2, 3}),
-                         .value = view_of(value, {2, 3})}},
+              .producer = {.source = Source::kGate,
+                           .kind = pointwise::Kind::kRelu,
+                           .up = view_of(up, {2, 3}),
+                           .value = view_of(value, {2, 3})}},
              context);
     for (size_t i = 0; i < x.size(); ++i) {
       EXPECT_EQ(value[i], std::max(x[i], 0.0f) * up[i]) << kernel;

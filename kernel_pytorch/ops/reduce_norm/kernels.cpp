@@ -3,9 +3,10 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
-#include "kernel_pytorch/ops/reduce_norm/reduce_norm_shapes.h"
-#include "kernel_pytorch/ops/tensor_list.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/reduce_norm/shapes.h"
+#include "kernel_pytorch/ops/support/tensor_list.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::reduce_norm {
 namespace {
@@ -70,5 +71,14 @@ constinit const registry::Operation<Norm> kNorm{.name = "reduce_norm",
                                                 .shrink = shrink,
                                                 .cost = cost,
                                                 .shapes = shapes};
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(registry::plain<Norm, norm>("reduce_norm", kFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kNorm>};
 
 }  // namespace kernel_pytorch::reduce_norm

@@ -4,7 +4,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
-#include "kernel_pytorch/ops/tensor_list.h"
+#include "kernel_pytorch/ops/support/tensor_list.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::reduce_norm {

@@ -12,15 +12,17 @@
 #include <vector>
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::reduce_norm {
 
 struct Norm {
-  std::vector<TensorView> tensors;
+  std::vector<TensorView> tensors{};
   TensorView output{};  // one element
 };
+inline constexpr auto kFields =
+    fields<Norm>(input<&Norm::tensors>(), output<&Norm::output>({.shape = "()", .dtype = "statistic tensors"}));
 
 // Throws Error{kInvalidArgument} naming the tensor, both values and the cure.
 KP_EXPORT void norm(const Norm& arguments, Context& context);

@@ -11,7 +11,7 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/tensor_list.h"
+#include "kernel_pytorch/ops/support/tensor_list.h"
 
 namespace kernel_pytorch::reduce_norm {
 namespace {

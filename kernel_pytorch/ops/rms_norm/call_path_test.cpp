@@ -9,9 +9,9 @@
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
 #include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/engines/row_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/rms_norm.h"
-#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 #include "kernel_pytorch/registry/choose.h"
 #include "kernel_pytorch/registry/device_buffer.h"
 

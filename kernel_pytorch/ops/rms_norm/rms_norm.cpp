@@ -1,9 +1,10 @@
 #include "kernel_pytorch/ops/rms_norm/rms_norm.h"
 
+#include "kernel_pytorch/ops/engines/row_norm/check.h"
+#include "kernel_pytorch/ops/engines/row_norm/operation.h"
 #include "kernel_pytorch/ops/rms_norm/operation.h"
-#include "kernel_pytorch/ops/row_norm/row_norm_check.h"
-#include "kernel_pytorch/ops/row_norm/row_norm_operation.h"
 #include "kernel_pytorch/registry/choose.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::rms_norm {
 namespace {
@@ -33,5 +34,21 @@ void backward(const Backward& arguments, Context& context) {
   check(problem, context.device());
   registry::run_best(kBackward, problem, context);
 }
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(
+    registry::differentiable<Forward, forward>("rms_norm", "rms_norm_forward", kForwardFields, {.never = "residual"}),
+    registry::differentiable<Forward, forward>("add_rms_norm", "add_rms_norm_forward", kForwardFields,
+                                               {.always = "residual"}),
+    registry::differentiable<Forward, forward>("rms_norm_activation", "rms_norm_activation_forward", kForwardFields,
+                                               {.never = "residual", .shown = "activation"}),
+    registry::plain<Backward, backward>("rms_norm_backward", kBackwardFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                         .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::rms_norm

@@ -2,10 +2,10 @@
 //
 //   sum    = x + residual                       (only with a residual; rounded to x's type)
 //   rstd   = 1 / sqrt(mean(sum^2) + eps)        per row, fp32 (fp64 for fp64); eps is 1e-6 unless given
-//   output = sum * rstd * (weight + weight_offset)
+//   output = activation(sum * rstd * (weight + weight_offset))
 //
 // Shapes: x [..., columns] with any strides and any leading shape, weight [columns]. Types: fp32, bf16, fp16
-// everywhere, fp64 on the CPU; the weight has x's type or fp32; beside an fp32 x, the residual and the output (and its
+// everywhere, fp64 on the CPU; the weight has x's type or fp32; if x is fp32, the residual and the output (and its
 // gradient) may be bf16 or fp16. NaN and infinity propagate. Empty x is legal. All tensors live on the context's
 // device.
 #pragma once
@@ -13,7 +13,7 @@
 #include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
-#include "kernel_pytorch/ops/row_norm/row_norm.h"
+#include "kernel_pytorch/ops/engines/row_norm/row_norm.h"
 
 namespace kernel_pytorch::rms_norm {
 
@@ -23,6 +23,7 @@ inline constexpr auto kForwardFields = fields<Forward>(
     optional_input<&Forward::residual>({.shape = "... columns"}),
     optional_input<&Forward::weight>({.shape = "columns", .memory = MemoryLayout::kContiguous, .usual = true}),
     unused<&Forward::bias>(), option<&Forward::eps>({.required = true}), option<&Forward::weight_offset>(),
+    option<&Forward::activation>({.key = KeyPart::kValue, .hidden = true, .choices = row_norm::kActivations}),
     output<&Forward::output>({.shape = "... columns", .dtype = "x", .dtype_option = "output_dtype"}),
     output<&Forward::sum>({.shape = "... columns", .dtype = "x", .when = "residual"}), unused<&Forward::mean>(),
     saved<&Forward::rstd>({.shape = "...", .dtype = "statistic x", .memory = MemoryLayout::kFlat, .trial = "stats"}),

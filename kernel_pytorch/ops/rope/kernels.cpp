@@ -3,8 +3,10 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/rope/operation.h"
-#include "kernel_pytorch/ops/rope/rope_shapes.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/rope/rope.h"
+#include "kernel_pytorch/ops/rope/shapes.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::rope {
 namespace {
@@ -104,12 +106,12 @@ Problem make(const registry::ProblemRequest& request) {
     problem.query_output = heads_view(request, request.shape[2], false, false);
     if (key_heads > 0) problem.key_output = heads_view(request, key_heads, false, false);
   }
-  const int positions = registry::word_option(request, "positions", {"implied", "int32", "int64"}, "implied");
+  const int positions = registry::choice_option(request, "positions", {"implied", "int32", "int64"}, "implied");
   if (positions > 0) {
     problem.positions = contiguous_view(nullptr, positions == 1 ? DType::kInt32 : DType::kInt64,
                                         {request.shape[0], request.shape[1]}, request.device);
   }
-  const int table = registry::word_option(request, "table", {"half", "full", "batch", "computed"}, "half");
+  const int table = registry::choice_option(request, "table", {"half", "full", "batch", "computed"}, "half");
   const DType table_dtype = registry::dtype_option(request, "table_dtype", request.dtype);
   if (table == 3) {
     const DType dtype = request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
@@ -136,5 +138,18 @@ constinit const registry::Operation<Problem> kRotate{.name = "rope",
                                                      .shrink = shrink,
                                                      .cost = cost,
                                                      .shapes = shapes};
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(
+    registry::differentiable<Arguments, rotate>("rope", "rope_forward", kFields),
+    registry::plain<Arguments, rotate_back>("rope_backward", kFields, {.renamed = "query=grad_query key=grad_key"}),
+    registry::plain<Arguments, rotate>("rope_in_place", kFields, {.shown = "inverse", .in_place = true}),
+    registry::plain<FillFrequencies, fill_frequencies>("rope_frequencies", kFillFields));
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kRotate>};
 
 }  // namespace kernel_pytorch::rope

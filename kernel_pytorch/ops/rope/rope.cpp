@@ -1,18 +1,52 @@
 #include "kernel_pytorch/ops/rope/rope.h"
 
+#include <utility>
+
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/argument_check.h"
 #include "kernel_pytorch/ops/rope/operation.h"
+#include "kernel_pytorch/ops/support/argument_check.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::rope {
 namespace {
 
+void insert_batch(TensorView& view) {
+  for (int i = view.rank; i > 0; --i) view.sizes[i] = view.sizes[i - 1], view.strides[i] = view.strides[i - 1];
+  view.sizes[0] = 1;
+  view.strides[0] = 0;
+  ++view.rank;
+}
+
+// As [batch, sequence, heads, head_dim].
+void bring_into_order(std::string_view name, TensorView& view, bool heads_first) {
+  if (!view.is_present()) return;
+  KP_CHECK(view.rank == 3 || view.rank == 4, "rope: ", name, " has shape ", shape_text(view.shape()), "; it must be ",
+           heads_first ? "[batch, heads, sequence, head_dim]" : "[batch, sequence, heads, head_dim]",
+           ", with or without the batch");
+  if (view.rank == 3) insert_batch(view);
+  if (!heads_first) return;
+  std::swap(view.sizes[1], view.sizes[2]);
+  std::swap(view.strides[1], view.strides[2]);
+}
+
+Arguments in_order(const Arguments& given) {
+  Arguments arguments = given;
+  bring_into_order("query", arguments.query, given.heads_first);
+  bring_into_order("key", arguments.key, given.heads_first);
+  bring_into_order("query_output", arguments.query_output, given.heads_first);
+  bring_into_order("key_output", arguments.key_output, given.heads_first);
+  TensorView& positions = arguments.positions;
+  if (positions.is_present() && positions.rank == 1) insert_batch(positions);
+  if (positions.is_present() && positions.rank == 2 && positions.sizes[0] == 1) {
+    positions.sizes[0] = arguments.query.sizes[0];
+    positions.strides[0] = 0;
+  }
+  return arguments;
+}
+
 void check_heads(const ArgumentCheck& check, std::string_view name, const TensorView& view) {
   const TensorView& query = check.main;
   check.check_device(name, view);
-  KP_CHECK(view.rank == 4, "rope: ", name, " has shape ", shape_text(view.shape()),
-           "; it must be [batch, sequence, heads, head_dim]");
   KP_CHECK(view.dtype == query.dtype, "rope: ", name, " is ", view.dtype, ", query is ", query.dtype,
            "; convert one of them");
   KP_CHECK(view.sizes[0] == query.sizes[0] && view.sizes[1] == query.sizes[1] && view.sizes[3] == query.sizes[3],
@@ -118,7 +152,8 @@ void check_sources(const ArgumentCheck& check, const Arguments& arguments, Probl
 
 }  // namespace
 
-void rotate(const Arguments& arguments, Context& context) {
+void rotate(const Arguments& given, Context& context) {
+  const Arguments arguments = in_order(given);
   const ArgumentCheck check{"rope", "query", arguments.query, context.device()};
   check.check_main();
   check_heads(check, "query", arguments.query);
@@ -147,6 +182,12 @@ void rotate(const Arguments& arguments, Context& context) {
   KP_CHECK(!has_key || is_key_in_place == problem.in_place,
            "rope: one output is its input and the other is not; both must be in place or neither");
   registry::run_best(kRotate, problem, context);
+}
+
+void rotate_back(const Arguments& arguments, Context& context) {
+  Arguments back = arguments;
+  back.inverse = true;
+  rotate(back, context);
 }
 
 }  // namespace kernel_pytorch::rope

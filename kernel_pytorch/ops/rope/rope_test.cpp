@@ -31,17 +31,17 @@ struct Tensor {
 TEST(Rope, TurningBackUndoesItAndInPlaceIsTheSame) {
   for (bool interleaved : {false, true}) {
     Tensor query(DType::kFloat32, {2, 9, 3, 40}), key(DType::kFloat32, {2, 9, 1, 40});
-    Tensor turned(DType::kFloat32, {2, 9, 3, 40}), turned_key(DType::kFloat32, {2, 9, 1, 40});
+    Tensor rotated(DType::kFloat32, {2, 9, 3, 40}), rotated_key(DType::kFloat32, {2, 9, 1, 40});
     Tensor back(DType::kFloat32, {2, 9, 3, 40}), back_key(DType::kFloat32, {2, 9, 1, 40});
     Tensor frequencies(DType::kFloat32, {16});
     OwnContext context;
     Arguments arguments{.query = query.view, .key = key.view, .inverse_frequencies = frequencies.view};
     arguments.interleaved = interleaved;
-    arguments.query_output = turned.view;
-    arguments.key_output = turned_key.view;
+    arguments.query_output = rotated.view;
+    arguments.key_output = rotated_key.view;
     rotate(arguments, context);
-    arguments.query = turned.view;
-    arguments.key = turned_key.view;
+    arguments.query = rotated.view;
+    arguments.key = rotated_key.view;
     arguments.query_output = back.view;
     arguments.key_output = back_key.view;
     arguments.inverse = true;
@@ -53,8 +53,8 @@ TEST(Rope, TurningBackUndoesItAndInPlaceIsTheSame) {
     arguments.key = arguments.key_output = key.view;
     arguments.inverse = false;
     rotate(arguments, context);
-    EXPECT_EQ(query.memory, turned.memory);
-    EXPECT_EQ(key.memory, turned_key.memory);
+    EXPECT_EQ(query.memory, rotated.memory);
+    EXPECT_EQ(key.memory, rotated_key.memory);
   }
 }
 

@@ -3,8 +3,9 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/scaled_matmul/operation.h"
-#include "kernel_pytorch/ops/scaled_matmul/scaled_matmul_shapes.h"
-#include "kernel_pytorch/registry/request_words.h"
+#include "kernel_pytorch/ops/scaled_matmul/shapes.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::scaled_matmul {
 namespace {
@@ -54,7 +55,7 @@ registry::Precision precision(const Product& problem, std::string_view, DType ow
 
 TensorView make_scale(const registry::ProblemRequest& request, std::string_view name, int64_t rows, int64_t k) {
   const auto scaling =
-      static_cast<Scaling>(registry::word_option(request, name, {"tensor", "row", "1x128", "128x128"}, "tensor"));
+      static_cast<Scaling>(registry::choice_option(request, name, {"tensor", "row", "1x128", "128x128"}, "tensor"));
   const int64_t blocks = (k + kBlock - 1) / kBlock;
   const int64_t groups = (rows + kBlock - 1) / kBlock;
   const std::array<int64_t, 2> sizes = scaling == Scaling::kTensor  ? std::array<int64_t, 2>{1, 1}
@@ -127,5 +128,8 @@ constinit const registry::Operation<Product> kProduct{.name = "scaled_matmul",
                                                       .shrink = shrink,
                                                       .cost = cost,
                                                       .shapes = shapes};
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.operations = registry::erased<kProduct>};
 
 }  // namespace kernel_pytorch::scaled_matmul

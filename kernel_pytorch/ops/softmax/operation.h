@@ -1,40 +1,26 @@
-// softmax as the registry sees it: problems with checked arguments and the kernels that compute them.
+// softmax as the registry sees it: its checked arguments and the kernels that compute them.
 #pragma once
 
 #include "kernel_pytorch/base/rows.h"
+#include "kernel_pytorch/ops/softmax/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/softmax/softmax.h"
-#include "kernel_pytorch/ops/softmax/softmax_cuda.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::softmax {
 
 // Rows are the leading dimensions of x and output, merged; the mask keeps leading dimensions of its own, since a
 // broadcast one merges differently. rows_of() is the same for all.
-struct ForwardProblem {
-  TensorView x{};
-  TensorView mask{};
-  TensorView output{};
-  double scale = 1.0;
-  bool causal = false;
-  bool log = false;
-  int64_t queries = 1;  // size of the second-to-last dimension: a row's query index is row % queries
+using ForwardProblem = Forward;
+using BackwardProblem = Backward;
 
-  bool removes_scores() const { return causal || mask.is_present(); }
-  MaskKind mask_kind() const {
-    if (!mask.is_present()) return MaskKind::kNone;
-    if (mask.dtype == DType::kBool) return MaskKind::kBool;
-    return mask.dtype == x.dtype ? MaskKind::kSameType : MaskKind::kFloat;
-  }
-};
-
-struct BackwardProblem {
-  TensorView grad_output{};
-  TensorView output{};
-  TensorView grad_input{};
-  double scale = 1.0;
-  bool log = false;
-  bool masked = false;
-};
+inline bool removes_scores(const ForwardProblem& problem) {
+  return problem.causal || problem.mask.is_present();
+}
+inline MaskKind mask_kind_of(const ForwardProblem& problem) {
+  if (!problem.mask.is_present()) return MaskKind::kNone;
+  if (problem.mask.dtype == DType::kBool) return MaskKind::kBool;
+  return problem.mask.dtype == problem.x.dtype ? MaskKind::kSameType : MaskKind::kFloat;
+}
 
 extern const registry::Kernel<ForwardProblem> kForwardReference, kForwardCpu, kForwardCudaRows, kForwardCudaCluster,
     kForwardCudaAny;

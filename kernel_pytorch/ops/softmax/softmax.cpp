@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/argument_check.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
+#include "kernel_pytorch/ops/support/argument_check.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::softmax {
@@ -36,6 +36,7 @@ void check_overlap(std::string_view op, std::string_view name, const TensorView&
 
 void forward(const Forward& arguments, Context& context) {
   const std::string_view op = arguments.log ? "log_softmax" : "softmax";
+  Forward problem = arguments;
   const ArgumentCheck check{op, "x", arguments.x, context.device()};
   check.check_main();
   check_scale(op, arguments.scale);
@@ -45,19 +46,11 @@ void forward(const Forward& arguments, Context& context) {
   check_overlap(op, "x", arguments.x, arguments.output);
   KP_CHECK(!arguments.causal || arguments.x.rank >= 2, op,
            ": causal needs a dimension of queries before the columns; x has shape ", shape_text(arguments.x.shape()));
-  ForwardProblem problem{.x = arguments.x,
-                         .mask = arguments.mask,
-                         .output = arguments.output,
-                         .scale = arguments.scale,
-                         .causal = arguments.causal,
-                         .log = arguments.log,
-                         .queries = arguments.x.rank >= 2 ? arguments.x.size(-2) : 1};
+  problem.queries = arguments.x.rank >= 2 ? arguments.x.size(-2) : 1;
   TensorView* views[] = {&problem.x, &problem.output};
   merge_leading_dimensions(views);
-  if (problem.mask.is_present()) {
-    TensorView* masks[] = {&problem.mask};
-    merge_leading_dimensions(masks);
-  }
+  TensorView* masks[] = {&problem.mask};
+  if (problem.mask.is_present()) merge_leading_dimensions(masks);
   registry::run_best(kForward, problem, context);
 }
 
@@ -72,12 +65,7 @@ void backward(const Backward& arguments, Context& context) {
   check.check_output("grad_input", arguments.grad_input);
   check_overlap(op, "grad_output", arguments.grad_output, arguments.grad_input);
   check_overlap(op, "output", arguments.output, arguments.grad_input);
-  BackwardProblem problem{.grad_output = arguments.grad_output,
-                          .output = arguments.output,
-                          .grad_input = arguments.grad_input,
-                          .scale = arguments.scale,
-                          .log = arguments.log,
-                          .masked = arguments.masked};
+  Backward problem = arguments;
   TensorView* views[] = {&problem.output, &problem.grad_output, &problem.grad_input};
   merge_leading_dimensions(views);
   registry::run_best(kBackward, problem, context);

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::softmax {
@@ -25,7 +25,13 @@ struct Forward {
   bool causal = false;
   bool log = false;
   TensorView output{};  // x's shape and type, contiguous
+  int64_t queries = 1;  // set by the op: a row's query is row % queries
 };
+inline constexpr auto kForwardFields = fields<Forward>(
+    input<&Forward::x>({.shape = "... columns", .leads = true}),
+    optional_input<&Forward::mask>({.shape = "... columns"}), option<&Forward::scale>(),
+    option<&Forward::causal>({.key = KeyPart::kValue}), option<&Forward::log>({.key = KeyPart::kValue}),
+    output<&Forward::output>({.shape = "... columns", .dtype = "x", .in_place = "x"}), unused<&Forward::queries>());
 
 //   softmax      grad_input = scale * output * (grad_output - sum(grad_output * output))
 //   log_softmax  grad_input = scale * (grad_output - exp(output) * sum(grad_output))
@@ -38,6 +44,11 @@ struct Backward {
   bool masked = false;      // Forward had a mask or was causal
   TensorView grad_input{};  // contiguous; may be grad_output or output itself where that is contiguous
 };
+inline constexpr auto kBackwardFields = fields<Backward>(
+    input<&Backward::grad_output>({.shape = "... columns"}),
+    input<&Backward::output>({.shape = "... columns", .leads = true}), option<&Backward::scale>(),
+    option<&Backward::log>({.key = KeyPart::kValue}), option<&Backward::masked>({.key = KeyPart::kValue}),
+    output<&Backward::grad_input>({.shape = "... columns", .dtype = "output"}));
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void forward(const Forward& arguments, Context& context);

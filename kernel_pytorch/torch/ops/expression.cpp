@@ -1,6 +1,6 @@
 // torch.ops.kernel_pytorch.evaluate_expression: a traced score or mask function (python/kernel_pytorch/expression.py)
 // on a tensor of scores.
-#include "kernel_pytorch/ops/expression_tiles.h"
+#include "kernel_pytorch/ops/evaluate_expression/evaluate_expression.h"
 #include "kernel_pytorch/torch/op.h"
 
 namespace kernel_pytorch::torch_ops {
@@ -8,12 +8,12 @@ namespace {
 
 void evaluate(Call& call, const std::string& program, const TensorView& score, const std::vector<TensorView>& captured,
               bool derivative) {
-  evaluate_expression({.program = program,
-                       .derivative = derivative,
-                       .score = score,
-                       .captured = captured,
-                       .output = call.output(score.shape(), result_dtype(program))},
-                      call.context());
+  evaluate_expression::forward({.program = program,
+                                .derivative = derivative,
+                                .score = score,
+                                .captured = captured,
+                                .output = call.output(score.shape(), evaluate_expression::result_dtype(program))},
+                               call.context());
 }
 
 using Ops = OpList<

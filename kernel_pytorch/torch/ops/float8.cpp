@@ -1,5 +1,5 @@
-// torch.ops.kernel_pytorch.quantize_, quantize_made_ and scaled_matmul: FP8 codes with their scales, and products of
-// them. Shape functions are Python's (python/kernel_pytorch/_ops/float8.py); neither is part of a graph, the layers
+// torch.ops.kernel_pytorch.quantize_, quantize_produced_ and scaled_matmul: FP8 codes with their scales, and products
+// of them. Shape functions are Python's (python/kernel_pytorch/_ops/float8.py); neither is part of a graph, the layers
 // over them are.
 #include <algorithm>
 
@@ -68,27 +68,27 @@ quantize::Source source_of(const std::string& word) {
 }
 
 // The same of what is made of x on the way.
-void quantize_made_into(Call& call, const TensorView& x, const TensorView& up, const TensorView& grad_output,
-                        const TensorView& residual, const ParameterView& weight, const TensorView& scale,
-                        const ParameterView& seed, const TensorView& value, const TensorView& sum,
-                        const TensorView& rstd, const TensorView& codes, const TensorView& transposed,
-                        const TensorView& scales, const TensorView& transposed_scales, const TensorView& amax,
-                        const TensorView& found_nonfinite, const std::string& source, const std::string& kind,
-                        double eps, double weight_offset, const std::string& granularity, int64_t margin,
-                        bool power_of_two, bool square_transpose) {
+void quantize_produced_into(Call& call, const TensorView& x, const TensorView& up, const TensorView& grad_output,
+                            const TensorView& residual, const ParameterView& weight, const TensorView& scale,
+                            const ParameterView& seed, const TensorView& value, const TensorView& sum,
+                            const TensorView& rstd, const TensorView& codes, const TensorView& transposed,
+                            const TensorView& scales, const TensorView& transposed_scales, const TensorView& amax,
+                            const TensorView& found_nonfinite, const std::string& source, const std::string& kind,
+                            double eps, double weight_offset, const std::string& granularity, int64_t margin,
+                            bool power_of_two, bool square_transpose) {
   quantize::Quantize arguments = quantize_of(x, scale, seed, codes, transposed, scales, transposed_scales, amax,
                                              found_nonfinite, granularity, margin, power_of_two, square_transpose);
-  arguments.making = {.source = source_of(source),
-                      .kind = activation::kind_of(kind, "quantize"),
-                      .eps = eps,
-                      .weight_offset = weight_offset,
-                      .up = up,
-                      .grad_output = grad_output,
-                      .residual = residual,
-                      .weight = weight,
-                      .value = value,
-                      .sum = sum,
-                      .rstd = rstd};
+  arguments.producer = {.source = source_of(source),
+                        .kind = activation::kind_of(kind, "quantize"),
+                        .eps = eps,
+                        .weight_offset = weight_offset,
+                        .up = up,
+                        .grad_output = grad_output,
+                        .residual = residual,
+                        .weight = weight,
+                        .value = value,
+                        .sum = sum,
+                        .rstd = rstd};
   quantize::quantize(arguments, call.context());
 }
 
@@ -113,13 +113,13 @@ using Ops = OpList<Op<"quantize_(Tensor x, Tensor? scale, Tensor? seed, Tensor(a
                       "Tensor(f!)? found_nonfinite, str granularity, int margin, bool power_of_two, "
                       "bool square_transpose) -> ()",
                       quantize_into>,
-                   Op<"quantize_made_(Tensor x, Tensor? up, Tensor? grad_output, Tensor? residual, Tensor? weight, "
+                   Op<"quantize_produced_(Tensor x, Tensor? up, Tensor? grad_output, Tensor? residual, Tensor? weight, "
                       "Tensor? scale, Tensor? seed, Tensor(g!)? value, Tensor(h!)? sum, Tensor(i!)? rstd, "
                       "Tensor(a!)? codes, Tensor(b!)? transposed, Tensor(c!)? scales, Tensor(d!)? transposed_scales, "
                       "Tensor(e!)? amax, Tensor(f!)? found_nonfinite, str source, str kind, float eps, "
                       "float weight_offset, str granularity, int margin, bool power_of_two, bool square_transpose) "
                       "-> ()",
-                      quantize_made_into>,
+                      quantize_produced_into>,
                    Op<"scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
                       "Tensor? output_scale, str dtype, bool accurate) -> Tensor",
                       multiply>>;

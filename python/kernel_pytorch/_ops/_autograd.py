@@ -105,7 +105,9 @@ def eager(op: Any) -> Callable[..., Any]:
 def make_node(name: str, forward: Any, backward: Any) -> Any:
     """The autograd.Function of eager calls: the results are its only outputs, which is cheaper. Not for transforms."""
     members = dict(forward=staticmethod(forward), backward=staticmethod(backward))
-    return type(name, (torch.autograd.Function,), members)
+    made: Any = type(name, (torch.autograd.Function,), members)
+    made._backward_cls.apply = backward  # what autograd calls: by default two functions of torch's that look for it
+    return made
 
 
 def make_function(

@@ -2,8 +2,9 @@
 
 A differentiable op is three ops of the library: `<op>` returns the results, `<op>_forward` the results and whatever
 else its gradient needs, and `<op>_backward` computes the gradient. `differentiable` and `backward` register shape
-functions, gradients and batching rules for them and return functions to call; arguments are named as in the schemas
-(kernel_pytorch/torch/ops/<op>.cpp). CONTRIBUTING.md has an example.
+functions, gradients and batching rules for them and return functions to call. Of an op that the core declares by a list
+of fields (kernel_pytorch/ops/<op>/<op>.h) shapes, parameters and what is saved follow from the list.
+CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from torch import Tensor
 from .. import _torch as _torch  # loads the library
 from . import _flops as _flops  # registers what products count
 from ._autograd import (
-    below_autograd,
     eager,
     last_derivative,
     make_call,
@@ -28,7 +28,7 @@ from ._autograd import (
 )
 from ._batching import BatchingRule, register_vmap
 from ._border import refuse_lazy_writes, register_shapes
-from ._declared import parameters_of, saves_of, shapes_of, sums_of
+from ._declared import declared, is_declared, parameters_of, saves_of, shapes_of, sums_of
 
 Call = Callable[..., Any]
 Gradient = Callable[[tuple[Tensor | None, ...], tuple[Any, ...], tuple[bool, ...]], Sequence[Tensor | None]]
@@ -36,9 +36,10 @@ Gradient = Callable[[tuple[Tensor | None, ...], tuple[Any, ...], tuple[bool, ...
 # What a node does, written out for the reason given in _autograd.py: forward of the eager one, setup_context of the one
 # for transforms, backward of both.
 _NODE_SOURCE = """
-def make(call, gradient, split, like_list):
+def make(call, below_autograd, gradient, gradient_op, is_grad_enabled, split, like_list):
     def forward(ctx, {inputs}):
-        {outputs} = call({inputs})
+        with below_autograd():
+            {outputs} = call({inputs})
         ctx.save_for_backward({saved_tensors})
         ctx.numbers = ({saved_numbers})
         {keep_counts}
@@ -58,7 +59,8 @@ def make(call, gradient, split, like_list):
         needed = ctx.needs_input_grad
         if {no_grad}:
             return {no_gradients}
-        {gradients} = gradient(({grads}), {saved}, ({wanted}))
+        {unpack}
+        {gradients} = {formula}
         return ({returned})
     return forward, keep, differentiate
 """
@@ -67,8 +69,9 @@ def make(call, gradient, split, like_list):
 def differentiable(
     op: str,
     *,
-    gradient: Gradient,
+    gradient: Gradient | None = None,
     gradient_op: str | None = None,
+    gradient_call: Call | None = None,
     shapes: Call | None = None,
     saves: Sequence[str] = (),
     parameters: Sequence[str] = (),
@@ -78,15 +81,18 @@ def differentiable(
 ) -> Call:
     """The function (arguments of the schema) -> results of `<op>` and `<op>_forward`, by the cheapest route.
 
-    An op that the core declares by a list of fields needs `gradient` and `gradient_op` alone: shapes, saves and
-    parameters follow from the lists.
+    An op that the core declares by a list of fields needs `gradient_op` and one of `gradient` and `gradient_call`
+    alone: shapes, saves and parameters follow from the lists.
 
     Args:
         op: the name of the op that returns the results alone.
         gradient_op: the declared op that `gradient` calls. What is saved is in the order of its arguments.
+        gradient_call: what `backward` returned for `gradient_op`, where the gradient is that call and nothing else.
+            It takes the place of `gradient`. A node then calls the op itself, without a formula's Python around it:
+            on a GPU backward runs on a thread of autograd's, whose caches know none of it.
         shapes: (arguments) -> empty tensors like the outputs of `<op>_forward`, of which the results are the first.
         saves: arguments and outputs of `<op>_forward` that the gradient needs, by name, tensors before numbers before
-            lists of tensors; an output without a name is called "output".
+            lists of tensors; an output without a name is called "output". With gradient_op: those besides its own.
         gradient: (gradients of the results, saved values, wanted) -> gradients of the tensor arguments, in order.
             `wanted` has one entry per tensor argument; what is not wanted is dropped. A gradient of one of several
             results is None where that result was not used. A list of tensors has a list of both, and none (False) where
@@ -98,14 +104,16 @@ def differentiable(
         instead: what to use, as errors say, for derivatives that this op has not.
     """
     results_only, forward = _overload(op), _overload(f"{op}_forward")
+    if is_declared(op):
+        shapes, results_shapes = shapes or shapes_of(f"{op}_forward"), results_shapes or shapes_of(op)
+        parameters = parameters_of(f"{op}_forward")
     if gradient_op is not None:
-        shapes, results_shapes = shapes_of(f"{op}_forward"), shapes_of(op)
-        saves, parameters = saves_of(f"{op}_forward", gradient_op), parameters_of(f"{op}_forward")
+        saves = saves_of(f"{op}_forward", gradient_op, saves)
     assert shapes is not None, f"{op} is not declared by a list of fields: give its shapes"
     forward_shapes = shapes
     arguments, tensors, lists = _arguments(forward), _tensor_positions(forward), _list_positions(forward)
     results, outputs = len(results_only._schema.returns), len(forward._schema.returns)
-    run, keep, differentiate = _node_functions(forward, results, saves, gradient)
+    run, keep, differentiate = _node_functions(forward, results, saves, gradient, gradient_op, gradient_call)
 
     def first_shapes(*args: Any) -> Any:
         return _first(forward_shapes(*args), results, outputs)
@@ -145,9 +153,10 @@ def backward(
             sample has a sum of its own: where a flag is set the op is called once per sample.
     """
     overload = _overload(f"{op}_backward")
-    if shapes is None:  # the core declares it
-        shapes, parameters = shapes_of(f"{op}_backward"), parameters_of(f"{op}_backward")
+    if is_declared(f"{op}_backward"):
+        shapes, parameters = shapes or shapes_of(f"{op}_backward"), parameters_of(f"{op}_backward")
         per_sample = sums_of(f"{op}_backward")
+    assert shapes is not None, f"{op}_backward is not declared by a list of fields: give its shapes"
     rule = _batching_rule(f"{op}_backward", _arguments(overload), parameters, per_sample)
     register_shapes(overload, shapes, f"{name} backward" if name else None)
     register_vmap(overload, overload, rule)
@@ -155,7 +164,7 @@ def backward(
 
 
 def without_gradient(
-    op: str, *, shapes: Call = lambda *_: None, parameters: Sequence[str] = (), name: str | None = None
+    op: str, *, shapes: Call | None = None, parameters: Sequence[str] = (), name: str | None = None
 ) -> Call:
     """The function (arguments of the schema) -> outputs of an op that is no part of any graph.
 
@@ -165,7 +174,9 @@ def without_gradient(
     overload = _overload(op)
     call = eager(overload)
     written = [i for i, argument in enumerate(overload._schema.arguments) if _is_written(argument)]
-    register_shapes(overload, shapes, name)
+    if is_declared(op):
+        shapes, parameters = shapes or shapes_of(op), parameters_of(op)
+    register_shapes(overload, shapes or (lambda *_: None), name)
     if written:
         refuse_lazy_writes(overload, written, name)
     else:
@@ -232,8 +243,33 @@ def _first(output: Any, results: int, outputs: int) -> Any:
     return output[0] if results == 1 else output[:results]
 
 
-def _node_functions(forward: Any, results: int, saves: Sequence[str], gradient: Gradient) -> tuple[Call, Call, Call]:
-    """The functions of _NODE_SOURCE, from what the op saves and its formula."""
+def _direct_call(forward: Any, gradient_op: str, results: int, saves: Sequence[str]) -> str:
+    """The call of a declared backward op, as source text; its outputs are the gradients of forward's tensors, in order.
+
+    Its arguments are gradients of results (grad_<result>, None where forward has no such result), what was saved, and a
+    flag for each output.
+    """
+    grads = {f"grad_{name}": f"grad_{i}" for i, name in enumerate(_output_names(forward)[:results])}
+    flags = iter([f"needed[{i}]" for i in _tensor_positions(forward)])
+    values = []
+    for argument in declared()[gradient_op]["arguments"]:
+        names = argument.get("from", argument["name"]).split(" or ")
+        saved = next((name for name in names if name in saves), "None")
+        values.append(next(flags) if argument["kind"] == "wanted" else grads.get(argument["name"], saved))
+    if next(flags, None) is not None:
+        raise ValueError(f"{gradient_op}: it has fewer flags than {forward._schema.name} has tensors")
+    return f"(gradient if is_grad_enabled() else gradient_op)({', '.join(values)})"
+
+
+def _node_functions(
+    forward: Any,
+    results: int,
+    saves: Sequence[str],
+    gradient: Gradient | None,
+    gradient_op: str | None,
+    gradient_call: Call | None,
+) -> tuple[Call, Call, Call]:
+    """The functions of _NODE_SOURCE, from what the op saves and its formula or its backward op."""
     op = forward._schema.name
     inputs, outputs, tensors = _arguments(forward), _output_names(forward), _tensor_positions(forward)
     lists = _list_positions(forward)
@@ -249,15 +285,29 @@ def _node_functions(forward: Any, results: int, saves: Sequence[str], gradient: 
         raise ValueError(f"{op}: saves {list(saves)}, tensors must come before numbers")
     grads = [f"grad_{i}" for i in range(results)]
     differentiated = sorted([*tensors, *lists])
+    if gradient_call is None:
+        unpack = (
+            f"saved = split(ctx.saved_tensors, {len(saved_tensors)}, ctx.numbers, ctx.counts)"
+            if saved_lists
+            else "saved = (*ctx.saved_tensors, *ctx.numbers)"
+        )
+        wanted = _tuple([f"needed[{i}]" for i in differentiated])
+        formula = f"gradient(({_tuple(grads)}), saved, ({wanted}))"
+        backward_op = None
+    else:
+        if gradient is not None or gradient_op is None or saved_lists:
+            raise ValueError(f"{op}: gradient_call takes gradient's place, needs gradient_op and saves no lists")
+        unpack = f"{_tuple(saved_tensors)}= ctx.saved_tensors; ({_tuple(numbers)}) = ctx.numbers"
+        formula = _direct_call(forward, gradient_op, results, saves)
+        backward_op = eager(_overload(gradient_op))
     source = _NODE_SOURCE.format(
         inputs=", ".join(inputs),
         outputs=outputs[0] if len(outputs) == 1 else ", ".join(outputs),
         saved_tensors=", ".join([*saved_tensors, *(f"*{name}" for name in saved_lists)]),
         saved_numbers=_tuple(numbers),
         keep_counts=f"ctx.counts = ({_tuple([f'len({name})' for name in saved_lists])})" if saved_lists else "",
-        saved=f"split(ctx.saved_tensors, {len(saved_tensors)}, ctx.numbers, ctx.counts)"
-        if saved_lists
-        else "(*ctx.saved_tensors, *ctx.numbers)",
+        unpack=unpack,
+        formula=formula,
         results=", ".join(outputs[:results]),
         mark_non_differentiable=f"ctx.mark_non_differentiable({', '.join(outputs[results:])})"
         * (results < len(outputs)),
@@ -267,7 +317,6 @@ def _node_functions(forward: Any, results: int, saves: Sequence[str], gradient: 
         + ")",
         gradients=_tuple([f"of_{i}" for i in differentiated]),
         grads=_tuple(grads),
-        wanted=_tuple([f"needed[{i}]" for i in differentiated]),
         returned=_tuple(
             [
                 f"of_{i} if needed[{i}] else None"
@@ -280,7 +329,15 @@ def _node_functions(forward: Any, results: int, saves: Sequence[str], gradient: 
         ),
     )
     make = run_source(f"node of {op}", source)
-    return make(below_autograd(forward), gradient, _split, _like_list)  # type: ignore[no-any-return]
+    return make(  # type: ignore[no-any-return]
+        call=eager(forward),
+        below_autograd=torch._C._AutoDispatchBelowAutograd,
+        gradient=gradient_call or gradient,
+        gradient_op=backward_op,
+        is_grad_enabled=torch.is_grad_enabled,
+        split=_split,
+        like_list=_like_list,
+    )
 
 
 def _split(saved: Sequence[Tensor], tensors: int, numbers: tuple[Any, ...], counts: tuple[int, ...]) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Sizes(NamedTuple):
-    """Of the scores that a mask is for."""
+    """Sizes of the scores that a mask applies to."""
 
     batch: int
     heads: int

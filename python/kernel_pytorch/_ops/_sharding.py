@@ -21,6 +21,9 @@ Rule = Callable[[Any], Iterator[Way]]
 _SUM = "sum"  # a part of a sum: torch's Partial
 
 
+_NORMS = ("rms_norm", "add_rms_norm", "rms_norm_activation", "layer_norm", "add_layer_norm", "layer_norm_activation")
+
+
 def _norm(a: Any) -> Iterator[Way]:
     for d in range(a.x.ndim - 1):
         yield dict.fromkeys(("x", "residual", "output", "sum", "mean", "rstd"), d)
@@ -37,7 +40,7 @@ def _norm_backward(a: Any) -> Iterator[Way]:
 
 
 def _elementwise(a: Any) -> Iterator[Way]:
-    """Of activations: a bias is one of the last dimension. Dropout counts elements of the whole: it has no parts."""
+    """Activations: a bias belongs to the last dimension. Dropout counts elements of the whole, so it is not split."""
     x = a.x if hasattr(a, "x") else a.gate
     for d in range(x.ndim if a.seed is None else 0):
         of_bias = 0 if d == x.ndim - 1 else None
@@ -155,8 +158,8 @@ def _rope(a: Any) -> Iterator[Way]:
     heads, sequence = (query.ndim - 3, query.ndim - 2) if a.heads_first else (query.ndim - 2, query.ndim - 3)
 
     def way(d: int, tables: int | None, positions: int | None) -> Way:
-        queries = dict.fromkeys(("query", "grad_query", "turned_query"), d)
-        keys = dict.fromkeys(("key", "grad_key", "turned_key"), d if key is not None else None)
+        queries = dict.fromkeys(("query", "grad_query", "rotated_query"), d)
+        keys = dict.fromkeys(("key", "grad_key", "rotated_key"), d if key is not None else None)
         return {**queries, **keys, "cos": tables, "sin": tables, "positions": positions}
 
     has_rows = a.cos is not None and a.cos.ndim == 3  # of each batch
@@ -182,7 +185,7 @@ def _softmax_backward(a: Any) -> Iterator[Way]:
 
 
 def _cross_entropy(a: Any) -> Iterator[Way]:
-    """A sum over rows is a sum of parts; of a mean the divisor is everybody's."""
+    """A sum over rows is a sum of parts; the divisor of a mean is that of the whole."""
     for d in range(0 if a.mean else a.target.ndim):
         yield {"logits": d, "target": d, "output": _SUM, "grad_logits": d}
 
@@ -248,7 +251,7 @@ def _attention_way(a: Any, d: int, of_scores: int, of_rows: int) -> Way:
 
 _RESULT = "result"  # an output whose name an argument has
 _FORWARDS: dict[str, Rule] = {
-    **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"), _norm),
+    **dict.fromkeys(_NORMS, _norm),
     **dict.fromkeys(("activation", "gated_activation"), _elementwise),
     "gated_activation_packed": _packed(_elementwise),
     "linear": _linear,
@@ -293,8 +296,8 @@ def register() -> bool:
         return True
     if "torch.distributed.tensor" not in sys.modules:
         return False
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.experimental import register_sharding
+    from torch.distributed.tensor import DTensor  # slow to load: only where the process has loaded it
+    from torch.distributed.tensor.experimental import register_sharding  # slow to load, as the line above
 
     _registered.append(True)
     schema_infos = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
@@ -317,7 +320,7 @@ def _first_number(overload: Any) -> int:
 
 
 def _shardings(overload: Any, rule: Rule) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
-    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor import Partial, Replicate, Shard  # slow to load, and only register() asks
 
     names = [argument.name for argument in overload._schema.arguments]
     defaults = {one.name: one.default_value for one in overload._schema.arguments if one.has_default_value()}

@@ -1,5 +1,5 @@
-"""Activations for torch: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/activation.cpp); how a
-call reaches them is in _declare.py.
+"""Activations for torch: casts and gradients. Arguments and shapes are declared in C++
+(kernel_pytorch/ops/activation/activation.h); how a call reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -67,23 +67,10 @@ def relu_squared(x: Tensor) -> Tensor:
     return activation(x, "relu_squared")
 
 
-def _shapes(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _backward_shapes(
-    grad_output: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    kind: str,
-    dropout_p: float,
-    bias_grad: bool,
-) -> tuple[Tensor, ...]:
-    return (
-        x.new_empty(x.shape),
-        bias.new_empty(bias.shape) if bias_grad and bias is not None else x.new_empty((0,)),
-    )
+def backward_of_activation(grad_output: Tensor, x: Tensor, kind: str) -> Tensor:
+    """The gradient of activation(x, kind) alone, for gradients of ops that end with one."""
+    grad_x, _ = _backward(grad_output, x, None, None, kind, 0.0, False)
+    return grad_x  # type: ignore[no-any-return]
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
@@ -96,14 +83,5 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 _INSTEAD = "torch.nn.functional's activations"
 
-_backward = backward(
-    "activation", shapes=_backward_shapes, parameters=["bias", "seed"], per_sample=["bias_grad"], instead=_INSTEAD
-)
-_activation = differentiable(
-    "activation",
-    shapes=_shapes,
-    saves=["x", "bias", "seed", "kind", "dropout_p"],
-    gradient=_gradient,
-    parameters=["bias", "seed"],
-    instead=_INSTEAD,
-)
+_backward = backward("activation", instead=_INSTEAD)
+_activation = differentiable("activation", gradient=_gradient, gradient_op="activation_backward", instead=_INSTEAD)

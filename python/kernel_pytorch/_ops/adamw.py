@@ -1,5 +1,5 @@
-"""The ops of the optimizer for torch: a step of AdamW over lists of tensors, and the norm of a list. The kernels are
-C++ (kernel_pytorch/torch/ops/adamw.cpp); `kernel_pytorch.optim` is what to use.
+"""The ops of the optimizer for torch: a step of AdamW over lists of tensors, and the norm of a list. They are
+declared in C++ (kernel_pytorch/ops/adamw/adamw.h, reduce_norm); `kernel_pytorch.optim` is what to use.
 """
 
 from __future__ import annotations
@@ -11,14 +11,8 @@ from torch import Tensor
 
 from ._declare import without_gradient
 
-
-def _norm_shape(tensors: list[Tensor]) -> Tensor:
-    dtype = torch.float64 if any(tensor.dtype is torch.float64 for tensor in tensors) else torch.float32
-    return torch.empty((), dtype=dtype, device=tensors[0].device)
-
-
 adamw_: Any = without_gradient("adamw_")
-_reduce_norm: Any = without_gradient("reduce_norm", shapes=_norm_shape)
+_reduce_norm: Any = without_gradient("reduce_norm")
 
 
 def reduce_norm(tensors: list[Tensor]) -> Tensor:

@@ -1,11 +1,13 @@
-"""attention for torch: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/attention.cpp); how a
-call reaches them is in _declare.py.
+"""attention for torch: its arguments as the core takes them, and its gradient. The op is declared in
+kernel_pytorch/ops/attention/attention.h; how a call reaches it is in _declare.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
 
 import torch
 import torch.nn.functional as torch_functional
@@ -14,13 +16,40 @@ from torch import Tensor
 from ._autograd import wants_gradient
 from ._casting import autocast, statistics_dtype
 from ._declare import backward, differentiable
+from ._declared import declared, saves_of
 from ._masks import Sizes, join_masks
 from ._mods import Mod, masked, programs_of
 from ._seed import seed_for
 
 _TORCH_ATTENTION = torch_functional.scaled_dot_product_attention
+_PRODUCTS = ("query", "key", "value")
+_OPTIONS = [one for one in declared()["attention"]["arguments"] if one["name"] not in (*_PRODUCTS, "return_lse")]
+# The options of the ops, by name and in the order of their schemas, with the core's defaults: `op(query, key, value,
+# *options, return_lse)`. Plainer than those of `attention`: numbers for a window, texts for functions, lists for masks.
+_named: Any = namedtuple  # its fields are data, which type checkers do not read
+AttentionOptions = _named(
+    "AttentionOptions", [one["name"] for one in _OPTIONS], defaults=[one["default"] for one in _OPTIONS]
+)
+
+P = ParamSpec("P")
 
 
+def _attends(options_of: Callable[P, Any]) -> Callable[P, Any]:
+    """The function of these arguments that attends, of one that makes options and `return_lse` of them."""
+
+    @functools.wraps(options_of)
+    def attend(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Any:
+        if torch_functional.scaled_dot_product_attention is not _TORCH_ATTENTION:
+            _refuse_inside_context_parallel()
+        query, key, value = autocast(query, key, value)
+        options, return_lse = options_of(query, key, value, **arguments)  # type: ignore[arg-type]
+        output, lse = _attention(query, key, value, *options, return_lse)
+        return (output, lse) if return_lse else output
+
+    return attend  # type: ignore[return-value]
+
+
+@_attends
 def attention(
     query: Tensor,
     key: Tensor,
@@ -74,7 +103,7 @@ def attention(
         query_segment_ids, key_segment_ids: [batch, sequence] integers of 32 bits, or [sequence] for the whole batch
             (packed: [tokens]); equal ids attend, -1 (padding) attends to none. Without key_segment_ids the query's are
             used.
-        key_lengths: [batch], clamped to 0..keys: keys from there on are padding, which nobody sees. Without a
+        key_lengths: [batch], clamped to 0..keys: keys from there on are padding, which no query sees. Without a
             causal_offset it also says where the queries of causal, window and ALiBi stand: offset = max(length -
             queries, min(0, keys - queries)). A cache that is longer than what it holds is thus aligned at its last real
             key; padding on the right of queries and keys alike gives 0, so query i sees keys up to i; a length of
@@ -101,90 +130,6 @@ def attention(
         (fp64 for fp64), [batch, heads, queries] ([heads, tokens] where packed). A row that sees nothing gives zeros
         and -inf.
     """
-    if torch_functional.scaled_dot_product_attention is not _TORCH_ATTENTION:
-        _refuse_inside_context_parallel()
-    query, key, value = autocast(query, key, value)
-    options = option_arguments(
-        query,
-        key,
-        causal=causal,
-        causal_offset=causal_offset,
-        layout=layout,
-        scale=scale,
-        window=window,
-        alibi_slopes=alibi_slopes,
-        bias=bias,
-        softcap=softcap,
-        sinks=sinks,
-        query_segment_ids=query_segment_ids,
-        key_segment_ids=key_segment_ids,
-        key_lengths=key_lengths,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        dropout_p=dropout_p,
-        seed=seed,
-        mask=mask,
-        attention_mask=attention_mask,
-        block_mask=block_mask,
-        score_mod=score_mod,
-        mask_mod=mask_mod,
-        captured=captured,
-        deterministic=deterministic,
-        batch_invariant=batch_invariant,
-        softcap_after_bias=softcap_after_bias,
-        allow_tf32=allow_tf32,
-    )
-    output, lse = _attention(query, key, value, return_lse, *options)
-    return (output, lse) if return_lse else output
-
-
-def _refuse_inside_context_parallel() -> None:
-    """Of torch's context_parallel, which patches torch's function: this one would see a part of the sequence alone."""
-    patched = getattr(torch_functional.scaled_dot_product_attention, "__module__", None) or ""
-    if patched.startswith("torch.distributed."):
-        raise RuntimeError(
-            "attention: inside torch's context_parallel this call would attend to this rank's part of the sequence "
-            "alone; use kernel_pytorch.compat.torch_context_parallel with torch's scaled_dot_product_attention, or "
-            "kernel_pytorch.attention.distributed.context_parallel_attention"
-        )
-
-
-def option_arguments(
-    query: Tensor,
-    key: Tensor,
-    *,
-    causal: bool = False,
-    causal_offset: int | None = None,
-    layout: str = "bhsd",
-    scale: float | None = None,
-    window: int | tuple[int, int] | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    query_segment_ids: Tensor | None = None,
-    key_segment_ids: Tensor | None = None,
-    key_lengths: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    mask: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    block_mask: Any = None,
-    score_mod: Mod | None = None,
-    mask_mod: Mod | None = None,
-    captured: Sequence[Tensor] = (),
-    deterministic: bool | None = None,
-    batch_invariant: bool = False,
-    softcap_after_bias: bool = False,
-    allow_tf32: bool | None = None,
-) -> tuple[Any, ...]:
-    """The options of `attention` as its ops take them, in the order of their schemas."""
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f'attention: layout is "{layout}"; it is "bhsd" or "bshd"')
     if softcap is not None and softcap <= 0.0:
@@ -196,6 +141,7 @@ def option_arguments(
     if mask is not None or bias is not None or attention_mask is not None:
         sizes = _sizes_of(query, key, layout, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
         mask, bias = join_masks("attention", mask, bias, attention_mask, sizes)
+        bias = None if bias is None else _bias_for(query, bias, sizes.keys)
     numbers = statistics_dtype(query)
     blocks, query_block, key_block, block_mod = _block_list(block_mask, (query, key, bias, sinks, *captured))
     score_text, mask_text, tensors = "", "", list(captured)
@@ -209,38 +155,60 @@ def option_arguments(
     left, right = _window_sides(window)
     if query_segment_ids is not None and key_segment_ids is None:
         key_segment_ids = query_segment_ids
-    return (
-        None if bias is None else _bias_for(query, bias, _keys_of(key, layout, max_seqlen_k)),
-        None if sinks is None else sinks.to(numbers),
-        None if alibi_slopes is None else alibi_slopes.to(numbers),
-        mask,
-        None if query_segment_ids is None else query_segment_ids.to(torch.int32),
-        None if key_segment_ids is None else key_segment_ids.to(torch.int32),
-        _counts(key_lengths),
-        _counts(cu_seqlens_q),
-        _counts(cu_seqlens_k),
-        None if dropout_p == 0.0 else seed_for(query, seed),
-        blocks,
-        tensors,
-        layout == "bhsd",
-        scale,
-        0.0 if softcap is None else softcap,
-        softcap_after_bias,
-        causal,
-        causal_offset,
-        left,
-        right,
-        0 if max_seqlen_q is None else max_seqlen_q,
-        0 if max_seqlen_k is None else max_seqlen_k,
-        query_block,
-        key_block,
-        dropout_p,
-        score_text,
-        mask_text,
-        torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
-        batch_invariant,
-        query.is_cuda and query.dtype is torch.float32 and (torch_allows_tf32() if allow_tf32 is None else allow_tf32),
+    options = AttentionOptions(
+        bias=bias,
+        sinks=None if sinks is None else sinks.to(numbers),
+        alibi_slopes=None if alibi_slopes is None else alibi_slopes.to(numbers),
+        mask=mask,
+        query_segment_ids=None if query_segment_ids is None else query_segment_ids.to(torch.int32),
+        key_segment_ids=None if key_segment_ids is None else key_segment_ids.to(torch.int32),
+        key_lengths=_counts(key_lengths),
+        cu_seqlens_q=_counts(cu_seqlens_q),
+        cu_seqlens_k=_counts(cu_seqlens_k),
+        seed=None if dropout_p == 0.0 else seed_for(query, seed),
+        heads_first=layout == "bhsd",
+        scale=scale,
+        softcap=0.0 if softcap is None else softcap,
+        softcap_after_bias=softcap_after_bias,
+        causal=causal,
+        causal_offset=causal_offset,
+        window_left=left,
+        window_right=right,
+        max_seqlen_q=0 if max_seqlen_q is None else max_seqlen_q,
+        max_seqlen_k=0 if max_seqlen_k is None else max_seqlen_k,
+        query_block=query_block,
+        key_block=key_block,
+        dropout_p=dropout_p,
+        score_mod=score_text,
+        mask_mod=mask_text,
+        deterministic=torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
+        batch_invariant=batch_invariant,
+        allow_tf32=query.is_cuda
+        and query.dtype is torch.float32
+        and (torch_allows_tf32() if allow_tf32 is None else allow_tf32),
+        blocks=blocks,
+        captured=tensors,
     )
+    return options, return_lse
+
+
+def attention_options(query: Tensor, key: Tensor, **arguments: Any) -> Any:
+    """AttentionOptions of what `attention` takes besides its tensors: for those who call the ops themselves."""
+    options, return_lse = attention.__wrapped__(query, key, key, **arguments)  # type: ignore[attr-defined]
+    if return_lse:
+        raise TypeError("attention: return_lse is no option of a part, which has an lse always")
+    return options
+
+
+def _refuse_inside_context_parallel() -> None:
+    """Refuses torch's context_parallel, which patches torch's function: this op would see one part only."""
+    patched = getattr(torch_functional.scaled_dot_product_attention, "__module__", None) or ""
+    if patched.startswith("torch.distributed."):
+        raise RuntimeError(
+            "attention: inside torch's context_parallel this call would attend to this rank's part of the sequence "
+            "alone; use kernel_pytorch.compat.torch_context_parallel with torch's scaled_dot_product_attention, or "
+            "kernel_pytorch.attention.distributed.context_parallel_attention"
+        )
 
 
 def torch_allows_tf32() -> bool:
@@ -270,7 +238,7 @@ def _counts(tensor: Tensor | None) -> Tensor | None:
 
 
 def _bias_for(query: Tensor, bias: Tensor, keys: int) -> Tensor:
-    """Of a type that the kernels take, without repeated elements where it has a gradient: theirs is one number."""
+    """The bias in a type that the kernels take. If it has a gradient, repeated elements become one, with their sum."""
     if bias.dtype is not query.dtype:
         bias = bias.to(statistics_dtype(query))
     if bias.requires_grad and bias.is_leaf and 0 in bias.stride():
@@ -282,12 +250,6 @@ def _bias_for(query: Tensor, bias: Tensor, keys: int) -> Tensor:
     return bias.expand(*bias.shape[:-1], keys) if bias.shape[-1] == 1 else bias
 
 
-def _keys_of(key: Tensor, layout: str, max_seqlen_k: int | None) -> int:
-    if key.dim() == 4:
-        return key.shape[2 if layout == "bhsd" else 1]
-    return max_seqlen_k or key.shape[0]
-
-
 def _sizes_of(
     query: Tensor,
     key: Tensor,
@@ -296,11 +258,11 @@ def _sizes_of(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
 ) -> Sizes:
-    keys = _keys_of(key, layout, max_seqlen_k)
+    rows, heads = (2, 1) if layout == "bhsd" else (1, 2)
+    keys = key.shape[rows] if key.dim() == 4 else max_seqlen_k or key.shape[0]
     if query.dim() != 4:
         sequences = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         return Sizes(sequences, query.shape[-2], max_seqlen_q or query.shape[0], keys)
-    rows, heads = (2, 1) if layout == "bhsd" else (1, 2)
     return Sizes(query.shape[0], query.shape[heads], query.shape[rows], keys)
 
 
@@ -322,91 +284,41 @@ def _block_list(mask: Any, inputs: Sequence[Tensor | None]) -> tuple[list[Tensor
     return [tensor.contiguous() for tensor in lists], query_block, key_block, mod
 
 
-def _rows_like(tensor: Tensor, size: int, heads_first: bool) -> Tensor:
-    """A result of the op: the shape with another size, heads and sequence in memory as the tensor has them."""
-    if tensor.dim() == 4 and heads_first and tensor.stride(1) < tensor.stride(2):
-        batch, heads, sequence, _ = tensor.shape
-        return tensor.new_empty((batch, sequence, heads, size)).transpose(1, 2)
-    return tensor.new_empty((*tensor.shape[:-1], size))
-
-
-def _shapes(query: Tensor, key: Tensor, value: Tensor, return_lse: bool, *options: Any) -> tuple[Tensor, Tensor]:
-    heads_first = options[_HEADS_FIRST]
-    rows = (
-        query.shape[:-1] if query.dim() == 4 and heads_first else (*query.shape[:-3], query.shape[-2], query.shape[-3])
-    )
-    output = _rows_like(query, value.shape[-1], heads_first)
-    return output, query.new_empty(rows, dtype=statistics_dtype(query))
-
-
-def _results_shapes(
-    query: Tensor, key: Tensor, value: Tensor, return_lse: bool, *options: Any
-) -> tuple[Tensor, Tensor]:
-    output, lse = _shapes(query, key, value, return_lse, *options)
-    return output, lse if return_lse else lse.new_empty((0,))
-
-
-def _backward_shapes(
-    grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor,
-    grad_lse: Tensor | None, wants_bias: bool, wants_sinks: bool, wants_captured: int, bias: Tensor | None,
-    sinks: Tensor | None, *options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    heads_first, captured = options[_HEADS_FIRST - 2], options[_HEADS_FIRST - 3]
-    elements = sum(tensor.numel() for i, tensor in enumerate(captured) if wants_captured >> i & 1)
-    return (
-        *(_rows_like(tensor, tensor.shape[-1], heads_first) for tensor in (query, key, value)),
-        lse.new_empty(bias.shape if wants_bias and bias is not None else (0,)),
-        lse.new_empty(sinks.shape if wants_sinks and sinks is not None else (0,)),
-        lse.new_empty((elements,)),
-    )
+def captured_gradients(row: Tensor, captured: Sequence[Tensor], wants_captured: int) -> list[Tensor | None]:
+    """Of each captured tensor, from the one row that the ops return; None where its bit is not set."""
+    gradients: list[Tensor | None] = []
+    begin = 0
+    for i, tensor in enumerate(captured):
+        end = begin + (tensor.numel() if wants_captured >> i & 1 else 0)
+        gradients.append(row[begin:end].view(tensor.shape).to(tensor.dtype) if wants_captured >> i & 1 else None)
+        begin = end
+    return gradients
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     grad_output, grad_lse = grads
-    query, key, value, output, lse, bias, sinks, *options = saved
-    *options, blocks, captured = options
-    _, _, _, wants_bias, wants_sinks, *_, wanted_captured = wanted
-    wants_captured = sum(1 << i for i, one in enumerate(wanted_captured or ()) if one)
+    query, key, value, output, lse, *rest = saved
+    options = AttentionOptions._make(rest)
+    of_options = dict(zip(_TENSORS, wanted[len(_PRODUCTS) :]))
+    wants_captured = sum(1 << i for i, one in enumerate(of_options["captured"] or ()) if one)
     if grad_output is None:
         grad_output = torch.zeros_like(output)
-    tensors, numbers = options[:_CONSTANTS], options[_CONSTANTS:]
     grad_query, grad_key, grad_value, grad_bias, grad_sinks, grad_captured = _backward(
-        grad_output, query, key, value, output, lse, grad_lse, wants_bias, wants_sinks, wants_captured,
-        bias, sinks, *tensors, blocks, captured, *numbers,
+        grad_output, query, key, value, output, lse, grad_lse, wants_captured, *options,
+        of_options["bias"], of_options["sinks"],
     )  # fmt: skip
-    of_captured, begin = [], 0
-    for i, tensor in enumerate(captured):
-        end = begin + (tensor.numel() if wants_captured >> i & 1 else 0)
-        of_captured.append(grad_captured[begin:end].view(tensor.shape).to(tensor.dtype) if end > begin else None)
-        begin = end
-    of_bias = grad_bias.to(bias.dtype) if wants_bias else None
-    return grad_query, grad_key, grad_value, of_bias, grad_sinks, *(None,) * _CONSTANTS, None, of_captured
+    gradients = {
+        "bias": grad_bias.to(options.bias.dtype) if of_options["bias"] else None,
+        "sinks": grad_sinks,
+        "captured": captured_gradients(grad_captured, options.captured, wants_captured),
+    }
+    return grad_query, grad_key, grad_value, *(gradients.get(name) for name in _TENSORS)
 
 
-_TENSORS = ["bias", "sinks", "alibi_slopes", "mask", "query_segment_ids", "key_segment_ids", "key_lengths"]
-_TENSORS += ["cu_seqlens_q", "cu_seqlens_k", "seed"]
-_LISTS = ["blocks", "captured"]
-_HEADS_FIRST = len(_TENSORS) + len(_LISTS)  # place of the layout among the options
-_CONSTANTS = len(_TENSORS) - 2  # tensors without a gradient
-_NUMBERS = ["heads_first", "scale", "softcap", "softcap_after_bias", "causal", "causal_offset", "window_left"]
-_NUMBERS += ["window_right", "max_seqlen_q", "max_seqlen_k", "query_block", "key_block", "dropout_p", "score_mod"]
-_NUMBERS += ["mask_mod", "deterministic", "batch_invariant", "allow_tf32"]
-OPTIONS = [*_TENSORS, *_LISTS, *_NUMBERS]  # what option_arguments returns, by name
-_PRODUCTS = ["query", "key", "value"]
+_TENSORS = [one["name"] for one in _OPTIONS if one["kind"] in ("tensor", "tensors")]
+_SAVED = saves_of("attention_forward", "attention_backward")
+assert [*_PRODUCTS, "output", "lse", *AttentionOptions._fields] == _SAVED, "_gradient reads them in this order"
 _INSTEAD = "torch.nn.functional.scaled_dot_product_attention with torch.nn.attention.SDPBackend.MATH"
 
-_backward = backward(
-    "attention",
-    shapes=_backward_shapes,
-    parameters=["grad_output", *_PRODUCTS, "output", "lse", "grad_lse", *_TENSORS, *_LISTS],
-    instead=_INSTEAD,
-)
-_attention = differentiable(
-    "attention",
-    shapes=_shapes,
-    results_shapes=_results_shapes,
-    saves=[*_PRODUCTS, "output", "lse", *_TENSORS, *_NUMBERS, *_LISTS],
-    gradient=_gradient,
-    parameters=[*_PRODUCTS, *_TENSORS, *_LISTS],
-    instead=_INSTEAD,
-)
+_backward = backward("attention", instead=_INSTEAD)
+_attention = differentiable("attention", gradient=_gradient, gradient_op="attention_backward", instead=_INSTEAD)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ._casting import statistics_dtype
 from ._declare import without_gradient
-from .attention import option_arguments
+from .attention import attention_options
 
 
 def attention_part_(
@@ -38,7 +38,7 @@ def attention_part_(
         options: those of `attention`. Give sinks to one part.
     """
     with torch.no_grad():
-        part(output, lse, query, key, value, first_query, first_key, *option_arguments(query, key, **options))
+        part(query, key, value, first_query, first_key, *attention_options(query, key, **options), output, lse)
 
 
 def attention_part_backward_(
@@ -72,10 +72,9 @@ def attention_part_backward_(
         The part's gradients of bias, sinks and captured tensors (one row), fp32, empty where not wanted.
     """
     with torch.no_grad():
-        arguments = option_arguments(query, key, **options)
         return part_backward(  # type: ignore[no-any-return]
-            grad_query, grad_key, grad_value, grad_output, query, key, value, output, lse, grad_lse, wants_bias,
-            wants_sinks, wants_captured, first_query, first_key, writes_keys, *arguments,
+            grad_output, query, key, value, output, lse, grad_lse, wants_captured, first_query, first_key, writes_keys,
+            *attention_options(query, key, **options), grad_query, grad_key, grad_value, wants_bias, wants_sinks,
         )  # fmt: skip
 
 
@@ -88,17 +87,6 @@ def empty_parts(query: Tensor, value: Tensor, layout: str = "bhsd") -> tuple[Ten
     return output, query.new_full(rows, float("-inf"), dtype=dtype)
 
 
-def _backward_shapes(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    lse, wants_bias, wants_sinks, wants_captured = args[8], args[10], args[11], args[12]
-    bias, sinks, captured = args[16], args[17], args[27]
-    elements = sum(tensor.numel() for i, tensor in enumerate(captured) if wants_captured >> i & 1)
-    return (
-        lse.new_empty(bias.shape if wants_bias else (0,)),
-        lse.new_empty(sinks.shape if wants_sinks else (0,)),
-        lse.new_empty((elements,)),
-    )
-
-
-# The ops themselves, on arguments as option_arguments makes them.
+# The ops themselves, on AttentionOptions.
 part = without_gradient("attention_part_")
-part_backward = without_gradient("attention_part_backward_", shapes=_backward_shapes)
+part_backward = without_gradient("attention_part_backward_")

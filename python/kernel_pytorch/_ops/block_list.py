@@ -192,7 +192,7 @@ def sequence_lengths(cu_seqlens: Tensor) -> Tensor:
 
 
 def longest(what: str, x: Tensor, bound: int | None) -> int:
-    """Of packed sequences: lists are as long as it, and not every one of them as all tokens."""
+    """The bound of packed sequences: lists have its length, not that of all tokens."""
     if x.dim() != 3:
         raise ValueError(
             f"{what}: cu_seqlens are given and a tensor has shape {list(x.shape)}; pack it as [tokens, heads, size]"
@@ -232,31 +232,5 @@ def _listed(counts: Tensor, indices: Tensor) -> Tensor:
     return kept[..., :columns]
 
 
-def _list_shapes(block_map: Tensor, rows: bool, columns: bool, full: bool) -> tuple[Tensor, ...]:
-    *heads, length, width = block_map.shape
-    outputs: list[Tensor] = []
-    for wanted, shape in ((rows, (length, width)), (columns, (width, length))) * 2:
-        wanted = wanted and (len(outputs) < 4 or full)
-        for one in (shape[:1], shape):
-            outputs.append(block_map.new_empty((*heads, *one) if wanted else (0,), dtype=torch.int32))
-    return tuple(outputs)
-
-
-def _select_shapes(
-    query: Tensor | None, key: Tensor | None, scores: Tensor | None, query_lengths: Tensor | None,
-    key_lengths: Tensor | None, queries: int, keys: int, query_block: int, key_block: int, *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    leader = query if scores is None else scores
-    assert leader is not None
-    shape = (*leader.shape[:3], -(-keys // key_block))
-    return (
-        leader.new_empty(shape[:3], dtype=torch.int32),
-        leader.new_empty(shape, dtype=torch.int32),
-        leader.new_empty(shape if options[-1] else (0,), dtype=torch.bool),
-    )
-
-
-_block_list = without_gradient("block_list", shapes=_list_shapes, parameters=["map"])
-_block_select = without_gradient(
-    "block_select", shapes=_select_shapes, parameters=["query", "key", "scores", "query_lengths", "key_lengths"]
-)
+_block_list = without_gradient("block_list")
+_block_select = without_gradient("block_select")

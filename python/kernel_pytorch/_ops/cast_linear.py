@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ._casting import autocast
 from .linear import linear
-from .one_input import adds_gradients
+from .shared_input import adds_gradients
 
 _ops = torch.ops.kernel_pytorch
 

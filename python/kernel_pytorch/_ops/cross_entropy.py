@@ -1,5 +1,5 @@
-"""cross_entropy for torch: shapes, gradients, and its vocabulary-parallel form. The kernels are C++ (kernel_pytorch/
-torch/ops/cross_entropy.cpp); how a call reaches them is in _declare.py.
+"""cross_entropy for torch: gradients, and its vocabulary-parallel form. Arguments and shapes are declared in C++
+(kernel_pytorch/ops/cross_entropy/cross_entropy.h); how a call reaches the kernels is in _declare.py.
 
 A reduced loss has its gradient computed with it, in the same visit to the logits, for a gradient of 1 of the loss.
 Backward hands that tensor on and multiplies it in place where it turns out that the gradient of the loss is not 1; the
@@ -97,6 +97,14 @@ def cross_entropy_partials(
     softcap: float | None = None,
 ) -> Tensor:
     """What the columns [first_column, first_column + logits.shape[-1]) of a vocabulary add to its cross entropy.
+
+    Args:
+        logits: [..., columns], this part of the logits.
+        target: [...], int64, columns of the whole vocabulary.
+        vocabulary: the number of columns of all parts together.
+        first_column: where this part begins.
+        ignore_index: rows with this target count for nothing.
+        softcap: logits become softcap * tanh(logits / softcap) first.
 
     Returns:
         [..., 4] in fp32 (fp64): the largest logit, the sum of exponentials around it, the target's logit (0 where it is
@@ -251,7 +259,7 @@ def _hand_on(ctx: Any, grad_loss: Tensor) -> Tensor:
 
 
 class _Parallel(torch.autograd.Function):
-    """A rank's part of a vocabulary: partials, everybody's partials, and a gradient from the common lse."""
+    """A rank's part of a vocabulary: its partials, all ranks' partials, and a gradient from the common lse."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, gather: Callable[[Tensor], Tensor], *options: Any) -> Tensor:
@@ -275,31 +283,14 @@ class _Parallel(torch.autograd.Function):
         return _rows_backward(grad_loss, logits, target, None, lse, *ctx.options), *(None,) * 8
 
 
-def _shapes(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return logits.new_empty((), dtype=statistics_dtype(logits)), logits.new_empty(logits.shape)
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     (grad_logits,) = saved
     return grad_logits * grads[0].to(grad_logits.dtype), None, None
 
 
-def _rows_shapes(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    dtype = statistics_dtype(logits)
-    return logits.new_empty(logits.shape[:-1], dtype=dtype), logits.new_empty(logits.shape[:-1], dtype=dtype)
-
-
 def _rows_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     logits, target, weight, lse, *options = saved
     return _rows_backward(grads[0], logits, target, weight, lse, *options, logits.shape[-1], 0), None, None
-
-
-def _rows_backward_shapes(grad_output: Tensor, logits: Tensor, *_: Any) -> Tensor:
-    return logits.new_empty(logits.shape)
-
-
-def _partials_shapes(logits: Tensor, *_: Any) -> Tensor:
-    return logits.new_empty((*logits.shape[:-1], 4), dtype=statistics_dtype(logits))
 
 
 _INSTEAD = "torch.nn.functional.cross_entropy"
@@ -309,31 +300,15 @@ _rescale = eager(_ops.cross_entropy_rescale_.default)
 _multiplied = last_derivative(
     "cross_entropy", lambda tensor, scale: (tensor * scale).to(tensor.dtype), BatchingRule(), _INSTEAD
 )
-# A reduced loss of a batch is one loss for each sample: nothing folds, vmap calls the op once per sample.
-_traced = differentiable(
-    "cross_entropy",
-    shapes=_shapes,
-    saves=["grad_logits"],
-    gradient=_gradient,
-    parameters=["logits", "target", "weight"],
-    instead=_INSTEAD,
-)
-_rows_backward = backward(
-    "cross_entropy_rows",
-    shapes=_rows_backward_shapes,
-    parameters=["weight"],
-    name="cross_entropy",
-    instead=_INSTEAD,
-)
+_traced = differentiable("cross_entropy", gradient=_gradient, saves=["grad_logits"], instead=_INSTEAD)
+_rows_backward = backward("cross_entropy_rows", name="cross_entropy", instead=_INSTEAD)
 _rows = differentiable(
     "cross_entropy_rows",
-    shapes=_rows_shapes,
-    saves=["logits", "target", "weight", "lse", "ignore_index", "label_smoothing", "z_loss", "softcap"],
     gradient=_rows_gradient,
-    parameters=["weight"],
+    gradient_op="cross_entropy_rows_backward",
     name="cross_entropy",
     instead=_INSTEAD,
 )
-_write_gradient = without_gradient("cross_entropy_", shapes=lambda logits, *_: _shapes(logits)[0])
-_partials = without_gradient("cross_entropy_partials", shapes=_partials_shapes, name="cross_entropy_partials")
+_write_gradient = without_gradient("cross_entropy_")
+_partials = without_gradient("cross_entropy_partials", name="cross_entropy_partials")
 without_gradient("cross_entropy_rescale_")  # its shape function, for compilers

@@ -1,5 +1,5 @@
-"""dropout for torch. The kernels are C++ (kernel_pytorch/torch/ops/dropout.cpp); how a call reaches them is in
-_declare.py.
+"""dropout for torch. Arguments and shapes are declared in C++ (kernel_pytorch/ops/dropout/dropout.h); how a call
+reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -28,17 +28,11 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, seed: Tensor | 
     return _dropout(x, seed_for(x, seed), p)  # type: ignore[no-any-return]
 
 
-def _shapes(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     return _backward(grads[0], *saved), None
 
 
 _INSTEAD = "torch.nn.functional.dropout"
 
-_backward = backward("dropout", shapes=_shapes, parameters=["seed"], instead=_INSTEAD)
-_dropout = differentiable(
-    "dropout", shapes=_shapes, saves=["seed", "p"], gradient=_gradient, parameters=["seed"], instead=_INSTEAD
-)
+_backward = backward("dropout", instead=_INSTEAD)
+_dropout = differentiable("dropout", gradient=_gradient, gradient_op="dropout_backward", instead=_INSTEAD)

@@ -1,5 +1,5 @@
-"""embedding for torch: shapes and gradient. The kernels are C++ (kernel_pytorch/torch/ops/embedding.cpp); how a call
-reaches them is in _declare.py.
+"""embedding for torch. Arguments and shapes are declared in C++ (kernel_pytorch/ops/embedding/embedding.h),
+how a call reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -36,25 +36,11 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     return _embedding(input, weight, rows, padding_idx)  # type: ignore[no-any-return]
 
 
-def _shapes(indices: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return weight.new_empty((*indices.shape, weight.shape[1]))
-
-
-def _backward_shapes(grad_output: Tensor, indices: Tensor, rows: int, _: Any) -> Tensor:
-    return grad_output.new_empty((rows, grad_output.shape[-1]))
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     return None, _backward(grads[0], *saved) if wanted[1] else None
 
 
-# Under vmap every sample has a table's gradient of its own: `rows`, which is set, asks for that.
-_backward = backward("embedding", shapes=_backward_shapes, per_sample=["rows"], instead="torch.nn.functional.embedding")
-_embedding = differentiable(
-    "embedding",
-    shapes=_shapes,
-    saves=["indices", "rows", "padding_index"],
-    gradient=_gradient,
-    parameters=["weight"],
-    instead="torch.nn.functional.embedding",
-)
+_INSTEAD = "torch.nn.functional.embedding"
+
+_backward = backward("embedding", instead=_INSTEAD)
+_embedding = differentiable("embedding", gradient=_gradient, gradient_op="embedding_backward", instead=_INSTEAD)

@@ -60,15 +60,15 @@ def quantize(
     """
     if x.dim() != 2:
         raise ValueError(f"quantize: x has shape {tuple(x.shape)}; it must be [rows, columns]")
-    room = Room(x, x.shape[0], x.shape[1], dtype, granularity, scale, codes, transposed, square_transpose)
+    outs = OutputBuffers(x, x.shape[0], x.shape[1], dtype, granularity, scale, codes, transposed, square_transpose)
     _quantize(
-        x.detach(), scale, seed, room.codes, room.transposed, room.scales, room.transposed_scales, amax,
+        x.detach(), scale, seed, outs.codes, outs.transposed, outs.scales, outs.transposed_scales, amax,
         found_nonfinite, granularity, margin, power_of_two, square_transpose,
     )  # fmt: skip
-    return room.result()
+    return outs.result()
 
 
-class Room:
+class OutputBuffers:
     """What a quantisation of [rows, columns] writes into. `like` says where; the rest is as for `quantize`."""
 
     def __init__(
@@ -153,7 +153,7 @@ def _new_codes(x: Tensor, rows: Any, columns: Any, dtype: torch.dtype) -> Tensor
     return x.new_empty_strided((rows, columns), (_padded(columns, 16), 1), dtype=dtype)
 
 
-# Of 1x128 blocks neighbouring rows lie side by side, columns of them 16 bytes aligned.
+# For 1x128 blocks the scales of adjacent rows are adjacent in memory, and each column of scales is 16-byte aligned.
 def _new_scales(x: Tensor, granularity: str, rows: Any, columns: Any) -> Tensor:
     if granularity == "1x128":
         return x.new_empty_strided((rows, (columns + 127) // 128), (1, _padded(rows, 4)), dtype=torch.float32)

@@ -1,5 +1,5 @@
-"""Gated activations for torch: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/
-gated_activation.cpp); how a call reaches them is in _declare.py.
+"""Gated activations for torch: casts and gradients. Arguments and shapes are declared in C++
+(kernel_pytorch/ops/gated_activation/gated_activation.h); how a call reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,19 @@ def gated_activation_packed(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """`gated_activation` of the halves of x [..., 2 n], gate before up: [..., n]. The bias has 2 n columns as well."""
+    """`gated_activation` of a gate and an up that lie in one tensor, the gate first.
+
+    Args:
+        x: [..., 2 n], gate and up; any strides.
+        kind: the gate's function, as in `gated_activation`.
+        bias: [2 n], added to gate and up.
+        residual: [..., n], added to the result.
+        dropout_p: probability of dropping an element, as in `gated_activation`.
+        seed: int64[2] on x's device, the seed and the offset of the dropout; None draws one.
+
+    Returns:
+        [..., n], of x's type.
+    """
     if residual is not None and residual.dtype is not x.dtype:
         residual = residual.to(x.dtype)
     if bias is not None and bias.dtype is not x.dtype:
@@ -99,50 +111,6 @@ def _gelu(approximate: str) -> str:
     return "gelu" if approximate == "none" else "gelu_tanh"
 
 
-def _shapes(gate: Tensor, *_: Any) -> Tensor:
-    return gate.new_empty(gate.shape)
-
-
-def _backward_shapes(
-    grad_output: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    gate_bias: Tensor | None,
-    up_bias: Tensor | None,
-    seed: Tensor | None,
-    kind: str,
-    dropout_p: float,
-    gate_bias_grad: bool,
-    up_bias_grad: bool,
-) -> tuple[Tensor, ...]:
-    return (
-        gate.new_empty(gate.shape),
-        gate.new_empty(gate.shape),
-        _bias_shape(gate_bias, gate_bias_grad, gate),
-        _bias_shape(up_bias, up_bias_grad, gate),
-    )
-
-
-def _bias_shape(bias: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
-    return bias.new_empty(bias.shape) if wanted and bias is not None else x.new_empty((0,))
-
-
-def _packed_shapes(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-
-def _packed_backward_shapes(
-    grad_output: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    kind: str,
-    dropout_p: float,
-    bias_grad: bool,
-) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape), _bias_shape(bias, bias_grad, x)
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     _, _, gate_bias_wanted, up_bias_wanted, _, _ = wanted
     if not any(wanted[:4]):  # the residual alone
@@ -160,35 +128,15 @@ def _packed_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 _INSTEAD = "a composition of torch's functions"
 
-_backward = backward(
-    "gated_activation",
-    shapes=_backward_shapes,
-    parameters=["gate_bias", "up_bias", "seed"],
-    per_sample=["gate_bias_grad", "up_bias_grad"],
-    instead=_INSTEAD,
-)
+_backward = backward("gated_activation", instead=_INSTEAD)
 _gated = differentiable(
-    "gated_activation",
-    shapes=_shapes,
-    saves=["gate", "up", "gate_bias", "up_bias", "seed", "kind", "dropout_p"],
-    gradient=_gradient,
-    parameters=["gate_bias", "up_bias", "seed"],
-    instead=_INSTEAD,
+    "gated_activation", gradient=_gradient, gradient_op="gated_activation_backward", instead=_INSTEAD
 )
-_packed_backward = backward(
-    "gated_activation_packed",
-    shapes=_packed_backward_shapes,
-    parameters=["bias", "seed"],
-    per_sample=["bias_grad"],
-    name="gated_activation",
-    instead=_INSTEAD,
-)
+_packed_backward = backward("gated_activation_packed", name="gated_activation", instead=_INSTEAD)
 _packed = differentiable(
     "gated_activation_packed",
-    shapes=_packed_shapes,
-    saves=["x", "bias", "seed", "kind", "dropout_p"],
     gradient=_packed_gradient,
-    parameters=["bias", "seed"],
+    gradient_op="gated_activation_packed_backward",
     name="gated_activation",
     instead=_INSTEAD,
 )

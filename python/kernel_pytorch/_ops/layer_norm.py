@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ._casting import check_dtype, parameter_for, same_type, wide_first
 from ._declare import backward, differentiable
+from ._declared import parameters_of, shapes_of
+from .activation import activation as activate
+from .activation import backward_of_activation
 
 
 @overload
@@ -22,6 +25,7 @@ def layer_norm(
     *,
     residual: None = None,
     out_dtype: torch.dtype | None = None,
+    activation: str | None = None,
 ) -> Tensor: ...
 
 
@@ -34,6 +38,7 @@ def layer_norm(
     *,
     residual: Tensor,
     out_dtype: torch.dtype | None = None,
+    activation: str | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -45,6 +50,7 @@ def layer_norm(
     *,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    activation: str | None = None,
 ) -> Any:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension.
 
@@ -54,6 +60,9 @@ def layer_norm(
         residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned, the sum in the
             wider of the two types. A 16-bit one of the two beside fp32 is read as it is.
         out_dtype: of the output; bf16 or fp16 where x is fp32, for a product that would cast it (torch.autocast).
+        activation: of the output, in the same pass: gelu, gelu_tanh, silu, relu, relu_squared, sigmoid, tanh or
+            identity. With a residual it is a second pass. Its gradient computes the norm again, applies the
+            activation's slope, and then is the norm's: three passes, and nothing more is kept than for the norm.
 
     Returns:
         The output, contiguous, of x's shape and type (or out_dtype); with a residual the pair (output, sum).
@@ -66,9 +75,12 @@ def layer_norm(
         weight, bias = _parameters_for(x, weight, bias)
     if out_dtype is not None:
         check_dtype("layer_norm", "out_dtype", out_dtype)
-    if residual is None:
-        return _norm(x, weight, bias, eps, out_dtype)
-    return _add_norm(x, residual, weight, bias, eps, out_dtype)
+    if residual is not None:
+        normed, total = _add_norm(x, residual, weight, bias, eps, out_dtype)
+        return (normed if activation is None else activate(normed, activation)), total
+    if activation is not None:
+        return _activated_norm(x, weight, bias, eps, activation, out_dtype)
+    return _norm(x, weight, bias, eps, out_dtype)
 
 
 def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -76,10 +88,6 @@ def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Ten
     if weight is not None and torch.float64 not in (weight.dtype, bias.dtype):  # which the op refuses, by its name
         weight, bias = same_type(weight, bias)
     return weight, bias
-
-
-def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    return _backward(grads[0], *saved, None, *wanted)
 
 
 def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
@@ -93,10 +101,28 @@ def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     return grad_input, grad_input, grad_weight, grad_bias  # autograd casts for a 16-bit residual
 
 
+def _activated_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    x, weight, bias, mean, rstd, eps, kind = saved
+    (grad,) = grads
+    normed = _norm(x, weight, bias, eps, None if grad.dtype is x.dtype else grad.dtype)
+    grad_normed = backward_of_activation(grad, normed, kind)
+    return _backward(grad_normed, x, weight, bias, mean, rstd, None, *wanted)
+
+
 _INSTEAD = "torch.nn.functional.layer_norm"
 
 _backward = backward("layer_norm", instead=_INSTEAD)
-_norm = differentiable("layer_norm", gradient=_gradient, gradient_op="layer_norm_backward", instead=_INSTEAD)
+_norm = differentiable("layer_norm", gradient_op="layer_norm_backward", gradient_call=_backward, instead=_INSTEAD)
 _add_norm = differentiable(
     "add_layer_norm", gradient=_add_gradient, gradient_op="layer_norm_backward", name="layer_norm", instead=_INSTEAD
+)
+_activated_norm = differentiable(
+    "layer_norm_activation",
+    shapes=shapes_of("layer_norm_activation_forward"),
+    results_shapes=shapes_of("layer_norm_activation"),
+    saves=["x", "weight", "bias", "mean", "rstd", "eps", "activation"],
+    gradient=_activated_gradient,
+    parameters=parameters_of("layer_norm_activation_forward"),
+    name="layer_norm",
+    instead=_INSTEAD,
 )

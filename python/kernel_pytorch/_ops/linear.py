@@ -1,5 +1,5 @@
-"""linear and mlp for torch: casts, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/linear.cpp); how a
-call reaches them is in _declare.py.
+"""linear and mlp for torch: casts and gradients. The ops are C++ (kernel_pytorch/ops/linear, mlp); how a call
+reaches them is in _declare.py.
 """
 
 from __future__ import annotations
@@ -99,48 +99,6 @@ def _bias_for(x: Tensor, bias: Tensor | None) -> Tensor | None:
     return bias if bias is None or bias.dtype is x.dtype else parameter_for(x, bias)
 
 
-def _columns(weight: Tensor, gated: bool) -> int:
-    return weight.shape[0] // 2 if gated else weight.shape[0]
-
-
-def _kept(x: Tensor, weight: Tensor, activation: str, gated: bool) -> Tensor:
-    has_activation = gated or activation != "identity"
-    return x.new_empty((*x.shape[:-1], weight.shape[0])) if has_activation else x.new_empty((0,))
-
-
-def _shapes(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, gated: bool
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty((*x.shape[:-1], _columns(weight, gated))), _kept(x, weight, activation, gated)
-
-
-def _like(tensor: Tensor | None, wanted: bool, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A gradient: of a matrix it lies in memory as that does."""
-    if not wanted or tensor is None:
-        return x.new_empty((0,))
-    is_column_major = tensor.dim() == 2 and tensor.stride(0) == 1 and 1 < tensor.stride(1) >= tensor.shape[0]
-    if is_column_major:
-        return tensor.new_empty_strided(tensor.shape, (1, tensor.shape[0]), dtype=dtype or tensor.dtype)
-    return tensor.new_empty(tensor.shape, dtype=dtype or tensor.dtype)
-
-
-def _backward_shapes(
-    grad_output: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    preactivation: Tensor,
-    activation: str,
-    gated: bool,
-    input_grad: bool,
-    weight_grad: bool,
-    bias_grad: bool,
-    weight_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, ...]:
-    grad_x = x.new_empty(x.shape if input_grad else (0,))
-    return grad_x, _like(weight, weight_grad, x, weight_dtype), _like(bias, bias_grad, x)
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     if not any(wanted[:3]):  # the residual alone
         return None, None, None, grads[0]
@@ -150,7 +108,7 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 
 def _differentiable_gradient(grad: Tensor, saved: Any, wanted: Any) -> tuple[Tensor | None, ...]:
-    """Of a layer without an activation, as products that have gradients of their own."""
+    """The gradients of a layer without an activation, as GEMMs that are differentiable themselves."""
     x, weight, bias, *_ = saved
     rows, grad_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
     return (
@@ -160,41 +118,6 @@ def _differentiable_gradient(grad: Tensor, saved: Any, wanted: Any) -> tuple[Ten
     )
 
 
-def _mlp_shapes(
-    x: Tensor,
-    weight_in: Tensor,
-    bias_in: Tensor | None,
-    weight_out: Tensor,
-    bias_out: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    gated: bool,
-) -> tuple[Tensor, ...]:
-    return (
-        x.new_empty((*x.shape[:-1], weight_out.shape[0])),
-        x.new_empty((*x.shape[:-1], _columns(weight_in, gated))),
-        _kept(x, weight_in, activation, gated),
-    )
-
-
-def _mlp_backward_shapes(
-    grad_output: Tensor,
-    x: Tensor,
-    weight_in: Tensor,
-    bias_in: Tensor | None,
-    weight_out: Tensor,
-    bias_out: Tensor | None,
-    hidden: Tensor,
-    preactivation: Tensor,
-    activation: str,
-    gated: bool,
-    *wanted: bool,
-) -> tuple[Tensor, ...]:
-    tensors = (x, weight_in, bias_in, weight_out, bias_out)
-    grad_x = x.new_empty(x.shape if wanted[0] else (0,))
-    return grad_x, *(_like(tensor, want, x) for tensor, want in zip(tensors[1:], wanted[1:], strict=True))
-
-
 def _mlp_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     if not any(wanted[:5]):
         return None, None, None, None, None, grads[0]
@@ -202,35 +125,8 @@ def _mlp_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 
 _INSTEAD = "torch.nn.functional.linear and its activation"
-_WEIGHTS = ["weight_in", "bias_in", "weight_out", "bias_out"]
 
-_backward = backward(
-    "linear",
-    shapes=_backward_shapes,
-    parameters=["weight", "bias"],
-    per_sample=["weight_grad", "bias_grad"],
-    instead=_INSTEAD,
-)
-_linear = differentiable(
-    "linear",
-    shapes=_shapes,
-    saves=["x", "weight", "bias", "preactivation", "activation", "gated"],
-    gradient=_gradient,
-    parameters=["weight", "bias"],
-    instead=_INSTEAD,
-)
-_mlp_backward = backward(
-    "mlp",
-    shapes=_mlp_backward_shapes,
-    parameters=_WEIGHTS,
-    per_sample=["weight_in_grad", "bias_in_grad", "weight_out_grad", "bias_out_grad"],
-    instead=_INSTEAD,
-)
-_mlp = differentiable(
-    "mlp",
-    shapes=_mlp_shapes,
-    saves=["x", *_WEIGHTS, "hidden", "preactivation", "activation", "gated"],
-    gradient=_mlp_gradient,
-    parameters=_WEIGHTS,
-    instead=_INSTEAD,
-)
+_backward = backward("linear", instead=_INSTEAD)
+_linear = differentiable("linear", gradient=_gradient, gradient_op="linear_backward", instead=_INSTEAD)
+_mlp_backward = backward("mlp", instead=_INSTEAD)
+_mlp = differentiable("mlp", gradient=_mlp_gradient, gradient_op="mlp_backward", instead=_INSTEAD)

@@ -123,28 +123,6 @@ class _Eager(torch.autograd.Function):
         return gradients[0] if of_hidden else None, grad_weight, *(None,) * 10
 
 
-def _shapes(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    chunk_bytes: int,
-    hidden_grad: bool,
-    weight_grad: bool,
-    wide: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    wide_type = torch.float32 if wide and weight.dtype is not torch.float64 else weight.dtype
-    return (
-        hidden.new_empty((), dtype=statistics_dtype(hidden)),
-        hidden.new_empty(hidden.shape if hidden_grad else (0,)),
-        hidden.new_empty(weight.shape, dtype=wide_type) if weight_grad else hidden.new_empty((0,)),
-    )
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     weight, grad_hidden, grad_weight = saved
     scale = grads[0]
@@ -159,9 +137,7 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 _forward = below_autograd(_ops.linear_cross_entropy_forward.default)
 _traced = differentiable(
     "linear_cross_entropy",
-    shapes=_shapes,
     saves=["weight", "grad_hidden", "grad_weight"],
     gradient=_gradient,
-    parameters=["hidden", "weight", "target", "class_weight"],
     instead="torch.nn.functional.linear and cross_entropy",
 )

@@ -1,5 +1,5 @@
-"""mean_pool and chunk_mean_pool for torch: shapes and gradients. The kernels are C++ (kernel_pytorch/torch/ops/
-mean_pooling.cpp); how a call reaches them is in _declare.py.
+"""mean_pool and chunk_mean_pool for torch: gradients. Arguments and shapes are declared in C++
+(kernel_pytorch/ops/mean_pooling/mean_pooling.h); how a call reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def chunk_mean_pool(x: Tensor, chunk_size: int) -> Tensor:
 
     Args:
         x: [batch, tokens, ..., columns], any strides.
+        chunk_size: tokens of a chunk, at least 1.
 
     Returns:
         [batch, ceil(tokens / chunk_size), ..., columns]; contiguous, of x's type.
@@ -45,52 +46,19 @@ def _mergeable(x: Tensor, leading: int) -> Tensor:
     return x.contiguous() if x.dim() > leading + 2 and not x.is_contiguous() else x
 
 
-def _shapes(x: Tensor, offsets: Tensor | None, _: Any) -> Tensor:
-    if offsets is None:
-        return x.new_empty((x.shape[0], *x.shape[2:]))
-    return x.new_empty((offsets.shape[0] - 1, *x.shape[1:]))
-
-
-def _backward_shapes(grad_output: Tensor, offsets: Tensor | None, tokens: int) -> Tensor:
-    if offsets is None:
-        return grad_output.new_empty((grad_output.shape[0], tokens, *grad_output.shape[1:]))
-    return grad_output.new_empty((tokens, *grad_output.shape[1:]))
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     return _backward(grads[0], *saved), None
-
-
-def _chunk_shapes(x: Tensor, chunk_size: int, _: Any) -> Tensor:
-    return x.new_empty((x.shape[0], -(-x.shape[1] // chunk_size), *x.shape[2:]))
-
-
-def _chunk_backward_shapes(grad_output: Tensor, chunk_size: int, tokens: int) -> Tensor:
-    return grad_output.new_empty((grad_output.shape[0], tokens, *grad_output.shape[2:]))
 
 
 def _chunk_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     return (_chunk_backward(grads[0], *saved),)
 
 
-# Tokens are not the last but one dimension: vmap cannot fold its batch in front and calls once per sample instead.
-_backward = backward("mean_pool", shapes=_backward_shapes, parameters=["grad_output", "offsets"], instead="torch.mean")
-_mean_pool = differentiable(
-    "mean_pool",
-    shapes=_shapes,
-    saves=["offsets", "tokens"],
-    gradient=_gradient,
-    parameters=["x", "offsets"],
-    instead="torch.mean",
-)
-_chunk_backward = backward(
-    "chunk_mean_pool", shapes=_chunk_backward_shapes, parameters=["grad_output"], instead="torch.mean"
-)
+_INSTEAD = "torch.mean"
+
+_backward = backward("mean_pool", instead=_INSTEAD)
+_mean_pool = differentiable("mean_pool", gradient=_gradient, gradient_op="mean_pool_backward", instead=_INSTEAD)
+_chunk_backward = backward("chunk_mean_pool", instead=_INSTEAD)
 _chunk_mean_pool = differentiable(
-    "chunk_mean_pool",
-    shapes=_chunk_shapes,
-    saves=["chunk_size", "tokens"],
-    gradient=_chunk_gradient,
-    parameters=["x"],
-    instead="torch.mean",
+    "chunk_mean_pool", gradient=_chunk_gradient, gradient_op="chunk_mean_pool_backward", instead=_INSTEAD
 )

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ._casting import check_dtype, parameter_for, wide_first
 from ._declare import backward, differentiable
+from ._declared import parameters_of, shapes_of
+from .activation import activation as activate
+from .activation import backward_of_activation
 
 
 @overload
@@ -22,6 +25,7 @@ def rms_norm(
     residual: None = None,
     weight_offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
+    activation: str | None = None,
 ) -> Tensor: ...
 
 
@@ -34,6 +38,7 @@ def rms_norm(
     residual: Tensor,
     weight_offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
+    activation: str | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -45,6 +50,7 @@ def rms_norm(
     residual: Tensor | None = None,
     weight_offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
+    activation: str | None = None,
 ) -> Any:
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), over the last dimension.
 
@@ -52,19 +58,25 @@ def rms_norm(
         x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
         weight: [columns], x's type or fp32; ones where absent. A narrower one is widened to x's type.
         residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned, the sum in the
-            wider of the two types. A 16-bit one of the two beside fp32 is read as it is.
+            wider of the two types. If one of the two is fp32, the other may be bf16 or fp16.
         weight_offset: added to the weight, where there is one; 1.0 for models that store weight - 1.
-        out_dtype: of the output; bf16 or fp16 where x is fp32, for a product that would cast it (torch.autocast).
+        out_dtype: type of the output: bf16 or fp16 if x is fp32, for a GEMM that would cast it (torch.autocast).
+        activation: of the output, in the same pass: gelu, gelu_tanh, silu, relu, relu_squared, sigmoid, tanh or
+            identity. With a residual it is a second pass. Its gradient computes the norm again, applies the
+            activation's slope, and then is the norm's: three passes, and nothing more is kept than for the norm.
 
     Returns:
         The output, contiguous, of x's shape and type (or out_dtype); with a residual the pair (output, sum).
     """
     if residual is not None:
-        return add_rms_norm(x, residual, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype)
+        normed, total = add_rms_norm(x, residual, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype)
+        return (normed if activation is None else activate(normed, activation)), total
     if weight is not None and weight.dtype is not x.dtype:
         weight = parameter_for(x, weight)
     if out_dtype is not None:
         check_dtype("rms_norm", "out_dtype", out_dtype)
+    if activation is not None:
+        return _activated_norm(x, weight, eps, weight_offset, activation, out_dtype)
     return _norm(x, weight, eps, weight_offset, out_dtype)
 
 
@@ -90,11 +102,6 @@ def add_rms_norm(
     return _add_norm(x, residual, weight, eps, weight_offset, out_dtype)  # type: ignore[no-any-return]
 
 
-def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    value, weight, rstd, weight_offset = saved
-    return _backward(grads[0], value, weight, rstd, None, weight_offset, *wanted)
-
-
 def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     grad_output, grad_sum = grads
     x_wanted, residual_wanted, weight_wanted = wanted
@@ -107,10 +114,28 @@ def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     return grad_input, grad_input, grad_weight  # autograd casts for a 16-bit residual
 
 
+def _activated_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    x, weight, rstd, eps, weight_offset, kind = saved
+    (grad,) = grads
+    normed = _norm(x, weight, eps, weight_offset, None if grad.dtype is x.dtype else grad.dtype)
+    grad_normed = backward_of_activation(grad, normed, kind)
+    return _backward(grad_normed, x, weight, rstd, None, weight_offset, *wanted)
+
+
 _INSTEAD = "torch.nn.functional.rms_norm"
 
 _backward = backward("rms_norm", instead=_INSTEAD)
-_norm = differentiable("rms_norm", gradient=_gradient, gradient_op="rms_norm_backward", instead=_INSTEAD)
+_norm = differentiable("rms_norm", gradient_op="rms_norm_backward", gradient_call=_backward, instead=_INSTEAD)
 _add_norm = differentiable(
     "add_rms_norm", gradient=_add_gradient, gradient_op="rms_norm_backward", name="rms_norm", instead=_INSTEAD
+)
+_activated_norm = differentiable(
+    "rms_norm_activation",
+    shapes=shapes_of("rms_norm_activation_forward"),
+    results_shapes=shapes_of("rms_norm_activation"),
+    saves=["x", "weight", "rstd", "eps", "weight_offset", "activation"],
+    gradient=_activated_gradient,
+    parameters=parameters_of("rms_norm_activation_forward"),
+    name="rms_norm",
+    instead=_INSTEAD,
 )

@@ -1,5 +1,5 @@
-"""Rotary position embedding for torch: casts, shapes, gradients, tables. The kernels are C++ (kernel_pytorch/torch/ops/
-rope.cpp); how a call reaches them is in _declare.py.
+"""Rotary position embedding for torch: casts, gradients, tables. Arguments and shapes are declared in C++
+(kernel_pytorch/ops/rope/rope.h); how a call reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def rope(
         The turned query and key (None for None), contiguous.
     """
     cos, sin = _table_for(query, cos), _table_for(query, sin)
-    return _turn(query, key, cos, sin, None, positions, 1.0, rotary_dim, interleaved, heads_first)
+    return _rotate(query, key, cos, sin, None, positions, 1.0, rotary_dim, interleaved, heads_first)
 
 
 def rope_(
@@ -103,7 +103,7 @@ def rope_from_frequencies(
     These are fp32 (fp64 for fp64); `rope_frequencies` returns them and the scale.
     """
     inverse_frequencies = inverse_frequencies.to(statistics_dtype(query)).contiguous()
-    return _turn(query, key, None, None, inverse_frequencies, positions, scale, None, interleaved, heads_first)
+    return _rotate(query, key, None, None, inverse_frequencies, positions, scale, None, interleaved, heads_first)
 
 
 def rope_frequencies(
@@ -157,7 +157,7 @@ def rope_tables(
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
-def _turn(
+def _rotate(
     query: Tensor,
     key: Tensor | None,
     cos: Tensor | None,
@@ -171,18 +171,14 @@ def _turn(
 ) -> tuple[Tensor, Tensor | None]:
     if key is not None and key.dtype is not query.dtype:
         query, key = same_type(query, key)
-    turned_query, turned_key = _rope(
+    rotated_query, rotated_key = _rope(
         query, key, cos, sin, inverse_frequencies, positions, scale, rotary_dim or 0, interleaved, heads_first
     )
-    return turned_query, None if key is None else turned_key
+    return rotated_query, None if key is None else rotated_key
 
 
 def _table_for(query: Tensor, table: Tensor) -> Tensor:
     return table if table.dtype is query.dtype else parameter_for(query, table)
-
-
-def _shapes(query: Tensor, key: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-    return query.new_empty(query.shape), query.new_empty((0,) if key is None else key.shape)
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
@@ -195,18 +191,10 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     return *_backward(grad_query, grad_key, *saved), *constants
 
 
-_ALL = ["cos", "sin", "inverse_frequencies", "positions"]
 _INSTEAD = "products with cos and sin"
 
 # Turning back is linear as well, but its own derivative is not declared.
-_backward = backward("rope", shapes=_shapes, parameters=["grad_query", "grad_key", *_ALL], instead=_INSTEAD)
-_rope = differentiable(
-    "rope",
-    shapes=_shapes,
-    saves=[*_ALL, "scale", "rotary_dim", "interleaved", "heads_first"],
-    gradient=_gradient,
-    parameters=["query", "key", *_ALL],
-    instead=_INSTEAD,
-)
+_backward = backward("rope", instead=_INSTEAD)
+_rope = differentiable("rope", gradient=_gradient, gradient_op="rope_backward", instead=_INSTEAD)
 _in_place = without_gradient("rope_in_place", name="rope_")
 _fill = without_gradient("rope_frequencies")

@@ -1,5 +1,5 @@
-"""softmax and log_softmax for torch: masks, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/
-softmax.cpp); how a call reaches them is in _declare.py.
+"""softmax and log_softmax for torch: masks and gradients. Arguments and shapes are declared in C++
+(kernel_pytorch/ops/softmax/softmax.h); how a call reaches the kernels is in _declare.py.
 """
 
 from __future__ import annotations
@@ -64,12 +64,8 @@ def _mask_for(x: Tensor, mask: Tensor | None) -> Tensor | None:
     return mask.expand(x.shape)
 
 
-def _shapes(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    output, mask, scale, causal, log = saved
+    output, mask, scale, log, causal = saved
     masked = causal or mask is not None
     if mask is None or not wanted[1]:
         return _backward(grads[0], output, scale, log, masked), None
@@ -79,12 +75,8 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 _INSTEAD = "torch.nn.functional.softmax or log_softmax"
 
-_backward = backward("softmax", shapes=_shapes, instead=_INSTEAD)
+_backward = backward("softmax", instead=_INSTEAD)
 _softmax = differentiable(
-    "softmax",
-    shapes=_shapes,
-    saves=["output", "mask", "scale", "causal", "log"],
-    gradient=_gradient,
-    instead=_INSTEAD,
+    "softmax", gradient=_gradient, gradient_op="softmax_backward", saves=["mask", "causal"], instead=_INSTEAD
 )
 _in_place = without_gradient("softmax_")

@@ -17,6 +17,9 @@ except ImportError as error:
 
 import torch  # isort: skip
 
+from .demo_models import DEMOS  # isort: skip
+from .optimize import optimize  # isort: skip
+
 _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>[a-z]+\d*)(?:<(?P<bound>\d+))?)?"
 )
@@ -31,8 +34,6 @@ def main(words: list[str]) -> int:
         return 2
     if arguments.compile:
         model = torch.compile(model)  # type: ignore[assignment]
-    from .optimize import optimize
-
     try:
         result = optimize(
             model,
@@ -75,8 +76,6 @@ def _model_and_inputs(arguments: argparse.Namespace) -> tuple[torch.nn.Module, A
     torch.manual_seed(0)
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if arguments.demo:
-        from .demo_models import DEMOS
-
         make, sample = DEMOS[arguments.demo]
         model, inputs = make(), sample()
     else:

@@ -17,7 +17,7 @@ Total = tuple[int, "float | None", "float | None"]  # calls, bytes, operations
 
 
 def total_of(calls: list[tuple[float, float]]) -> Total:
-    """Of all calls of an op."""
+    """The total of all calls of an op."""
     return len(calls), sum(moved for moved, _ in calls), sum(flops for _, flops in calls)
 
 

@@ -1,4 +1,5 @@
-"""How long `optimize` may still take: shares of the seconds given, and what its last steps need, which is kept back.
+"""How long `optimize` may still take. How its seconds are shared among its stages is the core's to say (C++,
+kernel_pytorch/plan/optimize/budget_plan.h); here is the clock.
 
 The whole call takes at most 1.5 times the seconds, plus its start: two runs of the sample, a measurement of the
 machine's roofs (a second at most) and, once per process, the start of torch's profiler and dispatch modes. What finds
@@ -11,53 +12,58 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from .. import _library
 from .agreement import agreed
 
 __all__ = ["Budget", "shown_progress"]
 
-_MOST = 1.5  # times the seconds, of all
-FINAL_RUNS = 16  # of the model: verified against the original (4), timed in turns (8), profiled (4)
 _SILENT_SECONDS = 2.0  # before progress is shown by itself
 
 
 class Budget:
-    """Seconds of one call of `optimize`, from `start` on."""
+    """Seconds of one call of `optimize`, from `start` on. Stages are named as the plan names them."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.step_seconds = 0.0  # of one run of the sample
-        self._began = time.monotonic()
+        self.start(0.0)
 
     def start(self, step_seconds: float) -> None:
-        self.step_seconds = agreed(step_seconds)
+        self.step_seconds = agreed(step_seconds)  # of one run of the sample
         self._began = time.monotonic()
+        self._plan = self._ask(0.0)
 
-    @property
-    def final_seconds(self) -> float:
-        """What verifying and measuring the whole takes at least."""
-        return FINAL_RUNS * self.step_seconds
+    def _ask(self, passed: float) -> dict[str, Any]:
+        request = {"seconds": self.seconds, "step_seconds": self.step_seconds, "passed_seconds": passed}
+        found: dict[str, Any] = _library.call("budget_plan", request=request)
+        return found
 
-    def left(self, share: float = 1.0) -> float:
-        """Until a share of the seconds has passed, and before the last steps have to begin."""
-        passed = time.monotonic() - self._began
-        return min(share * self.seconds, _MOST * self.seconds - self.final_seconds) - passed
+    def left(self, stage: str = "whole") -> float:
+        """Until the stage's share of the seconds has passed, and before the last steps have to begin."""
+        until: float = self._plan["stages"][stage]["until_seconds"]
+        return until - (time.monotonic() - self._began)
 
-    def is_spent(self, share: float = 1.0) -> bool:
+    def measure_seconds(self, stage: str) -> float:
+        """How long one measurement of the stage may take that starts now."""
+        found: float = self._ask(time.monotonic() - self._began)["stages"][stage]["measure_seconds"]
+        return found
+
+    def is_spent(self, stage: str = "whole") -> bool:
         """The same on all ranks that share a model."""
-        return agreed(float(self.left(share) <= 0)) != 0.0
+        return agreed(float(self.left(stage) <= 0)) != 0.0
 
     @property
     def is_too_small(self) -> bool:
         """Whether not even the last steps fit: then nothing is tried and nothing measured."""
-        return agreed(float(self.final_seconds > _MOST * self.seconds)) != 0.0
+        return agreed(float(self._plan["is_too_small"])) != 0.0
 
     def reason(self) -> str:
         """Why something was not tried."""
         if self.is_too_small:
             return (
                 f"not tried: one run of the model takes {self.step_seconds:.2g} s, and measuring the whole needs "
-                f"{FINAL_RUNS} of them; give budget_seconds {2 * self.final_seconds:.0f} or more"
+                f"{self._plan['final_runs']} of them; give budget_seconds {self._plan['enough_seconds']:.0f} or more"
             )
         return f"not tried: the {self.seconds:g} s of budget_seconds were spent; give more"
 

@@ -21,7 +21,7 @@ _ABSENT = object()
 
 
 class OfThisProcess:
-    """What is kept beside a model and cannot leave the process: pickled with the model it is None, which counts as not
+    """State of a model that cannot leave the process: pickled with the model it is None, which counts as not
     there. A pickled model is therefore the model as it was before `optimize`. Copies within the process keep it.
     """
 

@@ -11,25 +11,18 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .agreement import anyone
 from .budget import Budget
 from .changes import Change, Changes
-from .costs import Cost, count
 from .measure import Timing, interleaved, switches
 from .patterns.context import Context
 from .patterns.torch_layers import passed_by
-from .record import copied
-from .sites import Call, Proposal, Refusal, Way
-from .verify import Difference, Mismatch, Results, evaluating, random_like, results_of, verify
-
-LEAST_GAIN = 1.01
-CLEAR_GAIN = 1.03  # a part that is slower by no more than this may still be worth it by another clock, or with others
-TIE = 1.01  # of two ways this close the earlier stays: those with less work come first
-FAINT_GAIN = 1.002  # of the whole, by its median and by its lower quartile
-LEAST_SAVING_US = 20.0  # predicted, below which a gain that no clock can tell is not worth a change
+from .runner import runner, working
+from .sites import Call, Found, Proposal, Refusal, Way, raised
+from .verdicts import judge
+from .verify import Difference, Mismatch, Results, results_of, verify, wider_results
 
 
 @dataclass
@@ -54,7 +47,7 @@ class Decision:
     reason: str
     before: Timing | None = None
     after: Timing | None = None
-    maybe: int | None = None  # a way that may be faster by less than can be told of the part, see together.py
+    maybe: int | None = None  # a variant whose gain is below the noise of the part, see together.py
     costs_calls: bool = False
 
 
@@ -68,10 +61,10 @@ class Outcome:
 
 
 def proposals(
-    context: Context, patterns: Iterable[ModuleType], budget: Budget, share: float = 0.3
+    context: Context, patterns: Iterable[ModuleType], budget: Budget, stage: str = "find"
 ) -> tuple[list[Proposal], list[Refusal]]:
-    """What every pattern finds in every module that the sample reaches, pattern by pattern, until a share of the budget
-    is spent."""
+    """What every pattern finds in every module that the sample reaches, pattern by pattern, until the stage's share of
+    the budget is spent."""
     found: list[Proposal] = []
     refused: list[Refusal] = []
     for pattern in patterns:
@@ -79,10 +72,10 @@ def proposals(
             call = context.recording.call(path)
             if call is None or passed_by(context, path):
                 continue
-            if budget.is_spent(share):
+            if budget.is_spent(stage):
                 refused.append(Refusal("", pattern.NAME, budget.reason()))
                 break
-            one = pattern.find(context, path, module, call)
+            one = _find(pattern, context, path, module, call)
             if isinstance(one, Proposal):
                 one.signature = (one.pattern, one.source, context.recording.signatures[path])
                 found.append(one)
@@ -91,14 +84,22 @@ def proposals(
     return found, refused
 
 
+def _find(pattern: ModuleType, context: Context, path: str, module: nn.Module, call: Call) -> Found:
+    try:
+        return pattern.find(context, path, module, call)  # type: ignore[no-any-return]
+    except Exception as error:  # a model's own code runs in there, and may fail in any way
+        return Refusal(path, pattern.NAME, raised("looking at it", error))
+
+
 class Chooser:
     """Tries proposals on a model whose changes it owns."""
 
-    def __init__(self, context: Context, changes: Changes, budget: Budget, share: float = 0.6) -> None:
-        self.context, self.changes, self.budget, self.share = context, changes, budget, share
+    def __init__(self, context: Context, changes: Changes, budget: Budget) -> None:
+        self.context, self.changes, self.budget, self.stage = context, changes, budget, "parts"
         self.decisions: dict[tuple[Any, ...], Decision] = {}
         self.outcome = Outcome()
         self.undecided: list[tuple[Proposal, Decision]] = []
+        self._wide: tuple[nn.Module | None, dict[tuple[int, bool], Results | None]] = (None, {})
         self.by_calls = False  # what is tried saves the host's time, as a graph does
 
     def try_one(self, proposal: Proposal, seconds: float, predicted_us: float = 0.0) -> None:
@@ -106,7 +107,7 @@ class Chooser:
         call = self.context.recording.call(proposal.path)
         assert call is not None
         decision = self.decisions.get(proposal.signature)
-        if (decision is None or decision.way is not None) and self.budget.is_spent(self.share):
+        if (decision is None or decision.way is not None) and self.budget.is_spent(self.stage):
             self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, self.budget.reason()))
             return
         if decision is None:
@@ -141,8 +142,9 @@ class Chooser:
             self.changes.undo(kept.change)
             self.outcome.kept.remove(kept)
 
-    def check(self, proposal: Proposal, call: Call) -> tuple[str | None, list[Difference]]:
-        """Whether the module computes what it did, as (why not or None, differences)."""
+    def check(self, proposal: Proposal, call: Call, perturbs: bool = False) -> tuple[str | None, list[Difference]]:
+        """Whether the module computes what it did, as (why not or None, differences); with `perturbs` also with other
+        parameters, which says it for all modules that do the same work."""
         module, gradients = proposal.module, self.context.trains
 
         def original(inputs: Call, seed: int) -> Results:
@@ -154,47 +156,64 @@ class Chooser:
             kept = [one.proposal for one in self.outcome.kept]
             rounds = proposal.approximate or any(one.approximate and one.path.startswith(inside) for one in kept)
             accuracy = "tolerant" if rounds else "exact"
-            differences = verify(proposal.path, call, module, original, accuracy, gradients, proposal.path == "")
+            is_whole = proposal.path == ""
+            perturbs = perturbs and not is_whole and not rounds
+            wider = self._wider(module) if perturbs else lambda *_: None
+            differences = verify(proposal.path, call, module, original, accuracy, gradients, is_whole, perturbs, wider)
         except Mismatch as error:
             return anyone(str(error)), []
+        except Exception as error:  # the model's own code runs in there, on a replaced part
+            return anyone(raised("running it", error)), []
         worst = max(differences, key=lambda one: one.relative / max(one.tolerance, 1e-30))
         words = f"its {worst.quantity} differs by {worst.relative:.1e} of a row, more than {worst.tolerance:.0e}"
         return anyone(None if worst.ok else words), differences
 
+    def _wider(self, module: nn.Module) -> Callable[[Call, int, bool], Results | None]:
+        """The original in a wider type; every way of one part is judged against the same runs."""
+
+        def run(inputs: Call, seed: int, is_perturbed: bool) -> Results | None:
+            if self._wide[0] is not module:
+                self._wide = (module, {})
+            known = self._wide[1]
+            if (seed, is_perturbed) not in known:
+                with self.changes.suspended():
+                    known[seed, is_perturbed] = wider_results(module, inputs, self.context.trains, seed)
+            return known[seed, is_perturbed]
+
+        return run
+
     def _decide(self, proposal: Proposal, call: Call, seconds: float, predicted_us: float) -> Decision:
         """Verifies and times every way once."""
-        best: Decision | None = None
-        maybe = Decision(None, "")
+        timed: list[list[tuple[Timing, Timing]]] = []
         reasons: list[str] = []
         for index, way in enumerate(proposal.ways):
+            timed.append([])
             change = way.change()
-            self.changes.apply(change)
             try:
-                failure, differences = self.check(proposal, call)
+                self.changes.apply(change)
+                failure, differences = self.check(proposal, call, perturbs=True)
                 if failure is not None:
                     self.outcome.differences.extend(differences)
                     reasons.append(f"{way.name}: {failure}")
                     continue
                 if self.context.compiled:  # the whole decides, see compiled.py
                     return Decision(index, "")
-                found = self._time(proposal, call, change, seconds)
+                timed[index] = self._time(proposal, call, change, seconds)
+            except Exception as error:
+                reasons.append(f"{way.name}: {raised('trying it', error)}")
+                continue
             finally:
                 self.changes.undo(change)
-            before, after = found[0]
-            slower_calls = len(found) > 1 and _gain(*found[-1]) < 2 - CLEAR_GAIN
-            gains = pays(before, after)
-            if not gains and not (pays(*found[-1]) and _gain(before, after) > 2 - CLEAR_GAIN):
-                reasons.append(f"{way.name}: {_told(*found)}")
-                ratio = min(before.median_us / after.median_us, _gain(before, after))
-                may_gain = ratio > 1.0 or saves(before, after, predicted_us)
-                if may_gain and _gain(before, after) > _gain(maybe.before, maybe.after):
-                    maybe = Decision(None, "", before, after, index)
-            elif best is None or _gain(before, after) > TIE * _gain(best.before, best.after):
-                best = Decision(index, "", before, after, costs_calls=slower_calls)
-        maybe.reason = self._words(maybe) + "; ".join(reasons)
-        return best or maybe
+            reasons.append(f"{way.name}: {_comparison_text(*timed[index])}")
+        verdict = judge(timed, predicted_us)
+        if verdict.way is not None:
+            return Decision(verdict.way, "", *timed[verdict.way][0], costs_calls=verdict.costs_calls)
+        maybe = Decision(None, "") if verdict.maybe is None else Decision(None, "", *timed[verdict.maybe][0])
+        maybe.maybe = verdict.maybe
+        maybe.reason = self._summary(maybe) + "; ".join(reasons)
+        return maybe
 
-    def _words(self, decision: Decision) -> str:
+    def _summary(self, decision: Decision) -> str:
         if self.context.compiled:
             return "it computes something else. "
         return "not faster here. " if decision.maybe is None else "no clear gain of its own. "
@@ -209,7 +228,7 @@ class Chooser:
         off, on = switches(change.undo, change.apply)
         try:
             with working(module, self.context.trains):
-                left = max(self.budget.left(self.share), 0.0)
+                left = max(self.budget.left(self.stage), 0.0)
                 ways = {"before": (off, run), "after": (on, run)}
                 each = min(seconds, left) / len(clocks)
                 found = [interleaved(ways, self.context.device, each, queued) for queued in clocks]
@@ -218,75 +237,9 @@ class Chooser:
         return [(one["before"], one["after"]) for one in found]
 
 
-def _told(decides: tuple[Timing, Timing], *others: tuple[Timing, Timing]) -> str:
+def _comparison_text(decides: tuple[Timing, Timing], *others: tuple[Timing, Timing]) -> str:
     """By which clock, and what it said."""
     before, after = decides
     words = f"{after.median_us:.0f} us against {before.median_us:.0f} us as it is"
     ratio = f"({before.median_us / after.median_us:.2f}x)"
     return f"{words} by the device's own time {ratio}" if others else f"{words} {ratio}"
-
-
-def pays(before: Timing, after: Timing) -> bool:
-    """Whether the change is faster beyond doubt, as the report would call it: the quartiles do not overlap."""
-    return _gain(before, after) >= LEAST_GAIN and after.high_us < before.low_us
-
-
-def faster(before: Timing, after: Timing) -> bool:
-    """Whether the whole is faster, by however little, beyond doubt."""
-    return _gain(before, after) >= FAINT_GAIN and after.high_us < before.low_us
-
-
-def saves(before: Timing, after: Timing, predicted_us: float) -> bool:
-    """Whether a change too small for the clock is worth a trial with others: no slower as far as it can tell, and less
-    work by the plan."""
-    overlaps = before.low_us <= after.high_us and after.low_us <= before.high_us
-    return predicted_us > LEAST_SAVING_US and overlaps and _gain(before, after) > 2 - CLEAR_GAIN
-
-
-def _gain(before: Timing | None, after: Timing | None) -> float:
-    return before.low_us / after.low_us if before is not None and after is not None else 0.0
-
-
-def working(module: nn.Module, trains: bool) -> Any:
-    """The mode in which the module is timed: as the user left it for training, evaluating for inference."""
-    from contextlib import nullcontext
-
-    return nullcontext() if trains else evaluating(module)
-
-
-def runner(module: nn.Module, call: Call, trains: bool) -> Callable[[], object]:
-    """One run of a part: forward, and for training backward too, into nobody's .grad."""
-    held = Call(copied(call.args), copied(call.kwargs))
-    first = held.first()
-    if not trains:
-
-        def infer() -> object:
-            with torch.no_grad():
-                return held.run(module)
-
-        return infer
-    if first is not None:
-        first.requires_grad_()
-    leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-    leaves += [first] if first is not None else []
-    gradients: list[Tensor] = []  # drawn in the first run: of ones a GPU draws less power than of numbers
-
-    def step() -> object:
-        from torch.utils import _pytree as pytree
-
-        outputs = [leaf for leaf in pytree.tree_leaves(held.run(module)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in outputs if leaf.requires_grad]
-        if not outputs:
-            return None
-        if [one.shape for one in outputs] != [one.shape for one in gradients]:
-            gradients[:] = [random_like(leaf, i) for i, leaf in enumerate(outputs)]
-        return torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
-
-    return step
-
-
-def cost_of(module: nn.Module, call: Call, trains: bool, ridge: float) -> Cost:
-    """Counted in one run of the module as it is."""
-    run = runner(module, call, trains)
-    with working(module, trains):
-        return count(run, ridge)

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from torch import nn
 
 from .changes import Changes
-from .choose import Kept, Outcome, pays, working
+from .choose import Kept, Outcome
 from .measure import Timing, interleaved
 from .patterns.context import Context
 from .run import Sample, gradients_kept
+from .runner import working
+from .verdicts import pays
 from .whole import revert
 
 NOTHING = "as it is"
@@ -69,10 +71,10 @@ def choose_set(
     best = _best(timings)
     for kept in reversed([one for one in outcome.kept if one not in sets[best]]):
         reason = (
-            f"compiled, the model is fastest with {best if best != NOTHING else 'no replacement'}: {_words(timings)}"
+            f"compiled, the model is fastest with {best if best != NOTHING else 'no replacement'}: {_summary(timings)}"
         )
         revert(changes, outcome, kept, reason)
-    return f"compiled and timed in turns: {_words(timings)}"
+    return f"compiled and timed in turns: {_summary(timings)}"
 
 
 def _best(timings: dict[str, Timing]) -> str:
@@ -80,5 +82,5 @@ def _best(timings: dict[str, Timing]) -> str:
     return name if name == NOTHING or pays(timings[NOTHING], timings[name]) else NOTHING
 
 
-def _words(timings: dict[str, Timing]) -> str:
+def _summary(timings: dict[str, Timing]) -> str:
     return ", ".join(f"{name} {timing.median_us:.0f} us" for name, timing in timings.items())

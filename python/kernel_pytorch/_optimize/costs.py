@@ -35,8 +35,8 @@ _NOT_RUN = (
 
 @dataclass
 class Cost:
-    """Of one call: bytes of the launches bound by memory, operations of those bound by the rate of products, those of
-    FP8 by themselves."""
+    """The cost of one call: bytes of the memory-bound launches, operations of the compute-bound ones, with FP8 counted
+    separately."""
 
     bytes: float = 0.0
     flops: float = 0.0
@@ -78,7 +78,7 @@ def runs(function: Any) -> bool:
 
 
 def moved_bytes(*values: Any) -> float:
-    """Of all tensors in them."""
+    """Bytes of all tensors in the values."""
     return float(sum(_bytes(leaf) for leaf in pytree.tree_leaves(values)))
 
 
@@ -90,6 +90,8 @@ def _multiplies_float8(args: Any) -> bool:
 def _bytes(leaf: Any) -> int:
     if not isinstance(leaf, Tensor):
         return 0
+    if leaf.is_nested:  # it has no sizes to ask for
+        return leaf.numel() * leaf.element_size()
     stored = 1
     for size, stride in zip(leaf.shape, leaf.stride()):
         stored *= size if stride else 1  # what is expanded is read once
@@ -97,7 +99,7 @@ def _bytes(leaf: Any) -> int:
 
 
 def count(run: Callable[[], object], ridge: float = math.inf) -> Cost:
-    """Of what `run` does, backward included, on a device with `ridge` operations to a byte; without, all is bytes."""
+    """The cost of `run`, backward included, on a device with `ridge` operations per byte; without it, all is bytes."""
     return counted(run, ridge)[0]
 
 

@@ -12,8 +12,10 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from .optimize import OptimizationResult, optimize
+from .pending import Pending, forget_first_call
+from .state import random_numbers_kept
 
-__all__ = ["apart_from_the_call", "forget_first_call", "goal_now", "optimize_at_first_call", "sample_inputs_of"]
+__all__ = ["apart_from_the_call", "goal_now", "optimize_at_first_call", "sample_inputs_of"]
 
 
 def goal_now(model: nn.Module) -> str:
@@ -66,7 +68,7 @@ def optimize_at_first_call(
     return model
 
 
-class FirstCall:
+class FirstCall(Pending):
     """A hook before a model's forward that optimises the model and is then gone."""
 
     def __init__(
@@ -88,14 +90,7 @@ class FirstCall:
             self.then(result)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "then": None}  # a copy has nobody to tell
-
-
-def forget_first_call(model: nn.Module) -> None:
-    """Takes back what optimize_at_first_call asked for, if its call has not come yet."""
-    for key in [key for key, hook in model._forward_pre_hooks.items() if isinstance(hook, FirstCall)]:
-        del model._forward_pre_hooks[key]
-        model._forward_pre_hooks_with_kwargs.pop(key, None)
+        return {**self.__dict__, "then": None}  # a copy has no callback
 
 
 @contextmanager
@@ -107,9 +102,8 @@ def apart_from_the_call(model: nn.Module) -> Iterator[None]:
     while (pair := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
         lifted.append(pair)
-    indices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     try:
-        with torch.random.fork_rng(devices=list(indices)):
+        with random_numbers_kept(model):
             yield
     finally:
         for pack, unpack in reversed(lifted):

@@ -22,13 +22,13 @@ Arguments = dict[str, Any]
 
 
 def flops_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float:
-    """Of function(*args, **kwargs), an overload of a torch op, which gave `result`."""
+    """FLOPs of function(*args, **kwargs), an overload of a torch op that returned `result`."""
     known = product_flops(function, args, kwargs, result)
     return float(_elements(result) or _elements((args, kwargs))) if known is None else known
 
 
 def product_flops(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float | None:
-    """Of the products in it; None of an op that multiplies no matrices."""
+    """FLOPs of its GEMMs; None for an op without any."""
     space, name = function._schema.name.split("::")
     formula = _TORCHS.get(name) if space == "aten" else None
     if formula is None:
@@ -53,7 +53,7 @@ def _elements(values: Any) -> int:
 
 
 def _torch_attention(arguments: Arguments) -> Any:
-    """Of torch's attention. Its own formulas count causal ones in full and refuse grouped heads."""
+    """FLOPs of torch's attention. torch's own formulas count causal attention in full and refuse grouped heads."""
     return attention_flops({**arguments, "heads_first": True, "causal": arguments.get("is_causal")})
 
 
@@ -62,7 +62,7 @@ def _torch_attention_backward(arguments: Arguments) -> Any:
 
 
 def _torch_native_attention(arguments: Arguments) -> Any:
-    """Of query, key and value together: torch's one op for nn.MultiheadAttention in evaluation."""
+    """FLOPs of torch's single op for nn.MultiheadAttention in evaluation: query, key and value together."""
     query, key = arguments["query"], arguments["key"]
     weights = arguments["qkv_weight"].numel() + arguments["proj_weight"].numel()
     return 2.0 * query.numel() // query.shape[-1] * weights + 4.0 * query.numel() * key.shape[1]

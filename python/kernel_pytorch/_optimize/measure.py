@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from .._ops.float8 import quantize, scaled_matmul
 from .agreement import agreed, alone
 from .attribution import costs_by_kernel, outermost, total_of
 from .costs import counted, synchronize
+from .state import prepare
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1, q
     """Microseconds of one run, the average of `repeats` runs on end. A GPU waits for `queued_us` first, so that what
     the host needs no longer to ask for the runs is not counted: the device's own time, as in a CUDA graph.
     """
+    prepare(run, repeats)
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         if queued_us:
@@ -146,6 +149,7 @@ def interleaved(
 
 def _asking_us(run: Callable[[], object], device: torch.device) -> float:
     """Microseconds until the host has asked for one run."""
+    prepare(run)
     begin = time.perf_counter_ns()
     run()
     taken = (time.perf_counter_ns() - begin) / 1e3
@@ -163,6 +167,7 @@ def warm_up() -> None:
 def kernels_us(run: Callable[[], object], device: torch.device) -> float:
     """Microseconds that a GPU's kernels take in one run, whatever the host does between them; 0 where no profiler
     sees them."""
+    prepare(run)
     synchronize(device)
     with profiled([ProfilerActivity.CUDA]) as profiler:
         run()
@@ -181,11 +186,13 @@ def device_events(profiler: profile, on_gpu: bool) -> list[Any]:
 
 def timing_of(values: list[float]) -> Timing:
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    return Timing(median, low, high, len(values))
+    # Of two values the quartiles would be extrapolated, to less than nothing.
+    return Timing(median, max(low, min(values)), min(high, max(values)), len(values))
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     """Memory at the peak of one run beyond what was there before, by torch's allocator."""
+    prepare(run)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -220,6 +227,7 @@ def kernels_of(
     """Where the time of one run goes, longest first, and how many kernels it launches (on a CPU: ops, views aside;
     0 of compiled code, where they are unknown)."""
     on_gpu = device.type == "cuda"
+    prepare(run, 2)
     cost, by_op = counted(run) if not compiled else (None, {})
     synchronize(device)
     with profiled([ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
@@ -253,8 +261,6 @@ def float8_rate(device: torch.device) -> float:
     """Operations of a large product of FP8 in a second; 0 where there are no units for it. Once per process."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 9:
         return 0.0
-    from .._ops.float8 import quantize, scaled_matmul
-
     size = 8192
     a, b = (quantize(torch.randn(size, size, device=device, dtype=torch.bfloat16)) for _ in range(2))
     job = (lambda: None, lambda: scaled_matmul(a.codes, b.codes, a.scales, b.scales))

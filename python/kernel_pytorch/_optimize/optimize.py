@@ -18,20 +18,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
-from . import optimizers, report_data
+from . import optimizers
 from .agreement import among_ranks
 from .budget import Budget, shown_progress
 from .changes import KEY, Changes, changes_of, uncompiled
-from .choose import Chooser, Outcome, proposals, working
+from .choose import Chooser, Outcome, proposals
 from .compiled import choose_set
 from .measure import once_us, warm_up
 from .patterns import LAST_PATTERNS, named
 from .patterns.context import Context
+from .pending import forget_first_call
 from .plan import plan_sites
 from .record import record
+from .report import Report
+from .report.collect import collect, collect_nothing
 from .roofs import roofs
 from .run import Sample, gradients_kept, sample_of
+from .runner import working
 from .sites import Proposal
+from .state import left_as_it_was
 from .together import confirm, try_together
 from .tuned import Tuning, tune_step
 from .whole import check_whole, compare_whole, verify_whole
@@ -107,7 +112,7 @@ def optimize(
     sample = sample_of(model, sample_inputs, goal, loss)
     changes = Changes()
     try:
-        with among_ranks(inner), shown_progress(progress) as say:
+        with among_ranks(inner), left_as_it_was(inner), shown_progress(progress) as say:
             data = _optimize(model, inner, sample, goal, accuracy, changes, budget, say, chosen, optimizer, tune)
     except BaseException:  # Ctrl-C too: the model is left as it was
         changes.release()
@@ -115,7 +120,7 @@ def optimize(
         raise
     if changes.applied:
         inner.__dict__[KEY] = changes
-    return OptimizationResult(model, report_data.as_report(data))
+    return OptimizationResult(model, Report(data))
 
 
 def _optimize(
@@ -132,13 +137,15 @@ def _optimize(
     tune: str,
 ) -> dict[str, Any]:
     say("running the sample")
+    if any(nn.parameter.is_lazy(p) for p in inner.parameters()):
+        sample.forward(inner)  # a lazy module has no parameters before its first call
     recording = record(inner, lambda: sample.forward(inner))
     context = Context(inner, goal, accuracy, sample.device, recording, compiled=model is not inner)
     machine = roofs(context.device, sample.dtype)
     step_seconds = _step_seconds(inner, context, sample)
     budget.start(step_seconds)
     if budget.is_too_small:
-        return report_data.collect_nothing(model, context, budget, sample)
+        return collect_nothing(model, context, budget, sample)
     warm_up()
     budget.start(step_seconds)
     found, refused = proposals(context, [one for one in patterns if one not in LAST_PATTERNS], budget)
@@ -148,48 +155,47 @@ def _optimize(
     chooser = Chooser(context, changes, budget)
     chooser.outcome.refusals.extend(refused)
     for index, site in enumerate(plan.sites):
-        told = site.prediction
-        chooser.try_one(site.proposal, told["measure_seconds"], told["before_us"] - told["after_us"])
+        predicted = site.prediction
+        chooser.try_one(site.proposal, predicted["measure_seconds"], predicted["before_us"] - predicted["after_us"])
         say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
     outcome = chooser.outcome
-    if not context.compiled and not budget.is_spent(0.7):
-        note = try_together(chooser, sample, min(0.1 * budget.seconds, 3.0), say)
+    if not context.compiled and not budget.is_spent("together"):
+        note = try_together(chooser, sample, budget.measure_seconds("together"), say)
         plan.notes.extend([note] if note else [])
     if outcome.kept:
         verify_whole(context, changes, outcome, sample, say)
     if context.compiled:
-        note = choose_set(model, context, changes, outcome, sample, max(0.5 * budget.left(), 1.0), say)
+        note = choose_set(model, context, changes, outcome, sample, budget.measure_seconds("compiled"), say)
         plan.notes.extend([note] if note else [])
     tuned = Tuning()
-    if tune != "off" and not budget.is_spent(0.8):
+    if tune != "off" and not budget.is_spent("tune"):
         check = functools.partial(check_whole, context, changes, outcome, sample)
-        tuned = tune_step(
-            model, context, changes, sample, plan.roofs or {}, 0.4 * budget.left(), lambda: check()[0], say
-        )
-    chooser.by_calls, chooser.share = True, 0.9
+        seconds = (budget.measure_seconds("tune"), budget.measure_seconds("tuned"))
+        tuned = tune_step(model, context, changes, sample, plan.roofs or {}, *seconds, lambda: check()[0], say)
+    chooser.by_calls, chooser.stage = True, "last"
     alone = len(outcome.kept)
     for proposal in _last(context, outcome, patterns, budget):
-        chooser.try_one(proposal, min(0.1 * budget.seconds, 3.0))
+        chooser.try_one(proposal, budget.measure_seconds("last"))
     changes.release()  # graphs of the trials, in other modes than the model's own
     if len(outcome.kept) == alone:
-        confirm(chooser, sample, min(0.1 * budget.seconds, 3.0), say)
-    measured = compare_whole(model, context, changes, outcome, sample, tuned, max(budget.left(), 0.0), say)
+        confirm(chooser, sample, budget.measure_seconds("last"), say)
+    measured = compare_whole(model, context, changes, outcome, sample, tuned, budget.measure_seconds("whole"), say)
     if tune == "cache":
         tuned.keep_on_disk()
     if optimizer is not None:
-        optimizers.choose(optimizer, changes, outcome, sample.device, min(0.05 * budget.seconds, 2.0))
-    return report_data.collect(model, context, outcome, plan, tuned, measured, sample)
+        optimizers.choose(optimizer, changes, outcome, sample.device, budget.measure_seconds("optimizer"))
+    return collect(model, context, outcome, plan, tuned, measured, sample)
 
 
 def _step_seconds(model: nn.Module, context: Context, sample: Sample) -> float:
-    """Of one run, the second: the first has warmed up what it needs."""
+    """Seconds of the second run; the first one warms up."""
     run = sample.step(model)
     with gradients_kept(model), working(model, context.trains):
         return once_us(run, context.device) / 1e6
 
 
 def _last(context: Context, outcome: Outcome, patterns: tuple[ModuleType, ...], budget: Budget) -> list[Proposal]:
-    found, refused = proposals(context, [one for one in LAST_PATTERNS if one in patterns], budget, 0.9)
+    found, refused = proposals(context, [one for one in LAST_PATTERNS if one in patterns], budget, "last")
     outcome.refusals.extend(refused)
     return found
 
@@ -197,8 +203,6 @@ def _last(context: Context, outcome: Outcome, patterns: tuple[ModuleType, ...], 
 def restore(model: nn.Module) -> nn.Module:
     """Undoes everything that `optimize` did to the model, or what its first call was to do; a model that was not
     optimized is returned as it is."""
-    from .first_call import forget_first_call
-
     inner = uncompiled(model)
     forget_first_call(model)
     changes = changes_of(inner)

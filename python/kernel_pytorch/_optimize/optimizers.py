@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from ..optim import AdamW
 from .changes import Change, Changes, SetAttribute, Several
-from .choose import Kept, Outcome, pays
+from .choose import Kept, Outcome
 from .measure import Timing, interleaved
 from .sites import Proposal, Refusal, Way
+from .verdicts import pays
 from .verify import Difference, random_like, row_error, tolerance_for
 
 PATTERN = "optimizer"

@@ -1,5 +1,5 @@
-"""Asks the core's plan (C++, kernel_pytorch/plan/model_plan.h) what each replacement would gain, and in which order to
-try them. Here the work of each part is counted, before and after, and handed over as numbers.
+"""Asks the core's plan (C++, kernel_pytorch/plan/optimize/model_plan.h) what each replacement would gain, and in which
+order to try them. Here the work of each part is counted, before and after, and handed over as numbers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from .. import _library
 from .agreement import agreed
 from .budget import Budget
 from .changes import Changes
-from .choose import cost_of
 from .measure import float8_rate
 from .patterns.context import Context
-from .sites import Proposal, Refusal
+from .runner import cost_of
+from .sites import Proposal, Refusal, raised
 
 
 @dataclass
@@ -47,11 +47,17 @@ def plan_sites(
     assert plan.roofs is not None
     ridge = plan.roofs["matmul_flops_per_second"] / plan.roofs["copy_bytes_per_second"]
     costs: dict[tuple[Any, ...], dict[str, Any]] = {}
+    failures: dict[tuple[Any, ...], str] = {}
     for proposal in found:
-        if proposal.signature not in costs and not budget.is_spent(0.4):
-            costs[proposal.signature] = _costs(context, changes, proposal, ridge)
-    late = [one for one in found if one.signature not in costs]
-    plan.refusals.extend(Refusal(one.path, one.pattern, budget.reason()) for one in late)
+        signature = proposal.signature
+        if signature in costs or signature in failures or budget.is_spent("count"):
+            continue
+        try:
+            costs[signature] = _costs(context, changes, proposal, ridge)
+        except Exception as error:  # the model's own code runs in there
+            failures[signature] = raised("counting what it does", error)
+    left = [one for one in found if one.signature not in costs]
+    plan.refusals.extend(Refusal(one.path, one.pattern, failures.get(one.signature, budget.reason())) for one in left)
     found = [one for one in found if one.signature in costs]
     kinds = {signature: number for number, signature in enumerate(costs)}
     request = {
@@ -87,13 +93,13 @@ def plan_sites(
 
 
 def _costs(context: Context, changes: Changes, proposal: Proposal, ridge: float) -> dict[str, Any]:
-    """Of the part as it is and by its first way."""
+    """The costs of the original part and of its first variant."""
     call = context.recording.call(proposal.path)
     assert call is not None
     before = cost_of(proposal.module, call, context.trains, ridge)
     change = proposal.ways[0].change()
-    changes.apply(change)
     try:
+        changes.apply(change)
         after = cost_of(proposal.module, call, context.trains, ridge)
     finally:
         changes.undo(change)

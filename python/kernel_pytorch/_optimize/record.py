@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from .sites import Call, signature_of
 
@@ -29,18 +28,6 @@ class Recording:
         return None if signature is None else self.calls[signature]
 
 
-def copied(value: Any) -> Any:
-    """Tensors as copies without history; everything else, such as a cache, as it is."""
-
-    def copy(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        made = leaf.detach().clone()
-        return made.requires_grad_() if leaf.requires_grad and leaf.is_floating_point() else made
-
-    return pytree.tree_map(copy, value)
-
-
 def record(model: nn.Module, run: Callable[[], object]) -> Recording:
     """Runs the sample once, listening to every module."""
     recording = Recording()
@@ -54,7 +41,7 @@ def record(model: nn.Module, run: Callable[[], object]) -> Recording:
             signature = signature_of(module, Call(args, kwargs))
             recording.signatures[path] = signature
             if signature not in recording.calls:
-                recording.calls[signature] = Call(copied(args), copied(kwargs))
+                recording.calls[signature] = Call(args, kwargs).fresh()
 
         return hook
 

@@ -6,6 +6,7 @@ were the model's.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .._modes import evaluating
 from .agreement import is_shared
 from .sites import Call
-from .verify import evaluating, random_like
+from .state import Repeated
+from .verify import random_like
 
 
 @dataclass
@@ -34,23 +37,22 @@ class Sample:
     def forward(self, model: nn.Module) -> object:
         """One forward, in the mode of the goal."""
         with evaluating(model) if self.goal == "inference" else nullcontext():
-            return self.call.run(model)
+            return Repeated(self.call, lambda call: call.run(model))()
 
     def step(self, model: nn.Module) -> Callable[[], object]:
         """What is measured: forward, or forward and backward with gradients cleared first."""
-        if self.goal == "inference":
-            return lambda: self._infer(model)
-        return lambda: self._train(model)
+        step = self._infer if self.goal == "inference" else self._train
+        return Repeated(self.call, functools.partial(step, model))
 
-    def _infer(self, model: nn.Module) -> object:
+    def _infer(self, model: nn.Module, call: Call) -> object:
         with torch.no_grad():
-            return self.call.run(model)
+            return call.run(model)
 
-    def _train(self, model: nn.Module) -> object:
-        for tensor in (*model.parameters(), *self.call.tensors()):
+    def _train(self, model: nn.Module, call: Call) -> object:
+        for tensor in (*model.parameters(), *call.tensors()):
             tensor.grad = None
         with torch.enable_grad():
-            roots, gradients = self.roots(self.call.run(model))
+            roots, gradients = self.roots(call.run(model))
             torch.autograd.backward(roots, gradients)
         return None
 
@@ -90,7 +92,7 @@ def gradients_kept(model: nn.Module) -> Iterator[None]:
 def _reshard(model: nn.Module) -> None:
     """After a forward alone FSDP2's parameters are whole ones, which are not those that gradients are kept in."""
     if is_shared():
-        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.fsdp import FSDPModule  # slow to load, and few models are sharded
 
         for part in model.modules():
             if isinstance(part, FSDPModule):
@@ -98,7 +100,7 @@ def _reshard(model: nn.Module) -> None:
 
 
 def _leaf(value: Any) -> Any:
-    """The same memory without its history: gradients of the sample are nobody's, and a graph can be used but once."""
+    """The same memory without its history: the sample gets no gradients, and a graph can be used only once."""
     if type(value) is not Tensor or not value.requires_grad:
         return value
     return value.detach().requires_grad_()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .changes import Change
+from .state import copied
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Call:
 
     def run(self, module: Callable[..., Any]) -> Any:
         return module(*self.args, **self.kwargs)
+
+    def fresh(self) -> Call:
+        """The same call on copies of everything that it may change."""
+        return Call(*copied((self.args, self.kwargs)))
 
     def tensors(self) -> list[Tensor]:
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
@@ -67,10 +72,18 @@ class Refusal:
     reason: str
 
 
+def raised(what: str, error: Exception) -> str:
+    """A failure of one part in words, for its refusal: the call goes on."""
+    text = str(error).strip().splitlines()
+    return f"{what} raised {type(error).__name__}{': ' + text[0][:200] if text else ''}"
+
+
 Found: TypeAlias = "Proposal | Refusal | None"
 
 
 def describe(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.is_nested or nn.parameter.is_lazy(tensor):  # it has no sizes to ask for
+        return (type(tensor).__name__, tensor.is_nested, tensor.dtype, tensor.device.type)
     return (tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .changes import Change
-from .choose import Chooser, Kept, Outcome, faster, working
+from .choose import Chooser, Kept, Outcome
 from .measure import Timing, interleaved, switches
 from .run import Sample, gradients_kept
+from .runner import working
+from .verdicts import faster
 from .whole import revert
 
 

@@ -1,9 +1,9 @@
 """Kernels measured on the very problems of the model's step, where that pays, and kept where the whole is faster.
 
-The plan (C++, plan/tuning_plan.h) says which problems and for how long; a scope of the tuner measures them at their
-calls. What it finds is an overlay: it holds for the process, for as long as the model is optimized, and is a change of
-the model like any other, so that a failure and `restore` take it away. The tuning cache on disk, which every process of
-this machine shares, gets it only where that is asked for.
+The plan (C++, plan/optimize/tuning_plan.h) says which problems and for how long; a scope of the tuner measures them at
+their calls. What it finds is an overlay: it holds for the process, for as long as the model is optimized, and is a
+change of the model like any other, so that a failure and `restore` take it away. The tuning cache on disk, which every
+process of this machine shares, gets it only where that is asked for.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import nn
 from .. import _library, tuning
 from .agreement import is_shared
 from .changes import Change, Changes
-from .choose import faster, working
 from .measure import Timing, interleaved, once_us, switches
 from .patterns.context import Context
 from .run import Sample, gradients_kept
+from .runner import working
+from .verdicts import confirms_tuning
 
 Row = dict[str, Any]
 Choice = tuning.TunedProblem
-_SHARE_TO_MEASURE = 0.75  # of the seconds; the rest times the whole
 _MOST_PASSES = 3
 
 
@@ -94,10 +94,12 @@ def tune_step(
     sample: Sample,
     roofs: dict[str, Any],
     seconds: float,
+    whole_seconds: float,
     check: Callable[[], str | None],
     say: Callable[[str], None],
 ) -> Tuning:
-    """Tunes the problems of a step that are worth it, in about `seconds`. `check` says what is wrong with the whole."""
+    """Tunes the problems of a step that are worth it, in about `seconds`, and times the whole in about
+    `whole_seconds`. `check` says what is wrong with the whole."""
     if is_shared():
         return Tuning(notes=["not tuned: ranks share the model; kernel_pytorch.autotune tunes each for itself"])
     if _library.call("recorded", has_request=False)["recording"]:
@@ -111,7 +113,7 @@ def tune_step(
             return found
         step_us = min(once_us(run, context.device) for _ in range(2))
         planned = _Planned(decisions, context, roofs, step_us)
-        found.rows, found.choices = planned.measured(run, _SHARE_TO_MEASURE * max(seconds, 0.0), say)
+        found.rows, found.choices = planned.measured(run, max(seconds, 0.0), say)
         if not found.choices:
             return found
         found.change = Choices([_entry(one) for one in found.choices])
@@ -121,19 +123,13 @@ def tune_step(
             found.leave(changes, lambda gain: f"{gain} alone; with it the whole model's {failure}")
             return found
         say(f"timing the whole with {len(found.choices)} tuned kernels, and without")
-        before, after = _time(run, found.change, context, max((1 - _SHARE_TO_MEASURE) * seconds, 0.2))
+        before, after = _time(run, found.change, context, whole_seconds)
     expected = sum(row["calls"] * (row["from_us"] - row["to_us"]) for row in found.rows if row["kept"])
-    if not saves(before, after, expected):
+    if not confirms_tuning(before, after, expected):
         saved = before.median_us - after.median_us
         words = f"all of them save {saved:.1f} us of a step of {before.median_us:.0f}, of {expected:.1f} expected"
         found.leave(changes, lambda gain: f"{gain} alone, not kept: {words}")
     return found
-
-
-def saves(before: Timing, after: Timing, expected_us: float) -> bool:
-    """Whether the whole is faster, and by half or more of what the problems save by themselves: the tuner's buffers are
-    never in a cache, those of a model often are, and a kernel may be better for the one and worse for the other."""
-    return faster(before, after) and before.median_us - after.median_us >= 0.5 * expected_us
 
 
 class _Planned:
@@ -173,9 +169,9 @@ class _Planned:
         chosen: list[Choice] = []
         done: set[int] = set()
         for _ in range(_MOST_PASSES):
-            told = _library.call("tuning_plan", request={**self.request, "budget_seconds": seconds})["decisions"]
-            rows |= {one["problem"]: self._row(one) for one in told if one["listed"] and one["problem"] not in done}
-            wanted = [one for one in told if one["tunes"]]
+            decided = _library.call("tuning_plan", request={**self.request, "budget_seconds": seconds})["decisions"]
+            rows |= {one["problem"]: self._row(one) for one in decided if one["listed"] and one["problem"] not in done}
+            wanted = [one for one in decided if one["tunes"]]
             if not wanted:
                 break
             report = self._measure(run, wanted, seconds, say)
@@ -186,19 +182,19 @@ class _Planned:
             seconds = max(seconds - report.seconds, 0.0)
         return list(rows.values()), chosen
 
-    def _row(self, told: dict[str, Any]) -> Row:
-        decision, asked = self.problems[told["problem"]], self.request["problems"][told["problem"]]
+    def _row(self, decided: dict[str, Any]) -> Row:
+        decision, asked = self.problems[decided["problem"]], self.request["problems"][decided["problem"]]
         return {
             "op": decision.key.op,
             "problem": decision.key.problem,
             "calls": asked["calls"],
-            "share": told["share"],
+            "share": decided["share"],
             "from": f"{decision.kernel} {decision.config}".rstrip(),
             "to": None,
             "from_us": None,
             "to_us": None,
             "kept": False,
-            "reason": told["reason"],
+            "reason": decided["reason"],
         }
 
     def _measure(

@@ -7,8 +7,9 @@ random numbers are nobody's to compare, is off; where dropout stands in a part i
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,13 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .record import copied
+from .._modes import evaluating
 from .sites import Call
+from .state import states_of, tensors_in
 
+# Of a row, what a replacement may differ from a wider run beyond 1.25 times what the original differs: one rounding of
+# another order of sums.
+_FLOORS = {torch.float16: 1e-3, torch.bfloat16: 6e-3}
+# fp32 is judged by its tolerance, which is close already: runs in fp64 would take most of a small budget on a CPU.
+_NARROW = _FLOORS.keys()
+_SHARE_OF_ERROR = 1.25
+_MOST_WIDE_BYTES = 1 << 31  # of a part's parameters in the wider type
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 TOLERANT = 0.25  # with accuracy="tolerant": FP8's two or three significant bits, through a part or a model
-# Of the largest of a part's gradients: below this share one may be nothing but rounding, such as that of a key's bias,
-# which is zero in exact arithmetic.
+# A gradient below this share of a part's largest gradient may be pure rounding, such as that of a key's bias, which is
+# zero in exact arithmetic.
 _NOISE = 0.05
 _CHUNK = 1 << 25  # elements
 WHOLE = 3.0  # a model may differ by this many times what a part may: errors of its parts add up
@@ -30,7 +39,7 @@ WHOLE = 3.0  # a model may differ by this many times what a part may: errors of 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one quantity of one part; the path "" is the whole model."""
+    """The difference in one quantity of one part; the path "" is the whole model."""
 
     path: str
     quantity: str
@@ -56,18 +65,6 @@ class Mismatch(Exception):
     """Outputs of another shape, type or structure: the part is not what it was taken for."""
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """All of the module in evaluation mode, and afterwards each part as it was."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
 def tolerance_for(tensors: list[Tensor], accuracy: str, is_whole: bool) -> float:
     """By the narrowest type in play, autocast's included."""
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
@@ -77,17 +74,19 @@ def tolerance_for(tensors: list[Tensor], accuracy: str, is_whole: bool) -> float
 
 
 def results_of(module: nn.Module, call: Call, gradients: bool, seed: int = 0) -> Results:
-    """Runs module(call) on copies of the arguments; with gradients also backward from random ones."""
-    call = Call(copied(call.args), copied(call.kwargs))
+    """Runs module(call) on copies of the arguments; with gradients also backward from random ones. What the call left
+    in its arguments (keys and values in a cache) counts as output."""
+    call = call.fresh()
     with evaluating(module), torch.set_grad_enabled(gradients):
         first = call.first()
         if gradients and first is not None:
             first.requires_grad_()
         output = call.run(module)
         leaves, structure = pytree.tree_flatten(output)
-        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        outputs = tensors_in([output, *states_of((call.args, call.kwargs))])
         found = _gradients(module, first, outputs, seed) if gradients else {}
-    return Results([whole(tensor.detach()) for tensor in outputs], found, _kinds(leaves) + str(structure))
+    kinds = _kinds([*leaves, *outputs]) + str(structure)
+    return Results([whole(tensor.detach()) for tensor in outputs], found, kinds)
 
 
 def _kinds(leaves: list[Any]) -> str:
@@ -118,7 +117,7 @@ def random_like(tensor: Any, seed: int) -> Tensor:
     drawn = torch.randn(tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype)
     if not hasattr(tensor, "placements"):
         return drawn
-    from torch.distributed.tensor import Replicate, distribute_tensor
+    from torch.distributed.tensor import Replicate, distribute_tensor  # slow to load, and few models have DTensors
 
     placements = [Replicate() if one.is_partial() else one for one in tensor.placements]
     return distribute_tensor(drawn, tensor.device_mesh, placements, src_data_rank=None)
@@ -157,6 +156,57 @@ def compare(path: str, ours: Results, theirs: Results, tolerance: float) -> list
     if theirs.gradients:
         pairs = [(ours.gradients[name], theirs.gradients[name]) for name in theirs.gradients]
         found.append(_worst(path, "gradient", pairs, tolerance))
+    return found
+
+
+def wider_results(module: nn.Module, call: Call, gradients: bool, seed: int) -> Results | None:
+    """Of a copy of the module and its arguments in a wider type: what both the original and its replacement round.
+    None where there is none to be had: a part too large, of a wide type already, or that cannot be copied or widened.
+    """
+    dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    dtypes |= {tensor.dtype for tensor in call.tensors() if tensor.is_floating_point()}
+    autocast = any(torch.is_autocast_enabled(tensor.device.type) for tensor in call.tensors())
+    if autocast or not dtypes & _NARROW or not dtypes <= {*_NARROW, torch.float32}:
+        return None
+    wide = torch.float32
+    if sum(p.numel() for p in module.parameters()) * wide.itemsize > _MOST_WIDE_BYTES:
+        return None
+
+    def widened(leaf: Any) -> Any:
+        return leaf.to(wide) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    try:
+        copied_module = copy.deepcopy(module).to(wide)
+        return results_of(copied_module, Call(*pytree.tree_map(widened, (call.args, call.kwargs))), gradients, seed)
+    except Exception:  # a module may refuse to be copied, or another type, in any way: then tolerances decide
+        return None
+
+
+def judge(path: str, ours: Results, theirs: Results, wide: Results, dtype: torch.dtype) -> list[Difference] | None:
+    """As `compare`, by errors against the wider run: ours may be little more than the original's. None where the wider
+    run is no measure: another structure, or the original is far from it (it rounds inside, whatever the type)."""
+    kinds = [("output", list(zip(ours.outputs, theirs.outputs, wide.outputs)))]
+    if len(wide.outputs) != len(theirs.outputs) or wide.gradients.keys() != theirs.gradients.keys():
+        return None
+    if theirs.gradients:
+        names = list(theirs.gradients)
+        kinds.append(("gradient", [(ours.gradients[n], theirs.gradients[n], wide.gradients[n]) for n in names]))
+    found = []
+    for quantity, triples in kinds:
+        floating = [triple for triple in triples if triple[1].is_floating_point()]
+        if any(one.shape != other.shape for one, _, other in floating):
+            return None
+        floor = _NOISE * max((_rms(exact) for _, _, exact in floating), default=0.0)
+        worst = Difference(path, quantity, 0.0, 0.0, _FLOORS[dtype], True)
+        for mine, original, exact in floating:
+            absolute, relative = row_error(mine, exact, floor)
+            own = row_error(original, exact, floor)[1]
+            if own > _TOLERANCES[dtype]:
+                return None
+            allowed = _SHARE_OF_ERROR * own + _FLOORS[dtype]
+            if relative / allowed >= worst.relative / worst.tolerance:
+                worst = Difference(path, quantity, absolute, relative, allowed, relative <= allowed)
+        found.append(worst)
     return found
 
 
@@ -202,6 +252,36 @@ def row_error(mine: Tensor, theirs: Tensor, floor: float = 0.0) -> tuple[float, 
     return (absolute, relative) if relative == relative else (float("inf"), float("inf"))
 
 
+def _can_perturb(module: nn.Module) -> bool:
+    """Whether the parameters are plain tensors in memory, which may be written and put back."""
+    return all(type(p) is nn.Parameter and type(p.data) is Tensor and not p.is_meta for p in module.parameters())
+
+
+@contextmanager
+def perturbed(module: nn.Module) -> Iterator[None]:
+    """Other parameters for a while, where they lie: each plus noise of a quarter of its deviation, or of a tenth of its
+    size where it is constant. Autograd is not told: a graph of the user's that saved one finds what it saved."""
+    kept = [(p, p.detach().clone()) for p in module.parameters() if p.is_floating_point() and p.numel()]
+    try:
+        with torch.no_grad():
+            for index, (parameter, value) in enumerate(kept):
+                wide = value.float()
+                deviation, mean = wide.std(correction=0).item(), wide.abs().mean().item()
+                scale = 0.25 * deviation if deviation > 1e-3 * mean else 0.1 * max(mean, 1.0)
+                parameter.data.add_((_noise(value, index) * scale).to(value.dtype))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.data.copy_(value)
+
+
+def _noise(like: Tensor, seed: int) -> Tensor:
+    """Normal numbers, a few thousand of them over and over: a large matrix takes seconds to draw."""
+    drawn = torch.randn(4093, generator=torch.Generator().manual_seed(seed)).to(like.device)
+    return drawn.repeat(-(-like.numel() // 4093))[: like.numel()].view(like.shape)
+
+
 def verify(
     path: str,
     call: Call,
@@ -210,15 +290,30 @@ def verify(
     accuracy: str,
     gradients: bool,
     is_whole: bool = False,
+    perturbs: bool = False,
+    wider: Callable[[Call, int, bool], Results | None] = lambda *_: None,
 ) -> list[Difference]:
-    """Of the module as it is now against `reference`, which runs the original, on the sample and on random inputs."""
+    """Differences of the module now from `reference`, which runs the original, on the sample and on random inputs; with
+    `perturbs` also with other parameters, since ones and zeros hide what a replacement leaves out. `wider` runs the
+    original in a wider type, (inputs, seed, with other parameters) -> its results or None: errors are then judged
+    against it, and else differences by fixed tolerances."""
+    dtypes = [one.dtype for one in (*call.tensors(), *module.parameters()) if one.is_floating_point()]
+    narrowest = min(dtypes, key=lambda one: torch.finfo(one).bits, default=torch.float32)
     tolerance = tolerance_for([*call.tensors(), *module.parameters()], accuracy, is_whole)
     worst: dict[str, Difference] = {}
-    for seed, inputs in enumerate([call, randomised(call, 1001)]):
-        for difference in compare(
-            path, results_of(module, inputs, gradients, seed), reference(inputs, seed), tolerance
-        ):
+    trials = [(call, False), (randomised(call, 1001), False)]
+    if perturbs and _can_perturb(module):
+        trials.append((trials[1][0], True))
+    for seed, (inputs, is_perturbed) in enumerate(trials):
+        with perturbed(module) if is_perturbed else nullcontext():
+            ours, theirs = results_of(module, inputs, gradients, seed), reference(inputs, seed)
+            wide = wider(inputs, seed, is_perturbed)
+        differences = compare(path, ours, theirs, tolerance)
+        if wide is not None and narrowest in _FLOORS:
+            differences = judge(path, ours, theirs, wide, narrowest) or differences
+        for difference in differences:
             known = worst.get(difference.quantity)
-            if known is None or difference.relative > known.relative:
+            share = difference.relative / max(difference.tolerance, 1e-30)
+            if known is None or share > known.relative / max(known.tolerance, 1e-30):
                 worst[difference.quantity] = difference
     return list(worst.values())

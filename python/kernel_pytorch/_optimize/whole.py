@@ -10,13 +10,15 @@ from torch import nn
 
 from .agreement import anyone
 from .changes import Changes
-from .choose import Kept, Outcome, pays, working
+from .choose import Kept, Outcome
 from .measure import Timing, interleaved, kernels_of, peak_bytes, switches
 from .patterns.context import Context
 from .patterns.graphs import graph_bytes
 from .run import Sample, gradients_kept
-from .sites import Call, Refusal
+from .runner import working
+from .sites import Call, Refusal, raised
 from .tuned import Tuning
+from .verdicts import pays
 from .verify import Difference, Mismatch, Results, results_of, verify
 
 
@@ -60,6 +62,8 @@ def check_whole(
         differences = verify("", sample.call, context.model, original, accuracy, context.trains, is_whole=True)
     except Mismatch as error:
         return anyone(str(error)), []
+    except Exception as error:  # what only shows where replaced parts meet
+        return anyone(raised("call", error)), []
     bad = [f"{d.quantity} differs by {d.relative:.1e}, more than {d.tolerance:.0e}" for d in differences if not d.ok]
     return anyone(bad[0] if bad else None), differences
 
@@ -117,14 +121,18 @@ def _time(
         del ways["after"]  # there is nothing to compare
     with gradients_kept(context.model), working(context.model, context.trains):
         try:
-            measured.timings = interleaved(ways, context.device, 0.6 * seconds)
+            measured.timings = interleaved(ways, context.device, seconds)
             for name, (turn, _) in ways.items():
                 turn()
                 measured.peaks[name] = peak_bytes(run, context.device)
                 if name == "after" and (held_by_graphs := graph_bytes(context.model)):
                     measured.peaks[name] = (measured.peaks[name] or 0) + held_by_graphs
                     measured.notes.append(f"the memory after includes {held_by_graphs / 2**30:.2f} GiB of CUDA graphs")
-                measured.kernels[name], launches = kernels_of(run, context.device, context.compiled)
+                try:
+                    measured.kernels[name], launches = kernels_of(run, context.device, context.compiled)
+                except Exception as error:  # a profiler or a counter may not know what a model does
+                    measured.kernels[name], launches = [], 0
+                    measured.notes.append(raised(f"listing the kernels {name}", error))
                 measured.launches[name] = launches or None
         finally:
             on()

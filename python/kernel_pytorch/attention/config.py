@@ -32,7 +32,7 @@ _NAMED_PATTERNS: dict[str, dict[str, Any]] = {
 @accepts_names(**SIZES)
 @dataclasses.dataclass
 class AttentionConfig:
-    """Of one attention layer.
+    """The settings of one attention layer.
 
     Args:
         embed_dim: features in and out; also by the name d_model.

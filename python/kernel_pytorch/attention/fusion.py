@@ -52,7 +52,7 @@ class OptimizationLevel(Enum):
     BALANCED = "balanced"  # every part of the strategy, in the model's precision
     AGGRESSIVE = "aggressive"  # products may be narrower where the device gains by it: accuracy="tolerant"
     ADAPTIVE = "adaptive"  # balanced in training, aggressive in evaluation
-    DEBUG = "debug"  # balanced, each step told on standard error
+    DEBUG = "debug"  # balanced, with each step reported on standard error
 
 
 _MOST_GROWTH = 0.05
@@ -141,7 +141,7 @@ class UnifiedAttentionFusion(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model gives. The first call, and the first one in training, fuse it for their arguments."""
         if not torch.compiler.is_compiling():
-            from .._optimize.first_call import goal_now
+            from .._optimize.first_call import goal_now  # slow to load: only who fuses a model waits for it
 
             goal = goal_now(self)
             if goal != self._goal:
@@ -154,11 +154,15 @@ class UnifiedAttentionFusion(nn.Module):
         Without arguments a sample is made up: random, one sequence of config.target_sequence_length, for a model whose
         first norm or linear layer tells the number of features.
         """
-        from .._optimize.first_call import apart_from_the_call, goal_now, sample_inputs_of
-        from .._optimize.optimize import optimize, restore
+        from .._optimize.first_call import (  # slow to load: only who fuses a model waits for it
+            apart_from_the_call,
+            goal_now,
+            sample_inputs_of,
+        )
+        from .._optimize.optimize import optimize, restore  # slow to load: only who fuses a model waits for it
 
         if not args and not kwargs:
-            args = (_made_up_sample(self.model, self.config.target_sequence_length),)
+            args = (_random_sample(self.model, self.config.target_sequence_length),)
         goal = goal_now(self)
         self._lift()
         self._fusions.pop(goal, None)
@@ -357,7 +361,7 @@ def _with_the_same_parameters(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _made_up_sample(model: nn.Module, length: int) -> Tensor:
+def _random_sample(model: nn.Module, length: int) -> Tensor:
     """One random sequence for the first layer that tells what it takes."""
     tensor = next(model.parameters())
     generator = torch.Generator().manual_seed(0)
@@ -374,7 +378,7 @@ def _made_up_sample(model: nn.Module, length: int) -> Tensor:
 
 
 def _memory_growth(model: nn.Module, report: Any) -> float:
-    """Of parameters and peak together, as a share of the original's; 0 where the peak was not measured."""
+    """Growth of parameters plus peak memory, as a share of the original; 0 if the peak was not measured."""
     rows = [report.measurement(name) for name in ("before", "after")]
     peaks = [row["peak_bytes"] if row else None for row in rows]
     if peaks[0] is None or peaks[1] is None:

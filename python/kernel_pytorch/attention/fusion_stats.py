@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .._modes import evaluating
+
 __all__ = ["FusionPerformanceStats", "benchmark_fusion_performance"]
 
 
@@ -71,15 +73,14 @@ def benchmark_fusion_performance(
         input_data: a tensor, or a tuple of arguments.
         num_runs: timed turns of each.
     """
-    from .._optimize.costs import count
-    from .._optimize.measure import kernels_of
-    from .._optimize.verify import evaluating
-    from ..utils.profiling import KernelProfiler
+    from .._optimize.costs import count  # slow to load: only who compares models waits for it
+    from .._optimize.measure import kernels_of  # slow to load: only who compares models waits for it
+    from ..utils.profiling import KernelProfiler  # slow to load: only who compares models waits for it
 
     args = input_data if isinstance(input_data, tuple) else (input_data,)
     device = next((arg.device for arg in args if isinstance(arg, Tensor)), torch.device("cpu"))
     with evaluating(baseline_model), evaluating(fused_model), torch.no_grad():
-        fused_model(*args)  # a fusion that is not yet made is made now, not in a turn
+        fused_model(*args)  # fuses now if that has not happened yet, not in a turn
         profiler = KernelProfiler(device)
         ways = {"original": lambda: baseline_model(*args), "fused": lambda: fused_model(*args)}
         comparison = profiler.compare_implementations(ways, (), num_runs)

@@ -138,7 +138,7 @@ class FlashAttention3(nn.Module):
         return options
 
     def _sizes(self, q: Tensor, k: Tensor) -> Sizes:
-        """Of the scores that a mask is for."""
+        """Sizes of the scores that a mask applies to."""
         return Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
 
     def extra_repr(self) -> str:

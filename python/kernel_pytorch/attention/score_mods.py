@@ -35,8 +35,8 @@ def alibi_slopes(num_heads: int) -> Tensor:
 def name_of_mod(mod: Callable[..., Any] | None) -> str:
     """For reprs: the function's name, and what it was made with."""
     if isinstance(mod, partial):
-        made_with = [f"{name}={_short(value)}" for name, value in mod.keywords.items()]
-        return f"{name_of_mod(mod.func)}({', '.join([*map(_short, mod.args), *made_with])})"
+        arguments = [f"{name}={_short(value)}" for name, value in mod.keywords.items()]
+        return f"{name_of_mod(mod.func)}({', '.join([*map(_short, mod.args), *arguments])})"
     return str(None if mod is None else getattr(mod, "__name__", type(mod).__name__)).strip("_").removesuffix("_score")
 
 

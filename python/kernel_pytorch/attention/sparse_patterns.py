@@ -39,7 +39,7 @@ class Pack:
         return sequence_lengths(self.cu_seqlens)
 
     def positions(self, tokens: int) -> Tensor:
-        """Of each token in its sequence."""
+        """The position of each token in its sequence."""
         ends = self.cu_seqlens[1:].contiguous()
         places = torch.arange(tokens, device=ends.device, dtype=ends.dtype)
         sequences = torch.searchsorted(ends, places, right=True).clamp(max=max(ends.shape[0] - 1, 0))
@@ -118,7 +118,7 @@ class Computed(NamedTuple):
     pack: Pack | None
 
     def blocks(self, heads: int, causal: bool) -> dict[str, int]:
-        """Of all blocks that are visible, and of those computed; waits for the device."""
+        """Counts of visible and of computed blocks; waits for the device."""
         if self.pack is None:
             counts, batch_heads = self.lists.counts(), self.batch * heads
             total = batch_heads * visible_blocks(self.queries, self.keys, self.block, causal)
@@ -167,7 +167,7 @@ def fixed_scores(
 
 
 def _distances(queries: int, keys: int, block: int) -> Tensor:
-    """Of each row the columns before the one where its last query stands."""
+    """The distance of each column from the one that holds the last query of the row, in blocks."""
     rows, columns = -(-queries // block), -(-keys // block)
     places = torch.arange(rows).add(1).mul(block).clamp(max=queries).sub(1).add(keys - queries)
     return places.div(block, rounding_mode="floor")[:, None] - torch.arange(columns)

@@ -7,17 +7,16 @@ backend can always be made; preparing a model for one that is not there raises, 
 
 from __future__ import annotations
 
+from .amd import AMDBackend
 from .base import Backend, BackendUnavailableError
+from .intel import IntelBackend
+from .nvidia import NVIDIABackend
+from .tpu import TPUBackend
 
 __all__ = ["Backend", "BackendUnavailableError", "available_backends"]
 
 
 def available_backends() -> list[Backend]:
     """Those that this machine has."""
-    from .amd import AMDBackend
-    from .intel import IntelBackend
-    from .nvidia import NVIDIABackend
-    from .tpu import TPUBackend
-
     found: list[Backend] = [NVIDIABackend(), AMDBackend(), TPUBackend(), IntelBackend()]
     return [backend for backend in found if backend.is_available()]

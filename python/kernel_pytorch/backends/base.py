@@ -91,16 +91,13 @@ class Backend(ABC):
         if level not in _ACCURACY:
             names = ", ".join(str(name) for name in _ACCURACY if name)
             raise ValueError(f"{type(self).__name__}: optimization_level is {level!r}; it is one of {names}")
-        from .._optimize.optimize import optimize, restore
+        from .._optimize.first_call import goal_now, optimize_at_first_call  # slow to load, and only needed here
+        from .._optimize.optimize import optimize, restore  # slow to load, and only needed here
 
         model = restore(model).to(self.device)
         if not self.has_our_kernels:
             return model
         if sample_inputs is None:
-            from .._optimize.first_call import optimize_at_first_call
-
             return optimize_at_first_call(model, _ACCURACY[level], budget_seconds)
-        from .._optimize.first_call import goal_now
-
         moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), sample_inputs)
         return optimize(model, moved, goal_now(model), budget_seconds, _ACCURACY[level]).model

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ..hardware import device_info
+from .._devices import device_info
 from .base import Backend, BackendUnavailableError
 
 import torch  # isort: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _library
-from ..hardware import cuda_absence, device_info
+from .._devices import cuda_absence, device_info
 from .base import Backend, BackendUnavailableError
 
 import torch  # isort: skip

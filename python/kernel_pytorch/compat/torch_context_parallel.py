@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.overrides import TorchFunctionMode
 
-from .._optimize.rebind import rebind
+from .._rebind import rebind
 from ..attention.distributed import context_parallel_attention, gather_sequence, shard_sequence
 from ..attention.distributed._pieces import SCHEDULES
 
@@ -161,7 +161,7 @@ class _Attention(TorchFunctionMode):
         return output.reshape(*shape[:-1], value.shape[-1])
 
     def _mask(self, mask: Tensor, rank: int, query: Tensor, key: Tensor) -> Tensor:
-        """Of this rank's queries and all keys: a mask of the whole is cut."""
+        """The mask for this rank's queries and all keys, cut from a mask of the whole."""
         members = torch.distributed.get_world_size(self.group)
         rows, keys = query.shape[2], members * key.shape[2]
         mask = mask.reshape(1, *mask.shape) if mask.dim() == 1 else mask

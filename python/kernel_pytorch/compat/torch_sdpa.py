@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from .. import functional as functional  # loads the ops
 from .._ops._seed import seed_for
+from .._ops.attention import AttentionOptions
 
 __all__ = ["register"]
 
@@ -66,44 +66,29 @@ def _replace(device: str, functions: dict[str, Any]) -> Library:
     return library
 
 
-_PLAIN: dict[str, Any] = {
-    **dict.fromkeys(("bias", "sinks", "alibi_slopes", "mask", "query_segment_ids", "key_segment_ids", "key_lengths")),
-    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seed", "causal_offset")),
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "query_block", "key_block"), 0),
-    **dict.fromkeys(("window_left", "window_right"), -1),
-    **dict.fromkeys(("softcap_after_bias", "batch_invariant", "allow_tf32"), False),
-    **dict.fromkeys(("score_mod", "mask_mod"), ""),
-    "blocks": [],
-    "captured": [],
-    "softcap": 0.0,
-    "heads_first": True,
-}  # options of the op that torch's attention does not have, or not always
-
-
-def _options(scale: float | None, causal: bool, dropout: float, seed: Tensor | None, **others: Any) -> dict[str, Any]:
+def _options(scale: float | None, causal: bool, dropout: float, seed: Tensor | None, **others: Any) -> Any:
     """torch's causal counts queries and keys from the start; sequences that are packed, from the end."""
-    return {
-        **_PLAIN,
-        "scale": scale,
-        "causal": causal,
-        "causal_offset": 0 if causal and "cu_seqlens_q" not in others else None,
-        "dropout_p": dropout,
-        "seed": seed if dropout > 0.0 else None,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    return AttentionOptions(
+        scale=scale,
+        causal=causal,
+        causal_offset=0 if causal and "cu_seqlens_q" not in others else None,
+        dropout_p=dropout,
+        seed=seed if dropout > 0.0 else None,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
         **others,
-    }
+    )
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    output, lse = torch.ops.kernel_pytorch.attention_forward(query, key, value, True, **options)
+def _forward(query: Tensor, key: Tensor, value: Tensor, options: Any) -> tuple[Tensor, Tensor]:
+    output, lse = torch.ops.kernel_pytorch.attention_forward(query, key, value, *options, True)
     return output, lse
 
 
 def _backward(
-    grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: dict[str, Any]
+    grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients = torch.ops.kernel_pytorch.attention_backward(
-        grad_output, query, key, value, output, lse.contiguous(), None, False, False, 0, **options
+        grad_output, query, key, value, output, lse.contiguous(), None, 0, *options, False, False
     )
     return gradients[0], gradients[1], gradients[2]
 
@@ -241,7 +226,7 @@ def _packed_backward(
 def _sequences(
     cum_seq_q: Tensor | None, cum_seq_k: Tensor | None, max_q: int, max_k: int, left: int | None, right: int | None
 ) -> dict[str, Any]:
-    """Of packed [tokens, heads, size] tensors, or [batch, sequence, heads, size] where there are no offsets."""
+    """Options for packed [tokens, heads, size] tensors, or for [batch, sequence, heads, size] without offsets."""
     window = {"window_left": -1 if left is None else left, "window_right": -1 if right is None else right}
     if cum_seq_q is None:
         return {"heads_first": False, "causal_offset": None, **window}

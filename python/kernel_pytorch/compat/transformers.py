@@ -24,7 +24,7 @@ NAME = "kernel_pytorch"
 
 def register(name: str = NAME) -> None:
     """Makes attn_implementation=name known to transformers."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface  # optional
 
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
@@ -47,19 +47,24 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """query [batch, heads, queries, size], key and value alike -> [batch, queries, heads, size].
 
-    `attention_mask` is what this module's attention_mask made: None, 2-D for padding, or a whole mask.
+    `attention_mask` is what this module's attention_mask made: None, the padding of causal attention [batch, keys], the
+    padding of attention in both directions [batch, 1, keys], either with no keys where nothing is padded, or a whole
+    mask. As in transformers' own attention, `is_causal` holds where there is no mask; a mask says itself what is seen.
     """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    is_padding = attention_mask is not None and attention_mask.ndim in (2, 3)
+    if attention_mask is not None and is_padding:
+        causal = attention_mask.ndim == 2
     options: dict[str, Any] = {"causal": causal, "bias": position_bias}
     if sliding_window is not None:  # a causal window counts the query's own position
         options["window"] = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
-    if attention_mask is not None and attention_mask.ndim == 2:
-        keys_seen = attention_mask[:, -key.shape[2] :].bool()
+    if attention_mask is not None and is_padding and attention_mask.shape[-1] > 0:
+        keys_seen = attention_mask.flatten(1)[:, -key.shape[2] :].bool()
         options["key_segment_ids"] = torch.where(keys_seen, 0, -1).to(torch.int32)
         options["query_segment_ids"] = torch.zeros(
             query.shape[0], query.shape[2], dtype=torch.int32, device=query.device
         )
-    elif attention_mask is not None:
+    elif attention_mask is not None and not is_padding:
         options = _whole_mask(attention_mask, position_bias)
     output = attention(
         query.transpose(1, 2),
@@ -90,8 +95,9 @@ def attention_mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """None or the 2-D padding mask where the kernel's causal and window options say the rest, else the whole mask."""
-    from transformers import masking_utils
+    """None, or the padding where the kernel's causal and window options say the rest (attention_forward says in which
+    shape), else the whole mask."""
+    from transformers import masking_utils  # optional
 
     if mask_function is None:
         mask_function = masking_utils.causal_mask_function
@@ -101,17 +107,25 @@ def attention_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
         )
         return whole
-    if attention_mask is None:
-        return None
-    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    assert padding is not None  # a mask was given
-    padding = padding[:, kv_offset : kv_offset + kv_length]
-    return None if not torch.compiler.is_compiling() and bool(padding.all()) else padding
+    is_bidirectional = mask_function is masking_utils.bidirectional_mask_function
+    padding = None
+    if attention_mask is not None:
+        padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        assert padding is not None  # a mask was given
+        padding = padding[:, kv_offset : kv_offset + kv_length]
+        if not torch.compiler.is_compiling() and bool(padding.all()):
+            padding = None
+    if padding is None:
+        skip = ("allow_is_bidirectional_skip", False) if is_bidirectional else ("allow_is_causal_skip", True)
+        if options.get(*skip):
+            return None
+        padding = torch.empty(batch_size, 0, dtype=torch.bool, device=options.get("device", "cpu"))
+    return padding[:, None] if is_bidirectional else padding
 
 
 def _kernel_knows(mask_function: Any, q_length: int, kv_length: int, q_offset: Any, kv_offset: Any) -> bool:
     """Whether the mask is causal (the last query at the last key), maybe within a window, or keeps everything."""
-    from transformers import masking_utils
+    from transformers import masking_utils  # optional
 
     if mask_function is masking_utils.bidirectional_mask_function:
         return True

@@ -40,7 +40,7 @@ def check_features(module: nn.Module, x: Tensor, features: int, name: str = "x")
 
 
 def check_sequences(module: nn.Module, x: Tensor, features: int, name: str) -> None:
-    """Of layers that take [batch, sequence, features] and nothing else."""
+    """Checks the input of layers that take only [batch, sequence, features]."""
     check_features(module, x, features, name)
     if x.dim() != 3:
         raise RuntimeError(
@@ -50,7 +50,7 @@ def check_sequences(module: nn.Module, x: Tensor, features: int, name: str) -> N
 
 
 def check_device(layer: str, device: torch.device | str | None) -> None:
-    """That parameters can be made there: torch's own words for a machine without CUDA do not name the layer."""
+    """Checks that parameters can be created there: torch's own message without CUDA does not name the layer."""
     if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(
             f"{layer}: device is {str(device)!r}, and torch {torch.__version__} finds no CUDA device here; use "

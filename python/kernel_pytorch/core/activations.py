@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ..functional import activation as activate
 from ..functional import gated_activation_packed, gelu, layer_norm, relu, swiglu
 from ._checks import activation_kind, check_features, check_probability
 from ._products import product
-from .norms import OptimizedLayerNorm
+from .norms import OptimizedLayerNorm, columns_last
+
+_GatedMlp = Callable[[Tensor, Any, Any], Tensor]
+# Types of layers, and the function that computes x, gate_up_proj, down_proj -> output where both are of that type.
+_GATED_MLPS: list[tuple[type[nn.Module], _GatedMlp]] = []
+
+
+def compute_gated_mlp_by(layer_type: type[nn.Module], function: _GatedMlp) -> None:
+    """A FusedSwiGLU whose two layers are of this type calls the function; kernel_pytorch.precision gives FP8's."""
+    _GATED_MLPS.append((layer_type, function))
 
 
 class FusedGELU(nn.GELU):
@@ -75,17 +84,16 @@ class FusedSwiGLU(nn.Module):
 
     def _with_other_layers(self, x: Tensor, dropout_p: float) -> Tensor:
         """Where a layer was replaced, by one in FP8 or another: its own forward counts."""
-        from ..precision import FP8LinearLayer, fp8_gated_mlp
-
         gate_up, down = self.gate_up_proj, self.down_proj
-        if dropout_p == 0.0 and isinstance(gate_up, FP8LinearLayer) and isinstance(down, FP8LinearLayer):
-            return fp8_gated_mlp(x, gate_up, down)  # type: ignore[no-any-return]
+        for layer_type, gated_mlp in _GATED_MLPS:
+            if dropout_p == 0.0 and isinstance(gate_up, layer_type) and isinstance(down, layer_type):
+                return gated_mlp(x, gate_up, down)
         hidden = gated_activation_packed(gate_up(x), "silu", dropout_p=dropout_p)
         return down(hidden)  # type: ignore[no-any-return]
 
 
 class FusedLayerNormActivation(OptimizedLayerNorm):
-    """activation(layer_norm(x)). Two passes over memory: the norm's kernels end with the bias.
+    """activation(layer_norm(x)), forward in one pass over memory. Backward takes three (functional.layer_norm).
 
     Args:
         normalized_shape: the last dimension of the input, or several.
@@ -108,7 +116,10 @@ class FusedLayerNormActivation(OptimizedLayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """x [..., *normalized_shape] -> the same shape."""
-        return activate(super().forward(x), self._kind)
+        rows = columns_last(self, x, "x")
+        bias: Tensor | None = self.bias
+        bias = bias if bias is None else bias.flatten()
+        return layer_norm(rows, self.weight.flatten(), bias, self.eps, activation=self._kind).view(x.shape)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation!r}"

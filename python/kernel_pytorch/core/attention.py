@@ -97,7 +97,7 @@ class AttentionLayer(nn.Module):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, is_causal: bool, dropout_p: float
     ) -> Tensor:
-        """Of [..., sequence, num_heads, head_dim], in the same layout."""
+        """Attention of [..., sequence, num_heads, head_dim]; the output has the same layout."""
         leading = q.shape[:-3]
         if attention_mask is not None and len(leading) > 1 and attention_mask.dim() > 3:
             attention_mask = attention_mask.expand(*leading, *attention_mask.shape[-3:]).flatten(0, -4)

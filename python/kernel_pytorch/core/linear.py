@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._devices import device_info
 from .._ops._casting import product_dtype
 from ..functional import activation as activate
 from ..functional import matmul
-from ..hardware import device_info
 from ._checks import activation_kind, check_features, check_probability
 from ._products import product
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..functional import layer_norm, rms_norm
 
 
-def _columns_last(module: nn.RMSNorm | nn.LayerNorm, tensor: Tensor, name: str) -> Tensor:
+def columns_last(module: nn.RMSNorm | nn.LayerNorm, tensor: Tensor, name: str) -> Tensor:
     """The normalised dimensions as one. A view wherever strides allow it."""
     dimensions = len(module.normalized_shape)
     if tuple(tensor.shape[-dimensions:]) != tuple(module.normalized_shape):
@@ -59,12 +59,12 @@ class OptimizedRMSNorm(nn.RMSNorm):
         weight: Tensor | None = self.weight
         if weight is not None and weight.dim() == 1:
             return rms_norm(x, weight, self.eps, residual=residual, weight_offset=self.weight_offset)
-        rows = _columns_last(self, x, "x")
+        rows = columns_last(self, x, "x")
         if weight is not None:
             weight = weight.flatten()
         if residual is None:
             return rms_norm(rows, weight, self.eps, weight_offset=self.weight_offset).view(x.shape)
-        residual = _columns_last(self, residual, "residual")
+        residual = columns_last(self, residual, "residual")
         output, sum_ = rms_norm(rows, weight, self.eps, residual=residual, weight_offset=self.weight_offset)
         return output.view(x.shape), sum_.view(x.shape)
 
@@ -97,12 +97,12 @@ class OptimizedLayerNorm(nn.LayerNorm):
         bias: Tensor | None = self.bias
         if weight is not None and weight.dim() == 1:
             return layer_norm(x, weight, bias, self.eps, residual=residual)
-        rows = _columns_last(self, x, "x")
+        rows = columns_last(self, x, "x")
         if weight is not None:
             weight = weight.flatten()
         if bias is not None:
             bias = bias.flatten()
         if residual is None:
             return layer_norm(rows, weight, bias, self.eps).view(x.shape)
-        output, sum_ = layer_norm(rows, weight, bias, self.eps, residual=_columns_last(self, residual, "residual"))
+        output, sum_ = layer_norm(rows, weight, bias, self.eps, residual=columns_last(self, residual, "residual"))
         return output.view(x.shape), sum_.view(x.shape)

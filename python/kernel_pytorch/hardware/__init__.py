@@ -8,10 +8,18 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from .. import _library
+from .._devices import (
+    CpuDetails,
+    CudaDetails,
+    DeviceInfo,
+    LaunchCounts,
+    cuda_absence,
+    device_info,
+    devices,
+    launch_counts,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,110 +40,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class CpuDetails:
-    """The CPU's side of a DeviceInfo. `isa` is what kernels may use, `machine_isa` what the machine has."""
-
-    isa: str
-    machine_isa: str
-    cores: int
-    l1_data_bytes: int
-    l2_bytes: int
-    l3_bytes: int
-    amx_palette_missing: bool
-
-
-@dataclass(frozen=True)
-class CudaDetails:
-    """A CUDA device's side of a DeviceInfo. `driver_version` is 13000 for 13.0."""
-
-    compute_capability: tuple[int, int]
-    multiprocessors: int
-    l2_bytes: int
-    shared_bytes_per_block: int
-    shared_bytes_per_multiprocessor: int
-    clock_khz: int
-    memory_clock_khz: int
-    memory_bus_bits: int
-    driver_version: int
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """A device: its name ("cpu", "cuda:0"), its memory, and the fingerprint under which measurements are kept."""
-
-    device: str
-    name: str
-    memory_bytes: int
-    fingerprint: str
-    cpu: CpuDetails | None = None
-    cuda: CudaDetails | None = None
-
-
-@dataclass(frozen=True)
-class LaunchCounts:
-    """What was handed to the CUDA driver: kernels, and fills of memory (counters, empty sums) by the driver itself."""
-
-    kernels: int
-    fills: int
-
-    def __sub__(self, before: LaunchCounts) -> LaunchCounts:
-        return LaunchCounts(self.kernels - before.kernels, self.fills - before.fills)
-
-
-def _read(fields: dict[str, Any]) -> DeviceInfo:
-    cpu = fields.get("cpu")
-    cuda = fields.get("cuda")
-    if cuda is not None:
-        cuda = {**cuda, "compute_capability": tuple(cuda["compute_capability"])}
-    return DeviceInfo(
-        device=fields["device"],
-        name=fields["name"],
-        memory_bytes=fields["memory_bytes"],
-        fingerprint=fields["fingerprint"],
-        cpu=CpuDetails(**cpu) if cpu is not None else None,
-        cuda=CudaDetails(**cuda) if cuda is not None else None,
-    )
-
-
-def devices() -> list[DeviceInfo]:
-    """The CPU first, then every CUDA device."""
-    return [_read(fields) for fields in _library.call("devices", has_request=False)["devices"]]
-
-
-def cuda_absence() -> str:
-    """Why there is no CUDA device; empty where there is one."""
-    absence: str = _library.call("devices", has_request=False)["cuda_absence"]
-    return absence
-
-
-def launch_counts() -> LaunchCounts:
-    """Our launches since this process began, by all threads; torch's are not in it.
-
-    What a CUDA graph captures is counted once, at its capture: replays are the driver's.
-    `kernel_pytorch.utils.profiling.count_launches` gives those of one call.
-    """
-    return LaunchCounts(**_library.call("launches", has_request=False))
-
-
-def device_info(device: str | torch.device = "cpu") -> DeviceInfo:
-    """The device's DeviceInfo. `device` is "cpu", "cuda", "cuda:1" or a torch.device.
-
-    Raises KernelPyTorchError, with the reason, for a device that is not there.
-    """
-    name = str(device)
-    wanted = {"cuda": "cuda:0", "cpu:0": "cpu"}.get(name, name)
-    found = devices()
-    for info in found:
-        if info.device == wanted:
-            return info
-    absence = cuda_absence() if wanted.startswith("cuda") else ""
-    names = ", ".join(info.device for info in found)
-    raise _library.KernelPyTorchError(
-        f"no device {name!r} here (there is {names}){'; ' if absence else ''}{absence}", "device"
-    )
-
-
 def detect_available_devices() -> dict[str, list[torch.device]]:
     """Every device that torch can use here, by torch's name of its kind, fastest kinds first:
     {'cuda': [device(type='cuda', index=0), ...], 'xpu': [], 'mps': [], 'xla': [], 'cpu': [device(type='cpu')]}.
@@ -149,13 +53,11 @@ def detect_available_devices() -> dict[str, list[torch.device]]:
     if importlib.util.find_spec("torch") is None:
         found: dict[str, list[Any]] = {"cuda": names, "xpu": [], "mps": [], "xla": [], "cpu": ["cpu"]}
         return cast("dict[str, list[torch.device]]", found)
-    import torch
+    import torch  # optional here: without it devices are named by strings
 
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not getattr(torch.version, "hip", None):
-        cuda = min(
-            cuda, len(names)
-        )  # one that this library is told not to use (KERNEL_PYTORCH_DISABLE_CUDA) is not there
+        cuda = min(cuda, len(names))  # a device that KERNEL_PYTORCH_DISABLE_CUDA disables counts as absent
     counts = {
         "cuda": cuda,
         "xpu": torch.xpu.device_count() if torch.xpu.is_available() else 0,
@@ -169,14 +71,14 @@ def detect_available_devices() -> dict[str, list[torch.device]]:
 
 
 def _xla_devices() -> list[torch.device]:
-    from ..backends.tpu import TPUBackend
+    from ..backends.tpu import TPUBackend  # needs torch, which this module does not
 
     return TPUBackend().all_devices()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "HardwareAbstractionLayer":  # needs torch, which the rest does not
-        from .abstraction import HardwareAbstractionLayer
+    if name == "HardwareAbstractionLayer":
+        from .abstraction import HardwareAbstractionLayer  # needs torch, which the rest does not
 
         return HardwareAbstractionLayer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

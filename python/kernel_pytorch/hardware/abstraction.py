@@ -74,7 +74,8 @@ class HardwareAbstractionLayer:
             goal: "train" or "inference"; None takes "train" for a model in training mode (and, at a first call, with
                 gradients enabled).
         """
-        from .._optimize.optimize import optimize, restore
+        from .._optimize.first_call import optimize_at_first_call  # slow to load, and only needed here
+        from .._optimize.optimize import optimize, restore  # slow to load, and only needed here
 
         model = restore(model).to(self.device)
         self.report = None
@@ -86,8 +87,6 @@ class HardwareAbstractionLayer:
             )
             return model
         if sample_inputs is None:
-            from .._optimize.first_call import optimize_at_first_call
-
             return optimize_at_first_call(model, budget_seconds=budget_seconds, goal=goal, then=self._keep_report)
         inputs = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self.device), sample_inputs)
         result = optimize(

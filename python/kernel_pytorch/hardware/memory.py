@@ -159,7 +159,7 @@ def dry_run(
             record.note(leaf, _INPUTS)
     if where.type == "cuda":
         record.reserve(_workspace_bytes(), _ACTIVATIONS)
-    with _told_what_failed(model), mode, record:
+    with _naming_the_model(model), mode, record:
         if training:
             _train(fake, args, kwargs, optimizer, loss, record, where)
         else:
@@ -178,7 +178,7 @@ def dry_run(
 
 
 def _update_bytes(model: nn.Module, optimizer: str) -> float:
-    """Of an optimizer's step: a gradient read, the parameter and each of its states read and written."""
+    """Bytes of an optimizer step: it reads the gradient, and reads and writes the parameter and each of its states."""
     passes = 0 if optimizer == "none" else 1 + 2 * (1 + _STATES[optimizer])
     return float(passes * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad))
 
@@ -228,7 +228,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def _told_what_failed(model: nn.Module) -> Iterator[None]:
+def _naming_the_model(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except Exception as error:

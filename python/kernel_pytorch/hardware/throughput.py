@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import DeviceInfo
+from .._devices import DeviceInfo
 
 __all__ = ["Rates", "StepTime", "Work", "rates_of", "step_time"]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one operation."""
+    """The work of one operation."""
 
     flops: float
     bytes: float
@@ -25,7 +25,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a device: operations and bytes a second, and microseconds that starting an operation takes."""
+    """A device's operations and bytes per second, and the microseconds to start an operation."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -47,13 +47,13 @@ _CPU_CLOCK_HZ = 2.5e9  # of servers under vector load
 _CPU_BYTES_PER_SECOND = 10e9  # of one core, and of eight that share a memory controller eight times that
 # Operations a cycle and core by instruction level: half of two units' multiply-adds, which sizes of layers reach.
 _CPU_FLOPS_PER_CYCLE = {"v2": 8, "v3": 16, "v4": 32}
-# Operations a cycle and multiprocessor of the matrix units for 16-bit types; fp32 is computed beside them.
+# Operations per cycle and multiprocessor of the tensor cores for 16-bit types; fp32 runs on the other units.
 _TENSOR_FLOPS_PER_CYCLE = {8: 1024, 9: 4096, 10: 8192, 12: 1024}
 _CUDA_FP32_FLOPS_PER_CYCLE = 256
 
 
 def rates_of(info: DeviceInfo, element_bytes: int) -> Rates:
-    """Of a device for products of elements of this size."""
+    """The rates of a device for GEMMs with elements of this size."""
     if info.cuda is not None:
         cuda = info.cuda
         major, minor = cuda.compute_capability

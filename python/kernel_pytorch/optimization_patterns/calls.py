@@ -96,7 +96,7 @@ class BucketCall:
             )
             for index, tensor in enumerate(self.tensors)
         ]
-        return padded + self._made_mask()
+        return padded + self._new_mask()
 
     def noisy(self) -> list[Tensor]:
         """As padded_tensors, with noise behind everything but a mask."""
@@ -106,12 +106,12 @@ class BucketCall:
             else noisy_pad(tensor, self._sizes(index))
             for index, tensor in enumerate(self.tensors)
         ]
-        return padded + self._made_mask()
+        return padded + self._new_mask()
 
     def is_mask(self, index: int) -> bool:
         return self.tensors[index].dtype == torch.bool or self.tensors[index] is self._given_mask
 
-    def _made_mask(self) -> list[Tensor]:
+    def _new_mask(self) -> list[Tensor]:
         if not self.makes_mask:
             return []
         assert self.mask is not None

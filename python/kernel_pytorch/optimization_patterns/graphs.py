@@ -217,7 +217,7 @@ class PyGraph(nn.Module):
             }
 
     def decision(self, key: Hashable) -> GraphDecision:
-        """Of a key that `locked` has seen."""
+        """The decision about a key that `locked` has seen."""
         with self._lock:
             key = (key, capturing.ambient())
             return self._graphs[key].decision if key in self._graphs else self._plain[key]
@@ -376,7 +376,7 @@ class PyGraph(nn.Module):
         while len(self._graphs) > 1 and (
             len(self._graphs) > self.max_graphs or sum(entry.bytes for entry in self._graphs.values()) > limit
         ):
-            torch.cuda.synchronize()  # nobody may still be replaying it
+            torch.cuda.synchronize()  # no replay may still be running
             self._graphs.popitem(last=False)
             self._counts["evictions"] += 1
 

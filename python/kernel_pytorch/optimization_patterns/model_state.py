@@ -1,7 +1,7 @@
 """What a captured training step depends on in its model, read anew before every call: which modules there are and in
 which mode, where parameters and buffers lie, which of them want gradients, and what stands in the way of a graph.
 
-Some hundred microseconds for a thousand tensors, beside a step of milliseconds.
+Some hundred microseconds for a thousand tensors, compared with a step of milliseconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ModelState:
 
 
 def state_of(root: nn.Module) -> ModelState:
-    """Of a model now. Hooks of the root itself run around the graph and are no obstacle."""
+    """The current state of a model. Hooks of the root itself run outside the graph and are no obstacle."""
     state = ModelState()
     flags: list[Hashable] = []
     addresses: list[int] = []

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
-from .._optimize.verify import evaluating
+from .._modes import evaluating
 from .._state_names import hide_name
+from .batching import run_many as run_in_batches
 from .buckets import DynamicShapeBucketing
 from .calls import BucketCall, index_of_argument
 from .graphs import GraphDecision, PyGraph, graph_absence
@@ -179,9 +180,7 @@ class DynamicShapeModule(nn.Module):
         A batch holds requests of one bucket of lengths, a power of two of them, at most max_tokens positions. Needs a
         mask argument, since the lengths within a batch differ.
         """
-        from .batching import run_many
-
-        return run_many(self, requests, max_tokens)
+        return run_in_batches(self, requests, max_tokens)
 
     def refusals(self) -> list[str]:
         """Why buckets run unpadded, where they do."""
@@ -189,7 +188,7 @@ class DynamicShapeModule(nn.Module):
             return [plan.refusal for plan in self._plans.values() if plan.refusal]
 
     def graph_decisions(self) -> list[GraphDecision]:
-        """Of every shape that was tried as a graph."""
+        """The decision about every shape that was tried as a graph."""
         return [decision for graph in self._graphs for decision in graph.decisions()]
 
     def statistics(self) -> dict[str, Any]:
@@ -243,7 +242,7 @@ class DynamicShapeModule(nn.Module):
             return plan
 
     def _verified_call(self, plan: _Plan, call: BucketCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The plain call, which is returned, and beside it the padded one; decides what the bucket does from now on."""
+        """Runs the plain call, which is returned, and the padded one; decides what the bucket does from now on."""
         result = self.base_module(*args, **kwargs)
         is_random = any(part.training for part in self.modules())
         with self._lock, torch.no_grad(), evaluating(self):

@@ -28,7 +28,7 @@ class PaddingStrategy(enum.Enum):
 
 @dataclass(frozen=True)
 class MaskArgument:
-    """How a module is told what is padding: the name of the argument and what it means.
+    """The argument that tells a module what is padding: its name and meaning.
 
     `meaning` is "keep" (nonzero: real, as Hugging Face's attention_mask), "pad" (True: padding, as torch's
     key_padding_mask) or "lengths" (real positions of each row, as our attention's key_lengths).

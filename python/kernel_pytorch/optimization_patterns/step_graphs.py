@@ -341,7 +341,7 @@ def _watched(lesson: _Lesson, output: Any) -> Any:
             continue
         index, lesson.count = lesson.count, lesson.count + 1
         if leaf.requires_grad and not lesson.wanted.get(index):
-            # Of another tensor: an output's own hook would also see what comes from an output computed from it.
+            # The hook is on an alias: an output's own hook would also see gradients from outputs computed from it.
             leaves[place] = alias = leaf.view_as(leaf)
             alias.register_hook(_noting(lesson.wanted, index))  # type: ignore[no-untyped-call]
     return pytree.tree_unflatten(leaves, spec)

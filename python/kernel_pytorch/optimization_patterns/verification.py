@@ -18,7 +18,7 @@ from .padding import pad, unpad
 
 __all__ = ["OutputMap", "compare_outputs", "noisy_pad", "unpad_outputs"]
 
-# Of the largest value: against the plain call, where other shapes may mean other kernels and orders of summation, and
+# Shares of the largest value: against the plain call, whose shapes may mean other kernels and summation orders, and
 # between two paddings, where only sums in no fixed order may differ.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 _NOISE_TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}

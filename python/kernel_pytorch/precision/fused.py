@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from .._ops._seed import seed_for
 from .._ops.float8 import Quantized, quantize, scaled_matmul
-from .._ops.float8_made import gated_activation_backward_quantized, gated_activation_quantized, rms_norm_quantized
+from .._ops.float8_fused import gated_activation_backward_quantized, gated_activation_quantized, rms_norm_quantized
 from .._ops.gated_activation import gated_activation_packed
 from .._ops.rms_norm import add_rms_norm, rms_norm
 from .linear import GRADIENT, GRANULARITIES, INPUT, WEIGHT, FP8LinearLayer, State

@@ -122,7 +122,7 @@ class FP8LinearLayer(nn.Linear):
 
     def update_fp8_scales(self) -> None:
         """Ends a step of delayed scaling for this layer alone (update_fp8_scales of the package: for a model)."""
-        from .scales import update_fp8_scales
+        from .scales import update_fp8_scales  # scales.py is about this class and imports it
 
         update_fp8_scales(self)
 
@@ -211,7 +211,7 @@ class State:
         self, row: int, dtype: torch.dtype, granularity: str, *, codes: bool, transposed: bool,
         seed: Tensor | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """What a quantisation of the row's tensor is told."""
+        """The options for quantising the row's tensor."""
         return {
             "dtype": dtype,
             "granularity": granularity,
@@ -221,7 +221,7 @@ class State:
             "found_nonfinite": self.nonfinite[row : row + 1] if self.records else None,
             "codes": codes,
             "transposed": transposed,
-            # Of a weight's gradient x is the second operand: in squares, as weights are.
+            # In the weight-gradient GEMM x is the second operand, so it is scaled in 128x128 blocks like a weight.
             "square_transpose": granularity == "1x128" and row == INPUT,
         }
 

@@ -6,13 +6,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..core.activations import compute_gated_mlp_by
 from ..core.attention import AttentionLayer
 from ..core.linear import FusedLinearActivation, OptimizedLinear
 from ..functional import activation as activate
 from .config import FP8Config
+from .fused import fp8_gated_mlp
 from .linear import FP8LinearLayer
 
 PROJECTION = "in_proj"  # the name under which AttentionLayer looks for its projection in FP8
+
+compute_gated_mlp_by(FP8LinearLayer, fp8_gated_mlp)
 
 
 class FP8LinearActivation(FP8LinearLayer):

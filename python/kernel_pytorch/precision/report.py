@@ -17,7 +17,7 @@ from .scales import fp8_layers
 
 @dataclass
 class TensorNumerics:
-    """Of one tensor: the share of nonzero values that became 0, the share cut to the largest, the relative error."""
+    """Numerics of one tensor: the share of nonzero values that became 0, the saturated share, the relative error."""
 
     amax: float
     underflow: float
@@ -27,7 +27,7 @@ class TensorNumerics:
 
 @dataclass
 class LayerNumerics:
-    """Of one layer. output_error: of the FP8 product against bf16's, relative to the norm of the latter."""
+    """Numerics of one layer. output_error: the FP8 GEMM against bf16's, relative to the norm of the latter."""
 
     tensors: dict[str, TensorNumerics] = field(default_factory=dict)
     output_error: float = 0.0

@@ -33,8 +33,8 @@ class _Histories:
             [layer.fp8_config.forward_format.largest] * 2 + [layer.fp8_config.backward_format.largest]
             for layer in layers
         ]
-        room = [[2.0**layer.fp8_config.margin] for layer in layers]
-        self.factors = self.values.new_tensor(room) / self.values.new_tensor(largest)
+        headroom = [[2.0**layer.fp8_config.margin] for layer in layers]
+        self.factors = self.values.new_tensor(headroom) / self.values.new_tensor(largest)
 
     def update(self, group: Any) -> None:
         amax = torch.stack([layer.fp8_amax for layer in self.layers])

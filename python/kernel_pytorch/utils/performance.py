@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, _library
-from ..hardware import device_info
+from .._devices import device_info
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ class PerformanceHistory:
         """Times each way in turns with the others and with a copy, adds the run, and returns the samples by name."""
         from .profiling import KernelProfiler  # needs torch, which the rest of this module does not
 
-        import torch  # isort: skip
+        import torch  # isort: skip # optional for the rest of this module
 
         profiler = KernelProfiler(device)
         source = torch.ones(_CONTROL_BYTES // 4, device=profiler.device)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
-from ..hardware import LaunchCounts, launch_counts
+from .._devices import LaunchCounts, launch_counts
 
 import torch  # isort: skip
 

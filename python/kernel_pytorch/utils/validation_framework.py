@@ -24,7 +24,8 @@ from ..attention.layers import FlashAttention3  # isort: skip
 from ..attention.plain import plain_attention  # isort: skip
 from ..attention.sparse import DynamicSparseAttention  # isort: skip
 
-# Of the largest expected value. Sums of a few thousand products, each rounded; low precision is rounded between steps.
+# Shares of the largest expected value: sums of a few thousand products, each rounded; low precision is rounded between
+# steps.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._modes import evaluating
 from ..changes import SetForward, mark
-from ..record import copied
 from ..sites import Call, Found, Proposal, Refusal, Way
-from ..verify import evaluating
 from . import float8
-from .context import Context, is_plain, weight_reason, why_not_plain
+from .context import Context, is_plain, silent, weight_reason, why_not_plain
 from .narrowing import narrow_type, takes_narrow
-from .perceptrons import has_no_hooks, has_plain_layers
+from .perceptrons import has_plain_layers
 
 NAME = "block"
 # norm, attention, norm, mlp, in the spellings of Llama and its kin, GPT-2, ViT (timm and Hugging Face), and others.
@@ -42,6 +41,7 @@ class Passing:
     """How a block's arguments reach its attention."""
 
     names: list[str]  # of the block's positional arguments, x first
+    defaults: dict[str, Any] = field(default_factory=dict)  # of the block's own signature
     positional: list[str | None] = field(default_factory=list)  # the attention's, by the block's name; None is norm(x)
     named: dict[str, str | None] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)  # the attention's, the same in every call
@@ -54,16 +54,16 @@ class Passing:
         """The block's arguments by name, or None where the call is not like the sample's."""
         if len(args) > len(self.names):
             return None
-        bound = dict(zip(self.names, args))
-        bound.update(kwargs)
-        for name, value in bound.items():
+        given = dict(zip(self.names, args))
+        given.update(kwargs)
+        for name, value in given.items():
             if name in self.unused:
                 known = self.unused[name]
                 if value is not known and not (isinstance(value, (bool, int, float, str)) and value == known):
                     return None
             elif name != self.names[0] and name not in self.passed:
                 return None
-        return bound
+        return {**self.defaults, **given}
 
     def call(self, attention: Any, normed: Tensor, bound: dict[str, Any]) -> Any:
         args = [normed if name is None else bound.get(name) for name in self.positional]
@@ -84,6 +84,9 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if reason:
         return Refusal(path, NAME, reason)
     others = [name for name, child in module.named_children() if name not in names and not _is_nothing(child)]
+    others += [
+        name for table in (module._parameters, module._buffers) for name, own in table.items() if own is not None
+    ]
     if others:
         return Refusal(path, NAME, f"it also has {', '.join(others)}")
     passing = _learn(module, names, call, context.trains)
@@ -119,7 +122,7 @@ def _change(
         bound = passing.bind(args, kwargs)
         first, second = parts[names[0]], parts[names[2]]
         is_known = bound is not None and type(bound.get(passing.names[0])) is Tensor
-        if bound is None or not (is_known and is_plain(first) and is_plain(second)):
+        if bound is None or not (is_known and is_plain(first) and is_plain(second) and silent(self, names)):
             return original(self, *args, **kwargs)
         x = bound[passing.names[0]]
         dtype = narrow_type(x)
@@ -128,7 +131,7 @@ def _change(
         attended = attended[0] if passing.returns_tuple else attended
         inner = parts[names[3]]
         narrow = float8.of_module(inner) if norm_2.kind == "rms_norm" and is_plain(inner) else None
-        if narrow is not None and perceptron is not None and has_no_hooks(inner, perceptron):
+        if narrow is not None and perceptron is not None and silent(inner):
             return narrow.after_norm(inner, attended, x, norm_2, second)
         normed, x = norm_2.add(second, attended, x, dtype if passing.narrow[1] else None)
         if products is None or perceptron is None or not (is_plain(inner) and has_plain_layers(inner, perceptron)):
@@ -149,7 +152,7 @@ def _learn(module: nn.Module, names: tuple[str, ...], call: Call, trains: bool) 
         parts[names[0]].register_forward_hook(lambda _, a, out: normed.append(out)),
         parts[names[3]].register_forward_hook(lambda _, a, k, out: inner.append((a, k, out)), with_kwargs=True),
     ]
-    call = Call(copied(call.args), copied(call.kwargs))
+    call = call.fresh()
     try:
         with torch.no_grad(), evaluating(module):
             output = call.run(module)
@@ -189,7 +192,8 @@ def _mapping(
     for name, value in given.arguments.items():
         own.update(value if name == extra else {name: value})
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    passing = Passing(names, returns_tuple=isinstance(output, tuple))
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    passing = Passing(names, defaults, returns_tuple=isinstance(output, tuple))
 
     def source(key: str | None, value: Any) -> tuple[bool, str | None]:
         """(found, name): of the block's argument that a value is; None is the normed x."""

@@ -15,9 +15,9 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from ..._ops._casting import product_dtype
+from ..._rebind import reached, rebind
 from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, softmax
 from ..changes import SetForward, mark
-from ..rebind import reached, rebind
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import row_error
 from .context import Context, is_parallel, undisturbed, weight_reason, why_not_plain
@@ -124,14 +124,15 @@ POINTWISE = {
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Llama's rotary embedding of [batch, heads, sequence, size], or with unsqueeze_dim=2 heads after the sequence."""
+    """Llama's rotary embedding of [batch, heads, sequence, size], or with unsqueeze_dim=2 heads after the sequence.
+    Tables narrower than the heads turn the first columns alone."""
     heads_first = unsqueeze_dim == 1
     if cos.dim() == 3 and cos.shape[0] == 1:
         cos, sin = cos[0], sin[0]
     if heads_first:  # laid out in memory as [batch, sequence, heads, size], and so is what comes out
         query, key = query.transpose(1, 2), key.transpose(1, 2)
-    turned, turned_key = rope(query, key, cos, sin)
-    return (turned.transpose(1, 2), turned_key.transpose(1, 2)) if heads_first else (turned, turned_key)
+    turned, rotated_key = rope(query, key, cos, sin, rotary_dim=cos.shape[-1])
+    return (turned.transpose(1, 2), rotated_key.transpose(1, 2)) if heads_first else (turned, rotated_key)
 
 
 def rotary_table(function: Any) -> dict[Any, Any]:
@@ -139,16 +140,30 @@ def rotary_table(function: Any) -> dict[Any, Any]:
     for name, value in getattr(function, "__globals__", {}).items():
         if name not in function.__code__.co_names or not isinstance(value, types.FunctionType):
             continue
-        if ("rotary" in name or "rope" in name) and _is_rotary(value):
-            return {value: rotary}
+        if ("rotary" in name or "rope" in name) and _is_rotary(value, 8):
+            return {value: _on_our_rope(value, _is_rotary(value, 4))}
     return {}
 
 
-def _is_rotary(function: Any) -> bool:
+def _on_our_rope(function: Any, is_partial: bool) -> Any:
+    """`function`, by our kernel for tables as wide as the heads and, where it turns a part of them, for narrower ones;
+    what was not proved of it is the function's own."""
+
+    def turn(*args: Any, **kwargs: Any) -> Any:
+        known = len(args) == 4 and kwargs.keys() <= {"unsqueeze_dim"} and type(args[0]) is Tensor
+        width, size = (args[2].shape[-1], args[0].shape[-1]) if known else (0, 0)
+        fits = known and (width == size or (is_partial and width < size))
+        return rotary(*args, **kwargs) if fits else function(*args, **kwargs)
+
+    return turn
+
+
+def _is_rotary(function: Any, width: int) -> bool:
+    """Whether its numbers are those of `rotary` for heads of 8 columns and tables of `width`."""
     with undisturbed():
         generator = torch.Generator().manual_seed(0)
         query, key = (torch.randn(2, heads, 5, 8, generator=generator) for heads in (4, 2))
-        angles = torch.randn(2, 5, 4, generator=generator)
+        angles = torch.randn(2, 5, width // 2, generator=generator)
         cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
         try:
             found = function(query, key, cos, sin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from ..record import Recording
 
 @dataclass
 class Context:
-    """Of one call of `optimize`."""
+    """The context of one call of `optimize`."""
 
     model: nn.Module
     goal: str
@@ -58,6 +58,18 @@ def why_not_plain(path: str, module: nn.Module) -> str | None:
     if any(vars(module)[name] for name in HOOKS):
         return f"{path or 'it'} has hooks, which a fused part would pass by"
     return f"the forward of {path or 'it'} was replaced by someone else"
+
+
+def silent(module: nn.Module, called: Collection[str] = ()) -> bool:
+    """Whether the children that a replacement does not call have no hooks: an activation, an Identity."""
+    for name, child in module._modules.items():
+        if child is None or name in called:
+            continue
+        for part in child.modules():
+            values = vars(part)
+            if any(values[kind] for kind in HOOKS):
+                return False
+    return True
 
 
 def weight_reason(module: nn.Module) -> str | None:

@@ -45,7 +45,7 @@ def joined_shape(layers: list[Any]) -> tuple[int, int]:
 
 
 def can_join(context: Context, layers: list[Any]) -> bool:
-    """Whether the layers' weights can lie in one matrix: plain ones, alike, and nobody else's."""
+    """Whether the layers' weights can lie in one matrix: plain, alike, and not shared."""
     if any(type(layer) is not nn.Linear for layer in layers) or len({layer.bias is None for layer in layers}) > 1:
         return False
     kinds = {(layer.weight.shape[1], layer.weight.dtype, layer.weight.device) for layer in layers}
@@ -108,7 +108,7 @@ def packs_of(layers: list[Any]) -> list[PackRows]:
 
 
 def ready(layer: FP8LinearLayer, x: Tensor, training: bool) -> FP8LinearLayer:
-    """The layer where x is: a model may have moved, and what is kept beside its modules does not move with it."""
+    """The layer on x's device: a model may have moved, and state stored next to its modules does not move with it."""
     if layer.fp8_scale.device != x.device:
         layer.to(x.device)
     layer.training = training
@@ -116,7 +116,7 @@ def ready(layer: FP8LinearLayer, x: Tensor, training: bool) -> FP8LinearLayer:
 
 
 class GatedMlp(OfThisProcess):
-    """The FP8 layers of a gated MLP; kept beside its module."""
+    """The FP8 layers of a gated MLP, stored next to its module."""
 
     def __init__(self, gate_up: JoinedLayer, down: FP8LinearLayer, kind: str) -> None:
         self.gate_up, self.down, self.kind = gate_up, down, kind
@@ -142,7 +142,7 @@ def of_module(module: nn.Module) -> GatedMlp | None:
 
 
 class KeepMlp(Change):
-    """Puts the FP8 layers beside a module whose gate and up lie in the packs."""
+    """Stores the FP8 layers next to a module whose gate and up lie in the packs."""
 
     def __init__(self, module: nn.Module, layers: list[Any], packs: list[PackRows], kind: str) -> None:
         self.module, self.layers, self.packs, self.kind = module, layers, packs, kind

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..._modes import evaluating
+from ...optimization_patterns import PyGraph
+from ...optimization_patterns.step_graphs import StepGraphs
 from ..agreement import is_shared
 from ..changes import Change, OfThisProcess, SetForward, Several, mark
 from ..costs import synchronize
+from ..runner import runner
 from ..sites import Call, Found, Proposal, Refusal, Way
-from ..verify import evaluating
 from .context import Context, why_not_plain
 
 NAME = "cuda graph"
@@ -78,7 +81,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return _find_for_training(context.device, path, module, call)
     reason = why_not_plain("", module)
     with torch.no_grad(), evaluating(module):
-        leaves = pytree.tree_leaves(call.run(module))
+        leaves = pytree.tree_leaves(call.fresh().run(module))
     others = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, (Tensor, int, float, bool))]
     if others:
         reason = f"it returns a {type(others[0]).__name__}, which a graph cannot give anew in each call"
@@ -93,8 +96,6 @@ def _change(module: nn.Module) -> Several:
     function = type(module).forward if before is None else before.__func__
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        from ...optimization_patterns import PyGraph
-
         holder: Holder = self.__dict__[_KEY]
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(self, *args, **kwargs)
@@ -108,8 +109,6 @@ def _change(module: nn.Module) -> Several:
 
 def _find_for_training(device: torch.device, path: str, module: nn.Module, call: Call) -> Found:
     """Captured on the sample, to say why where that fails."""
-    from ..choose import runner
-
     share = _host_share(runner(module, call, True), device)
     if share < _LEAST_SHARE:
         reason = f"the host asks for a step in {share:.0%} of its time: the device waits for no launch"
@@ -150,8 +149,6 @@ def _training_change(module: nn.Module) -> Several:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        from ...optimization_patterns.step_graphs import StepGraphs
-
         holder: Holder = self.__dict__[_KEY]
         if holder.runner is None:
             holder.runner = StepGraphs(self, function)

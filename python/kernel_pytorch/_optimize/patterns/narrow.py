@@ -59,7 +59,7 @@ def _bfloat16(module: nn.Linear) -> Change:
 
 
 class _Keep(Change):
-    """An FP8 layer beside the module, on the very parameters of the module."""
+    """An FP8 layer next to the module, on the same parameters."""
 
     def __init__(self, module: nn.Linear) -> None:
         self.module = module

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..._modes import evaluating
 from ...functional import linear
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
-from ..verify import evaluating, row_error
+from ..verify import row_error
 from .context import Context, is_plain, probe, undisturbed, weight_reason, why_not_plain
 from .norms import TOLERANCE
 from .perceptrons import is_linear, marked_dropouts, weight_of

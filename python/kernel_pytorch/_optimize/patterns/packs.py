@@ -1,6 +1,4 @@
-"""Gate and up of a gated MLP as one matrix in memory, in the two orders that products take; kept beside the module. The
-parameters stay (see PackRows).
-"""
+"""Gate and up of a gated MLP as one matrix in memory, kept in the module. The parameters stay (see PackRows)."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 
 from ..changes import PackRows, Several
 
-PACK_KEY, JOIN_KEY = "_kernel_pytorch_pack", "_kernel_pytorch_joined"
+PACK_KEY = "_kernel_pytorch_pack"
 
 
 def wants_gradient(x: Tensor, weight: Tensor) -> bool:
@@ -46,20 +44,3 @@ class Pack(Several):
     @property
     def bias(self) -> Tensor | None:
         return None if self.biases is None else self.biases.packed
-
-
-class Join(Several):
-    """Gate and up one after the other in memory: with their gradients, the one matrix that products take whose end is
-    the gate, or its gradient."""
-
-    def __init__(self, module: nn.Module, gate: Any, up: Any) -> None:
-        self.module, self.rows = module, PackRows([gate.weight, up.weight])
-        super().__init__(self.rows)
-
-    def apply(self) -> None:
-        super().apply()
-        self.module.__dict__[JOIN_KEY] = self.rows
-
-    def undo(self) -> None:
-        self.module.__dict__.pop(JOIN_KEY, None)
-        super().undo()

@@ -16,23 +16,32 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ..._ops import gated_mlp as halves
-from ..._ops._autograd import transforms_active
-from ..._ops.one_input import linears
+from ..._modes import evaluating
+from ..._ops.shared_input import linears
 from ...functional import activation as activate
 from ...functional import gated_activation, gated_activation_packed, linear
 from ...functional import mlp as fused_mlp
-from ..changes import Change, PackRows, SetForward, Several, mark
+from ..changes import Change, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
-from ..verify import evaluating, row_error
+from ..verify import row_error
 from . import float8
 from .activations import KINDS, kind_of
-from .context import HOOKS, Context, is_plain, owners, probe, single_input, undisturbed, weight_reason, why_not_plain
+from .context import (
+    Context,
+    is_plain,
+    owners,
+    probe,
+    silent,
+    single_input,
+    undisturbed,
+    weight_reason,
+    why_not_plain,
+)
 from .norms import TOLERANCE, first_name
-from .packs import JOIN_KEY, PACK_KEY, Join, Pack, wants_gradient
+from .packs import PACK_KEY, Pack, wants_gradient
 
 NAME = "mlp"
-_WORDS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "sigmoid": "glu"}
+_GATED_NAMES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "sigmoid": "glu"}
 _GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 
 
@@ -46,6 +55,11 @@ class Perceptron:
     up_first: bool = False  # of a packed one: the gate is the second half
     inner_dropout: str | None = None
     outer_dropout: str | None = None
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The children that run as modules, in one way or another; the others are computed without them."""
+        return (*self.layers, *(name for name in (self.inner_dropout, self.outer_dropout) if name is not None))
 
     def __call__(self, module: Any, x: Tensor, products: str = "ours", residual: Tensor | None = None) -> Tensor:
         """`products` are "ours"; "torch's", gate and up with one gradient of their input; or those of the "layers"."""
@@ -61,10 +75,6 @@ class Perceptron:
                 activation=self.activation,
                 residual=residual,
             )
-        joined = self._joined(module, x) if products != "layers" else None
-        if joined is not None:
-            # A plain product takes the vendor's kernel less power, which decides at sizes that pay.
-            return halves.gated_mlp(x, joined, last.weight, activation=self.activation, residual=residual, vendor=True)
         hidden = self._hidden(module, x, products)
         if self.inner_dropout is not None:
             hidden = parts[self.inner_dropout](hidden)
@@ -85,19 +95,6 @@ class Perceptron:
         dropouts = (self.inner_dropout, self.outer_dropout)
         return any(name is not None and _drops(module._modules[name]) for name in dropouts)
 
-    def _joined(self, module: Any, x: Tensor) -> Tensor | None:
-        """Gate and up as the one matrix that they lie in, where that is in force and products with the gate inside take
-        it."""
-        pack: PackRows | None = module.__dict__.get(JOIN_KEY)
-        if pack is None or torch.compiler.is_compiling() or transforms_active() or not pack.holds():
-            return None
-        layers = [module._modules[name] for name in self.layers]
-        if any(layer.bias is not None for layer in layers) or self._drops(module):
-            return None
-        if not halves.runs_on_halves(x, layers[0].out_features):
-            return None
-        return float8.rows_of(pack) if wants_gradient(x, pack.tensors[0]) else pack.packed
-
     def _hidden(self, module: Any, x: Tensor, products: str) -> Tensor:
         parts = module._modules
         first = parts[self.layers[0]]
@@ -111,7 +108,7 @@ class Perceptron:
             up = parts[self.layers[1]]
             pack: Pack | None = module.__dict__.get(PACK_KEY)
             if pack is not None and pack.holds() and not wants_gradient(x, first.weight):
-                return linear(x, pack.weight, pack.bias, activation=_WORDS[self.activation])
+                return linear(x, pack.weight, pack.bias, activation=_GATED_NAMES[self.activation])
             weights = [weight_of(first), weight_of(up)]
             gate_rows, up_rows = linears(x, weights, [None, None], ours=products == "ours")
             return gated_activation(gate_rows, up_rows, self.activation, gate_bias=first.bias, up_bias=up.bias)
@@ -156,6 +153,8 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return None
     passed = [(name, module._modules[name]) for name in found.layers]
     reason = why_not_plain("", module) or weight_reason(module)
+    if reason is None and not silent(module, found.called):
+        reason = "a part between its layers has hooks, which a fused one would pass by"
     if reason:
         return Refusal(path, NAME, reason)
     context.perceptrons[module] = found
@@ -173,8 +172,10 @@ def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, pas
 
     def by(products: str) -> SetForward:
         def forward(self: nn.Module, x: Tensor) -> Tensor:
+            if not silent(self, found.called):
+                return original(self, x)  # type: ignore[no-any-return]
             if products == "float8":
-                kept = float8.of_module(self) if has_no_hooks(self, found) else None
+                kept = float8.of_module(self) if silent(self) else None
                 return found(self, x, "layers") if kept is None else kept(self, x)
             plain = products == "layers" or has_plain_layers(self, found)
             return found(self, x, products if plain else "layers")
@@ -191,10 +192,6 @@ def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, pas
         if context.trains and found.kind == "gated":
             words = "kernel_pytorch products with one gradient of their input, and activation"
         made.insert(0, Way(words, lambda: by("ours"), layers))
-    if passable and _takes_halves(context, module, found, x):
-        first, second = (module._modules[layer] for layer in found.layers[:2])
-        words = "kernel_pytorch products that end with the gate and its gradient"
-        made.insert(0, Way(words, lambda: Several(Join(module, first, second), by("ours")), layers))
     if passable and _takes_float8(context, module, found, x.numel() // x.shape[-1]):
         parts = [module._modules[layer] for layer in found.layers]
 
@@ -211,16 +208,6 @@ def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, pas
     return made
 
 
-def _takes_halves(context: Context, module: nn.Module, found: Perceptron, x: Tensor) -> bool:
-    """Whether products that end with a gate in halves are there for a gated MLP that trains."""
-    if not context.trains or context.compiled or found.kind != "gated" or found.inner_dropout or found.outer_dropout:
-        return False
-    layers: list[Any] = [module._modules[layer] for layer in found.layers]
-    if any(type(layer) is not nn.Linear or layer.bias is not None for layer in layers):
-        return False
-    return float8.can_join(context, layers[:2]) and halves.runs_on_halves(x, layers[0].out_features)
-
-
 def _takes_float8(context: Context, module: nn.Module, found: Perceptron, tokens: int) -> bool:
     if context.accuracy != "tolerant" or not context.trains or found.kind != "gated" or context.compiled:
         return False
@@ -231,14 +218,11 @@ def _takes_float8(context: Context, module: nn.Module, found: Perceptron, tokens
     return type(layers[2]) is nn.Linear and float8.why_not(context, shapes, tokens) is None
 
 
-def has_no_hooks(module: nn.Module, found: Perceptron) -> bool:
-    """Whether nobody listens to the layers, whoever computes them."""
-    return all(not any(vars(module._modules[name])[kind] for kind in HOOKS) for name in found.layers)
-
-
 def has_plain_layers(module: nn.Module, found: Perceptron) -> bool:
-    """Whether reading the layers' weights computes what calling them would."""
-    return all(part is not None and is_plain(part) for part in map(module._modules.get, found.layers))
+    """Whether reading the layers' weights computes what calling them would, and what stands between has no hooks."""
+    return silent(module, found.called) and all(
+        part is not None and is_plain(part) for part in map(module._modules.get, found.layers)
+    )
 
 
 def _join(path: str, name: str) -> str:
@@ -246,7 +230,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _can_pack(context: Context, module: nn.Module, found: Perceptron) -> bool:
-    """Whether gate and up can lie in one matrix: plain weights, alike, and nobody else's."""
+    """Whether gate and up can lie in one matrix: plain weights, alike, and not shared."""
     gate, up = (module._modules[name] for name in found.layers[:2])
     if type(gate) is not nn.Linear or type(up) is not nn.Linear or (gate.bias is None) != (up.bias is None):
         return False

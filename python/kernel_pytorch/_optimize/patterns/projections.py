@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ..._ops.one_input import linears
+from ..._modes import evaluating
+from ..._ops.shared_input import linears
 from ...core._products import runs_here
 from ...functional import linear
 from ..changes import OfThisProcess, PackRows, SetAttribute, SetForward, Several, mark
-from ..record import copied
 from ..sites import Call, Found, Proposal, Refusal, Way
-from ..verify import evaluating
 from . import float8
 from .context import Context, owners, weight_reason, why_not_plain
 
@@ -46,7 +45,7 @@ class Shared(OfThisProcess):
         return linears(x, weights, biases, ours=self.ours)
 
     def output(self, index: int, x: Tensor) -> Tensor | None:
-        """Of layer `index`; None where it must compute its own."""
+        """The output of layer `index`; None if the layer must compute its own."""
         if not self.works:
             return None
         version = 0 if x.is_inference() else x._version
@@ -176,7 +175,7 @@ def _other_inputs(module: nn.Module, names: tuple[str, ...], call: Call) -> str 
         handles.append(layer.register_forward_pre_hook(lambda _, args, name=name: seen.append((name, args[0]))))
     try:
         with torch.no_grad(), evaluating(module):
-            Call(copied(call.args), copied(call.kwargs)).run(module)
+            call.fresh().run(module)
     finally:
         for handle in handles:
             handle.remove()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core._products import product
-from ...functional import attention
+from ...functional import attention, layer_norm
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from .activations import kind_of
@@ -63,7 +63,7 @@ def _forward(kind: str) -> Any:
     ) -> Any:
         known = type(src) is Tensor and not src.is_nested and src.dim() == 3 and self.self_attn.batch_first
         mask = _keeps(src_mask, src_key_padding_mask) if known else None
-        if not known or mask is False or not all(is_plain(part) for part in self._modules.values()):
+        if not known or mask is False or not all(is_plain(part) for part in self.modules() if part is not self):
             return type(self).forward(self, src, src_mask, src_key_padding_mask, is_causal)
         if self.norm_first:
             attended = self.dropout1(_attend(self.self_attn, _norm(self.norm1, src), mask, is_causal))
@@ -76,8 +76,6 @@ def _forward(kind: str) -> Any:
 
 
 def _norm(norm: Any, x: Tensor, residual: Tensor | None = None) -> Any:
-    from ...functional import layer_norm
-
     return layer_norm(x, norm.weight, norm.bias, norm.eps, residual=residual)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ...compat.transformers import register
 from ..changes import SetAttribute, Several
 from ..sites import Call, Found, Proposal, Refusal, Way
 from .context import Context
@@ -27,8 +28,6 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return None
 
     def change() -> Several:
-        from ...compat.transformers import register
-
         register()
         return Several(*(SetAttribute(config, "_attn_implementation_internal", "kernel_pytorch") for config in configs))
 

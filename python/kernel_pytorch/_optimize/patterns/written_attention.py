@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._modes import evaluating
+from ..._rebind import reached
 from ...functional import attention
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
-from ..verify import evaluating, row_error
+from ..verify import row_error
 from .calls import ATTENTION, runs_attention
-from .context import Context, probe, single_input, undisturbed, weight_reason, why_not_plain
+from .context import Context, probe, silent, single_input, undisturbed, weight_reason, why_not_plain
 from .norms import TOLERANCE, first_name
 from .projections import SPELLINGS
 
@@ -70,8 +72,6 @@ class Written:
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    from ..rebind import reached
-
     x = call.first()
     if x is None or len(call.tensors()) != 1 or x.dim() != 3 or context.trains:
         return None
@@ -89,9 +89,11 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
 
     context.attentions.add(module)
     original = type(module).forward
+    called = (*found.projections, *([found.output] if found.output else []))
 
     def forward(self: nn.Module, value: Tensor) -> Any:
-        return original(self, value) if self.training or value.dim() != 3 else found(self, value)
+        known = not self.training and value.dim() == 3 and silent(self, called)
+        return found(self, value) if known else original(self, value)
 
     made = mark(single_input(forward, first_name(module), original))
     source = f"{type(module).__name__}, scores written out, {found.heads} heads{', causal' if found.causal else ''}"

@@ -7,7 +7,6 @@ last step brings them home.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,12 +16,9 @@ from torch import Tensor
 
 from ..._ops import attention_part
 from ..._ops._casting import statistics_dtype
-from ..._ops.attention import OPTIONS
+from ..._ops.attention import captured_gradients
 from ._exchange import GRADIENTS, Exchange, Incoming
 from ._pieces import Bounds, Packs, Piece, join, pieces_of
-
-_named: Any = collections.namedtuple
-PartOptions = _named("PartOptions", OPTIONS)  # arguments of the ops
 
 
 class Part(NamedTuple):
@@ -41,7 +37,7 @@ class Call:
 
     exchange: Exchange | None  # None: one process
     schedule: str
-    options: Any  # PartOptions, without what depends on the part
+    options: Any  # AttentionOptions, without what depends on the part
     bounds: Bounds
     queries: list[Piece]
     keys: list[list[Piece]]  # of each member, as they come by
@@ -57,7 +53,7 @@ class Call:
         return tensor.narrow(self.dim, piece.start, piece.length)
 
     def statistics(self, tensor: Tensor, piece: Piece) -> Tensor:
-        """Of the rows of a piece, contiguous: the tensor itself where they are all."""
+        """Statistics of a piece's rows, contiguous; the tensor itself if the piece has all rows."""
         return tensor.narrow(2, piece.start, piece.length).contiguous()
 
     def parts(self, keys: list[Piece], bias: Tensor | None, sinks_left: list[bool]) -> Iterator[Part]:
@@ -79,7 +75,7 @@ class Call:
                     yield Part(range(i, i + 1), queries, cut)
 
     def counts_places(self) -> bool:
-        """Whether anything beside bounds depends on which queries and keys these are."""
+        """Whether anything besides bounds depends on the positions of queries and keys."""
         options = self.options
         tensors = (self.mask, options.alibi_slopes, options.query_segment_ids, options.key_lengths)
         has_one = any(tensor is not None for tensor in tensors)
@@ -105,7 +101,7 @@ class Call:
 
 
 def _cut(tensor: Tensor, queries: Piece, begin: int, end: int) -> Tensor:
-    """Of a bias or mask of all keys, what a part sees; sizes of 1 are for all."""
+    """The part of a bias or mask of all keys that a part sees; dimensions of size 1 broadcast."""
     if tensor.shape[-2] != 1:
         tensor = tensor.narrow(-2, queries.start, queries.length)
     return tensor.narrow(-1, begin, end - begin)
@@ -177,8 +173,8 @@ def forward_pieces(
             sinks_left[i] = False
         of_rows = call.statistics(lse, queries)
         attention_part.part(
-            call.rows(output, queries), of_rows, call.rows(query, queries), call.rows(keys, part.keys),
-            call.rows(values, part.keys), queries.first, part.keys.first, *options,
+            call.rows(query, queries), call.rows(keys, part.keys), call.rows(values, part.keys), queries.first,
+            part.keys.first, *options, call.rows(output, queries), of_rows,
         )  # fmt: skip
         if of_rows.data_ptr() != lse.data_ptr() or queries.length != lse.shape[2]:
             lse.narrow(2, queries.start, queries.length).copy_(of_rows)
@@ -193,7 +189,7 @@ def forward_pieces(
 
 
 class _Gradients:
-    """Of what does not travel, as it grows."""
+    """Accumulated gradients of the tensors that do not travel."""
 
     def __init__(self, call: Call, saved: Any, wanted: tuple[bool, bool, int]) -> None:
         query, bias, sinks, captured = saved
@@ -205,17 +201,6 @@ class _Gradients:
         elements = sum(tensor.numel() for i, tensor in enumerate(captured) if self.wants_captured >> i & 1)
         self.captured = torch.zeros(elements, dtype=dtype, device=query.device)
         self.sinks_left = [self.wants_sinks] * len(call.queries)
-
-    def captured_like(self, captured: list[Tensor]) -> list[Tensor | None]:
-        gradients: list[Tensor | None] = []
-        begin = 0
-        for i, tensor in enumerate(captured):
-            if not self.wants_captured >> i & 1:
-                gradients.append(None)
-                continue
-            gradients.append(self.captured[begin : begin + tensor.numel()].view(tensor.shape).to(tensor.dtype))
-            begin += tensor.numel()
-        return gradients
 
 
 def backward_pieces(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Tensor | None, wanted: Any) -> Any:
@@ -235,10 +220,9 @@ def backward_pieces(call: Call, tensors: Any, grad_output: Tensor, grad_lse: Ten
             statistics[queries] = [None if one is None else call.statistics(one, queries) for one in (lse, grad_lse)]
         options = call.part_options(part, bias, sinks if wants_sinks else None)
         of_bias, of_sinks, of_captured = attention_part.part_backward(
-            call.rows(gradients.query, queries), grad_keys, grad_values,
             *(call.rows(tensor, queries) for tensor in (grad_output, query)), keys, values, call.rows(output, queries),
-            *statistics[queries], gradients.wants_bias, wants_sinks, gradients.wants_captured, queries.first,
-            part.keys.first, writes_keys, *options,
+            *statistics[queries], gradients.wants_captured, queries.first, part.keys.first, writes_keys, *options,
+            call.rows(gradients.query, queries), grad_keys, grad_values, gradients.wants_bias, wants_sinks,
         )  # fmt: skip
         if gradients.bias is not None:
             _cut(gradients.bias, queries, part.keys.first, part.keys.end).add_(of_bias)
@@ -325,12 +309,12 @@ class PiecesAttention(torch.autograd.Function):
             grads.value.to(value.dtype),
             None if gradients.bias is None else gradients.bias.to(bias.dtype),
             gradients.sinks,
-            *gradients.captured_like(captured),
+            *captured_gradients(gradients.captured, captured, gradients.wants_captured),
         )
 
 
 def key_pieces(call_schedule: str, members: int, rows: int, chunk: int | None) -> list[list[Piece]]:
-    """Of each block of keys as _blocks gives them: one of all keys where they are gathered, chunks in one process."""
+    """The pieces of each key block of _blocks: all keys in one if they are gathered, chunks in one process."""
     if members == 1:
         step = chunk or max(rows, 1)
         return [[Piece(first, min(step, rows - first), first) for first in range(0, rows, step)]]

@@ -14,10 +14,10 @@ from ..._ops._autograd import wants_gradient
 from ..._ops._casting import autocast, statistics_dtype
 from ..._ops._masks import Sizes, join_masks
 from ..._ops._seed import seed_for
-from ..._ops.attention import option_arguments
+from ..._ops.attention import attention_options
 from ...functional import attention
 from ._exchange import Exchange
-from ._function import Call, PartOptions, PiecesAttention, key_pieces
+from ._function import Call, PiecesAttention, key_pieces
 from ._pieces import SCHEDULES, Bounds, Packs, pieces_of
 
 _WHAT = "context_parallel_attention"
@@ -221,7 +221,7 @@ def _by_pieces(
     own = {name: options.pop(name, None) for name in ("bias", "mask", "sinks", "query_segment_ids", "key_segment_ids")}
     if exchange is not None and options.get("dropout_p"):
         options["seed"] = exchange.broadcast(seed_for(query, options.get("seed")))
-    prepared: Any = PartOptions(*option_arguments(query, key, layout=layout, **options))
+    prepared = attention_options(query, key, layout=layout, **options)
     if prepared.key_lengths is not None and keys > rows and prepared.causal_offset is None:
         is_aligned = prepared.causal or max(prepared.window_left, prepared.window_right) >= 0
         if is_aligned or prepared.alibi_slopes is not None:  # each length would need an offset of its own

@@ -9,7 +9,7 @@ import torch
 
 from ... import _library
 
-# Of attention, of a link in each direction, of memory: one device of a kind, where nobody has measured better.
+# Default rates of attention, of a link in each direction and of memory, for one device of a kind without measurements.
 _RATES = {
     "cuda": {"flops_per_second": 6e14, "link_bytes_per_second": 2e11, "memory_bytes_per_second": 3.5e12},
     "cpu": {"flops_per_second": 5e10, "link_bytes_per_second": 2e9, "memory_bytes_per_second": 1e10},

@@ -1,7 +1,12 @@
-"""Import paths of the seeds: CUDA graphs by name. Below them is kernel_pytorch.optimization_patterns.PyGraph."""
+"""Import paths of the seeds: CUDA graphs by name, which are kernel_pytorch.optimization_patterns.named_graphs."""
 
 from __future__ import annotations
 
-from .pygraph import CUDAGraphState, GraphDeploymentStrategy, PyGraphCUDAOptimizer, WorkloadAnalysis
+from ...optimization_patterns.named_graphs import (
+    CUDAGraphState,
+    GraphDeploymentStrategy,
+    PyGraphCUDAOptimizer,
+    WorkloadAnalysis,
+)
 
 __all__ = ["CUDAGraphState", "GraphDeploymentStrategy", "PyGraphCUDAOptimizer", "WorkloadAnalysis"]

@@ -1,0 +1,146 @@
+// kp_call as C sees it: the arithmetic is that of the C++ entry points, and whatever can be given wrongly is refused
+// with the op, the argument and the cure, for every op that is declared.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernel_pytorch/c/kernel_pytorch.h"
+#include "kernel_pytorch/ops/layer_norm/layer_norm.h"
+#include "kernel_pytorch/ops/operations.h"
+
+namespace kernel_pytorch::c_interface {
+namespace {
+
+constexpr int64_t kRows = 3, kColumns = 40;
+
+class CCallTest : public testing::Test {
+ protected:
+  CCallTest() : x_(kRows * kColumns), weight_(kColumns, 2.0f), output_(kRows * kColumns), rstd_(kRows), mean_(kRows) {
+    EXPECT_EQ(kp_context_create({KP_CPU, 0}, nullptr, &context_), KP_OK) << kp_last_error();
+    for (size_t i = 0; i < x_.size(); ++i) x_[i] = std::sin(static_cast<float>(i));
+  }
+  ~CCallTest() override { kp_context_destroy(context_); }
+
+  static kp_tensor rows(std::vector<float>& values) {
+    static constexpr int64_t kSizes[] = {kRows, kColumns};
+    return {values.data(), KP_FLOAT32, {KP_CPU, 0}, 2, kSizes, nullptr};
+  }
+  static kp_tensor flat(std::vector<float>& values, const int64_t& size) {
+    return {values.data(), KP_FLOAT32, {KP_CPU, 0}, 1, &size, nullptr};
+  }
+  kp_status call(const char* op, const std::vector<kp_argument>& arguments) {
+    return kp_call(context_, op, arguments.data(), arguments.size());
+  }
+  // The message of a call that must be refused.
+  std::string refusal(const char* op, const std::vector<kp_argument>& arguments) {
+    EXPECT_EQ(call(op, arguments), KP_INVALID_ARGUMENT);
+    return kp_last_error();
+  }
+
+  kp_context* context_ = nullptr;
+  std::vector<float> x_, weight_, output_, rstd_, mean_;
+  kp_tensor x = rows(x_), weight = flat(weight_, kColumns), output = rows(output_), rstd = flat(rstd_, kRows),
+            mean = flat(mean_, kRows);
+  const kp_argument x_given = kp_tensor_argument("x", &x), output_given = kp_tensor_argument("output", &output);
+};
+
+TEST_F(CCallTest, ComputesWhatCppComputes) {
+  ASSERT_EQ(
+      call("layer_norm_forward", {kp_tensor_argument("rstd", &rstd), output_given, kp_number_argument("eps", 0.25),
+                                  kp_tensor_argument("mean", &mean), x_given, kp_tensor_argument("weight", &weight)}),
+      KP_OK)
+      << kp_last_error();
+  std::vector<float> expected(x_.size()), expected_rstd(kRows), expected_mean(kRows);
+  OwnContext context;
+  layer_norm::Forward arguments;
+  arguments.x = contiguous_view(x_.data(), DType::kFloat32, {kRows, kColumns});
+  arguments.weight = contiguous_view(weight_.data(), DType::kFloat32, {kColumns});
+  arguments.eps = 0.25;
+  arguments.output = contiguous_view(expected.data(), DType::kFloat32, {kRows, kColumns});
+  arguments.mean = contiguous_view(expected_mean.data(), DType::kFloat32, {kRows});
+  arguments.rstd = contiguous_view(expected_rstd.data(), DType::kFloat32, {kRows});
+  layer_norm::forward(arguments, context);
+  EXPECT_EQ(output_, expected);
+  EXPECT_EQ(rstd_, expected_rstd);
+  EXPECT_EQ(mean_, expected_mean);
+}
+
+TEST_F(CCallTest, OptionsHaveTheOpsDefaultsAndSavedOutputsMayBeLeftOut) {
+  ASSERT_EQ(call("rms_norm_forward", {x_given, output_given}), KP_OK) << kp_last_error();
+  const std::vector<float> without = output_;
+  ASSERT_EQ(call("rms_norm", {x_given, output_given, kp_number_argument("eps", 1e-6)}), KP_OK) << kp_last_error();
+  EXPECT_EQ(output_, without);
+}
+
+TEST_F(CCallTest, TakesStridesOnTheCallersMemory) {
+  std::vector<float> wide(kRows * 2 * kColumns);
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    wide[static_cast<size_t>(i / kColumns * 2 * kColumns + i % kColumns)] = x_[static_cast<size_t>(i)];
+  }
+  ASSERT_EQ(call("rms_norm", {x_given, output_given}), KP_OK);
+  const std::vector<float> dense = output_;
+  const int64_t strides[] = {2 * kColumns, 1};
+  kp_tensor strided = x;
+  strided.data = wide.data();
+  strided.strides = strides;
+  ASSERT_EQ(call("rms_norm", {kp_tensor_argument("x", &strided), output_given}), KP_OK) << kp_last_error();
+  EXPECT_EQ(output_, dense);
+}
+
+TEST_F(CCallTest, RefusesWithOpArgumentAndCure) {
+  const auto has = [](const std::string& text, std::string_view word) { return text.find(word) != std::string::npos; };
+  EXPECT_TRUE(has(refusal("rmsnorm", {x_given}), "did you mean rms_norm"));
+  EXPECT_TRUE(has(refusal("rms_norm", {output_given}), "rms_norm: x is missing"));
+  EXPECT_TRUE(has(refusal("rms_norm", {x_given}), "rms_norm: output is missing"));
+  EXPECT_TRUE(has(refusal("rms_norm", {x_given, output_given, kp_number_argument("epsilon", 1)}), "it has: x, "));
+  EXPECT_TRUE(has(refusal("rms_norm", {x_given, x_given, output_given}), "x is given twice"));
+  EXPECT_TRUE(
+      has(refusal("rms_norm", {x_given, output_given, kp_text_argument("eps", "1")}), "eps is given as a text"));
+  EXPECT_TRUE(has(refusal("rms_norm", {x_given, output_given, kp_number_argument("eps", -1)}), "eps is -1"));
+  EXPECT_TRUE(has(refusal("rms_norm", {x_given, kp_tensor_argument("output", &x)}), "shares memory with x"));
+  EXPECT_TRUE(has(refusal("rms_norm", {x_given, kp_tensor_argument("output", &weight)}), "sizes [40]"));
+  EXPECT_TRUE(has(refusal("rms_norm_forward", {x_given, output_given, kp_tensor_argument("sum", &output)}), "sum"));
+  kp_tensor broken = x;
+  broken.data = nullptr;
+  EXPECT_TRUE(has(refusal("rms_norm", {kp_tensor_argument("x", &broken), output_given}), "data is NULL"));
+  broken = x;
+  broken.dtype = 77;
+  EXPECT_TRUE(has(refusal("rms_norm", {kp_tensor_argument("x", &broken), output_given}), "dtype 77"));
+  broken = x;
+  broken.rank = 9;
+  EXPECT_TRUE(has(refusal("rms_norm", {kp_tensor_argument("x", &broken), output_given}), "rank 9"));
+  broken = x;
+  broken.device = {KP_CUDA, 0};
+  EXPECT_TRUE(has(refusal("rms_norm", {kp_tensor_argument("x", &broken), output_given}), "cuda:0"));
+  broken = output;
+  broken.dtype = KP_INT32;
+  EXPECT_TRUE(has(refusal("rms_norm", {x_given, kp_tensor_argument("output", &broken)}), "int32"));
+  EXPECT_TRUE(has(refusal("rms_norm", {{nullptr, KP_TENSOR, 0, {nullptr}}}), "no name"));
+  EXPECT_TRUE(has(refusal(nullptr, {}), "NULL"));
+}
+
+// Whatever is declared later is held to the same.
+TEST_F(CCallTest, EveryOpNamesWhatIsMissing) {
+  for (const registry::Declaration& declaration : declarations()) {
+    const std::string op(declaration.name);
+    const std::string message = refusal(op.c_str(), {});
+    EXPECT_TRUE(message.starts_with(op)) << message;
+    EXPECT_NE(message.find("missing"), std::string::npos) << message;
+  }
+}
+
+TEST(CContext, RefusesWhatIsNoDevice) {
+  kp_context* context = nullptr;
+  EXPECT_EQ(kp_context_create({7, 0}, nullptr, &context), KP_INVALID_ARGUMENT);
+  EXPECT_EQ(kp_context_create({KP_CPU, 1}, nullptr, &context), KP_INVALID_ARGUMENT);
+  EXPECT_EQ(kp_context_create({KP_CPU, 0}, &context, &context), KP_INVALID_ARGUMENT);
+  EXPECT_EQ(context, nullptr);
+  EXPECT_EQ(kp_context_create({KP_CPU, 0}, nullptr, nullptr), KP_INVALID_ARGUMENT);
+  EXPECT_EQ(kp_call(nullptr, "rms_norm", nullptr, 0), KP_INVALID_ARGUMENT);
+  kp_context_destroy(nullptr);
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::c_interface

@@ -1,5 +1,0 @@
-// kp-isa: v4
-// The AMX forward with its tiles emulated, as isa_v4::kAmxKernels, so that machines without AMX test all but the
-// instructions.
-#define KP_EMULATE_TILES 1
-#include "kernel_pytorch/ops/attention/attention_amx_cpu.cpp"

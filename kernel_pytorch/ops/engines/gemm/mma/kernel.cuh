@@ -1,0 +1,139 @@
+// A matrix product of 16-bit types by mma.m16n8k16, for tensor cores before and after Hopper's: blocks of 128 x 128,
+// eight warps of 64 x 32, a ring of stages that each thread fills by cp.async, ldmatrix for every order of the
+// operands. Rows (or columns, as they lie) begin at multiples of 16 bytes. sm_80.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
+#include "kernel_pytorch/cuda/ptx/memory.cuh"
+#include "kernel_pytorch/cuda/ptx/mma.cuh"
+#include "kernel_pytorch/ops/engines/gemm/tile/kernel.cuh"
+
+namespace kernel_pytorch::product {
+
+template <class T>
+__device__ __forceinline__ void multiply_fragments(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  ptx::mma_m16n8k16_f32_bf16(sum, a, b0, b1);
+}
+template <>
+__device__ __forceinline__ void multiply_fragments<tile::Float16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                                  uint32_t b1) {
+  ptx::mma_m16n8k16_f32_f16(sum, a, b0, b1);
+}
+
+// A stage of one operand: [128][32] where k is dense, else [32][128] (kAcross). Rows are 16 bytes longer than what they
+// hold, so that eight of them lie in different banks.
+template <class T, bool kAcross>
+class MmaOperand {
+  static constexpr int kPitch = (kAcross ? kMmaEdge : kMmaDepth) * 2 + 16;
+  static constexpr int kVectors = (kAcross ? kMmaEdge : kMmaDepth) / 8;  // of a row
+
+ public:
+  __device__ __forceinline__ MmaOperand(const TileOperand& operand, int32_t first, int32_t rows, int32_t depth)
+      : data_(static_cast<const T*>(operand.data) + blockIdx.z * operand.batch),
+        stride_(kAcross ? operand.inner : operand.outer),
+        first_(first),
+        rows_(rows),
+        depth_(depth) {}
+
+  __device__ __forceinline__ void load(uint32_t target, int32_t k) const {
+#pragma unroll
+    for (int i = 0; i < kMmaEdge * kMmaDepth / 8 / kTileThreads; ++i) {
+      const int32_t index = static_cast<int32_t>(threadIdx.x) + i * kTileThreads;
+      const int32_t line = index / kVectors, within = index % kVectors * 8;
+      const int32_t outer = kAcross ? k + line : first_ + line, inner = kAcross ? first_ + within : k + within;
+      const int32_t outer_end = kAcross ? depth_ : rows_, inner_end = kAcross ? rows_ : depth_;
+      const int32_t bytes = outer < outer_end ? min(max((inner_end - inner) * 2, 0), 16) : 0;
+      const T* source = bytes > 0 ? data_ + outer * stride_ + inner : data_;
+      ptx::cp_async_cg_shared_global_16_fill(target + line * kPitch + within * 2, source, static_cast<uint32_t>(bytes));
+    }
+  }
+
+  // Four 8 x 8 matrices of a 16 (rows) by 16 (k) block: rows first, then k, or (kColumnsOfB) the other way round.
+  template <bool kColumnsOfB>
+  static __device__ __forceinline__ void fragment(uint32_t (&words)[4], uint32_t stage, int row, int k) {
+    const int lane = static_cast<int>(threadIdx.x % 32), matrix = lane / 8;
+    const int high_row = kColumnsOfB ? matrix / 2 : matrix % 2, high_k = kColumnsOfB ? matrix % 2 : matrix / 2;
+    if constexpr (kAcross) {
+      ptx::ldmatrix_x4_trans(words, stage + (k + 8 * high_k + lane % 8) * kPitch + (row + 8 * high_row) * 2);
+    } else {
+      ptx::ldmatrix_x4(words, stage + (row + 8 * high_row + lane % 8) * kPitch + (k + 8 * high_k) * 2);
+    }
+  }
+
+ private:
+  const T* data_;
+  int64_t stride_;
+  int32_t first_, rows_, depth_;
+};
+
+template <class T, bool kAcrossA, bool kAcrossB>
+__global__ void __launch_bounds__(kTileThreads, 2) mma_product(const __grid_constant__ TileArguments arguments) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const uint32_t stages = ptx::shared_address(memory);
+  const int32_t first_row = static_cast<int32_t>(blockIdx.y) * kMmaEdge;
+  const int32_t first_column = static_cast<int32_t>(blockIdx.x) * kMmaEdge;
+  const MmaOperand<T, kAcrossA> a(arguments.a, first_row, arguments.m, arguments.k);
+  const MmaOperand<T, kAcrossB> b(arguments.b, first_column, arguments.n, arguments.k);
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
+  const int32_t steps = (arguments.k + kMmaDepth - 1) / kMmaDepth;
+  const auto load = [&](int32_t step) {
+    if (step < steps) {
+      const uint32_t target = stages + step % kMmaStages * 2 * kMmaOperandBytes;
+      a.load(target, step * kMmaDepth);
+      b.load(target + kMmaOperandBytes, step * kMmaDepth);
+    }
+    ptx::cp_async_commit_group();
+  };
+  for (int i = 0; i < kMmaStages - 1; ++i) load(i);
+  float sums[4][4][4] = {};
+#pragma unroll 1
+  for (int32_t step = 0; step < steps; ++step) {
+    ptx::cp_async_wait_group<kMmaStages - 2>();
+    __syncthreads();
+    load(step + kMmaStages - 1);  // into the stage that all warps have read
+    const uint32_t stage_a = stages + step % kMmaStages * 2 * kMmaOperandBytes, stage_b = stage_a + kMmaOperandBytes;
+#pragma unroll
+    for (int k = 0; k < kMmaDepth; k += 16) {
+      uint32_t of_a[4][4], of_b[2][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        MmaOperand<T, kAcrossA>::template fragment<false>(of_a[i], stage_a, warp_row + 16 * i, k);
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        MmaOperand<T, kAcrossB>::template fragment<true>(of_b[j], stage_b, warp_column + 16 * j, k);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          multiply_fragments<T>(sums[i][j], of_a[i], of_b[j / 2][j % 2 * 2], of_b[j / 2][j % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+  ptx::cp_async_wait_group<0>();
+  auto& finished = *reinterpret_cast<float(*)[kTileRowsAtOnce][kMmaEdge]>(memory);
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    __syncthreads();
+    if (warp / 4 == half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            finished[16 * i + lane / 4 + r / 2 * 8][warp_column + 8 * j + lane % 4 * 2 + r % 2] = sums[i][j][r];
+          }
+        }
+      }
+    }
+    __syncthreads();
+    finish_rows(arguments, finished, first_row + half * kTileRowsAtOnce, first_column);
+  }
+}
+
+}  // namespace kernel_pytorch::product

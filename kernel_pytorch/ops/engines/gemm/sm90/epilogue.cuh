@@ -1,0 +1,293 @@
+// What happens to a warp's finished sums: scale, bias, activation, residual in registers, then box by box on their way
+// out (engines/gemm/sm90/boxes.cuh). Rows and columns beyond the matrix are computed and not written. sm_90.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
+#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/ops/engines/gemm/sm90/auxiliary.cuh"
+#include "kernel_pytorch/ops/engines/gemm/sm90/boxes.cuh"
+#include "kernel_pytorch/ops/engines/gemm/sm90/schedule.cuh"
+#include "kernel_pytorch/ops/engines/pointwise/cuda/math.cuh"
+
+namespace kernel_pytorch::product {
+
+template <Sm90Config kConfig, Sm90Epilogue kEpilogue, class Out>
+class Sm90Finish {
+  static constexpr bool kGated = kEpilogue.form == Sm90Form::kGated;
+  static constexpr bool kSpread = kEpilogue.form == Sm90Form::kGatedGradient;
+  static constexpr bool kAccurate = sizeof(Out) == 4;
+  static constexpr bool kScalesRows = kEpilogue.scaling == Sm90Scaling::kRows;
+  static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(Out));
+  static constexpr int kValues = kBoxColumns / 2;  // of a box, a thread's share
+  static constexpr int kSums = kGated ? 2 * kValues : kSpread ? kValues / 2 : kValues;
+  static constexpr int kPerOutput = kGated ? 2 : 1;  // columns of sums for one of the output
+  using Saved = typename AuxiliaryType<kEpilogue.float_saved, Out>::Type;
+  using Residual = typename AuxiliaryType<kEpilogue.float_residual, Out>::Type;
+
+  // The epilogue prefetches the next boxes of one 16-bit auxiliary matrix into registers that are free while the
+  // products run: all boxes (64 registers) if the epilogue does little else, otherwise two.
+  static constexpr bool kWhole = kEpilogue.whole_vectors;
+  static constexpr bool kSavedAhead =
+      kWhole && kEpilogue.form == Sm90Form::kGradient && sizeof(Saved) == 2 && kValues % 16 == 0;
+  static constexpr bool kResidualAhead = kWhole && kEpilogue.residual && kEpilogue.form != Sm90Form::kGradient &&
+                                         !kSpread && sizeof(Residual) == 2 && kValues % 16 == 0;
+  static constexpr int kRowBlocks = kConfig.tile_m / (64 * kSm90Warpgroups);
+  static constexpr int kTileBoxes = kConfig.tile_n / 2 / kSums;  // of 16 rows
+  static constexpr bool kIsShort = kEpilogue.form == Sm90Form::kPlain && kEpilogue.kind == pointwise::Kind::kIdentity &&
+                                   !kEpilogue.bias && !kEpilogue.preactivation && !kEpilogue.amax;
+  static constexpr int kFetchedBoxes = kIsShort ? kRowBlocks * kTileBoxes : 2;
+  // A box that lies behind the matrix's last column fetches nothing for a later one: what the next row block needs was
+  // fetched by the boxes of the same columns.
+  static_assert(kRowBlocks == 1 || kFetchedBoxes % kTileBoxes == 0 || !(kSavedAhead || kResidualAhead));
+  static constexpr int kBoxVectors = kValues / 8;
+  static constexpr int kFetchedVectors = kSavedAhead || kResidualAhead ? kFetchedBoxes * kBoxVectors : 1;
+
+ public:
+  // A value for every column is read before the tile's product and handed over in shared memory after it: the factors
+  // of b's rows, or the bias where there are none.
+  static constexpr bool kSharesColumns = kScalesRows || kEpilogue.bias;
+
+  // `boxes`: the warp's own; `columns`: its warpgroup's.
+  __device__ __forceinline__ Sm90Finish(const Sm90Arguments& arguments, uint32_t boxes, uint32_t columns)
+      : arguments_(arguments), boxes_(boxes), columns_(columns), lane_(static_cast<int32_t>(threadIdx.x % 32)) {}
+
+  template <int kColumns>
+  __device__ __forceinline__ void prefetch_columns(int32_t column) {
+    if constexpr (kSharesColumns) {
+#pragma unroll
+      for (int i = 0; i < (kColumns + 127) / 128; ++i) {
+        const int32_t at = min(column + i * 128 + static_cast<int32_t>(threadIdx.x % 128), arguments_.n - 1);
+        ahead_[i] = kScalesRows ? __ldg(arguments_.scale_b + at * arguments_.scale_b_row) : bias_at(at);
+      }
+    }
+  }
+  // By the whole warpgroup.
+  template <int kColumns>
+  __device__ __forceinline__ void publish_columns(int32_t warpgroup) {
+    if constexpr (kSharesColumns) {
+#pragma unroll
+      for (int i = 0; i < (kColumns + 127) / 128; ++i) {
+        ptx::st_shared_f32(columns_ + (i * 128 + threadIdx.x % 128) * 4, ahead_[i]);
+      }
+      ptx::barrier_sync_aligned(1 + warpgroup, 128);
+    }
+  }
+
+  // The first boxes, while the tile's first products run; `row` is the warp's first.
+  __device__ __forceinline__ void fetch_first(int32_t row, const Sm90Place& at) {
+#pragma unroll
+    for (int box = 0; box < kFetchedBoxes; ++box) fetch(box, row, at);
+  }
+
+  // The warp's rows of row block `block`, of which the first begins at `row`; sums as wgmma leaves them, from the
+  // place's column on.
+  template <int kCount>
+  __device__ __forceinline__ void store(const float (&sums)[kCount], int block, int32_t row, const Sm90Place& at) {
+    row_ = row + 64 * block;
+    batch_ = at.batch;
+    load_factors();
+#pragma unroll
+    for (int box = 0; box < kCount / kSums; ++box) {
+      const int of_tile = block * kTileBoxes + box;
+      const int32_t within = box * kSums * 2, first = at.column + within;
+      if (first >= arguments_.n) break;
+      float values[kSums];
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) values[i] = sums[box * kSums + i];
+      finish(values, first, within, fetched_ + of_tile % kFetchedBoxes * kBoxVectors);
+      fetch(of_tile + kFetchedBoxes, row, at);
+    }
+  }
+
+  // Before the block ends.
+  __device__ __forceinline__ void drain() {
+    boxes_.drain();
+    if constexpr (kEpilogue.amax) publish_amax();
+  }
+
+ private:
+  __device__ __forceinline__ float bias_at(int32_t column) const {
+    return element<typename AuxiliaryType<kEpilogue.float_bias, Out>::Type>(arguments_.bias, column);
+  }
+
+  // Box `index` of the tile, if there is one, into its place.
+  __device__ __forceinline__ void fetch(int index, int32_t row, const Sm90Place& at) {
+    if constexpr (kSavedAhead || kResidualAhead) {
+      using T = typename AuxiliaryType<kSavedAhead ? kEpilogue.float_saved : kEpilogue.float_residual, Out>::Type;
+      if (index >= kRowBlocks * kTileBoxes) return;
+      const AuxiliaryPlace box = {.lane = lane_,
+                                  .row = row + index / kTileBoxes * 64,
+                                  .rows = arguments_.m,
+                                  .column = at.column / kPerOutput + index % kTileBoxes * kBoxColumns,
+                                  .columns = arguments_.n / kPerOutput,
+                                  .batch = at.batch};
+      fetch_auxiliary<T, kBoxVectors, true>(kSavedAhead ? arguments_.saved : arguments_.residual, box,
+                                            fetched_ + index % kFetchedBoxes * kBoxVectors);
+    }
+  }
+
+  __device__ __forceinline__ void load_factors() {
+    factors_[0] = factors_[1] = arguments_.alpha;
+    if constexpr (kEpilogue.scaling == Sm90Scaling::kTensor) {
+      factors_[0] = factors_[1] = arguments_.alpha * __ldg(arguments_.scale_a) * __ldg(arguments_.scale_b);
+    }
+    if constexpr (kScalesRows) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int32_t row = min(row_ + tile::fragment_row(lane_, 2 * i), arguments_.m - 1);
+        factors_[i] = arguments_.alpha * __ldg(arguments_.scale_a + row * arguments_.scale_a_row);
+      }
+    }
+  }
+
+  // From `first` of the matrix, `within` of the tile.
+  __device__ __forceinline__ void finish(float (&values)[kSums], int32_t first, int32_t within,
+                                         const ptx::Word4* fetched) {
+    scale(values, first, within);
+    if constexpr (kEpilogue.preactivation) {
+#pragma unroll
+      for (int part = 0; part < kSums / kValues; ++part) {
+        put(arguments_.preactivation, values + part * kValues, first + part * kBoxColumns);
+      }
+    }
+    if constexpr (kGated) {
+      float gated[kValues];
+      gate(values, gated);
+      end(gated, first / 2, arguments_.n / 2, fetched);
+    } else if constexpr (kSpread) {
+      float spread[kValues];
+      spread_pairs(values, spread, first * 2);
+      end(spread, first * 2, arguments_.n * 2, fetched);
+    } else {
+      activate(values, first, fetched);
+      end(values, first, arguments_.n, fetched);
+    }
+  }
+
+  __device__ __forceinline__ void scale(float (&values)[kSums], int32_t first, int32_t within) {
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4) {  // eight columns of both rows
+      const int32_t column = tile::fragment_column(lane_, i);
+      float of_columns[2];
+      if constexpr (kSharesColumns) {
+        ptx::ld_shared_v2_f32(of_columns[0], of_columns[1], columns_ + (within + column) * 4);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float& value = values[i + j];
+        value *= kScalesRows ? factors_[j / 2] * of_columns[j % 2] : factors_[j / 2];
+        if constexpr (kEpilogue.bias) {
+          value += kScalesRows ? bias_at(min(first + column + j % 2, arguments_.n - 1)) : of_columns[j % 2];
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void activate(float (&values)[kValues], int32_t first, const ptx::Word4* fetched) const {
+    if constexpr (kEpilogue.form == Sm90Form::kGradient) {
+      float saved[kValues];
+      if constexpr (kSavedAhead) {
+        unpack_auxiliary<Saved>(fetched, saved);
+      } else {
+        load_auxiliary<Saved, kWhole>(arguments_.saved, place(first, arguments_.n), saved);
+      }
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) values[i] *= pointwise::slope<kEpilogue.kind, kAccurate>(saved[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) values[i] = pointwise::function<kEpilogue.kind, kAccurate>(values[i]);
+    }
+  }
+
+  // Eight columns of the output are two groups of four pairs, one pair a lane; afterwards a lane holds two neighbours,
+  // as it does of sums.
+  __device__ __forceinline__ void gate(const float (&values)[kSums], float (&gated)[kValues]) const {
+    const bool odd = lane_ % 2 != 0;
+    const int source = (lane_ & ~3) | (lane_ % 4 == 1 ? 2 : lane_ % 4 == 2 ? 1 : lane_ % 4);
+#pragma unroll
+    for (int i = 0; i < kValues; i += 2) {  // columns i / 4 * 8 and on, row i % 4 / 2
+      const float* low = values + i / 4 * 8 + i % 4;
+      const float* high = low + 4;
+      const float first = pointwise::function<kEpilogue.kind, kAccurate>(low[0]) * low[1];
+      const float second = pointwise::function<kEpilogue.kind, kAccurate>(high[0]) * high[1];
+      const float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
+      gated[i] = __shfl_sync(0xffffffffu, odd ? other : first, source);
+      gated[i + 1] = __shfl_sync(0xffffffffu, odd ? second : other, source);
+    }
+  }
+
+  // The inverse: a value's two gradients are adjacent, at the position of its pair in `saved`.
+  __device__ __forceinline__ void spread_pairs(const float (&values)[kSums], float (&spread)[kValues],
+                                               int32_t first) const {
+    load_auxiliary<Saved, kWhole>(arguments_.saved, place(first, arguments_.n * 2), spread);
+    const int low = (lane_ & ~3) + lane_ % 4 / 2;
+#pragma unroll
+    for (int i = 0; i < kSums; i += 2) {  // eight sums of a row
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float even = __shfl_sync(0xffffffffu, values[i], low + 2 * half);
+        const float odd = __shfl_sync(0xffffffffu, values[i + 1], low + 2 * half);
+        const float value = lane_ % 2 == 0 ? even : odd;
+        float* pair = spread + i / 4 * 8 + half * 4 + i % 4;
+        const pointwise::Values at = pointwise::differentiate<kEpilogue.kind, kAccurate>(pair[0]);
+        pair[0] = value * pair[1] * at.derivative;
+        pair[1] = value * at.value;
+      }
+    }
+  }
+
+  __device__ __forceinline__ AuxiliaryPlace place(int32_t first, int32_t columns) const {
+    return {.lane = lane_, .row = row_, .rows = arguments_.m, .column = first, .columns = columns, .batch = batch_};
+  }
+
+  __device__ __forceinline__ void end(float (&values)[kValues], int32_t first, int32_t columns,
+                                      const ptx::Word4* fetched) {
+    if constexpr (kEpilogue.residual) {
+      float auxiliary[kValues];
+      if constexpr (kResidualAhead) {
+        unpack_auxiliary<Residual>(fetched, auxiliary);
+      } else {
+        load_auxiliary<Residual, kWhole>(arguments_.residual, place(first, columns), auxiliary);
+      }
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) values[i] += arguments_.beta * auxiliary[i];
+    }
+    if constexpr (kEpilogue.amax) note_amax(values, first, columns);
+    if constexpr (sizeof(Out) == 1) {
+      const float factor = arguments_.output_scale == nullptr ? 1.0f : __ldg(arguments_.output_scale);
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) values[i] *= factor;
+    }
+    put(arguments_.output, values, first);
+  }
+
+  __device__ __forceinline__ void note_amax(const float (&values)[kValues], int32_t first, int32_t columns) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const bool is_inside =
+          row_ + tile::fragment_row(lane_, i) < arguments_.m && first + tile::fragment_column(lane_, i) < columns;
+      if (is_inside) amax_ = fmaxf(amax_, fabsf(values[i]));
+    }
+  }
+  // The bits of nonnegative floats have the same order as integers.
+  __device__ __forceinline__ void publish_amax() const {
+    const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(amax_));
+    if (lane_ == 0) atomicMax(reinterpret_cast<unsigned int*>(arguments_.amax), most);
+  }
+
+  __device__ __forceinline__ void put(const tile::TensorMap& map, const float* values, int32_t column) {
+    boxes_.put(map, values, {.column = column, .row = row_, .batch = batch_, .rows = arguments_.m});
+  }
+
+  const Sm90Arguments& arguments_;
+  Sm90Boxes<kConfig, Out> boxes_;
+  uint32_t columns_;
+  int32_t lane_;
+  int32_t row_ = 0, batch_ = 0;
+  float factors_[2] = {1.0f, 1.0f};
+  float ahead_[2] = {0.0f, 0.0f};
+  float amax_ = 0.0f;
+  ptx::Word4 fetched_[kFetchedVectors];
+};
+
+}  // namespace kernel_pytorch::product

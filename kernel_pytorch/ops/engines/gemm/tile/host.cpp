@@ -1,0 +1,117 @@
+#include "kernel_pytorch/ops/engines/gemm/tile/host.h"
+
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/support/cuda_support.h"
+
+namespace kernel_pytorch::product {
+namespace {
+
+constexpr const char* kTileSource = "kernel_pytorch/ops/engines/gemm/tile/kernel.cuh";
+constexpr const char* kMmaSource = "kernel_pytorch/ops/engines/gemm/mma/kernel.cuh";
+constexpr int64_t kMaximumGrid = 65535;  // in y and z
+
+constexpr int type_index(DType dtype) {
+  return dtype == DType::kFloat32      ? 0
+         : dtype == DType::kBFloat16   ? 1
+         : dtype == DType::kFloat16    ? 2
+         : dtype == DType::kFloat8E4M3 ? 3
+                                       : 4;
+}
+std::string_view tile_type_name(DType dtype) {
+  constexpr std::string_view kNames[] = {"float", "kernel_pytorch::tile::BFloat16", "kernel_pytorch::tile::Float16",
+                                         "kernel_pytorch::tile::Float8E4M3", "kernel_pytorch::tile::Float8E5M2"};
+  return kNames[type_index(dtype)];
+}
+
+int64_t bytes_of(TileType type) {
+  return type == TileType::kFloat32 ? 4 : type <= TileType::kFloat16 ? 2 : 1;
+}
+
+template <class Pointer>
+void skip(Pointer& pointer, int64_t bytes) {
+  if (pointer == nullptr) return;
+  pointer = static_cast<Pointer>(const_cast<char*>(static_cast<const char*>(pointer)) + bytes);
+}
+
+// More batches than a grid has are launched in parts.
+void launch_tiles(CUkern_st* kernel, int64_t edge, unsigned shared_bytes, const TileVariant& types, int64_t batch,
+                  TileArguments& arguments, Context& context, const std::string& label) {
+  KP_CHECK(arguments.m <= kMaximumGrid * edge, label, ": ", arguments.m, " rows; this kernel takes up to ",
+           kMaximumGrid * edge);
+  for (int64_t first = 0; first < batch; first += kMaximumGrid) {
+    cuda_device::LaunchShape shape;
+    shape.grid_x = static_cast<unsigned>(std::max<int64_t>(divide_up(arguments.n, edge), 1));
+    shape.grid_y = static_cast<unsigned>(divide_up(arguments.m, edge));
+    shape.grid_z = static_cast<unsigned>(std::min(batch - first, kMaximumGrid));
+    shape.block_x = kTileThreads;
+    shape.shared_bytes = shared_bytes;
+    void* pointers[] = {&arguments};
+    cuda_device::launch(context, kernel, shape, pointers, label);
+    skip(arguments.a.data, arguments.a.batch * kMaximumGrid * size_of(types.a));
+    skip(arguments.b.data, arguments.b.batch * kMaximumGrid * size_of(types.b));
+    for (TileMatrix* matrix :
+         {&arguments.saved, &arguments.residual, &arguments.output, &arguments.preactivation, &arguments.row_sums}) {
+      skip(matrix->data, matrix->batch * kMaximumGrid * bytes_of(matrix->type));
+    }
+  }
+}
+
+}  // namespace
+
+TileMatrix tile_matrix(const TensorView& view) {
+  if (!view.is_present()) return {};
+  const bool has_batch = view.rank == 3;
+  return {.data = view.data,
+          .batch = has_batch ? view.strides[0] : 0,
+          .row = view.rank >= 2 ? view.strides[has_batch ? 1 : 0] : 0,
+          .type = static_cast<TileType>(type_index(view.dtype))};
+}
+
+DeviceCode tile_code(const TileVariant& variant) {
+  const bool has_bytes = size_of(variant.a) == 1 || size_of(variant.b) == 1;
+  return {.source = kTileSource,
+          .entry = concat("kernel_pytorch::product::tile_product<", tile_type_name(variant.a), ", ",
+                          tile_type_name(variant.b), ", ", variant.per_thread, ", ", bool_name(variant.blocked), ">"),
+          .minimum_capability = has_bytes ? 89 : 80,
+          .architecture_specific = false};
+}
+
+uint64_t tile_source_hash() {
+  return jit::source_hash(kTileSource);
+}
+
+void tile_launch(const TileVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
+                 const std::string& label) {
+  static KernelTable<5 * 5 * 4> kernels;
+  const int entry =
+      ((type_index(variant.a) * 5 + type_index(variant.b)) * 2 + (variant.per_thread == 8)) * 2 + variant.blocked;
+  CUkern_st* kernel = kernels.get(entry, context, [&] { return tile_code(variant); });
+  launch_tiles(kernel, tile_edge(variant.per_thread), 0, variant, batch, arguments, context, label);
+}
+
+DeviceCode mma_code(const MmaVariant& variant) {
+  return {.source = kMmaSource,
+          .entry = concat("kernel_pytorch::product::mma_product<", tile_type_name(variant.dtype), ", ",
+                          bool_name(variant.across_a), ", ", bool_name(variant.across_b), ">"),
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+
+uint64_t mma_source_hash() {
+  return jit::source_hash(kMmaSource);
+}
+
+void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
+                const std::string& label) {
+  static KernelTable<8> kernels;
+  const int entry = (variant.dtype == DType::kFloat16) * 4 + variant.across_a * 2 + variant.across_b;
+  CUkern_st* kernel = kernels.get(entry, context, [&] { return mma_code(variant); });
+  launch_tiles(kernel, kMmaEdge, kMmaSharedBytes, {variant.dtype, variant.dtype, 8, false}, batch, arguments, context,
+               label);
+}
+
+}  // namespace kernel_pytorch::product

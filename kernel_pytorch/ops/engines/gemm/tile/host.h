@@ -1,0 +1,38 @@
+// Host side of the plain matrix product on CUDA that ops/matmul and ops/scaled_matmul share.
+#pragma once
+
+#include <string>
+
+#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/device/device_code.h"
+#include "kernel_pytorch/ops/engines/gemm/tile/tile_cuda.h"
+
+namespace kernel_pytorch::product {
+
+// One compiled kernel: a thread's sums along each side (4 or 8), and whether scales change along k.
+struct TileVariant {
+  DType a, b;
+  int per_thread;
+  bool blocked;
+};
+
+TileMatrix tile_matrix(const TensorView& view);  // [batch, rows, columns], the last dense, or absent
+
+DeviceCode tile_code(const TileVariant& variant);
+uint64_t tile_source_hash();
+void tile_launch(const TileVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
+                 const std::string& label);
+
+// By mma.m16n8k16, for 16-bit types whose rows begin at multiples of 16 bytes. Across: an operand's rows or columns are
+// dense, not k.
+struct MmaVariant {
+  DType dtype;
+  bool across_a, across_b;
+};
+DeviceCode mma_code(const MmaVariant& variant);
+uint64_t mma_source_hash();
+void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
+                const std::string& label);
+
+}  // namespace kernel_pytorch::product

@@ -1,0 +1,94 @@
+// The host side of products with few rows or few columns: the few are widened once, tasks take some of the many. Where
+// the columns are the few, the product is taken transposed and its sums are turned before the epilogue.
+#include <algorithm>
+#include <atomic>
+
+#include "kernel_pytorch/base/element.h"
+#include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/matmul/cpu/plan.h"
+
+namespace kernel_pytorch::matmul {
+namespace {
+
+struct ThinPlan {
+  bool few_are_rows;
+  int64_t few, many, k;
+  int64_t chunk;  // of the many, a task
+};
+
+ThinPlan plan_of(const Product& problem, const Context& context) {
+  const Sizes sizes = sizes_of(problem);
+  const bool rows = sizes.m <= kThinRows;
+  const int64_t few = rows ? sizes.m : sizes.n, many = rows ? sizes.n : sizes.m;
+  const int64_t threads = context.threads == nullptr ? 1 : context.threads->count();
+  const int64_t wanted = std::max<int64_t>(many * sizes.batch / (threads * 4), 1);
+  const int64_t most = std::clamp<int64_t>(8192 / std::max<int64_t>(few, 1), 128, 1024);
+  return {rows, few, many, sizes.k, (std::clamp<int64_t>(wanted, 32, most) + 15) / 16 * 16};
+}
+
+// Rows (or columns) of the few as [few, k] of fp32.
+void widen_few(const TensorView& view, int64_t batch, bool are_rows, const ThinPlan& plan, bool rounds, float* to) {
+  const Operand from = operand_of(view, batch);
+  const int64_t few_stride = are_rows ? from.row_stride : from.column_stride;
+  const int64_t step_stride = are_rows ? from.column_stride : from.row_stride;
+  for (int64_t i = 0; i < plan.few; ++i) {
+    for (int64_t k = 0; k < plan.k; ++k) {
+      const auto value = static_cast<float>(load_element(from.data, from.dtype, i * few_stride + k * step_stride));
+      to[i * plan.k + k] = rounds ? to_float(from_float<BFloat16>(value)) : value;
+    }
+  }
+}
+
+}  // namespace
+
+bool is_thin(const Product& problem) {
+  const Sizes sizes = sizes_of(problem);
+  return sizes.m <= kThinRows || sizes.n <= kThinRows;
+}
+
+void run_thin(const Product& problem, Context& context) {
+  write_row_sums(problem, context);
+  const Sizes sizes = sizes_of(problem);
+  if (problem.output.element_count() == 0) return;
+  const ThinPlan plan = plan_of(problem, context);
+  const bool rounds = problem.precision == Precision::kBf16;
+  const auto multiply_few = KP_AT_CPU_LEVEL(context.info->cpu.isa, multiply_thin);
+  const auto finish = KP_AT_CPU_LEVEL(context.info->cpu.isa, finish_rows);
+  const auto floats = [&](int64_t count) {
+    return static_cast<float*>(context.scratch->allocate(static_cast<size_t>(count + 16) * sizeof(float)));
+  };
+  float* few = floats(sizes.batch * plan.few * plan.k);
+  for (int64_t batch = 0; batch < sizes.batch; ++batch) {
+    widen_few(plan.few_are_rows ? problem.a : problem.b, batch, plan.few_are_rows, plan, rounds,
+              few + batch * plan.few * plan.k);
+  }
+  const int64_t chunks = (plan.many + plan.chunk - 1) / plan.chunk, tasks = sizes.batch * chunks;
+  const int64_t threads = context.threads == nullptr ? 1 : context.threads->count();
+  const int64_t bytes = sizes.batch * plan.many * plan.k * size_of(problem.a.dtype);
+  const int64_t workers = std::clamp<int64_t>(bytes >> 15, 1, threads);  // a thread for 32 KB
+  const int64_t buffer_floats = 2 * plan.few * plan.chunk;
+  float* buffers = floats(workers * buffer_floats);
+  std::atomic<int64_t> next{0};
+  parallel_for(context.threads, std::min(workers, tasks), [&](int64_t worker) {
+    float* sums = buffers + worker * buffer_floats;
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+      const int64_t batch = task / chunks, first = task % chunks * plan.chunk;
+      const int64_t count = std::min(plan.chunk, plan.many - first);
+      Operand many = operand_of(plan.few_are_rows ? problem.b : problem.a, batch);
+      if (!plan.few_are_rows) std::swap(many.row_stride, many.column_stride);
+      many.data = static_cast<const char*>(many.data) + first * many.column_stride * size_of(many.dtype);
+      multiply_few({few + batch * plan.few * plan.k, plan.few, many, plan.k, count, sums, plan.chunk, rounds});
+      if (plan.few_are_rows) {
+        finish({sums, plan.chunk, plan.few, count, epilogue_of(problem, batch, 0, first)});
+        continue;
+      }
+      float* transposed = sums + plan.few * plan.chunk;
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t j = 0; j < plan.few; ++j) transposed[i * plan.few + j] = sums[j * plan.chunk + i];
+      }
+      finish({transposed, plan.few, count, plan.few, epilogue_of(problem, batch, first, 0)});
+    }
+  });
+}
+
+}  // namespace kernel_pytorch::matmul

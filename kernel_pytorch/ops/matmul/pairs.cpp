@@ -1,0 +1,128 @@
+// The gradient of a gated product's pairs as an op of its own: its checks, what the registry asks about its problems,
+// and the reference.
+#include <algorithm>
+
+#include "kernel_pytorch/base/element.h"
+#include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/ops/engines/pointwise/pointwise.h"
+#include "kernel_pytorch/ops/matmul/operation.h"
+#include "kernel_pytorch/ops/support/cpu_support.h"
+#include "kernel_pytorch/registry/choose.h"
+#include "kernel_pytorch/registry/request_options.h"
+
+namespace kernel_pytorch::matmul {
+namespace {
+
+constexpr std::string_view kOp = "gated_pairs_backward";
+
+std::span<const registry::Kernel<PairGradient>> pair_kernels() {
+  static const registry::Kernel<PairGradient> kKernels[] = {kPairCuda, kPairCpu, kPairReference};
+  return kKernels;
+}
+
+void describe(const PairGradient& problem, tuning::KeyBuilder& key) {
+  key.field("rows", tuning::bucket(problem.saved.sizes[0]));
+  key.field("columns", problem.grad_output.sizes[1]);
+  key.field("dtype", problem.saved.dtype);
+  key.field("activation", static_cast<int64_t>(problem.activation));
+}
+
+void visit(PairGradient& problem, registry::TensorVisitor visit, void* state) {
+  visit(state, "grad_output", registry::Role::kInput, problem.grad_output);
+  visit(state, "saved", registry::Role::kInput, problem.saved);
+  visit(state, "grad_input", registry::Role::kOutput, problem.grad_input);
+}
+
+PairGradient make(const registry::ProblemRequest& request) {
+  registry::check_options(request, {"activation"});
+  PairGradient problem;
+  problem.activation = static_cast<Kind>(registry::choice_option(request, "activation", kKindNames, "silu"));
+  problem.grad_output = registry::rows_view(request);
+  problem.saved = contiguous_view(nullptr, request.dtype,
+                                  {problem.grad_output.sizes[0], 2 * problem.grad_output.sizes[1]}, request.device);
+  problem.grad_input = problem.saved;
+  return problem;
+}
+
+PairGradient shrink(const PairGradient& problem, int64_t elements) {
+  PairGradient small = problem;
+  const int64_t rows = std::clamp<int64_t>(elements / std::max<int64_t>(problem.saved.sizes[1], 1), 1,
+                                           std::max<int64_t>(problem.saved.sizes[0], 1));
+  for (TensorView* view : {&small.grad_output, &small.saved, &small.grad_input}) view->sizes[0] = rows;
+  return small;
+}
+
+registry::Cost cost(const PairGradient& problem) {
+  return {.bytes = registry::tensor_bytes(problem, visit), .flops = 8 * problem.saved.element_count()};
+}
+
+std::vector<registry::ProblemRequest> pair_shapes() {
+  std::vector<registry::ProblemRequest> requests;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (int64_t columns : {1, 7, 8, 33, 256, 1030}) {
+      for (const char* kind : {"silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity"}) {
+        requests.push_back({.shape = {13, columns}, .dtype = dtype, .device = {}, .options = {{"activation", kind}}});
+      }
+    }
+    requests.push_back({.shape = {0, 8}, .dtype = dtype, .device = {}, .options = {}});
+  }
+  requests.push_back({.shape = {5, 9}, .dtype = DType::kFloat64, .device = {}, .options = {}});
+  return requests;
+}
+
+void run_reference(const PairGradient& problem, int, Context&) {
+  const DType dtype = problem.saved.dtype;
+  for (int64_t i = 0; i < problem.saved.sizes[0]; ++i) {
+    const int64_t row = i * problem.saved.strides[0], grad_row = i * problem.grad_input.strides[0];
+    for (int64_t j = 0; j < problem.grad_output.sizes[1]; ++j) {
+      const double gradient = load_element(problem.grad_output.data, dtype, i * problem.grad_output.strides[0] + j);
+      const auto gate = pointwise::evaluate(problem.activation, load_element(problem.saved.data, dtype, row + 2 * j));
+      const double up = load_element(problem.saved.data, dtype, row + 2 * j + 1);
+      store_element(problem.grad_input.data, dtype, grad_row + 2 * j, gradient * up * gate.derivative);
+      store_element(problem.grad_input.data, dtype, grad_row + 2 * j + 1, gradient * gate.value);
+    }
+  }
+}
+
+uint64_t pair_code_version() {
+  return hash_text("gated pairs reference 1");
+}
+
+}  // namespace
+
+void pair_gradient(const PairGradient& arguments, Context& context) {
+  const Device device = context.device();
+  const TensorView &saved = arguments.saved, &grad_output = arguments.grad_output;
+  KP_CHECK(saved.rank == 2 && grad_output.rank == 2 && arguments.grad_input.rank == 2, kOp,
+           ": grad_output, saved and grad_input are ", grad_output, ", ", saved, ", ", arguments.grad_input,
+           "; they must have two dimensions");
+  for (const TensorView* view : {&grad_output, &saved, &arguments.grad_input}) {
+    KP_CHECK(view->device == device, kOp, ": a tensor is on ", view->device, ", the call runs on ", device,
+             "; move all tensors to one device");
+    KP_CHECK(view->dtype == saved.dtype, kOp, ": saved is ", saved.dtype, ", another tensor is ", view->dtype,
+             "; convert one of them");
+    KP_CHECK(view->sizes[1] <= 1 || view->strides[1] == 1, kOp, ": a tensor is ", *view, "; its last stride must be 1");
+    const int64_t columns = view == &grad_output ? 2 * view->sizes[1] : view->sizes[1];
+    KP_CHECK(view->sizes[0] == saved.sizes[0] && columns == saved.sizes[1], kOp, ": saved has shape ",
+             shape_text(saved.shape()), ", another tensor is ", *view, "; rows are equal, grad_output's columns half");
+  }
+  KP_CHECK(saved.dtype == DType::kFloat32 || saved.dtype == DType::kBFloat16 || saved.dtype == DType::kFloat16 ||
+               (saved.dtype == DType::kFloat64 && device.kind == DeviceKind::kCpu),
+           kOp, ": saved is ", saved.dtype, " on ", device, "; convert it to fp32, bf16 or fp16");
+  registry::run_best(kPairGradient, arguments, context);
+}
+
+constinit const registry::Operation<PairGradient> kPairGradient{.name = kOp,
+                                                                .kernels = pair_kernels,
+                                                                .describe = describe,
+                                                                .visit_tensors = visit,
+                                                                .make = make,
+                                                                .shrink = shrink,
+                                                                .cost = cost,
+                                                                .shapes = pair_shapes};
+constinit const registry::Kernel<PairGradient> kPairReference{.name = "reference",
+                                                              .supports = supports_on_cpu<PairGradient>,
+                                                              .run = run_reference,
+                                                              .source_hash = pair_code_version};
+
+}  // namespace kernel_pytorch::matmul

@@ -1,0 +1,167 @@
+// The two ways to compute an MLP: of GEMMs by whatever kernels they choose, and the same of references. What the
+// registry asks about its problems.
+#include <algorithm>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/mlp/operation.h"
+#include "kernel_pytorch/ops/support/composed.h"
+#include "kernel_pytorch/registry/any_problem.h"
+#include "kernel_pytorch/registry/declared.h"
+#include "kernel_pytorch/registry/request_options.h"
+
+namespace kernel_pytorch::mlp {
+namespace {
+
+using registry::ProblemRequest;
+
+template <class Problem>
+void describe_layers(const Problem& problem, tuning::KeyBuilder& key) {
+  key.field("rows", tuning::bucket(problem.x.sizes[0]));
+  key.field("in", problem.weight_in.sizes[1]);
+  key.field("inner", problem.weight_in.sizes[0]);
+  key.field("out", problem.weight_out.sizes[0]);
+  key.field("dtype", problem.x.dtype);
+  key.field("bias_in", problem.bias_in);
+  key.field("bias_out", problem.bias_out);
+  key.field("activation", static_cast<int64_t>(problem.activation));
+  key.field("gated", problem.gated);
+}
+void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
+  describe_layers(problem, key);
+  key.field("residual", problem.residual);
+  key.field("hidden", problem.hidden);
+  key.field("preactivation", problem.preactivation);
+}
+void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
+  describe_layers(problem, key);
+  key.field("grad_x", problem.grad_x);
+}
+
+// Both directions: the shape is [rows, in, hidden, out]; options activation=WORD, gated, bias=0|1.
+template <class Problem>
+Problem make_layers(const ProblemRequest& request, std::string_view op) {
+  KP_CHECK(request.shape.size() == 4, op, ": the shape is ", shape_text(request.shape),
+           "; it must be [rows, in, hidden, out]");
+  const auto view = [&](std::initializer_list<int64_t> sizes) {
+    return contiguous_view(nullptr, request.dtype, sizes, request.device);
+  };
+  const int64_t rows = request.shape[0], in = request.shape[1], hidden = request.shape[2], out = request.shape[3];
+  Problem problem;
+  problem.activation = static_cast<Activation>(
+      registry::choice_option(request, "activation", registry::words_of(linear::kActivationNames), "gelu"));
+  problem.gated = registry::flag_option(request, "gated", false);
+  const int64_t inner = problem.gated ? 2 * hidden : hidden;
+  problem.x = view({rows, in});
+  problem.weight_in = view({inner, in});
+  problem.weight_out = view({out, hidden});
+  problem.hidden = view({rows, hidden});
+  problem.preactivation = view({rows, inner});
+  if (registry::flag_option(request, "bias", true)) problem.bias_in = view({inner}), problem.bias_out = view({out});
+  return problem;
+}
+
+// And residual, saved=0|1.
+Forward make_forward(const ProblemRequest& request) {
+  registry::check_options(request, {"activation", "gated", "bias", "residual", "saved"});
+  Forward problem = make_layers<Forward>(request, "mlp_forward");
+  problem.output = contiguous_view(nullptr, request.dtype, {request.shape[0], request.shape[3]}, request.device);
+  if (registry::flag_option(request, "residual", false)) problem.residual = problem.output;
+  if (!registry::flag_option(request, "saved", true)) problem.hidden = problem.preactivation = {};
+  check(problem, request.device);
+  return problem;
+}
+
+// And first_grad, second_grad=0|1: whether gradients of that layer are wanted.
+Backward make_backward(const ProblemRequest& request) {
+  registry::check_options(request, {"activation", "gated", "bias", "first_grad", "second_grad"});
+  Backward problem = make_layers<Backward>(request, "mlp_backward");
+  problem.grad_output = contiguous_view(nullptr, request.dtype, {request.shape[0], request.shape[3]}, request.device);
+  if (registry::flag_option(request, "first_grad", true)) {
+    problem.grad_x = problem.x, problem.grad_weight_in = problem.weight_in, problem.grad_bias_in = problem.bias_in;
+  }
+  if (registry::flag_option(request, "second_grad", true)) {
+    problem.grad_weight_out = problem.weight_out, problem.grad_bias_out = problem.bias_out;
+  }
+  check(problem, request.device);
+  return problem;
+}
+
+template <class Problem>
+int64_t fewer_rows(const Problem& problem, int64_t elements) {
+  const int64_t widest =
+      std::max({problem.weight_in.sizes[0], problem.weight_in.sizes[1], problem.weight_out.sizes[0], int64_t{1}});
+  return std::clamp<int64_t>(elements / widest, 1, std::max<int64_t>(problem.x.sizes[0], 1));
+}
+Forward shrink_forward(const Forward& problem, int64_t elements) {
+  Forward small = problem;
+  const int64_t rows = fewer_rows(problem, elements);
+  for (TensorView* view : {&small.x, &small.residual, &small.output, &small.hidden, &small.preactivation}) {
+    view->sizes[0] = rows;
+  }
+  return small;
+}
+Backward shrink_backward(const Backward& problem, int64_t elements) {
+  Backward small = problem;
+  const int64_t rows = fewer_rows(problem, elements);
+  for (TensorView* view : {&small.grad_output, &small.x, &small.hidden, &small.preactivation, &small.grad_x}) {
+    view->sizes[0] = rows;
+  }
+  return small;
+}
+
+registry::Cost cost_of_forward(const Forward& problem) {
+  const int64_t weights = problem.weight_in.element_count() + problem.weight_out.element_count();
+  return {.bytes = registry::bytes_of_fields(kForwardFields, &problem), .flops = 2 * problem.x.sizes[0] * weights};
+}
+registry::Cost cost_of_backward(const Backward& problem) {
+  const int64_t of_in = problem.weight_in.element_count(), of_out = problem.weight_out.element_count();
+  const int64_t first = of_in * (problem.grad_x.is_present() + problem.grad_weight_in.is_present());
+  const int64_t second = of_out * (problem.grad_weight_out.is_present() + (first > 0));
+  return {.bytes = registry::bytes_of_fields(kBackwardFields, &problem),
+          .flops = 2 * problem.x.sizes[0] * (first + second)};
+}
+
+std::vector<ProblemRequest> shapes(const char* half) {
+  std::vector<ProblemRequest> requests;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    const auto add = [&](std::vector<int64_t> shape, std::vector<std::pair<std::string, std::string>> options) {
+      requests.push_back({.shape = std::move(shape), .dtype = dtype, .device = {}, .options = std::move(options)});
+    };
+    add({67, 40, 130, 24}, {});
+    add({33, 48, 32, 16}, {{"activation", "silu"}, {"gated", "1"}});
+    add({9, 16, 24, 8}, {{"activation", "identity"}, {"bias", "0"}});
+    add({12, 16, 24, 8}, {{"activation", "relu"}, {half, "0"}});
+    add({0, 8, 8, 8}, {});
+  }
+  requests.push_back({.shape = {7, 6, 10, 4}, .dtype = DType::kFloat64, .device = {}, .options = {}});
+  return requests;
+}
+std::vector<ProblemRequest> forward_shapes() {
+  return shapes("saved");
+}
+std::vector<ProblemRequest> backward_shapes() {
+  return shapes("first_grad");
+}
+
+}  // namespace
+
+constinit const registry::Operation<Forward> kForward =
+    registry::declared<Forward, kForwardFields>({.name = "mlp_forward",
+                                                 .kernels = composed_kernels<Forward, compose>,
+                                                 .describe = describe_forward,
+                                                 .make = make_forward,
+                                                 .shrink = shrink_forward,
+                                                 .cost = cost_of_forward,
+                                                 .shapes = forward_shapes,
+                                                 .parts = parts_of});
+constinit const registry::Operation<Backward> kBackward =
+    registry::declared<Backward, kBackwardFields>({.name = "mlp_backward",
+                                                   .kernels = composed_kernels<Backward, compose>,
+                                                   .describe = describe_backward,
+                                                   .make = make_backward,
+                                                   .shrink = shrink_backward,
+                                                   .cost = cost_of_backward,
+                                                   .shapes = backward_shapes,
+                                                   .parts = parts_of});
+
+}  // namespace kernel_pytorch::mlp

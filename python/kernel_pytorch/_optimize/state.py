@@ -1,0 +1,194 @@
+"""Arguments that a call changes (a cache that grows, a state that is written): every run of a sample gets copies of its
+own, so that the second run computes what the first did.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+# What no call changes, or what belongs to the model and is not a call's to copy.
+_CONSTANTS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    enum.Enum,
+    range,
+    slice,
+    type,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    torch.Generator,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    nn.Module,
+)
+_MOST_OBJECTS = 20_000  # of one argument; an object that reaches more is no cache
+_MOST_BYTES = 1 << 28  # of copies that wait for a timed turn
+
+
+class _TooLarge(Exception):
+    """An argument reaches more objects than a state would."""
+
+
+def is_state(value: Any) -> bool:
+    """Whether a call may change the value although it is no tensor."""
+    return not isinstance(value, (Tensor, *_CONSTANTS)) and not _is_configuration(value)
+
+
+def _is_configuration(value: Any) -> bool:
+    return any(base.__name__ in ("PretrainedConfig", "PreTrainedConfig") for base in type(value).__mro__)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor that the value holds, in an order that depends on its structure alone: also those of dataclasses,
+    caches and other objects that pytrees do not open."""
+    return _reached(value)[0]
+
+
+def _reached(value: Any) -> tuple[list[Tensor], list[Any]]:
+    """Tensors, and what a copy shares with the original: modules and configurations."""
+    found: list[Tensor] = []
+    shared: list[Any] = []
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            if id(one) not in seen:
+                found.append(one)
+        elif isinstance(one, nn.Module) or _is_configuration(one):
+            shared.append(one)
+        elif isinstance(one, _CONSTANTS) or id(one) in seen:
+            continue
+        else:
+            waiting.extend(reversed(_parts(one)))
+        seen.add(id(one))
+        if len(seen) > _MOST_OBJECTS:
+            raise _TooLarge
+    return found, shared
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    slots = [name for base in type(value).__mro__ for name in getattr(base, "__slots__", ())]
+    held = [getattr(value, name) for name in slots if isinstance(name, str) and hasattr(value, name)]
+    return [*held, *getattr(value, "__dict__", {}).values()]
+
+
+def states_of(value: Any) -> list[Any]:
+    """The arguments that a call may change, tensors aside."""
+    return [leaf for leaf in pytree.tree_leaves(value) if is_state(leaf)]
+
+
+def copied(value: Any) -> Any:
+    """Tensors as copies without history, what holds state as deep copies; what cannot be copied as it is."""
+    memo: dict[int, Any] = {}
+
+    def clone(tensor: Tensor) -> Tensor:
+        if id(tensor) not in memo:
+            made = tensor.detach().clone()
+            memo[id(tensor)] = made.requires_grad_() if tensor.requires_grad and tensor.is_floating_point() else made
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+
+    def copy_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return clone(leaf)
+        if not is_state(leaf):
+            return leaf
+        try:
+            tensors, shared = _reached(leaf)
+            for tensor in tensors:
+                clone(tensor)
+            memo.update((id(one), one) for one in shared)
+            return copy.deepcopy(leaf, memo)
+        except Exception:  # any object may refuse to be copied, in any way; the model then gets the one there is
+            return leaf
+
+    return pytree.tree_map(copy_leaf, value)
+
+
+class Repeated:
+    """function(call), on a fresh copy of the call's arguments where they hold state. Copies for a timed turn are made
+    before it (`prepare`), so that no clock sees them.
+    """
+
+    def __init__(self, call: Any, function: Callable[[Any], object]) -> None:
+        self.call, self.function = call, function
+        states = states_of((call.args, call.kwargs))
+        self._has_state = bool(states)
+        self._bytes = sum(tensor.nbytes for tensor in _known_tensors(states))
+        self._ready: list[Any] = []
+
+    def prepare(self, count: int) -> None:
+        if self._has_state:
+            most = max(_MOST_BYTES // max(self._bytes, 1), 1)
+            while len(self._ready) < min(count, most):
+                self._ready.append(self.call.fresh())
+
+    def __call__(self) -> object:
+        if not self._has_state:
+            return self.function(self.call)
+        return self.function(self._ready.pop() if self._ready else self.call.fresh())
+
+
+def _known_tensors(states: list[Any]) -> list[Tensor]:
+    try:
+        return tensors_in(states)
+    except _TooLarge:
+        return []
+
+
+def prepare(run: Callable[[], object], count: int = 1) -> None:
+    """Lets a run that needs fresh arguments make them before a clock or a counter starts."""
+    if isinstance(run, Repeated):
+        run.prepare(count)
+
+
+@contextmanager
+def random_numbers_kept(model: nn.Module) -> Iterator[None]:
+    """Runs inside leave the random numbers of the CPU and of the model's GPUs as they were."""
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
+    with torch.random.fork_rng(devices=list(devices)):
+        yield
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Runs inside leave the model's buffers (statistics, counters, cached tables) and the random numbers as they were,
+    and move no tensor that somebody else may hold."""
+    kept = [
+        (part, name, buffer, buffer.detach().clone())
+        for part in model.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and not nn.parameter.is_lazy(buffer) and not buffer.is_meta
+    ]
+    try:
+        with random_numbers_kept(model):
+            yield
+    finally:
+        with torch.no_grad():
+            for part, name, buffer, value in kept:
+                if buffer.shape == value.shape and not torch.equal(buffer, value):
+                    buffer.copy_(value)
+                part._buffers[name] = buffer

@@ -1,0 +1,65 @@
+"""What was paid off once does not grow back: files per folder, lines of glue.
+
+A limit here is a ceiling, not a target: lower it when a count has fallen. Raising one needs a reason in the commit.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TEST_ENDINGS = ("_test.cpp", "_test.h", "_fuzz.cpp")
+
+MOST_FILES = 20
+# Folders that have more today.
+CEILINGS = {
+    "kernel_pytorch/base": 30,
+    "kernel_pytorch/cli": 35,
+    "kernel_pytorch/expression": 25,
+    "kernel_pytorch/jit": 22,
+    "kernel_pytorch/registry": 37,
+    "kernel_pytorch/tuning": 23,
+    "python/kernel_pytorch/_optimize": 28,
+}
+# Lines of what an op costs outside its kernels.
+MOST_LINES = {
+    "kernel_pytorch/torch/ops/*.cpp": 1640,
+    "python/kernel_pytorch/_ops/*.py": 4851,
+}
+
+
+def tracked(*folders: str) -> list[str]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [path for path in listed if (ROOT / path).exists()]
+
+
+def files_by_folder() -> Counter[str]:
+    """Sources that are no tests. Of python/kernel_pytorch/_ops what the ops share: the others are one file per op."""
+    paths = [path for path in tracked("kernel_pytorch", "python") if not path.endswith((*TEST_ENDINGS, ".md"))]
+    folders = Counter(path.rsplit("/", 1)[0] for path in paths)
+    folders["python/kernel_pytorch/_ops"] = sum("/_ops/_" in path for path in paths)
+    return folders
+
+
+def test_folders_hold_about_twenty_files() -> None:
+    counts = files_by_folder()
+    limits = {folder: CEILINGS.get(folder, MOST_FILES) for folder in counts}
+    too_many = {folder: count for folder, count in counts.items() if count > limits[folder]}
+    assert not too_many, f"more files than {[limits[folder] for folder in too_many]}: {too_many}; split by subject"
+
+
+def test_ceilings_are_of_folders_that_need_them() -> None:
+    counts = files_by_folder()
+    assert all(counts[folder] > MOST_FILES for folder in CEILINGS), "a folder is small enough: take it off the list"
+
+
+def test_glue_does_not_grow_back() -> None:
+    lines = {}
+    for pattern in MOST_LINES:
+        folder, ending = pattern.split("*")
+        paths = [path for path in tracked(folder) if path.endswith(ending) and "/" not in path[len(folder) :]]
+        lines[pattern] = sum((ROOT / path).read_text().count("\n") for path in paths)
+    assert all(lines[pattern] <= most for pattern, most in MOST_LINES.items()), f"{lines}, the most is {MOST_LINES}"
