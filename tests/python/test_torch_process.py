@@ -141,7 +141,9 @@ start = time.thread_time()
 import kernel_pytorch.core, kernel_pytorch.functional
 print(time.thread_time() - start)
 """
-    assert any(float(run_python(code)) < 0.150 for _ in range(6)), "the machine was busy six times, or it costs too much"
+    assert any(float(run_python(code)) < 0.150 for _ in range(6)), (
+        "the machine was busy six times, or it costs too much"
+    )
 
 
 def test_the_names_of_the_package():
