@@ -82,6 +82,8 @@ __device__ __noinline__ void finish_rows(const TileArguments& arguments,
 template <class A, class B, int kPer, bool kBlocked>
 class TileProduct {
   static constexpr int kTile = tile_edge(kPer);
+  // The sums of a chain are added to the whole's: one chain over all of k would round k times at the size of the result.
+  static constexpr int kChain = kBlocked ? kTileScaleBlock : kTileChain;
   using Stage = float[kTileDepth][kTile + 4];
 
  public:
@@ -130,12 +132,12 @@ class TileProduct {
       __syncthreads();
       a.load(k + kTileDepth, arguments_.rounding);
       b.load(k + kTileDepth, arguments_.rounding);
-      add_stage(kBlocked ? part : sums);
+      add_stage(part);
       if (wants_row_sums()) row_sum += arguments_.rounding == TileRounding::kNone ? sum_of_stage() : sum_of_memory(k);
-      if (kBlocked && (k + kTileDepth) % kTileScaleBlock == 0) fold(sums, part, k / kTileScaleBlock);
+      if ((k + kTileDepth) % kChain == 0) fold(sums, part, k / kChain);
       __syncthreads();
     }
-    if (kBlocked && arguments_.k % kTileScaleBlock != 0) fold(sums, part, arguments_.k / kTileScaleBlock);
+    if (arguments_.k % kChain != 0) fold(sums, part, arguments_.k / kChain);
     const int32_t row = first_row_ + static_cast<int32_t>(threadIdx.x);
     if (wants_row_sums() && row < arguments_.m) {
       store_any(arguments_.row_sums, blockIdx.z * arguments_.row_sums.batch + row, row_sum);
@@ -193,9 +195,9 @@ class TileProduct {
       for (int j = 0; j < kPer; ++j) target[i][j] = values[i][j] * (of_row * of_columns[j]);
     }
   }
-  // The sums of a block of k, scaled, into the whole's.
+  // The sums of a chain, scaled where blocks of k have scales, into the whole's.
   __device__ __forceinline__ void fold(float (&sums)[kPer][kPer], float (&part)[kPer][kPer], int32_t block) const {
-    scale(part, part, block);
+    if (kBlocked) scale(part, part, block);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
 #pragma unroll

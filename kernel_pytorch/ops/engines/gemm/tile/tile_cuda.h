@@ -10,6 +10,7 @@ namespace kernel_pytorch::product {
 inline constexpr int kTileThreads = 256;
 inline constexpr int kTileDepth = 16;        // of k at a time
 inline constexpr int kTileScaleBlock = 128;  // of k that share scales of blocks
+inline constexpr int kTileChain = 32;        // products that are summed one after another, without scales of blocks
 inline constexpr int kTileRowsAtOnce = 64;   // of a finished tile in shared memory
 
 // A thread has per_thread x per_thread sums.
