@@ -46,8 +46,8 @@ inline bool has_distinct_lines(const TensorView& matrix) {
 void check(Product& problem, Device device);
 
 extern const registry::Operation<Product> kMultiply;
-extern const registry::Kernel<Product> kRowSums, kSm90, kMma, kTile, kCublasLt, kCpuThin, kCpuAmx, kCpuRows, kCpu,
-    kReference;
+extern const registry::Kernel<Product> kRowSums, kSm90, kMma, kTile, kThin, kCublasLt, kCpuThin, kCpuAmx, kCpuRows,
+    kCpu, kReference;
 
 extern const registry::Operation<PairGradient> kPairGradient;
 extern const registry::Kernel<PairGradient> kPairCuda, kPairCpu, kPairReference;

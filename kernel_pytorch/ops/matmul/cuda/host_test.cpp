@@ -63,6 +63,34 @@ TEST(MatmulCuda, MmaTakesAligned16BitTypesOnEveryGpuWithTensorCores) {
   EXPECT_NE(answer(kMma, problem({1, 64, 64, 0}, {}), 8), "yes");
 }
 
+TEST(MatmulCuda, ThinTakesFewRowsOfAnyFormAndSaysWhyNot) {
+  for (const int64_t m : {1, 8, 9, 16}) {
+    EXPECT_EQ(answer(kThin, problem({1, m, 331, 520}, {{"order", "nt"}}), 8), "yes") << m;
+    EXPECT_EQ(answer(kThin, problem({2, m, 70, 40}, {{"order", "nt"}, {"form", "gated"}, {"activation", "silu"}})),
+              "yes");
+  }
+  const auto says = [](const Product& product, const char* part) {
+    return answer(kThin, product).find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(says(problem({1, 17, 64, 64}, {{"order", "nt"}}), "1 to 16 rows"));
+  EXPECT_TRUE(says(problem({1, 4, 64, 64}, {{"order", "nn"}}), "along k"));
+  EXPECT_TRUE(says(problem({1, 4, 64, 60}, {{"order", "nt"}, {"padding", "4"}}), "multiple of 8"));
+  EXPECT_TRUE(says(problem({1, 4, 64, 64}, {{"order", "nt"}, {"row_sums", "1"}}), "sums no rows"));
+  EXPECT_TRUE(says(problem({1, 4, 64, 64}, {{"order", "nt"}}, DType::kFloat32), "bf16 and fp16"));
+}
+
+// Every config that the heuristic may name exists.
+TEST(MatmulCuda, ThinChoosesAConfigForEverySize) {
+  for (const int64_t n : {8, 1024, 8192, 151936}) {
+    for (const int64_t k : {8, 512, 1024, 2048, 14336}) {
+      const Product product = problem({1, 3, n, k}, {{"order", "nt"}});
+      const int config = kThin.heuristic(product, gpu(9));
+      EXPECT_GE(config, 0);
+      EXPECT_LT(config, static_cast<int>(kThin.configs(product, gpu(9)).size())) << n << " " << k;
+    }
+  }
+}
+
 TEST(MatmulCuda, TheVendorsIsNamedAsSuchAndComesAfterOurs) {
   const auto kernels = kMultiply.kernels();
   const auto place = [&](std::string_view name) {

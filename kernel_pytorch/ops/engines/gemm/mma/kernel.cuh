@@ -6,20 +6,10 @@
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
-#include "kernel_pytorch/cuda/ptx/mma.cuh"
+#include "kernel_pytorch/cuda/tile/mma.cuh"
 #include "kernel_pytorch/ops/engines/gemm/tile/kernel.cuh"
 
 namespace kernel_pytorch::product {
-
-template <class T>
-__device__ __forceinline__ void multiply_fragments(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  ptx::mma_m16n8k16_f32_bf16(sum, a, b0, b1);
-}
-template <>
-__device__ __forceinline__ void multiply_fragments<tile::Float16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                                  uint32_t b1) {
-  ptx::mma_m16n8k16_f32_f16(sum, a, b0, b1);
-}
 
 // A stage of one operand: [128][32] where k is dense, else [32][128] (kAcross). Rows are 16 bytes longer than what they
 // hold, so that eight of them lie in different banks.
@@ -109,7 +99,7 @@ __global__ void __launch_bounds__(kTileThreads, 2) mma_product(const __grid_cons
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          multiply_fragments<T>(sums[i][j], of_a[i], of_b[j / 2][j % 2 * 2], of_b[j / 2][j % 2 * 2 + 1]);
+          tile::multiply_fragments<T>(sums[i][j], of_a[i], of_b[j / 2][j % 2 * 2], of_b[j / 2][j % 2 * 2 + 1]);
         }
       }
     }
