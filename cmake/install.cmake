@@ -12,10 +12,12 @@ if(TARGET kpt)
   set_target_properties(kpt PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
   install(TARGETS kpt RUNTIME DESTINATION bin)
 endif()
-if(TARGET kernel_pytorch_torch)
-  set_target_properties(kernel_pytorch_torch PROPERTIES INSTALL_RPATH "$ORIGIN")
-  install(TARGETS kernel_pytorch_torch LIBRARY DESTINATION lib)
-endif()
+foreach(adapter kernel_pytorch_torch kernel_pytorch_jax)
+  if(TARGET ${adapter})
+    set_target_properties(${adapter} PROPERTIES INSTALL_RPATH "$ORIGIN")
+    install(TARGETS ${adapter} LIBRARY DESTINATION lib)
+  endif()
+endforeach()
 
 # The headers a C++ user can call: no primitives, no kernel code that several ops share, no adapters, no command line.
 install(DIRECTORY kernel_pytorch DESTINATION include

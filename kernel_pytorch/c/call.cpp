@@ -190,7 +190,7 @@ class CCall final : public registry::ArgumentSource {
   }
 
   void fill_list(const kp_argument& given, bool is_written, std::vector<TensorView>& views) {
-    if (given.kind != KP_TENSORS) refuse_kind(given, kKindNames[KP_TENSORS]);
+    if (given.kind != KP_TENSORS && given.kind != KP_TENSOR) refuse_kind(given, kKindNames[KP_TENSORS]);
     KP_CHECK(given.count == 0 || given.value.tensors != nullptr, named(given.name), " has ", given.count,
              " tensors and is NULL");
     for (const kp_tensor& tensor : std::span(given.value.tensors, given.count)) {

@@ -1,0 +1,148 @@
+"""Shapes and types of an op's outputs, from its list of fields in the core. Free of any framework.
+
+The lists are C++ (ops/<op>/<op>.h) and exported as data (kp_declarations). A tensor is whatever has a `shape`. Types are
+the core's names ("fp32"), which a front end translates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from . import _library
+
+
+@functools.cache
+def declared() -> dict[str, Any]:
+    """The declarations by name."""
+    return {declaration["name"]: declaration for declaration in _library.declarations()}
+
+
+class Output(NamedTuple):
+    """One output of a call. No shape: it is not computed (not wanted, or what it depends on is absent)."""
+
+    name: str
+    shape: tuple[Any, ...] | None
+    dtype: str | None
+
+
+def outputs_of(op: str, values: Mapping[str, Any], dtype_name: Callable[[Any], str]) -> list[Output]:
+    """The outputs of a call with these arguments (absent ones missing or None), in the order of the list.
+
+    Args:
+        values: arguments by name; "wanted" flags and "type" options (as the core names types) among them.
+        dtype_name: (tensor) -> the core's name of its type.
+    """
+    declaration = declared()[op]
+    sizes: dict[str, Any] = {}
+    choices: dict[str, list[str]] = {}
+    complete: dict[str, Any] = {}
+    for argument in declaration["arguments"]:
+        name = argument["name"]
+        value = values.get(name)
+        complete[name] = argument.get("default") if value is None else value
+        if argument["kind"] == "integer":
+            sizes[name] = complete[name]
+        if "choices" in argument:
+            choices[name] = argument["choices"].split()
+    for argument in declaration["arguments"]:
+        if "shapes" in argument and complete[argument["name"]] is not None:
+            bind(sizes, picked_shape(argument, complete, choices), complete[argument["name"]].shape)
+    return [_output(output, sizes, complete, choices, dtype_name) for output in declaration["outputs"]]
+
+
+def _output(
+    output: dict[str, Any],
+    sizes: dict[str, Any],
+    values: dict[str, Any],
+    choices: dict[str, list[str]],
+    dtype_name: Callable[[Any], str],
+) -> Output:
+    is_wanted = all(values.get(flag) for flag in output.get("wanted", "").split())
+    has_cause = "when" not in output or values.get(output["when"]) is not None
+    dtype = _dtype(output, values, dtype_name)
+    shape = _shape(output, sizes, values, choices) if is_wanted and has_cause and dtype is not None else None
+    return Output(output["name"], shape, dtype)
+
+
+def picked_shape(field: dict[str, Any], values: Mapping[str, Any], choices: dict[str, list[str]]) -> list[Any]:
+    """The alternative of a shape that holds for these values, as `picked_shape` in C++ (base/field.h)."""
+    alternative = 0
+    for name in field.get("shape_by", ()):
+        if name in choices:
+            alternative = choices[name].index(values[name])
+            break
+        value = values.get(name)
+        if value is not None and value is not False and not (isinstance(value, int) and value == 0):
+            break
+        alternative += 1
+    shapes: list[list[Any]] = field["shapes"]
+    return shapes[min(alternative, len(shapes) - 1)]
+
+
+def bind(sizes: dict[str, Any], words: Sequence[Any], shape: Sequence[Any]) -> None:
+    """The first tensor that has a name gives its size."""
+    front = words.index("...") if "..." in words else len(words)
+    behind = words[front + 1 :]
+    extra = len(shape) - front - len(behind)
+    if extra < 0 or (extra > 0 and front == len(words)):
+        return
+    if front < len(words):
+        sizes.setdefault("...", tuple(shape[front : front + extra]))
+    for name, size in zip([*words[:front], *behind], [*shape[:front], *shape[front + extra :]]):
+        if isinstance(name, str):
+            sizes.setdefault(name, size)
+
+
+def size_of(word: Any, sizes: Mapping[str, Any]) -> Any:
+    """The size that a word of a shape stands for; None where it has none."""
+    if not isinstance(word, str) or word in sizes:
+        return sizes.get(word, word) if isinstance(word, str) else word
+    formula = word.removeprefix("ceil(").removesuffix(")")
+    for operation in ("/", "-"):
+        if operation in formula:
+            left, right = (size_of(int(one) if one.isdigit() else one, sizes) for one in formula.split(operation))
+            if left is None or right is None or (operation == "/" and right == 0):
+                return None
+            if operation == "-":
+                return left - right
+            return -(-left // right) if word.startswith("ceil(") else left // right
+    return None
+
+
+def _shape(
+    output: dict[str, Any], sizes: dict[str, Any], values: dict[str, Any], choices: dict[str, list[str]]
+) -> tuple[Any, ...] | None:
+    if "like" in output:
+        like = values[output["like"]]
+        return None if like is None else tuple(like.shape)
+    if "row" in output:
+        tensors, bits = (values[name] for name in output["row"])
+        counts = [functools.reduce(lambda a, b: a * b, tensor.shape, 1) for tensor in tensors]
+        return (sum(count for i, count in enumerate(counts) if bits >> i & 1),)
+    shape: list[Any] = []
+    for word in picked_shape(output, values, choices):
+        if word == "..." and word in sizes:
+            shape.extend(sizes["..."])
+        elif (one := size_of(word, sizes)) is not None:
+            shape.append(one)
+        else:
+            return None
+    return tuple(shape)
+
+
+def _dtype(output: dict[str, Any], values: dict[str, Any], dtype_name: Callable[[Any], str]) -> str | None:
+    chosen = values.get(output["dtype_option"]) if "dtype_option" in output else None
+    if chosen is not None:
+        return str(chosen)
+    if "dtype" in output:
+        return str(output["dtype"])
+    source = values.get(output["dtype_of"])
+    if source is None:
+        return None
+    is_statistic = output.get("statistic") and values.get(output.get("statistic_if", ""), True)
+    names = [dtype_name(tensor) for tensor in (source if isinstance(source, list | tuple) else [source])]
+    if isinstance(source, list | tuple) or is_statistic:
+        return "fp64" if "fp64" in names else "fp32"
+    return names[0]

@@ -1,0 +1,61 @@
+"""KernelPyTorch's ops for JAX: functions of arrays that jit, grad and vmap take like jax's own.
+
+    import kernel_pytorch.jax as kp
+    output = kp.attention(query, key, value, causal=True)   # [batch, sequence, heads, size]
+
+Calls go through the XLA FFI to the kernels of the core, on CPUs and NVIDIA GPUs. torch is not needed.
+"""
+
+from __future__ import annotations
+
+from . import _registration as _registration  # first: it says what is missing where jax is missing
+from .attention import attention
+from .losses import cross_entropy, linear_cross_entropy
+from .norms import layer_norm, rms_norm
+from .pointwise import (
+    activation,
+    dropout,
+    gated_activation,
+    gated_activation_packed,
+    geglu,
+    gelu,
+    log_softmax,
+    reglu,
+    relu,
+    relu_squared,
+    silu,
+    softmax,
+    swiglu,
+)
+from .products import interleave_gate_up, linear, mlp
+from .tables import chunk_mean_pool, embedding, mean_pool, rope
+
+__all__ = [
+    "activation",
+    "attention",
+    "chunk_mean_pool",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gated_activation",
+    "gated_activation_packed",
+    "geglu",
+    "gelu",
+    "interleave_gate_up",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "log_softmax",
+    "mean_pool",
+    "mlp",
+    "reglu",
+    "relu",
+    "relu_squared",
+    "rms_norm",
+    "rope",
+    "silu",
+    "softmax",
+    "swiglu",
+]
+
+_registration.register()

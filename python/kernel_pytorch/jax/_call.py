@@ -1,0 +1,245 @@
+"""Calls of declared ops from JAX: arguments to buffers and attributes, results from the op's list of fields, vmap.
+
+`call` is a function of arrays that JAX traces like any other. What it computes it does not differentiate: gradients are
+in _gradients.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from .._shape_rules import declared, outputs_of, picked_shape
+from ._registration import PREFIX, register
+
+Array = jax.Array
+
+_DTYPES = {
+    "fp32": jnp.float32,
+    "fp64": jnp.float64,
+    "bf16": jnp.bfloat16,
+    "fp16": jnp.float16,
+    "e4m3": jnp.float8_e4m3fn,
+    "e5m2": jnp.float8_e5m2,
+    "int8": jnp.int8,
+    "int32": jnp.int32,
+    "int64": jnp.int64,
+    "bool": jnp.bool_,
+}
+_NAMES = {jnp.dtype(dtype): name for name, dtype in _DTYPES.items()}
+_NAMES[jnp.dtype(jnp.uint32)] = "int64"  # pairs of words, see int64_words
+# Results carry the manual axes of shard_map that their arguments vary over; jax 0.10.2 renamed the argument.
+_VARYING = next(
+    name for name in ("manual_axis_type", "vma") if name in inspect.signature(jax.ShapeDtypeStruct).parameters
+)
+
+
+def dtype_name(array: Any) -> str:
+    """The core's name of an array's type; raises for those that no op takes."""
+    return name_of_dtype(array.dtype)
+
+
+def name_of_dtype(dtype: Any) -> str:
+    name = _NAMES.get(jnp.dtype(dtype))
+    if name is None:
+        raise TypeError(f"kernel_pytorch: {jnp.dtype(dtype)} is a type that no op takes; it is one of {list(_DTYPES)}")
+    return name
+
+
+def int64_words(array: Array) -> Array:
+    """Integers as the pairs of 32-bit words, the lower first, that stand for 64-bit ones: JAX has none without x64."""
+    if array.dtype == jnp.int64:
+        return array
+    wide = array.astype(jnp.int32)
+    return jax.lax.bitcast_convert_type(jnp.stack([wide, wide >> 31], axis=-1), jnp.uint32)
+
+
+class _Viewed:
+    """An array's shape as the op sees it."""
+
+    def __init__(self, array: Any) -> None:
+        self.shape = array.shape[:-1] if array.dtype == jnp.uint32 else array.shape
+        self.dtype = array.dtype
+
+
+def call(
+    op: str,
+    tensors: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+    *,
+    wanted: Sequence[str] = (),
+    types: Mapping[str, Any] | None = None,
+) -> dict[str, Array]:
+    """Outputs of an op by name; those that the arguments do not call for are missing.
+
+    Args:
+        tensors: arrays by argument, lists of arrays for lists; None where absent.
+        options: numbers, flags and texts, known while tracing; None keeps the op's default.
+        wanted: flags that ask for outputs, as the list of fields names them.
+        types: the options that choose outputs' types.
+    """
+    register()
+    given = {name: value for name, value in tensors.items() if value is not None and not _is_empty_list(value)}
+    names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
+    flat = [array for value in given.values() for array in (value if isinstance(value, list | tuple) else [value])]
+    arrays = [jnp.asarray(array) for array in flat]
+    site = _site(
+        op,
+        names,
+        tuple(sorted((name, value) for name, value in (options or {}).items() if value is not None)),
+        tuple(wanted),
+        tuple(sorted((name, name_of_dtype(dtype)) for name, dtype in (types or {}).items() if dtype is not None)),
+    )
+    made, outputs = site(*arrays)
+    return dict(zip(made, outputs, strict=True))
+
+
+def _is_empty_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not value
+
+
+def _grouped(names: Sequence[tuple[str, int]], arrays: Sequence[Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    begin = 0
+    for name, count in names:
+        values[name] = arrays[begin] if count < 0 else list(arrays[begin : begin + count])
+        begin += abs(count)
+    return values
+
+
+@functools.lru_cache(maxsize=4096)
+def _site(op: str, names: Any, options: Any, wanted: Any, types: Any) -> Any:
+    """(arrays) -> (names of the outputs, outputs), for one set of static arguments."""
+    kinds = {argument["name"]: argument["kind"] for argument in declared()[op]["arguments"]}
+    for name, _ in (*names, *options):
+        if name not in kinds:
+            raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(kinds)}")
+    attributes = {name: _attribute(op, name, kinds[name], value) for name, value in options}
+    static = {**dict(options), **dict(types), **dict.fromkeys(wanted, True)}
+
+    def made_outputs(arrays: Sequence[Any]) -> list[Any]:
+        values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
+        return [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
+
+    @custom_vmap
+    def run(*arrays: Array) -> tuple[Array, ...]:
+        outputs = made_outputs(arrays)
+        results = [_result(output, arrays) for output in outputs]
+        each = (name for name, count in names for _ in range(abs(count)))
+        made = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential")(
+            *arrays,
+            op=op,
+            tensors=" ".join(each),
+            results=" ".join(output.name for output in outputs),
+            **attributes,
+        )
+        return tuple(made)
+
+    @run.def_vmap
+    def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[tuple[Array, ...], Any]:
+        folded = _folded(op, names, static, size, mapped, arrays)
+        if folded is not None:
+            return folded(run)  # type: ignore[no-any-return]
+        moving = [array for array, is_mapped in zip(arrays, mapped) if is_mapped]
+
+        def one(parts: Sequence[Array]) -> tuple[Array, ...]:
+            rest = iter(parts)
+            return run(*(next(rest) if is_mapped else array for array, is_mapped in zip(arrays, mapped)))  # type: ignore[no-any-return]
+
+        outputs = jax.lax.map(one, moving)
+        return outputs, (True,) * len(outputs)
+
+    def site(*arrays: Array) -> tuple[list[str], tuple[Array, ...]]:
+        return [output.name for output in made_outputs(arrays)], run(*arrays)
+
+    return site
+
+
+def _attribute(op: str, name: str, kind: str, value: Any) -> Any:
+    """A static value as the attribute that the handler reads: i1, i64, f64 or a text."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{op}: {name} is traced; it must be known while tracing, make it a static argument of jit")
+    if kind == "flag":
+        return np.bool_(value)
+    if kind == "integer":
+        return np.int64(value)
+    if kind == "number":
+        return np.float64(value)
+    return str(value)
+
+
+def _result(output: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
+    axes = [getattr(jax.typeof(array), _VARYING, None) for array in arrays]
+    varying = frozenset().union(*(getattr(one, "varying", one) or () for one in axes))
+    if not varying:
+        return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype])
+    value = varying if _VARYING == "vma" else jax.sharding.ManualAxisType(varying=varying)
+    return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype], **{_VARYING: value})
+
+
+def _folded(
+    op: str, names: Any, static: Mapping[str, Any], size: int, mapped: Sequence[bool], arrays: Sequence[Array]
+) -> Any:
+    """How vmap's axis becomes a dimension in front of the op's own; None where one call cannot take it.
+
+    Shapes that begin with "..." take it there, those that begin with "batch" have it multiplied into that dimension.
+    Random numbers depend on an element's position, so a sample has its own call's only where it is its own call.
+    """
+    if "seed" in dict(names):
+        return None
+    declaration = declared()[op]
+    fields = {argument["name"]: argument for argument in declaration["arguments"]}
+    choices = {name: field["choices"].split() for name, field in fields.items() if "choices" in field}
+    values = {name: field.get("default") for name, field in fields.items()}
+    values.update(static)
+    values.update(_grouped(names, arrays))
+
+    def front(field: Any) -> str | None:
+        if "like" in field:
+            return front(fields[field["like"]])
+        if "shapes" not in field:
+            return None
+        words = picked_shape(field, values, choices)
+        return words[0] if words and words[0] in ("...", "batch") else None
+
+    wanted = [
+        output
+        for output in declaration["outputs"]
+        if all(static.get(flag) for flag in output.get("wanted", "").split())
+        and ("when" not in output or values.get(output["when"]) is not None)
+    ]
+    fronts = {front(output) for output in wanted}
+    each = [name for name, count in names for _ in range(abs(count))]
+    if len(fronts) != 1 or None in fronts:
+        return None
+    (kind,) = fronts
+    folds = [front(fields[name]) == kind for name in each]
+    if any(is_mapped and not fold for is_mapped, fold in zip(mapped, folds)):
+        return None
+    shared = [(fields[name], array) for name, array, fold in zip(each, arrays, folds) if not fold]
+    if kind == "batch" and any("shapes" not in field and not _serves_every_batch(array) for field, array in shared):
+        return None
+
+    def run_folded(run: Any) -> tuple[tuple[Array, ...], Any]:
+        moved = []
+        for array, is_mapped, fold in zip(arrays, mapped, folds):
+            if fold and not is_mapped:
+                array = jnp.broadcast_to(array, (size, *array.shape))
+            moved.append(array.reshape(-1, *array.shape[2:]) if fold and kind == "batch" else array)
+        outputs = run(*moved)
+        if kind == "batch":
+            outputs = tuple(output.reshape(size, -1, *output.shape[1:]) for output in outputs)
+        return outputs, (True,) * len(outputs)
+
+    return run_folded
+
+
+def _serves_every_batch(array: Array) -> bool:
+    return array.ndim > 1 and array.shape[0] == 1

@@ -1,0 +1,125 @@
+"""Ops with gradients: a jax.custom_vjp for each set of static arguments, from the lists of forward and backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
+
+from ._call import call
+
+# (saved values by name, gradients of the results by name, names of the tensors whose gradient is wanted)
+# -> gradients by name
+Formula = Callable[[Mapping[str, Any], Mapping[str, Any], Sequence[str]], Mapping[str, Any]]
+
+# What forward keeps for backward has this name for jax.checkpoint's policies.
+RESIDUALS = "kernel_pytorch_residuals"
+
+
+@jax.tree_util.register_pytree_node_class
+class _Saved:
+    """Arrays for backward; what else it needs to know is static."""
+
+    def __init__(self, arrays: dict[str, Any], wanted: dict[str, Any]) -> None:
+        self.arrays = arrays
+        self.wanted = wanted  # tensors whose gradient is wanted, with their types
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return list(self.arrays.values()), (tuple(self.arrays), tuple(self.wanted.items()))
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, arrays: Any) -> _Saved:
+        names, wanted = static
+        return cls(dict(zip(names, arrays)), dict(wanted))
+
+
+def differentiable(
+    op: str,
+    tensors: Mapping[str, Any],
+    options: Mapping[str, Any],
+    formula: Formula,
+    *,
+    results: Sequence[str] = ("output",),
+    saves: Sequence[str] = (),
+    types: Mapping[str, Any] | None = None,
+    wanted: Sequence[str] = (),
+    forward_flags: Sequence[str] = (),
+    forward_wanted: Sequence[str] = (),
+) -> tuple[Any, ...]:
+    """Results of `<op>`, whose gradient is `formula` of what `<op>_forward` took and returned.
+
+    Args:
+        tensors, options, types, wanted: as for `call`.
+        results: outputs to return, in order.
+        saves: arguments and outputs that the formula reads.
+        forward_flags, forward_wanted: options and flags that ask for outputs, set where there is a gradient: what
+            forward computes for it.
+    """
+    given = {name: value for name, value in tensors.items() if value is not None}
+    function = _function(
+        op,
+        tuple(given),
+        tuple(sorted((name, value) for name, value in options.items() if value is not None)),
+        tuple(sorted((name, jnp.dtype(value)) for name, value in (types or {}).items() if value is not None)),
+        tuple(wanted),
+        tuple(forward_flags),
+        tuple(forward_wanted),
+        tuple(results),
+        tuple(saves),
+        formula,
+    )
+    return function(*given.values())  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(
+    op: str,
+    names: Any,
+    options: Any,
+    types: Any,
+    wanted: Any,
+    forward_flags: Any,
+    forward_wanted: Any,
+    results: Any,
+    saves: Any,
+    formula: Formula,
+) -> Any:
+    static = dict(options)
+
+    def outputs_of(which: str, arrays: Sequence[Any], flags: Sequence[str], asked: Sequence[str]) -> dict[str, Any]:
+        set_flags = dict.fromkeys(flags, True)
+        return call(which, dict(zip(names, arrays)), static | set_flags, types=dict(types), wanted=asked)
+
+    @jax.custom_vjp
+    def function(*arrays: Any) -> tuple[Any, ...]:
+        outputs = outputs_of(op, arrays, (), wanted)
+        return tuple(outputs[name] for name in results)
+
+    def forward(*primals: Any) -> tuple[Any, _Saved]:
+        arrays = [primal.value for primal in primals]
+        needed = {name: primal.value.dtype for name, primal in zip(names, primals) if primal.perturbed}
+        asked = tuple(dict.fromkeys((*wanted, *forward_wanted)))
+        outputs = outputs_of(f"{op}_forward", arrays, forward_flags, asked)
+        known = {**dict(zip(names, arrays)), **outputs}
+        kept = {
+            name: checkpoint_name(known[name], RESIDUALS) if name in outputs else known[name]
+            for name in saves
+            if name in known
+        }
+        return tuple(outputs[name] for name in results), _Saved(kept, needed)
+
+    def backward(saved: _Saved, grads: Sequence[Any]) -> tuple[Any, ...]:
+        present = {name: grad for name, grad in zip(results, grads) if not isinstance(grad, SymbolicZero)}
+        if not present or not saved.wanted:
+            return (None,) * len(names)
+        values = {**static, **saved.arrays}
+        gradients = formula(values, present, tuple(saved.wanted))
+        return tuple(gradients[name].astype(saved.wanted[name]) if name in saved.wanted else None for name in names)
+
+    function.defvjp(forward, backward, symbolic_zeros=True)
+    return function

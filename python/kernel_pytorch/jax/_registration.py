@@ -1,0 +1,48 @@
+"""Registers the FFI handlers of libkernel_pytorch_jax.so with XLA, once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from .. import __version__, _library
+from .._paths import library_path
+from .._shape_rules import declared
+
+try:
+    import jax
+except ModuleNotFoundError as error:
+    if error.name != "jax":
+        raise  # jax is there and lacks something of its own
+    raise ImportError(
+        f"kernel_pytorch {__version__}: kernel_pytorch.jax needs jax, which is not installed; run `pip install jax`"
+    ) from error
+
+MINIMUM_JAX = (0, 9, 1)
+PREFIX = "kernel_pytorch."
+_HANDLERS = {"cpu": "kp_jax_cpu", "CUDA": "kp_jax_cuda"}
+
+
+@functools.cache
+def register() -> None:
+    """The handlers under the name of every declared op: a compiled program shows which op a call is."""
+    version = tuple(int(part) for part in jax.__version__.split(".")[:3])
+    if version < MINIMUM_JAX:
+        wanted = ".".join(map(str, MINIMUM_JAX))
+        raise ImportError(
+            f"kernel_pytorch {__version__}: it needs jax {wanted} or later, this is jax {jax.__version__}; "
+            "run `pip install --upgrade jax`"
+        )
+    _library.load()
+    try:
+        path = library_path("kernel_pytorch_jax")
+    except ImportError as error:
+        raise ImportError(
+            f"kernel_pytorch {__version__}: jax {jax.__version__} is here, but this installation was built without its "
+            "headers and has no adapter for it; run `pip install .` in the checkout again, which builds it"
+        ) from error
+    library = ctypes.CDLL(str(path))
+    for platform, symbol in _HANDLERS.items():
+        handler = jax.ffi.pycapsule(getattr(library, symbol))
+        for op in declared():
+            jax.ffi.register_ffi_target(PREFIX + op, handler, platform=platform)

@@ -1,0 +1,172 @@
+"""Attention: exact, tiled, with every option of the op that is an array or known while tracing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from ._arguments import seed_words
+from ._call import Array, call
+from ._gradients import differentiable
+
+_LAYOUTS = ("bshd", "bhsd")
+# Of every one backward needs the same as forward had.
+_TENSORS = (
+    "bias",
+    "sinks",
+    "alibi_slopes",
+    "mask",
+    "query_segment_ids",
+    "key_segment_ids",
+    "key_lengths",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seed",
+)
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    layout: str = "bshd",
+    scale: float | None = None,
+    window: int | tuple[int, int] | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    softcap: float | None = None,
+    softcap_after_bias: bool = False,
+    sinks: Array | None = None,
+    query_segment_ids: Array | None = None,
+    key_segment_ids: Array | None = None,
+    key_lengths: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    mask: Array | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """softmax(scale * query key^T + bias) value, computed by tiles: scores are never stored.
+
+    Args:
+        query: [batch, queries, heads, size] ("bshd") or [batch, heads, queries, size] ("bhsd"); with cu_seqlens_q
+            [tokens, heads, size].
+        key, value: likewise; heads of the query are a multiple of theirs, and value's size may differ.
+        causal: query i sees keys j <= i + keys - queries, or with causal_offset j <= i + causal_offset.
+        scale: None is 1 / sqrt(size).
+        window: (left, right) keeps -left <= j - i <= right after alignment; one number stands for both.
+        bias: added to scores, mask: bool, True keeps; [batch, heads, queries, keys] with 1 for all.
+        alibi_slopes: [heads] or [batch, heads]. softcap: scores become softcap * tanh(scores / softcap) before bias.
+        sinks: [heads], an extra score in each row's sum, with a gradient.
+        query_segment_ids, key_segment_ids: [batch, length]: only equal ones see each other. key_lengths: [batch].
+        dropout_p, seed: dropout of probabilities; the seed is a key of jax.random.
+        return_lse: return (output, log of the sum of exponentials [batch, heads, queries]).
+
+    Returns:
+        The output in query's layout and type. A row that sees no key is 0.
+    """
+    if layout not in _LAYOUTS:
+        raise ValueError(f'attention: layout is "{layout}"; it is one of {", ".join(_LAYOUTS)}')
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    left, right = _sides(window)
+    keys = key.shape[1 if layout == "bshd" else 2] if key.ndim == 4 else None
+    statistic = jnp.float64 if query.dtype == jnp.float64 else jnp.float32
+    tensors = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "bias": _scores_like("bias", bias, keys, None if bias is None else _bias_type(query, bias)),
+        "sinks": _cast(sinks, statistic),
+        "alibi_slopes": _cast(alibi_slopes, statistic),
+        "mask": _scores_like("mask", mask, keys, jnp.bool_),
+        "query_segment_ids": _cast(query_segment_ids, jnp.int32),
+        "key_segment_ids": _cast(key_segment_ids, jnp.int32),
+        "key_lengths": _cast(key_lengths, jnp.int32),
+        "cu_seqlens_q": _cast(cu_seqlens_q, jnp.int32),
+        "cu_seqlens_k": _cast(cu_seqlens_k, jnp.int32),
+        "seed": seed_words("attention", seed) if dropout_p else None,
+    }
+    options = {
+        "heads_first": layout == "bhsd",
+        "scale": None if scale is None else float(scale),
+        "softcap": float(softcap or 0.0),
+        "softcap_after_bias": bool(softcap_after_bias),
+        "causal": bool(causal),
+        "causal_offset": causal_offset,
+        "window_left": left,
+        "window_right": right,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "dropout_p": float(dropout_p),
+        "deterministic": bool(deterministic),
+        "batch_invariant": bool(batch_invariant),
+    }
+    saves = ("query", "key", "value", "output", "lse", *_TENSORS)
+    results = ("output", "lse") if return_lse else ("output",)
+    made = differentiable(
+        "attention",
+        tensors,
+        options,
+        _gradient,
+        results=results,
+        saves=saves,
+        wanted=("return_lse",) if return_lse else (),
+        forward_wanted=("return_lse",),
+    )
+    return made if return_lse else made[0]
+
+
+def _sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    if isinstance(window, int):
+        return window, window
+    if len(window) != 2:
+        raise ValueError(f"attention: window is {window!r}; it must be (left, right), or one number for both")
+    return window
+
+
+def _cast(array: Any, dtype: Any) -> Any:
+    return None if array is None else jnp.asarray(array).astype(dtype)
+
+
+def _bias_type(query: Array, bias: Any) -> Any:
+    bias = jnp.asarray(bias)
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise TypeError(f"attention: bias has the type {bias.dtype}; give floating numbers, or a mask of bool as mask")
+    if bias.dtype == query.dtype:
+        return bias.dtype
+    return jnp.float64 if query.dtype == jnp.float64 else jnp.float32
+
+
+def _scores_like(name: str, array: Any, keys: int | None, dtype: Any) -> Any:
+    """[batch, heads, queries, keys] with 1 for all but keys."""
+    if array is None:
+        return None
+    array = jnp.asarray(array)
+    if name == "mask" and array.dtype != jnp.bool_:
+        raise TypeError(f"attention: mask has the type {array.dtype}; give bool (True keeps), or numbers as bias")
+    if array.ndim > 4:
+        raise ValueError(f"attention: {name} has shape {list(array.shape)}; it has at most four dimensions")
+    array = array.astype(dtype).reshape((1,) * (4 - array.ndim) + array.shape)
+    return array if keys is None or array.shape[-1] == keys else jnp.broadcast_to(array, (*array.shape[:-1], keys))
+
+
+def _gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    output = values["output"]
+    tensors = {name: values.get(name) for name in ("query", "key", "value", "output", "lse", *_TENSORS)}
+    tensors["grad_output"] = grads["output"] if "output" in grads else jnp.zeros_like(output)
+    tensors["grad_lse"] = grads.get("lse")
+    options = {name: option for name, option in values.items() if name not in tensors}
+    flags = [f"wants_{name}" for name in ("bias", "sinks") if name in wanted]
+    outputs = call("attention_backward", tensors, options, wanted=flags)
+    return {name.removeprefix("grad_"): value for name, value in outputs.items()}

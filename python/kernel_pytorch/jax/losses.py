@@ -1,0 +1,142 @@
+"""Cross entropy of logits, and of logits that are never stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._arguments import parameter_for
+from ._call import Array, call, int64_words
+from ._gradients import differentiable
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def cross_entropy(
+    logits: Array,
+    target: Array,
+    *,
+    weight: Array | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+) -> Array:
+    """The cross entropy of softmax(logits) against target, over the last dimension.
+
+    Args:
+        logits: [..., classes].
+        target: [...], integers; rows with ignore_index count for nothing.
+        weight: [classes], of each class.
+        z_loss: z_loss * lse^2 is added to a row's loss.
+        softcap: logits become softcap * tanh(logits / softcap) first.
+        reduction: "mean" (over what the rows' targets weigh), "sum" or "none".
+    """
+    logits = jnp.asarray(logits)
+    tensors = {
+        "logits": logits,
+        "target": _target_for("cross_entropy", logits, target),
+        "weight": parameter_for(logits, weight),
+    }
+    options = _options("cross_entropy", ignore_index, label_smoothing, z_loss, softcap)
+    if _is_reduced("cross_entropy", reduction):
+        options["mean"] = reduction == "mean"
+        return differentiable("cross_entropy", tensors, options, _reduced_gradient, saves=("grad_logits",))[0]  # type: ignore[no-any-return]
+    saves = ("logits", "target", "weight", "lse")
+    return differentiable("cross_entropy_rows", tensors, options, _rows_gradient, saves=saves)[0]  # type: ignore[no-any-return]
+
+
+def linear_cross_entropy(
+    hidden: Array,
+    weight: Array,
+    target: Array,
+    *,
+    class_weight: Array | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+) -> Array:
+    """`cross_entropy` of hidden @ weight.T, whose logits are never stored as a whole.
+
+    Args:
+        hidden: [..., columns]; weight: [classes, columns]; target: [...]; class_weight: [classes].
+        reduction: "mean" or "sum".
+    """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f'linear_cross_entropy: reduction is "{reduction}"; it is "mean" or "sum"')
+    hidden, weight = jnp.asarray(hidden), jnp.asarray(weight)
+    target = jnp.asarray(target)
+    tensors = {
+        "hidden": hidden,
+        "weight": weight.astype(hidden.dtype),
+        "target": _target_for("linear_cross_entropy", hidden, target),
+        "class_weight": parameter_for(hidden, class_weight),
+    }
+    options = _options("linear_cross_entropy", ignore_index, label_smoothing, z_loss, softcap)
+    loss: Array = differentiable(
+        "linear_cross_entropy",
+        tensors,
+        options,
+        _linear_gradient,
+        saves=("grad_hidden", "grad_weight"),
+        forward_flags=("hidden_grad", "weight_grad"),
+    )[0]
+    if reduction == "sum":  # the op returns the mean over all rows
+        return loss * target.size
+    counts = target != ignore_index
+    weights = counts.astype(loss.dtype)
+    if class_weight is not None:
+        weights = jnp.where(counts, jnp.asarray(class_weight, loss.dtype)[jnp.where(counts, target, 0)], 0)
+    return loss * (target.size / jax.lax.stop_gradient(weights.sum()))
+
+
+def _options(
+    op: str, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None
+) -> dict[str, Any]:
+    if softcap is not None and softcap <= 0.0:
+        raise ValueError(f"{op}: softcap is {softcap}; it must be positive, or None for none")
+    return {
+        "ignore_index": int(ignore_index),
+        "label_smoothing": float(label_smoothing),
+        "z_loss": float(z_loss),
+        "softcap": float(softcap or 0.0),
+    }
+
+
+def _is_reduced(op: str, reduction: str) -> bool:
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f'{op}: reduction is "{reduction}"; it is one of {", ".join(_REDUCTIONS)}')
+    return reduction != "none"
+
+
+def _target_for(op: str, logits: Array, target: Any) -> Array:
+    target = jnp.asarray(target)
+    if not jnp.issubdtype(target.dtype, jnp.integer):
+        raise TypeError(f"{op}: target has the type {target.dtype}; it must be integers")
+    if target.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"{op}: target has shape {list(target.shape)}, the first argument {list(logits.shape)}; "
+            f"target must be {list(logits.shape[:-1])}"
+        )
+    return int64_words(target)
+
+
+def _reduced_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    return {"logits": values["grad_logits"] * grads["output"]}
+
+
+def _rows_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    tensors = {name: values.get(name) for name in ("logits", "target", "weight", "lse")}
+    options = {name: values[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap")}
+    options |= {"vocabulary": values["logits"].shape[-1], "first_column": 0}
+    outputs = call("cross_entropy_rows_backward", {"grad_output": grads["output"], **tensors}, options)
+    return {"logits": next(iter(outputs.values()))}
+
+
+def _linear_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    return {name: values[f"grad_{name}"] * grads["output"] for name in ("hidden", "weight") if name in wanted}

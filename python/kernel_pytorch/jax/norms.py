@@ -1,0 +1,101 @@
+"""Norms over the last dimension, with or without a residual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from ._arguments import parameter_for, same_type
+from ._call import Array, call
+from ._gradients import differentiable
+
+
+def rms_norm(
+    x: Array,
+    weight: Array | None = None,
+    eps: float = 1e-6,
+    *,
+    residual: Array | None = None,
+    weight_offset: float = 0.0,
+    out_dtype: Any = None,
+) -> Any:
+    """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), over the last dimension.
+
+    Args:
+        x: [..., columns]; fp32, bf16, fp16, and fp64 on the CPU.
+        weight: [columns], x's type or fp32; ones where absent.
+        residual: x's shape. With it x + residual is normalised, and (output, x + residual) returned.
+        weight_offset: added to the weight; 1.0 for models that store weight - 1.
+        out_dtype: type of the output: bf16 or fp16 if x is fp32.
+    """
+    x = jnp.asarray(x)
+    options, types = {"eps": eps, "weight_offset": weight_offset}, {"output_dtype": out_dtype}
+    saves = ("x", "sum", "weight", "rstd")
+    if residual is None:
+        tensors = {"x": x, "weight": parameter_for(x, weight)}
+        return differentiable("rms_norm", tensors, options, _rms_gradient, saves=saves, types=types)[0]
+    x, residual = same_type(x, jnp.asarray(residual))
+    tensors = {"x": x, "residual": residual, "weight": parameter_for(x, weight)}
+    results = ("output", "sum")
+    return differentiable("add_rms_norm", tensors, options, _rms_gradient, results=results, saves=saves, types=types)
+
+
+def layer_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Array | None = None,
+    out_dtype: Any = None,
+) -> Any:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension; otherwise as `rms_norm`."""
+    x = jnp.asarray(x)
+    options, types = {"eps": eps}, {"output_dtype": out_dtype}
+    saves = ("x", "sum", "weight", "bias", "mean", "rstd")
+    if residual is not None:
+        x, residual = same_type(x, jnp.asarray(residual))
+    weight, bias = parameter_for(x, weight), parameter_for(x, bias)
+    if weight is not None and bias is not None:
+        weight, bias = same_type(weight, bias)
+    if residual is None:
+        tensors = {"x": x, "weight": weight, "bias": bias}
+        return differentiable("layer_norm", tensors, options, _layer_gradient, saves=saves, types=types)[0]
+    tensors = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+    results = ("output", "sum")
+    return differentiable(
+        "add_layer_norm", tensors, options, _layer_gradient, results=results, saves=saves, types=types
+    )
+
+
+def _rms_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    return _gradient("rms_norm_backward", values, grads, wanted, ("weight_offset",))
+
+
+def _layer_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    return _gradient("layer_norm_backward", values, grads, wanted, ())
+
+
+def _gradient(op: str, values: Any, grads: Any, wanted: Any, options: Any) -> Any:
+    value = values.get("sum", values.get("x"))
+    grad_output = grads.get("output")
+    if grad_output is None:
+        grad_output = jnp.zeros_like(value)
+    tensors = {name: values.get(name) for name in ("weight", "bias", "mean", "rstd") if name in values}
+    flags = [f"{name}_grad" for name in ("weight", "bias") if name in wanted]
+    if "x" in wanted or "residual" in wanted:
+        flags.append("input_grad")
+    outputs = call(
+        op,
+        {"grad_output": grad_output, "value": value, **tensors, "grad_sum": grads.get("sum")},
+        {name: values[name] for name in options},
+        wanted=flags,
+    )
+    grad_input = outputs.get("grad_input")
+    return {
+        "x": grad_input,
+        "residual": grad_input,
+        "weight": outputs.get("grad_weight"),
+        "bias": outputs.get("grad_bias"),
+    }

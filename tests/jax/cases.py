@@ -1,0 +1,220 @@
+"""Every op of kernel_pytorch.jax with arguments, and the same in jax.numpy: one row serves all tests of transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import kernel_pytorch.jax as kp
+
+
+class Case(NamedTuple):
+    name: str
+    ours: Callable[..., Any]
+    reference: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]  # of the arrays that have gradients
+    constants: tuple[Any, ...] = ()  # arrays without, behind them
+
+    def arrays(self, dtype: Any = jnp.float32, front: tuple[int, ...] = ()) -> tuple[Any, ...]:
+        keys = jax.random.split(jax.random.key(len(self.name)), len(self.shapes))
+        return tuple(jax.random.normal(key, (*front, *shape)).astype(dtype) for key, shape in zip(keys, self.shapes))
+
+
+def rms_norm(x: Any, weight: Any = 1.0, eps: float = 1e-6, offset: float = 0.0) -> Any:
+    return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + eps) * (weight + offset)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt((centred * centred).mean(-1, keepdims=True) + eps) * weight + bias
+
+
+def cross_entropy(logits: Any, target: Any, ignore_index: int = -100, smoothing: float = 0.0, z: float = 0.0) -> Any:
+    """(losses of the rows, which of them count)"""
+    counts = target != ignore_index
+    lse = jax.nn.logsumexp(logits, -1)
+    own = jnp.take_along_axis(logits, jnp.where(counts, target, 0)[..., None], -1)[..., 0]
+    loss = (1 - smoothing) * (lse - own) + smoothing * (lse - logits.mean(-1)) + z * lse**2
+    return jnp.where(counts, loss, 0), counts
+
+
+def mean_cross_entropy(logits: Any, target: Any, **options: Any) -> Any:
+    loss, counts = cross_entropy(logits, target, **options)
+    return loss.sum() / counts.sum()
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    sinks: Any = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    keep: Any = None,
+) -> Any:
+    """[batch, sequence, heads, size]"""
+    group = query.shape[2] // key.shape[2]
+    key, value = jnp.repeat(key, group, 2), jnp.repeat(value, group, 2)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    distance = jnp.arange(key.shape[1])[None] - jnp.arange(query.shape[1])[:, None] - (key.shape[1] - query.shape[1])
+    seen = jnp.ones(distance.shape, bool)
+    if causal:
+        seen &= distance <= 0
+    if window is not None:
+        seen &= (distance <= window) & (distance >= -window)
+    if keep is not None:
+        seen = seen & keep
+    scores = jnp.where(seen, scores, -jnp.inf)
+    if sinks is not None:
+        extra = jnp.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1))
+        weights = jax.nn.softmax(jnp.concatenate([scores, extra], -1), -1)[..., :-1]
+    else:
+        weights = jax.nn.softmax(scores, -1)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+def rope(query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    def turned(x: Any) -> Any:
+        first, second = jnp.split(x, 2, -1)
+        c, s = cos[: x.shape[1], None], sin[: x.shape[1], None]
+        return jnp.concatenate([first * c - second * s, second * c + first * s], -1)
+
+    return turned(query), turned(key)
+
+
+_TARGET = jnp.array([3, 0, -100, 7, 9])
+_ANGLES = jnp.arange(6.0)[:, None] * jnp.array([1.0, 0.1, 0.01, 0.001])
+_QUERY, _KEY = (2, 6, 4, 8), (2, 6, 2, 8)
+_KEEP = jax.random.bernoulli(jax.random.key(5), 0.7, (2, 1, 6, 6)).at[..., 0].set(True)
+
+CASES = [
+    Case("rms_norm", kp.rms_norm, rms_norm, ((3, 5, 16), (16,))),
+    Case(
+        "rms_norm with an offset",
+        lambda x, w: kp.rms_norm(x, w, 1e-3, weight_offset=1.0),
+        lambda x, w: rms_norm(x, w, 1e-3, 1.0),
+        ((3, 16), (16,)),
+    ),
+    Case("rms_norm without a weight", kp.rms_norm, rms_norm, ((3, 5, 16),)),
+    Case(
+        "rms_norm with a residual",
+        lambda x, r, w: kp.rms_norm(x, w, residual=r),
+        lambda x, r, w: (rms_norm(x + r, w), x + r),
+        ((3, 16), (3, 16), (16,)),
+    ),
+    Case("layer_norm", kp.layer_norm, layer_norm, ((3, 5, 16), (16,), (16,))),
+    Case(
+        "layer_norm with a residual",
+        lambda x, r, w, b: kp.layer_norm(x, w, b, residual=r),
+        lambda x, r, w, b: (layer_norm(x + r, w, b), x + r),
+        ((3, 16), (3, 16), (16,), (16,)),
+    ),
+    Case("silu", kp.silu, jax.nn.silu, ((3, 16),)),
+    Case(
+        "gelu, bias, residual",
+        lambda x, b, r: kp.activation(x, "gelu", bias=b, residual=r),
+        lambda x, b, r: jax.nn.gelu(x + b, approximate=False) + r,
+        ((3, 16), (16,), (3, 16)),
+    ),
+    Case("swiglu", kp.swiglu, lambda gate, up: jax.nn.silu(gate) * up, ((3, 16), (3, 16))),
+    Case(
+        "gated_activation with biases",
+        lambda g, u, a, b: kp.gated_activation(g, u, "gelu_tanh", gate_bias=a, up_bias=b),
+        lambda g, u, a, b: jax.nn.gelu(g + a) * (u + b),
+        ((3, 16), (3, 16), (16,), (16,)),
+    ),
+    Case(
+        "gated_activation_packed",
+        lambda x: kp.gated_activation_packed(x, "relu"),
+        lambda x: jax.nn.relu(x[..., :8]) * x[..., 8:],
+        ((3, 16),),
+    ),
+    Case("softmax", lambda x: kp.softmax(x, scale=0.5), lambda x: jax.nn.softmax(0.5 * x, -1), ((3, 16),)),
+    Case("log_softmax", kp.log_softmax, lambda x: jax.nn.log_softmax(x, -1), ((3, 16),)),
+    Case(
+        "softmax with an added mask",
+        lambda x, m: kp.softmax(x, mask=m, scale=2.0),
+        lambda x, m: jax.nn.softmax(2.0 * x + m, -1),
+        ((3, 5, 16), (5, 16)),
+    ),
+    Case("cross_entropy", kp.cross_entropy, mean_cross_entropy, ((5, 11),), (_TARGET,)),
+    Case(
+        "cross_entropy of rows",
+        lambda x, t: kp.cross_entropy(x, t, label_smoothing=0.1, z_loss=0.01, reduction="none"),
+        lambda x, t: cross_entropy(x, t, smoothing=0.1, z=0.01)[0],
+        ((5, 11),),
+        (_TARGET,),
+    ),
+    Case(
+        "linear_cross_entropy",
+        kp.linear_cross_entropy,
+        lambda h, w, t: mean_cross_entropy(h @ w.T, t),
+        ((5, 16), (11, 16)),
+        (_TARGET,),
+    ),
+    Case("embedding", lambda w, i: kp.embedding(i, w), lambda w, i: w[i], ((11, 8),), (jnp.array([[1, 2], [1, 0]]),)),
+    Case("mean_pool", kp.mean_pool, lambda x: x.mean(1), ((2, 5, 8),)),
+    Case(
+        "mean_pool of packed sequences",
+        kp.mean_pool,
+        lambda x, ends: jnp.stack([x[:3].mean(0), x[3:].mean(0)]),
+        ((5, 8),),
+        (jnp.array([0, 3, 5]),),
+    ),
+    Case(
+        "chunk_mean_pool",
+        lambda x: kp.chunk_mean_pool(x, 2),
+        lambda x: jnp.stack([x[:, :2].mean(1), x[:, 2:4].mean(1), x[:, 4]], 1),
+        ((2, 5, 8),),
+    ),
+    Case("rope", kp.rope, rope, (_QUERY, _KEY), (jnp.cos(_ANGLES), jnp.sin(_ANGLES))),
+    Case("linear", kp.linear, lambda x, w, b: x @ w.T + b, ((3, 5, 16), (8, 16), (8,))),
+    Case(
+        "linear with gelu and a residual",
+        lambda x, w, b, r: kp.linear(x, w, b, activation="gelu", residual=r),
+        lambda x, w, b, r: jax.nn.gelu(x @ w.T + b, approximate=False) + r,
+        ((3, 16), (8, 16), (8,), (3, 8)),
+    ),
+    Case(
+        "mlp",
+        lambda x, a, b, c, d: kp.mlp(x, a, c, b, d),
+        lambda x, a, b, c, d: jax.nn.gelu(x @ a.T + b, approximate=False) @ c.T + d,
+        ((3, 16), (24, 16), (24,), (16, 24), (16,)),
+    ),
+    Case(
+        "gated mlp",
+        lambda x, g, u, d: kp.mlp(x, kp.interleave_gate_up(g, u), d, activation="silu", gated=True),
+        lambda x, g, u, d: (jax.nn.silu(x @ g.T) * (x @ u.T)) @ d.T,
+        ((3, 16), (24, 16), (24, 16), (16, 24)),
+    ),
+    Case("attention", kp.attention, attention, (_QUERY, _KEY, _KEY)),
+    Case(
+        "attention, causal, window, softcap",
+        lambda q, k, v: kp.attention(q, k, v, causal=True, window=(3, 3), softcap=5.0),
+        lambda q, k, v: attention(q, k, v, causal=True, window=3, softcap=5.0),
+        ((2, 5, 4, 8), _KEY, _KEY),
+    ),
+    Case(
+        "attention with bias and sinks",
+        lambda q, k, v, b, s: kp.attention(q, k, v, bias=b, sinks=s),
+        attention,
+        (_QUERY, _KEY, _KEY, (2, 1, 6, 6), (4,)),
+    ),
+    Case(
+        "attention with a mask",
+        lambda q, k, v, m: kp.attention(q, k, v, mask=m),
+        lambda q, k, v, m: attention(q, k, v, keep=m),
+        (_QUERY, _KEY, _KEY),
+        (_KEEP,),
+    ),
+]

@@ -1,0 +1,108 @@
+"""Errors, odd arguments, seeds, and what importing does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernel_pytorch.jax as kp
+
+
+def test_import_loads_no_torch() -> None:
+    code = "import sys, kernel_pytorch.jax; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: kp.rms_norm(jnp.ones((2, 8)), jnp.ones(7)), "weight"),
+        (lambda: kp.rms_norm(jnp.ones((2, 8), jnp.int32)), "int32"),
+        (lambda: kp.rms_norm(jnp.ones((2, 8), jnp.int16)), "int16"),
+        (lambda: kp.silu(jnp.ones((2, 8), jnp.complex64)), "complex64"),
+        (lambda: kp.activation(jnp.ones((2, 8)), "swish"), "swish"),
+        (lambda: kp.cross_entropy(jnp.ones((2, 8)), jnp.ones(3, jnp.int32)), "target"),
+        (lambda: kp.cross_entropy(jnp.ones((2, 8)), jnp.ones(2)), "integers"),
+        (lambda: kp.cross_entropy(jnp.ones((2, 8)), jnp.ones(2, jnp.int32), reduction="max"), "max"),
+        (lambda: kp.attention(*[jnp.ones((1, 2, 3, 8))] * 3, layout="sbhd"), "sbhd"),
+        (lambda: kp.attention(*[jnp.ones((1, 2, 3, 8))] * 3, mask=jnp.ones((2, 2))), "bool"),
+        (lambda: kp.attention(*[jnp.ones((1, 2, 3, 8))] * 2, jnp.ones((1, 3, 3, 8))), "value"),
+        (lambda: kp.dropout(jnp.ones(3)), "seed"),
+        (lambda: kp.linear(jnp.ones((2, 8)), jnp.ones((4, 7))), "weight"),
+        (lambda: jax.jit(lambda x, p: kp.dropout(x, p, seed=jax.random.key(0)))(jnp.ones(3), 0.5), "traced"),
+    ],
+)
+def test_bad_arguments_name_what_is_wrong(call, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        jax.block_until_ready(call())
+
+
+def test_empty_arrays() -> None:
+    assert kp.rms_norm(jnp.ones((0, 8)), jnp.ones(8)).shape == (0, 8)
+    assert kp.softmax(jnp.ones((3, 0))).shape == (3, 0)
+    gradient = jax.grad(lambda x: kp.silu(x).sum())(jnp.ones((0, 8)))
+    assert gradient.shape == (0, 8)
+
+
+def test_a_scalar_is_an_array() -> None:
+    np.testing.assert_allclose(kp.silu(jnp.float32(2.0)), jax.nn.silu(2.0), rtol=1e-6)
+
+
+def test_dropout_follows_its_key_and_drops_the_same_in_its_gradient() -> None:
+    x = jnp.ones((64, 64))
+    once, again, other = (kp.dropout(x, 0.25, seed=jax.random.key(seed)) for seed in (1, 1, 2))
+    assert (once == again).all() and (once != other).any()
+    assert abs(float((once == 0).mean()) - 0.25) < 0.03
+    gradient = jax.grad(lambda x: kp.dropout(x, 0.25, seed=jax.random.key(1)).sum())(x)
+    assert ((gradient == 0) == (once == 0)).all()
+    by_samples = jax.vmap(lambda x: kp.dropout(x, 0.25, seed=jax.random.key(1)))(jnp.ones((2, 64, 64)))
+    assert (by_samples[0] == once).all() and (by_samples[1] == once).all()
+
+
+def test_packed_sequences_are_those_by_themselves() -> None:
+    query, key, value = (jax.random.normal(jax.random.key(i), (7, 2, 8)) for i in range(3))
+    ends = jnp.array([0, 3, 7])
+    packed = kp.attention(query, key, value, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=4)
+    parts = [
+        kp.attention(*(one[None, a:b] for one in (query, key, value)), causal=True)[0] for a, b in ((0, 3), (3, 7))
+    ]
+    np.testing.assert_allclose(packed, jnp.concatenate(parts), atol=1e-5)
+
+
+def test_lse_has_a_gradient() -> None:
+    query, key, value = (jax.random.normal(jax.random.key(i), (1, 5, 2, 8)) for i in range(3))
+
+    def ours(query):
+        return kp.attention(query, key, value, return_lse=True)[1].sum()
+
+    def reference(query):
+        return jax.nn.logsumexp(jnp.einsum("bqhd,bkhd->bhqk", query, key) / 8**0.5, -1).sum()
+
+    np.testing.assert_allclose(jax.grad(ours)(query), jax.grad(reference)(query), atol=1e-5)
+
+
+def test_both_layouts() -> None:
+    query, key, value = (jax.random.normal(jax.random.key(i), (2, 5, 4, 8)) for i in range(3))
+    first = kp.attention(*(jnp.swapaxes(one, 1, 2) for one in (query, key, value)), layout="bhsd", causal=True)
+    np.testing.assert_allclose(jnp.swapaxes(first, 1, 2), kp.attention(query, key, value, causal=True), atol=1e-6)
+
+
+def test_x64() -> None:
+    """Doubles, and 64-bit targets, in a process of their own."""
+    code = """
+import jax; jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp, kernel_pytorch.jax as kp
+x = jax.random.normal(jax.random.key(0), (4, 8))
+assert x.dtype == jnp.float64
+exact = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+assert abs(kp.rms_norm(x) - exact).max() < 1e-14
+loss = kp.cross_entropy(x, jnp.array([1, 2, 3, 4]))
+assert abs(loss + jax.nn.log_softmax(x)[jnp.arange(4), jnp.arange(1, 5)].mean()) < 1e-14
+kp.dropout(x, 0.5, seed=jax.random.key(0)).block_until_ready()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -1,0 +1,163 @@
+"""Every op under jax's transforms, against the same in jax.numpy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, Case
+from jax.sharding import Mesh, PartitionSpec
+
+TOLERANCE = {jnp.dtype("float32"): 2e-5, jnp.dtype("bfloat16"): 3e-2, jnp.dtype("float16"): 4e-3}
+every_op = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def close(ours: Any, reference: Any, tolerance: float = 2e-5) -> None:
+    ours, reference = jax.tree.leaves(ours), jax.tree.leaves(reference)
+    assert len(ours) == len(reference)
+    for one, other in zip(ours, reference):
+        assert one.shape == other.shape
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        assert np.isfinite(one).all()
+        np.testing.assert_allclose(one, other, atol=tolerance * max(1.0, np.abs(other).max(initial=0)), rtol=0)
+
+
+def loss_of(function: Any) -> Any:
+    """A number that depends on every element of every result, differently on each."""
+
+    def loss(*arrays: Any) -> Any:
+        results = [one.astype(jnp.float32) for one in jax.tree.leaves(function(*arrays))]
+        return sum((one * jnp.cos(jnp.arange(one.size) + i).reshape(one.shape)).sum() for i, one in enumerate(results))
+
+    return loss
+
+
+def gradients_of(function: Any, count: int) -> Any:
+    return jax.grad(loss_of(function), argnums=tuple(range(count)))
+
+
+@every_op
+def test_values_with_and_without_jit(case: Case) -> None:
+    arrays = (*case.arrays(), *case.constants)
+    expected = case.reference(*arrays)
+    close(case.ours(*arrays), expected)
+    close(jax.jit(case.ours)(*arrays), expected)
+
+
+@every_op
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bf16", "fp16"])
+def test_sixteen_bits(case: Case, dtype: Any) -> None:
+    arrays = case.arrays(dtype)
+    wide = [array.astype(jnp.float32) for array in arrays]
+    ours = jax.jit(case.ours)(*arrays, *case.constants)
+    close(ours, case.reference(*wide, *case.constants), TOLERANCE[jnp.dtype(dtype)])
+    gradients = gradients_of(case.ours, len(arrays))(*arrays, *case.constants)
+    assert all(gradient.dtype == array.dtype for gradient, array in zip(gradients, arrays))
+    reference = gradients_of(case.reference, len(arrays))(*wide, *case.constants)
+    close(gradients, reference, 4 * TOLERANCE[jnp.dtype(dtype)])
+
+
+@every_op
+def test_gradients(case: Case) -> None:
+    arrays = case.arrays()
+    expected = gradients_of(case.reference, len(arrays))(*arrays, *case.constants)
+    close(jax.jit(gradients_of(case.ours, len(arrays)))(*arrays, *case.constants), expected)
+
+
+@every_op
+def test_a_gradient_of_one_argument_alone(case: Case) -> None:
+    arrays = (*case.arrays(), *case.constants)
+    for i in range(len(case.shapes)):
+        ours, reference = (jax.grad(loss_of(one), argnums=i)(*arrays) for one in (case.ours, case.reference))
+        close(ours, reference)
+
+
+@every_op
+def test_vmap_of_everything_and_of_the_first(case: Case) -> None:
+    arrays = case.arrays(front=(3,))
+    constants = (None,) * len(case.constants)
+    axes = (*(0,) * len(arrays), *constants)
+    close(
+        jax.jit(jax.vmap(case.ours, axes))(*arrays, *case.constants),
+        jax.vmap(case.reference, axes)(*arrays, *case.constants),
+    )
+    first = (0, *(None,) * (len(arrays) - 1), *constants)
+    rest = [array[0] for array in arrays[1:]]
+    mapped = (jnp.moveaxis(arrays[0], 0, -1), *rest, *case.constants)
+    first = (-1, *first[1:])
+    close(jax.vmap(case.ours, first)(*mapped), jax.vmap(case.reference, first)(*mapped))
+
+
+@every_op
+def test_vmap_of_grad_and_grad_of_vmap(case: Case) -> None:
+    arrays = case.arrays(front=(3,))
+    axes = (*(0,) * len(arrays), *(None,) * len(case.constants))
+    for transform in (
+        lambda one: jax.vmap(gradients_of(one, len(arrays)), axes),
+        lambda one: gradients_of(jax.vmap(one, axes), len(arrays)),
+    ):
+        ours, reference = (transform(one)(*arrays, *case.constants) for one in (case.ours, case.reference))
+        close(ours, reference, 5e-5)
+
+
+@every_op
+def test_scan_and_remat(case: Case) -> None:
+    arrays = case.arrays()
+
+    def steps(function: Any) -> Any:
+        @jax.checkpoint
+        def once(first: Any) -> Any:
+            return loss_of(function)(first, *arrays[1:], *case.constants)
+
+        def total(first: Any) -> Any:
+            return jax.lax.scan(lambda sum_, factor: (sum_ + once(first * factor), None), 0.0, jnp.arange(1.0, 3.0))[0]
+
+        return jax.grad(total)
+
+    close(jax.jit(steps(case.ours))(arrays[0]), steps(case.reference)(arrays[0]), 5e-5)
+
+
+@every_op
+def test_shard_map_with_checked_axes(case: Case) -> None:
+    """Each of four devices has its own arrays; gradients are taken inside."""
+    arrays = case.arrays(front=(4,))
+    mesh = Mesh(np.array(jax.devices()[:4]), ("devices",))
+    split, whole = PartitionSpec("devices"), PartitionSpec()
+    specs = (*(split,) * len(arrays), *(whole,) * len(case.constants))
+
+    def inside(function: Any) -> Any:
+        def run(*given: Any) -> Any:
+            own = [array[0] for array in given[: len(arrays)]]
+            gradients = gradients_of(function, len(arrays))(*own, *given[len(arrays) :])
+            return jax.tree.map(lambda one: one[None], gradients)
+
+        return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=split))
+
+    close(inside(case.ours)(*arrays, *case.constants), inside(case.reference)(*arrays, *case.constants), 5e-5)
+
+
+@every_op
+def test_export_keeps_the_call(case: Case) -> None:
+    arrays = (*case.arrays(), *case.constants)
+    checks = [jax.export.DisabledSafetyCheck.custom_call(f"kernel_pytorch.{name}") for name in _target_names()]
+    exported = jax.export.export(jax.jit(case.ours), disabled_checks=checks)(*arrays)
+    assert "kernel_pytorch." in exported.mlir_module()
+    again = jax.export.deserialize(exported.serialize())
+    close(again.call(*arrays), case.ours(*arrays))
+
+
+def _target_names() -> list[str]:
+    from kernel_pytorch._shape_rules import declared
+
+    return list(declared())
+
+
+@every_op
+def test_second_derivatives_and_jvp_raise(case: Case) -> None:
+    arrays = (*case.arrays(), *case.constants)
+    with pytest.raises((TypeError, NotImplementedError, ValueError)):
+        jax.jvp(partial(loss_of(case.ours)), arrays[:1] + arrays[1:], jax.tree.map(jnp.ones_like, arrays))
