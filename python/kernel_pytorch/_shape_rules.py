@@ -1,7 +1,7 @@
 """Shapes and types of an op's outputs, from its list of fields in the core. Free of any framework.
 
-The lists are C++ (ops/<op>/<op>.h) and exported as data (kp_declarations). A tensor is whatever has a `shape`. Types are
-the core's names ("fp32"), which a front end translates.
+The lists are C++ (ops/<op>/<op>.h) and exported as data (kp_declarations). A tensor is whatever has a `shape`; types
+are the core's names ("fp32"), which a front end translates.
 """
 
 from __future__ import annotations
