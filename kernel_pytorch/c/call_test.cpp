@@ -74,6 +74,29 @@ TEST_F(CCallTest, OptionsHaveTheOpsDefaultsAndSavedOutputsMayBeLeftOut) {
   EXPECT_EQ(output_, without);
 }
 
+// rope's second output is like its key: without a key there is none to give.
+TEST_F(CCallTest, AnOutputLikeAnAbsentTensorIsLeftOut) {
+  const int64_t sizes[] = {1, kRows, 1, kColumns}, table[] = {kRows, kColumns / 2};
+  const kp_tensor query = {x_.data(), KP_FLOAT32, {KP_CPU, 0}, 4, sizes, nullptr};
+  const kp_tensor turned = {output_.data(), KP_FLOAT32, {KP_CPU, 0}, 4, sizes, nullptr};
+  std::vector<float> ones(kRows * kColumns / 2, 1.0f), zeros(ones.size());
+  const kp_tensor cos = {ones.data(), KP_FLOAT32, {KP_CPU, 0}, 2, table, nullptr};
+  const kp_tensor sin = {zeros.data(), KP_FLOAT32, {KP_CPU, 0}, 2, table, nullptr};
+  ASSERT_EQ(call("rope", {kp_tensor_argument("query", &query), kp_tensor_argument("cos", &cos),
+                          kp_tensor_argument("sin", &sin), kp_tensor_argument("rotated_query", &turned)}),
+            KP_OK)
+      << kp_last_error();
+  EXPECT_EQ(output_, x_);
+}
+
+TEST_F(CCallTest, OneTensorIsAListOfOne) {
+  float norm = 0;
+  const kp_tensor result = {&norm, KP_FLOAT32, {KP_CPU, 0}, 0, nullptr, nullptr};
+  ASSERT_EQ(call("reduce_norm", {kp_tensor_argument("tensors", &weight), kp_tensor_argument("output", &result)}), KP_OK)
+      << kp_last_error();
+  EXPECT_NEAR(norm, 2 * std::sqrt(static_cast<float>(kColumns)), 1e-4);
+}
+
 TEST_F(CCallTest, TakesStridesOnTheCallersMemory) {
   std::vector<float> wide(kRows * 2 * kColumns);
   for (int64_t i = 0; i < kRows * kColumns; ++i) {
