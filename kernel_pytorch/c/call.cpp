@@ -291,9 +291,7 @@ class CCall final : public registry::ArgumentSource {
     const Field& field = fields()[output.field];
     const kp_argument* given = find(output.name);
     const bool has_cause = field.when < 0 || fields()[field.when].tensor(arguments).is_present();
-    const auto type =
-        declared_type(fields(), field, arguments);  // none, or no shape: it is like a tensor that is absent
-    const auto shape = sizes_.shape_of(field, arguments);
+    const bool is_like_absent = field.like >= 0 && !fields()[field.like].tensor(arguments).is_present();
     if (given == nullptr) {
       const bool is_optional = !field.rules.wanted.empty() || field.role == FieldRole::kSaved;
       const bool may_be_absent = !has_cause || is_optional || is_like_absent;

@@ -1,4 +1,4 @@
-"""Four CPU devices, for the tests of sharding; set before jax starts."""
+"""Four CPU devices, for the tests of sharding, and quick compilations; set before jax starts."""
 
 from __future__ import annotations
 
@@ -6,5 +6,6 @@ import os
 
 import pytest
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+_FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 pytest.importorskip("jax", reason="jax is not installed")
