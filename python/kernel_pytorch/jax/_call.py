@@ -180,12 +180,10 @@ def _result(output: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
     varying = frozenset().union(*(getattr(one, "varying", one) or () for one in axes))
     if not varying:
         return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype])
-    if _VARYING == "vma":
-        return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype], vma=varying)
-    # jax 0.10.2 looks for these axes in a mesh that it does not fill in by itself.
+    # jax looks for these axes in a mesh that it does not fill in by itself.
     whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
-    axes_type = jax.sharding.ManualAxisType(varying=varying)
-    return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype], sharding=whole, manual_axis_type=axes_type)
+    value = varying if _VARYING == "vma" else jax.sharding.ManualAxisType(varying=varying)
+    return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype], sharding=whole, **{_VARYING: value})
 
 
 def _folded(
