@@ -8,4 +8,5 @@ import pytest
 
 _FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
-pytest.importorskip("jax", reason="jax is not installed")
+jax = pytest.importorskip("jax", reason="jax is not installed")
+jax.config.update("jax_default_matmul_precision", "highest")  # references in fp32 on a GPU too
