@@ -1,0 +1,77 @@
+"""`kernel_pytorch.explain_compile`: what the backend would do with a model, and what that gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .entry import compile_graph
+from .report import CompileReport
+from .settings import settings_of
+from .trial import times
+
+__all__ = ["explain_compile"]
+
+
+def explain_compile(
+    model: Callable[..., Any],
+    inputs: Any,
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    dynamic: bool | None = None,
+    measure: bool = True,
+    seconds: float = 1.0,
+) -> CompileReport:
+    """Compiles the model with this backend, runs it, and says which nodes were replaced, which not and why.
+
+    Args:
+        model: a module or function.
+        inputs: a tensor, a tuple of positional or a dict of named arguments. A cache among them is changed.
+        mode, options, dynamic: torch.compile's.
+        measure: also compiles the model without replacements and times both; arguments must then bear repeated calls.
+        seconds: how long the timing may take.
+
+    Returns:
+        A report to print: `.graphs`, `.replaced`, `.predicted_gain_us`, `.measured_gain_us`.
+    """
+    report = CompileReport()
+    compiled = {"kernel_pytorch": _compiled(model, mode, options, dynamic, report)}
+    _call(compiled["kernel_pytorch"], inputs)
+    if measure:
+        plain = {**(options or {}), "kernel_pytorch.choose": "never"}
+        compiled["torch"] = _compiled(model, mode, plain, dynamic, CompileReport())
+        runs = {name: _run(one, inputs) for name, one in compiled.items()}
+        report.seconds = times(runs, torch.device("cpu"), seconds)
+    return report
+
+
+def _compiled(
+    model: Callable[..., Any], mode: str | None, options: Any, dynamic: bool | None, report: CompileReport
+) -> Callable[..., Any]:
+    settings = settings_of(mode, options)
+
+    def compiler(module: Any, examples: Any) -> Callable[..., Any]:
+        return compile_graph(module, examples, settings, report)
+
+    return torch.compile(model, backend=compiler, dynamic=dynamic)
+
+
+def _call(model: Callable[..., Any], inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def _run(model: Callable[..., Any], inputs: Any) -> Callable[[], None]:
+    """One call, the device having finished it."""
+
+    def run() -> None:
+        found = _call(model, inputs)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        del found
+
+    return run

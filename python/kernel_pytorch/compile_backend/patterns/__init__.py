@@ -1,0 +1,22 @@
+"""The patterns, in the order in which they are looked for: an earlier one takes a node before a later one sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..model import Match, Refusal, Region
+from . import attention, caches, gated, linears, losses, norms, rope
+
+Finder = Callable[[Region], Iterator[Match | Refusal]]
+
+PATTERNS: dict[str, Finder] = {
+    "empty_cat": caches.find_empty_cats,
+    "attention": attention.find,
+    "linear_cross_entropy": losses.find,
+    "mlp": linears.find_mlps,
+    "gated_activation": gated.find,
+    "linear_activation": linears.find_activations,
+    "rope": rope.find,
+    "add_norm": norms.find_with_sum,
+    "norm": norms.find,
+}

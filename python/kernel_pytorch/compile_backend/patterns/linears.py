@@ -1,0 +1,102 @@
+"""A linear layer with the activation behind it in one product, and two of them in a row as one op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ..model import Candidate, Match, Refusal, Region
+from ..nodes import FLOATS, VIEWS, Emitter, Node, aten, dtype, is_call, only_user, same, same_shape, shape
+from .activations import Activation, activation
+
+
+class Linear(NamedTuple):
+    """x @ weight^T + bias; `weight_is_transposed`: the graph has it as [in, out] (addmm)."""
+
+    x: Node
+    weight: Node
+    bias: Node | None
+    weight_is_transposed: bool
+    nodes: list[Node]
+
+
+def linear(node: Any) -> Linear | None:
+    """The linear layer whose output this node is: linear, or addmm between two views."""
+    if is_call(node, aten.linear.default):
+        bias = node.args[2] if len(node.args) > 2 else None
+        return Linear(node.args[0], node.args[1], bias, False, [node])
+    if not is_call(node, *VIEWS) or not is_call(node.args[0], aten.addmm.default):
+        return None
+    product = node.args[0]
+    bias, rows, weight = product.args
+    if product.kwargs or len(shape(bias)) != 1 or len(product.users) != 1:
+        return None
+    if not is_call(rows, *VIEWS) or len(rows.users) != 1:
+        return None
+    x = rows.args[0]
+    fits = same_shape(shape(x)[:-1], shape(node)[:-1]) and same(shape(x)[-1], shape(weight)[0])
+    return Linear(x, weight, bias, True, [rows, product, node]) if fits else None
+
+
+def find_activations(region: Region) -> Iterator[Match | Refusal]:
+    for node in list(region.graph.nodes):
+        found = _activated(node)
+        if found is None:
+            continue
+        layer, function = found
+        nodes = [*layer.nodes, *function.nodes]
+        yield Match("linear_activation", nodes, [node], [Candidate("ours", _emit(layer, function.kind))], function.kind)
+
+
+def find_mlps(region: Region) -> Iterator[Match | Refusal]:
+    for node in list(region.graph.nodes):
+        second = linear(node)
+        if second is None:
+            continue
+        found = _activated(second.x)
+        if found is None or any(user not in second.nodes for user in second.x.users):
+            continue
+        first, function = found
+        if {dtype(second.weight), dtype(node)} != {dtype(first.x)} or not _fits_bias(second):
+            continue
+        nodes = [*first.nodes, *function.nodes, *second.nodes]
+        emit = _emit_mlp(first, function.kind, second)
+        yield Match("mlp", nodes, [node], [Candidate("ours", emit)], function.kind)
+
+
+def _activated(node: Any) -> tuple[Linear, Activation] | None:
+    function = activation(node)
+    if function is None or function.kind == "tanh":
+        return None
+    layer = linear(function.x)
+    if layer is None or any(user not in function.nodes for user in function.x.users):
+        return None
+    if len(function.nodes) == 1 and only_user(function.x) is None:
+        return None
+    kinds = {dtype(layer.x), dtype(layer.weight), dtype(node)}
+    return (layer, function) if len(kinds) == 1 and dtype(node) in FLOATS and _fits_bias(layer) else None
+
+
+def _fits_bias(layer: Linear) -> bool:
+    return layer.bias is None or dtype(layer.bias) is dtype(layer.x)
+
+
+def _operands(layer: Linear, add: Emitter, at: Callable[[Node], Node]) -> tuple[Node, Node | None]:
+    weight = at(layer.weight)
+    weight = add.call(aten.t.default, weight) if layer.weight_is_transposed else weight
+    return weight, None if layer.bias is None else at(layer.bias)
+
+
+def _emit(layer: Linear, kind: str) -> Any:
+    def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
+        return add.op("linear", at(layer.x), *_operands(layer, add, at), None, kind, False)
+
+    return emit
+
+
+def _emit_mlp(first: Linear, kind: str, second: Linear) -> Any:
+    def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
+        operands = (*_operands(first, add, at), *_operands(second, add, at))
+        return add.op("mlp", at(first.x), *operands, None, kind, False)
+
+    return emit
