@@ -7,7 +7,7 @@ of the registered op and is the only one that torch.func understands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch

@@ -29,6 +29,11 @@ def register_shapes(overload: Any, shapes: Callable[..., Any], name: str | None)
     register(overload, of_one_device, lib=library)
 
 
+def pass_autograd(overload: Any) -> None:
+    """Makes autograd pass over an op that its nodes call: torch would look whether a gradient is lost."""
+    library.impl(overload, torch.library.fallthrough_kernel, "Autograd")
+
+
 def refuse_lazy_writes(overload: Any, written: Sequence[int], name: str | None) -> None:
     """Makes the op refuse to write into a view that stands for negated or conjugated memory.
 

@@ -30,7 +30,7 @@ from ._autograd import (
     without_autograd,
 )
 from ._batching import BatchingRule, register_vmap
-from ._border import refuse_lazy_writes, register_shapes
+from ._border import pass_autograd, refuse_lazy_writes, register_shapes
 from ._declared import is_declared, parameters_of, saves_of, shapes_of, sums_of
 from ._node import Node, Schema, positions, schema_of
 
@@ -97,8 +97,9 @@ def differentiable(
 
     register_shapes(results_only, results_shapes or first_shapes, name)
     register_shapes(forward, forward_shapes, name)
-    if plain_overload(forward) is not None:
-        register_shapes(plain_overload(forward), forward_shapes, name)
+    if (plain := plain_overload(forward)) is not None:
+        register_shapes(plain, forward_shapes, name)
+        pass_autograd(plain)
     rule = _batching_rule(op, schema.arguments, parameters)
     register_vmap(results_only, results_below_vmap, rule)
     register_vmap(forward, forward, rule)

@@ -30,6 +30,22 @@ _named: Any = namedtuple  # its fields are data, which type checkers do not read
 AttentionOptions = _named(
     "AttentionOptions", [one["name"] for one in _OPTIONS], defaults=[one["default"] for one in _OPTIONS]
 )
+AttentionOptions.__doc__ = """The options of the raw ops: by name, and as a tuple in the order of their schemas.
+
+Args:
+    mask: bool, True keeps; broadcasts to [batch, heads, queries, keys].
+    heads_first: the layout: [batch, heads, sequence, size], else [batch, sequence, heads, size].
+    softcap: scores become softcap * tanh(score / softcap); 0 for none.
+    softcap_after_bias: the softcap follows the bias.
+    window_left, window_right: keys that a query sees on each side of its own place; -1 is unbounded.
+    max_seqlen_q, max_seqlen_k: no packed sequence is longer; 0 for the number of tokens.
+    seed: int64 (seed, offset) of the dropout; None without dropout.
+    query_block, key_block: the size of a tile of `blocks`; 0 without them.
+    score_mod, mask_mod: a program of kernel_pytorch.expression as text; empty for none.
+    deterministic: bitwise equal gradients from run to run.
+    allow_tf32: fp32 on a GPU: operands of products may be rounded to tf32.
+    blocks: tiles of scores that exist: counts and indices by query, for gradients by key too, and of full tiles.
+"""
 
 P = ParamSpec("P")
 
