@@ -103,7 +103,7 @@ def differentiable(
     rule = _batching_rule(op, schema.arguments, parameters)
     register_vmap(results_only, results_below_vmap, rule)
     register_vmap(forward, forward, rule)
-    node = make_node(name or op, made.eager_forward(), made.eager_backward())
+    node = make_node(name or op, *made.eager())
     keep, differentiate = made.keep(), made.backward()
     function = make_function(name or op, run, keep, differentiate, rule, instead)
     register_gradient(forward, schema, run, function, keep, differentiate)

@@ -66,6 +66,29 @@ def picker(places: Sequence[int]) -> Call:
     return itemgetter(*places)
 
 
+# What runs in every eager call with a gradient is written out for the op's own arguments, as in _autograd.py.
+_EAGER_SOURCE = """
+def make(run, formula, op, call, split, is_grad_enabled):
+    def forward(ctx, {inputs}others):
+        {others} = others
+        {outputs} = run({arguments})
+        ctx.save_for_backward({kept})
+        ctx.numbers = {numbers}
+        {counts}
+        ctx.set_materialize_grads(False)
+        return {results}
+
+    def backward(ctx, {grads}):
+        if {no_grad}:
+            return {none}
+        {needs} = ctx.needs_input_grad
+        {unpack}
+        {gradient_names} = {gradients}
+        return {returned}
+    return forward, backward
+"""
+
+
 class Node:
     """The functions of an op's nodes.
 
@@ -106,33 +129,48 @@ class Node:
 
         return save
 
-    def eager_forward(self) -> Call:
-        """forward of the eager node: the results are its only outputs. The usual op has a way with fewer calls."""
-        schema, run, save = self.schema, self.run, self.save
-        order = [*schema.tensors, *schema.others]
-        arrange = picker([order.index(i) for i in range(len(order))])
-        has_one_output, results = len(schema.outputs) == 1, schema.results
-        pick_tensors, pick_numbers = picker(self.saved_tensors), picker(self.numbers)
-
-        def first_result(ctx: Any, *inputs: Any) -> Any:
-            args = inputs[:-1] + inputs[-1]
-            outputs = run(*args)
-            ctx.save_for_backward(*pick_tensors(args + outputs))
-            ctx.numbers = pick_numbers(args)
-            ctx.set_materialize_grads(False)
-            return outputs[0]
-
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            args = arrange(inputs[:-1] + inputs[-1])
-            outputs = run(*args)
-            if has_one_output:
-                save(ctx, args, (outputs,))
-                return outputs
-            save(ctx, args, outputs)
-            return outputs[0] if results == 1 else outputs[:results]
-
-        is_usual = order == sorted(order) and results == 1 and not has_one_output and not self.saved_lists
-        return first_result if is_usual else forward
+    def eager(self) -> tuple[Call, Call]:
+        """forward and backward of the eager node, whose only outputs are the results."""
+        schema, lists = self.schema, self.saved_lists
+        arguments = schema.arguments
+        names = [*arguments, *schema.outputs]
+        tensors, kept = [arguments[i] for i in schema.tensors], [names[i] for i in self.saved_tensors]
+        numbers = [names[i] for i in self.numbers]
+        grads = [f"grad_{name}" for name in schema.outputs[: schema.results]]
+        # A list has no gradient here: calls with one in a list take another route.
+        wanted = [f"needs_{arguments[i]}" if i in schema.tensors else "False" for i in schema.differentiated]
+        if self.formula is None:
+            unpack = f"{_row(kept)} = ctx.saved_tensors; {_row(numbers)} = ctx.numbers"
+            values = [*grads, *kept, *numbers, *wanted]
+            backward_arguments = ", ".join("None" if i == 0 else values[i - 1] for i in self._places(schema.tensors))
+            gradients = f"(call if is_grad_enabled() else op)({backward_arguments})"
+        else:
+            split = f"split(ctx.saved_tensors, {len(kept)}, ctx.numbers, ctx.counts)"
+            unpack = f"saved = {split if lists else 'ctx.saved_tensors + ctx.numbers'}"
+            gradients = f"formula({_row(grads)}, saved, {_row(wanted)})"
+        source = _EAGER_SOURCE.format(
+            inputs="".join(f"{name}, " for name in tensors),
+            others=_row([arguments[i] for i in schema.others]),
+            outputs=", ".join(schema.outputs),
+            arguments=", ".join(arguments),
+            kept=", ".join([*kept, *(f"*{names[i]}" for i in lists)]),
+            numbers=_row(numbers),
+            counts=f"ctx.counts = {_row([f'len({names[i]})' for i in lists])}" if lists else "",
+            results=", ".join(schema.outputs[: schema.results]),
+            grads=", ".join(grads),
+            no_grad=" and ".join(f"{grad} is None" for grad in grads),
+            none=_row(["None"] * (len(tensors) + 1)),
+            needs=_row([*(f"needs_{name}" for name in tensors), "_"]),
+            unpack=unpack,
+            gradients=gradients,
+            gradient_names=_row([f"gradient_{arguments[i]}" for i in schema.differentiated]),
+            returned=_row([*(f"gradient_{name} if needs_{name} else None" for name in tensors), "None"]),
+        )
+        scope: dict[str, Any] = {}
+        exec(compile(source, f"<node of {schema.op}>", "exec"), scope)
+        _, op, call = self.direct or ("", None, None)
+        made: tuple[Call, Call] = scope["make"](self.run, self.formula, op, call, _split, torch.is_grad_enabled)
+        return made
 
     def keep(self) -> Call:
         """setup_context, of a Function and of a registered op."""
@@ -146,40 +184,6 @@ class Node:
                 ctx.mark_non_differentiable(*outputs[results:])
 
         return keep
-
-    def eager_backward(self) -> Call:
-        schema = self.schema
-        tensors, differentiated = schema.tensors, schema.differentiated
-        everything = (*(True for _ in tensors), False)
-        none = (None,) * len(everything)
-        if self.direct is not None and schema.results == 1:
-            arrange, op, call = self._backward_call(range(len(tensors)))
-            is_grad_enabled = torch.is_grad_enabled
-
-            def backward_of_one(ctx: Any, grad: Tensor | None) -> Any:
-                if grad is None:
-                    return none
-                needed = ctx.needs_input_grad
-                args = arrange((None, grad, *ctx.saved_tensors, *ctx.numbers, *needed))
-                gradients = call(*args) if is_grad_enabled() else op(*args)
-                if needed == everything:
-                    return (*gradients, None)
-                return (*(one if is_needed else None for one, is_needed in zip(gradients, needed)), None)
-
-            return backward_of_one
-        # A list has no gradient here, like the tuple of everything else: calls with one in a list take another route.
-        wanted = [tensors.index(i) if i in tensors else len(tensors) for i in differentiated]
-        gradients_of = self._gradients(wanted, range(len(tensors)))
-        pick = picker([differentiated.index(i) for i in tensors])
-
-        def backward(ctx: Any, *grads: Any) -> Any:
-            if all(grad is None for grad in grads):
-                return none
-            needed = ctx.needs_input_grad
-            gradients = pick(gradients_of(ctx, grads, needed))
-            return (*(one if is_needed else None for one, is_needed in zip(gradients, needed)), None)
-
-        return backward
 
     def backward(self) -> Call:
         """backward of a Function and of a registered op: a gradient, or None, for every argument of the schema."""
@@ -205,8 +209,8 @@ class Node:
         pick_wanted = picker(wanted)
         formula, lists, count = self.formula, self.saved_lists, len(self.saved_tensors)
         if formula is None:
-            arrange, op, call = self._backward_call(flags)
-            pick_flags = picker(flags)
+            arrange, pick_flags = picker(self._places(flags)), picker(flags)
+            _, op, call = self.direct
 
             def gradients_of_op(ctx: Any, grads: tuple[Any, ...], needed: Any) -> Any:
                 args = arrange((None, *grads, *ctx.saved_tensors, *ctx.numbers, *pick_flags(needed)))
@@ -221,14 +225,14 @@ class Node:
 
         return gradients
 
-    def _backward_call(self, flags: Sequence[int]) -> tuple[Call, Call, Call]:
-        """How the arguments of the declared backward op are picked, the op, and its call where graphs are made.
+    def _places(self, flags: Sequence[int]) -> list[int]:
+        """Where the arguments of the declared backward op stand in (None, gradients of results, saved values, flags).
 
-        Its arguments are gradients of results (grad_<result>, None where forward has no such result), what was saved,
-        and a flag for each output. The outputs are the gradients of forward's tensors, in order.
+        A gradient is called grad_<result>; None stands for what forward has not. Its outputs are the gradients of
+        forward's tensors, in order, and it has a flag for each.
         """
         schema = self.schema
-        name, op, call = self.direct
+        name, _, _ = self.direct
         kept = [[*schema.arguments, *schema.outputs][i] for i in [*self.saved_tensors, *self.numbers]]
         names = ["", *(f"grad_{one}" for one in schema.outputs[: schema.results]), *kept]
         free_flags = iter(range(len(names), len(names) + len(flags)))
@@ -239,7 +243,12 @@ class Node:
             places.append(next(free_flags) if argument["kind"] == "wanted" else found)
         if next(free_flags, None) is not None:
             raise ValueError(f"{name}: it has fewer flags than {schema.op} has tensors")
-        return picker(places), op, call
+        return places
+
+
+def _row(items: Sequence[str]) -> str:
+    """A tuple, as source."""
+    return "(" + "".join(f"{item}, " for item in items) + ")"
 
 
 def _split(saved: Sequence[Tensor], tensors: int, numbers: tuple[Any, ...], counts: Sequence[int]) -> tuple[Any, ...]:
