@@ -6,7 +6,8 @@ python tools/option_tables.py --check API.md      fail if a table differs from t
 
 Names and defaults come from the signature, meanings from the docstring (`Args:`). A parameter that the docstring leaves
 out keeps the meaning that is in the table. An op that is declared by a field list gets the shapes of its tensors and
-the values of its choices from that list. Several names in one mark share a table; their parameters must be the same.
+the values of its choices from that list, and so does a named tuple of options. Several names in one mark share a table;
+their parameters must be the same.
 """
 
 from __future__ import annotations
@@ -80,6 +81,28 @@ def shape_text(declared: dict[str, Any]) -> str:
     return " or ".join("[" + ", ".join(str(size) for size in shape) + "]" for shape in declared["shapes"])
 
 
+KINDS = dict(tensor="Tensor", tensors="list[Tensor]", flag="bool", number="float", integer="int", text="str")
+
+
+def fields_of(options: Any) -> list[Row]:
+    """The fields of a named tuple of options, whose kinds are those of the declared op that takes them all. What its
+    docstring leaves out is as of the public function of that op.
+    """
+    ops = declared_arguments().items()
+    op, arguments = next((op, arguments) for op, arguments in ops if set(options._fields) <= set(arguments))
+    meanings = meanings_of(options)
+    rows = []
+    for name in options._fields:
+        default = options._field_defaults[name]
+        text = KINDS[arguments[name]["kind"]] + " | None" * (default is None)
+        if "shapes" in arguments[name]:
+            text = text.replace("Tensor", f"Tensor {shape_text(arguments[name])}")
+        rows.append(Row(name, text, default_text(default), meanings.pop(name, f"as of `{op}`")))
+    if meanings:
+        raise ValueError(f"{options.__name__}: Args describes {', '.join(meanings)}, which it does not have")
+    return rows
+
+
 def default_text(value: Any) -> str:
     if value is inspect.Parameter.empty:
         return ""
@@ -89,6 +112,8 @@ def default_text(value: Any) -> str:
 
 def rows_of(name: str) -> list[Row]:
     function = find(name)
+    if hasattr(function, "_field_defaults"):
+        return fields_of(function)
     meanings = meanings_of(function)
     if inspect.isclass(function):
         meanings = {**meanings_of(function.__init__), **meanings}

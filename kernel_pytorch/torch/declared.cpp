@@ -305,16 +305,26 @@ constexpr std::array<Entry, sizeof...(kIndex)> entries(std::index_sequence<kInde
   return {entry<kIndex>...};
 }
 
+// NAME_forward once more, as an overload that Python gives no gradient: what a node of autograd calls, without a guard
+// around the call and without a gradient's Python inside compiled graphs.
+constexpr std::string_view kPlain = ".plain";
+
 void define(torch::stable::detail::StableLibrary& library) {
   first_plan = plans().data();
-  for (const Plan& plan : plans()) library.def(registry::schema_of(*plan.declaration).c_str());
+  for (const Plan& plan : plans()) {
+    std::string schema = registry::schema_of(*plan.declaration);
+    library.def(schema.c_str());
+    if (plan.declaration->returns_saved) library.def(schema.insert(plan.declaration->name.size(), kPlain).c_str());
+  }
 }
 
 void implement(torch::stable::detail::StableLibrary& library) {
   static constexpr auto kEntries = entries(std::make_index_sequence<kMaxDeclarations>());
   first_plan = plans().data();
   for (size_t i = 0; i < plans().size(); ++i) {
-    library.impl(std::string(plans()[i].declaration->name).c_str(), kEntries[i]);
+    const Declaration& declaration = *plans()[i].declaration;
+    library.impl(std::string(declaration.name).c_str(), kEntries[i]);
+    if (declaration.returns_saved) library.impl(concat(declaration.name, kPlain).c_str(), kEntries[i]);
   }
 }
 

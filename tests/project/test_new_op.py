@@ -4,40 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import new_op
 import pytest
+from scratch import changed, compile_errors, copy_tree
 
-ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 10
-
-
-def git(root: Path, *words: str) -> str:
-    command = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", *words]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of this tree in a repository of their own, with the new op in it, not committed."""
     root = tmp_path_factory.mktemp("tree")
-    for name in git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
-        if name and (ROOT / name).is_file():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, root / name)
-    git(root, "init", "-q")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", "the tree")
+    copy_tree(root)
     new_op.add_op(root)
     return root
-
-
-def changed(root: Path) -> list[str]:
-    return [line[3:] for line in git(root, "status", "--porcelain", "--untracked-files=all").splitlines()]
 
 
 def test_an_op_takes_few_files(copy: Path) -> None:
@@ -47,9 +31,7 @@ def test_an_op_takes_few_files(copy: Path) -> None:
 
 def test_the_op_compiles(copy: Path) -> None:
     for source in (f"kernel_pytorch/ops/{new_op.OP}/{new_op.OP}.cpp", "kernel_pytorch/ops/operations.cpp"):
-        command = ["g++", "-std=c++20", "-fvisibility=hidden", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
-        done = subprocess.run([*command, "-I", copy, copy / source], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        assert not compile_errors(copy, source)
 
 
 def test_the_tree_keeps_its_rules(copy: Path) -> None:

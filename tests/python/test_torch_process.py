@@ -132,7 +132,7 @@ for torch.__version__ in {versions}:
         assert f"this is torch {version}" in message and "needs torch 2.11" in message and "pip install" in message
 
 
-def test_import_costs_little_beyond_torch():
+def test_import_costs_little_beyond_torch(tmp_path):
     # A collection of garbage, 80 ms over torch's objects, falls into one import or another: it is not this one's cost.
     code = """
 import gc, time, torch
@@ -141,9 +141,10 @@ start = time.thread_time()
 import kernel_pytorch.core, kernel_pytorch.functional
 print(time.thread_time() - start)
 """
-    assert any(float(run_python(code)) < 0.150 for _ in range(6)), (
-        "the machine was busy six times, or it costs too much"
-    )
+    # Bytecode as an installation has it; the first import writes it.
+    bytecode = dict(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(tmp_path))
+    seconds = [float(run_python(code, **bytecode)) for _ in range(3)][1:]
+    assert min(seconds) < 0.130, f"the import costs {seconds} seconds of the CPU"
 
 
 def test_the_names_of_the_package():

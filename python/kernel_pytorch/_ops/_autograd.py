@@ -7,7 +7,7 @@ of the registered op and is the only one that torch.func understands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 from ._batching import BatchingRule, Dims, fold
+from ._border import library
+from ._node import Schema
 from ._sharding import call_with_rules, register
 
 # What runs in every call is written out for the op's own arguments, as dataclasses write __init__: loops over arguments
@@ -35,7 +37,7 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
             return transformed({arguments}){results}
         try:
             if ({any_requires_grad}) and is_grad_enabled():
-                {list_route}return apply({unwrapped})
+                {list_route}return apply({unwrapped}({others}))
             return results_only_eager({arguments})
         except NotImplementedError as error:  # DTensors, before torch has rules for them
             return call_with_rules(call, error, ({arguments},))
@@ -43,36 +45,32 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
 """
 
 
-def make_call(
-    arguments: Sequence[str],
-    tensors: Sequence[int],
-    lists: Sequence[int],
-    results: str,
-    results_only: Any,
-    forward: Any,
-    node: Any,
-    function: Any,
-) -> Callable[..., Any]:
-    """The function that takes one of the routes. `results` picks them out of what `forward` returns ("[0]").
+def make_call(schema: Schema, results_only: Any, forward: Any, node: Any, function: Any) -> Callable[..., Any]:
+    """The function that takes one of the routes.
 
     The eager route is `node.apply` less what it does for default arguments and torch.func's transforms, 37 us a call.
     Tensors that escaped from a transform are unwrapped, as Function.apply does, or their gradients would be lost.
-    A Function does not look into lists of tensors (positions in `lists`): with a gradient in one the op itself runs.
+    A Function does not look into lists of tensors: with a gradient in one the op itself runs.
     """
-    names = [arguments[i] for i in tensors]
-    any_in_lists = [f"({arguments[i]} and any(t.requires_grad for t in {arguments[i]}))" for i in lists]
+    arguments, outputs, count = schema.arguments, schema.outputs, schema.results
+    results = "" if count == len(outputs) else "[0]" if count == 1 else f"[:{count}]"
+    names = [arguments[i] for i in schema.tensors]
+    any_in_lists = [f"({arguments[i]} and any(t.requires_grad for t in {arguments[i]}))" for i in schema.lists]
     source = _CALL_SOURCE.format(
         arguments=", ".join(arguments),
         any_requires_grad=" or ".join(
             [*(f"({name} is not None and {name}.requires_grad)" for name in names), *any_in_lists]
         ),
         list_route=f"if {' or '.join(any_in_lists)}: return forward({', '.join(arguments)}){results}\n                "
-        if lists
+        if schema.lists
         else "",
-        unwrapped=", ".join(f"{x} if {x} is None else unwrap({x})" if x in names else x for x in arguments),
+        unwrapped="".join(f"{name} if {name} is None else unwrap({name}), " for name in names),
+        others="".join(f"{arguments[i]}, " for i in schema.others),
         results=results,
     )
-    call: Callable[..., Any] = run_source(f"call of {results_only}", source)(
+    scope: dict[str, Any] = {}
+    exec(compile(source, f"<call of {schema.op}>", "exec"), scope)
+    call: Callable[..., Any] = scope["make"](
         is_compiling=torch.compiler.is_compiling,
         is_grad_enabled=torch.is_grad_enabled,
         transforms_active=transforms_active,
@@ -88,13 +86,6 @@ def make_call(
         call_with_rules=call_with_rules,
     )
     return call
-
-
-def run_source(name: str, source: str) -> Callable[..., Any]:
-    """The function `make` of a source text."""
-    scope: dict[str, Any] = {}
-    exec(compile(source, f"<{name}>", "exec"), scope)
-    return scope["make"]  # type: ignore[no-any-return]
 
 
 def eager(op: Any) -> Callable[..., Any]:
@@ -119,7 +110,9 @@ def make_function(
     instead: str | None,
 ) -> Any:
     """The autograd.Function that torch.func's transforms take: all outputs, setup_context, a batching rule."""
-    call = below_autograd(forward)
+
+    def call(*args: Any) -> Any:  # torch asks it for a signature, which an op has not
+        return forward(*args)
 
     def batch(info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
         return fold(made.apply, info.batch_size, in_dims, args, rule)
@@ -132,6 +125,37 @@ def make_function(
 
     made: Any = _function(op, call, setup_context, backward, batch, push_forward)
     return made
+
+
+def plain_overload(forward: Any) -> Any:
+    """The same op without a gradient; None where its library has none (torch/declared.cpp defines them)."""
+    return getattr(forward.overloadpacket, "plain", None)
+
+
+def without_autograd(forward: Any) -> Callable[..., Any]:
+    """A call of `<op>_forward` as a node makes it: past the op's own gradient."""
+    plain = plain_overload(forward)
+    return below_autograd(forward) if plain is None else eager(plain)
+
+
+def register_gradient(
+    forward: Any, schema: Schema, run: Any, function: Any, keep: Callable[..., None], backward: Callable[..., Any]
+) -> None:
+    """Gives `<op>_forward` its gradient, for compilers and for those who call the op itself.
+
+    torch.library.register_autograd is needed for lists of tensors alone; it takes 1.5 ms of every import for an op.
+    """
+    if schema.lists:
+        register: Any = torch.library.register_autograd
+        register(forward, backward, setup_context=keep, lib=library)
+        return
+    defaults = tuple(argument.default_value for argument in forward._schema.arguments)
+
+    def differentiable(*args: Any) -> Any:
+        args += defaults[len(args) :]  # torch leaves out what is at its default at the end
+        return function.apply(*args) if needs_gradient(*args) else run(*args)
+
+    library.impl(forward, differentiable, "Autograd")
 
 
 def below_autograd(op: Any) -> Callable[..., Any]:
@@ -209,6 +233,11 @@ def transforms_active() -> bool:
 # What torch._dynamo.assume_constant_result sets, without importing the compiler: the answer is taken while tracing (and
 # guarded by the compiler) and leaves no call in the graph, which would keep it out of AOTAutograd's cache.
 transforms_active._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def needs_gradient(*args: Any) -> bool:
+    """The same as `wants_gradient` of arguments and lists of them, in C++: never while tracing."""
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
 
 
 def wants_gradient(*args: Any) -> bool:

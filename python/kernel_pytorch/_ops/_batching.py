@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._border import library
+
 Dims = Sequence[int | None]
 
 
@@ -50,7 +52,7 @@ def register_vmap(op: Any, call: Callable[..., Any], rule: BatchingRule) -> None
     def batch(info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
         return fold(call, info.batch_size, in_dims, args, rule)
 
-    torch.library.register_vmap(op, batch)
+    torch.library.register_vmap(op, batch, lib=library)
 
 
 def _is_batched(dim: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # It keeps its registrations as long as it lives.
-_library: Any = torch.library.Library("kernel_pytorch", "IMPL")  # type: ignore[no-untyped-call]
+library: Any = torch.library.Library("kernel_pytorch", "IMPL")  # type: ignore[no-untyped-call]
 
 
 def register_shapes(overload: Any, shapes: Callable[..., Any], name: str | None) -> None:
@@ -26,7 +26,12 @@ def register_shapes(overload: Any, shapes: Callable[..., Any], name: str | None)
         return shapes(*args)
 
     register: Any = torch.library.register_fake
-    register(overload, of_one_device)
+    register(overload, of_one_device, lib=library)
+
+
+def pass_autograd(overload: Any) -> None:
+    """Makes autograd pass over an op that its nodes call: torch would look whether a gradient is lost."""
+    library.impl(overload, torch.library.fallthrough_kernel, "Autograd")
 
 
 def refuse_lazy_writes(overload: Any, written: Sequence[int], name: str | None) -> None:
@@ -47,7 +52,7 @@ def refuse_lazy_writes(overload: Any, written: Sequence[int], name: str | None) 
         return overload(*map(_resolve, args))
 
     for key in ("Negative", "Conjugate"):
-        _library.impl(overload, resolved, key)
+        library.impl(overload, resolved, key)
 
 
 def public_name(overload: Any) -> str:

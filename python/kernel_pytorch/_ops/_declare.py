@@ -23,47 +23,19 @@ from ._autograd import (
     make_call,
     make_function,
     make_node,
-    run_source,
+    needs_gradient,
+    plain_overload,
+    register_gradient,
     wants_gradient,
+    without_autograd,
 )
 from ._batching import BatchingRule, register_vmap
-from ._border import refuse_lazy_writes, register_shapes
-from ._declared import declared, is_declared, parameters_of, saves_of, shapes_of, sums_of
+from ._border import pass_autograd, refuse_lazy_writes, register_shapes
+from ._declared import is_declared, parameters_of, saves_of, shapes_of, sums_of
+from ._node import Node, Schema, positions, schema_of
 
 Call = Callable[..., Any]
 Gradient = Callable[[tuple[Tensor | None, ...], tuple[Any, ...], tuple[bool, ...]], Sequence[Tensor | None]]
-
-# What a node does, written out for the reason given in _autograd.py: forward of the eager one, setup_context of the one
-# for transforms, backward of both.
-_NODE_SOURCE = """
-def make(call, below_autograd, gradient, gradient_op, is_grad_enabled, split, like_list):
-    def forward(ctx, {inputs}):
-        with below_autograd():
-            {outputs} = call({inputs})
-        ctx.save_for_backward({saved_tensors})
-        ctx.numbers = ({saved_numbers})
-        {keep_counts}
-        ctx.set_materialize_grads(False)
-        return {results}
-
-    def keep(ctx, inputs, output):
-        {inputs}, = inputs
-        {outputs} = output
-        ctx.save_for_backward({saved_tensors})
-        ctx.numbers = ({saved_numbers})
-        {keep_counts}
-        {mark_non_differentiable}
-        ctx.set_materialize_grads(False)
-
-    def differentiate(ctx, {grads}*_):
-        needed = ctx.needs_input_grad
-        if {no_grad}:
-            return {no_gradients}
-        {unpack}
-        {gradients} = {formula}
-        return ({returned})
-    return forward, keep, differentiate
-"""
 
 
 def differentiable(
@@ -111,28 +83,31 @@ def differentiable(
         saves = saves_of(f"{op}_forward", gradient_op, saves)
     assert shapes is not None, f"{op} is not declared by a list of fields: give its shapes"
     forward_shapes = shapes
-    arguments, tensors, lists = _arguments(forward), _tensor_positions(forward), _list_positions(forward)
-    results, outputs = len(results_only._schema.returns), len(forward._schema.returns)
-    run, keep, differentiate = _node_functions(forward, results, saves, gradient, gradient_op, gradient_call)
+    schema = schema_of(forward, len(results_only._schema.returns))
+    direct = None if gradient_call is None else (gradient_op, eager(_overload(str(gradient_op))), gradient_call)
+    run = without_autograd(forward)
+    made = Node(schema, saves, run, gradient, direct)
 
     def first_shapes(*args: Any) -> Any:
-        return _first(forward_shapes(*args), results, outputs)
+        return _first(forward_shapes(*args), schema)
 
     def results_below_vmap(*args: Any) -> Any:
         # Below a vmap gradients may be wanted although the mapped tensor says that they are not.
-        return _first(forward(*args), results, outputs) if wants_gradient(*args) else results_only(*args)
+        return _first(forward(*args), schema) if wants_gradient(*args) else results_only(*args)
 
-    library: Any = torch.library
     register_shapes(results_only, results_shapes or first_shapes, name)
     register_shapes(forward, forward_shapes, name)
-    library.register_autograd(forward, differentiate, setup_context=keep)
-    rule = _batching_rule(op, arguments, parameters)
+    if (plain := plain_overload(forward)) is not None:
+        register_shapes(plain, forward_shapes, name)
+        pass_autograd(plain)
+    rule = _batching_rule(op, schema.arguments, parameters)
     register_vmap(results_only, results_below_vmap, rule)
     register_vmap(forward, forward, rule)
-    node = make_node(name or op, run, differentiate)
-    function = make_function(name or op, forward, keep, differentiate, rule, instead)
-    picked = "" if results == outputs else "[0]" if results == 1 else f"[:{results}]"
-    return make_call(arguments, tensors, lists, picked, results_only, forward, node, function)
+    node = make_node(name or op, *made.eager())
+    keep, differentiate = made.keep(), made.backward()
+    function = make_function(name or op, run, keep, differentiate, rule, instead)
+    register_gradient(forward, schema, run, function, keep, differentiate)
+    return make_call(schema, results_only, forward, node, function)
 
 
 def backward(
@@ -182,12 +157,15 @@ def without_gradient(
     else:
         register_vmap(overload, overload, _batching_rule(op, _arguments(overload), parameters))
 
+    def refuse() -> None:
+        what = "writes into its arguments" if written else "has no gradient"
+        raise RuntimeError(f"{name or op}: it {what}; detach the arguments or call it under torch.no_grad()")
+
     def run(*args: Any) -> Any:
-        if wants_gradient(*args):
-            what = "writes into its arguments" if written else "has no gradient"
-            raise RuntimeError(f"{name or op}: it {what}; detach the arguments or call it under torch.no_grad()")
         if torch.compiler.is_compiling():
-            return overload(*args)
+            return refuse() if wants_gradient(*args) else overload(*args)
+        if needs_gradient(*args):
+            refuse()
         outputs = call(*args)
         for i in written:  # so that autograd notices a change of what it has saved
             if args[i] is not None:
@@ -205,28 +183,8 @@ def _arguments(overload: Any) -> list[str]:
     return [argument.name for argument in overload._schema.arguments]
 
 
-def _output_names(overload: Any) -> list[str]:
-    return [output.name or "output" for output in overload._schema.returns]
-
-
-def _tensor_positions(overload: Any) -> list[int]:
-    tensors = (torch.TensorType.get(), torch.OptionalType.ofTensor())
-    return [i for i, argument in enumerate(overload._schema.arguments) if argument.type in tensors]
-
-
-def _list_positions(overload: Any) -> list[int]:
-    return [i for i, argument in enumerate(overload._schema.arguments) if argument.type == torch.ListType.ofTensors()]
-
-
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _positions(op: str, names: Sequence[str], chosen: Sequence[str]) -> list[int]:
-    unknown = [name for name in chosen if name not in names]
-    if unknown:
-        raise ValueError(f"{op}: its schema has no {unknown[0]!r}, only {list(names)}")
-    return [names.index(name) for name in chosen]
 
 
 def _batching_rule(
@@ -234,125 +192,10 @@ def _batching_rule(
 ) -> BatchingRule:
     # Random numbers depend on an element's position: a sample has its own call's only where it is its own call.
     seeds = [name for name in arguments if name == "seed"]
-    return BatchingRule(_positions(op, arguments, parameters), _positions(op, arguments, [*per_sample, *seeds]))
+    return BatchingRule(positions(op, arguments, parameters), positions(op, arguments, [*per_sample, *seeds]))
 
 
-def _first(output: Any, results: int, outputs: int) -> Any:
-    if results == outputs:
+def _first(output: Any, schema: Schema) -> Any:
+    if schema.results == len(schema.outputs):
         return output
-    return output[0] if results == 1 else output[:results]
-
-
-def _direct_call(forward: Any, gradient_op: str, results: int, saves: Sequence[str]) -> str:
-    """The call of a declared backward op, as source text; its outputs are the gradients of forward's tensors, in order.
-
-    Its arguments are gradients of results (grad_<result>, None where forward has no such result), what was saved, and a
-    flag for each output.
-    """
-    grads = {f"grad_{name}": f"grad_{i}" for i, name in enumerate(_output_names(forward)[:results])}
-    flags = iter([f"needed[{i}]" for i in _tensor_positions(forward)])
-    values = []
-    for argument in declared()[gradient_op]["arguments"]:
-        names = argument.get("from", argument["name"]).split(" or ")
-        saved = next((name for name in names if name in saves), "None")
-        values.append(next(flags) if argument["kind"] == "wanted" else grads.get(argument["name"], saved))
-    if next(flags, None) is not None:
-        raise ValueError(f"{gradient_op}: it has fewer flags than {forward._schema.name} has tensors")
-    return f"(gradient if is_grad_enabled() else gradient_op)({', '.join(values)})"
-
-
-def _node_functions(
-    forward: Any,
-    results: int,
-    saves: Sequence[str],
-    gradient: Gradient | None,
-    gradient_op: str | None,
-    gradient_call: Call | None,
-) -> tuple[Call, Call, Call]:
-    """The functions of _NODE_SOURCE, from what the op saves and its formula or its backward op."""
-    op = forward._schema.name
-    inputs, outputs, tensors = _arguments(forward), _output_names(forward), _tensor_positions(forward)
-    lists = _list_positions(forward)
-    _positions(op, [*inputs, *outputs], saves)
-    if set(inputs) & set(outputs):
-        raise ValueError(
-            f"{op}: its schema uses {sorted(set(inputs) & set(outputs))[0]!r} for an argument and an output"
-        )
-    saved_lists = [name for name in saves if name in inputs and inputs.index(name) in lists]
-    numbers = [name for name in saves if name in inputs and inputs.index(name) not in [*tensors, *lists]]
-    saved_tensors = [name for name in saves if name not in numbers and name not in saved_lists]
-    if [*saved_tensors, *numbers, *saved_lists] != list(saves):
-        raise ValueError(f"{op}: saves {list(saves)}, tensors must come before numbers")
-    grads = [f"grad_{i}" for i in range(results)]
-    differentiated = sorted([*tensors, *lists])
-    if gradient_call is None:
-        unpack = (
-            f"saved = split(ctx.saved_tensors, {len(saved_tensors)}, ctx.numbers, ctx.counts)"
-            if saved_lists
-            else "saved = (*ctx.saved_tensors, *ctx.numbers)"
-        )
-        wanted = _tuple([f"needed[{i}]" for i in differentiated])
-        formula = f"gradient(({_tuple(grads)}), saved, ({wanted}))"
-        backward_op = None
-    else:
-        if gradient is not None or gradient_op is None or saved_lists:
-            raise ValueError(f"{op}: gradient_call takes gradient's place, needs gradient_op and saves no lists")
-        unpack = f"{_tuple(saved_tensors)}= ctx.saved_tensors; ({_tuple(numbers)}) = ctx.numbers"
-        formula = _direct_call(forward, gradient_op, results, saves)
-        backward_op = eager(_overload(gradient_op))
-    source = _NODE_SOURCE.format(
-        inputs=", ".join(inputs),
-        outputs=outputs[0] if len(outputs) == 1 else ", ".join(outputs),
-        saved_tensors=", ".join([*saved_tensors, *(f"*{name}" for name in saved_lists)]),
-        saved_numbers=_tuple(numbers),
-        keep_counts=f"ctx.counts = ({_tuple([f'len({name})' for name in saved_lists])})" if saved_lists else "",
-        unpack=unpack,
-        formula=formula,
-        results=", ".join(outputs[:results]),
-        mark_non_differentiable=f"ctx.mark_non_differentiable({', '.join(outputs[results:])})"
-        * (results < len(outputs)),
-        no_grad=" and ".join(f"{grad} is None" for grad in grads),
-        no_gradients="("
-        + _tuple([f"like_list(needed[{i}])" if i in lists else "None" for i in range(len(inputs))])
-        + ")",
-        gradients=_tuple([f"of_{i}" for i in differentiated]),
-        grads=_tuple(grads),
-        returned=_tuple(
-            [
-                f"of_{i} if needed[{i}] else None"
-                if i in tensors
-                else f"of_{i} if needed[{i}] and of_{i} else like_list(needed[{i}])"
-                if i in lists
-                else "None"
-                for i in range(len(inputs))
-            ]
-        ),
-    )
-    make = run_source(f"node of {op}", source)
-    return make(  # type: ignore[no-any-return]
-        call=eager(forward),
-        below_autograd=torch._C._AutoDispatchBelowAutograd,
-        gradient=gradient_call or gradient,
-        gradient_op=backward_op,
-        is_grad_enabled=torch.is_grad_enabled,
-        split=_split,
-        like_list=_like_list,
-    )
-
-
-def _split(saved: Sequence[Tensor], tensors: int, numbers: tuple[Any, ...], counts: tuple[int, ...]) -> tuple[Any, ...]:
-    """Tensors, numbers and lists, from what was saved as one row of tensors."""
-    lists, begin = [], tensors
-    for count in counts:
-        lists.append(list(saved[begin : begin + count]))
-        begin += count
-    return (*saved[:tensors], *numbers, *lists)
-
-
-def _like_list(needed: Any) -> list[None] | None:
-    """No gradients of a list: autograd asks a registered op for a list of None, and a Function for None."""
-    return [None] * len(needed) if isinstance(needed, list | tuple) else None
-
-
-def _tuple(items: Sequence[str]) -> str:
-    return "".join(f"{item}, " for item in items)
+    return output[0] if schema.results == 1 else output[: schema.results]

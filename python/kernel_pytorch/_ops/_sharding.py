@@ -302,10 +302,11 @@ def register() -> bool:
     _registered.append(True)
     schema_infos = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     for name, rule in rules().items():
-        overload = getattr(torch.ops.kernel_pytorch, name).default
-        register_sharding(overload)(_shardings(overload, rule))
-        # torch keeps what it found for a call by its tensors and by what follows the first integer; flags count too.
-        schema_infos[overload].static_argnum = _first_number(overload)
+        packet = getattr(torch.ops.kernel_pytorch, name)
+        for overload in (getattr(packet, one) for one in packet.overloads()):
+            register_sharding(overload)(_shardings(overload, rule))
+            # torch keeps what it found for a call by its tensors and what follows the first integer; flags count too.
+            schema_infos[overload].static_argnum = _first_number(overload)
     return True
 
 

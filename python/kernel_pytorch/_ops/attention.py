@@ -30,6 +30,22 @@ _named: Any = namedtuple  # its fields are data, which type checkers do not read
 AttentionOptions = _named(
     "AttentionOptions", [one["name"] for one in _OPTIONS], defaults=[one["default"] for one in _OPTIONS]
 )
+AttentionOptions.__doc__ = """The options of the raw ops: by name, and as a tuple in the order of their schemas.
+
+Args:
+    mask: bool, True keeps; broadcasts to [batch, heads, queries, keys].
+    heads_first: the layout: [batch, heads, sequence, size], else [batch, sequence, heads, size].
+    softcap: scores become softcap * tanh(score / softcap); 0 for none.
+    softcap_after_bias: the softcap follows the bias.
+    window_left, window_right: keys that a query sees on each side of its own place; -1 is unbounded.
+    max_seqlen_q, max_seqlen_k: no packed sequence is longer; 0 for the number of tokens.
+    seed: int64 (seed, offset) of the dropout; None without dropout.
+    query_block, key_block: the size of a tile of `blocks`; 0 without them.
+    score_mod, mask_mod: a program of kernel_pytorch.expression as text; empty for none.
+    deterministic: bitwise equal gradients from run to run.
+    allow_tf32: fp32 on a GPU: operands of products may be rounded to tf32.
+    blocks: tiles of scores that exist: counts and indices by query, for gradients by key too, and of full tiles.
+"""
 
 P = ParamSpec("P")
 
@@ -142,29 +158,31 @@ def attention(
         sizes = _sizes_of(query, key, layout, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
         mask, bias = join_masks("attention", mask, bias, attention_mask, sizes)
         bias = None if bias is None else _bias_for(query, bias, sizes.keys)
-    numbers = statistics_dtype(query)
-    blocks, query_block, key_block, block_mod = _block_list(block_mask, (query, key, bias, sinks, *captured))
+    blocks: list[Tensor] = []
+    query_block, key_block = 0, 0
     score_text, mask_text, tensors = "", "", list(captured)
     if block_mask is not None:  # full blocks skip mask_mod, which must be the block mask's own
+        inputs = (query, key, bias, sinks, *captured)
+        blocks, query_block, key_block, block_mod = _block_list(block_mask, inputs)
         score_mod = score_mod if mask_mod is None else masked(score_mod, mask_mod)
         mask_mod = block_mod
     if score_mod is not None or mask_mod is not None:
         score_text, mask_text, tensors = programs_of(score_mod, mask_mod, captured)
     elif captured:
         raise ValueError("attention: tensors are captured, and there is no score_mod or mask_mod that reads them")
-    left, right = _window_sides(window)
+    left, right = (-1, -1) if window is None else _window_sides(window)
     if query_segment_ids is not None and key_segment_ids is None:
         key_segment_ids = query_segment_ids
     options = AttentionOptions(
         bias=bias,
-        sinks=None if sinks is None else sinks.to(numbers),
-        alibi_slopes=None if alibi_slopes is None else alibi_slopes.to(numbers),
+        sinks=None if sinks is None else sinks.to(statistics_dtype(query)),
+        alibi_slopes=None if alibi_slopes is None else alibi_slopes.to(statistics_dtype(query)),
         mask=mask,
         query_segment_ids=None if query_segment_ids is None else query_segment_ids.to(torch.int32),
         key_segment_ids=None if key_segment_ids is None else key_segment_ids.to(torch.int32),
-        key_lengths=_counts(key_lengths),
-        cu_seqlens_q=_counts(cu_seqlens_q),
-        cu_seqlens_k=_counts(cu_seqlens_k),
+        key_lengths=None if key_lengths is None else _counts(key_lengths),
+        cu_seqlens_q=None if cu_seqlens_q is None else _counts(cu_seqlens_q),
+        cu_seqlens_k=None if cu_seqlens_k is None else _counts(cu_seqlens_k),
         seed=None if dropout_p == 0.0 else seed_for(query, seed),
         heads_first=layout == "bhsd",
         scale=scale,
@@ -220,9 +238,7 @@ def torch_allows_tf32() -> bool:
 torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
-    if window is None:
-        return -1, -1
+def _window_sides(window: int | tuple[int, int]) -> tuple[int, int]:
     if isinstance(window, int):
         return window, window
     if len(window) != 2:
@@ -230,11 +246,11 @@ def _window_sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
     return window
 
 
-def _counts(tensor: Tensor | None) -> Tensor | None:
+def _counts(tensor: Tensor) -> Tensor:
     """As int32. What does not fit is as far beyond every sequence as what does."""
-    if tensor is not None and tensor.dtype is torch.int64:
+    if tensor.dtype is torch.int64:
         tensor = tensor.clamp(-(2**30), 2**31 - 1)
-    return tensor if tensor is None else tensor.to(torch.int32)
+    return tensor.to(torch.int32)
 
 
 def _bias_for(query: Tensor, bias: Tensor, keys: int) -> Tensor:
@@ -267,8 +283,6 @@ def _sizes_of(
 
 
 def _block_list(mask: Any, inputs: Sequence[Tensor | None]) -> tuple[list[Tensor], int, int, Mod | None]:
-    if mask is None:
-        return [], 0, 0, None
     lists = [mask.kv_num_blocks, mask.kv_indices]
     if mask.q_num_blocks is not None and mask.q_indices is not None:
         lists += [mask.q_num_blocks, mask.q_indices]
