@@ -24,10 +24,11 @@ class Output(NamedTuple):
 
     name: str
     shape: tuple[Any, ...] | None
-    dtype: str | None
+    dtype: Any  # the core's name; None where it is that of an absent tensor
+    is_last: bool = False  # of several shapes that its list has, the last one holds
 
 
-def outputs_of(op: str, values: Mapping[str, Any], dtype_name: Callable[[Any], str]) -> list[Output]:
+def outputs_of(op: str, values: Mapping[str, Any], dtype_name: Callable[[Any], Any]) -> list[Output]:
     """The outputs of a call with these arguments (absent ones missing or None), in the order of the list.
 
     Args:
@@ -57,13 +58,15 @@ def _output(
     sizes: dict[str, Any],
     values: dict[str, Any],
     choices: dict[str, list[str]],
-    dtype_name: Callable[[Any], str],
+    dtype_name: Callable[[Any], Any],
 ) -> Output:
     is_wanted = all(values.get(flag) for flag in output.get("wanted", "").split())
     has_cause = "when" not in output or values.get(output["when"]) is not None
     dtype = _dtype(output, values, dtype_name)
     shape = _shape(output, sizes, values, choices) if is_wanted and has_cause and dtype is not None else None
-    return Output(output["name"], shape, dtype)
+    shapes = output.get("shapes", [])
+    is_last = len(shapes) > 1 and picked_shape(output, values, choices) is shapes[-1]
+    return Output(output["name"], shape, dtype, is_last)
 
 
 def picked_shape(field: dict[str, Any], values: Mapping[str, Any], choices: dict[str, list[str]]) -> list[Any]:
@@ -132,10 +135,10 @@ def _shape(
     return tuple(shape)
 
 
-def _dtype(output: dict[str, Any], values: dict[str, Any], dtype_name: Callable[[Any], str]) -> str | None:
+def _dtype(output: dict[str, Any], values: dict[str, Any], dtype_name: Callable[[Any], Any]) -> Any:
     chosen = values.get(output["dtype_option"]) if "dtype_option" in output else None
     if chosen is not None:
-        return str(chosen)
+        return chosen
     if "dtype" in output:
         return str(output["dtype"])
     source = values.get(output["dtype_of"])
