@@ -43,7 +43,7 @@ def shapes_of(op: str) -> Callable[..., Any]:
     def shapes(*args: Any) -> Any:
         values = dict(zip(names, args))
         for name in types:
-            values[name] = None if values.get(name) is None else _NAMES[values[name]]
+            values[name] = None if values.get(name) is None else _NAMES.get(values[name], values[name])
         outputs = outputs_of(op, values, lambda tensor: _NAMES.get(tensor.dtype, tensor.dtype))
         on = values.get(declaration.get("leading"))
         if on is None:  # whatever tensor there is says where
