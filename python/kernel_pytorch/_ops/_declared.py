@@ -99,13 +99,13 @@ def _size(word: Any, sizes: dict[str, Any]) -> Any:
     if not isinstance(word, str) or word in sizes:
         return sizes.get(word, word)
     formula = word.removeprefix("ceil(").removesuffix(")")
-    for operation in ("/", "-"):
+    for operation in ("/", "-", "*"):
         if operation in formula:
             left, right = (_size(int(one) if one.isdigit() else one, sizes) for one in formula.split(operation))
             if left is None or right is None or (operation == "/" and right == 0):
                 return None
-            if operation == "-":
-                return left - right
+            if operation != "/":
+                return left - right if operation == "-" else left * right
             return -(-left // right) if word.startswith("ceil(") else left // right
     return None
 
@@ -166,6 +166,8 @@ def _reordered(output: dict[str, Any], made: Tensor, values: dict[str, Any], cho
 def _dtype(output: dict[str, Any], values: dict[str, Any]) -> torch.dtype | None:
     if "dtype" in output:
         return _DTYPES[output["dtype"]]
+    if "dtype_named" in output:
+        return _DTYPES[values[output["dtype_named"]]]
     source = values[output["dtype_of"]]
     if source is None:
         return None
