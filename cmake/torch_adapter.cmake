@@ -34,7 +34,7 @@ set_source_files_properties(kernel_pytorch/torch/built_with.cpp PROPERTIES COMPI
 target_compile_definitions(kernel_pytorch_torch PRIVATE TORCH_TARGET_VERSION=0x020b000000000000 TORCH_STABLE_ONLY)
 # libtorch_cpu carries the whole stable ABI in every build of torch; libtorch_cuda is looked up at run time instead.
 target_link_libraries(kernel_pytorch_torch PRIVATE kernel_pytorch ${KP_TORCH_DIR}/lib/libtorch_cpu.so ${CMAKE_DL_LIBS})
-target_precompile_headers(kernel_pytorch_torch PRIVATE kernel_pytorch/torch/op.h)
+target_precompile_headers(kernel_pytorch_torch PRIVATE kernel_pytorch/torch/call.h)
 target_link_options(kernel_pytorch_torch PRIVATE -Wl,--as-needed -Wl,--no-undefined -Wl,--gc-sections)
 # torch is in the process before this library is loaded, so the loader only has to find the core next to it.
 set_target_properties(kernel_pytorch_torch PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")

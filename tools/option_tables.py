@@ -67,8 +67,8 @@ def meanings_of(function: Any) -> dict[str, str]:
 
 
 def type_text(annotation: Any, declared: dict[str, Any]) -> str:
-    if declared.get("choices"):
-        return " or ".join(f'"{choice}"' for choice in declared["choices"])
+    if declared.get("choices") and "dtype" not in str(annotation):
+        return " or ".join(f'"{choice}"' for choice in declared["choices"].split())
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     text = "" if text == "Any" else text.replace("torch.Tensor", "Tensor").replace("torch.dtype", "dtype")
     if "shapes" in declared:

@@ -22,18 +22,21 @@ void DimensionSizes::bind_options(const void* arguments) {
 
 void DimensionSizes::bind(const Field& field, const TensorView& view, const void* arguments) {
   const Shape* shape = picked_shape(fields_, field, arguments);
-  if (shape == nullptr || !view.is_present()) return;
-  const int named = shape->named();
-  if (view.rank < named || (shape->any_at < 0 && view.rank != named)) return;
+  if (shape != nullptr && view.is_present()) bind(*shape, view);
+}
+
+void DimensionSizes::bind(const Shape& shape, const TensorView& view) {
+  const int named = shape.named();
+  if (view.rank < named || (shape.any_at < 0 && view.rank != named)) return;
   const int any_count = view.rank - named;
-  if (shape->any_at >= 0 && !has_any_) {
+  if (shape.any_at >= 0 && !has_any_) {
     any_count_ = static_cast<int8_t>(any_count);
-    std::copy_n(view.sizes.begin() + shape->any_at, any_count, any_.begin());
+    std::copy_n(view.sizes.begin() + shape.any_at, any_count, any_.begin());
     has_any_ = true;
   }
-  for (int i = 0; i < shape->rank; ++i) {
-    const int16_t dimension = shape->dimensions[static_cast<size_t>(i)];
-    const bool is_behind = shape->any_at >= 0 && i > shape->any_at;
+  for (int i = 0; i < shape.rank; ++i) {
+    const int16_t dimension = shape.dimensions[static_cast<size_t>(i)];
+    const bool is_behind = shape.any_at >= 0 && i > shape.any_at;
     if (dimension >= 0) set(dimension, view.size(is_behind ? i - 1 + any_count : i));
   }
 }
@@ -45,6 +48,10 @@ int64_t DimensionSizes::computed(int16_t dimension) const {
   const int64_t left = computed(definition.left), right = computed(definition.right);
   if (left < 0 || right < 0) return kUnknown;
   if (definition.operation == '-') return std::max<int64_t>(left - right, 0);
+  if (definition.operation == '*') {
+    int64_t product = 0;
+    return __builtin_mul_overflow(left, right, &product) ? kUnknown : product;
+  }
   if (right == 0) return kUnknown;
   return left / right + (definition.operation == '^' && left % right != 0);
 }
@@ -128,7 +135,13 @@ const Shape* picked_shape(const Fields& fields, const Field& field, const void* 
 std::optional<DType> declared_type(const Fields& fields, const Field& field, const void* arguments) {
   if (field.type_rule == TypeRule::kFixed) return field.type;
   if (field.type_rule == TypeRule::kAny) return std::nullopt;
+  if (field.type_rule == TypeRule::kComputed) return field.rules.compute_dtype(arguments);
   const Field& source = fields[field.type_of];
+  if (field.type_rule == TypeRule::kNamed) {
+    std::string_view words = source.rules.choices;
+    for (uint8_t i = 0; i < source.value<uint8_t>(arguments); ++i) take_token(words);
+    return parse_dtype(take_token(words));
+  }
   if (source.kind == FieldKind::kTensorList) {
     DType widest = DType::kFloat32;
     for (const TensorView& view : source.tensors(const_cast<void*>(arguments))) {

@@ -3,7 +3,8 @@
 // ordinary code over a `Fields`.
 //
 // Shapes are named dimensions: the same name is the same size, "..." is any number of dimensions, a number is itself.
-// A name that an integer option has is that option's value. "a/b" and "a-b" compute a size, "ceil(a/b)" rounds up.
+// A name that an integer option has is that option's value. "a/b", "a-b" and "a*b" compute a size, "ceil(a/b)" rounds
+// up.
 #pragma once
 
 #include <array>
@@ -53,12 +54,13 @@ enum class MemoryLayout : uint8_t {
   kRows,        // the last stride is 1, and the dimensions in front of it merge into one
 };
 
-// What of an option is part of the tuning key. Of tensors the key always has the element type, or that one is absent;
-// of the one that leads also the sizes.
+// What of a field is part of the tuning key. Of tensors the key always has the element type, or that one is absent; of
+// the one that leads also the sizes.
 enum class KeyPart : uint8_t {
   kNone,
   kPresence,  // whether a number is not 0
   kValue,
+  kSizes,  // of a tensor: the dimensions that the leading one does not have
 };
 
 // A line of the list says only what is special about its member.
@@ -74,15 +76,19 @@ struct Rules {
                                 // whose dimensions 1 and 2 lie in memory as this input's do, so that transposing it
                                 // back copies nothing; a matrix that is column-major where this input is
   bool leads = false;           // a request's shape and type are this tensor's; "..." is bucketed in the tuning key
+  std::string_view bucketed{};  // its dimensions that are bucketed too
   std::string_view dtype{};     // a field whose type it has; "statistic FIELD": fp32, fp64 for fp64; or a type's name.
-                                // "statistic FIELD if FLAG": the field's own type where the flag is not set
+                                // "statistic FIELD if FLAG": the field's own type where the flag is not set; "named
+                                // CHOICE": the type that this choice names; "computed": that of compute_dtype
+  DType (*compute_dtype)(const void* arguments) = nullptr;
   std::string_view dtype_option{};  // the argument that chooses this output's type instead
   std::string_view when{};          // an output that exists where this optional input does
   std::string_view wanted{};        // the flags that together ask for this output: options of the list or arguments
                                     // of their own
   std::string_view in_place{};      // the input whose memory this output takes in an in-place variant
+  bool optional = false;            // an output that callers may leave out where a variant takes it from them
   MemoryLayout memory = MemoryLayout::kStrided;
-  KeyPart key = KeyPart::kNone;    // of an option
+  KeyPart key = KeyPart::kNone;
   bool usual = false;              // an optional input that a trial has unless its request says otherwise
   bool hidden = false;             // for C++ callers and trials only, unless a variant shows it
   bool symbolic = false;           // an integer that follows from sizes: compilers may not know it
@@ -90,12 +96,13 @@ struct Rules {
   std::string_view choices{};      // names of an enum's values, in order, separated by spaces
   std::string_view from{};         // in a backward: the forward's argument or output that it is, if not of its name;
                                    // "sum or x": the first that the forward has
-  std::string_view trial{};        // what a request calls it, where that is not its name
+  std::string_view trial{};        // what a request calls it, where that is not its name; an output that has it is
+                                   // made only where the request says so, a saved one unless it says otherwise
   std::string_view trial_dtype{};  // what a request calls its type, where that is not NAME_dtype
 };
 
 inline constexpr int kMaxDimensionNames = 16;
-inline constexpr int kMaxShapes = 3;
+inline constexpr int kMaxShapes = 4;
 inline constexpr int16_t kAnyDimensions = -1;  // "..."
 constexpr int16_t literal_dimension(int64_t size) {
   return static_cast<int16_t>(-2 - size);
@@ -114,11 +121,11 @@ struct Dimension {
   std::string_view name{};
   uint64_t name_hash = 0;
   int8_t option = -1;
-  char operation = 0;  // of left and right: '/', '-' or '^' for ceil(a/b)
+  char operation = 0;  // of left and right: '/', '-', '*' or '^' for ceil(a/b)
   int16_t left = 0, right = 0;
 };
 
-enum class TypeRule : uint8_t { kAny, kOfField, kStatistic, kFixed };
+enum class TypeRule : uint8_t { kAny, kOfField, kStatistic, kFixed, kNamed, kComputed };
 
 struct Field {
   std::string_view name{};
@@ -136,7 +143,7 @@ struct Field {
   int8_t row_list = -1, row_bits = -1;
   int8_t order_of = -1;
   TypeRule type_rule = TypeRule::kAny;
-  int8_t type_of = -1;  // the field of kOfField and kStatistic
+  int8_t type_of = -1;  // the field of kOfField, kStatistic and kNamed
   DType type{};         // of kFixed
   int8_t type_if = -1;  // of kStatistic: the flag that makes it one
   int8_t when = -1;
@@ -205,6 +212,7 @@ class KP_EXPORT DimensionSizes {
   // Takes the values of options and the sizes of the tensors that `arguments` has.
   void bind_options(const void* arguments);
   void bind(const Field& field, const TensorView& view, const void* arguments);
+  void bind(const Shape& shape, const TensorView& view);
   // A view of an output's sizes and strides, without data and type; none where a name has no size.
   std::optional<TensorView> shape_of(const Field& field, const void* arguments) const;
   // The same of a shape alone, contiguous.

@@ -123,7 +123,8 @@ consteval auto make_field(const Rules& rules) {
       (!rules.when.empty() || !rules.wanted.empty() || !rules.in_place.empty() || !rules.order_of.empty())) {
     only_an_output_may_be_wanted_or_depend_on_an_input();
   }
-  if (field.is_output() && (rules.shape.empty() || rules.dtype.empty())) an_output_needs_a_shape_and_a_dtype();
+  if (field.is_output() && !rules.optional && (rules.shape.empty() || rules.dtype.empty()))
+    an_output_needs_a_shape_and_a_dtype();
   if (field.kind == FieldKind::kChoice && kRole != FieldRole::kUnused && rules.choices.empty()) {
     an_enum_needs_the_names_of_its_choices();
   }
@@ -204,7 +205,7 @@ struct FieldList {
     constexpr std::string_view kCeil = "ceil(";
     const bool is_ceil = word.starts_with(kCeil);
     const std::string_view formula = is_ceil ? word.substr(kCeil.size(), word.size() - kCeil.size() - 1) : word;
-    if (const size_t at = formula.find_first_of("/-"); at != std::string_view::npos) {
+    if (const size_t at = formula.find_first_of("/-*"); at != std::string_view::npos) {
       found.operation = is_ceil ? '^' : formula[at];
       found.left = dimension_of(formula.substr(0, at), may_be_new);
       found.right = dimension_of(formula.substr(at + 1), may_be_new);
@@ -266,6 +267,16 @@ struct FieldList {
     if (const auto fixed = fields_detail::dtype_named(text)) {
       field.type_rule = TypeRule::kFixed;
       field.type = *fixed;
+      return;
+    }
+    if (text == "computed") {
+      field.type_rule = TypeRule::kComputed;
+      return;
+    }
+    constexpr std::string_view kNamedPrefix = "named ";
+    if (text.starts_with(kNamedPrefix)) {
+      field.type_rule = TypeRule::kNamed;
+      field.type_of = index_of(text.substr(kNamedPrefix.size()));
       return;
     }
     constexpr std::string_view kStatisticPrefix = "statistic ";

@@ -59,4 +59,24 @@ void merge_leading_dimensions(std::span<TensorView*> views) {
   }
 }
 
+bool merge_front(TensorView& view, int kept) {
+  int64_t size = 1, stride = 0;
+  for (int i = view.rank - kept - 1; i >= 0; --i) {
+    if (view.sizes[i] == 1) continue;
+    if (size != 1 && view.strides[i] != size * stride && view.element_count() > 0) return false;
+    if (size == 1) stride = view.strides[i];
+    size *= view.sizes[i];
+  }
+  TensorView merged = view;
+  merged.rank = static_cast<int8_t>(kept + 1);
+  merged.sizes[0] = size;
+  merged.strides[0] = stride;
+  for (int i = 0; i < kept; ++i) {
+    merged.sizes[i + 1] = view.size(i - kept);
+    merged.strides[i + 1] = view.stride(i - kept);
+  }
+  view = merged;
+  return true;
+}
+
 }  // namespace kernel_pytorch

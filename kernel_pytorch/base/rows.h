@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/base/tensor_view.h"
 
 namespace kernel_pytorch {
@@ -20,6 +21,10 @@ inline int64_t rows_of(const TensorView& view) {
 // Merges leading dimensions of all views together wherever every one of them can be addressed with one stride, so that
 // nearly every problem becomes [rows, columns]. Views must agree in shape; absent ones are skipped.
 void merge_leading_dimensions(std::span<TensorView*> views);
+
+// Merges all but the last `kept` dimensions into one; false, and the view as it was, where one stride cannot address
+// them.
+KP_EXPORT bool merge_front(TensorView& view, int kept);
 
 // Whether the view begins at a multiple of so many bytes. An absent one does.
 inline bool is_aligned(const TensorView& view, int64_t bytes) {

@@ -76,10 +76,7 @@ TensorView view_of(const kp_tensor& tensor, const Name& name, Device device) {
 }
 
 bool has_merging_front(TensorView view, int kept) {
-  view.rank = static_cast<int8_t>(std::max(view.rank - kept + 1, 0));
-  TensorView* views[] = {&view};
-  if (view.rank > 2) merge_leading_dimensions(views);
-  return view.rank <= 2;
+  return merge_front(view, kept);
 }
 
 // Front ends with an allocator copy what lies otherwise; a C caller is told.

@@ -1,5 +1,7 @@
 #include "kernel_pytorch/c/declarations.h"
 
+#include <algorithm>
+
 #include "kernel_pytorch/ops/operations.h"
 
 namespace kernel_pytorch::c_interface {
@@ -46,8 +48,15 @@ Json shape_report(const Fields& fields, const Shape& shape) {
   return report;
 }
 
-// "shapes" are the alternatives, "shape_by" the arguments that pick one.
-void add_shapes(const registry::Signature& signature, const Fields& fields, const Field& field, Json& report) {
+// "shapes" are the alternatives, "shape_by" the arguments that pick one. What no argument picks, the defaults do.
+void add_shapes(const Declaration& declaration, const registry::Signature& signature, const Field& field,
+                Json& report) {
+  const Fields& fields = declaration.fields;
+  const auto is_argument = [&](int8_t index) {
+    return std::ranges::any_of(signature.arguments, [&](const registry::Argument& argument) {
+      return argument.kind == ArgumentKind::kField && argument.field == index;
+    });
+  };
   const auto name_of = [&](int8_t index) {
     for (const registry::Argument& argument : signature.arguments) {
       if (argument.kind == ArgumentKind::kField && argument.field == index) return argument.name;
@@ -55,11 +64,14 @@ void add_shapes(const registry::Signature& signature, const Fields& fields, cons
     return fields[index].name;
   };
   Json shapes = Json::array(), shape_by = Json::array();
-  for (int i = 0; i < field.shape_count; ++i) {
-    shapes.push_back(shape_report(fields, field.shapes[static_cast<size_t>(i)]));
-  }
+  const bool is_settled = field.shape_count > 1 && std::ranges::none_of(field.shape_by, is_argument);
   for (const int8_t selector : field.shape_by) {
-    if (selector >= 0) shape_by.push_back(name_of(selector));
+    if (selector >= 0 && !is_settled) shape_by.push_back(name_of(selector));
+  }
+  const Shape* settled = is_settled ? picked_shape(fields, field, declaration.defaults()) : nullptr;
+  for (int i = 0; i < field.shape_count; ++i) {
+    const Shape& shape = field.shapes[static_cast<size_t>(i)];
+    if (!is_settled || &shape == settled) shapes.push_back(shape_report(fields, shape));
   }
   if (!shapes.empty()) report["shapes"] = std::move(shapes);
   if (!shape_by.empty()) report["shape_by"] = std::move(shape_by);
@@ -67,7 +79,8 @@ void add_shapes(const registry::Signature& signature, const Fields& fields, cons
   if (field.row_list >= 0) report["row"] = {name_of(field.row_list), name_of(field.row_bits)};
   if (field.order_of >= 0) report["order_of"] = name_of(field.order_of);
   if (field.type_rule == TypeRule::kFixed) report["dtype"] = kernel_pytorch::name_of(field.type);
-  if (field.type_of >= 0) report["dtype_of"] = name_of(field.type_of);
+  if (field.type_of >= 0)
+    report[field.type_rule == TypeRule::kNamed ? "dtype_named" : "dtype_of"] = name_of(field.type_of);
   if (field.type_rule == TypeRule::kStatistic) report["statistic"] = true;
   if (field.type_if >= 0) report["statistic_if"] = name_of(field.type_if);
   if (field.when >= 0) report["when"] = name_of(field.when);
@@ -117,7 +130,7 @@ Json argument_report(const Declaration& declaration, const registry::Signature& 
   if (field.role == FieldRole::kOption || argument.is_optional || field.kind == FieldKind::kTensorList) {
     report["default"] = default_report(field, declaration.defaults());
   }
-  add_shapes(signature, declaration.fields, field, report);
+  add_shapes(declaration, signature, field, report);
   if (!field.rules.choices.empty()) report["choices"] = field.rules.choices;
   if (!field.rules.from.empty()) report["from"] = field.rules.from;
   return report;
@@ -128,7 +141,7 @@ Json output_report(const Declaration& declaration, const registry::Signature& si
                    const registry::Output& output) {
   const Field& field = declaration.fields[output.field];
   Json report{{"name", output.name}, {"saved", field.role == FieldRole::kSaved}};
-  add_shapes(signature, declaration.fields, field, report);
+  add_shapes(declaration, signature, field, report);
   if (!field.rules.dtype_option.empty()) report["dtype_option"] = field.rules.dtype_option;
   if (!field.rules.wanted.empty() && !output.is_always_made) report["wanted"] = field.rules.wanted;
   return report;

@@ -188,9 +188,14 @@ static inline kp_argument kp_text_argument(const char* name, const char* value) 
  * "options": {"residual": 1}}; device defaults to "cpu", dtype to "fp32", options to {}. Functions add fields to it. */
 
 /* Adds "kernel": "name" or "name config", as for one call. {"op", "device", "key", "candidates": [{"kernel", "origin",
- * "supported", "reason", "configs", "heuristic_config"}], "kernel", "config", "tier", "measured_us", "parts": of an op
- * that is composed of others their explanations, in the order of their calls} */
+ * "supported", "reason", "fallback", "configs", "heuristic_config"}], "kernel", "config", "tier", "measured_us",
+ * "parts": of an op that is composed of others their explanations, in the order of their calls} */
 KP_API kp_status kp_explain(const char* request, char** result);
+
+/* Which kernels would run a problem on its device, in the order in which they are asked: {"kernels": [{"kernel",
+ * "origin", "supported", "reason": why not, "fallback": it takes what faster kernels do not, so that a caller who has a
+ * vendor's kernel had better use that}]}. A problem that the op itself refuses is an error, with the op's message. */
+KP_API kp_status kp_supports(const char* request, char** result);
 
 /* Whether a linear layer can be trained in FP8 ("runs"), and is worth it ("pays"). {"tokens": 8192, "in_features",
  * "out_features", "device": "cuda:0", "recipe": "delayed" (usual), "current", "rowwise" or "blockwise"} -> {"runs",

@@ -33,10 +33,10 @@ Json report_cuda(const CudaInfo& cuda) {
 }
 
 Json report_candidate(const registry::CandidateExplanation& candidate) {
-  return {
-      {"kernel", candidate.kernel},       {"origin", candidate.origin == registry::Origin::kOurs ? "ours" : "vendor"},
-      {"supported", candidate.supported}, {"reason", candidate.reason},
-      {"configs", candidate.configs},     {"heuristic_config", candidate.heuristic_config}};
+  Json kernel = report(static_cast<const registry::KernelSupport&>(candidate));
+  kernel["configs"] = candidate.configs;
+  kernel["heuristic_config"] = candidate.heuristic_config;
+  return kernel;
 }
 
 Json report_row(const tuning::TuneRow& row) {
@@ -74,6 +74,14 @@ Json report(const registry::ProblemRequest& request) {
           {"dtype", text(name_of(request.dtype))},
           {"device", to_string(request.device)},
           {"options", options}};
+}
+
+Json report(const registry::KernelSupport& support) {
+  return {{"kernel", support.kernel},
+          {"origin", support.origin == registry::Origin::kOurs ? "ours" : "vendor"},
+          {"supported", support.supported},
+          {"reason", support.reason},
+          {"fallback", support.is_fallback}};
 }
 
 Json report(const registry::Explanation& explanation) {

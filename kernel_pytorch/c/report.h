@@ -21,6 +21,7 @@ KP_EXPORT Json report(const DeviceInfo& device);
 KP_EXPORT Json report(const OptionDescription& option);
 KP_EXPORT Json report(const tuning::Key& key);
 KP_EXPORT Json report(const registry::ProblemRequest& request);
+KP_EXPORT Json report(const registry::KernelSupport& support);
 KP_EXPORT Json report(const registry::Explanation& explanation);
 KP_EXPORT Json report(const registry::BenchReport& bench);
 KP_EXPORT Json report(const tuning::TuneReport& tuned);

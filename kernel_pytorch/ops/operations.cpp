@@ -23,7 +23,8 @@
   OP(quantize)             \
   OP(scaled_matmul)        \
   OP(linear)               \
-  OP(mlp)
+  OP(mlp)                  \
+  OP(evaluate_expression)
 
 namespace kernel_pytorch {
 

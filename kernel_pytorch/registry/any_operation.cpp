@@ -12,6 +12,10 @@ std::unique_ptr<AnyProblem> AnyOperation::make(const ProblemRequest& request) co
   return make_on(request, device_info(request.device));
 }
 
+std::vector<KernelSupport> AnyOperation::supports(const ProblemRequest& request) const {
+  return registry::supports(*make(request));
+}
+
 std::vector<CandidateExplanation> AnyOperation::candidates(const ProblemRequest& request) const {
   return explain_candidates(*make(request));
 }

@@ -15,11 +15,16 @@
 
 namespace kernel_pytorch::registry {
 
-struct CandidateExplanation {
+// Whether a kernel would run a request on its device.
+struct KernelSupport {
   std::string kernel;
   Origin origin = Origin::kOurs;
   bool supported = false;
-  std::string reason;                // why not
+  std::string reason;        // why not
+  bool is_fallback = false;  // Kernel::is_fallback
+};
+
+struct CandidateExplanation : KernelSupport {
   std::vector<std::string> configs;  // of a supported kernel
   std::string heuristic_config;
 };
@@ -69,7 +74,8 @@ struct KP_EXPORT AnyOperation {
   std::function<std::vector<ProblemRequest>()> shapes;
   std::function<std::vector<DeviceCode>()> device_code;
 
-  std::unique_ptr<AnyProblem> make(const ProblemRequest& request) const;  // on the request's device
+  std::unique_ptr<AnyProblem> make(const ProblemRequest& request) const;     // on the request's device
+  std::vector<KernelSupport> supports(const ProblemRequest& request) const;  // in list order
   std::vector<CandidateExplanation> candidates(const ProblemRequest& request) const;
   Explanation explain(const ProblemRequest& request, std::string_view kernel_override) const;
   tuning::TuneReport tune(const ProblemRequest& request, const tuning::TuneOptions& options) const;

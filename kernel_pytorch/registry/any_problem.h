@@ -34,6 +34,7 @@ class KP_EXPORT AnyProblem {
   virtual int kernel_count() const = 0;
   virtual std::string_view kernel_name(int kernel) const = 0;
   virtual Origin kernel_origin(int kernel) const = 0;
+  virtual bool is_fallback(int kernel) const = 0;
   virtual uint64_t kernel_source_hash(int kernel) const = 0;  // 0: it has none
   virtual Support supports(int kernel) const = 0;
   virtual std::vector<std::string> configs(int kernel) const = 0;  // never empty
@@ -69,6 +70,7 @@ class BorrowedProblem : public AnyProblem {
   int kernel_count() const final { return static_cast<int>(kernels_.size()); }
   std::string_view kernel_name(int kernel) const final { return kernels_[kernel].name; }
   Origin kernel_origin(int kernel) const final { return kernels_[kernel].origin; }
+  bool is_fallback(int kernel) const final { return kernels_[kernel].is_fallback || kernel + 1 == kernel_count(); }
   uint64_t kernel_source_hash(int kernel) const final {
     return kernels_[kernel].source_hash != nullptr ? kernels_[kernel].source_hash() : 0;
   }

@@ -90,11 +90,11 @@ Signature signature_of(const Declaration& declaration) {
     const bool is_given = is_updated_output(declaration, field);
     const bool is_argument = field.is_input() || field.role == FieldRole::kOption || is_given;
     if (!is_argument || is_hidden(declaration, field)) continue;
-    signature.arguments.push_back(
-        {.name = name_in(declaration, field),
-         .field = static_cast<int8_t>(i),
-         .is_optional = field.is_optional() && !has_word(declaration.variant.always, field.name),
-         .is_updated = field.is_updated() || is_given || is_written(i)});
+    signature.arguments.push_back({.name = name_in(declaration, field),
+                                   .field = static_cast<int8_t>(i),
+                                   .is_optional = (field.is_optional() || field.rules.optional) &&
+                                                  !has_word(declaration.variant.always, field.name),
+                                   .is_updated = field.is_updated() || is_given || is_written(i)});
   }
   const auto add_once = [&](ArgumentKind kind, size_t output, std::string_view name) {
     if (name.empty() || signature.find(name) >= 0) return;

@@ -2,12 +2,13 @@
 // and smaller ones.
 //
 //   constinit const Operation<Forward> kForward =
-//       declared<Forward, kForwardFields, check, flops>({.name = "rms_norm_forward", .kernels = forward_kernels});
+//       declared<Forward, kForwardFields, flops>({.name = "rms_norm_forward", .kernels = kernels, .check = check});
 #pragma once
 
 #include <type_traits>
 
 #include "kernel_pytorch/base/fields.h"
+#include "kernel_pytorch/registry/any_problem.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::registry {
@@ -16,42 +17,63 @@ void visit_fields(const Fields& fields, void* problem, TensorVisitor visit, void
 // Every part of the key is in it always, absent ones as such, so that two problems never share a key by leaving
 // different fields out.
 void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuilder& key);
-// A request's shape is that of the leading input. Options: NAME=0|1 for an optional input, NAME=VALUE for an option,
-// NAME_dtype=TYPE for a tensor whose type no rule gives; outputs are made, those that depend on an input only with it.
-void make_fields(const Fields& fields, const ProblemRequest& request, void* problem);
+// A request's shape is that of the leading input, or gives the dimensions that `form` names. Options: NAME=VALUE for an
+// option; NAME=0|1|TYPE for a tensor that may be absent; NAME_dtype=TYPE for one whose type no rule gives;
+// FLAG=0|1 for the flag that asks for an output. Outputs are made, those that depend on an input only with it.
+void make_fields(std::string_view op, const Fields& fields, const RequestForm& form, const ProblemRequest& request,
+                 void* problem);
 // The part of make_fields that is about options alone, for an op that makes its tensors itself; what requests may say
 // of them.
 void make_options(const Fields& fields, const ProblemRequest& request, void* problem);
 std::vector<std::string_view> option_names(const Fields& fields);
-void move_fields(const Fields& fields, void* problem, Device device);
-// Keeps the first rows of tensors with leading dimensions, as many as have `elements` elements of the leading input.
+// Keeps the first rows of tensors with leading dimensions, so many that none of them has more than `elements` elements.
 void shrink_fields(const Fields& fields, void* problem, int64_t elements);
+
+// A TensorVisitor: moves a tensor to a Device.
+KP_EXPORT void set_device(void* device, std::string_view name, Role role, TensorView& view);
 
 int64_t bytes_of_fields(const Fields& fields, const void* problem);
 
-// Fills what `special` leaves out. `kCheck(problem, device)` is the op's own check: trials and the command line pass it
-// like every call; without one, `special` has its own `make`. `kFlops(problem)` counts floating-point operations, the
-// bytes are those of all tensors; without it, `special` has its own `cost`.
-template <class Problem, const auto& kFields, auto kCheck = nullptr, auto kFlops = nullptr>
+// A problem as a request asks for it, checked by the op itself: trials and the command line pass what every call
+// passes. fp64 is checked as on the CPU, then moved: that a GPU has no kernel for it is a kernel's reason, not a bad
+// request.
+template <class Problem>
+Problem make_problem(const Operation<Problem>& operation, const ProblemRequest& request) {
+  ProblemRequest checked = request;
+  if (request.dtype == DType::kFloat64) checked.device = Device{};
+  Problem problem{};
+  if (operation.make != nullptr) {
+    problem = operation.make(checked);
+  } else {
+    make_fields(operation.name, operation.fields, operation.request, checked, &problem);
+    if (operation.arrange != nullptr) operation.arrange(checked, problem);
+  }
+  operation.check(problem, checked.device);
+  DeviceInfo info;
+  info.device = checked.device;
+  if (operation.parts != nullptr) operation.parts(problem, info);  // each of them is checked, too
+  Device device = request.device;
+  operation.visit_tensors(problem, set_device, &device);
+  return problem;
+}
+
+// Operation::check of an op whose check changes nothing.
+template <class Problem, void (*kCheck)(const Problem&, Device)>
+void check_only(Problem& problem, Device device) {
+  kCheck(problem, device);
+}
+
+// Fills what `special` leaves out. `kFlops(problem)` counts floating-point operations, the bytes are those of all
+// tensors; without it, `special` has its own `cost`.
+template <class Problem, const auto& kFields, auto kFlops = nullptr>
 constexpr Operation<Problem> declared(Operation<Problem> special) {
+  special.fields = kFields;
   if (special.describe == nullptr) {
     special.describe = [](const Problem& problem, tuning::KeyBuilder& key) { describe_fields(kFields, &problem, key); };
   }
   special.visit_tensors = [](Problem& problem, TensorVisitor visit, void* state) {
     visit_fields(kFields, &problem, visit, state);
   };
-  if constexpr (!std::is_null_pointer_v<decltype(kCheck)>) {
-    special.make = [](const ProblemRequest& request) {
-      // Checked as on the CPU, then moved: what a device lacks is for `supports` to say, kernel by kernel.
-      ProblemRequest on_cpu = request;
-      on_cpu.device = Device{};
-      Problem problem{};
-      make_fields(kFields, on_cpu, &problem);
-      kCheck(problem, on_cpu.device);
-      move_fields(kFields, &problem, request.device);
-      return problem;
-    };
-  }
   if (special.shrink == nullptr) {
     special.shrink = [](const Problem& problem, int64_t elements) {
       Problem small = problem;

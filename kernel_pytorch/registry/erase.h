@@ -8,6 +8,7 @@
 #include "kernel_pytorch/device/device_info.h"
 #include "kernel_pytorch/registry/any_operation.h"
 #include "kernel_pytorch/registry/any_problem.h"
+#include "kernel_pytorch/registry/declared.h"
 
 namespace kernel_pytorch::registry {
 
@@ -19,7 +20,7 @@ AnyOperation erase(const Operation<Problem>& operation) {
   any.name = operation.name;
   for (const Kernel<Problem>& kernel : operation.kernels()) any.kernel_names.emplace_back(kernel.name);
   any.make_on = [op](const ProblemRequest& request, const DeviceInfo& device) {
-    return std::make_unique<OwnedProblem<Problem>>(*op, op->make(request), device);
+    return std::make_unique<OwnedProblem<Problem>>(*op, make_problem(*op, request), device);
   };
   any.shapes = [op] { return op->shapes != nullptr ? op->shapes() : std::vector<ProblemRequest>(); };
   any.device_code = [op] {

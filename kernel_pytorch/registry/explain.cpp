@@ -4,15 +4,25 @@
 
 namespace kernel_pytorch::registry {
 
+std::vector<KernelSupport> supports(const AnyProblem& problem) {
+  std::vector<KernelSupport> kernels;
+  for (int i = 0; i < problem.kernel_count(); ++i) {
+    const Support support = problem.supports(i);
+    kernels.push_back({.kernel = std::string(problem.kernel_name(i)),
+                       .origin = problem.kernel_origin(i),
+                       .supported = static_cast<bool>(support),
+                       .reason = std::string(support.reason()),
+                       .is_fallback = problem.is_fallback(i)});
+  }
+  return kernels;
+}
+
 std::vector<CandidateExplanation> explain_candidates(const AnyProblem& problem) {
   std::vector<CandidateExplanation> candidates;
-  for (int i = 0; i < problem.kernel_count(); ++i) {
-    CandidateExplanation candidate;
-    candidate.kernel = problem.kernel_name(i);
-    candidate.origin = problem.kernel_origin(i);
-    const Support support = problem.supports(i);
-    candidate.supported = static_cast<bool>(support);
-    candidate.reason = support.reason();
+  int i = -1;
+  for (KernelSupport& support : supports(problem)) {
+    ++i;
+    CandidateExplanation candidate{std::move(support)};
     if (candidate.supported) {
       candidate.configs = problem.configs(i);
       candidate.heuristic_config = candidate.configs.at(static_cast<size_t>(problem.heuristic(i)));

@@ -10,6 +10,8 @@
 
 namespace kernel_pytorch::registry {
 
+// The one question about what kernels can do: every caller that decides by it asks here.
+KP_EXPORT std::vector<KernelSupport> supports(const AnyProblem& problem);
 KP_EXPORT std::vector<CandidateExplanation> explain_candidates(const AnyProblem& problem);
 // Measures nothing, so where autotuning is on it shows what would be taken without it.
 KP_EXPORT Explanation explain(const AnyProblem& problem, std::string_view kernel_override);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernel_pytorch/base/field.h"
 #include "kernel_pytorch/base/tensor_view.h"
 #include "kernel_pytorch/device/context.h"
 #include "kernel_pytorch/device/device_code.h"
@@ -50,6 +51,8 @@ struct Kernel {
   // Hash of its device source or code version, part of the tuning key; null: changes with the library's version.
   uint64_t (*source_hash)() = nullptr;
   std::vector<DeviceCode> (*device_code)() = nullptr;  // every instantiation; null: none
+  // It takes what faster kernels do not: a caller who has a vendor's kernel had better use that. References are such.
+  bool is_fallback = false;
 };
 
 // Whether a tensor of a problem is read, written, or both (in place), for whoever fills, compares or counts them.
@@ -69,6 +72,13 @@ struct ProblemRequest {
   DType dtype = DType::kFloat32;
   Device device;
   std::vector<std::pair<std::string, std::string>> options;  // op-specific: {"residual", "1"}, {"weight_dtype", "fp32"}
+};
+
+// What requests of an op say besides what follows from its list of fields.
+struct RequestForm {
+  std::string_view shape{};    // "... m n k": the dimensions that a shape gives; empty: those of the leading input
+  std::string_view type_of{};  // the tensor whose type is the request's, where that is not the leading input
+  std::string_view options{};  // the words that Operation::arrange reads
 };
 
 // Fewest bytes that must move and floating-point operations that must be done: the two numbers of a roofline.
@@ -119,7 +129,13 @@ struct Operation {
                          DType own) = nullptr;  // null: of the tensor's own type
   // Inputs of a trial that must agree with each other, made so in host memory after it was filled; null: they need not.
   void (*set_trial_inputs)(const Problem& on_host) = nullptr;
-  Problem (*make)(const ProblemRequest&) = nullptr;               // views without data; throws on bad words
+  // A problem of a request is made of views without data, then checked like every call (make_problem in declared.h).
+  // `make` makes the tensors; null: they follow from `fields`, and `arrange` may change them by options of its own.
+  Fields fields{};                                   // of the problem, where it is declared by a list
+  RequestForm request{};                             // of a declared problem
+  Problem (*make)(const ProblemRequest&) = nullptr;  // throws on bad words
+  void (*arrange)(const ProblemRequest&, Problem&) = nullptr;
+  void (*check)(Problem&, Device) = nullptr;                      // the op's own; leaves the form that kernels take
   Problem (*shrink)(const Problem&, int64_t elements) = nullptr;  // the same kind of problem, fewer rows
   Cost (*cost)(const Problem&) = nullptr;
   std::vector<ProblemRequest> (*shapes)() = nullptr;            // for tests and benchmarks

@@ -137,6 +137,9 @@ inline Problem make(const ProblemRequest& request) {
   problem.output = problem.x;
   return problem;
 }
+inline void check(Problem& problem, Device) {
+  KP_CHECK(problem.x.dtype != DType::kInt64, "toy: x is ", problem.x.dtype, "; convert it to fp32");
+}
 inline Problem shrink(const Problem& problem, int64_t elements) {
   Problem smaller = problem;
   const int64_t rows = std::clamp<int64_t>(elements / std::max<int64_t>(1, problem.x.size(1)), 1, problem.x.size(0));
@@ -151,7 +154,15 @@ inline std::vector<ProblemRequest> shapes() {
 }
 
 inline Operation<Problem> make_operation(std::string_view name, std::span<const Kernel<Problem>> (*kernels)()) {
-  return {name, kernels, describe, visit, nullptr, nullptr, nullptr, make, shrink, cost, shapes};
+  return {.name = name,
+          .kernels = kernels,
+          .describe = describe,
+          .visit_tensors = visit,
+          .make = make,
+          .check = check,
+          .shrink = shrink,
+          .cost = cost,
+          .shapes = shapes};
 }
 inline const Operation<Problem> kGood = make_operation("toy_good", good_kernels);
 inline const Operation<Problem> kMixed = make_operation("toy_mixed", mixed_kernels);

@@ -7,7 +7,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/operations.h"
-#include "kernel_pytorch/torch/op.h"
+#include "kernel_pytorch/torch/call.h"
 #include "kernel_pytorch/torch/plan.h"
 
 namespace kernel_pytorch::torch_ops {

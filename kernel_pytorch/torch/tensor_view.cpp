@@ -7,38 +7,18 @@
 #include <array>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/rows.h"
 
 namespace kernel_pytorch::torch_ops {
 namespace {
 
-// All but the last `kept` dimensions as one; false where one stride cannot address them.
-bool merge_leading(TensorView& view, int kept) {
-  int64_t size = 1, stride = 0;
-  for (int i = view.rank - kept - 1; i >= 0; --i) {
-    if (view.sizes[i] == 1) continue;
-    if (size != 1 && view.strides[i] != size * stride && view.element_count() > 0) return false;
-    if (size == 1) stride = view.strides[i];
-    size *= view.sizes[i];
-  }
-  TensorView merged = view;
-  merged.rank = static_cast<int8_t>(kept + 1);
-  merged.sizes[0] = size;
-  merged.strides[0] = stride;
-  for (int i = 0; i < kept; ++i) {
-    merged.sizes[i + 1] = view.size(i - kept);
-    merged.strides[i + 1] = view.stride(i - kept);
-  }
-  view = merged;
-  return true;
-}
-
 bool is_matrix(TensorView& view) {
   const bool is_dense = view.size(-1) <= 1 || view.stride(-1) == 1 || view.size(-2) <= 1 || view.stride(-2) == 1;
-  return merge_leading(view, 2) && is_dense;
+  return merge_front(view, 2) && is_dense;
 }
 bool are_rows(TensorView& view) {
   const bool is_dense = view.size(-1) <= 1 || view.stride(-1) == 1;
-  return merge_leading(view, 1) && is_dense;
+  return merge_front(view, 1) && is_dense;
 }
 
 // torch's numbers for our types, in the order of DType. They are asked for and not copied from a header: the stable ABI

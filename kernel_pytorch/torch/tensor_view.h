@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "kernel_pytorch/base/tensor_view.h"
-#include "kernel_pytorch/torch/schema.h"
+#include "kernel_pytorch/torch/argument_name.h"
 
 namespace kernel_pytorch::torch_ops {
 

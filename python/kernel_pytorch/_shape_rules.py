@@ -103,13 +103,13 @@ def size_of(word: Any, sizes: Mapping[str, Any]) -> Any:
     if not isinstance(word, str) or word in sizes:
         return sizes.get(word, word) if isinstance(word, str) else word
     formula = word.removeprefix("ceil(").removesuffix(")")
-    for operation in ("/", "-"):
+    for operation in ("/", "-", "*"):
         if operation in formula:
             left, right = (size_of(int(one) if one.isdigit() else one, sizes) for one in formula.split(operation))
             if left is None or right is None or (operation == "/" and right == 0):
                 return None
-            if operation == "-":
-                return left - right
+            if operation != "/":
+                return left - right if operation == "-" else left * right
             return -(-left // right) if word.startswith("ceil(") else left // right
     return None
 
@@ -141,6 +141,8 @@ def _dtype(output: dict[str, Any], values: dict[str, Any], dtype_name: Callable[
         return chosen
     if "dtype" in output:
         return str(output["dtype"])
+    if "dtype_named" in output:
+        return values[output["dtype_named"]]
     source = values.get(output["dtype_of"])
     if source is None:
         return None

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _library
 from ._interrupts import catching_interrupt, postponing_interrupt
+from ._supports import KernelSupport, supports
+from ._supports import problem as _problem
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +26,7 @@ __all__ = [
     "Candidate",
     "Decision",
     "Explanation",
+    "KernelSupport",
     "Key",
     "TuneProgress",
     "TuneReport",
@@ -36,6 +39,7 @@ __all__ = [
     "overlay",
     "record",
     "recorded",
+    "supports",
     "tune",
 ]
 
@@ -51,13 +55,9 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A kernel that was asked. `reason` says why not; `configs` are those it could run with."""
+class Candidate(KernelSupport):
+    """A kernel that was asked, and the `configs` that it could run with."""
 
-    kernel: str
-    origin: str
-    supported: bool
-    reason: str
     configs: tuple[str, ...]
     heuristic_config: str
 
@@ -196,21 +196,6 @@ class Decision:
     candidates: int = 0
     bytes: int = 0
     flops: int = 0
-
-
-def _problem(
-    op: str, shape: Sequence[int], dtype: str | torch.dtype, device: str | torch.device, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {
-        "op": op,
-        "shape": [int(size) for size in shape],
-        "dtype": str(dtype).removeprefix("torch."),
-        "device": str(device),
-        "options": {
-            name: value if isinstance(value, (bool, int, float)) else str(value).removeprefix("torch.")
-            for name, value in options.items()
-        },
-    }
 
 
 def explain(

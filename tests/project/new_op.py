@@ -72,6 +72,11 @@ pointwise::BackwardProblem make_backward(const registry::ProblemRequest& request
   return pointwise::make_backward(request, false, "tanh");
 }
 
+template <class Problem>
+void check(Problem& problem, Device device) {
+  pointwise::check_and_merge("squash", "x", problem, device);
+}
+
 std::vector<registry::ProblemRequest> shapes() {
   std::vector<registry::ProblemRequest> requests;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
@@ -82,9 +87,9 @@ std::vector<registry::ProblemRequest> shapes() {
 }
 
 constinit const registry::Operation<pointwise::ForwardProblem> kForward =
-    pointwise::forward_operation("squash_forward", make_forward, shapes);
+    pointwise::forward_operation("squash_forward", make_forward, check, shapes);
 constinit const registry::Operation<pointwise::BackwardProblem> kBackward =
-    pointwise::backward_operation("squash_backward", make_backward, shapes);
+    pointwise::backward_operation("squash_backward", make_backward, check, shapes);
 
 }  // namespace
 
@@ -93,7 +98,7 @@ void forward(const Forward& arguments, Context& context) {
   problem.kind = kKind;
   problem.gate = arguments.x;
   problem.output = arguments.output;
-  pointwise::check_and_merge("squash", "x", problem, context);
+  check(problem, context.device());
   registry::run_best(kForward, problem, context);
 }
 
@@ -103,7 +108,7 @@ void backward(const Backward& arguments, Context& context) {
   problem.grad_output = arguments.grad_output;
   problem.gate = arguments.x;
   problem.grad_gate = arguments.grad_input;
-  pointwise::check_and_merge("squash", "x", problem, context);
+  check(problem, context.device());
   registry::run_best(kBackward, problem, context);
 }
 

@@ -200,3 +200,29 @@ def test_fake_outputs_of_losses_and_lists(dtype, given):
     compare("block_select", None, None, scores, None, None, 40, 60, 16, 16, 1, given, None, 0.5, -1.0, 1, 1, given)
     pooled = (torch.randn(2, 4, 3, 8).to(dtype), torch.randn(2, 2, 8, 8).to(dtype))
     compare("block_select", *pooled, None, None, None, 40, 60, 16, 16, 2, given, 3, 0.5, -1.0, 1, 1, given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3), (0,)])
+def test_fake_outputs_are_like_real_ones_of_matmul(dtype, leading):
+    a, b = torch.randn(*leading, 3, 4).to(dtype), torch.randn(*leading, 5, 4).to(dtype).mT
+    compare("matmul", a, b, "full")
+    compare("matmul_forward", a, b, "full")
+    compare("matmul_add_", torch.zeros(*leading, 3, 5, dtype=dtype), a, b, 0.5)
+
+
+@pytest.mark.parametrize("word, dtype", [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_fake_outputs_are_like_real_ones_of_scaled_matmul(word, dtype):
+    codes, one = torch.ones(3, 16).to(torch.float8_e4m3fn), torch.ones(1)
+    compare("scaled_matmul", codes, codes, one, one, None, None, word, True)
+    assert torch.ops.kernel_pytorch.scaled_matmul(codes, codes, one, one, None, None, word, True).dtype is dtype
+
+
+def test_matmul_says_which_sizes_do_not_fit():
+    ops = torch.ops.kernel_pytorch
+    with pytest.raises(RuntimeError, match=r"matmul: a has shape \[4\], b has \[4, 5\]; they must have equally many"):
+        ops.matmul(torch.randn(4), torch.randn(4, 5), "full")
+    with pytest.raises(RuntimeError, match=r"matmul: b has shape \[3, 4, 5\]; its leading sizes must be a's, \[2\]"):
+        ops.matmul(torch.randn(2, 3, 4), torch.randn(3, 4, 5), "full")
+    with pytest.raises(RuntimeError, match='matmul: precision is "fp8"; known are full, tf32, bf16, bf16x3'):
+        ops.matmul(torch.randn(3, 4), torch.randn(4, 5), "fp8")

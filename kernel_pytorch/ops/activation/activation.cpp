@@ -1,19 +1,15 @@
 #include "kernel_pytorch/ops/activation/activation.h"
 
-#include <algorithm>
-
-#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/activation/operation.h"
 #include "kernel_pytorch/registry/choose.h"
-#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::activation {
 
-Kind kind_of(std::string_view word, std::string_view op) {
-  const std::vector<std::string_view> words = registry::words_of(pointwise::kKindWords);
-  const auto found = std::ranges::find(words, word);
-  KP_CHECK(found != words.end(), op, ": kind is \"", word, "\"; known are ", pointwise::kKindWords);
-  return static_cast<Kind>(found - words.begin());
+void check(pointwise::ForwardProblem& problem, Device device) {
+  pointwise::check_and_merge("activation", "x", problem, device);
+}
+void check(pointwise::BackwardProblem& problem, Device device) {
+  pointwise::check_and_merge("activation", "x", problem, device);
 }
 
 void forward(const Forward& arguments, Context& context) {
@@ -26,7 +22,7 @@ void forward(const Forward& arguments, Context& context) {
                                     .residual = arguments.residual,
                                     .seed = arguments.seed,
                                     .output = arguments.output};
-  pointwise::check_and_merge("activation", "x", problem, context);
+  check(problem, context.device());
   registry::run_best(kForward, problem, context);
 }
 
@@ -43,7 +39,7 @@ void backward(const Backward& arguments, Context& context) {
                                      .grad_up = {},
                                      .grad_gate_bias = arguments.grad_bias,
                                      .grad_up_bias = {}};
-  pointwise::check_and_merge("activation", "x", problem, context);
+  check(problem, context.device());
   registry::run_best(kBackward, problem, context);
 }
 

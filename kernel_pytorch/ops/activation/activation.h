@@ -23,9 +23,6 @@ namespace kernel_pytorch::activation {
 
 using Kind = pointwise::Kind;
 
-// The kind of a word such as "gelu_tanh"; throws kInvalidArgument naming `op` and the words there are.
-KP_EXPORT Kind kind_of(std::string_view word, std::string_view op);
-
 struct Forward {
   Kind kind = Kind::kGelu;
   TensorView x{};

@@ -115,9 +115,9 @@ void step_lists(const StepLists& lists, Context& context) {
   step(arguments, context);
 }
 
-void step(const Step& arguments, Context& context) {
+void check(const Step& arguments, Device device) {
   if (arguments.parameters.empty()) return;
-  const Checks checks(arguments, context.device());
+  const Checks checks(arguments, device);
   checks.check_types();
   for (size_t i = 0; i < arguments.parameters.size(); ++i) checks.check_parameter(i);
   checks.check_scalar("lr_tensor", arguments.lr_tensor);
@@ -130,6 +130,11 @@ void step(const Step& arguments, Context& context) {
            arguments.beta2, "; each must be at least 0 and below 1");
   KP_CHECK(!arguments.total_norm.is_present() || arguments.max_norm > 0, "adamw: max_norm is ", arguments.max_norm,
            "; with total_norm it must be positive");
+}
+
+void step(const Step& arguments, Context& context) {
+  if (arguments.parameters.empty()) return;
+  check(arguments, context.device());
   registry::run_best(kStep, arguments, context);
 }
 

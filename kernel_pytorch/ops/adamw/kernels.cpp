@@ -5,6 +5,7 @@
 #include "kernel_pytorch/ops/adamw/operation.h"
 #include "kernel_pytorch/ops/adamw/shapes.h"
 #include "kernel_pytorch/ops/support/tensor_list.h"
+#include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
@@ -127,6 +128,7 @@ constinit const registry::Operation<Step> kStep{.name = "adamw",
                                                 .visit_tensors = visit_tensors,
                                                 .filling = filling,
                                                 .make = make,
+                                                .check = registry::check_only<Step, check>,
                                                 .shrink = shrink,
                                                 .cost = cost,
                                                 .shapes = shapes};

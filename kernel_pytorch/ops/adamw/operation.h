@@ -6,6 +6,8 @@
 
 namespace kernel_pytorch::adamw {
 
+void check(const Step& problem, Device device);  // throws what step() throws
+
 extern const registry::Operation<Step> kStep;
 extern const registry::Kernel<Step> kReference, kCpu, kCuda;
 

@@ -23,12 +23,14 @@ void run(const registry::Operation<Problem>& operation, const Problem& checked, 
 }  // namespace
 
 void check_and_run(const ForwardProblem& problem, Context& context) {
-  check_forward(problem, context);
+  check(problem, context.device());
+  check_offsets("attention", problem.scoring, sizes_of(problem), context);
   run(kForward, problem, context);
 }
 
 void check_and_run(const BackwardProblem& problem, Context& context) {
-  check_backward(problem, context);
+  check(problem, context.device());
+  check_offsets("attention backward", problem.scoring, sizes_of(problem), context);
   run(kBackward, problem, context);
 }
 

@@ -63,7 +63,7 @@ struct Check {
   }
 
   void check_products(const TensorView& query, const TensorView& key, const TensorView& value);
-  void check_packed(const Context& context) const;
+  void check_packed() const;
   void check_part() const;
   // The type of a result: the query's or fp32; fp32 if the kernel adds to it.
   DType result_type(const TensorView& view, bool is_added_to) const {
@@ -97,7 +97,7 @@ void Check::check_products(const TensorView& query, const TensorView& key, const
            " heads, key has ", sizes.key_heads, "; the first must be a multiple of the second");
 }
 
-void Check::check_packed(const Context& context) const {
+void Check::check_packed() const {
   const TensorView &queries = scoring.cu_seqlens_q, &keys = scoring.cu_seqlens_k;
   KP_CHECK(queries.is_present() == keys.is_present(), op, ": query offsets are ",
            queries.is_present() ? "given" : "absent", ", key offsets are ", keys.is_present() ? "given" : "absent",
@@ -113,24 +113,6 @@ void Check::check_packed(const Context& context) const {
                           scoring.max_seqlen_k <= kMost;
   KP_CHECK(is_bounded, op, ": the longest sequence has ", scoring.max_seqlen_q, " queries and ", scoring.max_seqlen_k,
            " keys; give bounds from 0 to 2^31 - 1, at best the lengths of the longest");
-  check_offset_values({.op = op,
-                       .name = "cu_seqlens_q",
-                       .offsets = queries,
-                       .tensor = "query",
-                       .tokens = sizes.queries,
-                       .begins_with_zero = true,
-                       .longest = scoring.max_seqlen_q,
-                       .longest_name = "max_seqlen_q"},
-                      context);
-  check_offset_values({.op = op,
-                       .name = "cu_seqlens_k",
-                       .offsets = keys,
-                       .tensor = "key",
-                       .tokens = sizes.keys,
-                       .begins_with_zero = true,
-                       .longest = scoring.max_seqlen_k,
-                       .longest_name = "max_seqlen_k"},
-                      context);
 }
 
 void Check::check_part() const {
@@ -249,10 +231,10 @@ void Check::check_blocks(bool is_backward) const {
 
 }  // namespace
 
-void check_forward(const ForwardProblem& arguments, const Context& context) {
-  Check check{.op = "attention", .device = context.device(), .scoring = arguments.scoring};
+void check(const ForwardProblem& arguments, Device device) {
+  Check check{.op = "attention", .device = device, .scoring = arguments.scoring};
   check.check_products(arguments.query, arguments.key, arguments.value);
-  check.check_packed(context);
+  check.check_packed();
   check.check_part();
   check.check_scoring();
   check.check_blocks(false);
@@ -265,11 +247,11 @@ void check_forward(const ForwardProblem& arguments, const Context& context) {
                     "query's without its size");
 }
 
-void check_backward(const BackwardProblem& arguments, const Context& context) {
+void check(const BackwardProblem& arguments, Device device) {
   const Scoring& scoring = arguments.scoring;
-  Check check{.op = "attention backward", .device = context.device(), .scoring = scoring};
+  Check check{.op = "attention backward", .device = device, .scoring = scoring};
   check.check_products(arguments.query, arguments.key, arguments.value);
-  check.check_packed(context);
+  check.check_packed();
   check.check_part();
   check.check_scoring();
   check.check_blocks(true);
@@ -320,6 +302,24 @@ void check_backward(const BackwardProblem& arguments, const Context& context) {
              "; they must be equal");
     check.check_contiguous("the gradient of a captured tensor", grad);
   }
+}
+
+void check_offsets(std::string_view op, const Scoring& scoring, const Sizes& sizes, const Context& context) {
+  if (!scoring.cu_seqlens_q.is_present()) return;
+  const auto check = [&](std::string_view name, const TensorView& offsets, std::string_view tensor, int64_t tokens,
+                         int64_t longest, std::string_view longest_name) {
+    check_offset_values({.op = op,
+                         .name = name,
+                         .offsets = offsets,
+                         .tensor = tensor,
+                         .tokens = tokens,
+                         .begins_with_zero = true,
+                         .longest = longest,
+                         .longest_name = longest_name},
+                        context);
+  };
+  check("cu_seqlens_q", scoring.cu_seqlens_q, "query", sizes.queries, scoring.max_seqlen_q, "max_seqlen_q");
+  check("cu_seqlens_k", scoring.cu_seqlens_k, "key", sizes.keys, scoring.max_seqlen_k, "max_seqlen_k");
 }
 
 }  // namespace kernel_pytorch::attention

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernel_pytorch/ops/attention/check.h"
 #include "kernel_pytorch/ops/attention/cuda/alignment_cuda.h"
 #include "kernel_pytorch/ops/attention/operation.h"
 #include "kernel_pytorch/ops/attention/shapes.h"
@@ -205,6 +206,7 @@ constinit const registry::Operation<ForwardProblem> kForward{.name = "attention_
                                                              .precision = precision<ForwardProblem>,
                                                              .set_trial_inputs = set_trial_forward,
                                                              .make = make_forward,
+                                                             .check = registry::check_only<ForwardProblem, check>,
                                                              .shrink = shrink_forward,
                                                              .cost = forward_cost,
                                                              .shapes = shapes};
@@ -216,6 +218,7 @@ constinit const registry::Operation<BackwardProblem> kBackward{.name = "attentio
                                                                .precision = precision<BackwardProblem>,
                                                                .set_trial_inputs = set_trial_backward,
                                                                .make = make_backward,
+                                                               .check = registry::check_only<BackwardProblem, check>,
                                                                .shrink = shrink_backward,
                                                                .cost = backward_cost,
                                                                .shapes = shapes};

@@ -61,8 +61,7 @@ Words::Words(const ProblemRequest& given) : request(given) {
   sizes.size = shape.back();
   sizes.key_heads = whole("key_heads", sizes.heads);
   sizes.value_size = whole("value_size", sizes.size);
-  KP_CHECK(sizes.key_heads > 0 ? sizes.heads % sizes.key_heads == 0 : sizes.heads == 0,
-           "option key_heads=", sizes.key_heads, ": heads, ", sizes.heads, ", must be a multiple of it");
+  KP_CHECK(sizes.key_heads >= 0, "option key_heads=", sizes.key_heads, ": it cannot be negative");
   KP_CHECK(sizes.value_size >= 0, "option value_size=", sizes.value_size, ": it cannot be negative");
   layout = registry::choice_option(request, "layout", {"bhsd", "bshd", "qkv"}, "bhsd");
   const int64_t packed = whole("sequences", 0);

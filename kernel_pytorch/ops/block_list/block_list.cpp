@@ -157,9 +157,9 @@ std::vector<Grid> grids_of(const Selection& selection) {
   return grids;
 }
 
-void select(const Select& arguments, Context& context) {
-  const ListCheck check{"block_select", context.device()};
-  Selection selection = selection_of(arguments);
+void check(Selection& selection, Device device) {
+  const ListCheck check{"block_select", device};
+  const Select& arguments = selection.given;
   const Grid& grid = selection.grid;
   if (arguments.scores.is_present()) {
     check_scores(check, arguments, grid);
@@ -183,11 +183,16 @@ void select(const Select& arguments, Context& context) {
     check.check("map", arguments.map, {shape.sizes[0], shape.sizes[1], shape.sizes[2], shape.sizes[3]});
   }
   choose_share_of(selection.grid, arguments.sparsity);  // looks at every row: of shapes that are right
+}
+
+void select(const Select& arguments, Context& context) {
+  Selection selection = selection_of(arguments);
+  check(selection, context.device());
   registry::run_best(kSelect, selection, context);
 }
 
-void build(const Build& arguments, Context& context) {
-  const ListCheck check{"block_list", context.device()};
+void check(const Build& arguments, Device device) {
+  const ListCheck check{"block_list", device};
   const TensorView& map = arguments.map;
   KP_CHECK(map.is_present(), "block_list: map is missing");
   check.check_map("map", map);
@@ -195,6 +200,10 @@ void build(const Build& arguments, Context& context) {
   check.check_list("full_rows", arguments.full_rows, map, map.sizes[2], map.sizes[3]);
   check.check_list("columns", arguments.columns, map, map.sizes[3], map.sizes[2]);
   check.check_list("full_columns", arguments.full_columns, map, map.sizes[3], map.sizes[2]);
+}
+
+void build(const Build& arguments, Context& context) {
+  check(arguments, context.device());
   registry::run_best(kBuild, arguments, context);
 }
 

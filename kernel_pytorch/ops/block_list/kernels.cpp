@@ -6,6 +6,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/block_list/operation.h"
 #include "kernel_pytorch/ops/block_list/shapes.h"
+#include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
@@ -58,8 +59,7 @@ Build make_build(const registry::ProblemRequest& request) {
   const int word = registry::choice_option(request, "lists", {"all", "rows", "columns", "partial"}, "all");
   const bool wants_rows = word != 2, wants_columns = word != 1, wants_full = word != 3;
   Build problem;
-  const DType dtype = request.dtype == DType::kBool ? DType::kBool : DType::kInt8;
-  problem.map = contiguous_view(nullptr, dtype, request.shape, request.device);
+  problem.map = contiguous_view(nullptr, request.dtype, request.shape, request.device);
   const int64_t rows = request.shape[2], columns = request.shape[3];
   if (wants_rows) problem.rows = list_for(problem.map, rows, columns);
   if (wants_rows && wants_full) problem.full_rows = list_for(problem.map, rows, columns);
@@ -156,7 +156,6 @@ Selection make_select(const registry::ProblemRequest& request) {
   given.sinks = number("sinks", 1);
   given.local = number("local", 1);
   Selection problem = selection_of(given);
-  choose_share_of(problem.grid, given.sparsity);
   const Grid& grid = problem.grid;
   const auto view = [&](DType dtype, std::initializer_list<int64_t> sizes) {
     return contiguous_view(nullptr, dtype, sizes, request.device);
@@ -203,6 +202,7 @@ constinit const registry::Operation<Build> kBuild{.name = "block_list",
                                                   .visit_tensors = visit_build,
                                                   .filling = fill_build,
                                                   .make = make_build,
+                                                  .check = registry::check_only<Build, check>,
                                                   .shrink = shrink_build,
                                                   .cost = build_cost,
                                                   .shapes = build_shapes};
@@ -212,6 +212,7 @@ constinit const registry::Operation<Selection> kSelect{.name = "block_select",
                                                        .visit_tensors = visit_select,
                                                        .set_trial_inputs = set_trial_select,
                                                        .make = make_select,
+                                                       .check = check,
                                                        .shrink = shrink_select,
                                                        .cost = select_cost,
                                                        .shapes = select_shapes};

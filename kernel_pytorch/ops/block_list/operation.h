@@ -9,6 +9,8 @@
 
 namespace kernel_pytorch::block_list {
 
+void check(const Build& problem, Device device);  // throws what build() throws
+
 extern const registry::Operation<Build> kBuild;
 extern const registry::Kernel<Build> kBuildReference, kBuildCpu, kBuildCuda;
 
@@ -24,6 +26,7 @@ struct Selection {
   int64_t group() const { return has_scores() ? 1 : heads() / given.key.sizes[1]; }
 };
 Selection selection_of(const Select& arguments);  // without the shares of its rows
+void check(Selection& selection, Device device);  // throws what select() throws; sets the shares of its rows
 void choose_share_of(Grid& grid, double sparsity);
 // The grid of each batch entry, or one for all, from lengths in host memory.
 std::vector<Grid> grids_of(const Selection& selection);

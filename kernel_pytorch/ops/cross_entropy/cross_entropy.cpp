@@ -65,7 +65,8 @@ void check_inputs(const ArgumentCheck& check, Problem& problem) {
            kOp, ": grad_logits are the logits, which have strides ",
            shape_text({problem.logits.strides.data(), static_cast<size_t>(problem.logits.rank)}),
            "; in place they must be contiguous");
-  if (check.device.kind == DeviceKind::kCpu) check_targets(problem.target, problem.options);
+  if (check.device.kind == DeviceKind::kCpu && problem.target.data != nullptr)
+    check_targets(problem.target, problem.options);
 }
 
 void check_partials(const ArgumentCheck& check, const Problem& problem) {
@@ -87,17 +88,34 @@ void flatten(TensorView& view) {
   if (view.is_present()) view = contiguous_view(view.data, view.dtype, {view.element_count()}, view.device);
 }
 
-void run(const registry::Operation<Problem>& operation, Problem& problem, Context& context) {
+void normalize(Problem& problem) {
   TensorView* views[] = {&problem.logits, &problem.grad_logits};
   merge_leading_dimensions(views);
   for (TensorView* view : {&problem.target, &problem.given_lse, &problem.grad_loss, &problem.loss, &problem.lse,
                            &problem.total, &problem.partials}) {
     flatten(*view);
   }
-  registry::run_best(operation, problem, context);
 }
 
 }  // namespace
+
+void check_forward(Problem& problem, Device device) {
+  const ArgumentCheck check{kOp, "logits", problem.logits, device};
+  check_inputs(check, problem);
+  check.check_statistics("loss", problem.loss);
+  check.check_statistics("lse", problem.lse);
+  check_partials(check, problem);
+  KP_CHECK(std::isfinite(problem.gradient_scale), kOp, ": gradient_scale is ", problem.gradient_scale,
+           "; it must be finite");
+  if (problem.total.is_present()) {
+    KP_CHECK(problem.reduction != Reduction::kNone, kOp, ": total is asked for with reduction none");
+    KP_CHECK(problem.loss.is_present(), kOp, ": total is asked for without loss, which it is the sum of");
+    check.check_device("total", problem.total);
+    KP_CHECK(problem.total.element_count() == 1 && problem.total.dtype == problem.loss.dtype, kOp, ": total is ",
+             problem.total, "; it must be one ", problem.loss.dtype);
+  }
+  normalize(problem);
+}
 
 void forward(const Forward& arguments, Context& context) {
   Problem problem{.logits = arguments.logits,
@@ -113,21 +131,25 @@ void forward(const Forward& arguments, Context& context) {
                   .options = arguments.options,
                   .reduction = arguments.reduction,
                   .gradient_scale = arguments.gradient_scale};
-  const ArgumentCheck check{kOp, "logits", problem.logits, context.device()};
+  check_forward(problem, context.device());
+  registry::run_best(kForward, problem, context);
+}
+
+void check_backward(Problem& problem, Device device) {
+  const ArgumentCheck check{kOp, "logits", problem.logits, device};
   check_inputs(check, problem);
-  check.check_statistics("loss", problem.loss);
-  check.check_statistics("lse", problem.lse);
-  check_partials(check, problem);
-  KP_CHECK(std::isfinite(arguments.gradient_scale), kOp, ": gradient_scale is ", arguments.gradient_scale,
-           "; it must be finite");
-  if (problem.total.is_present()) {
-    KP_CHECK(problem.reduction != Reduction::kNone, kOp, ": total is asked for with reduction none");
-    KP_CHECK(problem.loss.is_present(), kOp, ": total is asked for without loss, which it is the sum of");
-    check.check_device("total", problem.total);
-    KP_CHECK(problem.total.element_count() == 1 && problem.total.dtype == problem.loss.dtype, kOp, ": total is ",
-             problem.total, "; it must be one ", problem.loss.dtype);
-  }
-  run(kForward, problem, context);
+  KP_CHECK(problem.given_lse.is_present(), kOp, " backward: lse is missing; forward returns it");
+  check.check_statistics("lse", problem.given_lse);
+  KP_CHECK(problem.grad_logits.is_present(), kOp, " backward: grad_logits are missing");
+  const TensorView& gradient = problem.grad_loss;
+  KP_CHECK(gradient.is_present(), kOp, " backward: grad_loss is missing");
+  check.check_device("grad_loss", gradient);
+  const int64_t rows = rows_of(problem.logits);
+  KP_CHECK(gradient.dtype == problem.given_lse.dtype && is_contiguous(gradient) &&
+               (gradient.element_count() == rows || gradient.element_count() == 1),
+           kOp, " backward: grad_loss is ", gradient, "; it must be ", problem.given_lse.dtype,
+           ", contiguous, with one element or one for each of the ", rows, " rows");
+  normalize(problem);
 }
 
 void backward(const Backward& arguments, Context& context) {
@@ -144,20 +166,8 @@ void backward(const Backward& arguments, Context& context) {
                   .options = arguments.options,
                   .reduction = Reduction::kNone,
                   .gradient_scale = 1};
-  const ArgumentCheck check{kOp, "logits", problem.logits, context.device()};
-  check_inputs(check, problem);
-  KP_CHECK(problem.given_lse.is_present(), kOp, " backward: lse is missing; forward returns it");
-  check.check_statistics("lse", problem.given_lse);
-  KP_CHECK(problem.grad_logits.is_present(), kOp, " backward: grad_logits are missing");
-  const TensorView& gradient = problem.grad_loss;
-  KP_CHECK(gradient.is_present(), kOp, " backward: grad_loss is missing");
-  check.check_device("grad_loss", gradient);
-  const int64_t rows = rows_of(problem.logits);
-  KP_CHECK(gradient.dtype == problem.given_lse.dtype && is_contiguous(gradient) &&
-               (gradient.element_count() == rows || gradient.element_count() == 1),
-           kOp, " backward: grad_loss is ", gradient, "; it must be ", problem.given_lse.dtype,
-           ", contiguous, with one element or one for each of the ", rows, " rows");
-  run(kBackward, problem, context);
+  check_backward(problem, context.device());
+  registry::run_best(kBackward, problem, context);
 }
 
 void forward_rows(const Forward& arguments, Context& context) {
@@ -184,18 +194,22 @@ void reduce(const Reduced& arguments, Context& context) {
           context);
 }
 
-void rescale(const Rescale& arguments, Context& context) {
-  const ArgumentCheck check{"cross_entropy rescale", "tensor", arguments.tensor, context.device()};
+void check_rescale(RescaleProblem& problem, Device device) {
+  const ArgumentCheck check{"cross_entropy rescale", "tensor", problem.tensor, device};
   check.check_main();
-  check.check_output("tensor", arguments.tensor);
-  const DType wanted = arguments.tensor.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  KP_CHECK(arguments.scale.is_present(), check.op, ": scale is missing");
-  check.check_device("scale", arguments.scale);
-  KP_CHECK(arguments.scale.element_count() == 1 && arguments.scale.dtype == wanted, check.op, ": scale is ",
-           arguments.scale, "; it must be one ", wanted);
-  RescaleProblem problem{.tensor = arguments.tensor, .scale = arguments.scale};
+  check.check_output("tensor", problem.tensor);
+  const DType wanted = problem.tensor.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  KP_CHECK(problem.scale.is_present(), check.op, ": scale is missing");
+  check.check_device("scale", problem.scale);
+  KP_CHECK(problem.scale.element_count() == 1 && problem.scale.dtype == wanted, check.op, ": scale is ", problem.scale,
+           "; it must be one ", wanted);
   flatten(problem.tensor);
   flatten(problem.scale);
+}
+
+void rescale(const Rescale& arguments, Context& context) {
+  RescaleProblem problem{.tensor = arguments.tensor, .scale = arguments.scale};
+  check_rescale(problem, context.device());
   registry::run_best(kRescale, problem, context);
 }
 

@@ -4,6 +4,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
 #include "kernel_pytorch/ops/cross_entropy/shapes.h"
+#include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
@@ -23,49 +24,20 @@ std::span<const registry::Kernel<RescaleProblem>> rescale_kernels() {
   return kKernels;
 }
 
-void describe(const Problem& problem, tuning::KeyBuilder& key) {
-  key.field("rows", tuning::bucket(rows_of(problem.logits)));
-  key.field("columns", columns_of(problem.logits));
-  key.field("dtype", problem.logits.dtype);
-  key.field("target", problem.target);
-  key.field("weight", problem.weight);
-  key.field("given_lse", problem.given_lse);
-  key.field("grad_loss", problem.grad_loss);
-  key.field("loss", problem.loss);
-  key.field("lse", problem.lse);
-  key.field("total", problem.total);
-  key.field("grad_logits", problem.grad_logits);
-  key.field("partials", problem.partials);
-  key.field("reduction", static_cast<int64_t>(problem.reduction));
-  key.field("softcap", problem.options.softcap != 0);
-  key.field("smoothed", problem.options.label_smoothing != 0);
-  key.field("dense", problem.logits.rank == 2 && problem.logits.strides[1] == 1);
-}
-void describe(const RescaleProblem& problem, tuning::KeyBuilder& key) {
-  key.field("elements", tuning::bucket(problem.tensor.element_count()));
-  key.field("dtype", problem.tensor.dtype);
-  key.field("scale", problem.scale);
-}
-
-using registry::Role;
-
-void visit_tensors(Problem& problem, registry::TensorVisitor visit, void* state) {
-  const registry::PresentTensors call{visit, state};
-  call("logits", Role::kInput, problem.logits);
-  call("target", Role::kInput, problem.target);
-  call("weight", Role::kInput, problem.weight);
-  call("given_lse", Role::kInput, problem.given_lse);
-  call("grad_loss", Role::kInput, problem.grad_loss);
-  call("loss", Role::kOutput, problem.loss);
-  call("lse", Role::kOutput, problem.lse);
-  call("total", Role::kOutput, problem.total);
-  call("grad_logits", Role::kOutput, problem.grad_logits);
-  call("partials", Role::kOutput, problem.partials);
-}
-void visit_tensors(RescaleProblem& problem, registry::TensorVisitor visit, void* state) {
-  visit(state, "tensor", Role::kUpdated, problem.tensor);
-  visit(state, "scale", Role::kInput, problem.scale);
-}
+constexpr auto kOptionKeys = field_group<Options>(
+    option<&Options::ignore_index>(), option<&Options::label_smoothing>({.key = KeyPart::kPresence}),
+    option<&Options::z_loss>(), option<&Options::softcap>({.key = KeyPart::kPresence}), option<&Options::vocabulary>(),
+    option<&Options::first_column>());
+constexpr auto kProblemFields = fields<Problem>(
+    input<&Problem::logits>({.shape = "... columns", .leads = true}), input<&Problem::target>(),
+    optional_input<&Problem::weight>(), optional_input<&Problem::given_lse>(), optional_input<&Problem::grad_loss>(),
+    output<&Problem::loss>({.optional = true}), output<&Problem::lse>({.optional = true}),
+    output<&Problem::total>({.optional = true}), output<&Problem::grad_logits>({.optional = true}),
+    output<&Problem::partials>({.optional = true}), all_of<&Problem::options, kOptionKeys>(),
+    option<&Problem::reduction>({.key = KeyPart::kValue, .choices = "none sum mean"}),
+    option<&Problem::gradient_scale>());
+constexpr auto kRescaleProblem = fields<RescaleProblem>(
+    updated<&RescaleProblem::tensor>({.shape = "...", .leads = true}), input<&RescaleProblem::scale>());
 
 registry::Filling filling(const Problem& problem, std::string_view tensor) {
   if (tensor == "target") return {.content = registry::Content::kIndices, .limit = problem.options.vocabulary};
@@ -89,11 +61,11 @@ Problem shrink(const Problem& problem, int64_t elements) {
   return small;
 }
 
-registry::Cost cost(const Problem& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit_tensors), .flops = 8 * problem.logits.element_count()};
+int64_t flops(const Problem& problem) {
+  return 8 * problem.logits.element_count();
 }
-registry::Cost cost(const RescaleProblem& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit_tensors), .flops = problem.tensor.element_count()};
+int64_t rescale_flops(const RescaleProblem& problem) {
+  return problem.tensor.element_count();
 }
 
 Options options_of(const registry::ProblemRequest& request, int64_t columns) {
@@ -148,6 +120,7 @@ Problem make_backward(const registry::ProblemRequest& request) {
 }
 
 RescaleProblem make_rescale(const registry::ProblemRequest& request) {
+  registry::check_options(request, {});
   const TensorView rows = registry::rows_view(request);
   const TensorView factor = contiguous_view(
       nullptr, request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32, {1}, request.device);
@@ -156,33 +129,29 @@ RescaleProblem make_rescale(const registry::ProblemRequest& request) {
 
 }  // namespace
 
-constinit const registry::Operation<Problem> kForward{.name = "cross_entropy_forward",
-                                                      .kernels = forward_kernels,
-                                                      .describe = describe,
-                                                      .visit_tensors = visit_tensors,
-                                                      .filling = filling,
-                                                      .make = make_forward,
-                                                      .shrink = shrink,
-                                                      .cost = cost,
-                                                      .shapes = shapes};
-constinit const registry::Operation<Problem> kBackward{.name = "cross_entropy_backward",
-                                                       .kernels = backward_kernels,
-                                                       .describe = describe,
-                                                       .visit_tensors = visit_tensors,
-                                                       .filling = filling,
-                                                       .make = make_backward,
-                                                       .shrink = shrink,
-                                                       .cost = cost,
-                                                       .shapes = shapes};
-constinit const registry::Operation<RescaleProblem> kRescale{.name = "cross_entropy_rescale",
-                                                             .kernels = rescale_kernels,
-                                                             .describe = describe,
-                                                             .visit_tensors = visit_tensors,
-                                                             .filling = filling,
-                                                             .make = make_rescale,
-                                                             .shrink = nullptr,
-                                                             .cost = cost,
-                                                             .shapes = rescale_shapes};
+constinit const registry::Operation<Problem> kForward =
+    registry::declared<Problem, kProblemFields, flops>({.name = "cross_entropy_forward",
+                                                        .kernels = forward_kernels,
+                                                        .filling = filling,
+                                                        .make = make_forward,
+                                                        .check = check_forward,
+                                                        .shrink = shrink,
+                                                        .shapes = shapes});
+constinit const registry::Operation<Problem> kBackward =
+    registry::declared<Problem, kProblemFields, flops>({.name = "cross_entropy_backward",
+                                                        .kernels = backward_kernels,
+                                                        .filling = filling,
+                                                        .make = make_backward,
+                                                        .check = check_backward,
+                                                        .shrink = shrink,
+                                                        .shapes = shapes});
+constinit const registry::Operation<RescaleProblem> kRescale =
+    registry::declared<RescaleProblem, kRescaleProblem, rescale_flops>({.name = "cross_entropy_rescale",
+                                                                        .kernels = rescale_kernels,
+                                                                        .filling = filling,
+                                                                        .make = make_rescale,
+                                                                        .check = check_rescale,
+                                                                        .shapes = rescale_shapes});
 
 namespace {
 

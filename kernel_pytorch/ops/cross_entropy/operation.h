@@ -30,6 +30,11 @@ struct RescaleProblem {
 extern const registry::Kernel<Problem> kReference, kCpu, kCudaCluster, kCudaBlock;
 extern const registry::Kernel<RescaleProblem> kRescaleReference, kRescaleCpu, kRescaleCuda;
 
+// Throw what the ops throw; leave the problem as described above.
+void check_forward(Problem& problem, Device device);
+void check_backward(Problem& problem, Device device);
+void check_rescale(RescaleProblem& problem, Device device);
+
 extern const registry::Operation<Problem> kForward, kBackward;
 extern const registry::Operation<RescaleProblem> kRescale;
 

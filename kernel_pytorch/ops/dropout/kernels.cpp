@@ -31,7 +31,7 @@ std::vector<registry::ProblemRequest> shapes() {
 }  // namespace
 
 constinit const registry::Operation<pointwise::ForwardProblem> kForward =
-    pointwise::forward_operation("dropout", make, shapes);
+    pointwise::forward_operation("dropout", make, check, shapes);
 
 namespace {
 

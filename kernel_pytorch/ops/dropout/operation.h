@@ -6,6 +6,9 @@
 
 namespace kernel_pytorch::dropout {
 
+// Throw what the op's calls throw; leave the problem merged.
+void check(pointwise::ForwardProblem& problem, Device device);
+
 extern const registry::Operation<pointwise::ForwardProblem> kForward;
 
 }  // namespace kernel_pytorch::dropout

@@ -70,21 +70,23 @@ int64_t checked_index(const TensorView& indices, int64_t position, int64_t rows)
   return index;
 }
 
-void forward(const Forward& arguments, Context& context) {
-  const Device device = context.device();
+void check(Forward& arguments, Device device) {
   check_indices(arguments.indices, device);
   check_table("weight", arguments.weight, device);
   check_rows("output", arguments.output, arguments.indices, "weight", arguments.weight, device);
   check_contiguous("output", arguments.output);
+  arguments.indices = as_list(arguments.indices);
+  arguments.output = contiguous_view(arguments.output.data, arguments.output.dtype,
+                                     {arguments.indices.element_count(), columns_of(arguments.weight)}, device);
+}
+
+void forward(const Forward& arguments, Context& context) {
   Forward problem = arguments;
-  problem.indices = as_list(arguments.indices);
-  problem.output = contiguous_view(arguments.output.data, arguments.output.dtype,
-                                   {arguments.indices.element_count(), columns_of(arguments.weight)}, device);
+  check(problem, context.device());
   registry::run_best(kForward, problem, context);
 }
 
-void backward(const Backward& arguments, Context& context) {
-  const Device device = context.device();
+void check(Backward& arguments, Device device) {
   check_indices(arguments.indices, device);
   check_table("grad_weight", arguments.grad_weight, device);
   check_contiguous("grad_weight", arguments.grad_weight);
@@ -92,10 +94,14 @@ void backward(const Backward& arguments, Context& context) {
   const int64_t rows = arguments.grad_weight.sizes[0], padding = arguments.padding_index;
   KP_CHECK(padding >= -1 && padding < std::max<int64_t>(rows, 1), "embedding: padding_index is ", padding,
            ", the table has ", rows, " rows; it must be a row, or -1 for none");
-  Backward problem = arguments;
-  problem.indices = as_list(arguments.indices);
-  TensorView* views[] = {&problem.grad_output};
+  arguments.indices = as_list(arguments.indices);
+  TensorView* views[] = {&arguments.grad_output};
   merge_leading_dimensions(views);
+}
+
+void backward(const Backward& arguments, Context& context) {
+  Backward problem = arguments;
+  check(problem, context.device());
   registry::run_best(kBackward, problem, context);
 }
 

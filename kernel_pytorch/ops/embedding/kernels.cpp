@@ -90,15 +90,17 @@ constinit const registry::Operation<Forward> kForward =
                                                  .describe = describe_forward,
                                                  .filling = fill_forward,
                                                  .make = make_forward,
+                                                 .check = check,
                                                  .cost = forward_cost,
                                                  .shapes = shapes});
 constinit const registry::Operation<Backward> kBackward =
-    registry::declared<Backward, kBackwardFields, nullptr, backward_flops>({.name = "embedding_backward",
-                                                                            .kernels = backward_kernels,
-                                                                            .describe = describe_backward,
-                                                                            .filling = fill_backward,
-                                                                            .make = make_backward,
-                                                                            .shapes = shapes});
+    registry::declared<Backward, kBackwardFields, backward_flops>({.name = "embedding_backward",
+                                                                   .kernels = backward_kernels,
+                                                                   .describe = describe_backward,
+                                                                   .filling = fill_backward,
+                                                                   .make = make_backward,
+                                                                   .check = check,
+                                                                   .shapes = shapes});
 
 namespace {
 

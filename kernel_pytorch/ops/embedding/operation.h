@@ -7,6 +7,10 @@
 
 namespace kernel_pytorch::embedding {
 
+// Throw what forward() and backward() throw; afterwards indices and rows are lists.
+void check(Forward& problem, Device device);
+void check(Backward& problem, Device device);
+
 extern const registry::Operation<Forward> kForward;
 extern const registry::Operation<Backward> kBackward;
 extern const registry::Kernel<Forward> kForwardReference, kForwardCpu, kForwardCuda;

@@ -9,6 +9,7 @@
 #include "kernel_pytorch/expression/text.h"
 #include "kernel_pytorch/expression/tile.h"
 #include "kernel_pytorch/ops/engines/expression/tiles.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::evaluate_expression {
 namespace {
@@ -53,5 +54,14 @@ void forward(const Forward& arguments, Context& context) {
                      score.as<float>() + first, keys, std::span(&rows, 1), workspace.get());
   });
 }
+
+namespace {
+
+constexpr auto kDeclarations = registry::plain<Forward, forward>("evaluate_expression", kFields);
+
+}  // namespace
+
+extern const registry::OpEntry kEntry;
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations};
 
 }  // namespace kernel_pytorch::evaluate_expression

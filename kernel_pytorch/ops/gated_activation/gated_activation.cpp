@@ -32,8 +32,16 @@ void check_packed(const TensorView& x, const TensorView& bias) {
 
 }  // namespace
 
+void check(pointwise::ForwardProblem& problem, Device device) {
+  check_gate(problem.kind, problem.up);
+  pointwise::check_and_merge("gated_activation", "gate", problem, device);
+}
+void check(pointwise::BackwardProblem& problem, Device device) {
+  check_gate(problem.kind, problem.up);
+  pointwise::check_and_merge("gated_activation", "gate", problem, device);
+}
+
 void forward(const Forward& arguments, Context& context) {
-  check_gate(arguments.kind, arguments.up);
   pointwise::ForwardProblem problem{.kind = arguments.kind,
                                     .dropout = arguments.dropout_p,
                                     .gate = arguments.gate,
@@ -43,12 +51,11 @@ void forward(const Forward& arguments, Context& context) {
                                     .residual = arguments.residual,
                                     .seed = arguments.seed,
                                     .output = arguments.output};
-  pointwise::check_and_merge("gated_activation", "gate", problem, context);
+  check(problem, context.device());
   registry::run_best(kForward, problem, context);
 }
 
 void backward(const Backward& arguments, Context& context) {
-  check_gate(arguments.kind, arguments.up);
   pointwise::BackwardProblem problem{.kind = arguments.kind,
                                      .dropout = arguments.dropout_p,
                                      .grad_output = arguments.grad_output,
@@ -61,7 +68,7 @@ void backward(const Backward& arguments, Context& context) {
                                      .grad_up = arguments.grad_up,
                                      .grad_gate_bias = arguments.grad_gate_bias,
                                      .grad_up_bias = arguments.grad_up_bias};
-  pointwise::check_and_merge("gated_activation", "gate", problem, context);
+  check(problem, context.device());
   registry::run_best(kBackward, problem, context);
 }
 

@@ -20,9 +20,9 @@ std::vector<registry::ProblemRequest> shapes() {
 }  // namespace
 
 constinit const registry::Operation<pointwise::ForwardProblem> kForward =
-    pointwise::forward_operation("gated_activation_forward", make_forward, shapes);
+    pointwise::forward_operation("gated_activation_forward", make_forward, check, shapes);
 constinit const registry::Operation<pointwise::BackwardProblem> kBackward =
-    pointwise::backward_operation("gated_activation_backward", make_backward, shapes);
+    pointwise::backward_operation("gated_activation_backward", make_backward, check, shapes);
 
 namespace {
 

@@ -46,15 +46,16 @@ struct Forward {
   TensorView preactivation{};  // optional; with an activation
 };
 
-inline constexpr auto kForwardFields =
-    fields<Forward>(input<&Forward::x>({.shape = "... in", .leads = true, .memory = MemoryLayout::kRows}),
-                    input<&Forward::weight>({.shape = "out in", .memory = MemoryLayout::kMatrix}),
-                    optional_input<&Forward::bias>({.shape = "out", .memory = MemoryLayout::kContiguous}),
-                    optional_input<&Forward::residual>({.shape = "... columns", .memory = MemoryLayout::kRows}),
-                    option<&Forward::activation>({.key = KeyPart::kValue, .choices = kActivationNames}),
-                    option<&Forward::gated>({.key = KeyPart::kValue}),
-                    output<&Forward::output>({.shape = "... out/2 | ... out", .shape_by = "gated", .dtype = "x"}),
-                    saved<&Forward::preactivation>({.shape = "0 | ... out", .shape_by = "activation", .dtype = "x"}));
+inline constexpr auto kForwardFields = fields<Forward>(
+    input<&Forward::x>({.shape = "... in", .leads = true, .memory = MemoryLayout::kRows}),
+    input<&Forward::weight>({.shape = "out in", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
+    optional_input<&Forward::bias>({.shape = "out", .memory = MemoryLayout::kContiguous, .usual = true}),
+    optional_input<&Forward::residual>(
+        {.shape = "... out/2 | ... out", .shape_by = "gated", .memory = MemoryLayout::kRows}),
+    option<&Forward::activation>({.key = KeyPart::kValue, .choices = kActivationNames}),
+    option<&Forward::gated>({.key = KeyPart::kValue}),
+    output<&Forward::output>({.shape = "... out/2 | ... out", .shape_by = "gated", .dtype = "x"}),
+    saved<&Forward::preactivation>({.shape = "0 | ... out", .shape_by = "activation", .dtype = "x"}));
 
 // The residual's gradient is grad_output itself.
 struct Backward {
@@ -71,10 +72,10 @@ struct Backward {
 };
 
 inline constexpr auto kBackwardFields = fields<Backward>(
-    input<&Backward::grad_output>({.shape = "... columns", .memory = MemoryLayout::kRows}),
+    input<&Backward::grad_output>({.shape = "... out/2 | ... out", .shape_by = "gated", .memory = MemoryLayout::kRows}),
     input<&Backward::x>({.shape = "... in", .leads = true, .memory = MemoryLayout::kRows}),
-    input<&Backward::weight>({.shape = "out in", .memory = MemoryLayout::kMatrix}),
-    optional_input<&Backward::bias>({.shape = "out", .memory = MemoryLayout::kContiguous}),
+    input<&Backward::weight>({.shape = "out in", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
+    optional_input<&Backward::bias>({.shape = "out", .memory = MemoryLayout::kContiguous, .usual = true}),
     input<&Backward::preactivation>({.shape = "0 | ... out", .shape_by = "activation", .memory = MemoryLayout::kRows}),
     option<&Backward::activation>({.key = KeyPart::kValue, .choices = kActivationNames}),
     option<&Backward::gated>({.key = KeyPart::kValue}),

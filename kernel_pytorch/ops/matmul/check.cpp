@@ -1,5 +1,7 @@
 // The checks of a product, and its normal form: three dimensions everywhere, strides that kernels can rely on.
+#include <algorithm>
 #include <array>
+#include <span>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/matmul/operation.h"
@@ -17,14 +19,16 @@ void check_type(std::string_view name, const TensorView& view, DType first, DTyp
            first == second ? "" : " or ", first == second ? std::string_view() : name_of(second));
 }
 
-// [rows, columns] is [1, rows, columns].
-void lift(std::string_view name, TensorView& view, bool has_batch) {
-  KP_CHECK(view.rank == (has_batch ? 3 : 2), "matmul: ", name, " has shape ", shape_text(view.shape()),
-           "; it must have ", has_batch ? "three dimensions, as a" : "two dimensions, as a");
-  if (has_batch) return;
-  view.rank = 3;
-  view.sizes = {1, view.sizes[0], view.sizes[1]};
-  view.strides = {0, view.strides[0], view.strides[1]};
+// [batch, rows, columns], the leading dimensions merged; [rows, columns] is [1, rows, columns]. They are a's.
+void lift(std::string_view name, TensorView& view, std::span<const int64_t> leading) {
+  const auto rank = leading.size() + 2;
+  KP_CHECK(view.rank == static_cast<int>(rank), "matmul: ", name, " has shape ", shape_text(view.shape()),
+           "; it must have ", rank, " dimensions, as a");
+  KP_CHECK(std::ranges::equal(view.shape().first(leading.size()), leading), "matmul: ", name, " has shape ",
+           shape_text(view.shape()), "; its leading sizes must be a's, ", shape_text(leading), " (expand it first)");
+  if (rank == 3) return;
+  KP_CHECK(merge_front(view, 2), "matmul: ", name, " is ", view,
+           ", whose leading dimensions do not merge into one; make it contiguous");
 }
 
 void check_shape(std::string_view name, const TensorView& view, const std::array<int64_t, 3>& wanted) {
@@ -55,7 +59,7 @@ void normalize_rows(std::string_view name, TensorView& view, bool is_written) {
            " has strides ", shape_text({view.strides.data(), 3}), "; what is written cannot be expanded");
 }
 
-void check_operands(Product& problem, Device device) {
+void check_operands(Product& problem, Device device, std::span<const int64_t> leading) {
   TensorView &a = problem.a, &b = problem.b;
   KP_CHECK(a.is_present() && b.is_present() && problem.output.is_present(), "matmul: a, b or output is missing");
   for (const auto& [name, view] : {std::pair{"a", &a}, std::pair{"b", &b}, std::pair{"output", &problem.output}}) {
@@ -67,12 +71,9 @@ void check_operands(Product& problem, Device device) {
   KP_CHECK(a.dtype != DType::kFloat64 || device.kind == DeviceKind::kCpu, "matmul: a is fp64 on ", device,
            "; fp64 is supported on the CPU only, convert it to fp32");
   KP_CHECK(a.dtype == b.dtype, "matmul: a is ", a.dtype, ", b is ", b.dtype, "; convert one of them");
-  KP_CHECK(a.rank == 2 || a.rank == 3, "matmul: a has shape ", shape_text(a.shape()),
-           "; it must be [m, k] or [batch, m, k]");
-  const bool has_batch = a.rank == 3;
-  lift("a", a, has_batch);
-  lift("b", b, has_batch);
-  lift("output", problem.output, has_batch);
+  lift("b", b, leading);
+  lift("output", problem.output, leading);
+  lift("a", a, leading);
   KP_CHECK(a.sizes[2] == b.sizes[1], "matmul: a has shape ", shape_text(a.shape()), ", b has ", shape_text(b.shape()),
            "; a's last size and b's last but one must be equal");
   check_shape("b", b, {a.sizes[0], a.sizes[2], b.sizes[2]});
@@ -95,9 +96,9 @@ void check_precision(const Product& problem, Device device) {
 
 // [batch, rows, columns] of the given shape; the last stride 1.
 void check_rows(std::string_view name, TensorView& view, Device device, bool is_written,
-                const std::array<int64_t, 3>& wanted, bool has_batch) {
+                const std::array<int64_t, 3>& wanted, std::span<const int64_t> leading) {
   check_device(name, view, device);
-  lift(name, view, has_batch);
+  lift(name, view, leading);
   check_shape(name, view, wanted);
   normalize_rows(name, view, is_written);
 }
@@ -121,8 +122,11 @@ void check_row_sums(TensorView& sums, const Product& problem, DType wide, Device
 }  // namespace
 
 void check(Product& problem, Device device) {
-  const bool has_batch = problem.a.rank == 3;
-  check_operands(problem, device);
+  const TensorView a = problem.a;
+  KP_CHECK(a.rank >= 2 && a.rank == problem.b.rank, "matmul: a has shape ", shape_text(a.shape()), ", b has ",
+           shape_text(problem.b.shape()), "; they must have equally many dimensions, at least two");
+  const auto leading = a.shape().first(static_cast<size_t>(a.rank) - 2);
+  check_operands(problem, device, leading);
   check_precision(problem, device);
   const DType type = problem.a.dtype, wide = type == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   const DType output = problem.output.dtype;
@@ -133,15 +137,15 @@ void check(Product& problem, Device device) {
            problem.saved.is_present() ? "given" : "missing", "; it belongs to the forms of gradients");
   if (problem.bias.is_present()) check_bias(problem.bias, n, wide, output, device);
   if (problem.saved.is_present()) {
-    check_rows("saved", problem.saved, device, false, output_shape, has_batch);
+    check_rows("saved", problem.saved, device, false, output_shape, leading);
     check_type("saved", problem.saved, output, wide);
   }
   if (problem.residual.is_present()) {
-    check_rows("residual", problem.residual, device, false, output_shape, has_batch);
+    check_rows("residual", problem.residual, device, false, output_shape, leading);
     check_type("residual", problem.residual, output, wide);
   }
   if (problem.preactivation.is_present()) {
-    check_rows("preactivation", problem.preactivation, device, true, {batch, m, n}, has_batch);
+    check_rows("preactivation", problem.preactivation, device, true, {batch, m, n}, leading);
     check_type("preactivation", problem.preactivation, output, output);
   }
   if (problem.row_sums.is_present()) check_row_sums(problem.row_sums, problem, wide, device);

@@ -1,8 +1,5 @@
 #include "kernel_pytorch/ops/matmul/matmul.h"
 
-#include <algorithm>
-
-#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/matmul/operation.h"
 #include "kernel_pytorch/registry/any_problem.h"
 #include "kernel_pytorch/registry/choose.h"
@@ -15,6 +12,12 @@ void multiply(const Product& arguments, Context& context) {
   registry::run_best(kMultiply, problem, context);
 }
 
+void accumulate(const Product& arguments, Context& context) {
+  Product product = arguments;
+  product.residual = arguments.output;
+  multiply(product, context);
+}
+
 std::unique_ptr<registry::AnyProblem> problem_of(const Product& arguments, const DeviceInfo& device) {
   Product problem = arguments;
   check(problem, device.device);
@@ -23,13 +26,6 @@ std::unique_ptr<registry::AnyProblem> problem_of(const Product& arguments, const
 
 std::unique_ptr<registry::AnyProblem> problem_of(const PairGradient& arguments, const DeviceInfo& device) {
   return std::make_unique<registry::OwnedProblem<PairGradient>>(kPairGradient, arguments, device);
-}
-
-Precision precision_of(std::string_view word) {
-  constexpr std::string_view kWords[] = {"full", "tf32", "bf16", "bf16x3"};
-  const auto found = std::ranges::find(kWords, word);
-  KP_CHECK(found != std::end(kWords), "matmul: precision is \"", word, "\"; it is one of full, tf32, bf16, bf16x3");
-  return static_cast<Precision>(found - std::begin(kWords));
 }
 
 }  // namespace kernel_pytorch::matmul

@@ -121,7 +121,8 @@ TEST(Matmul, BadArgumentsAreNamed) {
   };
   expect({.a = view({2, 3}), .b = view({4, 2}), .output = view({2, 2})}, "last size and b's last but one");
   expect({.a = view({2, 3}), .b = view({3, 2}), .output = view({2, 3})}, "output has shape [1, 2, 3]; it must be");
-  expect({.a = view({2, 3}), .b = view({1, 3, 2}), .output = view({2, 2})}, "b has shape [1, 3, 2]");
+  expect({.a = view({2, 3}), .b = view({1, 3, 2}), .output = view({2, 2})}, "a has shape [2, 3], b has [1, 3, 2]");
+  expect({.a = view({2, 2, 3}), .b = view({3, 3, 2}), .output = view({2, 2, 2})}, "its leading sizes must be a's, [2]");
   expect({.a = view({2, 3}), .b = view({3, 2}), .bias = view({3}), .output = view({2, 2})}, "2 columns of b");
   expect({.a = view({2, 3}), .b = view({3, 3}), .form = Form::kGated, .output = view({2, 1})}, "takes pairs");
   expect({.a = view({2, 3}), .b = view({3, 2}), .saved = view({2, 2}), .output = view({2, 2})}, "saved is given");
@@ -137,7 +138,6 @@ TEST(Matmul, BadArgumentsAreNamed) {
   TensorView expanded = view({2, 2});
   expanded.strides[0] = 0;
   expect({.a = view({2, 3}), .b = view({3, 2}), .output = expanded}, "cannot be expanded");
-  EXPECT_NE(message_of([] { precision_of("fp8"); }).find("full, tf32, bf16, bf16x3"), std::string::npos);
 }
 
 }  // namespace

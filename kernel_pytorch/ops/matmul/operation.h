@@ -44,6 +44,7 @@ inline bool has_distinct_lines(const TensorView& matrix) {
 
 // Throws what multiply() throws; leaves the problem as described above.
 void check(Product& problem, Device device);
+void check(PairGradient& problem, Device device);
 
 extern const registry::Operation<Product> kMultiply;
 extern const registry::Kernel<Product> kRowSums, kSm90, kMma, kTile, kThin, kCublasLt, kCpuThin, kCpuAmx, kCpuRows,

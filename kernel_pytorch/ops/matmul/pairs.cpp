@@ -8,7 +8,7 @@
 #include "kernel_pytorch/ops/matmul/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
 #include "kernel_pytorch/registry/choose.h"
-#include "kernel_pytorch/registry/request_options.h"
+#include "kernel_pytorch/registry/declared.h"
 
 namespace kernel_pytorch::matmul {
 namespace {
@@ -20,40 +20,8 @@ std::span<const registry::Kernel<PairGradient>> pair_kernels() {
   return kKernels;
 }
 
-void describe(const PairGradient& problem, tuning::KeyBuilder& key) {
-  key.field("rows", tuning::bucket(problem.saved.sizes[0]));
-  key.field("columns", problem.grad_output.sizes[1]);
-  key.field("dtype", problem.saved.dtype);
-  key.field("activation", static_cast<int64_t>(problem.activation));
-}
-
-void visit(PairGradient& problem, registry::TensorVisitor visit, void* state) {
-  visit(state, "grad_output", registry::Role::kInput, problem.grad_output);
-  visit(state, "saved", registry::Role::kInput, problem.saved);
-  visit(state, "grad_input", registry::Role::kOutput, problem.grad_input);
-}
-
-PairGradient make(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"activation"});
-  PairGradient problem;
-  problem.activation = static_cast<Kind>(registry::choice_option(request, "activation", kKindNames, "silu"));
-  problem.grad_output = registry::rows_view(request);
-  problem.saved = contiguous_view(nullptr, request.dtype,
-                                  {problem.grad_output.sizes[0], 2 * problem.grad_output.sizes[1]}, request.device);
-  problem.grad_input = problem.saved;
-  return problem;
-}
-
-PairGradient shrink(const PairGradient& problem, int64_t elements) {
-  PairGradient small = problem;
-  const int64_t rows = std::clamp<int64_t>(elements / std::max<int64_t>(problem.saved.sizes[1], 1), 1,
-                                           std::max<int64_t>(problem.saved.sizes[0], 1));
-  for (TensorView* view : {&small.grad_output, &small.saved, &small.grad_input}) view->sizes[0] = rows;
-  return small;
-}
-
-registry::Cost cost(const PairGradient& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit), .flops = 8 * problem.saved.element_count()};
+int64_t flops(const PairGradient& problem) {
+  return 8 * problem.saved.element_count();
 }
 
 std::vector<registry::ProblemRequest> pair_shapes() {
@@ -90,8 +58,8 @@ uint64_t pair_code_version() {
 
 }  // namespace
 
-void pair_gradient(const PairGradient& arguments, Context& context) {
-  const Device device = context.device();
+void check(PairGradient& problem, Device device) {
+  const PairGradient& arguments = problem;
   const TensorView &saved = arguments.saved, &grad_output = arguments.grad_output;
   KP_CHECK(saved.rank == 2 && grad_output.rank == 2 && arguments.grad_input.rank == 2, kOp,
            ": grad_output, saved and grad_input are ", grad_output, ", ", saved, ", ", arguments.grad_input,
@@ -109,17 +77,16 @@ void pair_gradient(const PairGradient& arguments, Context& context) {
   KP_CHECK(saved.dtype == DType::kFloat32 || saved.dtype == DType::kBFloat16 || saved.dtype == DType::kFloat16 ||
                (saved.dtype == DType::kFloat64 && device.kind == DeviceKind::kCpu),
            kOp, ": saved is ", saved.dtype, " on ", device, "; convert it to fp32, bf16 or fp16");
-  registry::run_best(kPairGradient, arguments, context);
 }
 
-constinit const registry::Operation<PairGradient> kPairGradient{.name = kOp,
-                                                                .kernels = pair_kernels,
-                                                                .describe = describe,
-                                                                .visit_tensors = visit,
-                                                                .make = make,
-                                                                .shrink = shrink,
-                                                                .cost = cost,
-                                                                .shapes = pair_shapes};
+void pair_gradient(const PairGradient& arguments, Context& context) {
+  PairGradient problem = arguments;
+  check(problem, context.device());
+  registry::run_best(kPairGradient, problem, context);
+}
+
+constinit const registry::Operation<PairGradient> kPairGradient = registry::declared<PairGradient, kPairFields, flops>(
+    {.name = kOp, .kernels = pair_kernels, .check = check, .shapes = pair_shapes});
 constinit const registry::Kernel<PairGradient> kPairReference{.name = "reference",
                                                               .supports = supports_on_cpu<PairGradient>,
                                                               .run = run_reference,

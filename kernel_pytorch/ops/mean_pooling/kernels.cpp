@@ -57,6 +57,14 @@ registry::Filling fill_backward(const Backward& problem, std::string_view tensor
   return filling_for(tensor, problem.grad_input.sizes[1]);
 }
 
+// Sequences that offsets cut have no batch.
+TensorView without_batch(TensorView x) {
+  std::copy_n(x.sizes.begin() + 1, 3, x.sizes.begin());
+  std::copy_n(x.strides.begin() + 1, 3, x.strides.begin());
+  x.rank = 3;
+  return x;
+}
+
 // heads=N: x is [batch, tokens, heads, columns] taken out of [batch, heads, tokens, columns].
 Forward make_forward(const registry::ProblemRequest& request) {
   registry::check_options(request, {"sequences", "chunk", "heads", "offsets"});
@@ -77,6 +85,7 @@ Forward make_forward(const registry::ProblemRequest& request) {
   }
   const Sizes sizes(problem.x, problem.offsets, problem.chunk_size);
   problem.output = contiguous_view(nullptr, request.dtype, {sizes.rows(), columns}, request.device);
+  if (problem.offsets.is_present()) problem.x = without_batch(problem.x);
   return problem;
 }
 Backward make_backward(const registry::ProblemRequest& request) {
@@ -114,36 +123,41 @@ int64_t backward_flops(const Backward& problem) {
 
 constexpr registry::Operation<Forward> forward_operation(std::string_view name,
                                                          std::span<const registry::Kernel<Forward>> (*kernels)(),
+                                                         void (*check)(Forward&, Device),
                                                          std::vector<registry::ProblemRequest> (*requests)()) {
-  return registry::declared<Forward, kForwardFields, nullptr, forward_flops>({.name = name,
-                                                                              .kernels = kernels,
-                                                                              .describe = describe_forward,
-                                                                              .filling = fill_forward,
-                                                                              .make = make_forward,
-                                                                              .shrink = shrink_forward,
-                                                                              .shapes = requests});
+  return registry::declared<Forward, kForwardFields, forward_flops>({.name = name,
+                                                                     .kernels = kernels,
+                                                                     .describe = describe_forward,
+                                                                     .filling = fill_forward,
+                                                                     .make = make_forward,
+                                                                     .check = check,
+                                                                     .shrink = shrink_forward,
+                                                                     .shapes = requests});
 }
 constexpr registry::Operation<Backward> backward_operation(std::string_view name,
                                                            std::span<const registry::Kernel<Backward>> (*kernels)(),
+                                                           void (*check)(Backward&, Device),
                                                            std::vector<registry::ProblemRequest> (*requests)()) {
-  return registry::declared<Backward, kBackwardFields, nullptr, backward_flops>({.name = name,
-                                                                                 .kernels = kernels,
-                                                                                 .describe = describe_backward,
-                                                                                 .filling = fill_backward,
-                                                                                 .make = make_backward,
-                                                                                 .shrink = shrink_backward,
-                                                                                 .shapes = requests});
+  return registry::declared<Backward, kBackwardFields, backward_flops>({.name = name,
+                                                                        .kernels = kernels,
+                                                                        .describe = describe_backward,
+                                                                        .filling = fill_backward,
+                                                                        .make = make_backward,
+                                                                        .check = check,
+                                                                        .shrink = shrink_backward,
+                                                                        .shapes = requests});
 }
 
 }  // namespace
 
-constinit const registry::Operation<Forward> kForward = forward_operation("mean_pool_forward", forward_kernels, shapes);
+constinit const registry::Operation<Forward> kForward =
+    forward_operation("mean_pool_forward", forward_kernels, check, shapes);
 constinit const registry::Operation<Forward> kChunkForward =
-    forward_operation("chunk_mean_pool_forward", chunk_forward_kernels, chunk_shapes);
+    forward_operation("chunk_mean_pool_forward", chunk_forward_kernels, check_chunks, chunk_shapes);
 constinit const registry::Operation<Backward> kBackward =
-    backward_operation("mean_pool_backward", backward_kernels, shapes);
+    backward_operation("mean_pool_backward", backward_kernels, check, shapes);
 constinit const registry::Operation<Backward> kChunkBackward =
-    backward_operation("chunk_mean_pool_backward", chunk_backward_kernels, chunk_shapes);
+    backward_operation("chunk_mean_pool_backward", chunk_backward_kernels, check_chunks, chunk_shapes);
 
 namespace {
 

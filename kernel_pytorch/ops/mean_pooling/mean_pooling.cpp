@@ -36,12 +36,6 @@ struct Checks {
     KP_CHECK(offsets.rank == 1 && offsets.sizes[0] >= 1 && is_contiguous(offsets), op, ": offsets are ", offsets,
              "; they must be contiguous, with one dimension, sequences + 1 long");
   }
-  void check_offset_range(const TensorView& offsets, const Sizes& sizes, const Context& context) const {
-    if (!offsets.is_present()) return;
-    check_offset_values({.op = op, .name = "offsets", .offsets = offsets, .tensor = "x", .tokens = sizes.tokens},
-                        context);
-  }
-
   // x as [batch, tokens, inner, columns].
   TensorView normal_form(std::string_view name, const TensorView& x, bool has_batch) const {
     const int leading = has_batch ? 2 : 1;
@@ -78,12 +72,19 @@ struct Checks {
   }
 };
 
+// Offsets cut whole sequences, so the op is mean_pool.
+void check_offset_range(const TensorView& offsets, const TensorView& x, const Context& context) {
+  if (!offsets.is_present()) return;
+  check_offset_values({.op = "mean_pool", .name = "offsets", .offsets = offsets, .tensor = "x", .tokens = x.sizes[1]},
+                      context);
+}
+
 void check_chunk_size(int64_t chunk_size) {
   KP_CHECK(chunk_size > 0, "chunk_mean_pool: chunk_size is ", chunk_size, "; it must be at least 1");
 }
 
-Checks checks_of(int64_t chunk_size, const Context& context) {
-  const Checks checks{chunk_size > 0 ? "chunk_mean_pool" : "mean_pool", context.device()};
+Checks checks_of(int64_t chunk_size, Device device) {
+  const Checks checks{chunk_size > 0 ? "chunk_mean_pool" : "mean_pool", device};
   KP_CHECK(chunk_size >= 0, "chunk_mean_pool: chunk_size is ", chunk_size, "; it must be at least 1");
   return checks;
 }
@@ -98,30 +99,50 @@ Range range_of(const Sizes& sizes, const TensorView& offsets, int64_t mean) {
   return {at(mean), at(mean + 1)};
 }
 
-void forward(const Forward& arguments, Context& context) {
-  const Checks checks = checks_of(arguments.chunk_size, context);
+void check(Forward& problem, Device device) {
+  const Forward arguments = problem;
+  const Checks checks = checks_of(arguments.chunk_size, device);
   checks.check("x", arguments.x);
   checks.check_offsets(arguments.offsets, arguments.chunk_size);
-  Forward problem = arguments;
   problem.x = checks.normal_form("x", arguments.x, !arguments.offsets.is_present());
   const Sizes sizes(problem.x, problem.offsets, problem.chunk_size);
-  checks.check_offset_range(problem.offsets, sizes, context);
   problem.output = checks.rows_form("output", arguments.output, arguments.x, sizes);
+}
+
+void forward(const Forward& arguments, Context& context) {
+  Forward problem = arguments;
+  check(problem, context.device());
+  check_offset_range(problem.offsets, problem.x, context);
   registry::run_best(arguments.chunk_size > 0 ? kChunkForward : kForward, problem, context);
 }
 
-void backward(const Backward& arguments, Context& context) {
-  const Checks checks = checks_of(arguments.chunk_size, context);
+void check(Backward& problem, Device device) {
+  const Backward arguments = problem;
+  const Checks checks = checks_of(arguments.chunk_size, device);
   checks.check("grad_input", arguments.grad_input);
   checks.check_offsets(arguments.offsets, arguments.chunk_size);
   KP_CHECK(is_contiguous(arguments.grad_input), checks.op, ": grad_input is ", arguments.grad_input,
            "; it must be contiguous");
-  Backward problem = arguments;
   problem.grad_input = checks.normal_form("grad_input", arguments.grad_input, !arguments.offsets.is_present());
   const Sizes sizes(problem.grad_input, problem.offsets, problem.chunk_size);
-  checks.check_offset_range(problem.offsets, sizes, context);
   problem.grad_output = checks.rows_form("grad_output", arguments.grad_output, arguments.grad_input, sizes);
+}
+
+void backward(const Backward& arguments, Context& context) {
+  Backward problem = arguments;
+  check(problem, context.device());
+  check_offset_range(problem.offsets, problem.grad_input, context);
   registry::run_best(arguments.chunk_size > 0 ? kChunkBackward : kBackward, problem, context);
+}
+
+void check_chunks(Forward& problem, Device device) {
+  check_chunk_size(problem.chunk_size);
+  check(problem, device);
+}
+
+void check_chunks(Backward& problem, Device device) {
+  check_chunk_size(problem.chunk_size);
+  check(problem, device);
 }
 
 void chunk_forward(const Forward& arguments, Context& context) {

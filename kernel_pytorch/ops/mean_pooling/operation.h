@@ -9,6 +9,12 @@
 
 namespace kernel_pytorch::mean_pooling {
 
+// Throw what the ops throw; leave the problem as described above. The second pair is chunk_mean_pool's.
+void check(Forward& problem, Device device);
+void check(Backward& problem, Device device);
+void check_chunks(Forward& problem, Device device);
+void check_chunks(Backward& problem, Device device);
+
 extern const registry::Operation<Forward> kForward, kChunkForward;
 extern const registry::Operation<Backward> kBackward, kChunkBackward;
 extern const registry::Kernel<Forward> kForwardReference, kForwardCpu, kForwardCuda;

@@ -14,27 +14,10 @@ namespace {
 
 using registry::ProblemRequest;
 
-template <class Problem>
-void describe_layers(const Problem& problem, tuning::KeyBuilder& key) {
-  key.field("rows", tuning::bucket(problem.x.sizes[0]));
-  key.field("in", problem.weight_in.sizes[1]);
-  key.field("inner", problem.weight_in.sizes[0]);
-  key.field("out", problem.weight_out.sizes[0]);
-  key.field("dtype", problem.x.dtype);
-  key.field("bias_in", problem.bias_in);
-  key.field("bias_out", problem.bias_out);
-  key.field("activation", static_cast<int64_t>(problem.activation));
-  key.field("gated", problem.gated);
-}
-void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
-  describe_layers(problem, key);
-  key.field("residual", problem.residual);
-  key.field("hidden", problem.hidden);
+void describe(const Forward& problem, tuning::KeyBuilder& key) {
+  registry::describe_fields(kForwardFields, &problem, key);
+  key.field("saved", problem.hidden);
   key.field("preactivation", problem.preactivation);
-}
-void describe_backward(const Backward& problem, tuning::KeyBuilder& key) {
-  describe_layers(problem, key);
-  key.field("grad_x", problem.grad_x);
 }
 
 // Both directions: the shape is [rows, in, hidden, out]; options activation=WORD, gated, bias=0|1.
@@ -67,7 +50,6 @@ Forward make_forward(const ProblemRequest& request) {
   problem.output = contiguous_view(nullptr, request.dtype, {request.shape[0], request.shape[3]}, request.device);
   if (registry::flag_option(request, "residual", false)) problem.residual = problem.output;
   if (!registry::flag_option(request, "saved", true)) problem.hidden = problem.preactivation = {};
-  check(problem, request.device);
   return problem;
 }
 
@@ -82,43 +64,17 @@ Backward make_backward(const ProblemRequest& request) {
   if (registry::flag_option(request, "second_grad", true)) {
     problem.grad_weight_out = problem.weight_out, problem.grad_bias_out = problem.bias_out;
   }
-  check(problem, request.device);
   return problem;
 }
 
-template <class Problem>
-int64_t fewer_rows(const Problem& problem, int64_t elements) {
-  const int64_t widest =
-      std::max({problem.weight_in.sizes[0], problem.weight_in.sizes[1], problem.weight_out.sizes[0], int64_t{1}});
-  return std::clamp<int64_t>(elements / widest, 1, std::max<int64_t>(problem.x.sizes[0], 1));
+int64_t forward_flops(const Forward& problem) {
+  return 2 * problem.x.sizes[0] * (problem.weight_in.element_count() + problem.weight_out.element_count());
 }
-Forward shrink_forward(const Forward& problem, int64_t elements) {
-  Forward small = problem;
-  const int64_t rows = fewer_rows(problem, elements);
-  for (TensorView* view : {&small.x, &small.residual, &small.output, &small.hidden, &small.preactivation}) {
-    view->sizes[0] = rows;
-  }
-  return small;
-}
-Backward shrink_backward(const Backward& problem, int64_t elements) {
-  Backward small = problem;
-  const int64_t rows = fewer_rows(problem, elements);
-  for (TensorView* view : {&small.grad_output, &small.x, &small.hidden, &small.preactivation, &small.grad_x}) {
-    view->sizes[0] = rows;
-  }
-  return small;
-}
-
-registry::Cost cost_of_forward(const Forward& problem) {
-  const int64_t weights = problem.weight_in.element_count() + problem.weight_out.element_count();
-  return {.bytes = registry::bytes_of_fields(kForwardFields, &problem), .flops = 2 * problem.x.sizes[0] * weights};
-}
-registry::Cost cost_of_backward(const Backward& problem) {
+int64_t backward_flops(const Backward& problem) {
   const int64_t of_in = problem.weight_in.element_count(), of_out = problem.weight_out.element_count();
   const int64_t first = of_in * (problem.grad_x.is_present() + problem.grad_weight_in.is_present());
   const int64_t second = of_out * (problem.grad_weight_out.is_present() + (first > 0));
-  return {.bytes = registry::bytes_of_fields(kBackwardFields, &problem),
-          .flops = 2 * problem.x.sizes[0] * (first + second)};
+  return 2 * problem.x.sizes[0] * (first + second);
 }
 
 std::vector<ProblemRequest> shapes(const char* half) {
@@ -146,22 +102,19 @@ std::vector<ProblemRequest> backward_shapes() {
 }  // namespace
 
 constinit const registry::Operation<Forward> kForward =
-    registry::declared<Forward, kForwardFields>({.name = "mlp_forward",
-                                                 .kernels = composed_kernels<Forward, compose>,
-                                                 .describe = describe_forward,
-                                                 .make = make_forward,
-                                                 .shrink = shrink_forward,
-                                                 .cost = cost_of_forward,
-                                                 .shapes = forward_shapes,
-                                                 .parts = parts_of});
+    registry::declared<Forward, kForwardFields, forward_flops>({.name = "mlp_forward",
+                                                                .kernels = composed_kernels<Forward, compose>,
+                                                                .describe = describe,
+                                                                .make = make_forward,
+                                                                .check = check,
+                                                                .shapes = forward_shapes,
+                                                                .parts = parts_of});
 constinit const registry::Operation<Backward> kBackward =
-    registry::declared<Backward, kBackwardFields>({.name = "mlp_backward",
-                                                   .kernels = composed_kernels<Backward, compose>,
-                                                   .describe = describe_backward,
-                                                   .make = make_backward,
-                                                   .shrink = shrink_backward,
-                                                   .cost = cost_of_backward,
-                                                   .shapes = backward_shapes,
-                                                   .parts = parts_of});
+    registry::declared<Backward, kBackwardFields, backward_flops>({.name = "mlp_backward",
+                                                                   .kernels = composed_kernels<Backward, compose>,
+                                                                   .make = make_backward,
+                                                                   .check = check,
+                                                                   .shapes = backward_shapes,
+                                                                   .parts = parts_of});
 
 }  // namespace kernel_pytorch::mlp

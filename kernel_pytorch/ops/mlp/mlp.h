@@ -31,9 +31,9 @@ struct Forward {
 
 inline constexpr auto kForwardFields = fields<Forward>(
     input<&Forward::x>({.shape = "... in", .leads = true, .memory = MemoryLayout::kRows}),
-    input<&Forward::weight_in>({.shape = "inner in", .memory = MemoryLayout::kMatrix}),
+    input<&Forward::weight_in>({.shape = "inner in", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
     optional_input<&Forward::bias_in>({.shape = "inner", .memory = MemoryLayout::kContiguous}),
-    input<&Forward::weight_out>({.shape = "out hidden", .memory = MemoryLayout::kMatrix}),
+    input<&Forward::weight_out>({.shape = "out hidden", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
     optional_input<&Forward::bias_out>({.shape = "out", .memory = MemoryLayout::kContiguous}),
     optional_input<&Forward::residual>({.shape = "... out", .memory = MemoryLayout::kRows}),
     option<&Forward::activation>({.key = KeyPart::kValue, .choices = linear::kActivationNames}),
@@ -63,9 +63,9 @@ struct Backward {
 inline constexpr auto kBackwardFields = fields<Backward>(
     input<&Backward::grad_output>({.shape = "... out", .memory = MemoryLayout::kRows}),
     input<&Backward::x>({.shape = "... in", .leads = true, .memory = MemoryLayout::kRows}),
-    input<&Backward::weight_in>({.shape = "inner in", .memory = MemoryLayout::kMatrix}),
+    input<&Backward::weight_in>({.shape = "inner in", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
     optional_input<&Backward::bias_in>({.shape = "inner", .memory = MemoryLayout::kContiguous}),
-    input<&Backward::weight_out>({.shape = "out hidden", .memory = MemoryLayout::kMatrix}),
+    input<&Backward::weight_out>({.shape = "out hidden", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
     optional_input<&Backward::bias_out>({.shape = "out", .memory = MemoryLayout::kContiguous}),
     input<&Backward::hidden>({.shape = "... hidden", .memory = MemoryLayout::kRows}),
     input<&Backward::preactivation>(

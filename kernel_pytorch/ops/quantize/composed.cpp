@@ -20,27 +20,26 @@ TensorView half_of(const TensorView& value, int64_t columns, int half) {
 }
 
 void make(const Quantize& problem, const TensorView& value, Context& context) {
-  const Producer& producer = problem.producer;
-  if (producer.source == Source::kNorm) {
+  if (problem.source == Source::kNorm) {
     return rms_norm::forward({.x = problem.x,
-                              .residual = producer.residual,
-                              .weight = producer.weight,
-                              .eps = producer.eps,
-                              .weight_offset = producer.weight_offset,
+                              .residual = problem.residual,
+                              .weight = problem.weight,
+                              .eps = problem.eps,
+                              .weight_offset = problem.weight_offset,
                               .output = value,
-                              .sum = producer.sum,
-                              .rstd = producer.rstd},
+                              .sum = problem.sum,
+                              .rstd = problem.rstd},
                              context);
   }
-  if (producer.source == Source::kGate) {
-    return gated_activation::forward({.kind = producer.kind, .gate = problem.x, .up = producer.up, .output = value},
+  if (problem.source == Source::kGate) {
+    return gated_activation::forward({.kind = problem.kind, .gate = problem.x, .up = problem.up, .output = value},
                                      context);
   }
   const int64_t columns = problem.x.sizes[1];
-  gated_activation::backward({.kind = producer.kind,
-                              .grad_output = producer.grad_output,
+  gated_activation::backward({.kind = problem.kind,
+                              .grad_output = problem.grad_output,
                               .gate = problem.x,
-                              .up = producer.up,
+                              .up = problem.up,
                               .grad_gate = half_of(value, columns, 0),
                               .grad_up = half_of(value, columns, 1)},
                              context);
@@ -51,8 +50,8 @@ void run(const Quantize& problem, int, Context& context) {
   Context inner = context;  // the choice of this kernel is not the inner ones'
   inner.kernel_override = {};
   Quantize given = problem;
-  given.producer = {};
-  given.x = problem.producer.value;
+  remove_producer(given);
+  given.x = problem.value;
   if (!given.x.is_present()) {
     const auto bytes = static_cast<size_t>(rows * columns * size_of(problem.x.dtype));
     given.x = contiguous_view(context.scratch->allocate(bytes), problem.x.dtype, {rows, columns}, problem.x.device);

@@ -4,6 +4,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/quantize/operation.h"
 #include "kernel_pytorch/ops/quantize/shapes.h"
+#include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
@@ -16,50 +17,8 @@ std::span<const registry::Kernel<Quantize>> kernels() {
 }
 
 void describe(const Quantize& problem, tuning::KeyBuilder& key) {
-  key.field("rows", tuning::bucket(problem.x.sizes[0]));
-  key.field("columns", problem.x.sizes[1]);
-  key.field("dtype", problem.x.dtype);
+  registry::describe_fields(kFields, &problem, key);
   key.field("code", code_type_of(problem));
-  key.field("granularity", static_cast<int64_t>(problem.granularity));
-  key.field("scale", problem.scale);
-  key.field("codes", problem.codes);
-  key.field("transposed", problem.transposed);
-  key.field("scales", problem.scales);
-  key.field("transposed_scales", problem.transposed_scales);
-  key.field("seed", problem.seed);
-  key.field("amax", problem.amax);
-  key.field("found_nonfinite", problem.found_nonfinite);
-  key.field("square", problem.square_transpose);
-  key.field("source", static_cast<int64_t>(problem.producer.source));
-  key.field("kind", static_cast<int64_t>(problem.producer.kind));
-  key.field("up", problem.producer.up);
-  key.field("grad_output", problem.producer.grad_output);
-  key.field("residual", problem.producer.residual);
-  key.field("weight", problem.producer.weight);
-  key.field("value", problem.producer.value);
-  key.field("sum", problem.producer.sum);
-  key.field("rstd", problem.producer.rstd);
-  key.field("dense", problem.x.strides[1] == 1);
-}
-
-void visit(Quantize& problem, registry::TensorVisitor visitor, void* state) {
-  const registry::PresentTensors visit_present{visitor, state};
-  visit_present("x", registry::Role::kInput, problem.x);
-  visit_present("scale", registry::Role::kInput, problem.scale);
-  visit_present("seed", registry::Role::kInput, problem.seed);
-  visit_present("up", registry::Role::kInput, problem.producer.up);
-  visit_present("grad_output", registry::Role::kInput, problem.producer.grad_output);
-  visit_present("residual", registry::Role::kInput, problem.producer.residual);
-  visit_present("weight", registry::Role::kInput, problem.producer.weight);
-  visit_present("value", registry::Role::kOutput, problem.producer.value);
-  visit_present("sum", registry::Role::kOutput, problem.producer.sum);
-  visit_present("rstd", registry::Role::kOutput, problem.producer.rstd);
-  visit_present("codes", registry::Role::kOutput, problem.codes);
-  visit_present("transposed", registry::Role::kOutput, problem.transposed);
-  visit_present("scales", registry::Role::kOutput, problem.scales);
-  visit_present("transposed_scales", registry::Role::kOutput, problem.transposed_scales);
-  visit_present("amax", registry::Role::kUpdated, problem.amax);
-  visit_present("found_nonfinite", registry::Role::kUpdated, problem.found_nonfinite);
 }
 
 registry::Filling fill(const Quantize&, std::string_view tensor) {
@@ -93,45 +52,39 @@ TensorView make_scales(Granularity granularity, int64_t rows, int64_t columns, D
   return scales;
 }
 
-// The shape is x's; made=norm|gate|gate_gradient, kind=WORD, residual=0|1, weight_dtype=NAME, value=0|1.
-Producer make_producer(const registry::ProblemRequest& request, const TensorView& x) {
-  Producer producer;
-  producer.source =
-      static_cast<Source>(registry::choice_option(request, "producer", {"no", "norm", "gate", "gate_gradient"}, "no"));
-  producer.kind = static_cast<pointwise::Kind>(
-      registry::choice_option(request, "kind", {"gelu", "gelu_tanh", "silu", "relu"}, "silu"));
+// What x is multiplied with or normalised by: residual=0|1 and weight_dtype=TYPE of norms, value=0|1.
+void make_producer(const registry::ProblemRequest& request, Quantize& problem) {
+  const TensorView& x = problem.x;
   const int64_t rows = x.sizes[0], columns = x.sizes[1];
   const auto like_x = [&](int64_t width) { return contiguous_view(nullptr, x.dtype, {rows, width}, request.device); };
-  if (producer.source == Source::kNorm) {
-    producer.weight =
+  if (problem.source == Source::kNorm) {
+    problem.weight =
         contiguous_view(nullptr, registry::dtype_option(request, "weight_dtype", x.dtype), {columns}, request.device);
-    producer.rstd = contiguous_view(nullptr, DType::kFloat32, {rows}, request.device);
-    if (registry::flag_option(request, "residual", false)) producer.residual = producer.sum = like_x(columns);
-  } else if (producer.source != Source::kGiven) {
-    producer.up = like_x(columns);
-    if (producer.source == Source::kGateGradient) producer.grad_output = like_x(columns);
+    problem.rstd = contiguous_view(nullptr, DType::kFloat32, {rows}, request.device);
+    if (registry::flag_option(request, "residual", false)) problem.residual = problem.sum = like_x(columns);
+  } else if (has_producer(problem)) {
+    problem.up = like_x(columns);
+    if (problem.source == Source::kGateGradient) problem.grad_output = like_x(columns);
   }
-  if (registry::flag_option(request, "value", false)) {
-    producer.value = like_x(producer.source == Source::kGateGradient ? 2 * columns : columns);
-  }
-  return producer;
+  if (registry::flag_option(request, "value", false)) problem.value = like_x(columns_of(problem));
 }
 
+// Besides the options of the list: scales=given|GRANULARITY, code=TYPE, codes, transposed, amax, seed, padded,
+// strided=0|1.
 Quantize make(const registry::ProblemRequest& request) {
-  registry::check_options(
-      request, {"scales", "code", "codes", "transposed", "amax", "seed", "power_of_two", "margin", "square", "padded",
-                "strided", "producer", "kind", "residual", "weight_dtype", "value"});
+  std::vector<std::string_view> known = registry::option_names(kFields);
+  known.insert(known.end(), {"scales", "code", "codes", "transposed", "amax", "seed", "padded", "strided", "residual",
+                             "weight_dtype", "value"});
+  registry::check_options(request, known);
   KP_CHECK(request.shape.size() == 2, "quantize: the shape is ", shape_text(request.shape),
            "; it must be [rows, columns]");
   const int word = registry::choice_option(request, "scales", {"given", "tensor", "row", "1x128", "128x128"}, "tensor");
   const DType code = registry::dtype_option(request, "code", DType::kFloat8E4M3);
   Quantize problem;
+  registry::make_options(kFields, request, &problem);
   problem.granularity = word == 0 ? Granularity::kTensor : static_cast<Granularity>(word - 1);
-  problem.margin = static_cast<int>(registry::integer_option(request, "margin", 0));
-  problem.power_of_two = registry::flag_option(request, "power_of_two", false);
-  problem.square_transpose = registry::flag_option(request, "square", false);
   problem.x = contiguous_view(nullptr, request.dtype, request.shape, request.device);
-  problem.producer = make_producer(request, problem.x);
+  make_producer(request, problem);
   const int64_t rows = request.shape[0], columns = columns_of(problem);
   if (registry::flag_option(request, "strided", false)) problem.x.strides = {1, rows};
   const auto one = [&] { return contiguous_view(nullptr, DType::kFloat32, {1}, request.device); };
@@ -157,9 +110,8 @@ Quantize shrink(const Quantize& problem, int64_t elements) {
   const int64_t rows = problem.x.sizes[0], columns = columns_of(problem);
   const int64_t few = std::min(rows, std::max<int64_t>(elements / std::max<int64_t>(columns, 1) / kTile, 1) * kTile);
   Quantize small = problem;
-  Producer& producer = small.producer;
-  for (TensorView* view : {&small.x, &producer.up, &producer.grad_output, &producer.residual, &producer.value,
-                           &producer.sum, &producer.rstd}) {
+  for (TensorView* view :
+       {&small.x, &small.up, &small.grad_output, &small.residual, &small.value, &small.sum, &small.rstd}) {
     if (view->is_present()) view->sizes[0] = few;
   }
   if (small.codes.is_present()) small.codes.sizes[0] = few;
@@ -173,23 +125,35 @@ Quantize shrink(const Quantize& problem, int64_t elements) {
   return small;
 }
 
-registry::Cost cost(const Quantize& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit), .flops = 2 * problem.x.element_count()};
+int64_t flops(const Quantize& problem) {
+  return 2 * problem.x.element_count();
 }
 
 }  // namespace
 
-constinit const registry::Operation<Quantize> kQuantize{.name = "quantize",
-                                                        .kernels = kernels,
-                                                        .describe = describe,
-                                                        .visit_tensors = visit,
-                                                        .filling = fill,
-                                                        .make = make,
-                                                        .shrink = shrink,
-                                                        .cost = cost,
-                                                        .shapes = shapes};
+constinit const registry::Operation<Quantize> kQuantize =
+    registry::declared<Quantize, kFields, flops>({.name = "quantize",
+                                                  .kernels = kernels,
+                                                  .describe = describe,
+                                                  .filling = fill,
+                                                  .make = make,
+                                                  .check = check,
+                                                  .shrink = shrink,
+                                                  .shapes = shapes});
+
+namespace {
+
+constexpr std::string_view kWritten = "value sum rstd codes transposed scales transposed_scales";
+constexpr auto kDeclarations =
+    registry::join(registry::plain<Quantize, quantize>("quantize_", kFields,
+                                                       {.never = "up grad_output residual weight",
+                                                        .without = "value sum rstd source kind eps weight_offset",
+                                                        .updated = kWritten}),
+                   registry::plain<Quantize, quantize>("quantize_produced_", kFields, {.updated = kWritten}));
+
+}  // namespace
 
 extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.operations = registry::erased<kQuantize>};
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kQuantize>};
 
 }  // namespace kernel_pytorch::quantize

@@ -10,15 +10,27 @@
 
 namespace kernel_pytorch::quantize {
 
+// Throws what quantize() throws; leaves the problem as described above.
+void check(Quantize& problem, Device device);
+
 extern const registry::Operation<Quantize> kQuantize;
 extern const registry::Kernel<Quantize> kReference, kCpu, kCuda, kComposed;
 
 // Columns of the tensor that is quantised.
 inline int64_t columns_of(const Quantize& problem) {
-  return problem.x.sizes[1] * (problem.producer.source == Source::kGateGradient ? 2 : 1);
+  return problem.x.sizes[1] * (problem.source == Source::kGateGradient ? 2 : 1);
 }
 inline bool has_producer(const Quantize& problem) {
-  return problem.producer.source != Source::kGiven;
+  return problem.source != Source::kGiven;
+}
+
+// x is rounded as it is.
+inline void remove_producer(Quantize& problem) {
+  problem.source = Source::kGiven;
+  for (TensorView* view : {&problem.up, &problem.grad_output, &problem.residual, &problem.weight, &problem.value,
+                           &problem.sum, &problem.rstd}) {
+    *view = {};
+  }
 }
 
 inline DType code_type_of(const Quantize& problem) {
@@ -29,7 +41,7 @@ inline Format format_of(const Quantize& problem) {
 }
 inline ScaleRule rule_of(const Quantize& problem) {
   return {.largest = code_type_of(problem) == DType::kFloat8E5M2 ? 57344.0f : 448.0f,
-          .margin_factor = std::ldexp(1.0f, problem.margin),
+          .margin_factor = std::ldexp(1.0f, static_cast<int>(problem.margin)),
           .power_of_two = problem.power_of_two};
 }
 inline Granularity transposed_granularity(const Quantize& problem) {

@@ -80,62 +80,60 @@ struct Checks {
 };
 
 void check_gate(const Quantize& problem, const ArgumentCheck& check) {
-  const Producer& producer = problem.producer;
-  const bool is_known = producer.kind <= pointwise::Kind::kRelu || producer.kind == pointwise::Kind::kSigmoid;
-  KP_CHECK(is_known, "quantize: kind is \"", pointwise::name_of(producer.kind),
+  const bool is_known = problem.kind <= pointwise::Kind::kRelu || problem.kind == pointwise::Kind::kSigmoid;
+  KP_CHECK(is_known, "quantize: kind is \"", pointwise::name_of(problem.kind),
            "\"; a gate is gelu, gelu_tanh, silu, relu or sigmoid");
-  KP_CHECK(producer.up.is_present(), "quantize: up is missing; a gate has it");
-  check.check_like("up", producer.up);
-  const bool is_gradient = producer.source == Source::kGateGradient;
-  KP_CHECK(is_gradient == producer.grad_output.is_present(), "quantize: grad_output is ",
+  KP_CHECK(problem.up.is_present(), "quantize: up is missing; a gate has it");
+  check.check_like("up", problem.up);
+  const bool is_gradient = problem.source == Source::kGateGradient;
+  KP_CHECK(is_gradient == problem.grad_output.is_present(), "quantize: grad_output is ",
            is_gradient ? "missing" : "given", "; the gradient of a gate has it, and only that");
-  check.check_like("grad_output", producer.grad_output);
+  check.check_like("grad_output", problem.grad_output);
 }
 
 void check_norm(const Quantize& problem, const ArgumentCheck& check) {
-  const Producer& producer = problem.producer;
-  check.check_like("residual", producer.residual);
-  check.check_columns("weight", producer.weight);
-  KP_CHECK(producer.eps >= 0 && std::isfinite(producer.eps), "quantize: eps is ", producer.eps,
+  check.check_like("residual", problem.residual);
+  check.check_columns("weight", problem.weight);
+  KP_CHECK(problem.eps >= 0 && std::isfinite(problem.eps), "quantize: eps is ", problem.eps,
            "; it must be finite and not negative");
-  KP_CHECK(std::isfinite(producer.weight_offset), "quantize: weight_offset is ", producer.weight_offset,
+  KP_CHECK(std::isfinite(problem.weight_offset), "quantize: weight_offset is ", problem.weight_offset,
            "; it must be finite");
-  KP_CHECK(producer.sum.is_present() == producer.residual.is_present(),
-           "quantize: residual and sum go together: residual is ", producer.residual.is_present() ? "given" : "absent",
-           ", sum is ", producer.sum.is_present() ? "given" : "absent");
-  check.check_output("sum", producer.sum);
-  check.check_statistics("rstd", producer.rstd);
+  KP_CHECK(problem.sum.is_present() == problem.residual.is_present(),
+           "quantize: residual and sum go together: residual is ", problem.residual.is_present() ? "given" : "absent",
+           ", sum is ", problem.sum.is_present() ? "given" : "absent");
+  check.check_output("sum", problem.sum);
+  check.check_statistics("rstd", problem.rstd);
 }
 
 void check_producer(const Quantize& problem, Device device) {
-  const Producer& producer = problem.producer;
   const ArgumentCheck check{"quantize", "x", problem.x, device};
-  const bool is_norm = producer.source == Source::kNorm;
-  const bool is_gate = producer.source == Source::kGate || producer.source == Source::kGateGradient;
-  KP_CHECK(is_gate || (!producer.up.is_present() && !producer.grad_output.is_present()),
+  const bool is_norm = problem.source == Source::kNorm;
+  const bool is_gate = problem.source == Source::kGate || problem.source == Source::kGateGradient;
+  KP_CHECK(is_gate || (!problem.up.is_present() && !problem.grad_output.is_present()),
            "quantize: up or grad_output is given; they are for gates");
-  const bool has_norm_tensors = producer.residual.is_present() || producer.weight.is_present() ||
-                                producer.sum.is_present() || producer.rstd.is_present();
+  const bool has_norm_tensors = problem.residual.is_present() || problem.weight.is_present() ||
+                                problem.sum.is_present() || problem.rstd.is_present();
   KP_CHECK(is_norm || !has_norm_tensors, "quantize: residual, weight, sum or rstd is given; they are for norms");
-  KP_CHECK(has_producer(problem) || !producer.value.is_present(), "quantize: value is given; x is rounded as it is");
+  KP_CHECK(has_producer(problem) || !problem.value.is_present(), "quantize: value is given; x is rounded as it is");
   if (is_gate) check_gate(problem, check);
   if (is_norm) check_norm(problem, check);
-  if (!producer.value.is_present()) return;
-  check.check_device("value", producer.value);
+  if (!problem.value.is_present()) return;
+  check.check_device("value", problem.value);
   const int64_t columns = columns_of(problem);
-  KP_CHECK(producer.value.dtype == problem.x.dtype && producer.value.rank == 2 &&
-               producer.value.sizes[0] == problem.x.sizes[0] && producer.value.sizes[1] == columns &&
-               is_contiguous(producer.value),
-           "quantize: value is ", producer.value, "; it must be contiguous ", problem.x.dtype, " [", problem.x.sizes[0],
+  KP_CHECK(problem.value.dtype == problem.x.dtype && problem.value.rank == 2 &&
+               problem.value.sizes[0] == problem.x.sizes[0] && problem.value.sizes[1] == columns &&
+               is_contiguous(problem.value),
+           "quantize: value is ", problem.value, "; it must be contiguous ", problem.x.dtype, " [", problem.x.sizes[0],
            ", ", columns, "]");
 }
 
 }  // namespace
 
-void quantize(const Quantize& arguments, Context& context) {
-  const Checks checks{context.device()};
+void check(Quantize& problem, Device device) {
+  const Checks checks{device};
+  const Quantize arguments = problem;
   checks.check_x(arguments.x);
-  check_producer(arguments, context.device());
+  check_producer(arguments, device);
   const int64_t rows = arguments.x.sizes[0], columns = columns_of(arguments);
   KP_CHECK(arguments.codes.is_present() || arguments.transposed.is_present(),
            "quantize: neither codes nor transposed is given; give one of them");
@@ -148,7 +146,6 @@ void quantize(const Quantize& arguments, Context& context) {
   checks.check_one("found_nonfinite", arguments.found_nonfinite);
   KP_CHECK(arguments.margin >= -32 && arguments.margin <= 32, "quantize: margin is ", arguments.margin,
            "; it must lie between -32 and 32");
-  Quantize problem = arguments;
   if (arguments.scale.is_present()) {
     KP_CHECK(arguments.granularity == Granularity::kTensor && !arguments.scales.is_present(),
              "quantize: a scale is given; it is for the whole tensor, and no scales are computed");
@@ -166,6 +163,11 @@ void quantize(const Quantize& arguments, Context& context) {
     problem.transposed_scales = checks.normal_scales("transposed_scales", arguments.transposed_scales,
                                                      transposed_granularity(arguments), columns, rows);
   }
+}
+
+void quantize(const Quantize& arguments, Context& context) {
+  Quantize problem = arguments;
+  check(problem, context.device());
   registry::run_best(kQuantize, problem, context);
 }
 

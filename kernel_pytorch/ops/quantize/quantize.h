@@ -18,7 +18,7 @@
 // amax counts finite values alone. found_nonfinite becomes 1 where x has an infinity or a NaN, and is else left alone:
 // the step is to be skipped, as by torch's GradScaler. amax is raised, never lowered.
 //
-// What is rounded may be made of x on the way (`making`), so that it never lies in memory in 16 bits:
+// What is rounded may be made of x on the way (`source`), so that it never lies in memory in 16 bits:
 //   norm          value = x * rstd * (weight + weight_offset), rstd = 1 / sqrt(mean of x^2 over the row + eps):
 //   rms_norm;
 //                 with a residual, x + residual rounded to x's type, which is written as `sum`, takes x's place
@@ -33,15 +33,29 @@
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/ops/engines/pointwise/kind.h"
 #include "kernel_pytorch/ops/quantize/source_cuda.h"
 
 namespace kernel_pytorch::quantize {
 
 enum class Granularity : uint8_t { kTensor, kRow, k1x128, k128x128 };
 
-struct Producer {
+struct Quantize {
+  TensorView x{};
+  TensorView scale{};  // optional, granularity tensor: fp32, one element, positive and normal
+  TensorView seed{};   // optional: int64[2], the seed and the offset
+  Granularity granularity = Granularity::kTensor;
+  int64_t margin = 0;  // -32 to 32
+  bool power_of_two = false;
+  bool square_transpose = false;   // granularity 1x128
+  TensorView codes{};              // optional, as is
+  TensorView transposed{};         // but one of them
+  TensorView scales{};             // unless scale is given
+  TensorView transposed_scales{};  // with transposed, by row and 1x128
+  TensorView amax{};               // optional: fp32, one element
+  TensorView found_nonfinite{};    // optional: fp32, one element
   Source source = Source::kGiven;
   pointwise::Kind kind = pointwise::Kind::kSilu;  // gates: kGelu, kGeluTanh, kSilu, kRelu, kSigmoid
   double eps = 1e-6;
@@ -55,22 +69,24 @@ struct Producer {
   TensorView rstd{};         // norm, optional output [rows] fp32, contiguous
 };
 
-struct Quantize {
-  TensorView x{};
-  TensorView scale{};  // optional, granularity tensor: fp32, one element, positive and normal
-  TensorView seed{};   // optional: int64[2], the seed and the offset
-  Granularity granularity = Granularity::kTensor;
-  int margin = 0;  // -32 to 32
-  bool power_of_two = false;
-  bool square_transpose = false;   // granularity 1x128
-  TensorView codes{};              // optional, as is
-  TensorView transposed{};         // but one of them
-  TensorView scales{};             // unless scale is given
-  TensorView transposed_scales{};  // with transposed, by row and 1x128
-  TensorView amax{};               // optional: fp32, one element
-  TensorView found_nonfinite{};    // optional: fp32, one element
-  Producer producer{};
-};
+// Outputs are the caller's, who knows how far apart rows of codes should lie.
+inline constexpr auto kFields = fields<Quantize>(
+    input<&Quantize::x>({.shape = "rows columns", .leads = true, .bucketed = "rows"}), optional_input<&Quantize::up>(),
+    optional_input<&Quantize::grad_output>(), optional_input<&Quantize::residual>(),
+    optional_input<&Quantize::weight>({.shape = "columns", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Quantize::scale>(),
+    optional_input<&Quantize::seed>({.shape = "2", .dtype = "int64", .memory = MemoryLayout::kContiguous}),
+    output<&Quantize::value>({.optional = true}), output<&Quantize::sum>({.optional = true}),
+    output<&Quantize::rstd>({.optional = true}), output<&Quantize::codes>({.optional = true}),
+    output<&Quantize::transposed>({.optional = true}), output<&Quantize::scales>({.optional = true}),
+    output<&Quantize::transposed_scales>({.optional = true}), optional_updated<&Quantize::amax>(),
+    optional_updated<&Quantize::found_nonfinite>(),
+    option<&Quantize::source>({.key = KeyPart::kValue, .choices = "none norm gate gate_gradient", .trial = "producer"}),
+    option<&Quantize::kind>({.key = KeyPart::kValue, .choices = pointwise::kKindWords}), option<&Quantize::eps>(),
+    option<&Quantize::weight_offset>(),
+    option<&Quantize::granularity>({.key = KeyPart::kValue, .choices = "tensor row 1x128 128x128"}),
+    option<&Quantize::margin>(), option<&Quantize::power_of_two>(),
+    option<&Quantize::square_transpose>({.key = KeyPart::kValue, .trial = "square"}));
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void quantize(const Quantize& arguments, Context& context);

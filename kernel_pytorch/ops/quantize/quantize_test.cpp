@@ -12,6 +12,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/float_types.h"
+#include "kernel_pytorch/ops/quantize/operation.h"
 
 namespace kernel_pytorch::quantize {
 namespace {
@@ -306,30 +307,35 @@ TEST(Quantize, BadProducerIsNamed) {
   const Quantize gate{.x = view_of(x, {3, 4}),
                       .scale = view_of(one, {1}),
                       .codes = codes_of(codes, DType::kFloat8E4M3, {3, 4}),
-                      .producer = {.source = Source::kGate, .up = view_of(up, {3, 4})}};
+                      .source = Source::kGate,
+                      .up = view_of(up, {3, 4})};
   const auto check = [&](const std::function<void(Quantize&)>& spoil, std::string_view words) {
     Quantize bad = gate;
     spoil(bad);
     const std::string message = message_of([&] { quantize(bad, context); });
     EXPECT_NE(message.find(words), std::string::npos) << message;
   };
-  check([&](Quantize& q) { q.producer.up = TensorView{}; }, "up is missing");
-  check([&](Quantize& q) { q.producer.up = view_of(up, {4, 3}); }, "up has shape [4, 3], x has [3, 4]");
-  check([&](Quantize& q) { q.producer.kind = pointwise::Kind::kTanh; }, "kind is \"tanh\"; a gate is gelu");
-  check([&](Quantize& q) { q.producer.grad_output = view_of(up, {3, 4}); }, "grad_output is given");
-  check([&](Quantize& q) { q.producer.weight = view_of(weight, {4}); }, "they are for norms");
-  check([&](Quantize& q) { q.producer.source = Source::kNorm; }, "they are for gates");
-  check([&](Quantize& q) { q.producer = {.value = view_of(value, {3, 4})}; }, "value is given; x is rounded as it is");
+  check([&](Quantize& q) { q.up = TensorView{}; }, "up is missing");
+  check([&](Quantize& q) { q.up = view_of(up, {4, 3}); }, "up has shape [4, 3], x has [3, 4]");
+  check([&](Quantize& q) { q.kind = pointwise::Kind::kTanh; }, "kind is \"tanh\"; a gate is gelu");
+  check([&](Quantize& q) { q.grad_output = view_of(up, {3, 4}); }, "grad_output is given");
+  check([&](Quantize& q) { q.weight = view_of(weight, {4}); }, "they are for norms");
+  check([&](Quantize& q) { q.source = Source::kNorm; }, "they are for gates");
   check(
       [&](Quantize& q) {
-        q.producer = {.source = Source::kNorm, .sum = view_of(sum, {3, 4})};
+        remove_producer(q), q.value = view_of(value, {3, 4});
+      },
+      "value is given; x is rounded as it is");
+  check(
+      [&](Quantize& q) {
+        remove_producer(q), q.source = Source::kNorm, q.sum = view_of(sum, {3, 4});
       },
       "residual and sum go together");
-  check([&](Quantize& q) { q.producer = {.source = Source::kNorm, .eps = -1}; }, "eps is -1");
+  check([&](Quantize& q) { remove_producer(q), q.source = Source::kNorm, q.eps = -1; }, "eps is -1");
   check(
       [&](Quantize& q) {
-        q.producer.source = Source::kGateGradient;
-        q.producer.grad_output = view_of(up, {3, 4});
+        q.source = Source::kGateGradient;
+        q.grad_output = view_of(up, {3, 4});
       },
       "codes has shape [3, 4]; it must be [3, 8]");
 }
@@ -348,10 +354,10 @@ TEST(Quantize, OfAGateItsValueIsRounded) {
               .codes = codes_of(codes, DType::kFloat8E4M3, {2, 3}),
               .amax = view_of(amax, {1}),
               .found_nonfinite = view_of(found_nonfinite, {1}),
-              .producer = {.source = Source::kGate,
-                           .kind = pointwise::Kind::kRelu,
-                           .up = view_of(up, {2, 3}),
-                           .value = view_of(value, {2, 3})}},
+              .source = Source::kGate,
+              .kind = pointwise::Kind::kRelu,
+              .up = view_of(up, {2, 3}),
+              .value = view_of(value, {2, 3})},
              context);
     for (size_t i = 0; i < x.size(); ++i) {
       EXPECT_EQ(value[i], std::max(x[i], 0.0f) * up[i]) << kernel;

@@ -17,40 +17,39 @@ double element_at(const TensorView& view, int64_t row, int64_t column) {
 
 // The value of what is made, in double, rounded to x's type.
 void make_row(const Quantize& problem, int64_t row, const TensorView& value) {
-  const Producer& producer = problem.producer;
   const int64_t columns = problem.x.sizes[1];
   const auto put = [&](int64_t column, double produced) {
     store_element(value.data, value.dtype, row * value.strides[0] + column, produced);
   };
-  if (producer.source != Source::kNorm) {
+  if (problem.source != Source::kNorm) {
     for (int64_t j = 0; j < columns; ++j) {
-      const pointwise::Values at = pointwise::evaluate(producer.kind, element_at(problem.x, row, j));
-      const double up = element_at(producer.up, row, j);
-      if (producer.source == Source::kGate) {
+      const pointwise::Values at = pointwise::evaluate(problem.kind, element_at(problem.x, row, j));
+      const double up = element_at(problem.up, row, j);
+      if (problem.source == Source::kGate) {
         put(j, at.value * up);
         continue;
       }
-      const double grad = element_at(producer.grad_output, row, j);
+      const double grad = element_at(problem.grad_output, row, j);
       put(j, grad * at.derivative * up);
       put(columns + j, grad * at.value);
     }
     return;
   }
   TensorView x = problem.x;
-  if (producer.residual.is_present()) {
-    x = producer.sum;
+  if (problem.residual.is_present()) {
+    x = problem.sum;
     for (int64_t j = 0; j < columns; ++j) {
       store_element(x.data, x.dtype, row * columns + j,
-                    element_at(problem.x, row, j) + element_at(producer.residual, row, j));
+                    element_at(problem.x, row, j) + element_at(problem.residual, row, j));
     }
   }
   double squares = 0;
   for (int64_t j = 0; j < columns; ++j) squares += element_at(x, row, j) * element_at(x, row, j);
-  const double rstd = 1 / std::sqrt(squares / static_cast<double>(columns) + producer.eps);
-  if (producer.rstd.is_present()) producer.rstd.as<float>()[row] = static_cast<float>(rstd);
+  const double rstd = 1 / std::sqrt(squares / static_cast<double>(columns) + problem.eps);
+  if (problem.rstd.is_present()) problem.rstd.as<float>()[row] = static_cast<float>(rstd);
   for (int64_t j = 0; j < columns; ++j) {
-    const double weight = producer.weight.is_present()
-                              ? load_element(producer.weight.data, producer.weight.dtype, j) + producer.weight_offset
+    const double weight = problem.weight.is_present()
+                              ? load_element(problem.weight.data, problem.weight.dtype, j) + problem.weight_offset
                               : 1;
     put(j, element_at(x, row, j) * rstd * weight);
   }
@@ -157,10 +156,10 @@ void run(const Quantize& problem, int, Context&) {
   const int64_t rows = problem.x.sizes[0], columns = columns_of(problem);
   std::vector<double> memory(static_cast<size_t>(rows * columns));  // of any type's alignment
   Quantize given = problem;
-  given.x = problem.producer.value.is_present()
-                ? problem.producer.value
+  given.x = problem.value.is_present()
+                ? problem.value
                 : contiguous_view(memory.data(), problem.x.dtype, {rows, columns}, problem.x.device);
-  given.producer = {};
+  remove_producer(given);
   for (int64_t i = 0; i < rows; ++i) make_row(problem, i, given.x);
   run_given(given);
 }

@@ -5,6 +5,7 @@
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
 #include "kernel_pytorch/ops/reduce_norm/shapes.h"
 #include "kernel_pytorch/ops/support/tensor_list.h"
+#include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
@@ -68,6 +69,7 @@ constinit const registry::Operation<Norm> kNorm{.name = "reduce_norm",
                                                 .describe = describe,
                                                 .visit_tensors = visit_tensors,
                                                 .make = make,
+                                                .check = registry::check_only<Norm, check>,
                                                 .shrink = shrink,
                                                 .cost = cost,
                                                 .shapes = shapes};

@@ -8,6 +8,8 @@ namespace kernel_pytorch::reduce_norm {
 
 inline constexpr int64_t kChunkElements = 16384;
 
+void check(const Norm& problem, Device device);  // throws what norm() throws
+
 extern const registry::Operation<Norm> kNorm;
 extern const registry::Kernel<Norm> kReference, kCpu, kCuda;
 

@@ -28,10 +28,10 @@ void check_tensor(const TensorView& tensor, size_t index, Device device) {
 
 }  // namespace
 
-void norm(const Norm& arguments, Context& context) {
+void check(const Norm& arguments, Device device) {
   bool any_double = false;
   for (size_t i = 0; i < arguments.tensors.size(); ++i) {
-    check_tensor(arguments.tensors[i], i, context.device());
+    check_tensor(arguments.tensors[i], i, device);
     any_double |= arguments.tensors[i].dtype == DType::kFloat64;
   }
   const DType wanted = any_double ? DType::kFloat64 : DType::kFloat32;
@@ -39,8 +39,12 @@ void norm(const Norm& arguments, Context& context) {
   KP_CHECK(output.is_present() && output.element_count() == 1, "reduce_norm: output has ", output.element_count(),
            " elements; it must have one");
   KP_CHECK(output.dtype == wanted, "reduce_norm: output is ", output.dtype, "; it must be ", wanted);
-  KP_CHECK(output.device == context.device(), "reduce_norm: output is on ", output.device, ", the call runs on ",
-           context.device(), "; move it there");
+  KP_CHECK(output.device == device, "reduce_norm: output is on ", output.device, ", the call runs on ", device,
+           "; move it there");
+}
+
+void norm(const Norm& arguments, Context& context) {
+  check(arguments, context.device());
   registry::run_best(kNorm, arguments, context);
 }
 

@@ -90,10 +90,7 @@ Problem make(const registry::ProblemRequest& request) {
   KP_CHECK(request.shape.size() == 4, "shape ", shape_text(request.shape),
            ": rope needs batch, sequence, heads and head_dim, e.g. 2x4096x32x128");
   Problem problem;
-  const int64_t head_dim = request.shape[3];
-  problem.rotary_dim = registry::integer_option(request, "rotary_dim", head_dim);
-  KP_CHECK(problem.rotary_dim > 0 && problem.rotary_dim % 2 == 0 && problem.rotary_dim <= head_dim,
-           "option rotary_dim=", problem.rotary_dim, ": it must be even, positive and at most head_dim, ", head_dim);
+  problem.rotary_dim = registry::integer_option(request, "rotary_dim", request.shape[3]);
   problem.interleaved = registry::flag_option(request, "interleaved", false);
   problem.inverse = registry::flag_option(request, "inverse", false);
   problem.in_place = registry::flag_option(request, "in_place", false);
@@ -122,7 +119,7 @@ Problem make(const registry::ProblemRequest& request) {
   const int64_t width = table == 1 ? problem.rotary_dim : problem.pairs();
   const int64_t rows = request.shape[1] + (table == 2 ? 0 : 3);
   problem.cos = contiguous_view(nullptr, table_dtype, {request.shape[0], rows, width}, request.device);
-  if (table != 2) problem.cos.strides[0] = 0;
+  if (table != 2) problem.cos = contiguous_view(nullptr, table_dtype, {rows, width}, request.device);
   problem.sin = problem.cos;
   return problem;
 }
@@ -135,6 +132,7 @@ constinit const registry::Operation<Problem> kRotate{.name = "rope",
                                                      .visit_tensors = visit_tensors,
                                                      .filling = filling,
                                                      .make = make,
+                                                     .check = check,
                                                      .shrink = shrink,
                                                      .cost = cost,
                                                      .shapes = shapes};

@@ -31,6 +31,9 @@ struct Problem {
   int64_t table_step() const { return interleaved && cos.is_present() && cos.size(2) == rotary_dim ? 2 : 1; }
 };
 
+// Throws what rotate() throws; leaves tables as described above.
+void check(Problem& problem, Device device);
+
 extern const registry::Operation<Problem> kRotate;
 extern const registry::Kernel<Problem> kReference, kCpu, kCudaVector, kCudaAny;
 

@@ -68,7 +68,7 @@ void check_output(const ArgumentCheck& check, std::string_view name, const Tenso
 
 // The columns that are rotated, from what the caller said and the width of the table.
 int64_t rotary_dim_of(const Arguments& arguments) {
-  const int64_t head_dim = arguments.query.size(3);
+  const int64_t head_dim = arguments.query.is_present() ? arguments.query.size(3) : 0;
   const TensorView& table = arguments.cos.is_present() ? arguments.cos : arguments.inverse_frequencies;
   const int64_t width = table.rank >= 1 ? table.size(-1) : 0;
   int64_t rotary_dim = arguments.rotary_dim;
@@ -76,8 +76,6 @@ int64_t rotary_dim_of(const Arguments& arguments) {
     rotary_dim = width;
     if (width != head_dim && (2 * width <= head_dim || !arguments.cos.is_present())) rotary_dim = 2 * width;
   }
-  KP_CHECK(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= head_dim, "rope: rotary_dim is ", rotary_dim,
-           ", head_dim is ", head_dim, "; it must be even, positive and at most that");
   return rotary_dim;
 }
 
@@ -126,7 +124,8 @@ bool same_view(const TensorView& a, const TensorView& b) {
   return a.data == b.data && a.strides == b.strides && a.rank == b.rank;
 }
 
-void check_sources(const ArgumentCheck& check, const Arguments& arguments, Problem& problem) {
+void check_sources(const ArgumentCheck& check, Problem& problem) {
+  const Problem arguments = problem;
   const bool has_positions = arguments.positions.is_present();
   const TensorView& frequencies = arguments.inverse_frequencies;
   KP_CHECK(arguments.cos.is_present() == arguments.sin.is_present(), "rope: cos is ",
@@ -152,12 +151,22 @@ void check_sources(const ArgumentCheck& check, const Arguments& arguments, Probl
 
 }  // namespace
 
+void check(Problem& problem, Device device) {
+  const ArgumentCheck check{"rope", "query", problem.query, device};
+  check.check_main();
+  check_heads(check, "query", problem.query);
+  if (problem.key.is_present()) check_heads(check, "key", problem.key);
+  const int64_t rotary_dim = problem.rotary_dim, head_dim = problem.head_dim();
+  KP_CHECK(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= head_dim, "rope: rotary_dim is ", rotary_dim,
+           ", head_dim is ", head_dim, "; it must be even, positive and at most that");
+  check_sources(check, problem);
+  if (problem.in_place) return;
+  check_output(check, "query_output", problem.query_output, problem.query);
+  check_output(check, "key_output", problem.key_output, problem.key);
+}
+
 void rotate(const Arguments& given, Context& context) {
   const Arguments arguments = in_order(given);
-  const ArgumentCheck check{"rope", "query", arguments.query, context.device()};
-  check.check_main();
-  check_heads(check, "query", arguments.query);
-  if (arguments.key.is_present()) check_heads(check, "key", arguments.key);
   Problem problem{.rotary_dim = rotary_dim_of(arguments),
                   .interleaved = arguments.interleaved,
                   .inverse = arguments.inverse,
@@ -171,9 +180,7 @@ void rotate(const Arguments& given, Context& context) {
                   .positions = arguments.positions,
                   .query_output = arguments.query_output,
                   .key_output = arguments.key_output};
-  check_sources(check, arguments, problem);
-  check_output(check, "query_output", arguments.query_output, arguments.query);
-  check_output(check, "key_output", arguments.key_output, arguments.key);
+  check(problem, context.device());
   // An empty tensor may share its null address with its output, so that the other one decides.
   const bool has_key = arguments.key.is_present() && arguments.key.element_count() > 0;
   const bool has_query = arguments.query.element_count() > 0;

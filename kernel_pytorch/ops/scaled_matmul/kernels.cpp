@@ -1,9 +1,9 @@
 // The kernels of the scaled product, best first, the reference last, and what the registry asks about its problems.
 #include <algorithm>
 
-#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/scaled_matmul/operation.h"
 #include "kernel_pytorch/ops/scaled_matmul/shapes.h"
+#include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
@@ -16,30 +16,9 @@ std::span<const registry::Kernel<Product>> kernels() {
 }
 
 void describe(const Product& problem, tuning::KeyBuilder& key) {
-  key.field("m", tuning::bucket(problem.a.sizes[0]));
-  key.field("n", problem.b.sizes[0]);
-  key.field("k", problem.a.sizes[1]);
-  key.field("a", problem.a.dtype);
-  key.field("b", problem.b.dtype);
-  key.field("output", problem.output.dtype);
-  key.field("scale_a", static_cast<int64_t>(scaling_of_a(problem)));
-  key.field("scale_b", static_cast<int64_t>(scaling_of_b(problem)));
-  key.field("bias", problem.bias);
-  key.field("output_scale", problem.output_scale);
-  key.field("amax", problem.amax);
-  key.field("accurate", problem.accurate);
-}
-
-void visit(Product& problem, registry::TensorVisitor visitor, void* state) {
-  const registry::PresentTensors visit_present{visitor, state};
-  visit_present("a", registry::Role::kInput, problem.a);
-  visit_present("b", registry::Role::kInput, problem.b);
-  visit_present("scale_a", registry::Role::kInput, problem.scale_a);
-  visit_present("scale_b", registry::Role::kInput, problem.scale_b);
-  visit_present("bias", registry::Role::kInput, problem.bias);
-  visit_present("output_scale", registry::Role::kInput, problem.output_scale);
-  visit_present("output", registry::Role::kOutput, problem.output);
-  visit_present("amax", registry::Role::kUpdated, problem.amax);
+  registry::describe_fields(kFields, &problem, key);
+  key.field("scaling_a", static_cast<int64_t>(scaling_of_a(problem)));
+  key.field("scaling_b", static_cast<int64_t>(scaling_of_b(problem)));
 }
 
 registry::Filling fill(const Product&, std::string_view tensor) {
@@ -65,37 +44,18 @@ TensorView make_scale(const registry::ProblemRequest& request, std::string_view 
   return contiguous_view(nullptr, DType::kFloat32, sizes, request.device);
 }
 
-// padded=1: rows of a, b and output lie 16 bytes further apart than they are long.
-TensorView make_matrix(const registry::ProblemRequest& request, DType dtype, int64_t rows, int64_t columns) {
-  TensorView view = contiguous_view(nullptr, dtype, {rows, columns}, request.device);
-  if (registry::flag_option(request, "padded", false)) view.strides[0] += 16 / size_of(dtype);
-  return view;
-}
-
-Product make(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"a", "b", "scale_a", "scale_b", "bias", "accurate", "amax", "padded"});
-  KP_CHECK(request.shape.size() == 3, "scaled_matmul: the shape is ", shape_text(request.shape),
-           "; it must be [m, n, k]");
-  const int64_t m = request.shape[0], n = request.shape[1], k = request.shape[2];
-  Product problem;
-  problem.a = make_matrix(request, registry::dtype_option(request, "a", DType::kFloat8E4M3), m, k);
-  problem.b = make_matrix(request, registry::dtype_option(request, "b", DType::kFloat8E4M3), n, k);
-  problem.scale_a = make_scale(request, "scale_a", m, k);
-  problem.scale_b = make_scale(request, "scale_b", n, k);
-  problem.accurate = registry::flag_option(request, "accurate", true);
-  problem.output = make_matrix(request, request.dtype, m, n);
-  const bool has_bias = std::ranges::any_of(request.options, [](const auto& option) { return option.first == "bias"; });
-  if (has_bias) {
-    problem.bias =
-        contiguous_view(nullptr, registry::dtype_option(request, "bias", DType::kFloat32), {n}, request.device);
-  }
+// Options besides those of the list: a, b=TYPE, scale_a, scale_b=tensor|row|1x128|128x128, padded=1: rows of a, b and
+// output lie 16 bytes further apart than they are long. An FP8 output has a scale.
+void arrange(const registry::ProblemRequest& request, Product& problem) {
+  problem.a.dtype = registry::dtype_option(request, "a", DType::kFloat8E4M3);
+  problem.b.dtype = registry::dtype_option(request, "b", DType::kFloat8E4M3);
+  problem.scale_a = make_scale(request, "scale_a", problem.a.sizes[0], problem.a.sizes[1]);
+  problem.scale_b = make_scale(request, "scale_b", problem.b.sizes[0], problem.b.sizes[1]);
   if (size_of(request.dtype) == 1) {
     problem.output_scale = contiguous_view(nullptr, DType::kFloat32, {1}, request.device);
   }
-  if (registry::flag_option(request, "amax", false)) {
-    problem.amax = contiguous_view(nullptr, DType::kFloat32, {1}, request.device);
-  }
-  return problem;
+  if (!registry::flag_option(request, "padded", false)) return;
+  for (TensorView* view : {&problem.a, &problem.b, &problem.output}) view->strides[0] += 16 / size_of(view->dtype);
 }
 
 // Fewer rows of a and of output.
@@ -111,25 +71,31 @@ Product shrink(const Product& problem, int64_t elements) {
   return small;
 }
 
-registry::Cost cost(const Product& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit),
-          .flops = 2 * problem.a.sizes[0] * problem.b.sizes[0] * problem.a.sizes[1]};
+int64_t flops(const Product& problem) {
+  return 2 * problem.a.sizes[0] * problem.b.sizes[0] * problem.a.sizes[1];
 }
 
 }  // namespace
 
-constinit const registry::Operation<Product> kProduct{.name = "scaled_matmul",
-                                                      .kernels = kernels,
-                                                      .describe = describe,
-                                                      .visit_tensors = visit,
-                                                      .filling = fill,
-                                                      .precision = precision,
-                                                      .make = make,
-                                                      .shrink = shrink,
-                                                      .cost = cost,
-                                                      .shapes = shapes};
+constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
+    {.name = "scaled_matmul",
+     .kernels = kernels,
+     .describe = describe,
+     .filling = fill,
+     .precision = precision,
+     .request = {.shape = "m n k", .type_of = "output", .options = "a b scale_a scale_b padded"},
+     .arrange = arrange,
+     .check = check,
+     .shrink = shrink,
+     .shapes = shapes});
+
+namespace {
+
+constexpr auto kDeclarations = registry::join(registry::plain<Product, multiply>("scaled_matmul", kFields));
+
+}  // namespace
 
 extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.operations = registry::erased<kProduct>};
+constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kProduct>};
 
 }  // namespace kernel_pytorch::scaled_matmul

@@ -7,6 +7,9 @@
 
 namespace kernel_pytorch::scaled_matmul {
 
+// Throws what multiply() throws; leaves the problem as described above.
+void check(Product& problem, Device device);
+
 extern const registry::Operation<Product> kProduct;
 extern const registry::Kernel<Product> kSm90, kTile, kCublasLt, kCpu, kReference;
 

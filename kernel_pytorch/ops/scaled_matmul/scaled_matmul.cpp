@@ -94,8 +94,8 @@ struct Checks {
 
 }  // namespace
 
-void multiply(const Product& arguments, Context& context) {
-  const Checks checks{context.device()};
+void check(Product& arguments, Device device) {
+  const Checks checks{device};
   checks.check_codes("a", arguments.a);
   checks.check_codes("b", arguments.b);
   KP_CHECK(arguments.a.sizes[1] == arguments.b.sizes[1], "scaled_matmul: a has shape ", shape_text(arguments.a.shape()),
@@ -105,9 +105,13 @@ void multiply(const Product& arguments, Context& context) {
   checks.check_bias(arguments.bias, n);
   if (arguments.output_scale.is_present()) checks.check_one("output_scale", arguments.output_scale);
   if (arguments.amax.is_present()) checks.check_one("amax", arguments.amax);
+  arguments.scale_a = checks.normal_scale("scale_a", arguments.scale_a, m, k);
+  arguments.scale_b = checks.normal_scale("scale_b", arguments.scale_b, n, k);
+}
+
+void multiply(const Product& arguments, Context& context) {
   Product problem = arguments;
-  problem.scale_a = checks.normal_scale("scale_a", arguments.scale_a, m, k);
-  problem.scale_b = checks.normal_scale("scale_b", arguments.scale_b, n, k);
+  check(problem, context.device());
   registry::run_best(kProduct, problem, context);
 }
 

@@ -17,10 +17,13 @@
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
-#include "kernel_pytorch/base/tensor_view.h"
+#include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
 
 namespace kernel_pytorch::scaled_matmul {
+
+// What front ends that allocate the output choose its type by; an output that is given has its own.
+enum class OutputFormat : uint8_t { kFp32, kBf16, kFp16, kE4M3, kE5M2 };
 
 struct Product {
   TensorView a{};             // [m, k]
@@ -29,10 +32,22 @@ struct Product {
   TensorView scale_b{};       // fp32
   TensorView bias{};          // optional: [n]
   TensorView output_scale{};  // fp32, one element, the factor that quantises; with an FP8 output, and only then
+  OutputFormat output_format = OutputFormat::kBf16;
   bool accurate = true;
   TensorView output{};  // [m, n]
   TensorView amax{};    // optional: fp32, one element, raised to the largest |v|
 };
+
+inline constexpr auto kFields = fields<Product>(
+    input<&Product::a>({.shape = "m k", .leads = true, .bucketed = "m", .memory = MemoryLayout::kDenseLast}),
+    input<&Product::b>({.shape = "n k", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
+    input<&Product::scale_a>(), input<&Product::scale_b>(),
+    optional_input<&Product::bias>({.shape = "n", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Product::output_scale>(),
+    option<&Product::output_format>({.name = "dtype", .choices = "fp32 bf16 fp16 e4m3 e5m2", .trial = "output_format"}),
+    option<&Product::accurate>({.key = KeyPart::kValue}),
+    output<&Product::output>({.shape = "m n", .dtype = "named dtype"}),
+    optional_updated<&Product::amax>({.shape = "1", .dtype = "fp32", .hidden = true}));
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void multiply(const Product& arguments, Context& context);

@@ -35,33 +35,27 @@ registry::Cost forward_cost(const ForwardProblem& problem) {
   const int64_t mask_bytes = problem.mask.is_present() ? span_elements(problem.mask) * size_of(problem.mask.dtype) : 0;
   return {.bytes = 2 * problem.x.byte_count() + mask_bytes, .flops = 5 * problem.x.element_count()};
 }
-registry::Cost backward_cost(const BackwardProblem& problem) {
-  return {.bytes = registry::bytes_of_fields(kBackwardFields, &problem), .flops = 4 * problem.output.element_count()};
+int64_t backward_flops(const BackwardProblem& problem) {
+  return 4 * problem.output.element_count();
 }
 
-// [batch, queries, columns] and, for a mask, [queries, columns] that every batch reads.
-TensorView make_mask(const registry::ProblemRequest& request, const TensorView& x, int64_t queries, DType dtype) {
-  TensorView mask = contiguous_view(nullptr, dtype, {x.sizes[0] / std::max<int64_t>(queries, 1), queries, x.sizes[1]},
-                                    request.device);
-  mask.strides[0] = 0;
-  TensorView* views[] = {&mask};
-  merge_leading_dimensions(views);
-  return mask;
+// [..., queries, columns] as the request gives it, of both directions.
+TensorView make_x(const registry::ProblemRequest& request) {
+  KP_CHECK(!request.shape.empty(), "softmax: the shape is empty; it must be [..., queries, columns]");
+  return contiguous_view(nullptr, request.dtype, request.shape, request.device);
 }
 
-// Options understood: log=0|1, causal=0|1, scale=NUMBER, mask=none|bool|added|fp32. The shape is [..., queries,
-// columns].
+// Options understood: log=0|1, causal=0|1, scale=NUMBER, mask=none|bool|added|fp32: one [queries, columns] for all.
 ForwardProblem make_forward(const registry::ProblemRequest& request) {
   registry::check_options(request, {"log", "causal", "scale", "mask"});
   ForwardProblem problem;
-  problem.x = problem.output = registry::rows_view(request);
-  problem.scale = registry::number_option(request, "scale", 1);
-  problem.causal = registry::flag_option(request, "causal", false);
-  problem.log = registry::flag_option(request, "log", false);
-  problem.queries = request.shape.size() >= 2 ? request.shape[request.shape.size() - 2] : 1;
+  registry::make_options(kForwardFields, request, &problem);
+  problem.x = problem.output = make_x(request);
   const DType types[] = {DType::kFloat32, DType::kBool, request.dtype, DType::kFloat32};
   const int mask = registry::choice_option(request, "mask", {"none", "bool", "added", "fp32"}, "none");
-  if (mask != 0) problem.mask = make_mask(request, problem.x, problem.queries, types[mask]);
+  if (mask == 0) return problem;
+  problem.mask = contiguous_view(nullptr, types[mask], request.shape, request.device);
+  for (int i = 0; i + 2 < problem.mask.rank; ++i) problem.mask.strides[static_cast<size_t>(i)] = 0;
   return problem;
 }
 
@@ -81,15 +75,16 @@ constinit const registry::Operation<ForwardProblem> kForward =
     registry::declared<ForwardProblem, kForwardFields>({.name = "softmax_forward",
                                                         .kernels = forward_kernels,
                                                         .make = make_forward,
+                                                        .check = check,
                                                         .shrink = shrink_forward,
                                                         .cost = forward_cost,
                                                         .shapes = shapes});
 constinit const registry::Operation<BackwardProblem> kBackward =
-    registry::declared<BackwardProblem, kBackwardFields>({.name = "softmax_backward",
-                                                          .kernels = backward_kernels,
-                                                          .make = make_backward,
-                                                          .cost = backward_cost,
-                                                          .shapes = shapes});
+    registry::declared<BackwardProblem, kBackwardFields, backward_flops>({.name = "softmax_backward",
+                                                                          .kernels = backward_kernels,
+                                                                          .make = make_backward,
+                                                                          .check = check,
+                                                                          .shapes = shapes});
 
 namespace {
 

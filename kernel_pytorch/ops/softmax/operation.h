@@ -27,6 +27,10 @@ extern const registry::Kernel<ForwardProblem> kForwardReference, kForwardCpu, kF
 extern const registry::Kernel<BackwardProblem> kBackwardReference, kBackwardCpu, kBackwardCudaRows,
     kBackwardCudaCluster, kBackwardCudaAny;
 
+// Throw what forward() and backward() throw; leave the problem as described above.
+void check(ForwardProblem& problem, Device device);
+void check(BackwardProblem& problem, Device device);
+
 extern const registry::Operation<ForwardProblem> kForward;
 extern const registry::Operation<BackwardProblem> kBackward;
 

@@ -34,10 +34,10 @@ void check_overlap(std::string_view op, std::string_view name, const TensorView&
 
 }  // namespace
 
-void forward(const Forward& arguments, Context& context) {
+void check(Forward& problem, Device device) {
+  const Forward arguments = problem;
   const std::string_view op = arguments.log ? "log_softmax" : "softmax";
-  Forward problem = arguments;
-  const ArgumentCheck check{op, "x", arguments.x, context.device()};
+  const ArgumentCheck check{op, "x", arguments.x, device};
   check.check_main();
   check_scale(op, arguments.scale);
   check_mask(op, check, arguments.mask);
@@ -51,12 +51,18 @@ void forward(const Forward& arguments, Context& context) {
   merge_leading_dimensions(views);
   TensorView* masks[] = {&problem.mask};
   if (problem.mask.is_present()) merge_leading_dimensions(masks);
+}
+
+void forward(const Forward& arguments, Context& context) {
+  Forward problem = arguments;
+  check(problem, context.device());
   registry::run_best(kForward, problem, context);
 }
 
-void backward(const Backward& arguments, Context& context) {
+void check(Backward& problem, Device device) {
+  const Backward arguments = problem;
   const std::string_view op = arguments.log ? "log_softmax backward" : "softmax backward";
-  const ArgumentCheck check{op, "output", arguments.output, context.device()};
+  const ArgumentCheck check{op, "output", arguments.output, device};
   check.check_main();
   check_scale(op, arguments.scale);
   KP_CHECK(arguments.grad_output.is_present(), op, ": grad_output is missing");
@@ -65,9 +71,13 @@ void backward(const Backward& arguments, Context& context) {
   check.check_output("grad_input", arguments.grad_input);
   check_overlap(op, "grad_output", arguments.grad_output, arguments.grad_input);
   check_overlap(op, "output", arguments.output, arguments.grad_input);
-  Backward problem = arguments;
   TensorView* views[] = {&problem.output, &problem.grad_output, &problem.grad_input};
   merge_leading_dimensions(views);
+}
+
+void backward(const Backward& arguments, Context& context) {
+  Backward problem = arguments;
+  check(problem, context.device());
   registry::run_best(kBackward, problem, context);
 }
 

@@ -1,5 +1,5 @@
-"""FP8 codes and products of them for torch. The kernels are C++ (kernel_pytorch/torch/ops/float8.cpp). No graphs here:
-rounding has no derivative, and the layers (kernel_pytorch/precision) say what stands in for it.
+"""FP8 codes and products of them for torch. The kernels are C++ (kernel_pytorch/ops/quantize, scaled_matmul). No graphs
+here: rounding has no derivative, and the layers (kernel_pytorch/precision) say what stands in for it.
 """
 
 from __future__ import annotations
@@ -162,10 +162,5 @@ def _new_scales(x: Tensor, granularity: str, rows: Any, columns: Any) -> Tensor:
     return x.new_empty((rows if granularity == "row" else 1, 1), dtype=torch.float32)
 
 
-def _matmul_shapes(a: Tensor, b: Tensor, sa: Any, sb: Any, bias: Any, out: Any, word: str, accurate: Any) -> Tensor:
-    dtype = next(dtype for dtype, name in _OUTPUT_TYPES.items() if name == word)
-    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
-
-
 _quantize = without_gradient("quantize_")
-_scaled_matmul = without_gradient("scaled_matmul", shapes=_matmul_shapes)
+_scaled_matmul = without_gradient("scaled_matmul")

@@ -1,5 +1,5 @@
-"""matmul for torch: casts, broadcasting, shapes, gradients. The kernels are C++ (kernel_pytorch/torch/ops/matmul.cpp);
-how a call reaches them is in _declare.py.
+"""matmul for torch: casts, broadcasting, gradients. The kernels are C++ (kernel_pytorch/ops/matmul); how a call reaches
+them is in _declare.py.
 
 A gradient of a product is a product, so that it has gradients of its own.
 """
@@ -21,8 +21,9 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
     """a @ b, summed in fp32 and rounded once.
 
     Args:
-        a: [..., m, k] or [k], b: [..., k, n] or [k]; leading sizes broadcast, as torch.matmul's. Any strides;
-            transposed views are not copied. fp32, bf16, fp16, and fp64 on the CPU; of two types the wider is taken.
+        a: [..., m, k], or a vector [k]. Any strides; transposed views are not copied. fp32, bf16, fp16, and fp64 on
+            the CPU; of two types the wider is taken.
+        b: [..., k, n], or a vector [k]; leading sizes broadcast, as torch.matmul's.
         precision: of fp32 products: "full" multiplies fp32 exactly, "bf16" rounds both to bf16 first, "bf16x3" adds
             three products of bf16 halves (errors near fp32's), "tf32" is a GPU's. Gradients are taken alike.
 
@@ -53,10 +54,6 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
     return _matmul(a.expand(*leading, *a.shape[-2:]), b.expand(*leading, *b.shape[-2:]), precision)  # type: ignore[no-any-return]
 
 
-def _shapes(a: Tensor, b: Tensor, *_: Any) -> Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[-1]))
-
-
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     a, b, precision = saved
     return (
@@ -65,7 +62,5 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     )
 
 
-_matmul = differentiable(
-    "matmul", shapes=_shapes, saves=["a", "b", "precision"], gradient=_gradient, instead="torch.matmul"
-)
-add_product_ = without_gradient("matmul_add_", name="matmul_add_")
+_matmul = differentiable("matmul", saves=["a", "b", "precision"], gradient=_gradient, instead="torch.matmul")
+add_product_ = without_gradient("matmul_add_")

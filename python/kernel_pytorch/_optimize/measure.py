@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from .._ops._supports import runs_fast
 from .._ops.float8 import quantize, scaled_matmul
 from .agreement import agreed, alone
 from .attribution import costs_by_kernel, outermost, total_of
@@ -259,9 +260,9 @@ def kernels_of(
 @functools.cache
 def float8_rate(device: torch.device) -> float:
     """Operations of a large product of FP8 in a second; 0 where there are no units for it. Once per process."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 9:
-        return 0.0
     size = 8192
+    if device.type != "cuda" or not runs_fast("scaled_matmul", (size, size, size), torch.bfloat16, device):
+        return 0.0
     a, b = (quantize(torch.randn(size, size, device=device, dtype=torch.bfloat16)) for _ in range(2))
     job = (lambda: None, lambda: scaled_matmul(a.codes, b.codes, a.scales, b.scales))
     with alone():

@@ -1,6 +1,6 @@
 """The matrix product of the layers: functional.linear where this library's kernels are the ones to use, else torch's.
 
-torch's are those of fp64, of fp32 on a GPU, and of GPUs other than Hopper, where this library has a plain kernel only.
+Where the core has a fallback only (fp64, fp32 on a GPU, GPUs other than Hopper), torch's is faster.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import torch.nn.functional as torch_functional
 from torch import Tensor
 
 from .._ops._casting import product_dtype
+from .._ops._supports import runs_fast
 from ..functional import activation as activate
 from ..functional import linear
+
+_SHAPE = (128, 128, 128)  # that every kernel takes whose type and device are right
 
 
 def runs_here(x: Tensor) -> bool:
     """Whether a product with x is functional.linear's."""
-    kind, dtype = x.device.type, product_dtype(x)
-    if kind == "cpu":
-        return dtype is not torch.float64 and x.dtype is not torch.float64
-    return (
-        kind == "cuda"
-        and dtype in (torch.bfloat16, torch.float16)
-        and torch.cuda.get_device_capability(x.device)[0] == 9
-    )
+    if x.device.type not in ("cpu", "cuda") or x.dtype is torch.float64:
+        return False
+    return runs_fast("matmul", _SHAPE, product_dtype(x), x.device)  # type: ignore[no-any-return]
 
 
 def product(

@@ -1,7 +1,7 @@
 """Multi-head attention with nn.MultiheadAttention's parameters: one projection for query, key and value.
 
-Whose matrix products they are, _products.py says. The attention is functional.attention, except on a GPU in fp64 or
-with heads that are no multiple of 16 bytes: those are torch's F.scaled_dot_product_attention.
+Whose matrix products they are, _products.py says. The attention is functional.attention where the core has kernels for
+heads of this size and type, else torch's F.scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from .._ops._masks import Sizes, accepts_mask_names, mask_options
+from .._ops._supports import runs_attention
 from ..functional import attention, rope
 from ._checks import check_device, check_features, check_probability
 from ._products import product
@@ -104,7 +105,7 @@ class AttentionLayer(nn.Module):
         q, k, v = (x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
         sizes = Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
         masks = mask_options(type(self).__name__, attention_mask, *sizes)
-        if q.is_cuda and (q.dtype is torch.float64 or self.head_dim * q.element_size() % 16):
+        if q.is_cuda and not runs_attention(self.head_dim, self.head_dim, q.dtype, q.device):
             if is_causal and masks:
                 raise ValueError(
                     f"{type(self).__name__}: attention_mask and is_causal are both given; on a GPU in {q.dtype} give"

@@ -7,6 +7,7 @@
 #include "kernel_pytorch/ops/attention/bound_test.h"
 #include "kernel_pytorch/ops/attention/cpu/plan.h"
 #include "kernel_pytorch/ops/attention/shapes.h"
+#include "kernel_pytorch/registry/declared.h"
 
 #if defined(__x86_64__)
 namespace kernel_pytorch::attention {
@@ -51,11 +52,11 @@ void expect_reference(const registry::Operation<Problem>& operation, const regis
     std::string name{operation.name};
     for (int64_t size : request.shape) name += " " + std::to_string(size);
     for (const auto& [word, value] : request.options) name += " " + word + "=" + value;
-    Bound<Problem> bound = bind(operation, operation.make(request));
+    Bound<Problem> bound = bind(operation, registry::make_problem(operation, request));
     OwnContext context;
     reference.run(bound.problem, 0, context);
     const auto expected = results_of(operation, bound.problem);
-    Bound<Problem> again = bind(operation, operation.make(request));  // results may be added to
+    Bound<Problem> again = bind(operation, registry::make_problem(operation, request));  // results may be added to
     run(again.problem, context);
     expect_close(results_of(operation, again.problem), expected, name);
     if (testing::Test::HasFatalFailure()) return;

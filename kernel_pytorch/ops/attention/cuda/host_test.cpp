@@ -8,6 +8,7 @@
 #include "kernel_pytorch/ops/attention/cuda/features.h"
 #include "kernel_pytorch/ops/attention/cuda_mma/tile_cuda.h"
 #include "kernel_pytorch/ops/attention/trial.h"
+#include "kernel_pytorch/registry/declared.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -112,7 +113,7 @@ TEST(AttentionFeatures, EveryOptionIsABitAndAWordOfTheText) {
 Features features_of_options(std::vector<std::pair<std::string, std::string>> options) {
   const registry::ProblemRequest request{
       .shape = {2, 4, 96, 96, 64}, .dtype = DType::kBFloat16, .device = {}, .options = std::move(options)};
-  return features_of(kForward.make(request).scoring);
+  return features_of(registry::make_problem(kForward, request).scoring);
 }
 
 TEST(AttentionFeatures, FollowTheProblem) {
@@ -131,7 +132,7 @@ TEST(AttentionFeatures, FollowTheProblem) {
 TEST(AttentionFeatures, ListsOfOtherTilesBecomeAMap) {
   const registry::ProblemRequest request{
       .shape = {1, 2, 256, 256, 64}, .dtype = DType::kBFloat16, .device = {}, .options = {{"blocks", "64"}}};
-  const Scoring scoring = kForward.make(request).scoring;
+  const Scoring scoring = registry::make_problem(kForward, request).scoring;
   EXPECT_TRUE(features_of(scoring, 64, 32).blocks);
   EXPECT_TRUE(features_of(scoring, 128, 32).block_map);
   EXPECT_FALSE(features_of(scoring, 128, 32).blocks);
@@ -141,7 +142,7 @@ std::string key_of(DType dtype, std::vector<std::pair<std::string, std::string>>
   const registry::ProblemRequest request{.shape = {1, 2, 64, 64}, .dtype = dtype, .device = {}, .options = options};
   std::string text;
   tuning::KeyBuilder key(&text);
-  kForward.describe(kForward.make(request), key);
+  kForward.describe(registry::make_problem(kForward, request), key);
   return text;
 }
 
@@ -163,7 +164,7 @@ bool takes(const registry::Kernel<ForwardProblem>& kernel, std::vector<int64_t> 
            std::vector<std::pair<std::string, std::string>> options) {
   const registry::ProblemRequest request{
       .shape = std::move(shape), .dtype = dtype, .device = {DeviceKind::kCuda, 0}, .options = std::move(options)};
-  return static_cast<bool>(kernel.supports(kForward.make(request), hopper()));
+  return static_cast<bool>(kernel.supports(registry::make_problem(kForward, request), hopper()));
 }
 
 TEST(AttentionKernels, DecodingIsForFewRowsThatShareKeys) {
@@ -200,8 +201,9 @@ TEST(AttentionKernels, Fp32FitsBlocksOfLessSharedMemory) {
                                            .dtype = DType::kFloat32,
                                            .device = {DeviceKind::kCuda, 0},
                                            .options = {{"causal", "1"}}};
-    EXPECT_TRUE(static_cast<bool>(kForwardCudaMma.supports(kForward.make(request), device))) << size;
-    EXPECT_TRUE(static_cast<bool>(kBackwardCudaMma.supports(kBackward.make(request), device))) << size;
+    EXPECT_TRUE(static_cast<bool>(kForwardCudaMma.supports(registry::make_problem(kForward, request), device))) << size;
+    EXPECT_TRUE(static_cast<bool>(kBackwardCudaMma.supports(registry::make_problem(kBackward, request), device)))
+        << size;
   }
 }
 

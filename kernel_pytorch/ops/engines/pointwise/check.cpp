@@ -26,8 +26,8 @@ void check_gradient(const ArgumentCheck& check, std::string_view name, const Ten
 
 }  // namespace
 
-void check_and_merge(std::string_view op, std::string_view gate_name, ForwardProblem& problem, const Context& context) {
-  const ArgumentCheck check{op, gate_name, problem.gate, context.device()};
+void check_and_merge(std::string_view op, std::string_view gate_name, ForwardProblem& problem, Device device) {
+  const ArgumentCheck check{op, gate_name, problem.gate, device};
   check.check_main();
   check.check_like("up", problem.up);
   check.check_columns("bias", problem.gate_bias);
@@ -41,9 +41,8 @@ void check_and_merge(std::string_view op, std::string_view gate_name, ForwardPro
   merge_leading_dimensions(views);
 }
 
-void check_and_merge(std::string_view op, std::string_view gate_name, BackwardProblem& problem,
-                     const Context& context) {
-  const ArgumentCheck check{op, gate_name, problem.gate, context.device()};
+void check_and_merge(std::string_view op, std::string_view gate_name, BackwardProblem& problem, Device device) {
+  const ArgumentCheck check{op, gate_name, problem.gate, device};
   check.check_main();
   KP_CHECK(problem.grad_output.is_present(), op, ": grad_output is missing");
   check.check_like("grad_output", problem.grad_output);

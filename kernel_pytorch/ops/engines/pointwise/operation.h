@@ -25,16 +25,17 @@ inline int64_t backward_flops(const BackwardProblem& problem) {
 
 constexpr registry::Operation<ForwardProblem> forward_operation(std::string_view name,
                                                                 ForwardProblem (*make)(const registry::ProblemRequest&),
+                                                                void (*check)(ForwardProblem&, Device),
                                                                 std::vector<registry::ProblemRequest> (*shapes)()) {
-  return registry::declared<ForwardProblem, kForwardProblem, nullptr, forward_flops>(
-      {.name = name, .kernels = forward_kernels, .filling = filling, .make = make, .shapes = shapes});
+  return registry::declared<ForwardProblem, kForwardProblem, forward_flops>(
+      {.name = name, .kernels = forward_kernels, .filling = filling, .make = make, .check = check, .shapes = shapes});
 }
 
 constexpr registry::Operation<BackwardProblem> backward_operation(
     std::string_view name, BackwardProblem (*make)(const registry::ProblemRequest&),
-    std::vector<registry::ProblemRequest> (*shapes)()) {
-  return registry::declared<BackwardProblem, kBackwardProblem, nullptr, backward_flops>(
-      {.name = name, .kernels = backward_kernels, .filling = filling, .make = make, .shapes = shapes});
+    void (*check)(BackwardProblem&, Device), std::vector<registry::ProblemRequest> (*shapes)()) {
+  return registry::declared<BackwardProblem, kBackwardProblem, backward_flops>(
+      {.name = name, .kernels = backward_kernels, .filling = filling, .make = make, .check = check, .shapes = shapes});
 }
 
 }  // namespace kernel_pytorch::pointwise

@@ -40,8 +40,6 @@ Wanted parse_options(const registry::ProblemRequest& request, bool gated, std::s
   wanted.kind =
       static_cast<Kind>(registry::choice_option(request, "kind", registry::words_of(kKindWords), default_kind));
   wanted.dropout = registry::number_option(request, "dropout", 0);
-  KP_CHECK(wanted.dropout >= 0 && wanted.dropout <= 1, "option dropout=", wanted.dropout,
-           ": it must lie between 0 and 1");
   wanted.residual = registry::flag_option(request, "residual", false);
   wanted.packed = registry::flag_option(request, "packed", false);
   KP_CHECK(gated || !wanted.packed, "option packed=1: only a gated activation has two halves");
@@ -52,7 +50,7 @@ Wanted parse_options(const registry::ProblemRequest& request, bool gated, std::s
     const DType dtype = registry::dtype_option(request, "bias_dtype", request.dtype);
     wanted.bias = contiguous_view(nullptr, dtype, {wanted.gate.sizes[1]}, request.device);
   }
-  if (wanted.dropout > 0) wanted.seed = contiguous_view(nullptr, DType::kInt64, {2}, request.device);
+  if (wanted.dropout != 0) wanted.seed = contiguous_view(nullptr, DType::kInt64, {2}, request.device);
   return wanted;
 }
 

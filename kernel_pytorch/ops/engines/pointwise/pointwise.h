@@ -100,7 +100,7 @@ BackwardProblem make_backward(const registry::ProblemRequest& request, bool gate
 
 // Throws kInvalidArgument with the op, the argument, both values and the cure; leaves the problem ready for the
 // kernels: leading dimensions merged. `gate_name` is what the op calls its first tensor.
-void check_and_merge(std::string_view op, std::string_view gate_name, ForwardProblem& problem, const Context& context);
-void check_and_merge(std::string_view op, std::string_view gate_name, BackwardProblem& problem, const Context& context);
+void check_and_merge(std::string_view op, std::string_view gate_name, ForwardProblem& problem, Device device);
+void check_and_merge(std::string_view op, std::string_view gate_name, BackwardProblem& problem, Device device);
 
 }  // namespace kernel_pytorch::pointwise

@@ -32,13 +32,17 @@ registry::Filling filling(const Problem&, std::string_view tensor) {
 
 template <Norm kNorm, const auto& kFields, auto kCheck>
 constexpr registry::Operation<ForwardProblem> forward_operation(std::string_view name) {
-  return registry::declared<ForwardProblem, kFields, kCheck, forward_flops>(
-      {.name = name, .kernels = forward_kernels, .filling = filling, .shapes = [] { return shapes(kNorm, true); }});
+  return registry::declared<ForwardProblem, kFields, forward_flops>(
+      {.name = name, .kernels = forward_kernels, .filling = filling, .check = kCheck, .shapes = [] {
+         return shapes(kNorm, true);
+       }});
 }
 template <Norm kNorm, const auto& kFields, auto kCheck>
 constexpr registry::Operation<BackwardProblem> backward_operation(std::string_view name) {
-  return registry::declared<BackwardProblem, kFields, kCheck, backward_flops>(
-      {.name = name, .kernels = backward_kernels, .filling = filling, .shapes = [] { return shapes(kNorm, false); }});
+  return registry::declared<BackwardProblem, kFields, backward_flops>(
+      {.name = name, .kernels = backward_kernels, .filling = filling, .check = kCheck, .shapes = [] {
+         return shapes(kNorm, false);
+       }});
 }
 
 }  // namespace kernel_pytorch::row_norm

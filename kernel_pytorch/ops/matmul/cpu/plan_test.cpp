@@ -9,6 +9,7 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/ops/matmul/cpu/plan.h"
 #include "kernel_pytorch/ops/matmul/shapes.h"
+#include "kernel_pytorch/registry/declared.h"
 
 namespace kernel_pytorch::matmul {
 #if defined(__x86_64__)
@@ -25,7 +26,7 @@ struct Bound {
 };
 
 Bound bind(const registry::ProblemRequest& request) {
-  Bound bound{kMultiply.make(request), {}, {}};
+  Bound bound{registry::make_problem(kMultiply, request), {}, {}};
   kMultiply.visit_tensors(
       bound.problem,
       [](void* state, std::string_view, registry::Role role, TensorView& view) {

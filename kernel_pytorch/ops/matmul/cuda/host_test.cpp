@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernel_pytorch/ops/matmul/operation.h"
+#include "kernel_pytorch/registry/declared.h"
 
 namespace kernel_pytorch::matmul {
 namespace {
@@ -20,7 +21,8 @@ DeviceInfo gpu(int major) {
 }
 
 Product problem(std::vector<int64_t> shape, Options words, DType dtype = DType::kBFloat16) {
-  return kMultiply.make(
+  return registry::make_problem(
+      kMultiply,
       {.shape = std::move(shape), .dtype = dtype, .device = {DeviceKind::kCuda, 0}, .options = std::move(words)});
 }
 

@@ -56,6 +56,7 @@ constinit const registry::Kernel<Product> kMma{.name = "cuda_mma",
                                                .heuristic = nullptr,
                                                .run = run_mma,
                                                .source_hash = product::mma_source_hash,
-                                               .device_code = mma_device_code};
+                                               .device_code = mma_device_code,
+                                               .is_fallback = true};
 
 }  // namespace kernel_pytorch::matmul

@@ -102,6 +102,7 @@ constinit const registry::Kernel<Product> kTile{.name = "cuda_tile",
                                                 .heuristic = tile_heuristic,
                                                 .run = run_tile,
                                                 .source_hash = product::tile_source_hash,
-                                                .device_code = tile_device_code};
+                                                .device_code = tile_device_code,
+                                                .is_fallback = true};
 
 }  // namespace kernel_pytorch::matmul

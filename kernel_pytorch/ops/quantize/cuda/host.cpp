@@ -40,9 +40,8 @@ constexpr ConfigFields fields_of(const TileConfig&) {
 constexpr TileConfig kConfigs[] = {{.group = 4}, {.group = 1}, {.group = 16}};
 
 ProducerKind producer_kind_of(const Quantize& problem) {
-  const Producer& producer = problem.producer;
-  const bool is_gate = producer.source == Source::kGate || producer.source == Source::kGateGradient;
-  return {producer.source, is_gate ? producer.kind : pointwise::Kind::kIdentity};
+  const bool is_gate = problem.source == Source::kGate || problem.source == Source::kGateGradient;
+  return {problem.source, is_gate ? problem.kind : pointwise::Kind::kIdentity};
 }
 int variant_of(const ProducerKind& produced, bool has_vectors) {
   if (produced.source == Source::kGiven) return has_vectors ? 1 : 0;
@@ -79,12 +78,11 @@ bool has_rows_of_vectors(const TensorView& view) {
 }
 // Whole vectors of 8 elements on every side. Random bits come one by one.
 bool has_vectors(const Quantize& problem) {
-  const Producer& producer = problem.producer;
   for (const TensorView* view :
-       {&problem.x, &producer.up, &producer.grad_output, &producer.residual, &producer.value, &producer.sum}) {
+       {&problem.x, &problem.up, &problem.grad_output, &problem.residual, &problem.value, &problem.sum}) {
     if (!has_rows_of_vectors(*view)) return false;
   }
-  return is_aligned(producer.weight, kVectorBytes) && problem.x.sizes[1] % 8 == 0 &&
+  return is_aligned(problem.weight, kVectorBytes) && problem.x.sizes[1] % 8 == 0 &&
          has_aligned_rows(problem.codes, 8) && has_aligned_rows(problem.transposed) && !problem.seed.is_present();
 }
 
@@ -99,8 +97,7 @@ registry::Support supports(const Quantize& problem, const DeviceInfo& device) {
   if (device.cuda.capability() < 89) return registry::Support::no(kNeedsFloat8);
   if (!has_producer(problem)) return registry::Support::yes();
   if (!has_vectors(problem)) return registry::Support::no(kNeedsVectors);
-  return registry::Support::unless(measures(problem) && problem.producer.source != Source::kGate ? kComputedTwice
-                                                                                                 : nullptr);
+  return registry::Support::unless(measures(problem) && problem.source != Source::kGate ? kComputedTwice : nullptr);
 }
 
 Scales scales_of(const TensorView& scales) {
@@ -125,15 +122,15 @@ struct Tiles {
 const float* measure_rows(const Quantize& problem, Context& context) {
   static const std::string kLabel = "quantize norm";
   static KernelTable<kTypes> table;
-  const TensorView &x = problem.x, &residual = problem.producer.residual, &rstd = problem.producer.rstd;
+  const TensorView &x = problem.x, &residual = problem.residual, &rstd = problem.rstd;
   const auto rows = static_cast<size_t>(x.sizes[0]);
   NormArguments arguments{.x = x.data,
                           .residual = residual.data,
-                          .sum = problem.producer.sum.data,
+                          .sum = problem.sum.data,
                           .row_stride = x.strides[0],
                           .residual_stride = residual.is_present() ? residual.strides[0] : 0,
                           .columns = x.sizes[1],
-                          .eps = static_cast<float>(problem.producer.eps),
+                          .eps = static_cast<float>(problem.eps),
                           .rstd = rstd.is_present()
                                       ? rstd.as<float>()
                                       : static_cast<float*>(context.scratch->allocate(rows * sizeof(float)))};
@@ -147,23 +144,22 @@ const float* measure_rows(const Quantize& problem, Context& context) {
 }
 
 Input input_of(const Quantize& problem, Context& context) {
-  const Producer& producer = problem.producer;
-  const TensorView& x = producer.residual.is_present() ? producer.sum : problem.x;
+  const TensorView& x = problem.residual.is_present() ? problem.sum : problem.x;
   return {.x = x.data,
           .row_stride = x.strides[0],
           .column_stride = x.strides[1],
           .rows = x.sizes[0],
           .columns = columns_of(problem),
           .half = x.sizes[1],
-          .up = producer.up.data,
-          .grad_output = producer.grad_output.data,
-          .up_stride = producer.up.is_present() ? producer.up.strides[0] : 0,
-          .grad_stride = producer.grad_output.is_present() ? producer.grad_output.strides[0] : 0,
-          .rstd = producer.source == Source::kNorm ? measure_rows(problem, context) : nullptr,
-          .weight = producer.weight.data,
-          .weight_offset = static_cast<float>(producer.weight_offset),
-          .weight_is_float = producer.weight.is_present() && producer.weight.dtype == DType::kFloat32,
-          .value = producer.value.data};
+          .up = problem.up.data,
+          .grad_output = problem.grad_output.data,
+          .up_stride = problem.up.is_present() ? problem.up.strides[0] : 0,
+          .grad_stride = problem.grad_output.is_present() ? problem.grad_output.strides[0] : 0,
+          .rstd = problem.source == Source::kNorm ? measure_rows(problem, context) : nullptr,
+          .weight = problem.weight.data,
+          .weight_offset = static_cast<float>(problem.weight_offset),
+          .weight_is_float = problem.weight.is_present() && problem.weight.dtype == DType::kFloat32,
+          .value = problem.value.data};
 }
 
 // Scales that no tile knows alone: bits of magnitudes in scratch memory, of rows and columns or of parts of all.

@@ -72,6 +72,7 @@ constinit const registry::Kernel<Product> kTile{.name = "cuda_tile",
                                                 .heuristic = nullptr,
                                                 .run = run_tile,
                                                 .source_hash = product::tile_source_hash,
-                                                .device_code = tile_device_code};
+                                                .device_code = tile_device_code,
+                                                .is_fallback = true};
 
 }  // namespace kernel_pytorch::scaled_matmul

@@ -15,6 +15,7 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from ..._ops._casting import product_dtype
+from ..._ops._supports import runs_attention as kernels_take
 from ..._rebind import reached, rebind
 from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, softmax
 from ..changes import SetForward, mark
@@ -28,12 +29,12 @@ _TORCH_ATTENTION = torch_functional.scaled_dot_product_attention
 
 
 def runs_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether our attention is the one to use: four dimensions, on a GPU heads in steps of 16 bytes."""
+    """Whether our attention is the one to use: four dimensions, and kernels that take these heads."""
     if query.dim() != 4 or query.dtype not in _FLOATS or type(query) is not Tensor or _is_context_parallel():
         return False
     if query.is_cuda:
-        step = 16 // product_dtype(query).itemsize
-        return query.shape[-1] % step == 0 and value.shape[-1] % step == 0
+        sizes = int(query.shape[-1]), int(value.shape[-1])
+        return kernels_take(*sizes, product_dtype(query), query.device)  # type: ignore[no-any-return]
     return query.is_cpu
 
 

@@ -6,6 +6,7 @@
 
 #include "kernel_pytorch/ops/attention/sm90/backward/tile_cuda.h"
 #include "kernel_pytorch/ops/attention/trial.h"
+#include "kernel_pytorch/registry/declared.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -47,7 +48,7 @@ const char* reason_of(std::vector<int64_t> shape, DType dtype, std::vector<std::
   const registry::ProblemRequest request{
       .shape = std::move(shape), .dtype = dtype, .device = device.device, .options = std::move(options)};
   static std::string reason;
-  reason = kBackwardSm90.supports(kBackward.make(request), device).reason();
+  reason = kBackwardSm90.supports(registry::make_problem(kBackward, request), device).reason();
   return reason.c_str();
 }
 
@@ -58,7 +59,7 @@ std::vector<std::string> configs_of(std::vector<int64_t> shape, DType dtype,
   device.cuda.compute_major = 9;
   const registry::ProblemRequest request{
       .shape = std::move(shape), .dtype = dtype, .device = device.device, .options = std::move(options)};
-  return kBackwardSm90.configs(kBackward.make(request), device);
+  return kBackwardSm90.configs(registry::make_problem(kBackward, request), device);
 }
 
 // The tuner chooses between the tile with the most columns of sums and the one with the most registers for scores.

@@ -1,4 +1,4 @@
-#include "kernel_pytorch/torch/op.h"
+#include "kernel_pytorch/torch/call.h"
 
 #include <algorithm>
 
@@ -22,13 +22,6 @@ TensorView Call::output(const TensorView& like) {
   return made.view;
 }
 
-TensorView Call::output_like_if(bool wanted, const TensorView& view, const TensorView& fallback) {
-  if (wanted && view.is_present()) return output_like(view);
-  const int64_t no_elements[] = {0};
-  output(no_elements, fallback.dtype);
-  return {};
-}
-
 void Call::fail_on_two_devices(const TensorView& view, const ArgumentName& name) const {
   fail(ErrorCode::kInvalidArgument, name, " is on ", view.device, ", ", ShortName{first_}, " is on ", device_,
        "; move all tensors to one device");
@@ -38,22 +31,6 @@ void Call::return_outputs(StableIValue* stack, uint64_t expected) {
   KP_INTERNAL_CHECK(output_count_ == expected, "an op made ", output_count_, " outputs, its schema has ", expected);
   for (size_t i = 0; i < output_count_; ++i) stack[i] = torch::stable::detail::from(outputs_[i]);
   output_count_ = 0;
-}
-
-Slot<std::vector<TensorView>>::Slot(const Boxed& boxed) {
-  for (Handle handle : torch::stable::detail::to<std::vector<Handle>>(boxed.value)) tensors.emplace_back(handle);
-}
-
-std::vector<TensorView> Slot<std::vector<TensorView>>::get(Call& call, const SchemaArgument& argument,
-                                                           const ArgumentName& name) {
-  std::vector<TensorView> views;
-  views.reserve(tensors.size());
-  for (const Tensor& tensor : tensors) {
-    const ArgumentName entry{name.op, name.argument, static_cast<int64_t>(views.size())};
-    views.push_back(view_of(tensor, entry, argument.is_written));
-    call.found(views.back(), entry);
-  }
-  return views;
 }
 
 void check_written_memory(std::string_view op, std::span<Memory> memories) {

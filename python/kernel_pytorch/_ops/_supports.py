@@ -1,0 +1,41 @@
+"""The core's answer to what its kernels take, cheap enough for a call's path: asked once per request and process.
+
+Nothing in Python knows by itself what a kernel takes. Under torch.compile the answer is a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from .._supports import KernelSupport, supports
+
+
+@functools.cache
+def _best(
+    op: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, **options: Any
+) -> KernelSupport | None:
+    return next((kernel for kernel in supports(op, shape, dtype, device, **options) if kernel.supported), None)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def runs(op: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a kernel takes it."""
+    return _best(op, shape, dtype, device) is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def runs_attention(size: int, value_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether kernels take heads of these sizes, forward and backward."""
+    shape = (1, 1, 128, 128, size)
+    ops = ("attention_forward", "attention_backward")
+    return all(_best(op, shape, dtype, device, value_size=value_size) is not None for op in ops)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def runs_fast(op: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a kernel takes it that is no fallback."""
+    best = _best(op, shape, dtype, device)
+    return best is not None and not best.fallback

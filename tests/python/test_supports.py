@@ -1,0 +1,72 @@
+"""What kernels take is the core's to say: one question, which Python asks instead of deciding by lists of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from kernel_pytorch._ops._supports import runs, runs_fast  # noqa: E402
+from kernel_pytorch.core._products import product, runs_here  # noqa: E402
+
+import kernel_pytorch  # noqa: E402
+from kernel_pytorch import _library, tuning  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def test_every_kernel_of_every_op_answers():
+    for op, kernels in tuning.kernels().items():
+        if op.startswith(("block_list", "block_select", "scaled_matmul", "quantize")):
+            continue  # shapes and types of their own, below
+        shape = (2, 8, 16, 16, 16) if op.startswith("attention") else (2, 8, 16, 16) if op == "rope" else (8, 16)
+        shape = (2, 8, 16) if op.startswith(("linear", "matmul", "mean_pool", "chunk_mean_pool")) else shape
+        shape = (2, 8, 16, 8) if op.startswith("mlp") else shape
+        options = {"chunk": 4} if op.startswith("chunk") else {}
+        answers = tuning.supports(op, shape, "fp32", **options)
+        assert [one.kernel for one in answers] == kernels, op
+        assert answers[-1].supported and answers[-1].fallback, op
+        assert all(one.supported == (one.reason == "") for one in answers), op
+    assert tuning.supports("quantize", (8, 16))[-1].supported
+    assert tuning.supports("scaled_matmul", (8, 16, 32), "bf16")[-1].supported
+    assert tuning.supports("block_list", (1, 2, 4, 4), "int8")[-1].supported
+    assert tuning.supports("block_select", (1, 2, 128, 128, 16))[-1].supported
+
+
+@pytest.mark.parametrize(
+    "op, shape, options, words",
+    [
+        ("rms_norm_forward", (8, 16), {"dtype": "int64"}, "rms_norm: x is int64"),
+        ("matmul", (8,), {}, 'matmul: the shape is [8]; it gives the sizes "... m n k"'),
+        ("softmax_forward", (8, 16), {"mask": "red"}, "option mask=red: unknown"),
+        ("dropout", (8, 16), {"p": 2}, "dropout: dropout_p is 2"),
+    ],
+)
+def test_what_the_op_refuses_is_no_answer(op, shape, options, words):
+    with pytest.raises(kernel_pytorch.KernelPyTorchError) as refusal:
+        tuning.supports(op, shape, **options)
+    assert words in str(refusal.value)
+
+
+def test_a_product_in_fp64_is_torchs():
+    assert runs_here(torch.randn(2, 3)) and runs_here(torch.randn(2, 3, dtype=torch.bfloat16))
+    assert not runs_here(torch.randn(2, 3, dtype=torch.float64)) and not runs_here(torch.randn(2, 3, device="meta"))
+    assert not runs_fast("matmul", (128, 128, 128), torch.float64, CPU)
+    assert runs("matmul", (128, 128, 128), torch.float64, CPU)
+
+
+def test_the_question_is_asked_once(monkeypatch):
+    asked = []
+    call = _library.call
+    monkeypatch.setattr(_library, "call", lambda name, **rest: (asked.append(name), call(name, **rest))[1])
+    shape = (8, 24, 40)
+    assert all(runs_fast("matmul", shape, torch.float32, CPU) for _ in range(3))
+    assert asked == ["supports"]
+
+
+def test_a_compiled_layer_knows_the_answer():
+    def two(x, weight):
+        return product(x, weight, activation="gelu")
+
+    x, weight = torch.randn(3, 8), torch.randn(4, 8)
+    compiled = torch.compile(two, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, weight), two(x, weight))
