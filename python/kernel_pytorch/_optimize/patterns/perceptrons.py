@@ -41,7 +41,6 @@ from .norms import TOLERANCE, first_name
 from .packs import PACK_KEY, Pack, wants_gradient
 
 NAME = "mlp"
-_GATED_NAMES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "sigmoid": "glu"}
 _GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 
 
@@ -108,7 +107,7 @@ class Perceptron:
             up = parts[self.layers[1]]
             pack: Pack | None = module.__dict__.get(PACK_KEY)
             if pack is not None and pack.holds() and not wants_gradient(x, first.weight):
-                return linear(x, pack.weight, pack.bias, activation=_GATED_NAMES[self.activation])
+                return gated_activation_packed(linear(x, pack.weight, pack.bias), self.activation)
             weights = [weight_of(first), weight_of(up)]
             gate_rows, up_rows = linears(x, weights, [None, None], ours=products == "ours")
             return gated_activation(gate_rows, up_rows, self.activation, gate_bias=first.bias, up_bias=up.bias)
@@ -124,7 +123,10 @@ class Perceptron:
 
 
 def _drops(module: nn.Module | None) -> bool:
-    return isinstance(module, nn.Dropout) and module.training and module.p > 0.0
+    """Whether a dropout has to be called: it drops, or somebody listens to it."""
+    if not isinstance(module, nn.Dropout):
+        return False
+    return (module.training and module.p > 0.0) or not is_plain(module)
 
 
 def is_linear(module: nn.Module | None) -> bool:
@@ -203,7 +205,7 @@ def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, pas
         made.insert(0, Way(words, narrow, layers, narrow=True))
     if passable and not context.trains and found.kind == "gated" and _can_pack(context, module, found):
         gate, up = (module._modules[layer] for layer in found.layers[:2])
-        words = "one kernel_pytorch product with the gate inside"
+        words = "one kernel_pytorch product for gate and up, kernel_pytorch activation"
         made.insert(0, Way(words, lambda: Several(Pack(module, gate, up), by("ours")), layers))
     return made
 
