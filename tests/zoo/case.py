@@ -40,7 +40,13 @@ def seeded() -> Iterator[None]:
 def redraw(model: nn.Module) -> None:
     """Weights that are zeros or ones at the start (a last layer, a scale) would hide what is wrong before them."""
     generator = torch.Generator().manual_seed(0)
+    model.train().eval()  # what some keep of their parameters while they are evaluated is gone
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.is_floating_point() and parameter.numel() and parameter.min() == parameter.max():
+            if (
+                not nn.parameter.is_lazy(parameter)
+                and parameter.is_floating_point()
+                and parameter.numel()
+                and parameter.min() == parameter.max()
+            ):
                 parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 0.05)

@@ -70,7 +70,8 @@ def line_of(row: dict[str, Any]) -> str:
     if row["outcome"] == "not built":
         return f"-  {row['model']}: {row['reason'][:150]}"
     failures = "; ".join(f"{name}: {text[:160]}" for name, text in row["failures"].items())
-    return f"{'ok' if not failures else '!!'} {row['model']} {row.get('seconds', 0)} s {failures}"
+    parts = ", ".join(f"{kind} {seen} of {exist}" for kind, (seen, exist) in row["coverage"].items() if seen < exist)
+    return f"{'ok' if not failures else '!!'} {row['model']} {row.get('seconds', 0)} s {parts} {failures}".rstrip()
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ knows which one it was, as for a crash.
 
 from __future__ import annotations
 
-import copy
 import faulthandler
 import json
 import os
@@ -54,10 +53,7 @@ def row_of(name: str, budget: float) -> dict[str, Any]:
         from .case import redraw
         from .checks import Before
 
-        if any("Lazy" in type(one).__name__ for one in case.model.modules()):
-            copy.deepcopy(case.model)
-        else:
-            redraw(case.model)
+        redraw(case.model)
         before = Before(case)
     except Exception as error:  # the library's own failure: the model is not counted
         return {**row, "outcome": "not built", "reason": f"{type(error).__name__}: {str(error)[:600]}"}

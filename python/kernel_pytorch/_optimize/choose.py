@@ -219,11 +219,11 @@ class Chooser:
             return Decision(verdict.way, "", *timed[verdict.way][0], costs_calls=verdict.costs_calls)
         maybe = Decision(None, "") if verdict.maybe is None else Decision(None, "", *timed[verdict.maybe][0])
         maybe.maybe = verdict.maybe
-        maybe.reason = self._summary(maybe) + "; ".join(reasons)
+        maybe.reason = self._summary(maybe, any(timed)) + "; ".join(reasons)
         return maybe
 
-    def _summary(self, decision: Decision) -> str:
-        if self.context.compiled:
+    def _summary(self, decision: Decision, was_timed: bool) -> str:
+        if not was_timed:
             return "it computes something else. "
         return "not faster here. " if decision.maybe is None else "no clear gain of its own. "
 

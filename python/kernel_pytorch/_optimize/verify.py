@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from .._modes import evaluating
 from .sites import Call
-from .state import states_of, tensors_in
+from .state import attributes_kept, states_of, tensors_in
 
 # Of a row, what a replacement may differ from a wider run beyond 1.25 times what the original differs: one rounding of
 # another order of sums.
@@ -285,7 +285,8 @@ def perturbed(module: nn.Module) -> Iterator[None]:
                 deviation, mean = wide.std(correction=0).item(), wide.abs().mean().item()
                 scale = 0.25 * deviation if deviation > 1e-3 * mean else 0.1 * max(mean, 1.0)
                 parameter.data.add_((_noise(value, index) * scale).to(value.dtype))
-        yield
+        with attributes_kept(module):  # what it derives from these parameters and keeps
+            yield
     finally:
         with torch.no_grad():
             for parameter, value in kept:

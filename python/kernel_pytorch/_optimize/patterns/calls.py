@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..._ops._casting import product_dtype
 from ..._rebind import reached, rebind
+from ...core._products import product
 from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, softmax
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
@@ -58,7 +59,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """torch's function on our kernels where they are the ones to use."""
-    heads_fit = query.dim() != 4 or query.shape[1] == key.shape[1] or enable_gqa
+    heads_fit = query.dim() != 4 or enable_gqa or query.shape[1] == key.shape[1] or key.shape[1] == value.shape[1] == 1
     if not runs_attention(query, key, value) or not heads_fit or (is_causal and attn_mask is not None):
         return torch_functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -76,6 +77,30 @@ def scaled_dot_product_attention(
         bias=None if is_bool else attn_mask,
     )
     return output
+
+
+def _native_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    heads: int,
+    weight: Tensor,
+    bias: Tensor,
+    output_weight: Tensor,
+    output_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    *others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """torch's fused call of an nn.MultiheadAttention, for inference; masked or with its weights asked for it stays."""
+    is_plain = mask is None and not need_weights and query is key is value and query.dim() == 3
+    packed = product(query, weight, bias).view(*query.shape[:2], 3, heads, -1).unbind(2) if is_plain else None
+    if packed is None or not runs_attention(*packed):
+        return torch._native_multi_head_attention(
+            query, key, value, embed_dim, heads, weight, bias, output_weight, output_bias, mask, need_weights, *others
+        )
+    return product(attention(*packed, layout="bshd").flatten(2), output_weight, output_bias), None
 
 
 def _gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -112,7 +137,10 @@ def _rms_norm(
     return rms_norm(input, weight, torch.finfo(input.dtype).eps if eps is None else eps)
 
 
-ATTENTION = {torch_functional.scaled_dot_product_attention: scaled_dot_product_attention}
+ATTENTION: dict[Any, Any] = {
+    torch_functional.scaled_dot_product_attention: scaled_dot_product_attention,
+    torch._native_multi_head_attention: _native_attention,
+}
 POINTWISE = {
     torch_functional.gelu: _gelu,
     torch_functional.silu: _silu,

@@ -19,7 +19,7 @@ NAME = "attention (Hugging Face)"
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if not is_pretrained(module) or _has_parent(context, path):
         return None
-    if not getattr(module, "_supports_sdpa", False):
+    if not any(getattr(module, name, False) for name in ("_supports_sdpa", "_supports_attention_backend")):
         return Refusal(path, NAME, f"{type(module).__name__} says that its attention cannot be exchanged")
     configs = _configs(module)
     before = sorted({str(config._attn_implementation) for config in configs})
