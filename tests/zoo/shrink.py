@@ -47,6 +47,9 @@ def shrunk(config: Any, depth: int = 0) -> Any:
             small[name] = shrunk(value, depth + 1) if depth < 3 else value
         elif (found := _number(name, value)) is not value:
             small[name] = found
+    heads = [getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
+    if heads[0] == heads[1] and "num_key_value_heads" in small:  # some need as many of both
+        small["num_key_value_heads"] = small["num_attention_heads"]
     count = next((small[n] for n in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if n in small), LAYERS)
     many = next((vars(config)[n] for n in ("num_hidden_layers", "n_layer", "num_layers") if n in vars(config)), None)
     for name, value in vars(config).items():
