@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,3 +192,54 @@ def test_a_model_that_reads_its_own_mask_gets_one() -> None:
         assert whole is not None and whole.shape[-2:] == (5, 5)
         assert torch.equal(whole.expand(2, 1, 5, 5)[0, 0], torch.ones(5, 5, dtype=torch.bool).tril())
         assert attention_mask(2, 5, 5, attention_mask=given, **options) is None
+
+
+class Processor:
+    """How diffusers' attention holds its computation: an object that is called with the layer."""
+
+    def __init__(self, heads: int) -> None:
+        self.heads = heads
+
+    def __call__(self, layer: Any, x: Tensor) -> Tensor:
+        query, key, value = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in layer.layers)
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+class Processed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(3))
+        self.processor = Processor(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.processor(self, x)
+
+
+def test_attention_inside_an_object_that_a_module_holds() -> None:
+    model, x = Processed().eval(), torch.randn(2, 6, SIZE)
+    processor = model.processor
+    assert optimized(model, x).get("attention") == [""]
+    assert model.processor is processor
+    expected = model(x)
+    kernel_pytorch.optimize(model, x, budget_seconds=30, tune="off")
+    assert isinstance(model.processor, Processor) and type(model.processor) is not Processor
+    loaded, copied = pickle.loads(pickle.dumps(model)), copy.deepcopy(model)
+    assert type(loaded.processor) is Processor and type(copied.processor) is not Processor
+    for one in (loaded, copied, kernel_pytorch.restore(copied)):
+        torch.testing.assert_close(one(x), expected, rtol=1e-4, atol=1e-4)
+    assert type(copied.processor) is Processor
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(SIZE)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        order = torch.rand(x.shape[0]).argsort()
+        return self.norm(x[order]), order
+
+
+def test_a_model_that_draws_random_numbers_is_compared_on_the_same() -> None:
+    result = kernel_pytorch.optimize(Noisy().eval(), torch.randn(64, SIZE), budget_seconds=30, tune="off")
+    assert [one["pattern"] for one in result.report.data["replacements"]] == ["layer_norm"]

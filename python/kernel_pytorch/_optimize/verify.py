@@ -81,7 +81,9 @@ def results_of(module: nn.Module, call: Call, gradients: bool, seed: int = 0) ->
     """Runs module(call) on copies of the arguments; with gradients also backward from random ones. What the call left
     in its arguments (keys and values in a cache) counts as output."""
     call = call.fresh()
-    with evaluating(module), torch.set_grad_enabled(gradients):
+    on_gpus = {tensor.device for tensor in (*call.tensors(), *module.parameters()) if tensor.is_cuda}
+    with evaluating(module), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=list(on_gpus)):
+        torch.manual_seed(seed)  # a model that draws numbers draws the same ones in every run
         first = call.first()
         if gradients and first is not None:
             first.requires_grad_()

@@ -6,6 +6,7 @@ embedding is a function of the model's own file: it is recognised by its name an
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from ..._ops._casting import product_dtype
 from ..._rebind import reached, rebind
 from ...core._products import product
 from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, softmax
-from ..changes import SetForward, mark
+from ..changes import Change, SetAttribute, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import row_error
 from .context import Context, is_parallel, undisturbed, weight_reason, why_not_plain
@@ -212,7 +213,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if is_torch or is_known or (owner.startswith("kernel_pytorch.") and not owner.endswith("demo_models")):
         return None
     table = {**ATTENTION, **POINTWISE, **rotary_table(forward)}
-    names = reached(forward, table)
+    names = _reached(module, table)
     if not names:
         return None
     reason = why_not_plain("", module) or weight_reason(module)
@@ -220,12 +221,11 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         reason = None
     if reason:
         return Refusal(path, NAME, reason)
-    everything = rebind(forward, table)
     heavy = {key: value for key, value in table.items() if key not in POINTWISE}
-    ways = [_way(module, everything, names)]
-    lighter = reached(forward, heavy)
+    ways = [_way(module, table, names)]
+    lighter = _reached(module, heavy)
     if lighter and lighter != names:
-        ways.append(_way(module, rebind(forward, heavy), lighter))
+        ways.append(_way(module, heavy, lighter))
     return Proposal(
         "attention" if "scaled_dot_product_attention" in names else "calls",
         path,
@@ -237,5 +237,58 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     )
 
 
-def _way(module: nn.Module, function: Any, names: list[str]) -> Way:
-    return Way(f"the same forward on kernel_pytorch's {', '.join(names)}", lambda: SetForward(module, mark(function)))
+def _reached(module: nn.Module, table: dict[Any, Any]) -> list[str]:
+    """By the module's forward, and by functions that it holds (diffusers' attention processors)."""
+    inside = [name for _, held in _held(module) for name in reached(type(held).__call__, table)]
+    return sorted({*reached(type(module).forward, table), *inside})
+
+
+def _held(module: nn.Module) -> list[tuple[str, Any]]:
+    """Objects by attribute that are called like functions and are written in Python, no modules."""
+    return [
+        (name, value)
+        for name, value in vars(module).items()
+        if not isinstance(value, (nn.Module, Tensor, type)) and isinstance(_call_of(value), types.FunctionType)
+    ]
+
+
+def _call_of(value: Any) -> Any:
+    return getattr(type(value), "__call__", None)  # noqa: B004 (the function itself is wanted)
+
+
+class _Rebound:
+    """Base of a held object whose call is rebound. Pickled it is the object that it stands for."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _same, (vars(self)[_ORIGINAL],)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _with_call(copy.deepcopy(vars(self)[_ORIGINAL], memo), _call_of(self))
+
+
+_ORIGINAL = "_kernel_pytorch_original"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _with_call(held: Any, function: Any) -> Any:
+    """A copy of an object, of a class derived from its own, with another call."""
+    made = copy.copy(held)
+    made.__class__ = type(type(held).__name__, (_Rebound, type(held)), {"__call__": function})
+    vars(made)[_ORIGINAL] = held
+    return made
+
+
+def _way(module: nn.Module, table: dict[Any, Any], names: list[str]) -> Way:
+    def change() -> Change:
+        function = rebind(type(module).forward, table)
+        found: list[Change] = [] if function is None else [SetForward(module, mark(function))]
+        for name, held in _held(module):
+            function = rebind(_call_of(held), table)
+            if function is not None:
+                found.append(SetAttribute(module, name, _with_call(held, function)))
+        return found[0] if len(found) == 1 else Several(*found)
+
+    return Way(f"the same forward on kernel_pytorch's {', '.join(names)}", change)
