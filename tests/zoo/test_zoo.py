@@ -23,7 +23,7 @@ SAMPLE = [
     *(name for name in models.names() if name.startswith("torch/")),
     *(
         f"transformers/{name}"
-        for name in ("llama", "gemma3_text", "gpt_oss", "mamba2", "t5", "bert", "clip", "whisper")
+        for name in ("llama", "gemma3_text", "gpt_oss", "mamba", "t5", "bert", "clip", "whisper")
     ),
 ]
 
