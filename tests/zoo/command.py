@@ -140,4 +140,14 @@ def _stored(rows: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]
     }
     kept = ("model", "outcome", "reason", "failures", "coverage", "inference seconds", "train seconds", "clock seconds")
     shown = [{key: row[key] for key in kept if row.get(key)} for row in rows]
-    return {"benchmark": "zoo", "runs": [{"machine": machine, "summary": found, "models": shown}]}
+    return {"benchmark": "zoo", "runs": [{"machine": machine, "figures": figures(found), "models": shown}]}
+
+
+def figures(found: dict[str, Any]) -> list[dict[str, str]]:
+    """What benchmarks/table.py shows."""
+    ran = str(found["run plainly"])
+    lines = [("models that pass everything, of those that run plainly", str(found["pass everything"]), ran)]
+    lines += [(f"models that fail {name}", str(count), ran) for name, count in found["failures by check"].items()]
+    for kind, (seen, exist) in found["recognised of those that exist"].items():
+        lines.append((f"{kind} recognised, of those that exist", str(seen), str(exist)))
+    return [{"what": what, "count": count, "of": of} for what, count, of in lines]

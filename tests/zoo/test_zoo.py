@@ -21,10 +21,7 @@ from zoo.coverage import Coverage  # noqa: E402
 # torch's own and odd modules, and of Hugging Face's: decoders with caches, MoE, state spaces, encoders, images, sound.
 SAMPLE = [
     *(name for name in models.names() if name.startswith("torch/")),
-    *(
-        f"transformers/{name}"
-        for name in ("llama", "gemma3_text", "gpt_oss", "mamba", "t5", "bert", "clip", "whisper")
-    ),
+    *(f"transformers/{name}" for name in ("llama", "gemma3_text", "gpt_oss", "mamba", "t5", "bert", "clip", "whisper")),
 ]
 
 
