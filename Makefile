@@ -6,7 +6,7 @@ BUILD := build
 # torch's oneDNN dies on some virtual machines that show AMX (see docs/setup.md); tests do not depend on it.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz bench format lint wheel asan tsan clean setup setup-ci
+.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz zoo bench format lint wheel asan tsan clean setup setup-ci
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ test-docs: build
 
 fuzz: build  ## 2,000 random calls of every functional against torch in fp64; crashes and hangs are findings
 	@PYTHONPATH=python:tests $(PYTHON) -m fuzz --calls 2000
+
+zoo: build  ## optimize on some 400 architectures of other libraries, built small; a model that fails is a finding
+	@PYTHONPATH=python:tests:tests/python $(PYTHON) -m zoo --jobs 2 --output $(BUILD)/zoo.json
 
 bench: build  ## the full comparison with torch, as JSON under build/ and as a table
 	@PYTHONPATH=python $(PYTHON) benchmarks/torch_norms.py --output $(BUILD)/torch_norms.json

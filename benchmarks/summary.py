@@ -21,6 +21,7 @@ RESULTS = ROOT / "benchmarks/results"
 
 NO_COMPARISON = {
     "*_tests.json": "counts of tests",
+    "cpu_zoo.json": "counts of models",
     "*.txt": "notes of single measurements",
     "cpu_sparse_attention.json": "its peer is our own dense attention",
     "cpu_sparse_perplexity.json": "perplexities",

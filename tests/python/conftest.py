@@ -30,7 +30,7 @@ def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         pytest.importorskip("torch")
         from kernel_pytorch._optimize.budget import Budget
 
-        monkeypatch.setattr(Budget, "is_spent", lambda self, stage="": False)
+        monkeypatch.setattr(Budget, "is_spent", lambda self, *_: False)
         monkeypatch.setattr(Budget, "is_too_small", False)
 
 

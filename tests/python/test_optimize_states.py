@@ -6,13 +6,14 @@ Each test names a class of models that were wrong or raised before; parts that f
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kernel_pytorch._optimize import choose, measure
-from kernel_pytorch._optimize.measure import Timing
+from forced_clock import everything_is_kept
 from kernel_pytorch._optimize.sites import Call
 from kernel_pytorch._optimize.state import Repeated, copied, tensors_in
 from torch import Tensor, nn
@@ -23,24 +24,10 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture
-def everything_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def everything_pays() -> Iterator[None]:
     """Every way that verifies is kept: a faked clock says that it is faster."""
-
-    def faked(ways: dict[str, Any], *_: Any, **__: Any) -> dict[str, Timing]:
-        found = {}
-        for name, (switch, run) in ways.items():
-            switch()
-            run()
-            us = 100.0 if name in ("before", "as it is") else 50.0
-            found[name] = Timing(us, us, us, 10)
-        return found
-
-    for module in (choose, measure):
-        monkeypatch.setattr(module, "interleaved", faked)
-    from kernel_pytorch._optimize import compiled, together, tuned, whole
-
-    for other in (compiled, together, tuned, whole):
-        monkeypatch.setattr(other, "interleaved", faked)
+    with everything_is_kept():
+        yield
 
 
 def language_model(kind: str) -> Any:
@@ -78,6 +65,36 @@ def test_default_caches_are_a_runs_own(kind: str, goal: str, everything_pays: No
     ours = model.generate(ids[:, :4], max_new_tokens=6, do_sample=False)
     theirs = result.restore().generate(ids[:, :4], max_new_tokens=6, do_sample=False)
     assert torch.equal(ours, theirs)
+
+
+def test_a_dropout_inside_an_mlp_is_heard(everything_pays: None) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 16), nn.Dropout(0.1)).eval()
+    x = torch.randn(4, 16)
+    kernel_pytorch.optimize(model, x, budget_seconds=5, tune="off")
+    for part in (model[2], model[4]):
+        heard: list[int] = []
+        handle = part.register_forward_hook(lambda *_, heard=heard: heard.append(1))
+        model(x)
+        handle.remove()
+        assert heard == [1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_an_optimised_model_is_saved_like_any_other(kind: str, everything_pays: None, tmp_path: Path) -> None:
+    """Packed weights are contiguous, each with a storage of its own: what looks at storages sees nothing shared."""
+    from safetensors.torch import load_file, save_model
+
+    model = language_model(kind)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    kernel_pytorch.optimize(model, {"input_ids": torch.randint(0, 128, (2, 12))}, budget_seconds=20, tune="off")
+    assert kind == "gpt2" or any("_kernel_pytorch_pack" in vars(part) for part in model.modules())
+    save_model(model, tmp_path / "model.safetensors")
+    assert all(torch.equal(value, state[name]) for name, value in load_file(tmp_path / "model.safetensors").items())
+    model.save_pretrained(tmp_path / "pretrained")
+    loaded = type(model).from_pretrained(tmp_path / "pretrained").state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    assert len(vector) == sum(p.numel() for p in model.parameters())
 
 
 def test_a_residual_norm_next_to_a_cache_is_kept(everything_pays: None) -> None:
@@ -141,7 +158,7 @@ def test_parts_are_verified_with_other_parameters_too() -> None:
     part = Scaled()
     kept = part.scale.detach().clone()
 
-    def original(inputs: Call, seed: int) -> Any:
+    def original(inputs: Call, seed: int, is_perturbed: bool) -> Any:
         part.ignores = False
         try:
             return results_of(part, inputs, False, seed)

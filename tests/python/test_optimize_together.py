@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from forced_verdicts import by_clocks_alone  # noqa: E402
 from kernel_pytorch._optimize import choose, demo_models, measure, together, whole  # noqa: E402
+from kernel_pytorch._optimize.budget import Budget  # noqa: E402
 from kernel_pytorch._optimize.changes import Changes  # noqa: E402
 from kernel_pytorch._optimize.measure import Timing  # noqa: E402
 from kernel_pytorch._optimize.sites import Call, Proposal, Way  # noqa: E402
@@ -153,7 +154,7 @@ def test_of_two_ways_that_the_clock_cannot_tell_apart_the_earlier_is_taken(monke
         told = iter([first, later])
         monkeypatch.setattr(choose.Chooser, "_time", lambda *_, told=told: [tuple(next(told).values())])
         monkeypatch.setattr(choose.Chooser, "check", lambda *_, **__: (None, []))
-        chooser = choose.Chooser(SimpleNamespace(compiled=False), Changes(), 0.0)
+        chooser = choose.Chooser(SimpleNamespace(compiled=False), Changes(), Budget(60.0))
         change = SimpleNamespace(apply=lambda: None, undo=lambda: None)
         ways = [Way(name, lambda change=change: change) for name in ("less work", "more work")]
         proposal = Proposal("pattern", "path", torch.nn.Identity(), "source", ways)

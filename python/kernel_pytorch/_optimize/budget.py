@@ -33,6 +33,7 @@ class Budget:
         self.step_seconds = agreed(step_seconds)  # of one run of the sample
         self._began = time.monotonic()
         self._plan = self._ask(0.0)
+        self._first: dict[str, float] = {}
 
     def _ask(self, passed: float) -> dict[str, Any]:
         request = {"seconds": self.seconds, "step_seconds": self.step_seconds, "passed_seconds": passed}
@@ -49,9 +50,12 @@ class Budget:
         found: float = self._ask(time.monotonic() - self._began)["stages"][stage]["measure_seconds"]
         return found
 
-    def is_spent(self, stage: str = "whole") -> bool:
-        """The same on all ranks that share a model."""
-        return agreed(float(self.left(stage) <= 0)) != 0.0
+    def is_spent(self, stage: str = "whole", share: float = 1.0) -> bool:
+        """Whether the stage's seconds are over, or a share of them, counted from the stage's first question. The same
+        on all ranks that share a model."""
+        left = self.left(stage)
+        first = self._first.setdefault(stage, left)
+        return agreed(float(left <= (1.0 - share) * first)) != 0.0
 
     @property
     def is_too_small(self) -> bool:

@@ -145,29 +145,24 @@ class Several(Change):
 
 
 class PackRows(Change):
-    """Weights of several linear layers as views of one tensor, so that one product can use them all.
+    """Weights of several linear layers one after the other in one tensor, so that one product can use them all.
 
     The parameters stay the same objects with the same values; only where they lie in memory changes, and back on undo.
-    Interleaved, row i of each stands beside row i of the others.
+    Each has a storage of its own, which is its part of the memory: what saves or copies a model by its storages
+    (safetensors, deepcopy) sees parameters like any others.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], interleaved: bool = False) -> None:
-        self.tensors, self.interleaved = tensors, interleaved
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
         self.packed: torch.Tensor | None = None
 
     def apply(self) -> None:
         if self.holds():
             return
         values = [tensor.data for tensor in self.tensors]
-        packed = torch.stack(values, 1).flatten(0, 1) if self.interleaved else torch.cat(values)
-        begin = 0
-        for index, (tensor, value) in enumerate(zip(self.tensors, values)):
-            if self.interleaved:
-                tensor.data = packed[index :: len(values)]
-            else:
-                tensor.data = packed[begin : begin + len(value)]
-                begin += len(value)
-        self.packed = packed
+        self.packed = torch.cat(values)
+        for tensor, rows in zip(self.tensors, torch.split(self.packed, [len(value) for value in values])):
+            tensor.data = torch.from_dlpack(rows)  # type: ignore[attr-defined]
 
     def undo(self) -> None:
         if self.packed is None:
@@ -191,13 +186,12 @@ class PackRows(Change):
         for tensor in self.tensors:
             if tensor.data_ptr() != packed.data_ptr() + offset or tensor.dtype is not packed.dtype:
                 return False
-            rows = 1 if self.interleaved else tensor.shape[0]
-            offset += rows * packed.stride(0) * packed.element_size()
+            offset += tensor.shape[0] * packed.stride(0) * packed.element_size()
         return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackRows:
         """A copied model has weights of its own, each by itself."""
-        return PackRows([copy.deepcopy(tensor, memo) for tensor in self.tensors], self.interleaved)
+        return PackRows([copy.deepcopy(tensor, memo) for tensor in self.tensors])
 
 
 class Changes(OfThisProcess):

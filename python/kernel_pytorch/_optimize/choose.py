@@ -99,11 +99,12 @@ class Chooser:
         self.decisions: dict[tuple[Any, ...], Decision] = {}
         self.outcome = Outcome()
         self.undecided: list[tuple[Proposal, Decision]] = []
-        self._wide: tuple[nn.Module | None, dict[tuple[int, bool], Results | None]] = (None, {})
+        self._runs: tuple[nn.Module | None, dict[tuple[Any, ...], Results | None]] = (None, {})
         self.by_calls = False  # what is tried saves the host's time, as a graph does
 
-    def try_one(self, proposal: Proposal, seconds: float, predicted_us: float = 0.0) -> None:
-        """Keeps the fastest way that verifies, or says why none. `predicted_us` is what the plan says it saves."""
+    def try_one(self, proposal: Proposal, seconds: float, predicted_us: float = 0.0, share: float = 1.0) -> None:
+        """Keeps the fastest way that verifies, or says why none. `predicted_us` is what the plan says it saves; no
+        second way is begun once this share of the stage's seconds is over."""
         call = self.context.recording.call(proposal.path)
         assert call is not None
         decision = self.decisions.get(proposal.signature)
@@ -111,7 +112,7 @@ class Chooser:
             self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, self.budget.reason()))
             return
         if decision is None:
-            decision = self.decisions[proposal.signature] = self._decide(proposal, call, seconds, predicted_us)
+            decision = self.decisions[proposal.signature] = self._decide(proposal, call, seconds, predicted_us, share)
         if decision.way is None:
             self.outcome.refusals.append(Refusal(proposal.path, proposal.pattern, decision.reason))
             if decision.maybe is not None:
@@ -120,7 +121,7 @@ class Chooser:
         way = proposal.ways[decision.way]
         change = way.change()
         self.changes.apply(change)
-        failure, differences = self.check(proposal, call)
+        failure, differences = self.check(proposal, call, is_brief=True)
         self.outcome.differences.extend(differences)
         if failure is not None:
             self.changes.undo(change)
@@ -142,15 +143,12 @@ class Chooser:
             self.changes.undo(kept.change)
             self.outcome.kept.remove(kept)
 
-    def check(self, proposal: Proposal, call: Call, perturbs: bool = False) -> tuple[str | None, list[Difference]]:
+    def check(
+        self, proposal: Proposal, call: Call, perturbs: bool = False, is_brief: bool = False
+    ) -> tuple[str | None, list[Difference]]:
         """Whether the module computes what it did, as (why not or None, differences); with `perturbs` also with other
-        parameters, which says it for all modules that do the same work."""
+        parameters, which says it for all modules that do the same work: for these `is_brief` is enough."""
         module, gradients = proposal.module, self.context.trains
-
-        def original(inputs: Call, seed: int) -> Results:
-            with self.changes.suspended():
-                return results_of(module, inputs, gradients, seed)
-
         try:
             inside = f"{proposal.path}." if proposal.path else ""
             kept = [one.proposal for one in self.outcome.kept]
@@ -158,8 +156,12 @@ class Chooser:
             accuracy = "tolerant" if rounds else "exact"
             is_whole = proposal.path == ""
             perturbs = perturbs and not is_whole and not rounds
-            wider = self._wider(module) if perturbs else lambda *_: None
-            differences = verify(proposal.path, call, module, original, accuracy, gradients, is_whole, perturbs, wider)
+            original = self._once(module, lambda *inputs: results_of(module, *inputs))
+            wider = self._once(module, lambda *inputs: wider_results(module, *inputs), "wider")
+            differences = verify(
+                proposal.path, call, module, original, accuracy, gradients, is_whole, perturbs,  # type: ignore[arg-type]
+                wider if perturbs else lambda *_: None, is_brief,
+            )  # fmt: skip
         except Mismatch as error:
             return anyone(str(error)), []
         except Exception as error:  # the model's own code runs in there, on a replaced part
@@ -168,26 +170,33 @@ class Chooser:
         words = f"its {worst.quantity} differs by {worst.relative:.1e} of a row, more than {worst.tolerance:.0e}"
         return anyone(None if worst.ok else words), differences
 
-    def _wider(self, module: nn.Module) -> Callable[[Call, int, bool], Results | None]:
-        """The original in a wider type; every way of one part is judged against the same runs."""
+    def _once(
+        self, module: nn.Module, run: Callable[[Call, bool, int], Results | None], kind: str = ""
+    ) -> Callable[[Call, int, bool], Results | None]:
+        """Runs of the original, each once: every way of one part is judged against the same."""
 
-        def run(inputs: Call, seed: int, is_perturbed: bool) -> Results | None:
-            if self._wide[0] is not module:
-                self._wide = (module, {})
-            known = self._wide[1]
-            if (seed, is_perturbed) not in known:
+        def known(inputs: Call, seed: int, is_perturbed: bool) -> Results | None:
+            if self._runs[0] is not module:
+                self._runs = (module, {})
+            results, key = self._runs[1], (kind, seed, is_perturbed)
+            if key not in results:
                 with self.changes.suspended():
-                    known[seed, is_perturbed] = wider_results(module, inputs, self.context.trains, seed)
-            return known[seed, is_perturbed]
+                    results[key] = run(inputs, self.context.trains, seed)
+            return results[key]
 
-        return run
+        return known
 
-    def _decide(self, proposal: Proposal, call: Call, seconds: float, predicted_us: float) -> Decision:
+    def _decide(
+        self, proposal: Proposal, call: Call, seconds: float, predicted_us: float, share: float = 1.0
+    ) -> Decision:
         """Verifies and times every way once."""
         timed: list[list[tuple[Timing, Timing]]] = []
         reasons: list[str] = []
         for index, way in enumerate(proposal.ways):
             timed.append([])
+            if index and self.budget.is_spent(self.stage, share):
+                reasons.append(f"{way.name}: {self.budget.reason()}")
+                continue
             change = way.change()
             try:
                 self.changes.apply(change)
@@ -210,11 +219,11 @@ class Chooser:
             return Decision(verdict.way, "", *timed[verdict.way][0], costs_calls=verdict.costs_calls)
         maybe = Decision(None, "") if verdict.maybe is None else Decision(None, "", *timed[verdict.maybe][0])
         maybe.maybe = verdict.maybe
-        maybe.reason = self._summary(maybe) + "; ".join(reasons)
+        maybe.reason = self._summary(maybe, any(timed)) + "; ".join(reasons)
         return maybe
 
-    def _summary(self, decision: Decision) -> str:
-        if self.context.compiled:
+    def _summary(self, decision: Decision, was_timed: bool) -> str:
+        if not was_timed:
             return "it computes something else. "
         return "not faster here. " if decision.maybe is None else "no clear gain of its own. "
 

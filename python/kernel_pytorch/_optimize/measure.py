@@ -101,7 +101,7 @@ def switches(off: Switch, on: Switch) -> tuple[Switch, Switch]:
 
 
 FEWEST, LEAST, MOST = 3, 5, 60  # turns
-_LONG_US = 5e4
+_LONG_US = 1e4
 _QUEUE_US = 2500.0  # of the host's calls ahead of a GPU, which holds about a thousand launches
 
 

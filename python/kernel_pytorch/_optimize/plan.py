@@ -16,6 +16,9 @@ from .patterns.context import Context
 from .runner import cost_of
 from .sites import Proposal, Refusal, raised
 
+_LEAST_US = 50.0  # of a part that takes next to no time itself
+_RUNS = 10  # of a way that is decided, for each run of a module that is verified
+
 
 @dataclass
 class PlannedSite:
@@ -90,6 +93,22 @@ def plan_sites(
             plan.refusals.append(Refusal(proposal.path, proposal.pattern, decision["reason"]))
     plan.notes.extend(answer["notes"])
     return plan
+
+
+def shares_of(sites: list[PlannedSite]) -> dict[tuple[Any, ...], float]:
+    """By kind: the share of the seconds for parts that may have passed when the kind is done. A kind gets time by what
+    its ways take to run, so that many ways of one leave some for those that come after it."""
+    weights: dict[tuple[Any, ...], float] = {}
+    for site in sites:
+        us = site.prediction["before_us"] + site.prediction["after_us"]
+        weights.setdefault(site.proposal.signature, us * len(site.proposal.ways) + _LEAST_US)
+        weights[site.proposal.signature] += us / _RUNS  # every module of a kind is verified
+    total, passed = sum(weights.values()), 0.0
+    shares = {}
+    for signature, weight in weights.items():
+        passed += weight
+        shares[signature] = passed / total
+    return shares
 
 
 def _costs(context: Context, changes: Changes, proposal: Proposal, ridge: float) -> dict[str, Any]:

@@ -173,10 +173,61 @@ def random_numbers_kept(model: nn.Module) -> Iterator[None]:
         yield
 
 
+_KEPT = (Tensor, dict, list, set, type(None), bool, int, float)
+_OUR_NAMES = "_kernel_pytorch"
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    """What a module may keep from one run to the next; torch's own tables of parts and hooks aside."""
+    own = vars(part)
+    return {
+        name: value
+        for name, value in own.items()
+        if isinstance(value, _KEPT) and name not in _TABLES and not name.startswith(_OUR_NAMES)
+    }
+
+
+_TABLES = frozenset(vars(nn.Module()))
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Tables that a model derives from its parameters and keeps (a bias by position), counters and lists are as before
+    after runs inside."""
+    parts = [(part, _attributes(part)) for part in model.modules()]
+    contents = [
+        (value, copy.copy(value))
+        for _, attributes in parts
+        for value in attributes.values()
+        if isinstance(value, (dict, list, set))
+    ]
+    try:
+        yield
+    finally:
+        for part, before in parts:
+            now = _attributes(part)
+            for name in now.keys() - before.keys():
+                del part.__dict__[name]
+            for name, value in before.items():
+                if now.get(name, part) is not value and name in vars(part):
+                    part.__dict__[name] = value
+        for value, held in contents:
+            if not _same_items(value, held):
+                value.clear()
+                value.extend(held) if isinstance(value, list) else value.update(held)
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    """The very same objects in the same places."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
+
+
 @contextmanager
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Runs inside leave the model's buffers (statistics, counters, cached tables) and the random numbers as they were,
-    and move no tensor that somebody else may hold."""
+    """Runs inside leave the model's buffers (statistics, counters, cached tables), what it keeps in attributes and the
+    random numbers as they were, and move no tensor that somebody else may hold."""
     kept = [
         (part, name, buffer, buffer.detach().clone())
         for part in model.modules()
@@ -184,7 +235,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
         if buffer is not None and not nn.parameter.is_lazy(buffer) and not buffer.is_meta
     ]
     try:
-        with random_numbers_kept(model):
+        with random_numbers_kept(model), attributes_kept(model):
             yield
     finally:
         with torch.no_grad():

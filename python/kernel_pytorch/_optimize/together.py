@@ -63,7 +63,7 @@ def _applied(chooser: Chooser) -> list[Kept]:
         way = proposal.ways[decision.maybe]
         change = way.change()
         chooser.changes.apply(change)
-        failure, differences = chooser.check(proposal, call)
+        failure, differences = chooser.check(proposal, call, is_brief=True)
         if failure is not None:
             chooser.changes.undo(change)
             continue

@@ -8,10 +8,11 @@ random numbers are nobody's to compare, is off; where dropout stands in a part i
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from .._modes import evaluating
 from .sites import Call
-from .state import states_of, tensors_in
+from .state import attributes_kept, states_of, tensors_in
 
 # Of a row, what a replacement may differ from a wider run beyond 1.25 times what the original differs: one rounding of
 # another order of sums.
@@ -61,6 +62,9 @@ class Results:
     structure: str
 
 
+Reference: TypeAlias = "Callable[[Call, int, bool], Results]"
+
+
 class Mismatch(Exception):
     """Outputs of another shape, type or structure: the part is not what it was taken for."""
 
@@ -77,7 +81,9 @@ def results_of(module: nn.Module, call: Call, gradients: bool, seed: int = 0) ->
     """Runs module(call) on copies of the arguments; with gradients also backward from random ones. What the call left
     in its arguments (keys and values in a cache) counts as output."""
     call = call.fresh()
-    with evaluating(module), torch.set_grad_enabled(gradients):
+    on_gpus = {tensor.device for tensor in (*call.tensors(), *module.parameters()) if tensor.is_cuda}
+    with evaluating(module), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=list(on_gpus)):
+        torch.manual_seed(seed)  # a model that draws numbers draws the same ones in every run
         first = call.first()
         if gradients and first is not None:
             first.requires_grad_()
@@ -224,8 +230,16 @@ def _worst(path: str, quantity: str, pairs: list[tuple[Tensor, Tensor]], toleran
 
 
 def _rms(tensor: Tensor) -> float:
-    finite = tensor[torch.isfinite(tensor)].double()
-    return finite.square().mean().sqrt().item() if finite.numel() else 0.0
+    """Of the finite elements."""
+    if tensor.numel() == 0:
+        return 0.0
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    count = tensor.numel()
+    if not math.isfinite(norm):
+        finite = torch.isfinite(tensor)
+        norm = float(torch.linalg.vector_norm(torch.where(finite, tensor, 0.0), dtype=torch.float64))
+        count = max(int(finite.sum()), 1)
+    return norm / math.sqrt(count)
 
 
 def row_error(mine: Tensor, theirs: Tensor, floor: float = 0.0) -> tuple[float, float]:
@@ -239,12 +253,16 @@ def row_error(mine: Tensor, theirs: Tensor, floor: float = 0.0) -> tuple[float, 
     a, b = (x.detach().reshape(-1, columns) for x in (mine, theirs))
     step = max(_CHUNK // columns, 1)  # in parts: logits as fp64 would be many gigabytes
     absolute, errors, norms = 0.0, [], []
+    wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     for begin in range(0, len(a), step):
-        x, y = (value[begin : begin + step].to(torch.float64) for value in (a, b))
-        same = torch.isnan(x) & torch.isnan(y) | (x == y)  # equal infinities too
-        difference = torch.where(same, 0.0, x - y)
-        errors.append(difference.norm(dim=-1))
-        norms.append(torch.where(torch.isfinite(y), y, 0.0).norm(dim=-1))
+        x, y = (value[begin : begin + step].to(wide) for value in (a, b))
+        difference = x - y
+        if not difference.sum().isfinite():
+            same = torch.isnan(x) & torch.isnan(y) | (x == y)  # equal infinities too
+            difference = torch.where(same, 0.0, difference)
+            y = torch.where(torch.isfinite(y), y, 0.0)
+        errors.append(torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64))
+        norms.append(torch.linalg.vector_norm(y, dim=-1, dtype=torch.float64))
         absolute = max(absolute, difference.abs().max().item())
     rows = torch.cat(norms)
     scale = torch.maximum(rows, rows.mean()).clamp(min=max(floor * columns**0.5, 1e-30))
@@ -269,7 +287,8 @@ def perturbed(module: nn.Module) -> Iterator[None]:
                 deviation, mean = wide.std(correction=0).item(), wide.abs().mean().item()
                 scale = 0.25 * deviation if deviation > 1e-3 * mean else 0.1 * max(mean, 1.0)
                 parameter.data.add_((_noise(value, index) * scale).to(value.dtype))
-        yield
+        with attributes_kept(module):  # what it derives from these parameters and keeps
+            yield
     finally:
         with torch.no_grad():
             for parameter, value in kept:
@@ -286,27 +305,30 @@ def verify(
     path: str,
     call: Call,
     module: nn.Module,
-    reference: Callable[[Call, int], Results],
+    reference: Reference,
     accuracy: str,
     gradients: bool,
     is_whole: bool = False,
     perturbs: bool = False,
     wider: Callable[[Call, int, bool], Results | None] = lambda *_: None,
+    is_brief: bool = False,
 ) -> list[Difference]:
     """Differences of the module now from `reference`, which runs the original, on the sample and on random inputs; with
-    `perturbs` also with other parameters, since ones and zeros hide what a replacement leaves out. `wider` runs the
-    original in a wider type, (inputs, seed, with other parameters) -> its results or None: errors are then judged
-    against it, and else differences by fixed tolerances."""
+    `perturbs` these come with other parameters, since ones and zeros hide what a replacement leaves out; `is_brief` is
+    the sample alone, where a module that does the same work was verified. `reference` and `wider`, the original in a
+    wider type or None, take (inputs, seed, with other parameters): errors are judged against the wider run where there
+    is one, and else differences by fixed tolerances."""
     dtypes = [one.dtype for one in (*call.tensors(), *module.parameters()) if one.is_floating_point()]
     narrowest = min(dtypes, key=lambda one: torch.finfo(one).bits, default=torch.float32)
     tolerance = tolerance_for([*call.tensors(), *module.parameters()], accuracy, is_whole)
     worst: dict[str, Difference] = {}
-    trials = [(call, False), (randomised(call, 1001), False)]
-    if perturbs and _can_perturb(module):
-        trials.append((trials[1][0], True))
+    trials = [(call, False)]
+    if not is_brief:
+        trials.append((randomised(call, 1001), perturbs and _can_perturb(module)))
     for seed, (inputs, is_perturbed) in enumerate(trials):
         with perturbed(module) if is_perturbed else nullcontext():
-            ours, theirs = results_of(module, inputs, gradients, seed), reference(inputs, seed)
+            ours = results_of(module, inputs, gradients, seed)
+            theirs = reference(inputs, seed, is_perturbed)
             wide = wider(inputs, seed, is_perturbed)
         differences = compare(path, ours, theirs, tolerance)
         if wide is not None and narrowest in _FLOORS:

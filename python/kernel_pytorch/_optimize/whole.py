@@ -53,7 +53,7 @@ def check_whole(
 ) -> tuple[str | None, list[Difference]]:
     """Whether the model computes what it did before everything, as (why not or None, differences)."""
 
-    def original(inputs: Call, seed: int) -> Results:
+    def original(inputs: Call, seed: int, is_perturbed: bool) -> Results:
         with changes.suspended():
             return results_of(context.model, inputs, context.trains, seed)
 

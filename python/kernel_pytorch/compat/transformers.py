@@ -48,8 +48,8 @@ def attention_forward(
     """query [batch, heads, queries, size], key and value alike -> [batch, queries, heads, size].
 
     `attention_mask` is what this module's attention_mask made: None, the padding of causal attention [batch, keys], the
-    padding of attention in both directions [batch, 1, keys], either with no keys where nothing is padded, or a whole
-    mask. As in transformers' own attention, `is_causal` holds where there is no mask; a mask says itself what is seen.
+    padding of attention in both directions [batch, 1, keys], or a whole mask. As in transformers' own attention,
+    `is_causal` holds where there is no mask; a mask says itself what is seen.
     """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     is_padding = attention_mask is not None and attention_mask.ndim in (2, 3)
@@ -58,7 +58,7 @@ def attention_forward(
     options: dict[str, Any] = {"causal": causal, "bias": position_bias}
     if sliding_window is not None:  # a causal window counts the query's own position
         options["window"] = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
-    if attention_mask is not None and is_padding and attention_mask.shape[-1] > 0:
+    if attention_mask is not None and is_padding:
         keys_seen = attention_mask.flatten(1)[:, -key.shape[2] :].bool()
         options["key_segment_ids"] = torch.where(keys_seen, 0, -1).to(torch.int32)
         options["query_segment_ids"] = torch.zeros(
@@ -101,25 +101,24 @@ def attention_mask(
 
     if mask_function is None:
         mask_function = masking_utils.causal_mask_function
-    if not _kernel_knows(mask_function, q_length, kv_length, q_offset, kv_offset):
+    is_bidirectional = mask_function is masking_utils.bidirectional_mask_function
+    # A model that forbids leaving the mask out reads it itself (to add ALiBi), or its layers do not say what is causal.
+    may_skip = options.get(
+        *(("allow_is_bidirectional_skip", False) if is_bidirectional else ("allow_is_causal_skip", True))
+    )
+    if not may_skip or not _kernel_knows(mask_function, q_length, kv_length, q_offset, kv_offset):
         options["allow_is_causal_skip"] = False
         whole: Tensor | None = masking_utils.sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
         )
         return whole
-    is_bidirectional = mask_function is masking_utils.bidirectional_mask_function
-    padding = None
-    if attention_mask is not None:
-        padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-        assert padding is not None  # a mask was given
-        padding = padding[:, kv_offset : kv_offset + kv_length]
-        if not torch.compiler.is_compiling() and bool(padding.all()):
-            padding = None
-    if padding is None:
-        skip = ("allow_is_bidirectional_skip", False) if is_bidirectional else ("allow_is_causal_skip", True)
-        if options.get(*skip):
-            return None
-        padding = torch.empty(batch_size, 0, dtype=torch.bool, device=options.get("device", "cpu"))
+    if attention_mask is None:
+        return None
+    padding: Tensor | None = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    assert padding is not None  # a mask was given
+    padding = padding[:, kv_offset : kv_offset + kv_length]
+    if not torch.compiler.is_compiling() and bool(padding.all()):
+        return None
     return padding[:, None] if is_bidirectional else padding
 
 

@@ -163,15 +163,14 @@ def _learn(module: nn.Module, names: tuple[str, ...], call: Call, trains: bool) 
         return f"its attention ran {len(seen)} times and its first norm {len(normed)} times"
     if not isinstance(output, Tensor):
         return f"it returns {type(output).__name__} and not a tensor"
+    if len(inner) != 1 or len(inner[0][0]) != 1 or inner[0][1] or not isinstance(inner[0][2], Tensor):
+        return f"its {names[3]} does not take one tensor and return one"
     passing = _mapping(module, call, *seen[0], normed[0])
     if isinstance(passing, Passing):
         with torch.no_grad(), evaluating(module):
             passing.narrow = (
                 takes_narrow(parts[names[1]], *seen[0], normed[0], trains),
-                len(inner) == 1
-                and len(inner[0][0]) == 1
-                and not inner[0][1]
-                and takes_narrow(parts[names[3]], *inner[0], inner[0][0][0], trains),
+                takes_narrow(parts[names[3]], *inner[0], inner[0][0][0], trains),
             )
     return passing
 

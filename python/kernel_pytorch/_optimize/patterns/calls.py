@@ -6,6 +6,7 @@ embedding is a function of the model's own file: it is recognised by its name an
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from ..._ops._casting import product_dtype
 from ..._ops._supports import runs_attention as kernels_take
 from ..._rebind import reached, rebind
+from ...core._products import product
 from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, softmax
-from ..changes import SetForward, mark
+from ..changes import Change, SetAttribute, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import row_error
 from .context import Context, is_parallel, undisturbed, weight_reason, why_not_plain
@@ -59,7 +61,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """torch's function on our kernels where they are the ones to use."""
-    heads_fit = query.dim() != 4 or query.shape[1] == key.shape[1] or enable_gqa
+    heads_fit = query.dim() != 4 or enable_gqa or query.shape[1] == key.shape[1] or key.shape[1] == value.shape[1] == 1
     if not runs_attention(query, key, value) or not heads_fit or (is_causal and attn_mask is not None):
         return torch_functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -77,6 +79,30 @@ def scaled_dot_product_attention(
         bias=None if is_bool else attn_mask,
     )
     return output
+
+
+def _native_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    heads: int,
+    weight: Tensor,
+    bias: Tensor,
+    output_weight: Tensor,
+    output_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    *others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """torch's fused call of an nn.MultiheadAttention, for inference; masked or with its weights asked for it stays."""
+    is_plain = mask is None and not need_weights and query is key is value and query.dim() == 3
+    packed = product(query, weight, bias).view(*query.shape[:2], 3, heads, -1).unbind(2) if is_plain else None
+    if packed is None or not runs_attention(*packed):
+        return torch._native_multi_head_attention(
+            query, key, value, embed_dim, heads, weight, bias, output_weight, output_bias, mask, need_weights, *others
+        )
+    return product(attention(*packed, layout="bshd").flatten(2), output_weight, output_bias), None
 
 
 def _gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -113,7 +139,10 @@ def _rms_norm(
     return rms_norm(input, weight, torch.finfo(input.dtype).eps if eps is None else eps)
 
 
-ATTENTION = {torch_functional.scaled_dot_product_attention: scaled_dot_product_attention}
+ATTENTION: dict[Any, Any] = {
+    torch_functional.scaled_dot_product_attention: scaled_dot_product_attention,
+    torch._native_multi_head_attention: _native_attention,
+}
 POINTWISE = {
     torch_functional.gelu: _gelu,
     torch_functional.silu: _silu,
@@ -185,7 +214,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if is_torch or is_known or (owner.startswith("kernel_pytorch.") and not owner.endswith("demo_models")):
         return None
     table = {**ATTENTION, **POINTWISE, **rotary_table(forward)}
-    names = reached(forward, table)
+    names = _reached(module, table)
     if not names:
         return None
     reason = why_not_plain("", module) or weight_reason(module)
@@ -193,12 +222,11 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         reason = None
     if reason:
         return Refusal(path, NAME, reason)
-    everything = rebind(forward, table)
     heavy = {key: value for key, value in table.items() if key not in POINTWISE}
-    ways = [_way(module, everything, names)]
-    lighter = reached(forward, heavy)
+    ways = [_way(module, table, names)]
+    lighter = _reached(module, heavy)
     if lighter and lighter != names:
-        ways.append(_way(module, rebind(forward, heavy), lighter))
+        ways.append(_way(module, heavy, lighter))
     return Proposal(
         "attention" if "scaled_dot_product_attention" in names else "calls",
         path,
@@ -210,5 +238,58 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     )
 
 
-def _way(module: nn.Module, function: Any, names: list[str]) -> Way:
-    return Way(f"the same forward on kernel_pytorch's {', '.join(names)}", lambda: SetForward(module, mark(function)))
+def _reached(module: nn.Module, table: dict[Any, Any]) -> list[str]:
+    """By the module's forward, and by functions that it holds (diffusers' attention processors)."""
+    inside = [name for _, held in _held(module) for name in reached(type(held).__call__, table)]
+    return sorted({*reached(type(module).forward, table), *inside})
+
+
+def _held(module: nn.Module) -> list[tuple[str, Any]]:
+    """Objects by attribute that are called like functions and are written in Python, no modules."""
+    return [
+        (name, value)
+        for name, value in vars(module).items()
+        if not isinstance(value, (nn.Module, Tensor, type)) and isinstance(_call_of(value), types.FunctionType)
+    ]
+
+
+def _call_of(value: Any) -> Any:
+    return getattr(type(value), "__call__", None)  # noqa: B004 (the function itself is wanted)
+
+
+class _Rebound:
+    """Base of a held object whose call is rebound. Pickled it is the object that it stands for."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _same, (vars(self)[_ORIGINAL],)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _with_call(copy.deepcopy(vars(self)[_ORIGINAL], memo), _call_of(self))
+
+
+_ORIGINAL = "_kernel_pytorch_original"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _with_call(held: Any, function: Any) -> Any:
+    """A copy of an object, of a class derived from its own, with another call."""
+    made = copy.copy(held)
+    made.__class__ = type(type(held).__name__, (_Rebound, type(held)), {"__call__": function})
+    vars(made)[_ORIGINAL] = held
+    return made
+
+
+def _way(module: nn.Module, table: dict[Any, Any], names: list[str]) -> Way:
+    def change() -> Change:
+        function = rebind(type(module).forward, table)
+        found: list[Change] = [] if function is None else [SetForward(module, mark(function))]
+        for name, held in _held(module):
+            function = rebind(_call_of(held), table)
+            if function is not None:
+                found.append(SetAttribute(module, name, _with_call(held, function)))
+        return found[0] if len(found) == 1 else Several(*found)
+
+    return Way(f"the same forward on kernel_pytorch's {', '.join(names)}", change)

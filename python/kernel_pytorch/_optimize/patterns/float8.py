@@ -102,9 +102,13 @@ class JoinedLayer(FP8LinearLayer):
 
 
 def packs_of(layers: list[Any]) -> list[PackRows]:
-    """For the weights, and the biases where there are any."""
+    """For the weights, and the biases where there are any: zeros stand for one that is missing."""
     packs = [PackRows([layer.weight for layer in layers])]
-    return packs if layers[0].bias is None else [*packs, PackRows([layer.bias for layer in layers])]
+    like = next((layer.bias for layer in layers if layer.bias is not None), None)
+    if like is None:
+        return packs
+    biases = [like.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+    return [*packs, PackRows(biases)]
 
 
 def ready(layer: FP8LinearLayer, x: Tensor, training: bool) -> FP8LinearLayer:
@@ -129,7 +133,7 @@ class GatedMlp(OfThisProcess):
         """sum + mlp(norm(sum)) of the sum x + residual."""
         gate_up, down = (ready(layer, x, module.training) for layer in (self.gate_up, self.down))
         output, total = fp8_gated_mlp(
-            x, gate_up, down, self.kind, norm_weight=weights.weight if norm.has_weight else None, eps=norm.eps,
+            x, gate_up, down, self.kind, norm_weight=norm.parameters(weights)[0], eps=norm.eps,
             residual=residual, weight_offset=norm.offset,
         )  # fmt: skip
         return output + total  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm, in their many spellings: a module is what its numbers say it is.
 
-A module without children that holds a weight (and a bias) as long as a row, and an epsilon, is tried with random
+A module without children that holds one or two parameters as long as a row, by whatever names, is tried with random
 weights on rows small enough for the epsilon to count. Where it answers as rms_norm or layer_norm does, it is one.
 """
 
@@ -11,6 +11,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from ..verify import row_error
 from .context import HOOKS, Context, is_parallel, probe, single_input, undisturbed, weight_reason, why_not_plain
 
 NAME = "norm"
-_EPSILONS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps", "layernorm_epsilon")
+_MOST_EPSILON = 1e-2
+_USUAL = (1e-6, 1e-5, 1e-8, 1e-12)  # where a module's own is a constant in its code
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -35,28 +37,32 @@ class Norm:
     kind: str  # "rms_norm" or "layer_norm"
     eps: float
     offset: float
-    has_weight: bool
-    has_bias: bool
+    weight: str | None  # its name
+    bias: str | None
+
+    def parameters(self, module: Any) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias as they are now."""
+        weight = None if self.weight is None else getattr(module, self.weight)
+        return weight, None if self.bias is None else getattr(module, self.bias)
 
     def __call__(self, module: Any, x: Tensor) -> Tensor:
-        weight = module.weight if self.has_weight else None
+        weight, bias = self.parameters(module)
         if self.kind == "rms_norm":
             return rms_norm(x, weight, self.eps, weight_offset=self.offset)
-        return layer_norm(x, weight, module.bias if self.has_bias else None, self.eps)
+        return layer_norm(x, weight, bias, self.eps)
 
     def through(self, module: Any, x: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """(norm(x), x), where the gradient that comes back by the second is added by the norm's backward."""
-        weight = module.weight if self.has_weight else None
+        weight, bias = self.parameters(module)
         if self.kind == "rms_norm":
             return rms_norm_through(x, weight, self.eps, self.offset, dtype)
-        return layer_norm_through(x, weight, module.bias if self.has_bias else None, self.eps, dtype)
+        return layer_norm_through(x, weight, bias, self.eps, dtype)
 
     def add(self, module: Any, x: Tensor, residual: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual), one pass; `dtype` is the norm's, where it is not the sum's."""
-        weight = module.weight if self.has_weight else None
+        weight, bias = self.parameters(module)
         if self.kind == "rms_norm":
             return rms_norm(x, weight, self.eps, residual=residual, weight_offset=self.offset, out_dtype=dtype)
-        bias = module.bias if self.has_bias else None
         return layer_norm(x, weight, bias, self.eps, residual=residual, out_dtype=dtype)
 
 
@@ -90,10 +96,13 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
 def _looks_like(module: nn.Module, parameters: Mapping[str, Tensor], columns: int) -> bool:
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
         return len(module.normalized_shape) == 1
-    if not parameters or not set(parameters) <= {"weight", "bias"} or "weight" not in parameters:
-        return False
-    has_row_length = all(tuple(p.shape) == (columns,) for p in parameters.values())
-    return has_row_length and any(isinstance(getattr(module, name, None), float) for name in _EPSILONS)
+    named = "norm" in type(module).__name__.lower() or bool(_epsilons(module))
+    return named and 1 <= len(parameters) <= 2 and all(tuple(p.shape) == (columns,) for p in parameters.values())
+
+
+def _epsilons(module: nn.Module) -> list[float]:
+    """Numbers of the module's own that may be its epsilon."""
+    return [value for value in vars(module).values() if isinstance(value, float) and 0 < value <= _MOST_EPSILON]
 
 
 def first_name(module: nn.Module) -> str:
@@ -105,22 +114,21 @@ def recognise(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) ->
     like = next(iter(parameters.values()), x)
     if not like.is_floating_point() or like.dtype not in TOLERANCE:
         return None
-    epsilon = next(
-        (getattr(module, name) for name in _EPSILONS if isinstance(getattr(module, name, None), float)), None
-    )
-    if epsilon is None:  # nn.RMSNorm's default
-        epsilon = torch.finfo(x.dtype).eps
+    epsilons = _epsilons(module)
+    if not epsilons:
+        epsilons = [torch.finfo(x.dtype).eps] if isinstance(module, nn.RMSNorm) else list(_USUAL)
     with undisturbed():
         drawn = {name: probe(*p.shape, like=p, seed=i + 1) for i, (name, p) in enumerate(parameters.items())}
-        inputs = torch.cat([probe(3, x.shape[-1], like=like), probe(3, x.shape[-1], like=like) * epsilon**0.5])
+        rows = probe(3, x.shape[-1], like=like)
+        inputs = torch.cat([rows, *(rows * epsilon**0.5 for epsilon in epsilons)])
         try:
             expected = torch.func.functional_call(_bare(module), drawn, (inputs,))
         except Exception:  # a module that is no norm may refuse what it is tried with, in any way
             return None
         if not isinstance(expected, Tensor) or expected.shape != inputs.shape:
             return None
-        for norm in _candidates(float(epsilon), drawn):
-            found = norm(_Holder(drawn), inputs)
+        for norm in (one for epsilon in epsilons for one in _candidates(float(epsilon), list(drawn))):
+            found = norm(SimpleNamespace(**drawn), inputs)
             if row_error(found, expected)[1] <= TOLERANCE[like.dtype]:
                 return norm
     return None
@@ -135,15 +143,11 @@ def _bare(module: nn.Module) -> nn.Module:
     return bare
 
 
-class _Holder:
-    """Drawn parameters by attribute."""
-
-    def __init__(self, values: dict[str, Tensor]) -> None:
-        self.weight = values.get("weight")
-        self.bias = values.get("bias")
-
-
-def _candidates(epsilon: float, drawn: dict[str, Tensor]) -> list[Norm]:
-    has_weight, has_bias = "weight" in drawn, "bias" in drawn
-    rms = [Norm("rms_norm", epsilon, offset, has_weight, False) for offset in ((0.0, 1.0) if has_weight else (0.0,))]
-    return [Norm("layer_norm", epsilon, 0.0, has_weight, has_bias), *([] if has_bias else rms)]
+def _candidates(epsilon: float, names: list[str]) -> list[Norm]:
+    """Every norm that parameters of these names may belong to."""
+    if not names:
+        return [Norm("layer_norm", epsilon, 0.0, None, None), Norm("rms_norm", epsilon, 0.0, None, None)]
+    if len(names) == 1:
+        rms = [Norm("rms_norm", epsilon, offset, names[0], None) for offset in (0.0, 1.0)]
+        return [Norm("layer_norm", epsilon, 0.0, names[0], None), *rms]
+    return [Norm("layer_norm", epsilon, 0.0, *names), Norm("layer_norm", epsilon, 0.0, *reversed(names))]

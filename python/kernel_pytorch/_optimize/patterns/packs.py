@@ -17,12 +17,12 @@ def wants_gradient(x: Tensor, weight: Tensor) -> bool:
 
 
 class Pack(Several):
-    """Gate and up as one matrix, rows in turn, which the product with its gate inside takes."""
+    """Gate and up as one matrix, the rows of up after those of the gate."""
 
     def __init__(self, module: nn.Module, gate: Any, up: Any) -> None:
         self.module = module
-        self.weights = PackRows([gate.weight, up.weight], interleaved=True)
-        self.biases = None if gate.bias is None else PackRows([gate.bias, up.bias], interleaved=True)
+        self.weights = PackRows([gate.weight, up.weight])
+        self.biases = None if gate.bias is None else PackRows([gate.bias, up.bias])
         super().__init__(self.weights, *([] if self.biases is None else [self.biases]))
 
     def apply(self) -> None:

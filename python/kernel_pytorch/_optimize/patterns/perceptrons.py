@@ -41,7 +41,7 @@ from .norms import TOLERANCE, first_name
 from .packs import PACK_KEY, Pack, wants_gradient
 
 NAME = "mlp"
-_GATED_NAMES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "sigmoid": "glu"}
+_QUICK = 1.702  # x * sigmoid(1.702 x), which some call quick GELU
 _GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 
 
@@ -89,7 +89,7 @@ class Perceptron:
 
     def _fuses(self, module: nn.Module, products: str) -> bool:
         """Whether both products and their backward are one op."""
-        return products == "ours" and self.kind == "plain" and not self._drops(module)
+        return products == "ours" and self.kind == "plain" and self.activation in KINDS and not self._drops(module)
 
     def _drops(self, module: nn.Module) -> bool:
         dropouts = (self.inner_dropout, self.outer_dropout)
@@ -103,18 +103,26 @@ class Perceptron:
                 return gated_activation(first(x), parts[self.layers[1]](x), self.activation)
             if self.kind == "packed":
                 return self._packed(first(x))
-            return activate(first(x), self.activation)
+            return self._activated(first(x))
         if self.kind == "gated":
             up = parts[self.layers[1]]
             pack: Pack | None = module.__dict__.get(PACK_KEY)
             if pack is not None and pack.holds() and not wants_gradient(x, first.weight):
-                return linear(x, pack.weight, pack.bias, activation=_GATED_NAMES[self.activation])
+                return gated_activation_packed(linear(x, pack.weight, pack.bias), self.activation)
             weights = [weight_of(first), weight_of(up)]
             gate_rows, up_rows = linears(x, weights, [None, None], ours=products == "ours")
             return gated_activation(gate_rows, up_rows, self.activation, gate_bias=first.bias, up_bias=up.bias)
         if self.kind == "packed":
             return self._packed(linear(x, weight_of(first), first.bias))
+        if self.activation == "quick_gelu":  # silu inside the product of a scaled input
+            bias = None if first.bias is None else first.bias * _QUICK
+            return linear(x * _QUICK, weight_of(first), bias, activation="silu") * (1 / _QUICK)
         return linear(x, weight_of(first), first.bias, activation=self.activation)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if self.activation == "quick_gelu":
+            return gated_activation(x * _QUICK, x, "sigmoid")
+        return activate(x, self.activation)
 
     def _packed(self, both: Tensor) -> Tensor:
         if not self.up_first:
@@ -124,18 +132,39 @@ class Perceptron:
 
 
 def _drops(module: nn.Module | None) -> bool:
-    return isinstance(module, nn.Dropout) and module.training and module.p > 0.0
+    """Whether a dropout has to be called: it drops, or somebody listens to it."""
+    if not isinstance(module, nn.Dropout):
+        return False
+    return (module.training and module.p > 0.0) or not is_plain(module)
 
 
 def is_linear(module: nn.Module | None) -> bool:
-    """nn.Linear, or transformers' Conv1D, which keeps the weight transposed."""
-    return type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
+    """nn.Linear, a class derived from it with the same numbers, or transformers' Conv1D, which keeps the weight
+    transposed."""
+    if not isinstance(module, nn.Linear):
+        return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return type(module).forward is nn.Linear.forward or _has_linear_numbers(module)
+
+
+def _has_linear_numbers(layer: nn.Linear) -> bool:
+    weight = layer.weight
+    if type(weight.data) is not Tensor or weight.dtype not in TOLERANCE or weight.is_meta:
+        return False
+    with undisturbed():
+        x = probe(3, layer.in_features, like=weight)
+        try:
+            found = type(layer).forward(layer, x)
+        except Exception:  # another layer's weights, which may refuse in any way
+            return False
+        expected = torch_functional.linear(x, weight, layer.bias)
+        is_alike = isinstance(found, Tensor) and found.shape == expected.shape
+        return is_alike and row_error(found, expected)[1] <= TOLERANCE[weight.dtype]
 
 
 def weight_of(layer: Any) -> Tensor:
     """[out, in], a view."""
     weight: Tensor = layer.weight
-    return weight if type(layer) is nn.Linear else weight.t()
+    return weight if isinstance(layer, nn.Linear) else weight.t()
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
@@ -203,7 +232,7 @@ def _ways(context: Context, path: str, module: nn.Module, found: Perceptron, pas
         made.insert(0, Way(words, narrow, layers, narrow=True))
     if passable and not context.trains and found.kind == "gated" and _can_pack(context, module, found):
         gate, up = (module._modules[layer] for layer in found.layers[:2])
-        words = "one kernel_pytorch product with the gate inside"
+        words = "one kernel_pytorch product for gate and up, kernel_pytorch activation"
         made.insert(0, Way(words, lambda: Several(Pack(module, gate, up), by("ours")), layers))
     return made
 
@@ -290,8 +319,21 @@ def _arrangements(module: nn.Module, layers: dict[str, nn.Module], features: int
 def _kinds_of(module: nn.Module) -> list[str]:
     """The activation among the module's parts if there is one, else all of them."""
     parts = [*module.children(), *(value for value in vars(module).values() if callable(value))]
-    known = [kind for part in parts if not is_linear(part) if (kind := kind_of(part)) is not None]
-    return known or list(KINDS)
+    functions = [part for part in parts if not is_linear(part)]
+    known = [kind for part in functions if (kind := kind_of(part) or _quick_gelu(part)) is not None]
+    return known or [*KINDS, "quick_gelu"]
+
+
+def _quick_gelu(function: Any) -> str | None:
+    """The name where a module or function is that, by its values."""
+    with undisturbed():
+        grid = torch.linspace(-8, 8, 129)
+        try:
+            values = function(grid.clone())
+        except Exception:  # whatever it is, it is no activation
+            return None
+        is_it = isinstance(values, Tensor) and values.shape == grid.shape
+        return "quick_gelu" if is_it and torch.allclose(values, _FUNCTIONS["quick_gelu"](grid), atol=2e-6) else None
 
 
 def _roles(layers: dict[str, nn.Module], features: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
@@ -322,6 +364,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu_squared": lambda x: torch_functional.relu(x).square(),
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
+    "quick_gelu": lambda x: x * torch.sigmoid(_QUICK * x),
 }
 
 

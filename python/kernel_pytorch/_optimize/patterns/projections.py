@@ -1,9 +1,10 @@
-"""Query, key and value, three products of one input. For inference they become one product of weights laid side by side
-in memory (the parameters stay, see PackRows). For training each weight has its own product and gradient, and the
-products of the backward add to one gradient of the input; with accuracy="tolerant" also one FP8 layer of all three.
+"""Query, key and value, products of one input, by whatever names and in whatever order a module calls them. For
+inference they become one product of weights laid one after the other in memory (the parameters stay, see PackRows).
+For training each weight has its own product and gradient, and the products of the backward add to one gradient of the
+input; with accuracy="tolerant" also one FP8 layer of them all.
 
-The first of the layers to be called computes all three, the others hand out theirs. So the attention's own code stays
-as it is.
+The first of the layers to be called computes them all, the others hand out theirs. So the attention's own code stays as
+it is.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from .context import Context, owners, weight_reason, why_not_plain
 
 NAME = "qkv"
 _KEY = "_kernel_pytorch_shared"
-SPELLINGS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("wq", "wk", "wv"))
+_FEWEST = 3  # layers: gate and up of an MLP, which are two, are that pattern's
 
 
 class Shared(OfThisProcess):
-    """The three outputs, from the first layer that asks for its own to the last. Kept beside each of the layers: a
+    """The outputs, from the first layer that asks for its own to the last. Kept beside each of the layers: a
     copied model has one of its own."""
 
     def __init__(self, layers: list[Any], ours: bool) -> None:
@@ -110,16 +111,20 @@ class OneFloat8(Shared):
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    names = next((n for n in SPELLINGS if all(type(module._modules.get(name)) is nn.Linear for name in n)), None)
+    named = {name: child for name, child in module.named_children() if type(child) is nn.Linear}
+    inputs = [layer.in_features for layer in named.values()]
+    if module in context.perceptrons or not any(inputs.count(one) >= _FEWEST for one in inputs):
+        return None
+    names = _sharing(module, named, call)
     if names is None:
         return None
     layers: list[Any] = [module._modules[name] for name in names]
     if context.trains and context.compiled:
-        return Refusal(path, NAME, "under torch.compile its three products are the compiler's")
+        return Refusal(path, NAME, "under torch.compile its products are the compiler's")
     reason = weight_reason(module)
     for name, layer in zip(names, layers):
         reason = reason or why_not_plain(name, layer)
-    reason = reason or _unequal(layers) or _shared(context, names, layers) or _other_inputs(module, names, call)
+    reason = reason or _unequal(layers) or _shared(context, names, layers)
     if reason:
         return Refusal(path, NAME, reason)
     if context.trains:
@@ -130,7 +135,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
             Way("one product of torch", lambda: _one_product(layers, False)),
         ]
     covers = [f"{path}.{name}".lstrip(".") for name in names]
-    source = f"{type(module).__name__}, three products of one input"
+    source = f"{type(module).__name__}, {', '.join(names)}: products of one input"
     narrow = any(way.narrow for way in ways)
     return Proposal(NAME, path, module, source, ways, covers=covers, approximate=narrow)
 
@@ -153,35 +158,39 @@ def _ways_to_train(context: Context, layers: list[Any], call: Call) -> list[Way]
 def _unequal(layers: list[Any]) -> str | None:
     weights = [layer.weight for layer in layers]
     if len({(weight.shape[1], weight.dtype, weight.device) for weight in weights}) > 1:
-        return "the three weights differ in their inputs, type or device"
-    if len({layer.bias is None for layer in layers}) > 1:
-        return "some of the three have a bias, and some none"
+        return "the weights differ in their inputs, type or device"
+    if len({layer.bias.dtype for layer in layers if layer.bias is not None}) > 1:
+        return "their biases differ in type"
     return None if all(weight.is_contiguous() for weight in weights) else "a weight is no plain matrix in memory"
 
 
-def _shared(context: Context, names: tuple[str, ...], layers: list[Any]) -> str | None:
+def _shared(context: Context, names: Sequence[str], layers: list[Any]) -> str | None:
     for name, layer in zip(names, layers):
         if len(owners(context.model, layer.weight)) > 1:
             return f"the weight of {name} is shared with another layer"
     return None
 
 
-def _other_inputs(module: nn.Module, names: tuple[str, ...], call: Call) -> str | None:
-    """In words, if the three do not get the same tensor, in this order, once each."""
+def _sharing(module: nn.Module, layers: dict[str, Any], call: Call) -> tuple[str, ...] | None:
+    """Names of the layers that get the very same tensor, once each, as they are called; the largest such set."""
     seen: list[tuple[str, Any]] = []
-    handles = []
-    for name in names:
-        layer: Any = module._modules[name]
-        handles.append(layer.register_forward_pre_hook(lambda _, args, name=name: seen.append((name, args[0]))))
+    handles = [
+        layer.register_forward_pre_hook(lambda _, args, name=name: seen.append((name, args[0] if args else None)))
+        for name, layer in layers.items()
+    ]
     try:
         with torch.no_grad(), evaluating(module):
             call.fresh().run(module)
     finally:
         for handle in handles:
             handle.remove()
-    if [name for name, _ in seen] != list(names):
-        return f"they run as {', '.join(name for name, _ in seen) or 'nothing'}, not {', '.join(names)}"
-    return None if all(x is seen[0][1] for _, x in seen) else "their inputs differ"
+    called = [name for name, _ in seen]
+    sets: dict[int, list[str]] = {}
+    for name, x in seen:
+        if called.count(name) == 1 and isinstance(x, Tensor):
+            sets.setdefault(id(x), []).append(name)  # `seen` keeps the inputs, so that ids are their own
+    found = max(sets.values(), key=len, default=[])
+    return tuple(found) if len(found) >= _FEWEST else None
 
 
 def _one_product(layers: list[Any], ours: bool) -> Several:

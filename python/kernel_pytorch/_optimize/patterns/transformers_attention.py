@@ -17,12 +17,11 @@ NAME = "attention (Hugging Face)"
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    transformers: Any = sys.modules.get("transformers")
-    if transformers is None or not isinstance(module, transformers.PreTrainedModel) or _has_parent(context, path):
+    if not is_pretrained(module) or _has_parent(context, path):
         return None
-    if not getattr(module, "_supports_sdpa", False):
+    if not any(getattr(module, name, False) for name in ("_supports_sdpa", "_supports_attention_backend")):
         return Refusal(path, NAME, f"{type(module).__name__} says that its attention cannot be exchanged")
-    configs = _configs(module, transformers)
+    configs = _configs(module)
     before = sorted({str(config._attn_implementation) for config in configs})
     if before == ["kernel_pytorch"]:
         return None
@@ -52,16 +51,23 @@ def _one_attention(context: Context, path: str, module: nn.Module) -> str:
 
 def _has_parent(context: Context, path: str) -> bool:
     """Whether a model around this one is Hugging Face's: the outermost sets the switch for all of it."""
-    transformers: Any = sys.modules["transformers"]
     parents = [".".join(path.split(".")[:i]) for i in range(path.count(".") + 1)] if path else []
-    return any(isinstance(context.model.get_submodule(parent), transformers.PreTrainedModel) for parent in parents)
+    return any(is_pretrained(context.model.get_submodule(parent)) for parent in parents)
 
 
-def _configs(module: nn.Module, transformers: Any) -> list[Any]:
+def is_pretrained(module: nn.Module) -> bool:
+    """Whether it is a model of Hugging Face's. Asked of the file that defines them, if somebody loaded it: asking the
+    package would load it, which takes seconds and raises where an optional library does not fit."""
+    models: Any = sys.modules.get("transformers.modeling_utils")
+    return models is not None and isinstance(module, models.PreTrainedModel)
+
+
+def _configs(module: nn.Module) -> list[Any]:
     """Every configuration that a part of the model reads, each once."""
     found: dict[int, Any] = {}
+    kind: Any = sys.modules["transformers.modeling_utils"].PreTrainedConfig
     for part in module.modules():
         config = getattr(part, "config", None)
-        if isinstance(config, transformers.PretrainedConfig):
+        if isinstance(config, kind):
             found[id(config)] = config
     return list(found.values())

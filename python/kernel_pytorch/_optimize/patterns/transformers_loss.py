@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch.nn.functional as torch_functional
@@ -13,6 +12,7 @@ from ..changes import SetAttribute
 from ..sites import Call, Found, Proposal, Way
 from .context import Context
 from .linears import padded_of
+from .transformers_attention import is_pretrained
 
 NAME = "cross entropy (Hugging Face)"
 
@@ -42,8 +42,7 @@ def causal_loss(
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    transformers: Any = sys.modules.get("transformers")
-    if transformers is None or not context.trains or not isinstance(module, transformers.PreTrainedModel):
+    if not context.trains or not is_pretrained(module):
         return None
     function = getattr(module, "loss_function", None)
     if getattr(function, "__name__", "") != "ForCausalLMLoss" or call.kwargs.get("labels") is None:

@@ -24,9 +24,9 @@ from ..verify import row_error
 from .calls import ATTENTION, runs_attention
 from .context import Context, probe, silent, single_input, undisturbed, weight_reason, why_not_plain
 from .norms import TOLERANCE, first_name
-from .projections import SPELLINGS
 
 NAME = "attention"
+_SPELLINGS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("wq", "wk", "wv"))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
 def _candidates(module: nn.Module, features: int) -> Iterator[Written]:
     layers = {name: layer for name, layer in module.named_children() if type(layer) is nn.Linear}
     heads = sorted({v for v in vars(module).values() if type(v) is int and 1 <= v <= 256 and features % v == 0})
-    triples: list[tuple[str, ...]] = [names for names in SPELLINGS if all(name in layers for name in names)]
+    triples: list[tuple[str, ...]] = [names for names in _SPELLINGS if all(name in layers for name in names)]
     triples += [(name,) for name, layer in layers.items() if layer.out_features == 3 * layer.in_features]
     for projections in triples:
         if any(layers[name].in_features != features for name in projections):

@@ -1,0 +1,1 @@
+"""Other people's architectures, small and with random weights: does `optimize` hold on each of them?"""
