@@ -76,7 +76,5 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 _INSTEAD = "torch.nn.functional.softmax or log_softmax"
 
 _backward = backward("softmax", instead=_INSTEAD)
-_softmax = differentiable(
-    "softmax", gradient=_gradient, gradient_op="softmax_backward", saves=["mask", "causal"], instead=_INSTEAD
-)
+_softmax = differentiable("softmax", gradient=_gradient, saves=["mask", "causal"], instead=_INSTEAD)
 _in_place = without_gradient("softmax_")
