@@ -138,11 +138,9 @@ PYTHON = '''\
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from ._declare import backward, differentiable
+from ._declare import differentiable
 
 
 def squash(x: Tensor) -> Tensor:
@@ -152,12 +150,7 @@ def squash(x: Tensor) -> Tensor:
     return _squash(x)  # type: ignore[no-any-return]
 
 
-def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    return (_backward(grads[0], *saved),)
-
-
-_backward = backward("squash", instead="torch.tanh")
-_squash = differentiable("squash", gradient=_gradient, gradient_op="squash_backward", instead="torch.tanh")
+_squash = differentiable("squash", instead="torch.tanh")
 '''
 
 GENERATOR = """

@@ -53,14 +53,15 @@ def differentiable(
 ) -> Call:
     """The function (arguments of the schema) -> results of `<op>` and `<op>_forward`, by the cheapest route.
 
-    An op that the core declares by a list of fields needs `gradient_op` and one of `gradient` and `gradient_call`
-    alone: shapes, saves and parameters follow from the lists.
+    Of an op that the core declares by a list of fields everything follows from the lists. If its gradient is more than
+    the call of `<op>_backward` it needs `gradient`.
 
     Args:
         op: the name of the op that returns the results alone.
-        gradient_op: the declared op that `gradient` calls. What is saved is in the order of its arguments.
-        gradient_call: what `backward` returned for `gradient_op`, where the gradient is that call and nothing else.
-            It takes the place of `gradient`. A node then calls the op itself, without a formula's Python around it:
+        gradient_op: the declared op that `gradient` calls; None is `<op>_backward`. What is saved is in the order of
+            its arguments.
+        gradient_call: what `backward` returned for `gradient_op`, where a module needs it too and the gradient is that
+            call and nothing else. A node then calls the op itself, without a formula's Python around it:
             on a GPU backward runs on a thread of autograd's, whose caches know none of it.
         shapes: (arguments) -> empty tensors like the outputs of `<op>_forward`, of which the results are the first.
         saves: arguments and outputs of `<op>_forward` that the gradient needs, by name, tensors before numbers before
@@ -79,8 +80,12 @@ def differentiable(
     if is_declared(op):
         shapes, results_shapes = shapes or shapes_of(f"{op}_forward"), results_shapes or shapes_of(op)
         parameters = parameters_of(f"{op}_forward")
+    if gradient_op is None and is_declared(f"{op}_backward"):
+        gradient_op = f"{op}_backward"
     if gradient_op is not None:
         saves = saves_of(f"{op}_forward", gradient_op, saves)
+        if gradient is None and gradient_call is None:
+            gradient_call = backward(op, name=name, instead=instead)
     assert shapes is not None, f"{op} is not declared by a list of fields: give its shapes"
     forward_shapes = shapes
     schema = schema_of(forward, len(results_only._schema.returns))

@@ -102,7 +102,7 @@ class Node:
         if set(inputs) & set(outputs):
             both = sorted(set(inputs) & set(outputs))[0]
             raise ValueError(f"{schema.op}: its schema uses {both!r} for an argument and an output")
-        self.schema, self.run, self.formula = schema, run, formula
+        self.schema, self.run = schema, run
         self.saved_lists = [i for i in places if i in schema.lists]
         self.numbers = [i for i in places if i < len(inputs) and i not in [*schema.tensors, *schema.lists]]
         self.saved_tensors = [i for i in places if i not in [*self.numbers, *self.saved_lists]]
@@ -111,6 +111,7 @@ class Node:
         if (formula is None) is (direct is None) or (direct is not None and self.saved_lists):
             raise ValueError(f"{schema.op}: give a formula, or else a backward op, for which no lists are saved")
         self.direct = direct
+        self.formula = self._derived_formula() if formula is None else formula
         self.save = self._save()
 
     def _save(self) -> Call:
@@ -139,11 +140,19 @@ class Node:
         grads = [f"grad_{name}" for name in schema.outputs[: schema.results]]
         # A list has no gradient here: calls with one in a list take another route.
         wanted = [f"needs_{arguments[i]}" if i in schema.tensors else "False" for i in schema.differentiated]
-        if self.formula is None:
+        gradient_names = _row([f"gradient_{arguments[i]}" for i in schema.differentiated])
+        sources = {name: f"gradient_{name}" for name in tensors}
+        if self.direct is not None:
+            places, found = self._backward_call()
             unpack = f"{_row(kept)} = ctx.saved_tensors; {_row(numbers)} = ctx.numbers"
-            values = [*grads, *kept, *numbers, *wanted]
-            backward_arguments = ", ".join("None" if i == 0 else values[i - 1] for i in self._places(schema.tensors))
-            gradients = f"(call if is_grad_enabled() else op)({backward_arguments})"
+            values = ["None", *grads, *kept, *numbers, *wanted]
+            gradients = f"(call if is_grad_enabled() else op)({', '.join(values[i] for i in places)})"
+            count = self._output_count()
+            gradient_names = "gradient_0" if count == 1 else _row([f"gradient_{i}" for i in range(count)])
+            sources = {name: "None" if i is None else grads[0] if i < 0 else f"gradient_{i}" for name, i in found}
+            of_op = [f"needs_{name}" for name, i in found if i is not None and i >= 0]
+            if len(of_op) < len([name for name, i in found if i is not None]):  # the residual alone may be wanted
+                gradients += f" if {' or '.join(of_op)} else {_row(['None'] * count) if count > 1 else 'None'}"
         else:
             split = f"split(ctx.saved_tensors, {len(kept)}, ctx.numbers, ctx.counts)"
             unpack = f"saved = {split if lists else 'ctx.saved_tensors + ctx.numbers'}"
@@ -163,8 +172,8 @@ class Node:
             needs=_row([*(f"needs_{name}" for name in tensors), "_"]),
             unpack=unpack,
             gradients=gradients,
-            gradient_names=_row([f"gradient_{arguments[i]}" for i in schema.differentiated]),
-            returned=_row([*(f"gradient_{name} if needs_{name} else None" for name in tensors), "None"]),
+            gradient_names=gradient_names,
+            returned=_row([*(f"{sources[name]} if needs_{name} else None" for name in tensors), "None"]),
         )
         scope: dict[str, Any] = {}
         exec(compile(source, f"<node of {schema.op}>", "exec"), scope)
@@ -188,7 +197,7 @@ class Node:
     def backward(self) -> Call:
         """backward of a Function and of a registered op: a gradient, or None, for every argument of the schema."""
         schema = self.schema
-        gradients_of = self._gradients(schema.differentiated, schema.tensors)
+        gradients_of = self._gradients(schema.differentiated)
 
         def backward(ctx: Any, *all_grads: Any) -> Any:
             needed, grads = ctx.needs_input_grad, all_grads[: schema.results]
@@ -204,19 +213,10 @@ class Node:
 
         return backward
 
-    def _gradients(self, wanted: Sequence[int], flags: Sequence[int]) -> Call:
+    def _gradients(self, wanted: Sequence[int]) -> Call:
         """(ctx, gradients of results, what is needed) -> gradients, as a tuple."""
         pick_wanted = picker(wanted)
         formula, lists, count = self.formula, self.saved_lists, len(self.saved_tensors)
-        if formula is None:
-            arrange, pick_flags = picker(self._places(flags)), picker(flags)
-            _, op, call = self.direct
-
-            def gradients_of_op(ctx: Any, grads: tuple[Any, ...], needed: Any) -> Any:
-                args = arrange((None, *grads, *ctx.saved_tensors, *ctx.numbers, *pick_flags(needed)))
-                return call(*args) if torch.is_grad_enabled() else op(*args)
-
-            return gradients_of_op
 
         def gradients(ctx: Any, grads: tuple[Any, ...], needed: Any) -> Any:
             saved = ctx.saved_tensors
@@ -225,25 +225,52 @@ class Node:
 
         return gradients
 
-    def _places(self, flags: Sequence[int]) -> list[int]:
-        """Where the arguments of the declared backward op stand in (None, gradients of results, saved values, flags).
+    def _derived_formula(self) -> Call:
+        """The formula of a gradient that is the call of a declared backward op."""
+        places, found = self._backward_call()
+        arrange, of_op = picker(places), [i is not None and i >= 0 for _, i in found]
+        _, _, call = self.direct
 
-        A gradient is called grad_<result>; None stands for what forward has not. Its outputs are the gradients of
-        forward's tensors, in order, and it has a flag for each.
+        def formula(grads: tuple[Any, ...], saved: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
+            outputs: Any = ()
+            if any(is_wanted for is_wanted, is_of_op in zip(wanted, of_op) if is_of_op):
+                outputs = call(*arrange((None, *grads, *saved, *wanted)))
+            outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+            return [None if i is None or i >= len(outputs) else grads[0] if i < 0 else outputs[i] for _, i in found]
+
+        return formula
+
+    def _output_count(self) -> int:
+        return len(declared()[self.direct[0]]["outputs"])
+
+    def _backward_call(self) -> tuple[list[int], list[tuple[str, int | None]]]:
+        """How a declared backward op is called, and which of its outputs is the gradient of which tensor.
+
+        The first are the places of its arguments in (None, gradients of results, saved values, wanted). By name: a
+        gradient of a result is grad_<result>, a flag is <tensor>_grad (input_grad: of the first), and None stands for
+        what forward has not. An output is grad_<tensor>, or else of the first tensor. The gradient of a residual is
+        that of the result, written as -1; a tensor without any has None.
         """
         schema = self.schema
-        name, _, _ = self.direct
+        backward = declared()[self.direct[0]]
+        tensors = [schema.arguments[i] for i in schema.tensors]
         kept = [[*schema.arguments, *schema.outputs][i] for i in [*self.saved_tensors, *self.numbers]]
         names = ["", *(f"grad_{one}" for one in schema.outputs[: schema.results]), *kept]
-        free_flags = iter(range(len(names), len(names) + len(flags)))
+        flags = {f"{name}_grad": len(names) + i for i, name in enumerate(tensors)}
+        flags["input_grad"] = len(names)
         places = []
-        for argument in declared()[name]["arguments"]:
-            sources = argument.get("from", argument["name"]).split(" or ")
-            found = next((names.index(one) for one in sources if one in names), 0)
-            places.append(next(free_flags) if argument["kind"] == "wanted" else found)
-        if next(free_flags, None) is not None:
-            raise ValueError(f"{name}: it has fewer flags than {schema.op} has tensors")
-        return places
+        for argument in backward["arguments"]:
+            candidates = argument.get("from", argument["name"]).split(" or ")
+            found = next((names.index(one) for one in candidates if one in names), 0)
+            places.append(flags[argument["name"]] if argument["kind"] == "wanted" else found)
+        outputs = [output["name"] for output in backward["outputs"]]
+        by_name = {name: outputs.index(f"grad_{name}") for name in tensors if f"grad_{name}" in outputs}
+        unnamed = [i for i in range(len(outputs)) if i not in by_name.values()]
+        if unnamed:
+            by_name[tensors[0]] = unnamed[0]
+        if len(unnamed) > 1 or len(by_name) != len(outputs):
+            raise ValueError(f"{schema.op}: outputs {outputs} of its backward are not gradients of {tensors}")
+        return places, [(name, by_name.get(name, -1 if name == "residual" else None)) for name in tensors]
 
 
 def _row(items: Sequence[str]) -> str:

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ._casting import parameter_for, same_type
@@ -73,15 +71,7 @@ def backward_of_activation(grad_output: Tensor, x: Tensor, kind: str) -> Tensor:
     return grad_x  # type: ignore[no-any-return]
 
 
-def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    x_wanted, bias_wanted, _, _ = wanted
-    if not x_wanted and not bias_wanted:  # the residual alone
-        return None, None, grads[0], None
-    grad_x, grad_bias = _backward(grads[0], *saved, bias_wanted)
-    return grad_x, grad_bias, grads[0], None
-
-
 _INSTEAD = "torch.nn.functional's activations"
 
 _backward = backward("activation", instead=_INSTEAD)
-_activation = differentiable("activation", gradient=_gradient, gradient_op="activation_backward", instead=_INSTEAD)
+_activation = differentiable("activation", gradient_call=_backward, instead=_INSTEAD)

@@ -335,4 +335,4 @@ assert [*_PRODUCTS, "output", "lse", *AttentionOptions._fields] == _SAVED, "_gra
 _INSTEAD = "torch.nn.functional.scaled_dot_product_attention with torch.nn.attention.SDPBackend.MATH"
 
 _backward = backward("attention", instead=_INSTEAD)
-_attention = differentiable("attention", gradient=_gradient, gradient_op="attention_backward", instead=_INSTEAD)
+_attention = differentiable("attention", gradient=_gradient, instead=_INSTEAD)

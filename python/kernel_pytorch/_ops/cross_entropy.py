@@ -305,7 +305,6 @@ _rows_backward = backward("cross_entropy_rows", name="cross_entropy", instead=_I
 _rows = differentiable(
     "cross_entropy_rows",
     gradient=_rows_gradient,
-    gradient_op="cross_entropy_rows_backward",
     name="cross_entropy",
     instead=_INSTEAD,
 )

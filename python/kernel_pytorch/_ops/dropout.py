@@ -4,11 +4,9 @@ reaches the kernels is in _declare.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from ._declare import backward, differentiable
+from ._declare import differentiable
 from ._seed import seed_for
 
 
@@ -28,11 +26,4 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, seed: Tensor | 
     return _dropout(x, seed_for(x, seed), p)  # type: ignore[no-any-return]
 
 
-def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    return _backward(grads[0], *saved), None
-
-
-_INSTEAD = "torch.nn.functional.dropout"
-
-_backward = backward("dropout", instead=_INSTEAD)
-_dropout = differentiable("dropout", gradient=_gradient, gradient_op="dropout_backward", instead=_INSTEAD)
+_dropout = differentiable("dropout", instead="torch.nn.functional.dropout")

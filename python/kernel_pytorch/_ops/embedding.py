@@ -4,11 +4,9 @@ how a call reaches the kernels is in _declare.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from ._declare import backward, differentiable
+from ._declare import differentiable
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
@@ -36,11 +34,4 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     return _embedding(input, weight, rows, padding_idx)  # type: ignore[no-any-return]
 
 
-def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    return None, _backward(grads[0], *saved) if wanted[1] else None
-
-
-_INSTEAD = "torch.nn.functional.embedding"
-
-_backward = backward("embedding", instead=_INSTEAD)
-_embedding = differentiable("embedding", gradient=_gradient, gradient_op="embedding_backward", instead=_INSTEAD)
+_embedding = differentiable("embedding", instead="torch.nn.functional.embedding")

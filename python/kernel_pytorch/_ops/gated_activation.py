@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ._casting import parameter_for, same_type
-from ._declare import backward, differentiable
+from ._declare import differentiable
 from ._seed import seed_for
 
 
@@ -111,32 +109,7 @@ def _gelu(approximate: str) -> str:
     return "gelu" if approximate == "none" else "gelu_tanh"
 
 
-def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    _, _, gate_bias_wanted, up_bias_wanted, _, _ = wanted
-    if not any(wanted[:4]):  # the residual alone
-        return None, None, None, None, grads[0], None
-    gradients = _backward(grads[0], *saved, gate_bias_wanted, up_bias_wanted)
-    return *gradients, grads[0], None
-
-
-def _packed_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    x_wanted, bias_wanted, _, _ = wanted
-    if not x_wanted and not bias_wanted:
-        return None, None, grads[0], None
-    return *_packed_backward(grads[0], *saved, bias_wanted), grads[0], None
-
-
 _INSTEAD = "a composition of torch's functions"
 
-_backward = backward("gated_activation", instead=_INSTEAD)
-_gated = differentiable(
-    "gated_activation", gradient=_gradient, gradient_op="gated_activation_backward", instead=_INSTEAD
-)
-_packed_backward = backward("gated_activation_packed", name="gated_activation", instead=_INSTEAD)
-_packed = differentiable(
-    "gated_activation_packed",
-    gradient=_packed_gradient,
-    gradient_op="gated_activation_packed_backward",
-    name="gated_activation",
-    instead=_INSTEAD,
-)
+_gated = differentiable("gated_activation", instead=_INSTEAD)
+_packed = differentiable("gated_activation_packed", name="gated_activation", instead=_INSTEAD)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ._casting import check_dtype, parameter_for, same_type, wide_first
 from ._declare import backward, differentiable
-from ._declared import parameters_of, shapes_of
 from .activation import activation as activate
 from .activation import backward_of_activation
 
@@ -112,17 +111,14 @@ def _activated_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 _INSTEAD = "torch.nn.functional.layer_norm"
 
 _backward = backward("layer_norm", instead=_INSTEAD)
-_norm = differentiable("layer_norm", gradient_op="layer_norm_backward", gradient_call=_backward, instead=_INSTEAD)
+_norm = differentiable("layer_norm", gradient_call=_backward, instead=_INSTEAD)
 _add_norm = differentiable(
     "add_layer_norm", gradient=_add_gradient, gradient_op="layer_norm_backward", name="layer_norm", instead=_INSTEAD
 )
 _activated_norm = differentiable(
     "layer_norm_activation",
-    shapes=shapes_of("layer_norm_activation_forward"),
-    results_shapes=shapes_of("layer_norm_activation"),
     saves=["x", "weight", "bias", "mean", "rstd", "eps", "activation"],
     gradient=_activated_gradient,
-    parameters=parameters_of("layer_norm_activation_forward"),
     name="layer_norm",
     instead=_INSTEAD,
 )

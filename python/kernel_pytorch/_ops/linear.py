@@ -118,15 +118,8 @@ def _differentiable_gradient(grad: Tensor, saved: Any, wanted: Any) -> tuple[Ten
     )
 
 
-def _mlp_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    if not any(wanted[:5]):
-        return None, None, None, None, None, grads[0]
-    return *_mlp_backward(grads[0], *saved, *wanted[:5]), grads[0]
-
-
 _INSTEAD = "torch.nn.functional.linear and its activation"
 
 _backward = backward("linear", instead=_INSTEAD)
-_linear = differentiable("linear", gradient=_gradient, gradient_op="linear_backward", instead=_INSTEAD)
-_mlp_backward = backward("mlp", instead=_INSTEAD)
-_mlp = differentiable("mlp", gradient=_mlp_gradient, gradient_op="mlp_backward", instead=_INSTEAD)
+_linear = differentiable("linear", gradient=_gradient, instead=_INSTEAD)
+_mlp = differentiable("mlp", instead=_INSTEAD)

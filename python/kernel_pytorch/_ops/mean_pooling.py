@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from ._declare import backward, differentiable
+from ._declare import differentiable
 
 
 def mean_pool(x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -46,19 +44,5 @@ def _mergeable(x: Tensor, leading: int) -> Tensor:
     return x.contiguous() if x.dim() > leading + 2 and not x.is_contiguous() else x
 
 
-def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    return _backward(grads[0], *saved), None
-
-
-def _chunk_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    return (_chunk_backward(grads[0], *saved),)
-
-
-_INSTEAD = "torch.mean"
-
-_backward = backward("mean_pool", instead=_INSTEAD)
-_mean_pool = differentiable("mean_pool", gradient=_gradient, gradient_op="mean_pool_backward", instead=_INSTEAD)
-_chunk_backward = backward("chunk_mean_pool", instead=_INSTEAD)
-_chunk_mean_pool = differentiable(
-    "chunk_mean_pool", gradient=_chunk_gradient, gradient_op="chunk_mean_pool_backward", instead=_INSTEAD
-)
+_mean_pool = differentiable("mean_pool", instead="torch.mean")
+_chunk_mean_pool = differentiable("chunk_mean_pool", instead="torch.mean")

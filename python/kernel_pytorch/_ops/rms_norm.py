@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ._casting import check_dtype, parameter_for, wide_first
 from ._declare import backward, differentiable
-from ._declared import parameters_of, shapes_of
 from .activation import activation as activate
 from .activation import backward_of_activation
 
@@ -125,17 +124,14 @@ def _activated_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 _INSTEAD = "torch.nn.functional.rms_norm"
 
 _backward = backward("rms_norm", instead=_INSTEAD)
-_norm = differentiable("rms_norm", gradient_op="rms_norm_backward", gradient_call=_backward, instead=_INSTEAD)
+_norm = differentiable("rms_norm", gradient_call=_backward, instead=_INSTEAD)
 _add_norm = differentiable(
     "add_rms_norm", gradient=_add_gradient, gradient_op="rms_norm_backward", name="rms_norm", instead=_INSTEAD
 )
 _activated_norm = differentiable(
     "rms_norm_activation",
-    shapes=shapes_of("rms_norm_activation_forward"),
-    results_shapes=shapes_of("rms_norm_activation"),
     saves=["x", "weight", "rstd", "eps", "weight_offset", "activation"],
     gradient=_activated_gradient,
-    parameters=parameters_of("rms_norm_activation_forward"),
     name="rms_norm",
     instead=_INSTEAD,
 )

@@ -195,6 +195,6 @@ _INSTEAD = "products with cos and sin"
 
 # Turning back is linear as well, but its own derivative is not declared.
 _backward = backward("rope", instead=_INSTEAD)
-_rope = differentiable("rope", gradient=_gradient, gradient_op="rope_backward", instead=_INSTEAD)
+_rope = differentiable("rope", gradient=_gradient, instead=_INSTEAD)
 _in_place = without_gradient("rope_in_place", name="rope_")
 _fill = without_gradient("rope_frequencies")

@@ -26,30 +26,28 @@ def softmax(x: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, causal
     Returns:
         The output, contiguous, of x's shape and type. A row whose scores are all removed is zero, and has no gradient.
     """
-    return _softmax(x, _mask_for(x, mask), scale, causal, False)  # type: ignore[no-any-return]
+    return _softmax(x, None if mask is None else _mask_for(x, mask), scale, causal, False)  # type: ignore[no-any-return]
 
 
 def log_softmax(x: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """The logarithm of `softmax`, computed as score - max - log(sum): no digits are lost. Removed scores give -inf."""
-    return _softmax(x, _mask_for(x, mask), scale, causal, True)  # type: ignore[no-any-return]
+    return _softmax(x, None if mask is None else _mask_for(x, mask), scale, causal, True)  # type: ignore[no-any-return]
 
 
 def softmax_(x: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """`softmax` into x's own memory; x is contiguous and no part of a graph. Returns x."""
-    _in_place(x, _mask_for(x, mask), scale, causal, False)
+    _in_place(x, None if mask is None else _mask_for(x, mask), scale, causal, False)
     return x
 
 
 def log_softmax_(x: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """`log_softmax` into x's own memory; x is contiguous and no part of a graph. Returns x."""
-    _in_place(x, _mask_for(x, mask), scale, causal, True)
+    _in_place(x, None if mask is None else _mask_for(x, mask), scale, causal, True)
     return x
 
 
-def _mask_for(x: Tensor, mask: Tensor | None) -> Tensor | None:
+def _mask_for(x: Tensor, mask: Tensor) -> Tensor:
     """The mask in a type that the op takes, with x's shape by strides of 0; autograd sums its gradient over them."""
-    if mask is None:
-        return None
     if mask.dtype is not torch.bool and mask.dtype is not x.dtype:
         mask = parameter_for(x, mask)
         if mask.dtype in (torch.float16, torch.bfloat16):  # the other of the two 16-bit types
@@ -76,7 +74,5 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 _INSTEAD = "torch.nn.functional.softmax or log_softmax"
 
 _backward = backward("softmax", instead=_INSTEAD)
-_softmax = differentiable(
-    "softmax", gradient=_gradient, gradient_op="softmax_backward", saves=["mask", "causal"], instead=_INSTEAD
-)
+_softmax = differentiable("softmax", gradient=_gradient, saves=["mask", "causal"], instead=_INSTEAD)
 _in_place = without_gradient("softmax_")
