@@ -285,6 +285,28 @@ def test_values_are_not_moved_across_a_write() -> None:
     assert compiled.replaced == {"gated_activation": 1}
 
 
+@pytest.mark.parametrize("way", ["complex", "write"])
+def test_gradients_pass_through_complex_numbers_and_writes(way: str) -> None:
+    """What reads them further on must be an op with a gradient."""
+
+    def function(x: Any, weight: Any) -> Any:
+        if way == "complex":
+            turned = torch.view_as_real(torch.view_as_complex(x.view(4, 8, 2)) * 1j).view(4, 16)
+        else:
+            turned = torch.zeros(5, 16)
+            turned[:4].copy_(x)
+        return functional.silu(functional.layer_norm(turned, (16,))) * weight
+
+    x, weight = torch.randn(4, 16), torch.randn(16)
+    expected = torch.autograd.functional.jacobian(lambda one: function(one, weight), x)
+    compiled = Compiled(function)
+    leaf = x.clone().requires_grad_()
+    output = compiled(leaf, weight)
+    found = torch.stack([torch.autograd.grad(one, leaf, retain_graph=True)[0] for one in output.flatten()])
+    assert compiled.replaced["norm"] == 1, str(compiled.report)
+    torch.testing.assert_close(found.view(expected.shape), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_cond_and_flex_attention_are_left_alone() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
