@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +37,29 @@ def test_the_name_is_registered_with_options_and_modes() -> None:
     torch.testing.assert_close(compiled(x), layer(x))
     with pytest.raises(Exception, match="there is no pattern 'attentoin'"):
         torch.compile(layer, backend="kernel_pytorch", options={"kernel_pytorch.patterns": ["attentoin"]})(x)
+
+
+def test_an_installed_package_needs_no_import(tmp_path: Path) -> None:
+    """The entry point of pyproject.toml brings the name, and importing the module as well does not clash with it."""
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    found = re.search(r"\[project\.entry-points\.torch_dynamo_backends\]\n(\S+) = \"(\S+)\"", text)
+    assert found is not None
+    folder = tmp_path / "kernel_pytorch-0.0.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: kernel_pytorch\nVersion: 0.0.0\n")
+    (folder / "entry_points.txt").write_text(f"[torch_dynamo_backends]\n{found[1]} = {found[2]}\n")
+    program = """
+import sys, torch
+assert "kernel_pytorch" in torch._dynamo.list_backends()
+layer = torch.compile(torch.nn.Linear(4, 4), backend="kernel_pytorch", options={"kernel_pytorch.inner": "eager"})
+layer(torch.ones(2, 4))
+assert "kernel_pytorch.compile_backend" in sys.modules
+import kernel_pytorch.compile_backend
+"""
+    paths = [str(tmp_path), str(Path(backend.__file__).resolve().parents[2])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_inductor_gets_the_rewritten_graph_and_its_options() -> None:
