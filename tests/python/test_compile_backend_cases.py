@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +37,29 @@ def test_the_name_is_registered_with_options_and_modes() -> None:
     torch.testing.assert_close(compiled(x), layer(x))
     with pytest.raises(Exception, match="there is no pattern 'attentoin'"):
         torch.compile(layer, backend="kernel_pytorch", options={"kernel_pytorch.patterns": ["attentoin"]})(x)
+
+
+def test_an_installed_package_needs_no_import(tmp_path: Path) -> None:
+    """The entry point of pyproject.toml brings the name, and importing the module as well does not clash with it."""
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    found = re.search(r"\[project\.entry-points\.torch_dynamo_backends\]\n(\S+) = \"(\S+)\"", text)
+    assert found is not None
+    folder = tmp_path / "kernel_pytorch-0.0.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: kernel_pytorch\nVersion: 0.0.0\n")
+    (folder / "entry_points.txt").write_text(f"[torch_dynamo_backends]\n{found[1]} = {found[2]}\n")
+    program = """
+import sys, torch
+assert "kernel_pytorch" in torch._dynamo.list_backends()
+layer = torch.compile(torch.nn.Linear(4, 4), backend="kernel_pytorch", options={"kernel_pytorch.inner": "eager"})
+layer(torch.ones(2, 4))
+assert "kernel_pytorch.compile_backend" in sys.modules
+import kernel_pytorch.compile_backend
+"""
+    paths = [str(tmp_path), str(Path(backend.__file__).resolve().parents[2])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_inductor_gets_the_rewritten_graph_and_its_options() -> None:
@@ -283,6 +311,28 @@ def test_values_are_not_moved_across_a_write() -> None:
     reasons = {line.pattern: line.reason for line in compiled.report.graphs[0].lines}
     assert reasons["linear_activation"] == "a tensor is written in between"
     assert compiled.replaced == {"gated_activation": 1}
+
+
+@pytest.mark.parametrize("way", ["complex", "write"])
+def test_gradients_pass_through_complex_numbers_and_writes(way: str) -> None:
+    """What reads them further on must be an op with a gradient."""
+
+    def function(x: Any, weight: Any) -> Any:
+        if way == "complex":
+            turned = torch.view_as_real(torch.view_as_complex(x.view(4, 8, 2)) * 1j).view(4, 16)
+        else:
+            turned = torch.zeros(5, 16)
+            turned[:4].copy_(x)
+        return functional.silu(functional.layer_norm(turned, (16,))) * weight
+
+    x, weight = torch.randn(4, 16), torch.randn(16)
+    expected = torch.autograd.functional.jacobian(lambda one: function(one, weight), x)
+    compiled = Compiled(function)
+    leaf = x.clone().requires_grad_()
+    output = compiled(leaf, weight)
+    found = torch.stack([torch.autograd.grad(one, leaf, retain_graph=True)[0] for one in output.flatten()])
+    assert compiled.replaced["norm"] == 1, str(compiled.report)
+    torch.testing.assert_close(found.view(expected.shape), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_cond_and_flex_attention_are_left_alone() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from .entry import compile_graph
 from .report import CompileReport
@@ -31,7 +33,8 @@ def explain_compile(
         model: a module or function.
         inputs: a tensor, a tuple of positional or a dict of named arguments. A cache among them is changed.
         mode, options, dynamic: torch.compile's.
-        measure: also compiles the model without replacements and times both; arguments must then bear repeated calls.
+        measure: also compiles the model without replacements and times both, with gradients where they are on;
+            arguments must then bear repeated calls.
         seconds: how long the timing may take.
 
     Returns:
@@ -43,7 +46,8 @@ def explain_compile(
     if measure:
         plain = {**(options or {}), "kernel_pytorch.choose": "never"}
         compiled["torch"] = _compiled(model, mode, plain, dynamic, CompileReport())
-        runs = {name: _run(one, inputs) for name, one in compiled.items()}
+        parameters = [one for one in getattr(model, "parameters", list)() if one.requires_grad]
+        runs = {name: _run(one, inputs, parameters) for name, one in compiled.items()}
         report.seconds = times(runs, torch.device("cpu"), seconds)
     return report
 
@@ -65,13 +69,21 @@ def _call(model: Callable[..., Any], inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
 
 
-def _run(model: Callable[..., Any], inputs: Any) -> Callable[[], None]:
-    """One call, the device having finished it."""
+def _run(model: Callable[..., Any], inputs: Any, parameters: list[Tensor]) -> Callable[[], None]:
+    """One call, and the gradients of its loss (or of all that it returns) where gradients are on."""
 
     def run() -> None:
         found = _call(model, inputs)
+        wanted = _differentiable(found)
+        if wanted and parameters:
+            torch.autograd.grad(wanted, parameters, [torch.ones_like(one) for one in wanted], allow_unused=True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        del found
 
     return run
+
+
+def _differentiable(found: Any) -> list[Tensor]:
+    loss = getattr(found, "loss", None)
+    tensors = [loss] if isinstance(loss, Tensor) else tree_leaves(found)
+    return [one for one in tensors if isinstance(one, Tensor) and one.requires_grad]

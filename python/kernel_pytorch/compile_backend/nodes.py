@@ -92,24 +92,31 @@ def inputs_of(nodes: Iterable[Node]) -> list[Node]:
 
 
 def differentiable_nodes(graph: fx.Graph, wanted: Sequence[bool], is_enabled: bool) -> set[Node]:
-    """Nodes whose tensors want a gradient; `wanted` says it of the placeholders, in order."""
+    """Nodes whose tensors may want a gradient; `wanted` says it of the placeholders, in order.
+
+    A write of a tensor with a gradient gives one to whatever shares that memory: from there on every tensor counts.
+    """
     found: set[Node] = set()
     of_placeholders = iter(wanted)
+    is_written = False
     for node in graph.nodes:
         if node.op == "placeholder":
             if next(of_placeholders):
                 found.add(node)
         elif is_call(node, _GRADIENT_SWITCH):
             is_enabled = bool(node.args[0])
-        elif is_enabled and not is_call(node, aten.detach.default) and _is_floating(value(node)):
-            found.update([node] if any(one in found for one in node.all_input_nodes) else [])
+        elif is_enabled and not is_call(node, aten.detach.default):
+            reads = any(one in found for one in node.all_input_nodes)
+            is_written = is_written or (reads and is_write(node))
+            if (reads or is_written) and _has_gradient(value(node)):
+                found.add(node)
     return found
 
 
-def _is_floating(found: Any) -> bool:
+def _has_gradient(found: Any) -> bool:
     if isinstance(found, list | tuple):
-        return any(_is_floating(one) for one in found)
-    return isinstance(found, Tensor) and found.is_floating_point()
+        return any(_has_gradient(one) for one in found)
+    return isinstance(found, Tensor) and (found.is_floating_point() or found.is_complex())
 
 
 class Emitter:

@@ -10,7 +10,7 @@ import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -85,7 +85,7 @@ class Trial:
 
     def _gradients_for(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         if len(self._gradients) != len(outputs):
-            self._gradients = [_normal(one) for one in outputs]
+            self._gradients = [_normal(one, -1 - seed) for seed, one in enumerate(outputs)]
         return self._gradients
 
 
@@ -163,19 +163,33 @@ def apart(work: Callable[[], T], device: torch.device) -> T:
         except BaseException as error:  # it is raised again where the caller waits
             problem.append(error)
 
-    from torch._dynamo import convert_frame  # here: what torch.compile loads anyway
-
     thread = threading.Thread(target=body, name="kernel_pytorch trial")
-    held = convert_frame.compile_lock
-    convert_frame.compile_lock = threading.RLock()  # this thread holds the other one and waits: nobody else compiles
-    try:
+    with _own_compiler_state():
         thread.start()
         thread.join()
-    finally:
-        convert_frame.compile_lock = held
     if problem:
         raise problem[0]
     return result[0]
+
+
+@contextlib.contextmanager
+def _own_compiler_state() -> Iterator[None]:
+    """What the compiler has once per process: its lock, which this thread holds while it waits for a trial (so that
+    nobody else compiles), and in older versions the metrics of the compilation that is under way.
+    """
+    from torch._dynamo import convert_frame, metrics_context, utils  # here: what torch.compile loads anyway
+
+    own: list[tuple[Any, str, Any]] = [(convert_frame, "compile_lock", threading.RLock())]
+    if hasattr(utils, "_METRICS_CONTEXT"):
+        own.append((utils, "_METRICS_CONTEXT", metrics_context.MetricsContext(on_exit=lambda *_, **__: None)))
+    before = [getattr(module, name) for module, name, _ in own]
+    for module, name, one in own:
+        setattr(module, name, one)
+    try:
+        yield
+    finally:
+        for (module, name, _), one in zip(own, before):
+            setattr(module, name, one)
 
 
 def hint(size: Any) -> Any:
@@ -201,11 +215,11 @@ def _values(region: Region, match: Match, inputs: Sequence[Node]) -> list[Any]:
         return known[node]
 
     derived = {region.current(node) for node in match.derived}
-    wants = region.wants_gradient(match.outputs)
+    marked = [node for node in inputs if node in region.differentiable] or inputs  # all, where writes hide which
+    wanted = marked if region.wants_gradient(match.outputs) else []
     with torch.no_grad():
         return [
-            evaluate(node) if node in derived else _made(node, wants and node in region.differentiable)
-            for node in inputs
+            evaluate(node) if node in derived else _made(node, node in wanted, seed) for seed, node in enumerate(inputs)
         ]
 
 
@@ -213,7 +227,7 @@ def _sizes(fake: Tensor) -> list[int]:
     return [hint(size) for size in fake.shape]
 
 
-def _made(node: Node, requires_grad: bool) -> Any:
+def _made(node: Node, requires_grad: bool, seed: int = 0) -> Any:
     fake = value(node)
     if not isinstance(fake, Tensor):
         return hint(fake)
@@ -224,12 +238,12 @@ def _made(node: Node, requires_grad: bool) -> Any:
         if made.dim() > 1 and made.shape[-1] > 1:
             made[..., -1] = 0  # padding, where it is a mask
         return made
-    made.copy_(_normal(made))
+    made.copy_(_normal(made, seed))
     return made.requires_grad_() if requires_grad else made
 
 
-def _normal(like: Tensor) -> Tensor:
-    """Normal numbers that leave torch's generators as they are."""
-    generator = torch.Generator(device=like.device).manual_seed(like.numel())
+def _normal(like: Tensor, seed: int) -> Tensor:
+    """Normal numbers, others for each seed, that leave torch's generators as they are."""
+    generator = torch.Generator(device=like.device).manual_seed(seed)
     wide = torch.randn(like.shape, generator=generator, device=like.device, dtype=torch.float32)
     return wide.to(like.dtype)
