@@ -1,7 +1,7 @@
 # Compiles sources together, so that their headers are read once: that is most of a build's time. A folder's sources are
-# one translation unit. In ops/, the files of one role are (all references, all lists of kernels, all cpu/host.cpp): every
-# op has a namespace of its own. Files of a role that few ops have are together by op, and what an op then has alone is
-# together with the others' of its kind: its unnamed namespaces must not define a name twice.
+# one translation unit. In ops/, the files of one role are (all references, all lists of kernels, all cpu/host.cpp): files
+# of one op may define the same names, but every op has a namespace of its own. Of the files whose roles are rare, the
+# first of every op are together, then the second of every op, and so on.
 # -DKP_UNITY_BUILD=OFF compiles file by file, for work inside one folder.
 option(KP_UNITY_BUILD "Compile sources together by folder, in ops by role" ON)
 
@@ -18,6 +18,7 @@ function(kp_compile_together target)
   set(op_sources)
   set(ops)
   set(roles)
+  set(rare_ops)
   foreach(source IN LISTS sources)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${CMAKE_SOURCE_DIR} OUTPUT_VARIABLE path)
     if(path MATCHES "^kernel_pytorch/ops/(engines/)?([^/]+)/(.+)\\.cpp$")
@@ -32,22 +33,14 @@ function(kp_compile_together target)
       set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
     endif()  # others are generated
   endforeach()
-  # By role where it is common, else by op.
-  set(groups)
-  foreach(role op IN ZIP_LISTS roles ops)
+  foreach(source role op IN ZIP_LISTS op_sources roles ops)
     kp_count(files ${role} ${roles})
     if(files LESS KP_COMMON_ROLE AND NOT target MATCHES "_isa_")
-      list(APPEND groups ops_of_${op})
-    else()
-      list(APPEND groups ${role})
+      list(APPEND rare_ops ${op})
+      kp_count(place ${op} ${rare_ops})
+      set(role ops_rare_${place})
     endif()
-  endforeach()
-  foreach(source group IN ZIP_LISTS op_sources groups)
-    kp_count(files ${group} ${groups})
-    if(files EQUAL 1 AND NOT target MATCHES "_isa_")
-      set(group ops_rest)
-    endif()
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${role})
   endforeach()
 endfunction()
 
