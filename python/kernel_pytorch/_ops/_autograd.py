@@ -7,6 +7,7 @@ of the registered op and is the only one that torch.func understands.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,11 @@ from ._sharding import call_with_rules, register
 # that are tensors or not would add a tenth to the time of a tiny call.
 _CALL_SOURCE = """
 def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward_ad, unwrap, results_only,
-         results_only_eager, forward, apply, transformed, give_rules, call_with_rules):
+         results_only_eager, forward, make_apply, transformed, give_rules, call_with_rules):
+    apply = None
+
     def call({arguments}):
+        nonlocal apply
         if is_compiling():
             give_rules()
             if forward_ad._current_level >= 0 or transforms_active():
@@ -37,6 +41,8 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
             return transformed({arguments}){results}
         try:
             if ({any_requires_grad}) and is_grad_enabled():
+                if apply is None:
+                    apply = make_apply()
                 {list_route}return apply({unwrapped}({others}))
             return results_only_eager({arguments})
         except NotImplementedError as error:  # DTensors, before torch has rules for them
@@ -45,8 +51,8 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
 """
 
 
-def make_call(schema: Schema, results_only: Any, forward: Any, node: Any, function: Any) -> Callable[..., Any]:
-    """The function that takes one of the routes.
+def make_call(schema: Schema, results_only: Any, forward: Any, make_node: Any, function: Any) -> Callable[..., Any]:
+    """The function that takes one of the routes. `make_node` is called for the first gradient.
 
     The eager route is `node.apply` less what it does for default arguments and torch.func's transforms, 37 us a call.
     Tensors that escaped from a transform are unwrapped, as Function.apply does, or their gradients would be lost.
@@ -80,7 +86,7 @@ def make_call(schema: Schema, results_only: Any, forward: Any, node: Any, functi
         results_only=results_only,
         results_only_eager=eager(results_only),
         forward=forward,
-        apply=super(torch.autograd.Function, node).apply,
+        make_apply=lambda: super(torch.autograd.Function, make_node()).apply,
         transformed=transformed_apply(function),
         give_rules=register,
         call_with_rules=call_with_rules,
@@ -196,9 +202,12 @@ def last_derivative(op: str, backward: Any, rule: BatchingRule, instead: str | N
         if not is_grad_enabled():
             return call(*args)
         # The leaf makes it a node also where no argument leads back to the op's inputs.
-        return made.apply(torch.empty((), device="cpu", requires_grad=True), *args)
+        return made().apply(torch.empty((), device="cpu", requires_grad=True), *args)
 
-    made: Any = _function(f"{op}_backward", forward, setup_context, refuse, batch, refuse)
+    @functools.cache  # few processes make graphs of backwards
+    def made() -> Any:
+        return _function(f"{op}_backward", forward, setup_context, refuse, batch, refuse)
+
     return run
 
 

@@ -108,11 +108,14 @@ def differentiable(
     rule = _batching_rule(op, schema.arguments, parameters)
     register_vmap(results_only, results_below_vmap, rule)
     register_vmap(forward, forward, rule)
-    node = make_node(name or op, *made.eager())
+
+    def eager_node() -> Any:
+        return make_node(name or op, *made.eager())
+
     keep, differentiate = made.keep(), made.backward()
     function = make_function(name or op, run, keep, differentiate, rule, instead)
     register_gradient(forward, schema, run, function, keep, differentiate)
-    return make_call(schema, results_only, forward, node, function)
+    return make_call(schema, results_only, forward, eager_node, function)
 
 
 def backward(
