@@ -140,7 +140,9 @@ def _stored(rows: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]
     }
     kept = ("model", "outcome", "reason", "failures", "coverage", "inference seconds", "train seconds", "clock seconds")
     shown = [{key: row[key] for key in kept if row.get(key)} for row in rows]
-    return {"benchmark": "zoo", "runs": [{"machine": machine, "figures": figures(found), "models": shown}]}
+    rows_shown = figures(found)
+    run_stored = {"machine": machine, "columns": list(rows_shown[0]), "figures": rows_shown, "models": shown}
+    return {"benchmark": "zoo", "runs": [run_stored]}
 
 
 def figures(found: dict[str, Any]) -> list[dict[str, str]]:
