@@ -70,7 +70,7 @@ class Chooser:
             one for one in self.settings.inductor.items() if one[0] != "triton.cudagraphs"
         )  # not in trials
         compiler = (self.settings.choose, str(self.settings.inner), str(inductor))
-        return (match.pattern, match.detail, graph, inputs, names, compiler)
+        return (match.pattern, match.detail, match.key, graph, inputs, names, compiler)
 
     def _measure(self, match: Match) -> Verdict:
         try:

@@ -36,6 +36,7 @@ class Match:
     detail: str = ""
     derived: tuple[Node, ...] = ()
     leaf_values: dict[Node, int] = field(default_factory=dict)
+    key: str = ""  # what a choice depends on besides nodes and shapes
 
 
 @dataclass

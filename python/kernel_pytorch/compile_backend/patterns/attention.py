@@ -59,6 +59,7 @@ def _match(region: Region, node: Node) -> Match | Refusal:
     match.derived = (mask, *(one for candidate in candidates for one in candidate.reads))
     keys, queries = value(key).shape[2], value(query).shape[2]
     found = region.folded.get(mask, (None,))[0]
+    match.key = str((found.causal, found.offset, found.left)) if isinstance(found, Fold) else ""
     for base in () if not isinstance(found, Fold) else filter(None, (found.base, (found.length or (None,))[0])):
         match.leaf_values[base] = _hint(keys) - _hint(queries)
     return match
