@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -31,16 +32,22 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+CALLS = collections.Counter()  # not attributes of the models: optimize puts those back after its trials
+
+
 class Norms(nn.Module):
     """Large enough for the kernels to pay, small enough for a test."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.Sequential(*(nn.LayerNorm(512) for _ in range(2)))
-        self.calls = 0
+
+    @property
+    def calls(self) -> int:
+        return CALLS[id(self)]
 
     def forward(self, x, scale=1.0):
-        self.calls += 1
+        CALLS[id(self)] += 1
         return self.norms(x) * scale
 
 

@@ -20,13 +20,11 @@ def _best(
     return next((kernel for kernel in supports(op, shape, dtype, device, **options) if kernel.supported), None)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def runs(op: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a kernel takes it."""
     return _best(op, shape, dtype, device) is not None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def runs_attention(size: int, value_size: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether kernels take heads of these sizes, forward and backward."""
     shape = (1, 1, 128, 128, size)
@@ -34,8 +32,12 @@ def runs_attention(size: int, value_size: int, dtype: torch.dtype, device: torch
     return all(_best(op, shape, dtype, device, value_size=value_size) is not None for op in ops)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def runs_fast(op: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a kernel takes it that is no fallback."""
     best = _best(op, shape, dtype, device)
     return best is not None and not best.fallback
+
+
+# What torch.compiler.assume_constant_result sets; the decorator itself would import the compiler, a second.
+for _question in (runs, runs_attention, runs_fast):
+    _question._dynamo_marked_constant = True  # type: ignore[union-attr]

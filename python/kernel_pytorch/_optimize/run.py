@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._modes import evaluating
+from .._modules import evaluating
 from .agreement import is_shared
 from .sites import Call
 from .state import Repeated

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._modes import evaluating
+from .._modules import evaluating
 from .costs import Cost, count
 from .sites import Call
 from .state import Repeated, prepare

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._modes import evaluating
+from .._modules import evaluating
 from .sites import Call
 from .state import attributes_kept, states_of, tensors_in
 

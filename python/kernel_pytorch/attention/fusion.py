@@ -19,9 +19,9 @@ import torch  # isort: skip
 import torch.nn.functional as F  # isort: skip
 from torch import Tensor, nn  # isort: skip
 
+from .._modules import hide_name
 from .._ops._masks import accepts_mask_names, mask_options
 from .._optimize.changes import Changes, put_on, take_off
-from .._state_names import hide_name
 from .fusion_stats import FusionPerformanceStats, benchmark_fusion_performance
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._modes import evaluating
+from .._modules import evaluating
 
 __all__ = ["FusionPerformanceStats", "benchmark_fusion_performance"]
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
-from .._modes import evaluating
-from .._state_names import hide_name
+from .._modules import evaluating, hide_name
 from .batching import run_many as run_in_batches
 from .buckets import DynamicShapeBucketing
 from .calls import BucketCall, index_of_argument

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._modes import evaluating
+from ..._modules import evaluating
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from . import float8

@@ -36,7 +36,7 @@ def runs_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
     if query.is_cuda:
         sizes = int(query.shape[-1]), int(value.shape[-1])
-        return kernels_take(*sizes, product_dtype(query), query.device)  # type: ignore[no-any-return]
+        return kernels_take(*sizes, product_dtype(query), query.device)
     return query.is_cpu
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..._modes import evaluating
+from ..._modules import evaluating
 from ...optimization_patterns import PyGraph
 from ...optimization_patterns.step_graphs import StepGraphs
 from ..agreement import is_shared

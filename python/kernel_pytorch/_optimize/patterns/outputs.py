@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..._modes import evaluating
+from ..._modules import evaluating
 from ...functional import linear
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ..._modes import evaluating
+from ..._modules import evaluating
 from ..._ops.shared_input import linears
 from ...functional import activation as activate
 from ...functional import gated_activation, gated_activation_packed, linear

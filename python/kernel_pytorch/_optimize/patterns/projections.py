@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ..._modes import evaluating
+from ..._modules import evaluating
 from ..._ops.shared_input import linears
 from ...core._products import runs_here
 from ...functional import linear

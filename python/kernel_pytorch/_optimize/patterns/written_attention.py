@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._modes import evaluating
+from ..._modules import evaluating
 from ..._rebind import reached
 from ...functional import attention
 from ..changes import SetForward, mark

@@ -1,17 +1,34 @@
-"""A wrapper whose state_dict is that of the module inside it: the wrapper's own name for it is left out."""
+"""What several parts of the package do with modules: evaluation mode for a while, names of a wrapper's state."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-__all__ = ["hide_name"]
+__all__ = ["evaluating", "hide_name"]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """All of the module in evaluation mode, and afterwards each part as it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 def hide_name(wrapper: nn.Module, name: str) -> None:
-    """`name` is the wrapper's attribute that holds the module. A state_dict with the name in it loads as well."""
+    """Makes a wrapper's state_dict that of the module inside it: `name`, the attribute that holds it, is left out.
+
+    A state_dict with the name in it loads as well.
+    """
     wrapper.register_state_dict_post_hook(functools.partial(_leave_out, name))  # type: ignore[no-untyped-call]
     wrapper.register_load_state_dict_pre_hook(functools.partial(_put_in, name))  # type: ignore[no-untyped-call]
 
