@@ -82,7 +82,8 @@ __device__ __noinline__ void finish_rows(const TileArguments& arguments,
 template <class A, class B, int kPer, bool kBlocked>
 class TileProduct {
   static constexpr int kTile = tile_edge(kPer);
-  // The sums of a chain are added to the whole's: one chain over all of k would round k times at the size of the result.
+  // The sums of a chain are added to the whole's: one chain over all of k would round k times at the size of the
+  // result.
   static constexpr int kChain = kBlocked ? kTileScaleBlock : kTileChain;
   using Stage = float[kTileDepth][kTile + 4];
 
