@@ -7,6 +7,7 @@ command that cures it, with tabs between them. Nothing here changes anything.
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -89,15 +90,29 @@ def look_at_adapter(path: str) -> Iterator[Finding]:
 
 
 def look_at_jax() -> Iterator[Finding]:
-    jax, jaxlib = version_of("jax"), version_of("jaxlib")
-    if not jax:
-        yield Finding("note", "jax", "not installed; nothing here needs it")
-    elif jax.split(".")[:2] != jaxlib.split(".")[:2]:
-        yield Finding(
-            "note", "jax", f"{jax} with jaxlib {jaxlib or 'missing'}: they do not belong together; not used here"
-        )
+    version, jaxlib = version_of("jax"), version_of("jaxlib")
+    if not version:
+        yield Finding("note", "jax", "not installed; kernel_pytorch.jax needs it, nothing else does")
+        return
+    text = f"{version}, jaxlib {jaxlib or 'missing'}"
+    if version.split(".")[:2] != jaxlib.split(".")[:2]:
+        yield Finding("problem", "jax", f"{text}: they do not belong together", f"pip install jaxlib=={version}")
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"  # a look at the adapter is no reason to take a GPU's memory
+    try:
+        from . import jax as adapter  # raises where it cannot serve this jax, which is what this reports
+    except (ImportError, OSError) as error:
+        yield Finding("note", "jax", f"{text}: {error}")
+        return
+    import jax.numpy as jnp  # optional: `kpt` works without it
+
+    x = jnp.arange(1.0, 65.0).reshape(2, 32)
+    expected = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+    difference = float(abs(adapter.rms_norm(x) - expected).max())
+    if difference < 1e-5:
+        yield Finding("good", "jax", f"{text}: rms_norm agrees with jax.numpy")
     else:
-        yield Finding("note", "jax", f"{jax}, jaxlib {jaxlib}; this version has no adapter for it")
+        yield Finding("problem", "jax", f"{text}: rms_norm differs from jax.numpy by {difference}", "pip install .")
 
 
 def main(words: list[str]) -> int:
