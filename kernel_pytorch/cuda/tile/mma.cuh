@@ -7,7 +7,10 @@
 namespace kernel_pytorch::tile {
 
 template <class T>
-__device__ __forceinline__ void multiply_fragments(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void multiply_fragments(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <>
+__device__ __forceinline__ void multiply_fragments<BFloat16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                             uint32_t b1) {
   ptx::mma_m16n8k16_f32_bf16(sum, a, b0, b1);
 }
 template <>

@@ -1,5 +1,5 @@
 """Lists of the blocks that sparse attention computes, made on the device that reads them. The kernels are C++
-(kernel_pytorch/torch/ops/block_list.cpp). No graphs here: a choice has no derivative.
+(kernel_pytorch/ops/block_list). No graphs here: a choice has no derivative.
 """
 
 from __future__ import annotations

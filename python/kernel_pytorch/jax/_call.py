@@ -17,7 +17,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._shape_rules import declared, outputs_of, picked_shape
-from ._registration import PREFIX, register
+from ._registration import PREFIX
 
 Array = jax.Array
 
@@ -85,7 +85,6 @@ def call(
         wanted: flags that ask for outputs, as the list of fields names them.
         types: the options that choose outputs' types.
     """
-    register()
     given = {name: value for name, value in tensors.items() if value is not None and not _is_empty_list(value)}
     names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
     flat = [array for value in given.values() for array in (value if isinstance(value, list | tuple) else [value])]
@@ -97,8 +96,7 @@ def call(
         tuple(wanted),
         tuple(sorted((name, name_of_dtype(dtype)) for name, dtype in (types or {}).items() if dtype is not None)),
     )
-    made, outputs = site(*arrays)
-    return dict(zip(made, outputs, strict=True))
+    return site(*arrays)  # type: ignore[no-any-return]
 
 
 def _is_empty_list(value: Any) -> bool:
@@ -116,7 +114,7 @@ def _grouped(names: Sequence[tuple[str, int]], arrays: Sequence[Any]) -> dict[st
 
 @functools.lru_cache(maxsize=4096)
 def _site(op: str, names: Any, options: Any, wanted: Any, types: Any) -> Any:
-    """(arrays) -> (names of the outputs, outputs), for one set of static arguments."""
+    """(arrays) -> outputs by name, for one set of static arguments."""
     kinds = {argument["name"]: argument["kind"] for argument in declared()[op]["arguments"]}
     for name, _ in (*names, *options):
         if name not in kinds:
@@ -124,13 +122,10 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any) -> Any:
     attributes = {name: _attribute(op, name, kinds[name], value) for name, value in options}
     static = {**dict(options), **dict(types), **dict.fromkeys(wanted, True)}
 
-    def made_outputs(arrays: Sequence[Any]) -> list[Any]:
-        values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
-        return [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
-
     @custom_vmap
-    def run(*arrays: Array) -> tuple[Array, ...]:
-        outputs = made_outputs(arrays)
+    def run(*arrays: Array) -> dict[str, Array]:
+        values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
+        outputs = [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
         results = [_result(output, arrays) for output in outputs]
         each = (name for name, count in names for _ in range(abs(count)))
         made = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential")(
@@ -140,26 +135,26 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any) -> Any:
             results=" ".join(output.name for output in outputs),
             **attributes,
         )
-        return tuple(made)
+        return {output.name: array for output, array in zip(outputs, made)}
 
     @run.def_vmap
-    def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[tuple[Array, ...], Any]:
+    def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[dict[str, Array], dict[str, bool]]:
         folded = _folded(op, names, static, size, mapped, arrays)
-        if folded is not None:
-            return folded(run)  # type: ignore[no-any-return]
-        moving = [array for array, is_mapped in zip(arrays, mapped) if is_mapped]
+        outputs = _looped(run, mapped, arrays) if folded is None else folded(run)
+        return outputs, dict.fromkeys(outputs, True)
 
-        def one(parts: Sequence[Array]) -> tuple[Array, ...]:
-            rest = iter(parts)
-            return run(*(next(rest) if is_mapped else array for array, is_mapped in zip(arrays, mapped)))  # type: ignore[no-any-return]
+    return run
 
-        outputs = jax.lax.map(one, moving)
-        return outputs, (True,) * len(outputs)
 
-    def site(*arrays: Array) -> tuple[list[str], tuple[Array, ...]]:
-        return [output.name for output in made_outputs(arrays)], run(*arrays)
+def _looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[str, Array]:
+    """One call per sample, one after another."""
+    moving = [array for array, is_mapped in zip(arrays, mapped) if is_mapped]
 
-    return site
+    def one(parts: Sequence[Array]) -> dict[str, Array]:
+        rest = iter(parts)
+        return run(*(next(rest) if is_mapped else array for array, is_mapped in zip(arrays, mapped)))  # type: ignore[no-any-return]
+
+    return jax.lax.map(one, moving)  # type: ignore[no-any-return]
 
 
 def _attribute(op: str, name: str, kind: str, value: Any) -> Any:
@@ -229,16 +224,16 @@ def _folded(
     if kind == "batch" and any("shapes" not in field and not _serves_every_batch(array) for field, array in shared):
         return None
 
-    def run_folded(run: Any) -> tuple[tuple[Array, ...], Any]:
+    def run_folded(run: Any) -> dict[str, Array]:
         moved = []
         for array, is_mapped, fold in zip(arrays, mapped, folds):
             if fold and not is_mapped:
                 array = jnp.broadcast_to(array, (size, *array.shape))
             moved.append(array.reshape(-1, *array.shape[2:]) if fold and kind == "batch" else array)
-        outputs = run(*moved)
+        outputs: dict[str, Array] = run(*moved)
         if kind == "batch":
-            outputs = tuple(output.reshape(size, -1, *output.shape[1:]) for output in outputs)
-        return outputs, (True,) * len(outputs)
+            return {name: output.reshape(size, -1, *output.shape[1:]) for name, output in outputs.items()}
+        return outputs
 
     return run_folded
 

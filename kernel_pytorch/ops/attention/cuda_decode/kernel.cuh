@@ -127,8 +127,8 @@ class Decode {
       for (int depth = 0; depth < kDepths; ++depth) {
         uint32_t right[4];
         ptx::ldmatrix_x4(right, keys + depth * 32);
-        multiply<Element>(scores[0].group(0), query_[depth], right[0], right[1]);
-        multiply<Element>(scores[0].group(1), query_[depth], right[2], right[3]);
+        tile::multiply_fragments<Element>(scores[0].group(0), query_[depth], right[0], right[1]);
+        tile::multiply_fragments<Element>(scores[0].group(1), query_[depth], right[2], right[3]);
       }
     }
     float(&values)[kCount] = scores[0].values;

@@ -5,26 +5,13 @@
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
-#include "kernel_pytorch/cuda/ptx/mma.cuh"
 #include "kernel_pytorch/cuda/tile/element.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/cuda/tile/mma.cuh"
 #include "kernel_pytorch/ops/attention/cuda_mma/float_products.cuh"
 #include "kernel_pytorch/ops/attention/cuda_mma/tile_cuda.h"
 
 namespace kernel_pytorch::attention {
-
-template <class Element>
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-template <>
-__device__ __forceinline__ void multiply<tile::BFloat16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                         uint32_t b1) {
-  ptx::mma_m16n8k16_f32_bf16(sum, a, b0, b1);
-}
-template <>
-__device__ __forceinline__ void multiply<tile::Float16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                        uint32_t b1) {
-  ptx::mma_m16n8k16_f32_f16(sum, a, b0, b1);
-}
 
 // Accumulators of 16 rows and kColumns columns, by groups of 8 columns: one flat fragment for the score policies.
 template <int kColumns>
@@ -89,8 +76,8 @@ requires(!kIsFloat<Element>) __device__ __forceinline__
       ptx::ldmatrix_x4(right, b_lane + column * kPitch + depth * 2);
 #pragma unroll
       for (int r = 0; r < kBlocks; ++r) {
-        multiply<Element>(sums[r].group(column / 8), left[r], right[0], right[1]);
-        multiply<Element>(sums[r].group(column / 8 + 1), left[r], right[2], right[3]);
+        tile::multiply_fragments<Element>(sums[r].group(column / 8), left[r], right[0], right[1]);
+        tile::multiply_fragments<Element>(sums[r].group(column / 8 + 1), left[r], right[2], right[3]);
       }
     }
   }
@@ -118,8 +105,8 @@ requires(!kIsFloat<Element>) __device__ __forceinline__
       ptx::ldmatrix_x4_trans(right, b_lane + depth * pitch + column * 2);
 #pragma unroll
       for (int r = 0; r < kBlocks; ++r) {
-        multiply<Element>(sums[r].group(column / 8), left[r], right[0], right[1]);
-        multiply<Element>(sums[r].group(column / 8 + 1), left[r], right[2], right[3]);
+        tile::multiply_fragments<Element>(sums[r].group(column / 8), left[r], right[0], right[1]);
+        tile::multiply_fragments<Element>(sums[r].group(column / 8 + 1), left[r], right[2], right[3]);
       }
     }
   }

@@ -73,9 +73,8 @@ int thin_heuristic(const Product& problem, const DeviceInfo& device) {
 
 DeviceCode thin_code(DType dtype, int config, int row_tiles) {
   return {.source = kThinSource,
-          .entry = concat("kernel_pytorch::product::thin_product<kernel_pytorch::tile::",
-                          dtype == DType::kBFloat16 ? "BFloat16" : "Float16", ", ", device_text(kThinConfigs[config]),
-                          ", ", row_tiles, ">"),
+          .entry = concat("kernel_pytorch::product::thin_product<", element_type_name(dtype), ", ",
+                          device_text(kThinConfigs[config]), ", ", row_tiles, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
