@@ -54,9 +54,11 @@ def heads(random: Random, batch: int, count: int, length: int, size: int) -> Ten
 
 
 def classes(scale: float = 1.0) -> Callable[..., Tensors]:
+    """With a weight for each class: without, the targets' gradients, nearly all of the whole, would be one number."""
+
     def make(random: Random, count: int, columns: int) -> Tensors:
         logits = random(count, columns) * scale
-        return logits, torch.arange(count, device=logits.device) * 7 % columns
+        return logits, torch.arange(count, device=logits.device) * 7 % columns, random(columns).abs()
 
     return make
 
@@ -259,7 +261,12 @@ def _torch_linear_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tens
 
 
 def row_sums() -> list[Case]:
-    loss, exact = functional.cross_entropy, torch_functional.cross_entropy
+    def loss(logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits, target, weight=weight)
+
+    def exact(logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch_functional.cross_entropy(logits, target, weight)
+
     cases = [
         Case("softmax", rows(1), functional.softmax, _softmax, 1, SMALL, WIDE),
         Case("softmax, x 10", rows(1, 10), functional.softmax, _softmax, 1, SMALL, WIDE),

@@ -28,9 +28,20 @@ __device__ __forceinline__ float max_lanes(float value) {
 __device__ __forceinline__ float exponent_center(float largest) {
   return largest == minus_infinity() ? 0.0f : __fmul_rn(largest, kLog2E);
 }
-// e^(score - largest), up to the center's rounding.
+// e^(score - largest) for scores of elements T, up to the center's rounding. In fp32 the exponent's own rounding would
+// be the largest error: what it lost, found by two exact steps, multiplies the result.
+template <class T>
 __device__ __forceinline__ float exponential(float score, float center) {
-  return ptx::ex2_approx_ftz_f32(fmaf(score, kLog2E, -center));
+  if constexpr (sizeof(T) < 4) {
+    return ptx::ex2_approx_ftz_f32(fmaf(score, kLog2E, -center));
+  } else {
+    const float product = __fmul_rn(score, kLog2E), exponent = __fsub_rn(product, center);
+    const float power = ptx::ex2_approx_ftz_f32(exponent);
+    const float back = __fsub_rn(exponent, product);
+    const float lost_by_sum = __fsub_rn(__fsub_rn(product, __fsub_rn(exponent, back)), __fadd_rn(center, back));
+    const float lost = __fadd_rn(fmaf(score, kLog2E, -product), lost_by_sum);
+    return exponent < -150.0f ? 0.0f : fmaf(power, lost * 0.693147181f, power);
+  }
 }
 
 struct MaxSum {

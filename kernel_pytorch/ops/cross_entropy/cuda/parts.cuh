@@ -98,7 +98,7 @@ struct Running {
     raise(fmaxf(most[0], most[1]));
     float sums[2] = {};
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) sums[k % 2] += tile::exponential(z[k], center);
+    for (int k = 0; k < kCount; ++k) sums[k % 2] += tile::exponential<T>(z[k], center);
     totals.sum += sums[0] + sums[1];
     if constexpr (kGeneral) {
 #pragma unroll
@@ -107,7 +107,7 @@ struct Running {
   }
   __device__ __forceinline__ void add_one(const Arguments& arguments, float z, int64_t column) {
     raise(fmaxf(totals.largest, z));
-    totals.sum += tile::exponential(z, center);
+    totals.sum += tile::exponential<T>(z, center);
     if constexpr (kGeneral) weighted += z * weight_at<T>(arguments, column);
   }
 
@@ -131,7 +131,7 @@ struct Coefficients {
     float z[kCount], values[kCount];
     capped_logits<T, kGeneral>(vector, arguments.softcap, z);
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) values[k] = along * tile::exponential(z[k], center);
+    for (int k = 0; k < kCount; ++k) values[k] = along * tile::exponential<T>(z[k], center);
     if constexpr (kGeneral) {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
@@ -155,7 +155,7 @@ struct Coefficients {
   template <class T>
   __device__ __forceinline__ T apply_one(const Arguments& arguments, float z, int column, int target_column) const {
     const float weight = share != 0 ? weight_at<T>(arguments, arguments.first_column + column) : 1.0f;
-    float value = along * tile::exponential(z, center) - share * weight;
+    float value = along * tile::exponential<T>(z, center) - share * weight;
     if (column == target_column) value -= on_target;
     if (arguments.softcap != 0) value *= 1.0f - (z / arguments.softcap) * (z / arguments.softcap);
     return tile::from_float<T>(value);

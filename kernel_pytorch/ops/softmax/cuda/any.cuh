@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
     largest = tile::max_lanes<tile::kWarpLanes>(largest);
     float sum = 0;
     for (int64_t j = place.lane; j < visible; j += kRowThreads) {
-      sum += tile::exponential(scores[j], tile::exponent_center(largest));
+      sum += tile::exponential<T>(scores[j], tile::exponent_center(largest));
     }
     const tile::MaxSum total = totals.merge({largest, tile::sum_lanes<tile::kWarpLanes>(sum)});
     const bool is_empty = total.sum == 0 && arguments.empty_is_zero;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
     for (int64_t j = place.lane; j < columns; j += kRowThreads) {
       const float score = j < visible ? scores[j] : tile::minus_infinity();
       output[j] = tile::from_float<T>(arguments.log ? (score - base) - log_sum
-                                                    : tile::exponential(score, total.center()) * factor);
+                                                    : tile::exponential<T>(score, total.center()) * factor);
     }
   }
 }
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(AnyPlace<kRowThreads>::kThreads, 1)
     for (int64_t j = place.lane; j < columns; j += kRowThreads) {
       const float g = gradient[j], y = output[j];
       const bool is_removed = arguments.log && arguments.masked && y == tile::minus_infinity();
-      const float value = arguments.log ? g - tile::exponential(y, 0.0f) * total[0] : y * (g - total[0]);
+      const float value = arguments.log ? g - tile::exponential<T>(y, 0.0f) * total[0] : y * (g - total[0]);
       grad_input[j] = tile::from_float<T>(is_removed ? 0.0f : value * arguments.scale);
     }
   }

@@ -168,7 +168,7 @@ class Scores {
       for (int i = 0; i < kConfig.vectors; ++i) {
 #pragma unroll
         for (int k = 0; k < kCount; ++k) {
-          values_[i][k] = tile::exponential(values_[i][k], center);
+          values_[i][k] = tile::exponential<T>(values_[i][k], center);
           sums[k % 4] += values_[i][k];
         }
       }
@@ -176,7 +176,7 @@ class Scores {
 #pragma unroll
       for (int i = 0; i < kConfig.vectors; ++i) {
 #pragma unroll
-        for (int k = 0; k < kCount; ++k) sums[k % 4] += tile::exponential(values_[i][k], center);
+        for (int k = 0; k < kCount; ++k) sums[k % 4] += tile::exponential<T>(values_[i][k], center);
       }
     }
     return {largest, tile::sum_lanes<kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3]))};
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
         if (arguments.log) {
           const bool is_removed = arguments.masked && output[k] == tile::minus_infinity();
           gradient[k] =
-              is_removed ? 0.0f : (gradient[k] - tile::exponential(output[k], 0.0f) * total[0]) * arguments.scale;
+              is_removed ? 0.0f : (gradient[k] - tile::exponential<T>(output[k], 0.0f) * total[0]) * arguments.scale;
         } else {
           gradient[k] = output[k] * (gradient[k] - total[0]) * arguments.scale;
         }

@@ -43,6 +43,22 @@ __device__ __forceinline__ float sigmoid(float x) {
   return fast_sigmoid2(-kLog2OfE * x);
 }
 
+// A sigmoid s and its derivative s (1 - s). In fp32 1 - s is a quotient of its own: s - s^2 would have lost its digits
+// where s is near 1, and what multiplies it may be large.
+struct Sigmoid {
+  float value;
+  float derivative;
+};
+template <bool kAccurate>
+__device__ __forceinline__ Sigmoid sigmoid_with_derivative(float x) {
+  if constexpr (kAccurate) {
+    const float e = expf(-fabsf(x)), larger = 1.0f / (1.0f + e), smaller = e * larger;
+    return {x < 0.0f ? smaller : larger, smaller * larger};
+  }
+  const float s = sigmoid<false>(x);
+  return {s, s - s * s};
+}
+
 template <bool kAccurate>
 __device__ __forceinline__ float normal_below(float x) {
   if constexpr (kAccurate) return 0.5f * (1.0f + erff(x * 0.707106781f));
@@ -85,20 +101,21 @@ __device__ __forceinline__ Values differentiate(float x) {
   }
   if constexpr (kKind == Kind::kGeluTanh) {
     const float square = x * x;
-    const float s = sigmoid<kAccurate>(x * (2 * kGeluSlope + 2 * kGeluSlope * kGeluCube * square));
+    const float scaled = x * (2 * kGeluSlope + 2 * kGeluSlope * kGeluCube * square);
+    const Sigmoid s = sigmoid_with_derivative<kAccurate>(scaled);
     const float inner = x * (2 * kGeluSlope + 6 * kGeluSlope * kGeluCube * square);
-    return {x * s, s + inner * (s - s * s)};
+    return {x * s.value, s.value + inner * s.derivative};
   }
   if constexpr (kKind == Kind::kSilu) {
-    const float s = sigmoid<kAccurate>(x);
-    return {x * s, s + x * (s - s * s)};
+    const Sigmoid s = sigmoid_with_derivative<kAccurate>(x);
+    return {x * s.value, s.value + x * s.derivative};
   }
   const float positive = x <= 0.0f ? 0.0f : x;
   if constexpr (kKind == Kind::kRelu) return {positive, x <= 0.0f ? 0.0f : 1.0f};
   if constexpr (kKind == Kind::kReluSquared) return {positive * positive, 2 * positive};
   if constexpr (kKind == Kind::kSigmoid) {
-    const float s = sigmoid<kAccurate>(x);
-    return {s, s - s * s};
+    const Sigmoid s = sigmoid_with_derivative<kAccurate>(x);
+    return {s.value, s.derivative};
   }
   if constexpr (kKind == Kind::kTanh) {
     const float t = kAccurate ? tanhf(x) : fast_tanh(x);
