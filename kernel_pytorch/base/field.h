@@ -102,7 +102,7 @@ struct Rules {
 };
 
 inline constexpr int kMaxDimensionNames = 16;
-inline constexpr int kMaxShapes = 4;
+inline constexpr int kMaxShapes = 5;
 inline constexpr int16_t kAnyDimensions = -1;  // "..."
 constexpr int16_t literal_dimension(int64_t size) {
   return static_cast<int16_t>(-2 - size);

@@ -45,8 +45,8 @@ def _layers(x, given):
     kept = rows(inner) if given else x.new_empty((0,))
     layers = (first, biases[0], second, biases[1])
     return {
-        "linear": (x, first, biases[0], None, kind, given),
-        "linear_forward": (x, first, biases[0], rows(6), kind, given),
+        "linear": (x, first, biases[0], None, kind, given, None),
+        "linear_forward": (x, first, biases[0], rows(6), kind, given, None),
         "linear_backward": (rows(6), x, first, biases[0], kept, kind, given, True, True, given, None),
         "mlp": (x, *layers, rows(3), kind, given),
         "mlp_forward": (x, *layers, None, kind, given),

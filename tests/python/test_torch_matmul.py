@@ -217,8 +217,8 @@ def opcheck_samples():
         yield ops.matmul_add_, (fixed(3, 5), fixed(3, 4), fixed(4, 5), 0.5)
         for kind, gated in (("identity", False), ("gelu", False), ("silu", True)):
             columns = 3 if gated else 6
-            yield ops.linear, (fixed(2, 5, 4), fixed(6, 4), fixed(6), None, kind, gated)
-            yield ops.linear_forward, (leaf(2, 5, 4), leaf(6, 4), leaf(6), leaf(2, 5, columns), kind, gated)
+            yield ops.linear, (fixed(2, 5, 4), fixed(6, 4), fixed(6), None, kind, gated, None)
+            yield ops.linear_forward, (leaf(2, 5, 4), leaf(6, 4), leaf(6), leaf(2, 5, columns), kind, gated, None)
             kept = fixed(2, 5, 6) if gated or kind != "identity" else fixed(0)
             for flags in ((True, True, True), (True, False, False), (False, False, True)):
                 args = (fixed(2, 5, columns), fixed(2, 5, 4), fixed(6, 4), fixed(6), kept, kind, gated, *flags)
@@ -291,6 +291,42 @@ def test_interleaved_weights():
     wanted = torch_functional.silu(x @ gate.T) * (x @ up.T)
     torch.testing.assert_close(functional.linear(x, weight, activation="swiglu"), wanted, rtol=1e-4, atol=1e-4)
     assert functional.interleave_gate_up(gate[:, 0], up[:, 0]).shape == (12,)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 9, 300])
+def test_gate_and_up_as_two_matrices(device, rows):
+    """Two tensors in either order in memory, halves of one, misaligned rows, other strides."""
+    for dtype, activation in zip((torch.bfloat16, torch.float32), ("silu", "gelu"), strict=True):
+        both = torch.randn(264, 136, device=device, dtype=torch.float64).to(dtype)
+        pairs = [(both[:132], both[132:]), (both[132:], both[:132]), (both[:132].clone(), both[132:].clone())]
+        pairs += [
+            (both[:132, :72], both[132:, :72]),
+            (both[:132, 3:75], both[132:, 3:75]),
+            (both.mT[:131], both.mT[5:]),
+        ]
+        for gate, up in pairs:
+            gate, up = gate[: len(up)], up[: len(gate)]
+            x = torch.randn(rows, gate.shape[1], device=device, dtype=torch.float64).to(dtype)
+            residual = torch.randn(rows, len(gate), device=device, dtype=torch.float64).to(dtype)
+            (ours_x, ours_gate, ours_up, extra), exact = leaves((x, gate, up, residual))
+            wanted = FUNCTIONS[activation](exact[0] @ exact[1].T) * (exact[0] @ exact[2].T) + exact[3]
+            with torch.no_grad():
+                found = functional.linear(x, gate, activation=activation, residual=residual, weight_up=up)
+            assert_near(found, wanted, dtype, 2)
+            output = functional.linear(ours_x, ours_gate, activation=activation, residual=extra, weight_up=ours_up)
+            assert_near(output, wanted, dtype, 2)
+            compare_gradients(output, wanted, [ours_x, ours_gate, ours_up, extra], exact, dtype)
+
+
+def test_errors_of_weight_up():
+    x, weight = torch.randn(3, 8), torch.randn(6, 8)
+    with pytest.raises(RuntimeError, match=r"weight_up has shape \[3, 8\]; it must be the weight's, \[6, 8\]"):
+        functional.linear(x, weight, activation="silu", weight_up=weight[:3])
+    with pytest.raises(RuntimeError, match="leave out weight_up"):
+        functional.linear(x, weight, activation="swiglu", weight_up=weight)
+    with pytest.raises(RuntimeError, match="gelu, gelu_tanh, silu, relu or sigmoid"):
+        functional.linear(x, weight, activation="tanh", weight_up=weight)
 
 
 def test_errors_name_both_values_and_the_cure():

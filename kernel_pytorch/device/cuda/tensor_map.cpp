@@ -40,7 +40,7 @@ const char* tensor_map_obstacle(const TensorView& view) {
   return nullptr;
 }
 
-void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16]) {
+void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16], int box_groups) {
   const int rank = view.rank;
   const bool is_known = map_type(view.dtype) != TensorMapType::kBytes || size_of(view.dtype) == 1;
   KP_CHECK(rank >= 2 && rank <= kMaxMapRank && is_known, "cuda: a tensor map of ", view,
@@ -58,6 +58,7 @@ void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[1
     }
     box[i] = i == 0   ? static_cast<unsigned>(kBoxRowBytes / size_of(view.dtype))
              : i == 1 ? static_cast<unsigned>(box_rows)
+             : i == 2 ? static_cast<unsigned>(box_groups)
                       : 1;
     steps[i] = 1;
   }

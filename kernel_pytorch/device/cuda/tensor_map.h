@@ -14,8 +14,9 @@ namespace kernel_pytorch::cuda_device {
 const char* tensor_map_obstacle(const TensorView& view);
 
 // Encodes a tensor of up to five dimensions with fp32, 16-bit or one-byte elements; coordinates count them from the
-// last to the first. The box takes `box_rows` (at most 256) of dimension rank - 2 and 128 bytes of the last one.
+// last to the first. The box takes `box_rows` (at most 256) of dimension rank - 2, `box_groups` of the one before it
+// and 128 bytes of the last one.
 // `words` are 128 bytes at a multiple of 64. Throws kDevice with the driver's answer.
-void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16]);
+void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16], int box_groups = 1);
 
 }  // namespace kernel_pytorch::cuda_device

@@ -19,6 +19,7 @@ void describe(const Forward& problem, tuning::KeyBuilder& key) {
   registry::describe_fields(kForwardFields, &problem, key);
   key.field("preactivation", problem.preactivation);
   key.field("column_major", is_column_major(problem.weight));
+  if (problem.weight_up.is_present()) key.field("up_column_major", is_column_major(problem.weight_up));
 }
 void describe(const Backward& problem, tuning::KeyBuilder& key) {
   registry::describe_fields(kBackwardFields, &problem, key);
@@ -30,7 +31,7 @@ void turn(TensorView& matrix) {
   if (matrix.is_present()) matrix.strides[0] = 1, matrix.strides[1] = matrix.sizes[0];
 }
 void arrange(const ProblemRequest& request, Forward& problem) {
-  if (registry::flag_option(request, "column_major", false)) turn(problem.weight);
+  if (registry::flag_option(request, "column_major", false)) turn(problem.weight), turn(problem.weight_up);
   if (!registry::flag_option(request, "preactivation", false)) problem.preactivation = {};
 }
 void arrange(const ProblemRequest& request, Backward& problem) {
@@ -40,7 +41,7 @@ void arrange(const ProblemRequest& request, Backward& problem) {
 }
 
 int64_t forward_flops(const Forward& problem) {
-  return 2 * problem.x.sizes[0] * problem.weight.element_count();
+  return 2 * problem.x.sizes[0] * problem.weight.element_count() * (problem.weight_up.is_present() ? 2 : 1);
 }
 int64_t backward_flops(const Backward& problem) {
   const int64_t gemms = problem.grad_x.is_present() + problem.grad_weight.is_present();
@@ -58,6 +59,9 @@ std::vector<ProblemRequest> forward_shapes() {
     add({1, 72, 96}, dtype, {{"bias", "0"}, {"column_major", "1"}});
     add({33, 64, 48}, dtype, {{"activation", "gelu"}, {"residual", "1"}, {"preactivation", "1"}});
     add({33, 64, 48}, dtype, {{"activation", "silu"}, {"gated", "1"}, {"residual", "1"}, {"preactivation", "1"}});
+    add({33, 64, 48}, dtype, {{"activation", "silu"}, {"weight_up", "1"}, {"residual", "1"}});
+    add({2, 72, 96}, dtype, {{"activation", "gelu"}, {"weight_up", "1"}, {"bias", "0"}});
+    add({200, 72, 96}, dtype, {{"activation", "silu"}, {"weight_up", "1"}, {"bias", "0"}, {"column_major", "1"}});
     add({5, 24, 16}, dtype, {{"bias_dtype", "fp32"}});
     add({0, 8, 8}, dtype);
   }
@@ -90,7 +94,13 @@ registry::Parts parts_of(const Forward& arguments, const DeviceInfo& device) {
   Forward problem = arguments;
   check(problem, device.device);
   registry::Parts parts;
-  parts.push_back(matmul::problem_of(product_of(problem), device));
+  if (is_one_product(problem, device)) {
+    parts.push_back(matmul::problem_of(product_of(problem), device));
+    return parts;
+  }
+  const GateAndUp products = gate_and_up_of(problem, problem.output, problem.output);
+  parts.push_back(matmul::problem_of(products.gate, device));
+  parts.push_back(matmul::problem_of(products.up, device));
   return parts;
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/activation/activation.h"
+#include "kernel_pytorch/ops/gated_activation/gated_activation.h"
 #include "kernel_pytorch/ops/linear/operation.h"
 #include "kernel_pytorch/ops/support/layer_check.h"
 #include "kernel_pytorch/registry/op_entry.h"
@@ -23,6 +24,25 @@ int64_t output_columns(const TensorView& weight, bool gated) {
   return gated ? weight.sizes[0] / 2 : weight.sizes[0];
 }
 
+void check_up(const Forward& problem) {
+  const auto wanted = problem.weight.shape();
+  KP_CHECK(std::ranges::equal(problem.weight_up.shape(), wanted), kForwardName, ": weight_up has shape ",
+           shape_text(problem.weight_up.shape()), "; it must be the weight's, ", shape_text(wanted));
+  KP_CHECK(!problem.gated, kForwardName, ": a gated layer's weight has the ups in its rows; leave out weight_up");
+  constexpr Activation kGates[] = {Activation::kGelu, Activation::kGeluTanh, Activation::kSilu, Activation::kRelu,
+                                   Activation::kSigmoid};
+  KP_CHECK(std::ranges::find(kGates, problem.activation) != std::end(kGates), kForwardName,
+           ": with weight_up the activation is a gate's: gelu, gelu_tanh, silu, relu or sigmoid");
+  KP_CHECK(!problem.preactivation.is_present(), kForwardName,
+           ": nothing is kept for a backward with weight_up; use two layers and gated_activation");
+}
+
+TensorView scratch_like(const TensorView& view, Context& context) {
+  TensorView scratch = contiguous_view(nullptr, view.dtype, view.shape(), view.device);
+  scratch.data = context.scratch->allocate(static_cast<size_t>(scratch.byte_count()));
+  return scratch;
+}
+
 }  // namespace
 
 void check(Forward& problem, Device) {
@@ -32,6 +52,7 @@ void check(Forward& problem, Device) {
   if (problem.residual.is_present()) check_rows(kForwardName, "residual", problem.residual, x, columns);
   check_rows(kForwardName, "output", problem.output, x, columns);
   if (!has_activation(problem.activation, problem.gated)) problem.preactivation = {};
+  if (problem.weight_up.is_present()) check_up(problem);
   if (problem.preactivation.is_present()) {
     check_rows(kForwardName, "preactivation", problem.preactivation, x, problem.weight.sizes[0]);
   }
@@ -61,10 +82,14 @@ void check(Backward& problem, Device) {
 }
 
 matmul::Product product_of(const Forward& problem) {
+  const bool has_up = problem.weight_up.is_present();
   return {.a = problem.x,
           .b = transposed(problem.weight),
+          .up = has_up ? transposed(problem.weight_up) : TensorView{},
           .bias = problem.bias,
-          .form = problem.gated ? matmul::Form::kGated : matmul::Form::kPlain,
+          .form = has_up          ? matmul::Form::kGatedTwice
+                  : problem.gated ? matmul::Form::kGated
+                                  : matmul::Form::kPlain,
           .activation = kind_of(problem.activation),
           .residual = problem.residual,
           .output = problem.output,
@@ -89,8 +114,29 @@ void visit_products(const Backward& problem, const TensorView& grad, const Produ
   }
 }
 
+bool is_one_product(const Forward& problem, const DeviceInfo& device) {
+  if (!problem.weight_up.is_present()) return true;
+  return !problem.bias.is_present() && matmul::has_kernel(product_of(problem), device);
+}
+
+GateAndUp gate_and_up_of(const Forward& problem, const TensorView& gate, const TensorView& up) {
+  return {{.a = problem.x, .b = transposed(problem.weight), .bias = problem.bias, .output = gate},
+          {.a = problem.x, .b = transposed(problem.weight_up), .output = up}};
+}
+
 void compose(const Forward& problem, Context& context) {
-  matmul::multiply(product_of(problem), context);
+  if (is_one_product(problem, *context.info)) return matmul::multiply(product_of(problem), context);
+  const ScratchScope scope(context.scratch);
+  const TensorView gate = scratch_like(problem.output, context), up = scratch_like(problem.output, context);
+  const GateAndUp products = gate_and_up_of(problem, gate, up);
+  matmul::multiply(products.gate, context);
+  matmul::multiply(products.up, context);
+  gated_activation::forward({.kind = kind_of(problem.activation),
+                             .gate = gate,
+                             .up = up,
+                             .residual = problem.residual,
+                             .output = problem.output},
+                            context);
 }
 
 void compose(const Backward& problem, Context& context) {

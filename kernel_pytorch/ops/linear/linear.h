@@ -3,12 +3,13 @@
 //   preactivation = x weight^T + bias                        (kept for the backward where there is an activation)
 //   output        = f(preactivation) + residual
 //   gated:   output[j] = f(preactivation[2 j]) * preactivation[2 j + 1] + residual[j]: the weight's rows are pairs
-//   (gate,
-//            up, gate, up, ...), and the output has half as many columns
+//            (gate, up, gate, up, ...), and the output has half as many columns
+//   with weight_up:  output = f(x weight^T + bias) * (x weight_up^T) + residual: gates and ups by two matrices
 //
-// Forward is one GEMM with an epilogue. Backward is the activation's gradient and two GEMMs; the bias' gradient comes
-// with the weight's GEMM, except where grad_weight is column-major, which is the GEMM of the transposed operands. Made
-// of matmul and activation, with their kernels, types and errors.
+// Forward is one GEMM with an epilogue; with weight_up where a kernel takes two matrices, else two and their product.
+// weight_up is for calls that need no gradient: nothing is kept for a backward. Backward is the activation's gradient
+// and two GEMMs; the bias' gradient comes with the weight's GEMM, except where grad_weight is column-major, which is
+// the GEMM of the transposed operands. Made of matmul and activation, with their kernels, types and errors.
 //
 // Shapes: x [..., in], weight [out, in], bias [out], residual and output [..., out] (gated: out / 2), preactivation
 // [..., out]. Leading dimensions merge, the last stride is 1; of the weight one stride is 1. Types: fp32, bf16, fp16,
@@ -42,6 +43,7 @@ struct Forward {
   TensorView residual{};  // optional
   Activation activation = Activation::kIdentity;
   bool gated = false;
+  TensorView weight_up{};  // optional; as weight
   TensorView output{};
   TensorView preactivation{};  // optional; with an activation
 };
@@ -54,6 +56,7 @@ inline constexpr auto kForwardFields = fields<Forward>(
         {.shape = "... out/2 | ... out", .shape_by = "gated", .memory = MemoryLayout::kRows}),
     option<&Forward::activation>({.key = KeyPart::kValue, .choices = kActivationNames}),
     option<&Forward::gated>({.key = KeyPart::kValue}),
+    optional_input<&Forward::weight_up>({.shape = "out in", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
     output<&Forward::output>({.shape = "... out/2 | ... out", .shape_by = "gated", .dtype = "x"}),
     saved<&Forward::preactivation>({.shape = "0 | ... out", .shape_by = "activation", .dtype = "x"}));
 

@@ -15,6 +15,12 @@ void check(Backward& problem, Device device);
 
 // The GEMMs of a checked problem. `grad` is the gradient of the preactivation.
 matmul::Product product_of(const Forward& problem);
+// With a weight_up the forward is one product, or those of gates and ups and then gated_activation.
+bool is_one_product(const Forward& problem, const DeviceInfo& device);
+struct GateAndUp {
+  matmul::Product gate, up;
+};
+GateAndUp gate_and_up_of(const Forward& problem, const TensorView& gate, const TensorView& up);
 using ProductVisitor = std::function<void(const matmul::Product&)>;
 void visit_products(const Backward& problem, const TensorView& grad, const ProductVisitor& visit);
 

@@ -85,6 +85,20 @@ void check_operands(Product& problem, Device device, std::span<const int64_t> le
   normalize_rows("output", problem.output, true);
 }
 
+void check_up(Product& problem, Device device, std::span<const int64_t> leading) {
+  TensorView& up = problem.up;
+  KP_CHECK(up.is_present() == (problem.form == Form::kGatedTwice), "matmul: up is ",
+           up.is_present() ? "given" : "missing", "; it belongs to the form gated_twice");
+  if (!up.is_present()) return;
+  check_device("up", up, device);
+  check_type("up", up, problem.b.dtype, problem.b.dtype);
+  lift("up", up, leading);
+  check_shape("up", up, {problem.b.sizes[0], problem.b.sizes[1], problem.b.sizes[2]});
+  normalize_operand("up", up);
+  KP_CHECK(!problem.bias.is_present() && !problem.preactivation.is_present() && !problem.row_sums.is_present(),
+           "matmul: the form gated_twice takes no bias, preactivation or row_sums");
+}
+
 void check_precision(const Product& problem, Device device) {
   if (problem.precision == Precision::kFull) return;
   KP_CHECK(problem.a.dtype == DType::kFloat32, "matmul: precision is for fp32, a is ", problem.a.dtype,
@@ -127,6 +141,7 @@ void check(Product& problem, Device device) {
            shape_text(problem.b.shape()), "; they must have equally many dimensions, at least two");
   const auto leading = a.shape().first(static_cast<size_t>(a.rank) - 2);
   check_operands(problem, device, leading);
+  check_up(problem, device, leading);
   check_precision(problem, device);
   const DType type = problem.a.dtype, wide = type == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   const DType output = problem.output.dtype;

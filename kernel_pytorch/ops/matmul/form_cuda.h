@@ -5,7 +5,7 @@
 
 namespace kernel_pytorch::matmul {
 
-enum class Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient };
+enum class Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient, kGatedTwice };
 enum class Precision : uint8_t { kFull, kTf32, kBf16, kBf16x3 };
 
 }  // namespace kernel_pytorch::matmul

@@ -37,6 +37,9 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
   const bool is_epilogue_aligned = has_aligned_lines(problem.output) && has_aligned_lines(problem.residual) &&
                                    has_aligned_lines(problem.saved) && has_aligned_lines(problem.preactivation);
   key.field("aligned", is_aligned + 2 * is_epilogue_aligned);
+  if (problem.up.is_present()) {
+    key.field("up", has_aligned_lines(problem.up) + 2 * is_like_b(problem.up, problem) + 4 * is_far(problem));
+  }
   key.field("distinct",
             has_distinct_lines(problem.a) && has_distinct_lines(problem.b) && has_distinct_lines(problem.residual));
 }
@@ -63,6 +66,7 @@ void arrange(const registry::ProblemRequest& request, Product& problem) {
   if (is_gradient(problem.form)) problem.saved = problem.output;
   pad(problem.a, padding, order >= 2);
   pad(problem.b, padding, order % 2 == 1);
+  if (problem.form == Form::kGatedTwice) problem.up = problem.b;
   for (TensorView* view : {&problem.output, &problem.saved, &problem.residual, &problem.preactivation}) {
     pad(*view, padding);
   }
@@ -87,9 +91,11 @@ Product shrink(const Product& problem, int64_t elements) {
   const auto cut = [&](TensorView& view, int64_t rows, int64_t columns) {
     if (view.is_present()) view.sizes = {batch, rows, columns};
   };
-  const int64_t columns = output_columns_of(problem.form, n);
+  const int64_t columns_of_b = problem.form == Form::kGatedTwice ? n / 2 : n;
+  const int64_t columns = output_columns_of(problem.form, columns_of_b);
   cut(small.a, m, sizes.k);
-  cut(small.b, sizes.k, n);
+  cut(small.b, sizes.k, columns_of_b);
+  cut(small.up, sizes.k, columns_of_b);
   cut(small.output, m, columns);
   cut(small.saved, m, columns);
   cut(small.residual, m, columns);

@@ -9,15 +9,16 @@
 // Forms, with f the activation (identity by default):
 //   kPlain          f(v[m, n])
 //   kGated          f(v[m, 2 j]) * v[m, 2 j + 1] at [m, j]: columns come in pairs (gate, up) side by side
+//   kGatedTwice     f(v[m, j]) * u[m, j], with u = alpha * a up: gates and ups are columns of two matrices
 //   kGradient       v[m, n] * f'(saved[m, n]): the product is the gradient of f's result, saved what f was taken of
 //   kGatedGradient  v[m, j] * saved[m, 2 j + 1] * f'(saved[m, 2 j]) at [m, 2 j], v[m, j] * f(saved[m, 2 j]) next to it
 //
-// Shapes: a [..., m, k], b [..., k, n], output [..., m, n] (kGated: n / 2 columns, kGatedGradient: 2 n) with the same
-// leading sizes, which merge into one, the batch; residual and saved as the output, preactivation [..., m, n], bias
-// [n], row_sums [..., m] dense. One of the last two strides of a and of b is 1, so that all four transpositions are
-// views; the last stride of the others is 1. Batch strides of inputs may be 0. The residual may be the output itself:
-// output += a b is beta = 1. Other overlaps are not allowed. Sizes of 0 are legal; a sum over nothing is 0. beta = 0
-// reads no residual.
+// Shapes: a [..., m, k], b [..., k, n], up as b, output [..., m, n] (kGated: n / 2 columns, kGatedGradient: 2 n) with
+// the same leading sizes, which merge into one, the batch; residual and saved as the output, preactivation [..., m, n],
+// bias [n], row_sums [..., m] dense. One of the last two strides of a and of b is 1, so that all four transpositions
+// are views; the last stride of the others is 1. Batch strides of inputs may be 0. The residual may be the output
+// itself: output += a b is beta = 1. Other overlaps are not allowed. Sizes of 0 are legal; a sum over nothing is 0.
+// beta = 0 reads no residual.
 //
 // Types: a and b fp32, bf16 or fp16 alike, output theirs or fp32; bias, residual and saved the output's or fp32;
 // preactivation the output's; row_sums a's or fp32. On the CPU also everything fp64. NaN and infinity propagate.
@@ -43,12 +44,13 @@ class AnyProblem;
 namespace kernel_pytorch::matmul {
 
 using Kind = pointwise::Kind;
-inline constexpr std::string_view kFormNames = "plain gated gradient gated_gradient";
+inline constexpr std::string_view kFormNames = "plain gated gradient gated_gradient gated_twice";
 inline constexpr std::string_view kPrecisionNames = "full tf32 bf16 bf16x3";
 
 struct Product {
   TensorView a{};
   TensorView b{};
+  TensorView up{};  // with kGatedTwice, which takes no bias, preactivation or row_sums
   double alpha = 1;
   TensorView bias{};  // optional
   Form form = Form::kPlain;
@@ -62,12 +64,13 @@ struct Product {
   TensorView row_sums{};       // optional
 };
 
-inline constexpr std::string_view kOutputShape = "... m n | ... m n/2 | ... m n | ... m n*2";
+inline constexpr std::string_view kOutputShape = "... m n | ... m n/2 | ... m n | ... m n*2 | ... m n";
 inline constexpr auto kProductFields = fields<Product>(
     output<&Product::output>({.shape = kOutputShape, .shape_by = "form", .dtype = "a", .trial_dtype = "output"}),
     input<&Product::a>({.shape = "... m k", .leads = true, .bucketed = "m k", .memory = MemoryLayout::kMatrix}),
     input<&Product::b>(
         {.shape = "... k n", .bucketed = "n", .dtype = "a", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
+    optional_input<&Product::up>({.shape = "... k n", .dtype = "a", .memory = MemoryLayout::kMatrix, .hidden = true}),
     option<&Product::alpha>({.hidden = true}), option<&Product::beta>({.hidden = true}),
     optional_input<&Product::bias>({.shape = "n", .dtype = "output", .hidden = true}),
     option<&Product::form>({.key = KeyPart::kValue, .hidden = true, .choices = kFormNames}),
@@ -82,6 +85,9 @@ inline constexpr auto kProductFields = fields<Product>(
 KP_EXPORT void multiply(const Product& arguments, Context& context);
 // output += alpha * a b: the residual is the output.
 KP_EXPORT void accumulate(const Product& arguments, Context& context);
+
+// Whether a kernel computes the product: with kGatedTwice, which few take, the caller may have to compute it in parts.
+bool has_kernel(const Product& arguments, const DeviceInfo& device);
 
 // The gradient of a gated product's pairs where no product comes before it: kGatedGradient of v = grad_output.
 struct PairGradient {

@@ -4,6 +4,8 @@
 // one.
 #pragma once
 
+#include <cstdlib>
+
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/ops/matmul/matmul.h"
 #include "kernel_pytorch/registry/kernel.h"
@@ -11,11 +13,12 @@
 namespace kernel_pytorch::matmul {
 
 struct Sizes {
-  int64_t batch, m, n, k;
+  int64_t batch, m, n, k;  // n of the sums: with kGatedTwice twice that of b
   int64_t output_columns;
 };
 inline Sizes sizes_of(const Product& problem) {
-  return {problem.a.sizes[0], problem.a.sizes[1], problem.b.sizes[2], problem.a.sizes[2], problem.output.sizes[2]};
+  const int64_t sums = problem.b.sizes[2] * (problem.form == Form::kGatedTwice ? 2 : 1);
+  return {problem.a.sizes[0], problem.a.sizes[1], sums, problem.a.sizes[2], problem.output.sizes[2]};
 }
 
 inline bool is_row_major(const TensorView& matrix) {
@@ -24,9 +27,27 @@ inline bool is_row_major(const TensorView& matrix) {
 inline bool is_gradient(Form form) {
   return form == Form::kGradient || form == Form::kGatedGradient;
 }
+// Whether two sums make one element of the output.
+inline bool is_gated(Form form) {
+  return form == Form::kGated || form == Form::kGatedTwice;
+}
 inline int64_t output_columns_of(Form form, int64_t n) {
   if (form == Form::kGated) return n / 2;
   return form == Form::kGatedGradient ? 2 * n : n;
+}
+
+inline bool is_like_b(const TensorView& up, const Product& problem) {
+  return up.strides == problem.b.strides;
+}
+// Elements from a column of b to the one of `up` that is gated by it.
+inline int64_t up_distance(const Product& problem) {
+  const auto bytes = reinterpret_cast<intptr_t>(problem.up.data) - reinterpret_cast<intptr_t>(problem.b.data);
+  return bytes / size_of(problem.b.dtype);
+}
+
+// Farther apart than a stride of the copy engine can be.
+inline bool is_far(const Product& problem) {
+  return std::abs(up_distance(problem)) * size_of(problem.b.dtype) >= int64_t{1} << 40;
 }
 
 inline int dense_dimension(const TensorView& matrix) {

@@ -39,6 +39,14 @@ std::vector<double> widen(const TensorView& matrix, int64_t batch, Precision pre
   return values;
 }
 
+// Gates and ups in turns.
+std::vector<double> interleave(const std::vector<double>& gates, const std::vector<double>& ups) {
+  std::vector<double> values;
+  values.reserve(2 * gates.size());
+  for (size_t i = 0; i < gates.size(); ++i) values.insert(values.end(), {gates[i], ups[i]});
+  return values;
+}
+
 // `v` is a row of the product with its bias.
 void write_row(const Product& problem, int64_t batch, int64_t row, const std::vector<double>& v) {
   const auto write = [&](int64_t column, double value) {
@@ -47,14 +55,15 @@ void write_row(const Product& problem, int64_t batch, int64_t row, const std::ve
   };
   const auto saved = [&](int64_t column) { return at(problem.saved, batch, row, column); };
   const auto f = [&](double x) { return pointwise::evaluate(problem.activation, x); };
-  const int64_t sums = static_cast<int64_t>(v.size()), columns = problem.form == Form::kGated ? sums / 2 : sums;
+  const int64_t sums = static_cast<int64_t>(v.size()), columns = is_gated(problem.form) ? sums / 2 : sums;
   for (int64_t j = 0; j < columns; ++j) {
-    const double value = v[static_cast<size_t>(problem.form == Form::kGated ? 2 * j : j)];
+    const double value = v[static_cast<size_t>(is_gated(problem.form) ? 2 * j : j)];
     switch (problem.form) {
       case Form::kPlain:
         write(j, f(value).value);
         break;
       case Form::kGated:
+      case Form::kGatedTwice:
         write(j, f(value).value * v[static_cast<size_t>(2 * j + 1)]);
         break;
       case Form::kGradient:
@@ -95,7 +104,8 @@ void run(const Product& problem, int, Context& context) {
   const Sizes sizes = sizes_of(problem);
   for (int64_t batch = 0; batch < sizes.batch; ++batch) {
     const std::vector<double> a = widen(problem.a, batch, problem.precision);
-    const std::vector<double> b = widen(problem.b, batch, problem.precision);
+    std::vector<double> b = widen(problem.b, batch, problem.precision);
+    if (problem.up.is_present()) b = interleave(b, widen(problem.up, batch, problem.precision));
     parallel_for(context.threads, sizes.m, [&](int64_t row) { run_row(problem, batch, row, a, b); });
   }
 }

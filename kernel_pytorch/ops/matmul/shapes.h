@@ -43,6 +43,10 @@ inline std::vector<registry::ProblemRequest> shapes() {
       add({1, 130, 264, 96}, dtype, {{"form", "gated_gradient"}, {"activation", kind}});
       add({2, 9, 34, 40}, dtype, {{"form", "gated_gradient"}, {"activation", kind}, {"residual", "1"}});
     }
+    for (int64_t m : {1, 13, 130, 300}) {
+      const Options twice = {{"form", "gated_twice"}, {"activation", "silu"}, {"order", "nt"}, {"residual", "1"}};
+      if (dtype != DType::kFloat32) add({1, m, 264, 136}, dtype, twice);
+    }
     add({1, 192, 320, 128}, dtype, {{"order", "tn"}, {"row_sums", "1"}, {"bias", "1"}});
     add({2, 50, 70, 300}, dtype, {{"order", "tn"}, {"row_sums", "fp32"}, {"output", "fp32"}, {"residual", "1"}});
     add({1, 12, 264, 2100}, dtype, {{"row_sums", "1"}, {"output", "fp32"}, {"bias", "1"}, {"order", "nt"}});

@@ -38,7 +38,8 @@ def _scaled_matmul(arguments: Arguments) -> Any:
 
 
 def _linear(arguments: Arguments) -> Any:
-    return 2.0 * rows_of(arguments["x"]) * arguments["weight"].numel()
+    weights = 1 if arguments.get("weight_up") is None else 2
+    return 2.0 * rows_of(arguments["x"]) * arguments["weight"].numel() * weights
 
 
 def _linear_backward(arguments: Arguments) -> Any:

@@ -82,7 +82,7 @@ def _linear(a: Any) -> Iterator[Way]:
     for d in range(last):
         yield {**dict.fromkeys(("x", "residual", "output"), d), "preactivation": d if is_kept else None}
     if _can_cut_columns(a, a.weight):
-        columns = {"weight": 0, "bias": 0, "residual": last, "output": last}
+        columns = {"weight": 0, "weight_up": 0, "bias": 0, "residual": last, "output": last}
         yield {**columns, "preactivation": last if is_kept else None}
     if not is_kept:
         yield {"x": last, "weight": 1, "bias": _SUM, "residual": _SUM, "output": _SUM}

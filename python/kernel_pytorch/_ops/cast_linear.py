@@ -62,7 +62,7 @@ class _CastLinear(torch.autograd.Function):
         ctx.save_for_backward(x, narrow, bias)
         ctx.ours, ctx.rows = ours, weight.shape[0]
         if ours:
-            return _ops.linear(x, narrow, bias, None, "identity", False)  # type: ignore[no-any-return]
+            return _ops.linear(x, narrow, bias, None, "identity", False, None)  # type: ignore[no-any-return]
         return torch_functional.linear(x, narrow, narrow_bias)
 
     @staticmethod

@@ -86,7 +86,7 @@ class _Linears(torch.autograd.Function):
         ctx.ours, ctx.count = ours, count
         ctx.set_materialize_grads(False)
         if ours:
-            return tuple(_ops.linear(x, w, b, None, "identity", False) for w, b in zip(weights, biases))
+            return tuple(_ops.linear(x, w, b, None, "identity", False, None) for w, b in zip(weights, biases))
         return tuple(torch_functional.linear(x, w, b) for w, b in zip(weights, biases))
 
     @staticmethod

@@ -172,6 +172,8 @@ KP_PRIMITIVE void finish_columns(const Epilogue& epilogue, EpilogueRow& row, con
       gradient_of_pairs(row, epilogue.activation, row.v, count);
       result = row.result;
       break;
+    case Form::kGatedTwice:  // no CPU kernel takes it
+      break;
   }
   if (epilogue.residual.data != nullptr) {
     widen_row(place(epilogue.residual, index, first), epilogue.residual.dtype, results, row.saved);

@@ -7,15 +7,19 @@
 namespace kernel_pytorch::matmul {
 namespace {
 
+const char* obstacle_of(const Product& problem, const DeviceInfo& device) {
+  if (problem.up.is_present()) return "takes gates and ups from one matrix";
+  return cpu_obstacle(problem.a.dtype, device);
+}
 registry::Support supports_packed(const Product& problem, const DeviceInfo& device) {
-  return registry::Support::unless(cpu_obstacle(problem.a.dtype, device));
+  return registry::Support::unless(obstacle_of(problem, device));
 }
 registry::Support supports_rows(const Product& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cpu_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
   return registry::Support::unless(why_not_rows(problem, device));
 }
 registry::Support supports_thin(const Product& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cpu_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
   if (!is_thin(problem)) return registry::Support::no("takes at most 16 rows or 16 columns");
   return registry::Support::yes();
 }
@@ -23,6 +27,7 @@ registry::Support supports_thin(const Product& problem, const DeviceInfo& device
 registry::Support supports_amx(const Product& problem, const DeviceInfo& device) {
 #if defined(__x86_64__)
   if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
+  if (problem.up.is_present()) return registry::Support::no("takes gates and ups from one matrix");
   if (device.cpu.isa != CpuIsa::kX86V4Amx) return registry::Support::no("needs a CPU with AMX");
   const bool is_named = problem.precision == Precision::kBf16 || problem.precision == Precision::kBf16x3;
   if (problem.a.dtype != DType::kBFloat16 && !is_named) {

@@ -14,12 +14,14 @@ namespace {
 
 constexpr const char* kMmaNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kMmaMisaligned = "rows of a or b do not begin at multiples of 16 bytes";
+constexpr const char* kOneMatrix = "takes gates and ups from one matrix";
 constexpr const char* kMmaNothing = "there is nothing to multiply";
 constexpr const char* kMmaTooLarge = "a size is 2^30 or more, or there are more than eight million rows";
 constexpr int64_t kMmaMaximumRows = int64_t{65535} * product::kMmaEdge;
 
 registry::Support supports_mma(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  if (problem.up.is_present()) return registry::Support::no(kOneMatrix);
   if (size_of(problem.a.dtype) != 2) return registry::Support::no(kMmaNeeds16Bit);
   if (!has_aligned_lines(problem.a) || !has_aligned_lines(problem.b)) return registry::Support::no(kMmaMisaligned);
   const Sizes sizes = sizes_of(problem);

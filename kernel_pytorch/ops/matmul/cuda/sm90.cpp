@@ -22,6 +22,9 @@ constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kMisaligned = "rows of a matrix do not begin at multiples of 16 bytes";
 constexpr const char* kSpreadPreactivation = "writes no preactivation beside the gradient of pairs";
 
+constexpr const char* kSeparateUp = "needs columns of b and up that lie along k, at equal strides, and one product";
+constexpr const char* kFarUp = "b and up are a terabyte apart, beyond what the copy engine can address";
+
 Sm90Sizes sm90_sizes(const Product& problem) {
   const Sizes sizes = sizes_of(problem);
   return {sizes.batch, sizes.m, sizes.n, sizes.k};
@@ -33,13 +36,17 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (size_of(problem.a.dtype) != 2) return registry::Support::no(kNeeds16Bit);
   const Sm90Sizes sizes = sm90_sizes(problem);
   if (sizes.batch == 0 || sizes.m == 0 || sizes.n == 0 || sizes.k == 0) return registry::Support::no(kNothing);
-  for (const TensorView* view :
-       {&problem.a, &problem.b, &problem.output, &problem.preactivation, &problem.residual, &problem.saved}) {
+  for (const TensorView* view : {&problem.a, &problem.b, &problem.up, &problem.output, &problem.preactivation,
+                                 &problem.residual, &problem.saved}) {
     if (!has_aligned_lines(*view)) return registry::Support::no(kMisaligned);
   }
   if (problem.form == Form::kGatedGradient && problem.preactivation.is_present()) {
     return registry::Support::no(kSpreadPreactivation);
   }
+  if (problem.up.is_present() && (is_row_major(problem.b) || sizes.batch != 1 || !is_like_b(problem.up, problem))) {
+    return registry::Support::no(kSeparateUp);
+  }
+  if (problem.up.is_present() && is_far(problem)) return registry::Support::no(kFarUp);
   return registry::Support::unless(product::sm90_size_obstacle(sizes));
 }
 
@@ -62,19 +69,19 @@ bool has_whole_vectors(const TensorView& view) {
 
 Sm90Variant variant_of(const Product& problem, int config) {
   const product::Sm90Type type = product::sm90_type(problem.a.dtype);
-  const Sm90Epilogue epilogue = {.form = static_cast<Sm90Form>(problem.form),
-                                 .kind = problem.activation,
-                                 .bias = problem.bias.is_present(),
-                                 .residual = problem.residual.is_present(),
-                                 .preactivation = problem.preactivation.is_present(),
-                                 .float_bias = is_other_type(problem.bias, problem),
-                                 .float_residual = is_other_type(problem.residual, problem),
-                                 .float_saved = is_other_type(problem.saved, problem),
-                                 .whole_vectors = (problem.residual.is_present() || problem.saved.is_present()) &&
-                                                  has_whole_vectors(problem.residual) &&
-                                                  has_whole_vectors(problem.saved)};
+  const Sm90Epilogue epilogue = {
+      .form = problem.up.is_present() ? Sm90Form::kGated : static_cast<Sm90Form>(problem.form),
+      .kind = problem.activation,
+      .bias = problem.bias.is_present(),
+      .residual = problem.residual.is_present(),
+      .preactivation = problem.preactivation.is_present(),
+      .float_bias = is_other_type(problem.bias, problem),
+      .float_residual = is_other_type(problem.residual, problem),
+      .float_saved = is_other_type(problem.saved, problem),
+      .whole_vectors = (problem.residual.is_present() || problem.saved.is_present()) &&
+                       has_whole_vectors(problem.residual) && has_whole_vectors(problem.saved)};
   return {.config = product::sm90_configs(false, false)[static_cast<size_t>(config)],
-          .operands = {type, type, !is_row_major(problem.a), is_row_major(problem.b)},
+          .operands = {type, type, !is_row_major(problem.a), is_row_major(problem.b), problem.up.is_present()},
           .epilogue = epilogue,
           .output = problem.output.dtype};
 }
@@ -83,6 +90,15 @@ TensorView transposed(TensorView view) {
   std::swap(view.sizes[1], view.sizes[2]);
   std::swap(view.strides[1], view.strides[2]);
   return view;
+}
+
+// [columns, 2, k]: a column of b and the one of up next to each other, the one at the lower address first.
+TensorView pairs_of(const Product& problem) {
+  const int64_t distance = up_distance(problem);
+  TensorView pairs = distance < 0 ? problem.up : problem.b;
+  pairs.sizes = {problem.b.sizes[2], 2, problem.b.sizes[1]};
+  pairs.strides = {problem.b.strides[2], std::abs(distance), 1};
+  return pairs;
 }
 
 product::Sm90Auxiliary auxiliary_of(const TensorView& view) {
@@ -100,9 +116,12 @@ void run(const Product& problem, int config, Context& context) {
   arguments.residual = auxiliary_of(problem.residual);
   arguments.saved = auxiliary_of(problem.saved);
   const product::Sm90Tensors tensors = {.a = is_row_major(problem.a) ? problem.a : transposed(problem.a),
-                                        .b = is_row_major(problem.b) ? problem.b : transposed(problem.b),
+                                        .b = problem.up.is_present()   ? pairs_of(problem)
+                                             : is_row_major(problem.b) ? problem.b
+                                                                       : transposed(problem.b),
                                         .output = problem.output,
                                         .preactivation = problem.preactivation};
+  arguments.gates_are_second = problem.up.is_present() && up_distance(problem) < 0;
   product::sm90_launch(variant_of(problem, config), tensors, sm90_sizes(problem), arguments, context, kLabel);
 }
 
@@ -125,6 +144,10 @@ std::vector<DeviceCode> device_code() {
   add(all[0], false, false, {.residual = true, .whole_vectors = true});
   add(all[0], true, true, {.residual = true, .whole_vectors = true});
   add(all[0], false, false, {.form = Sm90Form::kGated, .kind = Kind::kSilu, .preactivation = true});
+  codes.push_back(product::sm90_code({all[0],
+                                      {.a = bf16, .b = bf16, .a_rows = false, .b_columns = false, .b_pairs = true},
+                                      {.form = Sm90Form::kGated, .kind = Kind::kSilu},
+                                      DType::kBFloat16}));
   add(all[0], false, true, {.form = Sm90Form::kGradient, .kind = Kind::kGelu, .whole_vectors = true});
   add(all[0], false, true, {.form = Sm90Form::kGatedGradient, .kind = Kind::kSilu, .whole_vectors = true});
   codes.push_back(product::sm90_code({all[0],

@@ -32,6 +32,7 @@ constexpr const char* kThinNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kThinManyRows = "takes 1 to 16 rows";
 constexpr const char* kThinOrder =
     "needs rows of a and columns of b that lie along k and begin at multiples of 16 bytes";
+constexpr const char* kThinUp = "needs up to lie in memory as b does";
 constexpr const char* kThinDepth = "needs k to be a multiple of 8, below 2^30";
 constexpr const char* kThinLarge = "n is 2^30 or more, or there are more than 65535 products";
 constexpr const char* kThinRowSums = "sums no rows";
@@ -51,6 +52,9 @@ registry::Support supports_thin(const Product& problem, const DeviceInfo& device
   const bool is_along_k = is_row_major(problem.a) && !is_row_major(problem.b);
   if (!is_along_k || !has_aligned_lines(problem.a) || !has_aligned_lines(problem.b)) {
     return registry::Support::no(kThinOrder);
+  }
+  if (problem.up.is_present() && (!has_aligned_lines(problem.up) || !is_like_b(problem.up, problem))) {
+    return registry::Support::no(kThinUp);
   }
   if (sizes.k % 8 != 0 || sizes.k >= int64_t{1} << 30) return registry::Support::no(kThinDepth);
   if (sizes.n >= int64_t{1} << 30 || sizes.batch > 65535) return registry::Support::no(kThinLarge);

@@ -13,6 +13,7 @@ namespace kernel_pytorch::matmul {
 namespace {
 
 constexpr const char* kTooLarge = "a size is 2^30 or more, or there are more than four million rows";
+constexpr const char* kOneMatrix = "takes gates and ups from one matrix";
 constexpr int64_t kMaximumRows = int64_t{65535} * 64;
 struct TileConfig {
   int per_thread = 8;  // sums of a thread along each side: 8 make tiles of 128x128, 4 of 64x64
@@ -29,6 +30,7 @@ static_assert(are_legal(kConfigs));
 
 registry::Support supports_tile(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
+  if (problem.up.is_present()) return registry::Support::no(kOneMatrix);
   const Sizes sizes = sizes_of(problem);
   const bool is_large = sizes.m > kMaximumRows || std::max(sizes.n, sizes.k) >= int64_t{1} << 30;
   return is_large ? registry::Support::no(kTooLarge) : registry::Support::yes();
@@ -49,7 +51,8 @@ product::TileOperand operand_of(const TensorView& view, bool transposed) {
   return {.data = view.data,
           .batch = view.strides[0],
           .outer = view.strides[transposed ? 2 : 1],
-          .inner = view.strides[transposed ? 1 : 2]};
+          .inner = view.strides[transposed ? 1 : 2],
+          .pair = 0};
 }
 
 void run_tile(const Product& problem, int config, Context& context) {
@@ -77,12 +80,13 @@ product::TileArguments tile_arguments(const Product& problem) {
   product::TileArguments arguments{};
   arguments.a = operand_of(problem.a, false);
   arguments.b = operand_of(problem.b, true);
+  if (problem.up.is_present()) arguments.b.pair = up_distance(problem);
   arguments.m = static_cast<int32_t>(sizes.m);
   arguments.n = static_cast<int32_t>(sizes.n);
   arguments.k = static_cast<int32_t>(sizes.k);
   arguments.alpha = static_cast<float>(problem.alpha);
   arguments.beta = static_cast<float>(problem.beta);
-  arguments.form = static_cast<product::TileForm>(problem.form);
+  arguments.form = problem.up.is_present() ? product::TileForm::kGated : static_cast<product::TileForm>(problem.form);
   arguments.kind = problem.activation;
   arguments.rounding = static_cast<product::TileRounding>(problem.precision);
   arguments.bias = product::tile_matrix(problem.bias);

@@ -110,9 +110,14 @@ class Perceptron:
             if pack is not None and pack.holds() and not wants_gradient(x, first.weight):
                 return gated_activation_packed(linear(x, pack.weight, pack.bias), self.activation)
             weights = [weight_of(first), weight_of(up)]
+            if products == "ours" and first.bias is None and up.bias is None and not wants_gradient(x, first.weight):
+                return linear(x, weights[0], activation=self.activation, weight_up=weights[1])
             gate_rows, up_rows = linears(x, weights, [None, None], ours=products == "ours")
             return gated_activation(gate_rows, up_rows, self.activation, gate_bias=first.bias, up_bias=up.bias)
         if self.kind == "packed":
+            if first.bias is None and not wants_gradient(x, first.weight):
+                gate, up_half = weight_of(first).chunk(2)[:: -1 if self.up_first else 1]
+                return linear(x, gate, activation=self.activation, weight_up=up_half)
             return self._packed(linear(x, weight_of(first), first.bias))
         if self.activation == "quick_gelu":  # silu inside the product of a scaled input
             bias = None if first.bias is None else first.bias * _QUICK

@@ -89,7 +89,7 @@ def _operands(layer: Linear, add: Emitter, at: Callable[[Node], Node]) -> tuple[
 
 def _emit(layer: Linear, kind: str) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
-        return add.op("linear", at(layer.x), *_operands(layer, add, at), None, kind, False)
+        return add.op("linear", at(layer.x), *_operands(layer, add, at), None, kind, False, None)
 
     return emit
 
@@ -97,6 +97,6 @@ def _emit(layer: Linear, kind: str) -> Any:
 def _emit_mlp(first: Linear, kind: str, second: Linear) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
         operands = (*_operands(first, add, at), *_operands(second, add, at))
-        return add.op("mlp", at(first.x), *operands, None, kind, False)
+        return add.op("mlp", at(first.x), *operands, None, kind, False, None)
 
     return emit

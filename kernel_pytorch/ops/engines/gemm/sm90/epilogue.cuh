@@ -199,6 +199,12 @@ class Sm90Finish {
     }
   }
 
+  __device__ __forceinline__ float gated_pair(const float* pair) const {
+    const bool is_second = arguments_.gates_are_second != 0;
+    return pointwise::function<kEpilogue.kind, kAccurate>(is_second ? pair[1] : pair[0]) *
+           (is_second ? pair[0] : pair[1]);
+  }
+
   // Eight columns of the output are two groups of four pairs, one pair a lane; afterwards a lane holds two neighbours,
   // as it does of sums.
   __device__ __forceinline__ void gate(const float (&values)[kSums], float (&gated)[kValues]) const {
@@ -208,8 +214,7 @@ class Sm90Finish {
     for (int i = 0; i < kValues; i += 2) {  // columns i / 4 * 8 and on, row i % 4 / 2
       const float* low = values + i / 4 * 8 + i % 4;
       const float* high = low + 4;
-      const float first = pointwise::function<kEpilogue.kind, kAccurate>(low[0]) * low[1];
-      const float second = pointwise::function<kEpilogue.kind, kAccurate>(high[0]) * high[1];
+      const float first = gated_pair(low), second = gated_pair(high);
       const float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
       gated[i] = __shfl_sync(0xffffffffu, odd ? other : first, source);
       gated[i + 1] = __shfl_sync(0xffffffffu, odd ? second : other, source);

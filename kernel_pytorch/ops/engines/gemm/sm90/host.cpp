@@ -13,9 +13,9 @@
 
 namespace kernel_pytorch::product {
 
-constexpr auto kSm90OperandsFields =
-    config_fields<Sm90Operands>(config_field<&Sm90Operands::a>(), config_field<&Sm90Operands::b>(),
-                                config_field<&Sm90Operands::a_rows>(), config_field<&Sm90Operands::b_columns>());
+constexpr auto kSm90OperandsFields = config_fields<Sm90Operands>(
+    config_field<&Sm90Operands::a>(), config_field<&Sm90Operands::b>(), config_field<&Sm90Operands::a_rows>(),
+    config_field<&Sm90Operands::b_columns>(), config_field<&Sm90Operands::b_pairs>());
 constexpr ConfigFields fields_of(const Sm90Operands&) {
   return kSm90OperandsFields;
 }
@@ -137,7 +137,8 @@ class LoadedKernels {
     add(config.tile_m / 128, 2), add(config.tile_n / 64, 3), add(config.stages, 4), add(config.cluster, 4);
     add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(variant.operands.a, 2),
         add(variant.operands.b, 2);
-    add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(epilogue.form, 3), add(epilogue.kind, 3);
+    add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(variant.operands.b_pairs, 1),
+        add(epilogue.form, 3), add(epilogue.kind, 3);
     add(epilogue.bias, 1), add(epilogue.residual, 1), add(epilogue.preactivation, 1), add(epilogue.float_bias, 1);
     add(epilogue.float_residual, 1), add(epilogue.float_saved, 1), add(epilogue.whole_vectors, 1);
     add(epilogue.scaling, 3);
@@ -218,7 +219,11 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
   const int rows_a = variant.operands.a_rows ? 64 : config.tile_m / (splits_a ? 2 : 1);
   const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (splits_b ? 2 : 1);
   cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
-  cuda_device::encode_tensor_map(one_if_expanded(tensors.b), rows_b, arguments.b.words);
+  if (variant.operands.b_pairs) {
+    cuda_device::encode_tensor_map(tensors.b, 2, arguments.b.words, rows_b / 2);
+  } else {
+    cuda_device::encode_tensor_map(one_if_expanded(tensors.b), rows_b, arguments.b.words);
+  }
   cuda_device::encode_tensor_map(tensors.output, kSm90BoxRows, arguments.output.words);
   if (tensors.preactivation.is_present()) {
     cuda_device::encode_tensor_map(tensors.preactivation, kSm90BoxRows, arguments.preactivation.words);

@@ -50,8 +50,8 @@ DeviceCode sm90_code(const Sm90Variant& variant);
 uint64_t sm90_source_hash();
 
 // The launch fills in the tensor maps and the order. The last dimension of a and b is dense; a is
-// [batch, m, k], or [batch, k, m] with operands.a_rows, b likewise [batch, n, k] or [batch, k, n]. Batch strides of 0
-// are legal. `preactivation` may be absent.
+// [batch, m, k], or [batch, k, m] with operands.a_rows, b likewise [batch, n, k] or [batch, k, n], or [n / 2, 2, k]
+// with operands.b_pairs. Batch strides of 0 are legal. `preactivation` may be absent.
 struct Sm90Tensors {
   TensorView a, b, output, preactivation;
 };

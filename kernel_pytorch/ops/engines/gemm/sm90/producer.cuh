@@ -36,16 +36,17 @@ class Sm90Producer {
         const uint32_t full = shared_.full[state.stage].address();
         shared_.full[state.stage].arrive_expect_bytes(kBytes);
         const uint32_t target = tiles_ + state.stage * kBytes;
-        load<kConfig.tile_m, kOperands.a_rows, kConfig.share_a>(arguments_.a, target, place.row, k, batch_a, full);
-        load<kConfig.tile_n, kOperands.b_columns, !kConfig.share_a>(arguments_.b, target + sm90_a_bytes(kConfig),
-                                                                    place.column, k, batch_b, full);
+        load<kConfig.tile_m, kOperands.a_rows, kConfig.share_a, false>(arguments_.a, target, place.row, k, batch_a,
+                                                                       full);
+        load<kConfig.tile_n, kOperands.b_columns, !kConfig.share_a, kOperands.b_pairs>(
+            arguments_.b, target + sm90_a_bytes(kConfig), place.column, k, batch_b, full);
         state.advance(kConfig.stages);
       }
     }
   }
 
  private:
-  template <int kRows, bool kAcross, bool kShared>
+  template <int kRows, bool kAcross, bool kShared, bool kPairs>
   __device__ __forceinline__ void load(const tile::TensorMap& map, uint32_t target, int32_t first, int32_t k,
                                        int32_t batch, uint32_t full) {
     constexpr bool kHalf = kShared && sm90_sharing(kConfig) == 2;
@@ -61,6 +62,8 @@ class Sm90Producer {
         copy<kHalf>(map, target + chunk * kChunk * kSm90StageBytes, first + chunk * kChunk, k * kStageElements, batch,
                     full);
       }
+    } else if constexpr (kPairs) {
+      copy<kHalf>(map, target, k * kStageElements, 0, first / 2, full);
     } else {
       copy<kHalf>(map, target, k * kStageElements, first, batch, full);
     }

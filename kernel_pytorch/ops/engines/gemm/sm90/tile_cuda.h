@@ -22,10 +22,12 @@ struct Sm90Config {
 
 enum class Sm90Type : uint8_t { kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
 
-// a_rows, b_columns: that dimension lies contiguous in memory instead of k (16-bit types only).
+// a_rows, b_columns: that dimension lies contiguous in memory instead of k (16-bit types only). b_pairs: b's map is
+// [pairs, 2, k], columns of two matrices in turns.
 struct Sm90Operands {
   Sm90Type a, b;
   bool a_rows, b_columns;
+  bool b_pairs = false;
 };
 
 // kBlocks: a 1 x 128, b 128 x 128; kThinBlocks: both 1 x 128.
@@ -130,6 +132,7 @@ struct Sm90Arguments {
   int32_t m, n;                  // n of the sums
   int32_t k_stages;              // at least 1
   int32_t a_batched, b_batched;  // 0: every batch reads the same
+  int32_t gates_are_second;      // of each pair of columns, for kGated
   float alpha, beta;
   const void* bias;
   Sm90Auxiliary residual, saved;

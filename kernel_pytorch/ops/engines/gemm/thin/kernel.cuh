@@ -46,7 +46,8 @@ class ThinProduct {
   // 16 bytes of row `row` at `k`; zeros outside. k is a multiple of 8 everywhere.
   __device__ __forceinline__ ptx::Word4 load(const TileOperand& operand, int32_t row, int32_t rows, int32_t k) const {
     const T* data = static_cast<const T*>(operand.data) + blockIdx.z * operand.batch;
-    return ptx::ld_global_v4_if(row < rows && k < arguments_.k, data + row * operand.outer + k);
+    const int64_t line = operand.pair == 0 ? row * operand.outer : row / 2 * operand.outer + row % 2 * operand.pair;
+    return ptx::ld_global_v4_if(row < rows && k < arguments_.k, data + line + k);
   }
 
   __device__ __forceinline__ void add(float (&sums)[kTiles][kRowTiles][4], int32_t k) const {

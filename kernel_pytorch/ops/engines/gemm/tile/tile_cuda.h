@@ -34,6 +34,7 @@ enum class TileType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFlo
 struct TileOperand {
   const void* data;
   int64_t batch, outer, inner;  // strides: of m or n, and of k
+  int64_t pair;                 // not 0: lines come in pairs, outer apart, and this is from the first to the second
 };
 struct TileMatrix {
   void* data;  // null: absent
