@@ -93,9 +93,9 @@ def test_both_layouts() -> None:
 
 
 def test_x64() -> None:
-    """Doubles, and 64-bit targets, in a process of their own."""
+    """Doubles, which are the CPU's, and 64-bit targets, in a process of their own."""
     code = """
-import jax; jax.config.update("jax_enable_x64", True)
+import jax; jax.config.update("jax_enable_x64", True); jax.config.update("jax_default_device", jax.devices("cpu")[0])
 import jax.numpy as jnp, kernel_pytorch.jax as kp
 x = jax.random.normal(jax.random.key(0), (4, 8))
 assert x.dtype == jnp.float64
