@@ -42,11 +42,11 @@ const Op& op_named(std::string_view name) {
     for (const Declaration& one : declarations()) ops->push_back({&one, registry::signature_of(one)});
     return ops;
   }();
-  std::vector<std::string> known;
   for (const Op& op : *all) {
     if (op.declaration->name == name) return op;
-    known.emplace_back(op.declaration->name);
   }
+  std::vector<std::string> known;
+  for (const Op& op : *all) known.emplace_back(op.declaration->name);
   const std::string meant = nearest_name(name, known);
   fail(ErrorCode::kInvalidArgument, "kp_call: unknown op \"", name.substr(0, 100), "\"",
        meant.empty() ? "" : "; did you mean " + meant + "?", " (ops: ", joined(known, ", "), ")");

@@ -139,6 +139,19 @@ KP_API void kp_context_destroy(kp_context* context); /* NULL is fine */
  * written. */
 KP_API kp_status kp_call(kp_context* context, const char* op, const kp_argument* arguments, size_t count);
 
+/* kp_call whose scratch memory is the caller's: `bytes` bytes on the context's device, beginning at a multiple of 256,
+ * as long-lived as the tensors. For calls that a CUDA graph captures: the context's own memory goes on to the next
+ * call, which a replay of the graph would disturb. What it lacks is taken from the context, or, in a capture, allocated
+ * for good, with a warning. */
+KP_API kp_status kp_call_with_workspace(kp_context* context, const char* op, const kp_argument* arguments, size_t count,
+                                        void* workspace, size_t bytes);
+
+/* Bytes of workspace for such a call on this device; 0 on the CPU, whose kernels use the context's memory. The op's
+ * checks are passed, its kernels are chosen, compiled and loaded, and nothing is computed: tensors' data may be NULL. A
+ * kernel that is tuned between this and the call may take more. */
+KP_API kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument* arguments, size_t count,
+                                    size_t* bytes);
+
 static inline kp_argument kp_tensors_argument(const char* name, const kp_tensor* tensors, size_t count) {
   kp_argument argument;
   argument.name = name;

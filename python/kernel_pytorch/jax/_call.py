@@ -17,6 +17,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._shape_rules import declared, outputs_of, picked_shape
+from . import _workspace
 from ._registration import PREFIX
 
 Array = jax.Array
@@ -120,20 +121,25 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any) -> Any:
         if name not in kinds:
             raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(kinds)}")
     attributes = {name: _attribute(op, name, kinds[name], value) for name, value in options}
+    attributes_of_call = tuple(attributes.items())
     static = {**dict(options), **dict(types), **dict.fromkeys(wanted, True)}
 
     @custom_vmap
     def run(*arrays: Array) -> dict[str, Array]:
         values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
         outputs = [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
-        results = [_result(output, arrays) for output in outputs]
-        each = (name for name, count in names for _ in range(abs(count)))
+        results = [_result(output.shape, _DTYPES[output.dtype], arrays) for output in outputs]
+        if all(0 in one.shape for one in results):
+            # Nothing is computed. XLA refuses to capture a call that launches nothing.
+            return {output.name: jnp.zeros(one.shape, one.dtype) for output, one in zip(outputs, results)}
+        each = tuple(name for name, count in names for _ in range(abs(count)))
+        written = tuple(output.name for output in outputs)
+        tensors = [(name, *_described(array)) for name, array in zip((*each, *written), (*arrays, *results))]
+        if scratch := _workspace.bytes_for(op, tuple(tensors), attributes_of_call):
+            written = (*written, _workspace.NAME)
+            results.append(_result((scratch,), jnp.uint8, arrays))
         made = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential")(
-            *arrays,
-            op=op,
-            tensors=" ".join(each),
-            results=" ".join(output.name for output in outputs),
-            **attributes,
+            *arrays, op=op, tensors=" ".join(each), results=" ".join(written), **attributes
         )
         return {output.name: array for output, array in zip(outputs, made)}
 
@@ -170,15 +176,20 @@ def _attribute(op: str, name: str, kind: str, value: Any) -> Any:
     return str(value)
 
 
-def _result(output: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
+def _described(array: Any) -> tuple[str, tuple[int, ...]]:
+    """Type and shape as the op sees them."""
+    return dtype_name(array), tuple(_Viewed(array).shape)
+
+
+def _result(shape: Any, dtype: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
     axes = [getattr(jax.typeof(array), _VARYING, None) for array in arrays]
     varying = frozenset().union(*(getattr(one, "varying", one) or () for one in axes))
     if not varying:
-        return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype])
+        return jax.ShapeDtypeStruct(shape, dtype)
     # jax looks for these axes in a mesh that it does not fill in by itself.
     whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
     value = varying if _VARYING == "vma" else jax.sharding.ManualAxisType(varying=varying)
-    return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype], sharding=whole, **{_VARYING: value})
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=whole, **{_VARYING: value})
 
 
 def _folded(
