@@ -132,11 +132,11 @@ KP_API kp_status kp_context_create(kp_device device, void* stream, kp_context** 
 KP_API void kp_context_destroy(kp_context* context); /* NULL is fine */
 
 /* Computes an op: "rms_norm", or any other that kp_declarations lists, with its arguments by name in any order. Inputs
- * and outputs are tensors on the context's device. Inputs that may be absent and options (which then have the op's
- * defaults) may be left out. Outputs are given by the caller, of the sizes and types that kp_declarations says; those
- * that are wanted, depend on an absent input or are only for the backward are computed where they are given. On a GPU
- * the call returns before the work is done. What is refused names the op, the argument and the cure, and nothing was
- * written. */
+ * and outputs are tensors on the context's device. Inputs that may be absent, lists next to other lists (which are then
+ * empty) and options (which then have the op's defaults) may be left out. Outputs are given by the caller, of the sizes
+ * and types that kp_declarations says; those that are wanted, depend on an absent input or are only for the backward
+ * are computed where they are given. On a GPU the call returns before the work is done. What is refused names the op,
+ * the argument and the cure, and nothing was written. */
 KP_API kp_status kp_call(kp_context* context, const char* op, const kp_argument* arguments, size_t count);
 
 /* kp_call whose scratch memory is the caller's: `bytes` bytes on the context's device, beginning at a multiple of 256,

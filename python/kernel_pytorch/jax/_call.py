@@ -77,14 +77,18 @@ def call(
     *,
     wanted: Sequence[str] = (),
     types: Mapping[str, Any] | None = None,
-) -> dict[str, Array]:
+    written: Mapping[str, jax.ShapeDtypeStruct] | None = None,
+) -> dict[str, Any]:
     """Outputs of an op by name; those that the arguments do not call for are missing.
+
+    Tensors that the op updates in place are outputs too, lists of them as lists; XLA copies those that live on.
 
     Args:
         tensors: arrays by argument, lists of arrays for lists; None where absent.
         options: numbers, flags and texts, known while tracing; None keeps the op's default.
         wanted: flags that ask for outputs, as the list of fields names them.
         types: the options that choose outputs' types.
+        written: tensors that the op fills in place whatever they held, by shape and type.
     """
     given = {name: value for name, value in tensors.items() if value is not None and not _is_empty_list(value)}
     names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
@@ -96,6 +100,7 @@ def call(
         tuple(sorted((name, value) for name, value in (options or {}).items() if value is not None)),
         tuple(wanted),
         tuple(sorted((name, name_of_dtype(dtype)) for name, dtype in (types or {}).items() if dtype is not None)),
+        tuple((name, tuple(one.shape), name_of_dtype(one.dtype)) for name, one in (written or {}).items()),
     )
     return site(*arrays)  # type: ignore[no-any-return]
 
@@ -114,42 +119,64 @@ def _grouped(names: Sequence[tuple[str, int]], arrays: Sequence[Any]) -> dict[st
 
 
 @functools.lru_cache(maxsize=4096)
-def _site(op: str, names: Any, options: Any, wanted: Any, types: Any) -> Any:
+def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: Any) -> Any:
     """(arrays) -> outputs by name, for one set of static arguments."""
-    kinds = {argument["name"]: argument["kind"] for argument in declared()[op]["arguments"]}
-    for name, _ in (*names, *options):
-        if name not in kinds:
-            raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(kinds)}")
-    attributes = {name: _attribute(op, name, kinds[name], value) for name, value in options}
+    fields = {argument["name"]: argument for argument in declared()[op]["arguments"]}
+    for name, *_ in (*names, *options, *written):
+        if name not in fields:
+            raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(fields)}")
+    attributes = {name: _attribute(op, name, fields[name]["kind"], value) for name, value in options}
     attributes_of_call = tuple(attributes.items())
     static = {**dict(options), **dict(types), **dict.fromkeys(wanted, True)}
+    each = tuple(name for name, count in names for _ in range(abs(count)))
+    updated = [place for place, name in enumerate(each) if fields[name]["updated"]]
 
     @custom_vmap
-    def run(*arrays: Array) -> dict[str, Array]:
+    def run(*arrays: Array) -> dict[str, Any]:
         values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
         outputs = [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
-        results = [_result(output.shape, _DTYPES[output.dtype], arrays) for output in outputs]
-        if all(0 in one.shape for one in results):
+        made_here = [(output.name, output.shape, output.dtype) for output in outputs] + list(written)
+        results = [_result(shape, _DTYPES[dtype], arrays) for _, shape, dtype in made_here]
+        if not updated and all(0 in one.shape for one in results):
             # Nothing is computed. XLA refuses to capture a call that launches nothing.
-            return {output.name: jnp.zeros(one.shape, one.dtype) for output, one in zip(outputs, results)}
-        each = tuple(name for name, count in names for _ in range(abs(count)))
-        written = tuple(output.name for output in outputs)
-        tensors = [(name, *_described(array)) for name, array in zip((*each, *written), (*arrays, *results))]
-        if scratch := _workspace.bytes_for(op, tuple(tensors), attributes_of_call):
-            written = (*written, _workspace.NAME)
+            return {name: jnp.zeros(one.shape, one.dtype) for (name, *_), one in zip(made_here, results)}
+        result_names = [name for name, *_ in made_here]
+        tensors = [(name, *_described(one)) for name, one in zip((*each, *result_names), (*arrays, *results))]
+        scratch = _workspace.bytes_for(op, tuple(tensors), attributes_of_call)
+        aliases = {place: len(results) + i for i, place in enumerate(updated)}
+        results += [_result(arrays[place].shape, arrays[place].dtype, arrays) for place in updated]
+        result_names += [each[place] for place in updated]
+        if scratch:
             results.append(_result((scratch,), jnp.uint8, arrays))
-        made = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential")(
-            *arrays, op=op, tensors=" ".join(each), results=" ".join(written), **attributes
-        )
-        return {output.name: array for output, array in zip(outputs, made)}
+            result_names.append(_workspace.NAME)
+        called = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential", input_output_aliases=aliases)
+        made = called(*arrays, op=op, tensors=" ".join(each), results=" ".join(result_names), **attributes)
+        changed = iter(made[len(made_here) :])
+        in_place = {
+            name: next(changed) if count < 0 else [next(changed) for _ in range(count)]
+            for name, count in names
+            if fields[name]["updated"]
+        }
+        return {**dict(zip(result_names, made[: len(made_here)])), **in_place}
 
     @run.def_vmap
-    def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[dict[str, Array], dict[str, bool]]:
-        folded = _folded(op, names, static, size, mapped, arrays)
+    def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        folded = None if written else _folded(op, names, static, size, mapped, arrays)
         outputs = _looped(run, mapped, arrays) if folded is None else folded(run)
-        return outputs, dict.fromkeys(outputs, True)
+        return outputs, jax.tree.map(lambda _: True, outputs)
 
-    return run
+    @jax.custom_jvp
+    def undifferentiated(*arrays: Array) -> dict[str, Any]:
+        return run(*arrays)  # type: ignore[no-any-return]
+
+    @undifferentiated.defjvp
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"{op}: this call has no derivative. Ops of kernel_pytorch.jax have first derivatives in reverse mode "
+            "(jax.grad, jax.vjp); for second ones and forward mode write the op in jax.numpy"
+        )
+
+    return undifferentiated
 
 
 def _looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[str, Array]:
