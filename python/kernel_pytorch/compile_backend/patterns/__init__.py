@@ -16,6 +16,8 @@ PATTERNS: dict[str, Finder] = {
     "mlp": linears.find_mlps,
     "gated_activation": gated.find,
     "linear_activation": linears.find_activations,
+    "linear_residual": linears.find_residuals,
+    "linear": linears.find_few_rows,
     "rope": rope.find,
     "add_norm": norms.find_with_sum,
     "norm": norms.find,
