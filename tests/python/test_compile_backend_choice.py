@@ -159,3 +159,27 @@ def test_rope_keeps_the_order_of_memory_of_a_projection() -> None:
     torch.testing.assert_close(output, attend(*arguments))
     assert found.replaced == {"attention": 1, "rope": 1}, str(found.report)
     assert output.is_contiguous()
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "relu"])
+def test_gated_layers_take_their_two_weights_as_they_are(kind: str) -> None:
+    """Either order of the product; training keeps two products, whose gradients exist."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = nn.Linear(16, 24, bias=kind == "gelu"), nn.Linear(16, 24, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            gate = getattr(functional, kind)(self.gate(x))
+            return gate * self.up(x) if kind == "silu" else self.up(x) * gate
+
+    layer, x = Layer(), torch.randn(5, 7, 16)
+    found = Compiled(layer)
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), layer(x), atol=1e-5, rtol=1e-5)
+    assert found.replaced == {"gated_linear": 1}, str(found.report)
+    torch._dynamo.reset()
+    trained = Compiled(layer)
+    trained(x).sum().backward()
+    assert trained.replaced == {"gated_activation": 1}, str(trained.report)

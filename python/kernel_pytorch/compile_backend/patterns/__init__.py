@@ -14,6 +14,7 @@ PATTERNS: dict[str, Finder] = {
     "attention": attention.find,
     "linear_cross_entropy": losses.find,
     "mlp": linears.find_mlps,
+    "gated_linear": linears.find_gated,
     "gated_activation": gated.find,
     "linear_activation": linears.find_activations,
     "linear_residual": linears.find_residuals,

@@ -10,7 +10,7 @@ from torch import fx
 
 from ..model import Candidate, Match, Refusal, Region
 from ..nodes import FLOATS, VIEWS, Emitter, Node, aten, dtype, is_call, only_user, same, same_shape, shape
-from .activations import Activation, activation
+from .activations import GATES, Activation, activation
 
 # A product of so few rows reads its weights and does little else; ours has a kernel for that (cuda_thin).
 _FEW_ROWS = 16
@@ -70,6 +70,25 @@ def find_mlps(region: Region) -> Iterator[Match | Refusal]:
         yield Match("mlp", nodes, [node], [Candidate("ours", emit)], function.kind)
 
 
+def find_gated(region: Region) -> Iterator[Match | Refusal]:
+    """activation(x @ gate^T + bias) * (x @ up^T) of two weights as they are; the op has no gradient of its own."""
+    for node in region.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        if node in region.differentiable:
+            continue
+        for gated, product in (node.args[:2], node.args[1::-1]):
+            found, up = _activated(gated), linear(product)
+            if found is None or up is None or len(gated.users) != 1 or len(product.users) != 1:
+                continue
+            gate, function = found
+            if up.x is not gate.x or up.bias is not None or function.kind not in GATES:
+                continue
+            if dtype(up.weight) is dtype(node) is dtype(product) and same_shape(shape(up.weight), shape(gate.weight)):
+                nodes = list(dict.fromkeys([*gate.nodes, *function.nodes, *up.nodes, node]))
+                emit = _emit(gate, function.kind, None, up)
+                yield Match("gated_linear", nodes, [node], [Candidate("ours", emit)], function.kind)
+                break
+
+
 def find_residuals(region: Region) -> Iterator[Match | Refusal]:
     """linear(x) + residual of few rows."""
     for total in region.graph.find_nodes(op="call_function", target=aten.add.Tensor):
@@ -123,10 +142,11 @@ def _operands(layer: Linear, add: Emitter, at: Callable[[Node], Node]) -> tuple[
     return weight, None if layer.bias is None else at(layer.bias)
 
 
-def _emit(layer: Linear, kind: str, residual: Node | None = None) -> Any:
+def _emit(layer: Linear, kind: str, residual: Node | None = None, up: Linear | None = None) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
         more = None if residual is None else at(residual)
-        return add.op("linear", at(layer.x), *_operands(layer, add, at), more, kind, False, None)
+        second = None if up is None else _operands(up, add, at)[0]
+        return add.op("linear", at(layer.x), *_operands(layer, add, at), more, kind, False, second)
 
     return emit
 
