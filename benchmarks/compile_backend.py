@@ -1,11 +1,13 @@
 """torch.compile(backend="kernel_pytorch") against eager torch and torch.compile's own modes, in turns in one process.
 
-    python benchmarks/compile_backend.py [--quick] [--device cpu|cuda] [--only WORDS,...] [--output FILE]
+    python benchmarks/compile_backend.py [--quick] [--device cpu|cuda] [--only WORDS,...]
+        [--ways default,reduce-overhead] [--choose timed,always] [--output FILE]
 
 Hugging Face models from their configurations, 4 layers of 2048 in bf16: prefill B2 S1024 with and without a cache, one
 decoding step with a static cache of 1024 that holds 512 (B1, B8), a training step B4 S2048 of Qwen3. Every way compiles
 a function with a code object of its own: Dynamo keeps its decisions per code object. Times are back to back: the median
-over rounds of the mean of a round. On a CPU the models are tiny, which only shows that the script runs.
+over rounds of the mean of a round. The reports name each pattern with the times that decided. On a CPU the models are
+tiny, which only shows that the script runs.
 """
 
 from __future__ import annotations
@@ -206,15 +208,18 @@ def ours(case: Case, name: str, mode: str | None, options: dict[str, Any]) -> Ca
 def add_ways(case: Case, arguments: argparse.Namespace) -> None:
     inner = {"kernel_pytorch.inner": arguments.inner} if arguments.inner else {}
     budget = {"kernel_pytorch.budget_seconds": arguments.budget}
-    modes = (None,) if arguments.quick else (None, "reduce-overhead", "max-autotune-no-cudagraphs")
-    case.add("eager", lambda function: function)
+    ways = arguments.ways.split(",")
+    if "eager" in ways:
+        case.add("eager", lambda function: function)
+    modes = [one for one in ways if one != "eager"]
     for mode in modes:
         plain = {"backend": arguments.inner} if arguments.inner else {"mode": mode}
-        case.add(f"torch.compile {mode or 'default'}", lambda function, plain=plain: torch.compile(function, **plain))
-    for mode in modes[:2]:
-        for choose in ("timed", "always"):
-            name = f"{OURS} {mode or 'default'}, {choose}"
+        case.add(f"torch.compile {mode}", lambda function, plain=plain: torch.compile(function, **plain))
+    for mode in [one for one in modes if one in ("default", "reduce-overhead")]:
+        for choose in arguments.choose.split(","):
+            name = f"{OURS} {mode}, {choose}"
             case.add(name, ours(case, name, mode, {**inner, **budget, "kernel_pytorch.choose": choose}))
+            log(f"{case.name}: {name}:\n{case.reports.get(name, 'no report')}")
 
 
 def cases(device: torch.device, quick: bool) -> dict[str, Callable[[], Case]]:
@@ -271,9 +276,15 @@ def figures(result: dict[str, Any]) -> list[dict[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cases, modes and seconds")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and seconds")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, by default")
     parser.add_argument("--only", default="", help="words that a case's name must hold one of, separated by commas")
+    parser.add_argument(
+        "--ways",
+        default="eager,default,reduce-overhead,max-autotune-no-cudagraphs",
+        help="eager and modes of torch.compile; ours runs in default and reduce-overhead of those",
+    )
+    parser.add_argument("--choose", default="timed", help="how ours chooses patterns: timed, always or both")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of timing in a compilation of ours")
     parser.add_argument("--inner", default="", help="another compiler than Inductor, such as aot_eager, for all")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing new is begun")

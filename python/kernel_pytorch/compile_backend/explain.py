@@ -48,7 +48,7 @@ def explain_compile(
         compiled["torch"] = _compiled(model, mode, plain, dynamic, CompileReport())
         parameters = [one for one in getattr(model, "parameters", list)() if one.requires_grad]
         runs = {name: _run(one, inputs, parameters) for name, one in compiled.items()}
-        report.seconds = times(runs, torch.device("cpu"), seconds)
+        report.seconds = {name: one.device for name, one in times(runs, torch.device("cpu"), seconds).items()}
     return report
 
 
@@ -72,7 +72,7 @@ def _call(model: Callable[..., Any], inputs: Any) -> Any:
 def _run(model: Callable[..., Any], inputs: Any, parameters: list[Tensor]) -> Callable[[], None]:
     """One call, and the gradients of its loss (or of all that it returns) where gradients are on."""
 
-    def run() -> None:
+    def run(turn: int = 0) -> None:
         found = _call(model, inputs)
         wanted = _differentiable(found)
         if wanted and parameters:

@@ -1,7 +1,8 @@
 """A match and its candidates as graphs of their own, on values made for the occasion: do they agree, what do they take.
 
-Both are compiled as the model's graph will be. Values are random; a mask, and whatever else is derived, is computed as
-the model computes it, from random inputs.
+Both are compiled as the model's graph will be, with the neighbours that Inductor would fuse. Values are random; a mask,
+and whatever else is derived, is computed as the model computes it, from random inputs. Of the model's own tensors
+(weights, caches) there are several copies, so that a run finds them in memory and not in the cache, as in the model.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +27,10 @@ from .settings import Settings
 # The largest difference, of the largest value, that two orders of summation may show.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 _LARGEST_DERIVED = 1 << 28
+_REPEATS = 10  # runs in one CUDA graph
+_CACHE_BYTES = 128 << 20  # more than the last level of a cache holds
 T = TypeVar("T")
+Run = Callable[..., list[Tensor]]  # with the number of the turn, which chooses the copy of the values
 
 
 class Rejected(Exception):
@@ -32,28 +38,36 @@ class Rejected(Exception):
 
 
 class Trial:
-    """The inputs of one match, and runs of it and of its candidates."""
+    """The inputs of one match with its neighbours (`nodes`), and runs of it and of its candidates."""
 
-    def __init__(self, region: Region, match: Match, settings: Settings) -> None:
-        self.region, self.match, self.settings = region, match, settings
+    def __init__(self, region: Region, match: Match, nodes: Sequence[Node], settings: Settings) -> None:
+        self.region, self.match, self.nodes, self.settings = region, match, nodes, settings
         reads = [region.current(one) for candidate in match.candidates for one in candidate.reads]
-        self.inputs = list(dict.fromkeys([*inputs_of(match.nodes), *reads]))
-        self.wants_gradient = region.wants_gradient(match.outputs)
-        self.values = _values(region, match, self.inputs)
+        inside = set(nodes)
+        self.inputs = list(dict.fromkeys([*inputs_of(nodes), *(one for one in reads if one not in inside)]))
+        self.outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+        self.wants_gradient = region.wants_gradient(self.outputs)
+        self.sets = _sets(self.inputs, _values(region, match, self.inputs, self.wants_gradient))
         self._gradients: list[Tensor] = []
 
-    def reference(self) -> Callable[[], list[Tensor]]:
+    def reference(self) -> Run:
         graph, at = self._graph()
-        for node in self.match.nodes:
+        for node in self.nodes:
             at[node] = graph.node_copy(node, lambda one: at[one])
-        return self._runs(graph, [at[node] for node in self.match.outputs])
+        return self._runs(graph, [at[node] for node in self.outputs])
 
-    def candidate(self, candidate: Candidate) -> Callable[[], list[Tensor]]:
+    def candidate(self, candidate: Candidate) -> Run:
         graph, at = self._graph()
-        outputs = candidate.emit(
-            Emitter(graph, self.region.mode, self.wants_gradient), lambda one: at[self.region.current(one)]
-        )
-        return self._runs(graph, outputs)
+        replaced = set(self.match.nodes)
+        place = next(node for node in self.nodes if node in self.match.outputs)
+        emitter = Emitter(graph, self.region.mode, self.region.wants_gradient(self.match.outputs))
+        for node in self.nodes:
+            if node is place:
+                made = candidate.emit(emitter, lambda one: at[self.region.current(one)])
+                at.update(zip(self.match.outputs, made))
+            if node not in replaced:
+                at[node] = graph.node_copy(node, lambda one: at[one])
+        return self._runs(graph, [at[node] for node in self.outputs])
 
     def _graph(self) -> tuple[fx.Graph, dict[Node, Node]]:
         graph = fx.Graph()
@@ -63,29 +77,32 @@ class Trial:
             at[node].meta["val"] = value(node)
         return graph, at
 
-    def _runs(self, graph: fx.Graph, outputs: Sequence[Node]) -> Callable[[], list[Tensor]]:
+    def _runs(self, graph: fx.Graph, outputs: Sequence[Node]) -> Run:
         """Compiles the graph; a run gives outputs and, where gradients are wanted, those of the inputs."""
         graph.output(tuple(outputs))
         module = fx.GraphModule({}, graph)
-        leaves = [one for one in self.values if isinstance(one, Tensor) and one.requires_grad]
+        leaves = [[one for one in values if isinstance(one, Tensor) and one.requires_grad] for values in self.sets]
         with torch.set_grad_enabled(self.wants_gradient):
             is_timed = self.settings.choose == "timed"
-            compiled = self.settings.compile(module, list(self.values), in_trial=True) if is_timed else module
+            compiled = self.settings.compile(module, list(self.sets[0]), in_trial=True) if is_timed else module
 
-        def run() -> list[Tensor]:
+        def run(turn: int = 0) -> list[Tensor]:
+            turn %= len(self.sets)
             with torch.set_grad_enabled(self.wants_gradient):
-                results = list(compiled(*self.values))
+                results = list(compiled(*self.sets[turn]))
                 if not self.wants_gradient:
                     return results
                 found = [one for one in results if one.requires_grad]
-                gradients = torch.autograd.grad(found, leaves, self._gradients_for(found), allow_unused=True)
+                gradients = torch.autograd.grad(found, leaves[turn], self._gradients_for(found), allow_unused=True)
                 return [*(one.detach() for one in results), *(one for one in gradients if one is not None)]
 
         return run
 
     def _gradients_for(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients in the memory order of the outputs, which is the one that a model's have."""
         if len(self._gradients) != len(outputs):
-            self._gradients = [_normal(one, -1 - seed) for seed, one in enumerate(outputs)]
+            made = [(one, _normal(one, -1 - seed)) for seed, one in enumerate(outputs)]
+            self._gradients = [torch.empty_like(one).copy_(normal) for one, normal in made]
         return self._gradients
 
 
@@ -105,48 +122,84 @@ def check_agreement(expected: Sequence[Tensor], found: Sequence[Tensor]) -> None
             raise Rejected(f"differs by {difference:.2g}, the largest value being {largest:.2g}")
 
 
-def times(runs: dict[str, Callable[[], Any]], device: torch.device, seconds: float) -> dict[str, float]:
-    """Median seconds of each, taken in turns."""
+@dataclass(frozen=True)
+class Time:
+    """Medians, in seconds. `host`: until a call returns, where the device is another one."""
+
+    device: float
+    host: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.device * 1e6:.1f} us" + (f" (host {self.host * 1e6:.0f} us)" if self.host else "")
+
+
+def times(runs: dict[str, Callable[..., Any]], device: torch.device, seconds: float) -> dict[str, Time]:
+    """What one run of each takes, measured in turns."""
     if device.type == "cuda":
-        runs = {name: _captured(run) for name, run in runs.items()}
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
+        host = _medians({name: partial(_host_seconds, run) for name, run in runs.items()}, seconds / 2)
+        graphs = {name: partial(_replay_seconds, _captured(run)) for name, run in runs.items()}
+        return {name: Time(one, host[name]) for name, one in _medians(graphs, seconds / 2).items()}
+    return {name: Time(one) for name, one in _medians({n: _Clock(run) for n, run in runs.items()}, seconds).items()}
+
+
+def _medians(measured: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, float]:
+    """The median of each measurement, at least five and at most 200 of them."""
+    taken: dict[str, list[float]] = {name: [] for name in measured}
+    for one in measured.values():
+        one()
     end = time.perf_counter() + seconds
-    while len(next(iter(taken.values()))) < 5 or time.perf_counter() < end:
-        for name, run in runs.items():
-            taken[name].append(_once(run, device))
-        if len(next(iter(taken.values()))) >= 200:
+    for turn in range(200):
+        if turn >= 5 and time.perf_counter() > end:
             break
+        for name, one in measured.items():
+            taken[name].append(one())
     return {name: statistics.median(one) for name, one in taken.items()}
 
 
-def _once(run: Callable[[], Any], device: torch.device) -> float:
-    if device.type != "cuda":
+class _Clock:
+    """Seconds of a run on the CPU, another turn each time."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run, self.turn = run, 0
+
+    def __call__(self) -> float:
+        self.turn += 1
         begin = time.perf_counter()
-        run()
+        self.run(self.turn)
         return time.perf_counter() - begin
+
+
+def _host_seconds(run: Callable[..., Any], repeats: int = 5) -> float:
+    """Until a run has been launched; few at a time, so that the device's queue is never full."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for turn in range(repeats):
+        run(turn)
+    return (time.perf_counter() - begin) / repeats
+
+
+def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
     begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin_event.record()
-    run()
+    graph.replay()
     end_event.record()
     end_event.synchronize()
-    return float(begin_event.elapsed_time(end_event)) / 1e3
+    return float(begin_event.elapsed_time(end_event)) / 1e3 / _REPEATS
 
 
-def _captured(run: Callable[[], Any], repeats: int = 10) -> Callable[[], None]:
+def _captured(run: Callable[..., Any]) -> torch.cuda.CUDAGraph:
     """Device time: a CUDA graph of several runs, so that the host's share does not count."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
+        for turn in range(3):
+            run(turn)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            run()
-    return graph.replay
+        for turn in range(_REPEATS):
+            run(turn)
+    return graph
 
 
 def apart(work: Callable[[], T], device: torch.device) -> T:
@@ -197,7 +250,7 @@ def hint(size: Any) -> Any:
     return size.node.hint if isinstance(size, torch.SymInt | torch.SymFloat) else size
 
 
-def _values(region: Region, match: Match, inputs: Sequence[Node]) -> list[Any]:
+def _values(region: Region, match: Match, inputs: Sequence[Node], wants_gradient: bool) -> list[Any]:
     known: dict[Node, Any] = {}
 
     def evaluate(node: Node) -> Any:
@@ -216,11 +269,28 @@ def _values(region: Region, match: Match, inputs: Sequence[Node]) -> list[Any]:
 
     derived = {region.current(node) for node in match.derived}
     marked = [node for node in inputs if node in region.differentiable] or inputs  # all, where writes hide which
-    wanted = marked if region.wants_gradient(match.outputs) else []
+    wanted = marked if wants_gradient else []
     with torch.no_grad():
         return [
             evaluate(node) if node in derived else _made(node, node in wanted, seed) for seed, node in enumerate(inputs)
         ]
+
+
+def _sets(inputs: Sequence[Node], values: list[Any]) -> list[list[Any]]:
+    """The values, and copies of those that are the model's own until they are too large for a cache together."""
+    is_own = [
+        node.op == "placeholder" and isinstance(one, Tensor) and 0 not in one.stride()
+        for node, one in zip(inputs, values)
+    ]
+    size = sum(one.numel() * one.element_size() for one, own in zip(values, is_own) if own)
+    count = min(_REPEATS, 1 + _CACHE_BYTES // max(size, 1)) if size > _CACHE_BYTES // _REPEATS else 1
+
+    def copied(one: Any) -> Any:
+        made = torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device=one.device)
+        return made.copy_(one.detach()).requires_grad_(one.requires_grad)
+
+    copies = [[copied(one) if own else one for one, own in zip(values, is_own)] for _ in range(count - 1)]
+    return [values, *copies]
 
 
 def _sizes(fake: Tensor) -> list[int]:
@@ -232,14 +302,15 @@ def _made(node: Node, requires_grad: bool, seed: int = 0) -> Any:
     if not isinstance(fake, Tensor):
         return hint(fake)
     sizes, strides = _sizes(fake), [hint(stride) for stride in fake.stride()]
-    made = torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
+    own = [1 if stride == 0 else size for size, stride in zip(sizes, strides)]  # of an expanded tensor one element
+    made = torch.empty_strided(own, strides, dtype=fake.dtype, device=fake.device)
     if not fake.is_floating_point():
         made.fill_(1)
         if made.dim() > 1 and made.shape[-1] > 1:
             made[..., -1] = 0  # padding, where it is a mask
-        return made
-    made.copy_(_normal(made, seed))
-    return made.requires_grad_() if requires_grad else made
+        return made.expand(sizes)
+    made = made.copy_(_normal(made, seed)).expand(sizes)
+    return made.detach().requires_grad_() if requires_grad else made
 
 
 def _normal(like: Tensor, seed: int) -> Tensor:

@@ -13,6 +13,7 @@ from . import (
     activations,
     blocks,
     calls,
+    compiler,
     embeddings,
     graphs,
     linears,
@@ -44,8 +45,8 @@ PATTERNS: tuple[ModuleType, ...] = (
     blocks,
     graphs,
 )
-# Tried when everything else is in force.
-LAST_PATTERNS: tuple[ModuleType, ...] = (graphs,)
+# Tried when everything else is in force; the compiler only where `optimize` is asked for it.
+LAST_PATTERNS: tuple[ModuleType, ...] = (graphs, compiler)
 
 
 def names() -> list[str]:
@@ -53,8 +54,10 @@ def names() -> list[str]:
     return [pattern.__name__.rsplit(".", 1)[1] for pattern in PATTERNS]
 
 
-def named(wanted: Collection[str] | None) -> tuple[ModuleType, ...]:
-    """The patterns that are wanted, in the order of the list; all of them for None."""
+def named(wanted: Collection[str] | None, compiles: bool = False) -> tuple[ModuleType, ...]:
+    """The patterns that are wanted, in the order of the list; all of them for None, the compiler where asked for."""
+    if compiles:
+        return (*named(wanted), compiler)
     if wanted is None:
         return PATTERNS
     unknown = sorted(set(wanted) - set(names()))

@@ -16,6 +16,8 @@ _CALLS = {
     aten.tanh.default: "tanh",
 }
 
+GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")  # what our gated ops know
+
 
 class Activation(NamedTuple):
     kind: str

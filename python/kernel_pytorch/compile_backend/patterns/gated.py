@@ -8,9 +8,7 @@ from torch import fx
 
 from ..model import Candidate, Match, Refusal, Region
 from ..nodes import FLOATS, Emitter, Node, aten, dtype, is_call, same_shape, shape
-from .activations import activation
-
-_KINDS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
+from .activations import GATES, activation
 
 
 def find(region: Region) -> Iterator[Match | Refusal]:
@@ -23,7 +21,7 @@ def find(region: Region) -> Iterator[Match | Refusal]:
 def _match(node: Node) -> Match | None:
     for gated, up in (node.args[:2], node.args[1::-1]):
         found = activation(gated)
-        if found is None or found.kind not in _KINDS or not isinstance(up, fx.Node) or len(gated.users) != 1:
+        if found is None or found.kind not in GATES or not isinstance(up, fx.Node) or len(gated.users) != 1:
             continue
         gate, kind = found.x, found.kind
         kinds = {dtype(one) for one in (gate, up, node)}

@@ -1,13 +1,19 @@
-"""A linear layer with the activation behind it in one product, and two of them in a row as one op."""
+"""Linear layers: with the activation behind them in one product, two of them in a row as one op, and for few rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from torch import fx
+
 from ..model import Candidate, Match, Refusal, Region
 from ..nodes import FLOATS, VIEWS, Emitter, Node, aten, dtype, is_call, only_user, same, same_shape, shape
-from .activations import Activation, activation
+from .activations import GATES, Activation, activation
+
+# A product of so few rows reads its weights and does little else; ours has a kernel for that (cuda_thin).
+_FEW_ROWS = 16
 
 
 class Linear(NamedTuple):
@@ -64,6 +70,55 @@ def find_mlps(region: Region) -> Iterator[Match | Refusal]:
         yield Match("mlp", nodes, [node], [Candidate("ours", emit)], function.kind)
 
 
+def find_gated(region: Region) -> Iterator[Match | Refusal]:
+    """activation(x @ gate^T + bias) * (x @ up^T) of two weights as they are; the op has no gradient of its own."""
+    for node in region.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        if node in region.differentiable:
+            continue
+        for gated, product in (node.args[:2], node.args[1::-1]):
+            found, up = _activated(gated), linear(product)
+            if found is None or up is None or len(gated.users) != 1 or len(product.users) != 1:
+                continue
+            gate, function = found
+            if up.x is not gate.x or up.bias is not None or function.kind not in GATES:
+                continue
+            if dtype(up.weight) is dtype(node) is dtype(product) and same_shape(shape(up.weight), shape(gate.weight)):
+                nodes = list(dict.fromkeys([*gate.nodes, *function.nodes, *up.nodes, node]))
+                emit = _emit(gate, function.kind, None, up)
+                yield Match("gated_linear", nodes, [node], [Candidate("ours", emit)], function.kind)
+                break
+
+
+def find_residuals(region: Region) -> Iterator[Match | Refusal]:
+    """linear(x) + residual of few rows."""
+    for total in region.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        if total.kwargs.get("alpha", 1) != 1 or not all(isinstance(one, fx.Node) for one in total.args[:2]):
+            continue
+        for product, residual in (total.args[:2], total.args[1::-1]):
+            layer = linear(product)
+            if layer is None or len(product.users) != 1 or not _has_few_rows(region, layer, total):
+                continue
+            if dtype(residual) is dtype(total) and same_shape(shape(residual), shape(total)):
+                emit = _emit(layer, "identity", residual)
+                yield Match("linear_residual", [*layer.nodes, total], [total], [Candidate("ours", emit)])
+                break
+
+
+def find_few_rows(region: Region) -> Iterator[Match | Refusal]:
+    for node in list(region.graph.nodes):
+        layer = linear(node)
+        if layer is not None and _has_few_rows(region, layer, node):
+            yield Match("linear", layer.nodes, [node], [Candidate("ours", _emit(layer, "identity"))])
+
+
+def _has_few_rows(region: Region, layer: Linear, output: Node) -> bool:
+    sizes = shape(layer.x)[:-1]
+    if output in region.differentiable or not all(isinstance(size, int) for size in sizes):
+        return False
+    kinds = {dtype(layer.x), dtype(layer.weight), dtype(output)}
+    return 0 < math.prod(sizes) <= _FEW_ROWS and len(kinds) == 1 and dtype(output) in FLOATS and _fits_bias(layer)
+
+
 def _activated(node: Any) -> tuple[Linear, Activation] | None:
     function = activation(node)
     if function is None or function.kind == "tanh":
@@ -87,9 +142,11 @@ def _operands(layer: Linear, add: Emitter, at: Callable[[Node], Node]) -> tuple[
     return weight, None if layer.bias is None else at(layer.bias)
 
 
-def _emit(layer: Linear, kind: str) -> Any:
+def _emit(layer: Linear, kind: str, residual: Node | None = None, up: Linear | None = None) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
-        return add.op("linear", at(layer.x), *_operands(layer, add, at), None, kind, False, None)
+        more = None if residual is None else at(residual)
+        second = None if up is None else _operands(up, add, at)[0]
+        return add.op("linear", at(layer.x), *_operands(layer, add, at), more, kind, False, second)
 
     return emit
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..model import Candidate, Match, Refusal, Region
-from ..nodes import CASTS, FLOATS, Emitter, Node, aten, dtype, inputs_of, is_call, same, shape
+from ..nodes import CASTS, FLOATS, Emitter, Node, aten, dtype, inputs_of, is_call, same, shape, value
 
 _LAST = 2**63 - 1
 
@@ -64,11 +65,21 @@ def _match(first: Rotation, second: Rotation | None) -> Match | Refusal:
         cos, sin = (at(one) for one in tables)
         if same(shape(cos)[0], 1) and not same(shape(first.x)[0], 1):
             cos, sin = (add.call(aten.select.int, one, 0, 0) for one in (cos, sin))
-        key = None if second is None else at(second.x)
-        found = add.op("rope", at(first.x), key, cos, sin, None, None, 1.0, 0, False, True)
-        return found[: len(pair)]
+        heads_first = not all(_lies_sequence_first(one.x) for one in pair)
+        turned = [at(one.x) if heads_first else add.call(aten.transpose.int, at(one.x), 1, 2) for one in pair]
+        key = None if second is None else turned[1]
+        found = add.op("rope", turned[0], key, cos, sin, None, None, 1.0, 0, False, heads_first)[: len(pair)]
+        return found if heads_first else [add.call(aten.transpose.int, one, 1, 2) for one in found]
 
     return Match("rope", nodes, outputs, [Candidate("ours", emit, tables)], derived=(*tables, first.cos, first.sin))
+
+
+def _lies_sequence_first(x: Node) -> bool:
+    """Whether it is a view of [batch, sequence, heads, size], as a projection gives it. The results lie so as well:
+    attention keeps the order of its query, and what comes after it reads rows of all heads without a copy.
+    """
+    _, heads, sequence, _ = value(x).stride()
+    return bool(statically_known_true(heads < sequence))
 
 
 def _problem(one: Rotation) -> str:
