@@ -22,10 +22,10 @@ from . import (
     perceptrons,
     projections,
     torch_layers,
-    transformers_attention,
-    transformers_loss,
     written_attention,
 )
+from .deferred import deferred_attention
+from .hugging_face import transformers_attention, transformers_experts, transformers_loss
 
 PATTERNS: tuple[ModuleType, ...] = (
     narrow,
@@ -34,6 +34,7 @@ PATTERNS: tuple[ModuleType, ...] = (
     activations,
     embeddings,
     perceptrons,
+    transformers_experts,
     outputs,
     projections,
     written_attention,
@@ -42,8 +43,11 @@ PATTERNS: tuple[ModuleType, ...] = (
     transformers_attention,
     transformers_loss,
     blocks,
+    deferred_attention,
     graphs,
 )
+# Looked for when those before are in force: what they left.
+LATER_PATTERNS: tuple[ModuleType, ...] = (deferred_attention,)
 # Tried when everything else is in force.
 LAST_PATTERNS: tuple[ModuleType, ...] = (graphs,)
 
