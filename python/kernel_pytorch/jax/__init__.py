@@ -11,6 +11,7 @@ from __future__ import annotations
 from . import _registration as _registration  # first: it says what is missing where jax is missing
 from . import optim, policies
 from .attention import attention
+from .block_masks import BlockMask, block_mask, create_block_mask
 from .float8 import Quantized, quantize, scaled_matmul
 from .losses import cross_entropy, linear_cross_entropy
 from .norms import layer_norm, rms_norm
@@ -33,10 +34,13 @@ from .products import interleave_gate_up, linear, matmul, mlp
 from .tables import chunk_mean_pool, embedding, mean_pool, rope
 
 __all__ = [
+    "BlockMask",
     "Quantized",
     "activation",
     "attention",
+    "block_mask",
     "chunk_mean_pool",
+    "create_block_mask",
     "cross_entropy",
     "dropout",
     "embedding",

@@ -233,8 +233,8 @@ def _folded(
     Shapes that begin with "..." take it there, those that begin with "batch" have it multiplied into that dimension.
     Random numbers depend on an element's position, so a sample has its own call's only where it is its own call.
     """
-    if "seed" in dict(names):
-        return None
+    if "seed" in dict(names) or static.get("score_mod") or static.get("mask_mod"):
+        return None  # functions see the batch's number too
     declaration = declared()[op]
     fields = {argument["name"]: argument for argument in declaration["arguments"]}
     choices = {name: field["choices"].split() for name, field in fields.items() if "choices" in field}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.experimental.custom_partitioning import CompoundFactor, SdyShardingRule, custom_partitioning
+from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .._shape_rules import declared, picked_shape
@@ -118,18 +118,19 @@ class _Layout:
         self.free = self._free(set(names))
 
     def rule(self, outputs: Sequence[str]) -> SdyShardingRule:
-        def mapping(dimensions: Sequence[Dimension]) -> tuple[Any, ...]:
-            return tuple(one[0] if len(one) == 1 else CompoundFactor(*one) for one in dimensions)
+        def mapping(dimensions: Sequence[Dimension]) -> ArrayMapping:
+            return ArrayMapping(*(one[0] if len(one) == 1 else CompoundFactor(*one) for one in dimensions))
 
         results = [self.results[name] for name in outputs]
         # In the order of their first appearance, as Shardy wants them.
         every = dict.fromkeys(factor for one in (*self.operands, *results) for each in one for factor in each)
         single = {each[0] for one in (*self.operands, *results) for each in one if len(each) == 1}
+        sizes: Any = {factor: self.sizes[factor] for factor in every if factor not in single}
         return SdyShardingRule(
             tuple(map(mapping, self.operands)),
             tuple(map(mapping, results)),
             need_replication_factors=tuple(factor for factor in every if factor not in self.free),
-            **{factor: self.sizes[factor] for factor in every if factor not in single},
+            **sizes,
         )
 
     def axes_of(self, mesh: Any, arguments: Any, results: Any) -> dict[str, tuple[str, ...]]:
