@@ -31,6 +31,7 @@ from .pointwise import (
     swiglu,
 )
 from .products import interleave_gate_up, linear, matmul, mlp
+from .ring import merge_attention, ring_attention
 from .tables import chunk_mean_pool, embedding, mean_pool, rope
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "log_softmax",
     "matmul",
     "mean_pool",
+    "merge_attention",
     "mlp",
     "optim",
     "policies",
@@ -62,6 +64,7 @@ __all__ = [
     "reglu",
     "relu",
     "relu_squared",
+    "ring_attention",
     "rms_norm",
     "rope",
     "scaled_matmul",
