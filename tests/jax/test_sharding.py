@@ -83,6 +83,24 @@ def test_a_product_by_columns_and_then_by_what_it_sums_over() -> None:
     check(kp.matmul, (x, first.T), (P("data"), P(None, "model")), ("kernel_pytorch.matmul",))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_by_rows(reduction: str) -> None:
+    hidden, weight = normal(0, BATCH, LENGTH, DIM), normal(1, 11, DIM)
+    target = jnp.where(jnp.arange(BATCH * LENGTH) % 5 == 0, -100, jnp.arange(BATCH * LENGTH) % 11).reshape(
+        BATCH, LENGTH
+    )
+    specs = (P("data", "model"), P())
+
+    def of_logits(hidden: Any, weight: Any) -> Any:
+        return kp.cross_entropy(hidden @ weight.T, target, reduction=reduction)
+
+    def of_hidden(hidden: Any, weight: Any) -> Any:
+        return kp.linear_cross_entropy(hidden, weight, target, reduction=reduction)
+
+    check(of_logits, (hidden, weight), specs, (f"f32[{BATCH // 2},{LENGTH // 2},11]", "kernel_pytorch.cross_entropy"))
+    check(of_hidden, (hidden, weight), specs, ("linear_cross_entropy",))
+
+
 def test_rope_by_batch_and_heads() -> None:
     query, key = normal(0, BATCH, LENGTH, HEADS, SIZE), normal(1, BATCH, LENGTH, KEY_HEADS, SIZE)
     angles = jnp.arange(LENGTH)[:, None] * jnp.array([1.0, 0.1, 0.01, 0.001])

@@ -9,6 +9,7 @@ device: XLA gathers what is not.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,7 +72,8 @@ def partitioned(
 
         def lower(*parts: Array) -> tuple[Array, ...]:
             made = local(*parts)
-            return tuple(_summed(made[name], layout.missing(name, axes)) for name in outputs)
+            share = layout.share(mesh, axes)
+            return tuple(_summed(made[name], layout.missing(name, axes), share) for name in outputs)
 
         return (
             mesh,
@@ -84,7 +86,8 @@ def partitioned(
     return dict(zip(outputs, run(*arrays)))
 
 
-def _summed(array: Array, axes: tuple[str, ...]) -> Array:
+def _summed(array: Array, axes: tuple[str, ...], share: float) -> Array:
+    array = array if share == 1.0 else (array * share).astype(array.dtype)
     return jax.lax.psum(array, axes) if axes else array
 
 
@@ -162,9 +165,17 @@ class _Layout:
         own = {dimension[0] for dimension in self.results[name]}
         return tuple(axis for factor, of in axes.items() if factor not in own for axis in of)
 
+    def share(self, mesh: Any, axes: Mapping[str, tuple[str, ...]]) -> float:
+        """What a device's results count for in the whole: linear_cross_entropy's are means over its rows."""
+        if not self.op.startswith("linear_cross_entropy"):
+            return 1.0
+        return 1.0 / math.prod(mesh.shape[axis] for of in axes.values() for axis in of)
+
     def _sums(self) -> bool:
-        is_product = self.op.startswith(("linear", "matmul")) and not self.op.startswith("linear_cross_entropy")
-        return is_product or (self.op.endswith("_backward") and not self.op.startswith("rope"))
+        if self.op.startswith("cross_entropy") and not self.op.startswith("cross_entropy_rows"):
+            return not self.values.get("mean")
+        is_product_or_loss = self.op.startswith(("linear", "matmul"))
+        return is_product_or_loss or (self.op.endswith("_backward") and not self.op.startswith("rope"))
 
     def _free_words(self, given: set[str]) -> set[str]:
         """A product's columns are free, and what it sums over where nothing but the sum follows."""
