@@ -54,7 +54,8 @@ def heads(random: Random, batch: int, count: int, length: int, size: int) -> Ten
 
 
 def classes(scale: float = 1.0) -> Callable[..., Tensors]:
-    """With a weight for each class: without, the targets' gradients, nearly all of the whole, would be one number."""
+    """With a weight for each class, and many rows: nearly all of the gradient is at the targets, where it is the weight
+    times one factor. Of few different numbers the error is a draw, not an average."""
 
     def make(random: Random, count: int, columns: int) -> Tensors:
         logits = random(count, columns) * scale
@@ -271,8 +272,8 @@ def row_sums() -> list[Case]:
         Case("softmax", rows(1), functional.softmax, _softmax, 1, SMALL, WIDE),
         Case("softmax, x 10", rows(1, 10), functional.softmax, _softmax, 1, SMALL, WIDE),
         Case("log_softmax", rows(1), functional.log_softmax, _log_softmax, 1, SMALL, WIDE),
-        Case("cross_entropy", classes(), loss, exact, 1, SMALL, LOSSES),
-        Case("cross_entropy, x 10", classes(10), loss, exact, 1, SMALL, LOSSES),
+        Case("cross_entropy", classes(), loss, exact, 1, ((509, 521),), LOSSES),
+        Case("cross_entropy, x 10", classes(10), loss, exact, 1, ((509, 521),), LOSSES),
         Case("linear_cross_entropy", hidden, functional.linear_cross_entropy, _torch_linear_loss, 2, ((33, 65, 127),)),
         Case(
             "embedding",

@@ -36,6 +36,8 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "h200_gpt2_beside_fp32": "GPT-2's training step by `optimize`",
     "h200_gpt2_graphs": "GPT-2, forward and backward, by `optimize`, without and with CUDA graphs",
     "h200_sparse_order": "sparse attention in two orders of its lists",
+    "jax_ops": "ops for JAX",
+    "few_rows": "linear layers of 1 to 16 rows",
     "fp8_linear": "layers and a block in FP8",
     "kpt bench": "GEMMs by `kpt bench`",
     "linear_cross_entropy": "linear layer and cross entropy",

@@ -28,7 +28,8 @@ def time_text(timing: dict[str, Any]) -> str:
 
 
 def machine_text(machine: dict[str, Any]) -> str:
-    facts = [str(machine["device"]), f"torch {machine['torch']}", f"kernel_pytorch {machine['kernel_pytorch']}"]
+    facts = [str(machine["device"])]
+    facts += [f"{library} {machine[library]}" for library in ("jax", "torch", "kernel_pytorch") if library in machine]
     if "threads" in machine:
         facts.append(f"{machine['threads']} threads")
     return ", ".join([*facts, str(machine["date"]), f"commit {machine['commit'][:8]}"])
@@ -85,11 +86,34 @@ def attention_lines(run: dict[str, Any]) -> list[str]:
     return lines
 
 
+def jax_lines(run: dict[str, Any]) -> list[str]:
+    """Rows against a peer in JAX, then what a call costs the host and what importing costs."""
+    head = ["what", "ours, µs", "peer", "peer's, µs", "faster than the peer", "time by that from torch"]
+    lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---", "---:", "---", "---:", "---:", "---:"])]
+    for row in run["rows"]:
+        peer = next(name for name in row["timings"] if not name.startswith("ours"))
+        ours, theirs = (time_text(row["timings"][name]) for name in ("ours", peer))
+        by_torch = f"{row['against_torch']:.3f}x" if "against_torch" in row else ""
+        lines.append(row_text([row["op"], ours, peer, theirs, f"{row['speedup']:.2f}x", by_torch]))
+    for figure in run.get("host", []):
+        ours, empty = f"{figure['ours_us']:.2f}", f"{figure['empty_us']:.2f}"
+        beyond = f"{figure['beyond_us']:.2f} µs beyond it"
+        lines.append(row_text([figure["what"], ours, "an empty handler", empty, beyond, ""]))
+    if "import_ms" in run:
+        lines.append(row_text(["import beyond jax's", f"{1e3 * run['import_ms']:.0f}", "", "", "", ""]))
+    if "inserted" in run:
+        counts = ", ".join(f"{count} {name}" for name, count in run["inserted"].items())
+        lines.append(row_text(["in the compiled Llama step", counts, "", "", "", ""]))
+    return lines
+
+
 def row_text(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
 def lines_of(run: dict[str, Any]) -> list[str]:
+    if "jax" in run["machine"]:
+        return jax_lines(run)
     if "attention" in run or "products" in run:
         return attention_lines(run)
     return figure_lines(run) if "figures" in run else norm_lines(run)

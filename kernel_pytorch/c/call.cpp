@@ -42,11 +42,11 @@ const Op& op_named(std::string_view name) {
     for (const Declaration& one : declarations()) ops->push_back({&one, registry::signature_of(one)});
     return ops;
   }();
-  std::vector<std::string> known;
   for (const Op& op : *all) {
     if (op.declaration->name == name) return op;
-    known.emplace_back(op.declaration->name);
   }
+  std::vector<std::string> known;
+  for (const Op& op : *all) known.emplace_back(op.declaration->name);
   const std::string meant = nearest_name(name, known);
   fail(ErrorCode::kInvalidArgument, "kp_call: unknown op \"", name.substr(0, 100), "\"",
        meant.empty() ? "" : "; did you mean " + meant + "?", " (ops: ", joined(known, ", "), ")");
@@ -169,7 +169,9 @@ class CCall final : public registry::ArgumentSource {
     const Field& field = fields()[argument.field];
     const kp_argument* given = find(argument.name);
     if (given == nullptr) {
-      const bool may_be_absent = field.role == FieldRole::kOption || argument.is_optional;
+      const bool is_optional = field.role == FieldRole::kOption || argument.is_optional;
+      const bool is_empty_list = field.kind == FieldKind::kTensorList && has_list();  // next to others that are given
+      const bool may_be_absent = is_optional || is_empty_list;
       KP_CHECK(may_be_absent, named(argument.name), " is missing; give it as ",
                kKindNames[field.is_tensor() ? KP_TENSOR : KP_TENSORS]);
       return;
@@ -184,6 +186,13 @@ class CCall final : public registry::ArgumentSource {
     } else {
       fill_option(*given, field, arguments);
     }
+  }
+
+  bool has_list() const {
+    return std::ranges::any_of(op_.signature.arguments, [&](const registry::Argument& one) {
+      return one.kind == ArgumentKind::kField && fields()[one.field].kind == FieldKind::kTensorList &&
+             find(one.name) != nullptr;
+    });
   }
 
   void fill_list(const kp_argument& given, bool is_written, std::vector<TensorView>& views) {

@@ -2,11 +2,13 @@
 // with the op, the argument and the cure, for every op that is declared.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "kernel_pytorch/c/kernel_pytorch.h"
+#include "kernel_pytorch/device/workspace.h"
 #include "kernel_pytorch/ops/layer_norm/layer_norm.h"
 #include "kernel_pytorch/ops/operations.h"
 
@@ -45,6 +47,61 @@ class CCallTest : public testing::Test {
             mean = flat(mean_, kRows);
   const kp_argument x_given = kp_tensor_argument("x", &x), output_given = kp_tensor_argument("output", &output);
 };
+
+// Softmax over long rows takes scratch memory on the CPU.
+TEST_F(CCallTest, ScratchMemoryMayBeTheCallers) {
+  constexpr int64_t kLong[] = {4, 100000};
+  std::vector<float> x(4 * 100000), expected(x.size()), output(x.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+  kp_tensor in{x.data(), KP_FLOAT32, {KP_CPU, 0}, 2, kLong, nullptr}, out = in;
+  const kp_argument given[] = {kp_tensor_argument("x", &in), kp_tensor_argument("output", &out)};
+  out.data = expected.data();
+  ASSERT_EQ(kp_call(context_, "softmax", given, 2), KP_OK) << kp_last_error();
+  out.data = output.data();
+  constexpr size_t kBytes = 16 << 20;
+  std::vector<char> memory(kBytes + 256, 'x');
+  char* begin = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256);
+  for (const size_t bytes : {kBytes, size_t{0}}) {  // none: the context's own
+    std::ranges::fill(output, -1.0f);
+    ASSERT_EQ(kp_call_with_workspace(context_, "softmax", given, 2, bytes == 0 ? nullptr : begin, bytes), KP_OK)
+        << kp_last_error();
+    EXPECT_EQ(output, expected);
+  }
+  EXPECT_TRUE(std::ranges::any_of(memory, [](char byte) { return byte != 'x'; }));
+  EXPECT_EQ(kp_call_with_workspace(context_, "softmax", given, 2, begin + 1, 256), KP_INVALID_ARGUMENT);
+  EXPECT_EQ(kp_call_with_workspace(context_, "softmax", given, 2, nullptr, 256), KP_INVALID_ARGUMENT);
+}
+
+TEST(Workspace, PiecesAreAsCounted) {
+  CountingScratch counted;
+  OwnContext own;
+  alignas(256) char memory[1024];
+  WorkspaceScratch given(memory, sizeof(memory), own);
+  char* last = memory;
+  for (const size_t bytes : {1, 256, 300}) {
+    counted.allocate(bytes);
+    char* piece = static_cast<char*>(given.allocate(bytes));
+    EXPECT_GE(piece, last);
+    EXPECT_LE(piece + bytes, memory + sizeof(memory));
+    last = piece + bytes;
+  }
+  EXPECT_EQ(counted.bytes(), 1024);
+  char* beyond = static_cast<char*>(given.allocate(1));  // the context's own
+  EXPECT_TRUE(beyond < memory || beyond >= memory + sizeof(memory));
+}
+
+TEST_F(CCallTest, ARehearsalChecksAndComputesNothing) {
+  size_t bytes = 1;
+  x.data = output.data = nullptr;
+  const kp_argument given[] = {x_given, output_given};
+  EXPECT_EQ(kp_workspace_bytes({KP_CPU, 0}, "rms_norm", given, 2, &bytes), KP_OK) << kp_last_error();
+  EXPECT_EQ(bytes, 0);
+  const int64_t wrong = kRows;
+  kp_tensor short_weight = flat(weight_, wrong);
+  const kp_argument refused[] = {x_given, output_given, kp_tensor_argument("weight", &short_weight)};
+  EXPECT_EQ(kp_workspace_bytes({KP_CPU, 0}, "rms_norm", refused, 3, &bytes), KP_INVALID_ARGUMENT);
+  EXPECT_EQ(kp_workspace_bytes({KP_CPU, 0}, "rms_norm", given, 2, nullptr), KP_INVALID_ARGUMENT);
+}
 
 TEST_F(CCallTest, ComputesWhatCppComputes) {
   ASSERT_EQ(

@@ -13,6 +13,7 @@
 #include "kernel_pytorch/c/request.h"
 #include "kernel_pytorch/c/sample_file.h"
 #include "kernel_pytorch/device/cuda/launch_counts.h"
+#include "kernel_pytorch/device/workspace.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/operations.h"
 #include "kernel_pytorch/plan/float8_plan.h"
@@ -154,6 +155,29 @@ kp_status kp_call(kp_context* context, const char* op, const kp_argument* argume
     KP_CHECK(context != nullptr, "kp_call: the context is NULL");
     KP_CHECK(arguments != nullptr || count == 0, "kp_call: the arguments are NULL, but there are ", count);
     call_op(context->own, op, std::span(arguments, count));
+  });
+}
+
+kp_status kp_call_with_workspace(kp_context* context, const char* op, const kp_argument* arguments, size_t count,
+                                 void* workspace, size_t bytes) {
+  return guarded([&] {
+    KP_CHECK(context != nullptr, "kp_call_with_workspace: the context is NULL");
+    KP_CHECK(arguments != nullptr || count == 0, "kp_call_with_workspace: the arguments are NULL, but there are ",
+             count);
+    Context given = context->own;
+    WorkspaceScratch scratch(workspace, bytes, given);
+    given.scratch = &scratch;
+    call_op(given, op, std::span(arguments, count));
+  });
+}
+
+kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument* arguments, size_t count,
+                             size_t* bytes) {
+  if (bytes != nullptr) *bytes = 0;
+  return guarded([&] {
+    KP_CHECK(bytes != nullptr, "kp_workspace_bytes: the result pointer is NULL");
+    KP_CHECK(arguments != nullptr || count == 0, "kp_workspace_bytes: the arguments are NULL, but there are ", count);
+    *bytes = workspace_bytes(device_of(device), op, std::span(arguments, count));
   });
 }
 

@@ -132,12 +132,25 @@ KP_API kp_status kp_context_create(kp_device device, void* stream, kp_context** 
 KP_API void kp_context_destroy(kp_context* context); /* NULL is fine */
 
 /* Computes an op: "rms_norm", or any other that kp_declarations lists, with its arguments by name in any order. Inputs
- * and outputs are tensors on the context's device. Inputs that may be absent and options (which then have the op's
- * defaults) may be left out. Outputs are given by the caller, of the sizes and types that kp_declarations says; those
- * that are wanted, depend on an absent input or are only for the backward are computed where they are given. On a GPU
- * the call returns before the work is done. What is refused names the op, the argument and the cure, and nothing was
- * written. */
+ * and outputs are tensors on the context's device. Inputs that may be absent, lists next to other lists (which are then
+ * empty) and options (which then have the op's defaults) may be left out. Outputs are given by the caller, of the sizes
+ * and types that kp_declarations says; those that are wanted, depend on an absent input or are only for the backward
+ * are computed where they are given. On a GPU the call returns before the work is done. What is refused names the op,
+ * the argument and the cure, and nothing was written. */
 KP_API kp_status kp_call(kp_context* context, const char* op, const kp_argument* arguments, size_t count);
+
+/* kp_call whose scratch memory is the caller's: `bytes` bytes on the context's device, beginning at a multiple of 256,
+ * as long-lived as the tensors. For calls that a CUDA graph captures: the context's own memory goes on to the next
+ * call, which a replay of the graph would disturb. What it lacks is taken from the context, or, in a capture, allocated
+ * for good, with a warning. */
+KP_API kp_status kp_call_with_workspace(kp_context* context, const char* op, const kp_argument* arguments, size_t count,
+                                        void* workspace, size_t bytes);
+
+/* Bytes of workspace for such a call on this device; 0 on the CPU, whose kernels use the context's memory. The op's
+ * checks are passed, its kernels are chosen, compiled and loaded, and nothing is computed: tensors' data may be NULL. A
+ * kernel that is tuned between this and the call may take more. */
+KP_API kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument* arguments, size_t count,
+                                    size_t* bytes);
 
 static inline kp_argument kp_tensors_argument(const char* name, const kp_tensor* tensors, size_t count) {
   kp_argument argument;

@@ -4,7 +4,9 @@
 //   op = "rms_norm", tensors = "x weight", results = "output", eps = 1e-6
 //
 // A list of tensors repeats its name. A result that has the name of a tensor is that tensor, written in place (XLA
-// aliases the two buffers). Everything else, checks and errors included, is the C interface's kp_call.
+// aliases the two buffers). A last result called "workspace" is memory for the op's scratch, so that a call allocates
+// nothing and may become part of a CUDA graph (XLA's command buffers); its size was asked for while tracing, when the
+// kernels were compiled and loaded too. Everything else, checks and errors included, is the C interface's kp_call.
 #include <array>
 #include <span>
 #include <string>
@@ -94,7 +96,8 @@ class Call {
     if (ffi::Error error = add_tensors(tensor_names); error.failure()) return error;
     if (ffi::Error error = add_results(tensor_names, result_names); error.failure()) return error;
     if (ffi::Error error = add_options(); error.failure()) return error;
-    const kp_status status = kp_call(context, name.c_str(), arguments_.data(), arguments_.size());
+    const kp_status status = kp_call_with_workspace(context, name.c_str(), arguments_.data(), arguments_.size(),
+                                                    workspace_, workspace_bytes_);
     if (status == KP_OK) return ffi::Error::Success();
     const ffi::ErrorCode code = status == KP_INVALID_ARGUMENT ? ffi::ErrorCode::kInvalidArgument
                                 : status == KP_UNSUPPORTED    ? ffi::ErrorCode::kUnimplemented
@@ -144,6 +147,11 @@ class Call {
       if (is_in_place) continue;
       auto buffer = rets_.get<ffi::AnyBuffer>(i);
       if (!buffer) return buffer.error();
+      if (std::string_view(results[i]) == kWorkspace) {
+        workspace_ = (*buffer)->untyped_data();
+        workspace_bytes_ = (*buffer)->size_bytes();
+        continue;
+      }
       if (ffi::Error error = add_view(results[i], **buffer); error.failure()) return error;
       arguments_.push_back(kp_tensor_argument(results[i], &views_.back()));
     }
@@ -171,7 +179,10 @@ class Call {
     return ffi::Error::Success();
   }
 
+  static constexpr std::string_view kWorkspace = "workspace";  // no op has an output of this name: _workspace.py checks
   kp_device device_;
+  void* workspace_ = nullptr;
+  size_t workspace_bytes_ = 0;
   ffi::RemainingArgs args_;
   ffi::RemainingRets rets_;
   ffi::Dictionary attributes_;
@@ -226,10 +237,16 @@ ffi::Error run_on_cuda(void* stream, int32_t device, ffi::RemainingArgs args, ff
   return run({KP_CUDA, device}, stream, args, rets, attributes);
 }
 
+ffi::Error do_nothing(ffi::RemainingArgs, ffi::RemainingRets) {
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 extern "C" KP_API XLA_FFI_Error* kp_jax_cpu(XLA_FFI_CallFrame* frame);
 extern "C" KP_API XLA_FFI_Error* kp_jax_cuda(XLA_FFI_CallFrame* frame);
+// What XLA spends on a call by itself: benchmarks subtract it.
+extern "C" KP_API XLA_FFI_Error* kp_jax_nothing(XLA_FFI_CallFrame* frame);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kp_jax_cpu, run_on_cpu,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs<ffi::Dictionary>());
@@ -239,6 +256,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kp_jax_cuda, run_on_cuda,
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .RemainingArgs()
                                   .RemainingRets()
-                                  .Attrs<ffi::Dictionary>());
+                                  .Attrs<ffi::Dictionary>(),
+                              {ffi::Traits::kCmdBufferCompatible});
+// Not for command buffers: XLA refuses a graph of nothing.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kp_jax_nothing, do_nothing, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 }  // namespace kernel_pytorch::jax_ops

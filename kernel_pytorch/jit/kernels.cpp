@@ -13,6 +13,7 @@
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/device/rehearsal.h"
 #include "kernel_pytorch/jit/cubin_cache.h"
 #include "kernel_pytorch/jit/jit.h"
 
@@ -111,7 +112,7 @@ CUkern_st* get_kernel(const DeviceCode& code, const DeviceInfo& device, void* st
   if (CUkern_st* kernel = slot.kernel.load(std::memory_order_acquire)) return kernel;
   const std::lock_guard lock(slot.mutex);
   if (CUkern_st* kernel = slot.kernel.load(std::memory_order_acquire)) return kernel;
-  if (cuda_device::is_capturing(stream)) {
+  if (cuda_device::is_capturing(stream) && !Rehearsal::is_running()) {
     KP_LOG(kInfo, "jit: loading ", code.entry, " while a stream captures; call the op once before for a quick capture");
   }
   CUkern_st* kernel = load_kernel(code, architecture_for(code, device.cuda.capability()));

@@ -2,6 +2,7 @@
 // nothing measured, overlaid or overridden, asks each kernel in order and takes the first yes.
 #pragma once
 
+#include "kernel_pytorch/device/rehearsal.h"
 #include "kernel_pytorch/registry/kernel.h"
 #include "kernel_pytorch/registry/slow_path.h"
 #include "kernel_pytorch/tuning/selection.h"
@@ -34,6 +35,7 @@ Choice<Problem> choose(const Operation<Problem>& operation, const Problem& probl
 template <class Problem>
 void run_best(const Operation<Problem>& operation, const Problem& problem, Context& context) {
   const Choice<Problem> choice = choose(operation, problem, context);
+  if (Rehearsal::is_running() && !context.info->is_cuda()) return;
   const ScratchScope scope(context.scratch);
   choice.kernel->run(problem, choice.config, context);
 }

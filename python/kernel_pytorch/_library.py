@@ -135,8 +135,8 @@ def call_for_handle(function: str, request: Any) -> int:
     return handle.value
 
 
-def call_plain(function: str, *arguments: int) -> None:
-    """Calls kp_<function>(numbers...), which gives nothing back."""
+def call_plain(function: str, *arguments: Any) -> None:
+    """Calls kp_<function>(arguments...), which gives nothing back but through them."""
     library = load()
     _check(library, getattr(library, f"kp_{function}")(*arguments))
 

@@ -178,6 +178,8 @@ CASES = [
         ((2, 5, 8),),
     ),
     Case("rope", kp.rope, rope, (_QUERY, _KEY), (jnp.cos(_ANGLES), jnp.sin(_ANGLES))),
+    Case("matmul", kp.matmul, jnp.matmul, ((3, 5, 16), (16, 8))),
+    Case("matmul of batches", kp.matmul, jnp.matmul, ((3, 5, 16), (3, 16, 8))),
     Case("linear", kp.linear, lambda x, w, b: x @ w.T + b, ((3, 5, 16), (8, 16), (8,))),
     Case(
         "linear with gelu and a residual",

@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernel_pytorch._library import KernelPyTorchError
+from kernel_pytorch._shape_rules import declared
 
 import kernel_pytorch.jax as kp
+from kernel_pytorch.jax import _workspace
 
 
 def test_import_loads_no_torch() -> None:
@@ -37,9 +40,25 @@ def test_import_loads_no_torch() -> None:
         (lambda: jax.jit(lambda x, p: kp.dropout(x, p, seed=jax.random.key(0)))(jnp.ones(3), 0.5), "traced"),
     ],
 )
-def test_bad_arguments_name_what_is_wrong(call, words: str) -> None:
+def test_bad_arguments_name_what_is_wrong_while_tracing(call, words: str) -> None:
     with pytest.raises(Exception, match=words):
-        jax.block_until_ready(call())
+        jax.eval_shape(call)
+
+
+def test_a_rehearsal_sees_the_shapes_types_and_options_of_a_call() -> None:
+    tensors = ("x", "bf16", (3, 40)), ("weight", "bf16", (40,)), ("output", "bf16", (3, 40))
+    assert _workspace.bytes_for("rms_norm", tensors, (("eps", np.float64(0.5)),)) == 0 or jax.default_backend() == "gpu"
+    for wrong, words in [
+        (("weight", "bf16", (41,)), "41"),
+        (("weight", "int32", (40,)), "int32"),
+        (("wait", "bf16", (40,)), "wait"),
+        (("x", "bf16", (3, 40)), "x"),
+    ]:
+        with pytest.raises(KernelPyTorchError, match=words):
+            _workspace.bytes_for("rms_norm", (tensors[0], wrong, tensors[2]), ())
+    with pytest.raises(KernelPyTorchError, match="eps"):
+        _workspace.bytes_for("rms_norm", tensors, (("eps", "small"),))
+    assert not any(output["name"] == _workspace.NAME for op in declared().values() for output in op["outputs"])
 
 
 def test_empty_arrays() -> None:
@@ -93,9 +112,9 @@ def test_both_layouts() -> None:
 
 
 def test_x64() -> None:
-    """Doubles, and 64-bit targets, in a process of their own."""
+    """Doubles, which are the CPU's, and 64-bit targets, in a process of their own."""
     code = """
-import jax; jax.config.update("jax_enable_x64", True)
+import jax; jax.config.update("jax_enable_x64", True); jax.config.update("jax_default_device", jax.devices("cpu")[0])
 import jax.numpy as jnp, kernel_pytorch.jax as kp
 x = jax.random.normal(jax.random.key(0), (4, 8))
 assert x.dtype == jnp.float64

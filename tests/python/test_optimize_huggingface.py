@@ -79,8 +79,8 @@ def test_gradient_checkpointing_and_hidden_states(always):  # noqa: F811
 )
 def test_attention_is_timed_by_one_of_its_layers(name, path):
     """In a step of the whole model its gain would be lost; with a mask or a cache it could not be run by itself."""
-    from kernel_pytorch._optimize.patterns import transformers_attention
     from kernel_pytorch._optimize.patterns.context import Context
+    from kernel_pytorch._optimize.patterns.hugging_face import transformers_attention
     from kernel_pytorch._optimize.record import record
 
     model, inputs = HUGGING_FACE[name]()

@@ -328,8 +328,8 @@ def test_padded_products(bias):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_loss_of_a_padded_product_takes_its_padding_along(bias):
+    from kernel_pytorch._optimize.patterns.hugging_face.transformers_loss import causal_loss
     from kernel_pytorch._optimize.patterns.linears import padded_of, padded_product
-    from kernel_pytorch._optimize.patterns.transformers_loss import causal_loss
 
     torch.manual_seed(0)
     layer, x = nn.Linear(12, 29, bias=bias), torch.randn(2, 5, 12, requires_grad=True)

@@ -44,6 +44,8 @@ def language_model(kind: str) -> Any:
         )  # fmt: skip
     elif kind == "falcon":
         config = transformers.FalconConfig(**small, bos_token_id=0, eos_token_id=1)
+    elif kind == "gemma2":
+        config = transformers.Gemma2Config(**small, intermediate_size=64, num_key_value_heads=2, head_dim=8)
     else:
         config = transformers.LlamaConfig(**small, intermediate_size=64, num_key_value_heads=2)
     torch.manual_seed(0)
@@ -97,13 +99,37 @@ def test_an_optimised_model_is_saved_like_any_other(kind: str, everything_pays: 
     assert len(vector) == sum(p.numel() for p in model.parameters())
 
 
-def test_a_residual_norm_next_to_a_cache_is_kept(everything_pays: None) -> None:
-    model = language_model("llama")
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])  # two norms, and four
+def test_a_residual_norm_next_to_a_cache_is_kept(kind: str, everything_pays: None) -> None:
+    model = language_model(kind)
     result = kernel_pytorch.optimize(
         model, {"input_ids": torch.randint(0, 128, (2, 12))}, budget_seconds=20, tune="off"
     )
     assert "residual + norm" in str(result.report)
-    assert type(model.model.layers[0]).forward is not model.model.layers[0].forward.__func__, "the block was replaced"
+    assert type(model.model.layers[0]).forward is not model.model.layers[0].forward.__func__, (
+        "the block was not replaced"
+    )
+
+
+@pytest.mark.parametrize("goal", ["inference", "train"])
+def test_packed_experts_are_sorted_by_expert(goal: str, everything_pays: None) -> None:
+    """Values of a batch that was not the sample, in which experts get no row, and gradients of all parameters."""
+    model = language_model("gpt_oss")
+    ids, one = torch.randint(0, 128, (2, 12)), torch.randint(0, 128, (1, 1))
+    parameters = list(model.parameters())
+
+    def found() -> tuple[Tensor, tuple[Tensor, ...]]:
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        return model(input_ids=one).logits, torch.autograd.grad(loss, parameters)
+
+    logits, gradients = found()
+    result = kernel_pytorch.optimize(model, {"input_ids": ids, "labels": ids}, goal, budget_seconds=30, tune="off")
+    kept = [row["path"] for row in result.report.data["replacements"] if row["pattern"].startswith("experts")]
+    assert kept == ["model.layers.0.mlp.experts", "model.layers.1.mlp.experts"], result.report.data["refusals"]
+    ours = found()
+    torch.testing.assert_close(ours[0], logits, rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(ours[1], gradients):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
 def test_a_cache_of_the_sample_stays_as_it_was() -> None:

@@ -1,8 +1,10 @@
 """How many of a model's parts `optimize` recognised: seen from outside, by what still runs as before.
 
 A part counts as recognised where, in the optimised model, its module has a forward of this library or is passed by.
-Attention counts by the ops that run: torch's fused attention, or a softmax inside a module of that name, exists; it was
-recognised where this library's attention runs instead.
+Attention counts by the ops that run. It exists where torch's fused attention runs, or, inside a module of that name, a
+softmax of what a product of two batches of matrices gave; weights that come from a linear layer (deformable attention)
+are none. It was recognised where that no longer runs and this library's attention does: at most as many as run of it,
+less those that are left, be the softmax torch's or ours.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from kernel_pytorch._optimize.changes import ours
 from torch import nn
 from torch.nn.modules import module as hooks
@@ -22,23 +25,37 @@ from .checks import outputs_of
 KINDS = ("norms", "attention", "qkv", "mlp", "moe")
 _ATTENTION = re.compile(r"att(en|n)|mha|self_?att", re.I)
 _ROUTER = re.compile(r"router|gate|moe|expert", re.I)
+_SOFTMAX = ("aten::_softmax", "aten::_safe_softmax", "kernel_pytorch::softmax", "kernel_pytorch::softmax_forward")
+_BATCH_PRODUCTS = ("aten::bmm", "aten::baddbmm")
+# What a product of batches goes into and is no longer to be seen in.
+_ENDS = ("aten::mm", "aten::addmm", "aten::linear", "aten::convolution", "aten::native_layer_norm", *_SOFTMAX)
 _QUERY = re.compile(r"(^|_)(q|k|v|query|key|value|wq|wk|wv)(_|$|proj|lin)", re.I)
 
 
 class _Ops(TorchDispatchMode):
-    """Counts attention: torch's, and this library's."""
+    """Counts attention: torch's, written out or fused, and this library's."""
 
     def __init__(self, stack: list[nn.Module]) -> None:
         super().__init__()
         self.stack, self.count, self.ours = stack, 0, 0
+        self._products: dict[int, Any] = {}  # tensors made of a product of batches, alive, so that ids are their own
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
         is_fused = "scaled_dot_product" in name or "multi_head_attention" in name
-        is_softmax = name in ("aten::_softmax", "aten::_safe_softmax") and args[0].dim() >= 3
+        is_softmax = name in _SOFTMAX and args[0].dim() >= 3 and id(args[0]) in self._products
         self.count += is_fused or (is_softmax and self._attends())
+        is_ours = name.startswith("kernel_pytorch::")
         self.ours += name.startswith("kernel_pytorch::attention")
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        if name in _BATCH_PRODUCTS or (name not in _ENDS and not is_ours and self._is_of_product(args)):
+            for tensor in made if isinstance(made, (tuple, list)) else (made,):
+                if isinstance(tensor, torch.Tensor):
+                    self._products[id(tensor)] = tensor
+        return made
+
+    def _is_of_product(self, args: Any) -> bool:
+        return any(isinstance(one, torch.Tensor) and id(one) in self._products for one in args)
 
     def _attends(self) -> bool:
         kinds = [type(module).__name__ for module in self.stack]
@@ -101,7 +118,7 @@ class Coverage:
             "moe": lambda module: ours(module),
         }
         found = {kind: [sum(map(test, self.parts[kind])), len(self.parts[kind])] for kind, test in tests.items()}
-        found["attention"] = [min(ops.ours, self.attention), self.attention]
+        found["attention"] = [max(min(ops.ours, self.attention - ops.count), 0), self.attention]
         return found
 
 

@@ -10,6 +10,7 @@
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
 #include "kernel_pytorch/device/cuda/launch_counts.h"
+#include "kernel_pytorch/device/rehearsal.h"
 
 namespace kernel_pytorch::cuda_device {
 namespace {
@@ -152,6 +153,7 @@ void launch(const Context& context, CUkern_st* kernel, const LaunchShape& shape,
   const DriverTable& driver = *cuda_device::driver();
   Ready& ready = ready_kernel(driver, kernel, device_index, label);
   grant_attributes(driver, ready, shape.shared_bytes, shape.cluster_x, label);
+  if (Rehearsal::is_running()) return;
   LaunchAttribute attributes[2];
   unsigned attribute_count = 0;
   if (shape.cluster_x > 1) {

@@ -4,6 +4,7 @@
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
 #include "kernel_pytorch/device/cuda/launch_counts.h"
+#include "kernel_pytorch/device/rehearsal.h"
 
 namespace kernel_pytorch::cuda_device {
 namespace {
@@ -34,28 +35,28 @@ void* allocate(int device_index, size_t bytes) {
 }
 
 void copy_to_device(int device_index, void* target, const void* source, size_t bytes, void* stream) {
-  if (bytes == 0) return;
+  if (bytes == 0 || Rehearsal::is_running()) return;
   const CurrentDevice current(device_index);
   check(driver()->copy_to_device(address_of(target), source, bytes, as_stream(stream)), "cuda:", device_index,
         ": copying ", bytes, " bytes to the device");
 }
 
 void copy_to_host(int device_index, void* target, const void* source, size_t bytes, void* stream) {
-  if (bytes == 0) return;
+  if (bytes == 0 || Rehearsal::is_running()) return;
   const CurrentDevice current(device_index);
   check(driver()->copy_to_host(target, address_of(source), bytes, as_stream(stream)), "cuda:", device_index,
         ": copying ", bytes, " bytes to the host");
 }
 
 void copy_on_device(int device_index, void* target, const void* source, size_t bytes, void* stream) {
-  if (bytes == 0) return;
+  if (bytes == 0 || Rehearsal::is_running()) return;
   const CurrentDevice current(device_index);
   check(driver()->copy_on_device(address_of(target), address_of(source), bytes, as_stream(stream)),
         "cuda:", device_index, ": copying ", bytes, " bytes on the device");
 }
 
 void fill_bytes(int device_index, void* target, unsigned char value, size_t bytes, void* stream) {
-  if (bytes == 0) return;
+  if (bytes == 0 || Rehearsal::is_running()) return;
   const CurrentDevice current(device_index);
   check(driver()->fill_bytes(address_of(target), value, bytes, as_stream(stream)), "cuda:", device_index, ": filling ",
         bytes, " bytes");
@@ -63,6 +64,7 @@ void fill_bytes(int device_index, void* target, unsigned char value, size_t byte
 }
 
 void synchronize(int device_index, void* stream) {
+  if (Rehearsal::is_running()) return;
   const CurrentDevice current(device_index);
   check(driver()->stream_synchronize(as_stream(stream)), "cuda:", device_index, ": waiting for a stream");
 }

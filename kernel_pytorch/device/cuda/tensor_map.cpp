@@ -5,6 +5,7 @@
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
+#include "kernel_pytorch/device/rehearsal.h"
 
 namespace kernel_pytorch::cuda_device {
 namespace {
@@ -62,6 +63,7 @@ void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[1
                       : 1;
     steps[i] = 1;
   }
+  if (Rehearsal::is_running()) return;
   const CurrentDevice current(view.device.index);  // the driver encodes for a context
   check(require_driver().tensor_map_encode(words, map_type(view.dtype), static_cast<unsigned>(rank), view.data, sizes,
                                            strides, box, steps, TensorMapInterleave::kNone, TensorMapSwizzle::k128Bytes,

@@ -6,6 +6,7 @@ Modules that do the same work share one decision; every one of them is verified.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -23,6 +24,9 @@ from .runner import runner, working
 from .sites import Call, Found, Proposal, Refusal, Way, raised
 from .verdicts import judge
 from .verify import Difference, Mismatch, Results, results_of, verify, wider_results
+
+_WIDER_RUNS = 4  # of the original, that one in a wider type may take
+_WIDER_SHARE = 0.1  # of a stage's seconds left, that it may take
 
 
 @dataclass
@@ -100,6 +104,7 @@ class Chooser:
         self.outcome = Outcome()
         self.undecided: list[tuple[Proposal, Decision]] = []
         self._runs: tuple[nn.Module | None, dict[tuple[Any, ...], Results | None]] = (None, {})
+        self._run_seconds: dict[tuple[Any, ...], float] = {}  # of the newest run of each kind
         self.by_calls = False  # what is tried saves the host's time, as a graph does
 
     def try_one(self, proposal: Proposal, seconds: float, predicted_us: float = 0.0, share: float = 1.0) -> None:
@@ -180,11 +185,20 @@ class Chooser:
                 self._runs = (module, {})
             results, key = self._runs[1], (kind, seed, is_perturbed)
             if key not in results:
+                began = time.monotonic()
                 with self.changes.suspended():
-                    results[key] = run(inputs, self.context.trains, seed)
+                    fits = kind != "wider" or self._has_time_for_wider(seed, is_perturbed)
+                    results[key] = run(inputs, self.context.trains, seed) if fits else None
+                self._run_seconds[kind, seed, is_perturbed] = time.monotonic() - began
             return results[key]
 
         return known
+
+    def _has_time_for_wider(self, seed: int, is_perturbed: bool) -> bool:
+        """Whether a run in a wider type, which takes some times as long, leaves the stage most of its seconds; else
+        fixed tolerances decide."""
+        seconds = _WIDER_RUNS * self._run_seconds.get(("", seed, is_perturbed), 0.0)
+        return anyone(None if seconds <= _WIDER_SHARE * self.budget.left(self.stage) else "no time") is None
 
     def _decide(
         self, proposal: Proposal, call: Call, seconds: float, predicted_us: float, share: float = 1.0

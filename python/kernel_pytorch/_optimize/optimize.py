@@ -25,10 +25,10 @@ from .changes import KEY, Changes, changes_of, uncompiled
 from .choose import Chooser, Outcome, proposals
 from .compiled import choose_set
 from .measure import once_us, warm_up
-from .patterns import LAST_PATTERNS, named
+from .patterns import LAST_PATTERNS, LATER_PATTERNS, named
 from .patterns.context import Context
 from .pending import forget_first_call
-from .plan import plan_sites, shares_of
+from .plan import Plan, plan_sites, shares_of
 from .record import record
 from .report import Report
 from .report.collect import collect, collect_nothing
@@ -154,18 +154,11 @@ def _optimize(
         return collect_nothing(model, context, budget, sample)
     warm_up()
     budget.start(step_seconds)
-    found, refused = proposals(context, [one for one in patterns if one not in LAST_PATTERNS], budget)
-    say(f"{len(found)} parts could be replaced")
-    plan = plan_sites(context, changes, found, machine, budget)
-    refused += plan.refusals
     chooser = Chooser(context, changes, budget)
-    chooser.outcome.refusals.extend(refused)
-    shares = shares_of(plan.sites)
-    for index, site in enumerate(plan.sites):
-        predicted = site.prediction
-        gain_us = predicted["before_us"] - predicted["after_us"]
-        chooser.try_one(site.proposal, predicted["measure_seconds"], gain_us, shares[site.proposal.signature])
-        say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
+    first = [one for one in patterns if one not in (*LATER_PATTERNS, *LAST_PATTERNS)]
+    plan = _try_patterns(chooser, first, machine, budget, say)
+    later = _try_patterns(chooser, [one for one in LATER_PATTERNS if one in patterns], machine, budget, say)
+    plan.predictions |= later.predictions
     outcome = chooser.outcome
     if not context.compiled and not budget.is_spent("together"):
         note = try_together(chooser, sample, budget.measure_seconds("together"), say)
@@ -193,6 +186,23 @@ def _optimize(
     if optimizer is not None:
         optimizers.choose(optimizer, changes, outcome, sample.device, budget.measure_seconds("optimizer"))
     return collect(model, context, outcome, plan, tuned, measured, sample)
+
+
+def _try_patterns(
+    chooser: Chooser, patterns: list[ModuleType], machine: dict[str, Any], budget: Budget, say: Callable[[str], None]
+) -> Plan:
+    """Finds what the patterns know, asks the plan, and tries what it names."""
+    found, refused = proposals(chooser.context, patterns, budget)
+    say(f"{len(found)} parts could be replaced")
+    plan = plan_sites(chooser.context, chooser.changes, found, machine, budget)
+    chooser.outcome.refusals.extend([*refused, *plan.refusals])
+    shares = shares_of(plan.sites)
+    for index, site in enumerate(plan.sites):
+        predicted = site.prediction
+        gain_us = predicted["before_us"] - predicted["after_us"]
+        chooser.try_one(site.proposal, predicted["measure_seconds"], gain_us, shares[site.proposal.signature])
+        say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
+    return plan
 
 
 def _step_seconds(model: nn.Module, context: Context, sample: Sample) -> float:

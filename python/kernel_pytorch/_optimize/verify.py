@@ -24,9 +24,7 @@ from .state import attributes_kept, states_of, tensors_in
 
 # Of a row, what a replacement may differ from a wider run beyond 1.25 times what the original differs: one rounding of
 # another order of sums.
-_FLOORS = {torch.float16: 1e-3, torch.bfloat16: 6e-3}
-# fp32 is judged by its tolerance, which is close already: runs in fp64 would take most of a small budget on a CPU.
-_NARROW = _FLOORS.keys()
+_FLOORS = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 _SHARE_OF_ERROR = 1.25
 _MOST_WIDE_BYTES = 1 << 31  # of a part's parameters in the wider type
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -166,15 +164,16 @@ def compare(path: str, ours: Results, theirs: Results, tolerance: float) -> list
 
 
 def wider_results(module: nn.Module, call: Call, gradients: bool, seed: int) -> Results | None:
-    """Of a copy of the module and its arguments in a wider type: what both the original and its replacement round.
-    None where there is none to be had: a part too large, of a wide type already, or that cannot be copied or widened.
+    """Of a copy of the module and its arguments in a wider type, fp32 or, of fp32, fp64: what both the original and its
+    replacement round. None where there is none to be had: a part too large, of a wide type already, or that cannot be
+    copied or widened.
     """
     dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
     dtypes |= {tensor.dtype for tensor in call.tensors() if tensor.is_floating_point()}
     autocast = any(torch.is_autocast_enabled(tensor.device.type) for tensor in call.tensors())
-    if autocast or not dtypes & _NARROW or not dtypes <= {*_NARROW, torch.float32}:
+    if autocast or not dtypes or not dtypes <= _FLOORS.keys():
         return None
-    wide = torch.float32
+    wide = torch.float64 if dtypes == {torch.float32} else torch.float32
     if sum(p.numel() for p in module.parameters()) * wide.itemsize > _MOST_WIDE_BYTES:
         return None
 

@@ -9,7 +9,9 @@ Calls go through the XLA FFI to the kernels of the core, on CPUs and NVIDIA GPUs
 from __future__ import annotations
 
 from . import _registration as _registration  # first: it says what is missing where jax is missing
+from . import optim, policies
 from .attention import attention
+from .float8 import Quantized, quantize, scaled_matmul
 from .losses import cross_entropy, linear_cross_entropy
 from .norms import layer_norm, rms_norm
 from .pointwise import (
@@ -27,10 +29,11 @@ from .pointwise import (
     softmax,
     swiglu,
 )
-from .products import interleave_gate_up, linear, mlp
+from .products import interleave_gate_up, linear, matmul, mlp
 from .tables import chunk_mean_pool, embedding, mean_pool, rope
 
 __all__ = [
+    "Quantized",
     "activation",
     "attention",
     "chunk_mean_pool",
@@ -46,13 +49,18 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "log_softmax",
+    "matmul",
     "mean_pool",
     "mlp",
+    "optim",
+    "policies",
+    "quantize",
     "reglu",
     "relu",
     "relu_squared",
     "rms_norm",
     "rope",
+    "scaled_matmul",
     "silu",
     "softmax",
     "swiglu",

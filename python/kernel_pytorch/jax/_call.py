@@ -17,6 +17,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._shape_rules import declared, outputs_of, picked_shape
+from . import _workspace
 from ._registration import PREFIX
 
 Array = jax.Array
@@ -76,14 +77,18 @@ def call(
     *,
     wanted: Sequence[str] = (),
     types: Mapping[str, Any] | None = None,
-) -> dict[str, Array]:
+    written: Mapping[str, jax.ShapeDtypeStruct] | None = None,
+) -> dict[str, Any]:
     """Outputs of an op by name; those that the arguments do not call for are missing.
+
+    Tensors that the op updates in place are outputs too, lists of them as lists; XLA copies those that live on.
 
     Args:
         tensors: arrays by argument, lists of arrays for lists; None where absent.
         options: numbers, flags and texts, known while tracing; None keeps the op's default.
         wanted: flags that ask for outputs, as the list of fields names them.
         types: the options that choose outputs' types.
+        written: tensors that the op fills in place whatever they held, by shape and type.
     """
     given = {name: value for name, value in tensors.items() if value is not None and not _is_empty_list(value)}
     names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
@@ -95,6 +100,7 @@ def call(
         tuple(sorted((name, value) for name, value in (options or {}).items() if value is not None)),
         tuple(wanted),
         tuple(sorted((name, name_of_dtype(dtype)) for name, dtype in (types or {}).items() if dtype is not None)),
+        tuple((name, tuple(one.shape), name_of_dtype(one.dtype)) for name, one in (written or {}).items()),
     )
     return site(*arrays)  # type: ignore[no-any-return]
 
@@ -113,37 +119,64 @@ def _grouped(names: Sequence[tuple[str, int]], arrays: Sequence[Any]) -> dict[st
 
 
 @functools.lru_cache(maxsize=4096)
-def _site(op: str, names: Any, options: Any, wanted: Any, types: Any) -> Any:
+def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: Any) -> Any:
     """(arrays) -> outputs by name, for one set of static arguments."""
-    kinds = {argument["name"]: argument["kind"] for argument in declared()[op]["arguments"]}
-    for name, _ in (*names, *options):
-        if name not in kinds:
-            raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(kinds)}")
-    attributes = {name: _attribute(op, name, kinds[name], value) for name, value in options}
+    fields = {argument["name"]: argument for argument in declared()[op]["arguments"]}
+    for name, *_ in (*names, *options, *written):
+        if name not in fields:
+            raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(fields)}")
+    attributes = {name: _attribute(op, name, fields[name]["kind"], value) for name, value in options}
+    attributes_of_call = tuple(attributes.items())
     static = {**dict(options), **dict(types), **dict.fromkeys(wanted, True)}
+    each = tuple(name for name, count in names for _ in range(abs(count)))
+    updated = [place for place, name in enumerate(each) if fields[name]["updated"]]
 
     @custom_vmap
-    def run(*arrays: Array) -> dict[str, Array]:
+    def run(*arrays: Array) -> dict[str, Any]:
         values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
         outputs = [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
-        results = [_result(output, arrays) for output in outputs]
-        each = (name for name, count in names for _ in range(abs(count)))
-        made = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential")(
-            *arrays,
-            op=op,
-            tensors=" ".join(each),
-            results=" ".join(output.name for output in outputs),
-            **attributes,
-        )
-        return {output.name: array for output, array in zip(outputs, made)}
+        made_here = [(output.name, output.shape, output.dtype) for output in outputs] + list(written)
+        results = [_result(shape, _DTYPES[dtype], arrays) for _, shape, dtype in made_here]
+        if not updated and all(0 in one.shape for one in results):
+            # Nothing is computed. XLA refuses to capture a call that launches nothing.
+            return {name: jnp.zeros(one.shape, one.dtype) for (name, *_), one in zip(made_here, results)}
+        result_names = [name for name, *_ in made_here]
+        tensors = [(name, *_described(one)) for name, one in zip((*each, *result_names), (*arrays, *results))]
+        scratch = _workspace.bytes_for(op, tuple(tensors), attributes_of_call)
+        aliases = {place: len(results) + i for i, place in enumerate(updated)}
+        results += [_result(arrays[place].shape, arrays[place].dtype, arrays) for place in updated]
+        result_names += [each[place] for place in updated]
+        if scratch:
+            results.append(_result((scratch,), jnp.uint8, arrays))
+            result_names.append(_workspace.NAME)
+        called = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential", input_output_aliases=aliases)
+        made = called(*arrays, op=op, tensors=" ".join(each), results=" ".join(result_names), **attributes)
+        changed = iter(made[len(made_here) :])
+        in_place = {
+            name: next(changed) if count < 0 else [next(changed) for _ in range(count)]
+            for name, count in names
+            if fields[name]["updated"]
+        }
+        return {**dict(zip(result_names, made[: len(made_here)])), **in_place}
 
     @run.def_vmap
-    def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[dict[str, Array], dict[str, bool]]:
-        folded = _folded(op, names, static, size, mapped, arrays)
+    def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        folded = None if written else _folded(op, names, static, size, mapped, arrays)
         outputs = _looped(run, mapped, arrays) if folded is None else folded(run)
-        return outputs, dict.fromkeys(outputs, True)
+        return outputs, jax.tree.map(lambda _: True, outputs)
 
-    return run
+    @jax.custom_jvp
+    def undifferentiated(*arrays: Array) -> dict[str, Any]:
+        return run(*arrays)  # type: ignore[no-any-return]
+
+    @undifferentiated.defjvp
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"{op}: this call has no derivative. Ops of kernel_pytorch.jax have first derivatives in reverse mode "
+            "(jax.grad, jax.vjp); for second ones and forward mode write the op in jax.numpy"
+        )
+
+    return undifferentiated
 
 
 def _looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[str, Array]:
@@ -170,15 +203,20 @@ def _attribute(op: str, name: str, kind: str, value: Any) -> Any:
     return str(value)
 
 
-def _result(output: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
+def _described(array: Any) -> tuple[str, tuple[int, ...]]:
+    """Type and shape as the op sees them."""
+    return dtype_name(array), tuple(_Viewed(array).shape)
+
+
+def _result(shape: Any, dtype: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
     axes = [getattr(jax.typeof(array), _VARYING, None) for array in arrays]
     varying = frozenset().union(*(getattr(one, "varying", one) or () for one in axes))
     if not varying:
-        return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype])
+        return jax.ShapeDtypeStruct(shape, dtype)
     # jax looks for these axes in a mesh that it does not fill in by itself.
     whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
     value = varying if _VARYING == "vma" else jax.sharding.ManualAxisType(varying=varying)
-    return jax.ShapeDtypeStruct(output.shape, _DTYPES[output.dtype], sharding=whole, **{_VARYING: value})
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=whole, **{_VARYING: value})
 
 
 def _folded(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
+from .._shape_rules import declared
 from ._call import call
 
 # (saved values by name, gradients of the results by name, names of the tensors whose gradient is wanted)
@@ -90,6 +91,7 @@ def _function(
     formula: Formula,
 ) -> Any:
     static = dict(options)
+    computed = {output["name"] for output in declared()[f"{op}_forward"]["outputs"]}
 
     def outputs_of(which: str, arrays: Sequence[Any], flags: Sequence[str], asked: Sequence[str]) -> dict[str, Any]:
         set_flags = dict.fromkeys(flags, True)
@@ -103,6 +105,8 @@ def _function(
     def forward(*primals: Any) -> tuple[Any, _Saved]:
         arrays = [primal.value for primal in primals]
         needed = {name: primal.value.dtype for name, primal in zip(names, primals) if primal.perturbed}
+        if not computed.intersection(saves):  # nothing is computed for backward: this call may be differentiated again
+            return function(*arrays), _Saved({name: one for name, one in zip(names, arrays) if name in saves}, needed)
         asked = tuple(dict.fromkeys((*wanted, *forward_wanted)))
         outputs = outputs_of(f"{op}_forward", arrays, forward_flags, asked)
         known = {**dict(zip(names, arrays)), **outputs}

@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
 
 MINIMUM_JAX = (0, 9, 1)
 PREFIX = "kernel_pytorch."
+NOTHING = PREFIX + "nothing"  # a target that returns at once: what XLA spends on a call by itself
 _HANDLERS = {"cpu": "kp_jax_cpu", "CUDA": "kp_jax_cuda"}
 
 
@@ -46,3 +47,5 @@ def register() -> None:
         handler = jax.ffi.pycapsule(getattr(library, symbol))
         for op in declared():
             jax.ffi.register_ffi_target(PREFIX + op, handler, platform=platform)
+        nothing = jax.ffi.pycapsule(library.kp_jax_nothing)
+        jax.ffi.register_ffi_target(NOTHING, nothing, platform=platform)

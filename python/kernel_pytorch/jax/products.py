@@ -6,8 +6,47 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ._arguments import same_type
 from ._call import Array, call
 from ._gradients import differentiable
+
+_PRECISIONS = ("full", "tf32", "bf16", "bf16x3")
+
+
+def matmul(a: Array, b: Array, *, precision: str = "full") -> Array:
+    """a @ b, summed in fp32 and rounded once. With a bias, an activation, a gate or a residual: `linear`.
+
+    Args:
+        a: [..., m, k], or a vector [k]; of two types the wider is taken.
+        b: [..., k, n], or a vector [k]; leading sizes broadcast.
+        precision: of fp32 products: "full" multiplies fp32 exactly, "bf16" rounds both to bf16 first, "bf16x3" adds
+            three products of bf16 halves (errors near fp32's), "tf32" is a GPU's. Gradients are taken alike.
+    """
+    if precision not in _PRECISIONS:
+        raise ValueError(f'matmul: precision is "{precision}"; it is one of {", ".join(_PRECISIONS)}')
+    a, b = same_type(jnp.asarray(a), jnp.asarray(b))
+    if a.ndim == 0 or b.ndim == 0:
+        raise ValueError(f"matmul: a has {a.ndim} dimensions, b has {b.ndim}; both need at least one")
+    if b.ndim == 1:
+        return matmul(a, b[:, None], precision=precision)[..., 0]
+    if a.ndim == 1:
+        return matmul(a[None], b, precision=precision)[..., 0, :]
+    if b.ndim == 2:  # one product of all rows
+        rows = a.reshape(-1, a.shape[-1])
+        return _matmul(rows, b, precision).reshape(*a.shape[:-1], b.shape[-1])
+    try:
+        leading = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"matmul: a has shape {list(a.shape)}, b has {list(b.shape)}; the sizes before the last two must broadcast"
+        ) from None
+    a, b = jnp.broadcast_to(a, (*leading, *a.shape[-2:])), jnp.broadcast_to(b, (*leading, *b.shape[-2:]))
+    return _matmul(a, b, precision)
+
+
+def _matmul(a: Array, b: Array, precision: str) -> Array:
+    options = {"precision": precision}
+    return differentiable("matmul", {"a": a, "b": b}, options, _matmul_gradient, saves=("a", "b"))[0]  # type: ignore[no-any-return]
 
 
 def linear(
@@ -65,6 +104,18 @@ def interleave_gate_up(gate: Array, up: Array) -> Array:
     """Rows (gate, up, gate, up, ...) of two weights or biases, as gated layers take them."""
     gate, up = jnp.asarray(gate), jnp.asarray(up)
     return jnp.stack([gate, up], axis=1).reshape(2 * gate.shape[0], *gate.shape[1:])
+
+
+def _matmul_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    """Products again, so that they have gradients of their own. Full ones of matrices read what is there as it lies."""
+    a, b, grad, precision = values["a"], values["b"], grads["output"], values["precision"]
+    gradients = {}
+    if "a" in wanted:
+        is_plain = b.ndim == 2 and precision == "full"
+        gradients["a"] = linear(grad, b) if is_plain else _matmul(grad, jnp.swapaxes(b, -1, -2), precision)
+    if "b" in wanted:
+        gradients["b"] = _matmul(jnp.swapaxes(a, -1, -2), grad, precision)
+    return gradients
 
 
 def _linear_gradient(values: Any, grads: Any, wanted: Any) -> Any:

@@ -16,9 +16,9 @@ struct Arguments {
   float* lse;
   float* total;
   float* partials;
-  void* gradient;        // contiguous
-  const float* counted;  // the mean's divisor; null: every block counts for itself
-  uint32_t* arrived;     // zero; with total
+  void* gradient;         // contiguous
+  const double* counted;  // the mean's divisor; null: every block counts for itself
+  uint32_t* arrived;      // zero; with total
   int64_t grad_loss_step;
   int64_t ignore_index;
   int64_t vocabulary;

@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kBlockThreads<kRowThreads>, kThreadsOnMultipro
   constexpr int kRows = kBlockThreads<kRowThreads> / kRowThreads;
   extern __shared__ __align__(16) unsigned char row_part[];
   __shared__ typename RowTotals<kRowThreads>::Storage storage;
-  __shared__ float shared[kBlockThreads<kRowThreads> / tile::kWarpLanes];
+  __shared__ Sum<T> shared[kBlockThreads<kRowThreads> / tile::kWarpLanes];
   RowTotals<kRowThreads> totals_of(storage);
   const Whole whole = Whole::make<T>(arguments, shared);
   const int lane = threadIdx.x % kRowThreads;
@@ -221,15 +221,15 @@ __global__ void __launch_bounds__(kBlockThreads<kRowThreads>, kThreadsOnMultipro
       write_gradient<T, kGeneral, kRowThreads>(arguments, view, by, target.column, lane, pass, held);
     }
   }
-  store_total(arguments, whole, shared);
+  store_total<T>(arguments, whole, shared);
 }
 
 // The mean's divisor, where there are too many rows for every block to count them.
 template <class T>
 __global__ void __launch_bounds__(kCountThreads, 1)
-    count_rows(const __grid_constant__ Arguments arguments, float* counted) {
-  __shared__ float shared[kCountThreads / tile::kWarpLanes];
-  const float divisor = count_targets<T>(arguments, shared);
+    count_rows(const __grid_constant__ Arguments arguments, double* counted) {
+  __shared__ Sum<T> shared[kCountThreads / tile::kWarpLanes];
+  const Sum<T> divisor = count_targets<T>(arguments, shared);
   if (threadIdx.x == 0) *counted = divisor;
 }
 

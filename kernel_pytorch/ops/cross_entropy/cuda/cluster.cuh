@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kConfig.consumers + kFetchThreads, kConfig.blo
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ ClusterBarriers barriers;
   __shared__ typename tile::ClusterMaxSum<kWarps>::Storage totals_storage;
-  __shared__ float shared[kWarps + 1];
+  __shared__ Sum<T> shared[kWarps + 1];
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < arguments.stages; ++stage) {
       barriers.full[stage].init(1);
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kConfig.consumers + kFetchThreads, kConfig.blo
   } else {
     work_on_rows<T, kConfig>(arguments, whole, slice, ring, barriers, totals);
   }
-  store_total(arguments, whole, shared);
+  store_total<T>(arguments, whole, shared);
 }
 
 }  // namespace kernel_pytorch::cross_entropy

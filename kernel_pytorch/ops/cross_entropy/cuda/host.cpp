@@ -97,7 +97,7 @@ void prepare(const Problem& problem, int64_t blocks, Arguments& arguments, Conte
   if (counts_first(problem, blocks)) {
     const DType dtype = problem.logits.dtype;
     CUkern_st* kernel = table.get(cuda_type_index(dtype), context, [&] { return block_code("count_rows", dtype); });
-    auto* counted = static_cast<float*>(context.scratch->allocate(sizeof(float)));
+    auto* counted = static_cast<double*>(context.scratch->allocate(sizeof(double)));
     cuda_device::LaunchShape shape;
     shape.block_x = kCountThreads;
     void* pointers[] = {&arguments, &counted};

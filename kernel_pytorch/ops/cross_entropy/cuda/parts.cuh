@@ -17,13 +17,30 @@ __device__ __forceinline__ float weight_at(const Arguments& arguments, int64_t i
                                    : tile::to_float<T>(static_cast<const T*>(arguments.weight)[index]);
 }
 
-// The sum over all threads of a block, by warps and then in their order; `shared` holds a float for each warp.
-__device__ __forceinline__ float sum_block(float value, float* shared) {
+// Sums over rows and classes: in double for fp32 rows, since a rounding of the mean's divisor is in all of the
+// gradient.
+template <class T>
+struct SumType {
+  using Type = float;
+};
+template <>
+struct SumType<float> {
+  using Type = double;
+};
+template <class T>
+using Sum = typename SumType<T>::Type;
+
+// The sum over all threads of a block, by warps, then in their order; `shared` holds a number for each warp.
+template <class Number>
+__device__ __forceinline__ Number sum_block(Number value, Number* shared) {
   const int warps = blockDim.x / tile::kWarpLanes;
-  value = tile::sum_lanes<tile::kWarpLanes>(value);
+#pragma unroll
+  for (int distance = tile::kWarpLanes / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
   if (threadIdx.x % tile::kWarpLanes == 0) shared[threadIdx.x / tile::kWarpLanes] = value;
   __syncthreads();
-  float total = 0;
+  Number total = 0;
   for (int warp = 0; warp < warps; ++warp) total += shared[warp];
   __syncthreads();
   return total;
@@ -31,8 +48,8 @@ __device__ __forceinline__ float sum_block(float value, float* shared) {
 
 // The sum of w[t] over the rows that count.
 template <class T>
-__device__ __forceinline__ float count_targets(const Arguments& arguments, float* shared) {
-  float sum = 0;
+__device__ __forceinline__ Sum<T> count_targets(const Arguments& arguments, Sum<T>* shared) {
+  Sum<T> sum = 0;
   for (int64_t row = threadIdx.x; row < arguments.shape.rows; row += blockDim.x) {
     const int64_t target = arguments.target[row];
     const bool is_valid = target >= 0 && target < arguments.vocabulary;
@@ -44,19 +61,25 @@ __device__ __forceinline__ float count_targets(const Arguments& arguments, float
 // What all rows have in common. All threads of the block take part.
 struct Whole {
   float divisor = 1;
+  bool is_wide = false;  // fp32 rows, a constant: they know what the divisor's rounding lost
+  float divisor_rest = 0;
   float weight_sum;
 
   template <class T>
-  static __device__ __forceinline__ Whole make(const Arguments& arguments, float* shared) {
+  static __device__ __forceinline__ Whole make(const Arguments& arguments, Sum<T>* shared) {
     Whole whole;
     if (arguments.is_mean) {
-      whole.divisor = arguments.counted != nullptr ? *arguments.counted : count_targets<T>(arguments, shared);
+      const Sum<T> divisor =
+          arguments.counted != nullptr ? static_cast<Sum<T>>(*arguments.counted) : count_targets<T>(arguments, shared);
+      whole.divisor = static_cast<float>(divisor);
+      whole.is_wide = sizeof(T) == 4;
+      if constexpr (sizeof(T) == 4) whole.divisor_rest = static_cast<float>(divisor - whole.divisor);
     }
     whole.weight_sum = static_cast<float>(arguments.vocabulary);
     if (arguments.weight != nullptr && arguments.share != 0) {
-      float sum = 0;
+      Sum<T> sum = 0;
       for (int64_t j = threadIdx.x; j < arguments.vocabulary; j += blockDim.x) sum += weight_at<T>(arguments, j);
-      whole.weight_sum = sum_block(sum, shared);
+      whole.weight_sum = static_cast<float>(sum_block(sum, shared));
     }
     return whole;
   }
@@ -184,15 +207,21 @@ struct Target {
 };
 
 __device__ __forceinline__ Coefficients coefficients_of(const Arguments& arguments, const Whole& whole, float on_target,
-                                                        float lse, float scale) {
+                                                        float lse, float scale, float rest = 0.0f) {
   const float along = on_target + arguments.share * whole.weight_sum + 2.0f * arguments.z_loss * lse;
-  return {scale * along, scale * arguments.share, scale * on_target, 0.0f};
+  const auto scaled = [&](float value) { return rest == 0 ? value * scale : fmaf(value, scale, value * rest); };
+  return {scaled(along), scaled(arguments.share), scaled(on_target), 0.0f};
 }
 // From a row's own totals: exponentials around the largest logit, divided by their sum.
 __device__ __forceinline__ Coefficients forward_coefficients(const Arguments& arguments, const Whole& whole,
                                                              float on_target, const tile::MaxSum& totals) {
   const float lse = totals.largest + totals.log_sum();
-  Coefficients result = coefficients_of(arguments, whole, on_target, lse, arguments.gradient_scale / whole.divisor);
+  const float scale = arguments.gradient_scale / whole.divisor;
+  float rest = 0;  // what the quotient lacks: its remainder by the whole divisor
+  if (whole.is_wide) {
+    rest = (fmaf(-scale, whole.divisor, arguments.gradient_scale) - scale * whole.divisor_rest) / whole.divisor;
+  }
+  Coefficients result = coefficients_of(arguments, whole, on_target, lse, scale, rest);
   result.along /= totals.sum;
   result.center = totals.center();
   return result;
@@ -236,17 +265,19 @@ __device__ __forceinline__ void store_ignored_row(const Arguments& arguments, in
 
 // The last block to arrive adds the losses up, in their order. All threads; thread 0 stored the losses of its block or
 // met those who did at a barrier.
-__device__ __forceinline__ void store_total(const Arguments& arguments, const Whole& whole, float* shared) {
+template <class T>
+__device__ __forceinline__ void store_total(const Arguments& arguments, const Whole& whole, Sum<T>* shared) {
   if (arguments.total == nullptr) return;
   __shared__ bool is_last;
   __syncthreads();
   if (threadIdx.x == 0) is_last = tile::arrives_last(arguments.arrived, gridDim.x);
   __syncthreads();
   if (!is_last) return;
-  float sum = 0;
+  Sum<T> sum = 0;
   for (int64_t row = threadIdx.x; row < arguments.shape.rows; row += blockDim.x) sum += __ldcg(arguments.loss + row);
   sum = sum_block(sum, shared);
-  if (threadIdx.x == 0) *arguments.total = sum / whole.divisor;
+  if (threadIdx.x == 0)
+    *arguments.total = static_cast<float>(sum / (static_cast<Sum<T>>(whole.divisor) + whole.divisor_rest));
 }
 
 }  // namespace kernel_pytorch::cross_entropy

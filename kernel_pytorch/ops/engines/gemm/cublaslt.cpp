@@ -12,6 +12,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/device/rehearsal.h"
 #include "kernel_pytorch/jit/jit.h"
 
 namespace kernel_pytorch::vendor {
@@ -205,6 +206,7 @@ class Call {
 
   void run(void* handle, const Algorithm& algorithm, Context& context) const {
     void* workspace = algorithm.workspace_bytes > 0 ? context.scratch->allocate(algorithm.workspace_bytes) : nullptr;
+    if (Rehearsal::is_running()) return;
     const float beta = product_.residual.is_present() ? product_.beta : 0.0f;
     require(lt_.multiply(handle, description_.get(), &product_.alpha, product_.b.data, layout(0), product_.a.data,
                          layout(1), &beta, added().data, layout(2), product_.output.data, layout(3), algorithm.words,

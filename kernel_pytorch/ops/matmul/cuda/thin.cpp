@@ -65,12 +65,12 @@ std::vector<std::string> thin_configs(const Product&, const DeviceInfo&) {
   return config_texts(kThinConfigs);
 }
 
-// Sixteen warps where a multiprocessor gets one or two blocks, eight where it gets more, and no more warps than have a
-// step of k each (measured on an H200: benchmarks/results/h200_thin.txt). 32 columns win nowhere by more than 4 %.
+// Sixteen warps where a multiprocessor gets one block, eight where it gets more, which are then resident together, and
+// no more warps than have a step of k each. 32 columns win nowhere by more than 4 % (H200, `kpt bench matmul --all`).
 int thin_heuristic(const Product& problem, const DeviceInfo& device) {
   constexpr int kColumns = 16;
   const Sizes sizes = sizes_of(problem);
-  const bool is_small = divide_up(sizes.n, kColumns) * sizes.batch <= 2 * device.cuda.multiprocessors;
+  const bool is_small = divide_up(sizes.n, kColumns) * sizes.batch <= device.cuda.multiprocessors;
   const int64_t steps = divide_up(sizes.k, product::kThinBlock * product::kThinBlocks);
   const int warps = is_small && steps >= 16 ? 16 : steps >= 8 ? 8 : 4;
   const auto is_wanted = [&](const ThinConfig& config) { return config.columns == kColumns && config.warps == warps; };

@@ -23,10 +23,10 @@ from . import (
     perceptrons,
     projections,
     torch_layers,
-    transformers_attention,
-    transformers_loss,
     written_attention,
 )
+from .deferred import deferred_attention
+from .hugging_face import transformers_attention, transformers_experts, transformers_loss
 
 PATTERNS: tuple[ModuleType, ...] = (
     narrow,
@@ -35,6 +35,7 @@ PATTERNS: tuple[ModuleType, ...] = (
     activations,
     embeddings,
     perceptrons,
+    transformers_experts,
     outputs,
     projections,
     written_attention,
@@ -43,8 +44,11 @@ PATTERNS: tuple[ModuleType, ...] = (
     transformers_attention,
     transformers_loss,
     blocks,
+    deferred_attention,
     graphs,
 )
+# Looked for when those before are in force: what they left.
+LATER_PATTERNS: tuple[ModuleType, ...] = (deferred_attention,)
 # Tried when everything else is in force; the compiler only where `optimize` is asked for it.
 LAST_PATTERNS: tuple[ModuleType, ...] = (graphs, compiler)
 

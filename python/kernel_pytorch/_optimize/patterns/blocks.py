@@ -1,5 +1,6 @@
 """Blocks: x + attention(norm(x)), then x + mlp(norm(x)): the first sum becomes part of the second norm's pass, the
-second part of the MLP's last product.
+second part of the MLP's last product. Where more norms stand behind attention and MLP (Gemma 2 and 3, GLM-4), the
+second sum stays.
 
 How a block calls its attention is learnt from the sample: which of its own arguments go through under which name.
 A call that brings something the sample did not show is the original's. Under autocast the norms write the products'
@@ -25,15 +26,23 @@ from .narrowing import narrow_type, takes_narrow
 from .perceptrons import has_plain_layers
 
 NAME = "block"
-# norm, attention, norm, mlp, in the spellings of Llama and its kin, GPT-2, ViT (timm and Hugging Face), and others.
+# norm, attention, norm, mlp, and maybe norms behind attention and MLP: these first, since they hold others' names.
 _SPELLINGS = (
+    (
+        "input_layernorm", "self_attn", "pre_feedforward_layernorm", "mlp",
+        "post_attention_layernorm", "post_feedforward_layernorm",
+    ),
+    (
+        "input_layernorm", "self_attn", "post_attention_layernorm", "mlp",
+        "post_self_attn_layernorm", "post_mlp_layernorm",
+    ),
     ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"),
     ("ln_1", "attn", "ln_2", "mlp"),
     ("norm1", "attn", "norm2", "mlp"),
     ("layernorm_before", "attention", "layernorm_after", "mlp"),
     ("attention_norm", "attention", "ffn_norm", "feed_forward"),
     ("ln1", "attn", "ln2", "mlp"),
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -75,9 +84,10 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     names = next((names for names in _SPELLINGS if all(name in module._modules for name in names)), None)
     if names is None:
         return None
-    first, attention, second, perceptron = (module._modules[name] for name in names)
+    first, attention, second, perceptron = (module._modules[name] for name in names[:4])
     if first not in context.norms or second not in context.norms or attention is None or perceptron is None:
         return Refusal(path, NAME, "its norms were not recognised")
+    has_norms_behind = len(names) > 4
     reason = why_not_plain("", module) or weight_reason(module)
     for name, part in ((names[0], first), (names[2], second)):
         reason = reason or (why_not_plain(name, part) if part is not None else None)
@@ -95,14 +105,13 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     ways = [Way("the sum inside the second norm", _change(module, names, passing, context, None))]
     kind = context.perceptrons[perceptron].kind if perceptron in context.perceptrons else "layer"
     words = "the sums inside the second norm and the last product"
-    if kind == "gated" and context.trains:
+    if kind == "gated" and context.trains and not has_norms_behind:
         ways.insert(0, Way(f"{words}, torch's others", _change(module, names, passing, context, "torch's")))
-    if kind != "layer":
+    if kind != "layer" and not has_norms_behind:
         ways.insert(0, Way(words, _change(module, names, passing, context, "ours")))
     covers = [f"{path}.{names[0]}".lstrip("."), f"{path}.{names[2]}".lstrip(".")]
-    return Proposal(
-        "residual + norm", path, module, f"{type(module).__name__}, two sums and two norms", ways, covers=covers
-    )
+    source = f"{type(module).__name__}, two sums and {len(names) - 2} norms"
+    return Proposal("residual + norm", path, module, source, ways, covers=covers)
 
 
 def _is_nothing(module: nn.Module) -> bool:
@@ -130,6 +139,9 @@ def _change(
         attended = passing.call(parts[names[1]], normed, bound)
         attended = attended[0] if passing.returns_tuple else attended
         inner = parts[names[3]]
+        if len(names) > 4:
+            normed, x = norm_2.add(second, parts[names[4]](attended), x, dtype if passing.narrow[1] else None)
+            return parts[names[5]](inner(normed)) + x
         narrow = float8.of_module(inner) if norm_2.kind == "rms_norm" and is_plain(inner) else None
         if narrow is not None and perceptron is not None and silent(inner):
             return narrow.after_norm(inner, attended, x, norm_2, second)

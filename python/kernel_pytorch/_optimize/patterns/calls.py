@@ -61,6 +61,15 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """torch's function on our kernels where they are the ones to use."""
+    if (
+        query.dim() != 4
+        and query.dim() >= 3
+        and attn_mask is None
+        and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+    ):
+        rows, keys, values = (one.unsqueeze(0) if one.dim() == 3 else one.flatten(0, -4) for one in (query, key, value))
+        attended = scaled_dot_product_attention(rows, keys, values, None, dropout_p, is_causal, scale)
+        return attended.view(*query.shape[:-1], value.shape[-1])
     heads_fit = query.dim() != 4 or enable_gqa or query.shape[1] == key.shape[1] or key.shape[1] == value.shape[1] == 1
     if not runs_attention(query, key, value) or not heads_fit or (is_causal and attn_mask is not None):
         return torch_functional.scaled_dot_product_attention(
@@ -113,8 +122,14 @@ def _silu(input: Tensor, inplace: bool = False) -> Tensor:
     return torch_functional.silu(input, inplace=True) if inplace else silu(input)
 
 
+def is_deferred(value: Any) -> bool:
+    """Whether it is computed late (deferred/scores.py): of a softmax it must see torch's."""
+    return getattr(type(value), "is_deferred", False) is True
+
+
 def _softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-    if dim not in (-1, input.dim() - 1) or input.dim() == 0 or (dtype is not None and dtype is not input.dtype):
+    is_last = input.dim() > 0 and dim in (-1, input.dim() - 1)
+    if not is_last or (dtype is not None and dtype is not input.dtype) or is_deferred(input):
         return torch_functional.softmax(input, dim=dim, dtype=dtype)
     return softmax(input)
 

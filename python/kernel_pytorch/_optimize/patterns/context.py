@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Context:
     activations: dict[nn.Module, str] = field(default_factory=dict)
     perceptrons: dict[nn.Module, Any] = field(default_factory=dict)
     attentions: set[nn.Module] = field(default_factory=set)
+    deferred: Counter[nn.Module] | None = None  # modules that attend in torch's functions, how often
 
     @property
     def trains(self) -> bool:

@@ -43,8 +43,8 @@ __device__ __forceinline__ float sigmoid(float x) {
   return fast_sigmoid2(-kLog2OfE * x);
 }
 
-// A sigmoid s and its derivative s (1 - s). In fp32 1 - s is a quotient of its own: s - s^2 would have lost its digits
-// where s is near 1, and what multiplies it may be large.
+// A sigmoid s and its derivative s (1 - s). In fp32, with l the larger of s and 1 - s: where l is near 1, 1 - l would
+// have lost its digits, and what multiplies it may be large; near 1/2 the error of l hardly changes l (1 - l).
 struct Sigmoid {
   float value;
   float derivative;
@@ -53,7 +53,7 @@ template <bool kAccurate>
 __device__ __forceinline__ Sigmoid sigmoid_with_derivative(float x) {
   if constexpr (kAccurate) {
     const float e = expf(-fabsf(x)), larger = 1.0f / (1.0f + e), smaller = e * larger;
-    return {x < 0.0f ? smaller : larger, smaller * larger};
+    return {x < 0.0f ? smaller : larger, larger * (larger < 0.75f ? 1.0f - larger : smaller)};
   }
   const float s = sigmoid<false>(x);
   return {s, s - s * s};

@@ -7,11 +7,11 @@ from typing import Any
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ...functional import cross_entropy
-from ..changes import SetAttribute
-from ..sites import Call, Found, Proposal, Way
-from .context import Context
-from .linears import padded_of
+from ....functional import cross_entropy
+from ...changes import SetAttribute
+from ...sites import Call, Found, Proposal, Way
+from ..context import Context
+from ..linears import padded_of
 from .transformers_attention import is_pretrained
 
 NAME = "cross entropy (Hugging Face)"

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...compat.transformers import register
-from ..changes import SetAttribute, Several
-from ..sites import Call, Found, Proposal, Refusal, Way
-from .context import Context
+from ....compat.transformers import register
+from ...changes import SetAttribute, Several
+from ...sites import Call, Found, Proposal, Refusal, Way
+from ..context import Context
 
 NAME = "attention (Hugging Face)"
 

@@ -1,0 +1,261 @@
+"""Our ops for JAX against XLA's own, and against the same ops from torch.
+
+    python benchmarks/jax_ops.py [--device cpu|gpu] [--quick] [--only TEXT] [--output FILE]
+
+Peers in one process: XLA's fusions, and cuDNN's attention on a GPU. On a GPU torch is a process of its own that waits
+between its turns (jax_torch.py); without torch that column is empty. The ways take turns in an order that is drawn
+anew. A turn is a queue of calls of a jitted function over several buffers, ended by one wait: on a GPU the host is
+ahead, so that a turn's time is the device's. A row is checked before it is timed. Host time and import time are of
+fresh processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch's process needs memory too
+
+import jax
+import jax.numpy as jnp
+import provenance
+from jax_cases import Case, Llama, cases
+from table import lines_of, print_and_store
+
+import kernel_pytorch
+
+ROTATED_BYTES = {"gpu": 256 * 2**20, "cpu": 128 * 2**20}  # more than the last-level cache, twice over
+IMPORT_CODE = """
+import time, jax
+begin = time.perf_counter()
+import kernel_pytorch.jax
+print(time.perf_counter() - begin)
+"""
+# A step of CALLS calls in a row, on few elements; "nothing" is a handler that returns at once.
+HOST_CODE = """
+import json, statistics, time
+import jax, jax.numpy as jnp
+import kernel_pytorch.jax as kp
+from kernel_pytorch.jax import _registration
+CALLS, STEPS = 64, 200
+x, weight = jnp.ones((4, 64)), jnp.ones(64)
+def nothing(x, weight):
+    return jax.ffi.ffi_call(_registration.NOTHING, jax.ShapeDtypeStruct(x.shape, x.dtype))(x, weight)
+def step(function):
+    def run(x, weight):
+        for _ in range(CALLS):
+            x = function(x, weight)
+        return x
+    return jax.jit(run)
+steps = {"ours": step(kp.rms_norm), "nothing": step(nothing)}
+samples = {name: {"returned": [], "done": []} for name in steps}
+for turn in range(STEPS + 10):
+    for name, run in steps.items():
+        begin = time.perf_counter()
+        output = run(x, weight)
+        returned = time.perf_counter()
+        output.block_until_ready()
+        done = time.perf_counter()
+        if turn >= 10:
+            samples[name]["returned"].append((returned - begin) / CALLS * 1e6)
+            samples[name]["done"].append((done - begin) / CALLS * 1e6)
+medians = {name: {when: statistics.median(of[when]) for when in of} for name, of in samples.items()}
+print(json.dumps(medians))
+"""
+Way = Callable[[int], float]  # (calls) -> seconds of all
+
+
+@dataclass
+class Timing:
+    median_us: float
+    p25_us: float
+    p75_us: float
+    turns: int
+
+
+def queued(function: Callable[..., Any], buffers: list[tuple[Any, ...]]) -> Way:
+    """A turn: calls on the buffers in order. Outputs live until their buffer's next call, so they rotate too."""
+    kept: list[Any] = [None] * len(buffers)
+
+    def take(calls: int) -> float:
+        begin = time.perf_counter()
+        for i in range(calls):
+            kept[i % len(buffers)] = function(*buffers[i % len(buffers)])
+        jax.block_until_ready(kept)
+        return time.perf_counter() - begin
+
+    return take
+
+
+class TorchProcess:
+    """The same op from torch, in a process that works only in its turns."""
+
+    def __init__(self, device: str) -> None:
+        words = [sys.executable, str(Path(__file__).with_name("jax_torch.py")), {"gpu": "cuda"}.get(device, device)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.version = self.ask({"ask": "version"})
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"jax_torch.py ended with {self.process.wait()} at {request}")
+        return json.loads(answer)
+
+    def way(self, case: Case, buffers: int) -> Way:
+        shapes = [list(array.shape) for array in case.inputs]
+        self.ask({"ask": "prepare", "op": case.torch_op, "shapes": shapes, "buffers": buffers})
+        return lambda calls: float(self.ask({"ask": "turn", "calls": calls}))
+
+
+def compare(ways: dict[str, Way], seconds: float, least: int) -> dict[str, Timing]:
+    """Times the ways in turns for about `seconds` each; a turn has at least `least` calls and lasts 10 ms or more."""
+    calls = {}
+    for name, way in ways.items():
+        way(least)  # compile, choose, load
+        calls[name] = max(least, round(0.010 / (way(least) / least)))
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    order, draw = list(ways), random.Random(0)
+    end = time.perf_counter() + seconds * len(ways)
+    turn = 0
+    while time.perf_counter() < end or turn < 7:
+        draw.shuffle(order)
+        for name in order:
+            samples[name].append(ways[name](calls[name]) / calls[name] * 1e6)
+        turn += 1
+    return {name: summarised(values) for name, values in samples.items()}
+
+
+def summarised(samples: list[float]) -> Timing:
+    p25, median, p75 = statistics.quantiles(samples, n=4)
+    return Timing(median, p25, p75, len(samples))
+
+
+def error_against(case: Case) -> float:
+    """The largest difference from the peer by the peer's largest value, over all outputs."""
+    ours, theirs = (jax.tree.leaves(jax.jit(one)(*case.inputs)) for one in (case.ours, case.peer))
+    errors = []
+    for one, other in zip(ours, theirs, strict=True):
+        one, other = one.astype(jnp.float32), other.astype(jnp.float32)
+        errors.append(float(jnp.abs(one - other).max() / jnp.abs(other).max()))
+    return max(errors)
+
+
+def timed(case: Case, device: str, seconds: float, torch: TorchProcess | None) -> dict[str, Any]:
+    error = error_against(case)
+    if not error < case.tolerance:
+        sys.exit(f"{case.name}: ours differs from {case.peer_name} by {error}, allowed is {case.tolerance}")
+    each = sum(array.nbytes for array in case.inputs)
+    count = max(2, min(16, -(-ROTATED_BYTES[device] // each)))
+    buffers = [case.inputs, *(tuple(array + 0 for array in case.inputs) for _ in range(count - 1))]
+    ways = {
+        "ours": queued(jax.jit(case.ours), buffers),
+        case.peer_name: queued(jax.jit(case.peer), buffers),
+    }
+    if torch is not None and case.torch_op:
+        ways["ours, from torch"] = torch.way(case, count)
+    timings = compare(ways, seconds, count)
+    ours, peer = timings["ours"].median_us, timings[case.peer_name].median_us
+    row = {"op": case.name, "dtype": case.dtype, "error": error, "speedup": peer / ours}
+    row["timings"] = {name: asdict(timing) for name, timing in timings.items()}
+    if "ours, from torch" in timings:
+        row["against_torch"] = ours / timings["ours, from torch"].median_us
+    return row
+
+
+def words_of(code: str, flags: str = "") -> str:
+    environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+def host_figures(device: str) -> list[dict[str, Any]]:
+    """Microseconds per call in a jitted step: of ours, of an empty handler, and their difference."""
+    modes = {"": ""}
+    if device == "gpu":
+        modes = {", in command buffers": "", ", without command buffers": "--xla_gpu_enable_command_buffer="}
+    figures = []
+    for mode, flags in modes.items():
+        medians = json.loads(words_of(HOST_CODE, flags))
+        for when in ("returned", "done"):
+            ours, nothing = medians["ours"][when], medians["nothing"][when]
+            what = f"a call in a jitted step of 64, until {when}{mode}"
+            figures.append({"what": what, "ours_us": ours, "empty_us": nothing, "beyond_us": ours - nothing})
+    return figures
+
+
+def import_milliseconds() -> float:
+    return statistics.median(float(words_of(IMPORT_CODE)) for _ in range(5)) * 1e3
+
+
+def has_torch() -> bool:
+    return subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0
+
+
+def inserted_copies(llama: Llama) -> dict[str, int]:
+    """Instructions in the compiled step that move data and compute nothing, counted by name."""
+    text = jax.jit(llama.ours).lower(*llama.inputs).compile().as_text()
+    return {name: len(re.findall(rf"= \S+ {name}\(", text)) for name in ("copy", "transpose", "all-gather")}
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def machine_facts(device: str, torch: TorchProcess | None) -> dict[str, Any]:
+    facts = {
+        "device": jax.devices("gpu")[0].device_kind if device == "gpu" else processor(),
+        "jax": jax.__version__,
+        "kernel_pytorch": kernel_pytorch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": provenance.commit(),
+        "command": provenance.command(),
+    }
+    if torch is not None:
+        facts["torch"] = f"{torch.version}, in a process of its own"
+    return facts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default=jax.default_backend())
+    parser.add_argument("--quick", action="store_true", help="a fifth of the time")
+    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--output", type=Path, help="write the run as JSON")
+    arguments = parser.parse_args()
+    device = arguments.device
+    jax.config.update("jax_default_device", jax.devices(device)[0])
+    torch = TorchProcess(device) if device == "gpu" and has_torch() else None
+    seconds = 0.2 if arguments.quick else 1.0
+    run: dict[str, Any] = {"machine": machine_facts(device, torch), "rows": []}
+    for case in cases(device, arguments.only):
+        run["rows"].append(timed(case, device, seconds, torch))
+        print(lines_of(run)[-1], flush=True)
+    if not arguments.only:
+        run["host"], run["import_ms"] = host_figures(device), import_milliseconds()
+        run["inserted"] = inserted_copies(Llama(device))
+    print()
+    print_and_store(run, arguments.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

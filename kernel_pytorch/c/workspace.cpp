@@ -1,0 +1,68 @@
+// A call in rehearsal, to learn how much scratch memory it takes.
+#include <algorithm>
+#include <list>
+#include <vector>
+
+#include "kernel_pytorch/c/call.h"
+#include "kernel_pytorch/device/cpu/thread_pool.h"
+#include "kernel_pytorch/device/rehearsal.h"
+#include "kernel_pytorch/device/workspace.h"
+
+namespace kernel_pytorch::c_interface {
+namespace {
+
+// Arguments whose tensors have addresses of their own and no memory: nobody will read there.
+class Addressed {
+ public:
+  Addressed(std::span<const kp_argument> given, size_t offset) : arguments_(given.begin(), given.end()) {
+    constexpr uintptr_t kNowhere = uintptr_t{1} << 45;
+    uintptr_t address = kNowhere + offset;
+    for (kp_argument& one : arguments_) {
+      if (one.kind != KP_TENSOR && one.kind != KP_TENSORS) continue;
+      const size_t count = one.value.tensors == nullptr ? 0 : one.kind == KP_TENSOR ? 1 : one.count;
+      const auto given_tensors = std::span(one.value.tensors, count);
+      std::vector<kp_tensor>& tensors = tensors_.emplace_back(given_tensors.begin(), given_tensors.end());
+      for (kp_tensor& tensor : tensors) {
+        tensor.data = reinterpret_cast<void*>(address);
+        address += workspace_piece(bytes_of(tensor));
+      }
+      if (count > 0) one.value.tensors = tensors.data();
+    }
+  }
+  std::span<const kp_argument> arguments() const { return arguments_; }
+
+ private:
+  // Of a tensor without strides; of others, and of those that view_of refuses, some.
+  static size_t bytes_of(const kp_tensor& tensor) {
+    size_t bytes = 8;
+    for (int i = 0; i < tensor.rank && tensor.sizes != nullptr; ++i) {
+      bytes *= static_cast<size_t>(std::max<int64_t>(tensor.sizes[i], 1));
+    }
+    return bytes;
+  }
+  std::vector<kp_argument> arguments_;
+  std::list<std::vector<kp_tensor>> tensors_;
+};
+
+}  // namespace
+
+size_t workspace_bytes(Device device, const char* op, std::span<const kp_argument> arguments) {
+  // A choice may depend on alignment: memory that a framework allocates begins at a multiple of 256 bytes, parts of it
+  // at least of 16.
+  size_t most = 0;
+  for (const size_t offset : {0, 16}) {
+    const Addressed addressed(arguments, offset);
+    CountingScratch scratch;
+    Context context{.info = &device_info(device),
+                    .stream = nullptr,
+                    .threads = &cpu_device::own_threads(),
+                    .scratch = &scratch,
+                    .kernel_override = {}};
+    const Rehearsal rehearsal;
+    call_op(context, op, addressed.arguments());
+    most = std::max(most, scratch.bytes());
+  }
+  return device.kind == DeviceKind::kCuda ? most : 0;  // CPU kernels, which were not run, take the context's
+}
+
+}  // namespace kernel_pytorch::c_interface

@@ -1,0 +1,51 @@
+// Scratch memory that a caller gives along with a call, and how much of it a call takes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_pytorch/device/context.h"
+
+namespace kernel_pytorch {
+
+// Both classes below cut the same pieces, so that what one counts is enough for the other.
+inline size_t workspace_piece(size_t bytes) {
+  constexpr size_t kAlignment = 256;
+  return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Counts, and gives out addresses without memory: for a rehearsal (device/cuda/rehearsal.h).
+class CountingScratch final : public Scratch {
+ public:
+  void* allocate(size_t bytes) override {
+    void* address = reinterpret_cast<void*>(kNowhere + bytes_);
+    bytes_ += workspace_piece(bytes);
+    return address;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr uintptr_t kNowhere = uintptr_t{1} << 46;
+  size_t bytes_ = 0;
+};
+
+// The caller's memory, 256-byte aligned. Where it is too small, the rest is the context's own scratch; but not while
+// its stream captures: a graph would keep writing into memory that the next call has by then. That rest is allocated
+// for this capture alone and never freed.
+class KP_EXPORT WorkspaceScratch final : public Scratch {
+ public:
+  WorkspaceScratch(void* memory, size_t bytes, Context& context);
+  void* allocate(size_t bytes) override;
+  void enter_call() override { own_->enter_call(); }
+  void leave_call() noexcept override { own_->leave_call(); }
+
+ private:
+  char* memory_;
+  size_t bytes_, used_ = 0;
+  Scratch* own_;
+  Device device_;
+  void* stream_;
+};
+
+}  // namespace kernel_pytorch

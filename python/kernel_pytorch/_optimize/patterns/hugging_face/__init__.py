@@ -1,0 +1,1 @@
+"""Patterns of Hugging Face's own switches and layouts."""

@@ -1,0 +1,88 @@
+"""Hugging Face's packed experts: rows sorted by expert, each expert's products ours with its gate in one pass.
+
+Experts of a mixture are one module there: weights [experts, ...] and forward(rows, chosen experts, their weights). What
+it computes is read from the attributes that transformers' interface for experts documents, and verified by numbers.
+How many rows an expert gets is asked once per call, which waits for a GPU: there the clock decides against torch's
+grouped product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....core._products import product
+from ....functional import gated_activation_packed
+from ...changes import SetForward, mark
+from ...sites import Call, Found, Proposal, Refusal, Way
+from ..activations import kind_of
+from ..context import Context, silent, weight_reason, why_not_plain
+
+NAME = "experts (Hugging Face)"
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm", "_is_expert_parallel")
+_GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
+
+
+def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
+    if not all(type(vars(module).get(name)) is bool for name in _FLAGS):
+        return None
+    if not hasattr(module, "down_proj") or type(getattr(module, "num_experts", None)) is not int:
+        return None
+    reason = why_not_plain("", module) or weight_reason(module)
+    if reason is None and len(call.args) + len(call.kwargs) != 3:
+        reason = "it takes other arguments than rows, experts and weights"
+    if reason is None and module._is_expert_parallel:
+        reason = "its experts are on several devices"
+    if reason:
+        return Refusal(path, NAME, reason)
+    forward = _forward(_gate_of(module))
+    source = f"{type(module).__name__}, {module.num_experts} experts"
+    words = "rows sorted by expert, kernel_pytorch products and gate"
+    return Proposal(NAME, path, module, source, [Way(words, lambda: SetForward(module, mark(forward)))])
+
+
+def _gate_of(module: Any) -> str | None:
+    """The activation of the gate where the gate is transformers' own, and the columns are gate, then up."""
+    is_default = getattr(type(module)._apply_gate, "__name__", "") == "_default_apply_gate"
+    kind = kind_of(module.act_fn) if module.has_gate and module.is_concatenated and is_default else None
+    return kind if kind in _GATES else None
+
+
+def _forward(gate: str | None) -> Any:
+    def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
+        called = ("post_expert_norm",) if gate is not None else tuple(self._modules)
+        if torch.compiler.is_compiling() or self._is_expert_parallel or not silent(self, called):
+            return type(self).forward(self, hidden_states, top_k_index, top_k_weights)
+        tokens, chosen = top_k_index.shape
+        order = top_k_index.reshape(-1).argsort(stable=True)
+        counts = torch.bincount(top_k_index.reshape(-1), minlength=self.num_experts).tolist()
+        if not order.numel():
+            return torch.zeros_like(hidden_states)
+        first = "gate_up_proj" if self.has_gate else "up_proj"
+        both = _products(self, first, hidden_states[order // chosen], counts)
+        if gate is not None:
+            hidden = gated_activation_packed(both, gate)
+        else:
+            hidden = self._apply_gate(both) if self.has_gate else self.act_fn(both)
+        output = _products(self, "down_proj", hidden, counts)
+        if self.has_post_expert_norm:
+            output = self.post_expert_norm(output)
+        output = torch.empty_like(output).index_copy(0, order, output)  # back to the order of the tokens
+        weighted = output.view(tokens, chosen, -1) * top_k_weights.unsqueeze(-1)
+        return weighted.sum(1).to(hidden_states.dtype)
+
+    return forward
+
+
+def _products(module: Any, name: str, rows: Tensor, counts: list[int]) -> Tensor:
+    """Each expert's rows, which follow one another, times its weight."""
+    weights = getattr(module, name).unbind(0)
+    biases = getattr(module, f"{name}_bias").unbind(0) if module.has_bias else (None,) * len(counts)
+    found = [
+        product(part, weight.t() if module.is_transposed else weight, bias)
+        for part, weight, bias in zip(torch.split(rows, counts), weights, biases)
+        if len(part)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found)
