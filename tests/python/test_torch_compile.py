@@ -198,3 +198,30 @@ def test_fake_tensors_agree_with_real_ones():
         with mode:
             fake = ops.add_layer_norm_forward(*(mode.from_tensor(t) for t in (x, x, weight)), None, 1e-5)
         assert [(t.shape, t.stride(), t.dtype) for t in real] == [(t.shape, t.stride(), t.dtype) for t in fake]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_cross_entropy_compiled_multiplies_no_gradient_as_a_whole(reduction):
+    """Its gradient is computed for the loss' gradient, and not for 1 and then multiplied."""
+    from functorch.compile import aot_module, make_boxed_func
+
+    graphs = []
+
+    def compiler(module, inputs):
+        graphs.append(module)
+        return make_boxed_func(module)
+
+    class Loss(torch.nn.Module):
+        def forward(self, logits, target):
+            return functional.cross_entropy(logits, target, reduction=reduction)
+
+    logits, target = torch.randn(6, 11, requires_grad=True), torch.tensor([1, 2, -100, 4, 5, 10])
+    expected = torch.nn.functional.cross_entropy(logits, target, reduction=reduction)
+    (gradient,) = torch.autograd.grad(expected * 3.0, logits)
+    run = torch.compile(Loss(), backend=lambda module, _: aot_module(module, fw_compiler=compiler), fullgraph=True)
+    found = run(logits, target)
+    (ours,) = torch.autograd.grad(found * 3.0, logits)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(ours, gradient)
+    whole = [node for graph in graphs for node in graph.graph.nodes if "mul" in str(node.target)]
+    assert all(node.meta["val"].shape != logits.shape for node in whole) and len(graphs) == 2

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._autograd import eager, last_derivative, without_autograd
+from ._autograd import eager, last_derivative, wants_gradient, without_autograd
 from ._batching import BatchingRule
 from ._casting import parameter_for, statistics_dtype
 from ._declare import backward, differentiable, without_gradient
@@ -54,6 +54,10 @@ def cross_entropy(
     options = (int(ignore_index), label_smoothing, z_loss, _cap(softcap))
     target, weight = _target_for(logits, target), _weight_for(logits, weight)
     if _is_reduced(reduction):
+        if torch.compiler.is_compiling() and weight is None and wants_gradient(logits):
+            # A compiler cannot multiply the gradient that comes with the loss in place; that of rows needs no factor.
+            total = _rows(logits, target, None, *options).sum()
+            return total / (target != ignore_index).sum() if reduction == "mean" else total  # type: ignore[no-any-return]
         if reduction == "mean" and weight is None and not _is_plain(logits):  # a DTensor's sum may stay in parts
             return _reduced(logits, target, None, *options, False) / (target != ignore_index).sum()
         return _reduced(logits, target, weight, *options, reduction == "mean")

@@ -13,6 +13,7 @@ PATTERNS: dict[str, Finder] = {
     "empty_cat": caches.find_empty_cats,
     "attention": attention.find,
     "linear_cross_entropy": losses.find,
+    "cross_entropy": losses.find_of_logits,
     "mlp": linears.find_mlps,
     "gated_linear": linears.find_gated,
     "gated_activation": gated.find,

@@ -154,6 +154,6 @@ def _emit(layer: Linear, kind: str, residual: Node | None = None, up: Linear | N
 def _emit_mlp(first: Linear, kind: str, second: Linear) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
         operands = (*_operands(first, add, at), *_operands(second, add, at))
-        return add.op("mlp", at(first.x), *operands, None, kind, False, None)
+        return add.op("mlp", at(first.x), *operands, None, kind, False)
 
     return emit

@@ -1,4 +1,8 @@
-"""Cross entropy of a head's logits without the logits, where nothing else reads them."""
+"""Cross entropy: of a head's logits without the logits, where nothing else reads them; of logits as they are, by rows.
+
+By rows its gradient is computed in backward, for the loss' gradient that is known then: one that is computed with the
+loss would be multiplied by it as a whole.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import fx
 
 from ..._ops.linear_cross_entropy import _CHUNK_BYTES
 from ..model import Candidate, Match, Refusal, Region
@@ -17,6 +22,46 @@ _MEAN, _SUM = 1, 2
 def find(region: Region) -> Iterator[Match | Refusal]:
     for node in region.graph.find_nodes(op="call_function", target=aten.cross_entropy_loss.default):
         yield _match(region, node)
+
+
+def find_of_logits(region: Region) -> Iterator[Match | Refusal]:
+    for node in region.graph.find_nodes(op="call_function", target=aten.cross_entropy_loss.default):
+        logits, target = node.args[:2]
+        reduction = argument(node, 3, "reduction", _MEAN)
+        nodes = [node]
+        while is_call(logits, *VIEWS, *CASTS) and len(logits.users) == 1 and isinstance(logits.args[0], fx.Node):
+            if dtype(logits.args[0]) not in FLOATS or not same(shape(logits.args[0])[-1], shape(logits)[-1]):
+                break
+            nodes.insert(0, logits)
+            logits = logits.args[0]
+        is_plain = len(shape(node.args[0])) == 2 and len(shape(target)) == 1 and dtype(target) is torch.int64
+        if reduction not in (_MEAN, _SUM) or argument(node, 2, "weight") is not None or not is_plain:
+            yield Refusal("cross_entropy", node, "class weights, a loss per row, or not rows of classes")
+        elif dtype(logits) not in FLOATS or dtype(node) not in (torch.float32, dtype(logits)):
+            yield Refusal("cross_entropy", node, f"logits of type {dtype(logits)}, a loss of type {dtype(node)}")
+        else:
+            numbers = (argument(node, 4, "ignore_index", -100), float(argument(node, 5, "label_smoothing", 0.0)))
+            emit = _emit_rows((logits, target), numbers, reduction == _SUM, dtype(node))
+            yield Match("cross_entropy", nodes, [node], [Candidate("ours", emit)])
+
+
+def _emit_rows(tensors: Any, numbers: Any, is_sum: bool, to: Any) -> Any:
+    logits, target = tensors
+
+    def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
+        rows = add.call(aten.reshape.default, at(logits), [-1, shape(logits)[-1]])
+        losses = add.op("cross_entropy_rows", rows, at(target), None, *numbers, 0.0, 0.0)[0]
+        total = add.call(aten.sum.default, losses)
+        if not is_sum:
+            total = add.call(aten.div.Tensor, total, _counted(add, at(target), numbers[0], dtype(total)))
+        return [add.cast(total, to)]
+
+    return emit
+
+
+def _counted(add: Emitter, target: Node, ignored: int, to: Any) -> Node:
+    """How many rows count."""
+    return add.call(aten.sum.default, add.call(aten.to.dtype, add.call(aten.ne.Scalar, target, ignored), to))
 
 
 def _match(region: Region, node: Node) -> Match | Refusal:
@@ -62,8 +107,7 @@ def _emit(region: Region, tensors: Any, numbers: Any, is_sum: bool, to: Any) -> 
             rows_in_all = add.call(aten.sum.default, add.call(aten.ones_like.default, at(target), dtype=dtype(mean)))
         total = add.call(aten.mul.Tensor, mean, rows_in_all)
         if not is_sum:
-            counts = add.call(aten.to.dtype, add.call(aten.ne.Scalar, at(target), numbers[0]), dtype(mean))
-            total = add.call(aten.div.Tensor, total, add.call(aten.sum.default, counts))
+            total = add.call(aten.div.Tensor, total, _counted(add, at(target), numbers[0], dtype(mean)))
         return [add.cast(total, to)]
 
     return emit
