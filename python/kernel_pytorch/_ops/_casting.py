@@ -51,6 +51,10 @@ def autocast(*tensors: Tensor) -> Sequence[Tensor]:
     return [tensor if tensor.dtype is torch.float64 else tensor.to(dtype) for tensor in tensors]
 
 
+def is_autocast(x: Tensor) -> bool:
+    return _autocast_dtype(x) is not None
+
+
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     """autocast's type where that is on for x's device; meta has no autocast, and torch raises where it is asked."""
     kind = x.device.type
