@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._autograd import eager, last_derivative, without_autograd
+from ._autograd import eager, last_derivative
 from ._batching import BatchingRule
 from ._casting import parameter_for, statistics_dtype
 from ._declare import backward, differentiable, without_gradient
@@ -295,7 +295,7 @@ def _rows_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 _INSTEAD = "torch.nn.functional.cross_entropy"
 
-_forward = without_autograd(_ops.cross_entropy_forward.default)
+_forward = eager(_ops.cross_entropy_forward.plain)
 _rescale = eager(_ops.cross_entropy_rescale_.default)
 _multiplied = last_derivative(
     "cross_entropy", lambda tensor, scale: (tensor * scale).to(tensor.dtype), BatchingRule(), _INSTEAD

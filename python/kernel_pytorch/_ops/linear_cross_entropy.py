@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._autograd import without_autograd
+from ._autograd import eager
 from ._casting import autocast, statistics_dtype
 from ._declare import differentiable
 from .cross_entropy import _cap, _multiplied, _rescale, _target_for, _weight_for
@@ -134,7 +134,7 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     )
 
 
-_forward = without_autograd(_ops.linear_cross_entropy_forward.default)
+_forward = eager(_ops.linear_cross_entropy_forward.plain)
 _traced = differentiable(
     "linear_cross_entropy",
     saves=["weight", "grad_hidden", "grad_weight"],
