@@ -212,6 +212,13 @@ def transforms_active() -> bool:
 transforms_active._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def adds_gradients(*tensors: Tensor | None) -> bool:
+    """Whether autograd of eager calls is at work on them, and nothing else."""
+    if torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0:
+        return False
+    return wants_gradient(*tensors)
+
+
 def needs_gradient(*args: Any) -> bool:
     """The same as `wants_gradient` of arguments and lists of them, in C++: never while tracing."""
     return torch.is_grad_enabled() and torch._C._any_requires_grad(*args)

@@ -1,6 +1,4 @@
-"""layer_norm for torch, with or without a residual: casts and gradients. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/layer_norm/layer_norm.h); how a call reaches the kernels is in _declare.py.
-"""
+"""layer_norm, with or without a residual: casts and gradients."""
 
 from __future__ import annotations
 

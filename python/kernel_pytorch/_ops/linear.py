@@ -1,6 +1,4 @@
-"""linear and mlp for torch: casts and gradients. The ops are C++ (kernel_pytorch/ops/linear, mlp); how a call
-reaches them is in _declare.py.
-"""
+"""linear and mlp: casts and gradients."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def linear(
     """
     x, weight, residual = _cast("linear", x, weight, residual)
     kind, gated = _layer("linear", activation)
-    return _linear(x, weight, _bias_for(x, bias), residual, kind, gated)  # type: ignore[no-any-return]
+    return _linear(x, weight, parameter_for(x, bias), residual, kind, gated)  # type: ignore[no-any-return]
 
 
 def mlp(
@@ -63,7 +61,7 @@ def mlp(
     x, weight_in, residual = _cast("mlp", x, weight_in, residual)
     (weight_out,) = autocast(weight_out)
     kind, gated = _layer("mlp", activation)
-    return _mlp(x, weight_in, _bias_for(x, bias_in), weight_out, _bias_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
+    return _mlp(x, weight_in, parameter_for(x, bias_in), weight_out, parameter_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
 
 
 def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
@@ -93,10 +91,6 @@ def _cast(op: str, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[
     if residual is not None and residual.dtype is not x.dtype:
         residual = residual.to(x.dtype)
     return x, weight, residual
-
-
-def _bias_for(x: Tensor, bias: Tensor | None) -> Tensor | None:
-    return bias if bias is None or bias.dtype is x.dtype else parameter_for(x, bias)
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:

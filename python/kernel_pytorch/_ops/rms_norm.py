@@ -1,6 +1,4 @@
-"""rms_norm and add_rms_norm for torch: casts and gradients. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/rms_norm/rms_norm.h); how a call reaches the kernels is in _declare.py.
-"""
+"""rms_norm and add_rms_norm: casts and gradients."""
 
 from __future__ import annotations
 
