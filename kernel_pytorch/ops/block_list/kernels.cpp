@@ -1,22 +1,19 @@
 // The kernels of the lists, best first, the reference last, and what the registry asks about their problems.
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/block_list/operation.h"
-#include "kernel_pytorch/ops/block_list/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::block_list {
 namespace {
-
-std::span<const registry::Kernel<Build>> build_kernels() {
-  static const registry::Kernel<Build> kKernels[] = {kBuildCuda, kBuildCpu, kBuildReference};
-  return kKernels;
-}
 
 void describe_build(const Build& problem, tuning::KeyBuilder& key) {
   key.field("heads", tuning::bucket(problem.map.sizes[0] * problem.map.sizes[1]));
@@ -89,11 +86,6 @@ Build shrink_build(const Build& problem, int64_t elements) {
 
 registry::Cost build_cost(const Build& problem) {
   return {.bytes = registry::tensor_bytes(problem, visit_build), .flops = 0};
-}
-
-std::span<const registry::Kernel<Selection>> select_kernels() {
-  static const registry::Kernel<Selection> kKernels[] = {kSelectCuda, kSelectCpu, kSelectReference};
-  return kKernels;
 }
 
 void describe_select(const Selection& problem, tuning::KeyBuilder& key) {
@@ -194,38 +186,70 @@ registry::Cost select_cost(const Selection& problem) {
   return {.bytes = registry::tensor_bytes(problem, visit_select), .flops = 2 * scores * size};
 }
 
+// Shapes that the lists are tested and measured on. build: [batch, heads, rows, columns]. select: [batch, heads,
+// queries, keys, size].
+std::vector<registry::ProblemRequest> build_shapes() {
+  registry::RequestList add;
+  for (const auto& shape : std::vector<std::vector<int64_t>>{
+           {1, 1, 1, 1}, {2, 3, 5, 7}, {1, 2, 64, 64}, {1, 2, 33, 150}, {2, 1, 130, 31}, {1, 0, 4, 4}, {1, 1, 0, 5}}) {
+    for (const char* lists : {"all", "rows", "columns", "partial"}) add(shape, DType::kInt8, {{"lists", lists}});
+  }
+  add({1, 2, 40, 70}, DType::kBool, {{"lists", "partial"}});
+  return std::move(add.all);
+}
+
+std::vector<registry::ProblemRequest> select_shapes() {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    add({2, 2, 1000, 1000, 64}, dtype, {});
+    add({1, 4, 700, 1900, 40}, dtype, {{"key_heads", "2"}, {"key_parts", "4"}, {"causal", "0"}});
+    add({1, 2, 2100, 2100, 7}, dtype, {{"query_block", "128"}, {"key_block", "16"}, {"key_parts", "2"}});
+    add({1, 2, 520, 520, 128}, dtype, {{"query_block", "8"}, {"key_block", "8"}, {"sparsity", "0.9"}, {"map", "0"}});
+  }
+  add({1, 2, 900, 900, 32}, DType::kFloat32, {{"threshold", "1"}, {"sinks", "0"}, {"local", "0"}});
+  add({2, 3, 640, 640, 0}, DType::kFloat32, {{"scores", "1"}, {"sparsity", "0.5"}});
+  add({1, 1, 300, 300, 16}, DType::kFloat32, {{"sparsity", "0"}});
+  add({1, 1, 300, 300, 16}, DType::kFloat32, {{"sparsity", "1"}, {"local", "5"}});
+  for (const char* causal : {"0", "1"}) {
+    add({5, 2, 700, 900, 32}, DType::kBFloat16, {{"lengths", "1"}, {"causal", causal}, {"key_parts", "4"}});
+    add({4, 2, 500, 500, 0}, DType::kFloat32, {{"lengths", "1"}, {"causal", causal}, {"scores", "1"}});
+  }
+  add({1, 2, 0, 300, 16}, DType::kFloat32, {});
+  add({1, 2, 300, 0, 16}, DType::kFloat32, {});
+  add({1, 2, 1900, 300, 16}, DType::kFloat32, {{"query_block", "32"}});  // rows before the first key
+  add({1, 1, 300, 300, 16}, DType::kFloat64, {});
+  return std::move(add.all);
+}
+
 }  // namespace
 
-constinit const registry::Operation<Build> kBuild{.name = "block_list",
-                                                  .kernels = build_kernels,
-                                                  .describe = describe_build,
-                                                  .visit_tensors = visit_build,
-                                                  .filling = fill_build,
-                                                  .make = make_build,
-                                                  .check = registry::check_only<Build, check>,
-                                                  .shrink = shrink_build,
-                                                  .cost = build_cost,
-                                                  .shapes = build_shapes};
-constinit const registry::Operation<Selection> kSelect{.name = "block_select",
-                                                       .kernels = select_kernels,
-                                                       .describe = describe_select,
-                                                       .visit_tensors = visit_select,
-                                                       .set_trial_inputs = set_trial_select,
-                                                       .make = make_select,
-                                                       .check = check,
-                                                       .shrink = shrink_select,
-                                                       .cost = select_cost,
-                                                       .shapes = select_shapes};
-
-namespace {
+constinit const registry::Operation<Build> kBuild{
+    .name = "block_list",
+    .kernels = registry::kernel_list<kBuildCuda, kBuildCpu, kBuildReference>,
+    .describe = describe_build,
+    .visit_tensors = visit_build,
+    .filling = fill_build,
+    .make = make_build,
+    .check = registry::check_only<Build, check>,
+    .shrink = shrink_build,
+    .cost = build_cost,
+    .shapes = build_shapes};
+constinit const registry::Operation<Selection> kSelect{
+    .name = "block_select",
+    .kernels = registry::kernel_list<kSelectCuda, kSelectCpu, kSelectReference>,
+    .describe = describe_select,
+    .visit_tensors = visit_select,
+    .set_trial_inputs = set_trial_select,
+    .make = make_select,
+    .check = check,
+    .shrink = shrink_select,
+    .cost = select_cost,
+    .shapes = select_shapes};
 
 constexpr auto kDeclarations = registry::join(registry::plain<Build, build>("block_list", kBuildFields),
                                               registry::plain<Select, select>("block_select", kSelectFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kBuild, kSelect>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kBuild, kSelect>};
 
 }  // namespace kernel_pytorch::block_list

@@ -33,16 +33,12 @@ std::vector<registry::ProblemRequest> shapes() {
 constinit const registry::Operation<pointwise::ForwardProblem> kForward =
     pointwise::forward_operation("dropout", make, check, shapes);
 
-namespace {
-
 // Its backward is the same function of the gradient.
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("dropout", "dropout_forward", kForwardFields),
                    registry::plain<Forward, forward>("dropout_backward", kForwardFields, {.renamed = "x=grad_output"}));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kForward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward>};
 
 }  // namespace kernel_pytorch::dropout
