@@ -26,19 +26,6 @@ void describe_build(const Build& problem, tuning::KeyBuilder& key) {
   key.field("full_column_lists", problem.full_columns.counts);
 }
 
-void visit_list(const registry::PresentTensors& visit, std::string_view counts, std::string_view blocks, List& list) {
-  visit(counts, registry::Role::kOutput, list.counts);
-  visit(blocks, registry::Role::kOutput, list.blocks);
-}
-void visit_build(Build& problem, registry::TensorVisitor visitor, void* state) {
-  const registry::PresentTensors visit{visitor, state};
-  visit("map", registry::Role::kInput, problem.map);
-  visit_list(visit, "row_counts", "row_blocks", problem.rows);
-  visit_list(visit, "full_row_counts", "full_row_blocks", problem.full_rows);
-  visit_list(visit, "column_counts", "column_blocks", problem.columns);
-  visit_list(visit, "full_column_counts", "full_column_blocks", problem.full_columns);
-}
-
 registry::Filling fill_build(const Build&, std::string_view) {
   return {.content = registry::Content::kIndices, .limit = 3};
 }
@@ -65,27 +52,18 @@ Build make_build(const registry::ProblemRequest& request) {
   return problem;
 }
 
-void cut_batch(TensorView& view, int64_t batch) {
-  if (view.is_present()) view.sizes[0] = batch;
-}
-// Fewer batches, where there is more than one.
-int64_t batches_within(const TensorView& largest, int64_t elements) {
-  const int64_t batch = std::max<int64_t>(largest.sizes[0], 1);
-  return std::clamp<int64_t>(elements / std::max<int64_t>(largest.element_count() / batch, 1), 1, batch);
+void set_batch(void* batch, std::string_view, registry::Role, TensorView& view) {
+  view.sizes[0] = *static_cast<int64_t*>(batch);
 }
 Build shrink_build(const Build& problem, int64_t elements) {
   Build small = problem;
-  const int64_t batch = batches_within(problem.map, elements);
-  for (List* list : {&small.rows, &small.full_rows, &small.columns, &small.full_columns}) {
-    cut_batch(list->counts, batch);
-    cut_batch(list->blocks, batch);
-  }
-  cut_batch(small.map, batch);
+  int64_t batch = registry::batches_within(problem.map, elements);
+  registry::visit_fields(kBuildFields, &small, set_batch, &batch);
   return small;
 }
 
-registry::Cost build_cost(const Build& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit_build), .flops = 0};
+int64_t build_flops(const Build&) {
+  return 0;
 }
 
 void describe_select(const Selection& problem, tuning::KeyBuilder& key) {
@@ -104,15 +82,8 @@ void describe_select(const Selection& problem, tuning::KeyBuilder& key) {
   key.field("causal", problem.given.causal);
 }
 
-void visit_select(Selection& problem, registry::TensorVisitor visitor, void* state) {
-  const registry::PresentTensors visit{visitor, state};
-  visit("query", registry::Role::kInput, problem.given.query);
-  visit("key", registry::Role::kInput, problem.given.key);
-  visit("scores", registry::Role::kInput, problem.given.scores);
-  visit("query_lengths", registry::Role::kInput, problem.given.query_lengths);
-  visit("key_lengths", registry::Role::kInput, problem.given.key_lengths);
-  visit_list(visit, "row_counts", "row_blocks", problem.given.rows);
-  visit("map", registry::Role::kOutput, problem.given.map);
+void visit_select(Selection& problem, registry::TensorVisitor visit, void* state) {
+  registry::visit_fields(kSelectFields, &problem.given, visit, state);
 }
 
 // Small whole numbers: sums are exact in every order, so that kernels agree to the last block, and ties are many.
@@ -171,12 +142,8 @@ Selection make_select(const registry::ProblemRequest& request) {
 
 Selection shrink_select(const Selection& problem, int64_t elements) {
   Selection small = problem;
-  const int64_t batch = batches_within(problem.given.rows.blocks, elements);
-  for (TensorView* view :
-       {&small.given.query, &small.given.key, &small.given.scores, &small.given.map, &small.given.query_lengths,
-        &small.given.key_lengths, &small.given.rows.counts, &small.given.rows.blocks}) {
-    cut_batch(*view, batch);
-  }
+  int64_t batch = registry::batches_within(problem.given.rows.blocks, elements);
+  visit_select(small, set_batch, &batch);
   return small;
 }
 
@@ -223,17 +190,15 @@ std::vector<registry::ProblemRequest> select_shapes() {
 
 }  // namespace
 
-constinit const registry::Operation<Build> kBuild{
-    .name = "block_list",
-    .kernels = registry::kernel_list<kBuildCuda, kBuildCpu, kBuildReference>,
-    .describe = describe_build,
-    .visit_tensors = visit_build,
-    .filling = fill_build,
-    .make = make_build,
-    .check = registry::check_only<Build, check>,
-    .shrink = shrink_build,
-    .cost = build_cost,
-    .shapes = build_shapes};
+constinit const registry::Operation<Build> kBuild = registry::declared<Build, kBuildFields, build_flops>(
+    {.name = "block_list",
+     .kernels = registry::kernel_list<kBuildCuda, kBuildCpu, kBuildReference>,
+     .describe = describe_build,
+     .filling = fill_build,
+     .make = make_build,
+     .check = registry::check_only<Build, check>,
+     .shrink = shrink_build,
+     .shapes = build_shapes});
 constinit const registry::Operation<Selection> kSelect{
     .name = "block_select",
     .kernels = registry::kernel_list<kSelectCuda, kSelectCpu, kSelectReference>,

@@ -88,20 +88,15 @@ Backward make_backward(const registry::ProblemRequest& request) {
           .grad_input = contiguous_view(nullptr, request.dtype, forward.x.shape(), request.device)};
 }
 
-// Fewer batches, where there is more than one.
-int64_t batches_within(const TensorView& x, int64_t elements) {
-  const int64_t each = std::max<int64_t>(x.element_count() / std::max<int64_t>(x.sizes[0], 1), 1);
-  return std::clamp<int64_t>(elements / each, 1, std::max<int64_t>(x.sizes[0], 1));
-}
 Forward shrink_forward(const Forward& problem, int64_t elements) {
   Forward small = problem;
-  small.x.sizes[0] = batches_within(problem.x, elements);
+  small.x.sizes[0] = registry::batches_within(problem.x, elements);
   small.output.sizes[0] = Sizes(small.x, small.offsets, small.chunk_size).rows();
   return small;
 }
 Backward shrink_backward(const Backward& problem, int64_t elements) {
   Backward small = problem;
-  small.grad_input.sizes[0] = batches_within(problem.grad_input, elements);
+  small.grad_input.sizes[0] = registry::batches_within(problem.grad_input, elements);
   small.grad_output.sizes[0] = Sizes(small.grad_input, small.offsets, small.chunk_size).rows();
   return small;
 }
