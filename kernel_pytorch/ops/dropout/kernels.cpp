@@ -18,14 +18,14 @@ pointwise::ForwardProblem make(const registry::ProblemRequest& request) {
 }
 
 std::vector<registry::ProblemRequest> shapes() {
-  std::vector<registry::ProblemRequest> requests;
+  registry::RequestList add;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
     for (const char* p : {"0", "0.1", "0.5", "1"}) {
-      for (int64_t columns : {1, 7, 8, 100, 1024, 4100}) pointwise::add_shape(requests, 13, columns, dtype, {{"p", p}});
-      pointwise::add_shape(requests, 0, 16, dtype, {{"p", p}});
+      for (int64_t columns : {1, 7, 8, 100, 1024, 4100}) add({13, columns}, dtype, {{"p", p}});
+      add({0, 16}, dtype, {{"p", p}});
     }
   }
-  return requests;
+  return std::move(add.all);
 }
 
 }  // namespace

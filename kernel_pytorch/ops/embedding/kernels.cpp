@@ -75,11 +75,11 @@ int64_t backward_flops(const Backward& problem) {
 
 // Shapes that embedding is tested and measured on: [positions, columns], rows of the table as an option.
 std::vector<registry::ProblemRequest> shapes() {
-  std::vector<registry::ProblemRequest> requests;
+  registry::RequestList requests;
   const auto add = [&](int64_t positions, int64_t columns, const char* rows, DType dtype,
-                       std::vector<std::pair<std::string, std::string>> more = {}) {
+                       registry::RequestOptions more = {}) {
     more.emplace_back("rows", rows);
-    requests.push_back({.shape = {positions, columns}, .dtype = dtype, .device = {}, .options = std::move(more)});
+    requests({positions, columns}, dtype, std::move(more));
   };
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     add(1, 1, "1", dtype);
@@ -93,7 +93,7 @@ std::vector<registry::ProblemRequest> shapes() {
     add(64, 4096, "300", dtype);
   }
   add(40, 9, "11", DType::kFloat64, {{"padding", "0"}});
-  return requests;
+  return std::move(requests.all);
 }
 
 }  // namespace
