@@ -18,8 +18,8 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from ..._modules import evaluating
-from ..._ops.shared_input import linears
 from ...core._products import runs_here
+from ...core._shared_input import linears
 from ...functional import linear
 from ..changes import OfThisProcess, PackRows, SetAttribute, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
