@@ -40,7 +40,8 @@ inline std::vector<registry::ProblemRequest> shapes() {
       add({2, 9, 34, 40}, dtype, {{"form", "gated_gradient"}, {"activation", kind}, {"residual", "1"}});
     }
     for (int64_t m : {1, 13, 130, 300}) {
-      const Options twice = {{"form", "gated_twice"}, {"activation", "silu"}, {"order", "nt"}, {"residual", "1"}};
+      const registry::RequestOptions twice = {
+          {"form", "gated_twice"}, {"activation", "silu"}, {"order", "nt"}, {"residual", "1"}};
       if (dtype != DType::kFloat32) add({1, m, 264, 136}, dtype, twice);
     }
     add({1, 192, 320, 128}, dtype, {{"order", "tn"}, {"row_sums", "1"}, {"bias", "1"}});
