@@ -169,7 +169,8 @@ class _Layout:
         """What a device's results count for in the whole: linear_cross_entropy's are means over its rows."""
         if not self.op.startswith("linear_cross_entropy"):
             return 1.0
-        return 1.0 / math.prod(mesh.shape[axis] for of in axes.values() for axis in of)
+        devices: int = math.prod(mesh.shape[axis] for of in axes.values() for axis in of)
+        return 1.0 / devices
 
     def _sums(self) -> bool:
         if self.op.startswith("cross_entropy") and not self.op.startswith("cross_entropy_rows"):
