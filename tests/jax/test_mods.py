@@ -93,6 +93,12 @@ def test_captured_arrays_have_gradients() -> None:
     close(closed_over, theirs, [*inputs(), TABLE])
 
 
+def test_an_array_of_an_inner_function() -> None:
+    inner = jax.jit(lambda h: SLOPES[h])
+    ours = kp.attention(*inputs(), score_mod=lambda score, b, h, q, k: score + inner(h) * (k - q))
+    np.testing.assert_allclose(ours, kp.attention(*inputs(), score_mod=SCORE_MODS["alibi"]), atol=1e-6)
+
+
 def test_vmap_keeps_the_batch_of_a_function() -> None:
     mod = SCORE_MODS["alibi"]
 

@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from .._shape_rules import declared
+from . import _plain
 from ._call import call
 
 # (saved values by name, gradients of the results by name, names of the tensors whose gradient is wanted)
@@ -61,6 +62,10 @@ def differentiable(
         forward_flags, forward_wanted: options and flags that ask for outputs, set where there is a gradient: what
             forward computes for it.
     """
+    if _plain.is_needed():
+        values = {**tensors, **options, **(types or {}), "op": op}
+        outputs = _plain.computed(op, values)
+        return tuple(outputs[name] for name in results)
     given: dict[str, Any] = {}
     for name, value in tensors.items():
         if isinstance(value, list | tuple):
@@ -141,6 +146,11 @@ def _function(
             return (None,) * len(names)
         values = {**static, **_with_lists(saved.arrays)}
         gradients = formula(values, present, tuple(saved.wanted))
+        for name in saved.wanted:
+            if gradients.get(name) is None:
+                raise NotImplementedError(
+                    f"{op}: {name} has no gradient, and one is asked for; give jax.lax.stop_gradient({name})"
+                )
         return tuple(gradients[name].astype(saved.wanted[name]) if name in saved.wanted else None for name in names)
 
     function.defvjp(forward, backward, symbolic_zeros=True)

@@ -7,7 +7,7 @@ attention's kernels compile. Arrays that it indexes, passed or closed over, are 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -64,9 +64,26 @@ def programs_of(score_mod: Mod | None, mask_mod: Mod | None, captured: Sequence[
         given = [] if _takes_only(function, inputs) else arrays
         jaxprs[name] = jax.make_jaxpr(function)(*scalars, *given)
     for jaxpr in jaxprs.values():
-        arrays += [one for one in jaxpr.consts if not any(one is known for known in arrays)]
+        for one in _arrays_of(jaxpr):
+            if not any(one is known for known in arrays):
+                arrays.append(one)
     texts = {name: _Program(name, jaxpr, arrays).text() for name, jaxpr in jaxprs.items()}
     return Programs(texts.get("score_mod", ""), texts.get("mask_mod", ""), tuple(arrays))
+
+
+def _arrays_of(closed: Any) -> Iterator[Any]:
+    """What a jaxpr closes over: its constants, and by jax's setting literals; those of inner functions too."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    yield from getattr(closed, "consts", ())
+    for equation in jaxpr.eqns:
+        yield from (atom.val for atom in equation.invars if hasattr(atom, "val") and np.ndim(atom.val) > 0)
+        inner = _inner(equation.params)
+        if inner is not None:
+            yield from (one for one in _arrays_of(inner) if np.ndim(one) > 0)
+
+
+def _inner(params: Any) -> Any:
+    return params.get("jaxpr", params.get("call_jaxpr", params.get("fun_jaxpr")))
 
 
 def _takes_only(function: Mod, count: int) -> bool:
@@ -124,7 +141,7 @@ class _Program:
         known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs)))
 
         def read(atom: Any) -> Any:
-            return self.constant(atom.val) if hasattr(atom, "val") else known[atom]
+            return self._met(atom.val) if hasattr(atom, "val") else known[atom]
 
         for equation in jaxpr.eqns:
             results = self.step(equation, [read(atom) for atom in equation.invars])
@@ -136,7 +153,7 @@ class _Program:
         if primitive in _INLINED:
             if params.get("name") in _NAMED:
                 return [self.add(_NAMED[params["name"]], *map(self.scalar, values))]
-            inner = params.get("jaxpr", params.get("call_jaxpr", params.get("fun_jaxpr")))
+            inner = _inner(params)
             consts = [self._met(one) for one in getattr(inner, "consts", ())]
             return self.run(getattr(inner, "jaxpr", inner), consts, values)
         if primitive == "dynamic_slice" and set(params["slice_sizes"]) <= {1} and isinstance(values[0], _Loaded):
@@ -181,13 +198,11 @@ class _Program:
         )
 
     def _met(self, array: Any) -> Any:
-        """A constant of an inner function: a scalar is written down, an array must be one of those known."""
+        """A constant: an array is one of those found, a number is written down."""
         for number, known in enumerate(self.arrays):
             if known is array:
                 return _Loaded(number)
-        if np.ndim(array) == 0:
-            return self.constant(array)
-        raise TypeError(f"attention: {self.name} reads an array inside another function; pass it as captured=(array,)")
+        return self.constant(array)
 
     def _type(self, array: Any) -> str:
         name = name_of_dtype(array.dtype)

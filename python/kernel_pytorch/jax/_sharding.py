@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .._shape_rules import declared, picked_shape
@@ -56,6 +55,8 @@ def partitioned(
     arrays: Sequence[Array],
 ) -> dict[str, Array]:
     """`local` of arrays that may be sharded. names: of the arrays; static: options and flags by name."""
+    from jax.experimental.custom_partitioning import custom_partitioning  # experimental: only for those who shard
+
     shapes = jax.eval_shape(local, *arrays)
     outputs = list(shapes)
     layout = _Layout(op, names, static, arrays, {name: one.shape for name, one in shapes.items()})
@@ -120,16 +121,18 @@ class _Layout:
                 self.sizes[dimensions[-1][0]] = array.shape[-1]
         self.free = self._free(set(names))
 
-    def rule(self, outputs: Sequence[str]) -> SdyShardingRule:
-        def mapping(dimensions: Sequence[Dimension]) -> ArrayMapping:
-            return ArrayMapping(*(one[0] if len(one) == 1 else CompoundFactor(*one) for one in dimensions))
+    def rule(self, outputs: Sequence[str]) -> Any:
+        from jax.experimental import custom_partitioning as rules  # experimental: only for those who shard
+
+        def mapping(dimensions: Sequence[Dimension]) -> rules.ArrayMapping:
+            return rules.ArrayMapping(*(one[0] if len(one) == 1 else rules.CompoundFactor(*one) for one in dimensions))
 
         results = [self.results[name] for name in outputs]
         # In the order of their first appearance, as Shardy wants them.
         every = dict.fromkeys(factor for one in (*self.operands, *results) for each in one for factor in each)
         single = {each[0] for one in (*self.operands, *results) for each in one if len(each) == 1}
         sizes: Any = {factor: self.sizes[factor] for factor in every if factor not in single}
-        return SdyShardingRule(
+        return rules.SdyShardingRule(
             tuple(map(mapping, self.operands)),
             tuple(map(mapping, results)),
             need_replication_factors=tuple(factor for factor in every if factor not in self.free),
@@ -169,7 +172,8 @@ class _Layout:
         """What a device's results count for in the whole: linear_cross_entropy's are means over its rows."""
         if not self.op.startswith("linear_cross_entropy"):
             return 1.0
-        return 1.0 / math.prod(mesh.shape[axis] for of in axes.values() for axis in of)
+        devices: int = math.prod(mesh.shape[axis] for of in axes.values() for axis in of)
+        return 1.0 / devices
 
     def _sums(self) -> bool:
         if self.op.startswith("cross_entropy") and not self.op.startswith("cross_entropy_rows"):

@@ -102,7 +102,8 @@ def _weights(target: Any, class_weight: Any, ignore_index: int, dtype: Any) -> A
     weights = counts.astype(dtype)
     if class_weight is not None:
         weights = jnp.where(counts, jnp.asarray(class_weight, dtype)[jnp.where(counts, target, 0)], 0)
-    return jax.lax.stop_gradient(weights.sum())
+    total: Array = jax.lax.stop_gradient(weights.sum())
+    return total
 
 
 def _options(
