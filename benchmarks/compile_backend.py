@@ -285,7 +285,7 @@ def main() -> int:
         help="eager and modes of torch.compile; ours runs in default and reduce-overhead of those",
     )
     parser.add_argument("--choose", default="timed", help="how ours chooses patterns: timed, always or both")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of timing in a compilation of ours")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of timing in a compilation of ours")
     parser.add_argument("--inner", default="", help="another compiler than Inductor, such as aot_eager, for all")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing new is begun")
     parser.add_argument("--output", type=Path, help="write the figures as JSON, after each case")

@@ -90,6 +90,8 @@ class Chooser:
         runs = {TORCH: reference}
         problems = []
         for candidate in match.candidates:
+            if candidate.otherwise and len(runs) > 1:
+                continue
             self._check_budget()
             try:
                 run = trial.candidate(candidate)

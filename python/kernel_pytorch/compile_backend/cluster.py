@@ -33,17 +33,24 @@ def is_wall(node: Node) -> bool:
 def cluster(graph: fx.Graph, nodes: list[Node]) -> list[Node]:
     """The nodes with those around them that no wall divides from them, in the graph's order.
 
-    The nodes alone, where something outside lies between what was found.
+    Of nodes with a wall among them only what comes after: whoever computes the product reads what came before as it
+    lies. The nodes alone, where something outside lies between what was found.
     """
     order = {node: i for i, node in enumerate(graph.nodes)}
     depth = _depths(graph)
     found = dict.fromkeys(nodes)
     queue = list(nodes)
+    looks_back = not any(is_wall(node) for node in nodes)
+
+    def belongs(node: Node, to: int) -> bool:
+        """Whether it is of this depth and not a table that is made once for all layers."""
+        return depth.get(node) == to and len({depth[user] for user in node.users}) <= 2
+
     while queue and len(found) < _LARGEST:
         node = queue.pop(0)
         step = 1 if is_wall(node) else 0
-        after = [user for user in node.users if depth.get(user) == depth[node] + step]
-        before = [] if step else [one for one in node.all_input_nodes if depth.get(one) == depth[node]]
+        after = [user for user in node.users if belongs(user, depth[node] + step)]
+        before = [one for one in node.all_input_nodes if belongs(one, depth[node])] if looks_back else []
         for one in (*after, *before):
             if one not in found and _is_fusible(one):
                 found[one] = None

@@ -17,12 +17,14 @@ class Candidate:
     """A way to compute the outputs of a match: `emit` adds its nodes and returns the new outputs.
 
     `emit` reads nodes of the model's graph through its second argument, since a trial has a graph of its own.
-    `reads` are nodes that it needs besides the inputs of the match.
+    `reads` are nodes that it needs besides the inputs of the match. `otherwise`: it is tried only where none before it
+    agreed, since it cannot be faster than they.
     """
 
     name: str
     emit: Emit
     reads: tuple[Node, ...] = ()
+    otherwise: bool = False
 
 
 @dataclass

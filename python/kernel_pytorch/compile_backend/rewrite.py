@@ -10,6 +10,8 @@ from .patterns import PATTERNS
 from .report import GraphReport, Line
 from .settings import Settings
 
+_LAST_IN_TRAINING = ("gated_activation", "linear_activation")
+
 
 def rewrite(region: Region, settings: Settings, report: GraphReport) -> None:
     """Replaces what is chosen, in place. What fails in a pattern refuses this match alone."""
@@ -17,7 +19,7 @@ def rewrite(region: Region, settings: Settings, report: GraphReport) -> None:
         return
     chooser = Chooser(region, settings)
     taken: set[Node] = set()
-    for pattern in [name for name in PATTERNS if name in settings.patterns]:
+    for pattern in _order(region, settings):
         found: list[Match | Refusal] = []
         try:
             found.extend(PATTERNS[pattern](region))
@@ -35,6 +37,15 @@ def rewrite(region: Region, settings: Settings, report: GraphReport) -> None:
                 taken.update(one.nodes)
     region.graph.eliminate_dead_code()
     region.graph.lint()
+
+
+def _order(region: Region, settings: Settings) -> list[str]:
+    """The patterns as they are tried within the budget.
+
+    With gradients activations come last: norms and rope gain more in training, where activations seldom win.
+    """
+    names = [name for name in PATTERNS if name in settings.patterns]
+    return sorted(names, key=lambda name: name in _LAST_IN_TRAINING) if region.differentiable else names
 
 
 def _tried(region: Region, match: Match, chooser: Chooser, report: GraphReport) -> bool:

@@ -107,7 +107,7 @@ def _unrepeated(node: Node, heads: Any) -> tuple[Node, list[Node]]:
 def _masked(region: Region, emit: _Call, mask: Node, nodes: Sequence[Node]) -> tuple[list[Candidate], str]:
     kept_bias = value(mask).dtype is not torch.bool
     as_it_is = {"bias": mask} if kept_bias else {"mask": mask}
-    kept = Candidate("ours, mask kept", emit.ours(as_it_is))
+    kept = Candidate("ours, mask kept", emit.ours(as_it_is), otherwise=True)
     if kept_bias:
         return [kept], "mask of numbers kept"
     if mask not in region.folded:
