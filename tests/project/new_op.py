@@ -112,17 +112,12 @@ void backward(const Backward& arguments, Context& context) {
   registry::run_best(kBackward, problem, context);
 }
 
-namespace {
-
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("squash", "squash_forward", kForwardFields),
                    registry::plain<Backward, backward>("squash_backward", kBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::squash
 """
