@@ -78,12 +78,12 @@ void check(Problem& problem, Device device) {
 }
 
 std::vector<registry::ProblemRequest> shapes() {
-  std::vector<registry::ProblemRequest> requests;
+  registry::RequestList add;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
-    for (int64_t columns : {1, 7, 8, 100, 1024, 4100}) pointwise::add_shape(requests, 13, columns, dtype, {});
-    pointwise::add_shape(requests, 0, 16, dtype, {});
+    for (int64_t columns : {1, 7, 8, 100, 1024, 4100}) add({13, columns}, dtype);
+    add({0, 16}, dtype);
   }
-  return requests;
+  return std::move(add.all);
 }
 
 constinit const registry::Operation<pointwise::ForwardProblem> kForward =
@@ -112,17 +112,12 @@ void backward(const Backward& arguments, Context& context) {
   registry::run_best(kBackward, problem, context);
 }
 
-namespace {
-
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("squash", "squash_forward", kForwardFields),
                    registry::plain<Backward, backward>("squash_backward", kBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::squash
 """
@@ -134,7 +129,7 @@ squash_backward(Tensor grad_output, Tensor x) -> Tensor
 """
 
 PYTHON = '''\
-"""squash for torch. Arguments and shapes are declared in C++ (kernel_pytorch/ops/squash/squash.h)."""
+"""squash."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ A limit here is a ceiling, not a target: lower it when a count has fallen. Raisi
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -25,8 +26,9 @@ CEILINGS = {
 }
 # Lines of what an op costs outside its kernels.
 MOST_LINES = {
-    "kernel_pytorch/torch/*.cpp": 900,
-    "python/kernel_pytorch/_ops/*.py": 3900,
+    r"kernel_pytorch/torch/[^/]+\.cpp": 900,
+    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3320,
+    r"python/kernel_pytorch/_ops/[^/]+\.py": 3830,
 }
 
 
@@ -57,9 +59,9 @@ def test_ceilings_are_of_folders_that_need_them() -> None:
 
 
 def test_glue_does_not_grow_back() -> None:
-    lines = {}
-    for pattern in MOST_LINES:
-        folder, ending = pattern.split("*")
-        paths = [path for path in tracked(folder) if path.endswith(ending) and "/" not in path[len(folder) :]]
-        lines[pattern] = sum((ROOT / path).read_text().count("\n") for path in paths)
+    paths = tracked("kernel_pytorch", "python")
+    lines = {
+        pattern: sum((ROOT / path).read_text().count("\n") for path in paths if re.fullmatch(pattern, path))
+        for pattern in MOST_LINES
+    }
     assert all(lines[pattern] <= most for pattern, most in MOST_LINES.items()), f"{lines}, the most is {MOST_LINES}"

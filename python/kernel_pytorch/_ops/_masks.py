@@ -13,8 +13,7 @@ Sizes of 1 are for all.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +22,6 @@ from ._autograd import transforms_active
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-ALIASES = ("attn_mask", "mask")  # what other libraries call attention_mask
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Sizes(NamedTuple):
@@ -93,25 +89,6 @@ def mask_by_type(what: str, mask: Tensor, name: str = "attention_mask") -> tuple
                 "numbers to be added to the scores are floating: give it as bool or floating"
             )
     return "mask", mask != 0
-
-
-def accepts_mask_names(forward: _Function) -> _Function:
-    """Lets a forward with `attention_mask` take it by its other names as well."""
-
-    @functools.wraps(forward)
-    def with_mask_names(self: Any, *arguments: Any, **options: Any) -> Any:
-        for alias in ALIASES:
-            if alias in options:
-                if options.get("attention_mask") is not None and options[alias] is not None:
-                    raise TypeError(f"{type(self).__name__}: attention_mask and {alias} are one argument; give one")
-                given = options.pop(alias)
-                if given is not None:
-                    options["attention_mask"] = given
-        return forward(self, *arguments, **options)
-
-    # A code object of its own: torch.compile counts recompilations by it, and all layers would share one.
-    with_mask_names.__code__ = with_mask_names.__code__.replace()  # type: ignore[attr-defined]
-    return with_mask_names  # type: ignore[return-value]
 
 
 def _four_dimensions(what: str, mask: Tensor, sizes: Sizes) -> Tensor:

@@ -125,25 +125,9 @@ def select_blocks(
         rows = pool_packed(query.detach(), cu_seqlens_q, queries, query_block)
         parts = pool_packed(key.detach(), cu_seqlens_k, keys, key_block // key_parts)
         lengths = sequence_lengths(cu_seqlens_q), sequence_lengths(cu_seqlens_k)
-    outputs = _block_select(
-        rows.transpose(1, 2),
-        parts.transpose(1, 2),
-        None,
-        *lengths,
-        queries,
-        keys,
-        query_block,
-        key_block,
-        key_parts,
-        causal,
-        causal_offset,
-        sparsity,
-        -math.inf if threshold is None else threshold,
-        sinks,
-        local,
-        gradients,
-    )
-    return _selected(outputs, (query_block, key_block), gradients)
+    tensors = (rows.transpose(1, 2), parts.transpose(1, 2), None, *lengths)
+    sizes = (queries, keys, query_block, key_block, key_parts)
+    return _select(tensors, sizes, causal, causal_offset, sparsity, threshold, sinks, local, gradients)
 
 
 def select_by_scores(
@@ -168,21 +152,30 @@ def select_by_scores(
     and `keys`; without key_lengths the query's are used.
     """
     query_block, key_block = _pair("select_by_scores", block_size)
-    lowest = -math.inf if threshold is None else threshold
     key_lengths = query_lengths if key_lengths is None else key_lengths
-    outputs = _block_select(
-        None, None, scores.detach().float(), query_lengths, key_lengths, queries, keys, query_block, key_block, 1,
-        causal, causal_offset, sparsity, lowest, sinks, local, gradients,
-    )  # fmt: skip
-    return _selected(outputs, (query_block, key_block), gradients)
+    tensors = (None, None, scores.detach().float(), query_lengths, key_lengths)
+    sizes = (queries, keys, query_block, key_block, 1)
+    return _select(tensors, sizes, causal, causal_offset, sparsity, threshold, sinks, local, gradients)
 
 
-def _selected(outputs: tuple[Tensor, ...], block_size: tuple[int, int], gradients: bool) -> BlockLists:
-    counts, blocks, block_map = outputs
+def _select(
+    tensors: tuple[Tensor | None, ...],
+    sizes: tuple[int, ...],
+    causal: bool,
+    causal_offset: int | None,
+    sparsity: float,
+    threshold: float | None,
+    sinks: int,
+    local: int,
+    gradients: bool,
+) -> BlockLists:
+    lowest = -math.inf if threshold is None else threshold
+    choice = (causal, causal_offset, sparsity, lowest, sinks, local, gradients)
+    counts, blocks, block_map = _block_select(*tensors, *sizes, *choice)
     columns = transposed = None
     if gradients:
         _, _, columns, transposed, *_ = _block_list(block_map, False, True, False)
-    return BlockLists(counts, blocks, columns, transposed, None, None, None, None, block_size)
+    return BlockLists(counts, blocks, columns, transposed, None, None, None, None, (sizes[2], sizes[3]))
 
 
 def sequence_lengths(cu_seqlens: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._ops._masks import Sizes, accepts_mask_names, mask_options
+from .._ops._masks import Sizes, mask_options
 from ..core._checks import check_device, check_sequences
+from ..core._names import accepts_mask_names
 from ..functional import attention, rope
 from .config import AttentionConfig, AttentionPatterns, config_of
 from .plain import plain_attention

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 _Class = TypeVar("_Class", bound=type)
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
 
 # What other libraries call the sizes of an attention layer.
 SIZES = {"d_model": "embed_dim", "hidden_size": "embed_dim", "n_heads": "num_heads", "nhead": "num_heads"}
@@ -50,3 +51,22 @@ def accepts_names(**aliases: str) -> Callable[[_Class], _Class]:
         return cls
 
     return decorate
+
+
+def accepts_mask_names(forward: _Forward) -> _Forward:
+    """Lets a forward with `attention_mask` take it by its other names as well."""
+
+    @functools.wraps(forward)
+    def with_mask_names(self: Any, *arguments: Any, **options: Any) -> Any:
+        for alias in ("attn_mask", "mask"):  # what other libraries call it
+            if alias in options:
+                if options.get("attention_mask") is not None and options[alias] is not None:
+                    raise TypeError(f"{type(self).__name__}: attention_mask and {alias} are one argument; give one")
+                given = options.pop(alias)
+                if given is not None:
+                    options["attention_mask"] = given
+        return forward(self, *arguments, **options)
+
+    # A code object of its own: torch.compile counts recompilations by it, and all layers would share one.
+    with_mask_names.__code__ = with_mask_names.__code__.replace()  # type: ignore[attr-defined]
+    return with_mask_names  # type: ignore[return-value]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._ops._masks import accepts_mask_names
 from ..functional import activation as activate
 from ..functional import gated_activation
 from ._checks import check_features, check_probability
+from ._names import accepts_mask_names
 from ._products import product
 from .attention import OptimizedMultiHeadAttention
 from .norms import OptimizedLayerNorm

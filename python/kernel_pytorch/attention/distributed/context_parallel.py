@@ -12,8 +12,8 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from ..._ops._masks import Sizes, accepts_mask_names, mask_options
-from ...core._names import accepts_names, check_known
+from ..._ops._masks import Sizes, mask_options
+from ...core._names import accepts_mask_names, accepts_names, check_known
 from ...functional import rope
 from ..config import AttentionConfig
 from ..layers import FlashAttention3

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._ops._masks import accepts_mask_names
-from ...core._names import accepts_names, check_known, renamed
+from ...core._names import accepts_mask_names, accepts_names, check_known, renamed
 from ._group import members_of
 from .context_parallel import ContextParallelAttention, ContextParallelConfig
 
