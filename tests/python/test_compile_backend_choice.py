@@ -183,3 +183,32 @@ def test_gated_layers_take_their_two_weights_as_they_are(kind: str) -> None:
     trained = Compiled(layer)
     trained(x).sum().backward()
     assert trained.replaced == {"gated_activation": 1}, str(trained.report)
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask of numbers", "softmax in fp32", "scores read elsewhere"])
+def test_attention_written_out(kind: str) -> None:
+    """With gradients; where somebody reads the probabilities it stays as it is."""
+
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.25
+        if kind == "mask of numbers":
+            scores = scores + mask
+        to = torch.float32 if kind == "softmax in fp32" else None
+        chances = functional.softmax(scores, dim=-1, dtype=to).to(q.dtype)
+        output = torch.matmul(chances, v).transpose(1, 2)
+        return (output, chances) if kind == "scores read elsewhere" else output
+
+    dtype = torch.bfloat16 if kind == "softmax in fp32" else torch.float32
+    arguments = [torch.randn(2, 3, 9, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
+    arguments.append(torch.randn(2, 1, 9, 9, dtype=dtype))
+    found = Compiled(attend)
+    outputs = [call(*arguments) for call in (found, attend)]
+    if kind == "scores read elsewhere":
+        torch.testing.assert_close(*outputs)
+        assert not found.replaced
+        return
+    assert found.replaced == {"attention": 1}, str(found.report)
+    gradients = [torch.autograd.grad(one.float().square().sum(), arguments[:3]) for one in outputs]
+    tolerance = 5e-2 if dtype is torch.bfloat16 else 1e-5
+    torch.testing.assert_close(outputs[0], outputs[1], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(*gradients, atol=tolerance, rtol=tolerance)
