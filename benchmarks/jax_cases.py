@@ -52,11 +52,13 @@ def softmax(x: Array) -> Array:
 
 
 def with_gradients(function: Callable[..., Array], arrays: int) -> Callable[..., Any]:
-    """Forward, then the gradients of the first `arrays` arguments; the cotangent is the last one."""
+    """Forward, then the gradients of the first `arrays` arguments; the cotangent is the last one. It comes after the
+    output, as in a training step: without the barrier XLA would make one kernel of forward and backward."""
 
     def both(*arguments: Array) -> Any:
         output, gradients = jax.vjp(lambda *first: function(*first, *arguments[arrays:-1]), *arguments[:arrays])
-        return output, gradients(arguments[-1])
+        output, cotangent = jax.lax.optimization_barrier((output, arguments[-1]))
+        return output, gradients(cotangent)
 
     return both
 

@@ -5,8 +5,9 @@
 Peers in one process: XLA's fusions, and cuDNN's attention on a GPU. On a GPU torch is a process of its own that waits
 between its turns (jax_torch.py); without torch that column is empty. The ways take turns in an order that is drawn
 anew. A turn is a queue of calls of a jitted function over several buffers, ended by one wait: on a GPU the host is
-ahead, so that a turn's time is the device's. A row is checked before it is timed. Host time and import time are of
-fresh processes.
+ahead, so that a turn's time is the device's. Rows that torch has too are a step of one call per buffer, so that what
+XLA does between steps is not counted. A row is checked before it is timed. Host time and import time are of fresh
+processes.
 """
 
 from __future__ import annotations
@@ -99,6 +100,21 @@ def queued(function: Callable[..., Any], buffers: list[tuple[Any, ...]]) -> Way:
     return take
 
 
+def in_steps(function: Callable[..., Any], buffers: list[tuple[Any, ...]]) -> Way:
+    """A turn: steps, each with a call for every buffer."""
+    step = jax.jit(lambda all_buffers: [function(*one) for one in all_buffers])
+
+    def take(calls: int) -> float:
+        kept = None
+        begin = time.perf_counter()
+        for _ in range(-(-calls // len(buffers))):
+            kept = step(buffers)
+        jax.block_until_ready(kept)
+        return (time.perf_counter() - begin) * calls / (-(-calls // len(buffers)) * len(buffers))
+
+    return take
+
+
 class TorchProcess:
     """The same op from torch, in a process that works only in its turns."""
 
@@ -162,9 +178,10 @@ def timed(case: Case, device: str, seconds: float, torch: TorchProcess | None) -
     each = sum(array.nbytes for array in case.inputs)
     count = max(2, min(16, -(-ROTATED_BYTES[device] // each)))
     buffers = [case.inputs, *(tuple(array + 0 for array in case.inputs) for _ in range(count - 1))]
+    is_compared = torch is not None and bool(case.torch_op)
     ways = {
-        "ours": queued(jax.jit(case.ours), buffers),
-        case.peer_name: queued(jax.jit(case.peer), buffers),
+        name: in_steps(function, buffers) if is_compared else queued(jax.jit(function), buffers)
+        for name, function in (("ours", case.ours), (case.peer_name, case.peer))
     }
     if torch is not None and case.torch_op:
         ways["ours, from torch"] = torch.way(case, count)

@@ -70,6 +70,7 @@ def type_text(annotation: Any, declared: dict[str, Any]) -> str:
     if declared.get("choices") and "dtype" not in str(annotation):
         return " or ".join(f'"{choice}"' for choice in declared["choices"].split())
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    text = text.replace("MaybeTensor", "Tensor | None")  # a type variable: a tensor for a tensor, None for None
     text = "" if text == "Any" else text.replace("torch.Tensor", "Tensor").replace("torch.dtype", "dtype")
     if "shapes" in declared:
         text = text.replace("Tensor", f"Tensor {shape_text(declared)}", 1)

@@ -139,10 +139,9 @@ KP_API void kp_context_destroy(kp_context* context); /* NULL is fine */
  * the argument and the cure, and nothing was written. */
 KP_API kp_status kp_call(kp_context* context, const char* op, const kp_argument* arguments, size_t count);
 
-/* kp_call whose scratch memory is the caller's: `bytes` bytes on the context's device, beginning at a multiple of 256,
- * as long-lived as the tensors. For calls that a CUDA graph captures: the context's own memory goes on to the next
- * call, which a replay of the graph would disturb. What it lacks is taken from the context, or, in a capture, allocated
- * for good, with a warning. */
+/* kp_call whose scratch memory is the caller's: `bytes` bytes on the context's device, as long-lived as the tensors.
+ * For calls that a CUDA graph captures: the context's own memory goes on to the next call, which a replay of the graph
+ * would disturb. What it lacks is taken from the context, or, in a capture, allocated for good, with a warning. */
 KP_API kp_status kp_call_with_workspace(kp_context* context, const char* op, const kp_argument* arguments, size_t count,
                                         void* workspace, size_t bytes);
 

@@ -311,11 +311,9 @@ Json answer_budget_plan(const Json& request) {
     stages[std::string(plan::kStageNames[i])] = {{"until_seconds", found.stages[i].until_seconds},
                                                  {"measure_seconds", found.stages[i].measure_seconds}};
   }
-  return {{"is_too_small", found.is_too_small},
-          {"final_runs", found.final_runs},
-          {"final_seconds", found.final_seconds},
-          {"enough_seconds", found.enough_seconds},
-          {"stages", stages}};
+  return {{"is_too_small", found.is_too_small},   {"final_runs", found.final_runs},
+          {"final_seconds", found.final_seconds}, {"enough_seconds", found.enough_seconds},
+          {"most_seconds", found.most_seconds},   {"stages", stages}};
 }
 
 Json answer_part_verdict(const Json& request) {

@@ -13,8 +13,11 @@ WorkspaceScratch::WorkspaceScratch(void* memory, size_t bytes, Context& context)
       device_(context.device()),
       stream_(context.stream) {
   KP_CHECK(memory != nullptr || bytes == 0, "workspace: ", bytes, " bytes are given, and no memory");
-  KP_CHECK(reinterpret_cast<uintptr_t>(memory) % workspace_piece(1) == 0, "workspace: it begins at ", memory,
-           "; it must begin at a multiple of ", workspace_piece(1), " bytes");
+  const size_t beyond = reinterpret_cast<uintptr_t>(memory) % kWorkspaceAlignment;
+  if (beyond == 0) return;
+  const size_t skipped = std::min(kWorkspaceAlignment - beyond, bytes_);
+  memory_ += skipped;
+  bytes_ -= skipped;
 }
 
 void* WorkspaceScratch::allocate(size_t bytes) {

@@ -10,9 +10,9 @@
 namespace kernel_pytorch {
 
 // Both classes below cut the same pieces, so that what one counts is enough for the other.
+inline constexpr size_t kWorkspaceAlignment = 256;
 inline size_t workspace_piece(size_t bytes) {
-  constexpr size_t kAlignment = 256;
-  return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  return (std::max<size_t>(bytes, 1) + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
 // Counts, and gives out addresses without memory: for a rehearsal (device/cuda/rehearsal.h).
@@ -23,16 +23,17 @@ class CountingScratch final : public Scratch {
     bytes_ += workspace_piece(bytes);
     return address;
   }
-  size_t bytes() const { return bytes_; }
+  // For memory that begins anywhere.
+  size_t bytes() const { return bytes_ == 0 ? 0 : bytes_ + kWorkspaceAlignment - 1; }
 
  private:
   static constexpr uintptr_t kNowhere = uintptr_t{1} << 46;
   size_t bytes_ = 0;
 };
 
-// The caller's memory, 256-byte aligned. Where it is too small, the rest is the context's own scratch; but not while
-// its stream captures: a graph would keep writing into memory that the next call has by then. That rest is allocated
-// for this capture alone and never freed.
+// The caller's memory, from its first multiple of 256 bytes on. Where it is too small, the rest is the context's own
+// scratch; but not while its stream captures: a graph would keep writing into memory that the next call has by then.
+// That rest is allocated for this capture alone and never freed.
 class KP_EXPORT WorkspaceScratch final : public Scratch {
  public:
   WorkspaceScratch(void* memory, size_t bytes, Context& context);

@@ -28,6 +28,8 @@ void make_options(const Fields& fields, const ProblemRequest& request, void* pro
 std::vector<std::string_view> option_names(const Fields& fields);
 // Keeps the first rows of tensors with leading dimensions, so many that none of them has more than `elements` elements.
 void shrink_fields(const Fields& fields, void* problem, int64_t elements);
+// How many of a tensor's batches, its first dimension, have no more than `elements` elements; at least one.
+int64_t batches_within(const TensorView& view, int64_t elements);
 
 // A TensorVisitor: moves a tensor to a Device.
 KP_EXPORT void set_device(void* device, std::string_view name, Role role, TensorView& view);

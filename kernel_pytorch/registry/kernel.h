@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -66,12 +67,31 @@ struct Filling {
   int64_t limit = 8;
 };
 
+// The kernels of an Operation, best first, the reference last. A list is an op's identity: two ops with the same
+// kernels need functions of their own.
+template <const auto& kFirst, const auto&... kOthers>
+std::span<const std::remove_cvref_t<decltype(kFirst)>> kernel_list() {
+  static const std::remove_cvref_t<decltype(kFirst)> kKernels[] = {kFirst, kOthers...};
+  return kKernels;
+}
+
+using RequestOptions = std::vector<std::pair<std::string, std::string>>;  // {"residual", "1"}, {"weight_dtype", "fp32"}
+
 // How a test, the tuner or the command line asks for a problem: shape and words, no data.
 struct ProblemRequest {
   std::vector<int64_t> shape;
   DType dtype = DType::kFloat32;
   Device device;
-  std::vector<std::pair<std::string, std::string>> options;  // op-specific: {"residual", "1"}, {"weight_dtype", "fp32"}
+  RequestOptions options;  // the op's
+};
+
+// A list of requests, made by calling it.
+struct RequestList {
+  std::vector<ProblemRequest> all;
+
+  void operator()(std::vector<int64_t> shape, DType dtype, RequestOptions options = {}) {
+    all.push_back({.shape = std::move(shape), .dtype = dtype, .device = {}, .options = std::move(options)});
+  }
 };
 
 // What requests of an op say besides what follows from its list of fields.
@@ -138,7 +158,7 @@ struct Operation {
   void (*check)(Problem&, Device) = nullptr;                      // the op's own; leaves the form that kernels take
   Problem (*shrink)(const Problem&, int64_t elements) = nullptr;  // the same kind of problem, fewer rows
   Cost (*cost)(const Problem&) = nullptr;
-  std::vector<ProblemRequest> (*shapes)() = nullptr;            // for tests and benchmarks
+  std::vector<ProblemRequest> (*shapes)() = nullptr;  // for tests and benchmarks, on the CPU: for a GPU set the device
   Parts (*parts)(const Problem&, const DeviceInfo&) = nullptr;  // null: it is computed by a kernel of its own
 };
 

@@ -308,13 +308,16 @@ constexpr std::array<Entry, sizeof...(kIndex)> entries(std::index_sequence<kInde
 // NAME_forward once more, as an overload that Python gives no gradient: what a node of autograd calls, without a guard
 // around the call and without a gradient's Python inside compiled graphs.
 constexpr std::string_view kPlain = ".plain";
+bool has_plain(const Declaration& declaration) {
+  return declaration.name.ends_with("_forward");
+}
 
 void define(torch::stable::detail::StableLibrary& library) {
   first_plan = plans().data();
   for (const Plan& plan : plans()) {
     std::string schema = registry::schema_of(*plan.declaration);
     library.def(schema.c_str());
-    if (plan.declaration->returns_saved) library.def(schema.insert(plan.declaration->name.size(), kPlain).c_str());
+    if (has_plain(*plan.declaration)) library.def(schema.insert(plan.declaration->name.size(), kPlain).c_str());
   }
 }
 
@@ -324,7 +327,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
   for (size_t i = 0; i < plans().size(); ++i) {
     const Declaration& declaration = *plans()[i].declaration;
     library.impl(std::string(declaration.name).c_str(), kEntries[i]);
-    if (declaration.returns_saved) library.impl(concat(declaration.name, kPlain).c_str(), kEntries[i]);
+    if (has_plain(declaration)) library.impl(concat(declaration.name, kPlain).c_str(), kEntries[i]);
   }
 }
 

@@ -105,6 +105,12 @@ def test_lse_has_a_gradient() -> None:
     np.testing.assert_allclose(jax.grad(ours)(query), jax.grad(reference)(query), atol=1e-5)
 
 
+def test_what_has_no_gradient_says_so() -> None:
+    x = jnp.ones((1, 4, 1, 8))
+    with pytest.raises(NotImplementedError, match="cos has no gradient"):
+        jax.grad(lambda cos: kp.rope(x, None, cos, cos)[0].sum())(jnp.ones((4, 4)))
+
+
 def test_both_layouts() -> None:
     query, key, value = (jax.random.normal(jax.random.key(i), (2, 5, 4, 8)) for i in range(3))
     first = kp.attention(*(jnp.swapaxes(one, 1, 2) for one in (query, key, value)), layout="bhsd", causal=True)

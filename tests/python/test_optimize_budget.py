@@ -75,6 +75,22 @@ def test_shares_keep_back_what_the_end_needs(monkeypatch) -> None:
     assert budget.is_spent("parts") and not budget.is_spent("whole") and not budget.is_too_small
 
 
+def test_what_can_be_left_out_ends_before_the_whole_call_must(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    budget = module.Budget(10.0)
+    budget.start(0.5)
+    now[0] += 12.0
+    assert budget.may_take(2.9) and not budget.may_take(3.1)
+
+
+def test_kernels_are_not_listed_where_no_time_is_left(monkeypatch) -> None:
+    monkeypatch.setattr(module.Budget, "may_take", lambda self, seconds: False)
+    result, _ = run(Slow(2, 0.0), 1.0)
+    assert "memory and kernels before are not listed: the budget was spent" in result.report.data["notes"]
+    assert result.report.measurement("before")["launches"] is None and str(result.report)
+
+
 def test_progress_is_one_line_on_a_terminal_and_only_of_long_work(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with module.shown_progress(None) as say:

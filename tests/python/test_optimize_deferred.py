@@ -205,6 +205,16 @@ def test_scores_of_tensors_that_were_written_to_raise() -> None:
             weights.sum()
 
 
+def test_under_autocast_it_is_the_original() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Module(einsums)).eval(), torch.randn(2, LENGTH, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = model(x)
+    kernel_pytorch.optimize(model, x, budget_seconds=30, tune="off", patterns=["deferred_attention"])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(x), before)
+
+
 class Trained(Module):
     """With a dropout between, which is drawn where the original draws it."""
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_pytorch._ops.shared_input import layer_norm_through, linears, rms_norm_through  # noqa: E402
+from kernel_pytorch.core._shared_input import layer_norm_through, linears, rms_norm_through  # noqa: E402
 
 from kernel_pytorch import functional as F  # noqa: E402
 
@@ -146,7 +146,7 @@ def test_norms_in_the_type_of_the_product_after_them(device, run) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradients_of_fp32_parameters_under_autocast(device, ours, transposed, bias) -> None:
     """In fp32, not rounded to autocast's type (of torch's products: on a GPU), and in memory as the parameter."""
-    from kernel_pytorch._ops.cast_linear import cast_linear
+    from kernel_pytorch.core._cast_linear import cast_linear
 
     torch.manual_seed(0)
     x = drawn(3, 40, 48, device=device, dtype=torch.float32)
@@ -183,7 +183,7 @@ def test_a_bias_alone_wants_a_gradient() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_padded_product_under_autocast(device, bias) -> None:
-    from kernel_pytorch._ops.cast_linear import padded_linear
+    from kernel_pytorch.core._cast_linear import padded_linear
 
     torch.manual_seed(0)
     x, weight = (drawn(*shape, device=device, dtype=torch.float32) for shape in ((3, 40, 16), (29, 16)))

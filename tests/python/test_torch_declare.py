@@ -7,13 +7,34 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_pytorch._ops import _declare  # noqa: E402
+from kernel_pytorch._ops._declared import declared  # noqa: E402
 
 library = torch.library.Library("kernel_pytorch", "FRAGMENT")
 
 
-def define(schema, function):
+LISTS: dict = {}  # of these ops, which the core does not declare
+
+
+def define(schema, function, **shapes):
+    """An op of Python, with the list of fields that the core would have for it: shapes of its tensors, by name."""
+    name = schema.split("(")[0]
     library.define(schema)
-    library.impl(schema.split("(")[0], function, "CPU")
+    library.impl(name, function, "CPU")
+    if "." in name:
+        return
+    written = getattr(torch.ops.kernel_pytorch, name).default._schema
+    kinds = {"Tensor": "tensor", "Optional[Tensor]": "tensor", "List[Tensor]": "tensors", "float": "number"}
+    entries = [{"name": one.name, "kind": kinds[str(one.type)]} for one in written.arguments]
+    outputs = [{"name": one.name or "output", "dtype_of": entries[0]["name"]} for one in written.returns]
+    for entry in [*entries, *outputs]:
+        entry |= {"shapes": [shapes[entry["name"]].split()]} if entry["name"] in shapes else {}
+    declared()[name] = LISTS[name] = {"name": name, "arguments": entries, "outputs": outputs}
+
+
+def define_forward(schema, function, **shapes):
+    name, arguments = schema.split("(", 1)
+    define(schema, function, **shapes)
+    define(f"{name}.plain({arguments}", function)
 
 
 # y = scale * a * b, z = a + offset; the op has a tensor after a number, two results and one saved output.
@@ -26,12 +47,22 @@ def product_forward(a, scale, b, offset):
 
 
 ARGUMENTS = "(Tensor a, float scale, Tensor? b, Tensor offset)"
-define(f"declare_product{ARGUMENTS} -> (Tensor y, Tensor z)", product)
-define(f"declare_product_forward{ARGUMENTS} -> (Tensor y, Tensor z, Tensor kept)", product_forward)
-define("declare_product_backward(Tensor grad, Tensor kept) -> Tensor", lambda grad, kept: grad * kept)
-define("declare_negate(Tensor x) -> Tensor", lambda x: -x)
-define("declare_negate_forward(Tensor x) -> Tensor", lambda x: -x)
-define("declare_sign(Tensor x) -> Tensor", lambda x: x.sign())
+ROWS = "... columns"
+SHAPES = dict(a=ROWS, b=ROWS, offset="columns", y=ROWS, z=ROWS)
+define(f"declare_product{ARGUMENTS} -> (Tensor y, Tensor z)", product, **SHAPES)
+define_forward(
+    f"declare_product_forward{ARGUMENTS} -> (Tensor y, Tensor z, Tensor kept)", product_forward, **SHAPES, kept=ROWS
+)
+define(
+    "declare_product_backward(Tensor grad, Tensor kept) -> Tensor",
+    lambda grad, kept: grad * kept,
+    grad=ROWS,
+    kept=ROWS,
+    output=ROWS,
+)
+define("declare_negate(Tensor x) -> Tensor", lambda x: -x, x="...", output="...")
+define_forward("declare_negate_forward(Tensor x) -> Tensor", lambda x: -x, x="...", output="...")
+define("declare_sign(Tensor x) -> Tensor", lambda x: x.sign(), x="...", output="...")
 define("declare_fill(Tensor(a!)? x, Tensor(b!)[] more, float value) -> ()", lambda x, more, value: fill(x, more, value))
 
 
@@ -40,13 +71,9 @@ def fill(x, more, value):
         tensor.data.fill_(value)
 
 
-def product_shapes(a, scale, b, offset):
-    return a.new_empty(a.shape), a.new_empty(a.shape), b.new_empty(b.shape)
-
-
 def product_gradient(grads, saved, wanted):
     grad_y, grad_z = grads
-    a, kept, scale = saved
+    kept, a, scale = saved
     seen.append((tuple(g is None for g in grads), wanted))
     grad_a = backward(grad_y, kept) if grad_y is not None else None
     grad_a = grad_z if grad_a is None else grad_a if grad_z is None else grad_a + grad_z
@@ -55,22 +82,22 @@ def product_gradient(grads, saved, wanted):
 
 
 seen: list = []
-backward = _declare.backward(
-    "declare_product", shapes=lambda grad, kept: grad.new_empty(grad.shape), instead="torch.mul"
-)
-ours = _declare.differentiable(
-    "declare_product",
-    shapes=product_shapes,
-    saves=["a", "kept", "scale"],
-    gradient=product_gradient,
-    parameters=["offset"],
-    name="product",
-)
-negate = _declare.differentiable(
-    "declare_negate", shapes=lambda x: x.new_empty(x.shape), saves=[], gradient=lambda grads, *_: (negate(grads[0]),)
-)
-sign = _declare.without_gradient("declare_sign", shapes=lambda x: x.new_empty(x.shape))
+backward = _declare.backward("declare_product", instead="torch.mul")
+ours = _declare.differentiable("declare_product", saves=["a", "scale"], gradient=product_gradient, name="product")
+negate = _declare.differentiable("declare_negate", gradient=lambda grads, *_: (negate(grads[0]),))
+sign = _declare.without_gradient("declare_sign")
 fill_in_place = _declare.without_gradient("declare_fill", name="fill")
+for op in LISTS:
+    del declared()[op]
+
+
+@pytest.fixture(autouse=True)
+def lists():
+    """Other tests ask what the core declares."""
+    declared().update(LISTS)
+    yield
+    for op in LISTS:
+        del declared()[op]
 
 
 def leaves():
@@ -144,10 +171,6 @@ def test_writing_into_arguments():
         output.backward()
 
 
-@pytest.mark.parametrize(
-    "saves, words",
-    [(["a", "nothing"], "no 'nothing', only"), (["scale", "a"], "tensors must come before numbers")],
-)
-def test_wrong_declarations(saves, words):
-    with pytest.raises(ValueError, match=words):
-        _declare.differentiable("declare_product", shapes=product_shapes, saves=saves, gradient=product_gradient)
+def test_what_is_saved_must_exist():
+    with pytest.raises(ValueError, match="no 'nothing', only"):
+        _declare.differentiable("declare_product", saves=["a", "nothing"], gradient=product_gradient)

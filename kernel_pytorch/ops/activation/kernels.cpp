@@ -25,16 +25,11 @@ constinit const registry::Operation<pointwise::ForwardProblem> kForward =
 constinit const registry::Operation<pointwise::BackwardProblem> kBackward =
     pointwise::backward_operation("activation_backward", make_backward, check, shapes);
 
-namespace {
-
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("activation", "activation_forward", kForwardFields),
                    registry::plain<Backward, backward>("activation_backward", kBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::activation

@@ -1,9 +1,9 @@
 // The kernels of adamw, best first, the reference last, and what the registry asks about a problem.
 #include <algorithm>
+#include <vector>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/adamw/operation.h"
-#include "kernel_pytorch/ops/adamw/shapes.h"
 #include "kernel_pytorch/ops/support/tensor_list.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
@@ -11,11 +11,6 @@
 
 namespace kernel_pytorch::adamw {
 namespace {
-
-std::span<const registry::Kernel<Step>> kernels() {
-  static const registry::Kernel<Step> kKernels[] = {kCuda, kCpu, kReference};
-  return kKernels;
-}
 
 int64_t elements_of(const Step& problem) {
   int64_t elements = 0;
@@ -120,10 +115,40 @@ registry::Cost cost(const Step& problem) {
   return {.bytes = registry::tensor_bytes(problem, visit_tensors), .flops = 14 * elements_of(problem)};
 }
 
+// Lists that a step is tested and measured on: [parameters, average elements].
+std::vector<registry::ProblemRequest> shapes() {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (auto [tensors, average] :
+         {std::pair<int64_t, int64_t>{1, 1}, {1, 0}, {3, 7}, {1, 4096}, {7, 5000}, {900, 20}, {3, 70001}}) {
+      add({tensors, average}, dtype);
+    }
+    add({5, 3001}, dtype, {{"amsgrad", "1"}});
+    add({5, 3001}, dtype, {{"scale", "1"}, {"clip", "1"}});
+    add({5, 3001}, dtype, {{"skip", "1"}});
+    add({5, 3001}, dtype, {{"lr_tensor", "1"}, {"maximize", "1"}});
+    if (dtype == DType::kFloat16) {
+      add({5, 3001}, dtype, {{"state", "fp16"}});
+      continue;
+    }
+    add({5, 3001}, dtype, {{"state", "bf16"}});
+    add({5, 3001}, dtype, {{"state", "bf16"}, {"stochastic", "1"}, {"amsgrad", "1"}});
+  }
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    add({7, 5000}, dtype, {{"master", "1"}});
+    add({5, 3001}, dtype, {{"master", "1"}, {"amsgrad", "1"}, {"scale", "1"}});
+  }
+  add({5, 3001}, DType::kBFloat16, {{"stochastic", "1"}});
+  add({5, 3001}, DType::kBFloat16, {{"master", "1"}, {"state", "bf16"}});
+  add({5, 301}, DType::kFloat64);
+  add({5, 301}, DType::kFloat64, {{"amsgrad", "1"}, {"clip", "1"}});
+  return std::move(add.all);
+}
+
 }  // namespace
 
 constinit const registry::Operation<Step> kStep{.name = "adamw",
-                                                .kernels = kernels,
+                                                .kernels = registry::kernel_list<kCuda, kCpu, kReference>,
                                                 .describe = describe,
                                                 .visit_tensors = visit_tensors,
                                                 .filling = filling,
@@ -133,13 +158,8 @@ constinit const registry::Operation<Step> kStep{.name = "adamw",
                                                 .cost = cost,
                                                 .shapes = shapes};
 
-namespace {
-
 constexpr auto kDeclarations = registry::join(registry::plain<StepLists, step_lists>("adamw_", kStepListsFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kStep>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kStep>};
 
 }  // namespace kernel_pytorch::adamw

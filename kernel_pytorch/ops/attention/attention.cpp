@@ -56,8 +56,6 @@ void backward_part(const Backward& arguments, Context& context) {
   check_and_run(problem, context);
 }
 
-namespace {
-
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("attention", "attention_forward", kForwardFields),
                    registry::plain<Backward, backward>("attention_backward", kBackwardFields),
@@ -67,10 +65,7 @@ constexpr auto kDeclarations =
                        "attention_part_backward_", kBackwardFields,
                        {.shown = "first_query first_key writes_keys", .updated = "grad_query grad_key grad_value"}));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::attention

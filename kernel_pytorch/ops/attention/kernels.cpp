@@ -13,17 +13,6 @@
 namespace kernel_pytorch::attention {
 namespace {
 
-std::span<const registry::Kernel<ForwardProblem>> forward_kernels() {
-  static const registry::Kernel<ForwardProblem> kKernels[] = {kForwardCudaDecode, kForwardSm90, kForwardCudaMma,
-                                                              kForwardCpuAmx,     kForwardCpu,  kForwardReference};
-  return kKernels;
-}
-std::span<const registry::Kernel<BackwardProblem>> backward_kernels() {
-  static const registry::Kernel<BackwardProblem> kKernels[] = {kBackwardSm90, kBackwardCudaMma, kBackwardCpuAmx,
-                                                               kBackwardCpu, kBackwardReference};
-  return kKernels;
-}
-
 // 0: absent; else which dimensions are broadcast.
 int64_t kind_of(const TensorView& pair) {
   if (!pair.is_present()) return 0;
@@ -198,29 +187,33 @@ registry::Cost backward_cost(const BackwardProblem& problem) {
 
 }  // namespace
 
-constinit const registry::Operation<ForwardProblem> kForward{.name = "attention_forward",
-                                                             .kernels = forward_kernels,
-                                                             .describe = describe_forward,
-                                                             .visit_tensors = visit_forward,
-                                                             .filling = filling<ForwardProblem>,
-                                                             .precision = precision<ForwardProblem>,
-                                                             .set_trial_inputs = set_trial_forward,
-                                                             .make = make_forward,
-                                                             .check = registry::check_only<ForwardProblem, check>,
-                                                             .shrink = shrink_forward,
-                                                             .cost = forward_cost,
-                                                             .shapes = shapes};
-constinit const registry::Operation<BackwardProblem> kBackward{.name = "attention_backward",
-                                                               .kernels = backward_kernels,
-                                                               .describe = describe_backward,
-                                                               .visit_tensors = visit_backward,
-                                                               .filling = filling<BackwardProblem>,
-                                                               .precision = precision<BackwardProblem>,
-                                                               .set_trial_inputs = set_trial_backward,
-                                                               .make = make_backward,
-                                                               .check = registry::check_only<BackwardProblem, check>,
-                                                               .shrink = shrink_backward,
-                                                               .cost = backward_cost,
-                                                               .shapes = shapes};
+constinit const registry::Operation<ForwardProblem> kForward{
+    .name = "attention_forward",
+    .kernels = registry::kernel_list<kForwardCudaDecode, kForwardSm90, kForwardCudaMma, kForwardCpuAmx, kForwardCpu,
+                                     kForwardReference>,
+    .describe = describe_forward,
+    .visit_tensors = visit_forward,
+    .filling = filling<ForwardProblem>,
+    .precision = precision<ForwardProblem>,
+    .set_trial_inputs = set_trial_forward,
+    .make = make_forward,
+    .check = registry::check_only<ForwardProblem, check>,
+    .shrink = shrink_forward,
+    .cost = forward_cost,
+    .shapes = shapes};
+constinit const registry::Operation<BackwardProblem> kBackward{
+    .name = "attention_backward",
+    .kernels =
+        registry::kernel_list<kBackwardSm90, kBackwardCudaMma, kBackwardCpuAmx, kBackwardCpu, kBackwardReference>,
+    .describe = describe_backward,
+    .visit_tensors = visit_backward,
+    .filling = filling<BackwardProblem>,
+    .precision = precision<BackwardProblem>,
+    .set_trial_inputs = set_trial_backward,
+    .make = make_backward,
+    .check = registry::check_only<BackwardProblem, check>,
+    .shrink = shrink_backward,
+    .cost = backward_cost,
+    .shapes = shapes};
 
 }  // namespace kernel_pytorch::attention

@@ -1,22 +1,19 @@
 // The kernels of the lists, best first, the reference last, and what the registry asks about their problems.
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/block_list/operation.h"
-#include "kernel_pytorch/ops/block_list/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::block_list {
 namespace {
-
-std::span<const registry::Kernel<Build>> build_kernels() {
-  static const registry::Kernel<Build> kKernels[] = {kBuildCuda, kBuildCpu, kBuildReference};
-  return kKernels;
-}
 
 void describe_build(const Build& problem, tuning::KeyBuilder& key) {
   key.field("heads", tuning::bucket(problem.map.sizes[0] * problem.map.sizes[1]));
@@ -27,19 +24,6 @@ void describe_build(const Build& problem, tuning::KeyBuilder& key) {
   key.field("full_row_lists", problem.full_rows.counts);
   key.field("column_lists", problem.columns.counts);
   key.field("full_column_lists", problem.full_columns.counts);
-}
-
-void visit_list(const registry::PresentTensors& visit, std::string_view counts, std::string_view blocks, List& list) {
-  visit(counts, registry::Role::kOutput, list.counts);
-  visit(blocks, registry::Role::kOutput, list.blocks);
-}
-void visit_build(Build& problem, registry::TensorVisitor visitor, void* state) {
-  const registry::PresentTensors visit{visitor, state};
-  visit("map", registry::Role::kInput, problem.map);
-  visit_list(visit, "row_counts", "row_blocks", problem.rows);
-  visit_list(visit, "full_row_counts", "full_row_blocks", problem.full_rows);
-  visit_list(visit, "column_counts", "column_blocks", problem.columns);
-  visit_list(visit, "full_column_counts", "full_column_blocks", problem.full_columns);
 }
 
 registry::Filling fill_build(const Build&, std::string_view) {
@@ -68,32 +52,18 @@ Build make_build(const registry::ProblemRequest& request) {
   return problem;
 }
 
-void cut_batch(TensorView& view, int64_t batch) {
-  if (view.is_present()) view.sizes[0] = batch;
-}
-// Fewer batches, where there is more than one.
-int64_t batches_within(const TensorView& largest, int64_t elements) {
-  const int64_t batch = std::max<int64_t>(largest.sizes[0], 1);
-  return std::clamp<int64_t>(elements / std::max<int64_t>(largest.element_count() / batch, 1), 1, batch);
+void set_batch(void* batch, std::string_view, registry::Role, TensorView& view) {
+  view.sizes[0] = *static_cast<int64_t*>(batch);
 }
 Build shrink_build(const Build& problem, int64_t elements) {
   Build small = problem;
-  const int64_t batch = batches_within(problem.map, elements);
-  for (List* list : {&small.rows, &small.full_rows, &small.columns, &small.full_columns}) {
-    cut_batch(list->counts, batch);
-    cut_batch(list->blocks, batch);
-  }
-  cut_batch(small.map, batch);
+  int64_t batch = registry::batches_within(problem.map, elements);
+  registry::visit_fields(kBuildFields, &small, set_batch, &batch);
   return small;
 }
 
-registry::Cost build_cost(const Build& problem) {
-  return {.bytes = registry::tensor_bytes(problem, visit_build), .flops = 0};
-}
-
-std::span<const registry::Kernel<Selection>> select_kernels() {
-  static const registry::Kernel<Selection> kKernels[] = {kSelectCuda, kSelectCpu, kSelectReference};
-  return kKernels;
+int64_t build_flops(const Build&) {
+  return 0;
 }
 
 void describe_select(const Selection& problem, tuning::KeyBuilder& key) {
@@ -112,15 +82,8 @@ void describe_select(const Selection& problem, tuning::KeyBuilder& key) {
   key.field("causal", problem.given.causal);
 }
 
-void visit_select(Selection& problem, registry::TensorVisitor visitor, void* state) {
-  const registry::PresentTensors visit{visitor, state};
-  visit("query", registry::Role::kInput, problem.given.query);
-  visit("key", registry::Role::kInput, problem.given.key);
-  visit("scores", registry::Role::kInput, problem.given.scores);
-  visit("query_lengths", registry::Role::kInput, problem.given.query_lengths);
-  visit("key_lengths", registry::Role::kInput, problem.given.key_lengths);
-  visit_list(visit, "row_counts", "row_blocks", problem.given.rows);
-  visit("map", registry::Role::kOutput, problem.given.map);
+void visit_select(Selection& problem, registry::TensorVisitor visit, void* state) {
+  registry::visit_fields(kSelectFields, &problem.given, visit, state);
 }
 
 // Small whole numbers: sums are exact in every order, so that kernels agree to the last block, and ties are many.
@@ -179,12 +142,8 @@ Selection make_select(const registry::ProblemRequest& request) {
 
 Selection shrink_select(const Selection& problem, int64_t elements) {
   Selection small = problem;
-  const int64_t batch = batches_within(problem.given.rows.blocks, elements);
-  for (TensorView* view :
-       {&small.given.query, &small.given.key, &small.given.scores, &small.given.map, &small.given.query_lengths,
-        &small.given.key_lengths, &small.given.rows.counts, &small.given.rows.blocks}) {
-    cut_batch(*view, batch);
-  }
+  int64_t batch = registry::batches_within(problem.given.rows.blocks, elements);
+  visit_select(small, set_batch, &batch);
   return small;
 }
 
@@ -194,38 +153,68 @@ registry::Cost select_cost(const Selection& problem) {
   return {.bytes = registry::tensor_bytes(problem, visit_select), .flops = 2 * scores * size};
 }
 
+// Shapes that the lists are tested and measured on. build: [batch, heads, rows, columns]. select: [batch, heads,
+// queries, keys, size].
+std::vector<registry::ProblemRequest> build_shapes() {
+  registry::RequestList add;
+  for (const auto& shape : std::vector<std::vector<int64_t>>{
+           {1, 1, 1, 1}, {2, 3, 5, 7}, {1, 2, 64, 64}, {1, 2, 33, 150}, {2, 1, 130, 31}, {1, 0, 4, 4}, {1, 1, 0, 5}}) {
+    for (const char* lists : {"all", "rows", "columns", "partial"}) add(shape, DType::kInt8, {{"lists", lists}});
+  }
+  add({1, 2, 40, 70}, DType::kBool, {{"lists", "partial"}});
+  return std::move(add.all);
+}
+
+std::vector<registry::ProblemRequest> select_shapes() {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    add({2, 2, 1000, 1000, 64}, dtype, {});
+    add({1, 4, 700, 1900, 40}, dtype, {{"key_heads", "2"}, {"key_parts", "4"}, {"causal", "0"}});
+    add({1, 2, 2100, 2100, 7}, dtype, {{"query_block", "128"}, {"key_block", "16"}, {"key_parts", "2"}});
+    add({1, 2, 520, 520, 128}, dtype, {{"query_block", "8"}, {"key_block", "8"}, {"sparsity", "0.9"}, {"map", "0"}});
+  }
+  add({1, 2, 900, 900, 32}, DType::kFloat32, {{"threshold", "1"}, {"sinks", "0"}, {"local", "0"}});
+  add({2, 3, 640, 640, 0}, DType::kFloat32, {{"scores", "1"}, {"sparsity", "0.5"}});
+  add({1, 1, 300, 300, 16}, DType::kFloat32, {{"sparsity", "0"}});
+  add({1, 1, 300, 300, 16}, DType::kFloat32, {{"sparsity", "1"}, {"local", "5"}});
+  for (const char* causal : {"0", "1"}) {
+    add({5, 2, 700, 900, 32}, DType::kBFloat16, {{"lengths", "1"}, {"causal", causal}, {"key_parts", "4"}});
+    add({4, 2, 500, 500, 0}, DType::kFloat32, {{"lengths", "1"}, {"causal", causal}, {"scores", "1"}});
+  }
+  add({1, 2, 0, 300, 16}, DType::kFloat32, {});
+  add({1, 2, 300, 0, 16}, DType::kFloat32, {});
+  add({1, 2, 1900, 300, 16}, DType::kFloat32, {{"query_block", "32"}});  // rows before the first key
+  add({1, 1, 300, 300, 16}, DType::kFloat64, {});
+  return std::move(add.all);
+}
+
 }  // namespace
 
-constinit const registry::Operation<Build> kBuild{.name = "block_list",
-                                                  .kernels = build_kernels,
-                                                  .describe = describe_build,
-                                                  .visit_tensors = visit_build,
-                                                  .filling = fill_build,
-                                                  .make = make_build,
-                                                  .check = registry::check_only<Build, check>,
-                                                  .shrink = shrink_build,
-                                                  .cost = build_cost,
-                                                  .shapes = build_shapes};
-constinit const registry::Operation<Selection> kSelect{.name = "block_select",
-                                                       .kernels = select_kernels,
-                                                       .describe = describe_select,
-                                                       .visit_tensors = visit_select,
-                                                       .set_trial_inputs = set_trial_select,
-                                                       .make = make_select,
-                                                       .check = check,
-                                                       .shrink = shrink_select,
-                                                       .cost = select_cost,
-                                                       .shapes = select_shapes};
-
-namespace {
+constinit const registry::Operation<Build> kBuild = registry::declared<Build, kBuildFields, build_flops>(
+    {.name = "block_list",
+     .kernels = registry::kernel_list<kBuildCuda, kBuildCpu, kBuildReference>,
+     .describe = describe_build,
+     .filling = fill_build,
+     .make = make_build,
+     .check = registry::check_only<Build, check>,
+     .shrink = shrink_build,
+     .shapes = build_shapes});
+constinit const registry::Operation<Selection> kSelect{
+    .name = "block_select",
+    .kernels = registry::kernel_list<kSelectCuda, kSelectCpu, kSelectReference>,
+    .describe = describe_select,
+    .visit_tensors = visit_select,
+    .set_trial_inputs = set_trial_select,
+    .make = make_select,
+    .check = check,
+    .shrink = shrink_select,
+    .cost = select_cost,
+    .shapes = select_shapes};
 
 constexpr auto kDeclarations = registry::join(registry::plain<Build, build>("block_list", kBuildFields),
                                               registry::plain<Select, select>("block_select", kSelectFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kBuild, kSelect>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kBuild, kSelect>};
 
 }  // namespace kernel_pytorch::block_list

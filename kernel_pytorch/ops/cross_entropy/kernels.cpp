@@ -1,28 +1,15 @@
 // The kernels of cross_entropy, best first, the reference last, and how problems of its kind are made and described.
 #include <algorithm>
+#include <vector>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/cross_entropy/operation.h"
-#include "kernel_pytorch/ops/cross_entropy/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::cross_entropy {
 namespace {
-
-std::span<const registry::Kernel<Problem>> forward_kernels() {
-  static const registry::Kernel<Problem> kKernels[] = {kCudaCluster, kCudaBlock, kCpu, kReference};
-  return kKernels;
-}
-std::span<const registry::Kernel<Problem>> backward_kernels() {
-  static const registry::Kernel<Problem> kKernels[] = {kCudaBlock, kCpu, kReference};
-  return kKernels;
-}
-std::span<const registry::Kernel<RescaleProblem>> rescale_kernels() {
-  static const registry::Kernel<RescaleProblem> kKernels[] = {kRescaleCuda, kRescaleCpu, kRescaleReference};
-  return kKernels;
-}
 
 constexpr auto kOptionKeys = field_group<Options>(
     option<&Options::ignore_index>(), option<&Options::label_smoothing>({.key = KeyPart::kPresence}),
@@ -127,33 +114,67 @@ RescaleProblem make_rescale(const registry::ProblemRequest& request) {
   return {.tensor = contiguous_view(nullptr, request.dtype, {rows.element_count()}, request.device), .scale = factor};
 }
 
+// Shapes that cross_entropy is tested and measured on: the vocabularies of models, odd tails, every option.
+std::vector<registry::ProblemRequest> shapes() {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (int64_t columns : {1, 2, 7, 64, 129, 1000, 4096}) add({19, columns}, dtype);
+    for (int64_t columns : {32000, 50257, 128256, 262144}) add({3, columns}, dtype);
+    add({700, 8}, dtype, {{"ignore_index", "3"}});
+    add({70000, 8}, dtype, {{"ignore_index", "3"}, {"weight", "fp32"}});  // so many that they are counted first
+    add({0, 128}, dtype);
+    add({5, 4096}, dtype, {{"gradient", "0"}});
+    add({5, 4096}, dtype, {{"reduction", "none"}});
+    add({5, 4096}, dtype, {{"reduction", "sum"}, {"z_loss", "0.001"}});
+    add({5, 1000}, dtype, {{"partials", "1"}});
+    add({5, 1000}, dtype, {{"partials", "1"}, {"parts", "3"}, {"softcap", "2"}});
+    add({40, 30}, dtype, {{"label_smoothing", "0.1"}, {"ignore_index", "2"}});
+    add({7, 513}, dtype, {{"weight", "same"}});
+    add({7, 512}, dtype, {{"weight", "fp32"}, {"label_smoothing", "0.2"}});
+    add({7, 511}, dtype, {{"softcap", "2"}});
+    add({2, 65536}, dtype,
+        {{"softcap", "3"}, {"z_loss", "0.01"}, {"label_smoothing", "0.1"}, {"weight", "same"}, {"reduction", "mean"}});
+    add({2, 65536}, dtype, {{"label_smoothing", "0.1"}, {"z_loss", "0.01"}});
+  }
+  for (int64_t columns : {1, 5, 1000}) add({11, columns}, DType::kFloat64);
+  add({11, 30}, DType::kFloat64, {{"softcap", "2"}, {"weight", "same"}, {"label_smoothing", "0.1"}});
+  return std::move(add.all);
+}
+
+std::vector<registry::ProblemRequest> rescale_shapes() {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
+    for (int64_t columns : {0, 1, 15, 4096, 100003}) add({3, columns}, dtype);
+  }
+  return std::move(add.all);
+}
+
 }  // namespace
 
-constinit const registry::Operation<Problem> kForward =
-    registry::declared<Problem, kProblemFields, flops>({.name = "cross_entropy_forward",
-                                                        .kernels = forward_kernels,
-                                                        .filling = filling,
-                                                        .make = make_forward,
-                                                        .check = check_forward,
-                                                        .shrink = shrink,
-                                                        .shapes = shapes});
+constinit const registry::Operation<Problem> kForward = registry::declared<Problem, kProblemFields, flops>(
+    {.name = "cross_entropy_forward",
+     .kernels = registry::kernel_list<kCudaCluster, kCudaBlock, kCpu, kReference>,
+     .filling = filling,
+     .make = make_forward,
+     .check = check_forward,
+     .shrink = shrink,
+     .shapes = shapes});
 constinit const registry::Operation<Problem> kBackward =
     registry::declared<Problem, kProblemFields, flops>({.name = "cross_entropy_backward",
-                                                        .kernels = backward_kernels,
+                                                        .kernels = registry::kernel_list<kCudaBlock, kCpu, kReference>,
                                                         .filling = filling,
                                                         .make = make_backward,
                                                         .check = check_backward,
                                                         .shrink = shrink,
                                                         .shapes = shapes});
 constinit const registry::Operation<RescaleProblem> kRescale =
-    registry::declared<RescaleProblem, kRescaleProblem, rescale_flops>({.name = "cross_entropy_rescale",
-                                                                        .kernels = rescale_kernels,
-                                                                        .filling = filling,
-                                                                        .make = make_rescale,
-                                                                        .check = check_rescale,
-                                                                        .shapes = rescale_shapes});
-
-namespace {
+    registry::declared<RescaleProblem, kRescaleProblem, rescale_flops>(
+        {.name = "cross_entropy_rescale",
+         .kernels = registry::kernel_list<kRescaleCuda, kRescaleCpu, kRescaleReference>,
+         .filling = filling,
+         .make = make_rescale,
+         .check = check_rescale,
+         .shapes = rescale_shapes});
 
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Reduced, reduce>("cross_entropy", "cross_entropy_forward", kReducedFields),
@@ -167,10 +188,7 @@ constexpr auto kDeclarations = registry::join(
         {.never = "weight", .without = "label_smoothing z_loss output lse", .shown = "vocabulary first_column"}),
     registry::plain<Rescale, rescale>("cross_entropy_rescale_", kRescaleFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward, kRescale>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward, kRescale>};
 
 }  // namespace kernel_pytorch::cross_entropy

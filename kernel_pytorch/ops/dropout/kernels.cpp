@@ -18,14 +18,14 @@ pointwise::ForwardProblem make(const registry::ProblemRequest& request) {
 }
 
 std::vector<registry::ProblemRequest> shapes() {
-  std::vector<registry::ProblemRequest> requests;
+  registry::RequestList add;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
     for (const char* p : {"0", "0.1", "0.5", "1"}) {
-      for (int64_t columns : {1, 7, 8, 100, 1024, 4100}) pointwise::add_shape(requests, 13, columns, dtype, {{"p", p}});
-      pointwise::add_shape(requests, 0, 16, dtype, {{"p", p}});
+      for (int64_t columns : {1, 7, 8, 100, 1024, 4100}) add({13, columns}, dtype, {{"p", p}});
+      add({0, 16}, dtype, {{"p", p}});
     }
   }
-  return requests;
+  return std::move(add.all);
 }
 
 }  // namespace
@@ -33,16 +33,12 @@ std::vector<registry::ProblemRequest> shapes() {
 constinit const registry::Operation<pointwise::ForwardProblem> kForward =
     pointwise::forward_operation("dropout", make, check, shapes);
 
-namespace {
-
 // Its backward is the same function of the gradient.
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("dropout", "dropout_forward", kForwardFields),
                    registry::plain<Forward, forward>("dropout_backward", kForwardFields, {.renamed = "x=grad_output"}));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kForward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward>};
 
 }  // namespace kernel_pytorch::dropout

@@ -1,25 +1,16 @@
 // The kernels of embedding, best first, the reference last, and what the registry asks about its problems.
 #include <algorithm>
+#include <vector>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/ops/embedding/operation.h"
-#include "kernel_pytorch/ops/embedding/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::embedding {
 namespace {
-
-std::span<const registry::Kernel<Forward>> forward_kernels() {
-  static const registry::Kernel<Forward> kKernels[] = {kForwardCuda, kForwardCpu, kForwardReference};
-  return kKernels;
-}
-std::span<const registry::Kernel<Backward>> backward_kernels() {
-  static const registry::Kernel<Backward> kKernels[] = {kBackwardCuda, kBackwardCpu, kBackwardReference};
-  return kKernels;
-}
 
 void describe(const TensorView& rows, const TensorView& table, const TensorView& indices, tuning::KeyBuilder& key) {
   key.field("positions", tuning::bucket(indices.element_count()));
@@ -82,36 +73,54 @@ int64_t backward_flops(const Backward& problem) {
   return problem.grad_output.element_count();
 }
 
+// Shapes that embedding is tested and measured on: [positions, columns], rows of the table as an option.
+std::vector<registry::ProblemRequest> shapes() {
+  registry::RequestList requests;
+  const auto add = [&](int64_t positions, int64_t columns, const char* rows, DType dtype,
+                       registry::RequestOptions more = {}) {
+    more.emplace_back("rows", rows);
+    requests({positions, columns}, dtype, std::move(more));
+  };
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    add(1, 1, "1", dtype);
+    add(0, 64, "10", dtype);
+    add(37, 7, "5", dtype);
+    add(300, 64, "1000", dtype);
+    add(1000, 1032, "77", dtype, {{"indices", "int32"}});
+    add(2500, 520, "4000", dtype, {{"padding", "3"}});
+    add(5000, 96, "3", dtype, {{"padding", "1"}});
+    add(4000, 33, "2", dtype);
+    add(64, 4096, "300", dtype);
+  }
+  add(40, 9, "11", DType::kFloat64, {{"padding", "0"}});
+  return std::move(requests.all);
+}
+
 }  // namespace
 
-constinit const registry::Operation<Forward> kForward =
-    registry::declared<Forward, kForwardFields>({.name = "embedding_forward",
-                                                 .kernels = forward_kernels,
-                                                 .describe = describe_forward,
-                                                 .filling = fill_forward,
-                                                 .make = make_forward,
-                                                 .check = check,
-                                                 .cost = forward_cost,
-                                                 .shapes = shapes});
-constinit const registry::Operation<Backward> kBackward =
-    registry::declared<Backward, kBackwardFields, backward_flops>({.name = "embedding_backward",
-                                                                   .kernels = backward_kernels,
-                                                                   .describe = describe_backward,
-                                                                   .filling = fill_backward,
-                                                                   .make = make_backward,
-                                                                   .check = check,
-                                                                   .shapes = shapes});
-
-namespace {
+constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields>(
+    {.name = "embedding_forward",
+     .kernels = registry::kernel_list<kForwardCuda, kForwardCpu, kForwardReference>,
+     .describe = describe_forward,
+     .filling = fill_forward,
+     .make = make_forward,
+     .check = check,
+     .cost = forward_cost,
+     .shapes = shapes});
+constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
+    {.name = "embedding_backward",
+     .kernels = registry::kernel_list<kBackwardCuda, kBackwardCpu, kBackwardReference>,
+     .describe = describe_backward,
+     .filling = fill_backward,
+     .make = make_backward,
+     .check = check,
+     .shapes = shapes});
 
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("embedding", "embedding_forward", kForwardFields),
                    registry::plain<Backward, backward>("embedding_backward", kBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::embedding

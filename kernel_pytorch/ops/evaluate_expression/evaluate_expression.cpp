@@ -55,13 +55,8 @@ void forward(const Forward& arguments, Context& context) {
   });
 }
 
-namespace {
-
 constexpr auto kDeclarations = registry::plain<Forward, forward>("evaluate_expression", kFields);
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations};
 
 }  // namespace kernel_pytorch::evaluate_expression

@@ -24,8 +24,6 @@ constinit const registry::Operation<pointwise::ForwardProblem> kForward =
 constinit const registry::Operation<pointwise::BackwardProblem> kBackward =
     pointwise::backward_operation("gated_activation_backward", make_backward, check, shapes);
 
-namespace {
-
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Forward, forward>("gated_activation", "gated_activation_forward", kForwardFields),
     registry::plain<Backward, backward>("gated_activation_backward", kBackwardFields),
@@ -33,10 +31,7 @@ constexpr auto kDeclarations = registry::join(
                                                             "gated_activation_packed_forward", kPackedForwardFields),
     registry::plain<PackedBackward, packed_backward>("gated_activation_packed_backward", kPackedBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::gated_activation

@@ -35,8 +35,6 @@ void backward(const Backward& arguments, Context& context) {
   registry::run_best(kBackward, problem, context);
 }
 
-namespace {
-
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Forward, forward>("layer_norm", "layer_norm_forward", kForwardFields,
                                                {.never = "residual"}),
@@ -46,10 +44,7 @@ constexpr auto kDeclarations = registry::join(
                                                {.never = "residual", .shown = "activation"}),
     registry::plain<Backward, backward>("layer_norm_backward", kBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::layer_norm

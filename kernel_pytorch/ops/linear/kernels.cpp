@@ -49,11 +49,7 @@ int64_t backward_flops(const Backward& problem) {
 }
 
 std::vector<ProblemRequest> forward_shapes() {
-  std::vector<ProblemRequest> requests;
-  const auto add = [&](std::vector<int64_t> shape, DType dtype,
-                       std::vector<std::pair<std::string, std::string>> options = {}) {
-    requests.push_back({.shape = std::move(shape), .dtype = dtype, .device = {}, .options = std::move(options)});
-  };
+  registry::RequestList add;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     add({67, 130, 40}, dtype);
     add({1, 72, 96}, dtype, {{"bias", "0"}, {"column_major", "1"}});
@@ -66,15 +62,11 @@ std::vector<ProblemRequest> forward_shapes() {
     add({0, 8, 8}, dtype);
   }
   add({7, 10, 6}, DType::kFloat64, {{"activation", "tanh"}, {"preactivation", "1"}});
-  return requests;
+  return std::move(add.all);
 }
 
 std::vector<ProblemRequest> backward_shapes() {
-  std::vector<ProblemRequest> requests;
-  const auto add = [&](std::vector<int64_t> shape, DType dtype,
-                       std::vector<std::pair<std::string, std::string>> options = {}) {
-    requests.push_back({.shape = std::move(shape), .dtype = dtype, .device = {}, .options = std::move(options)});
-  };
+  registry::RequestList add;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     add({67, 130, 40}, dtype);
     add({31, 72, 96}, dtype, {{"column_major", "1"}});
@@ -85,7 +77,7 @@ std::vector<ProblemRequest> backward_shapes() {
     add({0, 8, 8}, dtype);
   }
   add({7, 10, 6}, DType::kFloat64, {{"activation", "tanh"}});
-  return requests;
+  return std::move(add.all);
 }
 
 }  // namespace

@@ -148,15 +148,10 @@ void forward(const Forward& given, Context& caller) {
   mean_pooling::forward({.x = as_batch, .output = mean}, context);
 }
 
-namespace {
-
 constexpr auto kDeclarations = registry::join(
     registry::plain<Forward, forward>("linear_cross_entropy", kForwardFields, {.without = "grad_hidden grad_weight"}),
     registry::plain<Forward, forward>("linear_cross_entropy_forward", kForwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations};
 
 }  // namespace kernel_pytorch::linear_cross_entropy

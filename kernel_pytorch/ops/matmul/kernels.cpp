@@ -124,17 +124,12 @@ constinit const registry::Operation<Product> kMultiply = registry::declared<Prod
      .shrink = shrink,
      .shapes = shapes});
 
-namespace {
-
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Product, multiply>("matmul", "matmul_forward", kProductFields),
                    registry::plain<Product, accumulate>(
                        "matmul_add_", kProductFields, {.without = "precision", .shown = "alpha", .updated = "output"}));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kMultiply, kPairGradient>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kMultiply, kPairGradient>};
 
 }  // namespace kernel_pytorch::matmul

@@ -15,11 +15,6 @@ namespace {
 
 constexpr std::string_view kOp = "gated_pairs_backward";
 
-std::span<const registry::Kernel<PairGradient>> pair_kernels() {
-  static const registry::Kernel<PairGradient> kKernels[] = {kPairCuda, kPairCpu, kPairReference};
-  return kKernels;
-}
-
 int64_t flops(const PairGradient& problem) {
   return 8 * problem.saved.element_count();
 }
@@ -86,7 +81,10 @@ void pair_gradient(const PairGradient& arguments, Context& context) {
 }
 
 constinit const registry::Operation<PairGradient> kPairGradient = registry::declared<PairGradient, kPairFields, flops>(
-    {.name = kOp, .kernels = pair_kernels, .check = check, .shapes = pair_shapes});
+    {.name = kOp,
+     .kernels = registry::kernel_list<kPairCuda, kPairCpu, kPairReference>,
+     .check = check,
+     .shapes = pair_shapes});
 constinit const registry::Kernel<PairGradient> kPairReference{.name = "reference",
                                                               .supports = supports_on_cpu<PairGradient>,
                                                               .run = run_reference,

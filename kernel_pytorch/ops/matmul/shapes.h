@@ -9,11 +9,7 @@
 namespace kernel_pytorch::matmul {
 
 inline std::vector<registry::ProblemRequest> shapes() {
-  std::vector<registry::ProblemRequest> requests;
-  using Options = std::vector<std::pair<std::string, std::string>>;
-  const auto add = [&](std::vector<int64_t> shape, DType dtype, Options options = {}) {
-    requests.push_back({.shape = std::move(shape), .dtype = dtype, .device = {}, .options = std::move(options)});
-  };
+  registry::RequestList add;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (const char* order : {"nn", "nt", "tn", "tt"}) {
       add({1, 128, 256, 64}, dtype, {{"order", order}});
@@ -35,8 +31,8 @@ inline std::vector<registry::ProblemRequest> shapes() {
       add({1, 130, 264, 96}, dtype, {{"form", "gradient"}, {"activation", kind}});
     }
     for (const char* kind : {"gelu", "silu"}) {
-      const Options gated = {{"form", "gated"}, {"activation", kind},   {"bias", "1"},
-                             {"order", "nt"},   {"preactivation", "1"}, {"residual", "1"}};
+      const registry::RequestOptions gated = {{"form", "gated"}, {"activation", kind},   {"bias", "1"},
+                                              {"order", "nt"},   {"preactivation", "1"}, {"residual", "1"}};
       add({1, 130, 528, 96}, dtype, gated);
       add({2, 33, 70, 40}, dtype, gated);
       add({1, 5, 272, 520}, dtype, gated);
@@ -44,7 +40,8 @@ inline std::vector<registry::ProblemRequest> shapes() {
       add({2, 9, 34, 40}, dtype, {{"form", "gated_gradient"}, {"activation", kind}, {"residual", "1"}});
     }
     for (int64_t m : {1, 13, 130, 300}) {
-      const Options twice = {{"form", "gated_twice"}, {"activation", "silu"}, {"order", "nt"}, {"residual", "1"}};
+      const registry::RequestOptions twice = {
+          {"form", "gated_twice"}, {"activation", "silu"}, {"order", "nt"}, {"residual", "1"}};
       if (dtype != DType::kFloat32) add({1, m, 264, 136}, dtype, twice);
     }
     add({1, 192, 320, 128}, dtype, {{"order", "tn"}, {"row_sums", "1"}, {"bias", "1"}});
@@ -63,7 +60,7 @@ inline std::vector<registry::ProblemRequest> shapes() {
   }
   add({2, 20, 30, 40}, DType::kFloat64, {{"bias", "1"}, {"activation", "gelu"}, {"residual", "1"}, {"row_sums", "1"}});
   add({1, 20, 30, 40}, DType::kFloat64, {{"order", "tt"}, {"form", "gated"}, {"activation", "silu"}});
-  return requests;
+  return std::move(add.all);
 }
 
 }  // namespace kernel_pytorch::matmul

@@ -1,9 +1,9 @@
 // The kernels of the two poolings, best first, the reference last, and what the registry asks about their problems.
 #include <algorithm>
+#include <vector>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
-#include "kernel_pytorch/ops/mean_pooling/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
@@ -11,14 +11,6 @@
 namespace kernel_pytorch::mean_pooling {
 namespace {
 
-std::span<const registry::Kernel<Forward>> forward_kernels() {
-  static const registry::Kernel<Forward> kKernels[] = {kForwardCuda, kForwardCpu, kForwardReference};
-  return kKernels;
-}
-std::span<const registry::Kernel<Backward>> backward_kernels() {
-  static const registry::Kernel<Backward> kKernels[] = {kBackwardCuda, kBackwardCpu, kBackwardReference};
-  return kKernels;
-}
 // Lists of their own for the second op: a list is an op's identity.
 std::span<const registry::Kernel<Forward>> chunk_forward_kernels() {
   static const registry::Kernel<Forward> kKernels[] = {kForwardCuda, kForwardCpu, kForwardReference};
@@ -96,20 +88,15 @@ Backward make_backward(const registry::ProblemRequest& request) {
           .grad_input = contiguous_view(nullptr, request.dtype, forward.x.shape(), request.device)};
 }
 
-// Fewer batches, where there is more than one.
-int64_t batches_within(const TensorView& x, int64_t elements) {
-  const int64_t each = std::max<int64_t>(x.element_count() / std::max<int64_t>(x.sizes[0], 1), 1);
-  return std::clamp<int64_t>(elements / each, 1, std::max<int64_t>(x.sizes[0], 1));
-}
 Forward shrink_forward(const Forward& problem, int64_t elements) {
   Forward small = problem;
-  small.x.sizes[0] = batches_within(problem.x, elements);
+  small.x.sizes[0] = registry::batches_within(problem.x, elements);
   small.output.sizes[0] = Sizes(small.x, small.offsets, small.chunk_size).rows();
   return small;
 }
 Backward shrink_backward(const Backward& problem, int64_t elements) {
   Backward small = problem;
-  small.grad_input.sizes[0] = batches_within(problem.grad_input, elements);
+  small.grad_input.sizes[0] = registry::batches_within(problem.grad_input, elements);
   small.grad_output.sizes[0] = Sizes(small.grad_input, small.offsets, small.chunk_size).rows();
   return small;
 }
@@ -148,18 +135,44 @@ constexpr registry::Operation<Backward> backward_operation(std::string_view name
                                                                         .shapes = requests});
 }
 
+// Shapes that the poolings are tested and measured on: [batch, tokens, columns]; with sequences=N the batch is 1.
+std::vector<registry::ProblemRequest> shapes_of(const std::string& name, std::initializer_list<const char*> values) {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const char* value : values) {
+      const bool is_packed = name == "sequences" && std::string(value) != "0";
+      for (auto [batch, tokens, columns] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1},
+                                            {3, 37, 7},
+                                            {2, 300, 520},
+                                            {1, 5000, 64},
+                                            {5, 64, 1024},
+                                            {2, 0, 8}}) {
+        if (is_packed && tokens == 0) continue;
+        add({is_packed ? 1 : batch, tokens, columns}, dtype, {{name, value}});
+      }
+    }
+    add({2, 130, 64}, dtype, {{name, *values.begin()}, {"heads", "3"}});
+  }
+  add({2, 33, 5}, DType::kFloat64, {{name, *values.begin()}});
+  return std::move(add.all);
+}
+std::vector<registry::ProblemRequest> shapes() {
+  return shapes_of("sequences", {"0", "1", "7"});
+}
+std::vector<registry::ProblemRequest> chunk_shapes() {
+  return shapes_of("chunk", {"32", "1", "100"});
+}
+
 }  // namespace
 
-constinit const registry::Operation<Forward> kForward =
-    forward_operation("mean_pool_forward", forward_kernels, check, shapes);
+constinit const registry::Operation<Forward> kForward = forward_operation(
+    "mean_pool_forward", registry::kernel_list<kForwardCuda, kForwardCpu, kForwardReference>, check, shapes);
 constinit const registry::Operation<Forward> kChunkForward =
     forward_operation("chunk_mean_pool_forward", chunk_forward_kernels, check_chunks, chunk_shapes);
-constinit const registry::Operation<Backward> kBackward =
-    backward_operation("mean_pool_backward", backward_kernels, check, shapes);
+constinit const registry::Operation<Backward> kBackward = backward_operation(
+    "mean_pool_backward", registry::kernel_list<kBackwardCuda, kBackwardCpu, kBackwardReference>, check, shapes);
 constinit const registry::Operation<Backward> kChunkBackward =
     backward_operation("chunk_mean_pool_backward", chunk_backward_kernels, check_chunks, chunk_shapes);
-
-namespace {
 
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Forward, forward>("mean_pool", "mean_pool_forward", kForwardFields,
@@ -169,10 +182,7 @@ constexpr auto kDeclarations = registry::join(
                                                      {.never = "offsets"}),
     registry::plain<Backward, chunk_backward>("chunk_mean_pool_backward", kBackwardFields, {.never = "offsets"}));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{
+extern constinit const registry::OpEntry kEntry{
     .declarations = kDeclarations, .operations = registry::erased<kForward, kBackward, kChunkForward, kChunkBackward>};
 
 }  // namespace kernel_pytorch::mean_pooling

@@ -78,19 +78,16 @@ int64_t backward_flops(const Backward& problem) {
 }
 
 std::vector<ProblemRequest> shapes(const char* half) {
-  std::vector<ProblemRequest> requests;
+  registry::RequestList add;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    const auto add = [&](std::vector<int64_t> shape, std::vector<std::pair<std::string, std::string>> options) {
-      requests.push_back({.shape = std::move(shape), .dtype = dtype, .device = {}, .options = std::move(options)});
-    };
-    add({67, 40, 130, 24}, {});
-    add({33, 48, 32, 16}, {{"activation", "silu"}, {"gated", "1"}});
-    add({9, 16, 24, 8}, {{"activation", "identity"}, {"bias", "0"}});
-    add({12, 16, 24, 8}, {{"activation", "relu"}, {half, "0"}});
-    add({0, 8, 8, 8}, {});
+    add({67, 40, 130, 24}, dtype);
+    add({33, 48, 32, 16}, dtype, {{"activation", "silu"}, {"gated", "1"}});
+    add({9, 16, 24, 8}, dtype, {{"activation", "identity"}, {"bias", "0"}});
+    add({12, 16, 24, 8}, dtype, {{"activation", "relu"}, {half, "0"}});
+    add({0, 8, 8, 8}, dtype);
   }
-  requests.push_back({.shape = {7, 6, 10, 4}, .dtype = DType::kFloat64, .device = {}, .options = {}});
-  return requests;
+  add({7, 6, 10, 4}, DType::kFloat64);
+  return std::move(add.all);
 }
 std::vector<ProblemRequest> forward_shapes() {
   return shapes("saved");

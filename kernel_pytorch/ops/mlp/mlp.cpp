@@ -175,16 +175,11 @@ void backward(const Backward& arguments, Context& context) {
   compose(problem, context);
 }
 
-namespace {
-
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("mlp", "mlp_forward", kForwardFields),
                    registry::plain<Backward, backward>("mlp_backward", kBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::mlp

@@ -1,9 +1,9 @@
 // The kernels of reduce_norm, best first, the reference last, and what the registry asks about a problem.
 #include <algorithm>
+#include <vector>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/reduce_norm/operation.h"
-#include "kernel_pytorch/ops/reduce_norm/shapes.h"
 #include "kernel_pytorch/ops/support/tensor_list.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
@@ -11,11 +11,6 @@
 
 namespace kernel_pytorch::reduce_norm {
 namespace {
-
-std::span<const registry::Kernel<Norm>> kernels() {
-  static const registry::Kernel<Norm> kKernels[] = {kCuda, kCpu, kReference};
-  return kKernels;
-}
 
 int64_t elements_of(const Norm& problem) {
   int64_t elements = 0;
@@ -62,10 +57,30 @@ registry::Cost cost(const Norm& problem) {
   return {.bytes = registry::tensor_bytes(problem, visit_tensors), .flops = 2 * elements_of(problem)};
 }
 
+// Lists that the norm is tested and measured on: [tensors, average elements].
+std::vector<registry::ProblemRequest> shapes() {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (auto [tensors, average] : {std::pair<int64_t, int64_t>{1, 1},
+                                    {1, 0},
+                                    {3, 7},
+                                    {1, 16384},
+                                    {1, 16385},
+                                    {7, 1000},
+                                    {200, 3001},
+                                    {1500, 40},
+                                    {5, 300000}}) {
+      add({tensors, average}, dtype);
+    }
+  }
+  add({7, 1000}, DType::kFloat64);
+  return std::move(add.all);
+}
+
 }  // namespace
 
 constinit const registry::Operation<Norm> kNorm{.name = "reduce_norm",
-                                                .kernels = kernels,
+                                                .kernels = registry::kernel_list<kCuda, kCpu, kReference>,
                                                 .describe = describe,
                                                 .visit_tensors = visit_tensors,
                                                 .make = make,
@@ -74,13 +89,8 @@ constinit const registry::Operation<Norm> kNorm{.name = "reduce_norm",
                                                 .cost = cost,
                                                 .shapes = shapes};
 
-namespace {
-
 constexpr auto kDeclarations = registry::join(registry::plain<Norm, norm>("reduce_norm", kFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kNorm>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kNorm>};
 
 }  // namespace kernel_pytorch::reduce_norm

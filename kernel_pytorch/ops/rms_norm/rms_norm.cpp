@@ -35,8 +35,6 @@ void backward(const Backward& arguments, Context& context) {
   registry::run_best(kBackward, problem, context);
 }
 
-namespace {
-
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Forward, forward>("rms_norm", "rms_norm_forward", kForwardFields, {.never = "residual"}),
     registry::differentiable<Forward, forward>("add_rms_norm", "add_rms_norm_forward", kForwardFields,
@@ -45,10 +43,7 @@ constexpr auto kDeclarations = registry::join(
                                                {.never = "residual", .shown = "activation"}),
     registry::plain<Backward, backward>("rms_norm_backward", kBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::rms_norm

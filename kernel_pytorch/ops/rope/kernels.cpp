@@ -1,20 +1,16 @@
 // The kernels of rope, best first, the reference last, and how tests and the tuner make problems.
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/rope/operation.h"
 #include "kernel_pytorch/ops/rope/rope.h"
-#include "kernel_pytorch/ops/rope/shapes.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::rope {
 namespace {
-
-std::span<const registry::Kernel<Problem>> kernels() {
-  static const registry::Kernel<Problem> kKernels[] = {kCudaVector, kCudaAny, kCpu, kReference};
-  return kKernels;
-}
 
 void describe(const Problem& problem, tuning::KeyBuilder& key) {
   key.field("tokens", tuning::bucket(problem.batch() * problem.sequence()));
@@ -124,20 +120,47 @@ Problem make(const registry::ProblemRequest& request) {
   return problem;
 }
 
+// Shapes that rope is tested and measured on: [batch, sequence, heads, head_dim], every option.
+std::vector<registry::ProblemRequest> shapes() {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
+    for (const char* interleaved : {"0", "1"}) {
+      const std::pair<std::string, std::string> mode = {"interleaved", interleaved};
+      add({2, 17, 8, 128}, dtype, {mode});
+      add({1, 33, 4, 64}, dtype, {mode, {"inverse", "1"}, {"key_heads", "1"}, {"table", "full"}});
+      add({2, 9, 6, 80}, dtype, {mode, {"rotary_dim", "32"}, {"key_heads", "2"}});
+      add({2, 9, 3, 96}, dtype, {mode, {"rotary_dim", "64"}, {"in_place", "1"}, {"positions", "int64"}});
+      add({3, 5, 2, 10}, dtype, {mode, {"rotary_dim", "6"}, {"positions", "int32"}});
+      add({2, 7, 5, 72}, dtype, {mode, {"key_heads", "0"}, {"table", "computed"}, {"positions", "int32"}});
+      add({2, 31, 8, 128}, dtype, {mode, {"packed", "1"}, {"key_heads", "2"}, {"table_dtype", "fp32"}});
+      add({2, 13, 4, 64}, dtype, {mode, {"heads_first", "1"}, {"table", "computed"}});
+      add({2, 13, 4, 48}, dtype, {mode, {"heads_first", "1"}, {"table", "batch"}});
+    }
+    add({0, 16, 4, 64}, dtype, {});
+    add({2, 0, 4, 64}, dtype, {});
+    add({1, 1, 1, 2}, dtype, {});
+    add({1, 300, 32, 128}, dtype, {{"key_heads", "8"}});
+  }
+  for (auto& request : add.all) {
+    if (request.dtype != DType::kFloat64) continue;
+    std::erase_if(request.options, [](const auto& option) { return option.first == "table_dtype"; });
+  }
+  return std::move(add.all);
+}
+
 }  // namespace
 
-constinit const registry::Operation<Problem> kRotate{.name = "rope",
-                                                     .kernels = kernels,
-                                                     .describe = describe,
-                                                     .visit_tensors = visit_tensors,
-                                                     .filling = filling,
-                                                     .make = make,
-                                                     .check = check,
-                                                     .shrink = shrink,
-                                                     .cost = cost,
-                                                     .shapes = shapes};
-
-namespace {
+constinit const registry::Operation<Problem> kRotate{
+    .name = "rope",
+    .kernels = registry::kernel_list<kCudaVector, kCudaAny, kCpu, kReference>,
+    .describe = describe,
+    .visit_tensors = visit_tensors,
+    .filling = filling,
+    .make = make,
+    .check = check,
+    .shrink = shrink,
+    .cost = cost,
+    .shapes = shapes};
 
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Arguments, rotate>("rope", "rope_forward", kFields),
@@ -145,9 +168,6 @@ constexpr auto kDeclarations = registry::join(
     registry::plain<Arguments, rotate>("rope_in_place", kFields, {.shown = "inverse", .in_place = true}),
     registry::plain<FillFrequencies, fill_frequencies>("rope_frequencies", kFillFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kRotate>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kRotate>};
 
 }  // namespace kernel_pytorch::rope

@@ -1,19 +1,14 @@
 // The kernels of the scaled product, best first, the reference last, and what the registry asks about its problems.
 #include <algorithm>
+#include <vector>
 
 #include "kernel_pytorch/ops/scaled_matmul/operation.h"
-#include "kernel_pytorch/ops/scaled_matmul/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::scaled_matmul {
 namespace {
-
-std::span<const registry::Kernel<Product>> kernels() {
-  static const registry::Kernel<Product> kKernels[] = {kSm90, kTile, kCublasLt, kCpu, kReference};
-  return kKernels;
-}
 
 void describe(const Product& problem, tuning::KeyBuilder& key) {
   registry::describe_fields(kFields, &problem, key);
@@ -75,11 +70,36 @@ int64_t flops(const Product& problem) {
   return 2 * problem.a.sizes[0] * problem.b.sizes[0] * problem.a.sizes[1];
 }
 
+// Shapes that the scaled product is tested and measured on: [m, n, k], the type being the output's.
+std::vector<registry::ProblemRequest> shapes() {
+  registry::RequestList add;
+  constexpr DType kFp32 = DType::kFloat32, kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16;
+  for (const char* scale : {"tensor", "row", "1x128"}) {
+    add({1, 1, 1}, kFp32, {{"scale_a", scale}, {"scale_b", scale}});
+    add({65, 130, 200}, kFp32, {{"scale_a", scale}, {"scale_b", scale}, {"bias", "fp32"}});
+    add({128, 256, 512}, kBf16, {{"scale_a", scale}, {"scale_b", scale}, {"a", "e5m2"}});
+    add({300, 144, 1040}, kBf16, {{"scale_a", scale}, {"scale_b", scale}, {"b", "e5m2"}, {"bias", "bf16"}});
+    add({17, 640, 384}, kFp16, {{"scale_a", scale}, {"scale_b", scale}, {"bias", "fp16"}, {"padded", "1"}});
+    add({0, 16, 32}, kBf16, {{"scale_a", scale}, {"scale_b", scale}});
+    add({16, 32, 0}, kBf16, {{"scale_a", scale}, {"scale_b", scale}, {"bias", "bf16"}});
+  }
+  for (const char* scale : {"1x128", "128x128"}) {
+    add({200, 300, 400}, kFp32, {{"scale_a", scale}, {"scale_b", "128x128"}, {"bias", "fp32"}});
+    add({256, 384, 1024}, kBf16, {{"scale_a", scale}, {"scale_b", "128x128"}});
+  }
+  add({256, 256, 256}, kBf16, {{"accurate", "0"}});
+  add({256, 256, 256}, kBf16, {{"amax", "1"}});
+  add({130, 272, 768}, kBf16, {{"accurate", "0"}, {"scale_a", "row"}, {"scale_b", "row"}, {"bias", "bf16"}});
+  add({130, 272, 320}, DType::kFloat8E4M3, {{"amax", "1"}, {"bias", "bf16"}});
+  add({96, 128, 256}, DType::kFloat8E5M2, {{"scale_a", "row"}, {"scale_b", "row"}});
+  return std::move(add.all);
+}
+
 }  // namespace
 
 constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
     {.name = "scaled_matmul",
-     .kernels = kernels,
+     .kernels = registry::kernel_list<kSm90, kTile, kCublasLt, kCpu, kReference>,
      .describe = describe,
      .filling = fill,
      .precision = precision,
@@ -89,13 +109,9 @@ constinit const registry::Operation<Product> kProduct = registry::declared<Produ
      .shrink = shrink,
      .shapes = shapes});
 
-namespace {
-
 constexpr auto kDeclarations = registry::join(registry::plain<Product, multiply>("scaled_matmul", kFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kProduct>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kProduct>};
 
 }  // namespace kernel_pytorch::scaled_matmul

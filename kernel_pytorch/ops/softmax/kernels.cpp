@@ -1,27 +1,15 @@
 // The kernels of softmax, best first, the reference last, and how problems of its kind are made.
 #include <algorithm>
+#include <vector>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/softmax/operation.h"
-#include "kernel_pytorch/ops/softmax/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::softmax {
 namespace {
-
-std::span<const registry::Kernel<ForwardProblem>> forward_kernels() {
-  static const registry::Kernel<ForwardProblem> kKernels[] = {kForwardCudaRows, kForwardCudaCluster, kForwardCudaAny,
-                                                              kForwardCpu, kForwardReference};
-  return kKernels;
-}
-
-std::span<const registry::Kernel<BackwardProblem>> backward_kernels() {
-  static const registry::Kernel<BackwardProblem> kKernels[] = {kBackwardCudaRows, kBackwardCudaCluster,
-                                                               kBackwardCudaAny, kBackwardCpu, kBackwardReference};
-  return kKernels;
-}
 
 // A mask has rows of its own.
 ForwardProblem shrink_forward(const ForwardProblem& problem, int64_t elements) {
@@ -69,34 +57,58 @@ BackwardProblem make_backward(const registry::ProblemRequest& request) {
           .grad_input = forward.x};
 }
 
+// Shapes that softmax is tested and measured on: the edges of every kernel's range, odd tails, the options.
+std::vector<registry::ProblemRequest> shapes() {
+  registry::RequestList add;
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (int64_t columns : {1, 2, 7, 8, 33, 64, 127, 128, 520, 1000, 1024, 2048}) add({19, columns}, dtype);
+    for (int64_t columns : {4096, 8192, 16384, 32768}) add({5, columns}, dtype);
+    for (int64_t columns : {65536, 100001, 131072, 262144}) add({2, columns}, dtype);
+    add({700, 256}, dtype, {{"log", "1"}});
+    add({0, 128}, dtype);
+    add({5, 4096}, dtype, {{"log", "1"}, {"scale", "-0.5"}});
+    add({2, 65536}, dtype, {{"log", "1"}});
+    add({3, 40, 72}, dtype, {{"causal", "1"}, {"scale", "0.125"}});
+    add({3, 72, 40}, dtype, {{"causal", "1"}});
+    add({2, 9, 1030}, dtype, {{"causal", "1"}, {"mask", "bool"}, {"log", "1"}});
+    for (const char* mask : {"bool", "added", "fp32"}) {
+      add({3, 6, 256}, dtype, {{"mask", mask}});
+      add({2, 3, 4096}, dtype, {{"mask", mask}, {"causal", "1"}});
+      add({2, 2, 65536}, dtype, {{"mask", mask}});
+      add({3, 6, 333}, dtype, {{"mask", mask}});
+    }
+  }
+  for (int64_t columns : {1, 5, 1000}) add({11, columns}, DType::kFloat64);
+  add({2, 11, 30}, DType::kFloat64, {{"causal", "1"}, {"mask", "added"}});
+  return std::move(add.all);
+}
+
 }  // namespace
 
-constinit const registry::Operation<ForwardProblem> kForward =
-    registry::declared<ForwardProblem, kForwardFields>({.name = "softmax_forward",
-                                                        .kernels = forward_kernels,
-                                                        .make = make_forward,
-                                                        .check = check,
-                                                        .shrink = shrink_forward,
-                                                        .cost = forward_cost,
-                                                        .shapes = shapes});
+constinit const registry::Operation<ForwardProblem> kForward = registry::declared<ForwardProblem, kForwardFields>(
+    {.name = "softmax_forward",
+     .kernels =
+         registry::kernel_list<kForwardCudaRows, kForwardCudaCluster, kForwardCudaAny, kForwardCpu, kForwardReference>,
+     .make = make_forward,
+     .check = check,
+     .shrink = shrink_forward,
+     .cost = forward_cost,
+     .shapes = shapes});
 constinit const registry::Operation<BackwardProblem> kBackward =
-    registry::declared<BackwardProblem, kBackwardFields, backward_flops>({.name = "softmax_backward",
-                                                                          .kernels = backward_kernels,
-                                                                          .make = make_backward,
-                                                                          .check = check,
-                                                                          .shapes = shapes});
-
-namespace {
+    registry::declared<BackwardProblem, kBackwardFields, backward_flops>(
+        {.name = "softmax_backward",
+         .kernels = registry::kernel_list<kBackwardCudaRows, kBackwardCudaCluster, kBackwardCudaAny, kBackwardCpu,
+                                          kBackwardReference>,
+         .make = make_backward,
+         .check = check,
+         .shapes = shapes});
 
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("softmax", "softmax_forward", kForwardFields),
                    registry::plain<Forward, forward>("softmax_", kForwardFields, {.in_place = true}),
                    registry::plain<Backward, backward>("softmax_backward", kBackwardFields));
 
-}  // namespace
-
-extern const registry::OpEntry kEntry;
-constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                         .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::softmax

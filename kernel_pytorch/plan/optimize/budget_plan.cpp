@@ -26,6 +26,7 @@ constexpr std::array<StageRule, kStageNames.size()> kRules = {{
     {.until = 0.3},                                        // find: patterns look for parts
     {.until = 0.4},                                        // count: the work of each part
     {.until = 0.6},                                        // parts: the model plan says how long each is measured
+    {.until = 0.65},                                       // later: parts that are looked for when those are in force
     {.until = 0.7, .of_budget = 0.1, .most_seconds = 3},   // together: small gains
     {.until = 1, .of_left = 0.5, .least_seconds = 1},      // compiled: sets of replacements
     {.until = 0.8, .of_left = 0.3},                        // tune: kernels of the step
@@ -46,6 +47,7 @@ BudgetPlan plan_budget(const BudgetRequest& request) {
   BudgetPlan plan{.final_runs = kFinalRuns, .final_seconds = kFinalRuns * request.step_seconds};
   plan.is_too_small = plan.final_seconds > kMost * request.seconds;
   plan.enough_seconds = kEnough * plan.final_seconds;
+  plan.most_seconds = kMost * request.seconds;
   const double free_seconds = kMost * request.seconds - plan.final_seconds;
   const double left = std::max(std::min(request.seconds, free_seconds) - request.passed_seconds, 0.0);
   for (size_t i = 0; i < kRules.size(); ++i) {

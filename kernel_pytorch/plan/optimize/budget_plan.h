@@ -11,9 +11,9 @@
 namespace kernel_pytorch::plan {
 
 // In the order of a call.
-enum class Stage { kFind, kCount, kParts, kTogether, kCompiled, kTune, kTuned, kLast, kWhole, kOptimizer };
-inline constexpr std::array<std::string_view, 10> kStageNames = {"find", "count", "parts", "together", "compiled",
-                                                                 "tune", "tuned", "last",  "whole",    "optimizer"};
+enum class Stage { kFind, kCount, kParts, kLater, kTogether, kCompiled, kTune, kTuned, kLast, kWhole, kOptimizer };
+inline constexpr std::array<std::string_view, 11> kStageNames = {
+    "find", "count", "parts", "later", "together", "compiled", "tune", "tuned", "last", "whole", "optimizer"};
 
 struct BudgetRequest {
   double seconds = 0;         // that the caller gave
@@ -31,6 +31,7 @@ struct BudgetPlan {
   int final_runs = 0;         // of the model, at the end
   double final_seconds = 0;   // of these runs
   double enough_seconds = 0;  // to ask for where it is too small
+  double most_seconds = 0;    // of the whole call: what may be left out ends before
   std::array<StageBudget, kStageNames.size()> stages{};
 };
 

@@ -16,6 +16,7 @@ TEST(BudgetPlan, KeepsBackWhatTheEndNeeds) {
   EXPECT_FALSE(plan.is_too_small);
   EXPECT_DOUBLE_EQ(plan.final_seconds, 8);
   EXPECT_DOUBLE_EQ(stage(plan, Stage::kParts).until_seconds, 6);
+  EXPECT_DOUBLE_EQ(plan.most_seconds, 15);
   EXPECT_DOUBLE_EQ(stage(plan, Stage::kWhole).until_seconds, 7) << "of 15 the end keeps 8";
 }
 
@@ -28,8 +29,8 @@ TEST(BudgetPlan, IsTooSmallWhereTheEndDoesNotFit) {
 TEST(BudgetPlan, StagesBeginInOrder) {
   const BudgetPlan plan = plan_budget({.seconds = 60, .step_seconds = 0.01});
   double last = 0;
-  for (Stage one :
-       {Stage::kFind, Stage::kCount, Stage::kParts, Stage::kTogether, Stage::kTune, Stage::kLast, Stage::kWhole}) {
+  for (Stage one : {Stage::kFind, Stage::kCount, Stage::kParts, Stage::kLater, Stage::kTogether, Stage::kTune,
+                    Stage::kLast, Stage::kWhole}) {
     EXPECT_GT(stage(plan, one).until_seconds, last);
     last = stage(plan, one).until_seconds;
   }

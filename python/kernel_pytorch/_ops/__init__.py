@@ -1,1 +1,3 @@
-"""What torch needs of each op besides its kernels: shape functions, gradients, batching rules. One module per op."""
+"""The ops for torch, one file per op: signature, casts, gradient. Arguments and shapes are declared in C++
+(kernel_pytorch/ops/<op>/<op>.h); how a call reaches the kernels is in _declare.py.
+"""

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from ._batching import BatchingRule, Dims, fold
 from ._border import library
-from ._node import Schema
+from ._node import Node
 from ._sharding import call_with_rules, register
 
 # What runs in every call is written out for the op's own arguments, as dataclasses write __init__: loops over arguments
@@ -43,7 +43,8 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
             if ({any_requires_grad}) and is_grad_enabled():
                 if apply is None:
                     apply = make_apply()
-                {list_route}return apply({unwrapped}({others}))
+                {list_route}
+                return apply({unwrapped}({others}))
             return results_only_eager({arguments})
         except NotImplementedError as error:  # DTensors, before torch has rules for them
             return call_with_rules(call, error, ({arguments},))
@@ -51,32 +52,38 @@ def make(is_compiling, is_grad_enabled, transforms_active, in_transform, forward
 """
 
 
-def make_call(schema: Schema, results_only: Any, forward: Any, make_node: Any, function: Any) -> Callable[..., Any]:
-    """The function that takes one of the routes. `make_node` is called for the first gradient.
+def make_call(name: str, node: Node, results_only: Any, forward: Any, function: Any) -> Callable[..., Any]:
+    """The function that takes one of the routes. `function()` is the Function that transforms take.
 
-    The eager route is `node.apply` less what it does for default arguments and torch.func's transforms, 37 us a call.
-    Tensors that escaped from a transform are unwrapped, as Function.apply does, or their gradients would be lost.
-    A Function does not look into lists of tensors: with a gradient in one the op itself runs.
+    The eager route is `apply` of a Function whose only outputs are the results, less what it does for default arguments
+    and torch.func's transforms, 37 us a call. Tensors that escaped from a transform are unwrapped, as Function.apply
+    does, or their gradients would be lost. A Function does not look into lists of tensors: with a gradient in one the
+    op itself runs.
     """
-    arguments, outputs, count = schema.arguments, schema.outputs, schema.results
+    schema, outputs, count = node.schema, node.schema.outputs, node.schema.results
     results = "" if count == len(outputs) else "[0]" if count == 1 else f"[:{count}]"
-    names = [arguments[i] for i in schema.tensors]
-    any_in_lists = [f"({arguments[i]} and any(t.requires_grad for t in {arguments[i]}))" for i in schema.lists]
+    arguments = ", ".join(schema.arguments)
+    any_in_lists = [f"({name} and any(t.requires_grad for t in {name}))" for name in schema.lists]
+    any_requires_grad = [f"({name} is not None and {name}.requires_grad)" for name in schema.tensors]
     source = _CALL_SOURCE.format(
-        arguments=", ".join(arguments),
-        any_requires_grad=" or ".join(
-            [*(f"({name} is not None and {name}.requires_grad)" for name in names), *any_in_lists]
-        ),
-        list_route=f"if {' or '.join(any_in_lists)}: return forward({', '.join(arguments)}){results}\n                "
-        if schema.lists
-        else "",
-        unwrapped="".join(f"{name} if {name} is None else unwrap({name}), " for name in names),
-        others="".join(f"{arguments[i]}, " for i in schema.others),
+        arguments=arguments,
+        any_requires_grad=" or ".join([*any_requires_grad, *any_in_lists]),
+        list_route=f"if {' or '.join(any_in_lists)}: return forward({arguments}){results}" if schema.lists else "",
+        unwrapped="".join(f"{name} if {name} is None else unwrap({name}), " for name in schema.tensors),
+        others="".join(f"{name}, " for name in schema.others),
         results=results,
     )
+
+    def make_apply() -> Any:
+        members = dict(forward=node.functions["forward"], backward=node.functions["eager_backward"])
+        made = _function(name, **members)
+        made._backward_cls.apply = members["backward"]  # what autograd calls: by default two functions that look for it
+        return super(torch.autograd.Function, made).apply
+
     scope: dict[str, Any] = {}
     exec(compile(source, f"<call of {schema.op}>", "exec"), scope)
     call: Callable[..., Any] = scope["make"](
+        make_apply=make_apply,
         is_compiling=torch.compiler.is_compiling,
         is_grad_enabled=torch.is_grad_enabled,
         transforms_active=transforms_active,
@@ -86,7 +93,6 @@ def make_call(schema: Schema, results_only: Any, forward: Any, make_node: Any, f
         results_only=results_only,
         results_only_eager=eager(results_only),
         forward=forward,
-        make_apply=lambda: super(torch.autograd.Function, make_node()).apply,
         transformed=transformed_apply(function),
         give_rules=register,
         call_with_rules=call_with_rules,
@@ -99,26 +105,11 @@ def eager(op: Any) -> Callable[..., Any]:
     return getattr(op, "_op", op)  # type: ignore[no-any-return]
 
 
-def make_node(name: str, forward: Any, backward: Any) -> Any:
-    """The autograd.Function of eager calls: the results are its only outputs, which is cheaper. Not for transforms."""
-    members = dict(forward=staticmethod(forward), backward=staticmethod(backward))
-    made: Any = type(name, (torch.autograd.Function,), members)
-    made._backward_cls.apply = backward  # what autograd calls: by default two functions of torch's that look for it
-    return made
-
-
-def make_function(
-    op: str,
-    forward: Any,
-    setup_context: Callable[..., None],
-    backward: Callable[..., Any],
-    rule: BatchingRule,
-    instead: str | None,
-) -> Any:
+def make_function(op: str, node: Node, rule: BatchingRule, instead: str | None) -> Any:
     """The autograd.Function that torch.func's transforms take: all outputs, setup_context, a batching rule."""
 
     def call(*args: Any) -> Any:  # torch asks it for a signature, which an op has not
-        return forward(*args)
+        return node.run(*args)
 
     def batch(info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
         return fold(made.apply, info.batch_size, in_dims, args, rule)
@@ -129,51 +120,28 @@ def make_function(
             f"use reverse mode (vjp, jacrev) or {_other_way(instead)}"
         )
 
-    made: Any = _function(op, call, setup_context, backward, batch, push_forward)
+    keep, backward = node.functions["keep"], node.functions["backward"]
+    made = _function(op, forward=call, setup_context=keep, backward=backward, vmap=batch, jvp=push_forward)
     return made
 
 
-def plain_overload(forward: Any) -> Any:
-    """The same op without a gradient; None where its library has none (torch/declared.cpp defines them)."""
-    return getattr(forward.overloadpacket, "plain", None)
-
-
-def without_autograd(forward: Any) -> Callable[..., Any]:
-    """A call of `<op>_forward` as a node makes it: past the op's own gradient."""
-    plain = plain_overload(forward)
-    return below_autograd(forward) if plain is None else eager(plain)
-
-
-def register_gradient(
-    forward: Any, schema: Schema, run: Any, function: Any, keep: Callable[..., None], backward: Callable[..., Any]
-) -> None:
+def register_gradient(forward: Any, node: Node, function: Callable[[], Any]) -> None:
     """Gives `<op>_forward` its gradient, for compilers and for those who call the op itself.
 
     torch.library.register_autograd is needed for lists of tensors alone; it takes 1.5 ms of every import for an op.
     """
-    if schema.lists:
+    if node.schema.lists:
         register: Any = torch.library.register_autograd
+        keep, backward = node.functions["keep"], node.functions["backward"]
         register(forward, backward, setup_context=keep, lib=library)
         return
     defaults = tuple(argument.default_value for argument in forward._schema.arguments)
 
     def differentiable(*args: Any) -> Any:
         args += defaults[len(args) :]  # torch leaves out what is at its default at the end
-        return function.apply(*args) if needs_gradient(*args) else run(*args)
+        return function().apply(*args) if needs_gradient(*args) else node.run(*args)
 
     library.impl(forward, differentiable, "Autograd")
-
-
-def below_autograd(op: Any) -> Callable[..., Any]:
-    """A call past the op's own autograd, which would take another 10 us."""
-    call = eager(op)
-    guard: Any = torch._C._AutoDispatchBelowAutograd
-
-    def run(*args: Any) -> Any:
-        with guard():
-            return call(*args)
-
-    return run
 
 
 def last_derivative(op: str, backward: Any, rule: BatchingRule, instead: str | None) -> Callable[..., Any]:
@@ -206,7 +174,8 @@ def last_derivative(op: str, backward: Any, rule: BatchingRule, instead: str | N
 
     @functools.cache  # few processes make graphs of backwards
     def made() -> Any:
-        return _function(f"{op}_backward", forward, setup_context, refuse, batch, refuse)
+        members = dict(forward=forward, setup_context=setup_context, backward=refuse, vmap=batch, jvp=refuse)
+        return _function(f"{op}_backward", **members)
 
     return run
 
@@ -215,13 +184,12 @@ def _other_way(instead: str | None) -> str:
     return instead or "the same formula in torch's own operations"
 
 
-def _function(name: str, forward: Any, setup_context: Any, backward: Any, vmap: Any, jvp: Any) -> Any:
-    members = dict(forward=forward, setup_context=setup_context, backward=backward, vmap=vmap, jvp=jvp)
+def _function(name: str, **members: Any) -> Any:
     return type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()})
 
 
-def transformed_apply(function: Any) -> Callable[..., Any]:
-    """`function.apply` for torch.func's transforms and forward mode, never compiled.
+def transformed_apply(function: Callable[[], Any]) -> Callable[..., Any]:
+    """`function().apply` for torch.func's transforms and forward mode, never compiled.
 
     A compiler that traces a transform takes a registered op's gradient for zero, and loses batches inside a Function's
     vmap: it gets a graph break here, and with fullgraph=True an error.
@@ -229,7 +197,7 @@ def transformed_apply(function: Any) -> Callable[..., Any]:
 
     @_disable_dynamo  # torch.compiler.disable would import the compiler, a second, in every process
     def call(*args: Any) -> Any:
-        return function.apply(*args)
+        return function().apply(*args)
 
     return call
 
@@ -242,6 +210,13 @@ def transforms_active() -> bool:
 # What torch._dynamo.assume_constant_result sets, without importing the compiler: the answer is taken while tracing (and
 # guarded by the compiler) and leaves no call in the graph, which would keep it out of AOTAutograd's cache.
 transforms_active._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def adds_gradients(*tensors: Tensor | None) -> bool:
+    """Whether autograd of eager calls is at work on them, and nothing else."""
+    if torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0:
+        return False
+    return wants_gradient(*tensors)
 
 
 def needs_gradient(*args: Any) -> bool:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+MaybeTensor = TypeVar("MaybeTensor", Tensor, None, "Tensor | None")  # what returns a tensor for a tensor, None for None
 _WIDTHS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4, torch.float64: 8}
 
 
-def parameter_for(x: Tensor, parameter: Tensor) -> Tensor:
-    """A weight or bias of another type than x's: a narrower one is widened to x's type, fp32 stays.
+def parameter_for(x: Tensor, parameter: MaybeTensor) -> MaybeTensor:
+    """A weight or bias, if there is one, for x: a narrower one is widened to x's type, fp32 stays.
 
     What remains unequal is left to the op, which says what is wrong.
     """
+    if parameter is None or parameter.dtype is x.dtype:
+        return parameter
     return parameter.to(x.dtype) if _WIDTHS.get(parameter.dtype, 8) < _WIDTHS.get(x.dtype, 0) else parameter
 
 
@@ -49,6 +52,10 @@ def autocast(*tensors: Tensor) -> Sequence[Tensor]:
     if dtype is None:
         return tensors
     return [tensor if tensor.dtype is torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def is_autocast(x: Tensor) -> bool:
+    return _autocast_dtype(x) is not None
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -29,10 +29,6 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def is_declared(op: str) -> bool:
-    return op in declared()
-
-
 def shapes_of(op: str) -> Callable[..., Any]:
     """(arguments of the schema) -> empty tensors like the outputs, also for sizes that a compiler does not know."""
     declaration = declared()[op]
@@ -102,14 +98,14 @@ def sums_of(op: str) -> list[str]:
 
 
 def saves_of(forward: str, backward: str, besides: Sequence[str] = ()) -> list[str]:
-    """What `forward` keeps for `backward`: those of the latter's arguments that it has, in order, and then `besides`;
-    tensors before numbers before lists.
+    """What `forward` keeps for `backward`, if there is one: those of the latter's arguments that it has, in order, and
+    then `besides`; tensors before numbers before lists.
     """
     entries = [entry for kind in ("arguments", "outputs") for entry in declared()[forward][kind]]
     kinds = {entry["name"]: entry.get("kind", "tensor") for entry in entries}
     saved = []
-    for argument in declared()[backward]["arguments"]:
+    for argument in declared().get(backward, {"arguments": []})["arguments"]:
         name = next((name for name in argument.get("from", argument["name"]).split(" or ") if name in kinds), None)
         saved += [] if name is None else [name]
     order = {"tensor": 0, "tensors": 2}
-    return sorted([*saved, *besides], key=lambda name: order.get(kinds[name], 1))
+    return sorted([*saved, *besides], key=lambda name: order.get(kinds.get(name, ""), 1))

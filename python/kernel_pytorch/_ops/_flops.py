@@ -32,22 +32,17 @@ def _matmul(arguments: Arguments) -> Any:
     return 2.0 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _scaled_matmul(arguments: Arguments) -> Any:
-    """a [m, k] and b [n, k]: FP8 is multiplied along k alone."""
-    return 2.0 * arguments["a"].numel() * arguments["b"].shape[0]
+def _products(rows: str, **factors: str) -> Formula:
+    """Products of the rows of one tensor with others that are there, each as often as flags are set ("1" always is)."""
 
+    def flops(arguments: Arguments) -> Any:
+        elements = 0
+        for name, flags in factors.items():
+            if arguments.get(name) is not None:
+                elements += arguments[name].numel() * sum(flag == "1" or arguments[flag] for flag in flags.split())
+        return 2.0 * rows_of(arguments[rows]) * elements
 
-def _linear(arguments: Arguments) -> Any:
-    weights = 1 if arguments.get("weight_up") is None else 2
-    return 2.0 * rows_of(arguments["x"]) * arguments["weight"].numel() * weights
-
-
-def _linear_backward(arguments: Arguments) -> Any:
-    return _linear(arguments) * (arguments["input_grad"] + arguments["weight_grad"])
-
-
-def _mlp(arguments: Arguments) -> Any:
-    return 2.0 * rows_of(arguments["x"]) * (arguments["weight_in"].numel() + arguments["weight_out"].numel())
+    return flops
 
 
 def _mlp_backward(arguments: Arguments) -> Any:
@@ -57,11 +52,6 @@ def _mlp_backward(arguments: Arguments) -> Any:
     products_out = into_hidden + arguments["weight_out_grad"]
     weights = products_in * arguments["weight_in"].numel() + products_out * arguments["weight_out"].numel()
     return 2.0 * rows_of(arguments["x"]) * weights
-
-
-def _linear_cross_entropy(arguments: Arguments) -> Any:
-    products = 1 + arguments["hidden_grad"] + arguments["weight_grad"]
-    return 2.0 * rows_of(arguments["hidden"]) * arguments["weight"].numel() * products
 
 
 def attention_flops(arguments: Arguments) -> Any:
@@ -77,28 +67,23 @@ def attention_flops(arguments: Arguments) -> Any:
     return 2.0 * (query.numel() + query.numel() // query.shape[-1] * value.shape[-1]) * keys * half
 
 
-def _attention_backward(arguments: Arguments) -> Any:
-    return 2.5 * attention_flops(arguments)
-
-
-_FORMULAS: dict[str, Formula] = {
+_FORWARDS: dict[str, Formula] = {
     "matmul": _matmul,
-    "matmul_forward": _matmul,
-    "matmul_add_": _matmul,
-    "scaled_matmul": _scaled_matmul,
-    "linear": _linear,
-    "linear_forward": _linear,
-    "linear_backward": _linear_backward,
-    "mlp": _mlp,
-    "mlp_forward": _mlp,
-    "mlp_backward": _mlp_backward,
-    "linear_cross_entropy": _linear_cross_entropy,
-    "linear_cross_entropy_forward": _linear_cross_entropy,
+    "linear": _products("x", weight="1", weight_up="1"),
+    "mlp": _products("x", weight_in="1", weight_out="1"),
+    "linear_cross_entropy": _products("hidden", weight="1 hidden_grad weight_grad"),
     "attention": attention_flops,
-    "attention_forward": attention_flops,
-    "attention_backward": _attention_backward,
+}
+_FORMULAS: dict[str, Formula] = {
+    **_FORWARDS,
+    **{f"{op}_forward": formula for op, formula in _FORWARDS.items()},
+    "matmul_add_": _matmul,
+    "scaled_matmul": _products("a", b="1"),  # FP8 is multiplied along the last dimension of both
+    "linear_backward": _products("x", weight="input_grad weight_grad"),
+    "mlp_backward": _mlp_backward,
+    "attention_backward": lambda arguments: 2.5 * attention_flops(arguments),
     "attention_part_": attention_flops,
-    "attention_part_backward_": _attention_backward,
+    "attention_part_backward_": lambda arguments: 2.5 * attention_flops(arguments),
 }
 
 

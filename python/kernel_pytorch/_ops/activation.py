@@ -1,6 +1,4 @@
-"""Activations for torch: casts and gradients. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/activation/activation.h); how a call reaches the kernels is in _declare.py.
-"""
+"""Activations: casts and gradients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The ops of the optimizer for torch: a step of AdamW over lists of tensors, and the norm of a list. They are
-declared in C++ (kernel_pytorch/ops/adamw/adamw.h, reduce_norm); `kernel_pytorch.optim` is what to use.
-"""
+"""The ops of `kernel_pytorch.optim`: a step of AdamW over lists of tensors, and the norm of a list."""
 
 from __future__ import annotations
 

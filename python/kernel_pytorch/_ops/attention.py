@@ -1,6 +1,4 @@
-"""attention for torch: its arguments as the core takes them, and its gradient. The op is declared in
-kernel_pytorch/ops/attention/attention.h; how a call reaches it is in _declare.py.
-"""
+"""attention: its arguments as the core takes them, and its gradient."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
-from ._autograd import wants_gradient
+from ..expression import trace
+from ._autograd import transforms_active, wants_gradient
 from ._casting import autocast, statistics_dtype
 from ._declare import backward, differentiable
 from ._declared import declared, saves_of
 from ._masks import Sizes, join_masks
-from ._mods import Mod, masked, programs_of
 from ._seed import seed_for
 
 _TORCH_ATTENTION = torch_functional.scaled_dot_product_attention
@@ -48,6 +46,7 @@ Args:
 """
 
 P = ParamSpec("P")
+Mod = Callable[..., Any]
 
 
 def _attends(options_of: Callable[P, Any]) -> Callable[P, Any]:
@@ -164,10 +163,10 @@ def attention(
     if block_mask is not None:  # full blocks skip mask_mod, which must be the block mask's own
         inputs = (query, key, bias, sinks, *captured)
         blocks, query_block, key_block, block_mod = _block_list(block_mask, inputs)
-        score_mod = score_mod if mask_mod is None else masked(score_mod, mask_mod)
+        score_mod = score_mod if mask_mod is None else _masked(score_mod, mask_mod)
         mask_mod = block_mod
     if score_mod is not None or mask_mod is not None:
-        score_text, mask_text, tensors = programs_of(score_mod, mask_mod, captured)
+        score_text, mask_text, tensors = _programs_of(score_mod, mask_mod, captured)
     elif captured:
         raise ValueError("attention: tensors are captured, and there is no score_mod or mask_mod that reads them")
     left, right = (-1, -1) if window is None else _window_sides(window)
@@ -296,6 +295,29 @@ def _block_list(mask: Any, inputs: Sequence[Tensor | None]) -> tuple[list[Tensor
     is_trivial = mask.mask_mod is None or getattr(mask.mask_mod, "__name__", "") == "noop_mask"
     mod = None if is_trivial else mask.mask_mod
     return [tensor.contiguous() for tensor in lists], query_block, key_block, mod
+
+
+def _programs_of(
+    score_mod: Mod | None, mask_mod: Mod | None, captured: Sequence[Tensor]
+) -> tuple[str, str, list[Tensor]]:
+    """The texts of both programs and the tensors that they read: those given, then those that they close over."""
+    traced = trace(score_mod, mask_mod, captured)
+    if traced.captured and transforms_active():
+        raise RuntimeError(
+            "attention: torch.func does not see captured tensors; use autograd, or bias in place of them"
+        )
+    return traced.score_mod, traced.mask_mod, list(traced.captured)
+
+
+def _masked(score_mod: Mod | None, mask_mod: Mod) -> Mod:
+    """A score function that is -inf where the mask function does not keep: a mask that holds in full blocks too."""
+
+    def changed(score: Any, batch: Any, head: Any, query: Any, key: Any, *captured: Any) -> Any:
+        if score_mod is not None:
+            score = score_mod(score, batch, head, query, key, *captured)
+        return torch.where(mask_mod(batch, head, query, key, *captured), score, -torch.inf)
+
+    return changed
 
 
 def captured_gradients(row: Tensor, captured: Sequence[Tensor], wants_captured: int) -> list[Tensor | None]:

@@ -1,6 +1,4 @@
-"""Lists of the blocks that sparse attention computes, made on the device that reads them. The kernels are C++
-(kernel_pytorch/ops/block_list). No graphs here: a choice has no derivative.
-"""
+"""Lists of the blocks that sparse attention computes, made on the device that reads them. A choice has no gradient."""
 
 from __future__ import annotations
 

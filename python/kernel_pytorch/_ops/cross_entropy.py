@@ -1,5 +1,4 @@
-"""cross_entropy for torch: gradients, and its vocabulary-parallel form. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/cross_entropy/cross_entropy.h); how a call reaches the kernels is in _declare.py.
+"""cross_entropy: gradients, and its vocabulary-parallel form.
 
 A reduced loss has its gradient computed with it, in the same visit to the logits, for a gradient of 1 of the loss.
 Backward hands that tensor on and multiplies it in place where it turns out that the gradient of the loss is not 1; the
@@ -13,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from ._autograd import eager, last_derivative, wants_gradient, without_autograd
+from ._autograd import adds_gradients, eager, last_derivative, wants_gradient
 from ._batching import BatchingRule
 from ._casting import parameter_for, statistics_dtype
 from ._declare import backward, differentiable, without_gradient
@@ -52,7 +50,7 @@ def cross_entropy(
         The loss in fp32 (fp64 for fp64), also for 16-bit logits.
     """
     options = (int(ignore_index), label_smoothing, z_loss, _cap(softcap))
-    target, weight = _target_for(logits, target), _weight_for(logits, weight)
+    target, weight = _target_for(logits, target), parameter_for(logits, weight)
     if _is_reduced(reduction):
         if torch.compiler.is_compiling() and weight is None and wants_gradient(logits):
             # A compiler cannot multiply the gradient that comes with the loss in place; that of rows needs no factor.
@@ -85,9 +83,9 @@ def cross_entropy_(
         raise ValueError(f'cross_entropy_: reduction is "{reduction}"; in place it is "mean" or "sum"')
     if logits.requires_grad and logits.is_leaf and torch.is_grad_enabled():
         raise RuntimeError("cross_entropy_: the logits are a leaf that requires a gradient; use cross_entropy")
-    arguments = (_target_for(logits, target), _weight_for(logits, weight), *options, reduction == "mean")
+    arguments = (_target_for(logits, target), parameter_for(logits, weight), *options, reduction == "mean")
     if logits.requires_grad and torch.is_grad_enabled():
-        return _apply(_InPlace, logits, *arguments)
+        return loss_with_gradients(_into_logits, logits, *arguments)
     return _write_gradient(logits, *arguments)  # type: ignore[no-any-return]
 
 
@@ -164,7 +162,7 @@ def parallel_cross_entropy(
         [...], the same on all ranks; reduce it as you like.
     """
     options = (int(ignore_index), label_smoothing, z_loss, _cap(softcap), vocabulary, first_column)
-    return _apply(_Parallel, logits, _target_for(logits, target), gather, *options)
+    return _Parallel.apply(logits, _target_for(logits, target), gather, *options)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _is_reduced(reduction: str) -> bool:
@@ -193,73 +191,55 @@ def _target_for(logits: Tensor, target: Tensor, op: str = "cross_entropy") -> Te
     return target.long() if target.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8) else target
 
 
-def _weight_for(logits: Tensor, weight: Tensor | None) -> Tensor | None:
-    if weight is None or weight.dtype is logits.dtype:
-        return weight
-    return parameter_for(logits, weight)
-
-
-def _apply(function: Any, *arguments: Any) -> Tensor:
-    loss: Tensor = function.apply(*arguments)
-    return loss
-
-
 def _is_plain(logits: Tensor) -> bool:
     return type(logits) is Tensor or type(logits) is torch.nn.Parameter
 
 
 def _reduced(logits: Tensor, *arguments: Any) -> Tensor:
-    is_eager = not (
-        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
-    if is_eager and logits.requires_grad and torch.is_grad_enabled() and _is_plain(logits):
-        return _apply(_Reduced, logits, *arguments)
+    if _is_plain(logits) and adds_gradients(logits):
+        return loss_with_gradients(_forward, logits, *arguments)
     return _traced(logits, *arguments)  # type: ignore[no-any-return]
 
 
-class _Reduced(torch.autograd.Function):
-    """The eager route of a reduced loss: backward returns the gradient that forward wrote."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, *arguments: Any) -> Tensor:
-        loss, grad_logits = _forward(logits, *arguments)
-        ctx.save_for_backward(grad_logits)
-        ctx.applied = None
-        return loss  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        return _hand_on(ctx, grad_loss), *(None,) * 7
+def _into_logits(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """The loss and its gradient, which lies in the logits' memory."""
+    return _write_gradient(logits.detach(), *arguments), logits.detach()
 
 
-class _InPlace(torch.autograd.Function):
-    """The same where the gradient lies in the logits' memory."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, *arguments: Any) -> Tensor:
-        loss = _write_gradient(logits.detach(), *arguments)
-        ctx.save_for_backward(logits.detach())
-        ctx.applied = None
-        return loss  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        return _hand_on(ctx, grad_loss), *(None,) * 7
+def loss_with_gradients(run: Callable[..., Any], *arguments: Any) -> Tensor:
+    """The loss of `run`, which computes (loss, gradients of its first arguments); backward returns those gradients."""
+    return _LossWithGradients.apply(run, *arguments)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _hand_on(ctx: Any, grad_loss: Tensor) -> Tensor:
-    """The saved gradient, multiplied in place the first time.
+class _LossWithGradients(torch.autograd.Function):
+    """The eager route of a reduced loss: backward hands on what forward wrote, multiplied in place the first time.
 
-    Of a graph that is kept, the first caller may still hold that tensor: the second gets one of its own, from which the
-    first factor is divided out (NaN where that was 0).
+    Of a graph that is kept, the first caller may still hold those tensors: the second gets some of its own, from which
+    the first factor is divided out (NaN where that was 0).
     """
-    (grad_logits,) = ctx.saved_tensors
-    scale = grad_loss.to(statistics_dtype(grad_logits))
-    if ctx.applied is None and not torch.is_grad_enabled():
-        ctx.applied = scale.clone()
-        _rescale(grad_logits, scale)  # past autograd's version: the tensor is this node's own
-        return grad_logits  # type: ignore[no-any-return]
-    return _multiplied(grad_logits, scale if ctx.applied is None else scale / ctx.applied)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], *arguments: Any) -> Tensor:
+        loss, *gradients = run(*arguments)
+        ctx.save_for_backward(*gradients)
+        ctx.applied, ctx.dtypes = None, [argument.dtype for argument in arguments[: len(gradients)]]
+        return loss  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, scale = ctx.saved_tensors, grad_loss.to(statistics_dtype(grad_loss))
+        if ctx.applied is None and not torch.is_grad_enabled():
+            ctx.applied = scale.clone()
+            gradients = [gradient.detach() for gradient in gradients]  # autograd may keep these without a copy
+            for gradient in gradients:
+                if gradient.numel():
+                    _rescale(gradient, scale)  # past autograd's version: the tensors are this node's own
+        else:
+            factor = scale if ctx.applied is None else scale / ctx.applied
+            gradients = [_multiplied(gradient, factor) for gradient in gradients]
+        needed = ctx.needs_input_grad[1:]
+        made = [one.to(dtype) if wanted else None for one, dtype, wanted in zip(gradients, ctx.dtypes, needed)]
+        return None, *made, *(None,) * (len(needed) - len(made))
 
 
 class _Parallel(torch.autograd.Function):
@@ -299,7 +279,7 @@ def _rows_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 _INSTEAD = "torch.nn.functional.cross_entropy"
 
-_forward = without_autograd(_ops.cross_entropy_forward.default)
+_forward = eager(_ops.cross_entropy_forward.plain)
 _rescale = eager(_ops.cross_entropy_rescale_.default)
 _multiplied = last_derivative(
     "cross_entropy", lambda tensor, scale: (tensor * scale).to(tensor.dtype), BatchingRule(), _INSTEAD

@@ -1,6 +1,4 @@
-"""dropout for torch. Arguments and shapes are declared in C++ (kernel_pytorch/ops/dropout/dropout.h); how a call
-reaches the kernels is in _declare.py.
-"""
+"""dropout."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""embedding for torch. Arguments and shapes are declared in C++ (kernel_pytorch/ops/embedding/embedding.h),
-how a call reaches the kernels is in _declare.py.
-"""
+"""embedding."""
 
 from __future__ import annotations
 

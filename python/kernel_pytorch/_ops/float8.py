@@ -1,5 +1,5 @@
-"""FP8 codes and products of them for torch. The kernels are C++ (kernel_pytorch/ops/quantize, scaled_matmul). No graphs
-here: rounding has no derivative, and the layers (kernel_pytorch/precision) say what stands in for it.
+"""FP8 codes and products of them. No graphs here: rounding has no derivative, and the layers (kernel_pytorch/precision)
+say what stands in for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Gated activations for torch: casts and gradients. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/gated_activation/gated_activation.h); how a call reaches the kernels is in _declare.py.
-"""
+"""Gated activations: casts and gradients."""
 
 from __future__ import annotations
 
@@ -34,10 +32,7 @@ def gated_activation(
         gate, up = same_type(gate, up)
     if residual is not None and residual.dtype is not gate.dtype:
         residual = residual.to(gate.dtype)
-    if gate_bias is not None and gate_bias.dtype is not gate.dtype:
-        gate_bias = parameter_for(gate, gate_bias)
-    if up_bias is not None and up_bias.dtype is not gate.dtype:
-        up_bias = parameter_for(gate, up_bias)
+    gate_bias, up_bias = parameter_for(gate, gate_bias), parameter_for(gate, up_bias)
     if gate_bias is not None and up_bias is not None and gate_bias.dtype is not up_bias.dtype:
         gate_bias, up_bias = same_type(gate_bias, up_bias)
     drawn = seed_for(gate, seed) if dropout_p else None
@@ -68,9 +63,8 @@ def gated_activation_packed(
     """
     if residual is not None and residual.dtype is not x.dtype:
         residual = residual.to(x.dtype)
-    if bias is not None and bias.dtype is not x.dtype:
-        bias = parameter_for(x, bias)
-    return _packed(x, bias, residual, seed_for(x, seed) if dropout_p else None, kind, dropout_p)  # type: ignore[no-any-return]
+    drawn = seed_for(x, seed) if dropout_p else None
+    return _packed(x, parameter_for(x, bias), residual, drawn, kind, dropout_p)  # type: ignore[no-any-return]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

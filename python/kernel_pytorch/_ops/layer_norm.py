@@ -1,6 +1,4 @@
-"""layer_norm for torch, with or without a residual: casts and gradients. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/layer_norm/layer_norm.h); how a call reaches the kernels is in _declare.py.
-"""
+"""layer_norm, with or without a residual: casts and gradients."""
 
 from __future__ import annotations
 
@@ -89,17 +87,6 @@ def _parameters_for(x: Tensor, weight: Tensor | None, bias: Tensor) -> tuple[Ten
     return weight, bias
 
 
-def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    grad_output, grad_sum = grads
-    x_wanted, residual_wanted, weight_wanted, bias_wanted = wanted
-    if grad_output is None:  # only the sum was used
-        return grad_sum, grad_sum, None, None
-    grad_input, grad_weight, grad_bias = _backward(
-        grad_output, *saved, grad_sum, x_wanted or residual_wanted, weight_wanted, bias_wanted
-    )
-    return grad_input, grad_input, grad_weight, grad_bias  # autograd casts for a 16-bit residual
-
-
 def _activated_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     x, weight, bias, mean, rstd, eps, kind = saved
     (grad,) = grads
@@ -112,9 +99,7 @@ _INSTEAD = "torch.nn.functional.layer_norm"
 
 _backward = backward("layer_norm", instead=_INSTEAD)
 _norm = differentiable("layer_norm", gradient_call=_backward, instead=_INSTEAD)
-_add_norm = differentiable(
-    "add_layer_norm", gradient=_add_gradient, gradient_op="layer_norm_backward", name="layer_norm", instead=_INSTEAD
-)
+_add_norm = differentiable("add_layer_norm", gradient_call=_backward, name="layer_norm", instead=_INSTEAD)
 _activated_norm = differentiable(
     "layer_norm_activation",
     saves=["x", "weight", "bias", "mean", "rstd", "eps", "activation"],

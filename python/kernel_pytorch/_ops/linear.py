@@ -1,6 +1,4 @@
-"""linear and mlp for torch: casts and gradients. The ops are C++ (kernel_pytorch/ops/linear, mlp); how a call
-reaches them is in _declare.py.
-"""
+"""linear and mlp: casts and gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._autograd import wants_gradient
 from ._casting import autocast, parameter_for
 from ._declare import backward, differentiable
 from .gated_activation import gated_activation
@@ -50,11 +49,9 @@ def linear(
     kind, gated = _layer("linear", activation)
     if weight_up is not None:
         (weight_up,) = autocast(weight_up)
-        if torch.is_grad_enabled() and any(
-            t is not None and t.requires_grad for t in (x, weight, bias, residual, weight_up)
-        ):
+        if wants_gradient(x, weight, bias, residual, weight_up):
             return gated_activation(linear(x, weight, bias), linear(x, weight_up), kind, residual=residual)
-    return _linear(x, weight, _bias_for(x, bias), residual, kind, gated, weight_up)  # type: ignore[no-any-return]
+    return _linear(x, weight, parameter_for(x, bias), residual, kind, gated, weight_up)  # type: ignore[no-any-return]
 
 
 def mlp(
@@ -74,7 +71,7 @@ def mlp(
     x, weight_in, residual = _cast("mlp", x, weight_in, residual)
     (weight_out,) = autocast(weight_out)
     kind, gated = _layer("mlp", activation)
-    return _mlp(x, weight_in, _bias_for(x, bias_in), weight_out, _bias_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
+    return _mlp(x, weight_in, parameter_for(x, bias_in), weight_out, parameter_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
 
 
 def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
@@ -104,10 +101,6 @@ def _cast(op: str, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[
     if residual is not None and residual.dtype is not x.dtype:
         residual = residual.to(x.dtype)
     return x, weight, residual
-
-
-def _bias_for(x: Tensor, bias: Tensor | None) -> Tensor | None:
-    return bias if bias is None or bias.dtype is x.dtype else parameter_for(x, bias)
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:

@@ -1,6 +1,7 @@
-"""linear_cross_entropy for torch: the loss of a head without its logits. The work is C++ (kernel_pytorch/ops/
-linear_cross_entropy), which returns the mean over all rows together with its gradients; here it becomes the mean (or
-sum) of those that count, and gradients are multiplied in place where that factor, or the loss' gradient, is not 1.
+"""linear_cross_entropy: the loss of a head without its logits.
+
+The op returns the mean over all rows together with its gradients; here it becomes the mean (or sum) of those that
+count, and gradients are multiplied in place where that factor, or the loss' gradient, is not 1.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from ._autograd import without_autograd
-from ._casting import autocast, statistics_dtype
+from ._autograd import adds_gradients, eager
+from ._casting import autocast, parameter_for, statistics_dtype
 from ._declare import differentiable
-from .cross_entropy import _cap, _multiplied, _rescale, _target_for, _weight_for
+from .cross_entropy import _cap, _target_for, loss_with_gradients
 
 _ops = torch.ops.kernel_pytorch
 _CHUNK_BYTES = 252 << 20
@@ -66,7 +66,7 @@ def linear_cross_entropy(
         )
     if reduction == "sum" and target.numel() == 0 and hidden.shape[:-1] == target.shape:
         return hidden.sum(dtype=statistics_dtype(hidden)) + weight[:0].sum(dtype=statistics_dtype(hidden))
-    target, class_weight = _target_for(hidden, target, "linear_cross_entropy"), _weight_for(hidden, class_weight)
+    target, class_weight = _target_for(hidden, target, "linear_cross_entropy"), parameter_for(hidden, class_weight)
     tracks = torch.is_grad_enabled()
     wanted = (tracks and hidden.requires_grad, tracks and weight.requires_grad)
     wide = accumulate_dtype is torch.float32
@@ -86,41 +86,10 @@ def _counted(mean: Tensor, target: Tensor, class_weight: Tensor | None, ignore_i
     return torch.where(counts, weights, 0).sum()
 
 
-def _mean_of_rows(hidden: Tensor, *arguments: Any) -> Tensor:
-    is_eager = not (
-        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
-    if is_eager and (arguments[-3] or arguments[-2]):
-        return _Eager.apply(hidden, *arguments)  # type: ignore[no-any-return, no-untyped-call]
-    return _traced(hidden, *arguments)  # type: ignore[no-any-return]
-
-
-class _Eager(torch.autograd.Function):
-    """Backward returns the gradients that forward wrote, multiplied in place the first time."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
-        loss, *gradients = _forward(hidden, weight, *arguments)
-        ctx.save_for_backward(*gradients)
-        ctx.applied = None
-        ctx.dtype = weight.dtype
-        return loss  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        scale = grad_loss.to(statistics_dtype(grad_loss))
-        if ctx.applied is None and not torch.is_grad_enabled():
-            ctx.applied = scale.clone()
-            gradients = [gradient.detach() for gradient in ctx.saved_tensors]
-            for gradient in gradients:
-                if gradient.numel() > 0:
-                    _rescale(gradient, scale)  # past autograd's version: the tensors are this node's own
-        else:  # of a graph that is kept: the first caller may still hold those tensors
-            factor = scale if ctx.applied is None else scale / ctx.applied
-            gradients = [_multiplied(gradient, factor) for gradient in ctx.saved_tensors]
-        of_hidden, of_weight = ctx.needs_input_grad[:2]
-        grad_weight = gradients[1].to(ctx.dtype) if of_weight else None
-        return gradients[0] if of_hidden else None, grad_weight, *(None,) * 10
+def _mean_of_rows(hidden: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
+    if adds_gradients(hidden, weight):
+        return loss_with_gradients(_forward, hidden, weight, *arguments)
+    return _traced(hidden, weight, *arguments)  # type: ignore[no-any-return]
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
@@ -134,7 +103,7 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     )
 
 
-_forward = without_autograd(_ops.linear_cross_entropy_forward.default)
+_forward = eager(_ops.linear_cross_entropy_forward.plain)
 _traced = differentiable(
     "linear_cross_entropy",
     saves=["weight", "grad_hidden", "grad_weight"],

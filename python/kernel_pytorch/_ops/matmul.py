@@ -1,8 +1,4 @@
-"""matmul for torch: casts, broadcasting, gradients. The kernels are C++ (kernel_pytorch/ops/matmul); how a call reaches
-them is in _declare.py.
-
-A gradient of a product is a product, so that it has gradients of its own.
-"""
+"""matmul: casts, broadcasting, gradients. A gradient of a product is a product, so that it has gradients of its own."""
 
 from __future__ import annotations
 

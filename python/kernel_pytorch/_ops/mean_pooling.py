@@ -1,6 +1,4 @@
-"""mean_pool and chunk_mean_pool for torch: gradients. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/mean_pooling/mean_pooling.h); how a call reaches the kernels is in _declare.py.
-"""
+"""mean_pool and chunk_mean_pool."""
 
 from __future__ import annotations
 

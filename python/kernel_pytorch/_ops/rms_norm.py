@@ -1,6 +1,4 @@
-"""rms_norm and add_rms_norm for torch: casts and gradients. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/rms_norm/rms_norm.h); how a call reaches the kernels is in _declare.py.
-"""
+"""rms_norm and add_rms_norm: casts and gradients."""
 
 from __future__ import annotations
 
@@ -101,18 +99,6 @@ def add_rms_norm(
     return _add_norm(x, residual, weight, eps, weight_offset, out_dtype)  # type: ignore[no-any-return]
 
 
-def _add_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
-    grad_output, grad_sum = grads
-    x_wanted, residual_wanted, weight_wanted = wanted
-    if grad_output is None:  # only the sum was used
-        return grad_sum, grad_sum, None
-    value, weight, rstd, weight_offset = saved
-    grad_input, grad_weight = _backward(
-        grad_output, value, weight, rstd, grad_sum, weight_offset, x_wanted or residual_wanted, weight_wanted
-    )
-    return grad_input, grad_input, grad_weight  # autograd casts for a 16-bit residual
-
-
 def _activated_gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     x, weight, rstd, eps, weight_offset, kind = saved
     (grad,) = grads
@@ -125,9 +111,7 @@ _INSTEAD = "torch.nn.functional.rms_norm"
 
 _backward = backward("rms_norm", instead=_INSTEAD)
 _norm = differentiable("rms_norm", gradient_call=_backward, instead=_INSTEAD)
-_add_norm = differentiable(
-    "add_rms_norm", gradient=_add_gradient, gradient_op="rms_norm_backward", name="rms_norm", instead=_INSTEAD
-)
+_add_norm = differentiable("add_rms_norm", gradient_call=_backward, name="rms_norm", instead=_INSTEAD)
 _activated_norm = differentiable(
     "rms_norm_activation",
     saves=["x", "weight", "rstd", "eps", "weight_offset", "activation"],

@@ -1,22 +1,19 @@
-"""Rotary position embedding for torch: casts, gradients, tables. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/rope/rope.h); how a call reaches the kernels is in _declare.py.
-"""
+"""Rotary position embedding: casts, gradients, tables."""
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for, same_type, statistics_dtype
+from ._casting import MaybeTensor, parameter_for, same_type, statistics_dtype
 from ._declare import backward, differentiable, without_gradient
 
 
-@overload
 def rope(
     query: Tensor,
-    key: Tensor,
+    key: MaybeTensor,
     cos: Tensor,
     sin: Tensor,
     *,
@@ -24,34 +21,7 @@ def rope(
     positions: Tensor | None = None,
     heads_first: bool = False,
     rotary_dim: int | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def rope(
-    query: Tensor,
-    key: None,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    interleaved: bool = False,
-    positions: Tensor | None = None,
-    heads_first: bool = False,
-    rotary_dim: int | None = None,
-) -> tuple[Tensor, None]: ...
-
-
-def rope(
-    query: Tensor,
-    key: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    interleaved: bool = False,
-    positions: Tensor | None = None,
-    heads_first: bool = False,
-    rotary_dim: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, MaybeTensor]:
     """Queries and keys with the pairs of each head turned by their positions' angles, in one launch.
 
     Args:
@@ -67,8 +37,8 @@ def rope(
     Returns:
         The turned query and key (None for None), contiguous.
     """
-    cos, sin = _table_for(query, cos), _table_for(query, sin)
-    return _rotate(query, key, cos, sin, None, positions, 1.0, rotary_dim, interleaved, heads_first)
+    cos, sin = parameter_for(query, cos), parameter_for(query, sin)
+    return _rotate(query, key, cos, sin, None, positions, 1.0, rotary_dim or 0, interleaved, heads_first)  # type: ignore[no-any-return]
 
 
 def rope_(
@@ -84,26 +54,26 @@ def rope_(
     inverse: bool = False,
 ) -> None:
     """`rope` in place, outside autograd; `inverse` turns back. Expanded tensors, and those that share memory, raise."""
-    cos, sin = _table_for(query, cos), _table_for(query, sin)
+    cos, sin = parameter_for(query, cos), parameter_for(query, sin)
     _in_place(query, key, cos, sin, None, positions, 1.0, rotary_dim or 0, interleaved, heads_first, inverse)
 
 
 def rope_from_frequencies(
     query: Tensor,
-    key: Tensor | None,
+    key: MaybeTensor,
     inverse_frequencies: Tensor,
     *,
     scale: float = 1.0,
     interleaved: bool = False,
     positions: Tensor | None = None,
     heads_first: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, MaybeTensor]:
     """`rope` whose cos and sin are computed in the kernel, times `scale`, from [rotary_dim / 2] inverse frequencies.
 
     These are fp32 (fp64 for fp64); `rope_frequencies` returns them and the scale.
     """
     inverse_frequencies = inverse_frequencies.to(statistics_dtype(query)).contiguous()
-    return _rotate(query, key, None, None, inverse_frequencies, positions, scale, None, interleaved, heads_first)
+    return _rotate(query, key, None, None, inverse_frequencies, positions, scale, 0, interleaved, heads_first)  # type: ignore[no-any-return]
 
 
 def rope_frequencies(
@@ -157,28 +127,11 @@ def rope_tables(
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
-def _rotate(
-    query: Tensor,
-    key: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    inverse_frequencies: Tensor | None,
-    positions: Tensor | None,
-    scale: float,
-    rotary_dim: int | None,
-    interleaved: bool,
-    heads_first: bool,
-) -> tuple[Tensor, Tensor | None]:
+def _rotate(query: Tensor, key: Any, *arguments: Any) -> Any:
     if key is not None and key.dtype is not query.dtype:
         query, key = same_type(query, key)
-    rotated_query, rotated_key = _rope(
-        query, key, cos, sin, inverse_frequencies, positions, scale, rotary_dim or 0, interleaved, heads_first
-    )
+    rotated_query, rotated_key = _rope(query, key, *arguments)
     return rotated_query, None if key is None else rotated_key
-
-
-def _table_for(query: Tensor, table: Tensor) -> Tensor:
-    return table if table.dtype is query.dtype else parameter_for(query, table)
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:

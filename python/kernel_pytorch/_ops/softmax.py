@@ -1,6 +1,4 @@
-"""softmax and log_softmax for torch: masks and gradients. Arguments and shapes are declared in C++
-(kernel_pytorch/ops/softmax/softmax.h); how a call reaches the kernels is in _declare.py.
-"""
+"""softmax and log_softmax: masks and gradients."""
 
 from __future__ import annotations
 

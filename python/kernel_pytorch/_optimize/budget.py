@@ -45,6 +45,11 @@ class Budget:
         until: float = self._plan["stages"][stage]["until_seconds"]
         return until - (time.monotonic() - self._began)
 
+    def may_take(self, seconds: float) -> bool:
+        """Whether what takes so long, and can be left out, ends before the whole call must have ended."""
+        left = self._plan["most_seconds"] - (time.monotonic() - self._began)
+        return agreed(float(seconds <= left)) != 0.0
+
     def measure_seconds(self, stage: str) -> float:
         """How long one measurement of the stage may take that starts now."""
         found: float = self._ask(time.monotonic() - self._began)["stages"][stage]["measure_seconds"]

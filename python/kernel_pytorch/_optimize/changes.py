@@ -179,6 +179,7 @@ class PackRows(Change):
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
         self.packed: torch.Tensor | None = None
+        self.places: list[int] = []  # of the parameters in the packed tensor
 
     def apply(self) -> None:
         if self.holds():
@@ -187,6 +188,7 @@ class PackRows(Change):
         self.packed = torch.cat(values)
         for tensor, rows in zip(self.tensors, torch.split(self.packed, [len(value) for value in values])):
             tensor.data = torch.from_dlpack(rows)  # type: ignore[attr-defined]
+        self.places = [tensor.data_ptr() for tensor in self.tensors]
 
     def undo(self) -> None:
         if self.packed is None:
@@ -202,16 +204,9 @@ class PackRows(Change):
         pass
 
     def holds(self) -> bool:
-        """Whether the parameters still lie in the packed tensor: a move to another type or device takes them out."""
-        packed = self.packed
-        if packed is None:
-            return False
-        offset = 0
-        for tensor in self.tensors:
-            if tensor.data_ptr() != packed.data_ptr() + offset or tensor.dtype is not packed.dtype:
-                return False
-            offset += tensor.shape[0] * packed.stride(0) * packed.element_size()
-        return True
+        """Whether the parameters still lie in the packed tensor: a move to another type or device takes them out, and
+        nothing else can lie there while it lives. Asked in every call."""
+        return self.packed is not None and [tensor.data_ptr() for tensor in self.tensors] == self.places
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackRows:
         """A copied model has weights of its own, each by itself."""

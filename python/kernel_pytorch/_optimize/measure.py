@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .._ops._supports import runs_fast
 from .._ops.float8 import quantize, scaled_matmul
+from .._supports import runs_fast
 from .agreement import agreed, alone
 from .attribution import costs_by_kernel, outermost, total_of
 from .costs import counted, synchronize

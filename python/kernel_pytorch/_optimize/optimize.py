@@ -156,8 +156,9 @@ def _optimize(
     budget.start(step_seconds)
     chooser = Chooser(context, changes, budget)
     first = [one for one in patterns if one not in (*LATER_PATTERNS, *LAST_PATTERNS)]
-    plan = _try_patterns(chooser, first, machine, budget, say)
-    later = _try_patterns(chooser, [one for one in LATER_PATTERNS if one in patterns], machine, budget, say)
+    plan = _try_patterns(chooser, first, machine, say)
+    chooser.stage = "later"
+    later = _try_patterns(chooser, [one for one in LATER_PATTERNS if one in patterns], machine, say)
     plan.predictions |= later.predictions
     outcome = chooser.outcome
     if not context.compiled and not budget.is_spent("together"):
@@ -180,7 +181,7 @@ def _optimize(
     changes.release()  # graphs of the trials, in other modes than the model's own
     if len(outcome.kept) == alone:
         confirm(chooser, sample, budget.measure_seconds("last"), say)
-    measured = compare_whole(model, context, changes, outcome, sample, tuned, budget.measure_seconds("whole"), say)
+    measured = compare_whole(model, context, changes, outcome, sample, tuned, budget, say)
     if tune == "cache":
         tuned.keep_on_disk()
     if optimizer is not None:
@@ -189,12 +190,14 @@ def _optimize(
 
 
 def _try_patterns(
-    chooser: Chooser, patterns: list[ModuleType], machine: dict[str, Any], budget: Budget, say: Callable[[str], None]
+    chooser: Chooser, patterns: list[ModuleType], machine: dict[str, Any], say: Callable[[str], None]
 ) -> Plan:
     """Finds what the patterns know, asks the plan, and tries what it names."""
-    found, refused = proposals(chooser.context, patterns, budget)
-    say(f"{len(found)} parts could be replaced")
-    plan = plan_sites(chooser.context, chooser.changes, found, machine, budget)
+    is_later = chooser.stage == "later"
+    found, refused = proposals(chooser.context, patterns, chooser.budget, "later" if is_later else "find")
+    say(f"{len(found)} {'more ' if is_later else ''}parts could be replaced")
+    count = "later" if is_later else "count"
+    plan = plan_sites(chooser.context, chooser.changes, found, machine, chooser.budget, count)
     chooser.outcome.refusals.extend([*refused, *plan.refusals])
     shares = shares_of(plan.sites)
     for index, site in enumerate(plan.sites):

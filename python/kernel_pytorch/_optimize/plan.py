@@ -41,7 +41,12 @@ class Plan:
 
 
 def plan_sites(
-    context: Context, changes: Changes, found: list[Proposal], roofs: dict[str, Any], budget: Budget
+    context: Context,
+    changes: Changes,
+    found: list[Proposal],
+    roofs: dict[str, Any],
+    budget: Budget,
+    stage: str = "count",
 ) -> Plan:
     """One request for all of them; sites that do the same work are counted once."""
     plan = Plan(roofs={name: agreed(one) if isinstance(one, float) else one for name, one in roofs.items()})
@@ -53,7 +58,7 @@ def plan_sites(
     failures: dict[tuple[Any, ...], str] = {}
     for proposal in found:
         signature = proposal.signature
-        if signature in costs or signature in failures or budget.is_spent("count"):
+        if signature in costs or signature in failures or budget.is_spent(stage):
             continue
         try:
             costs[signature] = _costs(context, changes, proposal, ridge)

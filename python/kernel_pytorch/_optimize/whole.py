@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from .agreement import anyone
+from .budget import Budget
 from .changes import Changes
 from .choose import Kept, Outcome
 from .measure import Timing, interleaved, kernels_of, peak_bytes, switches
@@ -20,6 +22,8 @@ from .sites import Call, Refusal, raised
 from .tuned import Tuning
 from .verdicts import pays
 from .verify import Difference, Mismatch, Results, results_of, verify
+
+_LISTING_RUNS = 20  # of the model, that listing the kernels of one takes: ops are counted in Python
 
 
 @dataclass
@@ -88,13 +92,13 @@ def compare_whole(
     outcome: Outcome,
     sample: Sample,
     tuned: Tuning,
-    seconds: float,
+    budget: Budget,
     say: Callable[[str], None],
 ) -> Measured:
     """Times the model with and without the changes, in turns; changes that do not pay are undone."""
     say("measuring before and after")
     measured = Measured()
-    _time(model, context, changes, sample, seconds, measured)
+    _time(model, context, changes, sample, budget, measured)
     if (outcome.kept or tuned.change) and not pays(measured.timings["before"], measured.timings["after"]):
         ratio = measured.timings["before"].median_us / measured.timings["after"].median_us
         measured.notes.append(f"the whole was measured {ratio:.2f}x as fast with the replacements, so they were undone")
@@ -106,7 +110,7 @@ def compare_whole(
 
 
 def _time(
-    model: nn.Module, context: Context, changes: Changes, sample: Sample, seconds: float, measured: Measured
+    model: nn.Module, context: Context, changes: Changes, sample: Sample, budget: Budget, measured: Measured
 ) -> None:
     run = sample.step(model)
     held = list(changes.applied)
@@ -121,9 +125,15 @@ def _time(
         del ways["after"]  # there is nothing to compare
     with gradients_kept(context.model), working(context.model, context.trains):
         try:
-            measured.timings = interleaved(ways, context.device, seconds)
-            for name, (turn, _) in ways.items():
+            measured.timings = interleaved(ways, context.device, budget.measure_seconds("whole"))
+            listing = _LISTING_RUNS * budget.step_seconds
+            for name, (turn, _) in reversed(ways.items()):
+                measured.kernels[name] = []
+                if not budget.may_take(listing):
+                    measured.notes.append(f"memory and kernels {name} are not listed: the budget was spent")
+                    continue
                 turn()
+                began = time.monotonic()
                 measured.peaks[name] = peak_bytes(run, context.device)
                 if name == "after" and (held_by_graphs := graph_bytes(context.model)):
                     measured.peaks[name] = (measured.peaks[name] or 0) + held_by_graphs
@@ -134,6 +144,7 @@ def _time(
                     measured.kernels[name], launches = [], 0
                     measured.notes.append(raised(f"listing the kernels {name}", error))
                 measured.launches[name] = launches or None
+                listing = time.monotonic() - began
         finally:
             on()
     if not held:
@@ -143,4 +154,4 @@ def _time(
 def _copy_before(measured: Measured) -> None:
     tables: tuple[dict[str, Any], ...] = (measured.timings, measured.peaks, measured.launches, measured.kernels)
     for values in tables:
-        values["after"] = values["before"]
+        values["after"] = values.get("before")

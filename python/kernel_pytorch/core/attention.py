@@ -11,7 +11,7 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from .._ops._masks import Sizes, accepts_mask_names, mask_options
-from .._ops._supports import runs_attention
+from .._supports import runs_attention
 from ..functional import attention, rope
 from ._checks import check_device, check_features, check_probability
 from ._products import product

@@ -11,6 +11,7 @@ from __future__ import annotations
 from . import _registration as _registration  # first: it says what is missing where jax is missing
 from . import optim, policies
 from .attention import attention
+from .block_masks import BlockMask, block_mask, create_block_mask
 from .float8 import Quantized, quantize, scaled_matmul
 from .losses import cross_entropy, linear_cross_entropy
 from .norms import layer_norm, rms_norm
@@ -30,13 +31,17 @@ from .pointwise import (
     swiglu,
 )
 from .products import interleave_gate_up, linear, matmul, mlp
+from .ring import merge_attention, ring_attention
 from .tables import chunk_mean_pool, embedding, mean_pool, rope
 
 __all__ = [
+    "BlockMask",
     "Quantized",
     "activation",
     "attention",
+    "block_mask",
     "chunk_mean_pool",
+    "create_block_mask",
     "cross_entropy",
     "dropout",
     "embedding",
@@ -51,6 +56,7 @@ __all__ = [
     "log_softmax",
     "matmul",
     "mean_pool",
+    "merge_attention",
     "mlp",
     "optim",
     "policies",
@@ -58,6 +64,7 @@ __all__ = [
     "reglu",
     "relu",
     "relu_squared",
+    "ring_attention",
     "rms_norm",
     "rope",
     "scaled_matmul",

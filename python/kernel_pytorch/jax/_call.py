@@ -19,6 +19,7 @@ from jax.custom_batching import custom_vmap
 from .._shape_rules import declared, outputs_of, picked_shape
 from . import _workspace
 from ._registration import PREFIX
+from ._sharding import has_mesh, partitioned
 
 Array = jax.Array
 
@@ -131,8 +132,7 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
     each = tuple(name for name, count in names for _ in range(abs(count)))
     updated = [place for place, name in enumerate(each) if fields[name]["updated"]]
 
-    @custom_vmap
-    def run(*arrays: Array) -> dict[str, Any]:
+    def local(*arrays: Array) -> dict[str, Any]:
         values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
         outputs = [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
         made_here = [(output.name, output.shape, output.dtype) for output in outputs] + list(written)
@@ -158,6 +158,12 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
             if fields[name]["updated"]
         }
         return {**dict(zip(result_names, made[: len(made_here)])), **in_place}
+
+    @custom_vmap
+    def run(*arrays: Array) -> dict[str, Any]:
+        if has_mesh() and not updated and not written:
+            return partitioned(op, each, static, local, arrays)
+        return local(*arrays)
 
     @run.def_vmap
     def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -227,8 +233,8 @@ def _folded(
     Shapes that begin with "..." take it there, those that begin with "batch" have it multiplied into that dimension.
     Random numbers depend on an element's position, so a sample has its own call's only where it is its own call.
     """
-    if "seed" in dict(names):
-        return None
+    if "seed" in dict(names) or static.get("score_mod") or static.get("mask_mod"):
+        return None  # functions see the batch's number too
     declaration = declared()[op]
     fields = {argument["name"]: argument for argument in declaration["arguments"]}
     choices = {name: field["choices"].split() for name, field in fields.items() if "choices" in field}

@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from .._shape_rules import declared
+from . import _plain
 from ._call import call
 
 # (saved values by name, gradients of the results by name, names of the tensors whose gradient is wanted)
@@ -61,7 +62,16 @@ def differentiable(
         forward_flags, forward_wanted: options and flags that ask for outputs, set where there is a gradient: what
             forward computes for it.
     """
-    given = {name: value for name, value in tensors.items() if value is not None}
+    if _plain.is_needed():
+        values = {**tensors, **options, **(types or {}), "op": op}
+        outputs = _plain.computed(op, values)
+        return tuple(outputs[name] for name in results)
+    given: dict[str, Any] = {}
+    for name, value in tensors.items():
+        if isinstance(value, list | tuple):
+            given |= {f"{name}:{i}": one for i, one in enumerate(value)}
+        elif value is not None:
+            given[name] = value
     function = _function(
         op,
         tuple(given),
@@ -75,6 +85,18 @@ def differentiable(
         formula,
     )
     return function(*given.values())  # type: ignore[no-any-return]
+
+
+def _with_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays by name, those of a list, "name:0" and so on, together."""
+    grouped: dict[str, Any] = {}
+    for name, value in values.items():
+        name, colon, _ = name.partition(":")
+        if colon:
+            grouped.setdefault(name, []).append(value)
+        else:
+            grouped[name] = value
+    return grouped
 
 
 @functools.lru_cache(maxsize=4096)
@@ -95,7 +117,7 @@ def _function(
 
     def outputs_of(which: str, arrays: Sequence[Any], flags: Sequence[str], asked: Sequence[str]) -> dict[str, Any]:
         set_flags = dict.fromkeys(flags, True)
-        return call(which, dict(zip(names, arrays)), static | set_flags, types=dict(types), wanted=asked)
+        return call(which, _with_lists(dict(zip(names, arrays))), static | set_flags, types=dict(types), wanted=asked)
 
     @jax.custom_vjp
     def function(*arrays: Any) -> tuple[Any, ...]:
@@ -106,14 +128,15 @@ def _function(
         arrays = [primal.value for primal in primals]
         needed = {name: primal.value.dtype for name, primal in zip(names, primals) if primal.perturbed}
         if not computed.intersection(saves):  # nothing is computed for backward: this call may be differentiated again
-            return function(*arrays), _Saved({name: one for name, one in zip(names, arrays) if name in saves}, needed)
+            kept = {name: one for name, one in zip(names, arrays) if name.partition(":")[0] in saves}
+            return function(*arrays), _Saved(kept, needed)
         asked = tuple(dict.fromkeys((*wanted, *forward_wanted)))
         outputs = outputs_of(f"{op}_forward", arrays, forward_flags, asked)
         known = {**dict(zip(names, arrays)), **outputs}
         kept = {
             name: checkpoint_name(known[name], RESIDUALS) if name in outputs else known[name]
-            for name in saves
-            if name in known
+            for name in known
+            if name.partition(":")[0] in saves
         }
         return tuple(outputs[name] for name in results), _Saved(kept, needed)
 
@@ -121,8 +144,13 @@ def _function(
         present = {name: grad for name, grad in zip(results, grads) if not isinstance(grad, SymbolicZero)}
         if not present or not saved.wanted:
             return (None,) * len(names)
-        values = {**static, **saved.arrays}
+        values = {**static, **_with_lists(saved.arrays)}
         gradients = formula(values, present, tuple(saved.wanted))
+        for name in saved.wanted:
+            if gradients.get(name) is None:
+                raise NotImplementedError(
+                    f"{op}: {name} has no gradient, and one is asked for; give jax.lax.stop_gradient({name})"
+                )
         return tuple(gradients[name].astype(saved.wanted[name]) if name in saved.wanted else None for name in names)
 
     function.defvjp(forward, backward, symbolic_zeros=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 from ._arguments import seed_words
 from ._call import Array, call
 from ._gradients import differentiable
+from ._mods import Mod, programs_of
+from .block_masks import BlockMask, masked
 
 _LAYOUTS = ("bshd", "bhsd")
 # Of every one backward needs the same as forward had.
@@ -23,6 +26,8 @@ _TENSORS = (
     "cu_seqlens_q",
     "cu_seqlens_k",
     "seed",
+    "blocks",
+    "captured",
 )
 
 
@@ -51,6 +56,10 @@ def attention(
     dropout_p: float = 0.0,
     seed: Any = None,
     mask: Array | None = None,
+    block_mask: BlockMask | None = None,
+    score_mod: Mod | None = None,
+    mask_mod: Mod | None = None,
+    captured: Sequence[Array] = (),
     deterministic: bool = False,
     batch_invariant: bool = False,
     return_lse: bool = False,
@@ -68,6 +77,10 @@ def attention(
         alibi_slopes: [heads] or [batch, heads]. softcap: scores become softcap * tanh(scores / softcap) before bias.
         sinks: [heads], an extra score in each row's sum, with a gradient.
         query_segment_ids, key_segment_ids: [batch, length]: only equal ones see each other. key_lengths: [batch].
+        block_mask: tiles of scores that exist (`create_block_mask`); its mask_mod holds as well.
+        score_mod: (score, batch, head, query, key, *captured) -> the new score, a function of jnp scalars that may read
+            elements of arrays; mask_mod: (batch, head, query, key, *captured) -> whether the score is kept.
+        captured: arrays that the functions are given; those that they close over are found. Both get gradients.
         dropout_p, seed: dropout of probabilities; the seed is a key of jax.random.
         return_lse: return (output, log of the sum of exponentials [batch, heads, queries]).
 
@@ -78,6 +91,15 @@ def attention(
         raise ValueError(f'attention: layout is "{layout}"; it is one of {", ".join(_LAYOUTS)}')
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     left, right = _sides(window)
+    blocks: tuple[Array, ...] = ()
+    query_block, key_block = 0, 0
+    if block_mask is not None:  # full tiles skip mask_mod, which must be the block mask's own
+        blocks, (query_block, key_block) = block_mask.lists, block_mask.block_size
+        score_mod = score_mod if mask_mod is None else masked(score_mod, mask_mod)
+        mask_mod = block_mask.mask_mod
+    programs = programs_of(score_mod, mask_mod, captured)
+    if captured and score_mod is None and mask_mod is None:
+        raise ValueError("attention: arrays are captured, and there is no score_mod or mask_mod that reads them")
     keys = key.shape[1 if layout == "bshd" else 2] if key.ndim == 4 else None
     statistic = jnp.float64 if query.dtype == jnp.float64 else jnp.float32
     tensors = {
@@ -94,6 +116,8 @@ def attention(
         "cu_seqlens_q": _cast(cu_seqlens_q, jnp.int32),
         "cu_seqlens_k": _cast(cu_seqlens_k, jnp.int32),
         "seed": seed_words("attention", seed) if dropout_p else None,
+        "blocks": blocks,
+        "captured": programs.captured,
     }
     options = {
         "heads_first": layout == "bhsd",
@@ -106,7 +130,11 @@ def attention(
         "window_right": right,
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
+        "query_block": query_block,
+        "key_block": key_block,
         "dropout_p": float(dropout_p),
+        "score_mod": programs.score_mod,
+        "mask_mod": programs.mask_mod,
         "deterministic": bool(deterministic),
         "batch_invariant": bool(batch_invariant),
     }
@@ -168,5 +196,14 @@ def _gradient(values: Any, grads: Any, wanted: Any) -> Any:
     tensors["grad_lse"] = grads.get("lse")
     options = {name: option for name, option in values.items() if name not in tensors}
     flags = [f"wants_{name}" for name in ("bias", "sinks") if name in wanted]
+    arrays = values.get("captured", [])
+    read = [i for i in range(len(arrays)) if f"captured:{i}" in wanted]
+    options["wants_captured"] = sum(1 << i for i in read)
     outputs = call("attention_backward", tensors, options, wanted=flags)
-    return {name.removeprefix("grad_"): value for name, value in outputs.items()}
+    gradients = {name.removeprefix("grad_"): value for name, value in outputs.items()}
+    begin = 0
+    for i in read:  # one row holds all of them
+        end = begin + arrays[i].size
+        gradients[f"captured:{i}"] = outputs["grad_captured"][begin:end].reshape(arrays[i].shape)
+        begin = end
+    return gradients

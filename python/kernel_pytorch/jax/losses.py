@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ._arguments import parameter_for
 from ._call import Array, call, int64_words
 from ._gradients import differentiable
+from ._sharding import has_mesh
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -43,8 +44,11 @@ def cross_entropy(
     }
     options = _options("cross_entropy", ignore_index, label_smoothing, z_loss, softcap)
     if _is_reduced("cross_entropy", reduction):
-        options["mean"] = reduction == "mean"
-        return differentiable("cross_entropy", tensors, options, _reduced_gradient, saves=("grad_logits",))[0]  # type: ignore[no-any-return]
+        # On several devices the mean is a sum, which the devices add up, by what all targets weigh.
+        is_divided_here = reduction == "mean" and has_mesh()
+        options["mean"] = reduction == "mean" and not is_divided_here
+        loss = differentiable("cross_entropy", tensors, options, _reduced_gradient, saves=("grad_logits",))[0]
+        return loss / _weights(target, weight, ignore_index, loss.dtype) if is_divided_here else loss  # type: ignore[no-any-return]
     saves = ("logits", "target", "weight", "lse")
     return differentiable("cross_entropy_rows", tensors, options, _rows_gradient, saves=saves)[0]  # type: ignore[no-any-return]
 
@@ -88,11 +92,18 @@ def linear_cross_entropy(
     )[0]
     if reduction == "sum":  # the op returns the mean over all rows
         return loss * target.size
+    return loss * (target.size / _weights(target, class_weight, ignore_index, loss.dtype))
+
+
+def _weights(target: Any, class_weight: Any, ignore_index: int, dtype: Any) -> Array:
+    """What the targets weigh in a mean."""
+    target = jnp.asarray(target)
     counts = target != ignore_index
-    weights = counts.astype(loss.dtype)
+    weights = counts.astype(dtype)
     if class_weight is not None:
-        weights = jnp.where(counts, jnp.asarray(class_weight, loss.dtype)[jnp.where(counts, target, 0)], 0)
-    return loss * (target.size / jax.lax.stop_gradient(weights.sum()))
+        weights = jnp.where(counts, jnp.asarray(class_weight, dtype)[jnp.where(counts, target, 0)], 0)
+    total: Array = jax.lax.stop_gradient(weights.sum())
+    return total
 
 
 def _options(

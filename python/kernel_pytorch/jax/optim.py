@@ -91,8 +91,8 @@ def adamw(
             for which, names in ((leaves, "parameters"), (averages, "exp_avgs"), (squares, "exp_avg_sqs")):
                 for place, value in zip(places, made[names]):
                     which[place] = value
-        unflatten = tree.unflatten
-        return unflatten(leaves), AdamWState(state.count + 1, unflatten(averages), unflatten(squares))
+        changed, average, square = (jax.tree.unflatten(tree, one) for one in (leaves, averages, squares))
+        return changed, AdamWState(state.count + 1, average, square)
 
     def update(gradients: Any, state: AdamWState, params: Any = None, **_: Any) -> tuple[Any, AdamWState]:
         if params is None:
@@ -113,7 +113,7 @@ def _leaves_like(tree: Any, other: Any, name: str) -> list[Any]:
     leaves, own = jax.tree.flatten(other)
     if own != tree:
         raise ValueError(f"adamw: {name} are the tree {own}, the parameters {tree}; they must be alike")
-    return leaves  # type: ignore[no-any-return]
+    return leaves
 
 
 def _by_type(leaves: list[Any]) -> list[list[int]]:

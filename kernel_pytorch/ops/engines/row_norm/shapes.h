@@ -1,5 +1,5 @@
 // Shapes that both norms are tested and measured on: the widths of models, the edges of every kernel's range, odd
-// tails. On the CPU; whoever wants a GPU sets the device.
+// tails.
 #pragma once
 
 #include <vector>
@@ -11,14 +11,13 @@ namespace kernel_pytorch::row_norm {
 
 // Only layer_norm has a bias. Backward does not see the residual's type, nor whether forward kept statistics.
 inline std::vector<registry::ProblemRequest> shapes(Norm norm, bool is_forward) {
-  std::vector<registry::ProblemRequest> requests;
-  using Options = std::vector<std::pair<std::string, std::string>>;
-  const auto add = [&](int64_t rows, int64_t columns, DType dtype, Options options = {}) {
+  registry::RequestList requests;
+  const auto add = [&](int64_t rows, int64_t columns, DType dtype, registry::RequestOptions options = {}) {
     if (norm == Norm::kRms) std::erase_if(options, [](const auto& option) { return option.first == "bias"; });
     for (const auto& [name, value] : options) {
       if (!is_forward && (name == "residual_dtype" || name == "stats" || name == "activation")) return;
     }
-    requests.push_back({.shape = {rows, columns}, .dtype = dtype, .device = {}, .options = std::move(options)});
+    requests({rows, columns}, dtype, std::move(options));
   };
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (int64_t columns : {1, 2, 7, 8, 33, 64, 127, 128, 520, 1000, 1024, 2048, 3072}) add(19, columns, dtype);
@@ -58,7 +57,7 @@ inline std::vector<registry::ProblemRequest> shapes(Norm norm, bool is_forward) 
   }
   for (int64_t columns : {1, 5, 64, 1000, 4096}) add(11, columns, DType::kFloat64);
   add(11, 1000, DType::kFloat64, {{"residual", "1"}});
-  return requests;
+  return std::move(requests.all);
 }
 
 }  // namespace kernel_pytorch::row_norm

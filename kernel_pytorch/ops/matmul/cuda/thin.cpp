@@ -66,14 +66,16 @@ std::vector<std::string> thin_configs(const Product&, const DeviceInfo&) {
 }
 
 // Sixteen warps where a multiprocessor gets one block, eight where it gets more, which are then resident together, and
-// no more warps than have a step of k each. 32 columns win nowhere by more than 4 % (H200, `kpt bench matmul --all`).
+// no more warps than have a step of k each. Each block reads all of a: more than eight rows are as many bytes as 16
+// columns of the weight, so such blocks take 32 columns where there are enough of them.
 int thin_heuristic(const Product& problem, const DeviceInfo& device) {
-  constexpr int kColumns = 16;
   const Sizes sizes = sizes_of(problem);
-  const bool is_small = divide_up(sizes.n, kColumns) * sizes.batch <= device.cuda.multiprocessors;
+  const auto blocks = [&](int64_t columns) { return divide_up(sizes.n, columns) * sizes.batch; };
+  const int multiprocessors = device.cuda.multiprocessors;
+  const int columns = sizes.m > product::kThinRowTile && blocks(32) >= 2 * multiprocessors ? 32 : 16;
   const int64_t steps = divide_up(sizes.k, product::kThinBlock * product::kThinBlocks);
-  const int warps = is_small && steps >= 16 ? 16 : steps >= 8 ? 8 : 4;
-  const auto is_wanted = [&](const ThinConfig& config) { return config.columns == kColumns && config.warps == warps; };
+  const int warps = blocks(columns) <= multiprocessors && steps >= 16 ? 16 : steps >= 8 ? 8 : 4;
+  const auto is_wanted = [&](const ThinConfig& config) { return config.columns == columns && config.warps == warps; };
   return static_cast<int>(std::ranges::find_if(kThinConfigs, is_wanted) - std::begin(kThinConfigs));
 }
 

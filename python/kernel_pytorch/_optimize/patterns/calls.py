@@ -16,8 +16,8 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from ..._ops._casting import product_dtype
-from ..._ops._supports import runs_attention as kernels_take
 from ..._rebind import reached, rebind
+from ..._supports import runs_attention as kernels_take
 from ...core._products import product
 from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, softmax
 from ..changes import Change, SetAttribute, SetForward, Several, mark

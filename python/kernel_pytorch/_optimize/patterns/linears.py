@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._ops._casting import product_dtype
-from ..._ops.cast_linear import cast_linear, padded_linear
+from ...core._cast_linear import cast_linear, padded_linear
 from ...core._products import runs_here
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way

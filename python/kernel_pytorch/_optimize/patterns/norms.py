@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._ops.shared_input import layer_norm_through, rms_norm_through
+from ...core._shared_input import layer_norm_through, rms_norm_through
 from ...functional import layer_norm, rms_norm
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way

@@ -17,7 +17,7 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from ..._modules import evaluating
-from ..._ops.shared_input import linears
+from ...core._shared_input import linears
 from ...functional import activation as activate
 from ...functional import gated_activation, gated_activation_packed, linear
 from ...functional import mlp as fused_mlp

@@ -18,8 +18,8 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from ..._modules import evaluating
-from ..._ops.shared_input import linears
 from ...core._products import runs_here
+from ...core._shared_input import linears
 from ...functional import linear
 from ..changes import OfThisProcess, PackRows, SetAttribute, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
@@ -81,6 +81,7 @@ class OneProduct(Shared):
     def __init__(self, layers: list[Any], packs: list[PackRows], ours: bool) -> None:
         super().__init__(layers, ours)
         self.packs = packs
+        self.sizes = [layer.out_features for layer in layers]
 
     def compute(self, x: Tensor) -> Sequence[Tensor] | None:
         wants_gradient = torch.is_grad_enabled() and (x.requires_grad or self.layers[0].weight.requires_grad)
@@ -89,7 +90,7 @@ class OneProduct(Shared):
         weight, bias = self.packs[0].packed, self.packs[1].packed if len(self.packs) > 1 else None
         assert weight is not None
         product: Any = (linear if self.ours else torch_functional.linear)(x, weight, bias)
-        return product.split([layer.out_features for layer in self.layers], -1)  # type: ignore[no-any-return]
+        return torch.split_with_sizes(product, self.sizes, -1)
 
     _PARTS = ("layers", "packs")
 

@@ -43,7 +43,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
 
 def _deferring(function: Any) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or _is_autocast():
             return function(self, *args, **kwargs)
         with Deferring():
             return settled(function(self, *args, **kwargs))
@@ -51,10 +51,15 @@ def _deferring(function: Any) -> Any:
     return forward
 
 
+def _is_autocast() -> bool:
+    """Whether functions may give other types than their arguments', which scores are not asked about."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
 def _attending(context: Context) -> Counter[nn.Module]:
     """How often each module attends in torch's functions: the innermost that holds all of it."""
     found: Counter[nn.Module] = Counter()
-    if context.compiled:  # the compiler's backend sees these functions by itself
+    if context.compiled or _is_autocast():  # a compiler's backend sees these functions by itself
         return found
     stack: list[nn.Module] = []
 

@@ -14,15 +14,17 @@ import torch.nn.functional as torch_functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ._casting import autocast
-from .linear import linear
-from .shared_input import adds_gradients
+from .._ops._autograd import adds_gradients
+from .._ops._casting import autocast, is_autocast
+from ..functional import linear
 
 _ops = torch.ops.kernel_pytorch
 
 
 def cast_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, ours: bool = True) -> Tensor:
     """linear(x, weight, bias); `ours` are this library's products, otherwise torch's."""
+    if ours and not is_autocast(x):
+        return linear(x, weight, bias)
     x = autocast(x)[0]
     if not _casts(x, weight, bias):
         return linear(x, weight, bias) if ours else torch_functional.linear(x, weight, bias)

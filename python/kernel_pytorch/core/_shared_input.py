@@ -13,15 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from ._autograd import transforms_active, wants_gradient
-from ._casting import autocast, parameter_for
-from .layer_norm import layer_norm
-from .linear import linear
-from .matmul import add_product_
-from .rms_norm import rms_norm
+from .._ops._autograd import adds_gradients
+from .._ops._casting import autocast, parameter_for
+from .._ops.matmul import add_product_
+from ..functional import layer_norm, linear, rms_norm
 
 _ops = torch.ops.kernel_pytorch
 
@@ -69,13 +66,6 @@ def layer_norm_through(
     if not adds_gradients(x) or any(p is not None and p.dtype is not x.dtype for p in (weight, bias)):
         return layer_norm(x, weight, bias, eps, out_dtype=out_dtype), x
     return _LayerNorm.apply(x, "layer_norm", (eps, out_dtype), weight, bias)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def adds_gradients(*tensors: Tensor) -> bool:
-    """Whether autograd of eager calls is at work on them, and nothing else."""
-    if torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0:
-        return False
-    return wants_gradient(*tensors)
 
 
 class _Linears(torch.autograd.Function):
