@@ -82,15 +82,22 @@ def test_the_budget_ends_within_a_match(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_host_may_not_take_longer_than_the_device_gains(
     monkeypatch: pytest.MonkeyPatch, ours: Any, without_graphs: bool, with_graphs: bool
 ) -> None:
-    monkeypatch.setattr(choice, "times", lambda *_: {"torch": trial.Time(100e-6, 8e-6), "ours": ours})
+    """One measurement serves both modes."""
+    measured: list[Any] = []
+
+    def times(*arguments: Any) -> Any:
+        measured.append(arguments)
+        return {"torch": trial.Time(100e-6, 8e-6), "ours": ours}
+
+    monkeypatch.setattr(choice, "times", times)
     x = torch.randn(4, 16)
     for graphs, expected in ((False, without_graphs), (True, with_graphs)):
-        backend.forget()
         torch._dynamo.reset()
         found = Compiled(nn.LayerNorm(16), {**TIMED, "triton.cudagraphs": graphs})
         found(x)
         (line,) = found.report.graphs[0].lines
         assert bool(line.taken) is expected and "torch 100.0 us (host 8 us)" in line.reason
+    assert len(measured) == 1
 
 
 def test_what_was_refused_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,3 +190,32 @@ def test_gated_layers_take_their_two_weights_as_they_are(kind: str) -> None:
     trained = Compiled(layer)
     trained(x).sum().backward()
     assert trained.replaced == {"gated_activation": 1}, str(trained.report)
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask of numbers", "softmax in fp32", "scores read elsewhere"])
+def test_attention_written_out(kind: str) -> None:
+    """With gradients; where somebody reads the probabilities it stays as it is."""
+
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.25
+        if kind == "mask of numbers":
+            scores = scores + mask
+        to = torch.float32 if kind == "softmax in fp32" else None
+        chances = functional.softmax(scores, dim=-1, dtype=to).to(q.dtype)
+        output = torch.matmul(chances, v).transpose(1, 2)
+        return (output, chances) if kind == "scores read elsewhere" else output
+
+    dtype = torch.bfloat16 if kind == "softmax in fp32" else torch.float32
+    arguments = [torch.randn(2, 3, 9, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
+    arguments.append(torch.randn(2, 1, 9, 9, dtype=dtype))
+    found = Compiled(attend)
+    outputs = [call(*arguments) for call in (found, attend)]
+    if kind == "scores read elsewhere":
+        torch.testing.assert_close(*outputs)
+        assert not found.replaced
+        return
+    assert found.replaced == {"attention": 1}, str(found.report)
+    gradients = [torch.autograd.grad(one.float().square().sum(), arguments[:3]) for one in outputs]
+    tolerance = 5e-2 if dtype is torch.bfloat16 else 1e-5
+    torch.testing.assert_close(outputs[0], outputs[1], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(*gradients, atol=tolerance, rtol=tolerance)

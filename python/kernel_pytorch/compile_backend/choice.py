@@ -36,7 +36,16 @@ class Verdict:
         return (self.times[TORCH].device - self.times[self.candidate.name].device) * 1e6
 
 
-_remembered: dict[Any, tuple[str | None, str, dict[str, Time]]] = {}
+@dataclass
+class Measured:
+    """What a trial found: the times of the ways that agree, why others do not, or why there is none at all."""
+
+    times: dict[str, Time] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    taken: str = ""  # without a timing, as asked
+
+
+_remembered: dict[Any, Measured] = {}
 
 
 class _Late(Exception):
@@ -62,31 +71,50 @@ class Chooser:
         key = self._key(match, neighbours)
         if key not in _remembered:
             try:
-                found = apart(lambda: self._measure(match, neighbours), _device(match))
+                _remembered[key] = apart(lambda: self._measure(match, neighbours), _device(match))
             except _Late:
                 return Verdict(None, _NO_TIME)
-            _remembered[key] = (found.candidate.name if found.candidate else None, found.reason, found.times)
-        name, reason, taken = _remembered[key]
-        return Verdict(next((one for one in match.candidates if one.name == name), None), reason, taken)
+        found = _remembered[key]
+        name, reason = self._chosen(found)
+        reason = "; ".join([reason] * bool(reason) + found.problems)
+        return Verdict(next((one for one in match.candidates if one.name == name), None), reason, found.times)
+
+    def _chosen(self, found: Measured) -> tuple[str, str]:
+        """The name of the candidate that is taken, or "", and why."""
+        if found.taken:
+            return found.taken, "taken without a timing, as asked"
+        if TORCH not in found.times:
+            return "", ""
+        plain = found.times[TORCH]
+        shown = ", ".join(f"{name} {one}" for name, one in found.times.items())
+        faster = [name for name, one in found.times.items() if name != TORCH and one.device <= _GAIN * plain.device]
+        if not faster:
+            return "", f"not faster: {shown}"
+        if not self.settings.inductor.get("triton.cudagraphs"):
+            faster = [name for name in faster if _keeps_host_time(plain, found.times[name])]
+            if not faster:
+                return "", f"faster, but the host takes longer by more than that: {shown}"
+        return min(faster, key=lambda name: found.times[name].device), f"faster: {shown}"
 
     def _key(self, match: Match, neighbours: list[Node]) -> Any:
         graph = tuple((str(node.target), _plain(node.args), _plain(node.kwargs)) for node in neighbours)
         inside = tuple(neighbours.index(node) for node in match.nodes)
         inputs = tuple(_described(node, node in self.region.differentiable) for node in inputs_of(neighbours))
         names = tuple(one.name for one in match.candidates)
-        compiler = (self.settings.choose, str(self.settings.inner), str(sorted(self.settings.inductor.items())))
+        inductor = sorted(one for one in self.settings.inductor.items() if one[0] != "triton.cudagraphs")  # of no trial
+        compiler = (self.settings.choose, str(self.settings.inner), str(inductor))
         return (match.pattern, match.detail, match.key, graph, inside, inputs, names, compiler)
 
     def _check_budget(self) -> None:
         if self.settings.choose == "timed" and time.perf_counter() > self.end:
             raise _Late
 
-    def _measure(self, match: Match, neighbours: list[Node]) -> Verdict:
+    def _measure(self, match: Match, neighbours: list[Node]) -> Measured:
         self._check_budget()
         try:
             trial, reference, expected = self._reference(match, neighbours)
         except Exception as error:
-            return Verdict(None, f"it cannot be tried: {_short(error)}")
+            return Measured(problems=[f"it cannot be tried: {_short(error)}"])
         runs = {TORCH: reference}
         problems = []
         for candidate in match.candidates:
@@ -101,11 +129,13 @@ class Chooser:
                 problems.append(f"{candidate.name} {_short(error)}")
                 continue
             if self.settings.choose == "always":
-                return Verdict(candidate, "; ".join(["taken without a timing, as asked", *problems]))
+                return Measured(problems=problems, taken=candidate.name)
         if len(runs) == 1:
-            return Verdict(None, "; ".join(problems))
-        found = self._timed(match, runs)
-        return Verdict(found.candidate, "; ".join([found.reason, *problems]), found.times)
+            return Measured(problems=problems)
+        try:
+            return Measured(times(runs, _device(match), _SECONDS_OF_TIMING), problems)
+        except Exception as error:
+            return Measured(problems=[f"it cannot be timed: {_short(error)}", *problems])
 
     def _reference(self, match: Match, neighbours: list[Node]) -> Any:
         """The trial with its neighbours; of the match alone where they make no numbers of random values."""
@@ -116,22 +146,6 @@ class Chooser:
             if len(nodes) == len(match.nodes) or all(bool(torch.isfinite(one).all()) for one in expected):
                 break
         return trial, reference, expected
-
-    def _timed(self, match: Match, runs: Any) -> Verdict:
-        try:
-            taken = times(runs, _device(match), _SECONDS_OF_TIMING)
-        except Exception as error:
-            return Verdict(None, f"it cannot be timed: {_short(error)}")
-        shown = ", ".join(f"{name} {one}" for name, one in taken.items())
-        faster = [name for name in taken if name != TORCH and taken[name].device <= _GAIN * taken[TORCH].device]
-        if not faster:
-            return Verdict(None, f"not faster: {shown}", taken)
-        if not self.settings.inductor.get("triton.cudagraphs"):
-            faster = [name for name in faster if _keeps_host_time(taken[TORCH], taken[name])]
-            if not faster:
-                return Verdict(None, f"faster, but the host takes longer by more than that: {shown}", taken)
-        best = min(faster, key=lambda name: taken[name].device)
-        return Verdict(next(one for one in match.candidates if one.name == best), f"faster: {shown}", taken)
 
 
 def _keeps_host_time(plain: Time, found: Time) -> bool:

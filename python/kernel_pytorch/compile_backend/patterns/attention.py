@@ -1,4 +1,6 @@
-"""scaled_dot_product_attention on our kernel: masks as options, and grouped heads without copies of keys and values."""
+"""Attention on our kernel, scaled_dot_product_attention or written out: masks as options, and grouped heads without
+copies of keys and values.
+"""
 
 from __future__ import annotations
 
@@ -28,58 +30,68 @@ from ..nodes import (
     shape,
     value,
 )
+from .written_attention import Attention, written
 
 _SDPA = aten.scaled_dot_product_attention.default
 
 
 def find(region: Region) -> Iterator[Match | Refusal]:
-    for node in region.graph.find_nodes(op="call_function", target=_SDPA):
-        yield _match(region, node)
+    for node in list(region.graph.nodes):
+        if is_call(node, _SDPA):
+            problem = _problem_of_call(node)
+            query, key, value_node = node.args[:3]
+            mask, is_causal = argument(node, 3, "attn_mask"), bool(argument(node, 5, "is_causal", False))
+            found = Attention(query, key, value_node, mask, is_causal, argument(node, 6, "scale"), [node])
+            yield Refusal("attention", node, problem) if problem else _match(region, found)
+        elif (written_out := written(node)) is not None:
+            yield _match(region, written_out)
 
 
-def _match(region: Region, node: Node) -> Match | Refusal:
-    query, key, value_node = node.args[:3]
-    mask = argument(node, 3, "attn_mask")
-    is_causal = bool(argument(node, 5, "is_causal", False))
-    problem = _problem(node, mask)
+def _match(region: Region, found: Attention) -> Match | Refusal:
+    query, key, value_node, mask, is_causal, scale = found[:6]
+    output = found.nodes[-1]
+    problem = _problem(found)
     if problem:
-        return Refusal("attention", node, problem)
+        return Refusal("attention", output, problem)
     plain_key, key_nodes = _unrepeated(key, shape(query)[1])
     plain_value, value_nodes = _unrepeated(value_node, shape(query)[1])
     if not same(shape(plain_key)[1], shape(plain_value)[1]):
         plain_key, plain_value, key_nodes, value_nodes = key, value_node, [], []
-    nodes = [*key_nodes, *value_nodes, node]
-    scale = argument(node, 6, "scale")
+    nodes = [*key_nodes, *value_nodes, *found.nodes]
     emit = _Call(query, plain_key, plain_value, scale)
     if mask is None:
         options = {"causal": is_causal, "causal_offset": 0 if is_causal else None}
-        return Match("attention", nodes, [node], [Candidate("ours", emit.ours(options))], "causal" * is_causal)
+        return Match("attention", nodes, [output], [Candidate("ours", emit.ours(options))], "causal" * is_causal)
     candidates, detail = _masked(region, emit, mask, nodes)
-    match = Match("attention", nodes, [node], candidates, detail, derived=(mask,))
+    match = Match("attention", nodes, [output], candidates, detail, derived=(mask,))
     match.derived = (mask, *(one for candidate in candidates for one in candidate.reads))
     keys, queries = value(key).shape[2], value(query).shape[2]
-    found = region.folded.get(mask, (None,))[0]
-    match.key = str((found.causal, found.offset, found.left)) if isinstance(found, Fold) else ""
-    for base in () if not isinstance(found, Fold) else filter(None, (found.base, (found.length or (None,))[0])):
+    folded = region.folded.get(mask, (None,))[0]
+    match.key = str((folded.causal, folded.offset, folded.left)) if isinstance(folded, Fold) else ""
+    for base in () if not isinstance(folded, Fold) else filter(None, (folded.base, (folded.length or (None,))[0])):
         match.leaf_values[base] = _hint(keys) - _hint(queries)
     return match
 
 
-def _problem(node: Node, mask: Any) -> str:
-    query, key, value_node = node.args[:3]
-    if any(len(shape(one)) != 4 for one in (query, key, value_node)):
-        return "not four dimensions"
+def _problem_of_call(node: Node) -> str:
     if argument(node, 4, "dropout_p", 0.0) != 0.0:
         return "dropout"
-    kind = dtype(query)
-    if kind not in FLOATS or any(dtype(one) is not kind for one in (key, value_node)):
-        return f"types {dtype(query)}, {dtype(key)}, {dtype(value_node)}"
     if not isinstance(argument(node, 6, "scale", 1.0), float | int | None):
         return "a scale that is no number"
+    if argument(node, 3, "attn_mask") is not None and argument(node, 5, "is_causal", False):
+        return "a mask and is_causal"
+    return ""
+
+
+def _problem(found: Attention) -> str:
+    query, key, value_node = found[:3]
+    if any(len(shape(one)) != 4 for one in (query, key, value_node)):
+        return "not four dimensions"
+    kind = dtype(query)
+    if kind not in FLOATS or any(dtype(one) is not kind for one in (key, value_node, found.nodes[-1])):
+        return f"types {dtype(query)}, {dtype(key)}, {dtype(value_node)}"
     if not all(same(shape(one)[0], shape(query)[0]) for one in (key, value_node)):
         return "batches differ"
-    if mask is not None and argument(node, 5, "is_causal", False):
-        return "a mask and is_causal"
     return ""
 
 
