@@ -133,6 +133,25 @@ def test_written_attention_is_one_call(function: Step, goal: str) -> None:
     assert torch.equal(model(x), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_that_are_widened_between(dtype: torch.dtype) -> None:
+    """In 16 bits with a softmax in fp32 and a mask of fp32: the type is the model's, and the error no more than its."""
+
+    def widened(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT).float() * 0.3 + drawn(1, HEADS, LENGTH, LENGTH)
+        return F.softmax(scores, dim=-1).to(v.dtype) @ v
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, HEADS, LENGTH, SIZE).to(dtype) for _ in range(3))
+    exact = widened(q.double(), k.double(), v.double())
+    plain = widened(q, k, v)
+    heard: list[Any] = []
+    with Deferring(heard.append):
+        ours = widened(q, k, v)
+    assert len(heard) == 1 and ours.dtype is dtype
+    assert (ours - exact).norm() <= 1.25 * (plain - exact).norm()
+
+
 @pytest.mark.parametrize("function", FILLED)
 def test_gradients_of_filled_scores_are_the_originals(function: Step) -> None:
     torch.manual_seed(0)
