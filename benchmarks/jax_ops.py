@@ -196,6 +196,7 @@ def timed(case: Case, device: str, seconds: float, torch: TorchProcess | None) -
 
 def words_of(code: str, flags: str = "") -> str:
     environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)

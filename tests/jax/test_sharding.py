@@ -22,9 +22,9 @@ def normal(seed: int, *shape: int) -> Any:
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-def both(function: Any, arrays: Any, specs: Any) -> tuple[Any, Any, str]:
+def both(function: Any, arrays: Any, specs: Any, kind: AxisType = AxisType.Auto) -> tuple[Any, Any, str]:
     """Value and gradients on one device, on four, and the compiled text of the latter."""
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
     step = jax.value_and_grad(lambda *arrays: (function(*arrays) ** 2).mean(), argnums=tuple(range(len(arrays))))
     expected = step(*arrays)
     with jax.set_mesh(mesh):
@@ -33,8 +33,8 @@ def both(function: Any, arrays: Any, specs: Any) -> tuple[Any, Any, str]:
         return expected, compiled(*placed), compiled.as_text()
 
 
-def check(function: Any, arrays: Any, specs: Any, calls: tuple[str, ...]) -> None:
-    expected, found, text = both(function, arrays, specs)
+def check(function: Any, arrays: Any, specs: Any, calls: tuple[str, ...], kind: AxisType = AxisType.Auto) -> None:
+    expected, found, text = both(function, arrays, specs, kind)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert not re.search(r"all-gather|all-to-all|collective-permute", text)
@@ -81,6 +81,26 @@ def test_a_product_by_columns_and_then_by_what_it_sums_over() -> None:
         layers, (x, first, second), (P("data"), P("model"), P(None, "model")), (f"f32[{DIM},{DIM}]", "linear_backward")
     )
     check(kp.matmul, (x, first.T), (P("data"), P(None, "model")), ("kernel_pytorch.matmul",))
+
+
+def test_types_that_say_where_arrays_lie() -> None:
+    """Explicit axes, which jax.make_mesh makes where nothing is said."""
+    x, weight = normal(0, BATCH, LENGTH, DIM), normal(1, DIM)
+    query = normal(0, BATCH, LENGTH, HEADS, SIZE)
+    key, value = normal(1, BATCH, LENGTH, KEY_HEADS, SIZE), normal(2, BATCH, LENGTH, KEY_HEADS, SIZE)
+    spec = P("data", None, "model")
+
+    def attend(*arrays):
+        return kp.attention(*arrays, causal=True)
+
+    explicit = AxisType.Explicit
+    check(kp.rms_norm, (x, weight), (P("data"), P()), ("rms_norm_backward",), explicit)
+    check(attend, (query, key, value), (spec, spec, spec), ("attention_backward",), explicit)
+    target = jnp.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % DIM
+    check(lambda x: kp.cross_entropy(x, target), (x,), (P("data"),), ("cross_entropy",), explicit)
+    expected, found, text = both(kp.rms_norm, (x, weight), (P(None, None, "data"), P()), explicit)
+    np.testing.assert_allclose(found[1][0], expected[1][0], rtol=1e-4, atol=1e-6)
+    assert "all-gather" in text
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

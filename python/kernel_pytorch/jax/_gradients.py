@@ -14,6 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._shape_rules import declared
 from . import _plain
 from ._call import call
+from ._sharding import placed, spec_of
 
 # (saved values by name, gradients of the results by name, names of the tensors whose gradient is wanted)
 # -> gradients by name
@@ -29,7 +30,7 @@ class _Saved:
 
     def __init__(self, arrays: dict[str, Any], wanted: dict[str, Any]) -> None:
         self.arrays = arrays
-        self.wanted = wanted  # tensors whose gradient is wanted, with their types
+        self.wanted = wanted  # tensors whose gradient is wanted, with their types and places on a mesh
 
     def tree_flatten(self) -> tuple[Any, Any]:
         return list(self.arrays.values()), (tuple(self.arrays), tuple(self.wanted.items()))
@@ -126,7 +127,11 @@ def _function(
 
     def forward(*primals: Any) -> tuple[Any, _Saved]:
         arrays = [primal.value for primal in primals]
-        needed = {name: primal.value.dtype for name, primal in zip(names, primals) if primal.perturbed}
+        needed = {
+            name: (primal.value.dtype, spec_of(primal.value))
+            for name, primal in zip(names, primals)
+            if primal.perturbed
+        }
         if not computed.intersection(saves):  # nothing is computed for backward: this call may be differentiated again
             kept = {name: one for name, one in zip(names, arrays) if name.partition(":")[0] in saves}
             return function(*arrays), _Saved(kept, needed)
@@ -151,7 +156,12 @@ def _function(
                 raise NotImplementedError(
                     f"{op}: {name} has no gradient, and one is asked for; give jax.lax.stop_gradient({name})"
                 )
-        return tuple(gradients[name].astype(saved.wanted[name]) if name in saved.wanted else None for name in names)
+
+        def finished(name: str) -> Any:
+            dtype, spec = saved.wanted[name]
+            return placed(gradients[name].astype(dtype), spec)
+
+        return tuple(finished(name) if name in saved.wanted else None for name in names)
 
     function.defvjp(forward, backward, symbolic_zeros=True)
     return function

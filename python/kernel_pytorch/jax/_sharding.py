@@ -1,9 +1,9 @@
 """Automatic sharding: which dimensions of a call may lie on several devices, told to XLA's partitioner.
 
-Under jax.set_mesh, in a program that XLA partitions, a call is computed on each device's part of the dimensions that
-are free: leading dimensions, batches, heads of attention and rope, both sides of a plain product. Sums over a free
-dimension (gradients of weights, a product's contraction) are added up by a psum. Every other dimension is whole on each
-device: XLA gathers what is not.
+Under jax.set_mesh, in a program that XLA partitions (axes of the type Auto) or whose arrays' types say where they lie
+(Explicit), a call is computed on each device's part of the dimensions that are free: leading dimensions, batches, heads
+of attention and rope, both sides of a plain product. Sums over a free dimension (gradients of weights, a product's
+contraction) are added up by a psum. Every other dimension is whole on each device: what is not is gathered.
 """
 
 from __future__ import annotations
@@ -42,9 +42,27 @@ _ROPE = {
 
 
 def has_mesh() -> bool:
-    """Whether XLA partitions this program over more than one device."""
+    """Whether this program is one for several devices that are not told apart in it."""
+    return _is_of(AxisType.Auto) or is_explicit()
+
+
+def is_explicit() -> bool:
+    """Whether arrays' types say how they lie on the mesh's devices."""
+    return _is_of(AxisType.Explicit)
+
+
+def _is_of(kind: AxisType) -> bool:
     mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and mesh.size > 1 and all(kind == AxisType.Auto for kind in mesh.axis_types)
+    return not mesh.empty and mesh.size > 1 and all(one == kind for one in mesh.axis_types)
+
+
+def spec_of(array: Any) -> PartitionSpec | None:
+    """How an array of an explicit mesh lies on it; None elsewhere."""
+    return jax.typeof(array).sharding.spec if is_explicit() else None
+
+
+def placed(array: Array, spec: PartitionSpec | None) -> Array:
+    return array if spec is None else jax.sharding.reshard(array, spec)
 
 
 def partitioned(
@@ -60,6 +78,8 @@ def partitioned(
     shapes = jax.eval_shape(local, *arrays)
     outputs = list(shapes)
     layout = _Layout(op, names, static, arrays, {name: one.shape for name, one in shapes.items()})
+    if is_explicit():
+        return _mapped(layout, outputs, local, arrays)
     if not layout.free:
         return local(*arrays)
 
@@ -85,6 +105,24 @@ def partitioned(
 
     run.def_partition(partition=partition, sharding_rule=layout.rule(outputs))
     return dict(zip(outputs, run(*arrays)))
+
+
+def _mapped(
+    layout: _Layout, outputs: Sequence[str], local: Callable[..., dict[str, Array]], arrays: Sequence[Array]
+) -> dict[str, Array]:
+    """`local` on each device's part, as the arrays' types say."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = layout.axes_of(mesh, [jax.typeof(array) for array in arrays], ())
+    share = layout.share(mesh, axes)
+
+    def lower(*parts: Array) -> tuple[Array, ...]:
+        made = local(*parts)
+        return tuple(_summed(made[name], layout.missing(name, axes), share) for name in outputs)
+
+    specs = tuple(layout.spec(one, axes) for one in layout.operands)
+    results = tuple(layout.spec(layout.results[name], axes) for name in outputs)
+    run = jax.shard_map(lower, in_specs=specs, out_specs=results)
+    return dict(zip(outputs, run(*(placed(array, spec) for array, spec in zip(arrays, specs)))))
 
 
 def _summed(array: Array, axes: tuple[str, ...], share: float) -> Array:
