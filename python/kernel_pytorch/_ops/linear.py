@@ -41,9 +41,12 @@ def linear(
 
     Backward takes the bias' gradient along with the weight's product. Second derivatives exist without an activation.
     """
-    x, weight, residual = _cast("linear", x, weight, residual)
-    kind, gated = _layer("linear", activation)
-    return _linear(x, weight, _bias_for(x, bias), residual, kind, gated)  # type: ignore[no-any-return]
+    x, weight = autocast(x, weight)
+    if x.dtype is not weight.dtype or residual is not None:
+        residual = _residual_for("linear", x, weight, residual)
+    kind, gated = ("identity", False) if activation is None else _layer("linear", activation)
+    bias = None if bias is None else _bias_for(x, bias)
+    return _linear(x, weight, bias, residual, kind, gated)  # type: ignore[no-any-return]
 
 
 def mlp(
@@ -60,8 +63,8 @@ def mlp(
 
     Backward is four products: the activation's gradient is part of the one that comes before it.
     """
-    x, weight_in, residual = _cast("mlp", x, weight_in, residual)
-    (weight_out,) = autocast(weight_out)
+    x, weight_in, weight_out = autocast(x, weight_in, weight_out)
+    residual = _residual_for("mlp", x, weight_in, residual)
     kind, gated = _layer("mlp", activation)
     return _mlp(x, weight_in, _bias_for(x, bias_in), weight_out, _bias_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
 
@@ -84,15 +87,13 @@ def _layer(op: str, activation: str | None) -> tuple[str, bool]:
     return (_GATED[activation], True) if activation in _GATED else (activation, False)
 
 
-def _cast(op: str, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    x, weight = autocast(x, weight)
+def _residual_for(op: str, x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor | None:
+    """The residual in x's type, which must be the weight's."""
     if x.dtype is not weight.dtype:
         raise TypeError(
             f"{op}: x is {x.dtype}, weight is {weight.dtype}; convert one of them, or call it under torch.autocast"
         )
-    if residual is not None and residual.dtype is not x.dtype:
-        residual = residual.to(x.dtype)
-    return x, weight, residual
+    return residual if residual is None or residual.dtype is x.dtype else residual.to(x.dtype)
 
 
 def _bias_for(x: Tensor, bias: Tensor | None) -> Tensor | None:
