@@ -45,8 +45,10 @@ def linear(
 
     Backward takes the bias' gradient along with the weight's product. Second derivatives exist without an activation.
     """
-    x, weight, residual = _cast("linear", x, weight, residual)
-    kind, gated = _layer("linear", activation)
+    x, weight = autocast(x, weight)
+    if x.dtype is not weight.dtype or residual is not None:
+        residual = _residual_for("linear", x, weight, residual)
+    kind, gated = ("identity", False) if activation is None else _layer("linear", activation)
     if weight_up is not None:
         (weight_up,) = autocast(weight_up)
         if wants_gradient(x, weight, bias, residual, weight_up):
@@ -68,8 +70,8 @@ def mlp(
 
     Backward is four products: the activation's gradient is part of the one that comes before it.
     """
-    x, weight_in, residual = _cast("mlp", x, weight_in, residual)
-    (weight_out,) = autocast(weight_out)
+    x, weight_in, weight_out = autocast(x, weight_in, weight_out)
+    residual = _residual_for("mlp", x, weight_in, residual)
     kind, gated = _layer("mlp", activation)
     return _mlp(x, weight_in, parameter_for(x, bias_in), weight_out, parameter_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
 
@@ -92,15 +94,13 @@ def _layer(op: str, activation: str | None) -> tuple[str, bool]:
     return (_GATED[activation], True) if activation in _GATED else (activation, False)
 
 
-def _cast(op: str, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    x, weight = autocast(x, weight)
+def _residual_for(op: str, x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor | None:
+    """The residual in x's type, which must be the weight's."""
     if x.dtype is not weight.dtype:
         raise TypeError(
             f"{op}: x is {x.dtype}, weight is {weight.dtype}; convert one of them, or call it under torch.autocast"
         )
-    if residual is not None and residual.dtype is not x.dtype:
-        residual = residual.to(x.dtype)
-    return x, weight, residual
+    return residual if residual is None or residual.dtype is x.dtype else residual.to(x.dtype)
 
 
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
