@@ -19,7 +19,7 @@ void describe(const Forward& problem, tuning::KeyBuilder& key) {
   registry::describe_fields(kForwardFields, &problem, key);
   key.field("preactivation", problem.preactivation);
   key.field("column_major", is_column_major(problem.weight));
-  if (problem.weight_up.is_present()) key.field("up_column_major", is_column_major(problem.weight_up));
+  key.field("up_column_major", problem.weight_up.is_present() && is_column_major(problem.weight_up));
 }
 void describe(const Backward& problem, tuning::KeyBuilder& key) {
   registry::describe_fields(kBackwardFields, &problem, key);
