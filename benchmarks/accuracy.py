@@ -141,8 +141,8 @@ def main() -> int:
     failed = sum(not row.passes for row in rows)
     print(f"{len(rows)} rows, {failed} above {MOST_RMS} times torch's rms error or {MOST_LARGEST} times its largest")
     if arguments.output:
-        result = {"machine": describe_machine(device), "rows": [asdict(row) for row in rows]}
-        arguments.output.write_text(json.dumps(result, indent=1))
+        run = {"machine": describe_machine(device), "rows": [asdict(row) for row in rows]}
+        arguments.output.write_text(json.dumps({"benchmark": "accuracy", "runs": [run]}, indent=1) + "\n")
     return 1 if failed or not rows else 0
 
 
