@@ -20,7 +20,7 @@ def test_errors_are_at_most_torchs(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     failed = [line for line in done.stdout.splitlines() if "FAILS" in line]
     assert done.returncode == 0, "\n".join(failed) + done.stderr
-    rows = json.loads(output.read_text())["rows"]
+    rows = json.loads(output.read_text())["runs"][0]["rows"]
     assert {row["dtype"] for row in rows} == {"fp32", "bf16", "fp16"}
     assert {"linear+gelu_tanh", "layer_norm", "attention causal", "softmax"} <= {row["op"] for row in rows}
 
