@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,18 @@ def figure_lines(run: dict[str, Any]) -> list[str]:
     columns = run.get("columns", ["what", "ours", "torch"])
     lines = [machine_text(run["machine"]), "", row_text(columns), row_text(["---"] + ["---:"] * (len(columns) - 1))]
     return lines + [row_text([row[column] for column in columns]) for row in run["figures"]]
+
+
+def accuracy_lines(run: dict[str, Any]) -> list[str]:
+    """Of each type: how many errors were compared, and how they stand against torch's."""
+    head = ["dtype", "tensors compared", "rms error no larger than torch's", "median by torch's"]
+    lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---", "---:", "---:", "---:"])]
+    for dtype in dict.fromkeys(row["dtype"] for row in run["rows"]):
+        rows = [row for row in run["rows"] if row["dtype"] == dtype]
+        ratio = statistics.median(row["rms"] / row["torch_rms"] for row in rows if row["torch_rms"] > 0)
+        smaller = sum(row["rms"] <= row["torch_rms"] for row in rows)
+        lines.append(row_text([dtype, str(len(rows)), str(smaller), f"{ratio:.2f}"]))
+    return lines
 
 
 def rate_text(tflops: float) -> str:
@@ -116,6 +129,8 @@ def lines_of(run: dict[str, Any]) -> list[str]:
         return jax_lines(run)
     if "attention" in run or "products" in run:
         return attention_lines(run)
+    if "torch_rms" in (run.get("rows") or [{}])[0]:
+        return accuracy_lines(run)
     return figure_lines(run) if "figures" in run else norm_lines(run)
 
 

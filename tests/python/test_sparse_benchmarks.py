@@ -58,5 +58,6 @@ def test_perplexity_of_every_pattern(tmp_path):
         most = 1.0 if row["pattern"] == "learned" else wanted + 0.02  # gates may be shut
         assert wanted - 0.02 < row["sparsity"] < most, row
         assert row["perplexity"] == pytest.approx(dense, rel=0.02), row
-    by_content = [row for row in results if row["pattern"] == "dynamic_threshold"]
+    # At 90 % only the blocks that are always there remain: nothing is chosen by content.
+    by_content = [row for row in results if row["pattern"] == "dynamic_threshold" and row["ratio"] < 0.8]
     assert all(row["perplexity"] < 1.005 * dense for row in by_content), by_content
