@@ -14,8 +14,8 @@ inline constexpr int kWarpLanes = 32;
 inline constexpr int kMaxClusterBlocks = 16;
 
 // Over groups of kLanes neighbouring lanes. All lanes of the warp take part.
-template <int kLanes>
-__device__ __forceinline__ float sum_lanes(float value) {
+template <int kLanes, class Number>
+__device__ __forceinline__ Number sum_lanes(Number value) {
   static_assert(kLanes >= 1 && kLanes <= kWarpLanes && (kLanes & (kLanes - 1)) == 0);
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {

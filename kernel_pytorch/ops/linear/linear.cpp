@@ -144,8 +144,7 @@ void compose(const Backward& problem, Context& context) {
   TensorView grad = problem.grad_output;
   if (has_activation(problem.activation, problem.gated)) {
     const TensorView& saved = problem.preactivation;
-    grad = contiguous_view(nullptr, saved.dtype, saved.shape(), saved.device);
-    grad.data = context.scratch->allocate(static_cast<size_t>(grad.byte_count()));
+    grad = scratch_like(saved, context);
     if (problem.gated) {
       matmul::pair_gradient({.activation = kind_of(problem.activation),
                              .grad_output = problem.grad_output,

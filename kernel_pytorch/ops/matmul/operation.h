@@ -36,6 +36,7 @@ inline int64_t output_columns_of(Form form, int64_t n) {
   return form == Form::kGatedGradient ? 2 * n : n;
 }
 
+inline constexpr const char* kOneMatrix = "takes gates and ups from one matrix";  // why most kernels refuse `up`
 inline bool is_like_b(const TensorView& up, const Product& problem) {
   return up.strides == problem.b.strides;
 }

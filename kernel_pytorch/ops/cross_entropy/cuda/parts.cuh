@@ -34,10 +34,7 @@ using Sum = typename SumType<T>::Type;
 template <class Number>
 __device__ __forceinline__ Number sum_block(Number value, Number* shared) {
   const int warps = blockDim.x / tile::kWarpLanes;
-#pragma unroll
-  for (int distance = tile::kWarpLanes / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, distance);
-  }
+  value = tile::sum_lanes<tile::kWarpLanes>(value);
   if (threadIdx.x % tile::kWarpLanes == 0) shared[threadIdx.x / tile::kWarpLanes] = value;
   __syncthreads();
   Number total = 0;

@@ -8,7 +8,7 @@ namespace kernel_pytorch::matmul {
 namespace {
 
 const char* obstacle_of(const Product& problem, const DeviceInfo& device) {
-  if (problem.up.is_present()) return "takes gates and ups from one matrix";
+  if (problem.up.is_present()) return kOneMatrix;
   return cpu_obstacle(problem.a.dtype, device);
 }
 registry::Support supports_packed(const Product& problem, const DeviceInfo& device) {
@@ -27,7 +27,7 @@ registry::Support supports_thin(const Product& problem, const DeviceInfo& device
 registry::Support supports_amx(const Product& problem, const DeviceInfo& device) {
 #if defined(__x86_64__)
   if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
-  if (problem.up.is_present()) return registry::Support::no("takes gates and ups from one matrix");
+  if (problem.up.is_present()) return registry::Support::no(kOneMatrix);
   if (device.cpu.isa != CpuIsa::kX86V4Amx) return registry::Support::no("needs a CPU with AMX");
   const bool is_named = problem.precision == Precision::kBf16 || problem.precision == Precision::kBf16x3;
   if (problem.a.dtype != DType::kBFloat16 && !is_named) {

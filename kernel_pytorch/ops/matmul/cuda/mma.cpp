@@ -14,7 +14,6 @@ namespace {
 
 constexpr const char* kMmaNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kMmaMisaligned = "rows of a or b do not begin at multiples of 16 bytes";
-constexpr const char* kOneMatrix = "takes gates and ups from one matrix";
 constexpr const char* kMmaNothing = "there is nothing to multiply";
 constexpr const char* kMmaTooLarge = "a size is 2^30 or more, or there are more than eight million rows";
 constexpr int64_t kMmaMaximumRows = int64_t{65535} * product::kMmaEdge;

@@ -13,7 +13,6 @@ namespace kernel_pytorch::matmul {
 namespace {
 
 constexpr const char* kTooLarge = "a size is 2^30 or more, or there are more than four million rows";
-constexpr const char* kOneMatrix = "takes gates and ups from one matrix";
 constexpr int64_t kMaximumRows = int64_t{65535} * 64;
 struct TileConfig {
   int per_thread = 8;  // sums of a thread along each side: 8 make tiles of 128x128, 4 of 64x64

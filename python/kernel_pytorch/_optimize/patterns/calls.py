@@ -23,7 +23,7 @@ from ...functional import attention, gelu, layer_norm, rms_norm, rope, silu, sof
 from ..changes import Change, SetAttribute, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import row_error
-from .context import Context, is_parallel, undisturbed, weight_reason, why_not_plain
+from .context import Context, undisturbed, why_not_around
 
 NAME = "calls"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -232,9 +232,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     names = _reached(module, table)
     if not names:
         return None
-    reason = why_not_plain("", module) or weight_reason(module)
-    if is_parallel(module) and "forward" not in vars(module):  # its layers are called as they are, and its hooks
-        reason = None
+    reason = why_not_around(module)
     if reason:
         return Refusal(path, NAME, reason)
     heavy = {key: value for key, value in table.items() if key not in POINTWISE}

@@ -88,6 +88,14 @@ def weight_reason(module: nn.Module) -> str | None:
     return None
 
 
+def why_not_around(module: nn.Module) -> str | None:
+    """Why a forward that calls the module's own layers cannot replace its forward, or None. Layers with DTensors are
+    called as they are, and so are their hooks."""
+    if is_parallel(module) and "forward" not in vars(module):
+        return None
+    return why_not_plain("", module) or weight_reason(module)
+
+
 def is_parallel(module: nn.Module) -> bool:
     """Whether each part with parameters has DTensors and hooks that make DTensors of its inputs, which is what
     parallelize_module does. (Parts inside a module of FSDP2 have no hooks: alone they cannot run.)"""

@@ -17,7 +17,7 @@ from torch.nn.modules import module as module_hooks
 from ...._modules import evaluating
 from ...changes import SetForward, mark, ours
 from ...sites import Call, Found, Proposal, Refusal, Way
-from ..context import Context, is_parallel, weight_reason, why_not_plain
+from ..context import Context, why_not_around
 from .functions import Deferring
 from .scores import settled
 
@@ -31,9 +31,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     count = attends.get(module)
     if not count:
         return None
-    reason = why_not_plain("", module) or weight_reason(module)
-    if is_parallel(module) and "forward" not in vars(module):  # its layers are called as they are, and its hooks
-        reason = None
+    reason = why_not_around(module)
     if reason:
         return Refusal(path, NAME, reason)
     method = vars(module).get("forward")
