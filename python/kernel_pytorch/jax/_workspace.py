@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 from typing import Any
 
 import jax
@@ -82,6 +83,18 @@ def _bytes_on(device: tuple[int, int], op: str, tensors: tuple[Any, ...], option
     count, found = ctypes.c_size_t(len(arguments)), ctypes.c_size_t()
     _library.call_plain("workspace_bytes", _Device(*device), op.encode(), arguments, count, ctypes.byref(found))
     return found.value
+
+
+def explained(op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
+    """What the op chooses for this call on the first of this process's devices, as kp_explain_call says it."""
+    device = _Device(*_devices()[0])
+    arguments = arguments_of(device, tensors, options)
+    count, result = ctypes.c_size_t(len(arguments)), ctypes.c_void_p()
+    _library.call_plain("explain_call", device, op.encode(), arguments, count, ctypes.byref(result))
+    text = ctypes.string_at(result.value or 0)
+    _library.load().kp_free(result)
+    explanations: list[dict[str, Any]] = json.loads(text)["explanations"]
+    return explanations
 
 
 def arguments_of(device: _Device, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Any:

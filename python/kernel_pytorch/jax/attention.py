@@ -62,6 +62,7 @@ def attention(
     captured: Sequence[Array] = (),
     deterministic: bool = False,
     batch_invariant: bool = False,
+    allow_tf32: bool = False,
     return_lse: bool = False,
 ) -> Any:
     """softmax(scale * query key^T + bias) value, computed by tiles: scores are never stored.
@@ -81,6 +82,7 @@ def attention(
         score_mod: (score, batch, head, query, key, *captured) -> the new score, a function of jnp scalars that may read
             elements of arrays; mask_mod: (batch, head, query, key, *captured) -> whether the score is kept.
         captured: arrays that the functions are given; those that they close over are found. Both get gradients.
+        allow_tf32: products of fp32 may round to tf32 on a GPU.
         dropout_p, seed: dropout of probabilities; the seed is a key of jax.random.
         return_lse: return (output, log of the sum of exponentials [batch, heads, queries]).
 
@@ -137,6 +139,7 @@ def attention(
         "mask_mod": programs.mask_mod,
         "deterministic": bool(deterministic),
         "batch_invariant": bool(batch_invariant),
+        "allow_tf32": bool(allow_tf32),
     }
     saves = ("query", "key", "value", "output", "lse", *_TENSORS)
     results = ("output", "lse") if return_lse else ("output",)

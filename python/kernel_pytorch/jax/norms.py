@@ -19,6 +19,7 @@ def rms_norm(
     residual: Array | None = None,
     weight_offset: float = 0.0,
     out_dtype: Any = None,
+    return_input: bool = False,
 ) -> Any:
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), over the last dimension.
 
@@ -28,13 +29,16 @@ def rms_norm(
         residual: x's shape. With it x + residual is normalised, and (output, x + residual) returned.
         weight_offset: added to the weight; 1.0 for models that store weight - 1.
         out_dtype: type of the output: bf16 or fp16 if x is fp32.
+        return_input: return (output, x). With that x as the block's residual the backward of the norm adds the two
+            gradients of x itself, which otherwise is a pass over memory of XLA's.
     """
     x = jnp.asarray(x)
     options, types = {"eps": eps, "weight_offset": weight_offset}, {"output_dtype": out_dtype}
     saves = ("x", "sum", "weight", "rstd")
     if residual is None:
         tensors = {"x": x, "weight": parameter_for(x, weight)}
-        return differentiable("rms_norm", tensors, options, _rms_gradient, saves=saves, types=types)[0]
+        return _without_residual("rms_norm", tensors, options, _rms_gradient, saves, types, return_input)
+    _check_return_input("rms_norm", return_input)
     x, residual = same_type(x, jnp.asarray(residual))
     tensors = {"x": x, "residual": residual, "weight": parameter_for(x, weight)}
     results = ("output", "sum")
@@ -49,6 +53,7 @@ def layer_norm(
     *,
     residual: Array | None = None,
     out_dtype: Any = None,
+    return_input: bool = False,
 ) -> Any:
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension; otherwise as `rms_norm`."""
     x = jnp.asarray(x)
@@ -61,12 +66,26 @@ def layer_norm(
         weight, bias = same_type(weight, bias)
     if residual is None:
         tensors = {"x": x, "weight": weight, "bias": bias}
-        return differentiable("layer_norm", tensors, options, _layer_gradient, saves=saves, types=types)[0]
+        return _without_residual("layer_norm", tensors, options, _layer_gradient, saves, types, return_input)
+    _check_return_input("layer_norm", return_input)
     tensors = {"x": x, "residual": residual, "weight": weight, "bias": bias}
     results = ("output", "sum")
     return differentiable(
         "add_layer_norm", tensors, options, _layer_gradient, results=results, saves=saves, types=types
     )
+
+
+def _without_residual(
+    op: str, tensors: Any, options: Any, gradient: Any, saves: Any, types: Any, return_input: bool
+) -> Any:
+    results = ("output", "x") if return_input else ("output",)
+    made = differentiable(op, tensors, options, gradient, results=results, saves=saves, types=types)
+    return made if return_input else made[0]
+
+
+def _check_return_input(op: str, return_input: bool) -> None:
+    if return_input:
+        raise ValueError(f"{op}: return_input is given with a residual; the sum that is returned then is the input")
 
 
 def _rms_gradient(values: Any, grads: Any, wanted: Any) -> Any:
@@ -88,7 +107,7 @@ def _gradient(op: str, values: Any, grads: Any, wanted: Any, options: Any) -> An
         flags.append("input_grad")
     outputs = call(
         op,
-        {"grad_output": grad_output, "value": value, **tensors, "grad_sum": grads.get("sum")},
+        {"grad_output": grad_output, "value": value, **tensors, "grad_sum": grads.get("sum", grads.get("x"))},
         {name: values[name] for name in options},
         wanted=flags,
     )
