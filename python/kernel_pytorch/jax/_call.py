@@ -180,7 +180,7 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
         if name not in fields and name != _KERNEL:
             raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(fields)}")
     kinds = {name: field["kind"] for name, field in fields.items()} | {_KERNEL: "text"}
-    attributes = {name: _attribute(op, name, kinds[name], value) for name, value in options}
+    attributes = {name: attribute(op, name, kinds[name], value) for name, value in options}
     attributes_of_call = tuple(attributes.items())
     static = {**dict(options), **dict(types), **dict.fromkeys(wanted, True)}
     each = tuple(name for name, count in names for _ in range(abs(count)))
@@ -256,7 +256,7 @@ def _looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[s
     return jax.lax.map(one, moving)  # type: ignore[no-any-return]
 
 
-def _attribute(op: str, name: str, kind: str, value: Any) -> Any:
+def attribute(op: str, name: str, kind: str, value: Any) -> Any:
     """A static value as the attribute that the handler reads: i1, i64, f64 or a text."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{op}: {name} is traced; it must be known while tracing, make it a static argument of jit")
