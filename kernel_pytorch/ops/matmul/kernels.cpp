@@ -21,6 +21,7 @@ std::span<const registry::Kernel<Product>> kernels() {
       kCublasLt,
       kCpuThin,
       kCpuAmx,
+      kCpuDots,
       kCpuRows,
       kCpu,
       kReference,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ._call import Array, call, int64_words
+from ._gradients import reverse_only
 
 
 def cross_entropy_partials(
@@ -104,7 +105,7 @@ def parallel_cross_entropy(
     loss.defvjp(forward, backward)
     logits = jnp.asarray(logits)
     own = _own_target(logits, target, vocabulary, first_column, ignore_index)
-    made: Array = loss(logits, own, jnp.asarray(target))
+    made: Array = reverse_only("parallel_cross_entropy", loss, logits, own, jnp.asarray(target))
     return made
 
 
