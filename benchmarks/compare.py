@@ -14,7 +14,6 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
 ROW_LISTS = ("rows", "attention", "products")
 RESULTS = ("timings", "tflops", "speedup", "share", "bytes", "buffers", "launches", "computed_tflops", "share_of_plain")
@@ -22,7 +21,7 @@ RESULTS = ("timings", "tflops", "speedup", "share", "bytes", "buffers", "launche
 
 def place(key: str) -> tuple[int, str]:
     """The op stands first in a row's name."""
-    return (("op", "direction", "dtype") + (key,)).index(key), key
+    return ("op", "direction", "dtype", key).index(key), key
 
 
 def rows_of(path: Path) -> dict[str, dict[str, float]]:
@@ -57,7 +56,8 @@ def compare(stored: Path, new: Path, limit: float) -> list[str]:
         clock, relative = change(old, now)
         is_slower = min(clock, relative) > 1 + limit / 100
         slower += [name] * is_slower
-        print(f"{'SLOWER' if is_slower else '':7}{old['ours']:10.1f} {now['ours']:10.1f} us {clock:6.3f} {relative:6.3f}  {name}")
+        times = f"{old['ours']:10.1f} {now['ours']:10.1f} us {clock:6.3f} {relative:6.3f}"
+        print(f"{'SLOWER' if is_slower else '':7}{times}  {name}")
     for only, names in (("stored", before.keys() - after.keys()), ("new", after.keys() - before.keys())):
         for name in sorted(names):
             print(f"only in the {only} file: {name}")
