@@ -7,6 +7,7 @@ in _gradients.py.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -150,7 +151,8 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
             results.append(_result((scratch,), jnp.uint8, arrays))
             result_names.append(_workspace.NAME)
         called = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential", input_output_aliases=aliases)
-        made = called(*arrays, op=op, tensors=" ".join(each), results=" ".join(result_names), **attributes)
+        words = {"op": op, "tensors": " ".join(each), "results": " ".join(result_names), **attributes}
+        made = called(*arrays, site=_hash_of(words), **words)
         changed = iter(made[len(made_here) :])
         in_place = {
             name: next(changed) if count < 0 else [next(changed) for _ in range(count)]
@@ -183,6 +185,12 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
         )
 
     return undifferentiated
+
+
+def _hash_of(attributes: Mapping[str, Any]) -> Any:
+    """What the handler finds a call's attributes by; the same in every process."""
+    text = repr(sorted((name, type(value).__name__, str(value)) for name, value in attributes.items()))
+    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.int64)[0]
 
 
 def _looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[str, Array]:
