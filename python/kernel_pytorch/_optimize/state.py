@@ -5,7 +5,6 @@ own, so that the second run computes what the first did.
 from __future__ import annotations
 
 import copy
-import enum
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,31 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..optimization_patterns.results import CONSTANTS, is_configuration
+
 # What no call changes, or what belongs to the model and is not a call's to copy.
-_CONSTANTS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    enum.Enum,
-    range,
-    slice,
-    type,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    torch.Generator,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.ModuleType,
-    nn.Module,
-)
+_CONSTANTS = (*CONSTANTS, torch.Generator, types.MethodType)
 _MOST_OBJECTS = 20_000  # of one argument; an object that reaches more is no cache
 _MOST_BYTES = 1 << 28  # of copies that wait for a timed turn
 
@@ -50,11 +28,7 @@ class _TooLarge(Exception):
 
 def is_state(value: Any) -> bool:
     """Whether a call may change the value although it is no tensor."""
-    return not isinstance(value, (Tensor, *_CONSTANTS)) and not _is_configuration(value)
-
-
-def _is_configuration(value: Any) -> bool:
-    return any(base.__name__ in ("PretrainedConfig", "PreTrainedConfig") for base in type(value).__mro__)
+    return not isinstance(value, (Tensor, *_CONSTANTS)) and not is_configuration(value)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -74,7 +48,7 @@ def _reached(value: Any) -> tuple[list[Tensor], list[Any]]:
         if isinstance(one, Tensor):
             if id(one) not in seen:
                 found.append(one)
-        elif isinstance(one, nn.Module) or _is_configuration(one):
+        elif isinstance(one, nn.Module) or is_configuration(one):
             shared.append(one)
         elif isinstance(one, _CONSTANTS) or id(one) in seen:
             continue
