@@ -10,6 +10,7 @@ from .patterns import PATTERNS
 from .report import GraphReport, Line
 from .settings import Settings
 
+_FIRST_IN_TRAINING = ("empty_cat", "attention", "mlp", "gated_mlp", "norm_rope")
 _LAST_IN_TRAINING = ("gated_activation", "linear_activation")
 
 
@@ -42,10 +43,12 @@ def rewrite(region: Region, settings: Settings, report: GraphReport) -> None:
 def _order(region: Region, settings: Settings) -> list[str]:
     """The patterns as they are tried within the budget.
 
-    With gradients activations come last: norms and rope gain more in training, where activations seldom win.
+    With gradients what gains most comes first, and activations come last: in training they seldom win.
     """
     names = [name for name in PATTERNS if name in settings.patterns]
-    return sorted(names, key=lambda name: name in _LAST_IN_TRAINING) if region.differentiable else names
+    if not region.differentiable:
+        return names
+    return sorted(names, key=lambda name: (name in _LAST_IN_TRAINING) - (name in _FIRST_IN_TRAINING))
 
 
 def _tried(region: Region, match: Match, chooser: Chooser, report: GraphReport) -> bool:
