@@ -347,9 +347,10 @@ def _made(node: Node, requires_grad: bool, seed: int = 0) -> Any:
     own = [1 if stride == 0 else size for size, stride in zip(sizes, strides)]  # of an expanded tensor one element
     made = torch.empty_strided(own, strides, dtype=fake.dtype, device=fake.device)
     if not fake.is_floating_point():
-        made.fill_(1)
+        may_be_mask = made.dim() > 1 or fake.dtype is torch.bool
+        made.fill_(1 if may_be_mask else 0)  # 0 is a class, or an index, of whatever there is
         if made.dim() > 1 and made.shape[-1] > 1:
-            made[..., -1] = 0  # padding, where it is a mask
+            made[..., -1] = 0  # padding
         return made.expand(sizes)
     made = made.copy_(_normal(made, seed)).expand(sizes)
     return made.detach().requires_grad_() if requires_grad else made
