@@ -75,6 +75,18 @@ def states_of(value: Any) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(value) if is_state(leaf)]
 
 
+def holds_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call with these arguments may change something besides tensors: a cache, a list that it appends to."""
+    given = (*args, *kwargs.values())
+    return bool(states_of(given)) or any(_has_container(value) for value in given)
+
+
+def _has_container(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_has_container(one) for one in value)
+    return isinstance(value, (list, dict, set))
+
+
 def copied(value: Any) -> Any:
     """Tensors as copies without history, what holds state as deep copies; what cannot be copied as it is."""
     memo: dict[int, Any] = {}
@@ -109,9 +121,8 @@ class Repeated:
 
     def __init__(self, call: Any, function: Callable[[Any], object]) -> None:
         self.call, self.function = call, function
-        states = states_of((call.args, call.kwargs))
-        self._has_state = bool(states)
-        self._bytes = sum(tensor.nbytes for tensor in _known_tensors(states))
+        self._has_state = holds_state(call.args, call.kwargs)
+        self._bytes = sum(tensor.nbytes for tensor in _known_tensors([call.args, call.kwargs]))
         self._ready: list[Any] = []
 
     def prepare(self, count: int) -> None:
