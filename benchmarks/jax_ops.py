@@ -1,13 +1,13 @@
 """Our ops for JAX against XLA's own, and against the same ops from torch.
 
-    python benchmarks/jax_ops.py [--device cpu|gpu] [--quick] [--only TEXT] [--host] [--output FILE]
+    python benchmarks/jax_ops.py [--device cpu|gpu] [--quick] [--only TEXT] [--tune SECONDS] [--host] [--output FILE]
 
 Peers in one process: XLA's fusions, and cuDNN's attention on a GPU. On a GPU torch is a process of its own that waits
 between its turns (jax_torch.py); without torch that column is empty. The ways take turns in an order that is drawn
 anew. A turn is a queue of calls of a jitted function over several buffers, ended by one wait: on a GPU the host is
 ahead, so that a turn's time is the device's. Rows that torch has too are a step of one call per buffer, so that what
 XLA does between steps is not counted. A row is checked before it is timed. Host time and import time are of fresh
-processes.
+processes. XLA times its own GEMMs while it compiles; with --tune ours are timed too, before each row.
 """
 
 from __future__ import annotations
@@ -173,6 +173,17 @@ def error_against(case: Case) -> float:
     return max(errors)
 
 
+def tune(case: Case, seconds: float) -> None:
+    """Measures what our calls could run, call by call: nothing is tuned inside XLA's command buffers."""
+    with kernel_pytorch.tuning.autotune(seconds) as report, jax.disable_jit():
+        jax.block_until_ready(case.ours(*case.inputs))
+    for one in report.tuned:
+        before, after = (f"{row.name} {row.median_us:.0f} us" for row in (one.before, one.after))
+        print(f"  {one.key.op}: {after}, was {before}")
+    for one in report.untuned:
+        print(f"  {one.key.op} was not tuned: {one.reason}")
+
+
 def timed(case: Case, device: str, seconds: float, torch: TorchProcess | None) -> dict[str, Any]:
     error = error_against(case)
     if not error < case.tolerance:
@@ -259,6 +270,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "gpu"), default=jax.default_backend())
     parser.add_argument("--quick", action="store_true", help="a fifth of the time")
     parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--tune", type=float, default=0.0, help="seconds of tuning before each row")
     parser.add_argument("--host", action="store_true", help="host and import time alone")
     parser.add_argument("--output", type=Path, help="write the run as JSON")
     arguments = parser.parse_args()
@@ -273,6 +285,8 @@ def main() -> int:
     seconds = 0.2 if arguments.quick else 1.0
     run: dict[str, Any] = {"machine": machine_facts(device, torch), "rows": []}
     for case in cases(device, arguments.only):
+        if arguments.tune:
+            tune(case, arguments.tune)
         run["rows"].append(timed(case, device, seconds, torch))
         print(lines_of(run)[-1], flush=True)
     if not arguments.only:
