@@ -38,6 +38,9 @@ constexpr VectorConfig kVectorConfigs[] = {
     {.vectors = 1, .threads = 128},
     {.vectors = 1, .threads = 64},
 };
+static_assert(std::ranges::all_of(kVectorConfigs, [](const VectorConfig& config) {
+  return config.threads == kThreads || (config.vectors == 1 && config.threads < kThreads);  // block_threads
+}));
 constexpr int kVectorConfigCount = static_cast<int>(std::size(kVectorConfigs));
 
 // Rows end to end in every tensor: one long row, whatever its shape.
