@@ -7,7 +7,8 @@ torch.compile on top of it; in turns in one process.
 Hugging Face models from their configurations, in bf16 on a GPU and fp32 on a CPU: prefill of decoders with and without
 the default cache (4 layers of 2048, B2 S1024), encoders for tokens, images and sound, training steps. On a CPU smaller
 ones, and the bundled models. `host` is the time until a call returns on an idle device. The last column is the time of
-the best peer over ours; of the last way, that of the better of torch.compile and optimize over it.
+the best peer over ours; of the last way, that of the better of torch.compile and optimize over it. With --threads 1 a
+CPU's times are those of the thread, which others' work does not lengthen.
 """
 
 from __future__ import annotations
