@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from compile_backend import model_of
+from compile_cases import DECODERS, Row, model_of
 from kernel_pytorch._optimize.demo_models import DEMOS
 from optimize_models import Case, log, synchronize, text_of
 from table import print_table
@@ -35,7 +35,6 @@ import kernel_pytorch
 
 OURS, BOTH = "optimize", "optimize + torch.compile"
 MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
-DECODERS = ("qwen3", "olmo2", "phi3", "gemma3")
 
 
 class TimedCase(Case):
@@ -128,14 +127,14 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
 
     batch, length = (1, 256) if is_small else (2, 1024)
     for name in DECODERS[:1] if is_small else DECODERS:
-        for cached in (False, True):
+        for cached in (True, False):
 
             def prefill(name: str = name, cached: bool = cached) -> tuple[nn.Module, Any]:
-                model = decoder_on_cpu() if is_small else model_of(name, device)
+                model = decoder_on_cpu() if is_small else model_of(Row(name, "prefill", batch, length), device)
                 ids = tokens(batch, length, model.config.vocab_size, device)
                 return model, {"input_ids": ids, "use_cache": cached}
 
-            add(f"{name} prefill B{batch} S{length}" + (", cache" if cached else ""), "inference", prefill)
+            add(f"{name}{' cached' if cached else ''} prefill B{batch} S{length}", "inference", prefill)
     for name, make in encoders(device, layers).items():
         add(f"{name} encoder", "inference", make)
 
@@ -152,7 +151,7 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
         return transformers.ModernBertForMaskedLM(config)
 
     def qwen3_to_train() -> nn.Module:
-        model = decoder_on_cpu() if is_small else model_of("qwen3", device)
+        model = decoder_on_cpu() if is_small else model_of(Row("qwen3", "train", 4, 2048), device)
         model.config.use_cache = False
         return model
 
