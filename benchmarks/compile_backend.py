@@ -63,7 +63,7 @@ def ours(case: Case, name: str, mode: str | None, options: dict[str, Any]) -> Ca
             case.reports[name] = str(report)
             return made
 
-        return torch.compile(function, backend=compile_and_note)
+        return torch.compile(function, backend=compile_and_note, dynamic=False)
 
     return compiler
 
@@ -74,11 +74,15 @@ def add_torch(case: Case, ways: list[str], inner: str) -> None:
             case.add("eager", lambda function: function)
         else:
             plain = {"backend": inner} if inner else {"mode": way}
-            case.add(f"torch.compile {way}", lambda function, plain=plain: torch.compile(function, **plain))
+            case.add(
+                f"torch.compile {way}", lambda function, plain=plain: torch.compile(function, dynamic=False, **plain)
+            )
 
 
 def add_ours(case: Case, arguments: argparse.Namespace) -> None:
-    given: dict[str, Any] = {"kernel_pytorch.budget_seconds": arguments.budget}
+    given: dict[str, Any] = {}
+    if arguments.budget:
+        given["kernel_pytorch.budget_seconds"] = arguments.budget
     if arguments.inner:
         given["kernel_pytorch.inner"] = arguments.inner
     for mode in [one for one in arguments.ours.split(",") if one]:
@@ -237,7 +241,7 @@ def main() -> int:
     )
     parser.add_argument("--ours", default="default,reduce-overhead", help="modes in which ours runs")
     parser.add_argument("--choose", default="timed", help="how ours chooses patterns: timed, always or both")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds of timing in a compilation of ours")
+    parser.add_argument("--budget", type=float, help="seconds of timing in a compilation of ours, if not as by default")
     parser.add_argument("--inner", default="", help="another compiler than Inductor, such as aot_eager, for all")
     parser.add_argument("--seconds-per-model", type=float, default=600.0, help="for compiling ours and measuring")
     parser.add_argument("--seconds-to-compile", type=float, default=600.0, help="for compiling torch's ways, of all")
