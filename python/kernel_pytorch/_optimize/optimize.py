@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import optimizers
-from .agreement import among_ranks
+from .agreement import among_ranks, is_shared
 from .budget import Budget, shown_progress
 from .changes import KEY, Changes, changes_of, uncompiled
 from .choose import Chooser, Outcome, proposals
@@ -38,6 +38,7 @@ from .runner import working
 from .sites import Proposal
 from .state import left_as_it_was
 from .together import confirm, try_together
+from .traced.traced import attach
 from .tuned import Tuning, tune_step
 from .whole import check_whole, compare_whole, verify_whole
 
@@ -184,6 +185,8 @@ def _optimize(
     measured = compare_whole(model, context, changes, outcome, sample, tuned, budget, say)
     if tune == "cache":
         tuned.keep_on_disk()
+    if not context.compiled and not is_shared():
+        attach(model, changes, outcome.kept)
     if optimizer is not None:
         optimizers.choose(optimizer, changes, outcome, sample.device, budget.measure_seconds("optimizer"))
     return collect(model, context, outcome, plan, tuned, measured, sample)

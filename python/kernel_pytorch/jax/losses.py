@@ -64,13 +64,22 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
     reduction: str = "mean",
+    accumulate_dtype: Any = None,
+    chunk_bytes: int | None = None,
 ) -> Array:
     """`cross_entropy` of hidden @ weight.T, whose logits are never stored as a whole.
 
     Args:
         hidden: [..., columns]; weight: [classes, columns]; target: [...]; class_weight: [classes].
         reduction: "mean" or "sum".
+        accumulate_dtype: what the weight's gradient is added up in over the chunks: None is its own type, or fp32.
+        chunk_bytes: the most that a chunk of logits may take.
     """
+    if accumulate_dtype not in (None, jnp.float32) and jnp.dtype(accumulate_dtype) != jnp.asarray(weight).dtype:
+        raise ValueError(
+            f"linear_cross_entropy: accumulate_dtype is {jnp.dtype(accumulate_dtype)}; it is None, the weight's type "
+            "or float32"
+        )
     if reduction not in ("mean", "sum"):
         raise ValueError(f'linear_cross_entropy: reduction is "{reduction}"; it is "mean" or "sum"')
     hidden, weight = jnp.asarray(hidden), jnp.asarray(weight)
@@ -82,6 +91,8 @@ def linear_cross_entropy(
         "class_weight": parameter_for(hidden, class_weight),
     }
     options = _options("linear_cross_entropy", ignore_index, label_smoothing, z_loss, softcap)
+    is_wide = accumulate_dtype is not None and jnp.dtype(accumulate_dtype) == jnp.float32
+    options |= {"chunk_bytes": chunk_bytes, "wide": is_wide}
     loss: Array = differentiable(
         "linear_cross_entropy",
         tensors,

@@ -1,4 +1,4 @@
-"""Embedding, mean pooling and rotary position embedding."""
+"""Embedding and mean pooling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ._arguments import parameter_for, same_type
 from ._call import Array, call
 from ._gradients import differentiable
 
@@ -51,45 +50,6 @@ def chunk_mean_pool(x: Array, chunk_size: int) -> Array:
     return differentiable("chunk_mean_pool", {"x": x}, options, _chunk_gradient)[0]  # type: ignore[no-any-return]
 
 
-def rope(
-    query: Array,
-    key: Array | None,
-    cos: Array,
-    sin: Array,
-    *,
-    interleaved: bool = False,
-    positions: Array | None = None,
-    heads_first: bool = False,
-    rotary_dim: int | None = None,
-) -> tuple[Array, Array | None]:
-    """Queries and keys with the pairs of each head turned by their positions' angles.
-
-    Args:
-        query, key: [batch, sequence, heads, head_dim], with or without the batch; with heads_first
-            [batch, heads, sequence, head_dim].
-        cos, sin: [rows, width] or [batch, sequence, width]; the width is rotary_dim / 2, or rotary_dim with each value
-            twice.
-        interleaved: pairs are neighbours (GPT-J) and not elements half of rotary_dim apart (Llama).
-        positions: rows of cos and sin, [sequence] or [batch, sequence]; None: 0, 1, 2 and so on.
-        rotary_dim: how many columns of a head are turned. None: as the table's width says.
-    """
-    query = jnp.asarray(query)
-    if key is not None:
-        query, key = same_type(query, jnp.asarray(key))
-    tensors = {
-        "query": query,
-        "key": key,
-        "cos": parameter_for(query, cos),
-        "sin": parameter_for(query, sin),
-        "positions": None if positions is None else jnp.asarray(positions),
-    }
-    options = {"rotary_dim": rotary_dim or 0, "interleaved": bool(interleaved), "heads_first": bool(heads_first)}
-    results = ("rotated_query",) if key is None else ("rotated_query", "rotated_key")
-    saves = ("cos", "sin", "positions")
-    turned = differentiable("rope", tensors, options, _rope_gradient, results=results, saves=saves)
-    return turned[0], None if key is None else turned[1]
-
-
 def _first(outputs: Any) -> Any:
     return next(iter(outputs.values()))
 
@@ -108,17 +68,3 @@ def _pool_gradient(values: Any, grads: Any, wanted: Any) -> Any:
 def _chunk_gradient(values: Any, grads: Any, wanted: Any) -> Any:
     options = {"chunk_size": values["chunk_size"], "tokens": values["tokens"]}
     return {"x": _first(call("chunk_mean_pool_backward", {"grad_output": grads["output"]}, options))}
-
-
-def _rope_gradient(values: Any, grads: Any, wanted: Any) -> Any:
-    """Turning back; the one op takes the query's gradient first, whichever of the two there is."""
-    names = [name for name in ("query", "key") if name in wanted and f"rotated_{name}" in grads]
-    given = [grads[f"rotated_{name}"] for name in names]
-    gradients = {name: jnp.zeros_like(grads[f"rotated_{name}"]) for name in wanted if f"rotated_{name}" in grads}
-    if given:
-        tensors = {"grad_query": given[0], "grad_key": given[1] if len(given) > 1 else None}
-        tensors |= {name: values.get(name) for name in ("cos", "sin", "positions")}
-        options = {name: values[name] for name in ("rotary_dim", "interleaved", "heads_first")}
-        outputs = call("rope_backward", tensors, options)
-        gradients |= {name: outputs[turned] for name, turned in zip(names, ("rotated_query", "rotated_key"))}
-    return gradients

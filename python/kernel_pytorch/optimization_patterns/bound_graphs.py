@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .results import Results
+
 __all__ = ["Binder", "BoundGraph", "places_of"]
 
 _CALLS_IN_A_ROW = 4  # without a graph of their own, before one is captured
@@ -46,6 +48,7 @@ class BoundGraph:
     ambient: Any
     graph: Any
     output: Any
+    results: Results
     addresses: Any  # of the module's weights
     device: torch.device
     bytes: int
