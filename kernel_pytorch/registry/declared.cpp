@@ -163,6 +163,11 @@ int64_t bytes_of_fields(const Fields& fields, const void* problem) {
   return bytes;
 }
 
+int64_t batches_within(const TensorView& view, int64_t elements) {
+  const int64_t batch = std::max<int64_t>(view.sizes[0], 1);
+  return std::clamp<int64_t>(elements / std::max<int64_t>(view.element_count() / batch, 1), 1, batch);
+}
+
 void shrink_fields(const Fields& fields, void* problem, int64_t elements, std::string_view dimension) {
   const Shape* leading = picked_shape(fields, leading_input(fields), problem);
   if (leading == nullptr || leading->rank == 0) return;
