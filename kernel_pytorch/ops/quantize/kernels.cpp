@@ -15,19 +15,10 @@ void describe(const Quantize& problem, tuning::KeyBuilder& key) {
 
 TensorView make_scales(Granularity granularity, int64_t rows, int64_t columns, Device device) {
   const int64_t groups = (rows + kTile - 1) / kTile, blocks = (columns + kTile - 1) / kTile;
-  switch (granularity) {
-    case Granularity::kTensor:
-      return contiguous_view(nullptr, DType::kFloat32, {1, 1}, device);
-    case Granularity::kRow:
-      return contiguous_view(nullptr, DType::kFloat32, {rows, 1}, device);
-    case Granularity::k128x128:
-      return contiguous_view(nullptr, DType::kFloat32, {groups, blocks}, device);
-    case Granularity::k1x128:
-      break;
-  }
+  const int64_t sizes[][2] = {{1, 1}, {rows, 1}, {rows, blocks}, {groups, blocks}};
+  TensorView scales = contiguous_view(nullptr, DType::kFloat32, sizes[static_cast<int>(granularity)], device);
   // Neighbouring rows side by side, as the product on Hopper reads them.
-  TensorView scales = contiguous_view(nullptr, DType::kFloat32, {rows, blocks}, device);
-  scales.strides = {1, rows};
+  if (granularity == Granularity::k1x128) scales.strides = {1, rows};
   return scales;
 }
 

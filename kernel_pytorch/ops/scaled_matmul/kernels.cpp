@@ -1,6 +1,5 @@
 // The kernels of the scaled product, best first, the reference last, and what the registry asks about its problems.
 #include <algorithm>
-#include <vector>
 
 #include "kernel_pytorch/ops/scaled_matmul/operation.h"
 #include "kernel_pytorch/registry/declared.h"
@@ -22,15 +21,10 @@ registry::Precision precision(const Product& problem, std::string_view, DType ow
 }
 
 TensorView make_scale(const registry::ProblemRequest& request, std::string_view name, int64_t rows, int64_t k) {
-  const auto scaling =
-      static_cast<Scaling>(registry::choice_option(request, name, {"tensor", "row", "1x128", "128x128"}, "tensor"));
-  const int64_t blocks = (k + kBlock - 1) / kBlock;
-  const int64_t groups = (rows + kBlock - 1) / kBlock;
-  const std::array<int64_t, 2> sizes = scaling == Scaling::kTensor  ? std::array<int64_t, 2>{1, 1}
-                                       : scaling == Scaling::kRow   ? std::array<int64_t, 2>{rows, 1}
-                                       : scaling == Scaling::k1x128 ? std::array<int64_t, 2>{rows, blocks}
-                                                                    : std::array<int64_t, 2>{groups, blocks};
-  return contiguous_view(nullptr, DType::kFloat32, sizes, request.device);
+  const int scaling = registry::choice_option(request, name, {"tensor", "row", "1x128", "128x128"}, "tensor");
+  const int64_t blocks = (k + kBlock - 1) / kBlock, groups = (rows + kBlock - 1) / kBlock;
+  const int64_t sizes[][2] = {{1, 1}, {rows, 1}, {rows, blocks}, {groups, blocks}};
+  return contiguous_view(nullptr, DType::kFloat32, sizes[scaling], request.device);
 }
 
 // Options besides those of the list: a, b=TYPE, scale_a, scale_b=tensor|row|1x128|128x128, padded=1: rows of a, b and
@@ -47,16 +41,16 @@ void arrange(const registry::ProblemRequest& request, Product& problem) {
   for (TensorView* view : {&problem.a, &problem.b, &problem.output}) view->strides[0] += padding / size_of(view->dtype);
 }
 
-// Fewer rows of a and of output.
+// Not below the rows of a block.
 Product shrink(const Product& problem, int64_t elements) {
   Product small = problem;
-  const int64_t m = problem.a.sizes[0];
-  const int64_t row_elements = std::max<int64_t>(std::max(problem.a.sizes[1], problem.output.sizes[1]), 1);
-  const int64_t rows = std::min(m, std::max<int64_t>(elements / row_elements / kBlock * kBlock, kBlock));
+  const int64_t widest = std::max(problem.a.sizes[1], problem.output.sizes[1]);
+  registry::shrink_fields(kFields, &small, std::max(elements, kBlock * widest));
   const Scaling scaling = scaling_of_a(problem);
-  small.a.sizes[0] = small.output.sizes[0] = rows;
-  if (scaling == Scaling::kRow || scaling == Scaling::k1x128) small.scale_a.sizes[0] = rows;
-  if (scaling == Scaling::k128x128) small.scale_a.sizes[0] = (rows + kBlock - 1) / kBlock;
+  const int64_t rows = small.a.sizes[0];
+  if (scaling != Scaling::kTensor) {
+    small.scale_a.sizes[0] = scaling == Scaling::k128x128 ? (rows + kBlock - 1) / kBlock : rows;
+  }
   return small;
 }
 
