@@ -111,8 +111,7 @@ def test_version_is_the_same_everywhere(kpt: Kpt) -> None:
             )
             for value in ("nan", "inf", "-inf", "-1", "1e999", "3s", "")
         ),
-        (("compile",
-    "learn", "--arch", "sm_90a", "--output", "x"), "--all"),
+        (("compile", "learn", "--arch", "sm_90a", "--output", "x"), "--all"),
         (("cache",), "subcommand"),
         (("cache", "clear", "--store", "--cubins"), "not both"),
         (("verify", "--dtype", "bf16"), "--shape"),

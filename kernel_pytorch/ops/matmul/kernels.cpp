@@ -16,9 +16,8 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
   const bool is_epilogue_aligned = has_aligned_lines(problem.output) && has_aligned_lines(problem.residual) &&
                                    has_aligned_lines(problem.saved) && has_aligned_lines(problem.preactivation);
   key.field("aligned", is_aligned + 2 * is_epilogue_aligned);
-  const bool has_up = problem.up.is_present();
-  key.field("up_lines", has_up * (1 + has_aligned_lines(problem.up)));
-  key.field("up_place", has_up && is_like_b(problem.up, problem) ? 1 + is_far(problem) : 0);
+  key.field("up_lines", problem.up.is_present() * (1 + has_aligned_lines(problem.up)));
+  key.field("up_place", problem.up.is_present() && is_like_b(problem.up, problem) ? 1 + is_far(problem) : 0);
   key.field("distinct",
             has_distinct_lines(problem.a) && has_distinct_lines(problem.b) && has_distinct_lines(problem.residual));
 }
@@ -101,8 +100,8 @@ constexpr const char* kShapes = R"(
 
 constinit const registry::Operation<Product> kMultiply = registry::declared<Product, kProductFields, flops>(
     {.name = "matmul",
-     .kernels = registry::kernel_list<kRowSums, kThin, kSm90, kMma, kTile, kCublasLt, kCpuThin, kCpuAmx, kCpuRows, kCpu,
-                                      kReference>,
+     .kernels = registry::kernel_list<kRowSums, kThin, kSm90, kMma, kTile, kCublasLt, kCpuThin, kCpuAmx, kCpuDots,
+                                      kCpuRows, kCpu, kReference>,
      .describe = describe,
      .request = {.shape = "... m n k", .options = "order expand_b padding"},
      .arrange = arrange,
