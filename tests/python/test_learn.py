@@ -58,6 +58,15 @@ def test_without_a_gpu_a_step_compiles_and_its_result_is_checked_where_a_cpu_can
     assert all("0 bytes spilled" in note or "error" in note for note in result.notes)
 
 
+def test_without_nvrtc_a_step_says_so_and_is_checked_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_PYTORCH_NVRTC", "/no/such/libnvrtc.so")
+    monkeypatch.setenv("KERNEL_PYTORCH_CACHE_DIR", str(tmp_path))  # nothing is compiled there yet
+    result = run.preview(STEPS[6])
+    assert not result.failure and "error" in result.notes[0] and "NVRTC" in result.notes[1]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("step", GPU_STEPS, ids=named)
