@@ -1,7 +1,6 @@
 // The kernels of the grouped products, best first, the references last, and what the registry asks about their
 // problems.
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "kernel_pytorch/base/error.h"
@@ -48,7 +47,6 @@ void set_trial_sums(const Sums& on_host) {
 }
 
 void describe_product(const Product& problem, tuning::KeyBuilder& key) {
-  registry::describe_fields(kProductFields, &problem, key);
   key.field("rows", tuning::bucket(rows_of(problem)));
   key.field("b_rows", is_row_major(problem.b));
   key.field("aligned", has_aligned_rows(problem.a) +
@@ -57,7 +55,6 @@ void describe_product(const Product& problem, tuning::KeyBuilder& key) {
   key.field("preactivation", problem.preactivation);
 }
 void describe_weight(const WeightGradient& problem, tuning::KeyBuilder& key) {
-  registry::describe_fields(kWeightFields, &problem, key);
   key.field("rows", tuning::bucket(rows_of(problem)));
   key.field("output_rows", is_row_major(problem.output));
   key.field("aligned", has_aligned_rows(problem.a) + 2 * has_aligned_rows(problem.b));
@@ -180,57 +177,23 @@ int64_t sums_flops(const Sums& problem) {
 }
 
 // Shapes [rows, n, k, groups] that are tested and measured: edges of tiles, odd tails, every form and option.
-std::vector<registry::ProblemRequest> product_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    for (const char* order : {"nn", "nt"}) {
-      add({300, 136, 72, 5}, dtype, {{"order", order}});
-      add({300, 136, 72, 5}, dtype, {{"order", order}, {"gather", "1"}, {"bias", "1"}});
-      add({67, 37, 33, 3}, dtype, {{"order", order}, {"gather", "1"}});
-    }
-    add({513, 264, 200, 9}, dtype, {{"order", "nt"}, {"preactivation", "1"}, {"activation", "gelu"}});
-    for (const char* form : {"gated", "packed_gated"}) {
-      add({200, 256, 64, 4}, dtype,
-          {{"form", form}, {"activation", "silu"}, {"gather", "1"}, {"preactivation", "1"}, {"order", "nt"}});
-      add({200, 384, 72, 4}, dtype,
-          {{"form", form}, {"activation", "silu"}, {"limit", "0.5"}, {"bias", "1"}, {"preactivation", "1"}});
-      add({70, 36, 24, 2}, dtype, {{"form", form}, {"activation", "gelu"}});
-    }
-    add({5, 64, 64, 40}, dtype);
-    add({1, 8, 8, 1}, dtype);
-    add({0, 8, 8, 2}, dtype);
-    add({16, 8, 0, 2}, dtype, {{"bias", "1"}});
-  }
-  add({300, 136, 72, 5}, DType::kBFloat16, {{"output", "fp32"}, {"bias", "1"}, {"order", "nt"}});
-  add({20, 6, 5, 3}, DType::kFloat64, {{"form", "packed_gated"}, {"activation", "silu"}, {"gather", "1"}});
-  return std::move(add.all);
-}
-std::vector<registry::ProblemRequest> weight_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    for (const char* order : {"nn", "nt"}) {
-      for (const char* gather : {"none", "a", "b"}) {
-        add({300, 136, 72, 5}, dtype, {{"order", order}, {"gather", gather}});
-        add({67, 37, 33, 3}, dtype, {{"order", order}, {"gather", gather}});
-      }
-    }
-    add({700, 264, 200, 4}, dtype, {{"output", "fp32"}});
-    add({5, 64, 64, 40}, dtype);
-    add({0, 8, 8, 2}, dtype);
-  }
-  add({20, 6, 5, 3}, DType::kFloat64);
-  return std::move(add.all);
-}
-std::vector<registry::ProblemRequest> sums_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    add({300, 136, 1, 5}, dtype);
-    add({67, 33, 1, 3}, dtype, {{"gather", "1"}, {"factors", "1"}, {"output", "fp32"}});
-    add({0, 8, 1, 2}, dtype);
-  }
-  add({20, 6, 1, 3}, DType::kFloat64, {{"factors", "1"}});
-  return std::move(add.all);
-}
+constexpr const char* kProductShapes = R"(
+  fp32 bf16 fp16: 300x136x72x5 order=nn,nt; order=nn,nt gather=1 bias=1; 67x37x33x3 order=nn,nt gather=1
+    513x264x200x9 order=nt preactivation=1 activation=gelu
+    200x256x64x4 form=gated,packed_gated activation=silu gather=1 preactivation=1 order=nt
+    200x384x72x4 form=gated,packed_gated activation=silu limit=0.5 bias=1 preactivation=1
+    70x36x24x2 form=gated,packed_gated activation=gelu; 5x64x64x40 1x8x8x1 0x8x8x2 order=-; 16x8x0x2 bias=1
+  bf16: 300x136x72x5 output=fp32 bias=1 order=nt
+  fp64: 20x6x5x3 form=packed_gated activation=silu gather=1
+)";
+constexpr const char* kWeightShapes = R"(
+  fp32 bf16 fp16: 300x136x72x5 67x37x33x3 order=nn,nt gather=none,a,b; 700x264x200x4 output=fp32; 5x64x64x40 0x8x8x2
+  fp64: 20x6x5x3
+)";
+constexpr const char* kSumsShapes = R"(
+  fp32 bf16 fp16: 300x136x1x5 0x8x1x2; 67x33x1x3 gather=1 factors=1 output=fp32
+  fp64: 20x6x1x3 factors=1
+)";
 
 }  // namespace
 
@@ -242,7 +205,7 @@ constinit const registry::Operation<Product> kMultiply = registry::declared<Prod
      .make = make_product,
      .check = check,
      .shrink = shrink_product,
-     .shapes = product_shapes});
+     .shapes = kProductShapes});
 constinit const registry::Operation<WeightGradient> kWeightGradient =
     registry::declared<WeightGradient, kWeightFields, weight_flops>(
         {.name = "grouped_matmul_weight",
@@ -252,7 +215,7 @@ constinit const registry::Operation<WeightGradient> kWeightGradient =
          .make = make_weight,
          .check = check,
          .shrink = shrink_weight,
-         .shapes = weight_shapes});
+         .shapes = kWeightShapes});
 constinit const registry::Operation<Sums> kSums = registry::declared<Sums, kSumsFields, sums_flops>(
     {.name = "group_sums",
      .kernels = registry::kernel_list<kSumsCuda, kSumsCpu, kSumsReference>,
@@ -260,7 +223,7 @@ constinit const registry::Operation<Sums> kSums = registry::declared<Sums, kSums
      .make = make_sums,
      .check = check,
      .shrink = shrink_sums,
-     .shapes = sums_shapes});
+     .shapes = kSumsShapes});
 
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Product, multiply>("grouped_matmul", "grouped_matmul_forward", kProductFields),
