@@ -60,83 +60,27 @@ void describe_weight(const WeightGradient& problem, tuning::KeyBuilder& key) {
   key.field("aligned", has_aligned_rows(problem.a) + 2 * has_aligned_rows(problem.b));
 }
 
-struct Request {
-  const registry::ProblemRequest& given;
-  int64_t rows, n, k, groups, source;
-
-  explicit Request(const registry::ProblemRequest& request, std::string_view op) : given(request) {
-    KP_CHECK(request.shape.size() == 4, op, ": the shape is ", shape_text(request.shape),
-             "; it must be [rows, n, k, groups]");
-    rows = request.shape[0], n = request.shape[1], k = request.shape[2], groups = request.shape[3];
-    source = registry::integer_option(request, "source", std::max<int64_t>(rows / 2, 1));
-  }
-  TensorView view(DType dtype, std::initializer_list<int64_t> sizes) const {
-    return contiguous_view(nullptr, dtype, sizes, given.device);
-  }
-  TensorView view(std::initializer_list<int64_t> sizes) const { return view(given.dtype, sizes); }
-  bool flag(std::string_view name) const { return registry::flag_option(given, name, false); }
-};
-
-TensorView transposed(TensorView view) {
-  std::swap(view.sizes[1], view.sizes[2]);
-  std::swap(view.strides[1], view.strides[2]);
-  return view;
+// Rows that are gathered lie in a tensor of `source` rows, half as many where it is not given.
+void set_source(const registry::ProblemRequest& request, TensorView& view, const TensorView& gather) {
+  if (!gather.is_present()) return;
+  view.sizes[0] = registry::integer_option(request, "source", std::max<int64_t>(gather.sizes[0] / 2, 1));
+}
+bool is_turned(const registry::ProblemRequest& request) {
+  return registry::choice_option(request, "order", {"nn", "nt"}, "nn") == 1;
 }
 
-// Options: order=nn|nt (t: b is stored transposed), gather=0|1 (of `source` rows), bias=0|1|TYPE, form, activation,
-// limit, slope, preactivation, output=TYPE.
-Product make_product(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"order", "gather", "source", "bias", "form", "activation", "limit", "slope",
-                                    "preactivation", "output"});
-  const Request r(request, "grouped_matmul");
-  Product problem;
-  const bool is_transposed = registry::choice_option(request, "order", {"nn", "nt"}, "nn") == 1;
-  problem.form = static_cast<Form>(registry::choice_option(request, "form", registry::words_of(kFormNames), "plain"));
-  problem.activation = static_cast<Kind>(
-      registry::choice_option(request, "activation", registry::words_of(pointwise::kKindWords), "identity"));
-  problem.limit = registry::number_option(request, "limit", 0);
-  problem.slope = registry::number_option(request, "slope", problem.slope);
-  problem.a = r.view({r.flag("gather") ? r.source : r.rows, r.k});
-  problem.b = is_transposed ? transposed(r.view({r.groups, r.n, r.k})) : r.view({r.groups, r.k, r.n});
-  problem.offsets = r.view(DType::kInt32, {r.groups});
-  if (r.flag("gather")) problem.gather = r.view(DType::kInt32, {r.rows});
-  if (r.flag("bias")) problem.bias = r.view({r.groups, r.n});
-  const DType output = registry::dtype_option(request, "output", request.dtype);
-  problem.output = r.view(output, {r.rows, problem.form == Form::kPlain ? r.n : r.n / 2});
-  if (r.flag("preactivation")) problem.preactivation = r.view(output, {r.rows, r.n});
-  return problem;
+// Options besides those of the lists: order=nn|nt (t: b, or the gradient, is stored transposed), source=ROWS.
+void arrange(const registry::ProblemRequest& request, Product& problem) {
+  set_source(request, problem.a, problem.gather);
+  registry::store_matrices(problem.b, 0, is_turned(request));
 }
-
-// The shape's k is the gradient's m. Options: order=nn|nt (t: the output is stored transposed), gather=none|a|b,
-// output=TYPE.
-WeightGradient make_weight(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"order", "gather", "source", "output"});
-  const Request r(request, "grouped_matmul_weight");
-  const int gather = registry::choice_option(request, "gather", {"none", "a", "b"}, "none");
-  const bool is_transposed = registry::choice_option(request, "order", {"nn", "nt"}, "nn") == 1;
-  const DType output = registry::dtype_option(request, "output", request.dtype);
-  WeightGradient problem;
-  problem.a = r.view({gather == 1 ? r.source : r.rows, r.k});
-  problem.b = r.view({gather == 2 ? r.source : r.rows, r.n});
-  problem.offsets = r.view(DType::kInt32, {r.groups});
-  if (gather == 1) problem.gather_a = r.view(DType::kInt32, {r.rows});
-  if (gather == 2) problem.gather_b = r.view(DType::kInt32, {r.rows});
-  problem.output =
-      is_transposed ? transposed(r.view(output, {r.groups, r.n, r.k})) : r.view(output, {r.groups, r.k, r.n});
-  return problem;
+void arrange(const registry::ProblemRequest& request, WeightGradient& problem) {
+  set_source(request, problem.a, problem.gather_a);
+  set_source(request, problem.b, problem.gather_b);
+  registry::store_matrices(problem.output, 0, is_turned(request));
 }
-
-// The shape is [rows, n, 1, groups]. Options: gather=0|1, factors=0|1, output=TYPE.
-Sums make_sums(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"gather", "source", "factors", "output"});
-  const Request r(request, "group_sums");
-  Sums problem;
-  problem.x = r.view({r.flag("gather") ? r.source : r.rows, r.n});
-  problem.offsets = r.view(DType::kInt32, {r.groups});
-  if (r.flag("gather")) problem.gather = r.view(DType::kInt32, {r.rows});
-  if (r.flag("factors")) problem.factors = r.view(statistic_type(request.dtype), {r.rows});
-  problem.output = r.view(registry::dtype_option(request, "output", request.dtype), {r.groups, r.n});
-  return problem;
+void arrange(const registry::ProblemRequest& request, Sums& problem) {
+  set_source(request, problem.x, problem.gather);
 }
 
 // Fewer rows; groups and matrices stay.
@@ -187,12 +131,12 @@ constexpr const char* kProductShapes = R"(
   fp64: 20x6x5x3 form=packed_gated activation=silu gather=1
 )";
 constexpr const char* kWeightShapes = R"(
-  fp32 bf16 fp16: 300x136x72x5 67x37x33x3 order=nn,nt gather=none,a,b; 700x264x200x4 output=fp32; 5x64x64x40 0x8x8x2
+  fp32 bf16 fp16: 300x136x72x5 67x37x33x3 order=nn,nt gather_a=-,1; order=nn,nt gather_b=1; 700x264x200x4 output=fp32; 5x64x64x40 0x8x8x2
   fp64: 20x6x5x3
 )";
 constexpr const char* kSumsShapes = R"(
-  fp32 bf16 fp16: 300x136x1x5 0x8x1x2; 67x33x1x3 gather=1 factors=1 output=fp32
-  fp64: 20x6x1x3 factors=1
+  fp32 bf16 fp16: 300x136x5 0x8x2; 67x33x3 gather=1 factors=1 output=fp32
+  fp64: 20x6x3 factors=1
 )";
 
 }  // namespace
@@ -202,7 +146,8 @@ constinit const registry::Operation<Product> kMultiply = registry::declared<Prod
      .kernels = registry::kernel_list<kSm90, kMma, kTile, kCpu, kReference>,
      .describe = describe_product,
      .set_trial_inputs = set_trial_product,
-     .make = make_product,
+     .request = {.shape = "rows n k groups", .sizes = "source=rows", .options = "order"},
+     .arrange = arrange,
      .check = check,
      .shrink = shrink_product,
      .shapes = kProductShapes});
@@ -212,7 +157,8 @@ constinit const registry::Operation<WeightGradient> kWeightGradient =
          .kernels = registry::kernel_list<kWeightSm90, kWeightMma, kWeightTile, kWeightCpu, kWeightReference>,
          .describe = describe_weight,
          .set_trial_inputs = set_trial_weight,
-         .make = make_weight,
+         .request = {.shape = "rows n m groups", .sizes = "source=rows other=rows", .options = "order"},
+         .arrange = arrange,
          .check = check,
          .shrink = shrink_weight,
          .shapes = kWeightShapes});
@@ -220,7 +166,8 @@ constinit const registry::Operation<Sums> kSums = registry::declared<Sums, kSums
     {.name = "group_sums",
      .kernels = registry::kernel_list<kSumsCuda, kSumsCpu, kSumsReference>,
      .set_trial_inputs = set_trial_sums,
-     .make = make_sums,
+     .request = {.shape = "rows n groups", .sizes = "source=rows factor_rows=rows"},
+     .arrange = arrange,
      .check = check,
      .shrink = shrink_sums,
      .shapes = kSumsShapes});

@@ -46,24 +46,6 @@ void set_trial_permute(const Permute& on_host) {
 constexpr const char* kPermuteShapes = R"(
   int32: 300x4 num_experts=64; 1100x2 num_experts=7 capacity=50; 1x1; 33x16 num_experts=1024; 0x2 num_experts=3
 )";
-Permute shrink_permute(const Permute& problem, int64_t) {
-  return problem;
-}
-
-void set_tokens(void* tokens, std::string_view name, registry::Role, TensorView& view) {
-  const int64_t count = *static_cast<int64_t*>(tokens);
-  if (name == "token_of_row" || view.rank == 0 || name == "bias" || name == "offsets" || name == "counts") return;
-  view.sizes[0] = count;
-}
-template <class Problem, const auto& kFields>
-Problem shrink(const Problem& problem, int64_t elements) {
-  Problem small = problem;
-  int64_t tokens = registry::batches_within(problem.logits, elements);
-  registry::visit_fields(kFields, &small, set_tokens, &tokens);
-  if constexpr (requires { small.token_of_row; }) small.token_of_row.sizes[0] = tokens * problem.k;
-  return small;
-}
-
 // Shapes [tokens, experts] that the routing is tested and measured on.
 constexpr const char* kBackwardShapes = R"(
   fp32 bf16 fp16: 300x64 k=4; 1x1; 7x3 k=3 renormalize=0 scale=2.5; 0x8 k=2; 129x200 k=8 score=sigmoid
@@ -83,7 +65,6 @@ constinit const registry::Operation<Forward> kForward = registry::declared<Forwa
      .kernels = registry::kernel_list<kForwardCuda, kForwardCpu, kForwardReference>,
      .set_trial_inputs = set_trial_forward,
      .check = check,
-     .shrink = shrink<Forward, kForwardFields>,
      .flops_per_element = 5,
      .shapes = forward_shapes});
 constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields>(
@@ -91,7 +72,6 @@ constinit const registry::Operation<Backward> kBackward = registry::declared<Bac
      .kernels = registry::kernel_list<kBackwardCuda, kBackwardCpu, kBackwardReference>,
      .set_trial_inputs = set_trial_backward,
      .check = check,
-     .shrink = shrink<Backward, kBackwardFields>,
      .flops_per_element = 10,
      .shapes = kBackwardShapes});
 
@@ -100,7 +80,6 @@ constinit const registry::Operation<Permute> kPermute = registry::declared<Permu
      .kernels = registry::kernel_list<kPermuteCuda, kPermuteCpu, kPermuteReference>,
      .set_trial_inputs = set_trial_permute,
      .check = check,
-     .shrink = shrink_permute,
      .shapes = kPermuteShapes});
 
 constexpr auto kDeclarations =
