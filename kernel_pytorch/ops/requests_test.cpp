@@ -37,6 +37,7 @@ TEST(Requests, ATypeThatAnOpDoesNotTakeIsRefusedByTheOp) {
   for (const AnyOperation& operation : operations()) {
     for (const DType dtype : {DType::kInt64, DType::kInt32}) {
       ProblemRequest request = operation.shapes().front();
+      if (request.dtype == dtype) continue;  // of indices
       request.dtype = dtype;
       const std::string message = refusal_of(operation, request);
       EXPECT_NE(message.find(name_of(dtype)), std::string::npos) << operation.name << ": " << message;
