@@ -279,6 +279,7 @@ constinit const registry::Operation<ActivationBackward> kActivationBackward =
 constinit const registry::Operation<Forward> kForward =
     registry::declared<Forward, kForwardFields, forward_flops>({.name = "moe_mlp_forward",
                                                                 .kernels = composed_kernels<Forward, compose>,
+                                                                .describe = describe_forward,
                                                                 .set_trial_inputs = set_trial_layer<Forward>,
                                                                 .make = make_forward,
                                                                 .check = check,
