@@ -7,7 +7,8 @@ torch.compile on top of it; in turns in one process.
 Hugging Face models from their configurations, in bf16 on a GPU and fp32 on a CPU: prefill of decoders with and without
 the default cache (4 layers of 2048, B2 S1024), encoders for tokens, images and sound, training steps. On a CPU smaller
 ones, and the bundled models. `host` is the time until a call returns on an idle device. The last column is the time of
-the best peer over ours; of the last way, that of the better of torch.compile and optimize over it.
+the best peer over ours; of the last way, that of the better of torch.compile and optimize over it. With --threads 1 a
+CPU's times are those of the thread, which others' work does not lengthen.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from compile_backend import model_of
+from compile_cases import DECODERS, Row, model_of
 from kernel_pytorch._optimize.demo_models import DEMOS
 from optimize_models import Case, log, synchronize, text_of
 from table import print_table
@@ -34,7 +35,6 @@ import kernel_pytorch
 
 OURS, BOTH = "optimize", "optimize + torch.compile"
 MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
-DECODERS = ("qwen3", "olmo2", "phi3", "gemma3")
 
 
 class TimedCase(Case):
@@ -127,14 +127,14 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
 
     batch, length = (1, 256) if is_small else (2, 1024)
     for name in DECODERS[:1] if is_small else DECODERS:
-        for cached in (False, True):
+        for cached in (True, False):
 
             def prefill(name: str = name, cached: bool = cached) -> tuple[nn.Module, Any]:
-                model = decoder_on_cpu() if is_small else model_of(name, device)
+                model = decoder_on_cpu() if is_small else model_of(Row(name, "prefill", batch, length), device)
                 ids = tokens(batch, length, model.config.vocab_size, device)
                 return model, {"input_ids": ids, "use_cache": cached}
 
-            add(f"{name} prefill B{batch} S{length}" + (", cache" if cached else ""), "inference", prefill)
+            add(f"{name}{' cached' if cached else ''} prefill B{batch} S{length}", "inference", prefill)
     for name, make in encoders(device, layers).items():
         add(f"{name} encoder", "inference", make)
 
@@ -151,7 +151,7 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
         return transformers.ModernBertForMaskedLM(config)
 
     def qwen3_to_train() -> nn.Module:
-        model = decoder_on_cpu() if is_small else model_of("qwen3", device)
+        model = decoder_on_cpu() if is_small else model_of(Row("qwen3", "train", 4, 2048), device)
         model.config.use_cache = False
         return model
 

@@ -10,6 +10,7 @@
   OP(cross_entropy)        \
   OP(linear_cross_entropy) \
   OP(adamw)                \
+  OP(optimizer_step)       \
   OP(reduce_norm)          \
   OP(activation)           \
   OP(gated_activation)     \

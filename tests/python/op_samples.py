@@ -253,4 +253,9 @@ def _optimizer(seed: Tensor) -> None:
     adamw.adamw_(narrow, [p.clone() for p in narrow], *lists[:2], [], parameters, steps, *(None,) * 5, *numbers)
     lists = [[p.clone().abs() for p in narrow] for _ in range(3)]
     adamw.adamw_(narrow, *lists, [], [], steps, *(None,) * 4, seed, *numbers)
+    codes = [[torch.zeros_like(p, dtype=torch.int8) for p in parameters] for _ in range(3)]
+    scales = [[torch.ones(-(-p.numel() // 64)) for p in parameters] for _ in range(2)]
+    rates = ("adamw", "companded", 1e-3, 0.9, 0.99, 1e-8, 0.01, 0.0, 1.0, False, False)
+    gradients = [p.clone() for p in narrow]
+    adamw.optimizer_step_(narrow, gradients, *codes, *scales, steps, *scalars, *rates)
     adamw.reduce_norm(parameters)

@@ -69,7 +69,7 @@ class SetForward(Change):
         function = _own_function(function)
         function.__name__ = "forward"
         with contextlib.suppress(TypeError, ValueError):  # who asks for the arguments' names gets those of the class
-            function.__signature__ = inspect.signature(type(module).forward)
+            function.__signature__ = inspect.signature(type(module).forward)  # type: ignore[attr-defined]
         self.method = types.MethodType(function, module)  # a copy of the model binds it to the copied module
         self.plain = function
         self.before: Any = _ABSENT

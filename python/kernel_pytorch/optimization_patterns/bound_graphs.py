@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .addresses import Addresses
 from .results import Results
 
 __all__ = ["Binder", "BoundGraph", "places_of"]
@@ -49,12 +50,13 @@ class BoundGraph:
     graph: Any
     output: Any
     results: Results
-    addresses: Any  # of the module's weights
+    uploads: list[tuple[Tensor, Tensor]]  # that the graph reads
+    addresses: Addresses
     device: torch.device
     bytes: int
 
     def serves(self, places: tuple[Any, ...], ambient: Any) -> bool:
-        return self.places == places and self.ambient == ambient and bool(self.addresses.hold())
+        return self.places == places and self.ambient == ambient and self.addresses.hold()
 
 
 class Binder:

@@ -20,6 +20,7 @@ from typing import Any
 from .. import _library
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import capturing
+from .addresses import Addresses
 from .bound_graphs import Binder, BoundGraph, places_of
 from .results import CONSTANTS, Results, is_configuration
 
@@ -62,25 +63,6 @@ def graph_absence(tensors: list[Tensor], module: nn.Module | None = None) -> str
     return ""
 
 
-class _Addresses:
-    """Where a module's parameters and buffers lie. The modules' own dictionaries are read, so that a new Parameter in
-    an old place is seen as well as an old one whose storage moved."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._places: list[tuple[dict[str, Any], str, int]] = []
-        for part in module.modules():
-            for table in (part._parameters, part._buffers):
-                for name, tensor in table.items():
-                    if tensor is not None:
-                        self._places.append((table, name, tensor.data_ptr()))
-
-    def hold(self) -> bool:
-        try:
-            return all(table[name].data_ptr() == address for table, name, address in self._places)
-        except (KeyError, AttributeError):  # taken away, or set to None
-            return False
-
-
 @dataclass
 class CapturedGraph:
     """A graph with the tensors that it reads and writes. Use it through PyGraph.locked."""
@@ -88,10 +70,11 @@ class CapturedGraph:
     graph: Any
     inputs: list[Tensor]
     output: Any
-    addresses: _Addresses
+    addresses: Addresses
     decision: GraphDecision
     bytes: int
     results: Results
+    uploads: list[tuple[Tensor, Tensor]]  # that it reads
     written: list[int] = field(default_factory=list)  # of each input, by former calls; -1: not known
     changes_inputs: bool = False
 
@@ -275,9 +258,9 @@ class PyGraph(nn.Module):
         ambient = capturing.ambient()
         if not binder.is_due(places, ambient):
             return
-        uploads = [] if self._is_compiled else capturing.looked_at(call)[1]
         held = torch.cuda.memory_reserved(device)
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
+            uploads = [] if self._is_compiled else capturing.looked_at(call)[1]
             try:
                 with capturing.uploaded(uploads):
                     graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
@@ -287,9 +270,8 @@ class PyGraph(nn.Module):
                 return
         self._counts["captures"] += 1
         grown = max(torch.cuda.memory_reserved(device) - held, 0)
-        binder.bound = BoundGraph(
-            places, ambient, graph, output, Results(output), _Addresses(self.module), device, grown
-        )
+        results, addresses = Results(output), Addresses(self.module)
+        binder.bound = BoundGraph(places, ambient, graph, output, results, uploads, addresses, device, grown)
 
     def _unbind(self) -> None:
         if self._binder is not None:
@@ -344,7 +326,7 @@ class PyGraph(nn.Module):
             self._plain[key] = decision
             return None
         grown = max(torch.cuda.memory_reserved(device) - held, 0) + sum(tensor.nbytes for tensor in inputs)
-        entry = CapturedGraph(graph, inputs, output, _Addresses(self.module), decision, grown, results)
+        entry = CapturedGraph(graph, inputs, output, Addresses(self.module), decision, grown, results, uploads)
         entry.written = [-1] * len(inputs)
         entry.changes_inputs = versions != [tensor._version for tensor in inputs]
         self._graphs[key] = entry
