@@ -106,3 +106,20 @@ def test_experts_that_were_chosen() -> None:
     rows = routing.row_of_token
     wanted = (y[jnp.maximum(rows, 0)] * (routing.weights * (rows >= 0))[..., None]).sum(1)
     np.testing.assert_allclose(kp.moe_combine(y, routing), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_ejkernels_grouped_matmul(transposed: bool) -> None:
+    from kernel_pytorch.jax import ej
+
+    lhs, rhs, sizes = normal(12, 20, 8), normal(13, 4, 8, 6), jnp.array([3, 0, 9, 5])
+    whole = jax.lax.ragged_dot(lhs, rhs, sizes).at[17:].set(0)
+    stored = jnp.swapaxes(rhs, 1, 2) if transposed else rhs
+    for function in (ej.grouped_matmul, ej.grouped_matmulv2):
+        np.testing.assert_allclose(function(lhs, stored, sizes, transpose_rhs=transposed), whole, rtol=1e-4, atol=1e-4)
+    parts = [ej.grouped_matmul(lhs, stored[i : i + 2], sizes, jnp.array([i]), transpose_rhs=transposed) for i in (0, 2)]
+    np.testing.assert_allclose(parts[0] + parts[1], whole, rtol=1e-4, atol=1e-4)  # experts on two devices
+    more = ej.grouped_matmul(lhs, stored, sizes, None, jnp.ones((20, 6)), transpose_rhs=transposed)
+    np.testing.assert_allclose(more, whole + 1, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="interpret"):
+        ej.grouped_matmul(lhs, stored, sizes, interpret=True)

@@ -41,12 +41,11 @@ from ._functions import (
     ring_attention,
     scaled_dot_product_attention,
 )
+from ._grouped import grouped_matmul, grouped_matmulv2
 from ._pending import (
     apply_native_sparse_attention,
     flash_mla,
     gla_attention,
-    grouped_matmul,
-    grouped_matmulv2,
     lightning_attention,
     mla_attention,
     native_sparse_attention,
