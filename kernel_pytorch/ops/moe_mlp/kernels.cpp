@@ -166,6 +166,11 @@ Backward make_backward(const ProblemRequest& request) {
   return problem;
 }
 
+void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
+  registry::describe_fields(kForwardFields, &problem, key);
+  key.field("preactivation", problem.preactivation);
+}
+
 // Gradients of weights are sums of products with rows that were rounded to the layer's type.
 registry::Precision precision(const Backward& problem, std::string_view tensor, DType own) {
   return {tensor == "grad_weights" ? problem.x.dtype : own};
@@ -251,6 +256,7 @@ constinit const registry::Operation<ActivationBackward> kActivationBackward =
 constinit const registry::Operation<Forward> kForward =
     registry::declared<Forward, kForwardFields, forward_flops>({.name = "moe_mlp_forward",
                                                                 .kernels = composed_kernels<Forward, compose>,
+                                                                .describe = describe_forward,
                                                                 .set_trial_inputs = set_trial_layer<Forward>,
                                                                 .make = make_forward,
                                                                 .check = check,
