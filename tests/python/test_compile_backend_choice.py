@@ -57,8 +57,8 @@ def test_the_budget_ends_within_a_match(monkeypatch: pytest.MonkeyPatch) -> None
     compiled = []
     reference, candidate = trial.Trial.reference, trial.Trial.candidate
 
-    def slow(self: Any) -> Any:
-        made = reference(self)
+    def slow(self: Any, **more: Any) -> Any:
+        made = reference(self, **more)
         time.sleep(0.3)
         return made
 
@@ -103,7 +103,7 @@ def test_the_host_may_not_take_longer_than_the_device_gains(
 def test_what_was_refused_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another way of the same match is taken: otherwise a kernel that fails would only look slow."""
 
-    def fails(expected: Any, found: Any) -> None:
+    def fails(expected: Any, found: Any, narrowest: Any) -> None:
         if not calls:
             calls.append(found)
             raise trial.Rejected("differs by 7")
@@ -170,7 +170,7 @@ def test_rope_keeps_the_order_of_memory_of_a_projection() -> None:
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "relu"])
 def test_gated_layers_take_their_two_weights_as_they_are(kind: str) -> None:
-    """Either order of the product; training keeps two products, whose gradients exist."""
+    """Either order of the product; training keeps two products, since no second layer follows."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:

@@ -58,6 +58,27 @@ def test_values(kind, dtype, shape):
 
 
 @pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [64, 128, 256, 768, 4096])
+def test_rows_of_several_strides(kind, dtype, columns):
+    """[batch, sequence, heads, columns] in the memory order of [batch, heads, sequence, columns], and slices of it."""
+    batch, sequence, heads = 3, 37, 5
+    shape = (batch, sequence, heads, columns)
+    x, residual, weight, bias, grad, grad_sum = tensors(shape, dtype)
+
+    def heads_first(one):
+        return one.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def within(one):
+        return torch.stack([one, one], dim=3)[..., 0, :]
+
+    check(kind, x, residual, weight, bias, heads_first(grad), grad_sum)
+    check(kind, heads_first(x), residual, weight, bias, grad, heads_first(grad_sum))
+    check(kind, heads_first(x), within(residual), weight, bias, within(grad), heads_first(grad_sum))
+    check(kind, x[:, 1:], residual[:, 1:], weight, bias, grad[:, :-1], grad_sum[:, :-1])
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_fp32_parameters(kind, dtype):
     check(kind, *tensors((65, 1024), dtype, torch.float32))

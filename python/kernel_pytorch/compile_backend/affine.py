@@ -226,14 +226,26 @@ def _compare(strict: bool, swapped: bool) -> Callable[[Reader, Node], Mask | boo
         slopes = {dim: slope for dim, slope in slopes.items() if slope != 0}
         constant = sympy.expand(left.constant - right.constant + (1 if strict else 0))
         plus, minus = (None, None) if left.base is right.base else (left.base, right.base)
-        if plus is None and minus is None and constant.is_Integer:
-            if constant <= 0 and all(slope.is_Integer and slope < 0 for slope in map(sympy.sympify, slopes.values())):
-                return True  # an index is never negative
-            if not slopes:
+        if plus is None and minus is None:
+            least, most = _range(slopes, constant, shape(node))
+            if most is not None and most <= 0:
+                return True
+            if least is not None and least > 0:
                 return False
         return Mask((Difference(slopes, constant, plus, minus),))
 
     return rule
+
+
+def _range(slopes: dict[int, Any], constant: Any, sizes: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The least and the largest value of a formula over the indices of a tensor; None where they are not numbers."""
+    bounds = [constant, constant]
+    for dim, slope in slopes.items():
+        last = sizes[dim] - 1 if isinstance(sizes[dim], int) else sympy.oo
+        ends = sorted((sympy.S.Zero, sympy.sympify(slope) * last)) if sympy.sympify(slope).is_Integer else (None, None)
+        bounds = [None if a is None or b is None else a + b for a, b in zip(bounds, ends)]
+    least, most = (one if one is not None and (one.is_Integer or one.is_infinite) else None for one in bounds)
+    return least, most
 
 
 def _within(reader: Reader, node: Any, limit: Formula, strict: bool) -> Mask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from .cluster import cluster
 from .model import Candidate, Match, Region
 from .nodes import Node, inputs_of, value
 from .settings import Settings
-from .trial import Rejected, Time, Trial, apart, check_agreement, hint, times
+from .trial import Rejected, Time, Trial, apart, check_agreement, hint, own_random_numbers, times
 
 TORCH = "torch"
 _SECONDS_OF_TIMING = 0.05
@@ -62,7 +63,7 @@ class Chooser:
 
     def __init__(self, region: Region, settings: Settings) -> None:
         self.region, self.settings = region, settings
-        self.end = time.perf_counter() + settings.budget_seconds
+        self.end = time.perf_counter() + settings.budget(bool(region.differentiable))
 
     def decide(self, match: Match) -> Verdict:
         if match.pattern == "empty_cat":
@@ -105,14 +106,18 @@ class Chooser:
         compiler = (self.settings.choose, str(self.settings.inner), str(inductor))
         return (match.pattern, match.detail, match.key, graph, inside, inputs, names, compiler)
 
-    def _check_budget(self) -> None:
-        if self.settings.choose == "timed" and time.perf_counter() > self.end:
-            raise _Late
+    def _is_late(self) -> bool:
+        return self.settings.choose == "timed" and time.perf_counter() > self.end
 
     def _measure(self, match: Match, neighbours: list[Node]) -> Measured:
-        self._check_budget()
+        with own_random_numbers(_device(match)) as begin_anew:
+            return self._measured(match, neighbours, begin_anew)
+
+    def _measured(self, match: Match, neighbours: list[Node], begin_anew: Callable[[], None]) -> Measured:
+        if self._is_late():
+            raise _Late
         try:
-            trial, reference, expected = self._reference(match, neighbours)
+            trial, reference, expected = self._reference(match, neighbours, begin_anew)
         except Exception as error:
             return Measured(problems=[f"it cannot be tried: {_short(error)}"])
         runs = {TORCH: reference}
@@ -120,10 +125,16 @@ class Chooser:
         for candidate in match.candidates:
             if candidate.otherwise and len(runs) > 1:
                 continue
-            self._check_budget()
+            if self._is_late():
+                if len(runs) == 1:
+                    raise _Late
+                problems.append(f"no time was left for {candidate.name}")
+                break  # what has been compiled is worth a timing
             try:
                 run = trial.candidate(candidate)
-                check_agreement(expected, run())
+                begin_anew()
+                found = run() if not match.is_random else trial.candidate(candidate, without_dropout=True)()
+                check_agreement(expected, found, trial.narrowest)
                 runs[candidate.name] = run
             except Exception as error:
                 problems.append(f"{candidate.name} {_short(error)}")
@@ -137,12 +148,13 @@ class Chooser:
         except Exception as error:
             return Measured(problems=[f"it cannot be timed: {_short(error)}", *problems])
 
-    def _reference(self, match: Match, neighbours: list[Node]) -> Any:
+    def _reference(self, match: Match, neighbours: list[Node], begin_anew: Callable[[], None]) -> Any:
         """The trial with its neighbours; of the match alone where they make no numbers of random values."""
         for nodes in (neighbours, match.nodes):
             trial = Trial(self.region, match, nodes, self.settings)
             reference = trial.reference()
-            expected = reference()
+            begin_anew()
+            expected = reference() if not match.is_random else trial.reference(without_dropout=True)()
             if len(nodes) == len(match.nodes) or all(bool(torch.isfinite(one).all()) for one in expected):
                 break
         return trial, reference, expected

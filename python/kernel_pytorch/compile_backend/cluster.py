@@ -16,11 +16,23 @@ _LARGEST = 80
 _PRODUCTS = ("linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "einsum", "scaled_dot_product_attention")
 _CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose2d")
 _ORDERINGS = ("sort", "topk", "multinomial", "nonzero", "masked_select", "unique_consecutive")
-_WALLS = frozenset((*_PRODUCTS, *_CONVOLUTIONS, *_ORDERINGS))
+# What reads or writes where an index says: a trial has no indices, and one out of range ends a process on a GPU.
+_INDEXED = (
+    "embedding",
+    "index",
+    "index_select",
+    "gather",
+    "take",
+    "take_along_dim",
+    "scatter",
+    "scatter_add",
+    "index_add",
+)
+_WALLS = frozenset((*_PRODUCTS, *_CONVOLUTIONS, *_ORDERINGS, *_INDEXED))
 
 
 def is_wall(node: Node) -> bool:
-    """Whether a kernel of Inductor's ends here: products, attention, ops of ours, writes."""
+    """Whether a trial ends here, as a kernel of Inductor's mostly does: products, attention, ops of ours, writes."""
     if node.op != "call_function":
         return node.op not in ("placeholder", "output")
     schema = getattr(node.target, "_schema", None)

@@ -39,6 +39,7 @@ class Match:
     derived: tuple[Node, ...] = ()
     leaf_values: dict[Node, int] = field(default_factory=dict)
     key: str = ""  # what a choice depends on besides nodes and shapes
+    is_random: bool = False  # ways to compute it draw unlike numbers: they are compared with their dropout off
 
 
 @dataclass

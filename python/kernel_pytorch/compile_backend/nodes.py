@@ -69,6 +69,25 @@ def without_casts(node: Node) -> Node:
     return node
 
 
+def half_of(node: Any) -> tuple[Node, int] | None:
+    """Of which tensor this node is the first (0) or second (1) half of the last dimension."""
+    if is_call(node, operator.getitem) and is_call(
+        node.args[0], aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default
+    ):
+        source, index = node.args[0].args[0], node.args[1]
+        dim = argument(node.args[0], 2, "dim", 0)
+        parts, begin = len(value(node.args[0])), index
+    elif is_call(node, aten.slice.Tensor) and len(node.args) == 4 and isinstance(node.args[0], fx.Node):
+        source, dim, start, _ = node.args
+        parts, begin = 2, 1 if start else 0
+        if start and not same(2 * start, shape(source)[-1]):
+            return None
+    else:
+        return None
+    fits = parts == 2 and shape(source) and dim in (-1, len(shape(source)) - 1)
+    return (source, begin) if fits and same(2 * shape(node)[-1], shape(source)[-1]) else None
+
+
 def only_user(node: Node) -> Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
@@ -120,10 +139,11 @@ def _has_gradient(found: Any) -> bool:
 
 
 class Emitter:
-    """Adds calls to a graph and computes what they give on fake tensors."""
+    """Adds calls to a graph and computes what they give on fake tensors. `without_dropout`: for a comparison."""
 
-    def __init__(self, graph: fx.Graph, mode: Any, wants_gradient: bool) -> None:
+    def __init__(self, graph: fx.Graph, mode: Any, wants_gradient: bool, without_dropout: bool = False) -> None:
         self.graph, self.mode, self.wants_gradient = graph, mode, wants_gradient
+        self.without_dropout = without_dropout
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         node = self.graph.call_function(target, args, kwargs)

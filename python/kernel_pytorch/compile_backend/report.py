@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Line:
-    """One place where a pattern was found: `taken` names what replaced it, "" where torch keeps it."""
+    """One place where a pattern was found: `taken` names what replaced it, "" where torch keeps it. `node` is its last
+    one, `nodes` is how many it has.
+    """
 
     pattern: str
     node: str
@@ -16,20 +18,29 @@ class Line:
     taken: str
     reason: str
     gain_us: float = 0.0
+    nodes: int = 1
 
 
 @dataclass
 class GraphReport:
-    """One graph of Dynamo's (or one body of a higher-order operation)."""
+    """One graph of Dynamo's, with the bodies of its checkpointed regions. `nodes`: of the graph in its canonical form.
+
+    `left`: what Inductor computes in the end, by operation: that no pattern looks for, or none that was taken.
+    """
 
     name: str
     nodes: int = 0
+    left: Counter[str] = field(default_factory=Counter)
     lines: list[Line] = field(default_factory=list)
     problem: str = ""
 
     @property
     def replaced(self) -> Counter[str]:
         return Counter(line.pattern for line in self.lines if line.taken)
+
+    @property
+    def replaced_nodes(self) -> int:
+        return sum(line.nodes for line in self.lines if line.taken)
 
     @property
     def gain_us(self) -> float:
@@ -66,13 +77,15 @@ class CompileReport:
     def __str__(self) -> str:
         lines = []
         for graph in self.graphs:
-            lines.append(
-                f"{graph.name}: {graph.nodes} nodes" + (f", left as it is: {graph.problem}" * bool(graph.problem))
-            )
+            counts = f"{graph.nodes} nodes, {graph.replaced_nodes} replaced"
+            lines.append(f"{graph.name}: {counts}" + (f", left as it is: {graph.problem}" * bool(graph.problem)))
             seen = Counter((one.pattern, one.detail, one.taken, one.reason) for one in graph.lines)
             for (pattern, detail, taken, reason), count in seen.items():
                 what = f"{pattern} ({detail})" if detail else pattern
                 lines.append(f"  {count} x {what}: {f'replaced by {taken}' if taken else 'left to torch'}; {reason}")
+            if graph.left:
+                shown = ", ".join(f"{count} x {name}" for name, count in graph.left.most_common())
+                lines.append(f"  Inductor computes {shown}")
         lines.append(f"predicted gain {self.predicted_gain_us:.1f} us")
         if self.measured_gain_us is not None:
             shown = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in self.seconds.items())

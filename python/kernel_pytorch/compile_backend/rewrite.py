@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from .canonical import writes_between
 from .choice import Chooser
 from .model import Candidate, Match, Refusal, Region
-from .nodes import Emitter, Node, inputs_of
+from .nodes import Emitter, Node, inputs_of, value
 from .patterns import PATTERNS
 from .report import GraphReport, Line
 from .settings import Settings
 
+_FIRST_IN_TRAINING = ("empty_cat", "attention", "mlp", "gated_mlp", "norm_rope")
 _LAST_IN_TRAINING = ("gated_activation", "linear_activation")
 
 
@@ -37,15 +40,30 @@ def rewrite(region: Region, settings: Settings, report: GraphReport) -> None:
                 taken.update(one.nodes)
     region.graph.eliminate_dead_code()
     region.graph.lint()
+    report.left.update(_operation(node) for node in region.graph.nodes if _computes(node))
+
+
+def _operation(node: Node) -> str:
+    return str(node.target._schema.name).removeprefix("aten::")
+
+
+def _computes(node: Node) -> bool:
+    """Whether it is torch's and makes numbers: no view, none of our ops, nothing about sizes."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not isinstance(value(node), Tensor) or schema.name.startswith("kernel_pytorch::"):
+        return False
+    return not any(one.alias_info is not None and not one.alias_info.is_write for one in schema.arguments)
 
 
 def _order(region: Region, settings: Settings) -> list[str]:
     """The patterns as they are tried within the budget.
 
-    With gradients activations come last: norms and rope gain more in training, where activations seldom win.
+    With gradients what gains most comes first, and activations come last: in training they seldom win.
     """
     names = [name for name in PATTERNS if name in settings.patterns]
-    return sorted(names, key=lambda name: name in _LAST_IN_TRAINING) if region.differentiable else names
+    if not region.differentiable:
+        return names
+    return sorted(names, key=lambda name: (name in _LAST_IN_TRAINING) - (name in _FIRST_IN_TRAINING))
 
 
 def _tried(region: Region, match: Match, chooser: Chooser, report: GraphReport) -> bool:
@@ -68,8 +86,9 @@ def _tried_carefully(region: Region, match: Match, chooser: Chooser) -> Line:
     verdict = chooser.decide(match)
     if verdict.candidate is None:
         return Line(match.pattern, name, match.detail, "", verdict.reason)
+    count = len(match.nodes)
     _replace(region, match, verdict.candidate, order)
-    return Line(match.pattern, name, match.detail, verdict.candidate.name, verdict.reason, verdict.gain_us)
+    return Line(match.pattern, name, match.detail, verdict.candidate.name, verdict.reason, verdict.gain_us, count)
 
 
 def _obstacle(region: Region, match: Match, order: dict[Node, int]) -> str:

@@ -37,6 +37,10 @@ class Rejected(Exception):
     """Why a candidate may not take the place of what it was found in."""
 
 
+def _is_float(one: Any) -> bool:
+    return isinstance(one, Tensor) and one.dtype in _TOLERANCES
+
+
 class Trial:
     """The inputs of one match with its neighbours (`nodes`), and runs of it and of its candidates."""
 
@@ -47,27 +51,33 @@ class Trial:
         self.inputs = list(dict.fromkeys([*inputs_of(nodes), *(one for one in reads if one not in inside)]))
         self.outputs = [node for node in nodes if any(user not in inside for user in node.users)]
         self.wants_gradient = region.wants_gradient(self.outputs)
+        floats = [one.dtype for one in map(value, (*nodes, *self.inputs)) if _is_float(one)]
+        self.narrowest = max(floats, key=lambda kind: _TOLERANCES[kind], default=torch.float32)
         self.sets = _sets(self.inputs, _values(region, match, self.inputs, self.wants_gradient))
         self._gradients: list[Tensor] = []
 
-    def reference(self) -> Run:
+    def reference(self, without_dropout: bool = False) -> Run:
+        """The nodes as they are; `without_dropout`: those of the match without it, not compiled."""
         graph, at = self._graph()
         for node in self.nodes:
             at[node] = graph.node_copy(node, lambda one: at[one])
-        return self._runs(graph, [at[node] for node in self.outputs])
+            if without_dropout and node in self.match.nodes:
+                _drop_nothing(at[node])
+        return self._runs(graph, [at[node] for node in self.outputs], not without_dropout)
 
-    def candidate(self, candidate: Candidate) -> Run:
+    def candidate(self, candidate: Candidate, without_dropout: bool = False) -> Run:
         graph, at = self._graph()
         replaced = set(self.match.nodes)
         place = next(node for node in self.nodes if node in self.match.outputs)
-        emitter = Emitter(graph, self.region.mode, self.region.wants_gradient(self.match.outputs))
+        wants_gradient = self.region.wants_gradient(self.match.outputs)
+        emitter = Emitter(graph, self.region.mode, wants_gradient, without_dropout)
         for node in self.nodes:
             if node is place:
                 made = candidate.emit(emitter, lambda one: at[self.region.current(one)])
                 at.update(zip(self.match.outputs, made))
             if node not in replaced:
                 at[node] = graph.node_copy(node, lambda one: at[one])
-        return self._runs(graph, [at[node] for node in self.outputs])
+        return self._runs(graph, [at[node] for node in self.outputs], not without_dropout)
 
     def _graph(self) -> tuple[fx.Graph, dict[Node, Node]]:
         graph = fx.Graph()
@@ -77,14 +87,14 @@ class Trial:
             at[node].meta["val"] = value(node)
         return graph, at
 
-    def _runs(self, graph: fx.Graph, outputs: Sequence[Node]) -> Run:
+    def _runs(self, graph: fx.Graph, outputs: Sequence[Node], may_compile: bool) -> Run:
         """Compiles the graph; a run gives outputs and, where gradients are wanted, those of the inputs."""
         graph.output(tuple(outputs))
         module = fx.GraphModule({}, graph)
         leaves = [[one for one in values if isinstance(one, Tensor) and one.requires_grad] for values in self.sets]
         with torch.set_grad_enabled(self.wants_gradient):
-            is_timed = self.settings.choose == "timed"
-            compiled = self.settings.compile(module, list(self.sets[0]), in_trial=True) if is_timed else module
+            is_compiled = self.settings.choose == "timed" and may_compile
+            compiled = self.settings.compile(module, list(self.sets[0]), in_trial=True) if is_compiled else module
 
         def run(turn: int = 0) -> list[Tensor]:
             turn %= len(self.sets)
@@ -106,8 +116,37 @@ class Trial:
         return self._gradients
 
 
-def check_agreement(expected: Sequence[Tensor], found: Sequence[Tensor]) -> None:
-    """Raises Rejected where the candidate's values are not the reference's."""
+def _drop_nothing(node: Node) -> None:
+    schema = getattr(node.target, "_schema", None)
+    names = [one.name for one in schema.arguments] if schema is not None else []
+    if "dropout_p" in names:
+        node.update_arg(names.index("dropout_p"), 0.0)
+
+
+@contextlib.contextmanager
+def own_random_numbers(device: torch.device) -> Iterator[Callable[[], None]]:
+    """Leaves torch's generators as they were; what it gives sets them to one state, so that two runs draw the same."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    before = [one.get_state() for one in generators]
+
+    def begin_anew() -> None:
+        for one in generators:
+            one.manual_seed(1)
+
+    try:
+        yield begin_anew
+    finally:
+        for one, state in zip(generators, before):
+            one.set_state(state)
+
+
+def check_agreement(expected: Sequence[Tensor], found: Sequence[Tensor], narrowest: torch.dtype) -> None:
+    """Raises Rejected where the candidate's values are not the reference's: the largest difference is within what two
+    orders of summation in the narrowest type may show, and the differences as a whole are much smaller than the values.
+    """
+    tolerance = _TOLERANCES[narrowest]
     if len(expected) != len(found):
         raise Rejected(f"gives {len(found)} tensors and not {len(expected)}")
     for one, other in zip(expected, found):
@@ -118,8 +157,11 @@ def check_agreement(expected: Sequence[Tensor], found: Sequence[Tensor]) -> None
         wide, other = one.double(), other.double()
         largest = wide.abs().max().item() if one.numel() else 0.0
         difference = (wide - other).abs().max().item() if one.numel() else 0.0
-        if not difference <= _TOLERANCES[one.dtype] * max(largest, 1e-3):
+        if not difference <= tolerance * max(largest, 1e-3):
             raise Rejected(f"differs by {difference:.2g}, the largest value being {largest:.2g}")
+        size, distance = wide.norm().item(), (wide - other).norm().item()
+        if not distance <= 0.5 * tolerance * max(size, 1e-3 * one.numel() ** 0.5):
+            raise Rejected(f"differs by {distance / size:.2g} of its size")
 
 
 @dataclass(frozen=True)
@@ -305,9 +347,10 @@ def _made(node: Node, requires_grad: bool, seed: int = 0) -> Any:
     own = [1 if stride == 0 else size for size, stride in zip(sizes, strides)]  # of an expanded tensor one element
     made = torch.empty_strided(own, strides, dtype=fake.dtype, device=fake.device)
     if not fake.is_floating_point():
-        made.fill_(1)
+        may_be_mask = made.dim() > 1 or fake.dtype is torch.bool
+        made.fill_(1 if may_be_mask else 0)  # 0 is a class, or an index, of whatever there is
         if made.dim() > 1 and made.shape[-1] > 1:
-            made[..., -1] = 0  # padding, where it is a mask
+            made[..., -1] = 0  # padding
         return made.expand(sizes)
     made = made.copy_(_normal(made, seed)).expand(sizes)
     return made.detach().requires_grad_() if requires_grad else made

@@ -33,6 +33,7 @@ from ..nodes import (
 from .written_attention import Attention, written
 
 _SDPA = aten.scaled_dot_product_attention.default
+_LARGEST_SEED = 2**62  # of torch's generator, so that torch.manual_seed governs it
 
 
 def find(region: Region) -> Iterator[Match | Refusal]:
@@ -41,7 +42,8 @@ def find(region: Region) -> Iterator[Match | Refusal]:
             problem = _problem_of_call(node)
             query, key, value_node = node.args[:3]
             mask, is_causal = argument(node, 3, "attn_mask"), bool(argument(node, 5, "is_causal", False))
-            found = Attention(query, key, value_node, mask, is_causal, argument(node, 6, "scale"), [node])
+            dropout = argument(node, 4, "dropout_p", 0.0)
+            found = Attention(query, key, value_node, mask, is_causal, argument(node, 6, "scale"), [node], dropout)
             yield Refusal("attention", node, problem) if problem else _match(region, found)
         elif (written_out := written(node)) is not None:
             yield _match(region, written_out)
@@ -58,12 +60,14 @@ def _match(region: Region, found: Attention) -> Match | Refusal:
     if not same(shape(plain_key)[1], shape(plain_value)[1]):
         plain_key, plain_value, key_nodes, value_nodes = key, value_node, [], []
     nodes = [*key_nodes, *value_nodes, *found.nodes]
-    emit = _Call(query, plain_key, plain_value, scale)
+    emit = _Call(query, plain_key, plain_value, scale, found.dropout)
+    is_random = found.dropout != 0.0
     if mask is None:
         options = {"causal": is_causal, "causal_offset": 0 if is_causal else None}
-        return Match("attention", nodes, [output], [Candidate("ours", emit.ours(options))], "causal" * is_causal)
+        ours = Candidate("ours", emit.ours(options))
+        return Match("attention", nodes, [output], [ours], "causal" * is_causal, is_random=is_random)
     candidates, detail = _masked(region, emit, mask, nodes)
-    match = Match("attention", nodes, [output], candidates, detail, derived=(mask,))
+    match = Match("attention", nodes, [output], candidates, detail, derived=(mask,), is_random=is_random)
     match.derived = (mask, *(one for candidate in candidates for one in candidate.reads))
     keys, queries = value(key).shape[2], value(query).shape[2]
     folded = region.folded.get(mask, (None,))[0]
@@ -74,8 +78,9 @@ def _match(region: Region, found: Attention) -> Match | Refusal:
 
 
 def _problem_of_call(node: Node) -> str:
-    if argument(node, 4, "dropout_p", 0.0) != 0.0:
-        return "dropout"
+    dropout = argument(node, 4, "dropout_p", 0.0)
+    if not isinstance(dropout, float | int) or not 0.0 <= dropout < 1.0:
+        return f"dropout of {dropout}"
     if not isinstance(argument(node, 6, "scale", 1.0), float | int | None):
         return "a scale that is no number"
     if argument(node, 3, "attn_mask") is not None and argument(node, 5, "is_causal", False):
@@ -152,7 +157,7 @@ def _emitted(region: Region, mask: Node, found: Fold | str, emit: _Call) -> tupl
         return found, options
     if writes_between([*_ancestors(mask), mask], region.graph):
         return "what the mask is made of changes in between", {}
-    with region.graph.inserting_before(mask):
+    with region.graph.inserting_before(mask.next):
         add = Emitter(region.graph, region.mode, False)
         if found.length is not None or found.base is not None:
             if not isinstance(queries, int) or (found.base is not None and not found.offset.is_Integer):
@@ -202,8 +207,8 @@ def _hint(size: Any) -> int:
 class _Call:
     """The two ways to attend, with what they share."""
 
-    def __init__(self, query: Node, key: Node, value_node: Node, scale: Any) -> None:
-        self.query, self.key, self.value, self.scale = query, key, value_node, scale
+    def __init__(self, query: Node, key: Node, value_node: Node, scale: Any, dropout: float) -> None:
+        self.query, self.key, self.value, self.scale, self.dropout = query, key, value_node, scale, dropout
 
     def ours(self, given: dict[str, Any]) -> Any:
         def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
@@ -218,6 +223,10 @@ class _Call:
                     **options,
                 }
             )
+            if self.dropout and not add.without_dropout:
+                device = value(self.query).device
+                seed = add.call(aten.randint.low, 0, _LARGEST_SEED, [2], dtype=torch.int64, device=device)
+                options = options._replace(dropout_p=float(self.dropout), seed=seed)
             operands = [at(one) for one in (self.query, self.key, self.value)]
             return add.op("attention", *operands, *_without_tuples(options), False)[:1]
 
@@ -228,7 +237,8 @@ class _Call:
 
         def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
             operands = [at(one) for one in (self.query, self.key, self.value)]
-            return [add.call(_SDPA, *operands, None, 0.0, is_causal, scale=self.scale, enable_gqa=grouped)]
+            dropout = 0.0 if add.without_dropout else self.dropout
+            return [add.call(_SDPA, *operands, None, dropout, is_causal, scale=self.scale, enable_gqa=grouped)]
 
         return emit
 

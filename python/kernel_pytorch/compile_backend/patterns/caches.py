@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..model import Candidate, Match, Refusal, Region
-from ..nodes import Node, aten, dtype, is_call, is_write, same_shape, shape, value
+from ..nodes import Node, aten, dtype, is_call, is_write, same, same_shape, shape, value
 
 
 def find_empty_cats(region: Region) -> Iterator[Match | Refusal]:
@@ -17,7 +17,7 @@ def find_empty_cats(region: Region) -> Iterator[Match | Refusal]:
     writes = any(is_write(node) and not is_call(node, torch._C._set_grad_enabled) for node in region.graph.nodes)
     for node in region.graph.find_nodes(op="call_function", target=aten.cat.default):
         parts = node.args[0]
-        full = [one for one in parts if isinstance(value(one), Tensor) and shape(one) != (0,)]
+        full = [one for one in parts if isinstance(value(one), Tensor) and not any(same(n, 0) for n in shape(one))]
         if len(full) != 1 or len(parts) == 1:
             continue
         if dtype(full[0]) is not dtype(node) or not same_shape(shape(full[0]), shape(node)):

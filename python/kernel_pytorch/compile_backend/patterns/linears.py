@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from ..model import Candidate, Match, Refusal, Region
-from ..nodes import FLOATS, VIEWS, Emitter, Node, aten, dtype, is_call, only_user, same, same_shape, shape
+from ..nodes import FLOATS, VIEWS, Emitter, Node, aten, dtype, half_of, is_call, only_user, same, same_shape, shape
 from .activations import GATES, Activation, activation
 
 # A product of so few rows reads its weights and does little else; ours has a kernel for that (cuda_thin).
@@ -70,23 +70,85 @@ def find_mlps(region: Region) -> Iterator[Match | Refusal]:
         yield Match("mlp", nodes, [node], [Candidate("ours", emit)], function.kind)
 
 
-def find_gated(region: Region) -> Iterator[Match | Refusal]:
-    """activation(x @ gate^T + bias) * (x @ up^T) of two weights as they are; the op has no gradient of its own."""
-    for node in region.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
-        if node in region.differentiable:
+class Gated(NamedTuple):
+    """activation(x @ gate^T + bias) * (x @ up^T); `packed`: gate and up are the halves of one weight, in this order."""
+
+    gate: Linear
+    up: Linear
+    kind: str
+    nodes: list[Node]
+    packed: tuple[int, int] | None = None
+
+
+def gated(node: Any) -> Gated | None:
+    """The gated layer whose product this node is."""
+    if not is_call(node, aten.mul.Tensor):
+        return None
+    for activated, product in (node.args[:2], node.args[1::-1]):
+        function = activation(activated)
+        if function is None or function.kind not in GATES or not isinstance(product, fx.Node):
             continue
-        for gated, product in (node.args[:2], node.args[1::-1]):
-            found, up = _activated(gated), linear(product)
-            if found is None or up is None or len(gated.users) != 1 or len(product.users) != 1:
-                continue
-            gate, function = found
-            if up.x is not gate.x or up.bias is not None or function.kind not in GATES:
-                continue
-            if dtype(up.weight) is dtype(node) is dtype(product) and same_shape(shape(up.weight), shape(gate.weight)):
-                nodes = list(dict.fromkeys([*gate.nodes, *function.nodes, *up.nodes, node]))
-                emit = _emit(gate, function.kind, None, up)
-                yield Match("gated_linear", nodes, [node], [Candidate("ours", emit)], function.kind)
-                break
+        if len(activated.users) != 1 or len(product.users) != 1:
+            continue
+        found = _of_two(activated, product, node) or _of_halves(function, product, node)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_two(activated: Node, product: Node, node: Node) -> Gated | None:
+    found, up = _activated(activated), linear(product)
+    if found is None or up is None:
+        return None
+    gate, function = found
+    if up.x is not gate.x or up.bias is not None or up.weight_is_transposed != gate.weight_is_transposed:
+        return None
+    if not dtype(up.weight) is dtype(node) is dtype(product) or not same_shape(shape(up.weight), shape(gate.weight)):
+        return None
+    return Gated(gate, up, function.kind, list(dict.fromkeys([*gate.nodes, *function.nodes, *up.nodes, node])))
+
+
+def _of_halves(function: Activation, product: Node, node: Node) -> Gated | None:
+    """Both halves of one linear layer's output."""
+    gate, up = half_of(function.x), half_of(product)
+    if gate is None or up is None or gate[0] is not up[0] or gate[1] == up[1]:
+        return None
+    layer = linear(gate[0])
+    if layer is None or layer.bias is not None or layer.weight_is_transposed:
+        return None
+    parts = [function.x, product]
+    cut = [one.args[0] for one in parts if not is_call(one, aten.slice.Tensor)]
+    inner = [*layer.nodes, *dict.fromkeys(cut), *parts, *function.nodes, node]
+    if any(user not in inner for one in inner[:-1] for user in one.users):
+        return None
+    kinds = {dtype(layer.x), dtype(layer.weight), dtype(node)}
+    if len(kinds) != 1 or dtype(node) not in FLOATS:
+        return None
+    return Gated(layer, layer, function.kind, inner, (gate[1], up[1]))
+
+
+def find_gated(region: Region) -> Iterator[Match | Refusal]:
+    """Both products in one; the op has no gradient of its own."""
+    for node in region.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        found = None if node in region.differentiable else gated(node)
+        if found is not None:
+            yield Match("gated_linear", found.nodes, [node], [Candidate("ours", _emit_gated(found))], found.kind)
+
+
+def find_gated_mlps(region: Region) -> Iterator[Match | Refusal]:
+    """With gradients: a gated MLP as one op, which is given its two weights as one, row by row in turns."""
+    for node in list(region.graph.nodes):
+        second = linear(node)
+        if second is None or node not in region.differentiable or not isinstance(second.x, fx.Node):
+            continue
+        found = gated(second.x)
+        if found is None or found.gate.bias is not None or found.gate.weight_is_transposed:
+            continue
+        if any(user not in second.nodes for user in second.x.users) or not _fits_bias(second):
+            continue
+        if {dtype(second.weight), dtype(node)} == {dtype(found.gate.x)}:
+            emit = _emit_gated_mlp(found, second)
+            yield Match("gated_mlp", [*found.nodes, *second.nodes], [node], [Candidate("ours", emit)], found.kind)
 
 
 def find_residuals(region: Region) -> Iterator[Match | Refusal]:
@@ -142,11 +204,39 @@ def _operands(layer: Linear, add: Emitter, at: Callable[[Node], Node]) -> tuple[
     return weight, None if layer.bias is None else at(layer.bias)
 
 
-def _emit(layer: Linear, kind: str, residual: Node | None = None, up: Linear | None = None) -> Any:
+def _emit(layer: Linear, kind: str, residual: Node | None = None) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
         more = None if residual is None else at(residual)
-        second = None if up is None else _operands(up, add, at)[0]
-        return add.op("linear", at(layer.x), *_operands(layer, add, at), more, kind, False, second)
+        return add.op("linear", at(layer.x), *_operands(layer, add, at), more, kind, False, None)
+
+    return emit
+
+
+def _gated_weights(found: Gated, add: Emitter, at: Callable[[Node], Node]) -> tuple[Node, Node]:
+    if found.packed is None:
+        return _operands(found.gate, add, at)[0], _operands(found.up, add, at)[0]
+    weight = at(found.gate.weight)
+    half = shape(weight)[0] // 2
+    halves = [add.call(aten.slice.Tensor, weight, 0, i * half, (i + 1) * half) for i in (0, 1)]
+    return halves[found.packed[0]], halves[found.packed[1]]
+
+
+def _emit_gated(found: Gated) -> Any:
+    def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
+        gate, up = _gated_weights(found, add, at)
+        bias = None if found.gate.bias is None else at(found.gate.bias)
+        return add.op("linear", at(found.gate.x), gate, bias, None, found.kind, False, up)
+
+    return emit
+
+
+def _emit_gated_mlp(found: Gated, second: Linear) -> Any:
+    def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
+        gate, up = _gated_weights(found, add, at)
+        rows = [2 * shape(gate)[0], shape(gate)[1]]
+        weight = add.call(aten.reshape.default, add.call(aten.stack.default, [gate, up], 1), rows)
+        operands = (weight, None, *_operands(second, add, at), None, found.kind, True)
+        return add.op("mlp", at(found.gate.x), *operands)
 
     return emit
 

@@ -41,15 +41,14 @@ def find_of_logits(region: Region) -> Iterator[Match | Refusal]:
             yield Refusal("cross_entropy", node, f"logits of type {dtype(logits)}, a loss of type {dtype(node)}")
         else:
             numbers = (argument(node, 4, "ignore_index", -100), float(argument(node, 5, "label_smoothing", 0.0)))
-            emit = _emit_rows((logits, target), numbers, reduction == _SUM, dtype(node))
+            emit = _emit_rows(lambda add, at, of=logits: at(of), target, numbers, reduction == _SUM, dtype(node))
             yield Match("cross_entropy", nodes, [node], [Candidate("ours", emit)])
 
 
-def _emit_rows(tensors: Any, numbers: Any, is_sum: bool, to: Any) -> Any:
-    logits, target = tensors
-
+def _emit_rows(logits_of: Any, target: Node, numbers: Any, is_sum: bool, to: Any) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
-        rows = add.call(aten.reshape.default, at(logits), [-1, shape(logits)[-1]])
+        logits = logits_of(add, at)
+        rows = add.call(aten.reshape.default, logits, [-1, shape(logits)[-1]])
         losses = add.op("cross_entropy_rows", rows, at(target), None, *numbers, 0.0, 0.0)[0]
         total = add.call(aten.sum.default, losses)
         if not is_sum:
@@ -90,7 +89,15 @@ def _match(region: Region, node: Node) -> Match | Refusal:
     numbers = (ignored, float(smoothing))
     emit = _emit(region, (hidden, weight, target), numbers, reduction == _SUM, dtype(node))
     nodes = [one, *reversed(nodes)]
-    return Match("linear_cross_entropy", nodes, [node], [Candidate("ours", emit)])
+    candidates = [Candidate("ours", emit)]
+    if dtype(target) is torch.int64:
+        by_rows = _emit_rows(_logits(hidden, weight), target, numbers, reduction == _SUM, dtype(node))
+        candidates.append(Candidate("ours, torch's products", by_rows))
+    return Match("linear_cross_entropy", nodes, [node], candidates)
+
+
+def _logits(hidden: Node, weight: Node) -> Any:
+    return lambda add, at: add.call(aten.linear.default, at(hidden), at(weight))
 
 
 def _emit(region: Region, tensors: Any, numbers: Any, is_sum: bool, to: Any) -> Any:

@@ -31,15 +31,15 @@ class Norm:
 
 
 def find(region: Region) -> Iterator[Match | Refusal]:
-    for norm in _norms(region):
+    for norm in norms(region):
         if isinstance(norm, Refusal):
             yield norm
         else:
-            yield Match("norm", norm.nodes, [norm.output], [Candidate("ours", _emit(norm))], norm.kind)
+            yield Match("norm", norm.nodes, [norm.output], [Candidate("ours", emit_norm(norm))], norm.kind)
 
 
 def find_with_sum(region: Region) -> Iterator[Match | Refusal]:
-    for norm in _norms(region):
+    for norm in norms(region):
         if isinstance(norm, Refusal):
             continue  # `find` says it
         total = norm.x
@@ -54,7 +54,7 @@ def find_with_sum(region: Region) -> Iterator[Match | Refusal]:
         yield Match("add_norm", [total, *norm.nodes], [total, norm.output], [Candidate("ours", emit)], norm.kind)
 
 
-def _norms(region: Region) -> Iterator[Norm | Refusal]:
+def norms(region: Region) -> Iterator[Norm | Refusal]:
     for node in list(region.graph.nodes):
         found = None
         if is_call(node, aten.rsqrt.default):
@@ -173,7 +173,7 @@ def _row(product: Node, node: Node, x: Node) -> tuple[Node, float, list[Node]] |
     return other, offset, before
 
 
-def _emit(norm: Norm) -> Any:
+def emit_norm(norm: Norm) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
         to = None if dtype(norm.output) is dtype(norm.x) else dtype(norm.output)
         parameters = [None if one is None else at(one) for one in (norm.weight, norm.bias)]

@@ -22,6 +22,7 @@ class Attention(NamedTuple):
     is_causal: bool
     scale: float | None
     nodes: list[Node]
+    dropout: float = 0.0
 
 
 def written(output: Node) -> Attention | None:

@@ -1,10 +1,11 @@
 // What host and device agree on for the row norms: how a row is spread over threads, and the arguments of the kernels.
-// Rows of these kernels have stride-1 columns and 16-byte aligned starts; engines/row_norm/cuda/any_cuda.h covers the
-// rest.
+// Rows of these kernels have stride-1 columns and 16-byte aligned starts, and lie along up to three dimensions (batch,
+// sequence, head); engines/row_norm/cuda/any_cuda.h covers the rest.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
 #include "kernel_pytorch/ops/engines/pointwise/kind_cuda.h"
+#include "kernel_pytorch/ops/support/divider_cuda.h"
 
 namespace kernel_pytorch::row_norm {
 
@@ -44,11 +45,13 @@ KP_SHARED_CODE constexpr bool is_legal(const RowConfig& config) {
 // memory-bound, and one more kernel per type would only cost compile time.
 enum class MixedType : uint8_t { kSame, kBFloat16, kFloat16 };
 
-// A tensor of rows. Absent: data is null.
+// A tensor of rows. Absent: data is null. The outer strides are those of kernels for rows of several strides.
 struct RowTensor {
   const void* data;
-  int64_t row_stride_bytes;
+  int64_t row_stride_bytes;  // of the innermost dimension of rows
   MixedType type;
+  int64_t middle_stride_bytes;
+  int64_t outer_stride_bytes;
 };
 
 struct RowShape {
@@ -56,6 +59,7 @@ struct RowShape {
   int32_t columns;
   int32_t slice_vectors;  // 16-byte vectors of a row that one block of a cluster takes; all of them without a cluster
   int32_t stages;         // of the ring
+  Divider inner, middle;  // rows of the innermost dimension, and of the one around it
 };
 
 struct ForwardArguments {

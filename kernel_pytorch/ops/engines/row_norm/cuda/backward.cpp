@@ -59,12 +59,13 @@ static_assert(are_legal(kClusterConfigs));
 // clang-format on
 
 RowWork work_of(const BackwardProblem& problem) {
-  return {.rows = rows_of(problem.value),
-          .columns = columns_of(problem.value),
-          .element_bytes = static_cast<int>(size_of(problem.value.dtype)),
-          .tensors = problem.grad_sum.is_present() ? 3 : 2,
-          .column_sums = problem.norm == Norm::kLayer ? 2 : 1,
-          .narrow = problem.grad_output.dtype != problem.value.dtype};
+  return with_dimensions({.rows = rows_of(problem.value),
+                          .columns = columns_of(problem.value),
+                          .element_bytes = static_cast<int>(size_of(problem.value.dtype)),
+                          .tensors = problem.grad_sum.is_present() ? 3 : 2,
+                          .column_sums = problem.norm == Norm::kLayer ? 2 : 1,
+                          .narrow = problem.grad_output.dtype != problem.value.dtype},
+                         problem.value);
 }
 
 constexpr Preference kWarpPreference[] = {{16, 0}, {64, 1}, {128, 2}};
@@ -76,24 +77,26 @@ struct Variant {
   DType dtype;
   bool centered;
   bool grad_sum;
-  int index() const { return (cuda_type_index(dtype) * 2 + centered) * 2 + grad_sum; }
+  bool strided;
+  int index() const { return ((cuda_type_index(dtype) * 2 + centered) * 2 + grad_sum) * 2 + strided; }
 };
-constexpr int kVariants = 12;
+constexpr int kVariants = 24;
 
 DeviceCode code_of(const RowConfig& rows, const Variant& variant) {
   const bool needs_hopper = rows.clustered || rows.source == Source::kRing;
   return {.source = kSource,
           .entry = concat("kernel_pytorch::row_norm::backward_rows<", element_type_name(variant.dtype), ", ",
-                          bool_name(variant.centered), ", ", bool_name(variant.grad_sum), ", ", device_text(rows), ">"),
+                          bool_name(variant.centered), ", ", bool_name(variant.grad_sum), ", ", device_text(rows),
+                          variant.strided ? ", true>" : ">"),
           .minimum_capability = needs_hopper ? 90 : 80,
           .architecture_specific = false};
 }
 
-const char* obstacle_of(const BackwardProblem& problem, const DeviceInfo& device) {
+const char* obstacle_of(const BackwardProblem& problem, const DeviceInfo& device, bool takes_strides) {
   if (const char* obstacle = cuda_obstacle(problem.value.dtype, device)) return obstacle;
   if (problem.norm == Norm::kRms && problem.grad_bias.is_present()) return kRmsBias;
   for (const TensorView* view : {&problem.grad_output, &problem.value, &problem.grad_sum, &problem.grad_input}) {
-    if (const char* obstacle = vector_access_obstacle(*view)) return obstacle;
+    if (const char* obstacle = row_obstacle(*view, takes_strides)) return obstacle;
   }
   return parameter_obstacle(problem.weight);
 }
@@ -120,7 +123,7 @@ struct BackwardRows : RowKernel<BackwardRows<kConfigs, kPreference, kManyRows>, 
 
   static RowWork work(const BackwardProblem& problem) { return work_of(problem); }
   static const char* obstacle(const BackwardProblem& problem, const DeviceInfo& device) {
-    return obstacle_of(problem, device);
+    return obstacle_of(problem, device, has_variants(kConfigs[0]));
   }
   static std::span<const Preference> preference(const BackwardProblem&) { return kPreference; }
   static void run(const BackwardProblem& problem, int config, Context& context) {
@@ -130,7 +133,8 @@ struct BackwardRows : RowKernel<BackwardRows<kConfigs, kPreference, kManyRows>, 
     if (work.rows == 0 || work.columns == 0) return zero_column_sums(problem.grad_weight, problem.grad_bias, context);
     const int position = kList.position(config, work, *context.info);
     const LaunchConfig& chosen = kConfigs[position];
-    const Variant variant{problem.value.dtype, problem.norm == Norm::kLayer, problem.grad_sum.is_present()};
+    const Variant variant{problem.value.dtype, problem.norm == Norm::kLayer, problem.grad_sum.is_present(),
+                          is_strided(problem.value)};
     CUkern_st* kernel =
         table.get(position * kVariants + variant.index(), context, [&] { return code_of(chosen.rows, variant); });
     const int64_t units = unit_count(chosen, work, *context.info);
@@ -153,8 +157,10 @@ struct BackwardRows : RowKernel<BackwardRows<kConfigs, kPreference, kManyRows>, 
     std::vector<DeviceCode> codes = column_sums_device_code();
     for (const LaunchConfig& config : kConfigs) {
       for (DType dtype : kCudaTypes) {
-        for (int flags = 0; flags < 4; ++flags) {
-          const Variant variant{dtype, (flags & 1) != 0, (flags & 2) != 0};
+        for (int flags = 0; flags < (has_variants(config) ? 8 : 4); ++flags) {
+          const Variant variant{dtype, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0};
+          // Others differ in their loads alone; they are compiled when asked for.
+          if (variant.strided && (variant.grad_sum || dtype != DType::kBFloat16)) continue;
           const int sums = config.rows.vectors * 16 / static_cast<int>(size_of(dtype)) * (variant.centered ? 2 : 1);
           if (sums > config.max_accumulators || (config.float_only && dtype != DType::kFloat32)) continue;
           DeviceCode code = code_of(config.rows, variant);

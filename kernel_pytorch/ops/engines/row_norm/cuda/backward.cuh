@@ -151,11 +151,11 @@ class Gradients {
   float level_[kCentered ? kConfig.vectors : 1][kCount] = {};  // of grad_output: the bias'
 };
 
-template <class T, bool kCentered, bool kGradSum, RowConfig kConfig>
+template <class T, bool kCentered, bool kGradSum, RowConfig kConfig, bool kStrided = false>
 __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks)
     backward_rows(const __grid_constant__ BackwardArguments arguments) {
   static_assert(is_legal(kConfig));
-  using Reader = RowReader<T, kGradSum ? 3 : 2, kConfig, 0>;
+  using Reader = RowReader<T, kGradSum ? 3 : 2, kConfig, 0, kStrided>;
   using RowGradients = Gradients<T, kCentered, kConfig>;
   using Sum = RowSum<kConfig, RowGradients::kValues>;
   constexpr int kCount = RowGradients::kCount;

@@ -75,13 +75,15 @@ bool parameters_are_float(const ForwardProblem& problem) {
 }
 
 RowWork work_of(const ForwardProblem& problem) {
-  return {.rows = rows_of(problem.x),
-          .columns = columns_of(problem.x),
-          .element_bytes = static_cast<int>(size_of(problem.x.dtype)),
-          .tensors = problem.residual.is_present() ? 2 : 1,
-          .centered = problem.norm == Norm::kLayer,
-          .parameter_bytes = parameters_are_float(problem) ? 4 : static_cast<int>(size_of(problem.x.dtype)),
-          .narrow = problem.residual.is_present() && problem.residual.dtype != problem.x.dtype};
+  return with_dimensions(
+      {.rows = rows_of(problem.x),
+       .columns = columns_of(problem.x),
+       .element_bytes = static_cast<int>(size_of(problem.x.dtype)),
+       .tensors = problem.residual.is_present() ? 2 : 1,
+       .centered = problem.norm == Norm::kLayer,
+       .parameter_bytes = parameters_are_float(problem) ? 4 : static_cast<int>(size_of(problem.x.dtype)),
+       .narrow = problem.residual.is_present() && problem.residual.dtype != problem.x.dtype},
+      problem.x);
 }
 
 constexpr Preference kWarpPreference[] = {{16, 0}, {64, 2}, {128, 4}, {256, 6}};
@@ -98,11 +100,13 @@ struct Variant {
   bool centered;
   bool residual;
   bool activated;
+  bool strided;
   int index() const {
-    return (((cuda_type_index(dtype) * 2 + float_parameters) * 2 + centered) * 2 + residual) * 2 + activated;
+    const int flags = ((float_parameters * 2 + centered) * 2 + residual) * 2 + activated;
+    return (cuda_type_index(dtype) * 16 + flags) * 2 + strided;
   }
 };
-constexpr int kVariants = 48;
+constexpr int kVariants = 96;
 constexpr const char* kActivation = "an activation: cuda_warp, cuda_block and cuda_any have it";
 
 DeviceCode code_of(const RowConfig& rows, const Variant& variant) {
@@ -110,16 +114,17 @@ DeviceCode code_of(const RowConfig& rows, const Variant& variant) {
   return {.source = kSource,
           .entry = concat("kernel_pytorch::row_norm::forward_rows<", element_type_name(variant.dtype), ", ",
                           bool_name(variant.float_parameters), ", ", bool_name(variant.centered), ", ",
-                          bool_name(variant.residual), ", ", device_text(rows), variant.activated ? ", true>" : ">"),
+                          bool_name(variant.residual), ", ", device_text(rows), ", ", bool_name(variant.activated),
+                          variant.strided ? ", true>" : ">"),
           .minimum_capability = needs_hopper ? 90 : 80,
           .architecture_specific = false};
 }
 
-const char* obstacle_of(const ForwardProblem& problem, const DeviceInfo& device) {
+const char* obstacle_of(const ForwardProblem& problem, const DeviceInfo& device, bool takes_strides) {
   if (const char* obstacle = cuda_obstacle(problem.x.dtype, device)) return obstacle;
   if (problem.norm == Norm::kRms && problem.bias.is_present()) return kRmsBias;
   for (const TensorView* view : {&problem.x, &problem.residual, &problem.output, &problem.sum}) {
-    if (const char* obstacle = vector_access_obstacle(*view)) return obstacle;
+    if (const char* obstacle = row_obstacle(*view, takes_strides)) return obstacle;
   }
   if (const char* obstacle = parameter_obstacle(problem.weight)) return obstacle;
   return parameter_obstacle(problem.bias);
@@ -145,13 +150,12 @@ template <const auto& kConfigs, const auto& kRmsPreference, const auto& kLayerPr
 struct ForwardRows : RowKernel<ForwardRows<kConfigs, kRmsPreference, kLayerPreference, kManyRows>, ForwardProblem> {
   static constexpr ConfigList kList{kConfigs};
   static constexpr bool kWantsManyRows = kManyRows;
-  // What is bound by memory at its best: rings and clusters are compiled without an activation.
-  static constexpr bool kActivates = !kConfigs[0].rows.clustered && kConfigs[0].rows.source != Source::kRing;
+  static constexpr bool kHasVariants = has_variants(kConfigs[0]);
 
   static RowWork work(const ForwardProblem& problem) { return work_of(problem); }
   static const char* obstacle(const ForwardProblem& problem, const DeviceInfo& device) {
-    if (!kActivates && problem.activation != Activation::kIdentity) return kActivation;
-    return obstacle_of(problem, device);
+    if (!kHasVariants && problem.activation != Activation::kIdentity) return kActivation;
+    return obstacle_of(problem, device, kHasVariants);
   }
   static std::span<const Preference> preference(const ForwardProblem& problem) {
     if (problem.norm == Norm::kRms) return kRmsPreference;
@@ -164,8 +168,12 @@ struct ForwardRows : RowKernel<ForwardRows<kConfigs, kRmsPreference, kLayerPrefe
     if (work.rows == 0 || work.columns == 0) return;
     const int position = kList.position(config, work, *context.info);
     const LaunchConfig& chosen = kConfigs[position];
-    const Variant variant{problem.x.dtype, parameters_are_float(problem), problem.norm == Norm::kLayer,
-                          problem.residual.is_present(), problem.activation != Activation::kIdentity};
+    const Variant variant{problem.x.dtype,
+                          parameters_are_float(problem),
+                          problem.norm == Norm::kLayer,
+                          problem.residual.is_present(),
+                          problem.activation != Activation::kIdentity,
+                          is_strided(problem.x)};
     CUkern_st* kernel =
         table.get(position * kVariants + variant.index(), context, [&] { return code_of(chosen.rows, variant); });
     ForwardArguments arguments = make_arguments(problem, make_shape(chosen, work, *context.info));
@@ -179,9 +187,11 @@ struct ForwardRows : RowKernel<ForwardRows<kConfigs, kRmsPreference, kLayerPrefe
     std::vector<DeviceCode> codes;
     for (const LaunchConfig& config : kConfigs) {
       for (DType dtype : kCudaTypes) {
-        for (int flags = 0; flags < (kActivates ? 16 : 8); ++flags) {
-          const Variant variant{dtype, (flags & 4) != 0, (flags & 1) != 0, (flags & 2) != 0, (flags & 8) != 0};
+        for (int flags = 0; flags < (kHasVariants ? 32 : 8); ++flags) {
+          const Variant variant{
+              dtype, (flags & 4) != 0, (flags & 1) != 0, (flags & 2) != 0, (flags & 8) != 0, (flags & 16) != 0};
           if (variant.activated && variant.residual) continue;  // compiled when asked for: no front end does
+          if (variant.strided && (flags & 14 || dtype != DType::kBFloat16)) continue;  // likewise: loads alone differ
           if (dtype == DType::kFloat32 && !variant.float_parameters) continue;
           if ((variant.residual && config.max_tensors < 2) || (variant.centered && !config.takes_mean)) continue;
           if (config.float_only && dtype != DType::kFloat32) continue;

@@ -55,11 +55,11 @@ class RowValues {
   tile::Vector<T> packed_[kUnpacked ? 1 : kConfig.vectors];
 };
 
-template <class T, bool kResidual, RowConfig kConfig>
+template <class T, bool kResidual, RowConfig kConfig, bool kStrided>
 struct ForwardRow {
   static constexpr int kTensors = kResidual ? 2 : 1;
   static constexpr int kCount = tile::Vector<T>::kCount;
-  using Reader = RowReader<T, kTensors, kConfig, kResidual ? 1 : -1>;
+  using Reader = RowReader<T, kTensors, kConfig, kResidual ? 1 : -1, kStrided>;
   using Values = RowValues<T, kConfig>;
 
   // x + residual, rounded to T, replaces x in the registers and goes out as the sum.
@@ -258,11 +258,13 @@ struct StatisticsOf<T, true, kConfig> {
 };
 
 // kIsFloat: weight and bias are float, otherwise of T. kActivated: the output is arguments.activation of the norm.
-template <class T, bool kIsFloat, bool kCentered, bool kResidual, RowConfig kConfig, bool kActivated = false>
+// kStrided: rows of x and the residual lie along three dimensions, each with its stride.
+template <class T, bool kIsFloat, bool kCentered, bool kResidual, RowConfig kConfig, bool kActivated = false,
+          bool kStrided = false>
 __global__ void __launch_bounds__(kConfig.threads, kForwardBlocks<kCentered, kConfig>)
     forward_rows(const __grid_constant__ ForwardArguments arguments) {
   static_assert(is_legal(kConfig));
-  using Row = ForwardRow<T, kResidual, kConfig>;
+  using Row = ForwardRow<T, kResidual, kConfig, kStrided>;
   using Reader = typename Row::Reader;
   using Sum = typename StatisticsOf<T, kCentered, kConfig>::Type;
   extern __shared__ __align__(128) unsigned char ring[];

@@ -96,12 +96,38 @@ TEST(RowNormCuda, WhateverIsNotVectorsGoesToAny) {
   EXPECT_EQ(chosen(pitched), "cuda_any");
   pitched.x.strides[0] = 4104;
   EXPECT_EQ(chosen(pitched), "cuda_bulk");
-  ForwardProblem many = forward_problem(DType::kBFloat16, 1000, 4096);
-  many.x = contiguous_view(nullptr, DType::kBFloat16, {10, 100, 4096}, {DeviceKind::kCuda, 0});
-  EXPECT_EQ(chosen(many), "cuda_any");
   BackwardProblem weight = backward_problem(DType::kBFloat16, 1000, 4096);
   weight.weight.data = reinterpret_cast<void*>(uintptr_t{0x1004});
   EXPECT_EQ(chosen(weight), "cuda_any");
+}
+
+// Gradients of heads: [batch, sequence, heads, columns] whose memory is [batch, heads, sequence, columns].
+TEST(RowNormCuda, RowsAlongThreeDimensionsKeepTheirVectors) {
+  const auto with_heads = [](int64_t columns) {
+    BackwardProblem problem = backward_problem(DType::kBFloat16, 4 * 2048 * 16, columns);
+    const TensorView rows = contiguous_view(nullptr, DType::kBFloat16, {4, 2048, 16, columns}, {DeviceKind::kCuda, 0});
+    problem.value = problem.grad_output = problem.grad_input = rows;
+    problem.grad_output.strides = {16 * 2048 * columns, columns, 2048 * columns, 1};
+    return problem;
+  };
+  EXPECT_EQ(chosen(with_heads(128)), "cuda_warp");
+  EXPECT_EQ(chosen(with_heads(4096)), "cuda_block");
+  BackwardProblem problem = with_heads(128);
+  problem.grad_output.strides[2] += 4;
+  EXPECT_EQ(chosen(problem), "cuda_any") << "rows that start at eight bytes";
+  problem = with_heads(128);
+  problem.grad_output.strides[3] = 2;
+  EXPECT_EQ(chosen(problem), "cuda_any") << "columns apart from each other";
+  EXPECT_EQ(chosen(with_heads(132)), "cuda_any") << "columns that are no whole vectors";
+  const auto of_ring = kBackwardCudaBulk.supports(with_heads(4096), make_device(90));
+  EXPECT_EQ(of_ring.reason(), kStridedRows);
+
+  ForwardProblem forward = forward_problem(DType::kBFloat16, 1000, 4096);
+  forward.x = forward.output = contiguous_view(nullptr, DType::kBFloat16, {10, 100, 4096}, {DeviceKind::kCuda, 0});
+  forward.x.strides[0] += 4096;
+  EXPECT_EQ(chosen(forward), "cuda_block");
+  forward.x = forward.output = contiguous_view(nullptr, DType::kBFloat16, {2, 5, 10, 10, 4096}, {DeviceKind::kCuda, 0});
+  EXPECT_EQ(chosen(forward), "cuda_any") << "four dimensions of rows";
 }
 
 // With fp32 rows, 16-bit tensors use the same kernel as fp32 alone if their rows start at multiples of sixteen bytes.

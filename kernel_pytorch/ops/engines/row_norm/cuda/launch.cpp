@@ -15,6 +15,9 @@ constexpr int64_t kStaticBytes = 1024;
 constexpr int64_t kClusterStaticBytes = 9 * 1024;
 // Clusters live inside a graphics processing cluster, which has 16 to 18 multiprocessors on an H100 or H200.
 constexpr int64_t kMultiprocessorsPerGroup = 16;
+constexpr int kMaxStridedRank = 4;                     // three dimensions of rows, and the columns
+constexpr int64_t kMaxStridedRows = int64_t{1} << 30;  // dividers know numbers below 2^31, and blocks look ahead
+constexpr const char* kMisalignedRows = "a row does not start at a multiple of 16 bytes";
 
 // Where a tensor has half the bytes, slices are even, so that its own begin at sixteen of them.
 int64_t slice_vectors(const LaunchConfig& config, const RowWork& work) {
@@ -73,7 +76,9 @@ RowShape make_shape(const LaunchConfig& config, const RowWork& work, const Devic
   return {.rows = work.rows,
           .columns = static_cast<int32_t>(work.columns),
           .slice_vectors = static_cast<int32_t>(slice_vectors(config, work)),
-          .stages = static_cast<int32_t>(stage_count(config, work, device))};
+          .stages = static_cast<int32_t>(stage_count(config, work, device)),
+          .inner = make_divider(static_cast<uint32_t>(work.inner)),
+          .middle = make_divider(static_cast<uint32_t>(work.middle))};
 }
 
 int64_t unit_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device) {
@@ -102,8 +107,32 @@ MixedType mixed_type(DType rows, const TensorView& view) {
 }
 
 RowTensor row_tensor(DType rows, const TensorView& view) {
-  if (!view.is_present()) return {nullptr, 0, MixedType::kSame};
-  return {view.data, view.strides[0] * size_of(view.dtype), mixed_type(rows, view)};
+  if (!view.is_present()) return {nullptr, 0, MixedType::kSame, 0, 0};
+  const auto stride_bytes = [&](int dimension) {
+    return dimension < 0 ? 0 : view.strides[dimension] * size_of(view.dtype);
+  };
+  return {view.data, stride_bytes(view.rank - 2), mixed_type(rows, view), stride_bytes(view.rank - 3),
+          stride_bytes(view.rank - 4)};
+}
+
+RowWork with_dimensions(RowWork work, const TensorView& view) {
+  if (!is_strided(view)) return work;
+  work.inner = std::max<int64_t>(view.size(-2), 1);
+  work.middle = std::max<int64_t>(view.size(-3), 1);
+  return work;
+}
+
+const char* row_obstacle(const TensorView& view, bool takes_strides) {
+  if (!view.is_present() || !is_strided(view)) return vector_access_obstacle(view);
+  if (!takes_strides) return kStridedRows;
+  if (view.rank > kMaxStridedRank) return "rows along more than three dimensions of unlike strides";
+  if (rows_of(view) > kMaxStridedRows) return "more than 2^30 rows of several strides";
+  TensorView row = view;  // every row is like the first: one dimension of them shows what can be read
+  row.rank = 2;
+  row.sizes = {1, view.size(-1)};
+  row.strides = {0, view.stride(-1)};
+  if (const char* obstacle = vector_access_obstacle(row)) return obstacle;
+  return has_aligned_rows(view) ? nullptr : kMisalignedRows;
 }
 
 std::vector<std::string> ConfigList::texts(const RowWork& work, const DeviceInfo& device) const {

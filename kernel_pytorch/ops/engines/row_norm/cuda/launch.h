@@ -62,6 +62,8 @@ struct RowWork {
   bool centered = false;
   int parameter_bytes = 0;  // of a value of weight or bias
   bool narrow = false;      // one of the input tensors is 16-bit, the others fp32
+  int64_t inner = 1;        // rows of the innermost dimension of rows, and of the one around it
+  int64_t middle = 1;
   int64_t row_vectors() const { return columns * element_bytes / 16; }
 };
 
@@ -71,6 +73,15 @@ RowShape make_shape(const LaunchConfig& config, const RowWork& work, const Devic
 // Blocks, or clusters, that share the rows out among them.
 int64_t unit_count(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device);
 cuda_device::LaunchShape launch_shape(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device);
+
+// Views of one problem have the same leading dimensions, merged where the strides of all of them allow it.
+inline bool is_strided(const TensorView& view) {
+  return view.rank > 2;
+}
+// Sets `inner` and `middle`.
+RowWork with_dimensions(RowWork work, const TensorView& view);
+// Why a tensor's rows cannot be read as vectors, along one dimension or, with `takes_strides`, along three.
+const char* row_obstacle(const TensorView& view, bool takes_strides);
 
 // `rows` is the type of x or value.
 MixedType mixed_type(DType rows, const TensorView& view);
@@ -100,7 +111,13 @@ int preferred_index(const ConfigList& list, std::span<const Preference> preferen
 
 inline constexpr const char* kTooWide = "the row does not fit this kernel's registers";
 inline constexpr const char* kRmsBias = "a bias without a mean to subtract: cuda_any has it";
+inline constexpr const char* kStridedRows = "rows of several strides: cuda_warp, cuda_block and cuda_any have them";
 inline constexpr const char* kFewRows = "fewer rows than four per multiprocessor: no ring to fill";
+
+// Rings and clusters, which are at the memory's speed at their best, are compiled for plain problems alone.
+constexpr bool has_variants(const LaunchConfig& config) {
+  return !config.rows.clustered && config.rows.source != Source::kRing;
+}
 
 // What the rows of forward's and backward's kernel lists have in common. `Rows` has kList, kWantsManyRows, work,
 // obstacle, preference, run, source_hash and device_code.

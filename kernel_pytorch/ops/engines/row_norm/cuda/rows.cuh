@@ -160,8 +160,9 @@ __device__ __forceinline__ ptx::Word4 widened(ptx::Word4 pairs, MixedType type) 
 
 // Brings rows of kTensors tensors into registers: take() once per row, then stage_is_free() once every thread of the
 // block is known to have taken it (after the first sum over the row). If rows are fp32, the tensor kMixedTensor may
-// have a 16-bit type: its vectors are eight bytes in memory and are widened when the row is taken.
-template <class T, int kTensors, RowConfig kConfig, int kMixedTensor = -1>
+// have a 16-bit type: its vectors are eight bytes in memory and are widened when the row is taken. kStrided: rows lie
+// along three dimensions, each with its stride.
+template <class T, int kTensors, RowConfig kConfig, int kMixedTensor = -1, bool kStrided = false>
 class RowReader {
  public:
   using Vector = tile::Vector<T>;
@@ -187,7 +188,7 @@ class RowReader {
 #pragma unroll
       for (int tensor = 0; tensor < kTensors; ++tensor) {
         next_[tensor] = static_cast<const char*>(tensors[tensor].data) +
-                        (place.first_row() + place.group) * tensors[tensor].row_stride_bytes +
+                        (kStrided ? 0 : (place.first_row() + place.group) * tensors[tensor].row_stride_bytes) +
                         (place.first_byte() >> is_narrow(tensor));
       }
     }
@@ -256,33 +257,43 @@ class RowReader {
   __device__ __forceinline__ bool is_narrow(int tensor) const {
     return kMixes && tensor == kMixedTensor && tensors_[tensor].type != MixedType::kSame;
   }
+  // Bytes from the tensor's first row to this one.
+  __device__ __forceinline__ int64_t row_offset(int tensor, int64_t row) const {
+    const RowTensor& of = tensors_[tensor];
+    if constexpr (!kStrided) return row * of.row_stride_bytes;
+    const uint32_t at = static_cast<uint32_t>(row);
+    const uint32_t middle = divide(at, shape_.inner), outer = divide(middle, shape_.middle);
+    return (at - middle * shape_.inner.divisor) * of.row_stride_bytes +
+           (middle - outer * shape_.middle.divisor) * of.middle_stride_bytes + outer * of.outer_stride_bytes;
+  }
   __device__ __forceinline__ const char* slice(int tensor, int64_t row) const {
-    return static_cast<const char*>(tensors_[tensor].data) + row * tensors_[tensor].row_stride_bytes +
+    return static_cast<const char*>(tensors_[tensor].data) + row_offset(tensor, row) +
            (static_cast<int64_t>(place_.first_vector) * tile::kVectorBytes >> is_narrow(tensor));
   }
   __device__ __forceinline__ uint32_t slot_offset(int stage, int tensor) const {
     return static_cast<uint32_t>(stage * kTensors + tensor) * shape_.slice_vectors * tile::kVectorBytes;
   }
-  // The rows of a thread in order: its addresses move on by themselves.
+  // The rows of a thread in order: with one stride its addresses move on by themselves.
   __device__ __forceinline__ void load(int64_t row, Row& values) {
     const int reach = row < shape_.rows ? place_.reach : 0;
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) {
+      const char* start = kStrided ? next_[tensor] + row_offset(tensor, row) : next_[tensor];
       if (is_narrow(tensor)) {
 #pragma unroll
         for (int i = 0; i < kConfig.vectors; ++i) {
-          const ptx::Word2 pair = ptx::ld_global_nc_l1_no_allocate_v2_if(
-              i * kConfig.row_threads < reach, next_[tensor] + i * (Place<kConfig>::kVectorStep / 2));
+          const ptx::Word2 pair = ptx::ld_global_nc_l1_no_allocate_v2_if(i * kConfig.row_threads < reach,
+                                                                         start + i * (Place<kConfig>::kVectorStep / 2));
           values[tensor][i] = {{pair.x, pair.y, 0, 0}};
         }
       } else {
 #pragma unroll
         for (int i = 0; i < kConfig.vectors; ++i) {
           values[tensor][i] =
-              tile::load_once_if<T>(i * kConfig.row_threads < reach, next_[tensor] + i * Place<kConfig>::kVectorStep);
+              tile::load_once_if<T>(i * kConfig.row_threads < reach, start + i * Place<kConfig>::kVectorStep);
         }
       }
-      next_[tensor] += place_.row_step() * tensors_[tensor].row_stride_bytes;
+      if constexpr (!kStrided) next_[tensor] += place_.row_step() * tensors_[tensor].row_stride_bytes;
     }
   }
   __device__ __forceinline__ void request(int64_t row, int stage) const {
@@ -321,7 +332,7 @@ class RowReader {
   Storage& storage_;
   unsigned char* ring_;
   tile::PipelineState state_;
-  const char* next_[kTensors];
+  const char* next_[kTensors];  // this thread's first vector of the next row; kStrided: of the first row
   Row ahead_;
 };
 
