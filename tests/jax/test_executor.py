@@ -28,6 +28,13 @@ def executor() -> Any:
     made.cache.clear("rms_norm_forward")
 
 
+def another(choice: Any) -> Any:
+    """A config that would run this call and is not what it gets."""
+    if jax.default_backend() == "cpu":
+        return ej.KernelConfig("reference")
+    return next(one for one in choice.candidates if one != choice.config)
+
+
 def only(choices: Any) -> Any:
     assert len(choices) == 1
     return choices[0]
@@ -50,9 +57,9 @@ def test_seven_tiers_in_their_order(executor: Any) -> None:
     with ej.overlay_cache({tuned.key: other}):
         overlaid = only(executor.choose(kp.rms_norm, X, WEIGHT))
         assert (overlaid.tier, overlaid.config) == ("overlay", other)
-        asked = ej.OperationConfig(kernel="reference")
-        override = only(executor.choose(kp.rms_norm, X, WEIGHT, cfg=asked))
-        assert (override.tier, override.config.kernel) == ("override", "reference")
+        asked = another(overlaid)
+        override = only(executor.choose(kp.rms_norm, X, WEIGHT, cfg=ej.OperationConfig(kernel=asked.text)))
+        assert (override.tier, override.config) == ("override", asked)
     names = [event for event, _ in executor.events]
     for event in ("heuristics", "error", "autotune_start", "autotune_finish", "cache_hit", "overlay_hit", "override"):
         assert event in names
@@ -72,20 +79,25 @@ def test_what_was_measured_is_read_by_the_next_process(executor: Any) -> None:
 def test_only_measurements_are_remembered(executor: Any) -> None:
     before = len(executor.cache)
     executor(kp.rms_norm, X, WEIGHT)
-    executor(kp.rms_norm, X, WEIGHT, cfg=ej.OperationConfig(kernel="reference"))
+    asked = another(only(executor.choose(kp.rms_norm, X, WEIGHT)))
+    executor(kp.rms_norm, X, WEIGHT, cfg=ej.OperationConfig(kernel=asked.text))
     assert len(executor.cache) == before
 
 
 def test_a_choice_is_part_of_the_program(executor: Any) -> None:
+    forward, backward = executor.choose(kp.rms_norm, X, WEIGHT, backward=True)
+    asked = ej.OperationConfig(kernel=another(forward).text, backward_kernel=another(backward).text)
+
     def run(x: Any, weight: Any) -> Any:
-        return executor(kp.rms_norm, x, weight, cfg=ej.OperationConfig(kernel="reference", backward_kernel="reference"))
+        return executor(kp.rms_norm, x, weight, cfg=asked)
 
     text = jax.jit(jax.grad(lambda x, w: run(x, w).sum())).lower(X, WEIGHT).as_text()
-    assert text.count('kernel = "reference"') == 2
+    assert text.count(f'kernel = "{asked.kernel}"') == 1 + (asked.kernel == asked.backward_kernel)
+    assert f'kernel = "{asked.backward_kernel}"' in text
     np.testing.assert_allclose(run(X, WEIGHT), kp.rms_norm(X, WEIGHT), atol=1e-6)
     compiled = executor.compile(kp.rms_norm, X, WEIGHT)
     np.testing.assert_allclose(compiled(X, WEIGHT), kp.rms_norm(X, WEIGHT), atol=1e-6)
-    assert "stores=" in compiled.as_text()
+    assert f'kernel = "{forward.config.text}"' in compiled.as_text().replace('\\"', '"')
     with pytest.raises(Exception, match="nonsense"):
         executor(kp.rms_norm, X, WEIGHT, cfg=ej.OperationConfig(kernel="nonsense"))
 
@@ -134,14 +146,18 @@ def test_numbers_of_ejkernel_pick_configs_of_ours() -> None:
 
 def test_a_config_reaches_the_kernel_and_its_backward() -> None:
     query = jax.random.normal(jax.random.key(1), (1, 8, 2, 8))
-    config = ej.FlashAttentionConfig(kernel="reference", backward_kernel="reference")
 
-    def loss(cfg: Any) -> Any:
+    def attend(cfg: Any) -> Any:
         return lambda q: (ej.flash_attention(q, q, q, causal=True, cfg=cfg) ** 2).sum()
 
-    text = jax.jit(jax.grad(loss(config))).lower(query).as_text()
-    assert text.count('kernel = "reference"') == 2
-    np.testing.assert_allclose(jax.grad(loss(config))(query), jax.grad(loss(None))(query), atol=1e-5)
+    forward, backward = ej.Executor().choose(attend(None), query, backward=True)
+    if jax.default_backend() == "cpu":
+        config = ej.FlashAttentionConfig(kernel="reference", backward_kernel="reference")
+    else:
+        config = ej.FlashAttentionConfig(kernel=forward.config.text, backward_kernel=backward.config.text)
+    text = jax.jit(jax.grad(attend(config))).lower(query).as_text()
+    assert f'kernel = "{config.kernel}"' in text and f'kernel = "{config.backward_kernel}"' in text
+    np.testing.assert_allclose(jax.grad(attend(config))(query), jax.grad(attend(None))(query), atol=1e-4)
 
 
 def test_precision_is_a_request() -> None:

@@ -2,7 +2,7 @@
 
 Type: bool keeps where True. Floating numbers are added to the scores, with their gradient. Integers are the padding
 mask of a tokenizer: 1 keeps, 0 hides. On the CPU any other integer is refused; on a GPU looking would wait for the
-device, so there every nonzero integer keeps. What its dimensions mean is in kernel_pytorch/_mask_rules.py.
+device, so there every nonzero integer keeps. What its dimensions mean: form_of in kernel_pytorch/_shape_rules.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._mask_rules import Sizes as Sizes
-from .._mask_rules import fits, form_of, forms
+from .._shape_rules import Sizes as Sizes
+from .._shape_rules import fits, form_of, forms
 from ._autograd import transforms_active
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})

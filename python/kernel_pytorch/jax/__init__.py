@@ -23,9 +23,14 @@ from .float8 import (
     rms_norm_quantized,
     scaled_matmul,
 )
-from .losses import cross_entropy, linear_cross_entropy
+from .losses import (
+    combine_cross_entropy_partials,
+    cross_entropy,
+    cross_entropy_partials,
+    linear_cross_entropy,
+    parallel_cross_entropy,
+)
 from .norms import add_rms_norm, layer_norm, rms_norm
-from .parallel_losses import combine_cross_entropy_partials, cross_entropy_partials, parallel_cross_entropy
 from .pointwise import (
     activation,
     dropout,
@@ -46,8 +51,15 @@ from .pointwise import (
 )
 from .products import interleave_gate_up, linear, matmul, mlp
 from .ring import merge_attention, ring_attention
-from .rotary import rope, rope_frequencies, rope_from_frequencies, rope_tables
-from .tables import chunk_mean_pool, embedding, mean_pool
+from .tables import (
+    chunk_mean_pool,
+    embedding,
+    mean_pool,
+    rope,
+    rope_frequencies,
+    rope_from_frequencies,
+    rope_tables,
+)
 
 __all__ = [
     "BlockMask",

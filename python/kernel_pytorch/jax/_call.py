@@ -84,6 +84,18 @@ def using_kernels(kernels: Mapping[str, str]) -> Iterator[None]:
         _kernels.reset(token)
 
 
+def made_once(make: Any) -> Any:
+    """functools.lru_cache for functions that jax traces. Where calls are heard each is made anew: jax keeps traces of
+    functions that it knows (0.11 does of custom_vjp and custom_vmap), and a kept trace calls nothing."""
+    kept = functools.lru_cache(maxsize=4096)(make)
+
+    @functools.wraps(make)
+    def made(*arguments: Any) -> Any:
+        return (kept if _heard.get() is None else make)(*arguments)
+
+    return made
+
+
 @contextlib.contextmanager
 def hearing() -> Iterator[list[TracedCall]]:
     """The calls that are traced inside."""
@@ -172,7 +184,7 @@ def _grouped(names: Sequence[tuple[str, int]], arrays: Sequence[Any]) -> dict[st
     return values
 
 
-@functools.lru_cache(maxsize=4096)
+@made_once
 def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: Any) -> Any:
     """(arrays) -> outputs by name, for one set of static arguments."""
     fields = {argument["name"]: argument for argument in declared()[op]["arguments"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._shape_rules import declared
 from . import _plain
-from ._call import NO_DERIVATIVE, call, kernels_in_use, using_kernels
+from ._call import NO_DERIVATIVE, call, kernels_in_use, made_once, using_kernels
 from ._sharding import placed, spec_of
 
 # (saved values by name, gradients of the results by name, names of the tensors whose gradient is wanted)
@@ -86,10 +85,15 @@ def differentiable(
         formula,
         kernels_in_use(),
     )
+    return reverse_only(op, function, *given.values())  # type: ignore[no-any-return]
+
+
+def reverse_only(op: str, function: Any, *arrays: Any) -> Any:
+    """function(*arrays) of a custom_vjp, with our sentence where jax says that it has no forward mode."""
     try:
-        return function(*given.values())  # type: ignore[no-any-return]
+        return function(*arrays)
     except TypeError as error:
-        if "forward-mode" not in str(error):  # jax's sentence for every custom_vjp
+        if "forward-mode" not in str(error):
             raise
         raise NotImplementedError(NO_DERIVATIVE.format(op=op)) from None
 
@@ -106,7 +110,7 @@ def _with_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     return grouped
 
 
-@functools.lru_cache(maxsize=4096)
+@made_once
 def _function(
     op: str,
     names: Any,

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._mask_rules import Sizes, fits, form_of, forms
+from .._shape_rules import Sizes, fits, form_of, forms
 from ._arguments import seed_words
 from ._call import Array, call
 from ._gradients import differentiable

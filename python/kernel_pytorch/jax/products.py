@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from . import _plain
 from ._arguments import same_type
 from ._call import Array, call
-from ._gradients import differentiable
+from ._gradients import differentiable, reverse_only
 from .pointwise import gated_activation
 
 _GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}
@@ -141,7 +141,7 @@ def _of_two_matrices(x: Array, weight: Any, bias: Any, activation: str | None, r
         return call("linear", arrays, {"activation": kind, "gated": False})["output"]
 
     run.defvjp(lambda arrays: jax.vjp(composed, arrays), lambda pullback, grad: pullback(grad))
-    made: Array = run(arrays)
+    made: Array = reverse_only("linear", run, arrays)
     return made
 
 
