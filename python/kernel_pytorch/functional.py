@@ -37,6 +37,7 @@ from ._ops.linear import interleave_gate_up, linear, mlp
 from ._ops.linear_cross_entropy import linear_cross_entropy
 from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
+from ._ops.norm_rope import norm_rope
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
 from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
@@ -73,6 +74,7 @@ __all__ = [
     "matmul",
     "mean_pool",
     "mlp",
+    "norm_rope",
     "parallel_cross_entropy",
     "quantize",
     "reglu",
