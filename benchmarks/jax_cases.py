@@ -157,13 +157,14 @@ class Llama:
 
     def our_block(self, x: Array, *rest: Array) -> Array:
         weights, (cos, sin) = dict(zip(self.names, rest)), rest[-2:]
-        packed = kp.linear(kp.rms_norm(x, weights["norm"], EPS), weights["qkv"]).reshape(*x.shape[:2], -1, HEAD)
+        normed, x = kp.rms_norm(x, weights["norm"], EPS, return_input=True)
+        packed = kp.linear(normed, weights["qkv"]).reshape(*x.shape[:2], -1, HEAD)
         query, key, value = self.split(packed)
         query, key = kp.rope(query, key, cos, sin)
         attended = kp.attention(query, key, value, causal=True).reshape(x.shape)
         x = kp.linear(attended, weights["out"], residual=x)
-        normed = kp.rms_norm(x, weights["mlp_norm"], EPS)
-        return kp.mlp(normed, weights["gate_up"], weights["down"], activation="silu", gated=True, residual=x)
+        normed, x = kp.rms_norm(x, weights["mlp_norm"], EPS, return_input=True)
+        return kp.mlp(normed, weights["gate_up"], weights["down"], activation="swiglu", residual=x)
 
     def their_block(self, x: Array, *rest: Array) -> Array:
         weights, (cos, sin) = dict(zip(self.names, rest)), rest[-2:]

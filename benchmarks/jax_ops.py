@@ -1,13 +1,13 @@
 """Our ops for JAX against XLA's own, and against the same ops from torch.
 
-    python benchmarks/jax_ops.py [--device cpu|gpu] [--quick] [--only TEXT] [--output FILE]
+    python benchmarks/jax_ops.py [--device cpu|gpu] [--quick] [--only TEXT] [--tune SECONDS] [--host] [--output FILE]
 
 Peers in one process: XLA's fusions, and cuDNN's attention on a GPU. On a GPU torch is a process of its own that waits
 between its turns (jax_torch.py); without torch that column is empty. The ways take turns in an order that is drawn
 anew. A turn is a queue of calls of a jitted function over several buffers, ended by one wait: on a GPU the host is
 ahead, so that a turn's time is the device's. Rows that torch has too are a step of one call per buffer, so that what
 XLA does between steps is not counted. A row is checked before it is timed. Host time and import time are of fresh
-processes.
+processes. XLA times its own GEMMs while it compiles; with --tune ours are timed too, before each row.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from table import lines_of, print_and_store
 import kernel_pytorch
 
 ROTATED_BYTES = {"gpu": 256 * 2**20, "cpu": 128 * 2**20}  # more than the last-level cache, twice over
+# With two calls XLA's few microseconds between steps were 5 % of a norm's.
+CALLS_OF_STEP = 16
 IMPORT_CODE = """
 import time, jax
 begin = time.perf_counter()
@@ -171,14 +173,25 @@ def error_against(case: Case) -> float:
     return max(errors)
 
 
+def tune(case: Case, seconds: float) -> None:
+    """Measures what our calls could run, call by call: nothing is tuned inside XLA's command buffers."""
+    with kernel_pytorch.tuning.autotune(seconds) as report, jax.disable_jit():
+        jax.block_until_ready(case.ours(*case.inputs))
+    for one in report.tuned:
+        before, after = (f"{row.name} {row.median_us:.0f} us" for row in (one.before, one.after))
+        print(f"  {one.key.op}: {after}, was {before}")
+    for one in report.untuned:
+        print(f"  {one.key.op} was not tuned: {one.reason}")
+
+
 def timed(case: Case, device: str, seconds: float, torch: TorchProcess | None) -> dict[str, Any]:
     error = error_against(case)
     if not error < case.tolerance:
         sys.exit(f"{case.name}: ours differs from {case.peer_name} by {error}, allowed is {case.tolerance}")
     each = sum(array.nbytes for array in case.inputs)
-    count = max(2, min(16, -(-ROTATED_BYTES[device] // each)))
-    buffers = [case.inputs, *(tuple(array + 0 for array in case.inputs) for _ in range(count - 1))]
     is_compared = torch is not None and bool(case.torch_op)
+    count = CALLS_OF_STEP if is_compared else max(2, min(16, -(-ROTATED_BYTES[device] // each)))
+    buffers = [case.inputs, *(tuple(array + 0 for array in case.inputs) for _ in range(count - 1))]
     ways = {
         name: in_steps(function, buffers) if is_compared else queued(jax.jit(function), buffers)
         for name, function in (("ours", case.ours), (case.peer_name, case.peer))
@@ -257,14 +270,23 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "gpu"), default=jax.default_backend())
     parser.add_argument("--quick", action="store_true", help="a fifth of the time")
     parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--tune", type=float, default=0.0, help="seconds of tuning before each row")
+    parser.add_argument("--host", action="store_true", help="host and import time alone")
     parser.add_argument("--output", type=Path, help="write the run as JSON")
     arguments = parser.parse_args()
     device = arguments.device
     jax.config.update("jax_default_device", jax.devices(device)[0])
+    if arguments.host:
+        for figure in host_figures(device):
+            print(f"{figure['what']}: {figure['beyond_us']:.2f} us beyond an empty handler's {figure['empty_us']:.2f}")
+        print(f"import: {import_milliseconds():.1f} ms beyond jax's")
+        return 0
     torch = TorchProcess(device) if device == "gpu" and has_torch() else None
     seconds = 0.2 if arguments.quick else 1.0
     run: dict[str, Any] = {"machine": machine_facts(device, torch), "rows": []}
     for case in cases(device, arguments.only):
+        if arguments.tune:
+            tune(case, arguments.tune)
         run["rows"].append(timed(case, device, seconds, torch))
         print(lines_of(run)[-1], flush=True)
     if not arguments.only:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from kernel_pytorch._optimize.changes import uncompiled
 from kernel_pytorch._optimize.demo_models import DEMOS, LlamaBlock
+from kernel_pytorch._optimize.measure import clock_of
 from kernel_pytorch._optimize.patterns.graphs import graph_bytes
 from table import print_table
 from torch import nn
@@ -156,11 +157,12 @@ def synchronize(device: torch.device) -> None:
 def elapsed_us(step: Step, device: torch.device, repeats: int) -> float:
     step()
     synchronize(device)
-    begin = time.perf_counter_ns()
+    clock = clock_of(device)
+    begin = clock()
     for _ in range(repeats):
         step()
     synchronize(device)
-    return (time.perf_counter_ns() - begin) / 1e3 / repeats
+    return (clock() - begin) / 1e3 / repeats
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:

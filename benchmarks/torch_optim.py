@@ -43,6 +43,8 @@ CASES = [
     Case("adamw, state fp32", "bf16", {}, 22),
     Case("adamw, master", "bf16", {"master_weights": True}, 28, on_cpu=False),
     Case("adamw, stochastic", "bf16", {"state_dtype": None, "stochastic_rounding": True, "seed": 1}, 14),
+    Case("adamw, compact", "bf16", {"state": "compact"}, 12.25),
+    Case("adamw, 8-bit", "bf16", {"state": "8bit"}, 10.0625),
     Case("adamw, clipped", "fp32", {"max_grad_norm": 1.0}, 32, on_cpu=False, clips=True),
 ]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

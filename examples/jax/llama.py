@@ -63,7 +63,7 @@ OURS = Functions(
     kp.rms_norm,
     kp.rope,
     partial(kp.attention, causal=True),
-    partial(kp.mlp, activation="silu", gated=True),
+    partial(kp.mlp, activation="swiglu"),
     kp.linear_cross_entropy,
 )
 

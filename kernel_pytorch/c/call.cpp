@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "kernel_pytorch/base/error.h"
@@ -38,15 +39,13 @@ struct Op {
 
 const Op& op_named(std::string_view name) {
   static const auto* all = [] {
-    auto* ops = new std::vector<Op>;
-    for (const Declaration& one : declarations()) ops->push_back({&one, registry::signature_of(one)});
+    auto* ops = new std::unordered_map<std::string_view, Op>;
+    for (const Declaration& one : declarations()) ops->emplace(one.name, Op{&one, registry::signature_of(one)});
     return ops;
   }();
-  for (const Op& op : *all) {
-    if (op.declaration->name == name) return op;
-  }
+  if (const auto found = all->find(name); found != all->end()) return found->second;
   std::vector<std::string> known;
-  for (const Op& op : *all) known.emplace_back(op.declaration->name);
+  for (const Declaration& one : declarations()) known.emplace_back(one.name);
   const std::string meant = nearest_name(name, known);
   fail(ErrorCode::kInvalidArgument, "kp_call: unknown op \"", name.substr(0, 100), "\"",
        meant.empty() ? "" : "; did you mean " + meant + "?", " (ops: ", joined(known, ", "), ")");
@@ -102,6 +101,7 @@ class CCall final : public registry::ArgumentSource {
  public:
   CCall(const Op& op, std::span<const kp_argument> given, Context& context)
       : op_(op), given_(given), context_(context), sizes_(fields()) {
+    seen_.reserve(given.size());
     check_names();
   }
 
@@ -118,8 +118,15 @@ class CCall final : public registry::ArgumentSource {
     check_memory();
   }
   Context& context() override { return context_; }
+  // The kernel that this call has to use; empty: any.
+  std::string_view kernel() const {
+    const kp_argument* given = find(kKernel);
+    return given == nullptr ? std::string_view() : text_of(*given);
+  }
 
  private:
+  static constexpr std::string_view kKernel = "kernel";  // no op has an argument of this name, a test says
+
   struct Seen {
     std::string_view name;
     TensorView view;
@@ -129,22 +136,36 @@ class CCall final : public registry::ArgumentSource {
   const Fields& fields() const { return op_.declaration->fields; }
   Name named(std::string_view argument) const { return {op_.declaration->name, argument}; }
   const kp_argument* find(std::string_view name) const {
-    const auto found = std::ranges::find_if(given_, [&](const kp_argument& one) { return name == one.name; });
-    return found == given_.end() ? nullptr : &*found;
+    const auto found = std::ranges::find(names_, name);
+    return found == names_.end() ? nullptr : &given_[static_cast<size_t>(found - names_.begin())];
   }
 
-  void check_names() const {
+  bool is_known(std::string_view name) const {
+    const auto is_argument = [&](const registry::Argument& one) {
+      return one.kind == ArgumentKind::kField && one.name == name;
+    };
+    const auto is_output = [&](const registry::Output& one) { return one.name == name; };
+    return std::ranges::any_of(op_.signature.arguments, is_argument) ||
+           std::ranges::any_of(op_.signature.outputs, is_output) || name == kKernel;
+  }
+  std::string known_names() const {
     std::vector<std::string> known;
     for (const registry::Argument& one : op_.signature.arguments) {
       if (one.kind == ArgumentKind::kField) known.emplace_back(one.name);
     }
     for (const registry::Output& one : op_.signature.outputs) known.emplace_back(one.name);
+    return joined(known, ", ");
+  }
+
+  void check_names() {
+    names_.reserve(given_.size());
     for (const kp_argument& one : given_) {
       KP_CHECK(one.name != nullptr, op_.declaration->name, ": an argument has no name");
       const std::string_view name = one.name;
-      KP_CHECK(std::ranges::find(known, name) != known.end(), op_.declaration->name, " has no argument \"",
-               name.substr(0, 100), "\"; it has: ", joined(known, ", "));
-      KP_CHECK(find(name) == &one, named(name), " is given twice");
+      KP_CHECK(is_known(name), op_.declaration->name, " has no argument \"", name.substr(0, 100),
+               "\"; it has: ", known_names());
+      KP_CHECK(find(name) == nullptr, named(name), " is given twice");
+      names_.push_back(name);
       KP_CHECK(one.kind >= KP_TENSOR && one.kind <= KP_TEXT, named(name), " has the kind ", one.kind,
                "; those of kp_kind are known");
     }
@@ -333,6 +354,7 @@ class CCall final : public registry::ArgumentSource {
 
   const Op& op_;
   const std::span<const kp_argument> given_;
+  std::vector<std::string_view> names_;  // of given_
   Context& context_;
   DimensionSizes sizes_;
   std::vector<Seen> seen_;
@@ -352,7 +374,9 @@ void call_op(Context& context, const char* op, std::span<const kp_argument> argu
   KP_CHECK(op != nullptr, "kp_call: the op's name is NULL");
   const Op& found = op_named(op);
   const ScratchScope scope(context.scratch);
-  CCall call(found, arguments, context);
+  Context own = context;
+  CCall call(found, arguments, own);
+  own.kernel_override = call.kernel();
   found.declaration->call(call);
 }
 

@@ -106,6 +106,59 @@ TEST_F(CCallTest, ARehearsalChecksAndComputesNothing) {
   EXPECT_EQ(kp_workspace_bytes({KP_CPU, 0}, "rms_norm", given, 2, nullptr), KP_INVALID_ARGUMENT);
 }
 
+TEST_F(CCallTest, ACallMayNameItsKernel) {
+  const kp_argument reference = kp_text_argument("kernel", "reference");
+  ASSERT_EQ(call("rms_norm", {x_given, output_given, reference}), KP_OK) << kp_last_error();
+  EXPECT_NE(output_[1], 0.0f);
+  EXPECT_NE(refusal("rms_norm", {x_given, output_given, kp_text_argument("kernel", "fast")}).find("\"fast\""),
+            std::string::npos);
+  EXPECT_NE(refusal("rms_norm", {x_given, output_given, kp_integer_argument("kernel", 1)}).find("text"),
+            std::string::npos);
+  for (const registry::Declaration& one : declarations()) {
+    EXPECT_EQ(one.fields.find("kernel"), nullptr) << one.name << " has an argument of this name";
+  }
+}
+
+TEST_F(CCallTest, ACallIsExplained) {
+  x.data = output.data = nullptr;
+  for (const bool is_named : {false, true}) {
+    const kp_argument given[] = {x_given, output_given, kp_text_argument("kernel", "reference")};
+    char* text = nullptr;
+    ASSERT_EQ(kp_explain_call({KP_CPU, 0}, "rms_norm", given, is_named ? 3 : 2, &text), KP_OK) << kp_last_error();
+    const std::string found = text;
+    kp_free(text);
+    EXPECT_NE(found.find("\"op\":\"rms_norm_forward\""), std::string::npos) << found;
+    EXPECT_NE(found.find(is_named ? "\"tier\":\"override\"" : "\"tier\":\"heuristic\""), std::string::npos) << found;
+  }
+  EXPECT_EQ(kp_explain_call({KP_CPU, 0}, "rms_norm", nullptr, 0, nullptr), KP_INVALID_ARGUMENT);
+}
+
+TEST_F(CCallTest, KernelsRunOnTheCallersThreads) {
+  struct Counted {
+    int runs = 0;
+    static void run(void* state, int32_t workers, void (*work)(void*, int), void* work_state) {
+      ++static_cast<Counted*>(state)->runs;
+      for (int32_t worker = workers - 1; worker >= 0; --worker) work(work_state, worker);
+    }
+  } counted;
+  constexpr int64_t kLarge[] = {512, 4096};
+  std::vector<float> x(512 * 4096, 2.0f), output(x.size());
+  kp_tensor in{x.data(), KP_FLOAT32, {KP_CPU, 0}, 2, kLarge, nullptr}, out = in;
+  out.data = output.data();
+  const std::vector<kp_argument> given = {kp_tensor_argument("x", &in), kp_tensor_argument("output", &out)};
+  kp_threads threads{3, Counted::run, &counted};
+  ASSERT_EQ(kp_context_set_threads(context_, &threads), KP_OK) << kp_last_error();
+  ASSERT_EQ(call("rms_norm", given), KP_OK) << kp_last_error();
+  EXPECT_GT(counted.runs, 0);
+  for (const float one : output) ASSERT_NEAR(one, 1.0f, 1e-5f);
+  const int before = counted.runs;
+  ASSERT_EQ(kp_context_set_threads(context_, nullptr), KP_OK);
+  ASSERT_EQ(call("rms_norm", given), KP_OK);
+  EXPECT_EQ(counted.runs, before);
+  threads.count = 0;
+  EXPECT_EQ(kp_context_set_threads(context_, &threads), KP_INVALID_ARGUMENT);
+}
+
 TEST_F(CCallTest, ComputesWhatCppComputes) {
   ASSERT_EQ(
       call("layer_norm_forward", {kp_tensor_argument("rstd", &rstd), output_given, kp_number_argument("eps", 0.25),

@@ -12,6 +12,7 @@
 #include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/c/request.h"
 #include "kernel_pytorch/c/sample_file.h"
+#include "kernel_pytorch/device/cpu/thread_pool.h"
 #include "kernel_pytorch/device/cuda/launch_counts.h"
 #include "kernel_pytorch/device/workspace.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -150,6 +151,20 @@ void kp_context_destroy(kp_context* context) {
   delete context;
 }
 
+kp_status kp_context_set_threads(kp_context* context, const kp_threads* threads) {
+  return guarded([&] {
+    KP_CHECK(context != nullptr, "kp_context_set_threads: the context is NULL");
+    if (threads == nullptr) {
+      context->own->threads = &cpu_device::own_threads();
+      return;
+    }
+    KP_CHECK(threads->run != nullptr && threads->count > 0, "kp_context_set_threads: there are ", threads->count,
+             " threads", threads->run == nullptr ? " and no function that runs on them" : "", "; give one or more");
+    context->threads.set(*threads);
+    context->own->threads = &context->threads;
+  });
+}
+
 kp_status kp_call(kp_context* context, const char* op, const kp_argument* arguments, size_t count) {
   return guarded([&] {
     KP_CHECK(context != nullptr, "kp_call: the context is NULL");
@@ -178,6 +193,17 @@ kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument
     KP_CHECK(bytes != nullptr, "kp_workspace_bytes: the result pointer is NULL");
     KP_CHECK(arguments != nullptr || count == 0, "kp_workspace_bytes: the arguments are NULL, but there are ", count);
     *bytes = workspace_bytes(device_of(device), op, std::span(arguments, count));
+  });
+}
+
+kp_status kp_explain_call(kp_device device, const char* op, const kp_argument* arguments, size_t count, char** result) {
+  return answered(result, [&] {
+    KP_CHECK(arguments != nullptr || count == 0, "kp_explain_call: the arguments are NULL, but there are ", count);
+    Json explanations = Json::array();
+    for (const registry::Explanation& one : explain_call(device_of(device), op, std::span(arguments, count))) {
+      explanations.push_back(report(one));
+    }
+    return to_text({{"explanations", explanations}});
   });
 }
 

@@ -131,12 +131,24 @@ typedef struct kp_context kp_context;
 KP_API kp_status kp_context_create(kp_device device, void* stream, kp_context** context);
 KP_API void kp_context_destroy(kp_context* context); /* NULL is fine */
 
+/* A caller's threads. `run` calls work(work_state, worker) once for each worker from 0 to `workers` - 1, of which there
+ * are at most `count`, possibly one after another on fewer threads, and returns when all are done. */
+typedef struct kp_threads {
+  int32_t count;
+  void (*run)(void* state, int32_t workers, void (*work)(void* work_state, int worker), void* work_state);
+  void* state;
+} kp_threads;
+/* CPU kernels of this context run on these threads from now on; NULL: on the library's own, which is how a context
+ * begins. What it points to outlives the calls. */
+KP_API kp_status kp_context_set_threads(kp_context* context, const kp_threads* threads);
+
 /* Computes an op: "rms_norm", or any other that kp_declarations lists, with its arguments by name in any order. Inputs
  * and outputs are tensors on the context's device. Inputs that may be absent, lists next to other lists (which are then
  * empty) and options (which then have the op's defaults) may be left out. Outputs are given by the caller, of the sizes
  * and types that kp_declarations says; those that are wanted, depend on an absent input or are only for the backward
  * are computed where they are given. On a GPU the call returns before the work is done. What is refused names the op,
- * the argument and the cure, and nothing was written. */
+ * the argument and the cure, and nothing was written. Every op also takes the text "kernel": "name" or "name config",
+ * the kernel that this call has to use (kp_explain lists them). */
 KP_API kp_status kp_call(kp_context* context, const char* op, const kp_argument* arguments, size_t count);
 
 /* kp_call whose scratch memory is the caller's: `bytes` bytes on the context's device, as long-lived as the tensors.
@@ -150,6 +162,11 @@ KP_API kp_status kp_call_with_workspace(kp_context* context, const char* op, con
  * kernel that is tuned between this and the call may take more. */
 KP_API kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument* arguments, size_t count,
                                     size_t* bytes);
+
+/* Which kernels such a call takes and why, as kp_explain says it: {"explanations": [...]} in the order in which the op
+ * chooses them. Nothing is computed or measured: tensors' data may be NULL. */
+KP_API kp_status kp_explain_call(kp_device device, const char* op, const kp_argument* arguments, size_t count,
+                                 char** result);
 
 static inline kp_argument kp_tensors_argument(const char* name, const kp_tensor* tensors, size_t count) {
   kp_argument argument;

@@ -1,4 +1,4 @@
-// A call in rehearsal, to learn how much scratch memory it takes.
+// A call in rehearsal, to learn how much scratch memory it takes and which kernels.
 #include <algorithm>
 #include <list>
 #include <vector>
@@ -44,6 +44,20 @@ class Addressed {
   std::list<std::vector<kp_tensor>> tensors_;
 };
 
+// Returns the bytes of scratch memory that it asked for.
+size_t rehearse(Device device, const char* op, std::span<const kp_argument> arguments, size_t offset) {
+  const Addressed addressed(arguments, offset);
+  CountingScratch scratch;
+  Context context{.info = &device_info(device),
+                  .stream = nullptr,
+                  .threads = &cpu_device::own_threads(),
+                  .scratch = &scratch,
+                  .kernel_override = {}};
+  const Rehearsal rehearsal;
+  call_op(context, op, addressed.arguments());
+  return scratch.bytes();
+}
+
 }  // namespace
 
 size_t workspace_bytes(Device device, const char* op, std::span<const kp_argument> arguments) {
@@ -51,18 +65,16 @@ size_t workspace_bytes(Device device, const char* op, std::span<const kp_argumen
   // at least of 16.
   size_t most = 0;
   for (const size_t offset : {0, 16}) {
-    const Addressed addressed(arguments, offset);
-    CountingScratch scratch;
-    Context context{.info = &device_info(device),
-                    .stream = nullptr,
-                    .threads = &cpu_device::own_threads(),
-                    .scratch = &scratch,
-                    .kernel_override = {}};
-    const Rehearsal rehearsal;
-    call_op(context, op, addressed.arguments());
-    most = std::max(most, scratch.bytes());
+    most = std::max(most, rehearse(device, op, arguments, offset));
   }
   return device.kind == DeviceKind::kCuda ? most : 0;  // CPU kernels, which were not run, take the context's
+}
+
+std::vector<registry::Explanation> explain_call(Device device, const char* op, std::span<const kp_argument> arguments) {
+  std::vector<registry::Explanation> explanations;
+  const registry::Explaining explaining(explanations);
+  rehearse(device, op, arguments, 0);
+  return explanations;
 }
 
 }  // namespace kernel_pytorch::c_interface

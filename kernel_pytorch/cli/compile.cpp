@@ -1,9 +1,11 @@
 // kpt compile: CUDA kernels ahead of time, for one architecture, on a machine that needs NVRTC but no GPU. --strict
-// makes register spills and serialised wgmma failures, which is what CI asks.
+// makes register spills and serialised wgmma failures, which is what CI asks. With --source it compiles a file of the
+// user's, which may include our primitives, into one cubin.
 #include <algorithm>
 
 #include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/cli/command.h"
+#include "kernel_pytorch/cli/files.h"
 #include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/json_output.h"
 #include "kernel_pytorch/cli/problem_arguments.h"
@@ -17,6 +19,7 @@ struct CompileArguments {
   std::string op;
   std::string architecture;
   std::string output;
+  std::string source, entry;
   bool every_op = false;
   bool sample = false;
   bool strict = false;
@@ -74,13 +77,36 @@ void print_compiled(const CompileArguments& arguments, const std::vector<jit::Co
   print("{} {} kernels for {} in {:.1f} s, {}; {} with spills or warnings\n",
         failed ? paint(Color::kRed, "✗") : paint(Color::kGreen, "✓"), compiled.size(), arguments.architecture, seconds,
         bytes_text(static_cast<int64_t>(bytes)), flawed);
-  if (!compiled.empty()) print("use it with: export KERNEL_PYTORCH_BUNDLE={}\n", arguments.output);
+  if (compiled.empty()) return;
+  if (arguments.source.empty()) {
+    print("use it with: export KERNEL_PYTORCH_BUNDLE={}\n", arguments.output);
+  } else {
+    print("{}: {} registers, function {}\n", arguments.output, compiled[0].registers, compiled[0].lowered_name);
+  }
+}
+
+constexpr int64_t kSourceLimitBytes = 1 << 20;
+
+std::vector<jit::CompiledKernel> compile_source(const CompileArguments& arguments) {
+  DeviceCode code{.source = "kernel_pytorch/jit/given_source.cuh", .entry = arguments.entry};
+  code.generated = read_file(arguments.source, kSourceLimitBytes);
+  std::vector<jit::CompiledKernel> compiled{jit::compile(code, arguments.architecture)};
+  write_file(arguments.output, compiled[0].cubin);
+  return compiled;
 }
 
 int compile(const CompileArguments& arguments) {
-  if (arguments.op.empty() && !arguments.every_op) throw UsageError("compile: name an op, or say --all");
+  if (arguments.source.empty() != arguments.entry.empty()) {
+    throw UsageError("compile: --source FILE and --entry FUNCTION go together");
+  }
+  if (!arguments.source.empty() && (arguments.every_op || !arguments.op.empty())) {
+    throw UsageError("compile: an op, --all or --source, not two of them");
+  }
+  if (arguments.op.empty() && !arguments.every_op && arguments.source.empty()) {
+    throw UsageError("compile: name an op, or say --all");
+  }
   if (!arguments.op.empty() && arguments.every_op) throw UsageError("compile: an op or --all, not both");
-  const auto compiled = compile_with_progress(arguments);
+  const auto compiled = arguments.source.empty() ? compile_with_progress(arguments) : compile_source(arguments);
   if (arguments.json) {
     print_text(compiled_json(arguments.architecture, arguments.output, compiled));
   } else {
@@ -97,7 +123,10 @@ void add_compile(Command root) {
   command.text("op", arguments->op, "an op, or the start of its name")
       .flag("--all", arguments->every_op, "every op")
       .text("--arch", arguments->architecture, "as sm_90a, sm_80", Need::kRequired)
-      .text("--output", arguments->output, "folder for the bundle", Need::kRequired)
+      .text("--output", arguments->output, "folder for the bundle; with --source the cubin's file", Need::kRequired)
+      .text("--source", arguments->source,
+            "a CUDA C++ file of your own instead of an op; it may include our primitives")
+      .text("--entry", arguments->entry, "its kernel, e.g. scale or scale<4>")
       .flag("--sample", arguments->sample, "one kernel of each source file, instead of every one")
       .flag("--strict", arguments->strict,
             "fail when a kernel spills registers or the compiler warns (serialised wgmma)")

@@ -32,6 +32,7 @@ void add_commands(Command root) {
   add_cache(root);
   add_optimize(root);
   add_compile(root);
+  add_learn(root);
   add_version(root);
   add_completion(root);
 }

@@ -1,14 +1,7 @@
 // kpt optimize: makes a model faster, which is Python's work (kernel_pytorch/_optimize): the words are checked here and
 // the program becomes the Python that python_program.h finds.
 
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
-
-#include <unistd.h>
-
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/python_program.h"
@@ -23,8 +16,8 @@ struct OptimizeArguments {
   bool compiled = false;
 };
 
-std::vector<std::string> command_line_of(const OptimizeArguments& arguments, const std::string& python) {
-  std::vector<std::string> command_line{python, "-m", "kernel_pytorch._optimize"};
+std::vector<std::string> command_line_of(const OptimizeArguments& arguments) {
+  std::vector<std::string> command_line{"-m", "kernel_pytorch._optimize"};
   const auto add = [&command_line](const char* name, const std::string& value) {
     if (!value.empty()) command_line.insert(command_line.end(), {name, value});
   };
@@ -43,7 +36,7 @@ std::vector<std::string> command_line_of(const OptimizeArguments& arguments, con
   return command_line;
 }
 
-int become_python(const OptimizeArguments& arguments) {
+int optimize(const OptimizeArguments& arguments) {
   if (arguments.target.empty() == arguments.demo.empty()) {
     throw UsageError("optimize: name a model as module:factory, or one of the bundled ones with --demo");
   }
@@ -53,16 +46,7 @@ int become_python(const OptimizeArguments& arguments) {
   const std::optional<PythonProgram> python = find_python();
   KP_CHECK(python.has_value(),
            "optimize: no Python package lies next to this program; run `make build`, or install the wheel");
-  add_to_python_path(python->path);
-  const std::string cache = options().cache_directory;
-  if (!cache.empty()) setenv("KERNEL_PYTORCH_CACHE_DIR", cache.c_str(), 1);
-  std::vector<std::string> command_line = command_line_of(arguments, python->program);
-  std::vector<char*> pointers;
-  for (std::string& word : command_line) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  execvp(pointers[0], pointers.data());
-  fail(ErrorCode::kUnsupported, "optimize: cannot run ", python->program, ": ", std::strerror(errno),
-       "; KERNEL_PYTORCH_PYTHON names another Python");
+  become_python("optimize", *python, command_line_of(arguments));
 }
 
 }  // namespace
@@ -89,7 +73,7 @@ void add_optimize(Command root) {
       .footer(
           "The model's own weights and state_dict do not change; nothing is written but the reports (and --tune "
           "cache).")
-      .runs([arguments] { return become_python(*arguments); });
+      .runs([arguments] { return optimize(*arguments); });
 }
 
 }  // namespace kernel_pytorch::cli

@@ -87,6 +87,19 @@ void add_to_python_path(const std::string& folder) {
   setenv("PYTHONPATH", (others.empty() ? folder : folder + ":" + others).c_str(), 1);
 }
 
+void become_python(const std::string& command, const PythonProgram& python, std::vector<std::string> words) {
+  add_to_python_path(python.path);
+  const std::string cache = options().cache_directory;
+  if (!cache.empty()) setenv("KERNEL_PYTORCH_CACHE_DIR", cache.c_str(), 1);
+  words.insert(words.begin(), python.program);
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  execvp(pointers[0], pointers.data());
+  fail(ErrorCode::kUnsupported, command, ": cannot run ", python.program, ": ", std::strerror(errno),
+       "; KERNEL_PYTORCH_PYTHON names another Python");
+}
+
 PythonQuestion::PythonQuestion(const PythonProgram& python, std::vector<std::string> arguments)
     : start_seconds_(now_seconds()) {
   arguments.insert(arguments.begin(), {python.program, "-m"});

@@ -1,5 +1,6 @@
 // The Python that belongs to this kpt: KERNEL_PYTORCH_PYTHON (set by `python -m kernel_pytorch` and the wheel's
-// script), the checkout's .venv, or python3. `kpt optimize` becomes it; `kpt doctor` asks it what only Python can know.
+// script), the checkout's .venv, or python3. `kpt optimize` and `kpt learn` become it; `kpt doctor` asks it what only
+// Python can know.
 #pragma once
 
 #include <optional>
@@ -17,6 +18,10 @@ struct PythonProgram {
 std::optional<PythonProgram> find_python();
 
 void add_to_python_path(const std::string& folder);  // of this process, for those it becomes or starts
+
+// Becomes this Python with these words, with our package to import and our cache; `command` is for the error.
+[[noreturn]] void become_python(const std::string& command, const PythonProgram& python,
+                                std::vector<std::string> words);
 
 // A Python module that runs while this program does something else.
 class PythonQuestion {

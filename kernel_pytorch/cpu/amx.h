@@ -6,7 +6,7 @@
 // KP_EMULATE_TILES keeps the tiles in memory instead, so that machines without AMX test what is built on them.
 #pragma once
 
-#include "kernel_pytorch/cpu/load_store.h"
+#include "kernel_pytorch/cpu/bfloat16_pairs.h"
 
 #if defined(__AVX512F__)  // whoever has tiles has these lanes
 
@@ -137,27 +137,6 @@ KP_PRIMITIVE void multiply_bfloat16_blocks(const void* a, int64_t a_step_bytes, 
   store_tile<1>(right, sums.stride_bytes);
   store_tile<2>(below, sums.stride_bytes);
   store_tile<3>(below + sums.right_bytes, sums.stride_bytes);
-}
-
-// Two vectors of fp32 as 32 bf16 in their order, and as pairs {low[i], high[i]}.
-KP_PRIMITIVE VecU to_bfloat16(Vec low, Vec high) {
-#if defined(__AVX512BF16__)
-  return reinterpret_cast<VecU>(
-      _mm512_maskz_cvtne2ps_pbh(0xffffffff, reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low)));
-#else
-  return reinterpret_cast<VecU>(float_to_bfloat16_pair(low, high));
-#endif
-}
-KP_PRIMITIVE VecU16x2 interleave_low_high(VecU16x2 v) {
-  return __builtin_shufflevector(v, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11,
-                                 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-KP_PRIMITIVE VecU to_bfloat16_pairs(Vec low, Vec high) {
-#if defined(__AVX512BF16__)
-  return reinterpret_cast<VecU>(interleave_low_high(reinterpret_cast<VecU16x2>(to_bfloat16(low, high))));
-#else
-  return join_bfloat16_unordered<false>({low, high});
-#endif
 }
 
 }  // namespace KP_ISA_NAMESPACE

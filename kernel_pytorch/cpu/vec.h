@@ -69,6 +69,31 @@ KP_PRIMITIVE VecD fma(VecD a, VecD b, VecD c) {
   return a * b + c;
 }
 
+// For kernels whose bits must not depend on the level. A product that no FMA takes in:
+KP_PRIMITIVE Vec uncontracted(Vec v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+// a * b + c rounded once, also where the level has no such instruction.
+KP_PRIMITIVE Vec fma_once(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(
+      _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<Vec>(
+      _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
+  for (int i = 0; i < kLanes; ++i) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return a;
+#endif
+}
+
 // Lane by lane `mask ? a : b`, the mask being a comparison's result.
 KP_PRIMITIVE Vec select(VecI mask, Vec a, Vec b) {
   return mask ? a : b;

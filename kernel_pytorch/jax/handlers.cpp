@@ -1,5 +1,5 @@
-// The XLA FFI handlers of every declared op, one for CPUs and one for NVIDIA GPUs. A call site names its op, its
-// tensors and its results in attributes; options are attributes under their own names:
+// The XLA FFI handlers of every declared op, for CPUs and for NVIDIA GPUs. A call site names its op, its tensors and
+// its results in attributes; options are attributes under their own names:
 //
 //   op = "rms_norm", tensors = "x weight", results = "output", eps = 1e-6
 //
@@ -7,13 +7,18 @@
 // aliases the two buffers). A last result called "workspace" is memory for the op's scratch, so that a call allocates
 // nothing and may become part of a CUDA graph (XLA's command buffers); its size was asked for while tracing, when the
 // kernels were compiled and loaded too. Everything else, checks and errors included, is the C interface's kp_call.
-#include <array>
-#include <span>
+//
+// The attribute "site" is a hash of all others: what they say is read once and found by it later. XLA has a state for
+// that, whose type must be registered before the handlers; jax 0.10 registers both in the other order.
+#include <algorithm>
+#include <deque>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "kernel_pytorch/c/kernel_pytorch.h"
+#include "kernel_pytorch/jax/threads.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace kernel_pytorch::jax_ops {
@@ -55,49 +60,79 @@ int32_t dtype_of(ffi::DataType type) {
   }
 }
 
-// Words of a text, each followed by a zero, so that every one is a C string.
-class Names {
+// What a call site says in attributes: the arguments of kp_call but for tensors' addresses.
+class Site {
  public:
-  explicit Names(std::string_view text) : text_(text) {
-    for (size_t begin = 0; begin < text_.size();) {
-      const size_t end = std::min(text_.find(' ', begin), text_.size());
-      if (end < text_.size()) text_[end] = '\0';
-      starts_.push_back(begin);
-      begin = end + 1;
+  // Returns what is wrong with the attributes.
+  ffi::Error read(ffi::Dictionary attributes) {
+    for (auto it = attributes.begin(); it != attributes.end(); ++it) {
+      const std::string_view name = *it;
+      if (attributes.isa<std::string_view>(it)) {
+        const std::string_view text = *attributes.get<std::string_view>(name);
+        if (name == "op") {
+          op_ = text;
+        } else if (name == "tensors") {
+          tensors_ = words(text);
+        } else if (name == "results") {
+          results_ = words(text);
+        } else {
+          const char* kept = texts_.emplace_back(text).c_str();
+          options_.push_back(kp_text_argument(texts_.emplace_back(name).c_str(), kept));
+        }
+      } else if (attributes.isa<bool>(it)) {
+        options_.push_back(kp_flag_argument(texts_.emplace_back(name).c_str(), *attributes.get<bool>(name)));
+      } else if (name == "site") {
+        continue;
+      } else if (attributes.isa<int64_t>(it)) {
+        options_.push_back(kp_integer_argument(texts_.emplace_back(name).c_str(), *attributes.get<int64_t>(name)));
+      } else if (attributes.isa<double>(it)) {
+        options_.push_back(kp_number_argument(texts_.emplace_back(name).c_str(), *attributes.get<double>(name)));
+      } else {
+        return invalid("kernel_pytorch: the attribute " + std::string(name) + " is no flag, 64-bit number or text");
+      }
     }
+    if (op_.empty() || results_.empty()) return invalid("kernel_pytorch: a call needs the attributes op and results");
+    return ffi::Error::Success();
   }
-  size_t count() const { return starts_.size(); }
-  const char* operator[](size_t index) const { return text_.c_str() + starts_[index]; }
 
- private:
-  std::string text_;
-  std::vector<size_t> starts_;
-};
-
-class Call {
- public:
-  Call(kp_device device, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attributes)
-      : device_(device), args_(args), rets_(rets), attributes_(attributes) {}
-
-  ffi::Error run(kp_context* context) {
-    const auto op = attributes_.get<std::string_view>("op"), tensors = attributes_.get<std::string_view>("tensors"),
-               results = attributes_.get<std::string_view>("results");
-    if (!op || !tensors || !results) return invalid("kernel_pytorch: a call needs the attributes op, tensors, results");
-    const std::string name(*op);
-    const Names tensor_names(*tensors), result_names(*results);
-    if (tensor_names.count() != args_.size() || result_names.count() != rets_.size()) {
-      return invalid(name + ": " + std::to_string(args_.size()) + " tensors and " + std::to_string(rets_.size()) +
-                     " results, and names for " + std::to_string(tensor_names.count()) + " and " +
-                     std::to_string(result_names.count()));
+  ffi::Error call(kp_context* context, kp_device device, ffi::RemainingArgs args, ffi::RemainingRets rets) const {
+    if (tensors_.size() != args.size() || results_.size() != rets.size()) {
+      return invalid(op_ + ": " + std::to_string(args.size()) + " tensors and " + std::to_string(rets.size()) +
+                     " results, and names for " + std::to_string(tensors_.size()) + " and " +
+                     std::to_string(results_.size()));
     }
-    views_.reserve(args_.size() + rets_.size());
-    arguments_.reserve(args_.size() + rets_.size() + attributes_.size());
-    texts_.reserve(2 * attributes_.size());
-    if (ffi::Error error = add_tensors(tensor_names); error.failure()) return error;
-    if (ffi::Error error = add_results(tensor_names, result_names); error.failure()) return error;
-    if (ffi::Error error = add_options(); error.failure()) return error;
-    const kp_status status = kp_call_with_workspace(context, name.c_str(), arguments_.data(), arguments_.size(),
-                                                    workspace_, workspace_bytes_);
+    static thread_local std::vector<kp_tensor> views;  // kept, so that calls do not allocate
+    static thread_local std::vector<kp_argument> arguments;
+    views.clear();
+    views.reserve(args.size() + rets.size());  // arguments point into it
+    arguments.assign(options_.begin(), options_.end());
+    for (size_t i = 0; i < args.size(); ++i) {
+      const auto buffer = args.get<ffi::AnyBuffer>(i);
+      if (!buffer) return buffer.error();
+      if (ffi::Error error = add_view(tensors_[i], *buffer, device, views); error.failure()) return error;
+      if (i > 0 && tensors_[i] == tensors_[i - 1]) {
+        arguments.back().kind = KP_TENSORS;
+        ++arguments.back().count;
+      } else {
+        arguments.push_back(kp_tensor_argument(tensors_[i].c_str(), &views.back()));
+      }
+    }
+    void* workspace = nullptr;
+    size_t workspace_bytes = 0;
+    for (size_t i = 0; i < rets.size(); ++i) {
+      if (std::ranges::find(tensors_, results_[i]) != tensors_.end()) continue;  // written in place
+      auto buffer = rets.get<ffi::AnyBuffer>(i);
+      if (!buffer) return buffer.error();
+      if (results_[i] == kWorkspace) {
+        workspace = (*buffer)->untyped_data();
+        workspace_bytes = (*buffer)->size_bytes();
+        continue;
+      }
+      if (ffi::Error error = add_view(results_[i], **buffer, device, views); error.failure()) return error;
+      arguments.push_back(kp_tensor_argument(results_[i].c_str(), &views.back()));
+    }
+    const kp_status status =
+        kp_call_with_workspace(context, op_.c_str(), arguments.data(), arguments.size(), workspace, workspace_bytes);
     if (status == KP_OK) return ffi::Error::Success();
     const ffi::ErrorCode code = status == KP_INVALID_ARGUMENT ? ffi::ErrorCode::kInvalidArgument
                                 : status == KP_UNSUPPORTED    ? ffi::ErrorCode::kUnimplemented
@@ -106,90 +141,59 @@ class Call {
   }
 
  private:
-  ffi::Error add_view(const char* name, const ffi::AnyBuffer& buffer) {
+  static constexpr std::string_view kWorkspace = "workspace";  // no op has an output of this name: _workspace.py checks
+
+  static std::vector<std::string> words(std::string_view text) {
+    std::vector<std::string> found;
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t end = std::min(text.find(' ', begin), text.size());
+      found.emplace_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    return found;
+  }
+
+  static ffi::Error add_view(const std::string& name, const ffi::AnyBuffer& buffer, kp_device device,
+                             std::vector<kp_tensor>& views) {
     const int32_t dtype = dtype_of(buffer.element_type());
-    if (dtype < 0) return invalid(std::string(name) + " has an element type that no op takes");
+    if (dtype < 0) return invalid(name + " has an element type that no op takes");
     const auto sizes = buffer.dimensions();
     const bool is_pairs = buffer.element_type() == ffi::DataType::U32;
     if (is_pairs && (sizes.size() == 0 || sizes.back() != 2)) {
-      return invalid(std::string(name) + " has unsigned 32-bit integers that do not come in pairs");
+      return invalid(name + " has unsigned 32-bit integers that do not come in pairs");
     }
-    views_.push_back({.data = buffer.untyped_data(),
-                      .dtype = dtype,
-                      .device = device_,
-                      .rank = static_cast<int32_t>(sizes.size()) - is_pairs,
-                      .sizes = sizes.begin(),
-                      .strides = nullptr});
+    views.push_back({.data = buffer.untyped_data(),
+                     .dtype = dtype,
+                     .device = device,
+                     .rank = static_cast<int32_t>(sizes.size()) - is_pairs,
+                     .sizes = sizes.begin(),
+                     .strides = nullptr});
     return ffi::Error::Success();
   }
 
-  ffi::Error add_tensors(const Names& names) {
-    for (size_t i = 0; i < args_.size(); ++i) {
-      const auto buffer = args_.get<ffi::AnyBuffer>(i);
-      if (!buffer) return buffer.error();
-      if (ffi::Error error = add_view(names[i], *buffer); error.failure()) return error;
-      if (i > 0 && std::string_view(names[i]) == names[i - 1]) {
-        arguments_.back().kind = KP_TENSORS;
-        ++arguments_.back().count;
-      } else {
-        arguments_.push_back(kp_tensor_argument(names[i], &views_.back()));
-      }
-    }
-    return ffi::Error::Success();
-  }
-
-  ffi::Error add_results(const Names& tensors, const Names& results) {
-    for (size_t i = 0; i < rets_.size(); ++i) {
-      bool is_in_place = false;
-      for (size_t j = 0; j < tensors.count(); ++j) {
-        is_in_place = is_in_place || std::string_view(tensors[j]) == results[i];
-      }
-      if (is_in_place) continue;
-      auto buffer = rets_.get<ffi::AnyBuffer>(i);
-      if (!buffer) return buffer.error();
-      if (std::string_view(results[i]) == kWorkspace) {
-        workspace_ = (*buffer)->untyped_data();
-        workspace_bytes_ = (*buffer)->size_bytes();
-        continue;
-      }
-      if (ffi::Error error = add_view(results[i], **buffer); error.failure()) return error;
-      arguments_.push_back(kp_tensor_argument(results[i], &views_.back()));
-    }
-    return ffi::Error::Success();
-  }
-
-  ffi::Error add_options() {
-    for (auto it = attributes_.begin(); it != attributes_.end(); ++it) {
-      if (*it == "op" || *it == "tensors" || *it == "results") continue;
-      texts_.emplace_back(*it);
-      const char* name = texts_.back().c_str();
-      if (attributes_.isa<bool>(it)) {
-        arguments_.push_back(kp_flag_argument(name, *attributes_.get<bool>(*it)));
-      } else if (attributes_.isa<int64_t>(it)) {
-        arguments_.push_back(kp_integer_argument(name, *attributes_.get<int64_t>(*it)));
-      } else if (attributes_.isa<double>(it)) {
-        arguments_.push_back(kp_number_argument(name, *attributes_.get<double>(*it)));
-      } else if (attributes_.isa<std::string_view>(it)) {
-        texts_.emplace_back(*attributes_.get<std::string_view>(*it));
-        arguments_.push_back(kp_text_argument(name, texts_.back().c_str()));
-      } else {
-        return invalid("kernel_pytorch: the attribute " + texts_.back() + " is no flag, 64-bit number or text");
-      }
-    }
-    return ffi::Error::Success();
-  }
-
-  static constexpr std::string_view kWorkspace = "workspace";  // no op has an output of this name: _workspace.py checks
-  kp_device device_;
-  void* workspace_ = nullptr;
-  size_t workspace_bytes_ = 0;
-  ffi::RemainingArgs args_;
-  ffi::RemainingRets rets_;
-  ffi::Dictionary attributes_;
-  std::vector<kp_tensor> views_;
-  std::vector<kp_argument> arguments_;
-  std::vector<std::string> texts_;  // reserved in full: arguments point into them
+  std::string op_;
+  std::vector<std::string> tensors_, results_;
+  std::deque<std::string> texts_;  // options point into them
+  std::vector<kp_argument> options_;
 };
+
+// Null where the attributes are no call; `error` says why.
+const Site* site_of(ffi::Dictionary attributes, ffi::Error& error) {
+  constexpr size_t kMost = 16384;  // programs come and go
+  static thread_local std::unordered_map<int64_t, Site> sites;
+  const auto hash = attributes.get<int64_t>("site");
+  if (!hash) {
+    error = invalid("kernel_pytorch: a call needs the attribute site");
+    return nullptr;
+  }
+  if (const auto known = sites.find(*hash); known != sites.end()) return &known->second;
+  if (sites.size() >= kMost) sites.clear();
+  Site& site = sites[*hash];
+  error = site.read(attributes);
+  if (error.success()) return &site;
+  sites.erase(*hash);
+  return nullptr;
+}
 
 // A thread's contexts, one per device and stream: a context serves one thread at a time and keeps its scratch memory.
 class Contexts {
@@ -220,21 +224,34 @@ class Contexts {
   std::vector<Entry> entries_;
 };
 
-ffi::Error run(kp_device device, void* stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-               ffi::Dictionary attributes) {
-  static thread_local Contexts cpu, cuda;
-  kp_context* context = (device.kind == KP_CPU ? cpu : cuda).get(device, stream);
-  if (context == nullptr) return ffi::Error(ffi::ErrorCode::kInternal, kp_last_error());
-  return Call(device, args, rets, attributes).run(context);
+ffi::Error last_error() {
+  return ffi::Error(ffi::ErrorCode::kInternal, kp_last_error());
 }
 
-ffi::Error run_on_cpu(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attributes) {
-  return run({KP_CPU, 0}, nullptr, args, rets, attributes);
+ffi::Error run_on_cpu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                      ffi::Dictionary attributes) {
+  ffi::Error error = ffi::Error::Success();
+  const Site* site = site_of(attributes, error);
+  if (site == nullptr) return error;
+  static thread_local Contexts contexts;
+  constexpr kp_device kCpu{KP_CPU, 0};
+  kp_context* context = contexts.get(kCpu, nullptr);
+  if (context == nullptr) return last_error();
+  const XlaThreads threads(pool);
+  if (kp_context_set_threads(context, threads.threads()) != KP_OK) return last_error();
+  return site->call(context, kCpu, args, rets);
 }
 
-ffi::Error run_on_cuda(void* stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
+ffi::Error run_on_cuda(void* stream, int32_t ordinal, ffi::RemainingArgs args, ffi::RemainingRets rets,
                        ffi::Dictionary attributes) {
-  return run({KP_CUDA, device}, stream, args, rets, attributes);
+  ffi::Error error = ffi::Error::Success();
+  const Site* site = site_of(attributes, error);
+  if (site == nullptr) return error;
+  static thread_local Contexts contexts;
+  const kp_device device{KP_CUDA, ordinal};
+  kp_context* context = contexts.get(device, stream);
+  if (context == nullptr) return last_error();
+  return site->call(context, device, args, rets);
 }
 
 ffi::Error do_nothing(ffi::RemainingArgs, ffi::RemainingRets) {
@@ -248,8 +265,9 @@ extern "C" KP_API XLA_FFI_Error* kp_jax_cuda(XLA_FFI_CallFrame* frame);
 // What XLA spends on a call by itself: benchmarks subtract it.
 extern "C" KP_API XLA_FFI_Error* kp_jax_nothing(XLA_FFI_CallFrame* frame);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kp_jax_cpu, run_on_cpu,
-                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs<ffi::Dictionary>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    kp_jax_cpu, run_on_cpu,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs<ffi::Dictionary>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kp_jax_cuda, run_on_cuda,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<void*>>()

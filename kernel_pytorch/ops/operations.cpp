@@ -10,6 +10,7 @@
   OP(cross_entropy)        \
   OP(linear_cross_entropy) \
   OP(adamw)                \
+  OP(optimizer_step)       \
   OP(reduce_norm)          \
   OP(activation)           \
   OP(gated_activation)     \
@@ -20,11 +21,14 @@
   OP(norm_rope)            \
   OP(attention)            \
   OP(block_list)           \
+  OP(moe_routing)          \
+  OP(grouped_matmul)       \
   OP(matmul)               \
   OP(quantize)             \
   OP(scaled_matmul)        \
   OP(linear)               \
   OP(mlp)                  \
+  OP(moe_mlp)              \
   OP(evaluate_expression)
 
 namespace kernel_pytorch {

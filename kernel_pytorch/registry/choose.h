@@ -23,7 +23,7 @@ Choice<Problem> choose_by_heuristic(const Operation<Problem>& operation, const P
 // Throws kUnsupported with every kernel's reason when nothing supports the problem.
 template <class Problem>
 Choice<Problem> choose(const Operation<Problem>& operation, const Problem& problem, Context& context) {
-  if (context.kernel_override.empty() && !tuning::anything_to_consult()) [[likely]] {
+  if (context.kernel_override.empty() && !tuning::anything_to_consult() && !Rehearsal::is_running()) [[likely]] {
     const Choice<Problem> choice = choose_by_heuristic(operation, problem, *context.info);
     if (choice.kernel != nullptr) [[likely]]
       return choice;

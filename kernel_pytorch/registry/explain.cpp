@@ -51,4 +51,18 @@ Explanation explain(const AnyProblem& problem, std::string_view kernel_override)
   return explanation;
 }
 
+namespace {
+thread_local std::vector<Explanation>* explained = nullptr;
+}  // namespace
+
+Explaining::Explaining(std::vector<Explanation>& list) {
+  explained = &list;
+}
+Explaining::~Explaining() {
+  explained = nullptr;
+}
+void Explaining::add(const AnyProblem& problem, std::string_view kernel_override) {
+  if (explained != nullptr) explained->push_back(explain(problem, kernel_override));
+}
+
 }  // namespace kernel_pytorch::registry

@@ -16,4 +16,14 @@ KP_EXPORT std::vector<CandidateExplanation> explain_candidates(const AnyProblem&
 // Measures nothing, so where autotuning is on it shows what would be taken without it.
 KP_EXPORT Explanation explain(const AnyProblem& problem, std::string_view kernel_override);
 
+// While it lives, every choice of this thread's rehearsals (device/rehearsal.h) is explained into the list.
+class KP_EXPORT Explaining {
+ public:
+  explicit Explaining(std::vector<Explanation>& list);
+  ~Explaining();
+  Explaining(const Explaining&) = delete;
+  Explaining& operator=(const Explaining&) = delete;
+  static void add(const AnyProblem& problem, std::string_view kernel_override);  // does nothing where none lives
+};
+
 }  // namespace kernel_pytorch::registry

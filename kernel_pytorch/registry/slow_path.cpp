@@ -8,8 +8,10 @@
 #include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/base/version.h"
 #include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/device/rehearsal.h"
 #include "kernel_pytorch/registry/append_only_list.h"
 #include "kernel_pytorch/registry/decision_cache.h"
+#include "kernel_pytorch/registry/explain.h"
 #include "kernel_pytorch/registry/tune.h"
 #include "kernel_pytorch/tuning/autotune_scope.h"
 
@@ -254,6 +256,7 @@ Key make_key(const AnyProblem& problem) {
 Selected select(const AnyProblem& problem, Context& context) {
   Selected selected;
   const bool is_recording = tuning::recording();
+  if (Rehearsal::is_running()) Explaining::add(problem, context.kernel_override);
   if (!context.kernel_override.empty()) {
     selected = by_override(problem, context.kernel_override);
     if (is_recording) record(problem, make_key(problem), selected);

@@ -39,7 +39,7 @@ class Call {
  private:
   [[noreturn]] void fail_on_two_devices(const TensorView& view, const ArgumentName& name) const;
 
-  static constexpr size_t kMaxOutputs = 8;
+  static constexpr size_t kMaxOutputs = 12;
   Device device_;
   ArgumentName first_;  // the argument whose device it is
   std::optional<TorchContext> context_;

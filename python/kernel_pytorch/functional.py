@@ -32,11 +32,13 @@ from ._ops.gated_activation import (
     swiglu,
     swiglu_packed,
 )
+from ._ops.grouped_matmul import grouped_matmul
 from ._ops.layer_norm import layer_norm
 from ._ops.linear import interleave_gate_up, linear, mlp
 from ._ops.linear_cross_entropy import linear_cross_entropy
 from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
+from ._ops.moe import Routing, moe_combine, moe_mlp, route, route_chosen
 from ._ops.norm_rope import norm_rope
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
@@ -44,6 +46,7 @@ from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
 
 __all__ = [
     "BlockLists",
+    "Routing",
     "activation",
     "add_rms_norm",
     "attention",
@@ -65,6 +68,7 @@ __all__ = [
     "geglu",
     "geglu_packed",
     "gelu",
+    "grouped_matmul",
     "interleave_gate_up",
     "layer_norm",
     "linear",
@@ -74,6 +78,8 @@ __all__ = [
     "matmul",
     "mean_pool",
     "mlp",
+    "moe_combine",
+    "moe_mlp",
     "norm_rope",
     "parallel_cross_entropy",
     "quantize",
@@ -88,6 +94,8 @@ __all__ = [
     "rope_frequencies",
     "rope_from_frequencies",
     "rope_tables",
+    "route",
+    "route_chosen",
     "scaled_matmul",
     "select_blocks",
     "select_by_scores",

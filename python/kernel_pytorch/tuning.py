@@ -344,7 +344,14 @@ def overlay(choices: Mapping[str, str]) -> Iterator[None]:
     for op, choice in choices.items():
         kernel, _, config = choice.partition(" ")
         entries.append({"op": op, "kernel": kernel, "config": config})
-    handle = _library.call_for_handle("overlay_push", {"entries": entries})
+    with overlay_of(entries):
+        yield
+
+
+@contextlib.contextmanager
+def overlay_of(entries: Sequence[Mapping[str, str]]) -> Iterator[None]:
+    """`overlay` of entries as kp_overlay_push takes them: of one problem or one device alone, too."""
+    handle = _library.call_for_handle("overlay_push", {"entries": list(entries)})
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ COMMANDS = (
     "verify",
     "cache",
     "compile",
+    "learn",
     "version",
     "completion",
 )
@@ -110,7 +111,7 @@ def test_version_is_the_same_everywhere(kpt: Kpt) -> None:
             )
             for value in ("nan", "inf", "-inf", "-1", "1e999", "3s", "")
         ),
-        (("compile", "--arch", "sm_90a", "--output", "x"), "--all"),
+        (("compile", "learn", "--arch", "sm_90a", "--output", "x"), "--all"),
         (("cache",), "subcommand"),
         (("cache", "clear", "--store", "--cubins"), "not both"),
         (("verify", "--dtype", "bf16"), "--shape"),

@@ -112,12 +112,48 @@ CASES = [
         lambda x, r, w: (rms_norm(x + r, w), x + r),
         ((3, 16), (3, 16), (16,)),
     ),
+    Case(
+        "rms_norm that returns its input",
+        lambda x, w: kp.rms_norm(x, w, return_input=True),
+        lambda x, w: (rms_norm(x, w), x),
+        ((3, 16), (16,)),
+    ),
+    Case(
+        "layer_norm that returns its input",
+        lambda x, w, b: kp.layer_norm(x, w, b, return_input=True),
+        lambda x, w, b: (layer_norm(x, w, b), x),
+        ((3, 16), (16,), (16,)),
+    ),
     Case("layer_norm", kp.layer_norm, layer_norm, ((3, 5, 16), (16,), (16,))),
     Case(
         "layer_norm with a residual",
         lambda x, r, w, b: kp.layer_norm(x, w, b, residual=r),
         lambda x, r, w, b: (layer_norm(x + r, w, b), x + r),
         ((3, 16), (3, 16), (16,), (16,)),
+    ),
+    Case(
+        "rms_norm with an activation",
+        lambda x, w: kp.rms_norm(x, w, activation="silu"),
+        lambda x, w: jax.nn.silu(rms_norm(x, w)),
+        ((3, 16), (16,)),
+    ),
+    Case(
+        "layer_norm with an activation",
+        lambda x, w, b: kp.layer_norm(x, w, b, activation="gelu"),
+        lambda x, w, b: jax.nn.gelu(layer_norm(x, w, b), approximate=False),
+        ((3, 16), (16,), (16,)),
+    ),
+    Case(
+        "linear of two matrices",
+        lambda x, g, u, b, r: kp.linear(x, g, b, activation="silu", residual=r, weight_up=u),
+        lambda x, g, u, b, r: jax.nn.silu(x @ g.T + b) * (x @ u.T) + r,
+        ((3, 16), (8, 16), (8, 16), (8,), (3, 8)),
+    ),
+    Case(
+        "rope_from_frequencies",
+        lambda q, k: kp.rope_from_frequencies(q, k, jnp.array([1.0, 0.1, 0.01, 0.001])),
+        lambda q, k: rope(q, k, jnp.cos(_ANGLES), jnp.sin(_ANGLES)),
+        (_QUERY, _KEY),
     ),
     Case("silu", kp.silu, jax.nn.silu, ((3, 16),)),
     Case(
@@ -195,7 +231,7 @@ CASES = [
     ),
     Case(
         "gated mlp",
-        lambda x, g, u, d: kp.mlp(x, kp.interleave_gate_up(g, u), d, activation="silu", gated=True),
+        lambda x, g, u, d: kp.mlp(x, kp.interleave_gate_up(g, u), d, activation="swiglu"),
         lambda x, g, u, d: (jax.nn.silu(x @ g.T) * (x @ u.T)) @ d.T,
         ((3, 16), (24, 16), (24, 16), (16, 24)),
     ),

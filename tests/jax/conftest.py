@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
+
+_cache_directory = tempfile.TemporaryDirectory(prefix="kernel_pytorch_test_")
+os.environ.setdefault("KERNEL_PYTORCH_CACHE_DIR", _cache_directory.name)
 
 _FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()

@@ -12,6 +12,9 @@ import pytest
 from cases import CASES, Case
 from jax import export
 from jax.sharding import Mesh, PartitionSpec
+from kernel_pytorch._shape_rules import declared
+
+from kernel_pytorch.jax import policies
 
 TOLERANCE = {jnp.dtype("float32"): 2e-5, jnp.dtype("bfloat16"): 3e-2, jnp.dtype("float16"): 4e-3}
 every_op = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -127,8 +130,8 @@ def test_vmap_of_grad_and_grad_of_vmap(case: Case) -> None:
 def test_scan_and_remat(case: Case) -> None:
     arrays = case.arrays()
 
-    def steps(function: Any) -> Any:
-        @jax.checkpoint
+    def steps(function: Any, policy: Any = None) -> Any:
+        @partial(jax.checkpoint, policy=policy)
         def once(first: Any) -> Any:
             return loss_of(function)(first, *arrays[1:], *case.constants)
 
@@ -137,7 +140,18 @@ def test_scan_and_remat(case: Case) -> None:
 
         return jax.grad(total)
 
-    close(jax.jit(steps(case.ours))(arrays[0]), jax.jit(steps(case.reference))(arrays[0]), 5e-5)
+    expected = jax.jit(steps(case.reference))(arrays[0])
+    for policy in (None, policies.save_residuals, policies.recompute_all):
+        close(jax.jit(steps(case.ours, policy))(arrays[0]), expected, 5e-5)
+
+
+@some_ops
+def test_donated_arguments_and_value_and_grad(case: Case) -> None:
+    def step(function: Any) -> Any:
+        return jax.value_and_grad(lambda *arrays: loss_of(function)(*arrays, *case.constants), range(len(case.shapes)))
+
+    expected = jax.jit(step(case.reference))(*case.arrays())
+    close(jax.jit(step(case.ours), donate_argnums=range(len(case.shapes)))(*case.arrays()), expected, 5e-5)
 
 
 @some_ops
@@ -160,23 +174,32 @@ def test_shard_map_with_checked_axes(case: Case) -> None:
 
 
 @some_ops
-def test_export_keeps_the_call(case: Case) -> None:
+def test_export_keeps_the_calls_of_forward_and_backward(case: Case) -> None:
     arrays = (*case.arrays(), *case.constants)
-    checks = [export.DisabledSafetyCheck.custom_call(f"kernel_pytorch.{name}") for name in _target_names()]
-    exported = export.export(jax.jit(case.ours), disabled_checks=checks)(*arrays)
-    assert "kernel_pytorch." in exported.mlir_module()
+    both = results_and_gradients_of(case.ours, len(case.shapes))
+    checks = [export.DisabledSafetyCheck.custom_call(f"kernel_pytorch.{name}") for name in declared()]
+    exported = export.export(jax.jit(both), disabled_checks=checks)(*arrays)
+    assert exported.mlir_module().count("kernel_pytorch.") >= 2
     again = export.deserialize(exported.serialize())
-    close(again.call(*arrays), case.ours(*arrays))
+    close(again.call(*arrays), jax.jit(both)(*arrays))
 
 
-def _target_names() -> list[str]:
-    from kernel_pytorch._shape_rules import declared
+@every_op
+def test_forward_mode_raises_and_says_why(case: Case) -> None:
+    def function(*arrays: Any) -> Any:
+        return loss_of(case.ours)(*arrays, *case.constants)
 
-    return list(declared())
-
-
-@some_ops
-def test_second_derivatives_and_jvp_raise(case: Case) -> None:
-    arrays = (*case.arrays(), *case.constants)
-    with pytest.raises((TypeError, NotImplementedError, ValueError)):
-        jax.jvp(partial(loss_of(case.ours)), arrays[:1] + arrays[1:], jax.tree.map(jnp.ones_like, arrays))
+    arrays = case.arrays()
+    ones = tuple(jnp.ones_like(array) for array in arrays)
+    for call in (
+        lambda: jax.jvp(function, arrays, ones),
+        lambda: jax.jacfwd(function)(*arrays),
+        lambda: jax.hessian(function)(*arrays),
+    ):
+        with pytest.raises(NotImplementedError, match=r"has no derivative.*write the op in jax\.numpy"):
+            call()
+    # What jax runs by itself, after our functions returned, has jax's own sentence.
+    _, pushed = jax.linearize(function, *arrays)
+    for call in (lambda: pushed(*ones), lambda: jax.jit(lambda *a: jax.jvp(function, a, ones))(*arrays)):
+        with pytest.raises((NotImplementedError, TypeError), match=r"no derivative|forward-mode"):
+            call()

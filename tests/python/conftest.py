@@ -32,6 +32,8 @@ def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(Budget, "is_spent", lambda self, *_: False)
         monkeypatch.setattr(Budget, "is_too_small", False)
+        for question in ("has_time_for", "may_take"):
+            monkeypatch.setattr(Budget, question, lambda self, *_: True)
 
 
 def pytest_sessionfinish() -> None:

@@ -153,6 +153,22 @@ def _products() -> None:
     ops.matmul_add_(torch.zeros(3, 5), torch.randn(3, 4), torch.randn(4, 5), 1.0)
     _both(functional.linear, leaf(2, 3, 8), leaf(4, 8), leaf(4), activation="gelu", residual=leaf(2, 3, 4))
     _both(functional.mlp, leaf(2, 3, 8), leaf(6, 8), leaf(4, 6), leaf(6), leaf(4), residual=leaf(2, 3, 4))
+    _experts()
+
+
+def _experts() -> None:
+    offsets, gather = torch.tensor([1, 4], dtype=torch.int32), torch.tensor([2, 0, 1, 1], dtype=torch.int32)
+    _both(functional.grouped_matmul, leaf(3, 8), leaf(2, 8, 4), offsets, bias=leaf(2, 4), gather=gather)
+    _both(functional.grouped_matmul, leaf(4, 8), leaf(2, 4, 8), offsets, transpose_weight=True)
+    ops.group_sums(torch.randn(3, 4), offsets, gather, torch.rand(4), None)
+    routing = functional.route(leaf(3, 4), 2, bias=torch.randn(4))
+    (routing.weights.sum() + routing.aux_loss + routing.z_loss).backward()
+    with torch.no_grad():
+        routing = functional.route(torch.randn(3, 4), 2, bias=torch.randn(4))
+    functional.route_chosen(torch.tensor([[0, 2], [3, 1]]), torch.rand(2, 2), 4)
+    _both(functional.moe_combine, leaf(6, 8), routing._replace(weights=leaf(3, 2)))
+    biases = dict(gate_up_bias=leaf(4, 8), down_bias=leaf(4, 6))
+    _both(functional.moe_mlp, leaf(3, 6), routing._replace(weights=leaf(3, 2)), leaf(4, 6, 8), leaf(4, 4, 6), **biases)
 
 
 def _attention(seed: Tensor) -> None:
@@ -238,4 +254,9 @@ def _optimizer(seed: Tensor) -> None:
     adamw.adamw_(narrow, [p.clone() for p in narrow], *lists[:2], [], parameters, steps, *(None,) * 5, *numbers)
     lists = [[p.clone().abs() for p in narrow] for _ in range(3)]
     adamw.adamw_(narrow, *lists, [], [], steps, *(None,) * 4, seed, *numbers)
+    codes = [[torch.zeros_like(p, dtype=torch.int8) for p in parameters] for _ in range(3)]
+    scales = [[torch.ones(-(-p.numel() // 64)) for p in parameters] for _ in range(2)]
+    rates = ("adamw", "companded", 1e-3, 0.9, 0.99, 1e-8, 0.01, 0.0, 1.0, False, False)
+    gradients = [p.clone() for p in narrow]
+    adamw.optimizer_step_(narrow, gradients, *codes, *scales, steps, *scalars, *rates)
     adamw.reduce_norm(parameters)

@@ -7,6 +7,7 @@ memory, as a CUDA graph does. Tests marked `gpu` use the real ones.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,7 @@ from kernel_pytorch.optimization_patterns import (
     graphs,
     module,
 )
+from kernel_pytorch.optimization_patterns.results import Results
 from kernel_pytorch.optimizations import patterns
 from noted_cuda import NotedCuda
 from torch import Tensor, nn
@@ -375,3 +377,97 @@ def test_random_numbers_go_on_after_a_capture_that_broke_off_on_cuda() -> None:
         assert not torch.equal(first[1], first[2])  # an earlier graph draws anew, and from the seed
         for one, other in zip(first, second, strict=True):
             assert torch.equal(one, other)
+
+
+class Layer:
+    def __init__(self, keys: Tensor) -> None:
+        self.keys, self.length = keys, keys.shape[0]
+
+
+class Cache:
+    """As Hugging Face's: objects in a list, tensors in their attributes."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self.layers, self.twin = layers, layers[0].keys
+
+
+class Cached(nn.Module):
+    """Makes a cache, or adds to the one it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> dict[str, object]:
+        y = self.linear(x)
+        if cache is None:
+            cache = Cache([Layer(y + 1), Layer(y + 2)])
+        else:
+            cache.layers.append(Layer(y))
+        return {"y": y, "cache": cache, "none": None}
+
+
+def check_caches_in_results(device: str) -> None:
+    model = Cached().eval().to(device)
+    graph = PyGraph(model, always=True)
+    x = torch.randn(4, 8, device=device)
+    with torch.no_grad():
+        graph(x)
+        first, second = graph(x), graph(2 * x)
+        expected = model(x)
+        assert graph.statistics()["graphs"] == 1 and graph.statistics()["replays"] == 3
+        cache = first["cache"]
+        assert (
+            type(cache) is Cache and cache is not second["cache"] and cache.layers[0] is not second["cache"].layers[0]
+        )
+        assert cache.twin is cache.layers[0].keys and cache.layers[1].length == 4  # one tensor stays one
+        cache.layers[1].keys.zero_()
+        torch.testing.assert_close(first["y"], expected["y"])
+        torch.testing.assert_close(cache.layers[0].keys, expected["cache"].layers[0].keys)
+        torch.testing.assert_close(second["cache"].layers[1].keys, model(2 * x)["cache"].layers[1].keys)
+        # A cache that is given is the caller's: nothing is captured, and it is changed once.
+        graph(x, cache)
+        assert len(cache.layers) == 3 and graph.statistics()["graphs"] == 1
+
+
+@pytest.mark.usefixtures("noted")
+def test_caches_are_given_anew() -> None:
+    check_caches_in_results("cpu")
+
+
+@pytest.mark.gpu
+def test_caches_are_given_anew_on_cuda() -> None:
+    check_caches_in_results("cuda")
+
+
+@pytest.mark.parametrize("value", [iter([1]), threading.Lock()])
+def test_results_that_cannot_be_given_anew_say_so(value: object) -> None:
+    found = Results((torch.ones(2), {"held": value}))
+    assert type(value).__name__ in found.refusal
+
+
+def test_results_reached_twice_are_refused() -> None:
+    layer = Layer(torch.ones(2))
+    assert "Layer" in Results([layer, layer]).refusal and not Results([layer]).refusal
+
+
+class Sends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([3.0]).to(x.device).mul_(2)
+
+
+@pytest.mark.gpu
+def test_numbers_of_the_host_are_sent_once_on_cuda() -> None:
+    graph, x = PyGraph(Sends().eval(), always=True), torch.randn(4, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(graph(x), 6 * x)
+    assert graph.statistics()["graphs"] == 1
+
+
+def test_a_capture_sends_what_was_sent_before() -> None:
+    number = torch.tensor([3.0])
+    with capturing.uploaded([(number, torch.tensor([7.0]))]):
+        assert torch.tensor([3.0]).to("meta").item() == 7.0  # what the earlier run had made
+    with pytest.raises(RuntimeError, match="other numbers"), capturing.uploaded([(number, number)]):
+        torch.tensor([4.0]).to("meta")

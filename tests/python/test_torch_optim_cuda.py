@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_pytorch._ops.adamw import reduce_norm
-from kernel_pytorch.optim import AdamW
+from kernel_pytorch.optim import SGD, AdamW, Lion
 from optim_parameters import assert_same, make_parameters, set_gradients
 from torch import Tensor
 
@@ -130,3 +130,30 @@ def test_gpu_takes_more_parameters_than_a_launch() -> None:
     for a, b in zip(cpu, gpu, strict=True):
         torch.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-5, atol=1e-5)
     assert {optimizers[1].state[p]["step"].item() for p in gpu} == {2.0}
+
+
+@pytest.mark.parametrize("state", ["fp32", "compact", "8bit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["adamw", "lion", "sgd"])
+def test_steps_have_the_bits_of_the_cpu(name: str, dtype: torch.dtype, state: str) -> None:
+    if name == "adamw" and state == "fp32":
+        pytest.skip("an op of its own, whose bias corrections are fp32 on a GPU")
+    make = {
+        "adamw": lambda p: AdamW(p, lr=0.02, state=state, max_grad_norm=3.0),
+        "lion": lambda p: Lion(p, lr=0.01, weight_decay=0.1, state=state),
+        "sgd": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, state=state),
+    }[name]
+    there, here = make_parameters(dtype, "cuda"), make_parameters(dtype)
+    optimizers = [make(there), make(here)]
+    for step in range(20):
+        set_gradients(step, there, here)
+        if name == "adamw":  # the norm is a sum of its own order: given, so that both clip by the same factor
+            norm = torch.linalg.vector_norm(torch.cat([p.grad.float().flatten() for p in here]))
+            for optimizer in optimizers:
+                optimizer._total_norm = lambda norm=norm: norm
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(there, here, strict=True):
+        assert torch.equal(a.cpu(), b), a.shape
+        for key, value in optimizers[0].state[a].items():
+            assert torch.equal(value.cpu(), optimizers[1].state[b][key]), (a.shape, key)

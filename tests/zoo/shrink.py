@@ -36,16 +36,25 @@ _SPECIAL = re.compile(r"(image|video|audio|vision|speech|boi|eoi|img|mask|start|
 _TOKEN = re.compile(r"(token_id|token_index|_id|_ids|_token)$")
 
 
-def shrunk(config: Any, depth: int = 0) -> Any:
-    """A small configuration of the same class, its parts included."""
+# Where small widths do not fit each other: fewer layers and words alone.
+_MILD_RULES: tuple[tuple[str, int], ...] = tuple(
+    rule
+    for rule in _RULES
+    if rule[1] in (0, 1, VOCABULARY, LAYERS) and "top_k" not in rule[0] and "kv_heads" not in rule[0]
+)
+
+
+def shrunk(config: Any, depth: int = 0, mildly: bool = False) -> Any:
+    """A small configuration of the same class, its parts included; `mildly` keeps all widths."""
+    rules = _MILD_RULES if mildly else _RULES
     base = next(one for one in type(config).__mro__ if one.__name__ in ("PreTrainedConfig", "PretrainedConfig"))
     small: dict[str, Any] = {}
     for name, value in vars(config).items():
         if name.startswith("_") or name in ("transformers_version", "architectures", "torch_dtype", "dtype"):
             continue
         if isinstance(value, base):
-            small[name] = shrunk(value, depth + 1) if depth < 3 else value
-        elif (found := _number(name, value)) is not value:
+            small[name] = shrunk(value, depth + 1, mildly) if depth < 3 else value
+        elif (found := _number(name, value, rules)) is not value:
             small[name] = found
     heads = [getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
     if heads[0] == heads[1] and "num_key_value_heads" in small:  # some need as many of both
@@ -55,7 +64,7 @@ def shrunk(config: Any, depth: int = 0) -> Any:
     for name, value in vars(config).items():
         if isinstance(value, (list, tuple)) and len(value) == many and not isinstance(value[0], (list, tuple)):
             small[name] = _kinds(small.get(name, value), count)
-    for name in ("rope_parameters", "rope_scaling"):
+    for name in () if mildly else ("rope_parameters", "rope_scaling"):
         if isinstance(getattr(config, name, None), dict):
             small[name] = _rope(getattr(config, name))
     return _built(config, small)
@@ -75,25 +84,25 @@ def _built(config: Any, small: dict[str, Any]) -> Any:
     return made
 
 
-def _number(name: str, value: Any) -> Any:
+def _number(name: str, value: Any, rules: tuple[tuple[str, int], ...]) -> Any:
     if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
         return value
     if isinstance(value, int):
-        return _integer(name, value)
+        return _integer(name, value, rules)
     if isinstance(value, (list, tuple)) and value and all(type(one) is int for one in value):
         if _TOKEN.search(name):
             return value
-        return type(value)(_integer(name, one, listed=True) for one in value)
+        return type(value)(_integer(name, one, rules, listed=True) for one in value)
     return value
 
 
-def _integer(name: str, value: int, listed: bool = False) -> int:
+def _integer(name: str, value: int, rules: tuple[tuple[str, int], ...], listed: bool = False) -> int:
     name = name.lower()
     if _SPECIAL.search(name) and value >= VOCABULARY:
         return 100 + sum(map(ord, name)) % 28
     if _TOKEN.search(name):
         return value if value < VOCABULARY else value % 8 + 1
-    for pattern, most in _RULES:
+    for pattern, most in rules:
         if re.search(pattern, name):
             if most == 0 or value <= most:
                 return value

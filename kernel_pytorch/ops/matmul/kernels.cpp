@@ -21,6 +21,7 @@ std::span<const registry::Kernel<Product>> kernels() {
       kCublasLt,
       kCpuThin,
       kCpuAmx,
+      kCpuDots,
       kCpuRows,
       kCpu,
       kReference,
@@ -37,9 +38,8 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
   const bool is_epilogue_aligned = has_aligned_lines(problem.output) && has_aligned_lines(problem.residual) &&
                                    has_aligned_lines(problem.saved) && has_aligned_lines(problem.preactivation);
   key.field("aligned", is_aligned + 2 * is_epilogue_aligned);
-  const bool has_up = problem.up.is_present();
-  key.field("up_lines", has_up * (1 + has_aligned_lines(problem.up)));
-  key.field("up_place", has_up && is_like_b(problem.up, problem) ? 1 + is_far(problem) : 0);
+  key.field("up_lines", problem.up.is_present() * (1 + has_aligned_lines(problem.up)));
+  key.field("up_place", problem.up.is_present() && is_like_b(problem.up, problem) ? 1 + is_far(problem) : 0);
   key.field("distinct",
             has_distinct_lines(problem.a) && has_distinct_lines(problem.b) && has_distinct_lines(problem.residual));
 }

@@ -67,12 +67,42 @@ def attention_flops(arguments: Arguments) -> Any:
     return 2.0 * (query.numel() + query.numel() // query.shape[-1] * value.shape[-1]) * keys * half
 
 
+def _grouped(arguments: Arguments) -> Any:
+    """Every row by one matrix; rows in no group are counted too, their number being the device's."""
+    groups = max(1, arguments["b"].shape[0])
+    return 2.0 * arguments["rows"] * (arguments["b"].numel() // groups)
+
+
+def _grouped_weight(arguments: Arguments) -> Any:
+    gather = arguments.get("gather_a") if arguments.get("gather_a") is not None else arguments.get("gather_b")
+    rows = arguments["a"].shape[0] if gather is None else gather.shape[0]
+    return 2.0 * rows * arguments["a"].shape[1] * arguments["b"].shape[1]
+
+
+def _experts(arguments: Arguments) -> Any:
+    """Both products of every pair of a token and an expert."""
+    experts = max(1, arguments["gate_up"].shape[0])
+    elements = (arguments["gate_up"].numel() + arguments["down"].numel()) // experts
+    return 2.0 * arguments["chosen"].numel() * elements
+
+
+def _experts_backward(arguments: Arguments) -> Any:
+    experts, pairs = max(1, arguments["gate_up"].shape[0]), arguments["chosen"].numel()
+    of_up, of_down = arguments["gate_up"].numel() // experts, arguments["down"].numel() // experts
+    flags = ("input_grad", "gate_up_grad", "gate_up_bias_grad", "down_grad", "down_bias_grad", "weights_grad")
+    through = any(arguments.get(flag, False) for flag in flags)
+    first = of_up * (arguments["input_grad"] + arguments["gate_up_grad"])
+    return 2.0 * pairs * (first + of_down * (arguments["down_grad"] + through))
+
+
 _FORWARDS: dict[str, Formula] = {
     "matmul": _matmul,
     "linear": _products("x", weight="1", weight_up="1"),
     "mlp": _products("x", weight_in="1", weight_out="1"),
     "linear_cross_entropy": _products("hidden", weight="1 hidden_grad weight_grad"),
     "attention": attention_flops,
+    "grouped_matmul": _grouped,
+    "moe_mlp": _experts,
 }
 _FORMULAS: dict[str, Formula] = {
     **_FORWARDS,
@@ -81,6 +111,8 @@ _FORMULAS: dict[str, Formula] = {
     "scaled_matmul": _products("a", b="1"),  # FP8 is multiplied along the last dimension of both
     "linear_backward": _products("x", weight="input_grad weight_grad"),
     "mlp_backward": _mlp_backward,
+    "grouped_matmul_weight": _grouped_weight,
+    "moe_mlp_backward": _experts_backward,
     "attention_backward": lambda arguments: 2.5 * attention_flops(arguments),
     "attention_part_": attention_flops,
     "attention_part_backward_": lambda arguments: 2.5 * attention_flops(arguments),

@@ -2,35 +2,23 @@
 
 Type: bool keeps where True. Floating numbers are added to the scores, with their gradient. Integers are the padding
 mask of a tokenizer: 1 keeps, 0 hides. On the CPU any other integer is refused; on a GPU looking would wait for the
-device, so there every nonzero integer keeps.
-
-Shape: two dimensions are [batch, keys], a mask of keys for all queries, or [queries, keys], for all of the batch. Where
-batch and queries are the same number, integers are [batch, keys] and the others are refused. Three dimensions are
-[heads, queries, keys], refused where they could be [batch, queries, keys]. Four are [batch, heads, queries, keys].
-Sizes of 1 are for all.
+device, so there every nonzero integer keeps. What its dimensions mean: form_of in kernel_pytorch/_shape_rules.py.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._shape_rules import Sizes as Sizes
+from .._shape_rules import fits, form_of, forms
 from ._autograd import transforms_active
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-
-
-class Sizes(NamedTuple):
-    """Sizes of the scores that a mask applies to."""
-
-    batch: int
-    heads: int
-    queries: int
-    keys: int
 
 
 def mask_options(
@@ -42,10 +30,10 @@ def mask_options(
     sizes = Sizes(batch, heads, queries, keys)
     mask = _four_dimensions(what, attention_mask, sizes)
     for name, size, wanted in zip(Sizes._fields, mask.shape, sizes, strict=True):
-        if not _fits(size, wanted):
+        if not fits(size, wanted):
             raise ValueError(
                 f"{what}: attention_mask has shape {list(attention_mask.shape)}: {size} {name}, there are {wanted}; "
-                f"give {_forms(sizes)}"
+                f"give {forms(sizes)}"
             )
     option, mask = mask_by_type(what, mask)
     return {option: mask if mask.shape[-1] == sizes.keys else mask.expand(*mask.shape[:-1], sizes.keys)}
@@ -92,52 +80,10 @@ def mask_by_type(what: str, mask: Tensor, name: str = "attention_mask") -> tuple
 
 
 def _four_dimensions(what: str, mask: Tensor, sizes: Sizes) -> Tensor:
-    shape = tuple(mask.shape)
-    batch, heads, queries, _ = sizes
-    if len(shape) == 4:
-        return mask
-    forms = _forms(sizes)
-    if len(shape) == 3:
-        if shape[0] == batch == heads > 1:
-            raise ValueError(
-                f"{what}: attention_mask has shape {list(shape)}, and batch and heads are both {batch}; give "
-                "mask[None] where its first dimension is heads, mask[:, None] where it is the batch"
-            )
-        if not _fits(shape[0], heads):
-            raise ValueError(
-                f"{what}: attention_mask has shape {list(shape)}; three dimensions are [heads, queries, keys] with "
-                f"{heads} heads. Give mask[:, None] where the first is the batch, or {forms}"
-            )
-        return mask[None]
-    if len(shape) != 2:
-        raise ValueError(f"{what}: attention_mask has shape {list(shape)}; give {forms}")
-    of_batch, of_queries = shape[0] == batch, shape[0] == queries
-    if mask.dtype in INTEGERS:
-        of_queries = False
-    if of_batch and of_queries and batch > 1:
-        raise ValueError(
-            f"{what}: attention_mask has shape {list(shape)}, and batch and queries are both {batch}; give "
-            "mask[:, None, None, :] where it is a padding mask [batch, keys], mask[None, None] where it is [queries, "
-            "keys]"
-        )
-    if of_batch or shape[0] == 1:
+    form = form_of(what, tuple(mask.shape), mask.dtype in INTEGERS, sizes)
+    if form == "keys":
         return mask[:, None, None, :]
-    if of_queries:
-        return mask[None, None]
-    raise ValueError(f"{what}: attention_mask has shape {list(shape)}; give {forms}")
-
-
-def _fits(size: int, wanted: int) -> bool:
-    """Not `size in (1, wanted)`, which a compiler with symbolic sizes takes for false."""
-    return size == 1 or size == wanted
-
-
-def _forms(sizes: Sizes) -> str:
-    batch, heads, queries, keys = sizes
-    return (
-        f"[batch, keys] = [{batch}, {keys}], [queries, keys] = [{queries}, {keys}] (not of integers), or "
-        f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}] with 1 for all"
-    )
+    return mask[(None,) * (4 - mask.dim())]
 
 
 def _can_be_read(mask: Tensor) -> bool:

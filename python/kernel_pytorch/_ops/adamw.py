@@ -1,4 +1,4 @@
-"""The ops of `kernel_pytorch.optim`: a step of AdamW over lists of tensors, and the norm of a list."""
+"""The ops of `kernel_pytorch.optim`: steps over lists of tensors, and the norm of a list."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from ._declare import without_gradient
 
 adamw_: Any = without_gradient("adamw_")
+optimizer_step_: Any = without_gradient("optimizer_step_")
 _reduce_norm: Any = without_gradient("reduce_norm")
 
 

@@ -1,9 +1,9 @@
 """How long `optimize` may still take. How its seconds are shared among its stages is the core's to say (C++,
 kernel_pytorch/plan/optimize/budget_plan.h); here is the clock.
 
-The whole call takes at most 1.5 times the seconds, plus its start: two runs of the sample, a measurement of the
-machine's roofs (a second at most) and, once per process, the start of torch's profiler and dispatch modes. What finds
-no time is left as it was, and the report says so.
+The whole call takes at most 1.5 times the seconds, plus a second of its start: two runs of the sample, a measurement of
+the machine's roofs and, once per process, the start of torch's profiler and dispatch modes. What a start takes beyond
+that second counts. What finds no time is left as it was, and the report says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from .agreement import agreed
 __all__ = ["Budget", "shown_progress"]
 
 _SILENT_SECONDS = 2.0  # before progress is shown by itself
+_START_SECONDS = 1.0  # that do not count
+TIMED_RUNS = 10  # of the model, that timing it with and without something takes at least
 
 
 class Budget:
@@ -27,11 +29,12 @@ class Budget:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self._called = time.monotonic()
         self.start(0.0)
 
     def start(self, step_seconds: float) -> None:
         self.step_seconds = agreed(step_seconds)  # of one run of the sample
-        self._began = time.monotonic()
+        self._began = min(time.monotonic(), self._called + _START_SECONDS)
         self._plan = self._ask(0.0)
         self._first: dict[str, float] = {}
 
@@ -49,6 +52,10 @@ class Budget:
         """Whether what takes so long, and can be left out, ends before the whole call must have ended."""
         left = self._plan["most_seconds"] - (time.monotonic() - self._began)
         return agreed(float(seconds <= left)) != 0.0
+
+    def has_time_for(self, stage: str, runs: int = TIMED_RUNS) -> bool:
+        """Whether so many runs of the sample end within the stage's share."""
+        return agreed(float(runs * self.step_seconds <= self.left(stage))) != 0.0
 
     def measure_seconds(self, stage: str) -> float:
         """How long one measurement of the stage may take that starts now."""

@@ -7,7 +7,9 @@ names, hooks and state_dict stay, what shares the module shares the change, and 
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,8 +68,22 @@ class SetForward(Change):
         # Pickle stores a method as its object's attribute of the function's name: a pickled model gets its class's.
         function = _own_function(function)
         function.__name__ = "forward"
+        with contextlib.suppress(TypeError, ValueError):  # who asks for the arguments' names gets those of the class
+            function.__signature__ = inspect.signature(type(module).forward)  # type: ignore[attr-defined]
         self.method = types.MethodType(function, module)  # a copy of the model binds it to the copied module
+        self.plain = function
         self.before: Any = _ABSENT
+        self.hidden: Callable[..., Any] | None = None  # what a compiler sees instead
+
+    def show_to_compilers(self) -> None:
+        """After hide_from_compilers: torch.compile traces the function itself. (Of the model's own forward, who asks
+        for it takes `plain`.)"""
+        vars(self.plain).pop("_torchdynamo_inline", None)
+
+    def hide_again(self) -> None:
+        """After show_to_compilers."""
+        if self.hidden is not None:
+            self.plain._torchdynamo_inline = self.hidden  # type: ignore[attr-defined]
 
     def hide_from_compilers(self, model: nn.Module) -> None:
         """Where a function has this attribute Dynamo, torch.compile's tracer, inlines its value instead. It begins with
@@ -78,6 +94,7 @@ class SetForward(Change):
         if not isinstance(before, types.FunctionType) or "_torchdynamo_inline" in vars(function):
             return
         before = vars(before).get("_torchdynamo_inline", before)
+        self.hidden = before
         if self.module is model:
             self.undo()
             function = _unless_compiling(function, before)
@@ -105,6 +122,7 @@ class SetForward(Change):
         made.module = copy.deepcopy(self.module, memo)
         made.method = copy.deepcopy(self.method, memo)
         made.before = self.before if self.before is _ABSENT else copy.deepcopy(self.before, memo)
+        made.plain, made.hidden = self.plain, self.hidden
         return made
 
 

@@ -64,7 +64,20 @@ def _quiet() -> Iterator[None]:
 _CYCLES_PER_US = 2000  # of a GPU, or a few less: it then waits longer than asked
 
 
-def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1, queued_us: float = 0.0) -> float:
+def clock_of(device: torch.device) -> Callable[[], int]:
+    """What work on the device is timed by, in nanoseconds. One thread of a CPU has a clock of its own, which stands
+    still while others have the processor."""
+    alone_on_cpu = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time_ns if alone_on_cpu else time.perf_counter_ns
+
+
+def once_us(
+    run: Callable[[], object],
+    device: torch.device,
+    repeats: int = 1,
+    queued_us: float = 0.0,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> float:
     """Microseconds of one run, the average of `repeats` runs on end. A GPU waits for `queued_us` first, so that what
     the host needs no longer to ask for the runs is not counted: the device's own time, as in a CUDA graph.
     """
@@ -79,10 +92,10 @@ def once_us(run: Callable[[], object], device: torch.device, repeats: int = 1, q
         end.record()
         end.synchronize()
         return agreed(float(begin.elapsed_time(end)) * 1e3 / repeats)
-    start = time.perf_counter_ns()
+    start = clock()
     for _ in range(repeats):
         run()
-    return agreed((time.perf_counter_ns() - start) / 1e3 / repeats)
+    return agreed((clock() - start) / 1e3 / repeats)
 
 
 Switch = Callable[[], None]
@@ -120,11 +133,16 @@ def interleaved(
     repeats: dict[str, int] = {}
     asked: dict[str, float] = {}
     once: dict[str, float] = {}
+    first: dict[str, float] = {}
+    clock = clock_of(device)
     for name, (switch, run) in ways.items():
         switch()
         run()  # the first call compiles, tunes or allocates
         synchronize(device)
+        prepare(run)
+        begin = clock()
         once[name] = once_us(run, device)
+        first[name] = (clock() - begin) / 1e3
         repeats[name] = max(1, min(50, int(2e3 / max(once[name], 1e-3))))  # turns of some milliseconds
         asked[name] = _asking_us(run, device) if queued else 0.0
     count = max(repeats.values())
@@ -132,7 +150,7 @@ def interleaved(
     if queued:
         count = max(1, min(count, int(_QUEUE_US / max(*asked.values(), 1.0))))
     is_long = min(once.values()) > _LONG_US  # its caches and clocks are those of the run itself
-    samples: dict[str, list[float]] = {name: [once[name]] if is_long and not queued else [] for name in ways}
+    samples: dict[str, list[float]] = {name: [first[name]] if is_long and not queued else [] for name in ways}
     with _quiet():
         while min(map(len, samples.values())) < MOST:
             taken = min(map(len, samples.values()))
@@ -144,7 +162,7 @@ def interleaved(
                 if not is_long:
                     run()  # caches and clocks as they are in a run of this way
                 taken_us = kernels_us(run, device) if by_kernels else None
-                samples[name].append(taken_us or once_us(run, device, count, 1.5 * count * asked[name]))
+                samples[name].append(taken_us or once_us(run, device, count, 1.5 * count * asked[name], clock))
     return {name: timing_of(values) for name, values in samples.items()}
 
 

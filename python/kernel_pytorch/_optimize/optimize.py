@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import optimizers
-from .agreement import among_ranks
+from .agreement import among_ranks, is_shared
 from .budget import Budget, shown_progress
 from .changes import KEY, Changes, changes_of, uncompiled
 from .choose import Chooser, Outcome, proposals
@@ -38,6 +38,7 @@ from .runner import working
 from .sites import Proposal
 from .state import left_as_it_was
 from .together import confirm, try_together
+from .traced.traced import attach
 from .tuned import Tuning, tune_step
 from .whole import check_whole, compare_whole, verify_whole
 
@@ -78,9 +79,9 @@ def optimize(
         sample_inputs: what it is called with: a tensor, a tuple of positional or a dict of named arguments, of the
             shapes that matter. Call optimize under torch.autocast where the model will run under it.
         goal: "inference" measures forward, "train" forward and backward.
-        budget_seconds: how long it may take. The whole call ends within 1.5 times that, plus its start (two runs of
-            the sample and a measurement of the machine, a second at most). Parts for which there is no time are left
-            as they were, and the report says so.
+        budget_seconds: how long it may take. The whole call ends within 1.5 times that, plus a second of its start (two
+            runs of the sample and a measurement of the machine). Parts for which there is no time are left as they
+            were, and the report says so.
         accuracy: "exact" keeps the model's precision; "tolerant" also tries narrower products (FP8, bf16).
         loss: for training, from the output to a scalar; by default the output's `loss`, or none: backward from
             random gradients of all outputs.
@@ -147,7 +148,7 @@ def _optimize(
     machine = roofs(context.device, sample.dtype)
     step_seconds = _step_seconds(inner, context, sample)
     budget.start(step_seconds)
-    if budget.is_too_small:  # once more: the machine may have been busy with something else
+    if budget.is_too_small and budget.may_take(step_seconds):  # the machine may have been busy with something else
         step_seconds = min(step_seconds, _step_seconds(inner, context, sample))
         budget.start(step_seconds)
     if budget.is_too_small:
@@ -161,16 +162,16 @@ def _optimize(
     later = _try_patterns(chooser, [one for one in LATER_PATTERNS if one in patterns], machine, say)
     plan.predictions |= later.predictions
     outcome = chooser.outcome
-    if not context.compiled and not budget.is_spent("together"):
+    if not context.compiled and budget.has_time_for("together"):
         note = try_together(chooser, sample, budget.measure_seconds("together"), say)
         plan.notes.extend([note] if note else [])
     if outcome.kept:
-        verify_whole(context, changes, outcome, sample, say)
+        verify_whole(context, changes, outcome, sample, budget, say)
     if context.compiled:
         note = choose_set(model, context, changes, outcome, sample, budget.measure_seconds("compiled"), say)
         plan.notes.extend([note] if note else [])
     tuned = Tuning()
-    if tune != "off" and not budget.is_spent("tune"):
+    if tune != "off" and budget.has_time_for("tune"):
         check = functools.partial(check_whole, context, changes, outcome, sample)
         seconds = (budget.measure_seconds("tune"), budget.measure_seconds("tuned"))
         tuned = tune_step(model, context, changes, sample, plan.roofs or {}, *seconds, lambda: check()[0], say)
@@ -180,10 +181,12 @@ def _optimize(
         chooser.try_one(proposal, budget.measure_seconds("last"))
     changes.release()  # graphs of the trials, in other modes than the model's own
     if len(outcome.kept) == alone:
-        confirm(chooser, sample, budget.measure_seconds("last"), say)
+        confirm(chooser, sample, say)
     measured = compare_whole(model, context, changes, outcome, sample, tuned, budget, say)
     if tune == "cache":
         tuned.keep_on_disk()
+    if not context.compiled and not is_shared():
+        attach(model, changes, outcome.kept)
     if optimizer is not None:
         optimizers.choose(optimizer, changes, outcome, sample.device, budget.measure_seconds("optimizer"))
     return collect(model, context, outcome, plan, tuned, measured, sample)

@@ -5,7 +5,6 @@ own, so that the second run computes what the first did.
 from __future__ import annotations
 
 import copy
-import enum
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,31 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..optimization_patterns.results import CONSTANTS, is_configuration
+
 # What no call changes, or what belongs to the model and is not a call's to copy.
-_CONSTANTS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    enum.Enum,
-    range,
-    slice,
-    type,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    torch.Generator,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.ModuleType,
-    nn.Module,
-)
+_CONSTANTS = (*CONSTANTS, torch.Generator, types.MethodType)
 _MOST_OBJECTS = 20_000  # of one argument; an object that reaches more is no cache
 _MOST_BYTES = 1 << 28  # of copies that wait for a timed turn
 
@@ -50,11 +28,7 @@ class _TooLarge(Exception):
 
 def is_state(value: Any) -> bool:
     """Whether a call may change the value although it is no tensor."""
-    return not isinstance(value, (Tensor, *_CONSTANTS)) and not _is_configuration(value)
-
-
-def _is_configuration(value: Any) -> bool:
-    return any(base.__name__ in ("PretrainedConfig", "PreTrainedConfig") for base in type(value).__mro__)
+    return not isinstance(value, (Tensor, *_CONSTANTS)) and not is_configuration(value)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -74,7 +48,7 @@ def _reached(value: Any) -> tuple[list[Tensor], list[Any]]:
         if isinstance(one, Tensor):
             if id(one) not in seen:
                 found.append(one)
-        elif isinstance(one, nn.Module) or _is_configuration(one):
+        elif isinstance(one, nn.Module) or is_configuration(one):
             shared.append(one)
         elif isinstance(one, _CONSTANTS) or id(one) in seen:
             continue
@@ -99,6 +73,18 @@ def _parts(value: Any) -> list[Any]:
 def states_of(value: Any) -> list[Any]:
     """The arguments that a call may change, tensors aside."""
     return [leaf for leaf in pytree.tree_leaves(value) if is_state(leaf)]
+
+
+def holds_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call with these arguments may change something besides tensors: a cache, a list that it appends to."""
+    given = (*args, *kwargs.values())
+    return bool(states_of(given)) or any(_has_container(value) for value in given)
+
+
+def _has_container(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_has_container(one) for one in value)
+    return isinstance(value, (list, dict, set))
 
 
 def copied(value: Any) -> Any:
@@ -135,9 +121,8 @@ class Repeated:
 
     def __init__(self, call: Any, function: Callable[[Any], object]) -> None:
         self.call, self.function = call, function
-        states = states_of((call.args, call.kwargs))
-        self._has_state = bool(states)
-        self._bytes = sum(tensor.nbytes for tensor in _known_tensors(states))
+        self._has_state = holds_state(call.args, call.kwargs)
+        self._bytes = sum(tensor.nbytes for tensor in _known_tensors([call.args, call.kwargs]))
         self._ready: list[Any] = []
 
     def prepare(self, count: int) -> None:

@@ -34,11 +34,18 @@ def try_together(chooser: Chooser, sample: Sample, seconds: float, say: Callable
     return f"{words} with them, so they were left"
 
 
-def confirm(chooser: Chooser, sample: Sample, seconds: float, say: Callable[[str], None]) -> None:
-    """Parts that cost the host more than they did, where calls are no replays: kept if the whole is faster."""
+def confirm(chooser: Chooser, sample: Sample, say: Callable[[str], None]) -> None:
+    """Parts that cost the host more than they did, where calls are no replays: kept if the whole is faster, and if
+    there is time to see that."""
     found = [kept for kept in chooser.outcome.kept if kept.costs_calls]
     if not found:
         return
+    if not chooser.budget.has_time_for("last"):
+        for kept in found:
+            reason = f"its calls take longer, and whether the whole gains was {chooser.budget.reason()}"
+            revert(chooser.changes, chooser.outcome, kept, reason)
+        return
+    seconds = chooser.budget.measure_seconds("last")
     say(f"timing the whole with {len(found)} parts whose calls take longer, and without")
     before, after = _time(chooser, sample, [kept.change for kept in found], seconds, queued=False)
     if faster(before, after):

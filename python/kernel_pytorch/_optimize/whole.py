@@ -23,6 +23,7 @@ from .tuned import Tuning
 from .verdicts import pays
 from .verify import Difference, Mismatch, Results, results_of, verify
 
+_CHECKING_RUNS = 4  # of the model, by one check
 _LISTING_RUNS = 20  # of the model, that listing the kernels of one takes: ops are counted in Python
 
 
@@ -38,17 +39,19 @@ class Measured:
 
 
 def verify_whole(
-    context: Context, changes: Changes, outcome: Outcome, sample: Sample, say: Callable[[str], None]
+    context: Context, changes: Changes, outcome: Outcome, sample: Sample, budget: Budget, say: Callable[[str], None]
 ) -> None:
-    """Checks outputs and gradients of the model; what makes it fail is reverted, the least exact pattern first."""
+    """Checks outputs and gradients of the model; what makes it fail is reverted, the least exact pattern first, and all
+    of it where the time is over."""
     while True:
         failure, differences = check_whole(context, changes, outcome, sample)
         if failure is None or not outcome.kept:
             outcome.differences.extend(differences)
             break
         worst = _least_exact(outcome.kept)
-        say(f"the whole differs ({failure}); reverting {worst}")
-        for kept in [one for one in outcome.kept if one.proposal.pattern == worst]:
+        has_time = budget.has_time_for("whole", _CHECKING_RUNS)
+        say(f"the whole differs ({failure}); reverting {worst if has_time else 'everything'}")
+        for kept in [one for one in outcome.kept if one.proposal.pattern == worst or not has_time]:
             revert(changes, outcome, kept, f"with it the whole model's {failure}")
 
 

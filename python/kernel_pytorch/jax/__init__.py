@@ -11,43 +11,80 @@ from __future__ import annotations
 from . import _registration as _registration  # first: it says what is missing where jax is missing
 from . import optim, policies
 from .attention import attention
-from .block_masks import BlockMask, block_mask, create_block_mask
-from .float8 import Quantized, quantize, scaled_matmul
-from .losses import cross_entropy, linear_cross_entropy
-from .norms import layer_norm, rms_norm
+from .block_masks import BlockMask, block_lists, block_mask, create_block_mask, select_blocks, select_by_scores
+from .float8 import (
+    Quantized,
+    QuantizedGate,
+    QuantizedNorm,
+    dequantize,
+    gated_activation_backward_quantized,
+    gated_activation_quantized,
+    quantize,
+    rms_norm_quantized,
+    scaled_matmul,
+)
+from .losses import (
+    combine_cross_entropy_partials,
+    cross_entropy,
+    cross_entropy_partials,
+    linear_cross_entropy,
+    parallel_cross_entropy,
+)
+from .norms import add_rms_norm, layer_norm, rms_norm
 from .pointwise import (
     activation,
     dropout,
     gated_activation,
     gated_activation_packed,
     geglu,
+    geglu_packed,
     gelu,
     log_softmax,
     reglu,
+    reglu_packed,
     relu,
     relu_squared,
     silu,
     softmax,
     swiglu,
+    swiglu_packed,
 )
 from .products import interleave_gate_up, linear, matmul, mlp
 from .ring import merge_attention, ring_attention
-from .tables import chunk_mean_pool, embedding, mean_pool, rope
+from .tables import (
+    chunk_mean_pool,
+    embedding,
+    mean_pool,
+    rope,
+    rope_frequencies,
+    rope_from_frequencies,
+    rope_tables,
+)
 
 __all__ = [
     "BlockMask",
     "Quantized",
+    "QuantizedGate",
+    "QuantizedNorm",
     "activation",
+    "add_rms_norm",
     "attention",
+    "block_lists",
     "block_mask",
     "chunk_mean_pool",
+    "combine_cross_entropy_partials",
     "create_block_mask",
     "cross_entropy",
+    "cross_entropy_partials",
+    "dequantize",
     "dropout",
     "embedding",
     "gated_activation",
+    "gated_activation_backward_quantized",
     "gated_activation_packed",
+    "gated_activation_quantized",
     "geglu",
+    "geglu_packed",
     "gelu",
     "interleave_gate_up",
     "layer_norm",
@@ -59,18 +96,27 @@ __all__ = [
     "merge_attention",
     "mlp",
     "optim",
+    "parallel_cross_entropy",
     "policies",
     "quantize",
     "reglu",
+    "reglu_packed",
     "relu",
     "relu_squared",
     "ring_attention",
     "rms_norm",
+    "rms_norm_quantized",
     "rope",
+    "rope_frequencies",
+    "rope_from_frequencies",
+    "rope_tables",
     "scaled_matmul",
+    "select_blocks",
+    "select_by_scores",
     "silu",
     "softmax",
     "swiglu",
+    "swiglu_packed",
 ]
 
 _registration.register()

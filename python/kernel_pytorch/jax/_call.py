@@ -6,10 +6,13 @@ in _gradients.py.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
+import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +40,71 @@ _DTYPES = {
 }
 _NAMES = {jnp.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _NAMES[jnp.dtype(jnp.uint32)] = "int64"  # pairs of words, see int64_words
+_KERNEL = "kernel"  # an option of every call: the kernel that it has to run
 # Results carry the manual axes of shard_map that their arguments vary over; jax 0.10.2 renamed the argument.
 _VARYING = next(
     name for name in ("manual_axis_type", "vma") if name in inspect.signature(jax.ShapeDtypeStruct).parameters
 )
+
+
+NO_DERIVATIVE = (
+    "{op}: this call has no derivative. Ops of kernel_pytorch.jax have first derivatives in reverse mode (jax.grad, "
+    "jax.vjp); for second ones and forward mode (jax.jvp, jax.jacfwd, jax.hessian) write the op in jax.numpy"
+)
+
+
+class TracedCall(NamedTuple):
+    """A call while it is traced, as `_workspace.explained` takes it."""
+
+    op: str
+    tensors: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+
+
+# "kernel" or "kernel config" by `call_name`: what calls traced inside have to run (tier Override).
+_kernels: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("kernels", default=())
+_heard: contextvars.ContextVar[list[TracedCall] | None] = contextvars.ContextVar("heard", default=None)
+
+
+def call_name(op: str) -> str:
+    """attention for `attention` and `attention_forward`, which compute the same, attention_backward for that."""
+    return op.removesuffix("_forward")
+
+
+def kernels_in_use() -> tuple[tuple[str, str], ...]:
+    return _kernels.get()
+
+
+@contextlib.contextmanager
+def using_kernels(kernels: Mapping[str, str]) -> Iterator[None]:
+    token = _kernels.set(tuple({**dict(_kernels.get()), **kernels}.items()))
+    try:
+        yield
+    finally:
+        _kernels.reset(token)
+
+
+def made_once(make: Any) -> Any:
+    """functools.lru_cache for functions that jax traces. Where calls are heard each is made anew: jax keeps traces of
+    functions that it knows (0.11 does of custom_vjp and custom_vmap), and a kept trace calls nothing."""
+    kept = functools.lru_cache(maxsize=4096)(make)
+
+    @functools.wraps(make)
+    def made(*arguments: Any) -> Any:
+        return (kept if _heard.get() is None else make)(*arguments)
+
+    return made
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[list[TracedCall]]:
+    """The calls that are traced inside."""
+    calls: list[TracedCall] = []
+    token = _heard.set(calls)
+    try:
+        yield calls
+    finally:
+        _heard.reset(token)
 
 
 def dtype_name(array: Any) -> str:
@@ -95,10 +159,11 @@ def call(
     names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
     flat = [array for value in given.values() for array in (value if isinstance(value, list | tuple) else [value])]
     arrays = [jnp.asarray(array) for array in flat]
+    options = {**(options or {}), _KERNEL: dict(_kernels.get()).get(call_name(op))}
     site = _site(
         op,
         names,
-        tuple(sorted((name, value) for name, value in (options or {}).items() if value is not None)),
+        tuple(sorted((name, value) for name, value in options.items() if value is not None)),
         tuple(wanted),
         tuple(sorted((name, name_of_dtype(dtype)) for name, dtype in (types or {}).items() if dtype is not None)),
         tuple((name, tuple(one.shape), name_of_dtype(one.dtype)) for name, one in (written or {}).items()),
@@ -119,14 +184,15 @@ def _grouped(names: Sequence[tuple[str, int]], arrays: Sequence[Any]) -> dict[st
     return values
 
 
-@functools.lru_cache(maxsize=4096)
+@made_once
 def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: Any) -> Any:
     """(arrays) -> outputs by name, for one set of static arguments."""
     fields = {argument["name"]: argument for argument in declared()[op]["arguments"]}
     for name, *_ in (*names, *options, *written):
-        if name not in fields:
+        if name not in fields and name != _KERNEL:
             raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(fields)}")
-    attributes = {name: _attribute(op, name, fields[name]["kind"], value) for name, value in options}
+    kinds = {name: field["kind"] for name, field in fields.items()} | {_KERNEL: "text"}
+    attributes = {name: attribute(op, name, kinds[name], value) for name, value in options}
     attributes_of_call = tuple(attributes.items())
     static = {**dict(options), **dict(types), **dict.fromkeys(wanted, True)}
     each = tuple(name for name, count in names for _ in range(abs(count)))
@@ -142,6 +208,8 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
             return {name: jnp.zeros(one.shape, one.dtype) for (name, *_), one in zip(made_here, results)}
         result_names = [name for name, *_ in made_here]
         tensors = [(name, *_described(one)) for name, one in zip((*each, *result_names), (*arrays, *results))]
+        if (heard := _heard.get()) is not None:
+            heard.append(TracedCall(op, tuple(tensors), attributes_of_call))
         scratch = _workspace.bytes_for(op, tuple(tensors), attributes_of_call)
         aliases = {place: len(results) + i for i, place in enumerate(updated)}
         results += [_result(arrays[place].shape, arrays[place].dtype, arrays) for place in updated]
@@ -150,7 +218,8 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
             results.append(_result((scratch,), jnp.uint8, arrays))
             result_names.append(_workspace.NAME)
         called = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential", input_output_aliases=aliases)
-        made = called(*arrays, op=op, tensors=" ".join(each), results=" ".join(result_names), **attributes)
+        words = {"op": op, "tensors": " ".join(each), "results": " ".join(result_names), **attributes}
+        made = called(*arrays, site=_hash_of(words), **words)
         changed = iter(made[len(made_here) :])
         in_place = {
             name: next(changed) if count < 0 else [next(changed) for _ in range(count)]
@@ -177,12 +246,15 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
 
     @undifferentiated.defjvp
     def refuse(*_: Any) -> Any:
-        raise NotImplementedError(
-            f"{op}: this call has no derivative. Ops of kernel_pytorch.jax have first derivatives in reverse mode "
-            "(jax.grad, jax.vjp); for second ones and forward mode write the op in jax.numpy"
-        )
+        raise NotImplementedError(NO_DERIVATIVE.format(op=op))
 
     return undifferentiated
+
+
+def _hash_of(attributes: Mapping[str, Any]) -> Any:
+    """What the handler finds a call's attributes by; the same in every process."""
+    text = repr(sorted((name, type(value).__name__, str(value)) for name, value in attributes.items()))
+    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.int64)[0]
 
 
 def _looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[str, Array]:
@@ -196,7 +268,7 @@ def _looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[s
     return jax.lax.map(one, moving)  # type: ignore[no-any-return]
 
 
-def _attribute(op: str, name: str, kind: str, value: Any) -> Any:
+def attribute(op: str, name: str, kind: str, value: Any) -> Any:
     """A static value as the attribute that the handler reads: i1, i64, f64 or a text."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{op}: {name} is traced; it must be known while tracing, make it a static argument of jit")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._shape_rules import declared
 from . import _plain
-from ._call import call
+from ._call import NO_DERIVATIVE, call, kernels_in_use, made_once, using_kernels
 from ._sharding import placed, spec_of
 
 # (saved values by name, gradients of the results by name, names of the tensors whose gradient is wanted)
@@ -58,15 +57,15 @@ def differentiable(
 
     Args:
         tensors, options, types, wanted: as for `call`.
-        results: outputs to return, in order.
+        results: outputs to return, in order; an argument's name returns that argument.
         saves: arguments and outputs that the formula reads.
         forward_flags, forward_wanted: options and flags that ask for outputs, set where there is a gradient: what
             forward computes for it.
     """
     if _plain.is_needed():
         values = {**tensors, **options, **(types or {}), "op": op}
-        outputs = _plain.computed(op, values)
-        return tuple(outputs[name] for name in results)
+        known = {**values, **_plain.computed(op, values)}
+        return tuple(known[name] for name in results)
     given: dict[str, Any] = {}
     for name, value in tensors.items():
         if isinstance(value, list | tuple):
@@ -84,8 +83,19 @@ def differentiable(
         tuple(results),
         tuple(saves),
         formula,
+        kernels_in_use(),
     )
-    return function(*given.values())  # type: ignore[no-any-return]
+    return reverse_only(op, function, *given.values())  # type: ignore[no-any-return]
+
+
+def reverse_only(op: str, function: Any, *arrays: Any) -> Any:
+    """function(*arrays) of a custom_vjp, with our sentence where jax says that it has no forward mode."""
+    try:
+        return function(*arrays)
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        raise NotImplementedError(NO_DERIVATIVE.format(op=op)) from None
 
 
 def _with_lists(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +110,7 @@ def _with_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     return grouped
 
 
-@functools.lru_cache(maxsize=4096)
+@made_once
 def _function(
     op: str,
     names: Any,
@@ -112,18 +122,21 @@ def _function(
     results: Any,
     saves: Any,
     formula: Formula,
+    kernels: Any,
 ) -> Any:
     static = dict(options)
     computed = {output["name"] for output in declared()[f"{op}_forward"]["outputs"]}
 
     def outputs_of(which: str, arrays: Sequence[Any], flags: Sequence[str], asked: Sequence[str]) -> dict[str, Any]:
         set_flags = dict.fromkeys(flags, True)
-        return call(which, _with_lists(dict(zip(names, arrays))), static | set_flags, types=dict(types), wanted=asked)
+        with using_kernels(dict(kernels)):
+            tensors = _with_lists(dict(zip(names, arrays)))
+            return call(which, tensors, static | set_flags, types=dict(types), wanted=asked)
 
     @jax.custom_vjp
     def function(*arrays: Any) -> tuple[Any, ...]:
-        outputs = outputs_of(op, arrays, (), wanted)
-        return tuple(outputs[name] for name in results)
+        known = {**dict(zip(names, arrays)), **outputs_of(op, arrays, (), wanted)}
+        return tuple(known[name] for name in results)
 
     def forward(*primals: Any) -> tuple[Any, _Saved]:
         arrays = [primal.value for primal in primals]
@@ -143,14 +156,15 @@ def _function(
             for name in known
             if name.partition(":")[0] in saves
         }
-        return tuple(outputs[name] for name in results), _Saved(kept, needed)
+        return tuple(known[name] for name in results), _Saved(kept, needed)
 
     def backward(saved: _Saved, grads: Sequence[Any]) -> tuple[Any, ...]:
         present = {name: grad for name, grad in zip(results, grads) if not isinstance(grad, SymbolicZero)}
         if not present or not saved.wanted:
             return (None,) * len(names)
         values = {**static, **_with_lists(saved.arrays)}
-        gradients = formula(values, present, tuple(saved.wanted))
+        with using_kernels(dict(kernels)):
+            gradients = formula(values, present, tuple(saved.wanted))
         for name in saved.wanted:
             if gradients.get(name) is None:
                 raise NotImplementedError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -82,6 +84,36 @@ def _bytes_on(device: tuple[int, int], op: str, tensors: tuple[Any, ...], option
     count, found = ctypes.c_size_t(len(arguments)), ctypes.c_size_t()
     _library.call_plain("workspace_bytes", _Device(*device), op.encode(), arguments, count, ctypes.byref(found))
     return found.value
+
+
+def explained(op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
+    """What the op chooses for this call on the first of this process's devices, as kp_explain_call says it."""
+    device = _Device(*_devices()[0])
+    arguments = arguments_of(device, tensors, options)
+    count, result = ctypes.c_size_t(len(arguments)), ctypes.c_void_p()
+    _library.call_plain("explain_call", device, op.encode(), arguments, count, ctypes.byref(result))
+    text = ctypes.string_at(result.value or 0)
+    _library.load().kp_free(result)
+    explanations: list[dict[str, Any]] = json.loads(text)["explanations"]
+    return explanations
+
+
+def call_on_host(op: str, arrays: Mapping[str, Any], options: tuple[tuple[str, Any], ...]) -> None:
+    """A call on numpy arrays while JAX traces, for what is known then; `arrays` are written in place."""
+    device = _Device(_CPU, 0)
+    tensors = tuple(
+        (name, {"f": "fp", "i": "int"}[one.dtype.kind] + str(8 * one.itemsize), one.shape)
+        for name, one in arrays.items()
+    )
+    arguments = arguments_of(device, tensors, options)
+    for argument, array in zip(arguments, arrays.values()):
+        argument.value.tensors[0].data = array.ctypes.data
+    context = ctypes.c_void_p()
+    _library.call_plain("context_create", device, None, ctypes.byref(context))
+    try:
+        _library.call_plain("call", context, op.encode(), arguments, ctypes.c_size_t(len(arguments)))
+    finally:
+        _library.load().kp_context_destroy(context)
 
 
 def arguments_of(device: _Device, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._shape_rules import Sizes, fits, form_of, forms
 from ._arguments import seed_words
 from ._call import Array, call
 from ._gradients import differentiable
@@ -56,12 +57,14 @@ def attention(
     dropout_p: float = 0.0,
     seed: Any = None,
     mask: Array | None = None,
+    attention_mask: Array | None = None,
     block_mask: BlockMask | None = None,
     score_mod: Mod | None = None,
     mask_mod: Mod | None = None,
     captured: Sequence[Array] = (),
     deterministic: bool = False,
     batch_invariant: bool = False,
+    allow_tf32: bool = False,
     return_lse: bool = False,
 ) -> Any:
     """softmax(scale * query key^T + bias) value, computed by tiles: scores are never stored.
@@ -74,6 +77,9 @@ def attention(
         scale: None is 1 / sqrt(size).
         window: (left, right) keeps -left <= j - i <= right after alignment; one number stands for both.
         bias: added to scores, mask: bool, True keeps; [batch, heads, queries, keys] with 1 for all.
+        attention_mask: bool (True keeps), integers (1 keeps, 0 hides) or floating numbers (added to the scores), of
+            shape [batch, keys], [queries, keys], [heads, queries, keys] or [batch, heads, queries, keys]; it holds
+            together with mask and bias.
         alibi_slopes: [heads] or [batch, heads]. softcap: scores become softcap * tanh(scores / softcap) before bias.
         sinks: [heads], an extra score in each row's sum, with a gradient.
         query_segment_ids, key_segment_ids: [batch, length]: only equal ones see each other. key_lengths: [batch].
@@ -81,6 +87,7 @@ def attention(
         score_mod: (score, batch, head, query, key, *captured) -> the new score, a function of jnp scalars that may read
             elements of arrays; mask_mod: (batch, head, query, key, *captured) -> whether the score is kept.
         captured: arrays that the functions are given; those that they close over are found. Both get gradients.
+        allow_tf32: products of fp32 may round to tf32 on a GPU.
         dropout_p, seed: dropout of probabilities; the seed is a key of jax.random.
         return_lse: return (output, log of the sum of exponentials [batch, heads, queries]).
 
@@ -91,6 +98,8 @@ def attention(
         raise ValueError(f'attention: layout is "{layout}"; it is one of {", ".join(_LAYOUTS)}')
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     left, right = _sides(window)
+    if attention_mask is not None:
+        mask, bias = _joined(jnp.asarray(attention_mask), mask, bias, _scores_of(query, key, layout))
     blocks: tuple[Array, ...] = ()
     query_block, key_block = 0, 0
     if block_mask is not None:  # full tiles skip mask_mod, which must be the block mask's own
@@ -137,6 +146,7 @@ def attention(
         "mask_mod": programs.mask_mod,
         "deterministic": bool(deterministic),
         "batch_invariant": bool(batch_invariant),
+        "allow_tf32": bool(allow_tf32),
     }
     saves = ("query", "key", "value", "output", "lse", *_TENSORS)
     results = ("output", "lse") if return_lse else ("output",)
@@ -161,6 +171,26 @@ def _sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
     if len(window) != 2:
         raise ValueError(f"attention: window is {window!r}; it must be (left, right), or one number for both")
     return window
+
+
+def _scores_of(query: Array, key: Array, layout: str) -> Sizes:
+    if query.ndim != 4 or key.ndim != 4:
+        raise ValueError("attention: attention_mask is given with packed sequences; give a mask or a bias")
+    length, heads = (1, 2) if layout == "bshd" else (2, 1)
+    return Sizes(query.shape[0], query.shape[heads], query.shape[length], key.shape[length])
+
+
+def _joined(given: Array, mask: Any, bias: Any, sizes: Sizes) -> tuple[Any, Any]:
+    """mask and bias together with what an attention_mask says."""
+    is_integers = jnp.issubdtype(given.dtype, jnp.integer)
+    form = form_of("attention", given.shape, bool(is_integers), sizes)
+    spread = given[:, None, None, :] if form == "keys" else given.reshape((1,) * (4 - given.ndim) + given.shape)
+    if not all(fits(size, wanted) for size, wanted in zip(spread.shape, sizes)):
+        raise ValueError(f"attention: attention_mask has shape {list(given.shape)}; give {forms(sizes)}")
+    if jnp.issubdtype(given.dtype, jnp.floating):
+        return mask, spread if bias is None else spread + bias
+    kept = spread != 0
+    return kept if mask is None else kept & mask, bias
 
 
 def _cast(array: Any, dtype: Any) -> Any:

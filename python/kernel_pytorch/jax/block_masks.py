@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ._call import Array, call
 from ._mods import Mod
+from .tables import chunk_mean_pool
 
 
 class BlockMask(NamedTuple):
@@ -38,13 +39,127 @@ def block_mask(blocks: Array, block_size: int | tuple[int, int] = 128, mask_mod:
     blocks = jnp.asarray(blocks)
     if blocks.dtype != jnp.bool_:
         blocks = blocks.astype(jnp.int8)
-    size = (block_size, block_size) if isinstance(block_size, int) else (int(block_size[0]), int(block_size[1]))
+    size = _pair(block_size)
     has_full = blocks.dtype != jnp.bool_
     made = call("block_list", {"map": blocks}, wanted=("rows", "columns", *(("full",) if has_full else ())))
     names = [f"{line}_{what}" for line in ("row", "column") for what in ("counts", "blocks")]
     if has_full:
         names += [f"full_{name}" for name in names]
     return BlockMask(tuple(made[name] for name in names), size, mask_mod)
+
+
+def block_lists(block_map: Array, block_size: int | tuple[int, int] = 128, *, gradients: bool = True) -> BlockMask:
+    """`block_mask` under the name of kernel_pytorch.functional; `gradients`: whether to make the lists of backward."""
+    made = block_mask(block_map, block_size)
+    return made if gradients else made._replace(lists=made.lists[:2])
+
+
+def select_blocks(
+    query: Array,
+    key: Array,
+    *,
+    sparsity: float = 0.9,
+    block_size: int | tuple[int, int] = 128,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    layout: str = "bshd",
+    key_parts: int = 4,
+    sinks: int = 1,
+    local: int = 1,
+    threshold: float | None = None,
+    gradients: bool = True,
+) -> BlockMask:
+    """The blocks in which queries and keys agree best: `sparsity` of those that causality leaves are left out.
+
+    The mean query of a row of blocks meets the means of `key_parts` parts of each block of keys; the best of them is
+    the block's score. A row keeps its diagonal, `local` blocks before it (without causality on both sides), the first
+    `sinks`, and of the others those with the highest scores, none below `threshold`, up to the same number per row.
+
+    Args:
+        query, key: as attention's, of either layout. No gradient flows here.
+        causal, causal_offset: as attention's; pass attention the same.
+    """
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f'select_blocks: layout is "{layout}"; it is "bhsd" or "bshd"')
+    query_block, key_block = _pair(block_size)
+    if key_parts < 1 or key_block % key_parts:
+        raise ValueError(
+            f"select_blocks: a block of {key_block} keys is cut into {key_parts} parts; use a divisor of it"
+        )
+    query, key = (jax.lax.stop_gradient(jnp.asarray(one)) for one in (query, key))
+    if layout == "bhsd":
+        query, key = jnp.swapaxes(query, 1, 2), jnp.swapaxes(key, 1, 2)
+    rows, parts = chunk_mean_pool(query, query_block), chunk_mean_pool(key, key_block // key_parts)
+    tensors = {"query": jnp.swapaxes(rows, 1, 2), "key": jnp.swapaxes(parts, 1, 2)}
+    sizes = (query.shape[1], key.shape[1], query_block, key_block, key_parts)
+    return _selected(tensors, sizes, causal, causal_offset, sparsity, threshold, sinks, local, gradients)
+
+
+def select_by_scores(
+    scores: Array,
+    queries: int,
+    keys: int,
+    *,
+    sparsity: float = 0.9,
+    block_size: int | tuple[int, int] = 128,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    sinks: int = 1,
+    local: int = 1,
+    threshold: float | None = None,
+    gradients: bool = True,
+    query_lengths: Array | None = None,
+    key_lengths: Array | None = None,
+) -> BlockMask:
+    """select_blocks with the caller's scores, [batch, heads, rows, columns] of blocks; NaN is below all others.
+
+    query_lengths, key_lengths: [batch], where entries of the batch are shorter than `queries` and `keys`; without
+    key_lengths the query's are used.
+    """
+    key_lengths = query_lengths if key_lengths is None else key_lengths
+    tensors = {
+        "scores": jax.lax.stop_gradient(jnp.asarray(scores, jnp.float32)),
+        "query_lengths": None if query_lengths is None else jnp.asarray(query_lengths, jnp.int32),
+        "key_lengths": None if key_lengths is None else jnp.asarray(key_lengths, jnp.int32),
+    }
+    sizes = (queries, keys, *_pair(block_size), 1)
+    return _selected(tensors, sizes, causal, causal_offset, sparsity, threshold, sinks, local, gradients)
+
+
+def _selected(
+    tensors: Any,
+    sizes: tuple[int, ...],
+    causal: bool,
+    causal_offset: int | None,
+    sparsity: float,
+    threshold: float | None,
+    sinks: int,
+    local: int,
+    gradients: bool,
+) -> BlockMask:
+    names = ("queries", "keys", "query_block", "key_block", "key_parts")
+    options = {
+        **dict(zip(names, sizes)),
+        "causal": bool(causal),
+        "causal_offset": causal_offset,
+        "sparsity": float(sparsity),
+        "threshold": None if threshold is None else float(threshold),
+        "sinks": int(sinks),
+        "local": int(local),
+    }
+    made = call("block_select", tensors, options, wanted=("with_map",) if gradients else ())
+    lists: tuple[Array, ...] = (made["counts"], made["blocks"])
+    if gradients:
+        across = call("block_list", {"map": made["map"]}, wanted=("columns",))
+        lists += (across["column_counts"], across["column_blocks"])
+    return BlockMask(lists, (sizes[2], sizes[3]))
+
+
+def _pair(block_size: int | tuple[int, int]) -> tuple[int, int]:
+    queries, keys = (block_size, block_size) if isinstance(block_size, int) else block_size
+    if queries < 1 or keys < 1:
+        raise ValueError(f"block mask: blocks are {queries} by {keys}; both sizes must be at least 1")
+    return int(queries), int(keys)
 
 
 def create_block_mask(
@@ -61,7 +176,7 @@ def create_block_mask(
         mask_mod: (batch, head, query, key) -> whether the score is kept.
         batch, heads: None where the function does not depend on it.
     """
-    size = (block_size, block_size) if isinstance(block_size, int) else block_size
+    size = _pair(block_size)
     asked: Any = mask_mod
     for axes in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         asked = jax.vmap(asked, axes)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._arguments import seed_words
+from ._arguments import parameter_for, seed_words
 from ._call import Array, call, name_of_dtype
 
 _GRANULARITIES = ("tensor", "row", "1x128", "128x128")
@@ -17,13 +17,31 @@ _FORMATS = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 class Quantized(NamedTuple):
     """What `quantize` gives: codes [rows, columns], transposed codes [columns, rows], and the scales of both.
 
-    What was not asked for is None. value = scale * code.
+    What was not asked for is None. value = scale * code. amax and found_nonfinite are those given, updated.
     """
 
     codes: Array | None
     transposed: Array | None
     scales: Array
     transposed_scales: Array | None
+    amax: Array | None = None
+    found_nonfinite: Array | None = None
+
+
+class QuantizedNorm(NamedTuple):
+    """Codes of the output, the output itself where asked for, x + residual where there was one, and rstd [rows]."""
+
+    quantized: Quantized
+    output: Array | None
+    sum: Array | None
+    rstd: Array
+
+
+class QuantizedGate(NamedTuple):
+    """Codes of the output, and the output itself where asked for."""
+
+    quantized: Quantized
+    output: Array | None
 
 
 def quantize(
@@ -35,6 +53,8 @@ def quantize(
     margin: int = 0,
     power_of_two: bool = False,
     seed: Any = None,
+    amax: Array | None = None,
+    found_nonfinite: Array | None = None,
     codes: bool = True,
     transposed: bool = False,
     square_transpose: bool = False,
@@ -49,19 +69,138 @@ def quantize(
         margin: scales are 2^margin larger than needed.
         power_of_two: scales are rounded up to powers of two.
         seed: a key of jax.random, for stochastic rounding; None rounds to nearest even.
+        amax: fp32, one element, raised to the largest finite magnitude; found_nonfinite: fp32, one element, set to 1
+            where x has an infinity or a NaN. Both are returned.
         codes, transposed: which of the two to make.
         square_transpose: with 1x128 blocks, the transposed codes have 128x128 ones.
     """
     x = jnp.asarray(x)
     if x.ndim != 2:
         raise ValueError(f"quantize: x has shape {list(x.shape)}; it must be [rows, columns]")
+    options = {
+        "dtype": dtype,
+        "granularity": granularity,
+        "scale": scale,
+        "margin": margin,
+        "power_of_two": power_of_two,
+        "seed": seed,
+        "amax": amax,
+        "found_nonfinite": found_nonfinite,
+        "codes": codes,
+        "transposed": transposed,
+        "square_transpose": square_transpose,
+    }
+    return _quantized("quantize", "quantize_", {"x": x}, x.shape[1], {}, {}, **options)[0]
+
+
+def rms_norm_quantized(
+    x: Array,
+    weight: Array | None = None,
+    eps: float = 1e-6,
+    *,
+    residual: Array | None = None,
+    weight_offset: float = 0.0,
+    with_output: bool = False,
+    **options: Any,
+) -> QuantizedNorm:
+    """`quantize` of `rms_norm(x, weight, eps, residual=residual)`, x [rows, columns]; `options` are quantize's."""
+    x = _matrix("rms_norm_quantized", x)
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    written = {"rstd": jax.ShapeDtypeStruct((x.shape[0],), jnp.float32)}
+    written |= {"value": like} if with_output else {}
+    written |= {"sum": like} if residual is not None else {}
+    tensors = {"x": x, "residual": None if residual is None else jnp.asarray(residual, x.dtype)}
+    tensors["weight"] = parameter_for(x, weight)
+    more = {"source": "norm", "eps": float(eps), "weight_offset": float(weight_offset)}
+    made, others = _quantized("rms_norm_quantized", "quantize_produced_", tensors, x.shape[1], written, more, **options)
+    return QuantizedNorm(made, others.get("value"), others.get("sum"), others["rstd"])
+
+
+def gated_activation_quantized(
+    gate: Array, up: Array, kind: str = "silu", *, with_output: bool = False, **options: Any
+) -> QuantizedGate:
+    """`quantize` of `gated_activation(gate, up, kind)`, both [rows, columns]; `options` are quantize's."""
+    gate = _matrix("gated_activation_quantized", gate)
+    tensors = {"x": gate, "up": jnp.asarray(up, gate.dtype)}
+    return _quantized_gate("gated_activation_quantized", tensors, gate.shape[1], "gate", kind, with_output, options)
+
+
+def gated_activation_backward_quantized(
+    grad_output: Array, gate: Array, up: Array, kind: str = "silu", *, with_output: bool = False, **options: Any
+) -> QuantizedGate:
+    """`quantize` of the gradients of `gated_activation`, that of the gate before that of up: [rows, 2 columns]."""
+    name = "gated_activation_backward_quantized"
+    gate = _matrix(name, gate)
+    tensors = {"x": gate, "up": jnp.asarray(up, gate.dtype), "grad_output": jnp.asarray(grad_output, gate.dtype)}
+    return _quantized_gate(name, tensors, 2 * gate.shape[1], "gate_gradient", kind, with_output, options)
+
+
+def dequantize(codes: Array, scales: Array, dtype: Any = jnp.float32) -> Array:
+    """scale * code: scales with one element, one per row, or of 1x128 or 128x128 blocks, as quantize gives them."""
+    codes, scales = jnp.asarray(codes), jnp.asarray(scales)
+    values = codes.astype(jnp.float32)
+    if scales.size == 1:
+        return (values * scales.reshape(())).astype(dtype)
+    rows, columns = codes.shape if codes.ndim == 2 else (0, 0)
+    blocks, groups = -(-columns // 128), -(-rows // 128)
+    known = [(rows,), (rows, 1), (rows, blocks), (groups, blocks)]
+    if codes.ndim != 2 or scales.shape not in known:
+        raise ValueError(
+            f"dequantize: codes have shape {list(codes.shape)}, scales {list(scales.shape)}; scales are one, one per "
+            "row, or of 1x128 or 128x128 blocks of a matrix"
+        )
+    spread = scales.reshape(-1, 1) if scales.ndim == 1 else scales
+    if spread.shape[1] > 1:
+        spread = jnp.repeat(spread, 128, 1)[:, :columns]
+    if spread.shape[0] != rows:
+        spread = jnp.repeat(spread, 128, 0)[:rows]
+    return (values * spread).astype(dtype)
+
+
+def _matrix(name: str, x: Any) -> Array:
+    x = jnp.asarray(x)
+    if x.ndim != 2:
+        raise ValueError(f"{name}: its first tensor has shape {list(x.shape)}; it must be [rows, columns]")
+    return x  # type: ignore[no-any-return]
+
+
+def _quantized_gate(
+    name: str, tensors: Any, columns: int, source: str, kind: str, with_output: bool, options: Any
+) -> QuantizedGate:
+    gate = tensors["x"]
+    written = {"value": jax.ShapeDtypeStruct((gate.shape[0], columns), gate.dtype)} if with_output else {}
+    more = {"source": source, "kind": kind}
+    made, others = _quantized(name, "quantize_produced_", tensors, columns, written, more, **options)
+    return QuantizedGate(made, others.get("value"))
+
+
+def _quantized(
+    name: str,
+    op: str,
+    tensors: Any,
+    columns: int,
+    written: Any,
+    more: Any,
+    *,
+    dtype: Any = jnp.float8_e4m3fn,
+    granularity: str = "tensor",
+    scale: Any = None,
+    margin: int = 0,
+    power_of_two: bool = False,
+    seed: Any = None,
+    amax: Any = None,
+    found_nonfinite: Any = None,
+    codes: bool = True,
+    transposed: bool = False,
+    square_transpose: bool = False,
+) -> tuple[Quantized, dict[str, Any]]:
     if jnp.dtype(dtype) not in [jnp.dtype(one) for one in _FORMATS]:
-        raise ValueError(f"quantize: dtype is {jnp.dtype(dtype)}; it must be float8_e4m3fn or float8_e5m2")
+        raise ValueError(f"{name}: dtype is {jnp.dtype(dtype)}; it must be float8_e4m3fn or float8_e5m2")
     if granularity not in _GRANULARITIES:
-        raise ValueError(f'quantize: granularity is "{granularity}"; it is one of {", ".join(_GRANULARITIES)}')
-    rows, columns = x.shape
+        raise ValueError(f'{name}: granularity is "{granularity}"; it is one of {", ".join(_GRANULARITIES)}')
+    rows = tensors["x"].shape[0]
     has_own = granularity in ("row", "1x128")
-    written = {}
+    written = dict(written)
     if codes:
         written["codes"] = jax.ShapeDtypeStruct((rows, columns), dtype)
     if transposed:
@@ -72,25 +211,32 @@ def quantize(
         across = "128x128" if square_transpose else granularity
         written["transposed_scales"] = _scales(across, columns, rows)
     if not written:
-        raise ValueError("quantize: neither codes nor transposed codes nor scales are asked for")
+        raise ValueError(f"{name}: neither codes nor transposed codes nor scales are asked for")
     tensors = {
-        "x": x,
+        **tensors,
         "scale": None if scale is None else jnp.asarray(scale, jnp.float32),
-        "seed": None if seed is None else seed_words("quantize", seed),
+        "amax": None if amax is None else jnp.asarray(amax, jnp.float32),
+        "found_nonfinite": None if found_nonfinite is None else jnp.asarray(found_nonfinite, jnp.float32),
+        "seed": None if seed is None else seed_words(name, seed),
     }
     options = {
+        **more,
         "granularity": granularity,
         "margin": int(margin),
         "power_of_two": bool(power_of_two),
         "square_transpose": bool(square_transpose),
     }
-    made = call("quantize_", tensors, options, written=written)
+    made = call(op, tensors, options, written=written)
     own = made.get("scales")
     known = jnp.asarray(scale, jnp.float32) if own is None else own
     across_scales = made.get("transposed_scales")
     if transposed and not has_own:
         across_scales = known.T if known.ndim == 2 else known
-    return Quantized(made.get("codes"), made.get("transposed"), known, across_scales)
+    names = ("amax", "found_nonfinite")
+    found = Quantized(
+        made.get("codes"), made.get("transposed"), known, across_scales, *(made.get(one) for one in names)
+    )
+    return found, made
 
 
 def scaled_matmul(

@@ -133,6 +133,21 @@ def reglu(gate: Array, up: Array) -> Array:
     return gated_activation(gate, up, "relu")
 
 
+def swiglu_packed(x: Array) -> Array:
+    """silu(gate) * up of [gate, up] in the last dimension."""
+    return gated_activation_packed(x, "silu")
+
+
+def geglu_packed(x: Array, approximate: str = "none") -> Array:
+    """gelu(gate) * up of [gate, up] in the last dimension; approximate: "none" or "tanh"."""
+    return gated_activation_packed(x, _gelu("geglu_packed", approximate))
+
+
+def reglu_packed(x: Array) -> Array:
+    """relu(gate) * up of [gate, up] in the last dimension."""
+    return gated_activation_packed(x, "relu")
+
+
 def softmax(x: Array, *, scale: float = 1.0, mask: Array | None = None, causal: bool = False) -> Array:
     """softmax(scale * x + mask) over the last dimension, in one pass over memory.
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from . import _plain
 from ._arguments import same_type
 from ._call import Array, call
-from ._gradients import differentiable
+from ._gradients import differentiable, reverse_only
+from .pointwise import gated_activation
 
+_GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}
 _PRECISIONS = ("full", "tf32", "bf16", "bf16x3")
 
 
@@ -55,20 +59,25 @@ def linear(
     bias: Array | None = None,
     *,
     activation: str | None = None,
-    gated: bool = False,
     residual: Array | None = None,
+    weight_up: Array | None = None,
 ) -> Array:
     """activation(x @ weight.T + bias) + residual.
 
     Args:
         x: [..., in]; weight: [out, in]; bias: [out]; residual: [..., out].
-        activation: gelu, gelu_tanh, silu, relu, relu_squared, sigmoid, tanh, or None.
-        gated: rows of the weight come in pairs (gate, up), see `interleave_gate_up`: activation(gate) * up.
+        activation: gelu, gelu_tanh, silu, relu, relu_squared, sigmoid, tanh, or None; or a gated one, swiglu, geglu,
+            geglu_tanh, reglu or glu: then the weight's rows are interleaved (gate, up, gate, up, ...; see
+            `interleave_gate_up`), and function(gate) * up is taken of each pair.
+        weight_up: of the weight's shape. The activated values are multiplied by x @ weight_up.T: a gated layer of two
+            matrices. With a gradient it is two products and their own backward.
     """
     x = jnp.asarray(x)
+    if weight_up is not None:
+        return _of_two_matrices(x, weight, bias, activation, residual, weight_up)
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual}
     tensors = {name: None if value is None else jnp.asarray(value, x.dtype) for name, value in tensors.items()}
-    options = {"activation": activation or "identity", "gated": bool(gated)}
+    options = _layer("linear", activation)
     saves = ("x", "weight", "bias", "preactivation")
     return differentiable("linear", tensors, options, _linear_gradient, saves=saves)[0]  # type: ignore[no-any-return]
 
@@ -81,10 +90,9 @@ def mlp(
     bias_out: Array | None = None,
     *,
     activation: str | None = "gelu",
-    gated: bool = False,
     residual: Array | None = None,
 ) -> Array:
-    """linear(linear(x, weight_in, bias_in, activation, gated), weight_out, bias_out) + residual."""
+    """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual)."""
     x = jnp.asarray(x)
     tensors = {
         "x": x,
@@ -95,7 +103,7 @@ def mlp(
         "residual": residual,
     }
     tensors = {name: None if value is None else jnp.asarray(value, x.dtype) for name, value in tensors.items()}
-    options = {"activation": activation or "identity", "gated": bool(gated)}
+    options = _layer("mlp", activation)
     saves = ("x", "weight_in", "bias_in", "weight_out", "bias_out", "hidden", "preactivation")
     return differentiable("mlp", tensors, options, _mlp_gradient, saves=saves)[0]  # type: ignore[no-any-return]
 
@@ -103,7 +111,38 @@ def mlp(
 def interleave_gate_up(gate: Array, up: Array) -> Array:
     """Rows (gate, up, gate, up, ...) of two weights or biases, as gated layers take them."""
     gate, up = jnp.asarray(gate), jnp.asarray(up)
+    if gate.ndim == 0 or gate.shape != up.shape:
+        raise ValueError(
+            f"interleave_gate_up: gate has shape {list(gate.shape)}, up has {list(up.shape)}; give two matrices (or "
+            "biases) of one shape"
+        )
     return jnp.stack([gate, up], axis=1).reshape(2 * gate.shape[0], *gate.shape[1:])
+
+
+def _layer(op: str, activation: str | None) -> dict[str, Any]:
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError(f"{op}: activation is {activation!r}; it must be the name of one, or None")
+    return {"activation": _GATED.get(activation or "", activation or "identity"), "gated": activation in _GATED}
+
+
+def _of_two_matrices(x: Array, weight: Any, bias: Any, activation: str | None, residual: Any, weight_up: Any) -> Array:
+    kind = _layer("linear", activation)["activation"]
+    given = {"x": x, "weight": weight, "weight_up": weight_up, "bias": bias, "residual": residual}
+    arrays = {name: jnp.asarray(one, x.dtype) for name, one in given.items() if one is not None}
+
+    def composed(arrays: Any) -> Any:
+        gate = linear(arrays["x"], arrays["weight"], arrays.get("bias"))
+        return gated_activation(gate, linear(arrays["x"], arrays["weight_up"]), kind, residual=arrays.get("residual"))
+
+    @jax.custom_vjp
+    def run(arrays: Any) -> Any:
+        if _plain.is_needed():
+            return composed(arrays)
+        return call("linear", arrays, {"activation": kind, "gated": False})["output"]
+
+    run.defvjp(lambda arrays: jax.vjp(composed, arrays), lambda pullback, grad: pullback(grad))
+    made: Array = reverse_only("linear", run, arrays)
+    return made
 
 
 def _matmul_gradient(values: Any, grads: Any, wanted: Any) -> Any:

@@ -1,14 +1,18 @@
-"""Embedding, mean pooling and rotary position embedding."""
+"""Embedding, mean pooling and rotary position embedding with its tables."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from .._shape_rules import declared
 from ._arguments import parameter_for, same_type
-from ._call import Array, call
+from ._call import Array, attribute, call
 from ._gradients import differentiable
+from ._workspace import call_on_host
 
 
 def embedding(input: Array, weight: Array, padding_idx: int | None = None) -> Array:
@@ -51,6 +55,26 @@ def chunk_mean_pool(x: Array, chunk_size: int) -> Array:
     return differentiable("chunk_mean_pool", {"x": x}, options, _chunk_gradient)[0]  # type: ignore[no-any-return]
 
 
+def _first(outputs: Any) -> Any:
+    return next(iter(outputs.values()))
+
+
+def _embedding_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    options = {"rows": values["rows"], "padding_index": values["padding_index"]}
+    tensors = {"grad_output": grads["output"], "indices": values["indices"]}
+    return {"weight": _first(call("embedding_backward", tensors, options))}
+
+
+def _pool_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    tensors = {"grad_output": grads["output"], "offsets": values.get("offsets")}
+    return {"x": _first(call("mean_pool_backward", tensors, {"tokens": values["tokens"]}))}
+
+
+def _chunk_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    options = {"chunk_size": values["chunk_size"], "tokens": values["tokens"]}
+    return {"x": _first(call("chunk_mean_pool_backward", {"grad_output": grads["output"]}, options))}
+
+
 def rope(
     query: Array,
     key: Array | None,
@@ -74,51 +98,96 @@ def rope(
         rotary_dim: how many columns of a head are turned. None: as the table's width says.
     """
     query = jnp.asarray(query)
+    angles = {"cos": parameter_for(query, cos), "sin": parameter_for(query, sin)}
+    options = {"rotary_dim": rotary_dim or 0, "interleaved": bool(interleaved), "heads_first": bool(heads_first)}
+    return _turned(query, key, angles, positions, options)
+
+
+def rope_from_frequencies(
+    query: Array,
+    key: Array | None,
+    inverse_frequencies: Array,
+    *,
+    scale: float = 1.0,
+    interleaved: bool = False,
+    positions: Array | None = None,
+    heads_first: bool = False,
+) -> tuple[Array, Array | None]:
+    """`rope` whose cos and sin are computed in the kernel, times `scale`, from [rotary_dim / 2] inverse frequencies.
+
+    `rope_frequencies` returns them and the scale.
+    """
+    query = jnp.asarray(query)
+    statistic = jnp.float64 if query.dtype == jnp.float64 else jnp.float32
+    angles = {"inverse_frequencies": jnp.asarray(inverse_frequencies, statistic)}
+    options = {"scale": float(scale), "interleaved": bool(interleaved), "heads_first": bool(heads_first)}
+    return _turned(query, key, angles, positions, options)
+
+
+def rope_frequencies(rotary_dim: int, *, dtype: Any = jnp.float32, **options: Any) -> tuple[Array, float]:
+    """The inverse frequencies [rotary_dim / 2] of a model, and what its cos and sin are multiplied by.
+
+    Args:
+        options: base (10000), scaling ("none", "linear", "ntk", "dynamic", "yarn" or "llama3"), factor,
+            original_positions, sequence, beta_fast, beta_slow, attention_factor, low_frequency_factor,
+            high_frequency_factor: as kernel_pytorch.functional.rope_frequencies has them.
+    """
+    inverse, scale = _frequencies(rotary_dim, options)
+    return jnp.asarray(inverse, dtype), scale
+
+
+def rope_tables(
+    positions: int | Array, rotary_dim: int, *, dtype: Any = jnp.float32, **frequencies: Any
+) -> tuple[Array, Array]:
+    """cos and sin [positions, rotary_dim / 2] for `rope`; positions are 0 to n - 1 for a number n.
+
+    Angles are taken in fp64, so positions are known while tracing. The other arguments are `rope_frequencies`'.
+    """
+    if isinstance(positions, jax.core.Tracer):
+        raise TypeError("rope_tables: positions are traced; make tables outside jit, or use rope_from_frequencies")
+    places = np.arange(positions) if isinstance(positions, int) else np.asarray(positions)
+    inverse, scale = _frequencies(rotary_dim, frequencies)
+    angles = places.astype(np.float64)[..., None] * inverse
+    return jnp.asarray(np.cos(angles) * scale, dtype), jnp.asarray(np.sin(angles) * scale, dtype)
+
+
+def _frequencies(rotary_dim: int, options: Any) -> tuple[Any, float]:
+    if rotary_dim <= 0 or rotary_dim % 2:
+        raise ValueError(f"rope_frequencies: rotary_dim is {rotary_dim}; it must be even and positive")
+    table = np.empty(rotary_dim // 2 + 1, np.float64)
+    fields = {argument["name"]: argument for argument in declared()["rope_frequencies"]["arguments"]}
+    for name in options:
+        if name not in fields or name == "output":
+            known = ", ".join(one for one in fields if one != "output")
+            raise TypeError(f"rope_frequencies: it has no argument {name!r}; it has {known}")
+    given = tuple(
+        (name, attribute("rope_frequencies", name, fields[name]["kind"], one)) for name, one in options.items()
+    )
+    call_on_host("rope_frequencies", {"output": table}, given)
+    return table[:-1], float(table[-1])
+
+
+def _turned(query: Array, key: Any, angles: Any, positions: Any, options: Any) -> tuple[Array, Array | None]:
     if key is not None:
         query, key = same_type(query, jnp.asarray(key))
-    tensors = {
-        "query": query,
-        "key": key,
-        "cos": parameter_for(query, cos),
-        "sin": parameter_for(query, sin),
-        "positions": None if positions is None else jnp.asarray(positions),
-    }
-    options = {"rotary_dim": rotary_dim or 0, "interleaved": bool(interleaved), "heads_first": bool(heads_first)}
+    places = None if positions is None else jnp.asarray(positions)
+    tensors = {"query": query, "key": key, **angles, "positions": places}
     results = ("rotated_query",) if key is None else ("rotated_query", "rotated_key")
-    saves = ("cos", "sin", "positions")
+    saves = (*angles, "positions")
     turned = differentiable("rope", tensors, options, _rope_gradient, results=results, saves=saves)
     return turned[0], None if key is None else turned[1]
 
 
-def _first(outputs: Any) -> Any:
-    return next(iter(outputs.values()))
-
-
-def _embedding_gradient(values: Any, grads: Any, wanted: Any) -> Any:
-    options = {"rows": values["rows"], "padding_index": values["padding_index"]}
-    tensors = {"grad_output": grads["output"], "indices": values["indices"]}
-    return {"weight": _first(call("embedding_backward", tensors, options))}
-
-
-def _pool_gradient(values: Any, grads: Any, wanted: Any) -> Any:
-    tensors = {"grad_output": grads["output"], "offsets": values.get("offsets")}
-    return {"x": _first(call("mean_pool_backward", tensors, {"tokens": values["tokens"]}))}
-
-
-def _chunk_gradient(values: Any, grads: Any, wanted: Any) -> Any:
-    options = {"chunk_size": values["chunk_size"], "tokens": values["tokens"]}
-    return {"x": _first(call("chunk_mean_pool_backward", {"grad_output": grads["output"]}, options))}
-
-
 def _rope_gradient(values: Any, grads: Any, wanted: Any) -> Any:
     """Turning back; the one op takes the query's gradient first, whichever of the two there is."""
-    names = [name for name in ("query", "key") if name in wanted and f"rotated_{name}" in grads]
-    given = [grads[f"rotated_{name}"] for name in names]
+    turned = [name for name in ("query", "key") if name in wanted and f"rotated_{name}" in grads]
+    given = [grads[f"rotated_{name}"] for name in turned]
     gradients = {name: jnp.zeros_like(grads[f"rotated_{name}"]) for name in wanted if f"rotated_{name}" in grads}
     if given:
         tensors = {"grad_query": given[0], "grad_key": given[1] if len(given) > 1 else None}
-        tensors |= {name: values.get(name) for name in ("cos", "sin", "positions")}
-        options = {name: values[name] for name in ("rotary_dim", "interleaved", "heads_first")}
+        tensors |= {name: values.get(name) for name in ("cos", "sin", "inverse_frequencies", "positions")}
+        names = ("scale", "rotary_dim", "interleaved", "heads_first")
+        options = {name: values[name] for name in names if name in values}
         outputs = call("rope_backward", tensors, options)
-        gradients |= {name: outputs[turned] for name, turned in zip(names, ("rotated_query", "rotated_key"))}
+        gradients |= {name: outputs[one] for name, one in zip(turned, ("rotated_query", "rotated_key"))}
     return gradients

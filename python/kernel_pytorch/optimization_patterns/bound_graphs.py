@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .addresses import Addresses
+from .results import Results
+
 __all__ = ["Binder", "BoundGraph", "places_of"]
 
 _CALLS_IN_A_ROW = 4  # without a graph of their own, before one is captured
@@ -46,12 +49,14 @@ class BoundGraph:
     ambient: Any
     graph: Any
     output: Any
-    addresses: Any  # of the module's weights
+    results: Results
+    uploads: list[tuple[Tensor, Tensor]]  # that the graph reads
+    addresses: Addresses
     device: torch.device
     bytes: int
 
     def serves(self, places: tuple[Any, ...], ambient: Any) -> bool:
-        return self.places == places and self.ambient == ambient and bool(self.addresses.hold())
+        return self.places == places and self.ambient == ambient and self.addresses.hold()
 
 
 class Binder:

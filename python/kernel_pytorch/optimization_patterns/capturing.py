@@ -25,10 +25,11 @@ __all__ = [
     "capture",
     "eager_us",
     "knowing",
+    "looked_at",
     "numbers_asked_for",
     "replay_us",
     "uncached_autocast",
-    "waits_for_device",
+    "uploaded",
 ]
 
 _WARM_CALLS, _TIMED_CALLS = 3, 5
@@ -55,6 +56,7 @@ class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = ""
         self.constants: list[Any] = []
+        self.uploads: list[tuple[Tensor, Tensor]] = []  # of the host's numbers, to the device
         self._constant: dict[int, Any] = {}  # storages, kept so that no other takes their place
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,6 +68,8 @@ class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.constants.append(result)
         elif name in _WAITING or (name == "_to_copy" and args[0].is_cuda and not result.is_cuda):
             self.found = self.found or f"aten::{name}"
+        elif name == "_to_copy" and args[0].is_cpu and not result.is_cpu:
+            self.uploads.append((args[0].clone(), result.clone()))
         if is_constant and torch.Tag.nondeterministic_seeded not in function.tags:
             for made in pytree.tree_leaves(result):
                 if isinstance(made, Tensor) and _storage(made) is not None:
@@ -93,6 +97,43 @@ class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
+class _Uploaded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The host's numbers are where an earlier call put them."""
+
+    def __init__(self, uploads: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rest = list(uploads)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = function.overloadpacket.__name__, kwargs or {}
+        to = kwargs.get("device")
+        if name == "_to_copy" and args[0].is_cpu and to is not None and torch.device(to).type != "cpu":
+            source, known = self.rest.pop(0) if self.rest else (None, None)
+            if source is None or known is None or source.dtype != args[0].dtype or not torch.equal(source, args[0]):
+                raise RuntimeError("the host sent other numbers to the device than in the run before")
+            return known.clone()  # in memory of the graph's: a call may change it
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def uploaded(uploads: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """A call whose numbers of the host these are can be captured: nothing is sent while it runs."""
+    if not uploads:
+        yield
+        return
+    with _Uploaded(uploads):
+        yield
+
+
+def looked_at(call: Callable[[], Any]) -> tuple[str, list[tuple[Tensor, Tensor]]]:
+    """The first op of a call by which the host waits for the device, or "", and what the host sends to the device.
+    Runs it once."""
+    mode = _Waits()
+    with mode:
+        call()
+    return mode.found or ("aten::_local_scalar_dense" if mode.constants else ""), mode.uploads
+
+
 def numbers_asked_for(call: Callable[[], Any]) -> tuple[str, list[Any]]:
     """The first op of a call by which the host waits for the device, or "", and the numbers that it got from the device
     and that are the same in every call. Runs it once."""
@@ -100,12 +141,6 @@ def numbers_asked_for(call: Callable[[], Any]) -> tuple[str, list[Any]]:
     with mode:
         call()
     return mode.found, mode.constants
-
-
-def waits_for_device(call: Callable[[], Any]) -> str:
-    """The first op of a call by which the host waits for the device, or "". Runs it once."""
-    found, constants = numbers_asked_for(call)
-    return found or ("aten::_local_scalar_dense" if constants else "")
 
 
 @contextlib.contextmanager
@@ -199,10 +234,6 @@ def autocast_as(state: tuple[bool, torch.dtype | None]) -> Any:
     if not enabled and not torch.is_autocast_enabled("cuda"):
         return contextlib.nullcontext()
     return torch.autocast("cuda", dtype=dtype or torch.get_autocast_dtype("cuda"), enabled=enabled)
-
-
-def copied(output: Any) -> Any:
-    return output.clone() if isinstance(output, Tensor) else pytree.tree_map_only(Tensor, torch.clone, output)
 
 
 def eager_us(call: Callable[[], Any]) -> float:

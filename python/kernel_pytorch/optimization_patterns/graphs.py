@@ -20,7 +20,9 @@ from typing import Any
 from .. import _library
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import capturing
+from .addresses import Addresses
 from .bound_graphs import Binder, BoundGraph, places_of
+from .results import CONSTANTS, Results, is_configuration
 
 import torch  # isort: skip
 from torch import Tensor, nn
@@ -61,25 +63,6 @@ def graph_absence(tensors: list[Tensor], module: nn.Module | None = None) -> str
     return ""
 
 
-class _Addresses:
-    """Where a module's parameters and buffers lie. The modules' own dictionaries are read, so that a new Parameter in
-    an old place is seen as well as an old one whose storage moved."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._places: list[tuple[dict[str, Any], str, int]] = []
-        for part in module.modules():
-            for table in (part._parameters, part._buffers):
-                for name, tensor in table.items():
-                    if tensor is not None:
-                        self._places.append((table, name, tensor.data_ptr()))
-
-    def hold(self) -> bool:
-        try:
-            return all(table[name].data_ptr() == address for table, name, address in self._places)
-        except (KeyError, AttributeError):  # taken away, or set to None
-            return False
-
-
 @dataclass
 class CapturedGraph:
     """A graph with the tensors that it reads and writes. Use it through PyGraph.locked."""
@@ -87,9 +70,11 @@ class CapturedGraph:
     graph: Any
     inputs: list[Tensor]
     output: Any
-    addresses: _Addresses
+    addresses: Addresses
     decision: GraphDecision
     bytes: int
+    results: Results
+    uploads: list[tuple[Tensor, Tensor]]  # that it reads
     written: list[int] = field(default_factory=list)  # of each input, by former calls; -1: not known
     changes_inputs: bool = False
 
@@ -178,7 +163,7 @@ class PyGraph(nn.Module):
                     self._counts["replays"] += 1
                     with self._order.kept(bound.device):
                         bound.graph.replay()
-                        return capturing.copied(bound.output) if self.copy_outputs else bound.output
+                        return bound.results.copied() if self.copy_outputs else bound.output
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = None if graph_absence(tensors, self.module) else key_of(leaves, spec)
@@ -188,7 +173,7 @@ class PyGraph(nn.Module):
                     for static, tensor in zip(entry.inputs, tensors, strict=True):
                         static.copy_(tensor, non_blocking=True)
                     output = entry.replay()
-                    output = capturing.copied(output) if self.copy_outputs else output
+                    output = entry.results.copied() if self.copy_outputs else output
                     if binder is not None and places is not None and not entry.changes_inputs:
                         self._bind(binder, places, entry.inputs[0].device, lambda: self.module(*args, **kwargs))
                     return output
@@ -202,7 +187,7 @@ class PyGraph(nn.Module):
         absence = graph_absence(tensors, self.module)
         key = key_of(leaves, spec)
         if absence or key is None:
-            return GraphDecision(False, absence or "an argument that is no tensor cannot be hashed")
+            return GraphDecision(False, absence or "an argument that is no tensor cannot be hashed, or holds state")
         with self.locked(key, lambda: tensors, lambda inputs: self._call(leaves, spec, inputs)) as entry:
             return entry.decision if entry is not None else self.decision(key)
 
@@ -275,15 +260,18 @@ class PyGraph(nn.Module):
             return
         held = torch.cuda.memory_reserved(device)
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
+            uploads = [] if self._is_compiled else capturing.looked_at(call)[1]
             try:
-                graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
+                with capturing.uploaded(uploads):
+                    graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
             except Exception as error:
                 self._streams.pop(device)
                 binder.refusal = f"cannot be captured: {error}"  # the graph with copies goes on
                 return
         self._counts["captures"] += 1
         grown = max(torch.cuda.memory_reserved(device) - held, 0)
-        binder.bound = BoundGraph(places, ambient, graph, output, _Addresses(self.module), device, grown)
+        results, addresses = Results(output), Addresses(self.module)
+        binder.bound = BoundGraph(places, ambient, graph, output, results, uploads, addresses, device, grown)
 
     def _unbind(self) -> None:
         if self._binder is not None:
@@ -308,7 +296,7 @@ class PyGraph(nn.Module):
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
             inputs = [example.detach().clone() for example in examples]
             versions = [tensor._version for tensor in inputs]
-            waits = "" if self._is_compiled else capturing.waits_for_device(lambda: call(inputs))
+            waits, uploads = ("", []) if self._is_compiled else capturing.looked_at(lambda: call(inputs))
             if waits:
                 self._plain[key] = GraphDecision(False, f"cannot be captured: it waits for the device in {waits}")
                 return None
@@ -317,23 +305,28 @@ class PyGraph(nn.Module):
             held = torch.cuda.memory_reserved(device)
             begin = time.perf_counter()
             try:
-                graph, output = capturing.capture(
-                    lambda: call(inputs), device, self._pool(device), self._stream(device)
-                )
+                with capturing.uploaded(uploads):
+                    graph, output = capturing.capture(
+                        lambda: call(inputs), device, self._pool(device), self._stream(device)
+                    )
             except Exception as error:
                 # Whatever is wrong with the module shows again in the plain call that follows.
                 self._streams.pop(device)
                 self._plain[key] = GraphDecision(False, f"cannot be captured: {error}", eager_us)
                 return None
+            results = Results(output)
+            if results.refusal and self.copy_outputs:
+                self._plain[key] = GraphDecision(False, results.refusal, eager_us)
+                return None
             capture_us = (time.perf_counter() - begin) * 1e6
             replay_us = capturing.replay_us(graph)
-        decision = self._decide(inputs, output, eager_us, replay_us, capture_us)
+        decision = self._decide(inputs, results, eager_us, replay_us, capture_us)
         self._counts["captures"] += 1
         if not decision.pays and not self.always:
             self._plain[key] = decision
             return None
         grown = max(torch.cuda.memory_reserved(device) - held, 0) + sum(tensor.nbytes for tensor in inputs)
-        entry = CapturedGraph(graph, inputs, output, _Addresses(self.module), decision, grown)
+        entry = CapturedGraph(graph, inputs, output, Addresses(self.module), decision, grown, results, uploads)
         entry.written = [-1] * len(inputs)
         entry.changes_inputs = versions != [tensor._version for tensor in inputs]
         self._graphs[key] = entry
@@ -341,9 +334,9 @@ class PyGraph(nn.Module):
         return entry
 
     def _decide(
-        self, inputs: list[Tensor], output: Any, eager_us: float, replay_us: float, capture_us: float
+        self, inputs: list[Tensor], results: Results, eager_us: float, replay_us: float, capture_us: float
     ) -> GraphDecision:
-        copied = inputs + [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        copied = [*inputs, *results.tensors]
         plan = _library.call(
             "graph_plan",
             request={
@@ -382,8 +375,12 @@ class PyGraph(nn.Module):
 
 
 def key_of(leaves: list[Any], spec: Any) -> Hashable | None:
+    """What a graph is kept under; None of a call with an argument that has no hash or may hold state (a cache): a
+    capture runs a call many times, and would leave its traces there."""
     parts: list[Any] = [str(spec)]
     for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *CONSTANTS)) and not is_configuration(leaf):
+            return None
         parts.append((tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf))
     key = tuple(parts)
     try:

@@ -4,6 +4,7 @@
 // 32 of k three times, A as (high, high, low) and B as (high, low, high) parts, so that their products add up to nearly
 // fp32's.
 #include "kernel_pytorch/cpu/amx.h"
+#include "kernel_pytorch/ops/matmul/cpu/bfloat16_isa.h"
 #include "kernel_pytorch/ops/matmul/cpu/epilogue_isa.h"
 
 #if defined(__AVX512F__)  // whoever has tiles has these lanes
@@ -13,56 +14,15 @@ namespace {
 
 using cpu::kAmxRowBytes;
 using cpu::kAmxTileBytes;
+using cpu::Pairs;
+using cpu::transpose_words;
 using cpu::VecU;
 
 constexpr int64_t kBlock = 32;  // rows or columns of a packed block, and its steps of k
 constexpr int64_t kBlockBytes = 2 * kAmxTileBytes;
-
-enum class Part : uint8_t { kHigh, kLow };
+static_assert(kBlock == kWords);
 constexpr Part kPartsOfA[3] = {Part::kHigh, Part::kHigh, Part::kLow};
 constexpr Part kPartsOfB[3] = {Part::kHigh, Part::kLow, Part::kHigh};
-
-KP_PRIMITIVE Vec part_of(Vec v, Part part) {
-  return part == Part::kHigh ? v : v - cpu::from_bits(cpu::round_to_bfloat16(v) & 0xffff0000u);
-}
-
-// `count` (at most 32) neighbours in memory as bf16, zeros behind them.
-KP_PRIMITIVE VecU load_words(const BFloat16* from, int64_t count, Part) {
-  if (count >= kBlock) return cpu::load_storage<VecU>(from);
-  VecU words{};
-  if (count > 0) __builtin_memcpy(&words, from, static_cast<size_t>(count) * sizeof(BFloat16));
-  return words;
-}
-KP_PRIMITIVE VecU load_words(const float* from, int64_t count, Part part) {
-  if (count >= kBlock) {
-    return cpu::to_bfloat16(part_of(cpu::load(from), part), part_of(cpu::load(from + kLanes), part));
-  }
-  if (count <= 0) return VecU{};
-  const Vec low = cpu::load_partial(from, smaller(count, kLanes));
-  const Vec high = count > kLanes ? cpu::load_partial(from + kLanes, count - kLanes) : Vec{};
-  return cpu::to_bfloat16(part_of(low, part), part_of(high, part));
-}
-
-KP_PRIMITIVE void transpose_words(VecU (&words)[16]) {
-  Vec rows[kLanes];
-  for (int i = 0; i < 16; ++i) rows[i] = cpu::from_bits(words[i]);
-  cpu::transpose(rows);
-  for (int i = 0; i < 16; ++i) words[i] = cpu::bits_of(rows[i]);
-}
-
-// Two rows of 32 neighbours as pairs: of the first sixteen, and of the others.
-struct Pairs {
-  VecU low, high;
-};
-KP_PRIMITIVE Pairs interleave(VecU even, VecU odd) {
-  const auto first = reinterpret_cast<cpu::VecU16x2>(even), second = reinterpret_cast<cpu::VecU16x2>(odd);
-  return {
-      reinterpret_cast<VecU>(__builtin_shufflevector(first, second, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7,
-                                                     39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47)),
-      reinterpret_cast<VecU>(__builtin_shufflevector(first, second, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22,
-                                                     54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62,
-                                                     31, 63))};
-}
 
 // A 32 x 32 block of memory, rows `stride` apart, of which `rows` and `columns` exist.
 //   straight: rows as they are           A by rows
@@ -87,12 +47,6 @@ KP_PRIMITIVE void pack_words(const T* from, int64_t stride, int64_t rows, int64_
     transpose_words(words);
     for (int64_t i = 0; i < 16; ++i) cpu::store_storage(to + tile * kAmxTileBytes + i * kAmxRowBytes, words[i]);
   }
-}
-template <class T>
-KP_PRIMITIVE Pairs load_pairs(const T* from, int64_t stride, int64_t pair, int64_t rows, int64_t columns, Part part) {
-  const VecU even = 2 * pair < rows ? load_words(from + 2 * pair * stride, columns, part) : VecU{};
-  const VecU odd = 2 * pair + 1 < rows ? load_words(from + (2 * pair + 1) * stride, columns, part) : VecU{};
-  return interleave(even, odd);
 }
 template <class T>
 KP_PRIMITIVE void pack_pairs(const T* from, int64_t stride, int64_t rows, int64_t columns, Part part, char* to) {

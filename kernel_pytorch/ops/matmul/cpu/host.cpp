@@ -45,6 +45,27 @@ void run_amx([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Cont
 #endif
 }
 
+registry::Support supports_dots(const Product& problem, const DeviceInfo& device) {
+#if defined(__x86_64__)
+  if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
+  if (device.cpu.isa < CpuIsa::kX86V4Bf16 || device.cpu.isa > CpuIsa::kX86V4Amx) {
+    return registry::Support::no("needs a CPU with AVX-512 BF16");
+  }
+  if (problem.a.dtype != DType::kBFloat16 && problem.precision != Precision::kBf16) {
+    return registry::Support::no("takes bf16, or fp32 with precision bf16");
+  }
+  return registry::Support::yes();
+#else
+  static_cast<void>(problem), static_cast<void>(device);
+  return registry::Support::no("needs an x86 CPU with AVX-512 BF16");
+#endif
+}
+void run_dots([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Context& context) {
+#if defined(__x86_64__)
+  run_packed(problem, isa_v4bf16::kDotProductKernels, context);
+#endif
+}
+
 void run_packed_of_level(const Product& problem, int, Context& context) {
   run_packed(problem, KP_AT_CPU_LEVEL(context.info->cpu.isa, kProductKernels), context);
 }
@@ -84,6 +105,8 @@ constinit const registry::Kernel<Product> kCpuThin{
     .name = "cpu_thin", .supports = supports_thin, .run = run_thin_of_level, .source_hash = code_version};
 constinit const registry::Kernel<Product> kCpuAmx{
     .name = "cpu_amx", .supports = supports_amx, .run = run_amx, .source_hash = code_version};
+constinit const registry::Kernel<Product> kCpuDots{
+    .name = "cpu_dots", .supports = supports_dots, .run = run_dots, .source_hash = code_version};
 constinit const registry::Kernel<Product> kCpuRows{
     .name = "cpu_rows", .supports = supports_rows, .run = run_rows_as_they_lie, .source_hash = code_version};
 constinit const registry::Kernel<Product> kCpu{

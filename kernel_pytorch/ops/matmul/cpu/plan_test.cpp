@@ -15,7 +15,8 @@ namespace kernel_pytorch::matmul {
 #if defined(__x86_64__)
 namespace isa_v4 {
 extern const ProductKernels kAmxProductKernels;  // matmul/cpu/amx_probes_isa.cpp
-}
+extern const ProductKernels kDotProductKernels;  // matmul/cpu/dots_probes_isa.cpp
+}  // namespace isa_v4
 #endif
 namespace {
 
@@ -57,7 +58,7 @@ std::vector<double> values_of(const TensorView& view) {
   return values;
 }
 
-void expect_reference(const ProductKernels& kernels, bool takes_all) {
+void expect_reference(const ProductKernels& kernels, bool takes_all, bool splits = true) {
   int compared = 0;
   for (const registry::ProblemRequest& request : shapes()) {
     std::string name;
@@ -65,7 +66,7 @@ void expect_reference(const ProductKernels& kernels, bool takes_all) {
     for (int64_t size : request.shape) name += std::to_string(size) + " ";
     for (const auto& [word, value] : request.options) {
       name += word + "=" + value + " ";
-      is_named = is_named || word == "precision";
+      is_named = is_named || (word == "precision" && (splits || value == "bf16"));
     }
     if (request.dtype == DType::kFloat64) continue;  // the reference's
     int64_t work = 1;
@@ -108,6 +109,16 @@ TEST(MatmulCpu, SmallPiecesAreTheReference) {
 }
 
 #if defined(__x86_64__)
+TEST(MatmulCpu, PairsOfBfloat16AreTheReference) {
+  const CpuIsa isa = device_info({}).cpu.machine_isa;
+  if (isa < CpuIsa::kX86V4 || isa == CpuIsa::kNeon) GTEST_SKIP() << "this CPU has no AVX-512";
+  expect_reference(isa_v4::kDotProductKernels, false, false);
+  expect_reference(in_small_pieces(isa_v4::kDotProductKernels), false, false);
+  if (isa < CpuIsa::kX86V4Bf16) return;
+  expect_reference(isa_v4bf16::kDotProductKernels, false, false);
+  expect_reference(in_small_pieces(isa_v4bf16::kDotProductKernels), false, false);
+}
+
 TEST(MatmulCpu, AmxIsTheReference) {
   const CpuIsa isa = device_info({}).cpu.machine_isa;
   if (isa < CpuIsa::kX86V4 || isa == CpuIsa::kNeon) GTEST_SKIP() << "this CPU has no AVX-512";

@@ -138,6 +138,9 @@ KP_EACH_CPU_LEVEL(void write_pair_gradient(const PairTask& task);)
 namespace isa_v4amx {
 extern const ProductKernels kAmxProductKernels;
 }
+namespace isa_v4bf16 {
+extern const ProductKernels kDotProductKernels;
+}
 #endif
 
 }  // namespace kernel_pytorch::matmul

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from ..._modules import evaluating
 from ...optimization_patterns import PyGraph
+from ...optimization_patterns.results import Results
 from ...optimization_patterns.step_graphs import StepGraphs
 from ..agreement import is_shared
 from ..changes import Change, OfThisProcess, SetForward, Several, mark
 from ..costs import synchronize
 from ..runner import runner
 from ..sites import Call, Found, Proposal, Refusal, Way
+from ..state import states_of
 from .context import Context, why_not_plain
 
 NAME = "cuda graph"
@@ -80,15 +81,25 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if context.trains:
         return _find_for_training(context.device, path, module, call)
     reason = why_not_plain("", module)
-    with torch.no_grad(), evaluating(module):
-        leaves = pytree.tree_leaves(call.fresh().run(module))
-    others = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, (Tensor, int, float, bool))]
-    if others:
-        reason = f"it returns a {type(others[0]).__name__}, which a graph cannot give anew in each call"
+    reason = reason or _why_no_graph(module, call.fresh())
     if reason:
         return Refusal(path, NAME, reason)
     way = Way("replays of a CUDA graph, one for each shape", lambda: _change(module))
     return Proposal(NAME, path, module, f"{type(module).__name__}, its launches one by one", [way])
+
+
+def _why_no_graph(module: nn.Module, call: Call) -> str | None:
+    """Of what a call gets and returns, or None: a replay hands out objects of its own, which must be nobody else's."""
+    states = states_of((call.args, call.kwargs))
+    if states:
+        return f"it is called with a {type(states[0]).__name__}, which a call may change"
+    with torch.no_grad(), evaluating(module):
+        results = Results(call.run(module))
+    held = {id(value) for part in module.modules() for value in vars(part).values()}
+    own = next((one for one in results.objects if id(one) in held), None)
+    if own is not None:
+        return f"it returns its own {type(own).__name__}, which a graph would give anew in each call"
+    return results.refusal or None
 
 
 def _change(module: nn.Module) -> Several:

@@ -76,6 +76,8 @@ def padded_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def padded_of(view: Tensor) -> Tensor:
     """The product that a padded layer's result is a view of, with columns of minus infinity at its end, or the tensor
     itself. A loss of it needs no copy, and neither does its gradient."""
+    if torch.compiler.is_compiling():  # which looks at no tensor's own attributes
+        return view
     padded: Tensor | None = view.__dict__.get(_PADDED)
     if padded is None or padded.shape[:-1] != view.shape[:-1] or padded.data_ptr() != view.data_ptr():
         return view

@@ -106,7 +106,8 @@ class Perceptron:
             return self._activated(first(x))
         if self.kind == "gated":
             up = parts[self.layers[1]]
-            pack: Pack | None = module.__dict__.get(PACK_KEY)
+            # Where weights lie is nothing that a compiler can ask.
+            pack: Pack | None = None if torch.compiler.is_compiling() else module.__dict__.get(PACK_KEY)
             if pack is not None and pack.holds() and not wants_gradient(x, first.weight):
                 return gated_activation_packed(linear(x, pack.weight, pack.bias), self.activation)
             weights = [weight_of(first), weight_of(up)]

@@ -29,7 +29,7 @@ def collect(
 ) -> dict[str, Any]:
     inner = context.model
     notes = [*plan.notes, *tuned.notes, *measured.notes]
-    final = roofs(context.device, sample.dtype)
+    final = roofs(context.device, sample.dtype, again=bool(measured.peaks.get("before")))
     if final["busy"]:
         notes.append("the machine was busy while its roofs were measured, so shares of the roof are left out")
     return {

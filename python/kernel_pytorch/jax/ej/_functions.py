@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,87 +13,16 @@ from .. import tables as _tables
 from .._call import Array
 from ..attention import attention as _attention
 from ..block_masks import create_block_mask
+from ._common import MaskInfo, allows_tf32, checked, masks_of, run, segments_of, sinks_of, window_of
+from ._configs import (
+    AttentionConfig,
+    BlockSparseAttentionConfig,
+    FlashAttentionConfig,
+    MeanPoolingConfig,
+    RingAttentionConfig,
+    ScaledDotProductAttentionConfig,
+)
 from ._registry import Backend, Platform, kernel_registry, registered
-
-
-class MaskInfo(NamedTuple):
-    """Which scores count: a mask (True attends), segment ids (equal ones attend, -1 is padding), or both."""
-
-    attention_mask: Array | None = None
-    q_segment_ids: Array | None = None
-    kv_segment_ids: Array | None = None
-
-    @classmethod
-    def from_segments(cls, q_segment_ids: Array, kv_segment_ids: Array | None = None) -> MaskInfo:
-        return cls(None, q_segment_ids, q_segment_ids if kv_segment_ids is None else kv_segment_ids)
-
-    @classmethod
-    def from_attention_mask(cls, attention_mask: Array) -> MaskInfo:
-        """[batch, keys] (padding), [batch, queries, keys] or [batch, 1 or heads, queries, keys]."""
-        mask = jnp.asarray(attention_mask) != 0
-        shapes = {2: lambda: mask[:, None, None], 3: lambda: mask[:, None], 4: lambda: mask}
-        if mask.ndim not in shapes:
-            raise ValueError(f"MaskInfo: attention_mask has {mask.ndim} dimensions; it has two, three or four")
-        return cls(shapes[mask.ndim]())
-
-
-def _checked(name: str, platform: Any, cfg: Any, **others: Any) -> None:
-    if platform not in (None, "auto", "cuda", "xla", Platform.CUDA, Platform.XLA):
-        raise ValueError(f'{name}: platform is "{platform}"; kernels here are "cuda" on GPUs and "xla" on CPUs')
-    if cfg is not None:
-        raise ValueError(f"{name}: cfg is given; the library tunes its own kernels (kpt tune), leave it out")
-    for option, value in others.items():
-        if value:
-            raise ValueError(f"{name}: {option} is not supported; leave it out")
-
-
-def _sharded(name: str, function: Any, tensors: tuple[Any, ...], mesh: Any, in_specs: Any, out_specs: Any) -> Any:
-    """function(tensors), under shard_map where a mesh and both specs are given; specs are of the tensors given."""
-    if mesh is None:
-        return function(*tensors)
-    if in_specs is None or out_specs is None:
-        raise ValueError(f"{name}: a mesh is given without in_specs and out_specs; give all three")
-    places = [place for place, tensor in enumerate(tensors) if tensor is not None]
-    if len(in_specs) == len(tensors):
-        in_specs = tuple(in_specs[place] for place in places)
-
-    def local(*parts: Array) -> Any:
-        whole: list[Any] = [None] * len(tensors)
-        for place, part in zip(places, parts):
-            whole[place] = part
-        return function(*whole)
-
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs)
-    return mapped(*(tensors[place] for place in places))
-
-
-def _sinks(softmax_aux: Any, heads: int) -> Any:
-    """[sinks] or [heads, sinks]: several stand for the logarithm of their exponentials' sum."""
-    if softmax_aux is None:
-        return None
-    one = jax.nn.logsumexp(jnp.asarray(softmax_aux, jnp.float32), axis=-1)
-    return jnp.broadcast_to(one, (heads,)) if one.ndim == 0 else jnp.repeat(one, heads // one.shape[0])
-
-
-def _window(sliding_window: Any, causal: bool) -> Any:
-    if sliding_window is None or isinstance(sliding_window, tuple):
-        return sliding_window
-    return (int(sliding_window), 0 if causal else int(sliding_window))
-
-
-def _masks(mask_info: MaskInfo | None) -> dict[str, Any]:
-    if mask_info is None:
-        return {}
-    return {
-        "mask": mask_info.attention_mask,
-        "query_segment_ids": mask_info.q_segment_ids,
-        "key_segment_ids": mask_info.kv_segment_ids,
-    }
-
-
-def _of_lengths(lengths: Any, size: int) -> Array:
-    """Segment ids: 0 up to each sequence's length, -1 behind."""
-    return jnp.where(jnp.arange(size)[None] < jnp.asarray(lengths)[:, None], 0, -1)
 
 
 @registered
@@ -128,38 +57,40 @@ def flash_attention(
     With cum_seqlens [batch + 1], the first cum[i + 1] - cum[i] tokens of a row are real and query i stands at key i.
     """
     name = "flash_attention"
-    unsupported = {"normalize_output=False": not normalize_output, "precision": precision is not None}
+    unsupported = {"normalize_output=False": not normalize_output}
     unsupported["a logits_dtype but fp32"] = logits_dtype != jnp.float32
-    _checked(name, platform, cfg, **unsupported)
+    checked(name, platform, cfg, FlashAttentionConfig, **unsupported)
+    allow_tf32 = allows_tf32(name, precision)
     if (cum_seqlens_q is None) != (cum_seqlens_k is None):
         raise ValueError(f"{name}: one of cum_seqlens_q and cum_seqlens_k is given; give both or none")
 
     def local(query: Any, key: Any, value: Any, bias: Any, cum_q: Any, cum_k: Any, aux: Any) -> Array:
-        options = _masks(mask_info)
+        options = masks_of(mask_info)
         if cum_q is not None:
             if options.get("query_segment_ids") is not None:
                 raise ValueError(f"{name}: lengths are given by cum_seqlens and by segment ids; give one of them")
-            options["query_segment_ids"] = _of_lengths(jnp.diff(cum_q), query.shape[1])
-            options["key_segment_ids"] = _of_lengths(jnp.diff(cum_k), key.shape[1])
+            options["query_segment_ids"] = segments_of(jnp.diff(cum_q), query.shape[1])
+            options["key_segment_ids"] = segments_of(jnp.diff(cum_k), key.shape[1])
             options["causal_offset"] = 0
         return _attention(  # type: ignore[no-any-return]
             query,
             key,
             value,
             bias=bias,
-            sinks=_sinks(aux, query.shape[2]),
+            sinks=sinks_of(aux, query.shape[2]),
             scale=softmax_scale,
             causal=causal,
-            window=_window(sliding_window, causal),
+            window=window_of(sliding_window, causal),
             softcap=logits_soft_cap,
             softcap_after_bias=logits_soft_cap is not None and bias is not None,
             dropout_p=dropout_prob,
             seed=jax.random.key(dropout_seed) if isinstance(dropout_seed, int) else dropout_seed,
+            allow_tf32=allow_tf32,
             **options,
         )
 
     tensors = (query, key, value, bias, cum_seqlens_q, cum_seqlens_k, softmax_aux)
-    return _sharded(name, local, tensors, mesh, in_specs, out_specs)  # type: ignore[no-any-return]
+    return run(name, local, tensors, cfg, mesh, in_specs, out_specs)  # type: ignore[no-any-return]
 
 
 @kernel_registry.register("attention", Platform.XLA, Backend.ANY)
@@ -189,7 +120,7 @@ def attention(
 
     Inputs are cast to dtype, which is bf16 by default as in ejKernel. bias and mask hold together.
     """
-    _checked("attention", platform, cfg, **{"dropout": dropout_prob > 0.0 and not deterministic})
+    checked("attention", platform, cfg, AttentionConfig, **{"dropout": dropout_prob > 0.0 and not deterministic})
     query, key, value = (jnp.asarray(one, dtype) for one in (query, key, value))
     if bias is None and init_bias is not None:
         bias = init_bias()
@@ -201,9 +132,9 @@ def attention(
         scores = logits_soft_cap * jnp.tanh(scores / logits_soft_cap)
     if bias is not None:
         scores = scores + bias.astype(wide)
-    kept = _kept(query.shape[1], key.shape[1], causal, _window(sliding_window, causal), mask_info)
+    kept = _kept(query.shape[1], key.shape[1], causal, window_of(sliding_window, causal), mask_info)
     scores = jnp.where(kept, scores, -jnp.inf)
-    sinks = _sinks(softmax_aux, query.shape[2])
+    sinks = sinks_of(softmax_aux, query.shape[2])
     extra = jnp.full((query.shape[2],), -jnp.inf) if sinks is None else sinks
     most = jnp.maximum(scores.max(-1, keepdims=True), extra[None, :, None, None])
     most = jnp.where(most == -jnp.inf, 0, most)
@@ -247,27 +178,27 @@ def scaled_dot_product_attention(
     causal: bool = False,
     sliding_window: int | tuple[int, int] | None = None,
     platform: Any = None,
+    cfg: Any = None,
 ) -> Array:
     """Attention [batch, sequence, heads, size]. cum_seqlens are lengths [batch] of the sequences, as in ejKernel."""
-    _checked("scaled_dot_product_attention", platform, None)
-    options = _masks(mask_info)
+    name = "scaled_dot_product_attention"
+    checked(name, platform, cfg, ScaledDotProductAttentionConfig)
+    options = masks_of(mask_info)
     if cum_seqlens_q is not None or cum_seqlens_k is not None:
         if options.get("query_segment_ids") is not None:
-            raise ValueError("scaled_dot_product_attention: lengths and segment ids are given; give one of them")
+            raise ValueError(f"{name}: lengths and segment ids are given; give one of them")
         whole = jnp.full(query.shape[0], max(query.shape[1], key.shape[1]))
-        options["query_segment_ids"] = _of_lengths(whole if cum_seqlens_q is None else cum_seqlens_q, query.shape[1])
-        options["key_segment_ids"] = _of_lengths(whole if cum_seqlens_k is None else cum_seqlens_k, key.shape[1])
+        options["query_segment_ids"] = segments_of(whole if cum_seqlens_q is None else cum_seqlens_q, query.shape[1])
+        options["key_segment_ids"] = segments_of(whole if cum_seqlens_k is None else cum_seqlens_k, key.shape[1])
         options["causal_offset"] = 0
-    return _attention(  # type: ignore[no-any-return]
-        query,
-        key,
-        value,
-        bias=init_bias() if bias is None and init_bias is not None else bias,
-        scale=softmax_scale,
-        causal=causal,
-        window=_window(sliding_window, causal),
-        **options,
-    )
+    if bias is None and init_bias is not None:
+        bias = init_bias()
+
+    def local(query: Any, key: Any, value: Any, bias: Any) -> Any:
+        window = window_of(sliding_window, causal)
+        return _attention(query, key, value, bias=bias, scale=softmax_scale, causal=causal, window=window, **options)
+
+    return run(name, local, (query, key, value, bias), cfg)  # type: ignore[no-any-return]
 
 
 @registered
@@ -302,7 +233,7 @@ def blocksparse_attention(
             chunk_size and mask_mod the tiles of block_size are found before the call.
     """
     name = "blocksparse_attention"
-    _checked(name, platform, cfg, fused_backward=fused_backward)
+    checked(name, platform, cfg, BlockSparseAttentionConfig, fused_backward=fused_backward)
 
     def local(query: Any, key: Any, value: Any, aux: Any, bias: Any) -> Array:
         mods = [mask_mod] if mask_mod is not None else []
@@ -324,16 +255,16 @@ def blocksparse_attention(
             value,
             layout="bhsd",
             bias=bias,
-            sinks=_sinks(aux, query.shape[1]),
+            sinks=sinks_of(aux, query.shape[1]),
             scale=softmax_scale,
             causal=causal,
-            window=_window(sliding_window, causal),
+            window=window_of(sliding_window, causal),
             softcap=logits_soft_cap,
             block_mask=blocks,
-            **_masks(mask_info),
+            **masks_of(mask_info),
         )
 
-    return _sharded(name, local, (query, key, value, softmax_aux, bias), mesh, in_specs, out_specs)  # type: ignore[no-any-return]
+    return run(name, local, (query, key, value, softmax_aux, bias), cfg, mesh, in_specs, out_specs)  # type: ignore[no-any-return]
 
 
 block_sparse_attention = blocksparse_attention
@@ -351,10 +282,11 @@ def mean_pooling(
 ) -> Array:
     """The mean of sequences, [batch, tokens, columns] or packed [tokens, columns] with cu_seqlens; of [batch, tokens,
     heads, columns] the means of chunks. ejKernel has both under this name, one per backend."""
-    _checked("mean_pooling", platform, cfg)
+    name = "mean_pooling"
+    checked(name, platform, cfg, MeanPoolingConfig)
     if x.ndim == 4 and cu_seqlens is None:
-        return _tables.chunk_mean_pool(x, chunk_size)
-    return _tables.mean_pool(x, cu_seqlens)
+        return run(name, lambda x: _tables.chunk_mean_pool(x, chunk_size), (x,), cfg)  # type: ignore[no-any-return]
+    return run(name, _tables.mean_pool, (x, cu_seqlens), cfg)  # type: ignore[no-any-return]
 
 
 @registered
@@ -380,7 +312,8 @@ def ring_attention(
     """Attention of a sequence in parts on the devices of axis_name, inside shard_map; of whole ones without it."""
     name = "ring_attention"
     if axis_name is None:
-        _checked(name, platform, cfg, dropout=pdrop > 0.0)
+        checked(name, platform, cfg, RingAttentionConfig, dropout=pdrop > 0.0)
+        tiles = {} if cfg is None else {"fwd_params": cfg.fwd_params, "bwd_params": cfg.bwd_params}
         return flash_attention(  # type: ignore[no-any-return]
             *(query, key, value, bias, None, None, softmax_aux),
             mask_info=mask_info,
@@ -388,9 +321,17 @@ def ring_attention(
             causal=causal,
             sliding_window=sliding_window,
             logits_soft_cap=logits_soft_cap,
+            cfg=FlashAttentionConfig(**tiles) if tiles else None,
         )
-    unsupported = {"bias": bias, "softmax_aux": softmax_aux, "mask_info": mask_info, "sliding_window": sliding_window}
-    _checked(name, platform, cfg, dropout=pdrop > 0.0, **{key: one is not None for key, one in unsupported.items()})
+    unsupported = {
+        "a cfg over several devices": cfg,
+        "bias": bias,
+        "softmax_aux": softmax_aux,
+        "mask_info": mask_info,
+        "sliding_window": sliding_window,
+    }
+    others = {"dropout": pdrop > 0.0, **{key: one is not None for key, one in unsupported.items()}}
+    checked(name, platform, None, RingAttentionConfig, **others)
     return _ring.ring_attention(
         query, key, value, axis_name=axis_name, causal=causal, scale=softmax_scale, softcap=logits_soft_cap
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ class Backend(str, enum.Enum):
 
 
 class KernelSpec(NamedTuple):
+    """An implementation and what it is for."""
+
     platform: Platform
     backend: Backend
     algorithm: str
@@ -52,8 +55,9 @@ class KernelRegistry:
     def get(self, algorithm: str, platform: Any = None, backend: Any = None) -> Any:
         """The implementation for a platform and a backend; None and "auto" take any platform and this process's."""
         specs = self.list_implementations(algorithm)
-        wanted = None if platform in (None, "auto") else Platform(platform)
-        device = Backend(jax.default_backend()) if backend in (None, "auto", "any", Backend.ANY) else Backend(backend)
+        wanted = None if platform in (None, "auto") else _member(Platform, platform)
+        is_any = backend in (None, "auto", "any", Backend.ANY)
+        device = Backend(jax.default_backend()) if is_any else _member(Backend, backend)
         for spec in specs:
             if wanted in (None, spec.platform) and spec.backend in (device, Backend.ANY):
                 return spec.implementation
@@ -67,10 +71,53 @@ class KernelRegistry:
         return sorted(self._specs)
 
     def list_implementations(self, algorithm: str) -> list[KernelSpec]:
+        if algorithm.lower() in PENDING:
+            raise NotImplementedError(PENDING_SENTENCE.format(name=algorithm))
         if algorithm.lower() not in self._specs:
             raise ValueError(f"kernel_registry: no algorithm {algorithm!r}; there are {', '.join(self._specs)}")
         return list(self._specs[algorithm.lower()])
 
+    def validate_signatures(self, algorithm: str | None = None, verbose: bool = False) -> bool:
+        """Whether implementations of an algorithm, or of each, take the same arguments; `verbose` says which do not."""
+        same = True
+        for name in self.list_algorithms() if algorithm is None else [algorithm]:
+            specs = self.list_implementations(name)
+            first = inspect.signature(specs[0].implementation)
+            for spec in specs[1:]:
+                other = inspect.signature(spec.implementation)
+                if other != first:
+                    same = False
+                    if verbose:
+                        print(f"{name}: {spec.platform.value} takes {other}, {specs[0].platform.value} takes {first}")
+        return same
+
+
+def _member(kind: Any, value: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(one.value for one in kind)
+        raise ValueError(f'kernel_registry: {kind.__name__.lower()} is "{value}"; it is one of {known}') from None
+
+
+# ejKernel's algorithms that this library has no kernels for yet.
+PENDING = (
+    "apply_native_sparse_attention",
+    "flash_mla",
+    "gla",
+    "grouped_matmul",
+    "grouped_matmulv2",
+    "lightning_attn",
+    "native_sparse_attention",
+    "page_attention",
+    "ragged_decode_attention",
+    "ragged_page_attention",
+    "ragged_page_attention_v3",
+    "recurrent",
+)
+PENDING_SENTENCE = (
+    "{name}: kernel_pytorch has no kernel for it yet; it is one of ejKernel's algorithms that are planned"
+)
 
 kernel_registry = KernelRegistry()
 

@@ -13,18 +13,21 @@ namespace kernel_pytorch::product {
 
 // A stage of one operand: [128][32] where k is dense, else [32][128] (kAcross). Rows are 16 bytes longer than what they
 // hold, so that eight of them lie in different banks.
-template <class T, bool kAcross>
+// With kGathers line i of the operand is line gather[i] of memory, where an index is given.
+template <class T, bool kAcross, bool kGathers = false>
 class MmaOperand {
   static constexpr int kPitch = (kAcross ? kMmaEdge : kMmaDepth) * 2 + 16;
   static constexpr int kVectors = (kAcross ? kMmaEdge : kMmaDepth) / 8;  // of a row
 
  public:
-  __device__ __forceinline__ MmaOperand(const TileOperand& operand, int32_t first, int32_t rows, int32_t depth)
+  __device__ __forceinline__ MmaOperand(const TileOperand& operand, int32_t first, int32_t rows, int32_t depth,
+                                        const int32_t* gather = nullptr)
       : data_(static_cast<const T*>(operand.data) + blockIdx.z * operand.batch),
         stride_(kAcross ? operand.inner : operand.outer),
         first_(first),
         rows_(rows),
-        depth_(depth) {}
+        depth_(depth),
+        gather_(gather) {}
 
   __device__ __forceinline__ void load(uint32_t target, int32_t k) const {
 #pragma unroll
@@ -34,7 +37,7 @@ class MmaOperand {
       const int32_t outer = kAcross ? k + line : first_ + line, inner = kAcross ? first_ + within : k + within;
       const int32_t outer_end = kAcross ? depth_ : rows_, inner_end = kAcross ? rows_ : depth_;
       const int32_t bytes = outer < outer_end ? min(max((inner_end - inner) * 2, 0), 16) : 0;
-      const T* source = bytes > 0 ? data_ + outer * stride_ + inner : data_;
+      const T* source = bytes > 0 ? data_ + memory_line(outer) * stride_ + inner : data_;
       ptx::cp_async_cg_shared_global_16_fill(target + line * kPitch + within * 2, source, static_cast<uint32_t>(bytes));
     }
   }
@@ -52,19 +55,26 @@ class MmaOperand {
   }
 
  private:
+  __device__ __forceinline__ int64_t memory_line(int32_t line) const {
+    if constexpr (kGathers) return gather_ == nullptr ? line : gather_[line];
+    return line;
+  }
+
   const T* data_;
   int64_t stride_;
   int32_t first_, rows_, depth_;
+  const int32_t* gather_;
 };
 
-template <class T, bool kAcrossA, bool kAcrossB>
-__global__ void __launch_bounds__(kTileThreads, 2) mma_product(const __grid_constant__ TileArguments arguments) {
-  extern __shared__ __align__(16) unsigned char memory[];
+// One tile of a product. The gathers are of a's and of b's lines, null where those are as they lie.
+template <class T, bool kAcrossA, bool kAcrossB, bool kGathers>
+__device__ __forceinline__ void mma_tile(const TileArguments& arguments, int32_t first_row, int32_t first_column,
+                                         unsigned char* memory, const int32_t* gather_a, const int32_t* gather_b) {
   const uint32_t stages = ptx::shared_address(memory);
-  const int32_t first_row = static_cast<int32_t>(blockIdx.y) * kMmaEdge;
-  const int32_t first_column = static_cast<int32_t>(blockIdx.x) * kMmaEdge;
-  const MmaOperand<T, kAcrossA> a(arguments.a, first_row, arguments.m, arguments.k);
-  const MmaOperand<T, kAcrossB> b(arguments.b, first_column, arguments.n, arguments.k);
+  using OperandA = MmaOperand<T, kAcrossA, kGathers>;
+  using OperandB = MmaOperand<T, kAcrossB, kGathers>;
+  const OperandA a(arguments.a, first_row, arguments.m, arguments.k, gather_a);
+  const OperandB b(arguments.b, first_column, arguments.n, arguments.k, gather_b);
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const int warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
   const int32_t steps = (arguments.k + kMmaDepth - 1) / kMmaDepth;
@@ -89,11 +99,11 @@ __global__ void __launch_bounds__(kTileThreads, 2) mma_product(const __grid_cons
       uint32_t of_a[4][4], of_b[2][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        MmaOperand<T, kAcrossA>::template fragment<false>(of_a[i], stage_a, warp_row + 16 * i, k);
+        OperandA::template fragment<false>(of_a[i], stage_a, warp_row + 16 * i, k);
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        MmaOperand<T, kAcrossB>::template fragment<true>(of_b[j], stage_b, warp_column + 16 * j, k);
+        OperandB::template fragment<true>(of_b[j], stage_b, warp_column + 16 * j, k);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -124,6 +134,13 @@ __global__ void __launch_bounds__(kTileThreads, 2) mma_product(const __grid_cons
     __syncthreads();
     finish_rows(arguments, finished, first_row + half * kTileRowsAtOnce, first_column);
   }
+}
+
+template <class T, bool kAcrossA, bool kAcrossB>
+__global__ void __launch_bounds__(kTileThreads, 2) mma_product(const __grid_constant__ TileArguments arguments) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  mma_tile<T, kAcrossA, kAcrossB, false>(arguments, static_cast<int32_t>(blockIdx.y) * kMmaEdge,
+                                         static_cast<int32_t>(blockIdx.x) * kMmaEdge, memory, nullptr, nullptr);
 }
 
 }  // namespace kernel_pytorch::product

@@ -14,12 +14,16 @@
 
 namespace kernel_pytorch::product {
 
-// A box's first column and row, and its number of rows.
+// A box's first column and row, and where the matrix's rows end.
 struct BoxPlace {
   int32_t column, row, batch, rows;
+  // Where rows may end within the matrix: its memory and columns, for a box that the copy engine cannot cut.
+  void* data = nullptr;
+  int64_t stride = 0;
+  int32_t columns = 0;
 };
 
-template <Sm90Config kConfig, class Out>
+template <Sm90Config kConfig, class Out, bool kGrouped = false>
 class Sm90Boxes {
   static constexpr int kBoxes = sm90_boxes(kConfig);
   static constexpr int kValues = 64 / static_cast<int>(sizeof(Out));  // of a box, a thread's share
@@ -70,6 +74,13 @@ class Sm90Boxes {
   }
 
   __device__ __forceinline__ void send(const tile::TensorMap& map, uint32_t box, const BoxPlace& place) const {
+    if constexpr (kGrouped) {
+      if (place.row + kSm90BoxRows > place.rows) {
+        __syncwarp();
+        store_rows(box, place);
+        return;
+      }
+    }
     ptx::fence_proxy_async_shared_cta();
     __syncwarp();
     if (lane_ == 0) {
@@ -77,6 +88,19 @@ class Sm90Boxes {
         ptx::cp_async_bulk_tensor_3d_global_shared(&map, place.column, place.row, place.batch, box);
       }
       ptx::cp_async_bulk_commit_group();
+    }
+  }
+
+  // The box's rows that there are, by the warp itself; columns come in whole vectors.
+  __device__ __forceinline__ void store_rows(uint32_t box, const BoxPlace& place) const {
+    constexpr int kPerVector = 16 / static_cast<int>(sizeof(Out));
+#pragma unroll
+    for (int i = 0; i < kSm90BoxRows * 8 / 32; ++i) {
+      const int32_t row = (lane_ + 32 * i) / 8, unit = lane_ % 8, column = place.column + unit * kPerVector;
+      if (place.row + row < place.rows && column < place.columns) {
+        Out* target = static_cast<Out*>(place.data) + (place.row + row) * place.stride + column;
+        ptx::st_global_v4(target, ptx::ld_shared_v4(box + tile::swizzled_offset(row, unit)));
+      }
     }
   }
 

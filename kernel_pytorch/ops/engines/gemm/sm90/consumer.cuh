@@ -38,6 +38,7 @@ class Sm90Consumer {
   using Mma = ptx::Wgmma<kConfig.tile_n, wgmma_type(kOperands.a), wgmma_type(kOperands.b)>;
   using TileA = typename OperandTile<kOperands.a_rows, 64>::Type;
   using TileB = typename OperandTile<kOperands.b_columns, kConfig.tile_n>::Type;
+  using Walk = typename Sm90WalkOf<kConfig, kOperands.grouping>::Type;
 
  public:
   __device__ __forceinline__ Sm90Consumer(const Sm90Arguments& arguments, Sm90Shared& shared, uint32_t tiles,
@@ -58,12 +59,12 @@ class Sm90Consumer {
   __device__ __forceinline__ void run() {
     // The second warpgroup starts a few stages behind and stays there, so that one warpgroup's epilogue
     // overlaps the other's products.
-    if (!kConfig.splits && warpgroup_ > 0 && arguments_.k_stages > kLag) shared_.full[kLag].wait(0);
+    if (!kConfig.splits && warpgroup_ > 0 && has_lag()) shared_.full[kLag].wait(0);
     float sums[kRowBlocks][Mma::kCount];
-    for (Sm90Walk<kConfig> walk(arguments_); walk.has_tile(); walk.advance()) {
+    for (Walk walk(arguments_); walk.has_tile(); walk.advance()) {
       const Sm90Place place = walk.place();
       const int32_t row = place.row + warpgroup_ * kRowBlocks * 64 + warp_ * 16;
-      finish_.template prefetch_columns<kConfig.tile_n>(place.column);
+      finish_.template prefetch_columns<kConfig.tile_n>(place);
       if constexpr (kEpilogue.promoted) {
         finish_.fetch_first(row, place);
         sum_promoted(sums, place);
@@ -80,9 +81,20 @@ class Sm90Consumer {
       }
     }
     finish_.drain();
+    if constexpr (kEpilogue.grouped) finish_.clear_tail(warpgroup_ * 128 + threadIdx.x % 128);
   }
 
  private:
+  // Whether the first tile has that many stages. A block may have no tile where only the device knows their number.
+  __device__ __forceinline__ bool has_lag() const {
+    if constexpr (kOperands.grouping == Sm90Grouping::kNone) {
+      return arguments_.k_stages > kLag;
+    } else {
+      const Walk walk(arguments_);
+      return walk.has_tile() && walk.place().stages > kLag;
+    }
+  }
+
   // Descriptors hold 18 bits of an address; those above name the block of a cluster.
   static constexpr uint32_t kDescriptorAddresses = 0x3ffff;
   static constexpr int kLag = 2;

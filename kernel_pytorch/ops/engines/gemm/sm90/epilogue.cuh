@@ -13,7 +13,8 @@ namespace kernel_pytorch::product {
 
 template <Sm90Config kConfig, Sm90Epilogue kEpilogue, class Out>
 class Sm90Finish {
-  static constexpr bool kGated = kEpilogue.form == Sm90Form::kGated;
+  static constexpr bool kHalves = kEpilogue.form == Sm90Form::kGatedHalves;
+  static constexpr bool kGated = kEpilogue.form == Sm90Form::kGated || kHalves;
   static constexpr bool kSpread = kEpilogue.form == Sm90Form::kGatedGradient;
   static constexpr bool kAccurate = sizeof(Out) == 4;
   static constexpr bool kScalesRows = kEpilogue.scaling == Sm90Scaling::kRows;
@@ -52,11 +53,13 @@ class Sm90Finish {
       : arguments_(arguments), boxes_(boxes), columns_(columns), lane_(static_cast<int32_t>(threadIdx.x % 32)) {}
 
   template <int kColumns>
-  __device__ __forceinline__ void prefetch_columns(int32_t column) {
+  __device__ __forceinline__ void prefetch_columns(const Sm90Place& place) {
     if constexpr (kSharesColumns) {
+      if constexpr (kEpilogue.grouped) bias_first_ = place.matrix * arguments_.groups.bias_stride;
 #pragma unroll
       for (int i = 0; i < (kColumns + 127) / 128; ++i) {
-        const int32_t at = min(column + i * 128 + static_cast<int32_t>(threadIdx.x % 128), arguments_.n - 1);
+        const int32_t within = i * 128 + static_cast<int32_t>(threadIdx.x % 128);
+        const int32_t at = min(column_at<kColumns>(place.column, within), arguments_.n - 1);
         ahead_[i] = kScalesRows ? __ldg(arguments_.scale_b + at * arguments_.scale_b_row) : bias_at(at);
       }
     }
@@ -85,6 +88,8 @@ class Sm90Finish {
   __device__ __forceinline__ void store(const float (&sums)[kCount], int block, int32_t row, const Sm90Place& at) {
     row_ = row + 64 * block;
     batch_ = at.batch;
+    if constexpr (kEpilogue.grouped) end_ = at.end;
+    if constexpr (kHalves) return store_halves(sums, at);
     load_factors();
 #pragma unroll
     for (int box = 0; box < kCount / kSums; ++box) {
@@ -99,6 +104,24 @@ class Sm90Finish {
     }
   }
 
+  // Rows behind the last group are zeros; by all threads of the consumers, of which this is one.
+  __device__ __forceinline__ void clear_tail(int32_t thread) const {
+    constexpr int32_t kPerVector = 16 / static_cast<int32_t>(sizeof(Out)), kThreads = 128 * kSm90Warpgroups;
+    const Sm90Groups& groups = arguments_.groups;
+    const int32_t end = groups.count == 0 ? 0 : group_end(groups, groups.count - 1);
+    for (int32_t row = end + static_cast<int32_t>(blockIdx.x); row < groups.rows; row += gridDim.x) {
+      for (int32_t column = thread * kPerVector; column < arguments_.n; column += kThreads * kPerVector) {
+        if (column < arguments_.n / kPerOutput) {
+          ptx::st_global_v4(static_cast<Out*>(groups.output) + row * groups.output_stride + column, {0, 0, 0, 0});
+        }
+        if constexpr (kEpilogue.preactivation) {
+          Out* target = static_cast<Out*>(groups.preactivation) + row * groups.preactivation_stride + column;
+          ptx::st_global_v4(target, {0, 0, 0, 0});
+        }
+      }
+    }
+  }
+
   // Before the block ends.
   __device__ __forceinline__ void drain() {
     boxes_.drain();
@@ -107,7 +130,53 @@ class Sm90Finish {
 
  private:
   __device__ __forceinline__ float bias_at(int32_t column) const {
-    return element<typename AuxiliaryType<kEpilogue.float_bias, Out>::Type>(arguments_.bias, column);
+    return element<typename AuxiliaryType<kEpilogue.float_bias, Out>::Type>(arguments_.bias, bias_first_ + column);
+  }
+
+  // The column of b that column `within` of a tile is, whose first is `first` in the order of tiles.
+  template <int kColumns>
+  __device__ __forceinline__ int32_t column_at(int32_t first, int32_t within) const {
+    if constexpr (!kHalves) return first + within;
+    const int32_t half = within / (kColumns / 2);
+    return half * (arguments_.n / 2) + first / 2 + within - half * (kColumns / 2);
+  }
+
+  // Gates are the first half of a thread's sums, their ups the second: nothing has to change lanes.
+  template <int kCount>
+  __device__ __forceinline__ void store_halves(const float (&sums)[kCount], const Sm90Place& at) {
+    constexpr int kColumns = 2 * kCount;
+    const int32_t half = arguments_.n / 2;
+#pragma unroll
+    for (int box = 0; box < kCount / 2 / kValues; ++box) {
+      const int32_t within = box * kBoxColumns, first = at.column / 2 + within;
+      if (first >= half) break;
+      float gates[kValues], ups[kValues];
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        gates[i] = sums[box * kValues + i];
+        ups[i] = sums[kCount / 2 + box * kValues + i];
+      }
+      if constexpr (kEpilogue.bias) {
+        add_columns(gates, within);
+        add_columns(ups, kColumns / 2 + within);
+      }
+      if constexpr (kEpilogue.preactivation) {
+        put<true>(gates, first);
+        put<true>(ups, half + first);
+      }
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) gates[i] = gated(gates[i], ups[i]);
+      put<false>(gates, first);
+    }
+  }
+  // Values of columns that the warpgroup shares, from `within` of the tile on.
+  __device__ __forceinline__ void add_columns(float (&values)[kValues], int32_t within) const {
+#pragma unroll
+    for (int i = 0; i < kValues; i += 4) {
+      float first, second;
+      ptx::ld_shared_v2_f32(first, second, columns_ + (within + tile::fragment_column(lane_, i)) * 4);
+      values[i] += first, values[i + 1] += second, values[i + 2] += first, values[i + 3] += second;
+    }
   }
 
   // Box `index` of the tile, if there is one, into its place.
@@ -147,7 +216,7 @@ class Sm90Finish {
     if constexpr (kEpilogue.preactivation) {
 #pragma unroll
       for (int part = 0; part < kSums / kValues; ++part) {
-        put(arguments_.preactivation, values + part * kValues, first + part * kBoxColumns);
+        put<true>(values + part * kValues, first + part * kBoxColumns);
       }
     }
     if constexpr (kGated) {
@@ -201,8 +270,16 @@ class Sm90Finish {
 
   __device__ __forceinline__ float gated_pair(const float* pair) const {
     const bool is_second = arguments_.gates_are_second != 0;
-    return pointwise::function<kEpilogue.kind, kAccurate>(is_second ? pair[1] : pair[0]) *
-           (is_second ? pair[0] : pair[1]);
+    return gated(is_second ? pair[1] : pair[0], is_second ? pair[0] : pair[1]);
+  }
+  __device__ __forceinline__ float gated(float gate, float up) const {
+    if constexpr (kEpilogue.clamped) {
+      const float limit = arguments_.groups.limit;
+      gate = fminf(gate, limit);
+      up = fminf(fmaxf(up, -limit), limit) + 1.0f;
+      return gate * pointwise::sigmoid<kAccurate>(arguments_.groups.slope * gate) * up;
+    }
+    return pointwise::function<kEpilogue.kind, kAccurate>(gate) * up;
   }
 
   // Eight columns of the output are two groups of four pairs, one pair a lane; afterwards a lane holds two neighbours,
@@ -263,7 +340,7 @@ class Sm90Finish {
 #pragma unroll
       for (int i = 0; i < kValues; ++i) values[i] *= factor;
     }
-    put(arguments_.output, values, first);
+    put<false>(values, first);
   }
 
   __device__ __forceinline__ void note_amax(const float (&values)[kValues], int32_t first, int32_t columns) {
@@ -280,15 +357,30 @@ class Sm90Finish {
     if (lane_ == 0) atomicMax(reinterpret_cast<unsigned int*>(arguments_.amax), most);
   }
 
-  __device__ __forceinline__ void put(const tile::TensorMap& map, const float* values, int32_t column) {
-    boxes_.put(map, values, {.column = column, .row = row_, .batch = batch_, .rows = arguments_.m});
+  template <bool kPreactivation>
+  __device__ __forceinline__ void put(const float* values, int32_t column) {
+    const tile::TensorMap& map = kPreactivation ? arguments_.preactivation : arguments_.output;
+    if constexpr (kEpilogue.grouped) {
+      const Sm90Groups& groups = arguments_.groups;
+      boxes_.put(map, values,
+                 {.column = column,
+                  .row = row_,
+                  .batch = 0,
+                  .rows = end_,
+                  .data = kPreactivation ? groups.preactivation : groups.output,
+                  .stride = kPreactivation ? groups.preactivation_stride : groups.output_stride,
+                  .columns = kPreactivation ? arguments_.n : arguments_.n / kPerOutput});
+    } else {
+      boxes_.put(map, values, {.column = column, .row = row_, .batch = batch_, .rows = arguments_.m});
+    }
   }
 
   const Sm90Arguments& arguments_;
-  Sm90Boxes<kConfig, Out> boxes_;
+  Sm90Boxes<kConfig, Out, kEpilogue.grouped> boxes_;
   uint32_t columns_;
   int32_t lane_;
-  int32_t row_ = 0, batch_ = 0;
+  int32_t row_ = 0, batch_ = 0, end_ = 0;
+  int64_t bias_first_ = 0;  // of the group
   float factors_[2] = {1.0f, 1.0f};
   float ahead_[2] = {0.0f, 0.0f};
   float amax_ = 0.0f;

@@ -15,7 +15,9 @@ namespace kernel_pytorch::product {
 
 constexpr auto kSm90OperandsFields = config_fields<Sm90Operands>(
     config_field<&Sm90Operands::a>(), config_field<&Sm90Operands::b>(), config_field<&Sm90Operands::a_rows>(),
-    config_field<&Sm90Operands::b_columns>(), config_field<&Sm90Operands::b_pairs>());
+    config_field<&Sm90Operands::b_columns>(), config_field<&Sm90Operands::b_pairs>(),
+    config_field<&Sm90Operands::b_halves>(), config_field<&Sm90Operands::grouping>(),
+    config_field<&Sm90Operands::gathers_a>(), config_field<&Sm90Operands::gathers_b>());
 constexpr ConfigFields fields_of(const Sm90Operands&) {
   return kSm90OperandsFields;
 }
@@ -25,7 +27,8 @@ constexpr auto kSm90EpilogueFields = config_fields<Sm90Epilogue>(
     config_field<&Sm90Epilogue::float_bias>(), config_field<&Sm90Epilogue::float_residual>(),
     config_field<&Sm90Epilogue::float_saved>(), config_field<&Sm90Epilogue::whole_vectors>(),
     config_field<&Sm90Epilogue::scaling>(), config_field<&Sm90Epilogue::promoted>(),
-    config_field<&Sm90Epilogue::amax>());
+    config_field<&Sm90Epilogue::amax>(), config_field<&Sm90Epilogue::grouped>(),
+    config_field<&Sm90Epilogue::clamped>());
 constexpr ConfigFields fields_of(const Sm90Epilogue&) {
   return kSm90EpilogueFields;
 }
@@ -57,7 +60,12 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
-static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored));
+// Of groups: blocks of their own, since a cluster's rows would end in one group.
+constexpr Sm90Config kGrouped[] = {
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+};
+static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored) && are_legal(kGrouped));
 
 // Rows and columns of a cluster's tile.
 int64_t cluster_rows(const Sm90Config& config) {
@@ -143,6 +151,8 @@ class LoadedKernels {
     add(epilogue.float_residual, 1), add(epilogue.float_saved, 1), add(epilogue.whole_vectors, 1);
     add(epilogue.scaling, 3);
     add(epilogue.promoted, 1), add(epilogue.amax, 1), add(variant.output, 5), add(device, 8);
+    add(variant.operands.b_halves, 1), add(variant.operands.grouping, 2), add(variant.operands.gathers_a, 1);
+    add(variant.operands.gathers_b, 1), add(epilogue.grouped, 1), add(epilogue.clamped, 1);
     return key;
   }
   std::array<Slot, kSlots> slots_{};
@@ -159,6 +169,10 @@ TensorView one_if_expanded(TensorView view) {
 std::span<const Sm90Config> sm90_configs(bool promoted, bool factors) {
   if (factors) return kFactored;
   return promoted ? std::span<const Sm90Config>(kNarrow) : std::span<const Sm90Config>(kWide);
+}
+
+std::span<const Sm90Config> sm90_grouped_configs() {
+  return kGrouped;
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
@@ -217,9 +231,13 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
   const bool splits_operand = sm90_sharing(config) == 2, splits_a = splits_operand && config.share_a,
              splits_b = splits_operand && !config.share_a;
   const int rows_a = variant.operands.a_rows ? 64 : config.tile_m / (splits_a ? 2 : 1);
-  const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (splits_b ? 2 : 1);
-  cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
-  if (variant.operands.b_pairs) {
+  const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (splits_b || variant.operands.b_halves ? 2 : 1);
+  if (!variant.operands.gathers_a) {
+    cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
+  }
+  if (variant.operands.gathers_b) {
+    // By threads.
+  } else if (variant.operands.b_pairs) {
     cuda_device::encode_tensor_map(tensors.b, 2, arguments.b.words, rows_b / 2);
   } else {
     cuda_device::encode_tensor_map(one_if_expanded(tensors.b), rows_b, arguments.b.words);
@@ -237,7 +255,10 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
   const auto cluster = static_cast<unsigned>(config.cluster);
   const auto clusters = static_cast<unsigned>(std::max(context.info->cuda.multiprocessors, 2)) / cluster;
   cuda_device::LaunchShape shape;
-  const auto tiles = static_cast<unsigned>(arguments.order.total);
+  auto tiles = static_cast<unsigned>(arguments.order.total);
+  if (variant.operands.grouping == Sm90Grouping::kRows) {  // at most one more of each group than its rows fill
+    tiles += static_cast<unsigned>(arguments.groups.count * arguments.order.tiles_n);
+  }
   shape.grid_x = (config.splits ? tiles : std::min(clusters, tiles)) * cluster;
   shape.block_x = kSm90Threads;
   shape.cluster_x = cluster;

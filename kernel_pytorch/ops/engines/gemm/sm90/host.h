@@ -36,6 +36,7 @@ struct Sm90Sizes {
 
 // Best first for large sizes. `promoted` sums leave registers for fewer columns; `factors` are for blocks' scales.
 std::span<const Sm90Config> sm90_configs(bool promoted, bool factors);
+std::span<const Sm90Config> sm90_grouped_configs();
 // The least estimated time: whole waves of tiles, each as long as its share of the tensor cores' work and its end.
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
                    int multiprocessors);
@@ -51,7 +52,9 @@ uint64_t sm90_source_hash();
 
 // The launch fills in the tensor maps and the order. The last dimension of a and b is dense; a is
 // [batch, m, k], or [batch, k, m] with operands.a_rows, b likewise [batch, n, k] or [batch, k, n], or [n / 2, 2, k]
-// with operands.b_pairs. Batch strides of 0 are legal. `preactivation` may be absent.
+// with operands.b_pairs. Batch strides of 0 are legal. `preactivation` may be absent. With a grouping the caller has
+// filled in arguments.groups: of kRows a and the outputs are one batch and b has a matrix per group, of kDepth the
+// output has one; a tensor that is gathered needs no map.
 struct Sm90Tensors {
   TensorView a, b, output, preactivation;
 };

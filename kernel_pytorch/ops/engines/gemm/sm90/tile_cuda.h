@@ -22,18 +22,28 @@ struct Sm90Config {
 
 enum class Sm90Type : uint8_t { kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
 
+// What offsets on the device cut (ops/grouped_matmul): nothing; rows of a and of the output, each group of which has a
+// matrix b of its own; or k, each group of which makes an output of its own.
+enum class Sm90Grouping : uint8_t { kNone, kRows, kDepth };
+
 // a_rows, b_columns: that dimension lies contiguous in memory instead of k (16-bit types only). b_pairs: b's map is
-// [pairs, 2, k], columns of two matrices in turns.
+// [pairs, 2, k], columns of two matrices in turns. b_halves: of a tile's columns the second half are those that lie
+// half of b's columns behind the first. gathers: lines of an operand are named by an index (kRows: a's rows, kDepth:
+// steps of k).
 struct Sm90Operands {
   Sm90Type a, b;
   bool a_rows, b_columns;
   bool b_pairs = false;
+  bool b_halves = false;
+  Sm90Grouping grouping = Sm90Grouping::kNone;
+  bool gathers_a = false, gathers_b = false;
 };
 
 // kBlocks: a 1 x 128, b 128 x 128; kThinBlocks: both 1 x 128.
 enum class Sm90Scaling : uint8_t { kNone, kTensor, kRows, kBlocks, kThinBlocks };
 
-enum class Sm90Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient };  // as ops/matmul/matmul.h has them
+// As ops/matmul/matmul.h has them; kGatedHalves: gates are the first half of b's columns, with b_halves.
+enum class Sm90Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient, kGatedHalves };
 
 // In this order: scale, bias, preactivation, form, residual.
 struct Sm90Epilogue {
@@ -47,6 +57,8 @@ struct Sm90Epilogue {
   Sm90Scaling scaling = Sm90Scaling::kNone;
   bool promoted = false;  // sums leave the tensor core's accumulator after every 128 of k
   bool amax = false;      // of the values before they are rounded
+  bool grouped = false;   // rows end with their group, and each group has a bias of its own
+  bool clamped = false;   // gates and ups are clamped (Sm90Groups::limit)
 };
 
 inline constexpr int kSm90Warpgroups = 2;
@@ -126,6 +138,23 @@ struct Sm90Auxiliary {
   int64_t batch_stride, row_stride;
 };
 
+// Group g is rows (or steps of k) [ends[g - 1], ends[g]) of `rows`. What the copy engine cannot do is done by threads,
+// who need addresses: lines that are gathered or stand at a group's end. Strides in elements.
+struct Sm90Groups {
+  const int32_t* ends;
+  const int32_t* gather_a;
+  const int32_t* gather_b;
+  int32_t count, rows;
+  int32_t depth;  // k, of kRows
+  const void* a;
+  const void* b;
+  int64_t a_stride, b_stride;  // from a line to the next: of kRows a row, of kDepth a step of k
+  void* output;
+  void* preactivation;
+  int64_t output_stride, preactivation_stride, bias_stride;
+  float limit, slope;  // of clamped gates g sigmoid(slope g), g at most limit, and ups u + 1, |u| at most limit
+};
+
 struct Sm90Arguments {
   tile::TensorMap a, b, output, preactivation;
   Sm90Order order;
@@ -142,6 +171,7 @@ struct Sm90Arguments {
   int32_t scale_a_shift;      // 7 where a row of a's scales stands for 128 (blocks only)
   const float* output_scale;  // null: 1
   float* amax;
+  Sm90Groups groups;
 };
 
 }  // namespace kernel_pytorch::product

@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kTileSource = "kernel_pytorch/ops/engines/gemm/tile/kernel.cuh";
 constexpr const char* kMmaSource = "kernel_pytorch/ops/engines/gemm/mma/kernel.cuh";
+constexpr const char* kGroupedSource = "kernel_pytorch/ops/engines/gemm/tile/grouped.cuh";
 constexpr int64_t kMaximumGrid = 65535;  // in y and z
 
 constexpr int type_index(DType dtype) {
@@ -112,6 +113,60 @@ void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& argumen
   CUkern_st* kernel = kernels.get(entry, context, [&] { return mma_code(variant); });
   launch_tiles(kernel, kMmaEdge, kMmaSharedBytes, {variant.dtype, variant.dtype, 8, false}, batch, arguments, context,
                label);
+}
+
+namespace {
+
+// Groups of rows have at most one tile more than their rows fill, and rows in no group are cleared by tiles of theirs.
+void launch_groups(CUkern_st* kernel, int64_t edge, unsigned shared_bytes, GroupedTileArguments& arguments,
+                   Context& context, const std::string& label) {
+  const TileArguments& product = arguments.product;
+  const int64_t rows = divide_up(product.m, edge) + (arguments.by_depth ? 0 : arguments.groups + 1);
+  KP_CHECK(rows <= kMaximumGrid, label, ": ", product.m, " rows in ", arguments.groups,
+           " groups; this kernel takes up to ", (kMaximumGrid - arguments.groups - 1) * edge, " rows");
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(divide_up(product.n, edge));
+  shape.grid_y = static_cast<unsigned>(rows);
+  shape.grid_z = arguments.by_depth ? static_cast<unsigned>(arguments.groups) : 1;
+  shape.block_x = kTileThreads;
+  shape.shared_bytes = shared_bytes;
+  void* pointers[] = {&arguments};
+  cuda_device::launch(context, kernel, shape, pointers, label);
+}
+
+}  // namespace
+
+DeviceCode grouped_mma_code(const MmaVariant& variant) {
+  return {.source = kGroupedSource,
+          .entry = concat("kernel_pytorch::product::mma_grouped<", tile_type_name(variant.dtype), ", ",
+                          bool_name(variant.across_a), ", ", bool_name(variant.across_b), ">"),
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+
+DeviceCode grouped_tile_code(DType dtype) {
+  return {.source = kGroupedSource,
+          .entry = concat("kernel_pytorch::product::tile_grouped<", tile_type_name(dtype), ">"),
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+
+uint64_t grouped_source_hash() {
+  return jit::source_hash(kGroupedSource);
+}
+
+void grouped_mma_launch(const MmaVariant& variant, GroupedTileArguments& arguments, Context& context,
+                        const std::string& label) {
+  static KernelTable<8> kernels;
+  const int entry = (variant.dtype == DType::kFloat16) * 4 + variant.across_a * 2 + variant.across_b;
+  CUkern_st* kernel = kernels.get(entry, context, [&] { return grouped_mma_code(variant); });
+  launch_groups(kernel, kMmaEdge, kMmaSharedBytes, arguments, context, label);
+}
+
+void grouped_tile_launch(DType dtype, GroupedTileArguments& arguments, Context& context, const std::string& label) {
+  static KernelTable<3> kernels;
+  CUkern_st* kernel = kernels.get(type_index(dtype), context, [&] { return grouped_tile_code(dtype); });
+  launch_groups(kernel, tile_edge(4), 0, arguments, context, label);
 }
 
 }  // namespace kernel_pytorch::product

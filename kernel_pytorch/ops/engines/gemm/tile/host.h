@@ -35,4 +35,12 @@ uint64_t mma_source_hash();
 void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
                 const std::string& label);
 
+// Products of groups (tile/grouped.cuh): by mma, or by FMA of whatever types and strides.
+DeviceCode grouped_mma_code(const MmaVariant& variant);
+DeviceCode grouped_tile_code(DType dtype);
+uint64_t grouped_source_hash();
+void grouped_mma_launch(const MmaVariant& variant, GroupedTileArguments& arguments, Context& context,
+                        const std::string& label);
+void grouped_tile_launch(DType dtype, GroupedTileArguments& arguments, Context& context, const std::string& label);
+
 }  // namespace kernel_pytorch::product

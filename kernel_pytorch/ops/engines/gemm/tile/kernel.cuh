@@ -19,19 +19,22 @@ __device__ __forceinline__ float scale_at(const TileScale& scale, int32_t row, i
 }
 
 // A thread's share of one operand's next stage: kCount elements of a tile of kTile rows, walked along whichever of its
-// dimensions is dense.
-template <class T, int kTile>
+// dimensions is dense. With kGathers row i of the operand, or with by_depth step i of k, is that of memory which the
+// gather names, where there is one.
+template <class T, int kTile, bool kGathers>
 class TileLoader {
   static constexpr int kCount = kTile * kTileDepth / kTileThreads;
 
  public:
-  __device__ __forceinline__ TileLoader(const TileOperand& operand, int32_t first, int32_t rows, int32_t depth)
+  __device__ __forceinline__ TileLoader(const TileOperand& operand, int32_t first, int32_t rows, int32_t depth,
+                                        TileGather gather)
       : data_(static_cast<const T*>(operand.data) + blockIdx.z * operand.batch),
         outer_(operand.outer),
         inner_(operand.inner),
         first_(first),
         rows_(rows),
         depth_(depth),
+        gather_(gather),
         along_k_(operand.inner == 1) {}
 
   __device__ __forceinline__ void load(int32_t k, TileRounding rounding) {
@@ -39,7 +42,7 @@ class TileLoader {
     for (int i = 0; i < kCount; ++i) {
       const int32_t row = first_ + row_of(i), at = k + depth_of(i);
       const bool is_inside = row < rows_ && at < depth_;
-      values_[i] = is_inside ? round_operand(tile::to_float(data_[row * outer_ + at * inner_]), rounding) : 0.0f;
+      values_[i] = is_inside ? round_operand(tile::to_float(data_[offset_of(row, at)]), rounding) : 0.0f;
     }
   }
   __device__ __forceinline__ void store(float (&target)[kTileDepth][kTile + 4]) const {
@@ -58,9 +61,17 @@ class TileLoader {
     return along_k_ ? index_of(i) % kTileDepth : index_of(i) / kTile;
   }
 
+  __device__ __forceinline__ int64_t offset_of(int64_t row, int64_t at) const {
+    if constexpr (kGathers) {
+      if (gather_.index != nullptr) (gather_.by_depth ? at : row) = gather_.index[gather_.by_depth ? at : row];
+    }
+    return row * outer_ + at * inner_;
+  }
+
   const T* data_;
   int64_t outer_, inner_;
   int32_t first_, rows_, depth_;
+  TileGather gather_;
   bool along_k_;
   float values_[kCount];
 };
@@ -79,7 +90,7 @@ __device__ __noinline__ void finish_rows(const TileArguments& arguments,
   finish.publish_amax();
 }
 
-template <class A, class B, int kPer, bool kBlocked>
+template <class A, class B, int kPer, bool kBlocked, bool kGathers = false>
 class TileProduct {
   static constexpr int kTile = tile_edge(kPer);
   // The sums of a chain are added to the whole's: one chain over all of k would round k times at the size of the
@@ -97,11 +108,14 @@ class TileProduct {
     };
   };
 
-  __device__ __forceinline__ TileProduct(const TileArguments& arguments, Shared& shared)
+  __device__ __forceinline__ TileProduct(const TileArguments& arguments, Shared& shared, int32_t first_row,
+                                         int32_t first_column, TileGather gather_a = {}, TileGather gather_b = {})
       : arguments_(arguments),
         shared_(shared),
-        first_row_(static_cast<int32_t>(blockIdx.y) * kTile),
-        first_column_(static_cast<int32_t>(blockIdx.x) * kTile) {}
+        first_row_(first_row),
+        first_column_(first_column),
+        gather_a_(gather_a),
+        gather_b_(gather_b) {}
 
   __device__ __forceinline__ void run() {
     float sums[kPer][kPer] = {};
@@ -120,8 +134,8 @@ class TileProduct {
   }
 
   __device__ __forceinline__ void multiply(float (&sums)[kPer][kPer]) {
-    TileLoader<A, kTile> a(arguments_.a, first_row_, arguments_.m, arguments_.k);
-    TileLoader<B, kTile> b(arguments_.b, first_column_, arguments_.n, arguments_.k);
+    TileLoader<A, kTile, kGathers> a(arguments_.a, first_row_, arguments_.m, arguments_.k, gather_a_);
+    TileLoader<B, kTile, kGathers> b(arguments_.b, first_column_, arguments_.n, arguments_.k, gather_b_);
     float part[kPer][kPer] = {};
     float row_sum = 0.0f;
     a.load(0, arguments_.rounding);
@@ -226,13 +240,17 @@ class TileProduct {
   const TileArguments& arguments_;
   Shared& shared_;
   int32_t first_row_, first_column_;
+  TileGather gather_a_, gather_b_;
 };
 
 template <class A, class B, int kPer, bool kBlocked>
 __global__ void __launch_bounds__(kTileThreads, kPer == 8 ? 1 : 2)
     tile_product(const __grid_constant__ TileArguments arguments) {
   __shared__ typename TileProduct<A, B, kPer, kBlocked>::Shared shared;
-  TileProduct<A, B, kPer, kBlocked>(arguments, shared).run();
+  constexpr int kTile = tile_edge(kPer);
+  TileProduct<A, B, kPer, kBlocked>(arguments, shared, static_cast<int32_t>(blockIdx.y) * kTile,
+                                    static_cast<int32_t>(blockIdx.x) * kTile)
+      .run();
 }
 
 }  // namespace kernel_pytorch::product

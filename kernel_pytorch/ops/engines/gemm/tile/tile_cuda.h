@@ -48,6 +48,12 @@ struct TileScale {
   int32_t rows_each;
 };
 
+// Which lines of memory an operand's lines are: its rows, or with by_depth its steps of k. Null: as they lie.
+struct TileGather {
+  const int32_t* index = nullptr;
+  bool by_depth = false;
+};
+
 struct TileArguments {
   TileOperand a, b;
   TileScale scale_a, scale_b;
@@ -62,5 +68,18 @@ struct TileArguments {
   const float* output_scale;  // null: 1
   float* amax;                // null: not wanted
 };
+
+// Products of groups of rows (ops/grouped_matmul). Group g has the rows [offsets[g - 1], offsets[g]) of a and of the
+// output and b's matrix g; by_depth it has those rows of a and of b as its steps of k, and the output's matrix g.
+struct GroupedTileArguments {
+  TileArguments product;  // of all groups: m is their number of rows, or by_depth k
+  const int32_t* offsets;
+  const int32_t* gather_a;  // of all rows; null: as they lie
+  const int32_t* gather_b;  // by_depth only
+  int32_t groups;
+  bool by_depth;
+  int64_t bias_stride;  // from a group's bias to the next
+};
+inline constexpr int kMostTileGroups = 4 * kTileThreads;
 
 }  // namespace kernel_pytorch::product

@@ -2,8 +2,8 @@
 
 Experts of a mixture are one module there: weights [experts, ...] and forward(rows, chosen experts, their weights). What
 it computes is read from the attributes that transformers' interface for experts documents, and verified by numbers.
-How many rows an expert gets is asked once per call, which waits for a GPU: there the clock decides against torch's
-grouped product.
+The first way is `moe_mlp` (grouped_experts.py). The second asks how many rows an expert gets once per call, which waits
+for a GPU, and takes gates that the first does not know.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ...changes import SetForward, mark
 from ...sites import Call, Found, Proposal, Refusal, Way
 from ..activations import kind_of
 from ..context import Context, silent, weight_reason, why_not_plain
+from . import grouped_experts
 
 NAME = "experts (Hugging Face)"
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm", "_is_expert_parallel")
@@ -37,10 +38,15 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         reason = "its experts are on several devices"
     if reason:
         return Refusal(path, NAME, reason)
+    ways = []
+    index = next((one for one in call.tensors() if not one.is_floating_point()), None)
+    if index is not None and (grouped := grouped_experts.forward_of(module, index)) is not None:
+        ways.append(Way("kernel_pytorch moe_mlp", lambda: SetForward(module, mark(grouped))))
     forward = _forward(_gate_of(module))
     source = f"{type(module).__name__}, {module.num_experts} experts"
     words = "rows sorted by expert, kernel_pytorch products and gate"
-    return Proposal(NAME, path, module, source, [Way(words, lambda: SetForward(module, mark(forward)))])
+    ways.append(Way(words, lambda: SetForward(module, mark(forward))))
+    return Proposal(NAME, path, module, source, ways)
 
 
 def _gate_of(module: Any) -> str | None:

@@ -1,0 +1,196 @@
+// The producer of grouped products. The copy engine brings what lies as a box: tiles of b, rows of a that are as they
+// lie. Lines that are named by an index, and steps of k at a group's end, behind which the next group's lie, are copied
+// by the four warps of the producer, 16 bytes per lane; what is not there becomes zeros. sm_90.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
+#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/ops/engines/gemm/sm90/schedule.cuh"
+
+namespace kernel_pytorch::product {
+
+// Whether threads copy; otherwise the copy engine does everything.
+KP_SHARED_CODE constexpr bool copies_lines(Sm90Operands operands) {
+  return operands.grouping == Sm90Grouping::kDepth || (operands.grouping == Sm90Grouping::kRows && operands.gathers_a);
+}
+
+template <Sm90Config kConfig, Sm90Operands kOperands>
+class Sm90GroupedProducer {
+  static constexpr bool kDepth = kOperands.grouping == Sm90Grouping::kDepth;
+  static constexpr bool kCopies = copies_lines(kOperands);
+  static constexpr int kBytes = sm90_a_bytes(kConfig) + sm90_b_bytes(kConfig);
+  static constexpr int kChunk = 64;  // elements of 128 bytes
+  static constexpr int kChunkBytes = 64 * kSm90StageBytes;
+  static constexpr int kPass = 128 / 8;  // lines that the warps copy 128 bytes of at a time
+  static constexpr int kLines = kDepth ? 64 / kPass : kConfig.tile_m / kPass;  // a thread's, of a tile of k or of rows
+  // Stages whose copies may be under way: one more is complete and is published. Copies by threads have to be made
+  // visible to the tensor cores by those threads.
+  static constexpr int kLag = 2;
+  static_assert(kLag < kConfig.stages && kConfig.cluster == 1);
+  static_assert(!kDepth || (kOperands.a_rows && kOperands.b_columns));
+
+ public:
+  __device__ __forceinline__ Sm90GroupedProducer(const Sm90Arguments& arguments, Sm90Shared& shared, uint32_t tiles)
+      : arguments_(arguments),
+        shared_(shared),
+        tiles_(tiles),
+        thread_(static_cast<int32_t>(threadIdx.x)),
+        line_(thread_ / 8),
+        unit_(thread_ % 8) {}
+
+  // By all threads of the producer's warpgroup, or by one where none copies.
+  __device__ __forceinline__ void run() {
+    typename Sm90WalkOf<kConfig, kOperands.grouping>::Type walk(arguments_);
+    for (; walk.has_tile(); walk.advance()) {
+      const Sm90Place place = walk.place();
+      int32_t lines[kLines];
+      if constexpr (kCopies && !kDepth) find_rows(place, lines);
+      if constexpr (kDepth) find_steps(place, 0, lines);
+#pragma unroll 1
+      for (int32_t k = 0; k < place.stages; ++k) {
+        shared_.empty[state_.stage].wait(state_.parity ^ 1);
+        const uint32_t target = tiles_ + state_.stage * kBytes;
+        const bool is_tail = kDepth && place.begin + (k + 1) * kChunk > place.end;
+        if (thread_ == 0) bring(place, k, target, is_tail);
+        if constexpr (kDepth) {
+          if (kOperands.gathers_a || is_tail) {
+            copy_steps<kConfig.tile_m, kOperands.gathers_a>(arguments_.groups.a, arguments_.groups.a_stride,
+                                                            arguments_.m, place, k, place.row, lines, target);
+          }
+          if (kOperands.gathers_b || is_tail) {
+            copy_steps<kConfig.tile_n, kOperands.gathers_b>(arguments_.groups.b, arguments_.groups.b_stride,
+                                                            arguments_.n, place, k, place.column, lines,
+                                                            target + sm90_a_bytes(kConfig));
+          }
+          find_steps(place, k + 1, lines);
+        } else if constexpr (kCopies) {
+          copy_rows(k, lines, target);
+        }
+        if constexpr (kCopies) {
+          ptx::cp_async_commit_group();
+          if (begun_ < kLag) {
+            ++begun_;
+          } else {
+            ptx::cp_async_wait_group<kLag>();
+            publish();
+          }
+        }
+        state_.advance(kConfig.stages);
+      }
+    }
+    if constexpr (kCopies) {
+      ptx::cp_async_wait_group<0>();
+      for (; begun_ > 0; --begun_) publish();
+    }
+  }
+
+ private:
+  // Memory lines of the tile's rows; those behind the group's end are the last one again, and are not stored.
+  __device__ __forceinline__ void find_rows(const Sm90Place& place, int32_t (&lines)[kLines]) const {
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      lines[i] = __ldg(arguments_.groups.gather_a + min(place.row + line_ + i * kPass, place.end - 1));
+    }
+  }
+  // Memory lines of a stage's steps, one stage ahead of their use; at most one operand has an index, or both the same.
+  __device__ __forceinline__ void find_steps(const Sm90Place& place, int32_t k, int32_t (&lines)[kLines]) const {
+    if constexpr (kOperands.gathers_a || kOperands.gathers_b) {
+      const int32_t* gather = kOperands.gathers_a ? arguments_.groups.gather_a : arguments_.groups.gather_b;
+#pragma unroll
+      for (int i = 0; i < kLines; ++i) {
+        const int32_t step = place.begin + k * kChunk + line_ + i * kPass;
+        lines[i] = step < place.end ? __ldg(gather + step) : 0;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy_rows(int32_t k, const int32_t (&lines)[kLines], uint32_t target) const {
+    const int32_t column = k * kChunk + unit_ * 8;
+    const int32_t bytes = min(max((arguments_.groups.depth - column) * 2, 0), 16);
+    const char* from = static_cast<const char*>(arguments_.groups.a) + (bytes > 0 ? column * 2 : 0);
+    const uint32_t to = target + tile::swizzled_offset(line_, unit_);
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      ptx::cp_async_cg_shared_global_16_fill(to + i * kPass * 128, from + lines[i] * arguments_.groups.a_stride * 2,
+                                             static_cast<uint32_t>(bytes));
+    }
+  }
+
+  // The steps of one stage of an operand of which rows are dense: kRows of them from `first` on.
+  template <int kRows, bool kGathers>
+  __device__ __forceinline__ void copy_steps(const void* data, int64_t stride, int32_t count, const Sm90Place& place,
+                                             int32_t k, int32_t first, const int32_t (&lines)[kLines],
+                                             uint32_t target) const {
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      const int32_t step = place.begin + k * kChunk + line_ + i * kPass;
+      const bool is_there = step < place.end;
+      const char* from = static_cast<const char*>(data) + (is_there ? (kGathers ? lines[i] : step) * stride * 2 : 0);
+      const uint32_t to = target + tile::swizzled_offset(line_ + i * kPass, unit_);
+#pragma unroll
+      for (int chunk = 0; chunk < kRows / kChunk; ++chunk) {
+        const int32_t row = first + chunk * kChunk + unit_ * 8;
+        const int32_t bytes = is_there ? min(max((count - row) * 2, 0), 16) : 0;
+        ptx::cp_async_cg_shared_global_16_fill(to + chunk * kChunkBytes, bytes > 0 ? from + row * 2 : from,
+                                               static_cast<uint32_t>(bytes));
+      }
+    }
+  }
+
+  // What the copy engine brings of a stage, by one thread.
+  __device__ __forceinline__ void bring(const Sm90Place& place, int32_t k, uint32_t target, bool is_tail) {
+    const bool brings_a = kDepth ? !kOperands.gathers_a && !is_tail : !kOperands.gathers_a;
+    const bool brings_b = !kDepth || (!kOperands.gathers_b && !is_tail);
+    tile::Barrier& barrier = shared_.full[state_.stage];
+    barrier.arrive_expect_bytes((brings_a ? sm90_a_bytes(kConfig) : 0) + (brings_b ? sm90_b_bytes(kConfig) : 0));
+    const uint32_t full = barrier.address(), of_b = target + sm90_a_bytes(kConfig);
+    if constexpr (kDepth) {
+      const int32_t step = place.begin + k * kChunk;
+      if (brings_a) bring_chunks<kConfig.tile_m>(arguments_.a, target, place.row, step, 0, full);
+      if (brings_b) bring_chunks<kConfig.tile_n>(arguments_.b, of_b, place.column, step, 0, full);
+    } else {
+      if (brings_a) ptx::cp_async_bulk_tensor_3d_shared_global(target, &arguments_.a, k * kChunk, place.row, 0, full);
+      constexpr int kColumns = kOperands.b_halves ? kConfig.tile_n / 2 : kConfig.tile_n;
+      const int32_t column = kOperands.b_halves ? place.column / 2 : place.column;
+      bring_b<kColumns>(of_b, column, k, place.matrix, full);
+      if constexpr (kOperands.b_halves) {
+        bring_b<kColumns>(of_b + kColumns * 128, arguments_.n / 2 + column, k, place.matrix, full);
+      }
+    }
+  }
+  template <int kColumns>
+  __device__ __forceinline__ void bring_b(uint32_t target, int32_t column, int32_t k, int32_t matrix, uint32_t full) {
+    if constexpr (kOperands.b_columns) {
+      bring_chunks<kColumns>(arguments_.b, target, column, k * kChunk, matrix, full);
+    } else {
+      ptx::cp_async_bulk_tensor_3d_shared_global(target, &arguments_.b, k * kChunk, column, matrix, full);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void bring_chunks(const tile::TensorMap& map, uint32_t target, int32_t first, int32_t step,
+                                               int32_t matrix, uint32_t full) {
+#pragma unroll
+    for (int chunk = 0; chunk < kCount / kChunk; ++chunk) {
+      ptx::cp_async_bulk_tensor_3d_shared_global(target + chunk * kChunkBytes, &map, first + chunk * kChunk, step,
+                                                 matrix, full);
+    }
+  }
+
+  // The oldest stage that is not yet: its copies have ended.
+  __device__ __forceinline__ void publish() {
+    ptx::fence_proxy_async_shared_cta();
+    __syncwarp();
+    if (thread_ % 32 == 0) shared_.full[published_.stage].arrive();
+    published_.advance(kConfig.stages);
+  }
+
+  const Sm90Arguments& arguments_;
+  Sm90Shared& shared_;
+  uint32_t tiles_;  // shared memory
+  int32_t thread_, line_, unit_;
+  int32_t begun_ = 0;
+  tile::PipelineState state_, published_;
+};
+
+}  // namespace kernel_pytorch::product

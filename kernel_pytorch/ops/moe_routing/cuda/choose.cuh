@@ -1,0 +1,167 @@
+// The first launch of the routing: a warp per token finds its experts by k searches for the largest key, and a block
+// leaves how many of its pairs chose each expert. sm_80.
+#pragma once
+
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
+#include "kernel_pytorch/ops/moe_routing/cuda/row.cuh"
+
+namespace kernel_pytorch::moe_routing {
+
+// Floats as unsigned integers of the same order, NaN as the lowest float. 0 is less than all of them.
+__device__ __forceinline__ uint32_t key_of(float value) {
+  const uint32_t bits = __float_as_uint(value == value ? value : tile::minus_infinity());
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// The lane's lowest index of its largest key.
+template <int kPer>
+struct Best {
+  uint32_t key;
+  int32_t at;
+  explicit __device__ __forceinline__ Best(const uint32_t (&keys)[kPer]) : key(keys[0]), at(0) {
+#pragma unroll
+    for (int i = 1; i < kPer; ++i) {
+      if (keys[i] > key) key = keys[i], at = i;
+    }
+  }
+};
+
+// The groups that may be chosen from, one bit each. `memory`: the warp's own, a float per expert.
+template <int kPer>
+__device__ __forceinline__ uint32_t choose_groups(const ForwardArguments& arguments, const float (&quality)[kPer],
+                                                  float* memory) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32), each = arguments.experts / arguments.groups;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (32 * i + lane < arguments.experts) memory[32 * i + lane] = quality[i];
+  }
+  __syncwarp();
+  uint32_t key = 0;
+  if (lane < arguments.groups) {
+    float best = tile::minus_infinity(), second = tile::minus_infinity();
+    for (int32_t e = lane * each; e < (lane + 1) * each; ++e) {
+      const float value = memory[e];
+      second = fmaxf(second, fminf(best, value));
+      best = fmaxf(best, value);
+    }
+    key = key_of(arguments.group_top == 2 && each > 1 ? best + second : best);
+  }
+  uint32_t kept = 0;
+  for (int32_t i = 0; i < arguments.group_k; ++i) {
+    const uint32_t most = __reduce_max_sync(0xffffffffu, key);
+    const int32_t group = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, key == most))) - 1;
+    kept |= 1u << group;
+    if (lane == group) key = 0;
+  }
+  return kept;
+}
+
+template <class T, int kPer>
+__global__ void __launch_bounds__(choose_threads(kPer), 1) choose(const __grid_constant__ ForwardArguments arguments) {
+  constexpr int kThreads = choose_threads(kPer), kWarps = kThreads / 32;
+  extern __shared__ __align__(16) unsigned char memory[];
+  int32_t* counts = reinterpret_cast<int32_t*>(memory);
+  float* shares = reinterpret_cast<float*>(counts + arguments.experts);
+  float* squares = shares + arguments.experts;
+  const int32_t warp = static_cast<int32_t>(threadIdx.x / 32), lane = static_cast<int32_t>(threadIdx.x % 32);
+  float* keys_of_warp = squares + kWarps + warp * arguments.experts;
+  for (int32_t e = static_cast<int32_t>(threadIdx.x); e < arguments.experts; e += kThreads) {
+    counts[e] = 0;
+    shares[e] = 0.0f;
+  }
+  __syncthreads();
+  tile::follow_closely();
+  const int32_t first = static_cast<int32_t>(blockIdx.x) * arguments.block_tokens;
+  const int32_t end = min(first + arguments.block_tokens, arguments.tokens);
+  float share_sums[kPer] = {}, ahead[kPer];
+  float square = 0.0f;
+  const auto bias_at = [&](int i) {  // not kept in registers, which are scarce
+    const bool is_there = arguments.bias != nullptr && 32 * i + lane < arguments.experts;
+    return is_there ? __ldg(arguments.bias + 32 * i + lane) : 0.0f;
+  };
+  int32_t token = first + warp;
+  if (token < end) load_logits<T>(arguments.logits, token * arguments.row_stride, arguments.experts, ahead);
+  for (; token < end; token += kWarps) {
+    float logits[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) logits[i] = ahead[i];
+    if (token + kWarps < end) {  // the next token's, while this one is chosen for
+      load_logits<T>(arguments.logits, (token + kWarps) * arguments.row_stride, arguments.experts, ahead);
+    }
+    Row<kPer> row;
+    row.compute(logits, arguments.is_sigmoid);
+    square += row.lse * row.lse;
+    const float share = 1.0f / row.total;
+    uint32_t keys[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      share_sums[i] += row.scores[i] * share;
+      const bool is_there = 32 * i + lane < arguments.experts;
+      keys[i] = is_there ? key_of(arguments.bias == nullptr ? logits[i] : row.scores[i] + bias_at(i)) : 0;
+    }
+    if (arguments.groups > 1) {
+      float quality[kPer];
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        quality[i] = row.scores[i] + bias_at(i);
+        if (quality[i] != quality[i]) quality[i] = tile::minus_infinity();
+      }
+      const uint32_t kept = choose_groups(arguments, quality, keys_of_warp);
+      const int32_t each = arguments.experts / arguments.groups;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        const int32_t expert = 32 * i + lane;
+        if (expert < arguments.experts && (kept >> expert / each & 1) == 0) keys[i] = 0;
+      }
+    }
+    int32_t own_expert = 0;
+    float own_score = 0.0f;
+    for (int32_t j = 0; j < arguments.k; ++j) {
+      const Best<kPer> best(keys);
+      const uint32_t most = __reduce_max_sync(0xffffffffu, best.key);
+      const uint32_t candidate = best.key == most ? static_cast<uint32_t>(32 * best.at + lane) : 0xffffffffu;
+      const int32_t expert = static_cast<int32_t>(__reduce_min_sync(0xffffffffu, candidate));
+      float score = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        if (32 * i + lane == expert) {
+          keys[i] = 0;
+          score = row.scores[i];
+        }
+      }
+      score = __shfl_sync(0xffffffffu, score, expert % 32);
+      if (lane == j) own_expert = expert, own_score = score;
+    }
+    const float sum = tile::sum_lanes<32>(own_score);
+    if (lane < arguments.k) {
+      const float factor = arguments.renormalize ? arguments.scale / (sum + kLeastSum) : arguments.scale;
+      const int64_t pair = int64_t{token} * arguments.k + lane;
+      arguments.weights[pair] = own_score * factor;
+      arguments.chosen[pair] = own_expert;
+      atomicAdd(counts + own_expert, 1);
+    }
+  }
+  if (lane == 0) squares[warp] = square;
+  for (int32_t turn = 0; turn < kWarps; ++turn) {  // warps in their order: the same sum every time
+    if (warp == turn) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        if (32 * i + lane < arguments.experts) shares[32 * i + lane] += share_sums[i];
+      }
+    }
+    __syncthreads();
+  }
+  const int64_t at = int64_t{blockIdx.x} * arguments.experts;
+  for (int32_t e = static_cast<int32_t>(threadIdx.x); e < arguments.experts; e += kThreads) {
+    arguments.block_counts[at + e] = counts[e];
+    arguments.block_shares[at + e] = shares[e];
+  }
+  if (threadIdx.x == 0) {
+    float total = 0.0f;
+    for (int32_t i = 0; i < kWarps; ++i) total += squares[i];
+    arguments.block_squares[blockIdx.x] = total;
+  }
+}
+
+}  // namespace kernel_pytorch::moe_routing

@@ -1,0 +1,190 @@
+// The kernels of optimizer_step, best first, the reference last, and what the registry asks about a problem.
+#include <algorithm>
+#include <vector>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/optimizer_step/operation.h"
+#include "kernel_pytorch/ops/support/tensor_list.h"
+#include "kernel_pytorch/registry/declared.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
+
+namespace kernel_pytorch::optimizer_step {
+namespace {
+
+constexpr std::string_view kRuleNames[kRules] = {"adamw", "lion", "sgd"};
+constexpr std::string_view kStorageNames[kStorages] = {"fp32", "companded", "dynamic"};
+
+int64_t elements_of(const Step& problem) {
+  int64_t elements = 0;
+  for (const Parameter& one : problem.parameters) elements += one.parameter.element_count();
+  return elements;
+}
+
+void describe(const Step& problem, tuning::KeyBuilder& key) {
+  const Parameter first = problem.parameters.empty() ? Parameter() : problem.parameters.front();
+  key.field("parameters", tuning::bucket(static_cast<int64_t>(problem.parameters.size())));
+  key.field("elements", tuning::bucket(elements_of(problem)));
+  key.field("dtype", first.parameter.dtype);
+  key.field("rule", static_cast<int64_t>(problem.rule));
+  key.field("storage", static_cast<int64_t>(problem.storage));
+  key.field("correction", first.correction);
+  key.field("first", first.first);
+  key.field("second", first.second);
+  key.field("lr_tensor", problem.lr_tensor);
+  key.field("grad_scale", problem.grad_scale);
+  key.field("found_inf", problem.found_inf);
+  key.field("total_norm", problem.total_norm);
+}
+
+void visit_tensors(Step& problem, registry::TensorVisitor visit, void* state) {
+  const registry::PresentTensors call{visit, state};
+  using enum registry::Role;
+  for (size_t i = 0; i < problem.parameters.size(); ++i) {
+    Parameter& one = problem.parameters[i];
+    call(concat("parameter", i), kUpdated, one.parameter);
+    call(concat("gradient", i), kInput, one.gradient);
+    call(concat("correction", i), kUpdated, one.correction);
+    call(concat("first", i), kUpdated, one.first);
+    call(concat("second", i), kUpdated, one.second);
+    call(concat("first_scale", i), kUpdated, one.first_scale);
+    call(concat("second_scale", i), kUpdated, one.second_scale);
+    call(concat("step", i), kUpdated, one.step);
+  }
+  call("lr_tensor", kInput, problem.lr_tensor);
+  call("grad_scale", kInput, problem.grad_scale);
+  call("found_inf", kInput, problem.found_inf);
+  call("total_norm", kInput, problem.total_norm);
+}
+
+registry::Filling filling(const Step& problem, std::string_view tensor) {
+  using enum registry::Content;
+  const bool is_state =
+      (tensor.starts_with("first") || tensor.starts_with("second")) && tensor.find("scale") == std::string_view::npos;
+  if (tensor.starts_with("correction") || (is_state && problem.storage != Storage::kFloat)) {
+    return {.content = kIndices, .limit = 256};  // every code
+  }
+  const bool is_normal =
+      tensor.starts_with("parameter") || tensor.starts_with("gradient") || (is_state && tensor.starts_with("first"));
+  return {.content = is_normal ? kNormal : kPositive};
+}
+
+int named(const registry::ProblemRequest& request, std::string_view option, std::span<const std::string_view> names) {
+  const std::string text = registry::text_option(request, option);
+  if (text.empty()) return 0;
+  const auto found = std::ranges::find(names, text);
+  KP_CHECK(found != names.end(), "optimizer_step: ", option, " is \"", text, "\"; it must be ", names[0], ", ",
+           names[1], " or ", names[2]);
+  return static_cast<int>(found - names.begin());
+}
+
+Step make(const registry::ProblemRequest& request) {
+  registry::check_options(request, {"rule", "storage", "correction", "momentum", "nesterov", "scale", "clip", "skip",
+                                    "lr_tensor", "maximize"});
+  KP_CHECK(request.shape.size() == 2, "optimizer_step: the shape is ", shape_text(request.shape),
+           "; it must be [parameters, average elements]");
+  const auto flag = [&](std::string_view name, bool usual = false) {
+    return registry::flag_option(request, name, usual);
+  };
+  Step problem;
+  problem.rule = static_cast<Rule>(named(request, "rule", kRuleNames));
+  problem.storage = static_cast<Storage>(named(request, "storage", kStorageNames));
+  const bool has_scales = problem.storage != Storage::kFloat, has_second = problem.rule == Rule::kAdamW;
+  const bool has_first = problem.rule != Rule::kSgd || flag("momentum", true);
+  const int64_t group = group_elements(problem.storage);
+  const auto view = [&](DType dtype, int64_t size, bool wanted = true) {
+    return wanted ? contiguous_view(nullptr, dtype, {size}, request.device) : TensorView();
+  };
+  const TensorView scalar = contiguous_view(nullptr, DType::kFloat32, {}, request.device);
+  const DType state = has_scales ? DType::kInt8 : DType::kFloat32;
+  for (int64_t size : uneven_sizes(request.shape[0], request.shape[1])) {
+    const int64_t groups = (size + group - 1) / group;
+    problem.parameters.push_back({.parameter = view(request.dtype, size),
+                                  .gradient = view(request.dtype, size),
+                                  .correction = view(DType::kInt8, size, flag("correction")),
+                                  .first = view(state, size, has_first),
+                                  .second = view(state, size, has_second),
+                                  .first_scale = view(DType::kFloat32, groups, has_first && has_scales),
+                                  .second_scale = view(DType::kFloat32, groups, has_second && has_scales),
+                                  .step = scalar});
+  }
+  problem.nesterov = flag("nesterov");
+  problem.maximize = flag("maximize");
+  problem.max_norm = flag("clip") ? 0.7 : 0;
+  if (flag("lr_tensor")) problem.lr_tensor = scalar;
+  if (flag("scale")) problem.grad_scale = scalar;
+  if (flag("skip")) problem.found_inf = scalar;
+  if (flag("clip")) problem.total_norm = scalar;
+  return problem;
+}
+
+Step shrink(const Step& problem, int64_t elements) {
+  Step small = problem;
+  const int64_t group = group_elements(problem.storage);
+  const int64_t most =
+      std::max<int64_t>(elements / std::max<int64_t>(static_cast<int64_t>(small.parameters.size()), 1), 1);
+  for (Parameter& one : small.parameters) {
+    const int64_t count = std::min(most, one.parameter.element_count());
+    const auto cut = [](TensorView& view, int64_t to) {
+      if (view.is_present()) view = contiguous_view(view.data, view.dtype, {to}, view.device);
+    };
+    for (TensorView* view : {&one.parameter, &one.gradient, &one.correction, &one.first, &one.second}) {
+      cut(*view, count);
+    }
+    for (TensorView* view : {&one.first_scale, &one.second_scale}) cut(*view, (count + group - 1) / group);
+  }
+  return small;
+}
+
+registry::Cost cost(const Step& problem) {
+  return {.bytes = registry::tensor_bytes(problem, visit_tensors), .flops = 20 * elements_of(problem)};
+}
+
+// Lists that a step is tested and measured on: [parameters, average elements].
+std::vector<registry::ProblemRequest> shapes() {
+  registry::RequestList add;
+  using Options = registry::RequestOptions;
+  constexpr std::pair<int64_t, int64_t> kLists[] = {{1, 1}, {1, 0}, {3, 7}, {7, 5000}, {900, 20}, {3, 40001}};
+  for (const char* storage : {"companded", "dynamic", "fp32"}) {
+    for (auto [tensors, average] : kLists) {
+      const bool has_correction = std::string_view(storage) == "companded";
+      add({tensors, average}, DType::kBFloat16, {{"storage", storage}, {"correction", has_correction ? "1" : "0"}});
+    }
+    for (const char* rule : {"adamw", "lion", "sgd"}) {
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+        add({5, 3001}, dtype, {{"rule", rule}, {"storage", storage}});
+      }
+      const Options base{{"rule", rule}, {"storage", storage}};
+      const auto with = [&](Options more) {
+        more.insert(more.begin(), base.begin(), base.end());
+        return more;
+      };
+      add({5, 3001}, DType::kBFloat16, with({{"correction", "1"}, {"scale", "1"}, {"clip", "1"}}));
+      add({5, 3001}, DType::kFloat32, with({{"lr_tensor", "1"}, {"maximize", "1"}}));
+      add({5, 3001}, DType::kFloat32, with({{"skip", "1"}}));
+    }
+    add({5, 3001}, DType::kFloat32, {{"rule", "sgd"}, {"storage", storage}, {"nesterov", "1"}});
+  }
+  add({5, 3001}, DType::kFloat32, {{"rule", "sgd"}, {"momentum", "0"}});
+  return std::move(add.all);
+}
+
+}  // namespace
+
+constinit const registry::Operation<Step> kStep{.name = "optimizer_step",
+                                                .kernels = registry::kernel_list<kCuda, kCpu, kReference>,
+                                                .describe = describe,
+                                                .visit_tensors = visit_tensors,
+                                                .filling = filling,
+                                                .make = make,
+                                                .check = registry::check_only<Step, check>,
+                                                .shrink = shrink,
+                                                .cost = cost,
+                                                .shapes = shapes};
+
+constexpr auto kDeclarations =
+    registry::join(registry::plain<StepLists, step_lists>("optimizer_step_", kStepListsFields));
+
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations, .operations = registry::erased<kStep>};
+
+}  // namespace kernel_pytorch::optimizer_step

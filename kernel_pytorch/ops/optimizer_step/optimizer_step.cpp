@@ -1,0 +1,178 @@
+#include "kernel_pytorch/ops/optimizer_step/optimizer_step.h"
+
+#include <string_view>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/optimizer_step/operation.h"
+#include "kernel_pytorch/ops/support/tensor_list.h"
+#include "kernel_pytorch/registry/choose.h"
+
+namespace kernel_pytorch::optimizer_step {
+namespace {
+
+class Checks {
+ public:
+  Checks(const Step& step, Device device) : step_(step), first_(step.parameters.front()), device_(device) {}
+
+  void check_types() const {
+    const DType type = first_.parameter.dtype;
+    KP_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16,
+             "optimizer_step: parameters are ", type, "; fp32, bf16 and fp16 are supported");
+    KP_CHECK(!first_.correction.is_present() || type == DType::kBFloat16,
+             "optimizer_step: a correction is for bf16 parameters, these are ", type, "; leave it out");
+    KP_CHECK(step_.rule == Rule::kSgd || !step_.nesterov, "optimizer_step: nesterov is for sgd alone");
+    KP_CHECK(first_.first.is_present() || step_.rule == Rule::kSgd,
+             "optimizer_step: first of parameter 0 is missing; sgd alone goes without");
+    KP_CHECK(first_.first.is_present() || (step_.storage == Storage::kFloat && !step_.nesterov),
+             "optimizer_step: sgd without momentum has fp32 storage and no nesterov");
+  }
+
+  void check_parameter(size_t index) const {
+    const Parameter& one = step_.parameters[index];
+    const DType state = step_.storage == Storage::kFloat ? DType::kFloat32 : DType::kInt8;
+    const bool has_first = first_.first.is_present(), has_second = step_.rule == Rule::kAdamW;
+    const bool has_scales = step_.storage != Storage::kFloat;
+    check_tensor(index, "parameter", one.parameter, first_.parameter.dtype, one, true);
+    KP_CHECK(is_dense(one.parameter), "optimizer_step: parameter ", index, " has shape ",
+             shape_text(one.parameter.shape()), " and strides ", strides_text(one.parameter),
+             ", which leave gaps or overlap; make it contiguous");
+    check_tensor(index, "gradient", one.gradient, first_.parameter.dtype, one, true);
+    check_tensor(index, "correction", one.correction, DType::kInt8, one, first_.correction.is_present());
+    check_tensor(index, "first", one.first, state, one, has_first);
+    check_tensor(index, "second", one.second, state, one, has_second);
+    check_scale(index, "first_scale", one.first_scale, one, has_first && has_scales);
+    check_scale(index, "second_scale", one.second_scale, one, has_second && has_scales);
+    KP_CHECK(one.step.is_present(), "optimizer_step: step of parameter ", index, " is missing");
+    check_scalar("step", one.step);
+  }
+
+  void check_scalar(std::string_view name, const TensorView& view) const {
+    if (!view.is_present()) return;
+    check_device(name, view);
+    KP_CHECK(view.element_count() == 1 && view.dtype == DType::kFloat32, "optimizer_step: ", name, " is ", view.dtype,
+             " with ", view.element_count(), " elements; it must be one fp32");
+  }
+
+ private:
+  static std::string strides_text(const TensorView& view) {
+    return shape_text({view.strides.data(), static_cast<size_t>(view.rank)});
+  }
+  void check_device(std::string_view name, const TensorView& view) const {
+    KP_CHECK(view.device == device_, "optimizer_step: ", name, " is on ", view.device, ", the call runs on ", device_,
+             "; move it there, or step each device's parameters by themselves");
+  }
+  void check_presence(size_t index, std::string_view name, const TensorView& view, bool is_wanted) const {
+    KP_CHECK(view.is_present() == is_wanted, "optimizer_step: ", name, " of parameter ", index,
+             is_wanted ? " is missing" : " is present", "; the rule, the storage and parameter 0 want it ",
+             is_wanted ? "given" : "left out");
+  }
+  void check_tensor(size_t index, std::string_view name, const TensorView& view, DType wanted, const Parameter& one,
+                    bool is_wanted) const {
+    check_presence(index, name, view, is_wanted);
+    if (!is_wanted) return;
+    check_device(name, view);
+    KP_CHECK(view.dtype == wanted, "optimizer_step: ", name, " of parameter ", index, " is ", view.dtype,
+             "; it must be ", wanted);
+    KP_CHECK(has_layout_of(view, one.parameter), "optimizer_step: ", name, " of parameter ", index, " has shape ",
+             shape_text(view.shape()), " and strides ", strides_text(view), ", the parameter has ",
+             shape_text(one.parameter.shape()), " and ", strides_text(one.parameter), "; they must agree");
+  }
+  void check_scale(size_t index, std::string_view name, const TensorView& view, const Parameter& one,
+                   bool is_wanted) const {
+    check_presence(index, name, view, is_wanted);
+    if (!is_wanted) return;
+    check_device(name, view);
+    const int64_t group = group_elements(step_.storage), groups = (one.parameter.element_count() + group - 1) / group;
+    KP_CHECK(view.dtype == DType::kFloat32 && is_contiguous(view) && view.element_count() == groups,
+             "optimizer_step: ", name, " of parameter ", index, " is ", view, "; it must be ", groups,
+             " contiguous fp32, one for ", group, " elements");
+  }
+
+  const Step& step_;
+  const Parameter& first_;
+  Device device_;
+};
+
+// One entry of a list, absent where the whole list is empty.
+TensorView entry_of(std::string_view name, const std::vector<TensorView>& views, size_t index, size_t expected) {
+  KP_CHECK(views.empty() || views.size() == expected, "optimizer_step: ", name, " has ", views.size(),
+           " tensors, parameters ", expected, "; give one for each");
+  return views.empty() ? TensorView() : views[index];
+}
+
+double signal(const TensorView& view, double absent) {
+  return view.is_present() ? static_cast<double>(*view.as<const float>()) : absent;
+}
+
+}  // namespace
+
+Rates rates_of(const Step& step) {
+  return {.lr = step.lr,
+          .beta1 = step.beta1,
+          .beta2 = step.beta2,
+          .eps = step.eps,
+          .weight_decay = step.weight_decay,
+          .dampening = step.dampening,
+          .max_norm = step.max_norm,
+          .nesterov = step.nesterov,
+          .maximize = step.maximize};
+}
+
+Factors factors_of(const Step& step, const Parameter& one) {
+  const Signals signals{.lr = signal(step.lr_tensor, step.lr),
+                        .grad_scale = signal(step.grad_scale, 1),
+                        .total_norm = signal(step.total_norm, 0),
+                        .steps_taken = signal(one.step, 0),
+                        .has_norm = step.total_norm.is_present()};
+  const Rates rates = rates_of(step);
+  Factors factors;
+  for (int part = 0; part < kFactorParts; ++part) set_factors_part(factors, part, step.rule, rates, signals);
+  return factors;
+}
+
+bool is_skipped(const Step& step) {
+  return signal(step.found_inf, 0) != 0;
+}
+
+void step_lists(const StepLists& lists, Context& context) {
+  Step arguments = lists.step;
+  const size_t count = lists.parameters.size();
+  arguments.parameters.clear();
+  arguments.parameters.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    arguments.parameters.push_back({.parameter = lists.parameters[i],
+                                    .gradient = entry_of("gradients", lists.gradients, i, count),
+                                    .correction = entry_of("corrections", lists.corrections, i, count),
+                                    .first = entry_of("firsts", lists.firsts, i, count),
+                                    .second = entry_of("seconds", lists.seconds, i, count),
+                                    .first_scale = entry_of("first_scales", lists.first_scales, i, count),
+                                    .second_scale = entry_of("second_scales", lists.second_scales, i, count),
+                                    .step = entry_of("steps", lists.steps, i, count)});
+  }
+  step(arguments, context);
+}
+
+void check(const Step& arguments, Device device) {
+  if (arguments.parameters.empty()) return;
+  const Checks checks(arguments, device);
+  checks.check_types();
+  for (size_t i = 0; i < arguments.parameters.size(); ++i) checks.check_parameter(i);
+  checks.check_scalar("lr_tensor", arguments.lr_tensor);
+  checks.check_scalar("grad_scale", arguments.grad_scale);
+  checks.check_scalar("found_inf", arguments.found_inf);
+  checks.check_scalar("total_norm", arguments.total_norm);
+  const auto is_rate = [](double beta) { return beta >= 0 && beta < 1; };
+  KP_CHECK(arguments.rule == Rule::kSgd || (is_rate(arguments.beta1) && is_rate(arguments.beta2)),
+           "optimizer_step: betas are ", arguments.beta1, " and ", arguments.beta2,
+           "; each must be at least 0 and below 1");
+  KP_CHECK(!arguments.total_norm.is_present() || arguments.max_norm > 0, "optimizer_step: max_norm is ",
+           arguments.max_norm, "; with total_norm it must be positive");
+}
+
+void step(const Step& arguments, Context& context) {
+  if (arguments.parameters.empty()) return;
+  check(arguments, context.device());
+  registry::run_best(kStep, arguments, context);
+}
+
+}  // namespace kernel_pytorch::optimizer_step

@@ -1,0 +1,38 @@
+"""Step 7's host side: rms_norm.cu on the GPU."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from course import gpu, lines
+
+quick = "--quick" in sys.argv
+rows, columns, threads = (256 if quick else 16384), 4096, 256
+lines.problem(f"rms_norm of {rows} x {columns} bf16 on {torch.cuda.get_device_name()}")
+bytes_, flops = 4.0 * rows * columns, 4.0 * rows * columns
+
+copy, memory, first_level = gpu.copy_rate(int(bytes_)), gpu.latency(1 << 29), gpu.latency(1 << 14)
+lines.roof("copy", copy / 1e9, "GB/s")
+lines.roof("latency of memory", memory * 1e9, "ns")
+lines.roof("latency of the L1 cache", first_level * 1e9, "ns")
+together = gpu.multiprocessors() * (2048 // threads)  # rows that run at the same time
+seconds = max(rows / together, 1) * (columns / threads) * (memory + first_level)
+lines.predicted(
+    "7 first kernel",
+    max(seconds, bytes_ / copy),
+    "rows / rows at a time * loads per thread * (latency of memory + latency of L1)",
+)
+
+x, weight = torch.randn(rows, columns, device="cuda").bfloat16(), torch.randn(columns, device="cuda").bfloat16()
+y = torch.empty_like(x)
+kernel = gpu.Kernel(Path(__file__).parent / "rms_norm.cu", "rms_norm")
+
+
+def run() -> torch.Tensor:
+    kernel((rows, 1), threads, x, weight, y, columns, 1e-6)
+    return y
+
+
+expected = torch.nn.functional.rms_norm(x.double(), (columns,), weight.double(), 1e-6)
+gpu.measure("7 first kernel", run, bytes_, flops, expected)

@@ -1,0 +1,1 @@
+"""torch.compile on top of an optimised model."""

@@ -1,0 +1,31 @@
+"""ejKernel's functions that this library has no kernels for yet. Each raises one sentence."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ._registry import PENDING_SENTENCE
+
+
+def _pending(name: str) -> Any:
+    def function(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(PENDING_SENTENCE.format(name=name))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Not here yet: {name} raises NotImplementedError."
+    return function
+
+
+apply_native_sparse_attention = _pending("apply_native_sparse_attention")
+flash_mla = _pending("flash_mla")
+gla_attention = _pending("gla_attention")
+grouped_matmul = _pending("grouped_matmul")
+grouped_matmulv2 = _pending("grouped_matmulv2")
+lightning_attention = _pending("lightning_attention")
+mla_attention = _pending("mla_attention")
+native_sparse_attention = _pending("native_sparse_attention")
+page_attention = _pending("page_attention")
+ragged_decode_attention = _pending("ragged_decode_attention")
+ragged_page_attention = _pending("ragged_page_attention")
+ragged_page_attention_v3 = _pending("ragged_page_attention_v3")
+recurrent_attention = _pending("recurrent_attention")

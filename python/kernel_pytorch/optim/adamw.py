@@ -1,0 +1,236 @@
+"""AdamW (Loshchilov and Hutter, 2019)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .._ops.adamw import adamw_
+from . import formats
+from .steps import (
+    ListOptimizer,
+    check_range,
+    converted_states,
+    converted_step,
+    laid_out_like,
+    make_states,
+    rate_on,
+    scalar_on,
+)
+
+_SMALL = (torch.bfloat16, torch.float16)
+_AVERAGES = ("exp_avg", "exp_avg_sq")
+
+
+class AdamW(ListOptimizer):
+    """AdamW with torch.optim.AdamW's arguments and state_dict (each loads the other's), for dense gradients.
+
+    A step is one kernel launch for up to 400 parameters of a group that share device and type. It can be captured in a
+    CUDA graph as it is, with no `capturable`: step counts live on the parameters' device (a learning rate that changes
+    between replays must be a tensor, as in torch). With torch.amp.GradScaler, gradients are unscaled and steps with
+    infinities skipped inside the kernel.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, maximize: as torch.optim.AdamW.
+        foreach, fused, capturable: accepted for torch's sake; there is one implementation.
+        differentiable: must be False.
+        state_dtype: type of both averages: torch.float32 (usual), torch.bfloat16, or None for the parameter's own, as
+            torch does. Averages of fp64 parameters are fp64.
+        master_weights: keeps an fp32 copy of bf16 and fp16 parameters, in the state as "master", and updates that.
+        stochastic_rounding: rounds bf16 parameters and bf16 averages up or down at random, so that the expectation is
+            exact and updates smaller than half a unit are not lost; instead of master weights, at no memory.
+        state: the format of the averages. "fp32": as state_dtype says. "compact": 7 bytes per bf16 parameter with its
+            gradient: one byte for each average, with a scale for 64 elements, and one that extends the bf16 weight to
+            a master of 24 bits. "8bit": averages as bitsandbytes' AdamW8bit has them, one byte each, with a scale for
+            256 elements; parameters of fewer than 4096 elements keep fp32 averages. A step gives the same bits on CPUs
+            and GPUs with the latter two.
+        max_grad_norm: clips the L2 norm of all gradients to this, inside the step: gradients themselves are not
+            changed. `grad_norm` holds the norm before clipping, unscaled, after each step.
+        seed: of the stochastic rounding; None draws one from torch's generator. The bits depend on the seed and the
+            step count alone, so that a run continued from a state_dict repeats them.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype | None = torch.float32,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        max_grad_norm: float | None = None,
+        seed: int | None = None,
+        state: str = "fp32",
+    ) -> None:
+        check_range("AdamW", "betas[0]", betas[0], 0.0, 1.0)
+        check_range("AdamW", "betas[1]", betas[1], 0.0, 1.0)
+        check_range("AdamW", "eps", eps, 0.0, float("inf"))
+        if state_dtype not in (None, torch.float32, torch.bfloat16):
+            raise ValueError(f"AdamW: state_dtype is {state_dtype}; it must be torch.float32, torch.bfloat16 or None")
+        if state != "fp32":
+            given = dict(amsgrad=amsgrad, master_weights=master_weights, stochastic_rounding=stochastic_rounding)
+            refused = [name for name, is_set in given.items() if is_set]
+            if refused or state_dtype is not torch.float32:
+                name = refused[0] if refused else "state_dtype"
+                raise ValueError(f'AdamW: {name} is for state="fp32"; state is "{state}"')
+        if seed is None:
+            seed = int(torch.randint(0, 2**62, ())) if stochastic_rounding else 0
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=True if fused is None and not foreach else fused,  # steps are where torch's fused=True expects them
+            decoupled_weight_decay=True,
+            state_dtype=state_dtype,
+            master_weights=master_weights,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
+            max_grad_norm=max_grad_norm,
+            state=state,
+        )
+        super().__init__(params, defaults)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes this class' state in any format, torch.optim.AdamW's, or that of bitsandbytes' AdamW8bit.
+
+        States are converted to each group's format and state_dtype, and copied bit for bit where they have it.
+        """
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True
+
+    def torch_state_dict(self) -> dict[str, Any]:
+        """The state as torch.optim.AdamW has it, in fp32 whatever the format here is; it loads there and here."""
+        state_dict = self.state_dict()
+        for group in state_dict["param_groups"]:
+            for index in group["params"]:
+                entry = state_dict["state"].get(index)
+                if entry is None:
+                    continue
+                entry = {name: value.clone() if isinstance(value, Tensor) else value for name, value in entry.items()}
+                state_dict["state"][index] = entry
+                for name in _AVERAGES:
+                    scale = entry.pop(f"{name}_scale", None)
+                    if scale is not None:
+                        entry[name] = formats.decode(entry[name], scale, group["state"], name.endswith("_sq"))
+                entry.pop("correction", None)
+            group["state"] = "fp32"
+        return state_dict
+
+    def master(self, parameter: Tensor) -> Tensor:
+        """The parameter in fp32 with all bits that its state keeps of it, a new tensor."""
+        state = self.state[parameter]
+        if "correction" in state:
+            return formats.master_of(parameter, state["correction"])
+        kept = state.get("master", parameter)
+        return kept.detach().to(torch.float32, copy=True)  # type: ignore[no-any-return]
+
+    def _step_batch(
+        self, group: dict[str, Any], batch: list[Tensor], number: int, signals: tuple[Tensor | None, ...]
+    ) -> None:
+        states = [self._state_of(parameter, group) for parameter in batch]
+        if group["state"] != "fp32":
+            options: dict[str, Any] = dict(betas=group["betas"], eps=group["eps"])
+            return self._call("adamw", group, batch, states, _AVERAGES, signals, **options)
+        device, dtype = batch[0].device, batch[0].dtype
+        has_master = group["master_weights"] and dtype in _SMALL
+        seed = self._seed(group, number, states[0]["step"]) if _draws(group, dtype) else None
+        lr, lr_tensor = rate_on(group["lr"], device)
+        grad_scale, found_inf, total_norm = (scalar_on(signal, device) for signal in signals)
+        adamw_(
+            batch,
+            [laid_out_like(parameter, cast(Tensor, parameter.grad)) for parameter in batch],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+            [state["master"] for state in states] if has_master else [],
+            [state["step"] for state in states],
+            lr_tensor,
+            grad_scale,
+            found_inf,
+            total_norm,
+            seed,
+            lr,
+            float(group["betas"][0]),
+            float(group["betas"][1]),
+            group["eps"],
+            group["weight_decay"],
+            self.max_grad_norm or 0.0,
+            group["maximize"],
+        )
+        return None
+
+    def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        state = self.state[parameter]
+        if group["state"] != "fp32":
+            if "step" not in state:
+                make_states(state, parameter, group, "AdamW", _AVERAGES)
+            return state  # type: ignore[no-any-return]
+        if "step" not in state:
+            if not parameter.is_floating_point():
+                raise RuntimeError(f"AdamW: a parameter is {parameter.dtype}; take its real view (torch.view_as_real)")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(parameter, dtype=_state_dtype(parameter, group))
+        elif not (isinstance(state["step"], Tensor) and state["step"].device == parameter.device):
+            state["step"] = converted_step(state["step"], parameter)  # put there by someone else
+        if group["amsgrad"] and "max_exp_avg_sq" not in state:
+            state["max_exp_avg_sq"] = torch.zeros_like(parameter, dtype=_state_dtype(parameter, group))
+        if group["master_weights"] and parameter.dtype in _SMALL and "master" not in state:
+            state["master"] = parameter.to(torch.float32, memory_format=torch.preserve_format)
+        return state  # type: ignore[no-any-return]
+
+    def _loaded(
+        self, entry: dict[str, Any], parameter: Tensor, group: dict[str, Any], saved_state: str
+    ) -> dict[str, Any]:
+        state = converted_states(entry, parameter, group, saved_state, _AVERAGES)
+        if group["state"] != "fp32":
+            return state
+        if "correction" in entry and group["master_weights"]:
+            correction = entry["correction"].detach().to(parameter.device)
+            state["master"] = formats.master_of(
+                parameter, torch.empty_like(parameter, dtype=torch.int8).copy_(correction)
+            )
+        for name, value in {**entry, **state}.items():
+            if name == "step":
+                state[name] = converted_step(value, parameter)
+            elif name in ("master", "max_exp_avg_sq", *_AVERAGES):
+                dtype = torch.float32 if name == "master" else _state_dtype(parameter, group)
+                state[name] = torch.empty_like(parameter, dtype=dtype).copy_(value.detach())
+        return state
+
+    def _seed(self, group: dict[str, Any], number: int, step: Tensor) -> Tensor:
+        """(seed, offset) on the device: the offset is the step count, so that a replayed graph draws new bits."""
+        key = (number, step.device, group["seed"])
+        seed = self._scalars.get(key)
+        if seed is None:
+            seed = self._scalars[key] = torch.tensor([group["seed"] + number, 0], device=step.device)
+        seed[1:].copy_(step.view(1))
+        return seed
+
+
+def _state_dtype(parameter: Tensor, group: dict[str, Any]) -> torch.dtype:
+    dtype: torch.dtype | None = group["state_dtype"]
+    return parameter.dtype if dtype is None or parameter.dtype is torch.float64 else dtype
+
+
+def _draws(group: dict[str, Any], dtype: torch.dtype) -> bool:
+    is_bf16 = dtype is torch.bfloat16 or (group["state_dtype"] is torch.bfloat16 and dtype is torch.float32)
+    return bool(group["stochastic_rounding"]) and is_bf16

@@ -1,0 +1,249 @@
+"""The same names, options and numbers as kernel_pytorch.functional."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import kernel_pytorch.jax as kp
+
+torch = pytest.importorskip("torch", reason="it compares with torch's front end")
+from kernel_pytorch import functional  # noqa: E402
+from kernel_pytorch import optim as torch_optim  # noqa: E402
+
+IN_PLACE = "arrays of JAX are not written in place: XLA reuses the memory of donated ones"
+# Functions that are missing, and why.
+MISSING = {
+    "BlockLists": "BlockMask is what block_lists returns",
+    "attention_part_": IN_PLACE + "; attention(return_lse=True) and merge_attention compute parts",
+    "attention_part_backward_": IN_PLACE + "; parts have gradients by jax.grad",
+    "cross_entropy_": IN_PLACE,
+    "log_softmax_": IN_PLACE,
+    "rope_": IN_PLACE,
+    "softmax_": IN_PLACE,
+}
+DEVICE = "arrays are made where jax's default device is"
+PACKED = "of packed sequences select_by_scores takes scores and lengths; pooling them is not written yet"
+# (function, option): missing, and why.
+MISSING_OPTIONS = {
+    ("rope_frequencies", "device"): DEVICE,
+    ("rope_tables", "device"): DEVICE,
+    **{("select_blocks", name): PACKED for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")},
+}
+# Arguments of rope_frequencies are checked by the core's list.
+THROUGH = {"rope_frequencies": "options", "rope_tables": "frequencies"}
+
+
+def test_every_function_is_here_or_has_a_reason() -> None:
+    missing = {name for name in functional.__all__ if not hasattr(kp, name)}
+    assert missing == set(MISSING)
+
+
+def test_every_option_is_here_or_has_a_reason() -> None:
+    missing = set()
+    for name in set(functional.__all__) - set(MISSING):
+        ours = inspect.signature(getattr(kp, name)).parameters
+        if THROUGH.get(name) in ours:
+            continue
+        theirs = inspect.signature(getattr(functional, name)).parameters
+        missing |= {(name, option) for option in theirs if option not in ours}
+    assert missing == {one for one in MISSING_OPTIONS if THROUGH.get(one[0]) is None}
+
+
+def test_defaults_agree() -> None:
+    """But for attention's layout, which is JAX's, and what torch asks of its own settings."""
+    different = set()
+    for name in set(functional.__all__) - set(MISSING):
+        ours = inspect.signature(getattr(kp, name)).parameters
+        for option, theirs in inspect.signature(getattr(functional, name)).parameters.items():
+            if option in ours and not _same(theirs.default, ours[option].default):
+                different.add((name, option))
+    assert different == {
+        ("attention", "layout"),
+        ("attention", "deterministic"),
+        ("attention", "allow_tf32"),
+        ("select_blocks", "layout"),
+        ("linear_cross_entropy", "chunk_bytes"),  # None: the core's
+    }
+
+
+def _same(theirs: Any, ours: Any) -> bool:
+    if isinstance(theirs, torch.dtype):
+        return str(theirs).removeprefix("torch.") == jnp.dtype(ours).name
+    return bool(theirs == ours)
+
+
+# torch's arguments, by ours; None: missing, with the reason.
+OPTIMIZER = {
+    "lr": "learning_rate",
+    "betas": "b1",
+    "max_grad_norm": "max_norm",
+    "params": None,  # optax gives them to each call
+    "amsgrad": None,  # torch's refuses it too
+    "foreach": None,
+    "fused": None,
+    "capturable": None,
+    "differentiable": None,  # torch's own ways of running
+    "maximize": None,  # negate the gradients
+    "state_dtype": None,
+    "master_weights": None,
+    "stochastic_rounding": None,
+    "seed": None,  # 16-bit states and parameters with rounding: not written yet
+}
+
+
+def test_the_optimizer_takes_what_torch_has() -> None:
+    ours = inspect.signature(kp.optim.adamw).parameters
+    theirs = inspect.signature(torch_optim.AdamW.__init__).parameters
+    for name in set(theirs) - {"self"}:
+        assert name in ours or name in OPTIMIZER, name
+        assert OPTIMIZER.get(name) is None or OPTIMIZER[name] in ours
+
+
+def normal(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def same(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
+    ours, theirs = jax.tree.leaves(ours), jax.tree.leaves(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(np.asarray(one, np.float32), other.float().numpy(), atol=tolerance, rtol=1e-5)
+
+
+def test_gates_and_norms_agree() -> None:
+    x, weight = normal(0, 4, 32), normal(1, 32)
+    given = torch.from_numpy(x)
+    for name in ("swiglu_packed", "geglu_packed", "reglu_packed"):
+        same(getattr(kp, name)(x), getattr(functional, name)(given))
+    same(kp.add_rms_norm(x, x + 1, weight), functional.add_rms_norm(given, given + 1, torch.from_numpy(weight)))
+    ours = kp.layer_norm(x, weight, weight, residual=x, activation="tanh")
+    theirs = functional.layer_norm(given, *[torch.from_numpy(weight)] * 2, residual=given, activation="tanh")
+    same(ours, theirs)
+
+
+def test_rotary_tables_agree() -> None:
+    for options in ({}, {"scaling": "llama3", "factor": 8.0, "original_positions": 8192.0}):
+        same(kp.rope_frequencies(64, **options)[0], functional.rope_frequencies(64, **options)[0])
+        assert kp.rope_frequencies(64, **options)[1] == functional.rope_frequencies(64, **options)[1]
+        same(kp.rope_tables(40, 64, **options), functional.rope_tables(40, 64, **options))
+    with pytest.raises(TypeError, match="no argument 'bases'"):
+        kp.rope_frequencies(64, bases=3)
+    with pytest.raises(ValueError, match="even"):
+        kp.rope_frequencies(63)
+
+
+@pytest.mark.parametrize("form", ["padding", "integers", "heads", "added", "whole"])
+def test_attention_masks_agree(form: str) -> None:
+    query, key = normal(0, 2, 5, 4, 8), normal(1, 2, 7, 2, 8)
+    keep = np.random.default_rng(3).random((2, 7)) < 0.7
+    mask = {
+        "padding": keep,
+        "integers": keep.astype(np.int32),
+        "heads": np.random.default_rng(4).random((4, 5, 7)) < 0.7,
+        "added": normal(5, 5, 7),
+        "whole": np.random.default_rng(6).random((2, 1, 5, 7)) < 0.7,
+    }[form]
+    tensors = [torch.from_numpy(one) for one in (query, key, key)]
+    theirs = functional.attention(*tensors, attention_mask=torch.from_numpy(mask), layout="bshd")
+    same(kp.attention(query, key, key, attention_mask=mask), theirs)
+    with pytest.raises(ValueError, match="attention_mask has shape"):
+        kp.attention(query, key, key, attention_mask=np.ones((3, 7), bool))
+
+
+def test_selected_blocks_agree() -> None:
+    query, key = normal(0, 1, 64, 2, 8), normal(1, 1, 64, 2, 8)
+    options = {"sparsity": 0.5, "block_size": 8, "causal": True, "key_parts": 2}
+    ours = kp.select_blocks(query, key, **options)
+    theirs = functional.select_blocks(torch.from_numpy(query), torch.from_numpy(key), layout="bshd", **options)
+    same(ours.lists, [theirs.kv_num_blocks, theirs.kv_indices, theirs.q_num_blocks, theirs.q_indices])
+    output = kp.attention(query, key, key, causal=True, block_mask=ours)
+    tensors = [torch.from_numpy(one) for one in (query, key, key)]
+    same(output, functional.attention(*tensors, causal=True, layout="bshd", block_mask=theirs))
+    gradient = jax.grad(lambda q: (kp.attention(q, key, key, causal=True, block_mask=ours) ** 2).sum())(
+        jnp.array(query)
+    )
+    assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0
+    scores = normal(2, 1, 2, 8, 8)
+    options.pop("key_parts")
+    ours = kp.select_by_scores(scores, 64, 64, **options)
+    theirs = functional.select_by_scores(torch.from_numpy(scores), 64, 64, **options)
+    same(ours.lists[:2], [theirs.kv_num_blocks, theirs.kv_indices])
+    table = np.random.default_rng(3).random((1, 1, 8, 8)) < 0.5
+    theirs = functional.block_lists(torch.from_numpy(table), 8)
+    same(kp.block_lists(table, 8).lists[:2], [theirs.kv_num_blocks, theirs.kv_indices])
+
+
+def test_fused_quantisation_agrees() -> None:
+    x, up = normal(0, 64, 128), normal(1, 64, 128)
+    given, other = torch.from_numpy(x), torch.from_numpy(up)
+    for options in ({"granularity": "row", "transposed": True}, {"granularity": "128x128"}):
+        ours = kp.rms_norm_quantized(x, residual=up, with_output=True, **options)
+        theirs = functional.rms_norm_quantized(given, residual=other, with_output=True, **options)
+        for one, two in zip(jax.tree.leaves(ours), [leaf for leaf in _leaves(theirs) if leaf is not None], strict=True):
+            np.testing.assert_allclose(np.asarray(one, np.float32), two.float().numpy(), rtol=1e-5, atol=1e-6)
+        same(kp.dequantize(ours.quantized.codes, ours.quantized.scales), kp_dequantized(theirs.quantized))
+    ours = kp.gated_activation_quantized(x, up, "silu")
+    same(ours.quantized.codes, functional.gated_activation_quantized(given, other, "silu").quantized.codes)
+    ours = kp.gated_activation_backward_quantized(x, up, x)
+    same(ours.quantized.codes, functional.gated_activation_backward_quantized(given, other, given).quantized.codes)
+    found = kp.quantize(x.copy(), amax=jnp.zeros(1), found_nonfinite=jnp.zeros(1))
+    assert float(found.amax[0]) == np.abs(x).max() and float(found.found_nonfinite[0]) == 0
+
+
+def kp_dequantized(quantized: Any) -> Any:
+    return functional.dequantize(quantized.codes, quantized.scales)
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for one in value for leaf in _leaves(one)] if isinstance(value, tuple) else [value]
+
+
+def test_a_vocabulary_in_parts() -> None:
+    logits, target = normal(0, 6, 40), np.array([3, 39, -100, 20, 19, 0])
+    options = {"label_smoothing": 0.1, "z_loss": 0.01}
+
+    def whole(logits: Any) -> Any:
+        return kp.cross_entropy(logits, target, reduction="none", **options)
+
+    if len(jax.devices()) < 4:
+        pytest.skip("it takes four devices")
+    mesh = Mesh(np.array(jax.devices()[:4]), ("model",))
+    split, every = PartitionSpec(None, "model"), PartitionSpec()
+
+    def part(logits: Any) -> Any:
+        first = jax.lax.axis_index("model") * logits.shape[-1]
+        return kp.parallel_cross_entropy(
+            logits,
+            target,
+            vocabulary=40,
+            first_column=first,
+            gather=lambda x: jax.lax.all_gather(x, "model"),
+            **options,
+        )
+
+    losses = jax.shard_map(part, mesh=mesh, in_specs=split, out_specs=every, check_vma=False)(logits)
+    np.testing.assert_allclose(losses, whole(logits), atol=1e-5)
+
+    def gradients(logits: Any) -> Any:  # of each device's own columns
+        return jax.grad(lambda x: part(x).sum())(logits)
+
+    found = jax.shard_map(gradients, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)(logits)
+    np.testing.assert_allclose(found, jax.grad(lambda x: whole(x).sum())(jnp.array(logits)), atol=1e-5)
+
+
+def test_chunks_of_the_linear_loss() -> None:
+    hidden, weight, target = normal(0, 32, 16), normal(1, 64, 16), np.arange(32) * 2
+    usual = jax.value_and_grad(kp.linear_cross_entropy, argnums=(0, 1))(jnp.array(hidden), jnp.array(weight), target)
+    small = jax.value_and_grad(
+        lambda h, w: kp.linear_cross_entropy(h, w, target, chunk_bytes=4096, accumulate_dtype=jnp.float32), (0, 1)
+    )(jnp.array(hidden), jnp.array(weight))
+    for one, other in zip(jax.tree.leaves(usual), jax.tree.leaves(small)):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    with pytest.raises(ValueError, match="accumulate_dtype"):
+        kp.linear_cross_entropy(hidden, weight, target, accumulate_dtype=jnp.float16)
