@@ -35,9 +35,9 @@ test-python: build
 
 # The Python tests as on a machine without AVX-512. Left out is what does not compute by our CPU kernels, or repeats with
 # them what other files test: torch.compile's tracing, several processes, other libraries' models, training until it
-# converges, benchmarks, pages, and what needs a GPU.
+# converges, benchmarks, pages, the course, and what needs a GPU.
 ISA_LEFT_OUT := *_compile.py *_compat.py *_provider.py *_distributed.py *_parallel.py *_huggingface.py *_convergence.py \
-  *_benchmarks.py *_browser.py *_report.py *_cuda.py
+  *_benchmarks.py *_browser.py *_learn.py *_report.py *_cuda.py
 test-isa: build  ## the Python tests on the CPU level of AVX2
 	@KERNEL_PYTORCH_CPU_ISA=v3 OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile \
 	  $(foreach pattern,$(ISA_LEFT_OUT),--ignore-glob='$(pattern)') tests/python

@@ -2,6 +2,7 @@
 
 python benchmarks/overhead.py [--output FILE]
 python benchmarks/overhead.py --tiny [--output FILE]    the tiny calls alone: 20 seconds, with a GPU too
+python benchmarks/overhead.py --parts                   where a tiny call's time goes: our ops, autograd, an empty node
 
 A tiny call is measured without gradient, with one (forward and backward each by itself), and as a whole. On CUDA the
 backward runs on autograd's own thread; the last row lets the calling thread do it. Ours and torch's take turns; a
@@ -98,6 +99,47 @@ def tiny_calls(device: str) -> list[dict[str, str]]:
     return rows
 
 
+class Empty(torch.autograd.Function):
+    """What autograd takes for a node in Python that does nothing: its output and gradients are there already."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        return made.detach()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        return grad, grad[0], None
+
+
+def parts(device: str) -> list[dict[str, str]]:
+    x, weight, grad = (torch.randn(size, device=device) for size in ((4, 64), (64,), (4, 64)))
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    ops = torch.ops.kernel_pytorch
+    _, rstd = ops.rms_norm_forward(x, weight, 1e-6, 0.0)
+
+    def gradients(output: torch.Tensor, retain: bool = False) -> object:
+        return torch.autograd.grad(output, leaves, grad, retain_graph=retain)
+
+    norms = {"ours": lambda: functional.rms_norm(*leaves, 1e-6), "an empty node": lambda: Empty.apply(*leaves, grad)}
+    norms["torch"] = lambda: torch_functional.rms_norm(leaves[0], (64,), leaves[1], 1e-6)
+    ways: dict[str, Way] = {
+        "an allocation": lambda: torch.empty_like(x),
+        "our op without gradient": lambda: ops.rms_norm(x, weight, 1e-6, 0.0),
+        "our forward op": lambda: ops.rms_norm_forward(x, weight, 1e-6, 0.0),
+        "our backward op": lambda: ops.rms_norm_backward(grad, x, weight, rstd, None, 0.0, True, True),
+    }
+    for name, norm in norms.items():
+        kept = norm()
+        ways |= {
+            f"forward with gradient, {name}": norm,
+            f"backward of a kept graph, {name}": lambda kept=kept: gradients(kept, retain=True),
+            f"forward and backward, {name}": lambda norm=norm: gradients(norm()),
+        }
+    samples = in_turns(ways, torch.cuda.synchronize if device == "cuda" else lambda: None, turns=30)
+    texts = {name: f"{statistics.median(values):.1f} µs, best {values[0]:.1f}" for name, values in samples.items()}
+    return [{"what": f"{name} on {device}", "time": text} for name, text in texts.items()]
+
+
 def seconds_of(code: str, cache: str) -> float:
     environment = {**os.environ, "KERNEL_PYTORCH_CACHE_DIR": cache}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
@@ -126,7 +168,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     parser.add_argument("--tiny", action="store_true", help="tiny calls alone")
+    parser.add_argument("--parts", action="store_true", help="the parts of a tiny call")
     arguments = parser.parse_args()
+    if arguments.parts:
+        for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+            for row in parts(device):
+                print(f"{row['what']:50} {row['time']}")
+        return 0
     figures = tiny_calls("cpu")
     if torch.cuda.is_available():
         figures += tiny_calls("cuda")

@@ -34,5 +34,7 @@ install(FILES ${CMAKE_BINARY_DIR}/kernel_pytorch-config.cmake ${CMAKE_BINARY_DIR
 
 if(SKBUILD)
   # A script of a wheel cannot know where the package's libraries lie, so `kpt` on the PATH finds the package and becomes its bin/kpt.
+  # The course of `kpt learn`.
+  install(DIRECTORY learn DESTINATION . PATTERN "__pycache__" EXCLUDE)
   install(PROGRAMS tools/kpt_script.py DESTINATION ${SKBUILD_SCRIPTS_DIR} RENAME kpt)
 endif()

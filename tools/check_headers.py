@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", help="torch's package folder, for the headers under torch/")
+    parser.add_argument("--xla", help="the folder of XLA's headers, for the headers under jax/")
     parser.add_argument("--compiler", default="g++")
     arguments = parser.parse_args()
 
@@ -45,6 +46,10 @@ def main() -> int:
             if not arguments.torch:
                 return ""
             extra += ["-isystem", f"{arguments.torch}/include", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+        if header.parts[1] == "jax":
+            if not arguments.xla:
+                return ""
+            extra += ["-isystem", arguments.xla]
         done = subprocess.run(
             [arguments.compiler, *flags, *extra, "-x", "c++", "-"],
             input=f'#include "{header}"\n',

@@ -39,7 +39,7 @@ def blocks_of(document: Path) -> list[Block]:
 
 
 def documents() -> list[Path]:
-    return sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+    return [page for folder in (ROOT, ROOT / "docs", ROOT / "learn") for page in sorted(folder.glob("*.md"))]
 
 
 class Runner:

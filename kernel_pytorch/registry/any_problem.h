@@ -50,6 +50,15 @@ class KP_EXPORT AnyProblem {
   virtual Parts parts() const = 0;            // without memory
 };
 
+// What follows from the fields of a declared problem; nothing where there are none.
+namespace detail {
+KP_EXPORT void describe_declared(const Fields& fields, const void* problem, tuning::KeyBuilder& key);
+// By Rules::content; by default floats are normal, integers below 8.
+KP_EXPORT Filling declared_filling(const Fields& fields, const void* problem, std::string_view tensor);
+KP_EXPORT void shrink_declared(const Fields& fields, const RequestForm& form, void* problem, int64_t elements);
+KP_EXPORT Cost declared_cost(const Fields& fields, const void* problem, int64_t flops_per_element);
+}  // namespace detail
+
 // A view of a problem that the caller keeps.
 template <class Problem>
 class BorrowedProblem : public AnyProblem {
@@ -65,7 +74,10 @@ class BorrowedProblem : public AnyProblem {
     return mixer.value();
   }
   const DeviceInfo& device() const final { return device_; }
-  void describe(tuning::KeyBuilder& key) const final { operation_.describe(problem_, key); }
+  void describe(tuning::KeyBuilder& key) const final {
+    detail::describe_declared(operation_.fields, &problem_, key);
+    if (operation_.describe != nullptr) operation_.describe(problem_, key);
+  }
 
   int kernel_count() const final { return static_cast<int>(kernels_.size()); }
   std::string_view kernel_name(int kernel) const final { return kernels_[kernel].name; }
@@ -86,7 +98,11 @@ class BorrowedProblem : public AnyProblem {
   }
   void run(int kernel, int config, Context& context) const final { kernels_[kernel].run(problem_, config, context); }
 
-  Cost cost() const final { return operation_.cost != nullptr ? operation_.cost(problem_) : Cost{}; }
+  Cost cost() const final {
+    return operation_.cost != nullptr
+               ? operation_.cost(problem_)
+               : detail::declared_cost(operation_.fields, &problem_, operation_.flops_per_element);
+  }
   std::vector<ProblemTensor> tensors() const final;
   std::unique_ptr<AnyProblem> with_memory(const DeviceInfo& device, std::span<void* const> memory) const final;
   std::unique_ptr<AnyProblem> shrink(int64_t elements) const final;
@@ -132,8 +148,10 @@ std::vector<ProblemTensor> BorrowedProblem<Problem>::tensors() const {
   std::vector<ProblemTensor> found;
   Problem copy = problem_;
   operation_.visit_tensors(copy, detail::collect_tensor, &found);
-  if (operation_.filling != nullptr) {
-    for (ProblemTensor& tensor : found) tensor.filling = operation_.filling(problem_, tensor.name);
+  for (ProblemTensor& tensor : found) {
+    tensor.filling = operation_.filling != nullptr
+                         ? operation_.filling(problem_, tensor.name)
+                         : detail::declared_filling(operation_.fields, &problem_, tensor.name);
   }
   if (operation_.precision != nullptr) {
     for (ProblemTensor& tensor : found) {
@@ -154,8 +172,9 @@ std::unique_ptr<AnyProblem> BorrowedProblem<Problem>::with_memory(const DeviceIn
 
 template <class Problem>
 std::unique_ptr<AnyProblem> BorrowedProblem<Problem>::shrink(int64_t elements) const {
-  return std::make_unique<OwnedProblem<Problem>>(
-      operation_, operation_.shrink != nullptr ? operation_.shrink(problem_, elements) : problem_, device_);
+  Problem small = operation_.shrink != nullptr ? operation_.shrink(problem_, elements) : problem_;
+  if (operation_.shrink == nullptr) detail::shrink_declared(operation_.fields, operation_.request, &small, elements);
+  return std::make_unique<OwnedProblem<Problem>>(operation_, std::move(small), device_);
 }
 
 }  // namespace kernel_pytorch::registry

@@ -1,18 +1,24 @@
 #include "kernel_pytorch/registry/declared.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/registry/declaration.h"
-#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::registry {
 namespace {
 
-Role role_of(const Field& field) {
+// An input is written where the output that may take its memory is absent.
+Role role_of(const Fields& fields, const Field& field, const void* problem) {
   if (field.is_updated()) return Role::kUpdated;
-  return field.is_output() ? Role::kOutput : Role::kInput;
+  if (field.is_output()) return Role::kOutput;
+  for (const Field& output : fields.all) {
+    const bool takes_memory = output.in_place >= 0 && &fields[output.in_place] == &field;
+    if (takes_memory && !output.tensor(problem).is_present()) return Role::kUpdated;
+  }
+  return Role::kInput;
 }
 
 bool has_tensors(const Field& field) {
@@ -83,91 +89,18 @@ void describe_option(const Field& field, const void* problem, tuning::KeyBuilder
   }
 }
 
-// The text of a request's option for this field, and for its type.
-std::string_view trial_name(const Field& field) {
-  return field.rules.trial.empty() ? field.name : field.rules.trial;
-}
-std::string trial_type_name(const Field& field) {
-  if (!field.rules.trial_dtype.empty()) return std::string(field.rules.trial_dtype);
-  return field.rules.dtype_option.empty() ? concat(field.name, "_dtype") : std::string(field.rules.dtype_option);
-}
-
-void make_option(const Field& field, const ProblemRequest& request, void* problem) {
-  const std::string_view name = trial_name(field);
-  switch (field.kind) {
-    case FieldKind::kNumber:
-      field.value<double>(problem) = number_option(request, name, field.value<double>(problem));
-      break;
-    case FieldKind::kOptionalNumber:
-      if (has_option(request, name)) field.value<std::optional<double>>(problem) = number_option(request, name, 0);
-      break;
-    case FieldKind::kInteger:
-      field.value<int64_t>(problem) = integer_option(request, name, field.value<int64_t>(problem));
-      break;
-    case FieldKind::kOptionalInteger:
-      if (has_option(request, name)) field.value<std::optional<int64_t>>(problem) = integer_option(request, name, 0);
-      break;
-    case FieldKind::kFlag:
-      field.value<bool>(problem) = flag_option(request, name, field.value<bool>(problem));
-      break;
-    case FieldKind::kText:
-      field.value<std::string>(problem) = text_option(request, name);
-      break;
-    case FieldKind::kChoice: {
-      const auto words = words_of(field.rules.choices);
-      field.value<uint8_t>(problem) =
-          static_cast<uint8_t>(choice_option(request, name, words, words[field.value<uint8_t>(problem)]));
-      break;
-    }
-    case FieldKind::kTensor:
-    case FieldKind::kTensorList:
-      break;
-  }
-}
-
-// What a request says of a tensor that may be absent: NAME=0|1, or its type, which means that it is there.
-struct Presence {
-  bool is_given;
-  std::optional<DType> dtype{};
-};
-Presence presence_option(const ProblemRequest& request, std::string_view name, bool usual) {
-  const std::string text = text_option(request, name);
-  if (const auto dtype = text.empty() ? std::nullopt : parse_dtype(text)) return {true, dtype};
-  return {flag_option(request, name, usual)};
-}
-
-std::vector<std::string> known_names(const Fields& fields, const RequestForm& form) {
-  std::vector<std::string> known;
-  std::string_view arranged = form.options;
-  for (auto word = take_token(arranged); !word.empty(); word = take_token(arranged)) known.emplace_back(word);
-  for (const Field& field : fields.all) {
-    if (field.role == FieldRole::kUnused) continue;
-    if (field.role == FieldRole::kOption || field.is_optional() || (field.is_output() && !field.rules.trial.empty())) {
-      known.emplace_back(trial_name(field));
-    }
-    if (field.is_output() && !field.rules.wanted.empty() && fields.find(field.rules.wanted) == nullptr) {
-      known.emplace_back(field.rules.wanted);
-    }
-    const bool is_leading = &field == &leading_input(fields);
-    const bool has_free_type = field.is_input() && field.rules.dtype.empty() && !is_leading;
-    if (field.is_tensor() && (has_free_type || !field.rules.dtype_option.empty() || !field.rules.trial_dtype.empty())) {
-      known.push_back(trial_type_name(field));
-    }
-  }
-  return known;
-}
-
 }  // namespace
 
 void visit_fields(const Fields& fields, void* problem, TensorVisitor visit, void* state) {
   const PresentTensors call{visit, state};
   for (const Field& field : fields.all) {
     if (!has_tensors(field)) continue;
+    const Role role = role_of(fields, field, problem);
     if (field.is_tensor()) {
-      call(field.name, role_of(field), field.tensor(problem));
+      call(field.name, role, field.tensor(problem));
       continue;
     }
-    for (TensorView& view : field.value<std::vector<TensorView>>(problem)) call(field.name, role_of(field), view);
+    for (TensorView& view : field.value<std::vector<TensorView>>(problem)) call(field.name, role, view);
   }
 }
 
@@ -189,120 +122,35 @@ void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuild
   }
 }
 
-void make_options(const Fields& fields, const ProblemRequest& request, void* problem) {
-  for (const Field& field : fields.all) {
-    if (field.role == FieldRole::kOption) make_option(field, request, problem);
-  }
-}
-
-std::vector<std::string_view> option_names(const Fields& fields) {
-  std::vector<std::string_view> names;
-  for (const Field& field : fields.all) {
-    if (field.role == FieldRole::kOption) names.push_back(trial_name(field));
-  }
-  return names;
-}
-
 namespace {
 
-// Makes the tensors of one problem, in the order in which their sizes and types become known.
-struct TensorMaker {
-  const Fields& fields;
-  const RequestForm& form;
-  const ProblemRequest& request;
-  void* problem;
-  DimensionSizes sizes{fields};
-
-  // The sizes that the request gives, as `form` or the leading input names them.
-  void bind_request(std::string_view op) {
-    sizes.bind_options(problem);
-    const Field& leading = leading_input(fields);
-    if (form.shape.empty()) {
-      leading.tensor(problem) = rows_view(request);
-      sizes.bind(leading, leading.tensor(problem), problem);
-      return;
-    }
-    const Shape shape = shape_named();
-    const auto rank = static_cast<int>(request.shape.size());
-    KP_CHECK(rank >= shape.named() && (shape.any_at >= 0 || rank == shape.named()), op, ": the shape is ",
-             shape_text(request.shape), "; it gives the sizes \"", form.shape, "\"");
-    sizes.bind(shape, contiguous_view(nullptr, request.dtype, request.shape));
-  }
-
-  Shape shape_named() const {
-    Shape shape;
-    std::string_view text = form.shape;
-    for (auto word = take_token(text); !word.empty(); word = take_token(text)) {
-      const auto found = std::ranges::find(fields.dimensions, word, &Dimension::name);
-      const bool is_any = word == "...";
-      KP_INTERNAL_CHECK(is_any || found != fields.dimensions.end(), word, " is no dimension of the list");
-      if (is_any) shape.any_at = shape.rank;
-      shape.dimensions[static_cast<size_t>(shape.rank++)] =
-          is_any ? kAnyDimensions : static_cast<int16_t>(found - fields.dimensions.begin());
-    }
-    return shape;
-  }
-
-  // The request's own type where the field leads, else what the request, the list or the leading tensor says.
-  DType type_of(const Field& field, const Presence& presence) const {
-    const std::string_view leads = form.type_of.empty() ? leading_input(fields).name : form.type_of;
-    if (field.name == leads) return request.dtype;
-    const DType declared = declared_type(fields, field, problem).value_or(request.dtype);
-    const bool may_be_told = field.is_input() || !field.rules.dtype_option.empty() || !field.rules.trial_dtype.empty();
-    return presence.dtype.value_or(may_be_told ? dtype_option(request, trial_type_name(field), declared) : declared);
-  }
-
-  void put(const Field& field, TensorView view, const Presence& presence) {
-    view.dtype = type_of(field, presence);
-    view.device = request.device;
-    field.tensor(problem) = view;
-  }
-
-  void make_input(const Field& field) {
-    const Presence presence =
-        field.is_optional() ? presence_option(request, trial_name(field), field.rules.usual) : Presence{true};
-    // A tensor without a declared shape is Operation::arrange's to make.
-    if (!presence.is_given || field.tensor(problem).is_present() || (field.shape_count == 0 && field.like < 0)) return;
-    const auto shape = sizes.shape_of(field, problem);
-    KP_INTERNAL_CHECK(shape.has_value(), field.name, ": a request does not give its sizes");
-    put(field, *shape, presence);
-  }
-
-  Presence presence_of_output(const Field& field) const {
-    const Rules& rules = field.rules;
-    if (!rules.trial.empty()) return presence_option(request, rules.trial, field.role == FieldRole::kSaved);
-    return {rules.wanted.empty() || fields.find(rules.wanted) != nullptr || flag_option(request, rules.wanted, true)};
-  }
-
-  void make_output(const Field& field) {
-    const bool has_cause = field.when < 0 || fields[field.when].tensor(problem).is_present();
-    const Presence presence = presence_of_output(field);
-    const bool has_type = declared_type(fields, field, problem).has_value();
-    const auto shape = sizes.shape_of(field, problem);
-    if (has_cause && presence.is_given && has_type && shape.has_value()) put(field, *shape, presence);
-  }
-};
+// A limit of Rules::content; none where the tensor that it names is absent.
+std::optional<int64_t> limit_of(const Fields& fields, const void* problem, std::string_view word) {
+  int64_t number = 0;
+  if (std::from_chars(word.data(), word.data() + word.size(), number).ec == std::errc()) return number;
+  const size_t dot = word.find('.');
+  const Field* field = fields.find(word.substr(0, dot));
+  KP_INTERNAL_CHECK(field != nullptr, word, ": no field has this name");
+  if (dot == std::string_view::npos) return field->value<int64_t>(problem);
+  const TensorView& view = field->tensor(problem);
+  if (!view.is_present()) return std::nullopt;
+  return view.sizes[static_cast<size_t>(word[dot + 1] - '0')];
+}
 
 }  // namespace
 
-void make_fields(std::string_view op, const Fields& fields, const RequestForm& form, const ProblemRequest& request,
-                 void* problem) {
-  const std::vector<std::string> names = known_names(fields, form);
-  check_options(request, std::vector<std::string_view>(names.begin(), names.end()));
-  make_options(fields, request, problem);
-  TensorMaker maker{fields, form, request, problem};
-  maker.bind_request(op);
-  const auto make_inputs = [&](bool of_outputs) {  // whose types are those of outputs
-    for (const Field& field : fields.all) {
-      const bool follows_output = field.type_of >= 0 && fields[field.type_of].is_output();
-      if (field.is_input() && field.is_tensor() && follows_output == of_outputs) maker.make_input(field);
-    }
-  };
-  make_inputs(false);
-  for (const Field& field : fields.all) {
-    if (field.is_output() && field.is_tensor()) maker.make_output(field);
+Filling detail::declared_filling(const Fields& fields, const void* problem, std::string_view tensor) {
+  const Field* field = fields.find(tensor);
+  std::string_view text = field == nullptr ? "" : field->rules.content;
+  const std::string_view word = take_token(text);
+  if (word == "positive") return {.content = Content::kPositive};
+  if (word == "seeds") return {.content = Content::kSeeds};
+  if (word.empty()) return {};
+  const Content content = word == "offsets" ? Content::kOffsets : Content::kIndices;
+  for (auto limit = take_token(text); !limit.empty(); limit = take_token(text)) {
+    if (const auto size = limit_of(fields, problem, limit)) return {.content = content, .limit = *size};
   }
-  make_inputs(true);
+  return {.content = content};
 }
 
 void set_device(void* device, std::string_view, Role, TensorView& view) {
@@ -320,20 +168,47 @@ int64_t batches_within(const TensorView& view, int64_t elements) {
   return std::clamp<int64_t>(elements / std::max<int64_t>(view.element_count() / batch, 1), 1, batch);
 }
 
-void shrink_fields(const Fields& fields, void* problem, int64_t elements) {
-  const TensorView& main = leading_input(fields).tensor(problem);
-  if (main.rank != 2) return;  // the leading dimensions did not merge: small enough, since requests make them merge
-  std::vector<TensorView*> views;
-  int64_t widest = 1;
+void shrink_fields(const Fields& fields, void* problem, int64_t elements, std::string_view dimension) {
+  const Shape* leading = picked_shape(fields, leading_input(fields), problem);
+  if (leading == nullptr || leading->rank == 0) return;
+  const auto named = std::ranges::find(fields.dimensions, dimension, &Dimension::name);
+  const int16_t cut =
+      dimension.empty() ? leading->dimensions[0] : static_cast<int16_t>(named - fields.dimensions.begin());
+  std::vector<int64_t*> sizes;  // of that dimension, in all tensors
+  int64_t most = 1, widest = 1;
   for (const Field& field : fields.all) {
     if (!field.is_tensor() || field.role == FieldRole::kUnused || !field.tensor(problem).is_present()) continue;
-    const Shape* shape = picked_shape(fields, field, problem);
-    if (shape == nullptr || shape->any_at != 0) continue;
-    views.push_back(&field.tensor(problem));
-    if (views.back()->rank == 2) widest = std::max(widest, columns_of(*views.back()));
+    TensorView& view = field.tensor(problem);
+    const Shape* shape =
+        field.like >= 0 ? picked_shape(fields, fields[field.like], problem) : picked_shape(fields, field, problem);
+    if (shape == nullptr || !has_dimension(*shape, cut)) continue;
+    if (view.rank != shape->rank) {
+      if (field.rules.leads) return;  // the leading dimensions did not merge: requests make them merge
+      continue;
+    }
+    const auto place = std::ranges::find(shape->dimensions, cut) - shape->dimensions.begin();
+    int64_t& size = view.sizes[static_cast<size_t>(place)];
+    if (size <= 0) continue;
+    most = std::max(most, size);
+    widest = std::max(widest, view.element_count() / size);
+    sizes.push_back(&size);
   }
-  const int64_t rows = std::clamp<int64_t>(elements / widest, 1, std::max<int64_t>(rows_of(main), 1));
-  for (TensorView* view : views) view->sizes[0] = std::min(view->sizes[0], rows);
+  const int64_t kept = std::clamp<int64_t>(elements / widest, 1, most);
+  for (int64_t* size : sizes) *size = std::min(*size, kept);
+}
+
+void detail::describe_declared(const Fields& fields, const void* problem, tuning::KeyBuilder& key) {
+  describe_fields(fields, problem, key);
+}
+
+Cost detail::declared_cost(const Fields& fields, const void* problem, int64_t flops_per_element) {
+  Cost cost{.bytes = bytes_of_fields(fields, problem)};
+  if (flops_per_element > 0) cost.flops = flops_per_element * leading_input(fields).tensor(problem).element_count();
+  return cost;
+}
+
+void detail::shrink_declared(const Fields& fields, const RequestForm& form, void* problem, int64_t elements) {
+  if (!fields.all.empty()) shrink_fields(fields, problem, elements, form.shrinks);
 }
 
 }  // namespace kernel_pytorch::registry

@@ -18,16 +18,19 @@ void visit_fields(const Fields& fields, void* problem, TensorVisitor visit, void
 // different fields out.
 void describe_fields(const Fields& fields, const void* problem, tuning::KeyBuilder& key);
 // A request's shape is that of the leading input, or gives the dimensions that `form` names. Options: NAME=VALUE for an
-// option; NAME=0|1|TYPE for a tensor that may be absent; NAME_dtype=TYPE for one whose type no rule gives;
-// FLAG=0|1 for the flag that asks for an output. Outputs are made, those that depend on an input only with it.
+// option or a dimension of `form.sizes`; NAME=0|1|TYPE for a tensor that may be absent; NAME_dtype=TYPE for one whose
+// type no rule gives; FLAG=0|1 for the flag that asks for an output. Outputs are made, those that depend on an input
+// only with it.
 void make_fields(std::string_view op, const Fields& fields, const RequestForm& form, const ProblemRequest& request,
                  void* problem);
 // The part of make_fields that is about options alone, for an op that makes its tensors itself; what requests may say
 // of them.
 void make_options(const Fields& fields, const ProblemRequest& request, void* problem);
 std::vector<std::string_view> option_names(const Fields& fields);
-// Keeps the first rows of tensors with leading dimensions, so many that none of them has more than `elements` elements.
-void shrink_fields(const Fields& fields, void* problem, int64_t elements);
+// Keeps a part of one dimension, the leading tensor's first unless it is named, in every tensor whose shape has it, so
+// much that none of them has more than `elements` elements. Any dimensions in front are one after an op's check; where
+// they did not merge, the problem stays.
+void shrink_fields(const Fields& fields, void* problem, int64_t elements, std::string_view dimension = {});
 // How many of a tensor's batches, its first dimension, have no more than `elements` elements; at least one.
 int64_t batches_within(const TensorView& view, int64_t elements);
 
@@ -65,24 +68,13 @@ void check_only(Problem& problem, Device device) {
   kCheck(problem, device);
 }
 
-// Fills what `special` leaves out. `kFlops(problem)` counts floating-point operations, the bytes are those of all
-// tensors; without it, `special` has its own `cost`.
+// Fills what `special` leaves out. `kFlops(problem)` counts floating-point operations where flops_per_element does not.
 template <class Problem, const auto& kFields, auto kFlops = nullptr>
 constexpr Operation<Problem> declared(Operation<Problem> special) {
   special.fields = kFields;
-  if (special.describe == nullptr) {
-    special.describe = [](const Problem& problem, tuning::KeyBuilder& key) { describe_fields(kFields, &problem, key); };
-  }
   special.visit_tensors = [](Problem& problem, TensorVisitor visit, void* state) {
     visit_fields(kFields, &problem, visit, state);
   };
-  if (special.shrink == nullptr) {
-    special.shrink = [](const Problem& problem, int64_t elements) {
-      Problem small = problem;
-      shrink_fields(kFields, &small, elements);
-      return small;
-    };
-  }
   if constexpr (!std::is_null_pointer_v<decltype(kFlops)>) {
     special.cost = [](const Problem& problem) {
       return Cost{.bytes = bytes_of_fields(kFields, &problem), .flops = kFlops(problem)};

@@ -22,7 +22,7 @@ AnyOperation erase(const Operation<Problem>& operation) {
   any.make_on = [op](const ProblemRequest& request, const DeviceInfo& device) {
     return std::make_unique<OwnedProblem<Problem>>(*op, make_problem(*op, request), device);
   };
-  any.shapes = [op] { return op->shapes != nullptr ? op->shapes() : std::vector<ProblemRequest>(); };
+  any.shapes = [op] { return op->shapes(); };
   any.device_code = [op] {
     std::vector<DeviceCode> codes;
     for (const Kernel<Problem>& kernel : op->kernels()) {

@@ -67,8 +67,7 @@ struct Filling {
   int64_t limit = 8;
 };
 
-// The kernels of an Operation, best first, the reference last. A list is an op's identity: two ops with the same
-// kernels need functions of their own.
+// The kernels of an Operation, best first, the reference last.
 template <const auto& kFirst, const auto&... kOthers>
 std::span<const std::remove_cvref_t<decltype(kFirst)>> kernel_list() {
   static const std::remove_cvref_t<decltype(kFirst)> kKernels[] = {kFirst, kOthers...};
@@ -94,11 +93,29 @@ struct RequestList {
   }
 };
 
+// The requests that an op is tested and measured on: a table (requests_of in request_options.h says how it is written),
+// or a function that makes them.
+class RequestSource {
+ public:
+  constexpr RequestSource() = default;
+  constexpr RequestSource(const char* table) : table_(table) {}
+  constexpr RequestSource(std::vector<ProblemRequest> (*make)()) : make_(make) {}
+  std::vector<ProblemRequest> operator()() const;
+
+ private:
+  const char* table_ = "";
+  std::vector<ProblemRequest> (*make_)() = nullptr;
+};
+
 // What requests of an op say besides what follows from its list of fields.
 struct RequestForm {
   std::string_view shape{};    // "... m n k": the dimensions that a shape gives; empty: those of the leading input
   std::string_view type_of{};  // the tensor whose type is the request's, where that is not the leading input
+  std::string_view sizes{};    // "parts=4 key_heads=heads": dimensions that options of these names give, or else a
+                               // number or another dimension; "inner=hidden?gated": twice that with a flag;
+                               // without "=": only the option
   std::string_view options{};  // the words that Operation::arrange reads
+  std::string_view shrinks{};  // the dimension of which a smaller problem has less; empty: the leading tensor's first
 };
 
 // Fewest bytes that must move and floating-point operations that must be done: the two numbers of a roofline.
@@ -141,10 +158,11 @@ template <class Problem>
 struct Operation {
   std::string_view name;                                            // "rms_norm_forward"
   std::span<const Kernel<Problem>> (*kernels)() = nullptr;          // best first, the reference last
-  void (*describe)(const Problem&, tuning::KeyBuilder&) = nullptr;  // what a tuned choice may depend on, bucketed
+  void (*describe)(const Problem&, tuning::KeyBuilder&) = nullptr;  // what a tuned choice may depend on, bucketed;
+                                                                    // of a declared problem: besides its fields
   // Calls visit(state, name, role, view) for each tensor that is present; the visitor may set view.data.
   void (*visit_tensors)(Problem&, TensorVisitor visit, void* state) = nullptr;
-  Filling (*filling)(const Problem&, std::string_view tensor) = nullptr;  // null: floats are normal, integers below 8
+  Filling (*filling)(const Problem&, std::string_view tensor) = nullptr;  // null: as Rules::content says
   Precision (*precision)(const Problem&, std::string_view tensor,
                          DType own) = nullptr;  // null: of the tensor's own type
   // Inputs of a trial that must agree with each other, made so in host memory after it was filled; null: they need not.
@@ -158,7 +176,8 @@ struct Operation {
   void (*check)(Problem&, Device) = nullptr;                      // the op's own; leaves the form that kernels take
   Problem (*shrink)(const Problem&, int64_t elements) = nullptr;  // the same kind of problem, fewer rows
   Cost (*cost)(const Problem&) = nullptr;
-  std::vector<ProblemRequest> (*shapes)() = nullptr;  // for tests and benchmarks, on the CPU: for a GPU set the device
+  int flops_per_element = 0;  // of a declared problem's leading tensor, where there is no `cost`; bytes: of all tensors
+  RequestSource shapes{};     // for tests and benchmarks, on the CPU: for a GPU set the device
   Parts (*parts)(const Problem&, const DeviceInfo&) = nullptr;  // null: it is computed by a kernel of its own
 };
 

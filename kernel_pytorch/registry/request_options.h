@@ -34,6 +34,19 @@ inline int choice_option(const ProblemRequest& request, std::string_view name,
 // "a b c" as {"a", "b", "c"}.
 KP_EXPORT std::vector<std::string_view> words_of(std::string_view text);
 
+// Requests as a table of entries, one after the other in lines or separated by ";": shapes, each taken with each
+// combination of the options behind them, in each of the types that a colon follows. Types and shapes hold until others
+// are given.
+//
+//   fp32 bf16 fp16: 19x1,7,128 700x256 log=0,1 scale=2; causal=1   # twelve requests of each type
+//
+// Commas separate alternatives, of an option also "-", which leaves it out; "a+b=1,2" gives both options the same
+// value. `wide` is fp32, or fp64 for fp64; a value that begins with "$" is the text of `texts` that has this name.
+KP_EXPORT std::vector<ProblemRequest> requests_of(std::string_view table, const RequestOptions& texts = {});
+
+// Stores a tensor's matrices with `padding` elements between their rows, or transposed, between their columns.
+KP_EXPORT void store_matrices(TensorView& view, int64_t padding, bool transposed = false);
+
 // A contiguous [rows, columns] view without data: leading sizes of the request's shape become rows.
 KP_EXPORT TensorView rows_view(const ProblemRequest& request);
 

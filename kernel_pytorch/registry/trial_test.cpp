@@ -9,6 +9,7 @@
 #include "kernel_pytorch/registry/compare.h"
 #include "kernel_pytorch/registry/erase.h"
 #include "kernel_pytorch/registry/random_fill.h"
+#include "kernel_pytorch/registry/request_options.h"
 #include "kernel_pytorch/registry/toy_operation_test.h"
 #include "kernel_pytorch/tuning/temporary_store_test.h"
 
@@ -229,6 +230,39 @@ TEST_F(AnyOperationTest, ShapesAndNamesComeThrough) {
   EXPECT_EQ(any.shapes().size(), 1u);
   EXPECT_TRUE(any.device_code().empty());
   EXPECT_EQ(any.candidates(request_).size(), 4u);
+}
+
+std::string text_of(const ProblemRequest& request) {
+  std::string text = shape_text(request.shape) + " " + std::string(name_of(request.dtype));
+  for (const auto& [name, value] : request.options) text += " " + name + "=" + value;
+  return text;
+}
+
+TEST(RequestTable, CombinesTypesShapesAndOptions) {
+  std::vector<std::string> texts;
+  for (const ProblemRequest& request : requests_of(R"(
+      fp32 fp64: 2x1,3 7 a=0,1  # six
+        b+c=-,wide; 4x5 d=$word
+      bf16: 6)",
+                                                   {{"word", "a, text; with = all"}})) {
+    texts.push_back(text_of(request));
+  }
+  ASSERT_EQ(texts.size(), 12u + 12 + 2 + 1);
+  EXPECT_EQ(texts[0], "[2, 1] fp32 a=0");
+  EXPECT_EQ(texts[1], "[2, 3] fp32 a=0");
+  EXPECT_EQ(texts[5], "[7] fp32 a=1");
+  EXPECT_EQ(texts[6], "[2, 1] fp64 a=0");
+  EXPECT_EQ(texts[12], "[2, 1] fp32");
+  EXPECT_EQ(texts[15], "[2, 1] fp32 b=fp32 c=fp32");
+  EXPECT_EQ(texts[21], "[2, 1] fp64 b=fp64 c=fp64");
+  EXPECT_EQ(texts[25], "[4, 5] fp64 d=a, text; with = all");
+  EXPECT_EQ(texts[26], "[6] bf16");
+}
+
+TEST(RequestTable, AMistakeIsAnError) {
+  EXPECT_THROW(requests_of("fp32: 2xa"), Error);
+  EXPECT_THROW(requests_of("fp31: 2"), Error);
+  EXPECT_THROW(requests_of("fp32: 2 a=$missing"), Error);
 }
 
 }  // namespace

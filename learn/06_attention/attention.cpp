@@ -200,7 +200,7 @@ int main(int count, char** words) {
   reference(problem, expected.get());
   const auto measure = [&](const char* name, void (*kernel)(const Problem&)) {
     std::fill(output.get(), output.get() + heads * length * kHeadSize, 0.0f);
-    const double seconds = course::typical_seconds([&] { kernel(problem); }, quick ? 0.05 : 0.5);
+    const double seconds = course::typical_seconds([&] { kernel(problem); }, 2 * course::run_seconds);
     course::measured(name, seconds, bytes, flops,
                      course::error_of(output.get(), expected.get(), heads * length * kHeadSize));
   };

@@ -86,7 +86,7 @@ def seconds_of(run, total: float) -> float:
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    for _ in range(3):
+    for _ in range(2):
         once()
     return statistics.median(once() for _ in range(max(3, min(50, int(total / once())))))
 
@@ -110,7 +110,7 @@ def main() -> None:
         batch, length, width, inner, heads = 1, 128, 256, 704, 4
     name = torch.cuda.get_device_name() if on_gpu else "the CPU"
     lines.problem(f"block of width {width} and {inner}, {batch} x {length} tokens, {dtype} on {name}")
-    total = 0.1 if quick else 0.7
+    total = 0.05 if quick else 0.7
 
     rate = gemm_rate(256 if quick else 8192 if on_gpu else 1024, device, dtype, total / 2)
     copy = copy_rate(1 << (28 if on_gpu else 20 if quick else 24), device, dtype, total / 2)

@@ -111,7 +111,9 @@ def test_version_is_the_same_everywhere(kpt: Kpt) -> None:
             )
             for value in ("nan", "inf", "-inf", "-1", "1e999", "3s", "")
         ),
-        (("compile", "learn", "--arch", "sm_90a", "--output", "x"), "--all"),
+        (("compile", "--arch", "sm_90a", "--output", "x"), "--all"),
+        (("compile", "--source", "x.cu", "--arch", "sm_90a", "--output", "x"), "--entry"),
+        (("compile", "rms_norm", "--source", "x.cu", "--entry", "f", "--arch", "sm_90a", "--output", "x"), "not two"),
         (("cache",), "subcommand"),
         (("cache", "clear", "--store", "--cubins"), "not both"),
         (("verify", "--dtype", "bf16"), "--shape"),

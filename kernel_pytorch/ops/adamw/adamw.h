@@ -55,12 +55,14 @@ struct Step {
   TensorView seed{};        // optional int64[2] (seed, offset): stochastic rounding
 };
 
-inline constexpr auto kStepFields = field_group<Step>(
-    unused<&Step::parameters>(), optional_input<&Step::lr_tensor>(), optional_input<&Step::grad_scale>(),
-    optional_input<&Step::found_inf>(), optional_input<&Step::total_norm>(),
-    optional_input<&Step::seed>({.memory = MemoryLayout::kContiguous}), option<&Step::lr>(), option<&Step::beta1>(),
-    option<&Step::beta2>(), option<&Step::eps>(), option<&Step::weight_decay>(), option<&Step::max_norm>(),
-    option<&Step::maximize>());
+inline constexpr auto kStepFields =
+    field_group<Step>(unused<&Step::parameters>(), optional_input<&Step::lr_tensor>({.content = "positive"}),
+                      optional_input<&Step::grad_scale>({.content = "positive"}),
+                      optional_input<&Step::found_inf>({.content = "positive"}),
+                      optional_input<&Step::total_norm>({.content = "positive"}),
+                      optional_input<&Step::seed>({.memory = MemoryLayout::kContiguous, .content = "seeds"}),
+                      option<&Step::lr>(), option<&Step::beta1>(), option<&Step::beta2>(), option<&Step::eps>(),
+                      option<&Step::weight_decay>(), option<&Step::max_norm>(), option<&Step::maximize>());
 
 // The same of one list for each member of Parameter, as front ends have them: each as long as `parameters`, the
 // optional ones may be empty.

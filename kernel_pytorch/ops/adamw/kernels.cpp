@@ -18,51 +18,35 @@ int64_t elements_of(const Step& problem) {
   return elements;
 }
 
+// What each parameter has besides itself, and what all share.
+constexpr auto kOfEach =
+    fields<Parameter>(unused<&Parameter::parameter>(), input<&Parameter::gradient>(), updated<&Parameter::exp_avg>(),
+                      updated<&Parameter::exp_avg_sq>({.content = "positive"}),
+                      optional_updated<&Parameter::max_exp_avg_sq>({.content = "positive"}),
+                      optional_updated<&Parameter::master>(), updated<&Parameter::step>({.content = "positive"}));
+constexpr Fields kShared{.all = kStepFields.fields};
+
 void describe(const Step& problem, tuning::KeyBuilder& key) {
   const Parameter first = problem.parameters.empty() ? Parameter() : problem.parameters.front();
   key.field("parameters", tuning::bucket(static_cast<int64_t>(problem.parameters.size())));
   key.field("elements", tuning::bucket(elements_of(problem)));
   key.field("dtype", first.parameter.dtype);
-  key.field("gradient", first.gradient);
-  key.field("exp_avg", first.exp_avg);
-  key.field("exp_avg_sq", first.exp_avg_sq);
-  key.field("max_exp_avg_sq", first.max_exp_avg_sq);
-  key.field("master", first.master);
-  key.field("step", first.step);
-  key.field("seed", problem.seed);
-  key.field("lr_tensor", problem.lr_tensor);
-  key.field("grad_scale", problem.grad_scale);
-  key.field("found_inf", problem.found_inf);
-  key.field("total_norm", problem.total_norm);
+  registry::describe_fields(kOfEach, &first, key);
+  registry::describe_fields(kShared, &problem, key);
 }
 
 void visit_tensors(Step& problem, registry::TensorVisitor visit, void* state) {
-  const registry::PresentTensors call{visit, state};
   using enum registry::Role;
-  for (size_t i = 0; i < problem.parameters.size(); ++i) {
-    Parameter& one = problem.parameters[i];
-    call(concat("parameter", i), one.master.is_present() ? kOutput : kUpdated, one.parameter);
-    call(concat("gradient", i), kInput, one.gradient);
-    call(concat("exp_avg", i), kUpdated, one.exp_avg);
-    call(concat("exp_avg_sq", i), kUpdated, one.exp_avg_sq);
-    call(concat("max_exp_avg_sq", i), kUpdated, one.max_exp_avg_sq);
-    call(concat("master", i), kUpdated, one.master);
-    call(concat("step", i), kUpdated, one.step);
+  for (Parameter& one : problem.parameters) {
+    visit(state, "parameter", one.master.is_present() ? kOutput : kUpdated, one.parameter);
+    registry::visit_fields(kOfEach, &one, visit, state);
   }
-  call("lr_tensor", kInput, problem.lr_tensor);
-  call("grad_scale", kInput, problem.grad_scale);
-  call("found_inf", kInput, problem.found_inf);
-  call("total_norm", kInput, problem.total_norm);
-  call("seed", kInput, problem.seed);
+  registry::visit_fields(kShared, &problem, visit, state);
 }
 
-registry::Filling filling(const Step&, std::string_view tensor) {
-  using enum registry::Content;
-  if (tensor == "seed") return {.content = kSeeds};
-  const bool is_normal = tensor.starts_with("parameter") || tensor.starts_with("gradient") ||
-                         tensor.starts_with("master") ||
-                         (tensor.starts_with("exp_avg") && !tensor.starts_with("exp_avg_sq"));
-  return {.content = is_normal ? kNormal : kPositive};
+registry::Filling filling(const Step& problem, std::string_view tensor) {
+  return registry::detail::declared_filling(Fields(kOfEach).find(tensor) != nullptr ? kOfEach : kShared, &problem,
+                                            tensor);
 }
 
 Step make(const registry::ProblemRequest& request) {
@@ -116,34 +100,12 @@ registry::Cost cost(const Step& problem) {
 }
 
 // Lists that a step is tested and measured on: [parameters, average elements].
-std::vector<registry::ProblemRequest> shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    for (auto [tensors, average] :
-         {std::pair<int64_t, int64_t>{1, 1}, {1, 0}, {3, 7}, {1, 4096}, {7, 5000}, {900, 20}, {3, 70001}}) {
-      add({tensors, average}, dtype);
-    }
-    add({5, 3001}, dtype, {{"amsgrad", "1"}});
-    add({5, 3001}, dtype, {{"scale", "1"}, {"clip", "1"}});
-    add({5, 3001}, dtype, {{"skip", "1"}});
-    add({5, 3001}, dtype, {{"lr_tensor", "1"}, {"maximize", "1"}});
-    if (dtype == DType::kFloat16) {
-      add({5, 3001}, dtype, {{"state", "fp16"}});
-      continue;
-    }
-    add({5, 3001}, dtype, {{"state", "bf16"}});
-    add({5, 3001}, dtype, {{"state", "bf16"}, {"stochastic", "1"}, {"amsgrad", "1"}});
-  }
-  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    add({7, 5000}, dtype, {{"master", "1"}});
-    add({5, 3001}, dtype, {{"master", "1"}, {"amsgrad", "1"}, {"scale", "1"}});
-  }
-  add({5, 3001}, DType::kBFloat16, {{"stochastic", "1"}});
-  add({5, 3001}, DType::kBFloat16, {{"master", "1"}, {"state", "bf16"}});
-  add({5, 301}, DType::kFloat64);
-  add({5, 301}, DType::kFloat64, {{"amsgrad", "1"}, {"clip", "1"}});
-  return std::move(add.all);
-}
+constexpr const char* kShapes = R"(
+    fp32 bf16 fp16: 1x1 1x0 3x7 1x4096 7x5000 900x20 3x70001; 5x3001 amsgrad=1; scale=1 clip=1; skip=1
+    lr_tensor=1 maximize=1; fp32 bf16: 5x3001 state=bf16; state=bf16 stochastic=1 amsgrad=1
+    fp16: 5x3001 state=fp16; bf16 fp16: 7x5000 master=1; 5x3001 master=1 amsgrad=1 scale=1
+    bf16: 5x3001 stochastic=1; master=1 state=bf16; fp64: 5x301; amsgrad=1 clip=1
+)";
 
 }  // namespace
 
@@ -156,7 +118,7 @@ constinit const registry::Operation<Step> kStep{.name = "adamw",
                                                 .check = registry::check_only<Step, check>,
                                                 .shrink = shrink,
                                                 .cost = cost,
-                                                .shapes = shapes};
+                                                .shapes = kShapes};
 
 constexpr auto kDeclarations = registry::join(registry::plain<StepLists, step_lists>("adamw_", kStepListsFields));
 

@@ -59,7 +59,11 @@ inline constexpr auto kFullColumnLists = field_group<List>(
     output<&List::blocks>(
         {.name = "full_column_blocks", .shape = "batch heads m n", .dtype = "int32", .wanted = "columns full"}));
 inline constexpr auto kBuildFields =
-    fields<Build>(input<&Build::map>({.shape = "batch heads n m", .leads = true, .memory = MemoryLayout::kContiguous}),
+    fields<Build>(input<&Build::map>({.shape = "batch heads n m",
+                                      .leads = true,
+                                      .bucketed = "batch heads n m",
+                                      .memory = MemoryLayout::kContiguous,
+                                      .content = "indices 3"}),
                   all_of<&Build::rows, kRowLists>(), all_of<&Build::columns, kColumnLists>(),
                   all_of<&Build::full_rows, kFullRowLists>(), all_of<&Build::full_columns, kFullColumnLists>());
 
@@ -81,7 +85,10 @@ struct Select {
 };
 inline constexpr auto kSelectedRows =
     field_group<List>(output<&List::counts>({.shape = "batch heads rows", .dtype = "int32"}),
-                      output<&List::blocks>({.shape = "batch heads rows ceil(keys/key_block)", .dtype = "int32"}));
+                      output<&List::blocks>({.shape = "batch heads rows ceil(keys/key_block)",
+                                             .leads = true,
+                                             .bucketed = "batch heads rows ceil(keys/key_block)",
+                                             .dtype = "int32"}));
 inline constexpr auto kSelectFields = fields<Select>(
     optional_input<&Select::query>({.shape = "batch heads rows size", .memory = MemoryLayout::kDenseLast}),
     optional_input<&Select::key>({.shape = "batch key_heads parts size", .memory = MemoryLayout::kDenseLast}),
@@ -89,10 +96,10 @@ inline constexpr auto kSelectFields = fields<Select>(
     optional_input<&Select::query_lengths>({.shape = "batch", .memory = MemoryLayout::kContiguous}),
     optional_input<&Select::key_lengths>({.shape = "batch", .memory = MemoryLayout::kContiguous}),
     option<&Select::queries>({.symbolic = true}), option<&Select::keys>({.symbolic = true}),
-    option<&Select::query_block>(), option<&Select::key_block>(), option<&Select::key_parts>(),
-    option<&Select::causal>(), option<&Select::causal_offset>({.symbolic = true}), option<&Select::sparsity>(),
-    option<&Select::threshold>(), option<&Select::sinks>(), option<&Select::local>(),
-    all_of<&Select::rows, kSelectedRows>(),
+    option<&Select::query_block>({.key = KeyPart::kValue}), option<&Select::key_block>({.key = KeyPart::kValue}),
+    option<&Select::key_parts>({.key = KeyPart::kValue}), option<&Select::causal>({.key = KeyPart::kValue}),
+    option<&Select::causal_offset>({.symbolic = true}), option<&Select::sparsity>(), option<&Select::threshold>(),
+    option<&Select::sinks>(), option<&Select::local>(), all_of<&Select::rows, kSelectedRows>(),
     output<&Select::map>({.shape = "batch heads rows ceil(keys/key_block)", .dtype = "bool", .wanted = "with_map"}));
 
 // Sizes of a block of queries or keys; at most this.

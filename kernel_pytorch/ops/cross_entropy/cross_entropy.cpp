@@ -92,9 +92,13 @@ void flatten(TensorView& view) {
 void normalize(Problem& problem) {
   TensorView* views[] = {&problem.logits, &problem.grad_logits};
   merge_leading_dimensions(views);
-  for (TensorView* view : {&problem.target, &problem.given_lse, &problem.grad_loss, &problem.loss, &problem.lse,
-                           &problem.total, &problem.partials}) {
+  for (TensorView* view :
+       {&problem.target, &problem.given_lse, &problem.grad_loss, &problem.loss, &problem.lse, &problem.total}) {
     flatten(*view);
+  }
+  TensorView& partials = problem.partials;
+  if (partials.is_present()) {
+    partials = contiguous_view(partials.data, partials.dtype, {partials.element_count() / 4, 4}, partials.device);
   }
 }
 

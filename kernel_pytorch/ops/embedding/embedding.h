@@ -24,11 +24,12 @@ struct Forward {
   int64_t rows = 0, padding_index = -1;  // what front ends keep for the backward instead of the table
   TensorView output{};                   // contiguous
 };
-inline constexpr auto kForwardFields =
-    fields<Forward>(input<&Forward::indices>({.shape = "...", .memory = MemoryLayout::kContiguous}),
-                    input<&Forward::weight>({.shape = "table_rows columns"}),
-                    option<&Forward::rows>({.symbolic = true}), option<&Forward::padding_index>(),
-                    output<&Forward::output>({.shape = "... columns", .leads = true, .dtype = "weight"}));
+inline constexpr auto kForwardFields = fields<Forward>(
+    input<&Forward::indices>(
+        {.shape = "...", .memory = MemoryLayout::kContiguous, .trial_dtype = "indices", .content = "indices weight.0"}),
+    input<&Forward::weight>({.shape = "rows columns", .bucketed = "rows", .key = KeyPart::kSizes}),
+    option<&Forward::rows>({.symbolic = true}), option<&Forward::padding_index>({.trial = "padding"}),
+    output<&Forward::output>({.shape = "... columns", .leads = true, .dtype = "weight"}));
 
 struct Backward {
   TensorView grad_output{};
@@ -37,11 +38,15 @@ struct Backward {
   int64_t padding_index = -1;  // -1: none
   TensorView grad_weight{};    // contiguous; every element is written
 };
-inline constexpr auto kBackwardFields =
-    fields<Backward>(input<&Backward::grad_output>({.shape = "... columns", .leads = true}),
-                     input<&Backward::indices>({.shape = "...", .memory = MemoryLayout::kContiguous}),
-                     option<&Backward::rows>({.symbolic = true}), option<&Backward::padding_index>(),
-                     output<&Backward::grad_weight>({.shape = "rows columns", .dtype = "grad_output"}));
+inline constexpr auto kBackwardFields = fields<Backward>(
+    input<&Backward::grad_output>({.shape = "... columns", .leads = true}),
+    input<&Backward::indices>({.shape = "...",
+                               .memory = MemoryLayout::kContiguous,
+                               .trial_dtype = "indices",
+                               .content = "indices grad_weight.0"}),
+    option<&Backward::rows>({.symbolic = true}), option<&Backward::padding_index>({.trial = "padding"}),
+    output<&Backward::grad_weight>(
+        {.shape = "rows columns", .bucketed = "rows", .dtype = "grad_output", .key = KeyPart::kSizes}));
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void forward(const Forward& arguments, Context& context);

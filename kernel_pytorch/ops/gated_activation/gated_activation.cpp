@@ -1,8 +1,10 @@
+// The kernels are the pointwise engine's; this is what makes a problem one of gated_activation.
 #include "kernel_pytorch/ops/gated_activation/gated_activation.h"
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/gated_activation/operation.h"
+#include "kernel_pytorch/ops/engines/pointwise/operation.h"
 #include "kernel_pytorch/registry/choose.h"
+#include "kernel_pytorch/registry/op_entry.h"
 
 namespace kernel_pytorch::gated_activation {
 namespace {
@@ -30,16 +32,26 @@ void check_packed(const TensorView& x, const TensorView& bias) {
            shape_text(bias.shape()), ", the last dimension of x is ", x.size(-1), "; it must have that one dimension");
 }
 
-}  // namespace
+template <class Problem>
+void check(Problem& problem, Device device) {
+  check_gate(problem.kind, problem.up);
+  pointwise::check_and_merge("gated_activation", "gate", problem, device);
+}
 
-void check(pointwise::ForwardProblem& problem, Device device) {
-  check_gate(problem.kind, problem.up);
-  pointwise::check_and_merge("gated_activation", "gate", problem, device);
+std::vector<registry::ProblemRequest> shapes() {
+  return pointwise::shapes_of("silu,gelu,gelu_tanh,relu,sigmoid", true);
 }
-void check(pointwise::BackwardProblem& problem, Device device) {
-  check_gate(problem.kind, problem.up);
-  pointwise::check_and_merge("gated_activation", "gate", problem, device);
-}
+
+constinit const registry::Operation<pointwise::ForwardProblem> kForward = pointwise::forward_operation(
+    "gated_activation_forward",
+    [](const registry::ProblemRequest& request) { return pointwise::make_forward(request, true, "silu"); }, check,
+    shapes);
+constinit const registry::Operation<pointwise::BackwardProblem> kBackward = pointwise::backward_operation(
+    "gated_activation_backward",
+    [](const registry::ProblemRequest& request) { return pointwise::make_backward(request, true, "silu"); }, check,
+    shapes);
+
+}  // namespace
 
 void forward(const Forward& arguments, Context& context) {
   pointwise::ForwardProblem problem{.kind = arguments.kind,
@@ -102,5 +114,15 @@ void packed_backward(const PackedBackward& arguments, Context& context) {
             .grad_up_bias = half(arguments.grad_bias, 1)},
            context);
 }
+
+constexpr auto kDeclarations = registry::join(
+    registry::differentiable<Forward, forward>("gated_activation", "gated_activation_forward", kForwardFields),
+    registry::plain<Backward, backward>("gated_activation_backward", kBackwardFields),
+    registry::differentiable<PackedForward, packed_forward>("gated_activation_packed",
+                                                            "gated_activation_packed_forward", kPackedForwardFields),
+    registry::plain<PackedBackward, packed_backward>("gated_activation_packed_backward", kPackedBackwardFields));
+
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kForward, kBackward>};
 
 }  // namespace kernel_pytorch::gated_activation

@@ -2,7 +2,6 @@
 
 #include "kernel_pytorch/ops/engines/row_norm/check.h"
 #include "kernel_pytorch/ops/engines/row_norm/operation.h"
-#include "kernel_pytorch/ops/layer_norm/operation.h"
 #include "kernel_pytorch/registry/choose.h"
 #include "kernel_pytorch/registry/op_entry.h"
 
@@ -16,12 +15,12 @@ void check(Problem& problem, Device device) {
   row_norm::check_and_merge(kNorm, problem, device);
 }
 
-}  // namespace
-
 constinit const registry::Operation<Forward> kForward =
     row_norm::forward_operation<kNorm, kForwardFields, check<Forward>>("layer_norm_forward");
 constinit const registry::Operation<Backward> kBackward =
     row_norm::backward_operation<kNorm, kBackwardFields, check<Backward>>("layer_norm_backward");
+
+}  // namespace
 
 void forward(const Forward& arguments, Context& context) {
   Forward problem = arguments;

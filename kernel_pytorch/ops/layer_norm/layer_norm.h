@@ -40,7 +40,8 @@ inline constexpr auto kBackwardFields = fields<Backward>(
     optional_input<&Backward::bias>(
         {.shape = "columns", .dtype = "weight", .memory = MemoryLayout::kContiguous, .usual = true}),
     input<&Backward::mean>({.shape = "...", .dtype = "statistic value", .memory = MemoryLayout::kFlat}),
-    input<&Backward::rstd>({.shape = "...", .dtype = "statistic value", .memory = MemoryLayout::kFlat}),
+    input<&Backward::rstd>(
+        {.shape = "...", .dtype = "statistic value", .memory = MemoryLayout::kFlat, .content = "positive"}),
     optional_input<&Backward::grad_sum>({.shape = "... columns", .dtype = "value", .trial = "residual"}),
     option<&Backward::weight_offset>({.hidden = true}),
     output<&Backward::grad_input>({.shape = "... columns", .dtype = "value", .wanted = "input_grad"}),

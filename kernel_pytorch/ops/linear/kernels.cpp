@@ -16,28 +16,23 @@ namespace {
 using registry::ProblemRequest;
 
 void describe(const Forward& problem, tuning::KeyBuilder& key) {
-  registry::describe_fields(kForwardFields, &problem, key);
   key.field("preactivation", problem.preactivation);
   key.field("column_major", is_column_major(problem.weight));
   key.field("up_column_major", problem.weight_up.is_present() && is_column_major(problem.weight_up));
 }
 void describe(const Backward& problem, tuning::KeyBuilder& key) {
-  registry::describe_fields(kBackwardFields, &problem, key);
   key.field("column_major", is_column_major(problem.weight));
 }
 
 // Options besides those of the lists: column_major=0|1, of the weight and its gradient; forward: preactivation=0|1.
-void turn(TensorView& matrix) {
-  if (matrix.is_present()) matrix.strides[0] = 1, matrix.strides[1] = matrix.sizes[0];
-}
 void arrange(const ProblemRequest& request, Forward& problem) {
-  if (registry::flag_option(request, "column_major", false)) turn(problem.weight), turn(problem.weight_up);
+  const bool is_turned = registry::flag_option(request, "column_major", false);
+  for (TensorView* weight : {&problem.weight, &problem.weight_up}) registry::store_matrices(*weight, 0, is_turned);
   if (!registry::flag_option(request, "preactivation", false)) problem.preactivation = {};
 }
 void arrange(const ProblemRequest& request, Backward& problem) {
-  if (!registry::flag_option(request, "column_major", false)) return;
-  turn(problem.weight);
-  turn(problem.grad_weight);
+  const bool is_turned = registry::flag_option(request, "column_major", false);
+  for (TensorView* weight : {&problem.weight, &problem.grad_weight}) registry::store_matrices(*weight, 0, is_turned);
 }
 
 int64_t forward_flops(const Forward& problem) {
@@ -48,37 +43,17 @@ int64_t backward_flops(const Backward& problem) {
   return 2 * problem.x.sizes[0] * problem.weight.element_count() * gemms;
 }
 
-std::vector<ProblemRequest> forward_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    add({67, 130, 40}, dtype);
-    add({1, 72, 96}, dtype, {{"bias", "0"}, {"column_major", "1"}});
-    add({33, 64, 48}, dtype, {{"activation", "gelu"}, {"residual", "1"}, {"preactivation", "1"}});
-    add({33, 64, 48}, dtype, {{"activation", "silu"}, {"gated", "1"}, {"residual", "1"}, {"preactivation", "1"}});
-    add({33, 64, 48}, dtype, {{"activation", "silu"}, {"weight_up", "1"}, {"residual", "1"}});
-    add({2, 72, 96}, dtype, {{"activation", "gelu"}, {"weight_up", "1"}, {"bias", "0"}});
-    add({200, 72, 96}, dtype, {{"activation", "silu"}, {"weight_up", "1"}, {"bias", "0"}, {"column_major", "1"}});
-    add({5, 24, 16}, dtype, {{"bias_dtype", "fp32"}});
-    add({0, 8, 8}, dtype);
-  }
-  add({7, 10, 6}, DType::kFloat64, {{"activation", "tanh"}, {"preactivation", "1"}});
-  return std::move(add.all);
-}
+constexpr const char* kForwardShapes = R"(
+    fp32 bf16 fp16: 67x130x40 0x8x8; 1x72x96 bias=0 column_major=1; 33x64x48 activation=gelu residual=1 preactivation=1
+    activation=silu gated=1 residual=1 preactivation=1; activation=silu weight_up=1 residual=1
+    2x72x96 activation=gelu weight_up=1 bias=0; 200x72x96 activation=silu weight_up=1 bias=0 column_major=1
+    5x24x16 bias_dtype=fp32; fp64: 7x10x6 activation=tanh preactivation=1
+)";
 
-std::vector<ProblemRequest> backward_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    add({67, 130, 40}, dtype);
-    add({31, 72, 96}, dtype, {{"column_major", "1"}});
-    add({33, 64, 48}, dtype, {{"activation", "gelu"}});
-    add({33, 64, 48}, dtype, {{"activation", "silu"}, {"gated", "1"}});
-    add({40, 24, 16}, dtype, {{"bias_dtype", "fp32"}, {"weight_dtype", "fp32"}, {"input_grad", "0"}});
-    add({40, 24, 16}, dtype, {{"weight_grad", "0"}});
-    add({0, 8, 8}, dtype);
-  }
-  add({7, 10, 6}, DType::kFloat64, {{"activation", "tanh"}});
-  return std::move(add.all);
-}
+constexpr const char* kBackwardShapes = R"(
+    fp32 bf16 fp16: 67x130x40 0x8x8; 31x72x96 column_major=1; 33x64x48 activation=gelu; activation=silu gated=1
+    40x24x16 bias_dtype=fp32 weight_dtype=fp32 input_grad=0; weight_grad=0; fp64: 7x10x6 activation=tanh
+)";
 
 }  // namespace
 
@@ -121,7 +96,7 @@ constinit const registry::Operation<Forward> kForward = registry::declared<Forwa
      .request = {.shape = "... out in", .options = "column_major preactivation"},
      .arrange = arrange,
      .check = check,
-     .shapes = forward_shapes,
+     .shapes = kForwardShapes,
      .parts = parts_of});
 constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
     {.name = "linear_backward",
@@ -130,7 +105,7 @@ constinit const registry::Operation<Backward> kBackward = registry::declared<Bac
      .request = {.shape = "... out in", .options = "column_major"},
      .arrange = arrange,
      .check = check,
-     .shapes = backward_shapes,
+     .shapes = kBackwardShapes,
      .parts = parts_of});
 
 }  // namespace kernel_pytorch::linear

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "kernel_pytorch/ops/matmul/operation.h"
-#include "kernel_pytorch/ops/matmul/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
@@ -10,29 +9,8 @@
 namespace kernel_pytorch::matmul {
 namespace {
 
-std::span<const registry::Kernel<Product>> kernels() {
-  static const registry::Kernel<Product> kKernels[] = {
-      // clang-format off
-      kRowSums,
-      kThin,
-      kSm90,
-      kMma,
-      kTile,
-      kCublasLt,
-      kCpuThin,
-      kCpuAmx,
-      kCpuDots,
-      kCpuRows,
-      kCpu,
-      kReference,
-      // clang-format on
-  };
-  return kKernels;
-}
-
 // What supports, configs and a tuned choice may depend on.
 void describe(const Product& problem, tuning::KeyBuilder& key) {
-  registry::describe_fields(kProductFields, &problem, key);
   key.field("b_rows", is_row_major(problem.b));
   const bool is_aligned = has_aligned_lines(problem.a) && has_aligned_lines(problem.b);
   const bool is_epilogue_aligned = has_aligned_lines(problem.output) && has_aligned_lines(problem.residual) &&
@@ -44,31 +22,17 @@ void describe(const Product& problem, tuning::KeyBuilder& key) {
             has_distinct_lines(problem.a) && has_distinct_lines(problem.b) && has_distinct_lines(problem.residual));
 }
 
-// Rows (columns, if it is stored transposed) that are `padding` elements apart from each other.
-void pad(TensorView& matrix, int64_t padding, bool transposed = false) {
-  if (!matrix.is_present()) return;
-  const auto rank = static_cast<size_t>(matrix.rank);
-  const int64_t rows = matrix.size(-2), columns = matrix.size(-1), pitch = (transposed ? rows : columns) + padding;
-  matrix.strides[rank - 2] = transposed ? 1 : pitch;
-  matrix.strides[rank - 1] = transposed ? pitch : 1;
-  int64_t stride = pitch * (transposed ? columns : rows);
-  for (int i = matrix.rank - 3; i >= 0; --i) {
-    matrix.strides[static_cast<size_t>(i)] = stride;
-    stride *= matrix.size(i);
-  }
-}
-
 // Options besides those of the list: order=nn|nt|tn|tt (t: stored transposed), expand_b=0|1, padding=ELEMENTS between
 // rows. A gradient's form has `saved`.
 void arrange(const registry::ProblemRequest& request, Product& problem) {
   const int order = registry::choice_option(request, "order", {"nn", "nt", "tn", "tt"}, "nn");
   const auto padding = registry::integer_option(request, "padding", 0);
   if (is_gradient(problem.form)) problem.saved = problem.output;
-  pad(problem.a, padding, order >= 2);
-  pad(problem.b, padding, order % 2 == 1);
+  registry::store_matrices(problem.a, padding, order >= 2);
+  registry::store_matrices(problem.b, padding, order % 2 == 1);
   if (problem.form == Form::kGatedTwice) problem.up = problem.b;
   for (TensorView* view : {&problem.output, &problem.saved, &problem.residual, &problem.preactivation}) {
-    pad(*view, padding);
+    registry::store_matrices(*view, padding);
   }
   if (registry::flag_option(request, "expand_b", false) && problem.b.rank > 2) problem.b.strides[0] = 0;
 }
@@ -112,17 +76,38 @@ int64_t flops(const Product& problem) {
   return 2 * sizes.batch * sizes.m * sizes.n * sizes.k;
 }
 
+// [batch, m, n, k]: edges of tiles, odd tails, all transpositions, every form and option.
+constexpr const char* kShapes = R"(
+    fp32 bf16 fp16: 1x128x256x64 1x67x130x37 2x200x136x264 order=nn,nt,tn,tt; 1x1,2,3,5,8,15,17x328x520 order=nt
+    1x3x136x1100 1x600x3x100 1x1x1x1 1x0x8x8; 1x7x9x0 bias=1 residual=1 row_sums=1; 1x520x512x1088 order=nt
+    2x600x72x100 order=nt bias=1  # rows are what many workers can share
+    3x40x72x56 expand_b=1 padding=8; 1x72x104x88 padding=3 alpha=0.5 residual=1 beta=-2
+    1x130x264x96 activation=gelu,gelu_tanh,silu,relu,relu_squared,sigmoid,tanh bias=1 order=nt preactivation=1
+    form=gradient activation=gelu,gelu_tanh,silu,relu,relu_squared,sigmoid,tanh
+    1x130x528x96 2x33x70x40 1x5x272x520 form=gated activation=gelu,silu bias=1 order=nt preactivation=1 residual=1
+    1x130x264x96 form=gated_gradient activation=gelu,silu
+    2x9x34x40 form=gated_gradient activation=gelu,silu residual=1; 1x192x320x128 order=tn row_sums=1 bias=1
+    2x50x70x300 order=tn row_sums=fp32 output=fp32 residual=1; 1x12x264x2100 row_sums=1 output=fp32 bias=1 order=nt
+    1x264x0x2100 order=tn row_sums=fp32; 2x40x0x72 row_sums=1; 1x136x264x96 activation=silu bias=fp32 residual=fp32
+    bf16 fp16: 1x1,13,130,300x264x136 form=gated_twice activation=silu order=nt residual=1
+    fp32: 1x67x130x37 order=nn,nt,tn,tt precision=bf16,bf16x3
+    2x96x160x600 order=nn,nt,tn,tt precision=bf16,bf16x3 row_sums=1
+    1x4x130x70 precision=bf16,bf16x3 bias=1 activation=gelu
+    fp64: 2x20x30x40 bias=1 activation=gelu residual=1 row_sums=1; 1x20x30x40 order=tt form=gated activation=silu
+)";
+
 }  // namespace
 
 constinit const registry::Operation<Product> kMultiply = registry::declared<Product, kProductFields, flops>(
     {.name = "matmul",
-     .kernels = kernels,
+     .kernels = registry::kernel_list<kRowSums, kThin, kSm90, kMma, kTile, kCublasLt, kCpuThin, kCpuAmx, kCpuDots,
+                                      kCpuRows, kCpu, kReference>,
      .describe = describe,
      .request = {.shape = "... m n k", .options = "order expand_b padding"},
      .arrange = arrange,
      .check = check,
      .shrink = shrink,
-     .shapes = shapes});
+     .shapes = kShapes});
 
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Product, multiply>("matmul", "matmul_forward", kProductFields),

@@ -19,19 +19,10 @@ int64_t flops(const PairGradient& problem) {
   return 8 * problem.saved.element_count();
 }
 
-std::vector<registry::ProblemRequest> pair_shapes() {
-  std::vector<registry::ProblemRequest> requests;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    for (int64_t columns : {1, 7, 8, 33, 256, 1030}) {
-      for (const char* kind : {"silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity"}) {
-        requests.push_back({.shape = {13, columns}, .dtype = dtype, .device = {}, .options = {{"activation", kind}}});
-      }
-    }
-    requests.push_back({.shape = {0, 8}, .dtype = dtype, .device = {}, .options = {}});
-  }
-  requests.push_back({.shape = {5, 9}, .dtype = DType::kFloat64, .device = {}, .options = {}});
-  return requests;
-}
+constexpr const char* kPairShapes = R"(
+  fp32 bf16 fp16: 13x1,7,8,33,256,1030 activation=silu,gelu,gelu_tanh,relu,sigmoid,identity; 0x8
+  fp64: 5x9
+)";
 
 void run_reference(const PairGradient& problem, int, Context&) {
   const DType dtype = problem.saved.dtype;
@@ -84,7 +75,7 @@ constinit const registry::Operation<PairGradient> kPairGradient = registry::decl
     {.name = kOp,
      .kernels = registry::kernel_list<kPairCuda, kPairCpu, kPairReference>,
      .check = check,
-     .shapes = pair_shapes});
+     .shapes = kPairShapes});
 constinit const registry::Kernel<PairGradient> kPairReference{.name = "reference",
                                                               .supports = supports_on_cpu<PairGradient>,
                                                               .run = run_reference,

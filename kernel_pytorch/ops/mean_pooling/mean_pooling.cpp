@@ -68,7 +68,7 @@ struct Checks {
     KP_CHECK(rows.element_count() == sizes.rows() * sizes.columns && is_contiguous(rows), op, ": ", name, " is ", rows,
              "; it must be contiguous, with ", sizes.batch * sizes.means, " means of ", sizes.inner * sizes.columns,
              " elements");
-    return contiguous_view(rows.data, rows.dtype, {sizes.rows(), sizes.columns}, rows.device);
+    return contiguous_view(rows.data, rows.dtype, {sizes.batch, sizes.means, sizes.inner, sizes.columns}, rows.device);
   }
 };
 

@@ -1,5 +1,5 @@
 // The two poolings as the registry sees them, and the kernels that their lists name. A problem's x (or grad_input) is
-// [batch, tokens, inner, columns], its output (or grad_output) [rows, columns] contiguous, row = (batch, mean, inner).
+// [batch, tokens, inner, columns], its output (or grad_output) [batch, means, inner, columns], contiguous.
 #pragma once
 
 #include <algorithm>

@@ -32,14 +32,17 @@ struct Forward {
 inline constexpr auto kForwardFields = fields<Forward>(
     input<&Forward::x>({.shape = "... in", .leads = true, .memory = MemoryLayout::kRows}),
     input<&Forward::weight_in>({.shape = "inner in", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
-    optional_input<&Forward::bias_in>({.shape = "inner", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Forward::bias_in>(
+        {.shape = "inner", .memory = MemoryLayout::kContiguous, .usual = true, .trial = "bias"}),
     input<&Forward::weight_out>({.shape = "out hidden", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
-    optional_input<&Forward::bias_out>({.shape = "out", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Forward::bias_out>(
+        {.shape = "out", .memory = MemoryLayout::kContiguous, .usual = true, .trial = "bias"}),
     optional_input<&Forward::residual>({.shape = "... out", .memory = MemoryLayout::kRows}),
     option<&Forward::activation>({.key = KeyPart::kValue, .choices = linear::kActivationNames}),
     option<&Forward::gated>({.key = KeyPart::kValue}), output<&Forward::output>({.shape = "... out", .dtype = "x"}),
-    saved<&Forward::hidden>({.shape = "... inner/2 | ... inner", .shape_by = "gated", .dtype = "x"}),
-    saved<&Forward::preactivation>({.shape = "0 | ... inner", .shape_by = "activation", .dtype = "x"}));
+    saved<&Forward::hidden>({.shape = "... inner/2 | ... inner", .shape_by = "gated", .dtype = "x", .trial = "saved"}),
+    saved<&Forward::preactivation>(
+        {.shape = "0 | ... inner", .shape_by = "activation", .dtype = "x", .trial = "saved"}));
 
 // The residual's gradient is grad_output itself. Every gradient is optional.
 struct Backward {
@@ -64,9 +67,11 @@ inline constexpr auto kBackwardFields = fields<Backward>(
     input<&Backward::grad_output>({.shape = "... out", .memory = MemoryLayout::kRows}),
     input<&Backward::x>({.shape = "... in", .leads = true, .memory = MemoryLayout::kRows}),
     input<&Backward::weight_in>({.shape = "inner in", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
-    optional_input<&Backward::bias_in>({.shape = "inner", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Backward::bias_in>(
+        {.shape = "inner", .memory = MemoryLayout::kContiguous, .usual = true, .trial = "bias"}),
     input<&Backward::weight_out>({.shape = "out hidden", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
-    optional_input<&Backward::bias_out>({.shape = "out", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Backward::bias_out>(
+        {.shape = "out", .memory = MemoryLayout::kContiguous, .usual = true, .trial = "bias"}),
     input<&Backward::hidden>({.shape = "... hidden", .memory = MemoryLayout::kRows}),
     input<&Backward::preactivation>(
         {.shape = "0 | ... inner", .shape_by = "activation", .memory = MemoryLayout::kRows}),

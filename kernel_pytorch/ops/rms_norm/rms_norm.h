@@ -35,7 +35,8 @@ inline constexpr auto kBackwardFields = fields<Backward>(
     input<&Backward::value>({.shape = "... columns", .leads = true, .from = "sum or x"}),
     optional_input<&Backward::weight>({.shape = "columns", .memory = MemoryLayout::kContiguous, .usual = true}),
     unused<&Backward::bias>(), unused<&Backward::mean>(),
-    input<&Backward::rstd>({.shape = "...", .dtype = "statistic value", .memory = MemoryLayout::kFlat}),
+    input<&Backward::rstd>(
+        {.shape = "...", .dtype = "statistic value", .memory = MemoryLayout::kFlat, .content = "positive"}),
     optional_input<&Backward::grad_sum>({.shape = "... columns", .dtype = "value", .trial = "residual"}),
     option<&Backward::weight_offset>(),
     output<&Backward::grad_input>({.shape = "... columns", .dtype = "value", .wanted = "input_grad"}),

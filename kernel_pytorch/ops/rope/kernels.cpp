@@ -1,63 +1,25 @@
 // The kernels of rope, best first, the reference last, and how tests and the tuner make problems.
 #include <algorithm>
-#include <string>
-#include <vector>
 
-#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/rope/operation.h"
 #include "kernel_pytorch/ops/rope/rope.h"
+#include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::rope {
 namespace {
 
-void describe(const Problem& problem, tuning::KeyBuilder& key) {
-  key.field("tokens", tuning::bucket(problem.batch() * problem.sequence()));
-  key.field("heads", problem.query.sizes[2]);
-  key.field("key_heads", problem.key.is_present() ? problem.key.sizes[2] : 0);
-  key.field("head_dim", problem.head_dim());
-  key.field("rotary_dim", problem.rotary_dim);
-  key.field("dtype", problem.query.dtype);
-  key.field("interleaved", problem.interleaved);
-  key.field("cos", problem.cos);
-  key.field("inverse_frequencies", problem.inverse_frequencies);
-  key.field("positions", problem.positions);
-  key.field("in_place", problem.in_place);
-  key.field("dense", problem.query.strides[3] == 1);
-}
-
-void visit_tensors(Problem& problem, registry::TensorVisitor visit, void* state) {
-  const registry::PresentTensors call{visit, state};
-  using enum registry::Role;
-  const registry::Role input = problem.in_place ? kUpdated : kInput;
-  call("query", input, problem.query);
-  call("key", input, problem.key);
-  call("cos", kInput, problem.cos);
-  call("sin", kInput, problem.sin);
-  call("inverse_frequencies", kInput, problem.inverse_frequencies);
-  call("positions", kInput, problem.positions);
-  call("query_output", kOutput, problem.query_output);
-  call("key_output", kOutput, problem.key_output);
-}
-
-registry::Filling filling(const Problem& problem, std::string_view tensor) {
-  if (tensor == "positions") {
-    const int64_t rows = problem.cos.is_present() ? problem.cos.sizes[1] : 1000;
-    return {.content = registry::Content::kIndices, .limit = rows};
-  }
-  return {};
-}
-
-Problem shrink(const Problem& problem, int64_t elements) {
-  Problem small = problem;
-  const int64_t per_token = std::max<int64_t>(problem.batch() * problem.query.sizes[2] * problem.head_dim(), 1);
-  const int64_t tokens = std::clamp<int64_t>(elements / per_token, 1, std::max<int64_t>(problem.sequence(), 1));
-  for (TensorView* view : {&small.query, &small.key, &small.query_output, &small.key_output, &small.positions}) {
-    if (view->is_present()) view->sizes[1] = std::min(view->sizes[1], tokens);
-  }
-  return small;
-}
+constexpr auto kProblemFields = fields<Problem>(
+    option<&Problem::rotary_dim>({.key = KeyPart::kValue}), option<&Problem::interleaved>({.key = KeyPart::kValue}),
+    option<&Problem::inverse>(), option<&Problem::in_place>({.key = KeyPart::kValue}), option<&Problem::scale>(),
+    input<&Problem::query>({.shape = "batch sequence heads head_dim", .leads = true, .bucketed = "batch sequence"}),
+    optional_input<&Problem::key>(
+        {.shape = "batch sequence key_heads head_dim", .key = KeyPart::kSizes, .usual = true}),
+    optional_input<&Problem::cos>(), optional_input<&Problem::sin>(), optional_input<&Problem::inverse_frequencies>(),
+    optional_input<&Problem::positions>({.shape = "batch sequence", .content = "indices cos.1 1000"}),
+    output<&Problem::query_output>({.shape = "like query", .dtype = "query", .in_place = "query"}),
+    output<&Problem::key_output>({.shape = "like key", .dtype = "key", .in_place = "key"}));
 
 registry::Cost cost(const Problem& problem) {
   Problem copy = problem;
@@ -67,100 +29,64 @@ registry::Cost cost(const Problem& problem) {
     view->sizes[1] = std::min(view->sizes[1], problem.sequence());
   }
   const int64_t elements = problem.query.element_count() + problem.key.element_count();
-  return {.bytes = registry::tensor_bytes(copy, visit_tensors), .flops = 3 * elements};
+  return {.bytes = registry::bytes_of_fields(kProblemFields, &copy), .flops = 3 * elements};
 }
 
-// [batch, sequence, heads, head_dim] in memory, or heads before the sequence, or a slice of rows `packed` times as
-// wide.
-TensorView heads_view(const registry::ProblemRequest& request, int64_t heads, bool heads_first, bool packed) {
-  const int64_t batch = request.shape[0], sequence = request.shape[1], dim = request.shape[3];
-  TensorView view = contiguous_view(nullptr, request.dtype, {batch, sequence, heads, dim}, request.device);
-  if (heads_first) view.strides = {heads * sequence * dim, dim, sequence * dim, 1};
-  if (packed) view.strides = {3 * sequence * heads * dim, 3 * heads * dim, dim, 1};
-  return view;
-}
-
-Problem make(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"interleaved", "inverse", "in_place", "rotary_dim", "key_heads", "positions",
-                                    "table", "table_dtype", "heads_first", "packed"});
-  KP_CHECK(request.shape.size() == 4, "shape ", shape_text(request.shape),
-           ": rope needs batch, sequence, heads and head_dim, e.g. 2x4096x32x128");
-  Problem problem;
-  problem.rotary_dim = registry::integer_option(request, "rotary_dim", request.shape[3]);
-  problem.interleaved = registry::flag_option(request, "interleaved", false);
-  problem.inverse = registry::flag_option(request, "inverse", false);
-  problem.in_place = registry::flag_option(request, "in_place", false);
-  const bool heads_first = registry::flag_option(request, "heads_first", false);
-  const bool packed = registry::flag_option(request, "packed", false);
-  const auto key_heads = registry::integer_option(request, "key_heads", request.shape[2]);
-  problem.query = heads_view(request, request.shape[2], heads_first, packed);
-  if (key_heads > 0) problem.key = heads_view(request, key_heads, heads_first, packed);
-  if (!problem.in_place) {
-    problem.query_output = heads_view(request, request.shape[2], false, false);
-    if (key_heads > 0) problem.key_output = heads_view(request, key_heads, false, false);
-  }
-  const int positions = registry::choice_option(request, "positions", {"implied", "int32", "int64"}, "implied");
-  if (positions > 0) {
-    problem.positions = contiguous_view(nullptr, positions == 1 ? DType::kInt32 : DType::kInt64,
-                                        {request.shape[0], request.shape[1]}, request.device);
+// Options besides those of the list: heads_first, packed=0|1: query and key lie in memory with the heads before the
+// sequence, or as slices of rows three times as wide; table=half|full|batch|computed, table_dtype=TYPE.
+void arrange(const registry::ProblemRequest& request, Problem& problem) {
+  if (problem.rotary_dim == 0) problem.rotary_dim = problem.head_dim();
+  if (problem.key.sizes[2] == 0) problem.key = problem.key_output = {};
+  if (problem.in_place) problem.query_output = problem.key_output = {};
+  for (TensorView* view : {&problem.query, &problem.key}) {
+    const int64_t sequence = view->sizes[1], heads = view->sizes[2], dim = view->sizes[3];
+    if (registry::flag_option(request, "heads_first", false)) {
+      view->strides = {heads * sequence * dim, dim, sequence * dim, 1};
+    }
+    if (registry::flag_option(request, "packed", false)) {
+      view->strides = {3 * sequence * heads * dim, 3 * heads * dim, dim, 1};
+    }
   }
   const int table = registry::choice_option(request, "table", {"half", "full", "batch", "computed"}, "half");
-  const DType table_dtype = registry::dtype_option(request, "table_dtype", request.dtype);
+  const auto view = [&](DType dtype, std::initializer_list<int64_t> sizes) {
+    return contiguous_view(nullptr, dtype, sizes, request.device);
+  };
   if (table == 3) {
-    const DType dtype = request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    problem.inverse_frequencies = contiguous_view(nullptr, dtype, {problem.pairs()}, request.device);
+    problem.inverse_frequencies = view(statistic_type(request.dtype), {problem.pairs()});
     problem.scale = 1.25;
-    return problem;
+    return;
   }
-  const int64_t width = table == 1 ? problem.rotary_dim : problem.pairs();
-  const int64_t rows = request.shape[1] + (table == 2 ? 0 : 3);
-  problem.cos = contiguous_view(nullptr, table_dtype, {request.shape[0], rows, width}, request.device);
-  if (table != 2) problem.cos = contiguous_view(nullptr, table_dtype, {rows, width}, request.device);
-  problem.sin = problem.cos;
-  return problem;
+  const DType dtype = registry::dtype_option(request, "table_dtype", request.dtype);
+  const int64_t width = table == 1 ? problem.rotary_dim : problem.pairs(), sequence = problem.sequence();
+  problem.cos = problem.sin =
+      table == 2 ? view(dtype, {problem.batch(), sequence, width}) : view(dtype, {sequence + 3, width});
 }
 
 // Shapes that rope is tested and measured on: [batch, sequence, heads, head_dim], every option.
-std::vector<registry::ProblemRequest> shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
-    for (const char* interleaved : {"0", "1"}) {
-      const std::pair<std::string, std::string> mode = {"interleaved", interleaved};
-      add({2, 17, 8, 128}, dtype, {mode});
-      add({1, 33, 4, 64}, dtype, {mode, {"inverse", "1"}, {"key_heads", "1"}, {"table", "full"}});
-      add({2, 9, 6, 80}, dtype, {mode, {"rotary_dim", "32"}, {"key_heads", "2"}});
-      add({2, 9, 3, 96}, dtype, {mode, {"rotary_dim", "64"}, {"in_place", "1"}, {"positions", "int64"}});
-      add({3, 5, 2, 10}, dtype, {mode, {"rotary_dim", "6"}, {"positions", "int32"}});
-      add({2, 7, 5, 72}, dtype, {mode, {"key_heads", "0"}, {"table", "computed"}, {"positions", "int32"}});
-      add({2, 31, 8, 128}, dtype, {mode, {"packed", "1"}, {"key_heads", "2"}, {"table_dtype", "fp32"}});
-      add({2, 13, 4, 64}, dtype, {mode, {"heads_first", "1"}, {"table", "computed"}});
-      add({2, 13, 4, 48}, dtype, {mode, {"heads_first", "1"}, {"table", "batch"}});
-    }
-    add({0, 16, 4, 64}, dtype, {});
-    add({2, 0, 4, 64}, dtype, {});
-    add({1, 1, 1, 2}, dtype, {});
-    add({1, 300, 32, 128}, dtype, {{"key_heads", "8"}});
-  }
-  for (auto& request : add.all) {
-    if (request.dtype != DType::kFloat64) continue;
-    std::erase_if(request.options, [](const auto& option) { return option.first == "table_dtype"; });
-  }
-  return std::move(add.all);
-}
+constexpr const char* kShapes = R"(
+    fp32 bf16 fp16 fp64: 2x17x8x128 interleaved=0,1; 1x33x4x64 interleaved=0,1 inverse=1 key_heads=1 table=full
+    2x9x6x80 interleaved=0,1 rotary_dim=32 key_heads=2
+    2x9x3x96 interleaved=0,1 rotary_dim=64 in_place=1 positions=int64
+    3x5x2x10 interleaved=0,1 rotary_dim=6 positions=int32
+    2x7x5x72 interleaved=0,1 key_heads=0 table=computed positions=int32
+    2x31x8x128 interleaved=0,1 packed=1 key_heads=2 table_dtype=wide
+    2x13x4x64 interleaved=0,1 heads_first=1 table=computed; 2x13x4x48 interleaved=0,1 heads_first=1 table=batch
+    0x16x4x64 2x0x4x64 1x1x1x2; 1x300x32x128 key_heads=8
+)";
 
 }  // namespace
 
-constinit const registry::Operation<Problem> kRotate{
-    .name = "rope",
-    .kernels = registry::kernel_list<kCudaVector, kCudaAny, kCpu, kReference>,
-    .describe = describe,
-    .visit_tensors = visit_tensors,
-    .filling = filling,
-    .make = make,
-    .check = check,
-    .shrink = shrink,
-    .cost = cost,
-    .shapes = shapes};
+constinit const registry::Operation<Problem> kRotate = registry::declared<Problem, kProblemFields>(
+    {.name = "rope",
+     .kernels = registry::kernel_list<kCudaVector, kCudaAny, kCpu, kReference>,
+     .request = {.shape = "batch sequence heads head_dim",
+                 .sizes = "key_heads=heads",
+                 .options = "heads_first packed table table_dtype",
+                 .shrinks = "sequence"},
+     .arrange = arrange,
+     .check = check,
+     .cost = cost,
+     .shapes = kShapes});
 
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Arguments, rotate>("rope", "rope_forward", kFields),

@@ -188,6 +188,7 @@ void rotate(const Arguments& given, Context& context) {
   problem.in_place = has_query ? same_view(arguments.query, arguments.query_output) : is_key_in_place;
   KP_CHECK(!has_key || is_key_in_place == problem.in_place,
            "rope: one output is its input and the other is not; both must be in place or neither");
+  if (problem.in_place) problem.query_output = problem.key_output = {};
   registry::run_best(kRotate, problem, context);
 }
 

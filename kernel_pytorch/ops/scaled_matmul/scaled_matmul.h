@@ -41,13 +41,13 @@ struct Product {
 inline constexpr auto kFields = fields<Product>(
     input<&Product::a>({.shape = "m k", .leads = true, .bucketed = "m", .memory = MemoryLayout::kDenseLast}),
     input<&Product::b>({.shape = "n k", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
-    input<&Product::scale_a>(), input<&Product::scale_b>(),
+    input<&Product::scale_a>({.content = "positive"}), input<&Product::scale_b>({.content = "positive"}),
     optional_input<&Product::bias>({.shape = "n", .memory = MemoryLayout::kContiguous}),
-    optional_input<&Product::output_scale>(),
+    optional_input<&Product::output_scale>({.content = "positive"}),
     option<&Product::output_format>({.name = "dtype", .choices = "fp32 bf16 fp16 e4m3 e5m2", .trial = "output_format"}),
     option<&Product::accurate>({.key = KeyPart::kValue}),
     output<&Product::output>({.shape = "m n", .dtype = "named dtype"}),
-    optional_updated<&Product::amax>({.shape = "1", .dtype = "fp32", .hidden = true}));
+    optional_updated<&Product::amax>({.shape = "1", .dtype = "fp32", .hidden = true, .content = "positive"}));
 
 // Throws Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void multiply(const Product& arguments, Context& context);

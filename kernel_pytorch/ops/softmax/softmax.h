@@ -44,11 +44,12 @@ struct Backward {
   bool masked = false;      // Forward had a mask or was causal
   TensorView grad_input{};  // contiguous; may be grad_output or output itself where that is contiguous
 };
-inline constexpr auto kBackwardFields = fields<Backward>(
-    input<&Backward::grad_output>({.shape = "... columns"}),
-    input<&Backward::output>({.shape = "... columns", .leads = true}), option<&Backward::scale>(),
-    option<&Backward::log>({.key = KeyPart::kValue}), option<&Backward::masked>({.key = KeyPart::kValue}),
-    output<&Backward::grad_input>({.shape = "... columns", .dtype = "output"}));
+inline constexpr auto kBackwardFields =
+    fields<Backward>(input<&Backward::grad_output>({.shape = "... columns"}),
+                     input<&Backward::output>({.shape = "... columns", .leads = true}), option<&Backward::scale>(),
+                     option<&Backward::log>({.key = KeyPart::kValue}),
+                     option<&Backward::masked>({.key = KeyPart::kValue, .trial = "causal"}),
+                     output<&Backward::grad_input>({.shape = "... columns", .dtype = "output"}));
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void forward(const Forward& arguments, Context& context);

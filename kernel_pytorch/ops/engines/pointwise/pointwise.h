@@ -41,7 +41,7 @@ inline constexpr auto kForwardProblem = fields<ForwardProblem>(
     optional_input<&ForwardProblem::gate_bias>({.shape = "columns"}),
     optional_input<&ForwardProblem::up_bias>({.shape = "columns"}),
     optional_input<&ForwardProblem::residual>({.shape = "... columns"}),
-    optional_input<&ForwardProblem::seed>({.shape = "2"}),
+    optional_input<&ForwardProblem::seed>({.shape = "2", .content = "seeds"}),
     option<&ForwardProblem::kind>({.key = KeyPart::kValue, .choices = kKindWords}), option<&ForwardProblem::dropout>(),
     output<&ForwardProblem::output>({.shape = "... columns", .dtype = "gate"}));
 
@@ -69,7 +69,7 @@ inline constexpr auto kBackwardProblem = fields<BackwardProblem>(
     optional_input<&BackwardProblem::up>({.shape = "... columns"}),
     optional_input<&BackwardProblem::gate_bias>({.shape = "columns"}),
     optional_input<&BackwardProblem::up_bias>({.shape = "columns"}),
-    optional_input<&BackwardProblem::seed>({.shape = "2"}),
+    optional_input<&BackwardProblem::seed>({.shape = "2", .content = "seeds"}),
     option<&BackwardProblem::kind>({.key = KeyPart::kValue, .choices = kKindWords}),
     option<&BackwardProblem::dropout>(), output<&BackwardProblem::grad_gate>({.shape = "... columns", .dtype = "gate"}),
     output<&BackwardProblem::grad_up>({.shape = "... columns", .dtype = "gate"}),

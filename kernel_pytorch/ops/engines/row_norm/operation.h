@@ -18,31 +18,21 @@ extern const registry::Kernel<BackwardProblem> kBackwardReference, kBackwardCpu,
 std::span<const registry::Kernel<ForwardProblem>> forward_kernels();
 std::span<const registry::Kernel<BackwardProblem>> backward_kernels();
 
-inline int64_t forward_flops(const ForwardProblem& problem) {
-  return 5 * problem.x.element_count();
-}
-inline int64_t backward_flops(const BackwardProblem& problem) {
-  return 12 * problem.value.element_count();
-}
-
-template <class Problem>
-registry::Filling filling(const Problem&, std::string_view tensor) {
-  return {.content = tensor == "rstd" ? registry::Content::kPositive : registry::Content::kNormal};
-}
-
 template <Norm kNorm, const auto& kFields, auto kCheck>
 constexpr registry::Operation<ForwardProblem> forward_operation(std::string_view name) {
-  return registry::declared<ForwardProblem, kFields, forward_flops>(
-      {.name = name, .kernels = forward_kernels, .filling = filling, .check = kCheck, .shapes = [] {
-         return shapes(kNorm, true);
-       }});
+  return registry::declared<ForwardProblem, kFields>({.name = name,
+                                                      .kernels = forward_kernels,
+                                                      .check = kCheck,
+                                                      .flops_per_element = 5,
+                                                      .shapes = shapes<kNorm, true>});
 }
 template <Norm kNorm, const auto& kFields, auto kCheck>
 constexpr registry::Operation<BackwardProblem> backward_operation(std::string_view name) {
-  return registry::declared<BackwardProblem, kFields, backward_flops>(
-      {.name = name, .kernels = backward_kernels, .filling = filling, .check = kCheck, .shapes = [] {
-         return shapes(kNorm, false);
-       }});
+  return registry::declared<BackwardProblem, kFields>({.name = name,
+                                                       .kernels = backward_kernels,
+                                                       .check = kCheck,
+                                                       .flops_per_element = 12,
+                                                       .shapes = shapes<kNorm, false>});
 }
 
 }  // namespace kernel_pytorch::row_norm

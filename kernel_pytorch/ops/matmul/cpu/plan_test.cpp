@@ -8,7 +8,6 @@
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/ops/matmul/cpu/plan.h"
-#include "kernel_pytorch/ops/matmul/shapes.h"
 #include "kernel_pytorch/registry/declared.h"
 
 namespace kernel_pytorch::matmul {
@@ -60,7 +59,7 @@ std::vector<double> values_of(const TensorView& view) {
 
 void expect_reference(const ProductKernels& kernels, bool takes_all, bool splits = true) {
   int compared = 0;
-  for (const registry::ProblemRequest& request : shapes()) {
+  for (const registry::ProblemRequest& request : kMultiply.shapes()) {
     std::string name;
     bool is_named = false;
     for (int64_t size : request.shape) name += std::to_string(size) + " ";
