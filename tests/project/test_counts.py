@@ -28,7 +28,7 @@ CEILINGS = {
 # Lines of what an op costs outside its kernels.
 MOST_LINES = {
     r"kernel_pytorch/torch/[^/]+\.cpp": 900,
-    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3233,
+    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3232,
     r"python/kernel_pytorch/_ops/[^/]+\.py": 4160,
 }
 

@@ -167,7 +167,6 @@ Backward make_backward(const ProblemRequest& request) {
 }
 
 void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
-  registry::describe_fields(kForwardFields, &problem, key);
   key.field("preactivation", problem.preactivation);
 }
 
