@@ -38,12 +38,11 @@ from ._functions import (
     block_sparse_attention,
     blocksparse_attention,
     flash_attention,
-    grouped_matmul,
-    grouped_matmulv2,
     mean_pooling,
     ring_attention,
     scaled_dot_product_attention,
 )
+from ._grouped import grouped_matmul, grouped_matmulv2
 from ._pending import (
     apply_native_sparse_attention,
     flash_mla,

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import experts as _experts
 from .. import ring as _ring
 from .. import tables as _tables
 from .._call import Array
@@ -19,7 +18,6 @@ from ._configs import (
     AttentionConfig,
     BlockSparseAttentionConfig,
     FlashAttentionConfig,
-    GroupedMatmulConfig,
     MeanPoolingConfig,
     RingAttentionConfig,
     ScaledDotProductAttentionConfig,
@@ -270,47 +268,6 @@ def blocksparse_attention(
 
 
 block_sparse_attention = blocksparse_attention
-
-
-@registered
-def grouped_matmul(
-    lhs: Array,
-    rhs: Array,
-    group_sizes: Array,
-    group_offset: Array | None = None,
-    existing_out: Array | None = None,
-    /,
-    *,
-    preferred_element_type: Any = None,
-    transpose_rhs: bool = False,
-    interpret: bool = False,
-    do_padding: bool = True,
-    precision: Any = None,
-    use_v2: bool = False,
-    platform: Any = None,
-    cfg: Any = None,
-) -> Array:
-    """Rows of lhs [m, k] times the matrix of their group, rhs [groups, k, n] ([groups, n, k] with transpose_rhs).
-
-    Groups follow each other in lhs; rows behind the last are zeros, and existing_out [m, n] is added to all. Both
-    versions of ejKernel are this, and rows need no padding.
-    """
-    name = "grouped_matmul"
-    checked(name, platform, cfg, GroupedMatmulConfig, interpret=interpret, group_offset=group_offset is not None)
-    allows_tf32(name, precision)  # sums are fp32 whatever it asks for
-    del do_padding, use_v2
-
-    def local(lhs: Any, rhs: Any, sizes: Any, existing: Any) -> Any:
-        ends = jnp.cumsum(jnp.asarray(sizes)).astype(jnp.int32)
-        output = _experts.grouped_matmul(
-            lhs, rhs, ends, transpose_weight=transpose_rhs, out_dtype=preferred_element_type
-        )
-        return output if existing is None else output + existing
-
-    return run(name, local, (lhs, rhs, group_sizes, existing_out), cfg)  # type: ignore[no-any-return]
-
-
-grouped_matmulv2 = grouped_matmul
 
 
 @registered
