@@ -8,8 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._shape_rules import Sizes, fits, form_of, forms
-from ._arguments import seed_words
-from ._call import Array, call
+from ._call import Array, call, seed_words
 from ._gradients import differentiable
 from ._mods import Mod, programs_of
 from .block_masks import BlockMask, masked

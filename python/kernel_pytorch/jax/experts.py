@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._arguments import same_type
-from ._call import Array, call
+from ._call import Array, call, same_type
 from ._gradients import differentiable
 from .pointwise import activation as activate
 from .pointwise import gated_activation

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._arguments import parameter_for, seed_words
-from ._call import Array, call, name_of_dtype
+from ._call import Array, call, name_of_dtype, parameter_for, seed_words
 
 _GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 _FORMATS = (jnp.float8_e4m3fn, jnp.float8_e5m2)

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import parameter_for
-from ._call import Array, call, int64_words
+from ._call import Array, call, int64_words, parameter_for
 from ._gradients import differentiable, reverse_only
 from ._sharding import has_mesh
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ._arguments import parameter_for, same_type
-from ._call import Array, call
+from ._call import Array, call, parameter_for, same_type
 from ._gradients import differentiable
 from .pointwise import activation as activate
 

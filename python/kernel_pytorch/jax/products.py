@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _plain
-from ._arguments import same_type
-from ._call import Array, call
+from ._call import Array, call, same_type
 from ._gradients import differentiable, reverse_only
 from .pointwise import gated_activation
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._shape_rules import declared
-from ._arguments import parameter_for, same_type
-from ._call import Array, attribute, call
+from ._call import Array, attribute, call, parameter_for, same_type
 from ._gradients import differentiable
 from ._workspace import call_on_host
 
