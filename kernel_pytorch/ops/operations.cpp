@@ -18,6 +18,7 @@
   OP(embedding)            \
   OP(mean_pooling)         \
   OP(rope)                 \
+  OP(norm_rope)            \
   OP(attention)            \
   OP(block_list)           \
   OP(moe_routing)          \

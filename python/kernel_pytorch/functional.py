@@ -39,6 +39,7 @@ from ._ops.linear_cross_entropy import linear_cross_entropy
 from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
 from ._ops.moe import Routing, moe_combine, moe_mlp, route, route_chosen
+from ._ops.norm_rope import norm_rope
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
 from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
@@ -79,6 +80,7 @@ __all__ = [
     "mlp",
     "moe_combine",
     "moe_mlp",
+    "norm_rope",
     "parallel_cross_entropy",
     "quantize",
     "reglu",

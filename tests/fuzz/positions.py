@@ -86,6 +86,28 @@ def rope(d: Draw, name: str) -> Case:
     return _spoil(d, case, rows)
 
 
+def _norm_rope(x: Tensor, weight: Any, cos: Tensor, sin: Tensor, eps: float, weight_offset: float, rotary_dim: int,
+               heads_first: bool) -> Any:  # fmt: skip
+    normal = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    normal = normal if weight is None else normal * (weight + weight_offset)
+    return _rope(normal, None, cos, sin, False, None, heads_first, rotary_dim)
+
+
+@generates("norm_rope")
+def norm_rope(d: Draw, name: str) -> Case:
+    dtype, batch, sequence, heads = d.dtype(), d.size(4), d.size(40), d.size(6)
+    size = 2 * d.size(40, empty=0.0)
+    rotary, heads_first = 2 * d.between(1, size // 2), d.maybe(0.4)
+    x = d.tensor([batch, heads, sequence, size] if heads_first else [batch, sequence, heads, size], dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    weight = d.some(d.tensor([size], dtype if d.maybe() else wide), 0.8)
+    angles = torch.rand(sequence + d.between(0, 9), rotary // 2, generator=d.generator, dtype=torch.float64) * 6.28
+    table = dtype if d.maybe() else wide
+    cos, sin = (d.laid_out(one.to(table)) for one in (angles.cos(), angles.sin()))
+    options = {"eps": 1e-3, "weight_offset": d.choice((0.0, 1.0)), "rotary_dim": rotary, "heads_first": heads_first}
+    return Case((x, weight, cos, sin), options, _norm_rope, roundings=8, names=("norm_rope",))
+
+
 def _check_in_place(case: Case, before: list[Any], tables: list[Tensor]) -> str | None:
     wanted = _rope(before[0], before[1], tables[0], tables[1], **case.options)
     actual = [x for x in case.args[:2] if x is not None]

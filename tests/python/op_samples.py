@@ -206,6 +206,7 @@ def _attention(seed: Tensor) -> None:
     functional.attention_part_backward_(*gradients, torch.randn(2, 2, 4, 8), *whole, output, lse, lse * 0 + 1, **some)
     cos, sin = functional.rope_tables(4, 8)
     _both(functional.rope, leaf(2, 4, 2, 8), leaf(2, 4, 2, 8), cos, sin, positions=torch.arange(4))
+    _both(functional.norm_rope, leaf(2, 4, 2, 8), leaf(8), cos, sin)
     functional.rope_(torch.randn(2, 4, 2, 8), torch.randn(2, 4, 2, 8), cos, sin, positions=torch.arange(4))
     _both(functional.rope_from_frequencies, leaf(2, 4, 2, 8), leaf(2, 4, 2, 8), functional.rope_frequencies(8)[0])
 

@@ -73,14 +73,40 @@ def _match(pattern: str, pair: list[Rotation], before: list[Any]) -> Match | Ref
     inner = [node for one in before if one is not None for node in (*one[0].nodes, *one[1])]
     nodes = list(dict.fromkeys([*inner, *(node for one in pair for node in one.nodes)]))
     tables = first.tables
-    emit = _Rotate(pair, [None if one is None else one[0] for one in before])
+    normed = [one[0] for one in before if one is not None]
+    is_one = normed and not first.interleaved and all(dtype(one.x) is dtype(one.output) for one in normed)
+    emit = _NormAndRotate(pair, normed) if is_one else _Rotate(pair, [one and one[0] for one in before])
     outputs = [one.output for one in pair]
     derived = (*tables, first.cos, first.sin)
     return Match(pattern, nodes, outputs, [Candidate("ours", emit, tables)], first.detail, derived=derived)
 
 
+class _NormAndRotate:
+    """Emits one call for each of a query and its key, with its norm."""
+
+    def __init__(self, pair: list[Rotation], normed: list[Norm]) -> None:
+        self.pair, self.normed = pair, normed
+
+    def __call__(self, add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
+        cos, sin = (at(one) for one in self.pair[0].tables)
+        found = []
+        for one, norm in zip(self.pair, self.normed):
+            heads_first = not one.lies_sequence_first
+            x = _in_order(add, at(norm.x), one.heads_first is (norm.output is one.x), heads_first)
+            weight = None if norm.weight is None else at(norm.weight)
+            numbers = (norm.eps, norm.weight_offset, one.columns, heads_first)
+            (turned,) = add.op("norm_rope", x, weight, cos, sin, *numbers)
+            found.append(_in_order(add, turned, heads_first, one.heads_first))
+        return found
+
+
+def _in_order(add: Emitter, x: Node, is_first: bool, wants_first: bool) -> Node:
+    """With heads before positions or behind."""
+    return x if is_first == wants_first else add.call(aten.transpose.int, x, 1, 2)
+
+
 class _Rotate:
-    """Emits one call for a query and its key, with the norms before it."""
+    """Emits one call for a query and its key, with calls of the norms before it."""
 
     def __init__(self, pair: list[Rotation], normed: list[Norm | None]) -> None:
         self.pair, self.normed = pair, normed
@@ -95,15 +121,12 @@ class _Rotate:
         key = turned[1] if len(turned) > 1 else None
         numbers = (1.0, first.columns, first.interleaved, heads_first)
         found = add.op("rope", turned[0], key, cos, sin, None, None, *numbers)[: len(turned)]
-        return [
-            one if heads_first == rotation.heads_first else add.call(aten.transpose.int, one, 1, 2)
-            for one, rotation in zip(found, self.pair)
-        ]
+        return [_in_order(add, one, heads_first, rotation.heads_first) for one, rotation in zip(found, self.pair)]
 
     def _operand(self, add: Emitter, at: Callable[[Node], Node], i: int, heads_first: bool) -> Node:
         """In the order in which it is turned; the norm of it if there is one, whose rows are the same in both."""
         one, norm = self.pair[i], self.normed[i]
         source = one.x if norm is None else norm.x
         is_first = one.heads_first if norm is None else one.heads_first is (norm.output is one.x)
-        x = at(source) if is_first == heads_first else add.call(aten.transpose.int, at(source), 1, 2)
+        x = _in_order(add, at(source), is_first, heads_first)
         return x if norm is None else emit_norm(norm)(add, lambda node: x if node is source else at(node))[0]
