@@ -25,7 +25,13 @@ constexpr const char* kSm90Columns = "columns of the output are no multiple of 8
 constexpr const char* kBiasType = "bias has neither the output's type nor fp32";
 constexpr const char* kHalves = "packed gates are no multiple of 64";
 
+// A first version hung on an H200 where a tile has more stages than the ring (NOTES.md). The cause is mended, and the
+// kernel has not run since: until it has, nobody is given it.
+constexpr bool kHasRunOnGpu = false;
+constexpr const char* kNotRun = "has not run on a GPU since a deadlock in it was mended";
+
 const char* common_obstacle(DType dtype, const DeviceInfo& device) {
+  if (!kHasRunOnGpu) return kNotRun;
   if (const char* obstacle = cuda_obstacle(dtype, device)) return obstacle;
   if (device.cuda.capability() != 90) return kNeedsWgmma;
   return size_of(dtype) == 2 ? nullptr : kSm90Needs16Bit;

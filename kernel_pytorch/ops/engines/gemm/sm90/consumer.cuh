@@ -7,6 +7,7 @@
 #include "kernel_pytorch/cuda/tile/matrix_descriptor.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/epilogue.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/exchange.cuh"
+#include "kernel_pytorch/ops/engines/gemm/sm90/grouped_producer.cuh"
 
 namespace kernel_pytorch::product {
 
@@ -97,7 +98,8 @@ class Sm90Consumer {
 
   // Descriptors hold 18 bits of an address; those above name the block of a cluster.
   static constexpr uint32_t kDescriptorAddresses = 0x3ffff;
-  static constexpr int kLag = 2;
+  // Not so far behind that the producer, which publishes copies by threads late, would need a stage back before it.
+  static constexpr int kLag = copies_lines(kOperands) && kConfig.stages < 6 ? 1 : 2;
   static_assert(kLag < kConfig.stages);
 
   __device__ __forceinline__ uint32_t stage_address() const {

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing, grouped products, the experts' MLPs."""
+"""Routing of tokens to experts, and the experts' MLPs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._call import Array, call, same_type
-from ._gradients import differentiable
-from .pointwise import activation as activate
-from .pointwise import gated_activation
-
-_GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}
-_KINDS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared", "sigmoid", "tanh")
-_CLAMPED, _INTERLEAVED = "swiglu_clamped", "_interleaved"
+from .._call import Array, call
+from .._gradients import differentiable
+from .grouped import activation_of
 
 
 class Routing(NamedTuple):
@@ -133,69 +128,9 @@ def moe_mlp(
     for name in ("gate_up", "down", "gate_up_bias", "down_bias"):
         if tensors[name] is not None:
             tensors[name] = jnp.asarray(tensors[name], x.dtype)
-    options = {**_activation_of("moe_mlp", activation, limit, slope), "transposed": bool(transposed)}
+    options = {**activation_of("moe_mlp", activation, limit, slope), "transposed": bool(transposed)}
     saves = (*tensors, "preactivation")
     return differentiable("moe_mlp", tensors, options, _mlp_gradient, saves=saves)[0].reshape(x.shape)  # type: ignore[no-any-return]
-
-
-def grouped_matmul(
-    x: Array,
-    weight: Array,
-    offsets: Array,
-    *,
-    bias: Array | None = None,
-    activation: str | None = None,
-    gather: Array | None = None,
-    transpose_weight: bool = False,
-    limit: float = 7.0,
-    slope: float = 1.702,
-    out_dtype: Any = None,
-) -> Array:
-    """Row r of x times the matrix of r's group; rows behind the last group are zeros.
-
-    Args:
-        x: [rows, k], or with gather [any, k].
-        weight: [groups, k, n], or with transpose_weight [groups, n, k]; bias: [groups, n].
-        offsets: [groups], where each group ends, or [groups + 1] with a 0 in front. Groups may be empty.
-        activation: None, gelu, silu, relu, ...; or a gate: swiglu, geglu, reglu, glu take the first half of the columns
-            as gates, swiglu_interleaved and so on take gate, up, gate, up. swiglu_clamped is gpt-oss'.
-        gather: [rows]: row r is x[gather[r]].
-        limit, slope: of swiglu_clamped.
-        out_dtype: float32, where x is narrower.
-    """
-    x, weight = same_type(jnp.asarray(x), jnp.asarray(weight))
-    if weight.ndim != 3:
-        raise ValueError(f"grouped_matmul: weight has shape {list(weight.shape)}; it must be [groups, k, n]")
-    matrices = jnp.swapaxes(weight, 1, 2) if transpose_weight else weight
-    offsets = jnp.asarray(offsets)
-    ends = (offsets[1:] if offsets.shape == (matrices.shape[0] + 1,) else offsets).astype(jnp.int32)
-    gather = None if gather is None else jnp.asarray(gather).astype(jnp.int32)
-    rows = x.shape[0] if gather is None else gather.shape[0]
-    chosen = _activation_of("grouped_matmul", activation, limit, slope)
-    tensors = {
-        "a": x, "b": matrices, "offsets": ends, "gather": gather,
-        "bias": None if bias is None else jnp.asarray(bias, x.dtype),
-    }  # fmt: skip
-    options = {**_activation_of("grouped_matmul", None), "rows": rows}
-    types = {} if out_dtype is None else {"output_dtype": out_dtype}
-    saves = ("a", "b", "offsets", "gather", "bias")
-    v = differentiable("grouped_matmul", tensors, options, _grouped_gradient, saves=saves, types=types)[0]
-    return _activated(v, chosen)
-
-
-def ragged_dot(
-    lhs: Array, rhs: Array, group_sizes: Array, precision: Any = None, preferred_element_type: Any = None,
-    group_offset: Array | None = None,
-) -> Array:  # fmt: skip
-    """jax.lax.ragged_dot by `grouped_matmul`: lhs [m, k], rhs [groups, k, n], group_sizes [groups].
-
-    Sums are fp32, whatever `precision` asks for; group_offset is not supported, as in jax.lax.
-    """
-    if group_offset is not None:
-        raise NotImplementedError("ragged_dot: group_offset is not supported; give the groups that rhs has")
-    del precision
-    ends = jnp.cumsum(jnp.asarray(group_sizes)).astype(jnp.int32)
-    return grouped_matmul(lhs, rhs, ends, out_dtype=preferred_element_type)
 
 
 def _check_capacity(op: str, capacity: int | None) -> None:
@@ -210,33 +145,6 @@ def _pairs(one: Array) -> Array:
 def _with_leading(routing: Routing, shape: tuple[int, ...]) -> Routing:
     pairs = {name: getattr(routing, name).reshape(shape) for name in ("weights", "experts", "row_of_token")}
     return routing._replace(**pairs)
-
-
-def _activation_of(op: str, name: str | None, limit: float = 7.0, slope: float = 1.702) -> dict[str, Any]:
-    if name is None or name in _KINDS:
-        return {"form": "plain", "activation": name or "identity", "limit": 0.0, "slope": float(slope)}
-    gate = name.removesuffix(_INTERLEAVED)
-    form = "packed_gated" if gate == name else "gated"
-    if gate == _CLAMPED:
-        if limit <= 0:
-            raise ValueError(f"{op}: limit is {limit}; it must be positive")
-        return {"form": form, "activation": "silu", "limit": float(limit), "slope": float(slope)}
-    if gate not in _GATES:
-        known = ", ".join((*_KINDS, *_GATES, _CLAMPED))
-        raise ValueError(f'{op}: activation is "{name}"; it is one of {known}, gates also with {_INTERLEAVED}')
-    return {"form": form, "activation": _GATES[gate], "limit": 0.0, "slope": float(slope)}
-
-
-def _activated(v: Array, chosen: dict[str, Any]) -> Array:
-    """The activation as an op of its own, which has a gradient."""
-    kind, limit = chosen["activation"], chosen["limit"]
-    if chosen["form"] == "plain":
-        return v if kind == "identity" else activate(v, kind)
-    gate, up = (v[..., ::2], v[..., 1::2]) if chosen["form"] == "gated" else jnp.split(v, 2, -1)
-    if not limit:
-        return gated_activation(gate, up, kind)
-    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-    return gate * jax.nn.sigmoid(chosen["slope"] * gate) * (up + 1)
 
 
 def _route_gradient(values: Any, grads: Any, wanted: Any) -> Any:
@@ -263,26 +171,3 @@ def _mlp_gradient(values: Any, grads: Any, wanted: Any) -> Any:
     asked = tuple("input_grad" if name == "x" else f"{name}_grad" for name in wanted)
     outputs = call("moe_mlp_backward", tensors, options, wanted=asked)
     return {name: outputs[f"grad_{name}"] for name in wanted}
-
-
-def _grouped_gradient(values: Any, grads: Any, wanted: Any) -> Any:
-    x, matrices, gather, offsets = values["a"], values["b"], values.get("gather"), values["offsets"]
-    grad = grads["output"].astype(x.dtype)
-    gradients = {}
-    if "a" in wanted:
-        tensors = {"a": grad, "b": jnp.swapaxes(matrices, 1, 2), "offsets": offsets, "gather": None, "bias": None}
-        options = {**_activation_of("grouped_matmul", None), "rows": grad.shape[0]}
-        of_rows = call("grouped_matmul", tensors, options)["output"]
-        if gather is not None:  # rows in no group are zeros, whatever their index is
-            indices = {"grad_output": of_rows, "indices": jnp.maximum(gather, 0)}
-            of_rows = next(
-                iter(call("embedding_backward", indices, {"rows": x.shape[0], "padding_index": -1}).values())
-            )
-        gradients["a"] = of_rows
-    if "b" in wanted:
-        tensors = {"a": x, "b": grad, "offsets": offsets, "gather_a": gather, "gather_b": None}
-        gradients["b"] = call("grouped_matmul_weight", tensors, {})["output"]
-    if "bias" in wanted:
-        tensors = {"x": grad, "offsets": offsets, "gather": None, "factors": None}
-        gradients["bias"] = call("group_sums", tensors, {})["output"]
-    return gradients

@@ -1,0 +1,11 @@
+"""Mixtures of experts: routing, grouped products, the experts' MLPs."""
+
+from __future__ import annotations
+
+from .grouped import grouped_matmul as grouped_matmul
+from .grouped import ragged_dot as ragged_dot
+from .mixture import Routing as Routing
+from .mixture import moe_combine as moe_combine
+from .mixture import moe_mlp as moe_mlp
+from .mixture import route as route
+from .mixture import route_chosen as route_chosen
