@@ -45,6 +45,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "linear_cross_entropy": "linear layer and cross entropy",
     "llama_block": "a Llama block without its GEMMs and attention",
     "matmul_cuda": "GEMMs",
+    "optimize_architectures": "architectures of Hugging Face by `optimize`",
     "optimize_models": "whole models by `optimize`",
     "optimize_models, ways forced": "a Llama block, each variant of `optimize` forced",
     "overhead": "calls on 4x64 elements, host time included",

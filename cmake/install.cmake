@@ -34,7 +34,8 @@ install(FILES ${CMAKE_BINARY_DIR}/kernel_pytorch-config.cmake ${CMAKE_BINARY_DIR
 
 if(SKBUILD)
   # A script of a wheel cannot know where the package's libraries lie, so `kpt` on the PATH finds the package and becomes its bin/kpt.
-  # The course of `kpt learn`.
+  # The course of `kpt learn`, and the one shipped device header that its kernels need on a CPU.
   install(DIRECTORY learn DESTINATION . PATTERN "__pycache__" EXCLUDE)
+  install(FILES kernel_pytorch/cuda/tile/fragment.cuh DESTINATION learn/support/on_cpu/kernel_pytorch/cuda/tile)
   install(PROGRAMS tools/kpt_script.py DESTINATION ${SKBUILD_SCRIPTS_DIR} RENAME kpt)
 endif()

@@ -3,12 +3,14 @@
 ```python   all blocks of a document run in order, in one process of its own
 ```cpp      each block is a program: compiled against the installed tree and run
 ```bash     only with the word `run` behind it ("```bash run"); the others are for the reader's own machine
-A block with the word `gpu` behind it is skipped where there is no CUDA device.
+A block with the word `gpu` behind it is skipped where there is no CUDA device. The code cells of a notebook are its
+Python blocks.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -30,7 +32,14 @@ class Block:
     line: int
 
 
+def cells_of(notebook: Path) -> list[Block]:
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    return [Block("python", set(), f"# cell {i + 1}\n{''.join(cell['source'])}\n", 0) for i, cell in enumerate(cells)]
+
+
 def blocks_of(document: Path) -> list[Block]:
+    if document.suffix == ".ipynb":
+        return cells_of(document)
     text = document.read_text()
     return [
         Block(match[1], set(match[2].split()), match[3], text.count("\n", 0, match.start()) + 1)
@@ -39,7 +48,8 @@ def blocks_of(document: Path) -> list[Block]:
 
 
 def documents() -> list[Path]:
-    return [page for folder in (ROOT, ROOT / "docs", ROOT / "learn") for page in sorted(folder.glob("*.md"))]
+    pages = [page for folder in (ROOT, ROOT / "docs", ROOT / "learn") for page in sorted(folder.glob("*.md"))]
+    return [*pages, *sorted((ROOT / "examples/notebooks").glob("*.ipynb"))]
 
 
 class Runner:

@@ -114,7 +114,7 @@ void add_bench(Command root) {
   Command command = root.subcommand("bench", "Time kernels against a copy of the same bytes");
   auto arguments = std::make_shared<BenchArguments>();
   add_problem_arguments(command, arguments->problem, Need::kOptional);
-  command
+  command.also_called("benchmark")
       .flag("--all,-a", arguments->every_kernel, "every supported kernel with every config, not the chosen one alone")
       .number("--seconds", arguments->seconds_each, "of measuring for each row", 0, 3600)
       .text("--save", arguments->save_path, "add the samples to this file, as one run")

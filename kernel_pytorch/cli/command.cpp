@@ -108,6 +108,11 @@ Command& Command::choice(const std::string& name, std::string& value, const std:
   return *this;
 }
 
+Command& Command::also_called(const std::string& name) {
+  app_.alias(name);
+  return *this;
+}
+
 Command& Command::footer(const std::string& text) {
   app_.footer(text);
   return *this;

@@ -48,6 +48,7 @@ class Command {
   Command& number(const std::string& names, double& value, const std::string& help, double least, double greatest);
   Command& choice(const std::string& name, std::string& value, const std::string& help,
                   const std::vector<std::string>& choices, Need need = Need::kOptional);
+  Command& also_called(const std::string& name);
   Command& footer(const std::string& text);
   void runs(Run run);
 

@@ -163,11 +163,6 @@ int64_t bytes_of_fields(const Fields& fields, const void* problem) {
   return bytes;
 }
 
-int64_t batches_within(const TensorView& view, int64_t elements) {
-  const int64_t batch = std::max<int64_t>(view.sizes[0], 1);
-  return std::clamp<int64_t>(elements / std::max<int64_t>(view.element_count() / batch, 1), 1, batch);
-}
-
 void shrink_fields(const Fields& fields, void* problem, int64_t elements, std::string_view dimension) {
   const Shape* leading = picked_shape(fields, leading_input(fields), problem);
   if (leading == nullptr || leading->rank == 0) return;
@@ -195,6 +190,27 @@ void shrink_fields(const Fields& fields, void* problem, int64_t elements, std::s
   }
   const int64_t kept = std::clamp<int64_t>(elements / widest, 1, most);
   for (int64_t* size : sizes) *size = std::min(*size, kept);
+  // What is computed of that dimension follows.
+  DimensionSizes after(fields);
+  for (const Field& field : fields.all) {
+    if (field.is_tensor() && field.role != FieldRole::kUnused) after.bind(field, field.tensor(problem), problem);
+  }
+  for (size_t i = 0; i < fields.dimensions.size(); ++i) {
+    const int8_t option = fields.dimensions[i].option;
+    if (option >= 0) after.set(static_cast<int>(i), fields[option].value<int64_t>(problem));
+  }
+  for (const Field& field : fields.all) {
+    const bool is_tensor = field.is_tensor() && field.role != FieldRole::kUnused && field.tensor(problem).is_present();
+    const Shape* shape = is_tensor ? picked_shape(fields, field, problem) : nullptr;
+    for (int i = 0; shape != nullptr && shape->rank == field.tensor(problem).rank && i < shape->rank; ++i) {
+      const int16_t dimension = shape->dimensions[static_cast<size_t>(i)];
+      if (dimension < 0) continue;
+      const Dimension& computed = fields.dimensions[static_cast<size_t>(dimension)];
+      if (computed.operation == 0 || (computed.left != cut && computed.right != cut)) continue;
+      int64_t& size = field.tensor(problem).sizes[static_cast<size_t>(i)];
+      size = std::min(size, after.size_of(dimension).value_or(size));
+    }
+  }
 }
 
 void detail::describe_declared(const Fields& fields, const void* problem, tuning::KeyBuilder& key) {

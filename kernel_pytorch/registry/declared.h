@@ -31,9 +31,6 @@ std::vector<std::string_view> option_names(const Fields& fields);
 // much that none of them has more than `elements` elements. Any dimensions in front are one after an op's check; where
 // they did not merge, the problem stays.
 void shrink_fields(const Fields& fields, void* problem, int64_t elements, std::string_view dimension = {});
-// How many of a tensor's batches, its first dimension, have no more than `elements` elements; at least one.
-int64_t batches_within(const TensorView& view, int64_t elements);
-
 // A TensorVisitor: moves a tensor to a Device.
 KP_EXPORT void set_device(void* device, std::string_view name, Role role, TensorView& view);
 

@@ -33,7 +33,7 @@ def run_step(number: int, cuda: bool, quick: bool) -> tuple[Result, list[Row]]:
         raise RuntimeError("learn: --cuda needs a CUDA GPU and a torch that sees it")
     if this.needs_gpu and not gpu:
         result = run.preview(this)
-        result.notes.append("There is no GPU here, so nothing was timed; the page shows what an H200 measured.")
+        result.notes.append("There is no GPU here, so nothing was timed; the page says what to expect and why.")
         return result, []
     earlier = [row for before in this.before for row in run.run(step(before), quick).rows]
     result = run.run(this, quick, report.show)

@@ -18,6 +18,10 @@ ON_CPU = [*FLAGS, "-O1", "-fno-pie", "-no-pie", "-Wno-unknown-pragmas", f"-I{LEA
 CHECK = [*ON_CPU, "-O0"]  # exercises are small, and the reader waits for the compiler
 
 
+class NoCompilerError(RuntimeError):
+    """There is no NVRTC on this machine; the message has the cure."""
+
+
 def cache_folder() -> Path:
     named = os.environ.get("KERNEL_PYTORCH_CACHE_DIR")
     general = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -93,6 +97,8 @@ def compile_cuda(source: Path, entry: str, architecture: str) -> tuple[Path, dic
         words = ["compile", "--source", inlined, "--entry", entry, "--arch", architecture, "--output", cubin, "--json"]
         done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
         inlined.unlink()
+        if "no NVRTC" in done.stderr:
+            raise NoCompilerError(f"{source.name} was not compiled: {done.stderr.strip()}")
         if done.returncode != 0:
             raise RuntimeError(f"{source.name} does not compile: {done.stderr.strip()}")
         report.write_text(done.stdout)

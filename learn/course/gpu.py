@@ -21,8 +21,7 @@ _SUPPORT = build.LEARN / "support"
 
 @cache
 def _driver() -> ctypes.CDLL:
-    torch.cuda.init()
-    torch.cuda.current_stream()  # makes torch's context the current one
+    torch.zeros(1, device="cuda")  # makes torch's context the current one
     return ctypes.CDLL("libcuda.so.1")
 
 

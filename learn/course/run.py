@@ -55,7 +55,11 @@ def preview(step: Step) -> Result:
         result = parse(done.stdout)
         if done.returncode != 0:
             result.failure = f"step {step.number}: the kernel's result is wrong on the CPU"
-    _, report = build.compile_cuda(step.path / step.source, step.entries[0], GPU_ARCHITECTURE)
+    try:
+        _, report = build.compile_cuda(step.path / step.source, step.entries[0], GPU_ARCHITECTURE)
+    except build.NoCompilerError as error:
+        result.notes.append(str(error))
+        return result
     result.notes.append(
         f"{', '.join(step.entries)} compiled for {GPU_ARCHITECTURE}: {report['registers']} registers per thread, "
         f"{report['spill_bytes']} bytes spilled"

@@ -1,4 +1,5 @@
-"""`python -m kernel_pytorch ...` becomes `kpt ...`: the program next to the package, or of the checkout's build."""
+"""`python -m kernel_pytorch ...` becomes `kpt ...`: the program next to the package, or of the checkout's build.
+Without words it is the doctor."""
 
 from __future__ import annotations
 
@@ -13,4 +14,4 @@ if __name__ == "__main__":
     except ImportError as error:
         sys.exit(str(error))
     os.environ.setdefault("KERNEL_PYTORCH_PYTHON", sys.executable)
-    os.execv(program, [program, *sys.argv[1:]])
+    os.execv(program, [program, *(sys.argv[1:] or ["doctor"])])

@@ -9,12 +9,24 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
 from . import __version__
+from ._paths import program_path
+
+
+def collect_env() -> str:
+    """What a report of a problem needs: operating system, Python, packages, devices, NVRTC and settings, as `kpt
+    doctor` says it. Raises ImportError where the program is missing."""
+    program = str(program_path("kpt"))
+    environment = {**os.environ, "KERNEL_PYTORCH_PYTHON": sys.executable, "NO_COLOR": "1"}
+    # Exit code 1 means that the doctor found a problem, which is what the text is for.
+    said = subprocess.run([program, "doctor"], env=environment, capture_output=True, text=True, check=False)
+    return f"{platform.platform()}\n{said.stdout}{said.stderr}"
 
 
 class Finding(NamedTuple):

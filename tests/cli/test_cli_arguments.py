@@ -60,7 +60,7 @@ def test_help_lists_every_command(kpt: Kpt) -> None:
     result = kpt("--help")
     assert result.returncode == 0
     for command in COMMANDS:
-        assert f"\n  {command} " in result.stdout
+        assert f"\n  {command} " in result.stdout.replace("bench, benchmark", "bench")
         inner = kpt(command, "--help")
         assert inner.returncode == 0, inner.stderr
         assert inner.stderr == ""

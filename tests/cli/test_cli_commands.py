@@ -196,6 +196,25 @@ def test_bench_measures_against_a_copy(kpt: Kpt) -> None:
     assert "OF A COPY" in kpt(*arguments).stdout
 
 
+def test_bench_has_a_longer_name(kpt: Kpt) -> None:
+    result = kpt("benchmark", "rms_norm_forward", "--shape", "5x64", "--seconds", "0.01")
+    assert result.returncode == 0 and "OF A COPY" in result.stdout
+
+
+def test_compile_takes_a_source_of_ones_own(kpt: Kpt, tmp_path: Path) -> None:
+    source, cubin = tmp_path / "mine.cu", tmp_path / "mine.cubin"
+    source.write_text(
+        '#include "kernel_pytorch/cuda/tile/reduce.cuh"\n'
+        'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }\n'
+    )
+    words = ("compile", "--source", str(source), "--arch", "sm_90a", "--output", str(cubin))
+    result = kpt(*words, "--entry", "twice", "--strict")
+    assert result.returncode == 0, result.stderr
+    assert cubin.read_bytes()[:4] == b"\x7fELF" and "function twice" in result.stdout
+    wrong = kpt(*words, "--entry", "thrice")
+    assert wrong.returncode == 1 and "thrice" in wrong.stderr
+
+
 def test_verify_counts_what_it_checked(kpt: Kpt) -> None:
     result = kpt("verify", "layer_norm", "--shape", "33x777", "--dtype", "bf16", "--option", "residual=1")
     assert result.returncode == 0, result.stdout

@@ -75,6 +75,24 @@ def test_mean_pooling_is_both() -> None:
     same(ej.mean_pooling(x[:, :, 0]), x[:, :, 0].mean(1))
 
 
+def test_grouped_matmul_and_its_gradients() -> None:
+    lhs, rhs = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((9, 6), (3, 6, 5))))
+    sizes = jnp.array([4, 0, 3])
+
+    def reference(lhs: Any, rhs: Any) -> Any:
+        return jnp.concatenate([lhs[:4] @ rhs[0], lhs[4:7] @ rhs[2], jnp.zeros((2, 5))])
+
+    same(ej.grouped_matmul(lhs, rhs, sizes), reference(lhs, rhs))
+    same(ej.grouped_matmulv2(lhs, jnp.swapaxes(rhs, 1, 2), sizes, transpose_rhs=True), reference(lhs, rhs))
+    same(ej.grouped_matmul(lhs, rhs, sizes, None, jnp.ones((9, 5))), reference(lhs, rhs) + 1)
+    ours, expected = (
+        jax.grad(lambda lhs, rhs, f=f: (f(lhs, rhs) ** 2).sum(), (0, 1))(lhs, rhs)
+        for f in (lambda lhs, rhs: ej.grouped_matmul(lhs, rhs, sizes), reference)
+    )
+    for one, other in zip(ours, expected, strict=True):
+        same(one, other, 1e-4)
+
+
 def test_registry() -> None:
     assert {"flash_attention", "ring_attention", "mean_pooling"} <= set(ej.kernel_registry.list_algorithms())
     assert ej.kernel_registry.get("flash_attention") is ej.flash_attention

@@ -17,18 +17,19 @@ MOST_FILES = 20
 # Folders that have more today.
 CEILINGS = {
     "kernel_pytorch/base": 30,
-    "kernel_pytorch/cli": 35,
+    "kernel_pytorch/cli": 36,
     "kernel_pytorch/expression": 25,
-    "kernel_pytorch/jit": 22,
+    "kernel_pytorch/jit": 23,
     "kernel_pytorch/registry": 37,
     "kernel_pytorch/tuning": 23,
     "python/kernel_pytorch/_optimize": 28,
+    "python/kernel_pytorch/jax": 21,
 }
 # Lines of what an op costs outside its kernels.
 MOST_LINES = {
     r"kernel_pytorch/torch/[^/]+\.cpp": 900,
-    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3440,
-    r"python/kernel_pytorch/_ops/[^/]+\.py": 4156,
+    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3233,
+    r"python/kernel_pytorch/_ops/[^/]+\.py": 4160,
 }
 
 

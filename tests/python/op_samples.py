@@ -162,7 +162,7 @@ def _experts() -> None:
     _both(functional.grouped_matmul, leaf(4, 8), leaf(2, 4, 8), offsets, transpose_weight=True)
     ops.group_sums(torch.randn(3, 4), offsets, gather, torch.rand(4), None)
     routing = functional.route(leaf(3, 4), 2, bias=torch.randn(4))
-    (routing.weights.sum() + routing.aux_loss + routing.z_loss).backward()
+    (routing.weights.square().sum() + routing.aux_loss + routing.z_loss).backward()
     with torch.no_grad():
         routing = functional.route(torch.randn(3, 4), 2, bias=torch.randn(4))
     functional.route_chosen(torch.tensor([[0, 2], [3, 1]]), torch.rand(2, 2), 4)

@@ -471,3 +471,37 @@ def test_a_capture_sends_what_was_sent_before() -> None:
         assert torch.tensor([3.0]).to("meta").item() == 7.0  # what the earlier run had made
     with pytest.raises(RuntimeError, match="other numbers"), capturing.uploaded([(number, number)]):
         torch.tensor([4.0]).to("meta")
+
+
+class Asking(nn.Module):
+    """As transformers with its masks: asks for a number that is always the same, unless a stream captures."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            return x * 1000
+        return x + 1 if bool((torch.arange(3, device=x.device) >= 0).all()) else x
+
+
+def check_the_same_way(device: str) -> None:
+    graph, x = PyGraph(Asking().eval(), always=True), torch.randn(4, device=device)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(graph(x), x + 1)
+    assert graph.statistics()["graphs"] == 1
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_capture_goes_the_way_of_the_call_before() -> None:
+    check_the_same_way("cpu")
+
+
+@pytest.mark.gpu
+def test_a_capture_goes_the_way_of_the_call_before_on_cuda() -> None:
+    check_the_same_way("cuda")
+
+
+@pytest.mark.usefixtures("noted")
+def test_captures_are_known_to_us_alone() -> None:
+    with capturing.knowing([]):
+        assert not torch.cuda.is_current_stream_capturing() and capturing.is_capturing()
+    assert not capturing.is_capturing()

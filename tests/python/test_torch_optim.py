@@ -38,6 +38,17 @@ def test_fp64_follows_torch_exactly() -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
+def test_fp64_states_load_exactly() -> None:
+    ours, again = make_parameters(torch.float64), make_parameters(torch.float64)
+    mine, other = AdamW(ours, lr=0.02), AdamW(again, lr=0.02)
+    set_gradients(0, ours)
+    mine.step()
+    other.load_state_dict(mine.state_dict())
+    for a, b in zip(ours, again, strict=True):
+        for name, value in mine.state[a].items():
+            assert torch.equal(value, other.state[b][name]) and value.dtype is other.state[b][name].dtype, name
+
+
 def test_bf16_state_of_the_parameters_type_is_torchs() -> None:
     ours, theirs = make_parameters(torch.bfloat16), make_parameters(torch.bfloat16)
     mine, reference = AdamW(ours, lr=0.02, state_dtype=None), torch.optim.AdamW(theirs, lr=0.02, fused=True)

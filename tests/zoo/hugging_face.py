@@ -12,7 +12,7 @@ from torch import nn
 from . import shrink
 from .case import Case, NotBuilt, call, seeded
 
-_MOST_PARAMETERS = {False: 30_000_000, True: 48_000_000}  # of models whose widths are kept
+_MOST_PARAMETERS = {False: 30_000_000, True: 20_000_000}  # of models whose widths are kept
 
 
 def names() -> list[str]:

@@ -55,8 +55,7 @@ Step make(const registry::ProblemRequest& request) {
   KP_CHECK(request.shape.size() == 2, "adamw: the shape is ", shape_text(request.shape),
            "; it must be [parameters, average elements]");
   const auto flag = [&](std::string_view name) { return registry::flag_option(request, name, false); };
-  const DType fallback = request.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  const DType state = registry::dtype_option(request, "state", fallback);
+  const DType state = registry::dtype_option(request, "state", statistic_type(request.dtype));
   const TensorView absent, scalar = contiguous_view(nullptr, DType::kFloat32, {}, request.device);
   Step problem;
   for (int64_t size : uneven_sizes(request.shape[0], request.shape[1])) {
@@ -71,7 +70,7 @@ Step make(const registry::ProblemRequest& request) {
          .master = flag("master") ? contiguous_view(nullptr, DType::kFloat32, {size}, request.device) : absent,
          .step = scalar});
   }
-  problem.maximize = flag("maximize");
+  registry::make_options(kShared, request, &problem);
   problem.max_norm = flag("clip") ? 0.7 : 0;
   if (flag("lr_tensor")) problem.lr_tensor = scalar;
   if (flag("scale")) problem.grad_scale = scalar;

@@ -32,8 +32,8 @@ struct GroupCheck {
              leader.dtype, "; it must be ", leader.dtype, may_widen ? " or fp32" : "");
   }
   void check_dense(std::string_view name, const TensorView& view) const {
-    KP_CHECK(view.sizes[1] <= 1 || view.strides[1] == 1, op, ": ", name, " has a last stride of ", view.strides[1],
-             "; make it contiguous");
+    KP_CHECK(view.sizes[1] <= 1 || view.element_count() == 0 || view.strides[1] == 1, op, ": ", name,
+             " has a last stride of ", view.strides[1], "; make it contiguous");
   }
   void check_sizes(std::string_view name, const TensorView& view, std::initializer_list<int64_t> sizes) const {
     KP_CHECK(std::ranges::equal(view.shape(), sizes), op, ": ", name, " has shape ", shape_text(view.shape()),
@@ -62,7 +62,9 @@ struct GroupCheck {
 // Strides of sizes of 1 as a dense tensor has them, in the order that the others have; whether one of the two is 1.
 bool set_matrix_strides(TensorView& view) {
   int64_t &row = view.strides[1], &column = view.strides[2];
-  if (view.sizes[2] <= 1 && view.sizes[1] <= 1) {
+  if (view.element_count() == 0) {
+    row = view.sizes[2], column = 1;
+  } else if (view.sizes[2] <= 1 && view.sizes[1] <= 1) {
     row = column = 1;
   } else if (view.sizes[2] <= 1) {
     column = row == 1 ? view.sizes[1] : 1;
@@ -73,7 +75,7 @@ bool set_matrix_strides(TensorView& view) {
 }
 void set_row_strides(TensorView& view) {
   if (!view.is_present()) return;
-  if (view.sizes[1] <= 1) view.strides[1] = 1;
+  if (view.sizes[1] <= 1 || view.element_count() == 0) view.strides[1] = 1;
   if (view.sizes[0] <= 1) view.strides[0] = view.sizes[1];
 }
 

@@ -64,9 +64,12 @@ inline constexpr auto kProductFields = fields<Product>(
     option<&Product::activation>({.key = KeyPart::kValue, .choices = pointwise::kKindWords}),
     option<&Product::limit>({.key = KeyPart::kPresence}), option<&Product::slope>(),
     option<&Product::rows>({.symbolic = true}),
-    output<&Product::output>(
-        {.shape = "rows n | rows n/2 | rows n/2", .shape_by = "form", .dtype = "a", .dtype_option = "output_dtype"}),
-    output<&Product::preactivation>({.shape = "rows n", .dtype = "output", .hidden = true}));
+    output<&Product::output>({.shape = "rows n | rows n/2 | rows n/2",
+                              .shape_by = "form",
+                              .dtype = "a",
+                              .dtype_option = "output_dtype",
+                              .trial_dtype = "output"}),
+    output<&Product::preactivation>({.shape = "rows n", .dtype = "output", .hidden = true, .trial = "preactivation"}));
 
 struct WeightGradient {
   TensorView a{};         // [rows, m], or with gather_a [any, m]
@@ -84,7 +87,8 @@ inline constexpr auto kWeightFields = fields<WeightGradient>(
     input<&WeightGradient::offsets>({.shape = "groups", .dtype = "int32", .memory = MemoryLayout::kContiguous}),
     optional_input<&WeightGradient::gather_a>({.shape = "rows", .dtype = "int32", .memory = MemoryLayout::kContiguous}),
     optional_input<&WeightGradient::gather_b>({.shape = "rows", .dtype = "int32", .memory = MemoryLayout::kContiguous}),
-    output<&WeightGradient::output>({.shape = "groups m n", .dtype = "a", .dtype_option = "output_dtype"}));
+    output<&WeightGradient::output>(
+        {.shape = "groups m n", .dtype = "a", .dtype_option = "output_dtype", .trial_dtype = "output"}));
 
 struct Sums {
   TensorView x{};        // [rows, n], or with gather [any, n]
@@ -99,7 +103,8 @@ inline constexpr auto kSumsFields = fields<Sums>(
     optional_input<&Sums::gather>({.shape = "rows", .dtype = "int32", .memory = MemoryLayout::kContiguous}),
     optional_input<&Sums::factors>(
         {.shape = "factor_rows", .dtype = "statistic x", .memory = MemoryLayout::kContiguous}),
-    output<&Sums::output>({.shape = "groups n", .dtype = "x", .dtype_option = "output_dtype"}));
+    output<&Sums::output>(
+        {.shape = "groups n", .dtype = "x", .dtype_option = "output_dtype", .trial_dtype = "output"}));
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure. Offsets are read on the CPU, and with
 // KERNEL_PYTORCH_CHECK=1 on a GPU, where they are clamped to the rows otherwise.

@@ -1,7 +1,6 @@
 // The kernels of the grouped products, best first, the references last, and what the registry asks about their
 // problems.
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "kernel_pytorch/base/error.h"
@@ -48,7 +47,6 @@ void set_trial_sums(const Sums& on_host) {
 }
 
 void describe_product(const Product& problem, tuning::KeyBuilder& key) {
-  registry::describe_fields(kProductFields, &problem, key);
   key.field("rows", tuning::bucket(rows_of(problem)));
   key.field("b_rows", is_row_major(problem.b));
   key.field("aligned", has_aligned_rows(problem.a) +
@@ -57,89 +55,32 @@ void describe_product(const Product& problem, tuning::KeyBuilder& key) {
   key.field("preactivation", problem.preactivation);
 }
 void describe_weight(const WeightGradient& problem, tuning::KeyBuilder& key) {
-  registry::describe_fields(kWeightFields, &problem, key);
   key.field("rows", tuning::bucket(rows_of(problem)));
   key.field("output_rows", is_row_major(problem.output));
   key.field("aligned", has_aligned_rows(problem.a) + 2 * has_aligned_rows(problem.b));
 }
 
-struct Request {
-  const registry::ProblemRequest& given;
-  int64_t rows, n, k, groups, source;
-
-  explicit Request(const registry::ProblemRequest& request, std::string_view op) : given(request) {
-    KP_CHECK(request.shape.size() == 4, op, ": the shape is ", shape_text(request.shape),
-             "; it must be [rows, n, k, groups]");
-    rows = request.shape[0], n = request.shape[1], k = request.shape[2], groups = request.shape[3];
-    source = registry::integer_option(request, "source", std::max<int64_t>(rows / 2, 1));
-  }
-  TensorView view(DType dtype, std::initializer_list<int64_t> sizes) const {
-    return contiguous_view(nullptr, dtype, sizes, given.device);
-  }
-  TensorView view(std::initializer_list<int64_t> sizes) const { return view(given.dtype, sizes); }
-  bool flag(std::string_view name) const { return registry::flag_option(given, name, false); }
-};
-
-TensorView transposed(TensorView view) {
-  std::swap(view.sizes[1], view.sizes[2]);
-  std::swap(view.strides[1], view.strides[2]);
-  return view;
+// Rows that are gathered lie in a tensor of `source` rows, half as many where it is not given.
+void set_source(const registry::ProblemRequest& request, TensorView& view, const TensorView& gather) {
+  if (!gather.is_present()) return;
+  view.sizes[0] = registry::integer_option(request, "source", std::max<int64_t>(gather.sizes[0] / 2, 1));
+}
+bool is_turned(const registry::ProblemRequest& request) {
+  return registry::choice_option(request, "order", {"nn", "nt"}, "nn") == 1;
 }
 
-// Options: order=nn|nt (t: b is stored transposed), gather=0|1 (of `source` rows), bias=0|1|TYPE, form, activation,
-// limit, slope, preactivation, output=TYPE.
-Product make_product(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"order", "gather", "source", "bias", "form", "activation", "limit", "slope",
-                                    "preactivation", "output"});
-  const Request r(request, "grouped_matmul");
-  Product problem;
-  const bool is_transposed = registry::choice_option(request, "order", {"nn", "nt"}, "nn") == 1;
-  problem.form = static_cast<Form>(registry::choice_option(request, "form", registry::words_of(kFormNames), "plain"));
-  problem.activation = static_cast<Kind>(
-      registry::choice_option(request, "activation", registry::words_of(pointwise::kKindWords), "identity"));
-  problem.limit = registry::number_option(request, "limit", 0);
-  problem.slope = registry::number_option(request, "slope", problem.slope);
-  problem.a = r.view({r.flag("gather") ? r.source : r.rows, r.k});
-  problem.b = is_transposed ? transposed(r.view({r.groups, r.n, r.k})) : r.view({r.groups, r.k, r.n});
-  problem.offsets = r.view(DType::kInt32, {r.groups});
-  if (r.flag("gather")) problem.gather = r.view(DType::kInt32, {r.rows});
-  if (r.flag("bias")) problem.bias = r.view({r.groups, r.n});
-  const DType output = registry::dtype_option(request, "output", request.dtype);
-  problem.output = r.view(output, {r.rows, problem.form == Form::kPlain ? r.n : r.n / 2});
-  if (r.flag("preactivation")) problem.preactivation = r.view(output, {r.rows, r.n});
-  return problem;
+// Options besides those of the lists: order=nn|nt (t: b, or the gradient, is stored transposed), source=ROWS.
+void arrange(const registry::ProblemRequest& request, Product& problem) {
+  set_source(request, problem.a, problem.gather);
+  registry::store_matrices(problem.b, 0, is_turned(request));
 }
-
-// The shape's k is the gradient's m. Options: order=nn|nt (t: the output is stored transposed), gather=none|a|b,
-// output=TYPE.
-WeightGradient make_weight(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"order", "gather", "source", "output"});
-  const Request r(request, "grouped_matmul_weight");
-  const int gather = registry::choice_option(request, "gather", {"none", "a", "b"}, "none");
-  const bool is_transposed = registry::choice_option(request, "order", {"nn", "nt"}, "nn") == 1;
-  const DType output = registry::dtype_option(request, "output", request.dtype);
-  WeightGradient problem;
-  problem.a = r.view({gather == 1 ? r.source : r.rows, r.k});
-  problem.b = r.view({gather == 2 ? r.source : r.rows, r.n});
-  problem.offsets = r.view(DType::kInt32, {r.groups});
-  if (gather == 1) problem.gather_a = r.view(DType::kInt32, {r.rows});
-  if (gather == 2) problem.gather_b = r.view(DType::kInt32, {r.rows});
-  problem.output =
-      is_transposed ? transposed(r.view(output, {r.groups, r.n, r.k})) : r.view(output, {r.groups, r.k, r.n});
-  return problem;
+void arrange(const registry::ProblemRequest& request, WeightGradient& problem) {
+  set_source(request, problem.a, problem.gather_a);
+  set_source(request, problem.b, problem.gather_b);
+  registry::store_matrices(problem.output, 0, is_turned(request));
 }
-
-// The shape is [rows, n, 1, groups]. Options: gather=0|1, factors=0|1, output=TYPE.
-Sums make_sums(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"gather", "source", "factors", "output"});
-  const Request r(request, "group_sums");
-  Sums problem;
-  problem.x = r.view({r.flag("gather") ? r.source : r.rows, r.n});
-  problem.offsets = r.view(DType::kInt32, {r.groups});
-  if (r.flag("gather")) problem.gather = r.view(DType::kInt32, {r.rows});
-  if (r.flag("factors")) problem.factors = r.view(statistic_type(request.dtype), {r.rows});
-  problem.output = r.view(registry::dtype_option(request, "output", request.dtype), {r.groups, r.n});
-  return problem;
+void arrange(const registry::ProblemRequest& request, Sums& problem) {
+  set_source(request, problem.x, problem.gather);
 }
 
 // Fewer rows; groups and matrices stay.
@@ -180,57 +121,23 @@ int64_t sums_flops(const Sums& problem) {
 }
 
 // Shapes [rows, n, k, groups] that are tested and measured: edges of tiles, odd tails, every form and option.
-std::vector<registry::ProblemRequest> product_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    for (const char* order : {"nn", "nt"}) {
-      add({300, 136, 72, 5}, dtype, {{"order", order}});
-      add({300, 136, 72, 5}, dtype, {{"order", order}, {"gather", "1"}, {"bias", "1"}});
-      add({67, 37, 33, 3}, dtype, {{"order", order}, {"gather", "1"}});
-    }
-    add({513, 264, 200, 9}, dtype, {{"order", "nt"}, {"preactivation", "1"}, {"activation", "gelu"}});
-    for (const char* form : {"gated", "packed_gated"}) {
-      add({200, 256, 64, 4}, dtype,
-          {{"form", form}, {"activation", "silu"}, {"gather", "1"}, {"preactivation", "1"}, {"order", "nt"}});
-      add({200, 384, 72, 4}, dtype,
-          {{"form", form}, {"activation", "silu"}, {"limit", "0.5"}, {"bias", "1"}, {"preactivation", "1"}});
-      add({70, 36, 24, 2}, dtype, {{"form", form}, {"activation", "gelu"}});
-    }
-    add({5, 64, 64, 40}, dtype);
-    add({1, 8, 8, 1}, dtype);
-    add({0, 8, 8, 2}, dtype);
-    add({16, 8, 0, 2}, dtype, {{"bias", "1"}});
-  }
-  add({300, 136, 72, 5}, DType::kBFloat16, {{"output", "fp32"}, {"bias", "1"}, {"order", "nt"}});
-  add({20, 6, 5, 3}, DType::kFloat64, {{"form", "packed_gated"}, {"activation", "silu"}, {"gather", "1"}});
-  return std::move(add.all);
-}
-std::vector<registry::ProblemRequest> weight_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    for (const char* order : {"nn", "nt"}) {
-      for (const char* gather : {"none", "a", "b"}) {
-        add({300, 136, 72, 5}, dtype, {{"order", order}, {"gather", gather}});
-        add({67, 37, 33, 3}, dtype, {{"order", order}, {"gather", gather}});
-      }
-    }
-    add({700, 264, 200, 4}, dtype, {{"output", "fp32"}});
-    add({5, 64, 64, 40}, dtype);
-    add({0, 8, 8, 2}, dtype);
-  }
-  add({20, 6, 5, 3}, DType::kFloat64);
-  return std::move(add.all);
-}
-std::vector<registry::ProblemRequest> sums_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    add({300, 136, 1, 5}, dtype);
-    add({67, 33, 1, 3}, dtype, {{"gather", "1"}, {"factors", "1"}, {"output", "fp32"}});
-    add({0, 8, 1, 2}, dtype);
-  }
-  add({20, 6, 1, 3}, DType::kFloat64, {{"factors", "1"}});
-  return std::move(add.all);
-}
+constexpr const char* kProductShapes = R"(
+  fp32 bf16 fp16: 300x136x72x5 order=nn,nt; order=nn,nt gather=1 bias=1; 67x37x33x3 order=nn,nt gather=1
+    513x264x200x9 order=nt preactivation=1 activation=gelu
+    200x256x64x4 form=gated,packed_gated activation=silu gather=1 preactivation=1 order=nt
+    200x384x72x4 form=gated,packed_gated activation=silu limit=0.5 bias=1 preactivation=1
+    70x36x24x2 form=gated,packed_gated activation=gelu; 5x64x64x40 1x8x8x1 0x8x8x2 order=-; 16x8x0x2 bias=1
+  bf16: 300x136x72x5 output=fp32 bias=1 order=nt
+  fp64: 20x6x5x3 form=packed_gated activation=silu gather=1
+)";
+constexpr const char* kWeightShapes = R"(
+  fp32 bf16 fp16: 300x136x72x5 67x37x33x3 order=nn,nt gather_a=-,1; order=nn,nt gather_b=1; 700x264x200x4 output=fp32; 5x64x64x40 0x8x8x2
+  fp64: 20x6x5x3
+)";
+constexpr const char* kSumsShapes = R"(
+  fp32 bf16 fp16: 300x136x5 0x8x2; 67x33x3 gather=1 factors=1 output=fp32
+  fp64: 20x6x3 factors=1
+)";
 
 }  // namespace
 
@@ -239,28 +146,31 @@ constinit const registry::Operation<Product> kMultiply = registry::declared<Prod
      .kernels = registry::kernel_list<kSm90, kMma, kTile, kCpu, kReference>,
      .describe = describe_product,
      .set_trial_inputs = set_trial_product,
-     .make = make_product,
+     .request = {.shape = "rows n k groups", .sizes = "source=rows", .options = "order"},
+     .arrange = arrange,
      .check = check,
      .shrink = shrink_product,
-     .shapes = product_shapes});
+     .shapes = kProductShapes});
 constinit const registry::Operation<WeightGradient> kWeightGradient =
     registry::declared<WeightGradient, kWeightFields, weight_flops>(
         {.name = "grouped_matmul_weight",
          .kernels = registry::kernel_list<kWeightSm90, kWeightMma, kWeightTile, kWeightCpu, kWeightReference>,
          .describe = describe_weight,
          .set_trial_inputs = set_trial_weight,
-         .make = make_weight,
+         .request = {.shape = "rows n m groups", .sizes = "source=rows other=rows", .options = "order"},
+         .arrange = arrange,
          .check = check,
          .shrink = shrink_weight,
-         .shapes = weight_shapes});
+         .shapes = kWeightShapes});
 constinit const registry::Operation<Sums> kSums = registry::declared<Sums, kSumsFields, sums_flops>(
     {.name = "group_sums",
      .kernels = registry::kernel_list<kSumsCuda, kSumsCpu, kSumsReference>,
      .set_trial_inputs = set_trial_sums,
-     .make = make_sums,
+     .request = {.shape = "rows n groups", .sizes = "source=rows factor_rows=rows"},
+     .arrange = arrange,
      .check = check,
      .shrink = shrink_sums,
-     .shapes = sums_shapes});
+     .shapes = kSumsShapes});
 
 constexpr auto kDeclarations = registry::join(
     registry::differentiable<Product, multiply>("grouped_matmul", "grouped_matmul_forward", kProductFields),

@@ -33,8 +33,8 @@ struct MixtureCheck {
              " dimensions");
   }
   void check_dense(std::string_view name, const TensorView& view) const {
-    KP_CHECK(view.size(-1) <= 1 || view.stride(-1) == 1, op, ": ", name, " has a last stride of ", view.stride(-1),
-             "; make it contiguous");
+    KP_CHECK(view.size(-1) <= 1 || view.element_count() == 0 || view.stride(-1) == 1, op, ": ", name,
+             " has a last stride of ", view.stride(-1), "; make it contiguous");
   }
   void check_sizes(std::string_view name, const TensorView& view, std::initializer_list<int64_t> sizes) const {
     KP_CHECK(std::ranges::equal(view.shape(), sizes), op, ": ", name, " has shape ", shape_text(view.shape()),
@@ -71,7 +71,7 @@ struct MixtureCheck {
 void set_row_strides(std::initializer_list<TensorView*> views) {
   for (TensorView* view : views) {
     if (!view->is_present()) continue;
-    if (view->sizes[1] <= 1) view->strides[1] = 1;
+    if (view->sizes[1] <= 1 || view->element_count() == 0) view->strides[1] = 1;
     if (view->sizes[0] <= 1) view->strides[0] = view->sizes[1];
   }
 }

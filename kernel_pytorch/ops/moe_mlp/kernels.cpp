@@ -166,6 +166,11 @@ Backward make_backward(const ProblemRequest& request) {
   return problem;
 }
 
+void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
+  registry::describe_fields(kForwardFields, &problem, key);
+  key.field("preactivation", problem.preactivation);
+}
+
 // Gradients of weights are sums of products with rows that were rounded to the layer's type.
 registry::Precision precision(const Backward& problem, std::string_view tensor, DType own) {
   return {tensor == "grad_weights" ? problem.x.dtype : own};
@@ -199,48 +204,25 @@ int64_t backward_flops(const Backward& problem) {
   return 2 * layer_flops(problem);
 }
 
-std::vector<ProblemRequest> combine_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    add({37, 4, 520}, dtype);
-    add({9, 1, 33}, dtype, {{"weights", "0"}});
-    add({3, 16, 64}, dtype);
-    add({0, 2, 8}, dtype);
-  }
-  add({5, 2, 7}, DType::kFloat64);
-  return std::move(add.all);
-}
-std::vector<ProblemRequest> activation_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    for (const char* form : {"plain", "gated", "packed_gated"}) {
-      add({37, 4, 520}, dtype, {{"form", form}, {"bias", "1"}});
-      add({9, 2, 33}, dtype, {{"form", form}, {"activation", "gelu"}});
-    }
-    add({37, 2, 264}, dtype, {{"form", "gated"}, {"limit", "0.5"}});
-    add({9, 2, 33}, dtype, {{"form", "packed_gated"}, {"limit", "0.5"}});
-  }
-  add({5, 2, 7}, DType::kFloat64);
-  return std::move(add.all);
-}
-std::vector<ProblemRequest> layer_shapes(const char* without) {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    add({70, 4, 72, 64, 6}, dtype);
-    add({131, 2, 64, 128, 4}, dtype, {{"transposed", "1"}, {"bias", "1"}});
-    add({37, 2, 24, 20, 3}, dtype, {{"form", "gated"}, {"limit", "0.5"}, {"bias", "1"}});
-    add({33, 1, 16, 24, 5}, dtype, {{"form", "plain"}, {"activation", "gelu"}, {without, "0"}});
-    add({0, 2, 8, 8, 2}, dtype);
-  }
-  add({7, 2, 6, 5, 3}, DType::kFloat64, {{"bias", "1"}});
-  return std::move(add.all);
-}
-std::vector<ProblemRequest> forward_shapes() {
-  return layer_shapes("saved");
-}
-std::vector<ProblemRequest> backward_shapes() {
-  return layer_shapes("x_grad");
-}
+constexpr const char* kCombineShapes = R"(
+  fp32 bf16 fp16: 37x4x520 3x16x64 0x2x8; 9x1x33 weights=0
+  fp64: 5x2x7
+)";
+constexpr const char* kActivationShapes = R"(
+  fp32 bf16 fp16: 37x4x520 form=plain,gated,packed_gated bias=1; 9x2x33 form=plain,gated,packed_gated activation=gelu
+    37x2x264 form=gated limit=0.5; 9x2x33 form=packed_gated limit=0.5
+  fp64: 5x2x7
+)";
+constexpr const char* kForwardShapes = R"(
+  fp32 bf16 fp16: 70x4x72x64x6 0x2x8x8x2; 131x2x64x128x4 transposed=1 bias=1; 37x2x24x20x3 form=gated limit=0.5 bias=1
+    33x1x16x24x5 form=plain activation=gelu saved=0
+  fp64: 7x2x6x5x3 bias=1
+)";
+constexpr const char* kBackwardShapes = R"(
+  fp32 bf16 fp16: 70x4x72x64x6 0x2x8x8x2; 131x2x64x128x4 transposed=1 bias=1; 37x2x24x20x3 form=gated limit=0.5 bias=1
+    33x1x16x24x5 form=plain activation=gelu x_grad=0
+  fp64: 7x2x6x5x3 bias=1
+)";
 
 }  // namespace
 
@@ -251,7 +233,7 @@ constinit const registry::Operation<Combine> kCombine = registry::declared<Combi
      .make = make_combine,
      .check = check,
      .shrink = shrink<Combine>,
-     .shapes = combine_shapes});
+     .shapes = kCombineShapes});
 constinit const registry::Operation<CombineBackward> kCombineBackward =
     registry::declared<CombineBackward, kCombineBackwardFields, combine_backward_flops>(
         {.name = "moe_combine_backward",
@@ -260,7 +242,7 @@ constinit const registry::Operation<CombineBackward> kCombineBackward =
          .make = make_combine_backward,
          .check = check,
          .shrink = shrink<CombineBackward>,
-         .shapes = combine_shapes});
+         .shapes = kCombineShapes});
 constinit const registry::Operation<ActivationBackward> kActivationBackward =
     registry::declared<ActivationBackward, kActivationBackwardFields, activation_flops>(
         {.name = "moe_activation_backward",
@@ -270,15 +252,16 @@ constinit const registry::Operation<ActivationBackward> kActivationBackward =
          .make = make_activation,
          .check = check,
          .shrink = shrink<ActivationBackward>,
-         .shapes = activation_shapes});
+         .shapes = kActivationShapes});
 constinit const registry::Operation<Forward> kForward =
     registry::declared<Forward, kForwardFields, forward_flops>({.name = "moe_mlp_forward",
                                                                 .kernels = composed_kernels<Forward, compose>,
+                                                                .describe = describe_forward,
                                                                 .set_trial_inputs = set_trial_layer<Forward>,
                                                                 .make = make_forward,
                                                                 .check = check,
                                                                 .shrink = shrink<Forward>,
-                                                                .shapes = forward_shapes,
+                                                                .shapes = kForwardShapes,
                                                                 .parts = parts_of});
 constinit const registry::Operation<Backward> kBackward =
     registry::declared<Backward, kBackwardFields, backward_flops>({.name = "moe_mlp_backward",
@@ -288,7 +271,7 @@ constinit const registry::Operation<Backward> kBackward =
                                                                    .make = make_backward,
                                                                    .check = check,
                                                                    .shrink = shrink<Backward>,
-                                                                   .shapes = backward_shapes,
+                                                                   .shapes = kBackwardShapes,
                                                                    .parts = parts_of});
 
 }  // namespace kernel_pytorch::moe_mlp

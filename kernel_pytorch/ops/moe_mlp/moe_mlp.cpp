@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/rehearsal.h"
 #include "kernel_pytorch/ops/moe_mlp/operation.h"
 #include "kernel_pytorch/registry/any_problem.h"
 #include "kernel_pytorch/registry/choose.h"
@@ -183,10 +185,35 @@ std::unique_ptr<registry::AnyProblem> part_of(const Part& part, const DeviceInfo
   return grouped_matmul::problem_of(part, device);
 }
 
+// Rows that the host may read: of the tensor, or -1.
+void check_values(std::string_view op, std::string_view name, const TensorView& values, int64_t count,
+                  const Context& context) {
+  if (!values.is_present() || Rehearsal::is_running() || context.device().kind != DeviceKind::kCpu) return;
+  for (int64_t i = 0; i < values.element_count(); ++i) {
+    const int32_t value = values.as<const int32_t>()[i];
+    KP_CHECK(value >= -1 && value < count, op, ": ", name, " has the value ", value, "; it must be below ", count,
+             ", or -1 for none");
+  }
+}
+void check_values(const Combine& problem, const Context& context) {
+  check_values("moe_combine", "row_of_token", problem.row_of_token, problem.y.sizes[0], context);
+}
+void check_values(const CombineBackward& problem, const Context& context) {
+  check_values("moe_combine backward", "row_of_token", problem.row_of_token, problem.y.sizes[0], context);
+}
+void check_values(const ActivationBackward& problem, const Context& context) {
+  constexpr std::string_view kOp = "moe_activation_backward";
+  check_values(kOp, "row_of_token", problem.row_of_token, problem.grad_hidden.sizes[0], context);
+  if (problem.down_bias.is_present()) {
+    check_values(kOp, "experts", problem.experts, problem.down_bias.sizes[0], context);
+  }
+}
+
 template <class Problem>
 void check_and_run(const registry::Operation<Problem>& operation, const Problem& arguments, Context& context) {
   Problem problem = arguments;
   check(problem, context.device());
+  check_values(problem, context);
   registry::run_best(operation, problem, context);
 }
 

@@ -1,13 +1,13 @@
 // The kernels of the routing, best first, the reference last, and what the registry asks about its problems.
 #include <algorithm>
 #include <cmath>
-#include <string>
-#include <vector>
 
 #include "kernel_pytorch/base/element.h"
+#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/moe_routing/operation.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
 
 namespace kernel_pytorch::moe_routing {
 namespace {
@@ -43,95 +43,44 @@ void set_trial_permute(const Permute& on_host) {
     on_host.experts.as<int32_t>()[i] = static_cast<int32_t>(i % 11 == 10 ? -1 : expert);
   }
 }
-int64_t permute_flops(const Permute&) {
-  return 0;
-}
-std::vector<registry::ProblemRequest> permute_shapes() {
-  registry::RequestList add;
-  add({300, 4}, DType::kInt32, {{"num_experts", "64"}});
-  add({1100, 2}, DType::kInt32, {{"num_experts", "7"}, {"capacity", "50"}});
-  add({1, 1}, DType::kInt32);
-  add({33, 16}, DType::kInt32, {{"num_experts", "1024"}});
-  add({0, 2}, DType::kInt32, {{"num_experts", "3"}});
-  return std::move(add.all);
-}
-Permute shrink_permute(const Permute& problem, int64_t) {
-  return problem;
-}
-
-int64_t forward_flops(const Forward& problem) {
-  return problem.logits.element_count() * 5;
-}
-int64_t backward_flops(const Backward& problem) {
-  return problem.logits.element_count() * 10;
-}
-
-void set_tokens(void* tokens, std::string_view name, registry::Role, TensorView& view) {
-  const int64_t count = *static_cast<int64_t*>(tokens);
-  if (name == "token_of_row" || view.rank == 0 || name == "bias" || name == "offsets" || name == "counts") return;
-  view.sizes[0] = count;
-}
-template <class Problem, const auto& kFields>
-Problem shrink(const Problem& problem, int64_t elements) {
-  Problem small = problem;
-  int64_t tokens = registry::batches_within(problem.logits, elements);
-  registry::visit_fields(kFields, &small, set_tokens, &tokens);
-  if constexpr (requires { small.token_of_row; }) small.token_of_row.sizes[0] = tokens * problem.k;
-  return small;
-}
-
+constexpr const char* kPermuteShapes = R"(
+  int32: 300x4 num_experts=64; 1100x2 num_experts=7 capacity=50; 1x1; 33x16 num_experts=1024; 0x2 num_experts=3
+)";
 // Shapes [tokens, experts] that the routing is tested and measured on.
-std::vector<registry::ProblemRequest> common_shapes() {
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    add({300, 64}, dtype, {{"k", "4"}});
-    add({1, 1}, dtype);
-    add({7, 3}, dtype, {{"k", "3"}, {"renormalize", "0"}, {"scale", "2.5"}});
-    add({0, 8}, dtype, {{"k", "2"}});
-    add({129, 200}, dtype, {{"k", "8"}, {"score", "sigmoid"}});
-    add({33, 1000}, dtype, {{"k", "16"}, {"score", "sigmoid"}, {"renormalize", "0"}});
-    add({1100, 33}, dtype, {{"k", "2"}});
-  }
-  add({9, 5}, DType::kFloat64, {{"k", "2"}});
-  return std::move(add.all);
-}
+constexpr const char* kBackwardShapes = R"(
+  fp32 bf16 fp16: 300x64 k=4; 1x1; 7x3 k=3 renormalize=0 scale=2.5; 0x8 k=2; 129x200 k=8 score=sigmoid
+    33x1000 k=16 score=sigmoid renormalize=0; 1100x33 k=2
+  fp64: 9x5 k=2
+)";
 std::vector<registry::ProblemRequest> forward_shapes() {
-  std::vector<registry::ProblemRequest> all = common_shapes();
-  registry::RequestList add;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    add({300, 64}, dtype, {{"k", "6"}, {"score", "sigmoid"}, {"bias", "1"}, {"groups", "8"}, {"group_k", "3"}});
-    add({70, 64}, dtype, {{"k", "2"}, {"groups", "16"}, {"group_k", "2"}, {"group_top", "1"}});
-    add({500, 16}, dtype, {{"k", "2"}, {"capacity", "40"}});
-    add({65, 512}, dtype, {{"k", "3"}, {"capacity", "1"}, {"bias", "1"}});
-  }
-  all.insert(all.end(), add.all.begin(), add.all.end());
-  return all;
+  return registry::requests_of(concat(kBackwardShapes, R"(
+  fp32 bf16: 300x64 k=6 score=sigmoid bias=1 groups=8 group_k=3; 70x64 k=2 groups=16 group_k=2 group_top=1
+    500x16 k=2 capacity=40; 65x512 k=3 capacity=1 bias=1)"));
 }
 
 }  // namespace
 
-constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, forward_flops>(
+constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields>(
     {.name = "moe_route_forward",
      .kernels = registry::kernel_list<kForwardCuda, kForwardCpu, kForwardReference>,
      .set_trial_inputs = set_trial_forward,
      .check = check,
-     .shrink = shrink<Forward, kForwardFields>,
+     .flops_per_element = 5,
      .shapes = forward_shapes});
-constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
+constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields>(
     {.name = "moe_route_backward",
      .kernels = registry::kernel_list<kBackwardCuda, kBackwardCpu, kBackwardReference>,
      .set_trial_inputs = set_trial_backward,
      .check = check,
-     .shrink = shrink<Backward, kBackwardFields>,
-     .shapes = common_shapes});
+     .flops_per_element = 10,
+     .shapes = kBackwardShapes});
 
-constinit const registry::Operation<Permute> kPermute = registry::declared<Permute, kPermuteFields, permute_flops>(
+constinit const registry::Operation<Permute> kPermute = registry::declared<Permute, kPermuteFields>(
     {.name = "moe_permute",
      .kernels = registry::kernel_list<kPermuteCuda, kPermuteCpu, kPermuteReference>,
      .set_trial_inputs = set_trial_permute,
      .check = check,
-     .shrink = shrink_permute,
-     .shapes = permute_shapes});
+     .shapes = kPermuteShapes});
 
 constexpr auto kDeclarations =
     registry::join(registry::differentiable<Forward, forward>("moe_route", "moe_route_forward", kForwardFields),

@@ -55,27 +55,31 @@ constexpr DynamicMap<kSigned> make_dynamic_map() {
   return map;
 }
 
-// The rank nearest to a magnitude, at most 1 or a rounding above it, whose bits are given too.
+// The rank nearest to a magnitude, at most 1 or a rounding above it, whose bits are given too. Signs are random:
+// nothing here branches on them.
 template <class Map>
 KP_STEP_CODE int nearest_rank(const Map& map, float magnitude, uint32_t bits) {
-  const int bucket = static_cast<int>(bits >> 16) - kFirstBucket;
-  const int rank = map.starts[bucket < 0 ? 0 : bucket < kBuckets ? bucket : kBuckets - 1];
-  return rank + (magnitude > map.middles[rank] ? 1 : 0);
+  int bucket = static_cast<int>(bits >> 16) - kFirstBucket;
+  bucket = bucket < 0 ? 0 : bucket;
+  const int rank = map.starts[bucket < kBuckets ? bucket : kBuckets - 1];
+  return rank + static_cast<int>(magnitude > map.middles[rank]);
 }
 
 template <class Map>
 KP_STEP_CODE uint32_t dynamic_first_code(const Map& map, float scaled, uint32_t bits) {
-  const bool is_negative = scaled < 0;
   const uint32_t magnitude_bits = bits & 0x7fffffffu;
-  int rank = nearest_rank(map, is_negative ? -scaled : scaled, magnitude_bits);
-  if (!is_negative) return static_cast<uint32_t>(kSignedZero + rank);
-  rank = rank < 1 ? 1 : rank > kSignedZero ? kSignedZero : rank;
-  return static_cast<uint32_t>(kSignedZero - rank);
+  const float magnitude = __builtin_bit_cast(float, magnitude_bits);
+  const int is_negative = static_cast<int>(scaled < 0);
+  int rank = nearest_rank(map, magnitude, magnitude_bits);
+  rank = rank < is_negative ? is_negative : rank;  // a negative number is not rounded to 0
+  rank = rank > 128 - is_negative ? 128 - is_negative : rank;
+  return static_cast<uint32_t>(kSignedZero + ((rank ^ -is_negative) + is_negative));
 }
 template <class Map>
 KP_STEP_CODE float dynamic_first(const Map& map, uint32_t code) {
-  const int rank = static_cast<int>(code) - kSignedZero;
-  return rank < 0 ? -map.magnitudes[-rank] : map.magnitudes[rank];
+  const int rank = static_cast<int>(code) - kSignedZero, sign = rank >> 31;
+  const uint32_t magnitude = __builtin_bit_cast(uint32_t, map.magnitudes[(rank ^ sign) - sign]);
+  return __builtin_bit_cast(float, magnitude | (static_cast<uint32_t>(sign) & 0x80000000u));
 }
 
 }  // namespace kernel_pytorch::optimizer_step

@@ -12,49 +12,32 @@
 namespace kernel_pytorch::optimizer_step {
 namespace {
 
-constexpr std::string_view kRuleNames[kRules] = {"adamw", "lion", "sgd"};
-constexpr std::string_view kStorageNames[kStorages] = {"fp32", "companded", "dynamic"};
-
 int64_t elements_of(const Step& problem) {
   int64_t elements = 0;
   for (const Parameter& one : problem.parameters) elements += one.parameter.element_count();
   return elements;
 }
 
+constexpr auto kOfEach =
+    fields<Parameter>(updated<&Parameter::parameter>(), input<&Parameter::gradient>(),
+                      optional_updated<&Parameter::correction>(), optional_updated<&Parameter::first>(),
+                      optional_updated<&Parameter::second>(), optional_updated<&Parameter::first_scale>(),
+                      optional_updated<&Parameter::second_scale>(), updated<&Parameter::step>());
+constexpr Fields kShared{.all = kStepFields.fields};
+
 void describe(const Step& problem, tuning::KeyBuilder& key) {
   const Parameter first = problem.parameters.empty() ? Parameter() : problem.parameters.front();
   key.field("parameters", tuning::bucket(static_cast<int64_t>(problem.parameters.size())));
   key.field("elements", tuning::bucket(elements_of(problem)));
-  key.field("dtype", first.parameter.dtype);
   key.field("rule", static_cast<int64_t>(problem.rule));
   key.field("storage", static_cast<int64_t>(problem.storage));
-  key.field("correction", first.correction);
-  key.field("first", first.first);
-  key.field("second", first.second);
-  key.field("lr_tensor", problem.lr_tensor);
-  key.field("grad_scale", problem.grad_scale);
-  key.field("found_inf", problem.found_inf);
-  key.field("total_norm", problem.total_norm);
+  registry::describe_fields(kOfEach, &first, key);
+  registry::describe_fields(kShared, &problem, key);
 }
 
 void visit_tensors(Step& problem, registry::TensorVisitor visit, void* state) {
-  const registry::PresentTensors call{visit, state};
-  using enum registry::Role;
-  for (size_t i = 0; i < problem.parameters.size(); ++i) {
-    Parameter& one = problem.parameters[i];
-    call(concat("parameter", i), kUpdated, one.parameter);
-    call(concat("gradient", i), kInput, one.gradient);
-    call(concat("correction", i), kUpdated, one.correction);
-    call(concat("first", i), kUpdated, one.first);
-    call(concat("second", i), kUpdated, one.second);
-    call(concat("first_scale", i), kUpdated, one.first_scale);
-    call(concat("second_scale", i), kUpdated, one.second_scale);
-    call(concat("step", i), kUpdated, one.step);
-  }
-  call("lr_tensor", kInput, problem.lr_tensor);
-  call("grad_scale", kInput, problem.grad_scale);
-  call("found_inf", kInput, problem.found_inf);
-  call("total_norm", kInput, problem.total_norm);
+  for (Parameter& one : problem.parameters) registry::visit_fields(kOfEach, &one, visit, state);
+  registry::visit_fields(kShared, &problem, visit, state);
 }
 
 registry::Filling filling(const Step& problem, std::string_view tensor) {
@@ -69,15 +52,6 @@ registry::Filling filling(const Step& problem, std::string_view tensor) {
   return {.content = is_normal ? kNormal : kPositive};
 }
 
-int named(const registry::ProblemRequest& request, std::string_view option, std::span<const std::string_view> names) {
-  const std::string text = registry::text_option(request, option);
-  if (text.empty()) return 0;
-  const auto found = std::ranges::find(names, text);
-  KP_CHECK(found != names.end(), "optimizer_step: ", option, " is \"", text, "\"; it must be ", names[0], ", ",
-           names[1], " or ", names[2]);
-  return static_cast<int>(found - names.begin());
-}
-
 Step make(const registry::ProblemRequest& request) {
   registry::check_options(request, {"rule", "storage", "correction", "momentum", "nesterov", "scale", "clip", "skip",
                                     "lr_tensor", "maximize"});
@@ -87,8 +61,7 @@ Step make(const registry::ProblemRequest& request) {
     return registry::flag_option(request, name, usual);
   };
   Step problem;
-  problem.rule = static_cast<Rule>(named(request, "rule", kRuleNames));
-  problem.storage = static_cast<Storage>(named(request, "storage", kStorageNames));
+  registry::make_options(kShared, request, &problem);
   const bool has_scales = problem.storage != Storage::kFloat, has_second = problem.rule == Rule::kAdamW;
   const bool has_first = problem.rule != Rule::kSgd || flag("momentum", true);
   const int64_t group = group_elements(problem.storage);
@@ -108,8 +81,6 @@ Step make(const registry::ProblemRequest& request) {
                                   .second_scale = view(DType::kFloat32, groups, has_second && has_scales),
                                   .step = scalar});
   }
-  problem.nesterov = flag("nesterov");
-  problem.maximize = flag("maximize");
   problem.max_norm = flag("clip") ? 0.7 : 0;
   if (flag("lr_tensor")) problem.lr_tensor = scalar;
   if (flag("scale")) problem.grad_scale = scalar;
@@ -141,33 +112,14 @@ registry::Cost cost(const Step& problem) {
 }
 
 // Lists that a step is tested and measured on: [parameters, average elements].
-std::vector<registry::ProblemRequest> shapes() {
-  registry::RequestList add;
-  using Options = registry::RequestOptions;
-  constexpr std::pair<int64_t, int64_t> kLists[] = {{1, 1}, {1, 0}, {3, 7}, {7, 5000}, {900, 20}, {3, 40001}};
-  for (const char* storage : {"companded", "dynamic", "fp32"}) {
-    for (auto [tensors, average] : kLists) {
-      const bool has_correction = std::string_view(storage) == "companded";
-      add({tensors, average}, DType::kBFloat16, {{"storage", storage}, {"correction", has_correction ? "1" : "0"}});
-    }
-    for (const char* rule : {"adamw", "lion", "sgd"}) {
-      for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-        add({5, 3001}, dtype, {{"rule", rule}, {"storage", storage}});
-      }
-      const Options base{{"rule", rule}, {"storage", storage}};
-      const auto with = [&](Options more) {
-        more.insert(more.begin(), base.begin(), base.end());
-        return more;
-      };
-      add({5, 3001}, DType::kBFloat16, with({{"correction", "1"}, {"scale", "1"}, {"clip", "1"}}));
-      add({5, 3001}, DType::kFloat32, with({{"lr_tensor", "1"}, {"maximize", "1"}}));
-      add({5, 3001}, DType::kFloat32, with({{"skip", "1"}}));
-    }
-    add({5, 3001}, DType::kFloat32, {{"rule", "sgd"}, {"storage", storage}, {"nesterov", "1"}});
-  }
-  add({5, 3001}, DType::kFloat32, {{"rule", "sgd"}, {"momentum", "0"}});
-  return std::move(add.all);
-}
+constexpr const char* kShapes = R"(
+  bf16: 1x1 1x0 3x7 7x5000 900x20 3x40001 storage=companded correction=1; storage=dynamic,fp32 correction=0
+    5x3001 rule=adamw,lion,sgd storage=companded,dynamic,fp32 correction=1 scale=1 clip=1
+  fp32 bf16 fp16: 5x3001 rule=adamw,lion,sgd storage=companded,dynamic,fp32
+  fp32: rule=adamw,lion,sgd storage=companded,dynamic,fp32 lr_tensor=1 maximize=1
+    rule=adamw,lion,sgd storage=companded,dynamic,fp32 skip=1
+    rule=sgd storage=companded,dynamic,fp32 nesterov=1; rule=sgd momentum=0
+)";
 
 }  // namespace
 
@@ -180,7 +132,7 @@ constinit const registry::Operation<Step> kStep{.name = "optimizer_step",
                                                 .check = registry::check_only<Step, check>,
                                                 .shrink = shrink,
                                                 .cost = cost,
-                                                .shapes = shapes};
+                                                .shapes = kShapes};
 
 constexpr auto kDeclarations =
     registry::join(registry::plain<StepLists, step_lists>("optimizer_step_", kStepListsFields));

@@ -60,7 +60,7 @@ def route(
     """
     if capacity is not None and capacity < 1:
         raise ValueError(f"route: capacity is {capacity}; it must be positive, or None to drop nothing")
-    rows = logits.reshape(-1, logits.shape[-1]) if logits.dim() != 2 else logits
+    rows = _rows(logits)
     wide = None if bias is None else bias.detach().to(statistics_dtype(rows))
     limits = (groups or 1, group_k or groups or 1, group_top)
     routed = Routing(*_route(rows, wide, k, score, *limits, renormalize, scale, capacity or 0))
@@ -89,7 +89,7 @@ def route_chosen(experts: Tensor, weights: Tensor, num_experts: int, *, capacity
         raise ValueError(
             f"route_chosen: experts have shape {list(experts.shape)}, weights {list(weights.shape)}; they must be equal"
         )
-    chosen = experts.reshape(-1, experts.shape[-1]).int()
+    chosen = _rows(experts).int()
     offsets, counts, token_of_row, row_of_token, dropped = _permute(chosen, num_experts, capacity or 0)
     row_of_token = row_of_token.view(experts.shape)
     wide = weights.to(statistics_dtype(weights))
@@ -110,7 +110,7 @@ def moe_combine(y: Tensor, routing: Routing, *, weighted: bool = True) -> Tensor
     Returns:
         [..., columns], of y's type. Pairs that were dropped add nothing.
     """
-    rows = routing.row_of_token.reshape(-1, routing.row_of_token.shape[-1])
+    rows = _rows(routing.row_of_token)
     weights = routing.weights.reshape(rows.shape) if weighted else None
     return _combine(y, rows, weights).reshape(*routing.row_of_token.shape[:-1], y.shape[-1])  # type: ignore[no-any-return]
 
@@ -150,11 +150,15 @@ def moe_mlp(
         [..., size], of x's type.
     """
     x, gate_up, down = autocast(x, gate_up, down)
-    rows = x.reshape(-1, x.shape[-1])
-    pairs = [one.reshape(-1, one.shape[-1]) for one in (routing.weights, routing.experts, routing.row_of_token)]
+    pairs = [_rows(one) for one in (routing.weights, routing.experts, routing.row_of_token)]
     chosen = activation_of("moe_mlp", activation, limit, slope)
     tensors = (gate_up, down, gate_up_bias, down_bias, pairs[0], pairs[1], routing.offsets, routing.token_of_row)
-    return _moe_mlp(rows, *tensors, pairs[2], *chosen, transposed).reshape(x.shape)  # type: ignore[no-any-return]
+    return _moe_mlp(_rows(x), *tensors, pairs[2], *chosen, transposed).reshape(x.shape)  # type: ignore[no-any-return]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[rows, columns]; a vector is one row."""
+    return x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 2 else x[None]
 
 
 _INSTEAD = "a loop over the experts"

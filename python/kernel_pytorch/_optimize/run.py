@@ -48,9 +48,13 @@ class Sample:
         with torch.no_grad():
             return call.run(model)
 
-    def _train(self, model: nn.Module, call: Call) -> object:
-        for tensor in (*model.parameters(), *call.tensors()):
+    def clear(self, model: nn.Module, call: Call | None = None) -> None:
+        """No gradients of earlier steps."""
+        for tensor in (*model.parameters(), *(call or self.call).tensors()):
             tensor.grad = None
+
+    def _train(self, model: nn.Module, call: Call) -> object:
+        self.clear(model, call)
         with torch.enable_grad():
             roots, gradients = self.roots(call.run(model))
             torch.autograd.backward(roots, gradients)

@@ -137,6 +137,10 @@ def _time(
                     continue
                 turn()
                 began = time.monotonic()
+                if context.trains:
+                    sample.clear(
+                        model
+                    )  # the profiler warns of memory that was there before and is freed while it looks
                 measured.peaks[name] = peak_bytes(run, context.device)
                 if name == "after" and (held_by_graphs := graph_bytes(context.model)):
                     measured.peaks[name] = (measured.peaks[name] or 0) + held_by_graphs

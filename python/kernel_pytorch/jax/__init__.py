@@ -12,6 +12,7 @@ from . import _registration as _registration  # first: it says what is missing w
 from . import optim, policies
 from .attention import attention
 from .block_masks import BlockMask, block_lists, block_mask, create_block_mask, select_blocks, select_by_scores
+from .experts import Routing, grouped_matmul, moe_combine, moe_mlp, ragged_dot, route, route_chosen
 from .float8 import (
     Quantized,
     QuantizedGate,
@@ -66,6 +67,7 @@ __all__ = [
     "Quantized",
     "QuantizedGate",
     "QuantizedNorm",
+    "Routing",
     "activation",
     "add_rms_norm",
     "attention",
@@ -86,6 +88,7 @@ __all__ = [
     "geglu",
     "geglu_packed",
     "gelu",
+    "grouped_matmul",
     "interleave_gate_up",
     "layer_norm",
     "linear",
@@ -95,10 +98,13 @@ __all__ = [
     "mean_pool",
     "merge_attention",
     "mlp",
+    "moe_combine",
+    "moe_mlp",
     "optim",
     "parallel_cross_entropy",
     "policies",
     "quantize",
+    "ragged_dot",
     "reglu",
     "reglu_packed",
     "relu",
@@ -110,6 +116,8 @@ __all__ = [
     "rope_frequencies",
     "rope_from_frequencies",
     "rope_tables",
+    "route",
+    "route_chosen",
     "scaled_matmul",
     "select_blocks",
     "select_by_scores",

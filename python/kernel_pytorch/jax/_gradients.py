@@ -144,6 +144,7 @@ def _function(
             name: (primal.value.dtype, spec_of(primal.value))
             for name, primal in zip(names, primals)
             if primal.perturbed
+            and jnp.issubdtype(primal.value.dtype, jnp.inexact)  # what another op returned may be integers
         }
         if not computed.intersection(saves):  # nothing is computed for backward: this call may be differentiated again
             kept = {name: one for name, one in zip(names, arrays) if name.partition(":")[0] in saves}

@@ -99,7 +99,7 @@ def moe_combine(y: Array, routing: Routing, *, weighted: bool = True) -> Array:
     tensors = {"y": y, "row_of_token": rows, "weights": _pairs(routing.weights) if weighted else None}
     saves = ("y", "row_of_token", "weights")
     output = differentiable("moe_combine", tensors, {}, _combine_gradient, saves=saves)[0]
-    return output.reshape(*routing.row_of_token.shape[:-1], y.shape[-1])
+    return output.reshape(*routing.row_of_token.shape[:-1], y.shape[-1])  # type: ignore[no-any-return]
 
 
 def moe_mlp(

@@ -45,6 +45,9 @@ class MoELayer(nn.Module):
     drops tokens only where a capacity_factor is given.
     """
 
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
     def __init__(
         self,
         d_model: int,

@@ -208,7 +208,8 @@ class AdamW(ListOptimizer):
             state["master"] = formats.master_of(
                 parameter, torch.empty_like(parameter, dtype=torch.int8).copy_(correction)
             )
-        for name, value in {**entry, **state}.items():
+        exact = {name: value for name, value in entry.items() if f"{name}_scale" not in entry}  # fp64 stays fp64
+        for name, value in {**state, **exact}.items():
             if name == "step":
                 state[name] = converted_step(value, parameter)
             elif name in ("master", "max_exp_avg_sq", *_AVERAGES):

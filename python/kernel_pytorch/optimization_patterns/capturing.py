@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ __all__ = [
     "autocast_as",
     "capture",
     "eager_us",
+    "is_capturing",
     "knowing",
     "looked_at",
     "numbers_asked_for",
@@ -125,38 +126,56 @@ def uploaded(uploads: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
         yield
 
 
-def looked_at(call: Callable[[], Any]) -> tuple[str, list[tuple[Tensor, Tensor]]]:
-    """The first op of a call by which the host waits for the device, or "", and what the host sends to the device.
-    Runs it once."""
+class Looked(NamedTuple):
+    """What a call asks of the device and sends to it. `waits`: the first op by which the host waits for it, or ""."""
+
+    waits: str
+    constants: list[Any]  # numbers that it asks for and that are the same in every call
+    uploads: list[tuple[Tensor, Tensor]]
+
+    @contextlib.contextmanager
+    def known(self) -> Iterator[None]:
+        """Inside, the call can be captured."""
+        with knowing(self.constants), uploaded(self.uploads):
+            yield
+
+
+def looked_at(call: Callable[[], Any]) -> Looked:
+    """Runs it once."""
     mode = _Waits()
     with mode:
         call()
-    return mode.found or ("aten::_local_scalar_dense" if mode.constants else ""), mode.uploads
+    return Looked(mode.found, mode.constants, mode.uploads)
 
 
 def numbers_asked_for(call: Callable[[], Any]) -> tuple[str, list[Any]]:
     """The first op of a call by which the host waits for the device, or "", and the numbers that it got from the device
     and that are the same in every call. Runs it once."""
-    mode = _Waits()
-    with mode:
-        call()
-    return mode.found, mode.constants
+    found = looked_at(call)
+    return found.waits, found.constants
+
+
+_pretends = threading.local()  # within `knowing`
+
+
+def is_capturing() -> bool:
+    """Whether a stream captures, whatever `knowing` lets others believe."""
+    return getattr(_pretends, "depth", 0) > 0 or torch.cuda.is_current_stream_capturing()
 
 
 @contextlib.contextmanager
 def knowing(values: list[Any]) -> Iterator[None]:
-    """A call whose `numbers_asked_for` are these gets them without asking: it can be captured."""
-    if not values:
-        yield
-        return
+    """A call whose `numbers_asked_for` are these gets them without asking, and goes the way that it went before."""
     # Code that asks whether a stream captures does so to avoid such a question, by another and slower way (transformers
-    # for its masks). Here it need not: the call goes the way that it went before.
+    # builds whole masks then). Here it need not.
     mode, before = _Known(values), torch.cuda.is_current_stream_capturing
     torch.cuda.is_current_stream_capturing = lambda: False
+    _pretends.depth = getattr(_pretends, "depth", 0) + 1
     try:
-        with mode:
+        with mode if values else contextlib.nullcontext():
             yield
     finally:
+        _pretends.depth -= 1
         torch.cuda.is_current_stream_capturing = before
     if mode.rest:
         raise RuntimeError("the host asked for fewer numbers than in the run before")

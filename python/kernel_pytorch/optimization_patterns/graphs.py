@@ -58,7 +58,7 @@ def graph_absence(tensors: list[Tensor], module: nn.Module | None = None) -> str
         or (module is not None and any(parameter.requires_grad for parameter in module.parameters()))
     ):
         return "gradients are wanted; call it under torch.no_grad() or torch.inference_mode()"
-    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+    if torch.compiler.is_compiling() or capturing.is_capturing():
         return "it is being traced or captured already"
     return ""
 
@@ -159,7 +159,7 @@ class PyGraph(nn.Module):
         if binder is not None and places is not None:
             with self._lock:
                 bound = binder.find(places, capturing.ambient())
-                if bound is not None and not torch.cuda.is_current_stream_capturing():
+                if bound is not None and not capturing.is_capturing():
                     self._counts["replays"] += 1
                     with self._order.kept(bound.device):
                         bound.graph.replay()
@@ -260,9 +260,9 @@ class PyGraph(nn.Module):
             return
         held = torch.cuda.memory_reserved(device)
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
-            uploads = [] if self._is_compiled else capturing.looked_at(call)[1]
+            looked = self._looked_at(call)
             try:
-                with capturing.uploaded(uploads):
+                with looked.known():
                     graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
             except Exception as error:
                 self._streams.pop(device)
@@ -271,7 +271,7 @@ class PyGraph(nn.Module):
         self._counts["captures"] += 1
         grown = max(torch.cuda.memory_reserved(device) - held, 0)
         results, addresses = Results(output), Addresses(self.module)
-        binder.bound = BoundGraph(places, ambient, graph, output, results, uploads, addresses, device, grown)
+        binder.bound = BoundGraph(places, ambient, graph, output, results, looked.uploads, addresses, device, grown)
 
     def _unbind(self) -> None:
         if self._binder is not None:
@@ -296,16 +296,17 @@ class PyGraph(nn.Module):
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
             inputs = [example.detach().clone() for example in examples]
             versions = [tensor._version for tensor in inputs]
-            waits, uploads = ("", []) if self._is_compiled else capturing.looked_at(lambda: call(inputs))
-            if waits:
-                self._plain[key] = GraphDecision(False, f"cannot be captured: it waits for the device in {waits}")
+            looked = self._looked_at(lambda: call(inputs))
+            if looked.waits:
+                reason = f"cannot be captured: it waits for the device in {looked.waits}"
+                self._plain[key] = GraphDecision(False, reason)
                 return None
             eager_us = capturing.eager_us(lambda: call(inputs))
             torch.cuda.empty_cache()  # so that what is reserved beyond this is the graph's
             held = torch.cuda.memory_reserved(device)
             begin = time.perf_counter()
             try:
-                with capturing.uploaded(uploads):
+                with looked.known():
                     graph, output = capturing.capture(
                         lambda: call(inputs), device, self._pool(device), self._stream(device)
                     )
@@ -326,7 +327,7 @@ class PyGraph(nn.Module):
             self._plain[key] = decision
             return None
         grown = max(torch.cuda.memory_reserved(device) - held, 0) + sum(tensor.nbytes for tensor in inputs)
-        entry = CapturedGraph(graph, inputs, output, Addresses(self.module), decision, grown, results, uploads)
+        entry = CapturedGraph(graph, inputs, output, Addresses(self.module), decision, grown, results, looked.uploads)
         entry.written = [-1] * len(inputs)
         entry.changes_inputs = versions != [tensor._version for tensor in inputs]
         self._graphs[key] = entry
@@ -353,6 +354,9 @@ class PyGraph(nn.Module):
         return GraphDecision(
             plan["pays"], plan["reason"], eager_us, plan["graph_us"], capture_us, plan["break_even_calls"]
         )
+
+    def _looked_at(self, call: Callable[[], Any]) -> capturing.Looked:
+        return capturing.Looked("", [], []) if self._is_compiled else capturing.looked_at(call)
 
     def _pool(self, device: torch.device) -> Any:
         """The memory of a graph that lives, which all share, or a new one."""

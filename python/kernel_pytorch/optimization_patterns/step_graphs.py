@@ -60,7 +60,7 @@ def place_of(tensors: list[Tensor], state: ModelState) -> tuple[torch.device | N
     devices = {tensor.device for tensor in (*tensors, *state.wanting, *state.buffers)}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         return None, f"its tensors are on {', '.join(sorted(map(str, devices))) or 'no device'}, not on one GPU"
-    if torch.cuda.is_current_stream_capturing():
+    if capturing.is_capturing():
         return None, "it is being captured already"
     return next(iter(devices)), ""
 

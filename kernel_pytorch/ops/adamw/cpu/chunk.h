@@ -24,6 +24,7 @@ struct ChunkArguments {
   float beta2 = 0;
   float eps = 0;
   bool is_stochastic = false;
+  int32_t prefetch_bytes = 0;  // how far ahead; 0: the hardware does it alone
   uint64_t seed = 0;
   uint64_t offset = 0;
   uint64_t block = 0;  // Philox block of the first element

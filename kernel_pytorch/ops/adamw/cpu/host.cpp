@@ -1,4 +1,5 @@
 // The host side of the CPU kernel: chunks of all parameters over the threads, one list of them for the whole call.
+#include "kernel_pytorch/base/config_fields.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/adamw/cpu/chunk.h"
@@ -11,6 +12,30 @@ namespace kernel_pytorch::adamw {
 namespace {
 
 constexpr int64_t kChunkElements = 32768;  // a multiple of 8: Philox blocks are whole
+
+// How far ahead of its loads the kernel prefetches: a machine's matter. One-off medians of 4 M parameters, one thread.
+struct PrefetchConfig {
+  int prefetch_bytes = 0;
+};
+constexpr auto kPrefetchFields = config_fields<PrefetchConfig>(config_field<&PrefetchConfig::prefetch_bytes>());
+constexpr ConfigFields fields_of(const PrefetchConfig&) {
+  return kPrefetchFields;
+}
+constexpr PrefetchConfig kPrefetchConfigs[] = {
+    {.prefetch_bytes = 2048},  // Intel: fp32 7 % faster than without
+    {.prefetch_bytes = 512},   // AMD EPYC: bf16 1.65 ms, without 1.73, with 2048 1.89
+    {.prefetch_bytes = 0},     // AMD EPYC: fp32 2.93 ms, with 512 3.20, with 2048 3.38
+};
+
+std::vector<std::string> configs(const Step&, const DeviceInfo&) {
+  return config_texts(kPrefetchConfigs);
+}
+
+int heuristic(const Step& step, const DeviceInfo& device) {
+  if (device.name.find("AMD") == std::string::npos) return 0;
+  const bool is_narrow = !step.parameters.empty() && step.parameters[0].exp_avg.dtype != DType::kFloat32;
+  return is_narrow ? 1 : 2;
+}
 
 registry::Support supports(const Step& problem, const DeviceInfo& device) {
   const DType dtype = problem.parameters.empty() ? DType::kFloat32 : problem.parameters[0].parameter.dtype;
@@ -52,7 +77,7 @@ ChunkArguments shared_arguments(const Step& step, const Parameter& one) {
   return arguments;
 }
 
-void run(const Step& step, int, Context& context) {
+void run(const Step& step, int config, Context& context) {
   if (step.parameters.empty() || is_skipped(step)) return;
   std::vector<int64_t> sizes;
   std::vector<ChunkArguments> shared;
@@ -75,6 +100,7 @@ void run(const Step& step, int, Context& context) {
     arguments.exp_avg_sq = element(one.exp_avg_sq, chunk.begin);
     arguments.max_exp_avg_sq = element(one.max_exp_avg_sq, chunk.begin);
     arguments.master = static_cast<float*>(element(one.master, chunk.begin));
+    arguments.prefetch_bytes = kPrefetchConfigs[config].prefetch_bytes;
     arguments.block = static_cast<uint64_t>(starts[chunk.tensor] + chunk.begin / 8);
     update(arguments);
   });
@@ -82,12 +108,16 @@ void run(const Step& step, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("adamw cpu 1");
+  return hash_text("adamw cpu 2");
 }
 
 }  // namespace
 
-constinit const registry::Kernel<Step> kCpu{
-    .name = "cpu", .supports = supports, .run = run, .source_hash = code_version};
+constinit const registry::Kernel<Step> kCpu{.name = "cpu",
+                                            .supports = supports,
+                                            .configs = configs,
+                                            .heuristic = heuristic,
+                                            .run = run,
+                                            .source_hash = code_version};
 
 }  // namespace kernel_pytorch::adamw

@@ -14,8 +14,6 @@ namespace {
 using cpu::kLanes;
 using cpu::Vec;
 
-constexpr int64_t kPrefetchBytes = 2048;
-
 // Random bits of so many elements are drawn at a time: whole rounds of philox_blocks at every level.
 constexpr int64_t kDrawnElements = 512;
 struct Drawn {
@@ -132,10 +130,10 @@ KP_PRIMITIVE void update_pair(const Pointers<P, S>& at, const ChunkArguments& ch
   store_rounded<kOrder>(at.parameter + i, {low.parameter, high.parameter}, kPlain ? nullptr : random[0], count);
 }
 
-// So far ahead that the hardware's own prefetching, which stops at every page, is bridged: 7 % for fp32.
+// So far ahead that hardware prefetching which stops at every page is bridged.
 template <class T>
-KP_PRIMITIVE void prefetch_pair(const T* from) {
-  const char* address = reinterpret_cast<const char*>(from) + kPrefetchBytes;
+KP_PRIMITIVE void prefetch_pair(const T* from, int64_t ahead_bytes) {
+  const char* address = reinterpret_cast<const char*>(from) + ahead_bytes;
   for (int line = 0; line < static_cast<int>(2 * kLanes * sizeof(T)); line += 64) cpu::prefetch_near(address + line);
 }
 
@@ -153,10 +151,12 @@ KP_PRIMITIVE void update_range(const ChunkArguments& chunk, int64_t begin, int64
   int64_t i = begin;
   for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
     if constexpr (!kPlain) point_at(i);
-    prefetch_pair(at.gradient + i);
-    prefetch_pair(at.exp_avg + i);
-    prefetch_pair(at.exp_avg_sq + i);
-    prefetch_pair(at.parameter + i);
+    if (const int64_t ahead = chunk.prefetch_bytes; ahead > 0) {
+      prefetch_pair(at.gradient + i, ahead);
+      prefetch_pair(at.exp_avg + i, ahead);
+      prefetch_pair(at.exp_avg_sq + i, ahead);
+      prefetch_pair(at.parameter + i, ahead);
+    }
     update_pair<kPlain, kOrder>(at, chunk, i, random, Two());
   }
   for (; i < end; i += kLanes) {

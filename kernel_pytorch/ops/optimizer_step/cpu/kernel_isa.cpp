@@ -122,53 +122,75 @@ KP_PRIMITIVE Vec float_of(VecI x) {
   return __builtin_convertvector(x, Vec);
 }
 
-// The states of kLanes elements of the group whose scales are given.
-template <Storage kStorage, class Count>
-KP_PRIMITIVE Vec load_first(const ChunkArguments& chunk, int64_t i, float scale, Count count) {
-  if constexpr (kStorage == Storage::kFloat) {
-    return load(static_cast<const float*>(chunk.first) + i, count);
-  } else {
-    const VecU codes = load_bits<cpu::VecU8>(static_cast<const uint8_t*>(chunk.first) + i, count);
-    if constexpr (kStorage == Storage::kCompanded) {
-      const Vec compressed = float_of(signed_codes(codes));
-      return LaneMath::mul(compressed / (254.0f - cpu::abs(compressed)), scale);
-    } else {
-      Vec values;
-      for (int lane = 0; lane < kLanes; ++lane) values[lane] = dynamic_first(*chunk.first_map, codes[lane]);
-      return LaneMath::mul(values, scale);
-    }
-  }
-}
-template <Storage kStorage, class Count>
-KP_PRIMITIVE Vec load_second(const ChunkArguments& chunk, int64_t i, float scale, Count count) {
-  if constexpr (kStorage == Storage::kFloat) {
-    return load(static_cast<const float*>(chunk.second) + i, count);
-  } else {
-    const VecU codes = load_bits<cpu::VecU8>(static_cast<const uint8_t*>(chunk.second) + i, count);
-    if constexpr (kStorage == Storage::kCompanded) {
-      const Vec root = LaneMath::mul(float_of((VecI)codes), scale * kRootUnit);
-      return LaneMath::mul(root, root);
-    } else {
-      Vec values;
-      for (int lane = 0; lane < kLanes; ++lane) values[lane] = chunk.second_map->magnitudes[codes[lane]];
-      return LaneMath::mul(values, scale);
-    }
-  }
-}
-
-// New states of a group, until its scales are known.
+// States of a group: the dynamic storage's before the step, the new ones until their scales are known.
 template <int kGroup>
 struct Kept {
   alignas(64) float firsts[kGroup];
-  alignas(64) float seconds[kGroup];  // companded: their roots
+  alignas(64) float seconds[kGroup];  // companded, after the step: their roots
   VecU first_largest;
   VecU second_largest;
 };
 
-// Lanes beyond the end were loaded as code 0, which is no zero of the dynamic map: they must not count for the scale.
-KP_PRIMITIVE void zero_beyond(Element<Vec>&, All) {}
-KP_PRIMITIVE void zero_beyond(Element<Vec>& element, Some some) {
-  for (int lane = static_cast<int>(some.count); lane < kLanes; ++lane) element.first[lane] = element.second[lane] = 0;
+// Tables are read element by element, since most levels have no instruction that reads many places at once. What is
+// beyond the end becomes 0, so that it does not count for the scale.
+template <Rule kRule, int kGroup>
+KP_PRIMITIVE void decode_dynamic(const ChunkArguments& chunk, int64_t begin, int64_t elements, float first_scale,
+                                 float second_scale, Kept<kGroup>& kept) {
+  const uint8_t* firsts = static_cast<const uint8_t*>(chunk.first) + begin;
+  for (int64_t i = 0; i < elements; ++i) kept.firsts[i] = dynamic_first(*chunk.first_map, firsts[i]) * first_scale;
+  for (int64_t i = elements; i < kGroup; ++i) kept.firsts[i] = kept.seconds[i] = 0;
+  if constexpr (kRule == Rule::kAdamW) {
+    const uint8_t* seconds = static_cast<const uint8_t*>(chunk.second) + begin;
+    for (int64_t i = 0; i < elements; ++i) {
+      kept.seconds[i] = chunk.second_map->magnitudes[seconds[i]] * second_scale;
+    }
+  }
+}
+template <Rule kRule, int kGroup>
+KP_PRIMITIVE void encode_dynamic(const ChunkArguments& chunk, int64_t begin, int64_t elements, float first_inverse,
+                                 float second_inverse, const Kept<kGroup>& kept) {
+  uint8_t* firsts = static_cast<uint8_t*>(chunk.first) + begin;
+  for (int64_t i = 0; i < elements; ++i) {
+    const float scaled = kept.firsts[i] * first_inverse;
+    const uint32_t bits = __builtin_bit_cast(uint32_t, scaled);
+    firsts[i] = static_cast<uint8_t>(dynamic_first_code(*chunk.first_map, scaled, bits));
+  }
+  if constexpr (kRule == Rule::kAdamW) {
+    uint8_t* seconds = static_cast<uint8_t*>(chunk.second) + begin;
+    for (int64_t i = 0; i < elements; ++i) {
+      const float scaled = kept.seconds[i] * second_inverse;
+      const uint32_t bits = __builtin_bit_cast(uint32_t, scaled);
+      seconds[i] = static_cast<uint8_t>(nearest_rank(*chunk.second_map, scaled, bits));
+    }
+  }
+}
+
+// The states of kLanes elements of the group whose scales are given.
+template <Storage kStorage, int kGroup, class Count>
+KP_PRIMITIVE Vec load_first(const ChunkArguments& chunk, int64_t begin, int64_t offset, float scale,
+                            const Kept<kGroup>& kept, Count count) {
+  if constexpr (kStorage == Storage::kFloat) {
+    return load(static_cast<const float*>(chunk.first) + begin + offset, count);
+  } else if constexpr (kStorage == Storage::kCompanded) {
+    const uint8_t* from = static_cast<const uint8_t*>(chunk.first) + begin + offset;
+    const Vec compressed = float_of(signed_codes(load_bits<cpu::VecU8>(from, count)));
+    return LaneMath::mul(compressed / (254.0f - cpu::abs(compressed)), scale);
+  } else {
+    return cpu::load(kept.firsts + offset);
+  }
+}
+template <Storage kStorage, int kGroup, class Count>
+KP_PRIMITIVE Vec load_second(const ChunkArguments& chunk, int64_t begin, int64_t offset, float scale,
+                             const Kept<kGroup>& kept, Count count) {
+  if constexpr (kStorage == Storage::kFloat) {
+    return load(static_cast<const float*>(chunk.second) + begin + offset, count);
+  } else if constexpr (kStorage == Storage::kCompanded) {
+    const uint8_t* from = static_cast<const uint8_t*>(chunk.second) + begin + offset;
+    const Vec root = LaneMath::mul(float_of((VecI)load_bits<cpu::VecU8>(from, count)), scale * kRootUnit);
+    return LaneMath::mul(root, root);
+  } else {
+    return cpu::load(kept.seconds + offset);
+  }
 }
 
 template <Rule kRule, Storage kStorage, class P, int kGroup, class Count>
@@ -179,15 +201,15 @@ KP_PRIMITIVE void update_lanes(const ChunkArguments& chunk, int64_t begin, int64
   Element<Vec> element{};
   element.parameter = load_parameter<P>(chunk, i, count);
   element.gradient = load(static_cast<const P*>(chunk.gradient) + i, count);
-  if (has_first) element.first = load_first<kStorage>(chunk, i, first_scale, count);
-  if constexpr (kRule == Rule::kAdamW) element.second = load_second<kStorage>(chunk, i, second_scale, count);
+  if (has_first) element.first = load_first<kStorage>(chunk, begin, offset, first_scale, kept, count);
+  if constexpr (kRule == Rule::kAdamW)
+    element.second = load_second<kStorage>(chunk, begin, offset, second_scale, kept, count);
   update<LaneMath, kRule>(element, has_first, chunk.factors);
   store_parameter<P>(chunk, i, element.parameter, count);
   if constexpr (kStorage == Storage::kFloat) {
     if (has_first) store(static_cast<float*>(chunk.first) + i, element.first, count);
     if constexpr (kRule == Rule::kAdamW) store(static_cast<float*>(chunk.second) + i, element.second, count);
   } else {
-    if constexpr (kStorage == Storage::kDynamic) zero_beyond(element, count);
     cpu::store(kept.firsts + offset, element.first);
     kept.first_largest = cpu::max(kept.first_largest, cpu::bits_of(cpu::abs(element.first)));
     if constexpr (kRule == Rule::kAdamW) {
@@ -204,31 +226,15 @@ KP_PRIMITIVE float largest_of(VecU bits) {
   return __builtin_bit_cast(float, largest);
 }
 
-template <Storage kStorage, class Count>
-KP_PRIMITIVE void store_first(const ChunkArguments& chunk, int64_t i, Vec value, float inverse, Count count) {
-  VecU codes;
-  if constexpr (kStorage == Storage::kCompanded) {
-    codes = first_code<LaneMath>(value, inverse) & 0xffu;
-  } else {
-    const Vec scaled = value * inverse;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      codes[lane] = dynamic_first_code(*chunk.first_map, scaled[lane], cpu::bits_of(scaled)[lane]);
-    }
+template <Rule kRule, class Count>
+KP_PRIMITIVE void store_companded(const ChunkArguments& chunk, int64_t i, Vec first, Vec root, float first_inverse,
+                                  float root_inverse, Count count) {
+  const VecU firsts = first_code<LaneMath>(first, first_inverse) & 0xffu;
+  store_codes(static_cast<uint8_t*>(chunk.first) + i, firsts, count);
+  if constexpr (kRule == Rule::kAdamW) {
+    const VecU seconds = root_code<LaneMath>(root, root_inverse * 255.0f) & 0xffu;
+    store_codes(static_cast<uint8_t*>(chunk.second) + i, seconds, count);
   }
-  store_codes(static_cast<uint8_t*>(chunk.first) + i, codes, count);
-}
-template <Storage kStorage, class Count>
-KP_PRIMITIVE void store_second(const ChunkArguments& chunk, int64_t i, Vec value, float inverse, Count count) {
-  VecU codes;
-  if constexpr (kStorage == Storage::kCompanded) {
-    codes = root_code<LaneMath>(value, inverse * 255.0f) & 0xffu;
-  } else {
-    const Vec scaled = value * inverse;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      codes[lane] = static_cast<uint32_t>(nearest_rank(*chunk.second_map, scaled[lane], cpu::bits_of(scaled)[lane]));
-    }
-  }
-  store_codes(static_cast<uint8_t*>(chunk.second) + i, codes, count);
 }
 
 // Calls apply(offset, count) for the vectors of a group.
@@ -255,6 +261,9 @@ void step(const ChunkArguments& chunk) {
       kept.first_largest = kept.second_largest = VecU{};
       const float first_scale = chunk.first_scale[group];
       const float second_scale = kRule == Rule::kAdamW ? chunk.second_scale[group] : 0.0f;
+      if constexpr (kStorage == Storage::kDynamic) {
+        decode_dynamic<kRule>(chunk, begin, elements, first_scale, second_scale, kept);
+      }
       for_vectors(
           elements, [&](int64_t offset, auto count) __attribute__((always_inline)) {
             update_lanes<kRule, kStorage, P>(chunk, begin, offset, first_scale, second_scale, kept, count);
@@ -263,13 +272,16 @@ void step(const ChunkArguments& chunk) {
       const float second = largest_of(kept.second_largest), second_inverse = inverse_of_scale<LaneMath>(second);
       chunk.first_scale[group] = first;
       if constexpr (kRule == Rule::kAdamW) chunk.second_scale[group] = second;
-      for_vectors(
-          elements, [&](int64_t offset, auto count) __attribute__((always_inline)) {
-            store_first<kStorage>(chunk, begin + offset, cpu::load(kept.firsts + offset), first_inverse, count);
-            if constexpr (kRule == Rule::kAdamW) {
-              store_second<kStorage>(chunk, begin + offset, cpu::load(kept.seconds + offset), second_inverse, count);
-            }
-          });
+      if constexpr (kStorage == Storage::kDynamic) {
+        encode_dynamic<kRule>(chunk, begin, elements, first_inverse, second_inverse, kept);
+      } else {
+        for_vectors(
+            elements, [&](int64_t offset, auto count) __attribute__((always_inline)) {
+              const Vec root = kRule == Rule::kAdamW ? cpu::load(kept.seconds + offset) : Vec{};
+              store_companded<kRule>(chunk, begin + offset, cpu::load(kept.firsts + offset), root, first_inverse,
+                                     second_inverse, count);
+            });
+      }
     }
   }
 }

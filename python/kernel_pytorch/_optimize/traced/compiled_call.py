@@ -18,6 +18,7 @@ from torch._dynamo.decorators import skip
 from torch.utils import _pytree as pytree
 
 from ..costs import synchronize
+from ..measure import clock_of
 from ..sites import Call
 from ..state import holds_state, left_as_it_was
 from ..verify import random_like
@@ -29,7 +30,6 @@ disabled: Callable[[_Function], _Function] = torch.compiler.disable
 _TURNS, _LEAST_TURNS = 9, 3
 _TURN_US = 1e4  # calls of a turn follow each other: the host is ahead of the device
 _MOST_SECONDS = 2.0  # of turns, compilation aside
-_MARGIN = 0.97  # of the time as optimised, below which compiled code is taken
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
@@ -97,6 +97,7 @@ class Trial:
         self.trains = torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters())
         self.copies = self.trains or holds_state(call.args, call.kwargs)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.clock = clock_of(self.device)
         self.samples: dict[str, list[float]] = {way: [] for way in self.entries}
         self.queue: list[str] = []
         self.turns, self.calls, self.left = 0, 1, 0
@@ -151,7 +152,7 @@ def _next(trial: Trial) -> tuple[str, Any, Call] | None:
         trial.left = trial.calls if trial.turns else 1
         synchronize(trial.device)
         given = trial.arguments()
-        trial.began = time.perf_counter_ns()
+        trial.began = trial.clock()
     else:
         given = trial.arguments()
     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -183,7 +184,7 @@ def _done(trial: Trial, output: Any) -> None:
     if trial.left == 0:
         synchronize(trial.device)
         calls = trial.calls if trial.turns else 1
-        trial.samples[trial.way].append((time.perf_counter_ns() - trial.began) / 1e3 / calls)
+        trial.samples[trial.way].append((trial.clock() - trial.began) / 1e3 / calls)
 
 
 @disabled
@@ -204,10 +205,7 @@ def _decide(trial: Trial) -> str:
     if trial.is_broken:
         return OPTIMIZED
     times = {way: statistics.median(s) for way, s in trial.samples.items() if s and way not in choice.failures}
-    others = {way: time_us for way, time_us in times.items() if way != OPTIMIZED}
-    way = min(others, key=lambda one: others[one], default=OPTIMIZED)
-    if OPTIMIZED in times and (way == OPTIMIZED or others[way] > _MARGIN * times[OPTIMIZED]):
-        way = OPTIMIZED
+    way = min(times, key=lambda one: times[one], default=OPTIMIZED)
     choice.chosen[trial.kind], choice.times[trial.kind] = way, times
     choice.show(way)
     return way

@@ -15,6 +15,7 @@ from ._configs import (
     BwdParams,
     FlashAttentionConfig,
     FwdParams,
+    GroupedMatmulConfig,
     KernelConfig,
     MeanPoolingConfig,
     OperationConfig,
@@ -41,12 +42,11 @@ from ._functions import (
     ring_attention,
     scaled_dot_product_attention,
 )
+from ._grouped import grouped_matmul, grouped_matmulv2
 from ._pending import (
     apply_native_sparse_attention,
     flash_mla,
     gla_attention,
-    grouped_matmul,
-    grouped_matmulv2,
     lightning_attention,
     mla_attention,
     native_sparse_attention,
@@ -70,6 +70,7 @@ __all__ = [
     "Executor",
     "FlashAttentionConfig",
     "FwdParams",
+    "GroupedMatmulConfig",
     "KernelConfig",
     "KernelRegistry",
     "KernelSpec",

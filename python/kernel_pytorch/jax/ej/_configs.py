@@ -128,5 +128,10 @@ class AttentionConfig(OperationConfig):
 
 
 @dataclass(frozen=True)
+class GroupedMatmulConfig(OperationConfig):
+    pass
+
+
+@dataclass(frozen=True)
 class MeanPoolingConfig(OperationConfig):
     pass

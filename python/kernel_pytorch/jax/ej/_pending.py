@@ -19,8 +19,6 @@ def _pending(name: str) -> Any:
 apply_native_sparse_attention = _pending("apply_native_sparse_attention")
 flash_mla = _pending("flash_mla")
 gla_attention = _pending("gla_attention")
-grouped_matmul = _pending("grouped_matmul")
-grouped_matmulv2 = _pending("grouped_matmulv2")
 lightning_attention = _pending("lightning_attention")
 mla_attention = _pending("mla_attention")
 native_sparse_attention = _pending("native_sparse_attention")

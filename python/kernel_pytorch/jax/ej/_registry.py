@@ -105,8 +105,6 @@ PENDING = (
     "apply_native_sparse_attention",
     "flash_mla",
     "gla",
-    "grouped_matmul",
-    "grouped_matmulv2",
     "lightning_attn",
     "native_sparse_attention",
     "page_attention",

@@ -56,19 +56,20 @@ template <class T, bool kGated, bool kFused, int kVectors>
 __global__ void __launch_bounds__(kThreads) backward_vectors(const __grid_constant__ BackwardArguments arguments) {
   using Gradient = VectorGradient<T, kGated, kFused>;
   const VectorShape& shape = arguments.shape;
-  const uint32_t first = blockIdx.x * (kThreads * kVectors) + threadIdx.x;
+  const uint32_t threads = block_threads<kVectors>();
+  const uint32_t first = blockIdx.x * (threads * kVectors) + threadIdx.x;
   VectorPlace places[kVectors];
   Gradient gradients[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const uint32_t vector = first + i * kThreads;
+    const uint32_t vector = first + i * threads;
     places[i] = place_of(shape, vector < shape.vectors ? vector : 0);
     gradients[i].request(arguments, places[i]);
   }
   const Dropout dropout(arguments.dropout);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const uint32_t vector = first + i * kThreads;
+    const uint32_t vector = first + i * threads;
     float grad_gate[Gradient::kCount], grad_up[Gradient::kCount];
     gradients[i].compute(arguments, dropout, vector, places[i].column, grad_gate, grad_up);
     if (vector >= shape.vectors) continue;

@@ -10,12 +10,13 @@ template <class T, bool kGated, bool kFused, int kVectors>
 __global__ void __launch_bounds__(kThreads) forward_vectors(const __grid_constant__ ForwardArguments arguments) {
   constexpr int kCount = tile::Vector<T>::kCount;
   const VectorShape& shape = arguments.shape;
-  const uint32_t first = blockIdx.x * (kThreads * kVectors) + threadIdx.x;
+  const uint32_t threads = block_threads<kVectors>();
+  const uint32_t first = blockIdx.x * (threads * kVectors) + threadIdx.x;
   VectorPlace places[kVectors];
   tile::Vector<T> gate[kVectors], up[kVectors], residual[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const uint32_t vector = first + i * kThreads;
+    const uint32_t vector = first + i * threads;
     places[i] = place_of(shape, vector < shape.vectors ? vector : 0);
     gate[i] = load<T>(arguments.gate, places[i]);
     if constexpr (kGated) up[i] = load<T>(arguments.up, places[i]);
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) forward_vectors(const __grid_constan
   const Dropout dropout(arguments.dropout);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const uint32_t vector = first + i * kThreads;
+    const uint32_t vector = first + i * threads;
     float values[kCount], factors[kCount];
     gate[i].unpack(values);
     if constexpr (kFused) add_bias<T>(arguments.gate_bias, arguments.bias_is_float, places[i].column, values);

@@ -23,9 +23,11 @@ constexpr const char* kWantsSums = "a bias' gradient is a sum over rows: cuda_co
 constexpr const char* kWantsNoSums = "no bias' gradient is wanted: cuda_vector has less to hold";
 
 struct VectorConfig {
-  int vectors = 1;  // of 16 bytes, of each tensor, that a thread has in flight
+  int vectors = 1;         // of 16 bytes, of each tensor, that a thread has in flight
+  int threads = kThreads;  // of a block, at most kThreads
 };
-constexpr auto kVectorConfigFields = config_fields<VectorConfig>(config_field<&VectorConfig::vectors>());
+constexpr auto kVectorConfigFields =
+    config_fields<VectorConfig>(config_field<&VectorConfig::vectors>(), config_field<&VectorConfig::threads>());
 constexpr ConfigFields fields_of(const VectorConfig&) {
   return kVectorConfigFields;
 }
@@ -33,7 +35,12 @@ constexpr ConfigFields fields_of(const VectorConfig&) {
 constexpr VectorConfig kVectorConfigs[] = {
     {.vectors = 1},  // 97 %, 73 %
     {.vectors = 2},  // 91 %, 86 %
+    {.vectors = 1, .threads = 128},
+    {.vectors = 1, .threads = 64},
 };
+static_assert(std::ranges::all_of(kVectorConfigs, [](const VectorConfig& config) {
+  return config.threads == kThreads || (config.vectors == 1 && config.threads < kThreads);  // block_threads
+}));
 constexpr int kVectorConfigCount = static_cast<int>(std::size(kVectorConfigs));
 
 // Rows end to end in every tensor: one long row, whatever its shape.
@@ -102,11 +109,11 @@ RowTensor row_tensor(const TensorView& view) {
   return {view.data, view.strides[0] * size_of(view.dtype)};
 }
 
-cuda_device::LaunchShape launch_shape(const VectorShape& shape, int vectors) {
-  const uint32_t per_block = static_cast<uint32_t>(kThreads * vectors);
+cuda_device::LaunchShape launch_shape(const VectorShape& shape, const VectorConfig& config) {
+  const uint32_t per_block = static_cast<uint32_t>(config.threads * config.vectors);
   cuda_device::LaunchShape launch;
   launch.grid_x = (shape.vectors + per_block - 1) / per_block;
-  launch.block_x = kThreads;
+  launch.block_x = static_cast<unsigned>(config.threads);
   return launch;
 }
 
@@ -152,6 +159,7 @@ std::vector<DeviceCode> vector_codes(const char* source, std::string_view functi
   for (DType dtype : kCudaTypes) {
     for (int flags = 0; flags < 4; ++flags) {
       for (const VectorConfig& config : kVectorConfigs) {
+        if (config.threads != kThreads) continue;  // the same code
         codes.push_back(code_of(source, function, {dtype, (flags & 1) != 0, (flags & 2) != 0}, config.vectors));
       }
     }
@@ -184,7 +192,7 @@ void run_forward(const ForwardProblem& problem, int config, Context& context) {
     return code_of(kForwardSource, "forward_vectors", variant, kVectorConfigs[config].vectors);
   });
   void* pointers[] = {&arguments};
-  cuda_device::launch(context, kernel, launch_shape(arguments.shape, kVectorConfigs[config].vectors), pointers, kLabel);
+  cuda_device::launch(context, kernel, launch_shape(arguments.shape, kVectorConfigs[config]), pointers, kLabel);
 }
 
 BackwardArguments backward_arguments(const BackwardProblem& problem) {
@@ -227,7 +235,7 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
     return code_of(kBackwardSource, "backward_vectors", variant, kVectorConfigs[config].vectors);
   });
   void* pointers[] = {&arguments};
-  cuda_device::launch(context, kernel, launch_shape(arguments.shape, kVectorConfigs[config].vectors), pointers, kLabel);
+  cuda_device::launch(context, kernel, launch_shape(arguments.shape, kVectorConfigs[config]), pointers, kLabel);
 }
 
 struct ColumnsConfig {

@@ -9,6 +9,12 @@
 
 namespace kernel_pytorch::pointwise {
 
+// Blocks with one vector per thread have any size; others are known to be whole, which leaves them a register.
+template <int kVectors>
+__device__ __forceinline__ uint32_t block_threads() {
+  return kVectors == 1 ? blockDim.x : kThreads;
+}
+
 struct VectorPlace {
   int64_t row;
   uint32_t column;  // in vectors
