@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "python")]
-from zoo import checks, command, models, shrink  # noqa: E402
+from zoo import checks, command, compiled, models, shrink  # noqa: E402
 from zoo.case import Case  # noqa: E402
 from zoo.coverage import Coverage  # noqa: E402
 
@@ -31,6 +31,12 @@ def test_a_sample_passes_everything() -> None:
     assert not failed, failed
     assert sum(row["outcome"] == "passes" for row in rows) == len(SAMPLE)
     assert "pass everything (100.0 %)" in command.table(command.summary(rows))
+
+
+@pytest.mark.parametrize("name", ["torch/block", "transformers/olmo"])
+def test_the_compile_backend_passes(name: str) -> None:
+    row = compiled.row_of(name)
+    assert row["outcome"] == "passes" and row["replaced"]["attention"] >= 2, row
 
 
 def test_a_crash_is_a_row_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

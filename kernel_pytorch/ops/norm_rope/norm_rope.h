@@ -1,4 +1,4 @@
-// RMS norm of each head, then its rotary embedding: what models with QK norm do to queries and to keys, in one pass.
+// RMS norm of each head, then its rotary embedding: what models with QK norm do to queries and to keys.
 //
 //   normal = x * (weight + weight_offset) / sqrt(mean(x^2) + eps)        over the head's columns
 //   output = normal with columns i and i + rotary_dim / 2 turned by the angle of the token, i < rotary_dim / 2

@@ -19,7 +19,7 @@ def norm_rope(
     rotary_dim: int | None = None,
     heads_first: bool = False,
 ) -> Tensor:
-    """RMS norm of each head, then its rotary embedding (`rope`, pairs half of rotary_dim apart), in one pass.
+    """RMS norm of each head, then its rotary embedding (`rope`, pairs half of rotary_dim apart).
 
     Args:
         x: [batch, sequence, heads, head_dim], any strides. With heads_first: [batch, heads, sequence, head_dim].

@@ -74,11 +74,12 @@ def _match(pattern: str, pair: list[Rotation], before: list[Any]) -> Match | Ref
     nodes = list(dict.fromkeys([*inner, *(node for one in pair for node in one.nodes)]))
     tables = first.tables
     normed = [one[0] for one in before if one is not None]
-    is_one = normed and not first.interleaved and all(dtype(one.x) is dtype(one.output) for one in normed)
-    emit = _NormAndRotate(pair, normed) if is_one else _Rotate(pair, [one and one[0] for one in before])
+    candidates = [Candidate("ours", _Rotate(pair, [one and one[0] for one in before]), tables)]
+    if normed and not first.interleaved and all(dtype(one.x) is dtype(one.output) for one in normed):
+        candidates.insert(0, Candidate("ours, one op", _NormAndRotate(pair, normed), tables))
     outputs = [one.output for one in pair]
     derived = (*tables, first.cos, first.sin)
-    return Match(pattern, nodes, outputs, [Candidate("ours", emit, tables)], first.detail, derived=derived)
+    return Match(pattern, nodes, outputs, candidates, first.detail, derived=derived)
 
 
 class _NormAndRotate:
