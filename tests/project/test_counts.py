@@ -23,12 +23,11 @@ CEILINGS = {
     "kernel_pytorch/registry": 37,
     "kernel_pytorch/tuning": 23,
     "python/kernel_pytorch/_optimize": 28,
-    "python/kernel_pytorch/jax": 21,
 }
 # Lines of what an op costs outside its kernels.
 MOST_LINES = {
     r"kernel_pytorch/torch/[^/]+\.cpp": 900,
-    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3232,
+    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3233,
     r"python/kernel_pytorch/_ops/[^/]+\.py": 4160,
 }
 

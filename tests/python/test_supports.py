@@ -14,15 +14,26 @@ from kernel_pytorch import _library, tuning  # noqa: E402
 CPU = torch.device("cpu")
 
 
+# Sizes of a request, by the beginning of the op's name; the longest that fits counts. The others take rows and columns.
+SHAPES = {
+    "attention": (2, 8, 16, 16, 16),
+    "rope": (2, 8, 16, 16),
+    "norm_rope": (2, 8, 16, 16),
+    **dict.fromkeys(("linear", "matmul", "mean_pool", "chunk_mean_pool", "group_sums"), (2, 8, 16)),
+    **dict.fromkeys(("mlp", "grouped_matmul"), (2, 8, 16, 8)),
+    **dict.fromkeys(("moe_combine", "moe_activation"), (8, 2, 16)),
+    "moe_mlp": (8, 2, 16, 8, 4),
+}
+
+
 def test_every_kernel_of_every_op_answers():
     for op, kernels in tuning.kernels().items():
         if op.startswith(("block_list", "block_select", "scaled_matmul", "quantize")):
             continue  # shapes and types of their own, below
-        shape = (2, 8, 16, 16, 16) if op.startswith("attention") else (2, 8, 16, 16) if op == "rope" else (8, 16)
-        shape = (2, 8, 16) if op.startswith(("linear", "matmul", "mean_pool", "chunk_mean_pool")) else shape
-        shape = (2, 8, 16, 8) if op.startswith("mlp") else shape
+        shape = SHAPES.get(max((name for name in SHAPES if op.startswith(name)), key=len, default=""), (8, 16))
         options = {"chunk": 4} if op.startswith("chunk") else {}
-        answers = tuning.supports(op, shape, "fp32", **options)
+        dtype = "int32" if op == "moe_permute" else "fp32"  # a permutation is of experts' numbers
+        answers = tuning.supports(op, shape, dtype, **options)
         assert [one.kernel for one in answers] == kernels, op
         assert answers[-1].supported and answers[-1].fallback, op
         assert all(one.supported == (one.reason == "") for one in answers), op
