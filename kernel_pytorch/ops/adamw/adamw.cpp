@@ -89,13 +89,6 @@ class Checks {
   Device device_;
 };
 
-// One entry of a list, absent where the whole list is empty.
-TensorView entry_of(std::string_view name, const std::vector<TensorView>& views, size_t index, size_t expected) {
-  KP_CHECK(views.empty() || views.size() == expected, "adamw: ", name, " has ", views.size(), " tensors, parameters ",
-           expected, "; give one for each");
-  return views.empty() ? TensorView() : views[index];
-}
-
 }  // namespace
 
 void step_lists(const StepLists& lists, Context& context) {
@@ -104,13 +97,16 @@ void step_lists(const StepLists& lists, Context& context) {
   arguments.parameters.clear();
   arguments.parameters.reserve(count);
   for (size_t i = 0; i < count; ++i) {
+    const auto entry = [&](std::string_view name, const std::vector<TensorView>& views) {
+      return entry_of("adamw", name, views, i, count);
+    };
     arguments.parameters.push_back({.parameter = lists.parameters[i],
-                                    .gradient = entry_of("gradients", lists.gradients, i, count),
-                                    .exp_avg = entry_of("exp_avgs", lists.exp_avgs, i, count),
-                                    .exp_avg_sq = entry_of("exp_avg_sqs", lists.exp_avg_sqs, i, count),
-                                    .max_exp_avg_sq = entry_of("max_exp_avg_sqs", lists.max_exp_avg_sqs, i, count),
-                                    .master = entry_of("masters", lists.masters, i, count),
-                                    .step = entry_of("steps", lists.steps, i, count)});
+                                    .gradient = entry("gradients", lists.gradients),
+                                    .exp_avg = entry("exp_avgs", lists.exp_avgs),
+                                    .exp_avg_sq = entry("exp_avg_sqs", lists.exp_avg_sqs),
+                                    .max_exp_avg_sq = entry("max_exp_avg_sqs", lists.max_exp_avg_sqs),
+                                    .master = entry("masters", lists.masters),
+                                    .step = entry("steps", lists.steps)});
   }
   step(arguments, context);
 }

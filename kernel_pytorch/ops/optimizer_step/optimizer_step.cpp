@@ -93,13 +93,6 @@ class Checks {
   Device device_;
 };
 
-// One entry of a list, absent where the whole list is empty.
-TensorView entry_of(std::string_view name, const std::vector<TensorView>& views, size_t index, size_t expected) {
-  KP_CHECK(views.empty() || views.size() == expected, "optimizer_step: ", name, " has ", views.size(),
-           " tensors, parameters ", expected, "; give one for each");
-  return views.empty() ? TensorView() : views[index];
-}
-
 double signal(const TensorView& view, double absent) {
   return view.is_present() ? static_cast<double>(*view.as<const float>()) : absent;
 }
@@ -140,14 +133,17 @@ void step_lists(const StepLists& lists, Context& context) {
   arguments.parameters.clear();
   arguments.parameters.reserve(count);
   for (size_t i = 0; i < count; ++i) {
+    const auto entry = [&](std::string_view name, const std::vector<TensorView>& views) {
+      return entry_of("optimizer_step", name, views, i, count);
+    };
     arguments.parameters.push_back({.parameter = lists.parameters[i],
-                                    .gradient = entry_of("gradients", lists.gradients, i, count),
-                                    .correction = entry_of("corrections", lists.corrections, i, count),
-                                    .first = entry_of("firsts", lists.firsts, i, count),
-                                    .second = entry_of("seconds", lists.seconds, i, count),
-                                    .first_scale = entry_of("first_scales", lists.first_scales, i, count),
-                                    .second_scale = entry_of("second_scales", lists.second_scales, i, count),
-                                    .step = entry_of("steps", lists.steps, i, count)});
+                                    .gradient = entry("gradients", lists.gradients),
+                                    .correction = entry("corrections", lists.corrections),
+                                    .first = entry("firsts", lists.firsts),
+                                    .second = entry("seconds", lists.seconds),
+                                    .first_scale = entry("first_scales", lists.first_scales),
+                                    .second_scale = entry("second_scales", lists.second_scales),
+                                    .step = entry("steps", lists.steps)});
   }
   step(arguments, context);
 }

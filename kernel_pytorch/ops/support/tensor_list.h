@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/tensor_view.h"
 
 namespace kernel_pytorch {
@@ -36,6 +38,14 @@ inline bool has_layout_of(const TensorView& view, const TensorView& other) {
     if (view.sizes[i] > 1 && view.strides[i] != other.strides[i]) return false;
   }
   return true;
+}
+
+// One entry of a list next to `expected` parameters, absent where the whole list is empty.
+inline TensorView entry_of(std::string_view op, std::string_view name, const std::vector<TensorView>& views,
+                           size_t index, size_t expected) {
+  KP_CHECK(views.empty() || views.size() == expected, op, ": ", name, " has ", views.size(), " tensors, parameters ",
+           expected, "; give one for each");
+  return views.empty() ? TensorView() : views[index];
 }
 
 // Elements [begin, begin + count) of one tensor of a list.
