@@ -191,15 +191,14 @@ def test_forward_mode_raises_and_says_why(case: Case) -> None:
 
     arrays = case.arrays()
     ones = tuple(jnp.ones_like(array) for array in arrays)
+    _, pushed = jax.linearize(function, *arrays)
     for call in (
         lambda: jax.jvp(function, arrays, ones),
+        lambda: jax.jit(lambda *a: jax.jvp(function, a, ones))(*arrays),
+        lambda: jax.jvp(jax.jit(function), arrays, ones),
+        lambda: pushed(*ones),
         lambda: jax.jacfwd(function)(*arrays),
         lambda: jax.hessian(function)(*arrays),
     ):
         with pytest.raises(NotImplementedError, match=r"has no derivative.*write the op in jax\.numpy"):
-            call()
-    # What jax runs by itself, after our functions returned, has jax's own sentence.
-    _, pushed = jax.linearize(function, *arrays)
-    for call in (lambda: pushed(*ones), lambda: jax.jit(lambda *a: jax.jvp(function, a, ones))(*arrays)):
-        with pytest.raises((NotImplementedError, TypeError), match=r"no derivative|forward-mode"):
             call()

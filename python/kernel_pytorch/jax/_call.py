@@ -21,6 +21,7 @@ from jax.custom_batching import custom_vmap
 
 from .._shape_rules import declared, outputs_of, picked_shape
 from . import _workspace
+from ._forward_mode import refuse
 from ._registration import PREFIX
 from ._sharding import has_mesh, partitioned
 
@@ -44,12 +45,6 @@ _KERNEL = "kernel"  # an option of every call: the kernel that it has to run
 # Results carry the manual axes of shard_map that their arguments vary over; jax 0.10.2 renamed the argument.
 _VARYING = next(
     name for name in ("manual_axis_type", "vma") if name in inspect.signature(jax.ShapeDtypeStruct).parameters
-)
-
-
-NO_DERIVATIVE = (
-    "{op}: this call has no derivative. Ops of kernel_pytorch.jax have first derivatives in reverse mode (jax.grad, "
-    "jax.vjp); for second ones and forward mode (jax.jvp, jax.jacfwd, jax.hessian) write the op in jax.numpy"
 )
 
 
@@ -275,10 +270,7 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
     def undifferentiated(*arrays: Array) -> dict[str, Any]:
         return run(*arrays)  # type: ignore[no-any-return]
 
-    @undifferentiated.defjvp
-    def refuse(*_: Any) -> Any:
-        raise NotImplementedError(NO_DERIVATIVE.format(op=op))
-
+    undifferentiated.defjvp(functools.partial(refuse, op=op))
     return undifferentiated
 
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from ._call import Array, call, int64_words, parameter_for
-from ._gradients import differentiable, reverse_only
+from ._forward_mode import guarded
+from ._gradients import differentiable
 from ._sharding import has_mesh
 
 _REDUCTIONS = ("mean", "sum", "none")
@@ -257,7 +258,7 @@ def parallel_cross_entropy(
     loss.defvjp(forward, backward)
     logits = jnp.asarray(logits)
     own = _own_target(logits, target, vocabulary, first_column, ignore_index)
-    made: Array = reverse_only("parallel_cross_entropy", loss, logits, own, jnp.asarray(target))
+    made: Array = loss(guarded("parallel_cross_entropy", logits), own, jnp.asarray(target))
     return made
 
 
