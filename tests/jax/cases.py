@@ -214,6 +214,13 @@ CASES = [
         ((2, 5, 8),),
     ),
     Case("rope", kp.rope, rope, (_QUERY, _KEY), (jnp.cos(_ANGLES), jnp.sin(_ANGLES))),
+    Case(
+        "norm_rope",
+        lambda x, w, cos, sin: kp.norm_rope(x, w, cos, sin, weight_offset=1.0),
+        lambda x, w, cos, sin: rope(rms_norm(x, w, offset=1.0), x, cos, sin)[0],
+        (_QUERY, (8,)),
+        (jnp.cos(_ANGLES), jnp.sin(_ANGLES)),
+    ),
     Case("matmul", kp.matmul, jnp.matmul, ((3, 5, 16), (16, 8))),
     Case("matmul of batches", kp.matmul, jnp.matmul, ((3, 5, 16), (3, 16, 8))),
     Case("linear", kp.linear, lambda x, w, b: x @ w.T + b, ((3, 5, 16), (8, 16), (8,))),

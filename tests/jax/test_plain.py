@@ -33,7 +33,15 @@ def result_and_gradients(function: Any, case: Case) -> Any:
 ROWS = (
     *("rms_norm with an offset", "layer_norm with a residual", "gelu, bias, residual", "gated_activation with biases"),
     *("gated_activation_packed", "softmax with an added mask", "cross_entropy of rows", "linear_cross_entropy"),
-    *("embedding", "mean_pool", "mean_pool of packed sequences", "chunk_mean_pool", "rope", "matmul of batches"),
+    *(
+        "embedding",
+        "mean_pool",
+        "mean_pool of packed sequences",
+        "chunk_mean_pool",
+        "rope",
+        "norm_rope",
+        "matmul of batches",
+    ),
     *("linear with gelu and a residual", "gated mlp", "attention with bias and sinks"),
 )
 

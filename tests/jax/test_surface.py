@@ -25,7 +25,6 @@ MISSING = {
     "attention_part_backward_": IN_PLACE + "; parts have gradients by jax.grad",
     "cross_entropy_": IN_PLACE,
     "log_softmax_": IN_PLACE,
-    "norm_rope": "its JAX half is not written yet; rms_norm and rope compute the same in two passes",
     "rope_": IN_PLACE,
     "softmax_": IN_PLACE,
 }

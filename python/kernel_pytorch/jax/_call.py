@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from .._shape_rules import declared, outputs_of, picked_shape
+from .._shape_rules import declared, outputs_of
 from . import _workspace
+from ._dimensions import folded
 from ._forward_mode import refuse
 from ._registration import PREFIX
 from ._sharding import has_mesh, partitioned
@@ -262,8 +263,9 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
 
     @run.def_vmap
     def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[dict[str, Any], dict[str, Any]]:
-        folded = None if written else _folded(op, names, static, size, mapped, arrays)
-        outputs = _looped(run, mapped, arrays) if folded is None else folded(run)
+        values = {**static, **_grouped(names, arrays)}
+        in_one = None if written else folded(op, each, values, size, mapped, arrays)
+        outputs = _looped(run, mapped, arrays) if in_one is None else in_one(run)
         return outputs, jax.tree.map(lambda _: True, outputs)
 
     @jax.custom_jvp
@@ -318,64 +320,3 @@ def _result(shape: Any, dtype: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStru
     whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
     value = varying if _VARYING == "vma" else jax.sharding.ManualAxisType(varying=varying)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=whole, **{_VARYING: value})
-
-
-def _folded(
-    op: str, names: Any, static: Mapping[str, Any], size: int, mapped: Sequence[bool], arrays: Sequence[Array]
-) -> Any:
-    """How vmap's axis becomes a dimension in front of the op's own; None where one call cannot take it.
-
-    Shapes that begin with "..." take it there, those that begin with "batch" have it multiplied into that dimension.
-    Random numbers depend on an element's position, so a sample has its own call's only where it is its own call.
-    """
-    if "seed" in dict(names) or static.get("score_mod") or static.get("mask_mod"):
-        return None  # functions see the batch's number too
-    declaration = declared()[op]
-    fields = {argument["name"]: argument for argument in declaration["arguments"]}
-    choices = {name: field["choices"].split() for name, field in fields.items() if "choices" in field}
-    values = {name: field.get("default") for name, field in fields.items()}
-    values.update(static)
-    values.update(_grouped(names, arrays))
-
-    def front(field: Any) -> str | None:
-        if "like" in field:
-            return front(fields[field["like"]])
-        if "shapes" not in field:
-            return None
-        words = picked_shape(field, values, choices)
-        return words[0] if words and words[0] in ("...", "batch") else None
-
-    wanted = [
-        output
-        for output in declaration["outputs"]
-        if all(static.get(flag) for flag in output.get("wanted", "").split())
-        and ("when" not in output or values.get(output["when"]) is not None)
-    ]
-    fronts = {front(output) for output in wanted}
-    each = [name for name, count in names for _ in range(abs(count))]
-    if len(fronts) != 1 or None in fronts:
-        return None
-    (kind,) = fronts
-    folds = [front(fields[name]) == kind for name in each]
-    if any(is_mapped and not fold for is_mapped, fold in zip(mapped, folds)):
-        return None
-    shared = [(fields[name], array) for name, array, fold in zip(each, arrays, folds) if not fold]
-    if kind == "batch" and any("shapes" not in field and not _serves_every_batch(array) for field, array in shared):
-        return None
-
-    def run_folded(run: Any) -> dict[str, Array]:
-        moved = []
-        for array, is_mapped, fold in zip(arrays, mapped, folds):
-            if fold and not is_mapped:
-                array = jnp.broadcast_to(array, (size, *array.shape))
-            moved.append(array.reshape(-1, *array.shape[2:]) if fold and kind == "batch" else array)
-        outputs: dict[str, Array] = run(*moved)
-        if kind == "batch":
-            return {name: output.reshape(size, -1, *output.shape[1:]) for name, output in outputs.items()}
-        return outputs
-
-    return run_folded
-
-
-def _serves_every_batch(array: Array) -> bool:
-    return array.ndim > 1 and array.shape[0] == 1
