@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._call import Array, call, int64_words, parameter_for
+from ._call import Array, call, parameter_for
 from ._forward_mode import guarded
 from ._gradients import differentiable
 from ._sharding import has_mesh
@@ -146,7 +146,12 @@ def _target_for(op: str, logits: Array, target: Any) -> Array:
             f"{op}: target has shape {list(target.shape)}, the first argument {list(logits.shape)}; "
             f"target must be {list(logits.shape[:-1])}"
         )
-    return int64_words(target)
+    return _indices(target)
+
+
+def _indices(target: Array) -> Array:
+    """As the op takes them: 32 or 64 bits with a sign."""
+    return target if target.dtype in (jnp.int32, jnp.int64) else target.astype(jnp.int32)
 
 
 def _reduced_gradient(values: Any, grads: Any, wanted: Any) -> Any:
@@ -273,7 +278,7 @@ def _own_target(logits: Array, target: Any, vocabulary: int, first_column: Any, 
     own = target - first_column
     if vocabulary > columns:
         own = jnp.where((own >= 0) & (own < columns), own, columns)
-    return int64_words(jnp.where(target == ignore_index, ignore_index, own))
+    return _indices(jnp.where(target == ignore_index, ignore_index, own))
 
 
 def _partials(logits: Array, own: Array, vocabulary: int, ignore_index: int, softcap: float) -> Array:
