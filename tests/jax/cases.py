@@ -250,6 +250,19 @@ CASES = [
         ((2, 5, 4, 8), _KEY, _KEY),
     ),
     Case(
+        "attention_packed",
+        lambda p: kp.attention_packed(p, heads=4, key_heads=2, causal=True, window=3, softcap=5.0),
+        lambda p: attention(p[:, :, :4], p[:, :, 4:6], p[:, :, 6:], causal=True, window=3, softcap=5.0),
+        ((2, 6, 8, 8),),
+    ),
+    Case(
+        "attention_packed with rope",
+        lambda p, cos, sin: kp.attention_packed(p, cos, sin, heads=4, key_heads=2, causal=True),
+        lambda p, cos, sin: attention(*rope(p[:, :, :4], p[:, :, 4:6], cos, sin), p[:, :, 6:], causal=True),
+        ((2, 6, 8, 8),),
+        (jnp.cos(_ANGLES), jnp.sin(_ANGLES)),
+    ),
+    Case(
         "attention with bias and sinks",
         lambda q, k, v, b, s: kp.attention(q, k, v, bias=b, sinks=s),
         attention,

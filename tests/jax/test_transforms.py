@@ -19,7 +19,15 @@ from kernel_pytorch.jax import policies
 TOLERANCE = {jnp.dtype("float32"): 2e-5, jnp.dtype("bfloat16"): 3e-2, jnp.dtype("float16"): 4e-3}
 every_op = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 # Transforms that an op has no part in but by the calls of its forward and backward: one op of each kind shows them.
-KINDS = ("rms_norm with a residual", "cross_entropy", "rope", "linear", "attention with bias and sinks", "mean_pool")
+KINDS = (
+    "rms_norm with a residual",
+    "cross_entropy",
+    "rope",
+    "linear",
+    "attention with bias and sinks",
+    "mean_pool",
+    "attention_packed with rope",
+)
 some_ops = pytest.mark.parametrize("case", [case for case in CASES if case.name in KINDS], ids=lambda case: case.name)
 
 

@@ -32,6 +32,7 @@ from .losses import (
     parallel_cross_entropy,
 )
 from .norms import add_rms_norm, layer_norm, rms_norm
+from .packed import attention_packed
 from .pointwise import (
     activation,
     dropout,
@@ -72,6 +73,7 @@ __all__ = [
     "activation",
     "add_rms_norm",
     "attention",
+    "attention_packed",
     "block_lists",
     "block_mask",
     "chunk_mean_pool",

@@ -66,7 +66,8 @@ def bytes_for(op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any],
     """The most that a call takes on any of this process's GPUs, 0 where there are none. Raises what the op refuses.
 
     Args:
-        tensors: (name, type, shape) of arguments and results; a list's tensors follow each other under one name.
+        tensors: (name, type, shape) of arguments and results, and strides where they are not row-major; a list's
+            tensors follow each other under one name.
         options: attributes by name, as the handler reads them.
     """
     try:
@@ -133,9 +134,12 @@ def arguments_of(device: _Device, tensors: tuple[Any, ...], options: tuple[tuple
     return (_Argument * len(made))(*made)
 
 
-def _tensor(device: _Device, dtype: str, shape: tuple[int, ...]) -> _Tensor:
-    sizes = (ctypes.c_int64 * len(shape))(*shape)
-    return _Tensor(None, _TYPES.index(dtype), device, len(shape), ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64)))
+def _tensor(device: _Device, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> _Tensor:
+    sizes, steps = (
+        None if one is None else ctypes.cast((ctypes.c_int64 * len(one))(*one), ctypes.POINTER(ctypes.c_int64))
+        for one in (shape, strides)
+    )
+    return _Tensor(None, _TYPES.index(dtype), device, len(shape), sizes, steps)
 
 
 def _option(name: str, value: Any) -> _Argument:
