@@ -108,13 +108,13 @@ def test_optimizers_agree(options: Any) -> None:
     optimizer = torch_optim.AdamW(theirs.values(), lr=1e-2, **names)
     ours = {name: jnp.asarray(one, jnp.bfloat16) for name, one in start.items()}
     stepper = kp.optim.adamw(1e-2, **options)
-    state = stepper.init(ours)
+    state, step_ours = stepper.init(ours), jax.jit(stepper.step)
     for step in range(4):
         grads = {name: normal(10 + step, *one.shape) for name, one in start.items()}
         for name, one in theirs.items():
             one.grad = torch.from_numpy(grads[name]).bfloat16()
         optimizer.step()
-        ours, state = jax.jit(stepper.step)(ours, {n: jnp.asarray(g, jnp.bfloat16) for n, g in grads.items()}, state)
+        ours, state = step_ours(ours, {n: jnp.asarray(g, jnp.bfloat16) for n, g in grads.items()}, state)
     for name, one in theirs.items():
         np.testing.assert_allclose(ours[name].astype(jnp.float32), one.detach().float().numpy(), rtol=1e-6, atol=0)
 
@@ -253,13 +253,13 @@ def test_a_vocabulary_in_parts() -> None:
             **options,
         )
 
-    losses = jax.shard_map(part, mesh=mesh, in_specs=split, out_specs=every, check_vma=False)(logits)
+    losses = jax.jit(jax.shard_map(part, mesh=mesh, in_specs=split, out_specs=every, check_vma=False))(logits)
     np.testing.assert_allclose(losses, whole(logits), atol=1e-5)
 
     def gradients(logits: Any) -> Any:  # of each device's own columns
         return jax.grad(lambda x: part(x).sum())(logits)
 
-    found = jax.shard_map(gradients, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)(logits)
+    found = jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=split, out_specs=split, check_vma=False))(logits)
     np.testing.assert_allclose(found, jax.grad(lambda x: whole(x).sum())(jnp.array(logits)), atol=1e-5)
 
 
