@@ -347,6 +347,14 @@ extern "C" KP_API XLA_FFI_Error* kp_jax_cuda(XLA_FFI_CallFrame* frame);
 // What XLA spends on a call by itself: benchmarks subtract it.
 extern "C" KP_API XLA_FFI_Error* kp_jax_nothing(XLA_FFI_CallFrame* frame);
 
+// What handlers are registered with; an XLA that knows only earlier ones drops them without a word.
+extern "C" KP_API int kp_jax_ffi_major() {
+  return XLA_FFI_API_MAJOR;
+}
+extern "C" KP_API int kp_jax_ffi_minor() {
+  return XLA_FFI_API_MINOR;
+}
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     kp_jax_cpu, run_on_cpu,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs<ffi::Dictionary>());
