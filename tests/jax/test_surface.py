@@ -29,12 +29,10 @@ MISSING = {
     "softmax_": IN_PLACE,
 }
 DEVICE = "arrays are made where jax's default device is"
-PACKED = "of packed sequences select_by_scores takes scores and lengths; pooling them is not written yet"
 # (function, option): missing, and why.
 MISSING_OPTIONS = {
     ("rope_frequencies", "device"): DEVICE,
     ("rope_tables", "device"): DEVICE,
-    **{("select_blocks", name): PACKED for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")},
 }
 # Arguments of rope_frequencies are checked by the core's list.
 THROUGH = {"rope_frequencies": "options", "rope_tables": "frequencies"}
@@ -195,6 +193,11 @@ def test_selected_blocks_agree() -> None:
         jnp.array(query)
     )
     assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0
+    packed, begins = {"max_seqlen_q": 40, "max_seqlen_k": 40}, np.array([0, 24, 64], np.int32)
+    ours = kp.select_blocks(query[0], key[0], cu_seqlens_q=begins, **packed, **options)
+    tensors = [torch.from_numpy(one[0]) for one in (query, key)]
+    theirs = functional.select_blocks(*tensors, cu_seqlens_q=torch.from_numpy(begins), **packed, **options)
+    same(ours.lists, [theirs.kv_num_blocks, theirs.kv_indices, theirs.q_num_blocks, theirs.q_indices])
     scores = normal(2, 1, 2, 8, 8)
     options.pop("key_parts")
     ours = kp.select_by_scores(scores, 64, 64, **options)
