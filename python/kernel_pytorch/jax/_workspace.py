@@ -64,7 +64,6 @@ def _devices() -> tuple[tuple[int, int], ...]:
     return ((_CPU, 0),)
 
 
-@functools.lru_cache(maxsize=4096)
 def bytes_for(op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> int:
     """The most that a call takes on any of this process's GPUs, 0 where there are none. Raises what the op refuses.
 
@@ -73,6 +72,14 @@ def bytes_for(op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any],
             tensors follow each other under one name.
         options: attributes by name, as the handler reads them.
     """
+    generation = _library.load().kp_selection_generation
+    generation.restype = ctypes.c_uint64
+    return _bytes_for(generation(), op, tensors, options)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bytes_for(generation: int, op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> int:
+    """generation: of the choices of kernels, which what was measured since may change."""
     try:
         return max(_bytes_on(device, op, tensors, options) for device in _devices())
     except _library.KernelPyTorchError:
