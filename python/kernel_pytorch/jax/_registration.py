@@ -11,7 +11,7 @@ from .._shape_rules import declared
 
 try:
     import jax
-    import jaxlib
+    import jaxlib.version
     import numpy as np
 except ModuleNotFoundError as error:
     if error.name != "jax":
@@ -69,6 +69,6 @@ def check(platform: str) -> None:
         library = ctypes.CDLL(str(library_path(_ADAPTER)))
         built = f"{library.kp_jax_ffi_major()}.{library.kp_jax_ffi_minor()}"
         raise ImportError(
-            f"kernel_pytorch {__version__}: jaxlib {jaxlib.__version__} did not take its handlers for {platform}, of "
+            f"kernel_pytorch {__version__}: jaxlib {jaxlib.version.__version__} did not take its handlers for {platform}, of "
             f"XLA's FFI {built}; run `pip install --upgrade jax jaxlib`, or build kernel_pytorch with its headers"
         ) from error
