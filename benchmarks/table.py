@@ -101,7 +101,7 @@ def attention_lines(run: dict[str, Any]) -> list[str]:
 
 def jax_lines(run: dict[str, Any]) -> list[str]:
     """Rows against a peer in JAX, then what a call costs the host and what importing costs."""
-    head = ["what", "ours, µs", "peer", "peer's, µs", "faster than the peer", "time by that from torch"]
+    head = ["what", "ours, µs", "peer", "peer's, µs", "faster than the peer", "kernels' time by that from torch"]
     lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---", "---:", "---", "---:", "---:", "---:"])]
     for row in run["rows"]:
         peer = next(name for name in row["timings"] if not name.startswith("ours"))

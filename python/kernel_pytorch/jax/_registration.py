@@ -67,8 +67,9 @@ def check(platform: str) -> None:
         if "handler" not in str(error) and "custom call" not in str(error):
             raise
         library = ctypes.CDLL(str(library_path(_ADAPTER)))
+        version = jaxlib.version.__version__
         built = f"{library.kp_jax_ffi_major()}.{library.kp_jax_ffi_minor()}"
         raise ImportError(
-            f"kernel_pytorch {__version__}: jaxlib {jaxlib.version.__version__} did not take its handlers for {platform}, of "
+            f"kernel_pytorch {__version__}: jaxlib {version} did not take its handlers for {platform}, of "
             f"XLA's FFI {built}; run `pip install --upgrade jax jaxlib`, or build kernel_pytorch with its headers"
         ) from error
