@@ -257,12 +257,14 @@ def main() -> int:
         return 0
     seconds = 0.2 if arguments.quick else 1.0
     run: dict[str, Any] = {"machine": machine_facts(device), "rows": []}
+    names_of_torch = set()
     for case in cases(device, arguments.only):
+        names_of_torch |= {case.torch_op} - {""}
         if arguments.tune:
             tune(case, arguments.tune)
         run["rows"].append(timed(case, device, seconds))
         print(lines_of(run)[-1], flush=True)
-    if device == "gpu" and has_torch():
+    if device == "gpu" and names_of_torch and has_torch():
         add_device_times(run, arguments.only)
     if not arguments.only:
         run["host"], run["import_ms"] = host_figures(device), import_milliseconds()
