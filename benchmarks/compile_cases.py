@@ -185,22 +185,26 @@ class Case:
         return (time.perf_counter() - begin) / repeats * 1e6
 
     def kernels(self, name: str) -> list[tuple[str, int, float]]:
-        """The kernels of one step with their launches and microseconds, longest first; nothing on a CPU."""
-        if self.device.type != "cuda":
-            return []
         step, before = self.steps[name]
         before()
+        return kernels_of(step, self.device)
+
+
+def kernels_of(step: Step, device: torch.device) -> list[tuple[str, int, float]]:
+    """The kernels of one step with their launches and microseconds, longest first; nothing on a CPU."""
+    if device.type != "cuda":
+        return []
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
         torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            step()
-            torch.cuda.synchronize()
-        found: dict[str, list[float]] = defaultdict(list)
-        for event in profile.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA:
-                found[event.name[:120]].append(float(event.device_time_total))
-        listed = [(kernel, len(all_), sum(all_)) for kernel, all_ in found.items()]
-        return sorted(listed, key=lambda one: -one[2])
+    found: dict[str, list[float]] = defaultdict(list)
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found[event.name[:120]].append(float(event.device_time_total))
+    listed = [(kernel, len(all_), sum(all_)) for kernel, all_ in found.items()]
+    return sorted(listed, key=lambda one: -one[2])
 
 
 def nothing() -> None:

@@ -2,7 +2,7 @@
 torch.compile on top of it; in turns in one process.
 
     python benchmarks/optimize_architectures.py [--device cpu|cuda] [--only WORDS,...] [--ways WORDS,...]
-        [--seconds S] [--budget S] [--layers N] [--output FILE]
+        [--seconds S] [--budget S] [--layers N] [--profile] [--output FILE]
 
 Hugging Face models from their configurations, in bf16 on a GPU and fp32 on a CPU: prefill of decoders with and without
 the default cache (4 layers of 2048, B2 S1024), encoders for tokens, images and sound, training steps. On a CPU smaller
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from compile_cases import DECODERS, Row, model_of
+from compile_cases import DECODERS, Row, kernels_of, model_of
 from kernel_pytorch._optimize.demo_models import DEMOS
 from optimize_models import Case, log, synchronize, text_of
 from table import print_table
@@ -195,7 +195,10 @@ def result_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str,
         rows[name] = {"median_us": median, "low_us": low, "high_us": high, "peak_bytes": case.peak(name)}
         rows[name].update(launches=None, host_us=case.host_us(name))
         log(f"{case.name}: {name}: {text_of(rows[name])}, host {rows[name]['host_us']:.0f} µs")
-    return {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes}
+    result = {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes}
+    if arguments.profile:
+        result["kernels"] = {name: kernels_of(step, case.device) for name, step in case.steps.items()}
+    return result
 
 
 def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -237,6 +240,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=6, help="of encoders")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing new is begun")
+    parser.add_argument("--profile", action="store_true", help="store the kernels of a step with their times")
     parser.add_argument("--output", type=Path, help="write the figures as JSON, after each case")
     parser.add_argument("--reports", type=Path, help="write the reports of optimize as JSON, after each case")
     arguments = parser.parse_args()
