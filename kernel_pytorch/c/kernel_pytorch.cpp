@@ -268,6 +268,10 @@ kp_status kp_batch_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_batch_plan(parsed(request))); });
 }
 
+kp_status kp_offload_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_offload_plan(parsed(request))); });
+}
+
 kp_status kp_model_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_model_plan(parsed(request))); });
 }

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._ops.adamw import adamw_
 from . import formats
-from .steps import (
-    ListOptimizer,
-    check_range,
-    converted_states,
-    converted_step,
-    laid_out_like,
-    make_states,
-    rate_on,
-    scalar_on,
-)
+from .steps import ListOptimizer, check_range, converted_states, converted_step, has_master, make_states
 
-_SMALL = (torch.bfloat16, torch.float16)
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 
 
 class AdamW(ListOptimizer):
     """AdamW with torch.optim.AdamW's arguments and state_dict (each loads the other's), for dense gradients.
 
-    A step is one kernel launch for up to 400 parameters of a group that share device and type. It can be captured in a
+    A step is one kernel launch for up to 330 parameters of a group that share device and type. It can be captured in a
     CUDA graph as it is, with no `capturable`: step counts live on the parameters' device (a learning rate that changes
     between replays must be a tensor, as in torch). With torch.amp.GradScaler, gradients are unscaled and steps with
     infinities skipped inside the kernel.
@@ -146,36 +135,9 @@ class AdamW(ListOptimizer):
         self, group: dict[str, Any], batch: list[Tensor], number: int, signals: tuple[Tensor | None, ...]
     ) -> None:
         states = [self._state_of(parameter, group) for parameter in batch]
-        if group["state"] != "fp32":
-            options: dict[str, Any] = dict(betas=group["betas"], eps=group["eps"])
-            return self._call("adamw", group, batch, states, _AVERAGES, signals, **options)
-        device, dtype = batch[0].device, batch[0].dtype
-        has_master = group["master_weights"] and dtype in _SMALL
-        seed = self._seed(group, number, states[0]["step"]) if _draws(group, dtype) else None
-        lr, lr_tensor = rate_on(group["lr"], device)
-        grad_scale, found_inf, total_norm = (scalar_on(signal, device) for signal in signals)
-        adamw_(
-            batch,
-            [laid_out_like(parameter, cast(Tensor, parameter.grad)) for parameter in batch],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
-            [state["master"] for state in states] if has_master else [],
-            [state["step"] for state in states],
-            lr_tensor,
-            grad_scale,
-            found_inf,
-            total_norm,
-            seed,
-            lr,
-            float(group["betas"][0]),
-            float(group["betas"][1]),
-            group["eps"],
-            group["weight_decay"],
-            self.max_grad_norm or 0.0,
-            group["maximize"],
-        )
-        return None
+        seed = self._seed(group, number, states[0]["step"]) if _draws(group, batch[0].dtype) else None
+        options: dict[str, Any] = dict(betas=group["betas"], eps=group["eps"], seed=seed)
+        self._call("adamw", group, batch, states, _AVERAGES, signals, **options)
 
     def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state = self.state[parameter]
@@ -193,7 +155,7 @@ class AdamW(ListOptimizer):
             state["step"] = converted_step(state["step"], parameter)  # put there by someone else
         if group["amsgrad"] and "max_exp_avg_sq" not in state:
             state["max_exp_avg_sq"] = torch.zeros_like(parameter, dtype=_state_dtype(parameter, group))
-        if group["master_weights"] and parameter.dtype in _SMALL and "master" not in state:
+        if has_master(parameter, group) and "master" not in state:
             state["master"] = parameter.to(torch.float32, memory_format=torch.preserve_format)
         return state  # type: ignore[no-any-return]
 

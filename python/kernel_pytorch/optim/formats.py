@@ -11,7 +11,7 @@ from torch import Tensor
 
 STATES = ("fp32", "compact", "8bit")
 GROUP = {"compact": 64, "8bit": 256}  # elements of memory that share a scale
-STORAGE = {"fp32": "fp32", "compact": "companded", "8bit": "dynamic"}  # what the core calls them
+STORAGE = {"fp32": "plain", "compact": "companded", "8bit": "dynamic"}  # what the core calls them
 SMALLEST_8BIT = 4096  # "8bit" keeps states of smaller parameters in fp32, as bitsandbytes does
 
 

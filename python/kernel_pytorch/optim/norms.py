@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .._ops.adamw import reduce_norm
+from .._ops.optimizer_step import reduce_norm
 
 
 def clip_grad_norm_(

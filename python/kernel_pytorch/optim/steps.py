@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._ops.adamw import optimizer_step_
+from .._ops.optimizer_step import optimizer_step_
 from . import formats
 from .norms import norm_of
 
@@ -127,6 +127,7 @@ class ListOptimizer(torch.optim.Optimizer):
         eps: float = 0.0,
         dampening: float = 0.0,
         nesterov: bool = False,
+        seed: Tensor | None = None,
     ) -> None:
         """The core's step by this rule; `names` are those of the first and the second state."""
         device = batch[0].device
@@ -142,8 +143,10 @@ class ListOptimizer(torch.optim.Optimizer):
             batch,
             [laid_out_like(parameter, cast(Tensor, parameter.grad)) for parameter in batch],
             each("correction", has_correction(batch[0], group)),
+            each("master", has_master(batch[0], group)),
             each(first, bool(first)),
             each(second, bool(second)),
+            each("max_exp_avg_sq", bool(group.get("amsgrad"))),
             each(f"{first}_scale", bool(first) and form != "fp32"),
             each(f"{second}_scale", bool(second) and form != "fp32"),
             each("step", True),
@@ -151,6 +154,7 @@ class ListOptimizer(torch.optim.Optimizer):
             grad_scale,
             found_inf,
             total_norm,
+            seed,
             rule,
             formats.STORAGE[form],
             lr,
@@ -168,6 +172,11 @@ class ListOptimizer(torch.optim.Optimizer):
 def has_correction(parameter: Tensor, group: dict[str, Any]) -> bool:
     """Whether a parameter has 8 more bits in its state."""
     return group["state"] == "compact" and parameter.dtype is torch.bfloat16
+
+
+def has_master(parameter: Tensor, group: dict[str, Any]) -> bool:
+    """Whether a parameter has an fp32 copy in its state."""
+    return bool(group.get("master_weights")) and parameter.dtype in (torch.bfloat16, torch.float16)
 
 
 def make_states(
