@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,11 +35,13 @@ class Offload:
         "interleave": both at once, in shares that a plan chooses by this machine's rates.
     subgroup_elements: parameters that are sent and updated together; None: by the number of parameters.
     device_share: of "interleave", the share of the device, 0 to 1; None: by the plan.
+    rates: of the plan (rates.measure); None: measured.
     """
 
     mode: str
     subgroup_elements: int | None = None
     device_share: float | None = None
+    rates: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -50,13 +52,18 @@ class Offload:
             raise ValueError(f"offload: device_share is {self.device_share}; it must be from 0 to 1, or None")
 
 
+def default_subgroup(elements: int) -> int:
+    """Elements of a subgroup for so many in all."""
+    return min(max(elements // 64, _LEAST), _MOST)
+
+
 class OffloadedStates:
     """States of parameters of one device and type, and the steps that they take."""
 
     def __init__(self, parameters: list[Tensor], fields: list[Field], how: Offload) -> None:
         self.device, self.dtype, self.how = parameters[0].device, parameters[0].dtype, how
         elements = sum(parameter.numel() for parameter in parameters)
-        subgroup = how.subgroup_elements or min(max(elements // 64, _LEAST), _MOST)
+        subgroup = how.subgroup_elements or default_subgroup(elements)
         self.slabs = Slabs(parameters, fields, subgroup, pinned=self.device.type == "cuda")
         self.has_master = any(field.name == "master" for field in fields)
         self._lanes = lanes_of(self.device)
@@ -68,7 +75,7 @@ class OffloadedStates:
         self._uploaded: Any = None  # after which staged weights may be written
         self._alive: deque[tuple[Any, list[Tensor]]] = deque()  # gradients that a lane may still read
         self.plan: dict[str, Any] | None = None
-        self.rates: dict[str, float] | None = None
+        self.rates = how.rates
 
     def make_plan(self, bare: Update) -> dict[str, Any]:
         """The core's plan (kp_offload_plan); the first one measures this machine's rates."""
@@ -87,8 +94,12 @@ class OffloadedStates:
 
     def set_device_share(self, share: float | None) -> None:
         """Another share of the device from the next step on; None: the plan's."""
-        self.how = Offload("interleave", self.how.subgroup_elements, share)
+        self.how = replace(self.how, mode="interleave", device_share=share)
         self.plan = None
+
+    def forget_rates(self) -> None:
+        """The next plan measures anew."""
+        self.rates = self.plan = None
 
     def _shares(self, bare: Update) -> list[bool]:
         """Which subgroups the device updates, evenly spread."""

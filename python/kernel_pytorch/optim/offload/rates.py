@@ -69,7 +69,7 @@ class _Link:
     """Copies of pinned memory to the device and back, both at once."""
 
     def __init__(self, device: torch.device) -> None:
-        self.host = [pinned_in_place(torch.zeros(_COPY_BYTES, dtype=torch.uint8)) for _ in range(2)]
+        self.host = [pinned_in_place(torch.zeros(_COPY_BYTES, dtype=torch.uint8), self) for _ in range(2)]
         self.device = [torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
         self.streams = [torch.cuda.Stream(device) for _ in range(2)]
         torch.cuda.synchronize(device)

@@ -77,7 +77,7 @@ class Slabs:
 
     def _array(self, dtype: torch.dtype, count: int) -> Tensor:
         array = torch.zeros(count, dtype=dtype)
-        return pinned_in_place(array) if self.pinned and count else array
+        return pinned_in_place(array, self) if self.pinned and count else array
 
     def staging(self, name: str, dtype: torch.dtype) -> Tensor:
         """An array beside the states through which gradients or weights of all elements pass; made when first asked."""
@@ -132,12 +132,17 @@ def hull(pieces: list[Piece], fields: list[Field]) -> Iterator[tuple[Field, slic
         yield field, slice(begin // field.per, -(-end // field.per))
 
 
-def pinned_in_place(array: Tensor) -> Tensor:
-    """Locks an array's pages, so that copies to and from a GPU run beside everything else, until it is collected.
+def pinned_in_place(array: Tensor, owner: object) -> Tensor:
+    """Locks an array's pages while its owner lives, so that copies to and from a GPU run beside everything else.
 
     torch's own pinned memory comes in powers of two, up to twice of what is asked for.
     """
     runtime = torch.cuda.cudart()
-    torch.cuda.check_error(int(runtime.cudaHostRegister(array.data_ptr(), array.numel() * array.element_size(), 0)))
-    weakref.finalize(array.untyped_storage(), runtime.cudaHostUnregister, array.data_ptr())
+    torch.cuda.check_error(runtime.cudaHostRegister(array.data_ptr(), array.numel() * array.element_size(), 0))
+    weakref.finalize(owner, _unlock, runtime, array.data_ptr())
     return array
+
+
+def _unlock(runtime: Any, address: int) -> None:
+    torch.cuda.synchronize()  # a copy may still be under way
+    torch.cuda.check_error(runtime.cudaHostUnregister(address))
