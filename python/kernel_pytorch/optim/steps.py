@@ -11,6 +11,7 @@ from torch import Tensor
 from .._ops.optimizer_step import optimizer_step_
 from . import formats
 from .norms import norm_of
+from .shards import is_sharded, local, locals_of
 
 _FORM = ("state", "state_dtype", "master_weights", "offload")  # a group's own, whatever is loaded
 
@@ -145,14 +146,14 @@ class ListOptimizer(torch.optim.Optimizer):
             gradients = [laid_out_like(parameter, cast(Tensor, parameter.grad)) for parameter in batch]
 
         def each(name: str, wanted: bool) -> list[Tensor]:
-            return [state[name] for state in states] if wanted else []
+            return [local(state[name]) for state in states] if wanted else []
 
         first, second = (*names, "", "")[:2]
         lr, lr_tensor = rate_on(group["lr"], device)
         grad_scale, found_inf, total_norm = (scalar_on(signal, device) for signal in signals)
         optimizer_step_(
-            batch,
-            gradients,
+            locals_of(batch),
+            locals_of(gradients),
             each("correction", has_correction(batch[0], group)),
             each("master", has_master(batch[0], group)),
             each(first, bool(first)),
@@ -197,6 +198,11 @@ def make_states(
     if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise RuntimeError(
             f'{owner}: a parameter is {parameter.dtype}; with state="{group["state"]}" it must be fp32, bf16 or fp16'
+        )
+    if group["state"] != "fp32" and is_sharded(parameter):
+        raise RuntimeError(
+            f'{owner}: a parameter is a DTensor; state="{group["state"]}" has scales for groups of elements, which '
+            'checkpoints of sharded states cannot hold; take state="fp32"'
         )
     state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
     for name in names:
