@@ -147,7 +147,9 @@ def main() -> int:
         row = {"way": name, "seconds": median, "turns": taken, "plan": plan}
         row["share"] = plan["bound_seconds"] / median if plan else None
         rows.append(row)
-        told = f"bound {plan['bound_seconds'] * 1e3:7.1f} ms, share {row['share']:.2f}, {plan['reason']}" if plan else ""
+        told = (
+            f"bound {plan['bound_seconds'] * 1e3:7.1f} ms, share {row['share']:.2f}, {plan['reason']}" if plan else ""
+        )
         print(f"{name:20s} {median * 1e3:8.1f} ms ({min(taken) * 1e3:.1f} to {max(taken) * 1e3:.1f})  {told}")
     print(plans["interleave"]["rates"])
     if arguments.output:

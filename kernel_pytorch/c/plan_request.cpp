@@ -246,7 +246,8 @@ Json answer_context_parallel_plan(const Json& request) {
 Json answer_offload_plan(const Json& request) {
   FieldReader fields(request, "offload_plan");
   plan::OffloadRequest asked;
-  const auto read = [](const Json& part, const char* name, std::initializer_list<std::pair<const char*, double*>> numbers) {
+  const auto read = [](const Json& part, const char* name,
+                       std::initializer_list<std::pair<const char*, double*>> numbers) {
     FieldReader parts(part, name);
     for (const auto& [field, number] : numbers) *number = parts.number(field, 0, 0, kMost);
     parts.finish();

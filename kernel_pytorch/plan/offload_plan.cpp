@@ -56,7 +56,8 @@ double best_share(const Lines& lines) {
 // Both ways as pipelines of whole subgroups, and what they share.
 double predicted(const OffloadRequest& request, const Lines& lines, int64_t subgroups, int64_t on_device) {
   const OffloadRates& rates = request.rates;
-  const double size = request.elements / static_cast<double>(subgroups), share = static_cast<double>(on_device) / static_cast<double>(subgroups);
+  const double size = request.elements / static_cast<double>(subgroups),
+               share = static_cast<double>(on_device) / static_cast<double>(subgroups);
   double longest = request.elements * largest_at(lines, share);
   if (on_device > 0) {
     const double up = request.on_device.up / rates.up, down = request.on_device.down / rates.down;
@@ -113,9 +114,9 @@ OffloadPlan plan_offload(const OffloadRequest& request) {
   }
   const double share = static_cast<double>(plan.on_device) / static_cast<double>(plan.subgroups);
   plan.limit = kOffloadLimits[limit_at(lines, share)];
-  plan.reason = concat(plan.on_device, " of ", plan.subgroups, " subgroups on the device: ",
-                       milliseconds(plan.predicted_seconds), " predicted, bound ", milliseconds(plan.bound_seconds),
-                       ", limited by ", plan.limit);
+  plan.reason =
+      concat(plan.on_device, " of ", plan.subgroups, " subgroups on the device: ", milliseconds(plan.predicted_seconds),
+             " predicted, bound ", milliseconds(plan.bound_seconds), ", limited by ", plan.limit);
   return plan;
 }
 

@@ -22,9 +22,10 @@ OffloadRequest usual() {
 double seconds_at(const OffloadRequest& request, double f) {
   const OffloadRates& rates = request.rates;
   const OffloadBytes &d = request.on_device, &c = request.on_cpu;
-  return request.elements * std::max({(f * d.up + (1 - f) * c.up) / rates.up, (f * d.down + (1 - f) * c.down) / rates.down,
-                                      (f * d.host_memory + (1 - f) * c.host_memory) / rates.host_memory,
-                                      (1 - f) / rates.cpu, f / rates.device});
+  return request.elements *
+         std::max({(f * d.up + (1 - f) * c.up) / rates.up, (f * d.down + (1 - f) * c.down) / rates.down,
+                   (f * d.host_memory + (1 - f) * c.host_memory) / rates.host_memory, (1 - f) / rates.cpu,
+                   f / rates.device});
 }
 
 TEST(OffloadPlan, TheBoundIsTheLeastOverAllShares) {

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_pytorch import advanced_memory
 from kernel_pytorch.optim import (
     AdamW,
     CPUGPUHybridOptimizer,
@@ -17,6 +16,8 @@ from kernel_pytorch.optim import (
     PerformanceModel,
 )
 from torch import nn
+
+from kernel_pytorch import advanced_memory
 
 RATES = PerformanceModel(up=50e9, down=50e9, host_memory=150e9, cpu=5e9, device=1e11)
 
@@ -99,7 +100,10 @@ def test_metrics_and_statistics() -> None:
     [
         (lambda m: DeepOptimizerStates(torch.optim.SGD(m.parameters()), m), "it must be an AdamW"),
         (lambda m: DeepOptimizerStates(torch.optim.AdamW(make_model().parameters()), m), "not the model's"),
-        (lambda m: DeepOptimizerStates(torch.optim.AdamW(m.parameters()), m, MemoryConfig(1e-6)), "cpu_memory_limit_gb"),
+        (
+            lambda m: DeepOptimizerStates(torch.optim.AdamW(m.parameters()), m, MemoryConfig(1e-6)),
+            "cpu_memory_limit_gb",
+        ),
         (lambda m: DeepOptimizerStates(torch.optim.AdamW(m.parameters()), m, num_groups=0), "num_groups is 0"),
         (
             lambda m: InterleaveOffloadingOptimizer(torch.optim.AdamW(m.parameters()), m, disk_offload=True),

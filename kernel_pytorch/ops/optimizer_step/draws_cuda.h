@@ -1,4 +1,5 @@
-// Which of an element's numbers a random draw rounds (optimizer_step.h has the layout), and the rounding, for host and device.
+// Which of an element's numbers a random draw rounds (optimizer_step.h has the layout), and the rounding, for host and
+// device.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"

@@ -62,7 +62,8 @@ KP_STEP_CODE double power(double base, int64_t exponent) {
 // In three parts that need nothing of each other.
 inline constexpr int kFactorParts = 3;
 template <class Real>
-KP_STEP_CODE void set_factors_part(FactorsOf<Real>& factors, int part, Rule rule, const Rates& rates, const Signals& signals) {
+KP_STEP_CODE void set_factors_part(FactorsOf<Real>& factors, int part, Rule rule, const Rates& rates,
+                                   const Signals& signals) {
   const int64_t step = static_cast<int64_t>(signals.steps_taken) + 1;
   const bool is_adamw = rule == Rule::kAdamW, is_sgd = rule == Rule::kSgd, is_first = step == 1;
   if (part == 0) {

@@ -111,8 +111,8 @@ Step shrink(const Step& problem, int64_t elements) {
     const auto cut = [](TensorView& view, int64_t to) {
       if (view.is_present()) view = contiguous_view(view.data, view.dtype, {to}, view.device);
     };
-    for (TensorView* view : {&one.parameter, &one.gradient, &one.correction, &one.master, &one.first, &one.second,
-                             &one.maximum}) {
+    for (TensorView* view :
+         {&one.parameter, &one.gradient, &one.correction, &one.master, &one.first, &one.second, &one.maximum}) {
       cut(*view, count);
     }
     for (TensorView* view : {&one.first_scale, &one.second_scale}) cut(*view, (count + group - 1) / group);

@@ -84,8 +84,8 @@ class Checks {
     const TensorView& seed = step_.seed;
     if (!seed.is_present()) return;
     check_device("seed", seed);
-    KP_CHECK(seed.dtype == DType::kInt64 && seed.element_count() == 2 && is_contiguous(seed), "optimizer_step: seed is ",
-             seed, "; it must be a contiguous int64[2], seed and offset");
+    KP_CHECK(seed.dtype == DType::kInt64 && seed.element_count() == 2 && is_contiguous(seed),
+             "optimizer_step: seed is ", seed, "; it must be a contiguous int64[2], seed and offset");
   }
 
  private:

@@ -1,5 +1,5 @@
-// AdamW with plain states, what the shape list cannot say: statistics of stochastic rounding, independence of threads, addresses and splits of
-// the list, edges and bad arguments.
+// AdamW with plain states, what the shape list cannot say: statistics of stochastic rounding, independence of threads,
+// addresses and splits of the list, edges and bad arguments.
 #include "kernel_pytorch/ops/optimizer_step/optimizer_step.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ struct PlainList {
   Step step;
 
   PlainList(DType dtype, DType state, const std::vector<int64_t>& sizes, bool amsgrad = false, bool master = false,
-       int misaligned_elements = 0)
+            int misaligned_elements = 0)
       : steps(sizes.size(), 0.0f) {
     unsigned seed = 0;
     const auto tensor = [&](DType type, int64_t elements, bool is_zero) {
@@ -218,8 +218,7 @@ TEST(PlainStates, NotANumberStaysOne) {
     store_element(gradient.data, DType::kBFloat16, 37, std::numeric_limits<float>::quiet_NaN());
     store_element(gradient.data, DType::kBFloat16, 3, std::numeric_limits<float>::infinity());
     list.run(context);
-    for (auto which :
-         {&Parameter::parameter, &Parameter::second, &Parameter::maximum}) {
+    for (auto which : {&Parameter::parameter, &Parameter::second, &Parameter::maximum}) {
       const std::vector<double> values = list.values(which);
       EXPECT_TRUE(std::isnan(values[37]));
       EXPECT_TRUE(std::isfinite(values[36]));
@@ -243,7 +242,8 @@ TEST(PlainStates, BadArgumentsAreNamed) {
   expect("parameter of parameter 1 is bf16",
          [](PlainList& l) { l.step.parameters[1].parameter.dtype = DType::kBFloat16; });
   expect("gradient of parameter 0 is missing", [](PlainList& l) { l.step.parameters[0].gradient = TensorView(); });
-  expect("maximum of parameter 1 is present", [](PlainList& l) { l.step.parameters[1].maximum = l.step.parameters[1].first; });
+  expect("maximum of parameter 1 is present",
+         [](PlainList& l) { l.step.parameters[1].maximum = l.step.parameters[1].first; });
   expect("a master is for bf16", [](PlainList& l) { l.step.parameters[0].master = l.step.parameters[0].first; });
   expect("for adamw with plain states", [](PlainList& list) {
     list.step.rule = Rule::kLion;

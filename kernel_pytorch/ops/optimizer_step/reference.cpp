@@ -1,5 +1,5 @@
-// The reference of optimizer_step: scalar, one element or one group after another. It rounds as the contract says, so that codes can
-// be compared bit for bit; tests compare the rule itself with formulas in double.
+// The reference of optimizer_step: scalar, one element or one group after another. It rounds as the contract says, so
+// that codes can be compared bit for bit; tests compare the rule itself with formulas in double.
 #include <bit>
 #include <cmath>
 #include <vector>

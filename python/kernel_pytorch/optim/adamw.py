@@ -93,7 +93,9 @@ class AdamW(ListOptimizer):
                 raise ValueError(f'AdamW: {name} is for state="fp32"; state is "{state}"')
         how = Offload(offload) if isinstance(offload, str) else offload
         if how is not None and stochastic_rounding:
-            raise ValueError("AdamW: stochastic_rounding draws by a parameter's place in a launch; it goes without offload")
+            raise ValueError(
+                "AdamW: stochastic_rounding draws by a parameter's place in a launch; it goes without offload"
+            )
         self._offload, self._offloaded = how, Offloaded()
         if seed is None:
             seed = int(torch.randint(0, 2**62, ())) if stochastic_rounding else 0

@@ -18,11 +18,14 @@ from .offload.pipeline import _DEPTH, Offload, default_subgroup
 class MemoryConfig:
     """Memory that states may take.
 
-    cpu_memory_limit_gb: of the host; more states than that are refused.
-    gpu_memory_limit_gb: of the device, for states on their way through it: subgroups are made small enough.
-    offload_threshold: the share of the device's memory that may be taken, states included, before states leave it.
-    The others have the one value that is built: states are never on a disk nor compressed (state="compact" of `AdamW`
-    is smaller), copies are asynchronous, and the plan decides about their order.
+    Args:
+        cpu_memory_limit_gb: of the host; more states than that are refused.
+        gpu_memory_limit_gb: of the device, for states on their way through it: subgroups are made small enough.
+        disk_cache_limit_gb: must be as it is; states are never on a disk.
+        offload_threshold: the share of the device's memory that may be taken, states included, before states leave it.
+        prefetch_threshold, max_concurrent_transfers: must be as they are; the plan decides about the order of copies.
+        compression_ratio: must be as it is; `AdamW(state="compact")` is smaller.
+        use_async_offloading: must be True.
     """
 
     cpu_memory_limit_gb: float = 32.0
@@ -61,12 +64,16 @@ class _TakenOver(AdamW):
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, how: Offload | None) -> None:
         name = type(self).__name__
         if not isinstance(optimizer, torch.optim.AdamW | AdamW):
-            raise TypeError(f"{name}: the optimizer is {type(optimizer).__name__}; it must be an AdamW, torch's or ours")
+            raise TypeError(
+                f"{name}: the optimizer is {type(optimizer).__name__}; it must be an AdamW, torch's or ours"
+            )
         own = {id(parameter) for parameter in model.parameters()}
         if not all(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
             raise ValueError(f"{name}: the optimizer has parameters that are not the model's; give the model it trains")
         given = optimizer.defaults
-        options = {key: given[key] for key in ("state", "state_dtype", "master_weights", "max_grad_norm") if key in given}
+        options = {
+            key: given[key] for key in ("state", "state_dtype", "master_weights", "max_grad_norm") if key in given
+        }
         options.setdefault("state_dtype", None)  # as torch's, the parameters' own
         # torch asks for several groups as dictionaries, and keeps them.
         super().__init__(optimizer.param_groups, lr=given["lr"], offload=how, **options)
@@ -119,7 +126,9 @@ class DeepOptimizerStates(_TakenOver):
         self.memory_config = memory_config or MemoryConfig()
         limit = self.memory_config.gpu_memory_limit_gb
         how: Offload | None = Offload(
-            "interleave", _subgroup(optimizer, limit, num_groups, "DeepOptimizerStates"), rates=_rates(performance_model)
+            "interleave",
+            _subgroup(optimizer, limit, num_groups, "DeepOptimizerStates"),
+            rates=_rates(performance_model),
         )
         bytes_needed = sum(12 * parameter.numel() for parameter in _parameters(optimizer))
         if memory_config is not None and _fits_on_device(optimizer, bytes_needed, memory_config):

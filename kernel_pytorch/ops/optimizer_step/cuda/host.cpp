@@ -29,8 +29,9 @@ struct Variant {
   bool has_maximum;
 
   int index() const {
-    const int type = ((static_cast<int>(rule) * kStorages + static_cast<int>(storage)) * 3 + cuda_type_index(dtype)) * 2 +
-                     (has_narrow_states ? 1 : 0);
+    const int type =
+        ((static_cast<int>(rule) * kStorages + static_cast<int>(storage)) * 3 + cuda_type_index(dtype)) * 2 +
+        (has_narrow_states ? 1 : 0);
     return (type * 3 + static_cast<int>(weight_bits)) * 2 + (has_maximum ? 1 : 0);
   }
   DType state_type() const {
@@ -76,12 +77,12 @@ DeviceCode code_of(const Variant& variant, int blocks) {
   const std::string_view state =
       variant.storage == Storage::kPlain ? element_type_name(variant.state_type()) : "uint8_t";
   return {.source = kSource,
-          .entry = concat("kernel_pytorch::optimizer_step::step<kernel_pytorch::optimizer_step::Rule::",
-                          kRuleNames[static_cast<int>(variant.rule)], ", kernel_pytorch::optimizer_step::Storage::",
-                          kStorageNames[static_cast<int>(variant.storage)], ", ", element_type_name(variant.dtype),
-                          ", ", state, ", kernel_pytorch::optimizer_step::WeightBits::",
-                          kWeightBitsNames[static_cast<int>(variant.weight_bits)], ", ", bool_name(variant.has_maximum),
-                          ", ", blocks, ">"),
+          .entry = concat(
+              "kernel_pytorch::optimizer_step::step<kernel_pytorch::optimizer_step::Rule::",
+              kRuleNames[static_cast<int>(variant.rule)], ", kernel_pytorch::optimizer_step::Storage::",
+              kStorageNames[static_cast<int>(variant.storage)], ", ", element_type_name(variant.dtype), ", ", state,
+              ", kernel_pytorch::optimizer_step::WeightBits::", kWeightBitsNames[static_cast<int>(variant.weight_bits)],
+              ", ", bool_name(variant.has_maximum), ", ", blocks, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
@@ -125,7 +126,8 @@ void run(const Step& step, int config, Context& context) {
   const int blocks = configs_of(variant)[config].blocks, unit = variant.unit();
   CUkern_st* kernel =
       table.get(variant.index() * kMostConfigs + config, context, [&] { return code_of(variant, blocks); });
-  const int64_t chunk_elements = int64_t{kThreads} * unit, resident = int64_t{context.info->cuda.multiprocessors} * blocks;
+  const int64_t chunk_elements = int64_t{kThreads} * unit,
+                resident = int64_t{context.info->cuda.multiprocessors} * blocks;
   const std::vector<int64_t> starts = random_starts(step);
   const size_t launches = (step.parameters.size() + kMaxParameters - 1) / kMaxParameters;
   auto* arrived = static_cast<uint32_t*>(context.scratch->allocate(launches * sizeof(uint32_t)));
@@ -166,7 +168,8 @@ bool is_possible(const Variant& variant) {
   const bool is_narrow = variant.dtype != DType::kFloat32, is_plain = variant.storage == Storage::kPlain;
   if (variant.weight_bits == WeightBits::kCorrection) {
     const bool may_have_maximum = variant.rule == Rule::kAdamW && is_plain;
-    return variant.dtype == DType::kBFloat16 && !variant.has_narrow_states && (may_have_maximum || !variant.has_maximum);
+    return variant.dtype == DType::kBFloat16 && !variant.has_narrow_states &&
+           (may_have_maximum || !variant.has_maximum);
   }
   if (variant.weight_bits == WeightBits::kMaster && !is_narrow) return false;
   const bool is_usual = variant.weight_bits == WeightBits::kNone && !variant.has_maximum && !variant.has_narrow_states;

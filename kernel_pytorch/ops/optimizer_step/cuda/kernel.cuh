@@ -1,8 +1,8 @@
 // An optimizer's step for a list of parameters. Blocks stay: each takes a stretch of the list's chunks, and loads the
 // next chunk before it computes the present one, so that memory never waits for arithmetic, and tables and factors are
-// made once for many chunks. The threads of a group of 8-bit states are neighbours in a warp: its new scale is a maximum
-// over shuffles, and codes never leave registers before. Whichever block is last to have read its steps advances all
-// steps, so that the count needs no launch of its own.
+// made once for many chunks. The threads of a group of 8-bit states are neighbours in a warp: its new scale is a
+// maximum over shuffles, and codes never leave registers before. Whichever block is last to have read its steps
+// advances all steps, so that the count needs no launch of its own.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/math.cuh"
@@ -220,7 +220,8 @@ struct Step {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) largest = max(largest, __float_as_uint(values[i]) & kMask);
     const float scale = group_scale<kStorage>(largest);
-    if (index % group_elements(kStorage) == 0 && (is_whole || index < entry.elements)) scales[index / group_elements(kStorage)] = scale;
+    if (index % group_elements(kStorage) == 0 && (is_whole || index < entry.elements))
+      scales[index / group_elements(kStorage)] = scale;
     return scale;
   }
 

@@ -15,7 +15,7 @@ class CudaLanes:
     """A stream each for states to the device, states back, gradients to the host, weights back, and updates."""
 
     def __init__(self, device: torch.device) -> None:
-        self.streams = {name: torch.cuda.Stream(device) for name in LANES}
+        self.streams = {name: torch.cuda.Stream(device) for name in LANES}  # type: ignore[no-untyped-call]
         self.device = device
 
     @contextmanager

@@ -31,11 +31,13 @@ Update = Callable[[list[Tensor], list[Tensor], list[dict[str, Tensor]]], bool]
 class Offload:
     """How states are kept in the host's memory.
 
-    mode: "host": the CPU updates everything. "stream": the device updates everything, states pass through it.
-        "interleave": both at once, in shares that a plan chooses by this machine's rates.
-    subgroup_elements: parameters that are sent and updated together; None: by the number of parameters.
-    device_share: of "interleave", the share of the device, 0 to 1; None: by the plan.
-    rates: of the plan (rates.measure); None: measured.
+    Args:
+        mode: "host": the CPU updates everything. "stream": the device updates everything, states pass through it.
+            "interleave": both at once, in shares that a plan chooses by this machine's rates.
+        subgroup_elements: parameters that are sent and updated together; None: by the number of parameters.
+        device_share: of "interleave", the share of the device, 0 to 1; None: by the plan.
+        rates: of the plan, by the second: bytes "up", "down" and of "host_memory", elements of "cpu" and "device";
+            None: measured in the first step.
     """
 
     mode: str
@@ -71,7 +73,9 @@ class OffloadedStates:
         self._buffers: list[tuple[dict[str, Tensor], Tensor]] = []
         self._free: deque[Any] = deque()  # marks after which the buffers may be written, the oldest first
         self._next = 0
-        self._in_host: list[Any] = [None] * self.slabs.steps.numel()  # marks after which a piece is there again, by slot
+        self._in_host: list[Any] = [
+            None
+        ] * self.slabs.steps.numel()  # marks after which a piece is there again, by slot
         self._uploaded: Any = None  # after which staged weights may be written
         self._alive: deque[tuple[Any, list[Tensor]]] = deque()  # gradients that a lane may still read
         self.plan: dict[str, Any] | None = None

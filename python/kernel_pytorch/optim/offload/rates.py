@@ -71,14 +71,14 @@ class _Link:
     def __init__(self, device: torch.device) -> None:
         self.host = [pinned_in_place(torch.zeros(_COPY_BYTES, dtype=torch.uint8), self) for _ in range(2)]
         self.device = [torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
-        self.streams = [torch.cuda.Stream(device) for _ in range(2)]
+        self.streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
 
     def start(self, turns: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
         marks = []
         for way, stream in enumerate(self.streams):
             with torch.cuda.stream(stream):
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 begin.record(stream)
                 for _ in range(turns):
                     pair = (self.device[0], self.host[0]) if way == 0 else (self.host[1], self.device[1])
@@ -130,10 +130,10 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _device_seconds(sample: _Sample, update: Update) -> float:
     sample.step(update)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(_TURNS):
         sample.step(update)
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) * 1e-3 / _TURNS
+    return float(begin.elapsed_time(end)) * 1e-3 / _TURNS

@@ -1,4 +1,4 @@
-"""States of many parameters as a few arrays in host memory, one per name, cut into subgroups that a step takes whole."""
+"""States of many parameters as arrays in host memory, one per name, cut into subgroups that a step takes whole."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def pinned_in_place(array: Tensor, owner: object) -> Tensor:
 
     torch's own pinned memory comes in powers of two, up to twice of what is asked for.
     """
-    runtime = torch.cuda.cudart()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(runtime.cudaHostRegister(array.data_ptr(), array.numel() * array.element_size(), 0))
     weakref.finalize(owner, _unlock, runtime, array.data_ptr())
     return array
