@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -193,6 +194,26 @@ def test_groups_keep_their_own_rates(device: str) -> None:
         for optimizer in pair:
             optimizer.step()
     assert_same(pair[1], pair[0])
+
+
+def test_an_interrupt_leaves_a_whole_step(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = make(torch.float32, device), make(torch.float32, device)
+    plain, offloaded = AdamW(here), AdamW(there, offload=WAYS[2])
+    call, calls = offloaded._call, []
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        call(*arguments, **options)
+
+    monkeypatch.setattr(offloaded, "_call", interrupted)
+    give_gradients([here, there], 0)
+    plain.step()
+    with pytest.raises(KeyboardInterrupt):
+        offloaded.step()
+    assert len(calls) > 3
+    assert_same(offloaded, plain)
 
 
 def test_explain_and_bad_words() -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .._interrupts import catching_interrupt
 from . import formats
 from .offload.owner import Offloaded
 from .offload.pipeline import Offload, OffloadedStates, Update
@@ -202,7 +203,8 @@ class AdamW(ListOptimizer):
         for states, some in gradients.items():
             first = states.slabs.parameters[0]
             updates = self._update_of(group, first, signals), self._update_of(group, first, (None, None, None))
-            states.step(some, *updates)
+            with catching_interrupt():  # subgroups are stepped one by one: all of them or none
+                states.step(some, *updates)
 
     def _update_of(self, group: dict[str, Any], like: Tensor, signals: tuple[Tensor | None, ...]) -> Update:
         """A step over parts of parameters of the kind of `like`, on the device that they are on."""
