@@ -260,12 +260,14 @@ kp_status kp_graph_plan(const char* request, char** result) {
 kp_status kp_memory_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_memory_plan(parsed(request))); });
 }
-
 kp_status kp_context_parallel_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_context_parallel_plan(parsed(request))); });
 }
 kp_status kp_batch_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_batch_plan(parsed(request))); });
+}
+kp_status kp_offload_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_offload_plan(parsed(request))); });
 }
 
 kp_status kp_model_plan(const char* request, char** result) {

@@ -250,6 +250,12 @@ KP_API kp_status kp_memory_plan(const char* request, char** result);
  * "capacity_bytes", "reserve": 0.1, "fixed_us", "sample_us"} -> {"batch", "fits", "reason"} */
 KP_API kp_status kp_batch_plan(const char* request, char** result);
 
+/* How CPU and device share a step of an optimizer whose states are in the host's memory. {"elements",
+ * "subgroup_elements", "device_share": -1 (chosen), "rates": {"up", "down", "host_memory" (bytes), "cpu", "device"
+ * (elements)} (by the second), "on_device": {"up", "down", "host_memory"}, "on_cpu": {...} (bytes per element)} ->
+ * {"subgroups", "on_device", "bound_seconds", "bound_share", "predicted_seconds", "limit", "reason"} */
+KP_API kp_status kp_offload_plan(const char* request, char** result);
+
 /* How the members of a group share attention of one sequence. {"members", "batch": 1, "sequence", "heads", "key_heads",
  * "size", "value_size", "element_bytes": 2, "causal": false, "backward": false, "window": -1, "flops_per_second",
  * "link_bytes_per_second", "memory_bytes_per_second", "message_us", "free_bytes": 0 (not known)} -> {"schedule":
