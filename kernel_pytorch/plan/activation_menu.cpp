@@ -183,8 +183,8 @@ std::vector<std::vector<Treatment>> priced_ways(const BlockKind& kind, bool may_
   double bytes = 1, us = 1e-6;
   for (const Activation& one : kind.activations) bytes += one.bytes, us += one.recompute_us;
   std::vector<std::vector<Treatment>> bases;
-  for (int i = 0; i < kPrices; ++i) {  // from a hundred-thousandth to a thousand times the mean cost of a byte
-    std::vector<Treatment> way = cheapest(kind, us / bytes * std::pow(10.0, -5 + 8.0 * i / (kPrices - 1)));
+  for (int i = 0; i < kPrices; ++i) {  // from a hundred-thousandth to a million times the mean cost of a byte
+    std::vector<Treatment> way = cheapest(kind, us / bytes * std::pow(10.0, -5 + 11.0 * i / (kPrices - 1)));
     if (std::find(bases.begin(), bases.end(), way) == bases.end()) bases.push_back(std::move(way));
   }
   for (const auto& way : bases) {

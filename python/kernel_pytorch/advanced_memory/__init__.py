@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from .fit import MemoryFit, fit_memory
 from .long_sequence import LongSequenceOptimizer, SegmentedAttentionMemory, SegmentState
 
-__all__ = ["LongSequenceOptimizer", "SegmentState", "SegmentedAttentionMemory"]
+__all__ = ["LongSequenceOptimizer", "MemoryFit", "SegmentState", "SegmentedAttentionMemory", "fit_memory"]

@@ -90,8 +90,9 @@ class HostSlab:
         return self._memory
 
 
-def measure_link(device: torch.device, size: int = 64 << 20) -> tuple[float, float]:
+def measure_link(device: torch.device) -> tuple[float, float]:
     """Bytes per second from the device to pinned memory and back, measured; on a CPU those of a copy."""
+    size = (64 if device.type == "cuda" else 4) << 20
     host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.zeros(size, dtype=torch.uint8, device=device)
     rates = []

@@ -22,7 +22,7 @@ from ._measure import BlockReads, BlockTrace, Counting, Meter, Reading, Tracing,
 
 __all__ = ["MemoryFit", "fit_memory", "parse_bytes"]
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SMALLEST_MOVE = 1 << 20  # bytes on a GPU: a copy has a fixed cost
 
 
@@ -42,7 +42,8 @@ def parse_bytes(size: str | int | float, what: str = "budget") -> int:
 
 @dataclass
 class MemoryFit:
-    """What `fit_memory` did. `remove()` makes the model what it was; as a context manager it does so at the end.
+    """What `fit_memory` did. `remove()` makes the model what it was, `install()` puts the plan back without measuring; as
+    a context manager it is removed at the end.
 
     Peaks are of a whole step in bytes, of everything on the device. Those and the times are of the sample; `plan` is the
     answer of kp_activation_plan, with what is kept, moved and made again of each block.
@@ -59,6 +60,8 @@ class MemoryFit:
     everything_ms: float  # predicted, with everything kept
     slab_bytes: int
     treatments: dict[str, dict[str, int]] = field(default_factory=dict)  # block: treatment: bytes
+    _modules: dict[str, nn.Module] = field(default_factory=dict, repr=False)
+    _run: Callable[..., Any] | None = field(default=None, repr=False)
     _installed: list[_Installed] = field(default_factory=list, repr=False)
     _session: Session = field(default_factory=Session, repr=False)
 
@@ -66,6 +69,10 @@ class MemoryFit:
     def other_paths(self) -> list[str]:
         """Blocks whose forward was not the measured one at some call; from there on they keep everything."""
         return sorted(self._session.other_paths)
+
+    def install(self) -> None:
+        if not self._installed and self._run is not None:
+            self._installed = [_Installed(block, name, self._run) for name, block in self._modules.items()]
 
     def remove(self) -> None:
         for installed in self._installed:
@@ -425,23 +432,25 @@ def _apply(step: _Step, measured: _Measured, plan: dict[str, Any], budget: int) 
                 treatments[trace.name].slots[number] = slab.reserve(trace.made[number].bytes)
     session = Session()
     run = _runner(treatments, session)
-    installed = [_Installed(block, name, run) for name, block in measured.blocks.items()]
     extra_ms = (plan["recompute_us"] + plan["stall_us"]) / 1e3
-    return MemoryFit(
-        plan,
-        budget,
-        list(measured.blocks),
-        int(plan["peak_bytes"]),
-        0,
-        int(plan["everything_bytes"]),
-        plan["step_us"] / 1e3,
-        0.0,
-        plan["step_us"] / 1e3 - extra_ms,
-        slab.size,
-        summary,
-        installed,
-        session,
+    fit = MemoryFit(
+        plan=plan,
+        budget=budget,
+        blocks=list(measured.blocks),
+        predicted_peak=int(plan["peak_bytes"]),
+        measured_peak=0,
+        everything_peak=int(plan["everything_bytes"]),
+        predicted_ms=plan["step_us"] / 1e3,
+        measured_ms=0.0,
+        everything_ms=plan["step_us"] / 1e3 - extra_ms,
+        slab_bytes=slab.size,
+        treatments=summary,
+        _modules=measured.blocks,
+        _run=run,
+        _session=session,
     )
+    fit.install()
+    return fit
 
 
 def _peak(step: _Step, session: Session) -> int:
