@@ -223,6 +223,10 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._leaving: list[tuple[Activation, Any]] = []  # being copied to the host
         self._before: weakref.ref[BlockCall] | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the block's forward is kept from dynamo as a whole: no second guard at every op
+
     def run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         session = self._session
         self._before = session.before
