@@ -4,9 +4,9 @@
 
 `blocks`: eight Llama blocks (d 4096, ff 14336, 8,192 tokens, bf16): everything kept, torch.utils.checkpoint, torch's
 selective checkpointing of everything but products and attention, save_on_cpu, and fit_memory at 80 % and at 40 % of the
-activations. `model`: a step of a model of 1.5 billion parameters with torch's AdamW in fp32 under autocast and everything
-kept, against bf16 with compact states, released gradients and fit_memory. Peaks are the allocator's, times are medians
-of interleaved turns. On a CPU the shapes are small, and only whether the numbers hang together can be seen.
+activations. `model`: a step of a model of 1.5 billion parameters with torch's AdamW in fp32 under autocast and
+everything kept, against bf16 with compact states, released gradients and fit_memory. Peaks are the allocator's, times
+are medians of interleaved turns. On a CPU the shapes are small, and only whether the numbers hang together can be seen.
 """
 
 from __future__ import annotations
@@ -254,7 +254,11 @@ def run_blocks(device: torch.device, quick: bool) -> dict[str, Any]:
     # Allocates pinned memory in the step and copies in turn: few turns are enough.
     on_cpu = way("plain", context=lambda: torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda"))
     slow = figures_of({"everything kept": ways["everything kept"], "save_on_cpu": on_cpu}, 1)[1]
-    return {"sizes": sizes, "figures": [*figures, slow], "fits": {name: describe_fit(fit) for name, fit in fits.items()}}
+    return {
+        "sizes": sizes,
+        "figures": [*figures, slow],
+        "fits": {name: describe_fit(fit) for name, fit in fits.items()},
+    }
 
 
 def run_model(device: torch.device, quick: bool) -> dict[str, Any]:

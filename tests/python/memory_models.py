@@ -52,7 +52,9 @@ class Convolutions(nn.Module):
 
     def __init__(self, channels: int = 8) -> None:
         super().__init__()
-        self.layer = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(inplace=True))
+        self.layer = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layer(x)

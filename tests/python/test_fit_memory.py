@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import kernel_pytorch
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,8 @@ from kernel_pytorch.advanced_memory import MemoryFit, fit_memory
 from kernel_pytorch.advanced_memory.fit import find_blocks, parse_bytes
 from memory_models import Block, Convolutions, Model, OwnBlock, gradients, tokens_for
 from torch import Tensor, nn
+
+import kernel_pytorch
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "torch": (lambda: Model([Block() for _ in range(4)]), tokens_for),
@@ -111,7 +112,9 @@ def test_graphs_may_be_kept_dropped_and_accumulated() -> None:
     fit.install()
     loss = model(inputs).square().mean()
     for retain in (True, False):
-        for mine, theirs in zip(torch.autograd.grad(loss, list(model.parameters()), retain_graph=retain), plain, strict=True):
+        for mine, theirs in zip(
+            torch.autograd.grad(loss, list(model.parameters()), retain_graph=retain), plain, strict=True
+        ):
             assert torch.equal(mine, theirs)
     del loss
     model(inputs)  # its graph is dropped without a backward: the places on the host are free again
@@ -178,7 +181,7 @@ def test_a_parameter_changed_before_backward_is_refused() -> None:
 
 def test_refusals_say_what_would_help() -> None:
     model, inputs = made("torch")
-    with pytest.raises(MemoryError, match="smallest peak is .* GiB, the budget 0.00 GiB"):
+    with pytest.raises(MemoryError, match=r"smallest peak is .* GiB, the budget 0\.00 GiB"):
         fit_memory(model, inputs, "1KiB")
     assert "forward" not in model.blocks[0].__dict__
     for text, message in (("40 apples", "40GiB"), ("GiB", "40GiB"), (-1, "below 0")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from kernel_pytorch.advanced_memory import (
     AdaptiveCompressionOptimizer,
     GradientCompressor,
     QuantizedGradientAccumulation,
+    fit_memory,
 )
 from kernel_pytorch.advanced_memory._codes import CODES
+from memory_models import Block, Model, gradients, tokens_for
 from ranks import member, spawn_to_the_end
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 @pytest.mark.parametrize("name", CODES)
 def test_codes_say_most_of_a_row(name: str) -> None:
     code = CODES[name]()
-    x = torch.randn(3, code.padded(1000), generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-6], [1.0], [1e4]])
+    x = torch.randn(3, code.padded(1000), generator=torch.Generator().manual_seed(0))
+    x *= torch.tensor([[1e-6], [1.0], [1e4]])
     x[:, -7:] = 0
     back = code.decode(code.encode(x), x.shape[1])
     kept = {"int8": 0.99, "int4": 0.9, "onebit": 0.3, "topk": 0.03}[name]
@@ -79,20 +81,23 @@ def size(tensors: Any) -> float:
 
 def check_methods(rank: int, members: int) -> None:
     exact = mean_gradients(members)
-    for method, one_step in (("none", 1e-6), ("int8", 0.04), ("int4", 0.5), ("onebit", 1.5), ("topk", 1.2), ("powersgd", 1.2)):
+    limits = {"none": 1e-6, "int8": 0.05, "int4": 0.6, "onebit": 1.5, "topk": 1.5, "powersgd": 1.2}
+    for method, one_step in limits.items():
         model = parallel(make_model())
         compressor = GradientCompressor(model, method, warmup_steps=2 if method == "powersgd" else 1)
         warm = step(model, batch_of(rank))
         assert size(a - b for a, b in zip(warm, exact, strict=True)) <= 1e-6 * size(exact), "warm-up"
         total = [torch.zeros_like(gradient) for gradient in exact]
-        errors = []
-        for _ in range(1 if method in ("none", "powersgd") else 32):
+        rounds = 1 if method in ("none", "powersgd") else 6
+        for _ in range(rounds):
             found = step(model, batch_of(rank))
+            assert size(a - b for a, b in zip(found, exact, strict=True)) <= one_step * size(exact), method
             total = [a + b for a, b in zip(total, found, strict=True)]
-            errors.append(size(a / (len(errors) + 1) - b for a, b in zip(total, exact, strict=True)) / size(exact))
-        assert errors[0] <= one_step, (method, errors)
-        # With error feedback what one step leaves out comes later: the mean comes nearer with every step.
-        assert len(errors) == 1 or errors[-1] < 0.5 * errors[5], (method, errors)
+        if rounds > 1:  # nothing is lost: what arrived and what every process has yet to send are all gradients
+            for (name, _), sent, one in zip(make_model().named_parameters(), total, exact, strict=True):
+                left = compressor.state_dict()["errors"][name].clone()
+                distributed.all_reduce(left)
+                torch.testing.assert_close(sent + left / members, rounds * one, rtol=1e-4, atol=1e-5)
         for one in found:
             others = [torch.empty_like(one) for _ in range(members)]
             distributed.all_gather(others, one)
@@ -117,15 +122,16 @@ def check_checkpoints(rank: int, members: int) -> None:
     # Another process, whose DDP has not rebuilt its buckets yet.
     again = parallel(make_model())
     restored = GradientCompressor(again, "onebit", warmup_steps=0)
-    restored.load_state_dict(torch.load(file))
+    loaded = torch.load(file)
+    restored.load_state_dict(loaded)
     assert restored.step == 3
-    errors = copy.deepcopy(restored.state_dict()["errors"])
+    assert all(torch.equal(error, loaded["errors"][name]) for name, error in restored.state_dict()["errors"].items())
+    for name, error in compressor.state_dict()["errors"].items():
+        assert error.shape == dict(make_model().named_parameters())[name].shape
     found = step(again, batch_of(rank))
-    assert size(found) > 0 and any(not torch.equal(errors[name], error) for name, error in restored.state_dict()["errors"].items())
-    # Buckets differ, and with them the blocks of a code: what was left out and what is sent is the same in sum.
-    for name, left in restored.state_dict()["errors"].items():
-        assert left.shape == dict(make_model().named_parameters())[name].shape
-    assert size(a - b for a, b in zip(found, expected, strict=True)) <= 1.2 * size(expected)
+    assert size(a - b for a, b in zip(found, expected, strict=True)) <= 1.2 * size(expected), (
+        "other buckets, other blocks"
+    )
     wrong = GradientCompressor(parallel(make_model()), "int8", warmup_steps=0)
     with pytest.raises(ValueError, match="errors of one code mean nothing to another"):
         wrong.load_state_dict(compressor.state_dict())
@@ -170,9 +176,33 @@ def check_accumulation(rank: int, members: int) -> None:
     assert not accumulation._sums
 
 
+def check_fit(rank: int, members: int) -> None:
+    """A model that fit_memory treats, inside DDP: the same gradients, reduced once."""
+    torch.manual_seed(0)
+    plain, inner = Model([Block() for _ in range(3)]), Model([Block() for _ in range(3)])
+    inner.load_state_dict(plain.state_dict())
+    tokens = tokens_for().roll(rank)
+    ddp, fitted = DistributedDataParallel(plain), DistributedDataParallel(inner)
+    with fit_memory(fitted, tokens, "1GiB") as free:
+        budget = int(free.plan["least_bytes"] * 1.1)
+    with fit_memory(fitted, tokens, budget) as fit:
+        assert fit.predicted_peak < free.everything_peak
+        assert all(parameter.grad is None for parameter in inner.parameters()), "measuring reduces nothing"
+        exact = gradients(ddp, tokens)
+        for mine, theirs in zip(gradients(fitted, tokens), exact, strict=True):
+            assert torch.equal(mine, theirs)
+
+
 def work(rank: int, folder: str) -> None:
     with member(rank, folder, 2):
-        for check in (check_methods, check_checkpoints, check_infinities, check_adaptive, check_accumulation):
+        for check in (
+            check_methods,
+            check_checkpoints,
+            check_infinities,
+            check_adaptive,
+            check_accumulation,
+            check_fit,
+        ):
             check(rank, 2)
 
 

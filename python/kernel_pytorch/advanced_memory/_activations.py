@@ -56,7 +56,7 @@ class _Geometry:
 
     def of(self, storage: torch.UntypedStorage) -> Tensor:
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload, no-any-return]
+        return empty.set_(storage, self.offset, self.size, self.stride)
 
 
 class Activation:
@@ -153,7 +153,7 @@ def _run_again(last: _Op) -> None:
         if op.number not in wanted:
             wanted[op.number] = op
             asked.extend(one.op for one in op.inputs() if one.value is None and one.op is not None)
-    with torch.no_grad(), _disable_current_modes():  # type: ignore[no-untyped-call]
+    with torch.no_grad(), _disable_current_modes():
         for number in sorted(wanted):
             op = wanted[number]
             leaves: list[Any] = []
@@ -193,7 +193,7 @@ class _Saved:
 
     def tensor(self) -> Tensor:
         activation = self.activation
-        with torch.no_grad(), _disable_current_modes():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), _disable_current_modes():
             tensor = self.geometry.of(activation.bytes())
         activation.reads -= 1
         activation.forget()
@@ -301,7 +301,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if slot is None or slot.busy or slot.size != storage.nbytes():
             return  # a second forward before the first one's backward, or another size: kept
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
             event = slot.put(raw(storage))
         activation.slot = slot
         self._leaving.append((activation, event))
@@ -325,11 +325,11 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(fetch)
+                leaf.register_hook(fetch)  # type: ignore[no-untyped-call]
                 return
 
     def fetch(self) -> None:
-        with torch.no_grad(), _disable_current_modes():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), _disable_current_modes():
             for number in sorted(self._treatment.slots):
                 reference = self._by_number.get(number)
                 activation = reference() if reference is not None else None

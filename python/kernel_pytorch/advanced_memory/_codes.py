@@ -47,13 +47,13 @@ class _Steps(Code):
         self.block, self._most = block, most
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = x.unflatten(1, (-1, self.block))
+        blocks = x.view(len(x), -1, self.block)
         scale = blocks.abs().amax(-1) / self._most
         inverse = torch.where(scale > 0, 1 / scale, 0)
         return (blocks * inverse[..., None]).round_().clamp_(-self._most, self._most).flatten(1), scale
 
     def _join(self, steps: Tensor, scale: Tensor) -> Tensor:
-        return (steps.unflatten(1, (-1, self.block)) * scale[..., None]).flatten(1)
+        return (steps.view(len(steps), -1, self.block) * scale[..., None]).flatten(1)
 
 
 class Int8(_Steps):
@@ -74,7 +74,7 @@ class Int4(_Steps):
 
     def encode(self, x: Tensor) -> Tensor:
         steps, scale = self._split(x)
-        both = (steps.nan_to_num_(0) + 8).to(torch.uint8).unflatten(1, (-1, 2))
+        both = (steps.nan_to_num_(0) + 8).to(torch.uint8).view(len(x), -1, 2)
         return _bytes(both[..., 0] | both[..., 1] << 4, scale)
 
     def decode(self, code: Tensor, columns: int) -> Tensor:
@@ -87,16 +87,16 @@ class OneBit(Code):
     block = 256
 
     def encode(self, x: Tensor) -> Tensor:
-        scale = x.unflatten(1, (-1, self.block)).abs().mean(-1)
+        scale = x.view(len(x), -1, self.block).abs().mean(-1)
         places = torch.arange(8, dtype=torch.uint8, device=x.device)
-        signs = ((x >= 0).to(torch.uint8).unflatten(1, (-1, 8)) << places).sum(-1, dtype=torch.uint8)
+        signs = ((x >= 0).to(torch.uint8).view(len(x), -1, 8) << places).sum(-1, dtype=torch.uint8)
         return _bytes(signs, scale)
 
     def decode(self, code: Tensor, columns: int) -> Tensor:
         places = torch.arange(8, dtype=torch.uint8, device=code.device)
         signs = (code[:, : columns // 8, None] >> places & 1).flatten(1).float() * 2 - 1
         scale = _floats(code, columns // self.block)
-        return (signs.unflatten(1, (-1, self.block)) * scale[..., None]).flatten(1)
+        return (signs.view(len(code), -1, self.block) * scale[..., None]).flatten(1)
 
 
 class TopK(Code):

@@ -19,7 +19,7 @@ _ALIGNMENT = 512
 
 def raw(storage: torch.UntypedStorage) -> Tensor:
     """All bytes of a storage."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 class Slot:
@@ -73,8 +73,8 @@ class HostSlab:
         self.size = 0
         self._memory: Tensor | None = None
         if device.type == "cuda":
-            self.to_host = torch.cuda.Stream(device)
-            self.to_device = torch.cuda.Stream(device)
+            self.to_host = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.to_device = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def reserve(self, size: int) -> Slot:
         """A place of `size` bytes; all places have to be reserved before the first is used."""
@@ -109,7 +109,7 @@ def _copy_seconds(target: Tensor, source: Tensor, device: torch.device) -> float
         start = time.perf_counter()
         target.copy_(source)
         return time.perf_counter() - start
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize(device)
     events[0].record()
     target.copy_(source, non_blocking=True)

@@ -53,7 +53,7 @@ class Meter:
         self._greatest = self._now
 
     def _stats(self) -> Any:
-        return torch._C._cuda_memoryStats(self.device.index or 0)["allocated_bytes"]["all"]  # type: ignore[attr-defined]
+        return torch._C._cuda_memoryStats(self.device.index or 0)["allocated_bytes"]["all"]
 
     def note(self, tensor: Tensor) -> bool:
         """Its storage; whether that is new."""
@@ -187,8 +187,8 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.traces:
             self.outside = self._meter.greatest()
         block = self._block = BlockTrace(name, start=self._meter.now())
-        self._by_storage, clocks = {}, []
-        self._clocks.append(clocks)
+        self._by_storage = {}
+        self._clocks.append([])
         for place, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
             if isinstance(leaf, Tensor) and leaf.requires_grad and not leaf.is_leaf:
                 self._given(leaf, place)
@@ -325,7 +325,7 @@ def _is_repeatable(function: Any, args: Any, kwargs: Any) -> bool:
 def _start(meter: Meter) -> Any:
     if not meter.is_cuda:
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
@@ -333,7 +333,7 @@ def _start(meter: Meter) -> Any:
 def _stop(meter: Meter, clock: Any) -> Any:
     if not meter.is_cuda:
         return (time.perf_counter() - clock) * 1e6
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return clock, event
 

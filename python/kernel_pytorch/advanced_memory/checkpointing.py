@@ -42,7 +42,9 @@ class SelectiveGradientCheckpointing:
         """Whether the layer would be treated at this share of memory in use."""
         return memory_pressure > _PRESSURE and self.importance.get(layer, 0.5) < self.importance_threshold
 
-    def apply(self, model: nn.Module, sample: Any, budget: str | int | float | None = None, **options: Any) -> MemoryFit:
+    def apply(
+        self, model: nn.Module, sample: Any, budget: str | int | float | None = None, **options: Any
+    ) -> MemoryFit:
         """`fit_memory` of the layers that are not important."""
         names = [name for name in find_blocks(model) if self.should_checkpoint(name)]
         return fit_memory(model, sample, budget, blocks=names, **options)
@@ -137,7 +139,9 @@ class DynamicActivationOffloading:
             raise ValueError(f'DynamicActivationOffloading: offload_device is "{offload_device}"; it must be "cpu"')
         self._streams: dict[torch.device, Any] = {}
 
-    def apply(self, model: nn.Module, sample: Any, budget: str | int | float | None = None, **options: Any) -> MemoryFit:
+    def apply(
+        self, model: nn.Module, sample: Any, budget: str | int | float | None = None, **options: Any
+    ) -> MemoryFit:
         """`fit_memory` that moves and recomputes nothing: copies run beside the layers' work."""
         return fit_memory(model, sample, budget, recompute=False, **options)
 
@@ -169,12 +173,14 @@ class DynamicActivationOffloading:
 
     def _stream(self, device: torch.device) -> Any:
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
 
 
 class MemoryEfficientBackprop:
     """`fit_memory` under the seeds' name."""
 
-    def apply(self, model: nn.Module, sample: Any, budget: str | int | float | None = None, **options: Any) -> MemoryFit:
+    def apply(
+        self, model: nn.Module, sample: Any, budget: str | int | float | None = None, **options: Any
+    ) -> MemoryFit:
         return fit_memory(model, sample, budget, **options)

@@ -1,5 +1,5 @@
-"""Training of a model inside a budget of memory: `fit_memory` measures a step, asks the plan in C++ which activations to
-keep, to make again or to move to the host, applies it to the model's blocks and says what it costs."""
+"""Training inside a budget of memory: `fit_memory` measures a step, asks the plan in C++ which activations to keep, to
+make again or to move to the host, applies it to the model's blocks and says what it costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ from ._measure import BlockReads, BlockTrace, Counting, Meter, Reading, Tracing,
 
 __all__ = ["MemoryFit", "fit_memory", "parse_bytes"]
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
 _SMALLEST_MOVE = 1 << 20  # bytes on a GPU: a copy has a fixed cost
 
 
@@ -42,11 +52,11 @@ def parse_bytes(size: str | int | float, what: str = "budget") -> int:
 
 @dataclass
 class MemoryFit:
-    """What `fit_memory` did. `remove()` makes the model what it was, `install()` puts the plan back without measuring; as
-    a context manager it is removed at the end.
+    """What `fit_memory` did. `remove()` makes the model what it was, `install()` puts the plan back without measuring;
+    as a context manager it is removed at the end.
 
-    Peaks are of a whole step in bytes, of everything on the device. Those and the times are of the sample; `plan` is the
-    answer of kp_activation_plan, with what is kept, moved and made again of each block.
+    Peaks are of a whole step in bytes, of everything on the device. Those and the times are of the sample; `plan` is
+    the answer of kp_activation_plan, with what is kept, moved and made again of each block.
     """
 
     plan: dict[str, Any]
@@ -261,7 +271,7 @@ def fit_memory(
     no_grad nothing changes. Give a model that is in DistributedDataParallel, or wrap it afterwards.
 
     Args:
-        sample: as the model is called: a tensor, a tuple or a dict of arguments. The measured peak is that of its shape.
+        sample: as the model is called: a tensor, a tuple or a dict of arguments. Peaks are those of its shape.
         budget: bytes, or text such as "40GiB", for everything on the device, parameters and optimizer states that exist
             included; None: 90 % of the device's memory. On a CPU what counts are the tensors that ops return.
         loss: from the model's output to a scalar; by default the output's `loss`, or else a gradient of ones.

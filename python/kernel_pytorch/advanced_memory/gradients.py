@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as distributed
@@ -104,14 +104,14 @@ class GradientCompressor:
 
     def _stream_of(self, device: torch.device) -> Any:
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
 
     def _method_of_step(self) -> str:
         return self.method
 
-    def _timed(self, method: str, bucket: distributed.GradBucket) -> Tensor:
-        flat = bucket.buffer()
+    def _timed(self, method: str, bucket: Any) -> Tensor:
+        flat: Tensor = bucket.buffer()
         if not self.measure:
             return self._reduced(method, bucket)
         compares = method != "none" and self.step - self.warmup_steps < 3
@@ -143,8 +143,8 @@ class GradientCompressor:
     def _columns(self, method: str, count: int) -> int:
         return self._codes[method].padded(-(-count // self.members))
 
-    def _reduced(self, method: str, bucket: distributed.GradBucket) -> Tensor:
-        flat = bucket.buffer()
+    def _reduced(self, method: str, bucket: Any) -> Tensor:
+        flat: Tensor = bucket.buffer()
         if method == "none":
             flat.div_(self.members)
             distributed.all_reduce(flat, group=self.group)
@@ -170,7 +170,9 @@ class GradientCompressor:
         if self.error_feedback:
             left = rows - code.decode(sent, columns)
             if self.measure:
-                self._sums = [total + float(part.square().sum()) for total, part in zip(self._sums, (left, rows), strict=True)]
+                self._sums = [
+                    total + float(part.square().sum()) for total, part in zip(self._sums, (left, rows), strict=True)
+                ]
             # What the second code left out of this process' share: the others have no error for it.
             own = distributed.get_rank(self.group)
             left[own] += self.members * (mean[0] - reduced[own])
@@ -213,8 +215,8 @@ class GradientCompressor:
         answer["pays"] = coded < plain
         answer["bytes"] = {name: self._bytes[name] for name in ("none", self.method)}
         answer["reason"] = (
-            f"a million gradients take {plain * 1e9:.2f} ms as they are and {coded * 1e9:.2f} ms in {self.method}, with "
-            f"encoding and decoding: compression {'pays' if answer['pays'] else 'does not pay on this link'}"
+            f"a million gradients take {plain * 1e9:.2f} ms as they are and {coded * 1e9:.2f} ms in {self.method}, "
+            f"encoding and decoding included: compression {'pays' if answer['pays'] else 'does not pay on this link'}"
         )
         return answer
 
@@ -227,16 +229,18 @@ class GradientCompressor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["method"] != self.method:
             raise ValueError(
-                f'GradientCompressor: the state is of method "{state["method"]}", this is "{self.method}"; errors of one '
-                "code mean nothing to another"
+                f'GradientCompressor: the state is of method "{state["method"]}", this is "{self.method}"; errors of '
+                "one code mean nothing to another"
             )
         unknown = set(state["errors"]) - set(self._names.values())
         if unknown:
-            raise ValueError(f"GradientCompressor: the state has errors of {sorted(unknown)[0]}, which the model has not")
+            raise ValueError(
+                f"GradientCompressor: the state has errors of {sorted(unknown)[0]}, which the model has not"
+            )
         self.step = state["step"]
         self._errors = {name: error.clone() for name, error in state["errors"].items()}
         if self.method == "powersgd":
-            self._power.__setstate__(state["powersgd"].__getstate__())
+            self._power.__setstate__(state["powersgd"].__getstate__())  # type: ignore[no-untyped-call]
 
 
 class AdaptiveCompressionOptimizer(GradientCompressor):
@@ -369,7 +373,7 @@ class _MicroStep:
     def __enter__(self) -> None:
         one = self._accumulation
         if one._is_parallel and one._pass + 1 < one.steps:
-            self._no_sync = one._model.no_sync()
+            self._no_sync = cast(DistributedDataParallel, one._model).no_sync()
             self._no_sync.__enter__()
 
     def __exit__(self, kind: Any, *_: object) -> None:

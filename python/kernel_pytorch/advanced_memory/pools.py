@@ -103,13 +103,16 @@ class MemoryFragmentationOptimizer:
         if segments is None:
             if self.device.type != "cuda":
                 raise ValueError(
-                    f"MemoryFragmentationOptimizer: torch keeps no record of the memory of {self.device}; give segments of "
-                    "torch.cuda.memory_snapshot(), or a CUDA device"
+                    f"MemoryFragmentationOptimizer: torch has no record of the memory of {self.device}; give segments "
+                    "of torch.cuda.memory_snapshot(), or a CUDA device"
                 )
             index = self.device.index if self.device.index is not None else torch.cuda.current_device()
-            segments = [one for one in torch.cuda.memory_snapshot() if one["device"] == index]
+            segments = [one for one in torch.cuda.memory_snapshot() if one["device"] == index]  # type: ignore[no-untyped-call]
         pieces = [
-            block["size"] for segment in segments for block in segment["blocks"] if not block["state"].startswith("active")
+            block["size"]
+            for segment in segments
+            for block in segment["blocks"]
+            if not block["state"].startswith("active")
         ]
         reserved = sum(segment["total_size"] for segment in segments)
         return FragmentationReport(
@@ -132,12 +135,14 @@ class MemoryFragmentationOptimizer:
             f"exceeds {report.largest_free / _MIB:.0f} MiB"
         ]
         if not report.expandable:
-            advice.append("start with PYTORCH_ALLOC_CONF=expandable_segments:True, or call apply() before tensors are made")
+            advice.append(
+                "start with PYTORCH_ALLOC_CONF=expandable_segments:True, or call apply() before tensors are made"
+            )
         advice.append("empty_cache() gives segments without tensors back to the device; apply() does")
         return advice
 
     def apply(self) -> FragmentationReport:
-        """Lets segments grow from now on, and gives those without tensors back. Values and tensors stay where they are."""
+        """Lets segments grow from now on, and gives those without tensors back. Tensors stay where they are."""
         if self.device.type != "cuda":
             raise ValueError(f"MemoryFragmentationOptimizer: apply is for CUDA devices, this is {self.device}")
         setting = "expandable_segments:True"
