@@ -128,7 +128,8 @@ class Flow {
 
 // The way with the least of recomputation (us) plus price times stored bytes. An activation i has two nodes: "available"
 // (2i) and "made again" (2i + 1); on the source's side they are true. An op run once for several outputs pays once.
-std::vector<Treatment> cheapest(const BlockKind& kind, double price) {
+// Without `by_time` an op costs the bytes that it makes: what the smallest ways are does not hang on a clock.
+std::vector<Treatment> cheapest(const BlockKind& kind, double price, bool by_time = true) {
   const size_t count = kind.activations.size(), source = 2 * count, sink = source + 1;
   int64_t ops = 0;
   for (const Activation& one : kind.activations) ops = std::max(ops, one.op + 1);
@@ -145,7 +146,7 @@ std::vector<Treatment> cheapest(const BlockKind& kind, double price) {
     }
     const size_t op = sink + 1 + static_cast<size_t>(one.op);
     flow.edge(2 * i + 1, op, kNever);
-    if (!pays[static_cast<size_t>(one.op)]) flow.edge(op, sink, one.recompute_us);
+    if (!pays[static_cast<size_t>(one.op)]) flow.edge(op, sink, by_time ? one.recompute_us : one.bytes);
     pays[static_cast<size_t>(one.op)] = 1;
     for (int64_t input : one.inputs) flow.edge(2 * i + 1, 2 * static_cast<size_t>(input), kNever);
   }
@@ -184,8 +185,11 @@ std::vector<std::vector<Treatment>> priced_ways(const BlockKind& kind, bool may_
   for (const Activation& one : kind.activations) bytes += one.bytes, us += one.recompute_us;
   std::vector<std::vector<Treatment>> bases;
   for (int i = 0; i < kPrices; ++i) {  // from a hundred-thousandth to a million times the mean cost of a byte
-    std::vector<Treatment> way = cheapest(kind, us / bytes * std::pow(10.0, -5 + 11.0 * i / (kPrices - 1)));
-    if (std::find(bases.begin(), bases.end(), way) == bases.end()) bases.push_back(std::move(way));
+    const double price = std::pow(10.0, -5 + 11.0 * i / (kPrices - 1));
+    for (bool by_time : {true, false}) {
+      std::vector<Treatment> way = cheapest(kind, by_time ? us / bytes * price : price, by_time);
+      if (std::find(bases.begin(), bases.end(), way) == bases.end()) bases.push_back(std::move(way));
+    }
   }
   for (const auto& way : bases) {
     ways.push_back(way);
@@ -208,10 +212,21 @@ void thin(std::vector<BlockOption>& options) {
   };
   const double held = greatest(&BlockOption::held_bytes), moved = greatest(&BlockOption::moved_bytes),
                us = greatest(&BlockOption::recompute_us);
+  const auto smallest = [&](double BlockOption::* field) {
+    return static_cast<size_t>(
+        std::min_element(options.begin(), options.end(),
+                         [&](const BlockOption& a, const BlockOption& b) { return a.*field < b.*field; }) -
+        options.begin());
+  };
   for (int cells = 16; options.size() > kMostOptions; cells = cells > 2 ? cells - 1 : 1) {
+    const size_t smallest_held = smallest(&BlockOption::held_bytes), smallest_peak = smallest(&BlockOption::backward_peak);
     std::vector<BlockOption> kept{options.front()};
     std::vector<std::vector<int>> seen;
     for (size_t i = 1; i < options.size(); ++i) {
+      if (i == smallest_held || i == smallest_peak) {
+        kept.push_back(options[i]);
+        continue;
+      }
       const auto cell = [&](double value, double most) { return static_cast<int>(value / most * cells); };
       const std::vector<int> place{cell(options[i].held_bytes, held), cell(options[i].moved_bytes, moved),
                                    cell(options[i].recompute_us, us)};

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .fit import MemoryFit, find_blocks, fit_memory, parse_bytes
+from ._step import find_blocks, parse_bytes
+from .fit import MemoryFit, fit_memory
 
 __all__ = [
     "AdaptiveCheckpointing",

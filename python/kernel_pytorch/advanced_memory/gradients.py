@@ -41,8 +41,9 @@ class GradientCompressor:
             its errors by bucket and in its own state), or "none": torch's all-reduce, timed.
         error_feedback: adds what a code left out to the next gradient.
         warmup_steps: that are reduced as they are: codes of the first, large gradients cost most accuracy.
-        measure: whether each bucket is timed, and one plain all-reduce in each of the first three compressed steps for
-            comparison, so that `report()` can say whether the codes pay. It makes the host wait for each bucket.
+        rank: of "powersgd".
+        measured_steps: compressed steps whose buckets are timed, with a plain all-reduce beside each, so that
+            `report()` can say whether the codes pay. They make the host wait; later steps do not.
 
     `state_dict()` holds the number of steps and the errors of this process by the parameters' names; every process
     saves its own.
@@ -56,7 +57,7 @@ class GradientCompressor:
         error_feedback: bool = True,
         warmup_steps: int = 1000,
         rank: int = 4,
-        measure: bool = True,
+        measured_steps: int = 3,
     ) -> None:
         _check_method("GradientCompressor", method)
         if not isinstance(model, DistributedDataParallel):
@@ -64,7 +65,7 @@ class GradientCompressor:
                 f"GradientCompressor: model is {type(model).__name__}; give the DistributedDataParallel around it"
             )
         self.method, self.error_feedback, self.warmup_steps = method, error_feedback, warmup_steps
-        self.measure = measure
+        self.measured_steps = measured_steps
         self.step = 0
         self.group = model.process_group
         self.members = distributed.get_world_size(self.group)
@@ -107,15 +108,19 @@ class GradientCompressor:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
 
+    _compares = True  # whether a plain all-reduce is timed beside each compressed one
+
     def _method_of_step(self) -> str:
         return self.method
 
+    def _measures(self) -> bool:
+        return 0 <= self.step - self.warmup_steps < self.measured_steps
+
     def _timed(self, method: str, bucket: Any) -> Tensor:
         flat: Tensor = bucket.buffer()
-        if not self.measure:
+        if not self._measures():
             return self._reduced(method, bucket)
-        compares = method != "none" and self.step - self.warmup_steps < 3
-        if compares:
+        if self._compares and method != "none":
             copy = flat.clone()
             start = self._clock(flat)
             distributed.all_reduce(copy, group=self.group)
@@ -169,7 +174,7 @@ class GradientCompressor:
         reduced = code.decode(shares, columns)
         if self.error_feedback:
             left = rows - code.decode(sent, columns)
-            if self.measure:
+            if self._measures():
                 self._sums = [
                     total + float(part.square().sum()) for total, part in zip(self._sums, (left, rows), strict=True)
                 ]
@@ -251,6 +256,8 @@ class AdaptiveCompressionOptimizer(GradientCompressor):
     taken, `report()` why.
     """
 
+    _compares = False  # the plain all-reduce has steps of its own
+
     def __init__(
         self,
         model: DistributedDataParallel,
@@ -266,7 +273,13 @@ class AdaptiveCompressionOptimizer(GradientCompressor):
             raise ValueError(f"AdaptiveCompressionOptimizer: trials is {trials}; use 1 or more")
         self.methods, self.trials = tuple(dict.fromkeys(("none", *methods))), trials
         self._is_chosen = False
-        super().__init__(model, "none", error_feedback=error_feedback, warmup_steps=warmup_steps)
+        super().__init__(
+            model,
+            "none",
+            error_feedback=error_feedback,
+            warmup_steps=warmup_steps,
+            measured_steps=trials * len(self.methods),
+        )
 
     def _method_of_step(self) -> str:
         if not self._is_chosen:
@@ -275,7 +288,7 @@ class AdaptiveCompressionOptimizer(GradientCompressor):
                 return self.methods[trial]
             seconds = self.seconds_per_number()
             self.method = min(seconds, key=lambda name: seconds[name])
-            self._is_chosen, self.measure = True, False
+            self._is_chosen = True
         return self.method
 
     def state_dict(self) -> dict[str, Any]:
@@ -285,7 +298,6 @@ class AdaptiveCompressionOptimizer(GradientCompressor):
         self.method = state["method"]
         super().load_state_dict(state)
         self._is_chosen = state["is_chosen"]
-        self.measure = not self._is_chosen
 
 
 class QuantizedGradientAccumulation:
