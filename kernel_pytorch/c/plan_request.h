@@ -1,5 +1,5 @@
-// Plans about models by JSON: FP8 layers, buckets, graphs, memory, activations, batches, replacements, tuning, and what `optimize` decides by
-// its timings. Reads a request, asks kernel_pytorch/plan, answers.
+// Plans about models by JSON: FP8 layers, buckets, graphs, memory, activations, batches, replacements, tuning, and what
+// `optimize` decides by its timings. Reads a request, asks kernel_pytorch/plan, answers.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"

@@ -17,7 +17,9 @@ constexpr int kPrices = 40;
 constexpr size_t kMostMoved = 10;  // tensors whose subsets are tried, the largest
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
-bool is_stored(Treatment treatment) { return treatment == Treatment::kKeep || treatment == Treatment::kMove; }
+bool is_stored(Treatment treatment) {
+  return treatment == Treatment::kKeep || treatment == Treatment::kMove;
+}
 
 // What must be there in backward: what it reads, and what those are made of that are made again.
 std::vector<char> needed_by(const BlockKind& kind, const std::vector<Treatment>& treatments) {
@@ -126,9 +128,10 @@ class Flow {
   std::vector<std::vector<size_t>> edges_of_;
 };
 
-// The way with the least of recomputation (us) plus price times stored bytes. An activation i has two nodes: "available"
-// (2i) and "made again" (2i + 1); on the source's side they are true. An op run once for several outputs pays once.
-// Without `by_time` an op costs the bytes that it makes: what the smallest ways are does not hang on a clock.
+// The way with the least of recomputation (us) plus price times stored bytes. An activation i has two nodes:
+// "available" (2i) and "made again" (2i + 1); on the source's side they are true. An op run once for several outputs
+// pays once. Without `by_time` an op costs the bytes that it makes: what the smallest ways are does not hang on a
+// clock.
 std::vector<Treatment> cheapest(const BlockKind& kind, double price, bool by_time = true) {
   const size_t count = kind.activations.size(), source = 2 * count, sink = source + 1;
   int64_t ops = 0;
@@ -167,9 +170,8 @@ void add_moved(const BlockKind& kind, const std::vector<Treatment>& way, std::ve
   for (size_t i = 0; i < way.size(); ++i) {
     if (way[i] == Treatment::kKeep && kind.activations[i].can_move) movable.push_back(i);
   }
-  std::stable_sort(movable.begin(), movable.end(), [&](size_t a, size_t b) {
-    return kind.activations[a].bytes > kind.activations[b].bytes;
-  });
+  std::stable_sort(movable.begin(), movable.end(),
+                   [&](size_t a, size_t b) { return kind.activations[a].bytes > kind.activations[b].bytes; });
   if (movable.size() > kMostMoved) movable.resize(kMostMoved);
   for (size_t subset = 1; subset < size_t{1} << movable.size(); ++subset) {
     ways.push_back(way);
@@ -205,21 +207,22 @@ bool beats(const BlockOption& a, const BlockOption& b) {
 
 // One option of each cell of a grid over bytes and time, coarser until few enough are left.
 void thin(std::vector<BlockOption>& options) {
-  const auto greatest = [&](double BlockOption::* field) {
+  const auto greatest = [&](double BlockOption::*field) {
     double most = 1e-9;
     for (const BlockOption& one : options) most = std::max(most, one.*field);
     return most;
   };
   const double held = greatest(&BlockOption::held_bytes), moved = greatest(&BlockOption::moved_bytes),
                us = greatest(&BlockOption::recompute_us);
-  const auto smallest = [&](double BlockOption::* field) {
+  const auto smallest = [&](double BlockOption::*field) {
     return static_cast<size_t>(
         std::min_element(options.begin(), options.end(),
                          [&](const BlockOption& a, const BlockOption& b) { return a.*field < b.*field; }) -
         options.begin());
   };
   for (int cells = 16; options.size() > kMostOptions; cells = cells > 2 ? cells - 1 : 1) {
-    const size_t smallest_held = smallest(&BlockOption::held_bytes), smallest_peak = smallest(&BlockOption::backward_peak);
+    const size_t smallest_held = smallest(&BlockOption::held_bytes),
+                 smallest_peak = smallest(&BlockOption::backward_peak);
     std::vector<BlockOption> kept{options.front()};
     std::vector<std::vector<int>> seen;
     for (size_t i = 1; i < options.size(); ++i) {
@@ -327,9 +330,9 @@ BlockMenu block_menu(const BlockKind& kind, bool may_move) {
     if (std::any_of(menu.options.begin() + 1, menu.options.end(), [&](const auto& o) { return beats(o, option); })) {
       continue;
     }
-    menu.options.erase(std::remove_if(menu.options.begin() + 1, menu.options.end(),
-                                      [&](const auto& o) { return beats(option, o); }),
-                       menu.options.end());
+    menu.options.erase(
+        std::remove_if(menu.options.begin() + 1, menu.options.end(), [&](const auto& o) { return beats(option, o); }),
+        menu.options.end());
     menu.options.push_back(std::move(option));
   }
   if (menu.options.size() > kMostOptions) {

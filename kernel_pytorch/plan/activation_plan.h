@@ -38,8 +38,8 @@ struct Activation {
 struct BlockKind {
   std::vector<Activation> activations{};  // ops in order
   double forward_us = 0, backward_us = 0;
-  std::vector<double> forward_bytes{};      // by op: all that is alive, less what was at the start, if nothing is saved
-  std::vector<double> backward_at{};        // by event: what else is alive when it is reached, less what was at the start
+  std::vector<double> forward_bytes{};  // by op: all that is alive, less what was at the start, if nothing is saved
+  std::vector<double> backward_at{};    // by event: what else is alive when it is reached, less what was at the start
   std::vector<double> backward_greatest{};  // by event: the most that else is alive from it to the next
 };
 
@@ -51,11 +51,11 @@ struct ChainBlock {
 struct ActivationRequest {
   std::vector<BlockKind> kinds{};
   std::vector<ChainBlock> chain{};
-  double between = 0;        // the peak between the last block's forward and its backward, without activations of blocks
-  double outside = 0;        // the peak before the first block's forward and after its backward
-  double budget_bytes = 0;   // of the peak
+  double between = 0;       // the peak between the last block's forward and its backward, without activations of blocks
+  double outside = 0;       // the peak before the first block's forward and after its backward
+  double budget_bytes = 0;  // of the peak
   double to_host = 0, to_device = 0;  // bytes per second; 0: nothing may be moved
-  double step_us = 0;        // of a step that keeps everything
+  double step_us = 0;                 // of a step that keeps everything
 };
 
 struct BlockPlan {
@@ -70,8 +70,8 @@ struct ActivationPlan {
   double step_us = 0;
   double recompute_us = 0, stall_us = 0;  // that step_us contains
   double kept_bytes = 0, moved_bytes = 0;
-  double least_bytes = 0;       // the smallest peak that any plan has
-  double everything_bytes = 0;  // the peak with everything kept
+  double least_bytes = 0;           // the smallest peak that any plan has
+  double everything_bytes = 0;      // the peak with everything kept
   std::vector<BlockPlan> blocks{};  // without `fits`: of the smallest peak
   std::string reason{};
 };

@@ -12,12 +12,30 @@ namespace {
 // input -> a -> b -> c: three ops; backward reads c, b, a and the input, in this order.
 BlockKind small_chain() {
   return {.activations = {{.bytes = 10, .dies = 3, .can_move = true, .reads = {3}},
-                          {.bytes = 100, .op = 0, .dies = 2, .recompute_us = 5, .can_recompute = true, .can_move = true,
-                           .inputs = {0}, .reads = {2}},
-                          {.bytes = 200, .op = 1, .dies = 3, .recompute_us = 1, .can_recompute = true, .can_move = true,
-                           .inputs = {1}, .reads = {1}},
-                          {.bytes = 50, .op = 2, .dies = 3, .recompute_us = 9, .can_recompute = true, .can_move = true,
-                           .inputs = {2}, .reads = {0}}},
+                          {.bytes = 100,
+                           .op = 0,
+                           .dies = 2,
+                           .recompute_us = 5,
+                           .can_recompute = true,
+                           .can_move = true,
+                           .inputs = {0},
+                           .reads = {2}},
+                          {.bytes = 200,
+                           .op = 1,
+                           .dies = 3,
+                           .recompute_us = 1,
+                           .can_recompute = true,
+                           .can_move = true,
+                           .inputs = {1},
+                           .reads = {1}},
+                          {.bytes = 50,
+                           .op = 2,
+                           .dies = 3,
+                           .recompute_us = 9,
+                           .can_recompute = true,
+                           .can_move = true,
+                           .inputs = {2},
+                           .reads = {0}}},
           .forward_us = 15,
           .backward_us = 30,
           .forward_bytes = {100, 300, 250},
@@ -94,7 +112,8 @@ TEST(ActivationPlan, MovesWhatTheLinkHides) {
 
 BlockKind random_kind(std::mt19937& random, int nodes) {
   const auto below = [&](int limit) { return static_cast<int64_t>(random() % static_cast<unsigned>(limit)); };
-  BlockKind kind{.forward_us = 10.0 + static_cast<double>(below(20)), .backward_us = 20.0 + static_cast<double>(below(40))};
+  BlockKind kind{.forward_us = 10.0 + static_cast<double>(below(20)),
+                 .backward_us = 20.0 + static_cast<double>(below(40))};
   const int events = nodes + 1;
   for (int i = 0; i < nodes; ++i) {
     Activation one{.bytes = 1.0 + static_cast<double>(below(100)), .op = i - 1, .dies = i + below(nodes)};
@@ -185,10 +204,8 @@ TEST(ActivationPlan, EqualsExhaustiveSearch) {
   std::mt19937 random(7);
   int tight = 0;
   for (int round = 0; round < 60; ++round) {
-    ActivationRequest request{.kinds = {random_kind(random, 4), random_kind(random, 3)},
-                              .between = 20,
-                              .to_host = 4e6,
-                              .to_device = 3e6};
+    ActivationRequest request{
+        .kinds = {random_kind(random, 4), random_kind(random, 3)}, .between = 20, .to_host = 4e6, .to_device = 3e6};
     for (int b = 0; b < 3; ++b) {
       request.chain.push_back({.kind = static_cast<int64_t>(random() % 2),
                                .forward_start = static_cast<double>(random() % 40),
@@ -220,8 +237,13 @@ TEST(ActivationPlan, PricesLargeBlocks) {
   BlockKind kind{.forward_us = 100, .backward_us = 200};
   kind.activations.push_back({.bytes = 8, .dies = 24, .reads = {24}});
   for (int i = 0; i < 24; ++i) {  // every third costs much to make again
-    kind.activations.push_back({.bytes = 10, .op = i, .dies = i + 2, .recompute_us = i % 3 == 0 ? 50.0 : 1.0,
-                                .can_recompute = true, .inputs = {i}, .reads = {23 - i}});
+    kind.activations.push_back({.bytes = 10,
+                                .op = i,
+                                .dies = i + 2,
+                                .recompute_us = i % 3 == 0 ? 50.0 : 1.0,
+                                .can_recompute = true,
+                                .inputs = {i},
+                                .reads = {23 - i}});
     kind.forward_bytes.push_back(20);
   }
   kind.backward_at.assign(25, 0);

@@ -175,8 +175,28 @@ def test_a_parameter_changed_before_backward_is_refused() -> None:
             for block in model.blocks:
                 for parameter in block.parameters():
                     parameter.mul_(1.5)
-        with pytest.raises(RuntimeError, match="changed in place|modified by an inplace"):
+        with pytest.raises(RuntimeError, match=r"changed in place|modified by an inplace"):
             loss.backward()
+
+
+def test_released_gradients_leave_more_room() -> None:
+    model, inputs = made("torch")
+    optimizer = kernel_pytorch.optim.SGD(model.parameters(), lr=0.0)
+    stepped: list[Tensor] = []
+    with kernel_pytorch.optim.release_gradients(optimizer):
+        model.head.weight.register_post_accumulate_grad_hook(stepped.append)
+        with (
+            fit_memory(model, inputs, "1GiB") as kept,
+            fit_memory(model, inputs, "1GiB", gradients="released") as freed,
+        ):
+            assert freed.predicted_peak < kept.predicted_peak
+            assert freed.measured_peak == pytest.approx(freed.predicted_peak, rel=0.02)
+        assert freed.plan["least_bytes"] < kept.plan["least_bytes"] - 0.5 * sum(p.nbytes for p in model.parameters())
+        assert not stepped, "measuring steps no parameter"
+        model(inputs).sum().backward()
+        assert len(stepped) == 1, "and the hooks are there again"
+    with pytest.raises(ValueError, match='"kept" or "released"'):
+        fit_memory(model, inputs, "1GiB", gradients="lost")
 
 
 def test_refusals_say_what_would_help() -> None:
@@ -211,3 +231,22 @@ def test_blocks_are_found_or_named() -> None:
     with fit_memory(model, inputs, "1GiB", blocks=["blocks.2"], loss=lambda y: F.relu(y).sum()) as fit:
         assert fit.blocks == ["blocks.2"] and "1 blocks" in str(fit)
     assert kernel_pytorch.fit_memory is fit_memory
+
+
+def test_float8_is_asked_for_and_tells_its_error() -> None:
+    model, inputs = made("torch")
+    exact = gradients(model, inputs)
+    budget = budgets(model, inputs, (0.5,))[0]
+    with pytest.raises(MemoryError):
+        fit_memory(model, inputs, budget, move=False, recompute=False)
+    with fit_memory(model, inputs, budget, move=False, recompute=False, float8=True) as fit:
+        assert fit.measured_peak == pytest.approx(fit.predicted_peak, rel=0.02)
+        assert 0.005 < fit.float8_error < 0.05 and "FP8" in str(fit), "E4M3 has three bits behind the point"
+        found = gradients(model, inputs)
+    assert any(not torch.equal(mine, plain) for mine, plain in zip(found, exact, strict=True))
+    for mine, plain in zip(found, exact, strict=True):
+        assert float((mine - plain).norm()) <= 0.1 * float(plain.norm()) + 1e-7
+    with fit_memory(model, inputs, budget, recompute=False, float8=True) as fit:
+        assert fit.slab_bytes > 0
+        for mine, plain in zip(gradients(model, inputs), exact, strict=True):
+            assert float((mine - plain).norm()) <= 0.1 * float(plain.norm()) + 1e-7

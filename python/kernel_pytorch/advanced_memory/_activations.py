@@ -19,16 +19,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ._float8 import code_bytes, decode, encode, relative_error
 from ._host import Slot, raw
 
 KEEP, MOVE, RECOMPUTE = "keep", "move", "recompute"
+DECODE = "decode"  # made again, of codes
 
 
 @dataclass
 class OpPlan:
     """What to do with the outputs of one op of a block's forward."""
 
-    name: str
+    function: Any
     outputs: dict[int, tuple[int, str]] = field(default_factory=dict)  # leaf: activation, treatment
 
 
@@ -38,6 +40,7 @@ class BlockTreatment:
 
     ops: dict[int, OpPlan] = field(default_factory=dict)
     inputs: dict[int, tuple[int, str]] = field(default_factory=dict)  # leaf of the arguments: activation, treatment
+    codes: dict[int, tuple[int, str]] = field(default_factory=dict)  # by activation: that of its codes, its treatment
     slots: dict[int, Slot] = field(default_factory=dict)  # by activation, of those that are moved
 
     @property
@@ -136,7 +139,7 @@ class _Op:
 
     __slots__ = ("function", "leaves", "number", "outputs", "spec")
 
-    def __init__(self, number: int, function: Any, leaves: list[Any], spec: Any) -> None:
+    def __init__(self, number: float, function: Any, leaves: list[Any], spec: Any) -> None:
         self.number, self.function, self.leaves, self.spec = number, function, leaves, spec
         self.outputs: dict[int, weakref.ref[Activation]] = {}
 
@@ -146,7 +149,7 @@ class _Op:
 
 def _run_again(last: _Op) -> None:
     """Runs the op and those before it whose results it needs and that are not there, in their order."""
-    wanted: dict[int, _Op] = {}
+    wanted: dict[float, _Op] = {}
     asked = [last]
     while asked:
         op = asked.pop()
@@ -207,6 +210,7 @@ class Session:
         self.before: weakref.ref[BlockCall] | None = None
         self.listener: Any = None  # of a measurement: told of reads and of blocks
         self.other_paths: set[str] = set()  # blocks whose forward was not the measured one
+        self.errors: list[float] | None = None  # of a measurement: of each tensor that is coded
 
 
 class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -234,7 +238,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves = pytree.tree_leaves((args, kwargs))
         for place, (number, treatment) in self._treatment.inputs.items():
             if place < len(leaves) and isinstance(leaves[place], Tensor):
-                self._store(leaves[place], number, treatment)
+                self._treat(leaves[place], number, treatment, -1)
         del leaves
         if self._treatment.ops or self._treatment.inputs:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), self:
@@ -259,14 +263,14 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         plan = self._treatment.ops.get(number)
         if plan is None or self.name in self._session.other_paths:
             return result
-        if str(function) != plan.name:
+        if function is not plan.function:
             self._session.other_paths.add(self.name)
             return result
         op: _Op | None = None
         leaves = pytree.tree_leaves(result)
         for place, (activation, treatment) in plan.outputs.items():
             if treatment != RECOMPUTE:
-                self._store(leaves[place], activation, treatment)
+                self._treat(leaves[place], activation, treatment, number)
                 continue
             op = op or self._captured(number, function, args, kwargs or {})
             made = self._new(leaves[place], activation)
@@ -293,6 +297,26 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known[storage._cdata] = activation
         self._by_number[number] = weakref.ref(activation)
         return activation
+
+    def _treat(self, tensor: Tensor, number: int, treatment: str, op: int) -> None:
+        if treatment != DECODE or code_bytes(tensor) == 0:
+            self._store(tensor, number, treatment)
+            return
+        codes_number, codes_treatment = self._treatment.codes[number]
+        with torch.no_grad(), _disable_current_modes():  # type: ignore[no-untyped-call]
+            codes, scales = encode(tensor)
+            if self._session.errors is not None:
+                self._session.errors.append(relative_error(tensor, codes, scales))
+        self._store(codes, codes_number, codes_treatment)
+        stored = self._of(codes)
+        assert stored is not None
+        stored.users += 1
+        arguments = ((_Reference(stored, codes), _Held(scales, scales._version), tensor.dtype), {})
+        leaves, spec = pytree.tree_flatten(arguments)
+        made = self._new(tensor, number)
+        # Beside the op that made the tensor, and apart from those of its other outputs.
+        made.op = _Op(op + (1 + number) / (2 + len(self._treatment.codes) + number), decode, leaves, spec)
+        made.op.outputs[0] = weakref.ref(made)
 
     def _store(self, tensor: Tensor, number: int, treatment: str) -> None:
         activation = self._new(tensor, number)

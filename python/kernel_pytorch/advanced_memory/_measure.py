@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._activations import KEEP, RECOMPUTE, BlockCall, BlockTreatment, OpPlan
+from ._activations import DECODE, KEEP, RECOMPUTE, BlockCall, BlockTreatment, OpPlan
+from ._float8 import code_bytes
 from ._meter import Meter
 
 _GROUPS = ("c10d", "_c10d_functional", "c10d_functional")  # of ops that talk to other processes
@@ -39,6 +40,7 @@ class Made:
     can_recompute: bool = False
     can_move: bool = True
     changed: int = -1  # the last op that wrote to it
+    code_bytes: int = 0  # in FP8; 0: not coded
 
 
 @dataclass
@@ -46,7 +48,7 @@ class BlockTrace:
     """One forward of a block with nothing saved."""
 
     name: str
-    ops: list[str] = field(default_factory=list)
+    ops: list[Any] = field(default_factory=list)
     microseconds: list[float] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)  # alive at each op, less the start's
@@ -62,15 +64,40 @@ class BlockTrace:
             one = self.made[number]
             if one.saved or number in wanted:
                 wanted.add(number)
-                if one.can_recompute:
+                if one.code_bytes:
+                    wanted.add(self.codes_of(number))
+                elif one.can_recompute:
                     wanted.update(one.inputs)
-        return sorted(wanted)
+        return sorted(wanted, key=lambda number: (self.coded(number), number < len(self.made)))
 
-    def treatment(self, treatments: dict[int, str]) -> BlockTreatment:
+    def codes_of(self, number: int) -> int:
+        """The number of the codes of a storage."""
+        return len(self.made) + number
+
+    def size_of(self, number: int) -> int:
+        """Bytes of a storage, or of codes with their scales."""
+        one = self.made[self.coded(number)]
+        return one.bytes if number < len(self.made) else one.code_bytes
+
+    def stored_bytes(self, number: int) -> int:
+        """As size_of, without scales: those stay on the device."""
+        one = self.made[self.coded(number)]
+        return one.bytes if number < len(self.made) else one.code_bytes * 32 // 33
+
+    def coded(self, number: int) -> int:
+        """The storage itself, or the one that these are the codes of."""
+        return number % len(self.made)
+
+    def treatment(self, treatments: dict[int, str], with_codes: bool = True) -> BlockTreatment:
         """For the runtime: by number in `made`."""
         result = BlockTreatment()
         for number, treatment in treatments.items():
-            one = self.made[number]
+            one = self.made[self.coded(number)]
+            if number >= len(self.made):
+                result.codes[self.coded(number)] = (number, treatment)
+                continue
+            if treatment == RECOMPUTE and with_codes and one.code_bytes:
+                treatment = DECODE
             if one.op < 0:
                 result.inputs[one.place] = (number, treatment)
             else:
@@ -126,7 +153,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if storage._cdata in self._by_storage:
             return
-        made = Made(storage.nbytes(), -1, place)
+        made = Made(storage.nbytes(), -1, place, code_bytes=code_bytes(tensor))
         seen = self._inputs_seen.get(storage._cdata)
         if seen is not None and seen[0]() is storage:  # another block has it as well: moving it frees nothing
             made.can_move = seen[1].can_move = False
@@ -169,7 +196,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count(result)
         block.bytes.append(self._meter.greatest() - block.start)
         number = len(block.ops)
-        block.ops.append(str(function))
+        block.ops.append(function)
         read = self._read(function, args, kwargs, number)
         can_recompute = _is_repeatable(function, args, kwargs)
         for place, leaf in enumerate(pytree.tree_leaves(result)):
@@ -177,6 +204,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 known = self._number_of(leaf)
                 if known is None and not self._is_old(leaf, args, kwargs):
                     made = Made(leaf.untyped_storage().nbytes(), number, place, read, can_recompute=can_recompute)
+                    made.code_bytes = code_bytes(leaf)
                     self._add(leaf, made)
         return result
 
@@ -219,6 +247,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for one in block.made:
                 if one.changed > one.op:
                     one.can_recompute = one.can_move = False
+                    one.code_bytes = 0
                 if any(block.made[i].changed >= one.op for i in one.inputs):
                     one.can_recompute = False
         return self.traces

@@ -108,11 +108,13 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class Step:
-    """Steps of a model that leave nothing behind: gradients are returned and dropped, random numbers and buffers put
-    back."""
+    """Steps of a model that leave nothing behind, inside `unchanged`: gradients are dropped, at the end of the step or,
+    with `releases`, each when it is complete; random numbers and buffers are put back."""
 
-    def __init__(self, model: nn.Module, sample: Any, loss: Callable[[Any], Tensor] | None) -> None:
-        self.model, self.loss = model, loss
+    def __init__(
+        self, model: nn.Module, sample: Any, loss: Callable[[Any], Tensor] | None, releases: bool = False
+    ) -> None:
+        self.model, self.loss, self.releases = model, loss, releases
         self.args, self.kwargs = _arguments(sample)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -130,8 +132,10 @@ class Step:
             targets = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
             weights = [torch.ones_like(leaf) for leaf in targets]
         del output
-        gradients = torch.autograd.grad(targets, self.parameters, weights, allow_unused=True)
-        del gradients
+        if self.releases:
+            torch.autograd.backward(targets, weights)
+        else:  # no hook of a parameter runs: neither an optimizer's nor DDP's
+            torch.autograd.grad(targets, self.parameters, weights, allow_unused=True)
 
     def milliseconds(self, repetitions: int = 3) -> float:
         times = []
@@ -152,12 +156,33 @@ class Step:
         buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices):
+            with torch.random.fork_rng(devices=devices), self._releasing():
                 yield
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
+
+    @contextlib.contextmanager
+    def _releasing(self) -> Iterator[None]:
+        """In place of what steps parameters inside backward, hooks that drop their gradients."""
+        if not self.releases:
+            yield
+            return
+        before = [(one, one.grad, one._post_accumulate_grad_hooks) for one in self.parameters]  # type: ignore[attr-defined]
+        try:
+            for parameter in self.parameters:
+                parameter.grad = None
+                parameter._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)
+            yield
+        finally:
+            for parameter, gradient, hooks in before:
+                parameter.grad, parameter._post_accumulate_grad_hooks = gradient, hooks  # type: ignore[attr-defined]
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def _arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

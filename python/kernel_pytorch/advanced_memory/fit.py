@@ -39,6 +39,7 @@ class MemoryFit:
     measured_ms: float
     everything_ms: float  # predicted, with everything kept
     slab_bytes: int
+    float8_error: float = 0.0  # the largest relative error of a tensor that is stored as codes, on the sample
     treatments: dict[str, dict[str, int]] = field(default_factory=dict)  # block: treatment: bytes
     _modules: dict[str, nn.Module] = field(default_factory=dict, repr=False)
     _run: Callable[..., Any] | None = field(default=None, repr=False)
@@ -74,6 +75,7 @@ class MemoryFit:
             f"{self.everything_peak / gib:.3f} GiB\n"
             f"  step: predicted {self.predicted_ms:.2f} ms, measured {self.measured_ms:.2f} ms; everything kept "
             f"{self.everything_ms:.2f} ms (predicted); {self.slab_bytes / gib:.3f} GiB of host memory"
+            + (f"\n  FP8: stored tensors are off by up to {self.float8_error:.2%}" if self.float8_error else "")
         )
 
 
@@ -104,8 +106,10 @@ def fit_memory(
     loss: Callable[[Any], Tensor] | None = None,
     blocks: Sequence[str] | None = None,
     reserve: str | int | float = 0,
+    gradients: str = "kept",
     move: bool = True,
     recompute: bool = True,
+    float8: bool = False,
 ) -> MemoryFit:
     """Makes training steps of `model` fit into `budget` bytes of its device, at the least loss of time.
 
@@ -122,7 +126,12 @@ def fit_memory(
         loss: from the model's output to a scalar; by default the output's `loss`, or else a gradient of ones.
         blocks: names of modules to treat; by default the elements of the outermost ModuleList or Sequential.
         reserve: bytes of the budget for what does not exist yet, such as an optimizer's states before its first step.
+        gradients: "kept" until the end of the step, or "released", as optim.release_gradients does: none outlives the
+            step of its parameter.
         move, recompute: whether the plan may move to the host and make again.
+        float8: whether large tensors that cost much to make again may be stored as E4M3 codes with a scale for 128
+            numbers. Gradients are then no longer those of the plain model; `float8_error` says by how much the stored
+            tensors are off.
 
     Raises:
         MemoryError: no plan fits; the message says what the smallest peak is. The model is as before.
@@ -130,12 +139,16 @@ def fit_memory(
     core = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     if not core.training:
         raise ValueError(f"fit_memory: {type(core).__name__} is in evaluation mode; call train() first")
-    step = Step(core, sample, loss)
+    if gradients not in ("kept", "released"):
+        raise ValueError(f'fit_memory: gradients is "{gradients}"; it must be "kept" or "released"')
+    if gradients == "released" and core is not model:
+        raise ValueError('fit_memory: gradients="released" with DistributedDataParallel, which reduces them afterwards')
+    step = Step(core, sample, loss, gradients == "released")
     chosen = find_blocks(core) if blocks is None else {name: core.get_submodule(name) for name in blocks}
     limit = _device_budget(step.device) if budget is None else parse_bytes(budget)
     room = limit - parse_bytes(reserve, "reserve")
     with step.unchanged():
-        measured = measure_step(step, chosen, move, recompute)
+        measured = measure_step(step, chosen, move, recompute, float8)
         measured.request["budget_bytes"] = max(room, 0)
         plan = _library.call("activation_plan", request=measured.request)
         if not plan["fits"]:
@@ -144,6 +157,7 @@ def fit_memory(
         try:
             fit.measured_peak = _peak(step, fit._session)
             fit.measured_ms = step.milliseconds()
+            fit.float8_error = _float8_error(step, fit._session) if float8 else 0.0
         except BaseException:
             fit.remove()
             raise
@@ -165,7 +179,7 @@ def _apply(step: Step, measured: Measured, plan: dict[str, Any], budget: int) ->
         summary[trace.name] = dict.fromkeys(("keep", "move", "recompute"), 0)
         for number, treatment in how.items():
             if treatment != "none":
-                summary[trace.name][treatment] += trace.made[number].bytes
+                summary[trace.name][treatment] += trace.size_of(number)
         if not any(treatment in ("move", "recompute") for treatment in how.values()):
             treatments[trace.name] = BlockTreatment()  # keeps everything: plain autograd does
             continue
@@ -173,7 +187,7 @@ def _apply(step: Step, measured: Measured, plan: dict[str, Any], budget: int) ->
         treatments[trace.name] = trace.treatment(how)
         for number, treatment in how.items():
             if treatment == MOVE:
-                treatments[trace.name].slots[number] = slab.reserve(trace.made[number].bytes)
+                treatments[trace.name].slots[number] = slab.reserve(trace.stored_bytes(number))
     session = Session()
     run = runner(treatments, session)
     extra_ms = (plan["recompute_us"] + plan["stall_us"]) / 1e3
@@ -195,6 +209,13 @@ def _apply(step: Step, measured: Measured, plan: dict[str, Any], budget: int) ->
     )
     fit.install()
     return fit
+
+
+def _float8_error(step: Step, session: Session) -> float:
+    session.errors = []
+    step.run()
+    errors, session.errors = session.errors, None
+    return max(errors, default=0.0)
 
 
 def _peak(step: Step, session: Session) -> int:
