@@ -303,7 +303,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._store(tensor, number, treatment)
             return
         codes_number, codes_treatment = self._treatment.codes[number]
-        with torch.no_grad(), _disable_current_modes():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), _disable_current_modes():
             codes, scales = encode(tensor)
             if self._session.errors is not None:
                 self._session.errors.append(relative_error(tensor, codes, scales))
@@ -311,7 +311,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         stored = self._of(codes)
         assert stored is not None
         stored.users += 1
-        arguments = ((_Reference(stored, codes), _Held(scales, scales._version), tensor.dtype), {})
+        arguments: Any = ((_Reference(stored, codes), _Held(scales, scales._version), tensor.dtype), {})
         leaves, spec = pytree.tree_flatten(arguments)
         made = self._new(tensor, number)
         # Beside the op that made the tensor, and apart from those of its other outputs.

@@ -22,11 +22,14 @@ def code_bytes(tensor: Tensor) -> int:
     return tensor.numel() + tensor.numel() // _BLOCK * 4 if tensor.numel() % _BLOCK == 0 else 0
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(tensor.untyped_storage(), 0, (tensor.numel(),), (1,))
+
+
 def encode(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scales of all numbers of its storage, in the storage's order."""
-    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    flat.set_(tensor.untyped_storage(), 0, (tensor.numel(),))
-    made = quantize(flat.view(-1, _WIDE if tensor.numel() % _WIDE == 0 else _BLOCK), granularity="1x128")
+    made = quantize(_flat(tensor).view(-1, _WIDE if tensor.numel() % _WIDE == 0 else _BLOCK), granularity="1x128")
     assert made.codes is not None
     return made.codes, made.scales
 
@@ -38,10 +41,9 @@ def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def relative_error(tensor: Tensor, codes: Tensor, scales: Tensor) -> float:
-    exact = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    exact.set_(tensor.untyped_storage(), 0, (tensor.numel(),))
-    size = exact.float().norm()
-    return float((decode(codes, scales, tensor.dtype).float() - exact.float()).norm() / size) if size > 0 else 0.0
+    exact = _flat(tensor).float()
+    size = exact.norm()
+    return float((decode(codes, scales, tensor.dtype).float() - exact).norm() / size) if size > 0 else 0.0
 
 
 def microseconds_per_byte(device: torch.device) -> float:

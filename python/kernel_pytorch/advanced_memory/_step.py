@@ -169,16 +169,16 @@ class Step:
         if not self.releases:
             yield
             return
-        before = [(one, one.grad, one._post_accumulate_grad_hooks) for one in self.parameters]  # type: ignore[attr-defined]
+        before = [(one, one.grad, one._post_accumulate_grad_hooks) for one in self.parameters]
         try:
             for parameter in self.parameters:
                 parameter.grad = None
-                parameter._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
-                parameter.register_post_accumulate_grad_hook(_drop_gradient)
+                parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
             yield
         finally:
             for parameter, gradient, hooks in before:
-                parameter.grad, parameter._post_accumulate_grad_hooks = gradient, hooks  # type: ignore[attr-defined]
+                parameter.grad, parameter._post_accumulate_grad_hooks = gradient, hooks
 
 
 def _drop_gradient(parameter: Tensor) -> None:
