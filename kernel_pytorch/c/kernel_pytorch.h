@@ -246,6 +246,16 @@ KP_API kp_status kp_graph_plan(const char* request, char** result);
  * 1 gradients, 2 optimizer, 3 inputs, 4 activations)} -> {"peak_bytes", "at_peak": {kind: bytes}, "left_bytes"} */
 KP_API kp_status kp_memory_plan(const char* request, char** result);
 
+/* Which tensors of a training step to keep for backward, to make again or to move to the host under a budget of its
+ * peak (plan/activation_plan.h says what the numbers are). {"kinds": [{"activations": [{"bytes", "op": -1, "dies",
+ * "recompute_us", "can_recompute": false, "can_move": false, "inputs": [...], "reads": [...]}], "forward_us",
+ * "backward_us", "forward_bytes": [...], "backward_at": [...], "backward_greatest": [...]}], "chain": [{"kind",
+ * "forward_start", "backward_start"}], "between", "outside", "budget_bytes", "to_host", "to_device" (bytes per second),
+ * "step_us"} -> {"fits", "is_exact", "peak_bytes", "step_us", "recompute_us", "stall_us", "kept_bytes", "moved_bytes",
+ * "least_bytes", "everything_bytes", "reason", "blocks": [{"treatments": ["none", "keep", "move" or "recompute"],
+ * "held_bytes", "moved_bytes", "recompute_us"}]} */
+KP_API kp_status kp_activation_plan(const char* request, char** result);
+
 /* The batch to take, from the peaks of two. {"first_batch", "second_batch", "first_bytes", "second_bytes",
  * "capacity_bytes", "reserve": 0.1, "fixed_us", "sample_us"} -> {"batch", "fits", "reason"} */
 KP_API kp_status kp_batch_plan(const char* request, char** result);
