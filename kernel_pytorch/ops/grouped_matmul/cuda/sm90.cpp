@@ -225,7 +225,9 @@ std::vector<DeviceCode> rows_device_code() {
   for (const bool b_columns : {false, true}) {
     add(b_columns, false, {});
     add(b_columns, true, {});
-    add(b_columns, true, {.form = Sm90Form::kGatedHalves, .kind = Kind::kSilu, .preactivation = true});
+    for (const bool preactivation : {false, true}) {
+      add(b_columns, true, {.form = Sm90Form::kGatedHalves, .kind = Kind::kSilu, .preactivation = preactivation});
+    }
   }
   add(false, false, {.bias = true});
   add(false, true, {}, 1);
