@@ -60,10 +60,11 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
-// Of groups: blocks of their own, since a cluster's rows would end in one group.
+// Of groups: blocks of their own, since a cluster's rows would end in one group. The last is for groups of k.
 constexpr Sm90Config kGrouped[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
 };
 static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored) && are_legal(kGrouped));
 
@@ -171,8 +172,9 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors) {
   return promoted ? std::span<const Sm90Config>(kNarrow) : std::span<const Sm90Config>(kWide);
 }
 
-std::span<const Sm90Config> sm90_grouped_configs() {
-  return kGrouped;
+std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping) {
+  const std::span<const Sm90Config> all = kGrouped;
+  return grouping == Sm90Grouping::kDepth ? all : all.first(2);
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
