@@ -12,7 +12,16 @@ from . import _registration as _registration  # first: it says what is missing w
 from . import optim, policies
 from .attention import attention
 from .block_masks import BlockMask, block_lists, block_mask, create_block_mask, select_blocks, select_by_scores
-from .experts import Routing, grouped_matmul, moe_combine, moe_mlp, ragged_dot, route, route_chosen
+from .experts import (
+    Routing,
+    expert_parallel_mlp,
+    grouped_matmul,
+    moe_combine,
+    moe_mlp,
+    ragged_dot,
+    route,
+    route_chosen,
+)
 from .float8 import (
     Quantized,
     QuantizedGate,
@@ -81,6 +90,7 @@ __all__ = [
     "dequantize",
     "dropout",
     "embedding",
+    "expert_parallel_mlp",
     "gated_activation",
     "gated_activation_backward_quantized",
     "gated_activation_packed",
