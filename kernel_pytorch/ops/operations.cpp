@@ -26,6 +26,7 @@
   OP(matmul)               \
   OP(quantize)             \
   OP(scaled_matmul)        \
+  OP(scaled_grouped_matmul) \
   OP(linear)               \
   OP(mlp)                  \
   OP(moe_mlp)              \

@@ -163,3 +163,14 @@ def test_experts_of_another_axis_raise() -> None:
         jax.jit(jax.shard_map(own, mesh=mesh, in_specs=(cut,) * 3, out_specs=cut))(
             normal(0, 8, 8), normal(1, 8, 8, 12), normal(2, 8, 6, 8)
         )
+
+
+def test_scaled_grouped_products() -> None:
+    x, weight = kp.quantize(normal(5, 12, 40), granularity="row"), normal(6, 3, 7, 40).astype(jnp.float8_e4m3fn)
+    ends, scales = jnp.array([4, 4, 10]), jnp.array([1.0, 2.0, 3.0])
+    found = kp.scaled_grouped_matmul(x.codes, weight, x.scales, scales, ends, dtype=jnp.float32)
+    left = np.asarray(x.codes, np.float32) * np.asarray(x.scales).reshape(12, 1)
+    expected = np.zeros((12, 7), np.float32)
+    for group, (begin, end) in enumerate(((0, 4), (4, 4), (4, 10))):
+        expected[begin:end] = left[begin:end] @ np.asarray(weight[group], np.float32).T * float(scales[group])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

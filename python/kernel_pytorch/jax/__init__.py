@@ -31,6 +31,7 @@ from .float8 import (
     gated_activation_quantized,
     quantize,
     rms_norm_quantized,
+    scaled_grouped_matmul,
     scaled_matmul,
 )
 from .losses import (
@@ -128,6 +129,7 @@ __all__ = [
     "rope_tables",
     "route",
     "route_chosen",
+    "scaled_grouped_matmul",
     "scaled_matmul",
     "select_blocks",
     "select_by_scores",

@@ -151,6 +151,7 @@ void run_rows(const Product& problem, int config, Context& context) {
                       .output_stride = problem.output.strides[0],
                       .preactivation_stride = problem.preactivation.is_present() ? problem.preactivation.strides[0] : 0,
                       .bias_stride = problem.bias.is_present() ? problem.bias.strides[0] : 0,
+                      .scale_b_stride = 0,
                       .limit = static_cast<float>(problem.limit),
                       .slope = static_cast<float>(problem.slope)};
   const product::Sm90Tensors tensors = {.a = as_batch(problem.a),
@@ -199,6 +200,7 @@ void run_depth(const WeightGradient& problem, int config, Context& context) {
                       .output_stride = 0,
                       .preactivation_stride = 0,
                       .bias_stride = 0,
+                      .scale_b_stride = 0,
                       .limit = 0,
                       .slope = 0};
   const product::Sm90Tensors tensors = {.a = as_batch(a), .b = as_batch(b), .output = output, .preactivation = {}};

@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
   static_assert(sizeof(Sm90Shared) <= kSm90BarrierBytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kConfig.stages; ++i) {
-      // Each thread that brings factors or copies lines arrives.
-      shared.full[i].init(1 + (kConfig.factors ? 32 : 0) + (copies_lines(kOperands) ? 128 : 0));
+      // Each thread that copies lines or factors arrives.
+      shared.full[i].init(1 + (copies_lines(kOperands) ? 128 : kConfig.factors ? 32 : 0));
       shared.empty[i].init(4 * kSm90Warpgroups * sm90_sharing(kConfig));
     }
     if constexpr (kConfig.splits) Sm90Exchange<kConfig>::init(shared);
@@ -57,16 +57,16 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Sm90Registers<kConfig, kOperands, kEpilogue>::kProducer>();
+    constexpr bool kThin = kEpilogue.scaling == Sm90Scaling::kThinBlocks;
     if constexpr (kOperands.grouping != Sm90Grouping::kNone) {
       if (copies_lines(kOperands) || threadIdx.x == 0) {
-        Sm90GroupedProducer<kConfig, kOperands>(arguments, shared, tiles).run();
+        Sm90GroupedProducer<kConfig, kOperands, kThin>(arguments, shared, tiles).run();
       }
     } else {
       if (threadIdx.x == 0) Sm90Producer<kConfig, kOperands>(arguments, shared, tiles).run();
     }
-    if constexpr (kConfig.factors) {
-      constexpr bool kThin = kEpilogue.scaling == Sm90Scaling::kThinBlocks;
-      if (threadIdx.x / 32 == 1) Sm90FactorProducer<kConfig, kThin>(arguments, shared, tiles).run();
+    if constexpr (kConfig.factors && !copies_lines(kOperands)) {
+      if (threadIdx.x / 32 == 1) Sm90FactorProducer<kConfig, kOperands, kThin>(arguments, shared, tiles).run();
     }
     __syncwarp();
   } else {
