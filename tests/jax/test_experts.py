@@ -134,9 +134,7 @@ def test_experts_on_four_devices_are_those_of_one(capacity: int | None) -> None:
     gate_up, down = normal(2, 8, 8, 12) / 3, normal(3, 8, 6, 8) / 3
 
     def own(x: Any, logits: Any, gate_up: Any, down: Any) -> Any:
-        return kp.expert_parallel_mlp(
-            x, kp.route(logits, 3, capacity=capacity), gate_up, down, axis_name="devices"
-        )
+        return kp.expert_parallel_mlp(x, kp.route(logits, 3, capacity=capacity), gate_up, down, axis_name="devices")
 
     def alone(x: Any, logits: Any, gate_up: Any, down: Any) -> Any:
         parts = zip(jnp.split(x, 4), jnp.split(logits, 4))

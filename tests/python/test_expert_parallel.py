@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as distributed
-from kernel_pytorch import functional as F
 from kernel_pytorch.mixture_of_experts import MoELayer, expert_parallel_mlp
 from ranks import member, spawn_to_the_end
 from torch import Tensor
+
+from kernel_pytorch import functional as F
 
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch has no gloo here")
 MEMBERS, LOCAL, SIZE, INNER = 4, 2, 12, 8
@@ -52,8 +54,8 @@ def _check_against_one_process(rank: int, options: dict[str, Any]) -> None:
     own = slice(rank * LOCAL, (rank + 1) * LOCAL)
     mine = {name: value[own].clone() for name, value in _experts().items()}
     for parts in (1, 2):
-        found = _step(rank, mine, options, lambda *a, **k: expert_parallel_mlp(*a, **k, parts=parts))
-        again = _step(rank, mine, options, lambda *a, **k: expert_parallel_mlp(*a, **k, parts=parts))
+        mlp = functools.partial(expert_parallel_mlp, parts=parts)
+        found, again = (_step(rank, mine, options, mlp) for _ in range(2))
         assert all(torch.equal(one, other) for one, other in zip(found, again))
         for one, other in zip(found[:3], alone[rank]):
             torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

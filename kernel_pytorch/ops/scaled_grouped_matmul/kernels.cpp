@@ -45,13 +45,12 @@ void arrange(const registry::ProblemRequest& request, Product& problem) {
   problem.a.dtype = registry::dtype_option(request, "a", DType::kFloat8E4M3);
   problem.b.dtype = registry::dtype_option(request, "b", DType::kFloat8E4M3);
   if (problem.gather.is_present()) {
-    problem.a.sizes[0] =
-        registry::integer_option(request, "source", std::max<int64_t>(problem.gather.sizes[0] / 2, 1));
+    problem.a.sizes[0] = registry::integer_option(request, "source", std::max<int64_t>(problem.gather.sizes[0] / 2, 1));
   }
   const int64_t rows = problem.a.sizes[0], k = problem.a.sizes[1], groups = problem.b.sizes[0], n = problem.b.sizes[1];
   const int64_t of_a[][2] = {{1, 1}, {rows, 1}, {rows, blocks_of(k)}};
-  const int64_t of_b[][3] = {{1, 1, 1}, {groups, 1, 1}, {groups, n, 1}, {groups, n, blocks_of(k)},
-                             {groups, blocks_of(n), blocks_of(k)}};
+  const int64_t of_b[][3] = {
+      {1, 1, 1}, {groups, 1, 1}, {groups, n, 1}, {groups, n, blocks_of(k)}, {groups, blocks_of(n), blocks_of(k)}};
   const int scaling_a = registry::choice_option(request, "scale_a", {"tensor", "row", "1x128"}, "tensor");
   const int scaling_b =
       registry::choice_option(request, "scale_b", {"tensor", "matrix", "row", "1x128", "128x128"}, "tensor");
@@ -89,20 +88,20 @@ constexpr const char* kShapes = R"(
 
 }  // namespace
 
-constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
-    {.name = "scaled_grouped_matmul",
-     .kernels = registry::kernel_list<kSm90, kCpu, kReference>,
-     .describe = describe,
-     .precision = precision,
-     .set_trial_inputs = set_trial_inputs,
-     .request = {.shape = "rows n k groups",
-                 .type_of = "output",
-                 .sizes = "source=rows",
-                 .options = "a b scale_a scale_b"},
-     .arrange = arrange,
-     .check = check,
-     .shrink = shrink,
-     .shapes = kShapes});
+constinit const registry::Operation<Product> kProduct =
+    registry::declared<Product, kFields, flops>({.name = "scaled_grouped_matmul",
+                                                 .kernels = registry::kernel_list<kSm90, kCpu, kReference>,
+                                                 .describe = describe,
+                                                 .precision = precision,
+                                                 .set_trial_inputs = set_trial_inputs,
+                                                 .request = {.shape = "rows n k groups",
+                                                             .type_of = "output",
+                                                             .sizes = "source=rows",
+                                                             .options = "a b scale_a scale_b"},
+                                                 .arrange = arrange,
+                                                 .check = check,
+                                                 .shrink = shrink,
+                                                 .shapes = kShapes});
 
 constexpr auto kDeclarations = registry::join(registry::plain<Product, multiply>("scaled_grouped_matmul", kFields));
 

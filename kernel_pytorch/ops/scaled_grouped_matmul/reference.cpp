@@ -10,9 +10,8 @@ namespace {
 double value_of(const Product& problem, int64_t group, int64_t row, int64_t column) {
   const TensorView &a = problem.a, &b = problem.b, &scale_a = problem.scale_a, &scale_b = problem.scale_b;
   const int64_t line = problem.gather.is_present() ? problem.gather.as<const int32_t>()[row] : row;
-  double total = problem.bias.is_present()
-                     ? load_element(problem.bias.data, problem.bias.dtype, group * b.sizes[1] + column)
-                     : 0;
+  double total =
+      problem.bias.is_present() ? load_element(problem.bias.data, problem.bias.dtype, group * b.sizes[1] + column) : 0;
   for (int64_t i = 0; i < a.sizes[1]; ++i) {
     const int64_t block = i / kBlock;
     const double of_a = load_element(a.data, a.dtype, line * a.strides[0] + i);

@@ -22,8 +22,8 @@ struct Checks {
     KP_CHECK(view.is_present(), kOp, ": ", name, " is missing");
     KP_CHECK(view.device == device, kOp, ": ", name, " is on ", view.device, ", the call runs on ", device,
              "; move all tensors to one device");
-    KP_CHECK(rank < 0 || view.rank == rank, kOp, ": ", name, " has shape ", shape_text(view.shape()),
-             "; it must have ", rank, " dimensions");
+    KP_CHECK(rank < 0 || view.rank == rank, kOp, ": ", name, " has shape ", shape_text(view.shape()), "; it must have ",
+             rank, " dimensions");
   }
   void check_codes(std::string_view name, const TensorView& view, int rank) const {
     check_tensor(name, view, rank);
@@ -47,9 +47,9 @@ struct Checks {
   TensorView scale_of_a(const Product& problem) const {
     TensorView view = scale("scale_a", problem.scale_a);
     const int64_t rows = problem.a.sizes[0], blocks = blocks_of(problem.a.sizes[1]);
-    KP_CHECK(view.rank <= 2 && (view.element_count() == 1 || (view.sizes[0] == rows &&
-                                                              (view.rank == 1 || view.sizes[1] == 1 ||
-                                                               view.sizes[1] == blocks))),
+    KP_CHECK(view.rank <= 2 &&
+                 (view.element_count() == 1 ||
+                  (view.sizes[0] == rows && (view.rank == 1 || view.sizes[1] == 1 || view.sizes[1] == blocks))),
              kOp, ": scale_a has shape ", shape_text(view.shape()), "; for ", rows, " rows of a it must be [], [", rows,
              "] or [", rows, ", ", blocks, "] (1x128 blocks)");
     return with_sizes(view, 2);

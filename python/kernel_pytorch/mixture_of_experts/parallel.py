@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..functional import Routing, moe_combine, moe_mlp, route_chosen
 Counts = list[list[int]]  # rows by rank and its experts
 
 
-@torch.compiler.disable(reason="expert_parallel_mlp reads on the host how many rows each rank sends")  # type: ignore[untyped-decorator]
+@torch.compiler.disable(reason="expert_parallel_mlp reads on the host how many rows each rank sends")  # type: ignore[untyped-decorator,no-untyped-call]
 def expert_parallel_mlp(
     x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor, *, group: Any = None, parts: int = 1,
     gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None, **options: Any,
@@ -48,13 +48,13 @@ def expert_parallel_mlp(
         raise ValueError(f"expert_parallel_mlp: parts is {parts}; it must be from 1 to a rank's experts, {local}")
     leaving, arriving = _counts(routing.offsets, size, group)
     cuts = [local * i // parts for i in range(parts + 1)]
-    ranges = list(zip(cuts, cuts[1:]))
+    ranges = list(pairwise(cuts))
     sent = routing if parts == 1 else _in_parts(routing, leaving, ranges)
     lengths = [[sum(counts[lo:hi]) for counts in leaving] for lo, hi in ranges]  # by part and rank
-    rows = _Rows.apply(x.reshape(-1, x.shape[-1]), sent, [sum(one) for one in lengths])
+    rows = _send_rows(x.reshape(-1, x.shape[-1]), sent, [sum(one) for one in lengths])
     pending: list[Any] = []
     back = [[sum(counts[lo:hi]) for counts in arriving] for lo, hi in ranges]
-    received = [_Exchange.apply(*one, group, pending) for one in zip(rows, lengths, back)]
+    received = [_travel(*one, group, pending) for one in zip(rows, lengths, back)]
     results = []
     for i, (lo, hi) in enumerate(ranges):
         pending[i].wait()
@@ -63,7 +63,7 @@ def expert_parallel_mlp(
         y = moe_mlp(
             received[i], there, gate_up[lo:hi], down[lo:hi], gate_up_bias=biases[0], down_bias=biases[1], **options
         )
-        results.append(_Exchange.apply(y, back[i], lengths[i], group, pending))
+        results.append(_travel(y, back[i], lengths[i], group, pending))
     for work in pending[parts:]:
         work.wait()
     return moe_combine(torch.cat(results), sent).view(x.shape)
@@ -106,7 +106,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, routing: Routing, lengths: list[int]) -> tuple[Tensor, ...]:
         ctx.routing = Routing(*(one.detach() for one in routing))
-        return x.index_select(0, routing.token_of_row[: sum(lengths)]).split(lengths)
+        return torch.split(x.index_select(0, routing.token_of_row[: sum(lengths)]), lengths)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -129,6 +129,10 @@ class _Exchange(torch.autograd.Function):
         result, work = _exchange(grads[0], ctx.received, ctx.sent, ctx.group)
         work.wait()
         return result, None, None, None, None
+
+
+_send_rows: Any = _Rows.apply
+_travel: Any = _Exchange.apply
 
 
 def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Any) -> tuple[Tensor, Any]:

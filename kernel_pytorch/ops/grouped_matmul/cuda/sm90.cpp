@@ -81,8 +81,7 @@ std::vector<std::string> configs(const Problem&, const DeviceInfo&) {
 
 int rows_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sm90Sizes sizes = sizes_of(problem);
-  return product::sm90_heuristic(row_configs(), {1, sizes.m, sizes.n, sizes.k}, 2,
-                                 device.cuda.multiprocessors);
+  return product::sm90_heuristic(row_configs(), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
 }
 int depth_heuristic(const WeightGradient& problem, const DeviceInfo& device) {
   const int64_t groups = std::max<int64_t>(problem.output.sizes[0], 1);

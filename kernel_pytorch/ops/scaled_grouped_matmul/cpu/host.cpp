@@ -1,5 +1,5 @@
-// The CPU kernel: group by group the product of scaled_matmul. Rows that are gathered, and their scales, are copied next
-// to each other first.
+// The CPU kernel: group by group the product of scaled_matmul. Rows that are gathered, and their scales, are copied
+// next to each other first.
 #include <algorithm>
 #include <cstring>
 

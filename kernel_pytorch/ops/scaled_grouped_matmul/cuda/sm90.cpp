@@ -1,4 +1,5 @@
-// Host side of the FP8 grouped product on Hopper: the kernel of ops/grouped_matmul, with the scales of ops/scaled_matmul.
+// Host side of the FP8 grouped product on Hopper: the kernel of ops/grouped_matmul, with the scales of
+// ops/scaled_matmul.
 #include <limits>
 #include <span>
 #include <string>
@@ -81,12 +82,7 @@ TensorView as_batch(const TensorView& view) {
 }
 
 product::Sm90Operands operands_of(Sm90Type a, Sm90Type b, bool gathers) {
-  return {.a = a,
-          .b = b,
-          .a_rows = false,
-          .b_columns = false,
-          .grouping = Sm90Grouping::kRows,
-          .gathers_a = gathers};
+  return {.a = a, .b = b, .a_rows = false, .b_columns = false, .grouping = Sm90Grouping::kRows, .gathers_a = gathers};
 }
 
 void run(const Product& problem, int config, Context& context) {
@@ -130,8 +126,7 @@ void run(const Product& problem, int config, Context& context) {
                       .limit = 0,
                       .slope = 0};
   product::sm90_launch(
-      variant,
-      {.a = as_batch(problem.a), .b = problem.b, .output = as_batch(problem.output), .preactivation = {}},
+      variant, {.a = as_batch(problem.a), .b = problem.b, .output = as_batch(problem.output), .preactivation = {}},
       sizes_of(problem), arguments, context, kLabel);
 }
 
@@ -141,10 +136,9 @@ std::vector<DeviceCode> device_code() {
     const bool blocks = of_scaling.scaling == Sm90Scaling::kBlocks || of_scaling.scaling == Sm90Scaling::kThinBlocks;
     Sm90Epilogue epilogue = of_scaling;
     epilogue.grouped = true;
-    codes.push_back(
-        product::sm90_code({product::sm90_grouped_configs(Sm90Grouping::kRows, epilogue.promoted, blocks)[which],
-                            operands_of(Sm90Type::kFloat8E4M3, Sm90Type::kFloat8E4M3, gathers), epilogue,
-                            DType::kBFloat16}));
+    codes.push_back(product::sm90_code(
+        {product::sm90_grouped_configs(Sm90Grouping::kRows, epilogue.promoted, blocks)[which],
+         operands_of(Sm90Type::kFloat8E4M3, Sm90Type::kFloat8E4M3, gathers), epilogue, DType::kBFloat16}));
   };
   for (const bool gathers : {false, true}) {
     add(gathers, {.scaling = Sm90Scaling::kTensor});

@@ -36,11 +36,11 @@ def expert_parallel_mlp(
         )
 
     def gathered(one: Array) -> Array:
-        return jax.lax.all_gather(one.reshape(-1, one.shape[-1]), axis_name, tiled=True)
+        return jax.lax.all_gather(one.reshape(-1, one.shape[-1]), axis_name, tiled=True)  # type: ignore[no-any-return]
 
     kept = jnp.where(routing.row_of_token >= 0, routing.experts, -1)
     chosen = gathered(kept)
     here = jnp.where(chosen < 0, -1, chosen - jax.lax.axis_index(axis_name) * local)
     there = route_chosen(here, gathered(routing.weights), local)
     sums = moe_mlp(gathered(x), there, gate_up, down, **options)
-    return jax.lax.psum_scatter(sums, axis_name, scatter_dimension=0, tiled=True).reshape(x.shape)
+    return jax.lax.psum_scatter(sums, axis_name, scatter_dimension=0, tiled=True).reshape(x.shape)  # type: ignore[no-any-return]
