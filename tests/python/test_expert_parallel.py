@@ -102,11 +102,7 @@ def _work(rank: int, folder: str) -> None:
             dict(k=2, capacity=6, unused=True), dict(k=5, capacity=3, unused=False),
         ):  # fmt: skip
             _check_against_one_process(rank, options)
-        compiled = torch.compile(lambda x, routing, **p: expert_parallel_mlp(2 * x, routing, **p), backend="eager")
         mine = {name: value[rank * LOCAL : (rank + 1) * LOCAL].clone() for name, value in _experts().items()}
-        options = dict(k=2, capacity=None, unused=False)
-        plain = _step(rank, mine, options, lambda x, *a, **p: expert_parallel_mlp(2 * x, *a, **p))
-        assert all(torch.equal(one, other) for one, other in zip(plain, _step(rank, mine, options, compiled)))
         with pytest.raises(ValueError, match="4 ranks with 1 experts each have 4, the routing is among 8"):
             x = _random(1, 3, SIZE)
             expert_parallel_mlp(x, F.route(_random(2, 3, EXPERTS), 2), mine["gate_up"][:1], mine["down"][:1])
@@ -117,3 +113,15 @@ def _work(rank: int, folder: str) -> None:
 
 def test_experts_on_four_ranks_are_those_of_one_process(tmp_path: Path) -> None:
     spawn_to_the_end(_work, tmp_path, MEMBERS)
+
+
+def test_a_compiled_function_calls_it_as_it_is(tmp_path: Path) -> None:
+    def layer(x: Tensor, routing: Any, **experts: Tensor) -> Tensor:
+        return 2 * expert_parallel_mlp(2 * x, routing, **experts, parts=2)
+
+    options = dict(k=2, capacity=None, unused=False)
+    threads = torch.get_num_threads()
+    with member(0, str(tmp_path), 1):
+        found, expected = (_step(0, _experts(), options, one) for one in (torch.compile(layer, backend="eager"), layer))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
