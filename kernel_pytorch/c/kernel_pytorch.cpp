@@ -195,6 +195,10 @@ kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument
   });
 }
 
+uint64_t kp_selection_generation(void) {
+  return tuning::selection_generation();
+}
+
 kp_status kp_explain_call(kp_device device, const char* op, const kp_argument* arguments, size_t count, char** result) {
   return answered(result, [&] {
     KP_CHECK(arguments != nullptr || count == 0, "kp_explain_call: the arguments are NULL, but there are ", count);
