@@ -312,10 +312,15 @@ def _values(region: Region, match: Match, inputs: Sequence[Node], wants_gradient
     derived = {region.current(node) for node in match.derived}
     marked = [node for node in inputs if node in region.differentiable] or inputs  # all, where writes hide which
     wanted = marked if wants_gradient else []
+    below = {region.current(node): limit for node, limit in match.indices.items()}
+
+    def made(node: Node, seed: int) -> Any:
+        if node in derived:
+            return evaluate(node)
+        return _indices(node, below[node], seed) if node in below else _made(node, node in wanted, seed)
+
     with torch.no_grad():
-        return [
-            evaluate(node) if node in derived else _made(node, node in wanted, seed) for seed, node in enumerate(inputs)
-        ]
+        return [made(node, seed) for seed, node in enumerate(inputs)]
 
 
 def _sets(inputs: Sequence[Node], values: list[Any]) -> list[list[Any]]:
@@ -354,6 +359,12 @@ def _made(node: Node, requires_grad: bool, seed: int = 0) -> Any:
         return made.expand(sizes)
     made = made.copy_(_normal(made, seed)).expand(sizes)
     return made.detach().requires_grad_() if requires_grad else made
+
+
+def _indices(node: Node, limit: int, seed: int) -> Tensor:
+    fake = value(node)
+    generator = torch.Generator(device=fake.device).manual_seed(seed)
+    return torch.randint(limit, _sizes(fake), generator=generator, device=fake.device, dtype=fake.dtype)
 
 
 def _normal(like: Tensor, seed: int) -> Tensor:
