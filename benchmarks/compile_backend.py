@@ -111,6 +111,7 @@ def result_of(case: Case, rounds: int, seconds: float, profile: bool) -> dict[st
         "seconds_to_compile": case.seconds_to_compile,
         "reports": case.reports,
         "kernels": {name: case.kernels(name) for name in case.steps} if profile else {},
+        "busy": {name: case.busy(name) for name in case.steps} if profile else {},
     }
 
 

@@ -100,6 +100,24 @@ def test_the_host_may_not_take_longer_than_the_device_gains(
     assert len(measured) == 1
 
 
+@pytest.mark.parametrize(
+    ("gain_us", "noise_us", "expected"),
+    [(100, 60, True), (20, 2, True), (20, 6, False), (4, 0.1, False), (-20, 1, False)],
+)
+def test_a_small_share_of_a_long_part_is_a_gain_where_it_is_no_noise(
+    gain_us: float, noise_us: float, expected: bool
+) -> None:
+    plain = trial.Time(3000e-6, noise=noise_us * 1e-6)
+    assert choice._is_faster(plain, trial.Time(3000e-6 - gain_us * 1e-6)) is expected
+
+
+def test_the_error_of_a_median_is_its_deviation_between_measurements() -> None:
+    values = torch.randn(2000, 25, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = [trial._median(row) for row in values.tolist()]
+    medians, errors = torch.tensor(found, dtype=torch.float64).unbind(1)
+    assert 0.85 < errors.median() / medians.std() < 1.15
+
+
 def test_what_was_refused_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another way of the same match is taken: otherwise a kernel that fails would only look slow."""
 

@@ -166,10 +166,13 @@ def check_agreement(expected: Sequence[Tensor], found: Sequence[Tensor], narrowe
 
 @dataclass(frozen=True)
 class Time:
-    """Medians, in seconds. `host`: until a call returns, where the device is another one."""
+    """Medians, in seconds. `host`: until a call returns, where the device is another one. `noise`: the standard error
+    of `device`.
+    """
 
     device: float
     host: float = 0.0
+    noise: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.device * 1e6:.1f} us" + (f" (host {self.host * 1e6:.0f} us)" if self.host else "")
@@ -180,22 +183,32 @@ def times(runs: dict[str, Callable[..., Any]], device: torch.device, seconds: fl
     if device.type == "cuda":
         host = _medians({name: partial(_host_seconds, run) for name, run in runs.items()}, seconds / 2)
         graphs = {name: partial(_replay_seconds, _captured(run)) for name, run in runs.items()}
-        return {name: Time(one, host[name]) for name, one in _medians(graphs, seconds / 2).items()}
-    return {name: Time(one) for name, one in _medians({n: _Clock(run) for n, run in runs.items()}, seconds).items()}
+        return {name: Time(one, host[name][0], noise) for name, (one, noise) in _medians(graphs, seconds / 2).items()}
+    clocks = {name: _Clock(run) for name, run in runs.items()}
+    return {name: Time(one, noise=noise) for name, (one, noise) in _medians(clocks, seconds).items()}
 
 
-def _medians(measured: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, float]:
-    """The median of each measurement, at least five and at most 200 of them."""
+def _medians(measured: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, tuple[float, float]]:
+    """The median of each measurement with its standard error, at least seven and at most 200 of them."""
     taken: dict[str, list[float]] = {name: [] for name in measured}
     for one in measured.values():
         one()
     end = time.perf_counter() + seconds
     for turn in range(200):
-        if turn >= 5 and time.perf_counter() > end:
+        if turn >= 7 and time.perf_counter() > end:
             break
         for name, one in measured.items():
             taken[name].append(one())
-    return {name: statistics.median(one) for name, one in taken.items()}
+    return {name: _median(one) for name, one in taken.items()}
+
+
+def _median(taken: list[float]) -> tuple[float, float]:
+    """With its standard error, from the median distance to it: that of a normal distribution is 0.67 of its deviation,
+    and the error of a median 1.25 of a mean's.
+    """
+    middle = statistics.median(taken)
+    distance = statistics.median(abs(one - middle) for one in taken)
+    return middle, 1.25 / 0.67 * distance / len(taken) ** 0.5
 
 
 class _Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..model import Match, Refusal, Region
-from . import attention, caches, embeddings, gated, linears, losses, norms, rope
+from . import attention, caches, embeddings, gated, linears, losses, norms, rope, shared_inputs
 
 Finder = Callable[[Region], Iterator[Match | Refusal]]
 
@@ -26,4 +26,5 @@ PATTERNS: dict[str, Finder] = {
     "add_norm": norms.find_with_sum,
     "norm": norms.find,
     "embedding": embeddings.find,
+    "linears": shared_inputs.find,
 }
