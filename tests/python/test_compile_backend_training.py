@@ -72,7 +72,9 @@ def test_an_embedding_is_timed_on_indices_of_its_table(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(choice, "times", times)
     table = torch.randn(50, 4, requires_grad=True)
-    found = Compiled(lambda weight: functional.embedding(torch.arange(300) % 50, weight), {"kernel_pytorch.choose": "timed"})
+    found = Compiled(
+        lambda weight: functional.embedding(torch.arange(300) % 50, weight), {"kernel_pytorch.choose": "timed"}
+    )
     found(table)
     assert len(seen[0].unique(dim=0)) > 40
 

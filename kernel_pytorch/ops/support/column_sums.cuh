@@ -1,5 +1,5 @@
-// The second step of a gradient over rows: sums the blocks' partial rows in a fixed order and rounds to the total's type.
-// Launched so that it may be scheduled while the first step still runs; it waits before it reads.
+// The second step of a gradient over rows: sums the blocks' partial rows in a fixed order and rounds to the total's
+// type. Launched so that it may be scheduled while the first step still runs; it waits before it reads.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
@@ -9,8 +9,7 @@
 namespace kernel_pytorch {
 
 template <class T>
-__global__ void __launch_bounds__(kSumThreads)
-    add_partial_rows(const __grid_constant__ ColumnSumArguments arguments) {
+__global__ void __launch_bounds__(kSumThreads) add_partial_rows(const __grid_constant__ ColumnSumArguments arguments) {
   __shared__ float sums[kSumThreads];
   tile::wait_for_earlier_kernels();
   const float* partials = arguments.partials[blockIdx.y];
