@@ -40,8 +40,6 @@ constexpr LaunchConfig kBulkConfigs[] = {
     {.rows = {.threads = 512, .row_threads = 512, .vectors = 2, .source = kRing, .weight = kRegisters, .blocks = 1}, .stages = 8},  // 8192x8192: 92 % / 90 %
     {.rows = {.threads = 1024, .row_threads = 1024, .vectors = 1, .source = kRing, .weight = kRegisters, .blocks = 1}, .stages = 8},
     {.rows = {.threads = 64, .row_threads = 64, .vectors = 3, .source = kRing, .weight = kRegisters, .blocks = 8}, .stages = 4, .float_only = true},  // likewise
-    {.rows = {.threads = 128, .row_threads = 128, .vectors = 2, .source = kRing, .weight = kRegisters, .blocks = 4}, .stages = 4},
-    {.rows = {.threads = 256, .row_threads = 256, .vectors = 1, .source = kRing, .weight = kRegisters, .blocks = 3}, .stages = 5},
 };
 static_assert(are_legal(kBulkConfigs));
 constexpr RowConfig kTwoVectors = {.threads = 512, .row_threads = 512, .vectors = 2, .source = kRing, .clustered = true, .weight = kRegisters, .blocks = 1};
