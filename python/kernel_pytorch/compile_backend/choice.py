@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ TORCH = "torch"
 _SECONDS_OF_TIMING = 0.05
 _GAIN = 0.03  # of the time: as much is a gain by itself
 _LEAST_GAIN = 5e-6  # seconds: less of a long part is a gain from here on, and
-_ERRORS = 4  # where it is this many standard errors
+_ERRORS = 4  # where it is as many standard errors
 _NO_TIME = "no time was left to measure it"
 
 
@@ -168,8 +167,7 @@ def _is_faster(plain: Time, found: Time) -> bool:
     short one.
     """
     gain = plain.device - found.device
-    error = math.hypot(plain.noise, found.noise)
-    return gain >= _GAIN * plain.device or (gain >= _LEAST_GAIN and 0 < _ERRORS * error <= gain)
+    return gain >= _GAIN * plain.device or (gain >= _LEAST_GAIN and 0 < _ERRORS * found.noise <= gain)
 
 
 def _keeps_host_time(plain: Time, found: Time) -> bool:

@@ -167,7 +167,7 @@ def check_agreement(expected: Sequence[Tensor], found: Sequence[Tensor], narrowe
 @dataclass(frozen=True)
 class Time:
     """Medians, in seconds. `host`: until a call returns, where the device is another one. `noise`: the standard error
-    of `device`.
+    of the difference from the first of the times that were measured in turns.
     """
 
     device: float
@@ -189,26 +189,30 @@ def times(runs: dict[str, Callable[..., Any]], device: torch.device, seconds: fl
 
 
 def _medians(measured: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, tuple[float, float]]:
-    """The median of each measurement with its standard error, at least seven and at most 200 of them."""
+    """The median of each measurement, at least eleven and at most 200 of them, with the error of its difference from
+    the first one's: whatever slows a turn down slows both.
+    """
     taken: dict[str, list[float]] = {name: [] for name in measured}
     for one in measured.values():
         one()
     end = time.perf_counter() + seconds
     for turn in range(200):
-        if turn >= 7 and time.perf_counter() > end:
+        if turn >= 11 and time.perf_counter() > end:
             break
         for name, one in measured.items():
             taken[name].append(one())
-    return {name: _median(one) for name, one in taken.items()}
+    first = next(iter(taken.values()))
+    return {
+        name: (statistics.median(all_), _error([b - a for a, b in zip(first, all_)])) for name, all_ in taken.items()
+    }
 
 
-def _median(taken: list[float]) -> tuple[float, float]:
-    """With its standard error, from the median distance to it: that of a normal distribution is 0.67 of its deviation,
-    and the error of a median 1.25 of a mean's.
+def _error(taken: list[float]) -> float:
+    """The standard error of a median, from the median distance to it: that of a normal distribution is 0.67 of its
+    deviation, and the error of a median 1.25 of a mean's.
     """
     middle = statistics.median(taken)
-    distance = statistics.median(abs(one - middle) for one in taken)
-    return middle, 1.25 / 0.67 * distance / len(taken) ** 0.5
+    return 1.25 / 0.67 * statistics.median(abs(one - middle) for one in taken) / len(taken) ** 0.5
 
 
 class _Clock:
