@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..model import Match, Refusal, Region
-from . import attention, caches, gated, linears, losses, norms, rope
+from . import attention, caches, embeddings, gated, linears, losses, norms, rope, shared_inputs
 
 Finder = Callable[[Region], Iterator[Match | Refusal]]
 
@@ -25,4 +25,6 @@ PATTERNS: dict[str, Finder] = {
     "rope": rope.find,
     "add_norm": norms.find_with_sum,
     "norm": norms.find,
+    "embedding": embeddings.find,
+    "linears": shared_inputs.find,
 }
