@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from ..model import Candidate, Match, Refusal, Region
-from ..nodes import FLOATS, VIEWS, Emitter, Node, aten, dtype, half_of, is_call, only_user, same, same_shape, shape
+from ..nodes import FLOATS, VIEWS, Emitter, Node, aten, dtype, half_of, is_call, only_user, same, same_shape, shape, value
 from .activations import GATES, Activation, activation
 
 # A product of so few rows reads its weights and does little else; ours has a kernel for that (cuda_thin).
@@ -178,7 +178,8 @@ def _has_few_rows(region: Region, layer: Linear, output: Node) -> bool:
     if output in region.differentiable or not all(isinstance(size, int) for size in sizes):
         return False
     kinds = {dtype(layer.x), dtype(layer.weight), dtype(output)}
-    return 0 < math.prod(sizes) <= _FEW_ROWS and len(kinds) == 1 and dtype(output) in FLOATS and _fits_bias(layer)
+    most = _FEW_ROWS if value(output).is_cuda else math.inf
+    return 0 < math.prod(sizes) <= most and len(kinds) == 1 and dtype(output) in FLOATS and _fits_bias(layer)
 
 
 def _activated(node: Any) -> tuple[Linear, Activation] | None:
