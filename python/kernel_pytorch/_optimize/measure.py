@@ -117,6 +117,7 @@ def switches(off: Switch, on: Switch) -> tuple[Switch, Switch]:
 
 FEWEST, LEAST, MOST = 3, 5, 60  # turns
 _LONG_US = 1e4
+_BUSY = 4.0
 _QUEUE_US = 2500.0  # of the host's calls ahead of a GPU, which holds about a thousand launches
 
 
@@ -129,14 +130,22 @@ def interleaved(
     """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST, and FEWEST
     of runs so long that LEAST would take twice the seconds. `queued` is the device's own time, for which it is given
     all calls of a turn before it begins; where one run asks for more than it can hold, or waits for the device inside,
-    that is the sum of its kernels.
+    that is the sum of its kernels. Where a thread's own clock tells the time, the seconds are its too, up to _BUSY of
+    them for each: a machine that others use gives as many turns.
     """
-    deadline = time.monotonic() + seconds
     repeats: dict[str, int] = {}
     asked: dict[str, float] = {}
     once: dict[str, float] = {}
     first: dict[str, float] = {}
     clock = clock_of(device)
+    began, own = time.monotonic(), clock()
+
+    def late_by() -> float:
+        passed = time.monotonic() - began
+        return (
+            max((clock() - own) / 1e9, passed / _BUSY) - seconds if clock is time.thread_time_ns else passed - seconds
+        )
+
     for name, (switch, run) in ways.items():
         switch()
         run()  # the first call compiles, tunes or allocates
@@ -156,7 +165,7 @@ def interleaved(
     with _quiet():
         while min(map(len, samples.values())) < MOST:
             taken = min(map(len, samples.values()))
-            late = time.monotonic() - deadline
+            late = late_by()
             if agreed((late > 0 and taken >= LEAST) or (late > seconds and taken >= FEWEST)):
                 break
             for name, (switch, run) in ways.items():
