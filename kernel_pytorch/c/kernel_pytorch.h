@@ -296,13 +296,14 @@ KP_API kp_status kp_tuning_plan(const char* request, char** result);
  * {"until_seconds" (nothing of the stage starts later), "measure_seconds" (of a measurement that starts now)}}} */
 KP_API kp_status kp_budget_plan(const char* request, char** result);
 
-/* Which way of replacing a part stays. A timing is {"median_us", "low_us", "high_us"} (quartiles). {"ways": [{"clocks":
- * [{"before": timing, "after": timing}] (the one that decides first, that of calls last; [] where the way is wrong)}],
- * "predicted_us": 0 (that it saves)} -> {"way" (-1: none), "maybe" (-1: none), "costs_calls"} */
+/* Which way of replacing a part stays. A timing is {"median_us", "low_us", "high_us"} (quartiles); "sure_gain" is what
+ * turns side by side leave no doubt of. {"ways": [{"clocks": [{"before": timing, "after": timing, "sure_gain": 0}] (the
+ * one that decides first, that of calls last; [] where the way is wrong)}], "predicted_us": 0 (that it saves)}
+ * -> {"way" (-1: none), "maybe" (-1: none), "costs_calls"} */
 KP_API kp_status kp_part_verdict(const char* request, char** result);
 
-/* Whether a change of the whole model is worth keeping. {"before": timing, "after": timing, "expected_us": 0 (that
- * tuned problems save by themselves)} -> {"pays", "is_faster", "confirms_tuning"} */
+/* Whether a change of the whole model is worth keeping. {"before": timing, "after": timing, "sure_gain": 0,
+ * "expected_us": 0 (that tuned problems save by themselves)} -> {"pays", "is_faster", "confirms_tuning"} */
 KP_API kp_status kp_whole_verdict(const char* request, char** result);
 
 /* Runs every supported kernel and config against the reference. {"failures": ["..."]}, empty when all are right. */

@@ -83,7 +83,9 @@ plan::Timing read_timing(FieldReader& comparison, std::string_view field) {
 
 plan::Comparison read_comparison(const Json& value) {
   FieldReader fields(value, "verdict comparison");
-  const plan::Comparison comparison{.before = read_timing(fields, "before"), .after = read_timing(fields, "after")};
+  const plan::Comparison comparison{.before = read_timing(fields, "before"),
+                                    .after = read_timing(fields, "after"),
+                                    .sure_gain = fields.number("sure_gain", 0, 0, kMost)};
   fields.finish();
   return comparison;
 }
@@ -352,7 +354,9 @@ Json answer_part_verdict(const Json& request) {
 
 Json answer_whole_verdict(const Json& request) {
   FieldReader fields(request, "whole_verdict");
-  const plan::Comparison comparison{.before = read_timing(fields, "before"), .after = read_timing(fields, "after")};
+  const plan::Comparison comparison{.before = read_timing(fields, "before"),
+                                    .after = read_timing(fields, "after"),
+                                    .sure_gain = fields.number("sure_gain", 0, 0, kMost)};
   const double expected_us = fields.number("expected_us", 0, -kMost, kMost);
   fields.finish();
   return {{"pays", plan::pays(comparison)},
