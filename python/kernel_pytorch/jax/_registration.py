@@ -61,7 +61,7 @@ def check(platform: str) -> None:
     nothing = jax.ffi.ffi_call(NOTHING, jax.ShapeDtypeStruct((1,), np.float32))
     device = jax.local_devices(backend=platform)[0]
     try:
-        with jax.default_device(device):
+        with jax.default_device(device), jax.disable_jit(False):
             jax.jit(nothing).lower(jax.ShapeDtypeStruct((1,), np.float32)).compile()(np.zeros(1, np.float32))
     except Exception as error:
         if "handler" not in str(error) and "custom call" not in str(error):
