@@ -15,8 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
-from . import _plain
-from ._call import (
+from .. import _plain
+from .._call import (
     Array,
     Part,
     attributes_of,
@@ -30,11 +30,11 @@ from ._call import (
     using_kernels,
     with_kernel,
 )
-from ._forward_mode import guarded
-from ._gradients import RESIDUALS
-from ._sharding import has_mesh
-from .attention import attention, sides
-from .tables import rope
+from .._forward_mode import guarded
+from .._gradients import RESIDUALS
+from .._sharding import has_mesh
+from ..attention import attention, sides
+from ..tables import rope
 
 _OP = "attention_packed"
 
