@@ -195,6 +195,10 @@ kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument
   });
 }
 
+uint64_t kp_selection_generation(void) {
+  return tuning::selection_generation();
+}
+
 kp_status kp_explain_call(kp_device device, const char* op, const kp_argument* arguments, size_t count, char** result) {
   return answered(result, [&] {
     KP_CHECK(arguments != nullptr || count == 0, "kp_explain_call: the arguments are NULL, but there are ", count);
@@ -242,17 +246,18 @@ kp_status kp_graph_plan(const char* request, char** result) {
 kp_status kp_memory_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_memory_plan(parsed(request))); });
 }
-
 kp_status kp_activation_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_activation_plan(parsed(request))); });
 }
-
 kp_status kp_context_parallel_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_context_parallel_plan(parsed(request))); });
 }
 
 kp_status kp_batch_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_batch_plan(parsed(request))); });
+}
+kp_status kp_offload_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_offload_plan(parsed(request))); });
 }
 
 kp_status kp_model_plan(const char* request, char** result) {

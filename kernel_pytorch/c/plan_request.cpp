@@ -10,6 +10,7 @@
 #include "kernel_pytorch/plan/float8_plan.h"
 #include "kernel_pytorch/plan/graph_plan.h"
 #include "kernel_pytorch/plan/memory_plan.h"
+#include "kernel_pytorch/plan/offload_plan.h"
 #include "kernel_pytorch/plan/optimize/budget_plan.h"
 #include "kernel_pytorch/plan/optimize/model_plan.h"
 #include "kernel_pytorch/plan/optimize/tuning_plan.h"
@@ -82,7 +83,9 @@ plan::Timing read_timing(FieldReader& comparison, std::string_view field) {
 
 plan::Comparison read_comparison(const Json& value) {
   FieldReader fields(value, "verdict comparison");
-  const plan::Comparison comparison{.before = read_timing(fields, "before"), .after = read_timing(fields, "after")};
+  const plan::Comparison comparison{.before = read_timing(fields, "before"),
+                                    .after = read_timing(fields, "after"),
+                                    .sure_gain = fields.number("sure_gain", 0, 0, kMost)};
   fields.finish();
   return comparison;
 }
@@ -228,6 +231,44 @@ Json answer_context_parallel_plan(const Json& request) {
   return {{"schedule", found.schedule}, {"reason", found.reason}, {"schedules", schedules}};
 }
 
+Json answer_offload_plan(const Json& request) {
+  FieldReader fields(request, "offload_plan");
+  plan::OffloadRequest asked;
+  const auto read = [](const Json& part, const char* name,
+                       std::initializer_list<std::pair<const char*, double*>> numbers) {
+    FieldReader parts(part, name);
+    for (const auto& [field, number] : numbers) *number = parts.number(field, 0, 0, kMost);
+    parts.finish();
+  };
+  const auto read_bytes = [&](const char* name, plan::OffloadBytes& bytes) {
+    if (const Json* part = fields.value(name)) {
+      read(*part, name, {{"up", &bytes.up}, {"down", &bytes.down}, {"host_memory", &bytes.host_memory}});
+    }
+  };
+  asked.elements = fields.number("elements", 0, 0, kMost);
+  asked.subgroup_elements = fields.number("subgroup_elements", 0, 0, kMost);
+  asked.device_share = fields.number("device_share", -1, -1, 1);
+  if (const Json* rates = fields.value("rates")) {
+    read(*rates, "offload_plan rates",
+         {{"up", &asked.rates.up},
+          {"down", &asked.rates.down},
+          {"host_memory", &asked.rates.host_memory},
+          {"cpu", &asked.rates.cpu},
+          {"device", &asked.rates.device}});
+  }
+  read_bytes("on_device", asked.on_device);
+  read_bytes("on_cpu", asked.on_cpu);
+  fields.finish();
+  const plan::OffloadPlan found = plan::plan_offload(asked);
+  return {{"subgroups", found.subgroups},
+          {"on_device", found.on_device},
+          {"bound_seconds", found.bound_seconds},
+          {"bound_share", found.bound_share},
+          {"predicted_seconds", found.predicted_seconds},
+          {"limit", found.limit},
+          {"reason", found.reason}};
+}
+
 Json answer_batch_plan(const Json& request) {
   FieldReader fields(request, "batch_plan");
   plan::BatchRequest asked;
@@ -313,7 +354,9 @@ Json answer_part_verdict(const Json& request) {
 
 Json answer_whole_verdict(const Json& request) {
   FieldReader fields(request, "whole_verdict");
-  const plan::Comparison comparison{.before = read_timing(fields, "before"), .after = read_timing(fields, "after")};
+  const plan::Comparison comparison{.before = read_timing(fields, "before"),
+                                    .after = read_timing(fields, "after"),
+                                    .sure_gain = fields.number("sure_gain", 0, 0, kMost)};
   const double expected_us = fields.number("expected_us", 0, -kMost, kMost);
   fields.finish();
   return {{"pays", plan::pays(comparison)},

@@ -149,6 +149,7 @@ static void test_refusals(void) {
   EXPECT_REFUSED(kp_activation_plan("{\"chain\": [{\"kind\": 1}]}", &result), KP_INVALID_ARGUMENT, "of kind 1");
   EXPECT_ANSWER(kp_batch_plan("{\"first_bytes\": 10, \"second_bytes\": 20, \"capacity_bytes\": 100}", &result),
                 "\"batch\":8");
+  EXPECT_REFUSED(kp_offload_plan("{\"elements\": 5}", &result), KP_INVALID_ARGUMENT, "all are positive");
   EXPECT_REFUSED(kp_explain(NULL, &result), KP_INVALID_ARGUMENT, "\"op\" is missing");
   EXPECT_REFUSED(kp_explain("{", &result), KP_INVALID_ARGUMENT, "not JSON");
   EXPECT_REFUSED(kp_explain("[]", &result), KP_INVALID_ARGUMENT, "array");

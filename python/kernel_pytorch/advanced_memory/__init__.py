@@ -1,9 +1,16 @@
-"""Training in less memory: activations kept, recomputed or moved by a plan, gradients in fewer bytes between processes,
-pools of torch's allocator; and long sequences by segments."""
+"""Training in less memory: activations kept, recomputed or moved by a plan, optimizer states on the host, gradients in
+fewer bytes between processes, pools of torch's allocator; and long sequences by segments."""
 
 from __future__ import annotations
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from ..optim import (
+    CPUGPUHybridOptimizer,
+    DeepOptimizerStates,
+    InterleaveOffloadingOptimizer,
+    MemoryConfig,
+    PerformanceModel,
+)
 from .checkpointing import (
     AdaptiveCheckpointing,
     DynamicActivationOffloading,
@@ -18,15 +25,20 @@ from .pools import DynamicMemoryPool, FragmentationReport, MemoryFragmentationOp
 __all__ = [
     "AdaptiveCheckpointing",
     "AdaptiveCompressionOptimizer",
+    "CPUGPUHybridOptimizer",
+    "DeepOptimizerStates",
     "DynamicActivationOffloading",
     "DynamicMemoryPool",
     "FragmentationReport",
     "GradientCompressor",
+    "InterleaveOffloadingOptimizer",
     "LongSequenceOptimizer",
+    "MemoryConfig",
     "MemoryEfficientBackprop",
     "MemoryFit",
     "MemoryFragmentationOptimizer",
     "MemoryPoolManager",
+    "PerformanceModel",
     "QuantizedGradientAccumulation",
     "SegmentState",
     "SegmentedAttentionMemory",

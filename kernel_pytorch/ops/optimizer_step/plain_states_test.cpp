@@ -1,6 +1,6 @@
-// What the shape list cannot say: statistics of stochastic rounding, independence of threads, addresses and splits of
-// the list, edges and bad arguments.
-#include "kernel_pytorch/ops/adamw/adamw.h"
+// AdamW with plain states, what the shape list cannot say: statistics of stochastic rounding, independence of threads,
+// addresses and splits of the list, edges and bad arguments.
+#include "kernel_pytorch/ops/optimizer_step/optimizer_step.h"
 
 #include <gtest/gtest.h>
 
@@ -13,17 +13,17 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/error.h"
 
-namespace kernel_pytorch::adamw {
+namespace kernel_pytorch::optimizer_step {
 namespace {
 
 // A list of parameters with its memory; gradients and parameters normal, averages zero.
-struct List {
+struct PlainList {
   std::vector<std::vector<char>> memory;
   std::vector<float> steps;
-  adamw::Step step;
+  Step step;
 
-  List(DType dtype, DType state, const std::vector<int64_t>& sizes, bool amsgrad = false, bool master = false,
-       int misaligned_elements = 0)
+  PlainList(DType dtype, DType state, const std::vector<int64_t>& sizes, bool amsgrad = false, bool master = false,
+            int misaligned_elements = 0)
       : steps(sizes.size(), 0.0f) {
     unsigned seed = 0;
     const auto tensor = [&](DType type, int64_t elements, bool is_zero) {
@@ -37,17 +37,17 @@ struct List {
     for (size_t i = 0; i < sizes.size(); ++i) {
       step.parameters.push_back({.parameter = tensor(dtype, sizes[i], false),
                                  .gradient = tensor(dtype, sizes[i], false),
-                                 .exp_avg = tensor(state, sizes[i], true),
-                                 .exp_avg_sq = tensor(state, sizes[i], true),
-                                 .max_exp_avg_sq = amsgrad ? tensor(state, sizes[i], true) : TensorView(),
                                  .master = master ? tensor(DType::kFloat32, sizes[i], false) : TensorView(),
+                                 .first = tensor(state, sizes[i], true),
+                                 .second = tensor(state, sizes[i], true),
+                                 .maximum = amsgrad ? tensor(state, sizes[i], true) : TensorView(),
                                  .step = contiguous_view(&steps[i], DType::kFloat32, {})});
     }
   }
-  void run(Context& context) const { adamw::step(step, context); }
-  std::vector<double> values(TensorView adamw::Parameter::*which) const {
+  void run(Context& context) const { optimizer_step::step(step, context); }
+  std::vector<double> values(TensorView Parameter::*which) const {
     std::vector<double> all;
-    for (const adamw::Parameter& one : step.parameters) {
+    for (const Parameter& one : step.parameters) {
       const TensorView& view = one.*which;
       for (int64_t i = 0; i < view.element_count(); ++i) all.push_back(load_element(view.data, view.dtype, i));
     }
@@ -55,7 +55,7 @@ struct List {
   }
 };
 
-std::string message_of(const std::function<void()>& call) {
+std::string error_of(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -64,23 +64,23 @@ std::string message_of(const std::function<void()>& call) {
   return "";
 }
 
-TEST(AdamW, FirstStepMovesEveryElementByTheRate) {
+TEST(PlainStates, FirstStepMovesEveryElementByTheRate) {
   OwnContext context;
-  List list(DType::kFloat32, DType::kFloat32, {1, 70, 0, 33000});
+  PlainList list(DType::kFloat32, DType::kFloat32, {1, 70, 0, 33000});
   list.step.lr = 0.125;
   list.step.eps = 0;
   list.step.weight_decay = 0;
-  const std::vector<double> before = list.values(&adamw::Parameter::parameter);
-  const std::vector<double> gradients = list.values(&adamw::Parameter::gradient);
+  const std::vector<double> before = list.values(&Parameter::parameter);
+  const std::vector<double> gradients = list.values(&Parameter::gradient);
   list.run(context);
-  const std::vector<double> after = list.values(&adamw::Parameter::parameter);
+  const std::vector<double> after = list.values(&Parameter::parameter);
   for (size_t i = 0; i < before.size(); ++i) {  // m / sqrt(v) is the gradient's sign
     ASSERT_NEAR(after[i], before[i] - std::copysign(0.125, gradients[i]), 1e-5) << i;
   }
   EXPECT_EQ(list.steps, std::vector<float>({1, 1, 1, 1}));
 }
 
-TEST(AdamW, ThreadsAndAddressesDoNotShow) {
+TEST(PlainStates, ThreadsAndAddressesDoNotShow) {
   for (auto [dtype, state] : {std::pair{DType::kFloat32, DType::kFloat32},
                               {DType::kBFloat16, DType::kFloat32},
                               {DType::kBFloat16, DType::kBFloat16}}) {
@@ -90,21 +90,21 @@ TEST(AdamW, ThreadsAndAddressesDoNotShow) {
       for (int misaligned : {0, 1}) {
         OwnContext context;
         if (!is_threaded) context->threads = nullptr;
-        List list(dtype, state, {50001, 7, 20000}, true, false, misaligned);
+        PlainList list(dtype, state, {50001, 7, 20000}, true, false, misaligned);
         if (dtype == DType::kBFloat16) {
           list.step.seed = contiguous_view(const_cast<int64_t*>(seeds), DType::kInt64, {2});
         }
         for (int i = 0; i < 3; ++i) list.run(context);
-        results.push_back(list.values(&adamw::Parameter::parameter));
+        results.push_back(list.values(&Parameter::parameter));
         EXPECT_EQ(results.back(), results.front());
       }
     }
   }
 }
 
-TEST(AdamW, FoundInfChangesNothing) {
+TEST(PlainStates, FoundInfChangesNothing) {
   OwnContext context;
-  List list(DType::kFloat32, DType::kFloat32, {100}, true);
+  PlainList list(DType::kFloat32, DType::kFloat32, {100}, true);
   float found = 1;
   list.step.found_inf = contiguous_view(&found, DType::kFloat32, {});
   const auto memory = list.memory;
@@ -117,16 +117,16 @@ TEST(AdamW, FoundInfChangesNothing) {
   EXPECT_EQ(list.steps[0], 1);
 }
 
-TEST(AdamW, MasterCarriesWhatTheParameterCannot) {
+TEST(PlainStates, MasterCarriesWhatTheParameterCannot) {
   OwnContext context;
-  List list(DType::kBFloat16, DType::kFloat32, {64}, false, true);
+  PlainList list(DType::kBFloat16, DType::kFloat32, {64}, false, true);
   list.step.lr = 1e-5;  // far below half a unit of most parameters
   list.step.weight_decay = 0;
-  const std::vector<double> before = list.values(&adamw::Parameter::master);
-  const std::vector<double> gradients = list.values(&adamw::Parameter::gradient);
+  const std::vector<double> before = list.values(&Parameter::master);
+  const std::vector<double> gradients = list.values(&Parameter::gradient);
   for (int i = 0; i < 10; ++i) list.run(context);
-  const std::vector<double> after = list.values(&adamw::Parameter::master);
-  const std::vector<double> rounded = list.values(&adamw::Parameter::parameter);
+  const std::vector<double> after = list.values(&Parameter::master);
+  const std::vector<double> rounded = list.values(&Parameter::parameter);
   for (size_t i = 0; i < before.size(); ++i) {
     EXPECT_NEAR(after[i] - before[i], -std::copysign(1e-4, gradients[i]), 2e-6);
     EXPECT_EQ(rounded[i], to_float(from_float<BFloat16>(static_cast<float>(after[i]))));
@@ -138,12 +138,12 @@ TEST(AdamW, MasterCarriesWhatTheParameterCannot) {
 struct StochasticSteps {
   static constexpr int64_t kElements = 1 << 18;
   static constexpr double kUnit = 0x1p-8;  // between 1 and the bf16 below it
-  List list{DType::kBFloat16, DType::kFloat32, {kElements}};
+  PlainList list{DType::kBFloat16, DType::kFloat32, {kElements}};
   int64_t seeds[2] = {2026, 0};
   OwnContext context;
 
   StochasticSteps() {
-    adamw::Parameter& one = list.step.parameters[0];
+    Parameter& one = list.step.parameters[0];
     for (int64_t i = 0; i < kElements; ++i) {
       store_element(one.parameter.data, DType::kBFloat16, i, 1.0);
       store_element(one.gradient.data, DType::kBFloat16, i, 1.0);
@@ -156,11 +156,11 @@ struct StochasticSteps {
   std::vector<double> run(int64_t offset) {
     seeds[1] = offset;
     list.run(context);
-    return list.values(&adamw::Parameter::parameter);
+    return list.values(&Parameter::parameter);
   }
 };
 
-TEST(AdamW, StochasticRoundingHasTheRightMeanAndVariance) {
+TEST(PlainStates, StochasticRoundingHasTheRightMeanAndVariance) {
   StochasticSteps steps;
   const std::vector<double> after = steps.run(0);
   int64_t moved = 0;
@@ -172,7 +172,7 @@ TEST(AdamW, StochasticRoundingHasTheRightMeanAndVariance) {
   EXPECT_NEAR(static_cast<double>(moved), count * p, 4 * deviation);  // the mean; two values, so the variance as well
 }
 
-TEST(AdamW, StochasticRoundingIsIndependentOfNeighboursAndSteps) {
+TEST(PlainStates, StochasticRoundingIsIndependentOfNeighboursAndSteps) {
   StochasticSteps first, second, again, other_seed;
   other_seed.seeds[0] = 2027;
   const std::vector<double> a = first.run(0), b = second.run(1), same = again.run(0), c = other_seed.run(0);
@@ -189,68 +189,69 @@ TEST(AdamW, StochasticRoundingIsIndependentOfNeighboursAndSteps) {
   for (size_t shift : {1, 2, 7, 8, 16, 512}) EXPECT_NEAR(together(a, a, shift), expected, 4 * deviation) << shift;
 }
 
-TEST(AdamW, StochasticRoundingOfAveragesLetsThemDecay) {
+TEST(PlainStates, StochasticRoundingOfAveragesLetsThemDecay) {
   // 0.999 of a bf16 rounds back to it: to nearest, the second average would never forget.
   OwnContext context;
   for (bool is_stochastic : {false, true}) {
-    List list(DType::kBFloat16, DType::kBFloat16, {4096});
-    adamw::Parameter& one = list.step.parameters[0];
+    PlainList list(DType::kBFloat16, DType::kBFloat16, {4096});
+    Parameter& one = list.step.parameters[0];
     for (int64_t i = 0; i < 4096; ++i) {
       store_element(one.gradient.data, DType::kBFloat16, i, 0.0);
-      store_element(one.exp_avg_sq.data, DType::kBFloat16, i, 1.0);
+      store_element(one.second.data, DType::kBFloat16, i, 1.0);
     }
     int64_t seeds[2] = {5, 0};
     if (is_stochastic) list.step.seed = contiguous_view(seeds, DType::kInt64, {2});
     for (int i = 0; i < 100; ++i, ++seeds[1]) list.run(context);
     double mean = 0;
-    for (double value : list.values(&adamw::Parameter::exp_avg_sq)) mean += value / 4096;
+    for (double value : list.values(&Parameter::second)) mean += value / 4096;
     EXPECT_NEAR(mean, is_stochastic ? std::pow(0.999, 100) : 1.0, 2e-3);
   }
 }
 
-TEST(AdamW, NotANumberStaysOne) {
+TEST(PlainStates, NotANumberStaysOne) {
   OwnContext context;
   for (DType state : {DType::kFloat32, DType::kBFloat16}) {
-    List list(DType::kBFloat16, state, {40}, true);
+    PlainList list(DType::kBFloat16, state, {40}, true);
     int64_t seeds[2] = {5, 0};
     list.step.seed = contiguous_view(seeds, DType::kInt64, {2});
     const TensorView& gradient = list.step.parameters[0].gradient;
     store_element(gradient.data, DType::kBFloat16, 37, std::numeric_limits<float>::quiet_NaN());
     store_element(gradient.data, DType::kBFloat16, 3, std::numeric_limits<float>::infinity());
     list.run(context);
-    for (auto which :
-         {&adamw::Parameter::parameter, &adamw::Parameter::exp_avg_sq, &adamw::Parameter::max_exp_avg_sq}) {
+    for (auto which : {&Parameter::parameter, &Parameter::second, &Parameter::maximum}) {
       const std::vector<double> values = list.values(which);
       EXPECT_TRUE(std::isnan(values[37]));
       EXPECT_TRUE(std::isfinite(values[36]));
     }
-    EXPECT_TRUE(std::isinf(list.values(&adamw::Parameter::exp_avg_sq)[3]));
+    EXPECT_TRUE(std::isinf(list.values(&Parameter::second)[3]));
   }
 }
 
-TEST(AdamW, BadArgumentsAreNamed) {
+TEST(PlainStates, BadArgumentsAreNamed) {
   OwnContext context;
-  const auto expect = [&](const char* text, const std::function<void(List&)>& spoil) {
-    List list(DType::kFloat32, DType::kFloat32, {6, 8});
+  const auto expect = [&](const char* text, const std::function<void(PlainList&)>& spoil) {
+    PlainList list(DType::kFloat32, DType::kFloat32, {6, 8});
     spoil(list);
-    const std::string message = message_of([&] { list.run(context); });
+    const std::string message = error_of([&] { list.run(context); });
     EXPECT_NE(message.find(text), std::string::npos) << message;
   };
-  expect("gradient of parameter 1 has shape [7]", [](List& list) { list.step.parameters[1].gradient.sizes[0] = 7; });
-  expect("exp_avg of parameter 1 is fp16", [](List& l) { l.step.parameters[1].exp_avg.dtype = DType::kFloat16; });
-  expect("parameter of parameter 1 is bf16", [](List& l) { l.step.parameters[1].parameter.dtype = DType::kBFloat16; });
-  expect("make it contiguous", [](List& list) { list.step.parameters[0].parameter.strides[0] = 2; });
-  expect("betas are 0.9 and 1", [](List& list) { list.step.beta2 = 1; });
-  expect("max_norm is 0", [](List& list) { list.step.total_norm = list.step.parameters[0].step; });
-  expect("gradient of parameter 0 is missing", [](List& list) { list.step.parameters[0].gradient = TensorView(); });
-  expect("give all of a list or none",
-         [](List& list) { list.step.parameters[1].max_exp_avg_sq = list.step.parameters[1].exp_avg; });
+  expect("first of parameter 1 is fp16", [](PlainList& l) { l.step.parameters[1].first.dtype = DType::kFloat16; });
+  expect("states are fp16, parameters fp32", [](PlainList& list) {
+    for (Parameter& one : list.step.parameters) one.first.dtype = one.second.dtype = DType::kFloat16;
+  });
+  expect("parameter of parameter 1 is bf16",
+         [](PlainList& l) { l.step.parameters[1].parameter.dtype = DType::kBFloat16; });
+  expect("gradient of parameter 0 is missing", [](PlainList& l) { l.step.parameters[0].gradient = TensorView(); });
+  expect("maximum of parameter 1 is present",
+         [](PlainList& l) { l.step.parameters[1].maximum = l.step.parameters[1].first; });
+  expect("a master is for bf16", [](PlainList& l) { l.step.parameters[0].master = l.step.parameters[0].first; });
+  expect("for adamw with plain states", [](PlainList& list) {
+    list.step.rule = Rule::kLion;
+    list.step.parameters[0].maximum = list.step.parameters[0].first;
+  });
   expect("stochastic rounding is for bf16",
-         [](List& list) { list.step.seed = contiguous_view(list.steps.data(), DType::kInt64, {2}); });
-  expect("step is on cuda:0", [](List& l) { l.step.parameters[0].step.device = {DeviceKind::kCuda, 0}; });
-  List nothing(DType::kFloat32, DType::kFloat32, {});
-  nothing.run(context);
+         [](PlainList& list) { list.step.seed = contiguous_view(list.steps.data(), DType::kInt64, {2}); });
 }
 
 }  // namespace
-}  // namespace kernel_pytorch::adamw
+}  // namespace kernel_pytorch::optimizer_step

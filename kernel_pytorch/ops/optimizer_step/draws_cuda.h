@@ -1,9 +1,10 @@
-// Which of an element's numbers a random draw rounds (adamw.h has the layout), and the rounding, for host and device.
+// Which of an element's numbers a random draw rounds (optimizer_step.h has the layout), and the rounding, for host and
+// device.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
 
-namespace kernel_pytorch::adamw {
+namespace kernel_pytorch::optimizer_step {
 
 enum class Draw : uint8_t { kParameter, kFirst, kSecond };
 
@@ -18,4 +19,4 @@ KP_SHARED_CODE constexpr uint16_t round_stochastically(uint32_t float_bits, uint
   return static_cast<uint16_t>((is_nan ? float_bits | 0x400000u : float_bits + random16) >> 16);
 }
 
-}  // namespace kernel_pytorch::adamw
+}  // namespace kernel_pytorch::optimizer_step

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ._declare import without_gradient
 
-adamw_: Any = without_gradient("adamw_")
 optimizer_step_: Any = without_gradient("optimizer_step_")
 _reduce_norm: Any = without_gradient("reduce_norm")
 
