@@ -342,8 +342,8 @@ def text_of(part: str, result: dict[str, Any]) -> list[dict[str, str]]:
         rows.append(
             {
                 "what": f"{part}: {one['way']}",
-                "peak": f"{one['peak_gib']:.2f} GiB",
-                "activations": f"{one['activations_gib']:.2f} GiB",
+                "peak": f"{one['peak_gib']:.2f} GiB" if one["peak_gib"] else "not counted",
+                "activations": f"{one['activations_gib']:.2f} GiB" if one["peak_gib"] else "not counted",
                 "step": f"{one['ms']:.1f} ms",
                 "slower by": f"{100 * one['slowdown']:.1f} %",
                 "predicted peak": "" if fit is None else f"{fit['predicted_peak_gib']:.2f} GiB",
