@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,15 @@ def test_graphs_may_be_kept_dropped_and_accumulated() -> None:
     for parameter, theirs in zip(model.parameters(), plain, strict=True):
         torch.testing.assert_close(parameter.grad, 2 * theirs)
     fit.remove()
+
+
+def test_nothing_keeps_a_model_alive() -> None:
+    model, inputs, fit = small_fit()
+    model(inputs).sum().backward()
+    parameter = weakref.ref(model.blocks[0].gate.weight)
+    del model, fit
+    gc.collect()
+    assert parameter() is None
 
 
 def test_other_lengths_and_other_paths_are_right() -> None:
