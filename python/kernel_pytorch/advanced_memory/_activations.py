@@ -43,10 +43,6 @@ class BlockTreatment:
     codes: dict[int, tuple[int, str]] = field(default_factory=dict)  # by activation: that of its codes, its treatment
     slots: dict[int, Slot] = field(default_factory=dict)  # by activation, of those that are moved
 
-    @property
-    def moves(self) -> bool:
-        return bool(self.slots)
-
 
 class _Geometry:
     """A view of a storage, without the storage."""
