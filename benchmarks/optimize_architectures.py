@@ -6,7 +6,7 @@ torch.compile on top of it; in turns in one process.
 
 Hugging Face models from their configurations, in bf16 on a GPU and fp32 on a CPU: prefill of decoders with and without
 the default cache (4 layers of 2048, B2 S1024), encoders for tokens, images and sound, training steps. On a CPU smaller
-ones, and the bundled models. `host` is the time until a call returns on an idle device. The last column is the time of
+ones, and the bundled models. `host` is the time until a call returns on an idle GPU. The last column is the time of
 the best peer over ours; of the last way, that of the better of torch.compile and optimize over it. With --threads 1 a
 CPU's times are those of the thread, which others' work does not lengthen.
 """
@@ -194,12 +194,17 @@ def result_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str,
     rows: dict[str, dict[str, Any]] = {}
     for name, (median, low, high) in times.items():
         rows[name] = {"median_us": median, "low_us": low, "high_us": high, "peak_bytes": case.peak(name)}
-        rows[name].update(launches=None, host_us=case.host_us(name))
-        log(f"{case.name}: {name}: {text_of(rows[name])}, host {rows[name]['host_us']:.0f} µs")
+        rows[name].update(launches=None, host_us=case.host_us(name) if case.device.type == "cuda" else None)
+        log(f"{case.name}: {name}: {text_of(rows[name])}{host_text(rows[name])}")
     result = {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes}
     if arguments.profile:
         result["kernels"] = {name: kernels_of(step, case.device) for name, step in case.steps.items()}
     return result
+
+
+def host_text(row: dict[str, Any]) -> str:
+    """Of a GPU's host; on a CPU a call returns when it is done."""
+    return "" if row["host_us"] is None else f", host {row['host_us'] / 1e3:.3f} ms"
 
 
 def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -219,7 +224,7 @@ def figures(result: dict[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "what": f"{result['what']}: {name}",
-            "ours": f"{rows[name]['median_us'] / 1e3:.3f} ms, host {rows[name]['host_us'] / 1e3:.3f} ms; {ratio:.2f}x",
+            "ours": f"{rows[name]['median_us'] / 1e3:.3f} ms{host_text(rows[name])}; {ratio:.2f}x",
             "torch": ", ".join(texts),
         }
         for name, ratio in result["ratios"].items()

@@ -221,7 +221,7 @@ class _Clock:
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run, self.turn = run, 0
-        self.now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        self.now: Callable[[], float] = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def __call__(self) -> float:
         self.turn += 1
