@@ -21,7 +21,8 @@ from .slabs import Field, Piece, Slabs, flat, hull
 
 MODES = ("host", "interleave", "stream")
 _DEPTH = 3  # subgroups on the device at once: one on its way up, one updated, one on its way down
-_LEAST, _MOST = 1 << 22, 1 << 24  # elements of a subgroup: copies long enough, a pipeline short enough
+_AHEAD = 2 * _DEPTH  # subgroups that are queued for the device before the CPU begins
+_LEAST, _MOST = 1 << 25, 1 << 27  # bytes of a subgroup's states: copies long enough, a pipeline short enough
 
 # A step of the optimizer over lists of weights, gradients and states; whether it took place, where the host knows.
 Update = Callable[[list[Tensor], list[Tensor], list[dict[str, Tensor]]], bool]
@@ -54,9 +55,9 @@ class Offload:
             raise ValueError(f"offload: device_share is {self.device_share}; it must be from 0 to 1, or None")
 
 
-def default_subgroup(elements: int) -> int:
-    """Elements of a subgroup for so many in all."""
-    return min(max(elements // 64, _LEAST), _MOST)
+def default_subgroup(elements: int, bytes_each: float) -> int:
+    """Elements of a subgroup for so many in all, with states of so many bytes each."""
+    return int(min(max(elements * bytes_each / 64, _LEAST), _MOST) / bytes_each)
 
 
 class OffloadedStates:
@@ -65,7 +66,7 @@ class OffloadedStates:
     def __init__(self, parameters: list[Tensor], fields: list[Field], how: Offload) -> None:
         self.device, self.dtype, self.how = parameters[0].device, parameters[0].dtype, how
         elements = sum(parameter.numel() for parameter in parameters)
-        subgroup = how.subgroup_elements or default_subgroup(elements)
+        subgroup = how.subgroup_elements or default_subgroup(elements, sum(field.bytes_each for field in fields))
         self.slabs = Slabs(parameters, fields, subgroup, pinned=self.device.type == "cuda")
         self.has_master = any(field.name == "master" for field in fields)
         self._lanes = lanes_of(self.device)
@@ -84,7 +85,7 @@ class OffloadedStates:
     def make_plan(self, bare: Update) -> dict[str, Any]:
         """The core's plan (kp_offload_plan); the first one measures this machine's rates."""
         if self.rates is None:
-            self.rates = rates.measure(self.device, self.dtype, self.slabs.fields, bare)
+            self.rates = rates.measure(self.device, self.dtype, self.slabs.fields, self.slabs.elements, bare)
         if self.plan is None:
             self.plan = rates.plan(
                 self.rates,
@@ -139,10 +140,16 @@ class OffloadedStates:
             if pieces:
                 (for_device if is_on_device else for_host).append(pieces)
         flushed = [self._flush(pieces, gradients, ready) for pieces in for_host]
-        for pieces in for_device:
-            self._update_on_device(pieces, gradients, ready, update)
-        for pieces, mark in zip(for_host, flushed, strict=True):
+        # The device is a few subgroups ahead of the CPU, which queueing all of them first would keep waiting.
+        queued = 0
+        for count, (pieces, mark) in enumerate(zip(for_host, flushed, strict=True)):
+            enough = min(_AHEAD + count * len(for_device) // len(for_host), len(for_device))
+            for others in for_device[queued:enough]:
+                self._update_on_device(others, gradients, ready, update)
+            queued = max(queued, enough)
             self._update_on_host(pieces, gradients, mark, update)
+        for others in for_device[queued:]:
+            self._update_on_device(others, gradients, ready, update)
         while self._alive and self._lanes.is_past(self._alive[0][0]):
             self._alive.popleft()
         if for_device and not self._is_direct:  # on the host gradients have been read
