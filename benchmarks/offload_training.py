@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from kernel_pytorch.optim import AdamW, release_gradients
-from torch import Tensor, nn
 from table import print_and_store
+from torch import Tensor, nn
 from torch_norms import describe_machine
 
 WIDTH, INSIDE, HEADS, LENGTH = 2048, 5632, 16, 4096
