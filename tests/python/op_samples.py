@@ -240,6 +240,8 @@ def _float8(seed: Tensor) -> None:
     functional.scaled_matmul(made.codes, made.codes, made.scales, made.scales, bias=torch.randn(4))
     whole = functional.quantize(torch.randn(4, 6), scale=torch.ones(1))
     products = (whole.codes, whole.codes, whole.scales, whole.scales)
+    ends = torch.tensor([1, 4], dtype=torch.int32)
+    functional.scaled_grouped_matmul(whole.codes, torch.stack([whole.codes] * 2), *products[2:], ends)
     functional.scaled_matmul(*products, output_scale=torch.ones(1), dtype=torch.float8_e4m3fn)
 
 

@@ -1,4 +1,5 @@
-"""Memory in training: optimizer states on the host, long sequences by segments that attend to keys of their past."""
+"""Training in less memory: activations kept, recomputed or moved by a plan, optimizer states on the host, gradients in
+fewer bytes between processes, pools of torch's allocator; and long sequences by segments."""
 
 from __future__ import annotations
 
@@ -10,15 +11,37 @@ from ..optim import (
     MemoryConfig,
     PerformanceModel,
 )
+from .checkpointing import (
+    AdaptiveCheckpointing,
+    DynamicActivationOffloading,
+    MemoryEfficientBackprop,
+    SelectiveGradientCheckpointing,
+)
+from .fit import MemoryFit, fit_memory
+from .gradients import AdaptiveCompressionOptimizer, GradientCompressor, QuantizedGradientAccumulation
 from .long_sequence import LongSequenceOptimizer, SegmentedAttentionMemory, SegmentState
+from .pools import DynamicMemoryPool, FragmentationReport, MemoryFragmentationOptimizer, MemoryPoolManager
 
 __all__ = [
+    "AdaptiveCheckpointing",
+    "AdaptiveCompressionOptimizer",
     "CPUGPUHybridOptimizer",
     "DeepOptimizerStates",
+    "DynamicActivationOffloading",
+    "DynamicMemoryPool",
+    "FragmentationReport",
+    "GradientCompressor",
     "InterleaveOffloadingOptimizer",
     "LongSequenceOptimizer",
     "MemoryConfig",
+    "MemoryEfficientBackprop",
+    "MemoryFit",
+    "MemoryFragmentationOptimizer",
+    "MemoryPoolManager",
     "PerformanceModel",
+    "QuantizedGradientAccumulation",
     "SegmentState",
     "SegmentedAttentionMemory",
+    "SelectiveGradientCheckpointing",
+    "fit_memory",
 ]
