@@ -43,7 +43,6 @@ struct Entry {
 struct Arguments {
   Entry entries[kMaxParameters];
   int32_t count;
-  int32_t turns;          // in which the blocks sweep the list
   uint32_t* arrived;      // blocks that have read their steps
   const int64_t* seed;    // null: round to nearest
   const float* lr_value;  // null: lr; likewise

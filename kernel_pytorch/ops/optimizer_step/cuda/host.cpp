@@ -15,7 +15,6 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/optimizer_step/cuda/kernel.cuh";
 constexpr int kMostConfigs = 4;
-constexpr int64_t kRunChunks = 16;  // that a block takes one after another, about
 constexpr std::string_view kRuleNames[] = {"kAdamW", "kLion", "kSgd"};
 constexpr std::string_view kStorageNames[] = {"kPlain", "kCompanded", "kDynamic"};
 constexpr std::string_view kWeightBitsNames[] = {"kNone", "kCorrection", "kMaster"};
@@ -59,7 +58,7 @@ Variant variant_of(const Step& step) {
 struct StepConfig {
   int unit = 8;    // consecutive elements that a thread takes at once
   int blocks = 3;  // resident per multiprocessor
-  int stages = 2;  // chunks of a block that are under way
+  int stages = 0;  // chunks of a block that are under way through shared memory; 0: one, in registers
 };
 constexpr auto kStepConfigFields = config_fields<StepConfig>(
     config_field<&StepConfig::unit>(), config_field<&StepConfig::blocks>(), config_field<&StepConfig::stages>());
@@ -69,9 +68,9 @@ constexpr ConfigFields fields_of(const StepConfig&) {
 // There is a choice for what is used most; the rest is compiled once, with the registers that its units need. A unit of
 // plain numbers is 16 bytes of the widest.
 std::span<const StepConfig> configs_of(const Variant& variant) {
-  static constexpr StepConfig kCoded[] = {{8, 4, 2}, {8, 3, 3}, {16, 2, 2}, {16, 2, 3}},
-                              kWide[] = {{4, 4, 2}, {4, 4, 3}, {4, 3, 3}}, kNarrow[] = {{8, 3, 2}, {8, 4, 3}},
-                              kLargeUnit[] = {{8, 2, 2}}, kSmallUnit[] = {{4, 2, 3}};
+  static constexpr StepConfig kCoded[] = {{8, 4, 2}, {8, 3, 0}, {16, 2, 2}},
+                              kWide[] = {{4, 4, 0}, {4, 3, 0}, {8, 2, 0}}, kNarrow[] = {{8, 3, 0}},
+                              kLargeUnit[] = {{8, 2, 0}}, kSmallUnit[] = {{4, 3, 0}};
   const bool is_plain = variant.storage == Storage::kPlain, is_narrow = variant.parameter_bytes() == 2;
   const bool is_usual = variant.rule == Rule::kAdamW && !variant.has_maximum && variant.storage != Storage::kDynamic &&
                         variant.weight_bits != WeightBits::kMaster && variant.dtype != DType::kFloat16;
@@ -163,7 +162,6 @@ void run(const Step& step, int config, Context& context) {
     arguments.count = static_cast<int32_t>(end - begin);
     arguments.arrived = arrived + launch;
     const int64_t blocks = std::clamp<int64_t>(chunks, 1, resident);
-    arguments.turns = static_cast<int32_t>(std::max<int64_t>(chunks / (blocks * kRunChunks), 1));
     void* pointers[] = {&arguments};
     cuda_device::LaunchShape shape;
     shape.grid_x = static_cast<unsigned>(blocks);

@@ -1,8 +1,8 @@
-// An optimizer's step for a list of parameters. Blocks stay: each takes many chunks of the list, and those that follow
-// are under way to shared memory while it computes the present one, so that memory never waits for arithmetic, and
-// tables and factors are made once for many chunks. The threads of a group of 8-bit states are neighbours in a warp:
-// its new scale is a maximum over shuffles, and codes never leave registers before. Whichever block is last to have
-// read its steps advances all steps, so that the count needs no launch of its own.
+// An optimizer's step for a list of parameters. Blocks stay: each takes many chunks of the list, and the next is under
+// way while it computes the present one, in registers or, with kStages, in shared memory: memory never waits for
+// arithmetic, and tables and factors are made once for many chunks. The threads of a group of 8-bit states are
+// neighbours in a warp: its new scale is a maximum over shuffles, and codes never leave registers before. Whichever
+// block is last to have read its steps advances all steps, so that the count needs no launch of its own.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/math.cuh"
@@ -11,6 +11,7 @@
 #include "kernel_pytorch/ops/optimizer_step/cuda/rounding.cuh"
 #include "kernel_pytorch/ops/optimizer_step/cuda/staging.cuh"
 #include "kernel_pytorch/ops/optimizer_step/cuda/units.cuh"
+#include "kernel_pytorch/ops/optimizer_step/cuda/walk.cuh"
 
 namespace kernel_pytorch::optimizer_step {
 
@@ -290,37 +291,6 @@ __device__ __forceinline__ void set_factors(Factors& factors, Rule rule, const A
   set_factors_part(factors, threadIdx.x / 32, rule, arguments.rates, signals);
 }
 
-// kThreads units of one parameter.
-struct Chunk {
-  int place;  // of the parameter; below 0: there is none
-  bool is_whole;
-  int64_t begin;
-};
-
-// The chunks of a block. The list is swept in turns: in each, blocks take neighbouring runs of chunks, so that all of
-// them work on one part of memory, and a run is mostly of one parameter.
-template <int kChunkElements>
-struct Walk {
-  const Arguments& arguments;
-  int turn = -1, chunk = 0, end = 0, place = 0;
-
-  __device__ __forceinline__ Chunk next() {
-    while (chunk >= end) {
-      if (++turn >= arguments.turns) return {-1, false, 0};
-      const int64_t chunks = arguments.entries[arguments.count - 1].chunk_end;
-      const int64_t run = static_cast<int64_t>(turn) * gridDim.x + blockIdx.x;
-      const int64_t runs = static_cast<int64_t>(arguments.turns) * gridDim.x;
-      chunk = static_cast<int>(chunks * run / runs);
-      end = static_cast<int>(chunks * (run + 1) / runs);
-    }
-    while (arguments.entries[place].chunk_end <= chunk) ++place;
-    const Entry& entry = arguments.entries[place];
-    const int first_chunk = place == 0 ? 0 : arguments.entries[place - 1].chunk_end;
-    const int64_t begin = static_cast<int64_t>(chunk++ - first_chunk) * kChunkElements;
-    return {place, entry.is_aligned && begin + kChunkElements <= entry.elements, begin};
-  }
-};
-
 template <Rule kRule, Storage kStorage, class P, class S, WeightBits kWeightBits, bool kMaximum, int kUnit, int kBlocks,
           int kStages>
 __global__ void __launch_bounds__(kThreads, kBlocks) step(const __grid_constant__ Arguments arguments) {
@@ -328,11 +298,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks) step(const __grid_constant_
   __shared__ Factors factors;
   __shared__ Tables<kStorage> tables;
   __shared__ bool is_last;
-  extern __shared__ __align__(16) char dynamic_memory[];
-  using Stages = Staging<OneStep, kStages>;
-  static_assert(sizeof(Stages) ==
-                kStages * staged_bytes(kRule, kStorage, sizeof(P), sizeof(S), kWeightBits, kMaximum, kUnit));
-  Stages& staging = *reinterpret_cast<Stages*>(dynamic_memory);
   if (arguments.found_inf != nullptr && *arguments.found_inf != 0.0f) return;
   tables.fill();
   const auto step_of = [&](int place, bool is_whole) {
@@ -340,38 +305,60 @@ __global__ void __launch_bounds__(kThreads, kBlocks) step(const __grid_constant_
     return OneStep{entry, factors, tables, {arguments.seed, entry.random_block}, is_whole};
   };
   const uint32_t offset = threadIdx.x * OneStep::kCount;
-  Walk<kThreads * OneStep::kCount> walk{arguments};
-  const auto fetch = [&](int stage) {
-    const Chunk chunk = walk.next();
-    if (chunk.place >= 0 && chunk.is_whole) {
-      staging.fetch(stage, step_of(chunk.place, true), {chunk.begin, offset});
-    }
-    ptx::cp_async_commit_group();
-    return chunk;
-  };
-  Chunk chunks[kStages];
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) chunks[i] = fetch(i);
+  Walk<kThreads * OneStep::kCount> walk(arguments);
   int factors_place = -1;
-  for (int stage = 0; chunks[0].place >= 0; stage = stage + 1 == kStages ? 0 : stage + 1) {
-    const Chunk chunk = chunks[0];
+  const auto run = [&](const Chunk& chunk, const typename OneStep::Loaded& loaded) {
     if (chunk.place != factors_place) {
       __syncthreads();
       set_factors(factors, kRule, arguments, arguments.entries[chunk.place].step);
       __syncthreads();
       factors_place = chunk.place;
     }
-    ptx::cp_async_wait_group<kStages - 1>();
     const Place place{chunk.begin, offset};
     if (chunk.is_whole) {
-      step_of(chunk.place, true).run(staging.take(stage), place);
+      step_of(chunk.place, true).run(loaded, place);
     } else {
       const OneStep one = step_of(chunk.place, false);
       one.run(one.load_all(place), place);
     }
+  };
+  if constexpr (kStages == 0) {
+    typename OneStep::Loaded next;
+    const auto fetch = [&] {
+      const Chunk chunk = walk.next();
+      if (chunk.place >= 0 && chunk.is_whole) next = step_of(chunk.place, true).load_all({chunk.begin, offset});
+      return chunk;
+    };
+    for (Chunk following = fetch(); following.place >= 0;) {
+      const Chunk chunk = following;
+      const typename OneStep::Loaded loaded = next;
+      following = fetch();
+      run(chunk, loaded);
+    }
+  } else {
+    using Stages = Staging<OneStep, kStages>;
+    static_assert(sizeof(Stages) ==
+                  kStages * staged_bytes(kRule, kStorage, sizeof(P), sizeof(S), kWeightBits, kMaximum, kUnit));
+    extern __shared__ __align__(16) char dynamic_memory[];
+    Stages& staging = *reinterpret_cast<Stages*>(dynamic_memory);
+    const auto fetch = [&](int stage) {
+      const Chunk chunk = walk.next();
+      if (chunk.place >= 0 && chunk.is_whole) {
+        staging.fetch(stage, step_of(chunk.place, true), {chunk.begin, offset});
+      }
+      ptx::cp_async_commit_group();
+      return chunk;
+    };
+    Chunk chunks[kStages];
 #pragma unroll
-    for (int i = 1; i < kStages; ++i) chunks[i - 1] = chunks[i];
-    chunks[kStages - 1] = fetch(stage);
+    for (int i = 0; i < kStages; ++i) chunks[i] = fetch(i);
+    for (int stage = 0; chunks[0].place >= 0; stage = stage + 1 == kStages ? 0 : stage + 1) {
+      ptx::cp_async_wait_group<kStages - 1>();
+      run(chunks[0], staging.take(stage));
+#pragma unroll
+      for (int i = 1; i < kStages; ++i) chunks[i - 1] = chunks[i];
+      chunks[kStages - 1] = fetch(stage);
+    }
   }
   if (threadIdx.x == 0) {
     __threadfence();
