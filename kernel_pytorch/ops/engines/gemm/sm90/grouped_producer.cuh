@@ -88,7 +88,7 @@ class Sm90GroupedProducer {
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
       const int32_t row = place.row + line_ + i * kPass;
-      lines[i] = row < place.end ? __ldg(arguments_.groups.gather_a + row) : -1;
+      lines[i] = row < place.end ? arguments_.groups.gather_a[row] : -1;
     }
   }
   // Memory lines of a stage's steps, one stage ahead of their use; at most one operand has an index, or both the same.
@@ -98,7 +98,7 @@ class Sm90GroupedProducer {
 #pragma unroll
       for (int i = 0; i < kLines; ++i) {
         const int32_t step = place.begin + k * kChunk + line_ + i * kPass;
-        lines[i] = step < place.end ? __ldg(gather + step) : 0;
+        lines[i] = step < place.end ? gather[step] : 0;
       }
     }
   }
