@@ -2,7 +2,7 @@
 torch.compile on top of it; in turns in one process.
 
     python benchmarks/optimize_architectures.py [--device cpu|cuda] [--only WORDS,...] [--ways WORDS,...]
-        [--seconds S] [--budget S] [--layers N] [--output FILE]
+        [--seconds S] [--budget S] [--layers N] [--profile] [--output FILE]
 
 Hugging Face models from their configurations, in bf16 on a GPU and fp32 on a CPU: prefill of decoders with and without
 the default cache (4 layers of 2048, B2 S1024), encoders for tokens, images and sound, training steps. On a CPU smaller
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from compile_cases import DECODERS, Row, model_of
+from compile_cases import DECODERS, Row, kernels_of, model_of
 from kernel_pytorch._optimize.demo_models import DEMOS
 from optimize_models import Case, log, synchronize, text_of
 from table import print_table
@@ -33,7 +33,7 @@ from torch_norms import describe_machine
 
 import kernel_pytorch
 
-OURS, BOTH = "optimize", "optimize + torch.compile"
+OURS, COMPILED, BOTH = "optimize", "optimize, compile=True", "optimize + torch.compile"
 MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
 
 
@@ -167,9 +167,9 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
 def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, Any]) -> dict[str, Any]:
     wanted = arguments.ways.split(",")
 
-    def optimized(model: nn.Module) -> nn.Module:
+    def optimized(model: nn.Module, compile: bool = False) -> nn.Module:
         begin = time.perf_counter()
-        result = kernel_pytorch.optimize(model, case.arguments, case.goal, arguments.budget, compile=False)
+        result = kernel_pytorch.optimize(model, case.arguments, case.goal, arguments.budget, compile=compile)
         reports.setdefault(case.name, result.report.data)
         log(f"{case.name}: optimize took {time.perf_counter() - begin:.1f} s of {arguments.budget:g}\n{result.report}")
         return result.model
@@ -178,8 +178,9 @@ def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, A
     for mode in MODES:
         ways[f"torch.compile {mode}"] = lambda model, mode=mode: torch.compile(model, mode=mode)
     ways[OURS] = optimized
+    ways[COMPILED] = lambda model: optimized(model, compile=True)
     ways[BOTH] = lambda model: torch.compile(optimized(model))
-    short = {"eager": "eager", "compile": "torch.compile", "optimize": OURS, "both": BOTH}
+    short = {"eager": "eager", "compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
     names = {short.get(word, f"torch.compile {word}") for word in wanted}
     return {name: make for name, make in ways.items() if name in names}
 
@@ -195,17 +196,18 @@ def result_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str,
         rows[name] = {"median_us": median, "low_us": low, "high_us": high, "peak_bytes": case.peak(name)}
         rows[name].update(launches=None, host_us=case.host_us(name))
         log(f"{case.name}: {name}: {text_of(rows[name])}, host {rows[name]['host_us']:.0f} µs")
-    return {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes}
+    result = {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes}
+    if arguments.profile:
+        result["kernels"] = {name: kernels_of(step, case.device) for name, step in case.steps.items()}
+    return result
 
 
 def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     def best(names: list[str]) -> float:
         return min((rows[name]["median_us"] for name in names if name in rows), default=float("nan"))
 
-    peers = [name for name in rows if name not in (OURS, BOTH)]
-    found = {}
-    if OURS in rows:
-        found[OURS] = best(peers) / rows[OURS]["median_us"]
+    peers = [name for name in rows if name not in (OURS, COMPILED, BOTH)]
+    found = {name: best(peers) / rows[name]["median_us"] for name in (OURS, COMPILED) if name in rows}
     if BOTH in rows:
         found[BOTH] = best(["torch.compile", OURS]) / rows[BOTH]["median_us"]
     return found
@@ -213,7 +215,7 @@ def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 def figures(result: dict[str, Any]) -> list[dict[str, str]]:
     rows = result["rows"]
-    texts = [f"{name} {rows[name]['median_us'] / 1e3:.3f}" for name in rows if name not in (OURS, BOTH)]
+    texts = [f"{name} {rows[name]['median_us'] / 1e3:.3f}" for name in rows if name not in (OURS, COMPILED, BOTH)]
     return [
         {
             "what": f"{result['what']}: {name}",
@@ -230,13 +232,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words that a case's name must hold one of, separated by commas")
     parser.add_argument(
         "--ways", default="eager,compile,reduce-overhead,optimize,both",
-        help="of eager, compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, both",
+        help="of eager, compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, optimize-compile, both",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing per case")
     parser.add_argument("--budget", type=float, default=20.0, help="of each optimize")
     parser.add_argument("--layers", type=int, default=6, help="of encoders")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing new is begun")
+    parser.add_argument("--profile", action="store_true", help="store the kernels of a step with their times")
     parser.add_argument("--output", type=Path, help="write the figures as JSON, after each case")
     parser.add_argument("--reports", type=Path, help="write the reports of optimize as JSON, after each case")
     arguments = parser.parse_args()

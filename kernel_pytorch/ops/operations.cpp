@@ -9,7 +9,6 @@
   OP(softmax)               \
   OP(cross_entropy)         \
   OP(linear_cross_entropy)  \
-  OP(adamw)                 \
   OP(optimizer_step)        \
   OP(reduce_norm)           \
   OP(activation)            \

@@ -13,7 +13,7 @@ import kernel_pytorch.jax as kp
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> Any:
-    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def dense(x: Any, logits: Any, gate_up: Any, down: Any, k: int) -> Any:
@@ -35,12 +35,14 @@ def test_a_layer_and_its_gradients() -> None:
         routing = kp.route(logits, 2)
         return kp.moe_mlp(x, routing, gate_up, down)
 
+    @jax.jit
     def expected(x: Any, logits: Any, gate_up: Any, down: Any) -> Any:
         return dense(x.reshape(-1, 8), logits.reshape(-1, 5), gate_up, down, 2).reshape(x.shape)
 
     given = (x, logits, gate_up, down)
     np.testing.assert_allclose(layer(*given), expected(*given), rtol=1e-4, atol=1e-5)
-    grads = [jax.grad(lambda *a, f=f: (f(*a) ** 2).sum(), argnums=(0, 1, 2, 3))(*given) for f in (layer, expected)]
+    gradient = lambda f: jax.jit(jax.grad(lambda *a: (f(*a) ** 2).sum(), argnums=(0, 1, 2, 3)))  # noqa: E731
+    grads = [gradient(f)(*given) for f in (layer, expected)]
     for ours, theirs in zip(*grads):
         np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=1e-4)
 

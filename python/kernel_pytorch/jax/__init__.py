@@ -42,6 +42,7 @@ from .losses import (
     parallel_cross_entropy,
 )
 from .norms import add_rms_norm, layer_norm, rms_norm
+from .packed import attention_packed
 from .pointwise import (
     activation,
     dropout,
@@ -66,6 +67,7 @@ from .tables import (
     chunk_mean_pool,
     embedding,
     mean_pool,
+    norm_rope,
     rope,
     rope_frequencies,
     rope_from_frequencies,
@@ -81,6 +83,7 @@ __all__ = [
     "activation",
     "add_rms_norm",
     "attention",
+    "attention_packed",
     "block_lists",
     "block_mask",
     "chunk_mean_pool",
@@ -111,6 +114,7 @@ __all__ = [
     "mlp",
     "moe_combine",
     "moe_mlp",
+    "norm_rope",
     "optim",
     "parallel_cross_entropy",
     "policies",
