@@ -14,6 +14,7 @@ import kernel_pytorch.compile_backend as backend  # noqa: E402
 from compile_models import Compiled  # noqa: E402
 from kernel_pytorch.compile_backend import choice, trial  # noqa: E402
 from kernel_pytorch.compile_backend.cluster import cluster  # noqa: E402
+from kernel_pytorch.compile_backend.patterns import linears  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -158,7 +159,7 @@ def test_what_was_refused_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> N
     assert line.taken == "torch, causal" and "ours, causal differs by 7" in line.reason
 
 
-def test_products_of_few_rows_are_ours() -> None:
+def test_products_of_few_rows_and_large_ones_on_a_cpu_are_ours() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -167,8 +168,8 @@ def test_products_of_few_rows_are_ours() -> None:
         def forward(self, x: Any) -> Any:
             return x + self.second(self.first(x).sin())
 
-    block = Block()
-    for rows, replaced in ((3, {"linear": 1, "linear_residual": 1}), (17, {})):
+    block, both = Block(), {"linear": 1, "linear_residual": 1}
+    for rows, replaced in ((3, both), (17, {}), (linears._LARGE_ON_CPU // (16 * 24), {}), (11000, both)):
         torch._dynamo.reset()
         found, x = Compiled(block, dynamic=False), torch.randn(rows, 16)
         with torch.no_grad():

@@ -7,12 +7,9 @@
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/embedding/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/support/any_rows.cuh"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 
 namespace kernel_pytorch::embedding {
-
-__device__ __forceinline__ int64_t index_at(const void* indices, bool is_wide, int64_t position) {
-  return is_wide ? static_cast<const int64_t*>(indices)[position] : static_cast<const int32_t*>(indices)[position];
-}
 
 template <class Unit>
 __device__ __forceinline__ Unit repeat_word(uint32_t word) {

@@ -20,7 +20,7 @@ PATTERNS: dict[str, Finder] = {
     "gated_activation": gated.find,
     "linear_activation": linears.find_activations,
     "linear_residual": linears.find_residuals,
-    "linear": linears.find_few_rows,
+    "linear": linears.find_plain,
     "norm_rope": rope.find_with_norms,
     "rope": rope.find,
     "add_norm": norms.find_with_sum,
