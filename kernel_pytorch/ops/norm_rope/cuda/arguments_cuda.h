@@ -14,12 +14,11 @@ struct HeadConfig {
   int lanes = 8;  // a power of two
   int heads = 1;  // of a token that a group of lanes takes together, with one load of cos, sin and weight
   bool rest = false;
-  bool ahead = false;  // backward: the next heads are asked for while the present ones are worked on
 };
 
 KP_SHARED_CODE constexpr bool is_legal(const HeadConfig& config) {
   return config.lanes >= 4 && config.lanes <= 32 && (config.lanes & (config.lanes - 1)) == 0 && config.heads >= 1 &&
-         config.heads <= 4 && !(config.rest && config.ahead);  // the registers hold one of both
+         config.heads <= 4;
 }
 
 // Strides in bytes: of the batch, the token, the head.

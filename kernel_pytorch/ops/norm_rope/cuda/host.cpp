@@ -14,9 +14,8 @@
 
 namespace kernel_pytorch::norm_rope {
 
-constexpr auto kHeadConfigFields =
-    config_fields<HeadConfig>(config_field<&HeadConfig::lanes>(), config_field<&HeadConfig::heads>(),
-                              config_field<&HeadConfig::rest>(), config_field<&HeadConfig::ahead>());
+constexpr auto kHeadConfigFields = config_fields<HeadConfig>(
+    config_field<&HeadConfig::lanes>(), config_field<&HeadConfig::heads>(), config_field<&HeadConfig::rest>());
 constexpr ConfigFields fields_of(const HeadConfig&) {
   return kHeadConfigFields;
 }
@@ -31,7 +30,7 @@ constexpr const char* kWide = "a head does not fit the registers of a warp";
 constexpr const char* kTooMany = "2^31 or more heads";
 // Heads at a time. Backward holds two tensors: four heads of them would spill.
 template <class Problem>
-constexpr int kHeadChoices = std::is_same_v<Problem, Forward> ? 3 : 2;
+constexpr int kMostHeads = std::is_same_v<Problem, Forward> ? 4 : 2;
 
 template <class Problem>
 int64_t vector_count(const Problem& problem, int64_t columns) {
@@ -72,21 +71,14 @@ registry::Support supports_backward(const Backward& problem, const DeviceInfo& d
       obstacle_of(problem, device, {&problem.x, &problem.grad_output, &problem.grad_x, &problem.cos, &problem.sin}));
 }
 
-// 1, 2 (, 4) heads; in backward the same again with the next ones under way.
 template <class Problem>
 HeadConfig config_of(const Problem& problem, int config) {
-  return {.lanes = lanes_of(problem),
-          .heads = 1 << config % kHeadChoices<Problem>,
-          .rest = problem.x.sizes[3] > problem.rotary_dim,
-          .ahead = config >= kHeadChoices<Problem>};
+  return {.lanes = lanes_of(problem), .heads = 1 << config, .rest = problem.x.sizes[3] > problem.rotary_dim};
 }
 template <class Problem>
 std::vector<std::string> configs(const Problem& problem, const DeviceInfo&) {
-  const bool has_ahead = std::is_same_v<Problem, Backward> && problem.x.sizes[3] == problem.rotary_dim;
   std::vector<std::string> texts;
-  for (int i = 0; i < kHeadChoices<Problem> * (has_ahead ? 2 : 1); ++i) {
-    texts.push_back(config_text(config_of(problem, i)));
-  }
+  for (int i = 0; 1 << i <= kMostHeads<Problem>; ++i) texts.push_back(config_text(config_of(problem, i)));
   return texts;
 }
 template <class Problem>
@@ -97,7 +89,7 @@ int64_t items_of(const Problem& problem, const HeadConfig& config) {
 // Several heads for one load of the tables, as long as there are four blocks for each multiprocessor.
 template <class Problem>
 int heuristic(const Problem& problem, const DeviceInfo& device) {
-  for (int config = kHeadChoices<Problem> - 1; config > 0; --config) {
+  for (int config = kMostHeads<Problem> / 2; config > 0; --config) {
     const HeadConfig wanted = config_of(problem, config);
     const int64_t blocks = items_of(problem, wanted) * wanted.lanes / kThreads;
     if (problem.x.sizes[head_dimension(problem)] >= wanted.heads && blocks >= 4 * device.cuda.multiprocessors) {
@@ -153,9 +145,9 @@ DeviceCode code_of(std::string_view function, DType dtype, const HeadConfig& con
 int entry_of(DType dtype, const HeadConfig& config) {
   const int lanes = config.lanes == 4 ? 0 : config.lanes == 8 ? 1 : config.lanes == 16 ? 2 : 3;
   const int heads = config.heads == 1 ? 0 : config.heads == 2 ? 1 : 2;
-  return ((cuda_type_index(dtype) * 4 + lanes) * 3 + heads) * 3 + (config.ahead ? 2 : config.rest ? 1 : 0);
+  return ((cuda_type_index(dtype) * 4 + lanes) * 3 + heads) * 2 + config.rest;
 }
-constexpr int kEntries = 3 * 4 * 3 * 3;
+constexpr int kEntries = 3 * 4 * 3 * 2;
 
 int64_t blocks_of(const Arguments& arguments, const HeadConfig& config) {
   return (static_cast<int64_t>(arguments.items) * config.lanes + kThreads - 1) / kThreads;
@@ -190,8 +182,7 @@ void run_backward(const Backward& problem, int config, Context& context) {
   arguments.output = head_tensor(problem, problem.grad_x);
   // As many blocks as run at once: each has many heads, and the fewer there are, the fewer partial rows are left to
   // add.
-  const int64_t resident =
-      (chosen.ahead && chosen.heads > 1 ? 3 : 4) * std::max<int64_t>(context.info->cuda.multiprocessors, 1);
+  const int64_t resident = 4 * std::max<int64_t>(context.info->cuda.multiprocessors, 1);
   const int64_t blocks = std::min(blocks_of(arguments, chosen), resident);
   const ColumnSums sums = allocate_column_sums(problem.grad_weight, {}, arguments.head_dim, blocks, context);
   arguments.weight_partial = sums.partials[0];
@@ -216,14 +207,11 @@ uint64_t backward_hash() {
 
 // Every shape of kernel in bf16, and the usual ones in other types; those are otherwise alike, and compiled when asked
 // for.
-template <class Problem>
-std::vector<DeviceCode> codes_of(std::string_view function) {
+std::vector<DeviceCode> codes_of(std::string_view function, int most_heads) {
   std::vector<DeviceCode> codes;
   for (int lanes : {4, 8, 16, 32}) {
-    for (int i = 0; i < kHeadChoices<Problem>; ++i) {
-      for (bool rest : {false, true}) codes.push_back(code_of(function, DType::kBFloat16, {lanes, 1 << i, rest}));
-      if (!std::is_same_v<Problem, Backward>) continue;
-      codes.push_back(code_of(function, DType::kBFloat16, {.lanes = lanes, .heads = 1 << i, .ahead = true}));
+    for (int heads = 1; heads <= most_heads; heads *= 2) {
+      for (bool rest : {false, true}) codes.push_back(code_of(function, DType::kBFloat16, {lanes, heads, rest}));
     }
   }
   codes.push_back(code_of(function, DType::kFloat16, {8, 2, false}));
@@ -231,11 +219,11 @@ std::vector<DeviceCode> codes_of(std::string_view function) {
   return codes;
 }
 std::vector<DeviceCode> forward_codes() {
-  return codes_of<Forward>("forward_heads");
+  return codes_of("forward_heads", kMostHeads<Forward>);
 }
 std::vector<DeviceCode> backward_codes() {
   std::vector<DeviceCode> codes = column_sums_device_code();
-  for (DeviceCode& code : codes_of<Backward>("backward_heads")) codes.push_back(std::move(code));
+  for (DeviceCode& code : codes_of("backward_heads", kMostHeads<Backward>)) codes.push_back(std::move(code));
   return codes;
 }
 

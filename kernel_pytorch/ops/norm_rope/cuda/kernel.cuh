@@ -50,11 +50,6 @@ struct Columns {
   }
 };
 
-// Where the heads are that a group of lanes takes together.
-struct GroupPlace {
-  uint32_t first_head, batch, place;
-};
-
 template <class T, HeadConfig kConfig>
 struct Group {
   using Own = Columns<T, kConfig>;
@@ -76,30 +71,41 @@ struct Group {
     }
   }
 
-  __device__ __forceinline__ GroupPlace locate(uint32_t item) const {
-    const uint32_t token = divide(item, arguments.head_groups), batch = divide(token, arguments.sequence);
-    return {.first_head = (item - token * arguments.head_groups.divisor) * kConfig.heads,
-            .batch = batch,
-            .place = token - batch * arguments.sequence.divisor};
-  }
-  // `wanted` says whether there is a group of heads at this place.
-  __device__ __forceinline__ void load_tables(const GroupPlace& at, bool wanted) {
+  // Goes to a group of heads: `wanted` says whether there is one.
+  uint32_t first_head;
+  int64_t batch, place;
+  __device__ __forceinline__ void go_to(uint32_t item, bool wanted) {
+    const uint32_t token = divide(item, arguments.head_groups);
+    first_head = (item - token * arguments.head_groups.divisor) * kConfig.heads;
+    batch = divide(token, arguments.sequence);
+    place = token - batch * arguments.sequence.divisor;
     const bool turns = wanted && own.owned[0];
-    load_floats<T>(row_of(arguments.cos, at), arguments.table_is_float, turns, own.column[0], cosine);
-    load_floats<T>(row_of(arguments.sin, at), arguments.table_is_float, turns, own.column[0], sine);
+    load_floats<T>(row_of(arguments.cos), arguments.table_is_float, turns, own.column[0], cosine);
+    load_floats<T>(row_of(arguments.sin), arguments.table_is_float, turns, own.column[0], sine);
   }
-  __device__ __forceinline__ void load(const HeadTensor& tensor, const GroupPlace& at, int head, bool wanted,
+  __device__ __forceinline__ const char* row_of(const Table& table) const {
+    return static_cast<const char*>(table.data) + batch * table.strides[0] + place * table.strides[1];
+  }
+  __device__ __forceinline__ char* head_of(const HeadTensor& tensor, int head) const {
+    return static_cast<char*>(tensor.data) + batch * tensor.strides[0] + place * tensor.strides[1] +
+           (first_head + head) * tensor.strides[2];
+  }
+  __device__ __forceinline__ bool has(int head) const {
+    return first_head + head < arguments.heads;
+  }
+
+  __device__ __forceinline__ void load(const HeadTensor& tensor, int head, bool wanted,
                                        tile::Vector<T> (&vectors)[kVectors]) const {
-    const T* start = reinterpret_cast<const T*>(head_of(tensor, at, head));
+    const T* start = reinterpret_cast<const T*>(head_of(tensor, head));
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      vectors[i] = tile::load_once_if<T>(wanted && own.owned[i] && has(at, head), start + own.column[i]);
+      vectors[i] = tile::load_once_if<T>(wanted && own.owned[i] && has(head), start + own.column[i]);
     }
   }
-  __device__ __forceinline__ void store(const HeadTensor& tensor, const GroupPlace& at, int head, bool wanted, int i,
+  __device__ __forceinline__ void store(const HeadTensor& tensor, int head, bool wanted, int i,
                                         const float (&values)[kCount]) const {
-    T* start = reinterpret_cast<T*>(head_of(tensor, at, head));
-    tile::store_if(wanted && own.owned[i] && has(at, head), start + own.column[i], tile::Vector<T>::pack(values));
+    T* start = reinterpret_cast<T*>(head_of(tensor, head));
+    tile::store_if(wanted && own.owned[i] && has(head), start + own.column[i], tile::Vector<T>::pack(values));
   }
   // `direction`: 1 turns, -1 turns back.
   __device__ __forceinline__ void turn(float (&first)[kCount], float (&second)[kCount], float direction) const {
@@ -109,18 +115,6 @@ struct Group {
       first[k] = a * cosine[k] - b * s;
       second[k] = b * cosine[k] + a * s;
     }
-  }
-
- private:
-  __device__ __forceinline__ static const char* row_of(const Table& table, const GroupPlace& at) {
-    return static_cast<const char*>(table.data) + at.batch * table.strides[0] + at.place * table.strides[1];
-  }
-  __device__ __forceinline__ static char* head_of(const HeadTensor& tensor, const GroupPlace& at, int head) {
-    return static_cast<char*>(tensor.data) + at.batch * tensor.strides[0] + at.place * tensor.strides[1] +
-           (at.first_head + head) * tensor.strides[2];
-  }
-  __device__ __forceinline__ bool has(const GroupPlace& at, int head) const {
-    return at.first_head + head < arguments.heads;
   }
 };
 
@@ -133,11 +127,10 @@ __global__ void __launch_bounds__(kThreads) forward_heads(const __grid_constant_
   Heads group(arguments);
   const uint32_t item = (blockIdx.x * kThreads + threadIdx.x) / kConfig.lanes;
   const bool wanted = item < arguments.items;
-  const GroupPlace at = group.locate(wanted ? item : 0);
-  group.load_tables(at, wanted);
+  group.go_to(wanted ? item : 0, wanted);
   tile::Vector<T> loaded[kConfig.heads][kVectors];
 #pragma unroll
-  for (int head = 0; head < kConfig.heads; ++head) group.load(arguments.x, at, head, wanted, loaded[head]);
+  for (int head = 0; head < kConfig.heads; ++head) group.load(arguments.x, head, wanted, loaded[head]);
   const float per_column = 1.0f / static_cast<float>(arguments.head_dim);
 #pragma unroll
   for (int head = 0; head < kConfig.heads; ++head) {
@@ -157,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) forward_heads(const __grid_constant_
     }
     group.turn(values[0], values[1], 1.0f);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) group.store(arguments.output, at, head, wanted, i, values[i]);
+    for (int i = 0; i < kVectors; ++i) group.store(arguments.output, head, wanted, i, values[i]);
   }
 }
 
@@ -205,36 +198,18 @@ __global__ void __launch_bounds__(kThreads) backward_heads(const __grid_constant
   Heads group(arguments);
   float sums[kVectors][kCount] = {};
   const float per_column = 1.0f / static_cast<float>(arguments.head_dim);
-  const uint32_t step = gridDim.x * (kThreads / kConfig.lanes);
-  uint32_t item = (blockIdx.x * kThreads + threadIdx.x) / kConfig.lanes;
-  // x and gradients of the heads to come.
-  GroupPlace next_place;
-  tile::Vector<T> next[kConfig.heads][2][kVectors];
-  const auto fetch = [&](uint32_t from) {
-    next_place = group.locate(from < arguments.items ? from : 0);
-#pragma unroll
-    for (int head = 0; head < kConfig.heads; ++head) {
-      group.load(arguments.x, next_place, head, from < arguments.items, next[head][0]);
-      group.load(arguments.grad_output, next_place, head, from < arguments.items, next[head][1]);
-    }
-  };
-  if constexpr (kConfig.ahead) fetch(item);
+  const uint32_t groups = kThreads / kConfig.lanes, step = gridDim.x * groups;
   // Lanes of a warp go round together, since they sum together.
-  for (uint32_t first = item - threadIdx.x / kConfig.lanes; first < arguments.items; first += step, item += step) {
-    if constexpr (!kConfig.ahead) fetch(item);
-    const GroupPlace at = next_place;
+  for (uint32_t first = blockIdx.x * groups; first < arguments.items; first += step) {
+    const uint32_t item = first + threadIdx.x / kConfig.lanes;
     const bool wanted = item < arguments.items;
+    group.go_to(wanted ? item : 0, wanted);
     tile::Vector<T> loaded[kConfig.heads][2][kVectors];
 #pragma unroll
     for (int head = 0; head < kConfig.heads; ++head) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        loaded[head][0][i] = next[head][0][i];
-        loaded[head][1][i] = next[head][1][i];
-      }
+      group.load(arguments.x, head, wanted, loaded[head][0]);
+      group.load(arguments.grad_output, head, wanted, loaded[head][1]);
     }
-    group.load_tables(at, wanted);
-    if constexpr (kConfig.ahead) fetch(item + step);
 #pragma unroll
     for (int head = 0; head < kConfig.heads; ++head) {
       float x[kVectors][kCount], gradient[kVectors][kCount];
@@ -264,7 +239,7 @@ __global__ void __launch_bounds__(kThreads) backward_heads(const __grid_constant
           sums[i][k] += gradient[i][k] * (x[i][k] * rstd);
           gradient[i][k] = rstd * (gradient[i][k] * group.scale[i][k] - x[i][k] * slope);
         }
-        if (arguments.output.data != nullptr) group.store(arguments.output, at, head, wanted, i, gradient[i]);
+        if (arguments.output.data != nullptr) group.store(arguments.output, head, wanted, i, gradient[i]);
       }
     }
   }
