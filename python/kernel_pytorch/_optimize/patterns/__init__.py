@@ -16,19 +16,23 @@ from . import (
     compiler,
     embeddings,
     graphs,
+    layouts,
     linears,
     narrow,
     norms,
     outputs,
+    patches,
     perceptrons,
     projections,
     torch_layers,
     written_attention,
 )
-from .deferred import deferred_attention
+from .deferred import deferred_attention, sums
 from .hugging_face import transformers_attention, transformers_experts, transformers_loss
 
 PATTERNS: tuple[ModuleType, ...] = (
+    patches,
+    layouts,
     narrow,
     linears,
     norms,
@@ -45,10 +49,13 @@ PATTERNS: tuple[ModuleType, ...] = (
     transformers_loss,
     blocks,
     deferred_attention,
+    sums,
     graphs,
 )
+# Tried before all others, which are then recorded and timed with what these make of the layout of tensors.
+FIRST_PATTERNS: tuple[ModuleType, ...] = (patches, layouts)
 # Looked for when those before are in force: what they left.
-LATER_PATTERNS: tuple[ModuleType, ...] = (deferred_attention,)
+LATER_PATTERNS: tuple[ModuleType, ...] = (deferred_attention, sums)
 # Tried when everything else is in force; the compiler only where `optimize` is asked for it.
 LAST_PATTERNS: tuple[ModuleType, ...] = (graphs, compiler)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..changes import ours
 from ..record import Recording
+from .deferred.summed import Summed
 
 
 @dataclass
@@ -133,9 +134,12 @@ def _is_on_mesh(module: nn.Module, x: Any) -> bool:
     return hasattr(x, "placements") and is_parallel(module)
 
 
-def single_input(function: Callable[[nn.Module, Tensor], Any], name: str, original: Callable[..., Any]) -> Any:
+def single_input(
+    function: Callable[[nn.Module, Tensor], Any], name: str, original: Callable[..., Any], takes_sums: bool = False
+) -> Any:
     """A forward of one tensor, given by position or by the name the class gave it; any other call, and one with a
-    tensor of another class (a DTensor, a nested one), is the original's.
+    tensor of another class (a DTensor, a nested one), is the original's. A sum that is not computed yet is computed
+    first, unless the function knows how to take it.
     """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +148,8 @@ def single_input(function: Callable[[nn.Module, Tensor], Any], name: str, origin
         )
         if type(x) is Tensor or type(x) is nn.Parameter or _is_on_mesh(self, x):
             return function(self, x)
+        if type(x) is Summed:
+            return function(self, x if takes_sums else x.compute())
         return original(self, *args, **kwargs)
 
     return forward

@@ -48,6 +48,8 @@ constexpr Sm90Config kWide[] = {
     {.tile_m = 128, .tile_n = 128, .stages = 4, .cluster = 3, .splits = true},   // 16.7 us
     {.tile_m = 128, .tile_n = 128, .stages = 4, .cluster = 4, .splits = true},   // 24.2 us
     {.tile_m = 128, .tile_n = 128, .stages = 4, .cluster = 8, .splits = true},   // 28.6 us
+    // Last: of widths such as 768 and 2304, which it divides, it makes whole waves (4112 x 768 is 132 tiles).
+    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 1},
 };
 // Behind a row: accurate sums of FP8 at 8192 cubed.
 constexpr Sm90Config kNarrow[] = {
@@ -80,6 +82,7 @@ int64_t tile_count(const Sm90Config& config, const Sm90Sizes& sizes) {
 
 // How close a tile comes to the best one's rate, as measured at 4096 and 8192; 128 x 128 is bound by shared memory.
 int64_t permille_of_best(const Sm90Config& config) {
+  if (config.tile_n == 192 && config.cluster == 1) return 930;  // between 128 x 128 and 128 x 256
   if (config.tile_n == 192) return 1100;  // of sums that are promoted, where 256 x 128 is the other one
   if (config.tile_m + config.tile_n < 384) return 850;
   return config.cluster == 1 ? 970 : config.tile_n == 256 ? 1000 : 985;
@@ -166,9 +169,11 @@ TensorView one_if_expanded(TensorView view) {
 
 }  // namespace
 
-std::span<const Sm90Config> sm90_configs(bool promoted, bool factors) {
+std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes_192) {
   if (factors) return kFactored;
-  return promoted ? std::span<const Sm90Config>(kNarrow) : std::span<const Sm90Config>(kWide);
+  if (promoted) return kNarrow;
+  const std::span<const Sm90Config> wide = kWide;
+  return takes_192 ? wide : wide.first(wide.size() - 1);
 }
 
 std::span<const Sm90Config> sm90_grouped_configs() {

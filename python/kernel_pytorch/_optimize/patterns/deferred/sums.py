@@ -1,0 +1,121 @@
+"""Residual sums inside norms, however a model spells its blocks: x + f(x), or x + f(x) * scale, is computed when
+somebody looks at it (summed.py). If that is a norm, one pass computes both; a layer's scale and the sum are one pass as
+well.
+
+The model's forward runs under a mode that sees its sums. One run of the sample says which of them, by their places in
+the model's code, a norm or a scale makes one pass of; only those wait. For inference.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ...._modules import evaluating
+from ....functional import layer_norm
+from ...changes import SetForward, mark, ours
+from ...sites import Call, Found, Proposal, Refusal, Way
+from ..context import HOOKS, Context, why_not_around
+from .summed import Site, Summed, added, of_plain, plain, scaled
+
+NAME = "residual sums"
+_BEGIN: dict[Any, Callable[[Any, Any, Site], Summed | None]] = {
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), added),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), scaled),
+}
+
+
+class Summing(TorchFunctionMode):
+    """Sums from these places in the model's code wait to be looked at; from all of them where `sites` is None."""
+
+    def __init__(self, sites: frozenset[Site] | None = None) -> None:
+        super().__init__()
+        self.sites = sites
+        self.made: list[Summed] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        begin = _BEGIN.get(func)
+        if begin is not None and len(args) == 2 and not kwargs:
+            frame = sys._getframe(1)
+            site = (id(frame.f_code), frame.f_lasti)
+            made = begin(*args, site) if self.sites is None or site in self.sites else None
+            if made is not None:
+                if self.sites is None:
+                    self.made.append(made)
+                return made
+        elif func is torch_functional.layer_norm and args and type(args[0]) is Summed:
+            return _layer_norm(*args, **(kwargs or {}))
+        return of_plain(func, args, kwargs or {}) if Summed in types else func(*args, **(kwargs or {}))
+
+
+def _layer_norm(
+    input: Summed, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Tensor:
+    terms = input.terms() if tuple(normalized_shape) == input.x.shape[-1:] else None
+    if terms is None:
+        return torch_functional.layer_norm(input.compute(), normalized_shape, weight, bias, eps)
+    output, total = layer_norm(terms[0], weight, bias, eps, residual=terms[1])
+    input.joined(total)
+    return output  # type: ignore[no-any-return]
+
+
+def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
+    if path != "" or context.trains or context.compiled or _is_elsewhere():
+        return None
+    sites, count = _places(context, call)
+    if not sites:
+        return None
+    reason = why_not_around(module)
+    if any(vars(part)[kind] for part in module.modules() for kind in HOOKS):
+        reason = "parts of it have hooks, which would get sums that are not computed yet"
+    if reason:
+        return Refusal(path, NAME, reason)
+    method = vars(module).get("forward")
+    forward = _summing(method.__func__ if method is not None and ours(module) else type(module).forward, sites)
+    source = f"{type(module).__name__}, {count} sums of its residual stream"
+    way = Way("the same forward, those inside norms or with their scales", lambda: SetForward(module, mark(forward)))
+    return Proposal(NAME, path, module, source, [way])
+
+
+def _summing(function: Any, sites: frozenset[Site]) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_elsewhere():
+            return function(self, *args, **kwargs)
+        with Summing(sites):
+            output = function(self, *args, **kwargs)
+        return _settled(output)
+
+    return forward
+
+
+def _is_elsewhere() -> bool:
+    """Where functions are not what they seem: transforms of torch.func, and autocast, which gives other types."""
+    is_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return is_autocast or torch._C._are_functorch_transforms_active()
+
+
+def _settled(output: Any) -> Any:
+    """What the model gives back, computed."""
+    if type(output) is Summed or type(output) in (tuple, list):
+        return plain(output)
+    held = output if isinstance(output, dict) else getattr(output, "__dict__", None)
+    if held is not None and not isinstance(output, Tensor):
+        for name, value in list(held.items()):
+            if type(value) is Summed or type(value) in (tuple, list):
+                held[name] = plain(value)
+    return output
+
+
+def _places(context: Context, call: Call) -> tuple[frozenset[Site], int]:
+    """The places of sums that become one pass with something, and how many of them a run has."""
+    mode = Summing()
+    with torch.no_grad(), evaluating(context.model), mode:
+        call.fresh().run(context.model)
+    joined = [one for one in mode.made if one.is_joined]
+    return frozenset(site for one in joined for site in one.sites), len(joined)
