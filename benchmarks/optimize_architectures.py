@@ -183,7 +183,7 @@ def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, A
 
     def both(model: nn.Module) -> nn.Module:
         """The same optimised model, compiled: two calls of optimize may choose differently."""
-        return torch.compile(case.models[OURS] if OURS in case.models else optimized(model))  # type: ignore[return-value]
+        return torch.compile(case.models[OURS] if OURS in case.models else optimized(model))
 
     ways: dict[str, Any] = {"eager": lambda model: model, "torch.compile": torch.compile}
     for mode in MODES:
@@ -264,13 +264,15 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words that a case's name must hold one of, separated by commas")
     parser.add_argument(
         "--ways", default="eager,compile,reduce-overhead,optimize,both",
-        help="of eager, compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, both, and inside (compile=True)",
+        help="of eager, compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, both, inside (compile=True)",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing per case")
     parser.add_argument("--budget", type=float, default=20.0, help="of each optimize")
     parser.add_argument("--layers", type=int, default=6, help="of encoders")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
-    parser.add_argument("--at-once", type=int, default=8, help="models that compile at the same time, on a GPU's machine")
+    parser.add_argument(
+        "--at-once", type=int, default=8, help="models that compile at the same time, on a GPU's machine"
+    )
     parser.add_argument("--seconds-per-model", type=float, default=600.0, help="for optimising and measuring")
     parser.add_argument("--seconds-to-compile", type=float, default=600.0, help="for compiling torch's ways, at once")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds after which everything is ended")

@@ -288,7 +288,9 @@ def test_hooks_get_computed_sums() -> None:
     assert seen
 
 
-@pytest.mark.parametrize("use", [Tensor.mean, lambda h: h[0], lambda h: torch.cat([h, h]), lambda h: h.t(), torch.relu_])
+@pytest.mark.parametrize(
+    "use", [Tensor.mean, lambda h: h[0], lambda h: torch.cat([h, h]), lambda h: h.t(), torch.relu_]
+)
 def test_any_use_computes_the_sum(use: Any) -> None:
     x, y = torch.randn(3, WIDTH), torch.randn(3, WIDTH)
     with torch.no_grad(), sums.Summing():
@@ -297,3 +299,86 @@ def test_any_use_computes_the_sum(use: Any) -> None:
         assert total.shape == x.shape and total.size(-1) == WIDTH
         found = use(total)
     assert torch.equal(found, use(x + y))
+
+
+class Attending(nn.Module):
+    """Whisper's way: heads are copied before attention, and the MLP's layers are the block's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.up, self.down = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.act = nn.GELU()
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], 2, -1).transpose(1, 2).contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.heads(one) for one in self.qkv(self.norm(x)).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + attended
+        return x + self.down(F.dropout(self.act(self.up(self.last(x))), 0.1, self.training))
+
+
+@pytest.mark.parametrize("attention", [(), ("deferred_attention",)], ids=["torch's attention", "ours"])
+def test_attention_needs_no_copies_of_heads(attention: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, copies = Attending().eval(), torch.randn(2, 6, WIDTH), []
+    computed = summed.Copied.computed
+    with torch.no_grad():
+        expected = model(x)
+        result = optimize(model, x, "sums", *attention)
+        assert "residual sums" in kept(result)
+        monkeypatch.setattr(summed.Copied, "computed", lambda self: copies.append(1) or computed(self))
+        close(model(x), expected)
+        close(model(x[:1, :3]), result.restore()(x[:1, :3]))
+    assert copies == []
+
+
+def test_a_copy_of_heads_that_is_looked_at_is_one() -> None:
+    x = torch.randn(2, 6, 2, 8).transpose(1, 2)
+    with torch.no_grad(), sums.Summing():
+        late = x.contiguous()
+        assert type(late) is summed.Copied
+        assert late.is_contiguous() and torch.equal(late.view(2, -1), x.reshape(2, -1))
+
+
+def test_an_activation_is_part_of_the_product_before_it() -> None:
+    model, x = nn.Sequential(Attending(), Attending()).eval(), torch.randn(2, 6, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        result = optimize(model, x, "linears", "activations", "flows")
+        assert kept(result).count("linear + activation") == 2
+        assert "activation" not in kept(result)  # part of them
+        found = model(x)
+        assert type(found) is Tensor
+        close(found, expected)
+        close(model(x[:1, :3]), copy.deepcopy(model)(x[:1, :3]))
+        alone = model[0].up(x)  # by itself the layer is what it was
+        close(alone + 0, F.linear(x, model[0].up.weight, model[0].up.bias))
+        close(model[0].act(x), F.gelu(x))
+        seen = []
+        handle = model[0].up.register_forward_hook(lambda _, args, output: seen.append(output.sum()))
+        close(model(x), expected)
+        assert seen
+        handle.remove()
+        with torch.enable_grad():
+            assert model(x).requires_grad
+        assert torch.equal(result.restore()(x), expected)
+
+
+def test_a_product_that_others_read_too_is_right() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.act = nn.Linear(WIDTH, WIDTH), nn.SiLU()
+            self.norm = nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.up(self.norm(x))
+            return self.act(hidden) + hidden.mean(-1, keepdim=True)
+
+    model, x = nn.Sequential(Both()).eval(), torch.randn(2, 6, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        assert "linear + activation" in kept(optimize(model, x, "activations", "flows"))
+        close(model(x), expected)

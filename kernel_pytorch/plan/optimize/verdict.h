@@ -1,6 +1,7 @@
 // What timings decide in `optimize`: whether a part's replacement stays, is left to a trial together with others or
 // goes, which of several ways stays, and whether the whole model is faster. Timings have quartiles: one side is faster
-// beyond doubt where its upper quartile is below the other's lower one.
+// beyond doubt where its upper quartile is below the other's lower one, or its median far below: a slow turn among few
+// is an upper quartile.
 #pragma once
 
 #include <cstdint>

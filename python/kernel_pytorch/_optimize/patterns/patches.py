@@ -35,7 +35,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     def by(ours: bool) -> SetForward:
         def forward(self: nn.Module, x: Tensor) -> Tensor:
             fits = _is_of_patches(self, x)
-            return _product(self, x, ours) if fits else original(self, x)  # type: ignore[arg-type, no-any-return]
+            return _product(self, x, ours) if fits else original(self, x)  # type: ignore[arg-type]
 
         return SetForward(module, mark(single_input(forward, "input", original)))
 

@@ -1,9 +1,9 @@
 """Residual sums inside norms, however a model spells its blocks: x + f(x), or x + f(x) * scale, is computed when
 somebody looks at it (summed.py). If that is a norm, one pass computes both; a layer's scale and the sum are one pass as
-well.
+well. Contiguous copies of heads wait likewise: attention does not need them.
 
 The model's forward runs under a mode that sees its sums. One run of the sample says which of them, by their places in
-the model's code, a norm or a scale makes one pass of; only those wait. For inference.
+the model's code, are part of a norm, a scale or attention; only those wait. For inference.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from ....functional import layer_norm
 from ...changes import SetForward, mark, ours
 from ...sites import Call, Found, Proposal, Refusal, Way
 from ..context import HOOKS, Context, why_not_around
-from .summed import Site, Summed, added, of_plain, plain, scaled
+from .summed import Copied, Late, Site, Summed, added, copied, of_plain, plain, scaled
 
 NAME = "residual sums"
-_BEGIN: dict[Any, Callable[[Any, Any, Site], Summed | None]] = {
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), added),
-    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), scaled),
+# By function: what makes a late tensor of its arguments, and how many those are.
+_BEGIN: dict[Any, tuple[Callable[..., Late | None], int]] = {
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), (added, 2)),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), (scaled, 2)),
+    Tensor.contiguous: (copied, 1),
 }
 
 
@@ -37,11 +39,12 @@ class Summing(TorchFunctionMode):
     def __init__(self, sites: frozenset[Site] | None = None) -> None:
         super().__init__()
         self.sites = sites
-        self.made: list[Summed] = []
+        self.made: list[Late] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        begin = _BEGIN.get(func)
-        if begin is not None and len(args) == 2 and not kwargs:
+        kwargs = kwargs or {}
+        begin, count = _BEGIN.get(func, (None, 0))
+        if begin is not None and len(args) == count and not kwargs:
             frame = sys._getframe(1)
             site = (id(frame.f_code), frame.f_lasti)
             made = begin(*args, site) if self.sites is None or site in self.sites else None
@@ -49,9 +52,24 @@ class Summing(TorchFunctionMode):
                 if self.sites is None:
                     self.made.append(made)
                 return made
-        elif func is torch_functional.layer_norm and args and type(args[0]) is Summed:
-            return _layer_norm(*args, **(kwargs or {}))
-        return of_plain(func, args, kwargs or {}) if Summed in types else func(*args, **(kwargs or {}))
+        if not types or not any(issubclass(one, Late) for one in types):
+            return func(*args, **kwargs)
+        if func is torch_functional.layer_norm and type(args[0]) is Summed:
+            return _layer_norm(*args, **kwargs)
+        if func is Tensor.transpose and type(args[0]) is Copied and args[1:] in ((1, 2), (2, 1)) and not kwargs:
+            return args[0].where_it_lies().transpose(1, 2)  # attention's other layout
+        if func is torch_functional.scaled_dot_product_attention or _attends(func):
+            args = [one.where_it_lies() if type(one) is Copied else one for one in args]
+            kwargs = {name: one.where_it_lies() if type(one) is Copied else one for name, one in kwargs.items()}
+        return of_plain(func, args, kwargs)
+
+
+def _attends(func: Any) -> bool:
+    """Whether it is our attention, which takes any strides."""
+    return getattr(func, "namespace", "") == "kernel_pytorch" and func._schema.name.startswith(_ATTENTION)
+
+
+_ATTENTION = "kernel_pytorch::attention"
 
 
 def _layer_norm(
@@ -62,7 +80,7 @@ def _layer_norm(
         return torch_functional.layer_norm(input.compute(), normalized_shape, weight, bias, eps)
     output, total = layer_norm(terms[0], weight, bias, eps, residual=terms[1])
     input.joined(total)
-    return output  # type: ignore[no-any-return]
+    return output
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
@@ -78,8 +96,8 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return Refusal(path, NAME, reason)
     method = vars(module).get("forward")
     forward = _summing(method.__func__ if method is not None and ours(module) else type(module).forward, sites)
-    source = f"{type(module).__name__}, {count} sums of its residual stream"
-    way = Way("the same forward, those inside norms or with their scales", lambda: SetForward(module, mark(forward)))
+    source = f"{type(module).__name__}, {count} sums and copies of its residual stream"
+    way = Way("the same forward, those inside norms, scales and attention", lambda: SetForward(module, mark(forward)))
     return Proposal(NAME, path, module, source, [way])
 
 
