@@ -382,3 +382,42 @@ def test_a_product_that_others_read_too_is_right() -> None:
         expected = model(x)
         assert "linear + activation" in kept(optimize(model, x, "activations", "flows"))
         close(model(x), expected)
+
+
+class Shifting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shifted = torch.roll(x, shifts=(-1, -2), dims=(1, 2))
+        return x + torch.roll(self.layer(self.norm(shifted)), (1, 2), (1, -2)) + torch.roll(x, 1, 1)
+
+
+def test_a_roll_in_two_dimensions_is_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, rolls, before = Shifting().eval(), torch.randn(2, 3, 5, WIDTH), [], sums.rolled
+    with torch.no_grad():
+        expected, other = model(x), model(x[:, :2])
+        result = optimize(model, x, "sums")
+        assert kept(result) == ["residual sums"]
+
+        def noted(one: Any) -> Any:
+            rolls.append(one)
+            return one
+
+        monkeypatch.setattr(sums, "rolled", lambda *a, **k: noted(before(*a, **k)))
+        assert torch.equal(model(x), expected)
+        assert len(rolls) == 2 and all(one is not None for one in rolls)
+        assert torch.equal(model(x[:, :2]), other)
+        assert torch.equal(result.restore()(x), expected)
+
+
+@pytest.mark.parametrize("arguments", [((1, 2), (0, 2)), ((1,), (0,)), ((1, 1), (1, 1)), (3, None)])
+def test_other_rolls_are_torchs(arguments: Any) -> None:
+    from kernel_pytorch._optimize.patterns.deferred.rolled import rolled
+
+    x = torch.randn(3, 4, 5)
+    assert rolled(x, *arguments) is None
+    with sums.Summing():
+        found = torch.roll(x, *arguments)
+    assert torch.equal(found, torch.roll(x, *arguments))

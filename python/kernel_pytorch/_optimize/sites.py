@@ -75,9 +75,9 @@ class Refusal:
 def are_apart(value: Any) -> bool:
     """Whether the value is rows [batch, length, channels] of a dense tensor that are not contiguous, as those of a
     transposed view."""
-    if type(value) is not Tensor or value.dim() != 3 or not value.is_floating_point() or 0 in value.shape:
+    if type(value) is not Tensor or value.is_nested or value.dim() != 3 or not value.is_floating_point():
         return False
-    return value.stride(-1) != 1 and value.transpose(-1, -2).is_contiguous()
+    return value.numel() > 0 and value.stride(-1) != 1 and value.transpose(-1, -2).is_contiguous()
 
 
 def raised(what: str, error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Residual sums inside norms, however a model spells its blocks: x + f(x), or x + f(x) * scale, is computed when
 somebody looks at it (summed.py). If that is a norm, one pass computes both; a layer's scale and the sum are one pass as
-well. Contiguous copies of heads wait likewise: attention does not need them.
+well. Contiguous copies of heads wait likewise: attention does not need them. Rolls are one pass (rolled.py).
 
 The model's forward runs under a mode that sees its sums. One run of the sample says which of them, by their places in
 the model's code, are part of a norm, a scale or attention; only those wait. For inference.
@@ -22,6 +22,7 @@ from ....functional import layer_norm
 from ...changes import SetForward, mark, ours
 from ...sites import Call, Found, Proposal, Refusal, Way
 from ..context import HOOKS, Context, why_not_around
+from .rolled import rolled
 from .summed import Copied, Late, Site, Summed, added, copied, of_plain, plain, scaled
 
 NAME = "residual sums"
@@ -40,6 +41,7 @@ class Summing(TorchFunctionMode):
         super().__init__()
         self.sites = sites
         self.made: list[Late] = []
+        self.rolls: list[Site] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,6 +54,8 @@ class Summing(TorchFunctionMode):
                 if self.sites is None:
                     self.made.append(made)
                 return made
+        if func is torch.roll:
+            return self._roll(sys._getframe(1), [plain(one) for one in args], kwargs)
         if not types or not any(issubclass(one, Late) for one in types):
             return func(*args, **kwargs)
         if func is torch_functional.layer_norm and type(args[0]) is Summed:
@@ -62,6 +66,14 @@ class Summing(TorchFunctionMode):
             args = [one.where_it_lies() if type(one) is Copied else one for one in args]
             kwargs = {name: one.where_it_lies() if type(one) is Copied else one for name, one in kwargs.items()}
         return of_plain(func, args, kwargs)
+
+    def _roll(self, frame: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        site = (id(frame.f_code), frame.f_lasti)
+        found = rolled(*args, **kwargs) if self.sites is None or site in self.sites else None
+        if found is None:
+            return torch.roll(*args, **kwargs)
+        self.rolls.append(site)
+        return found
 
 
 def _attends(func: Any) -> bool:
@@ -96,7 +108,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return Refusal(path, NAME, reason)
     method = vars(module).get("forward")
     forward = _summing(method.__func__ if method is not None and ours(module) else type(module).forward, sites)
-    source = f"{type(module).__name__}, {count} sums and copies of its residual stream"
+    source = f"{type(module).__name__}, {count} sums, copies and shifts of its residual stream"
     way = Way("the same forward, those inside norms, scales and attention", lambda: SetForward(module, mark(forward)))
     return Proposal(NAME, path, module, source, [way])
 
@@ -136,4 +148,4 @@ def _places(context: Context, call: Call) -> tuple[frozenset[Site], int]:
     with torch.no_grad(), evaluating(context.model), mode:
         call.fresh().run(context.model)
     joined = [one for one in mode.made if one.is_joined]
-    return frozenset(site for one in joined for site in one.sites), len(joined)
+    return frozenset([*mode.rolls, *(site for one in joined for site in one.sites)]), len(joined) + len(mode.rolls)
