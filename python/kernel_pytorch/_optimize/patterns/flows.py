@@ -16,7 +16,7 @@ from ...functional import activation, linear
 from ..changes import Change, SetForward, Several, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from .context import Context, single_input, weight_reason, why_not_plain
-from .deferred.summed import Late
+from .deferred.summed import Late, is_elsewhere
 from .norms import first_name
 from .perceptrons import is_linear, weight_of
 
@@ -80,7 +80,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
 
 def _waiting(layer: nn.Module, x: Tensor) -> Tensor:
     is_plain = not torch.is_grad_enabled() and x.dtype is layer.weight.dtype and not torch.compiler.is_compiling()
-    if is_plain and not torch._C._are_functorch_transforms_active() and not torch.is_autocast_enabled(x.device.type):
+    if is_plain and not is_elsewhere():
         return Multiplied.make(layer, x)
     return type(layer).forward(layer, x)  # type: ignore[no-any-return]
 

@@ -144,6 +144,12 @@ def of_plain(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any
         return func(*(plain(one) for one in args), **{name: plain(one) for name, one in kwargs.items()})
 
 
+def is_elsewhere() -> bool:
+    """Where functions are not what they seem: tracing, transforms of torch.func, autocast, which gives other types."""
+    is_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return is_autocast or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+
+
 def scaled(one: Any, other: Any, site: Site) -> Summed | None:
     """one * other, where one of them is a number for each column of the other."""
     x, scale = (other, one) if _dims(one) == 1 else (one, other)

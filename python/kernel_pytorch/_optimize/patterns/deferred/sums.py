@@ -23,7 +23,7 @@ from ...changes import SetForward, mark, ours
 from ...sites import Call, Found, Proposal, Refusal, Way
 from ..context import HOOKS, Context, why_not_around
 from .rolled import rolled
-from .summed import Copied, Late, Site, Summed, added, copied, of_plain, plain, scaled
+from .summed import Copied, Late, Site, Summed, added, copied, is_elsewhere, of_plain, plain, scaled
 
 NAME = "residual sums"
 # By function: what makes a late tensor of its arguments, and how many those are.
@@ -96,7 +96,7 @@ def _layer_norm(
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    if path != "" or context.trains or context.compiled or _is_elsewhere():
+    if path != "" or context.trains or context.compiled or is_elsewhere():
         return None
     sites, count = _places(context, call)
     if not sites:
@@ -115,19 +115,13 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
 
 def _summing(function: Any, sites: frozenset[Site]) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_elsewhere():
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or is_elsewhere():
             return function(self, *args, **kwargs)
         with Summing(sites):
             output = function(self, *args, **kwargs)
         return _settled(output)
 
     return forward
-
-
-def _is_elsewhere() -> bool:
-    """Where functions are not what they seem: transforms of torch.func, and autocast, which gives other types."""
-    is_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    return is_autocast or torch._C._are_functorch_transforms_active()
 
 
 def _settled(output: Any) -> Any:
