@@ -39,8 +39,8 @@ from torch_norms import describe_machine
 
 import kernel_pytorch
 
-OURS, BOTH, INSIDE = "optimize", "optimize + torch.compile", "optimize(compile=True)"
-OF_OURS = (OURS, BOTH, INSIDE)
+OURS, COMPILED, BOTH = "optimize", "optimize, compile=True", "optimize + torch.compile"
+OF_OURS = (OURS, COMPILED, BOTH)
 MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
 
 
@@ -177,7 +177,7 @@ def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, A
     def optimized(model: nn.Module, compiles: bool = False) -> nn.Module:
         begin = time.perf_counter()
         result = kernel_pytorch.optimize(model, case.arguments, case.goal, arguments.budget, compile=compiles)
-        reports[INSIDE if compiles else OURS] = result.report.data
+        reports[COMPILED if compiles else OURS] = result.report.data
         log(f"{case.name}: optimize took {time.perf_counter() - begin:.1f} s of {arguments.budget:g}\n{result.report}")
         return result.model
 
@@ -188,8 +188,8 @@ def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, A
     ways: dict[str, Any] = {"eager": lambda model: model, "torch.compile": torch.compile}
     for mode in MODES:
         ways[f"torch.compile {mode}"] = lambda model, mode=mode: torch.compile(model, mode=mode)
-    ways |= {OURS: optimized, BOTH: both, INSIDE: lambda model: optimized(model, True)}
-    short = {"eager": "eager", "compile": "torch.compile", "optimize": OURS, "both": BOTH, "inside": INSIDE}
+    ways |= {OURS: optimized, COMPILED: lambda model: optimized(model, True), BOTH: both}
+    short = {"eager": "eager", "compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
     names = {short.get(word, f"torch.compile {word}") for word in arguments.ways.split(",")}
     return {name: make for name, make in ways.items() if name in names}
 
@@ -237,7 +237,7 @@ def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 
     peers = [name for name in rows if name not in OF_OURS]
     found = {}
-    for name in (OURS, INSIDE):
+    for name in (OURS, COMPILED):
         if name in rows:
             found[name] = best(peers) / rows[name]["median_us"]
     if BOTH in rows:
@@ -264,7 +264,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words that a case's name must hold one of, separated by commas")
     parser.add_argument(
         "--ways", default="eager,compile,reduce-overhead,optimize,both",
-        help="of eager, compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, both, inside (compile=True)",
+        help="of eager, compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, optimize-compile, both",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing per case")
     parser.add_argument("--budget", type=float, default=20.0, help="of each optimize")

@@ -62,12 +62,22 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
-// Of groups: blocks of their own, since a cluster's rows would end in one group.
+// Of groups: blocks of their own, since a cluster's rows would end in one group. The last is for groups of k.
 constexpr Sm90Config kGrouped[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
 };
-static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored) && are_legal(kGrouped));
+constexpr Sm90Config kGroupedNarrow[] = {
+    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 1},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+};
+constexpr Sm90Config kGroupedFactored[] = {
+    {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 1, .factors = true},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1, .factors = true},
+};
+static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored));
+static_assert(are_legal(kGrouped) && are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
 
 // Rows and columns of a cluster's tile.
 int64_t cluster_rows(const Sm90Config& config) {
@@ -81,9 +91,9 @@ int64_t tile_count(const Sm90Config& config, const Sm90Sizes& sizes) {
 }
 
 // How close a tile comes to the best one's rate, as measured at 4096 and 8192; 128 x 128 is bound by shared memory.
-int64_t permille_of_best(const Sm90Config& config) {
-  if (config.tile_n == 192 && config.cluster == 1) return 930;  // between 128 x 128 and 128 x 256
-  if (config.tile_n == 192) return 1100;  // of sums that are promoted, where 256 x 128 is the other one
+// 192 columns are between 128 and 256, or the most where sums are promoted: 256 x 128 is the other one there.
+int64_t permille_of_best(const Sm90Config& config, bool promoted) {
+  if (config.tile_n == 192) return promoted ? 1100 : 930;
   if (config.tile_m + config.tile_n < 384) return 850;
   return config.cluster == 1 ? 970 : config.tile_n == 256 ? 1000 : 985;
 }
@@ -176,13 +186,17 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes
   return takes_192 ? wide : wide.first(wide.size() - 1);
 }
 
-std::span<const Sm90Config> sm90_grouped_configs() {
-  return kGrouped;
+std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted, bool factors) {
+  if (factors) return kGroupedFactored;
+  if (promoted) return kGroupedNarrow;
+  const std::span<const Sm90Config> all = kGrouped;
+  return grouping == Sm90Grouping::kDepth ? all : all.first(2);
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
                    int multiprocessors) {
   const int64_t stages = divide_up(sizes.k * element_bytes, kSm90StageBytes);
+  const bool promoted = std::ranges::none_of(configs, [](const Sm90Config& one) { return one.tile_n == 256; });
   int best = 0;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < configs.size(); ++i) {
@@ -191,7 +205,7 @@ int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, 
     const int64_t waves = divide_up(tile_count(config, sizes), clusters);
     const int64_t area = int64_t{config.tile_m} * config.tile_n / 32;  // cycles of the tensor cores for a stage
     const int64_t of_part = divide_up(stages, sm90_parts(config));
-    const int64_t each = of_part * area * 1000 / permille_of_best(config) + kEndStages * area;
+    const int64_t each = of_part * area * 1000 / permille_of_best(config, promoted) + kEndStages * area;
     const int64_t time = waves * (each + (config.splits ? kExchangeCycles : 0));
     if (time < least) {
       least = time;
