@@ -34,6 +34,7 @@ from .hugging_face import transformers_attention, transformers_experts, transfor
 PATTERNS: tuple[ModuleType, ...] = (
     patches,
     layouts,
+    sums,
     narrow,
     linears,
     norms,
@@ -51,11 +52,11 @@ PATTERNS: tuple[ModuleType, ...] = (
     transformers_loss,
     blocks,
     deferred_attention,
-    sums,
     graphs,
 )
-# Tried before all others, which are then recorded and timed with what these make of the layout of tensors.
-FIRST_PATTERNS: tuple[ModuleType, ...] = (patches, layouts)
+# Tried before all others, which are then recorded and timed with what these make of the layout of tensors. Sums are the
+# whole model's: where parts are many, no time would be left for them. Where they found nothing, they look again later.
+FIRST_PATTERNS: tuple[ModuleType, ...] = (patches, layouts, sums)
 # Looked for when those before are in force: what they left.
 LATER_PATTERNS: tuple[ModuleType, ...] = (deferred_attention, sums)
 # Tried when everything else is in force; the compiler only where `optimize` is asked for it.

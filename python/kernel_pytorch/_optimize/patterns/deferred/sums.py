@@ -26,6 +26,7 @@ from .rolled import rolled
 from .summed import Copied, Late, Site, Summed, added, copied, is_elsewhere, of_plain, plain, scaled
 
 NAME = "residual sums"
+_DONE = "has_sums"  # of a forward that is one of these
 # By function: what makes a late tensor of its arguments, and how many those are.
 _BEGIN: dict[Any, tuple[Callable[..., Late | None], int]] = {
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), (added, 2)),
@@ -96,7 +97,9 @@ def _layer_norm(
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    if path != "" or context.trains or context.compiled or is_elsewhere():
+    method = vars(module).get("forward")
+    is_done = getattr(getattr(method, "__func__", None), _DONE, False)
+    if path != "" or context.trains or context.compiled or is_elsewhere() or is_done:
         return None
     sites, count = _places(context, call)
     if not sites:
@@ -106,7 +109,6 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         reason = "parts of it have hooks, which would get sums that are not computed yet"
     if reason:
         return Refusal(path, NAME, reason)
-    method = vars(module).get("forward")
     forward = _summing(method.__func__ if method is not None and ours(module) else type(module).forward, sites)
     source = f"{type(module).__name__}, {count} sums, copies and shifts of its residual stream"
     way = Way("the same forward, those inside norms, scales and attention", lambda: SetForward(module, mark(forward)))
@@ -121,6 +123,7 @@ def _summing(function: Any, sites: frozenset[Site]) -> Any:
             output = function(self, *args, **kwargs)
         return _settled(output)
 
+    setattr(forward, _DONE, True)
     return forward
 
 
