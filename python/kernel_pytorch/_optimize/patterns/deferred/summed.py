@@ -147,7 +147,7 @@ def of_plain(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any
 def is_elsewhere() -> bool:
     """Where functions are not what they seem: tracing, transforms of torch.func, autocast, which gives other types."""
     is_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    return is_autocast or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    return is_autocast or torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active()
 
 
 def scaled(one: Any, other: Any, site: Site) -> Summed | None:
