@@ -26,6 +26,8 @@
   OP(matmul)               \
   OP(quantize)             \
   OP(scaled_matmul)        \
+  OP(group_quantize)       \
+  OP(quantized_matmul)     \
   OP(linear)               \
   OP(mlp)                  \
   OP(moe_mlp)              \

@@ -13,6 +13,7 @@ from . import optim, policies
 from .attention import attention
 from .block_masks import BlockMask, block_lists, block_mask, create_block_mask, select_blocks, select_by_scores
 from .experts import Routing, grouped_matmul, moe_combine, moe_mlp, ragged_dot, route, route_chosen
+from .few_bits import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
 from .float8 import (
     Quantized,
     QuantizedGate,
@@ -67,6 +68,7 @@ __all__ = [
     "Quantized",
     "QuantizedGate",
     "QuantizedNorm",
+    "QuantizedWeight",
     "Routing",
     "activation",
     "add_rms_norm",
@@ -79,6 +81,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_partials",
     "dequantize",
+    "dequantize_weight",
     "dropout",
     "embedding",
     "gated_activation",
@@ -104,6 +107,8 @@ __all__ = [
     "parallel_cross_entropy",
     "policies",
     "quantize",
+    "quantize_weight",
+    "quantized_matmul",
     "ragged_dot",
     "reglu",
     "reglu_packed",
