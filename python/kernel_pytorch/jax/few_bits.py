@@ -38,8 +38,8 @@ class QuantizedWeight:
     scales: Array
     zeros: Array | None
     tensor_scale: Array | None
-    format: str = field(default="nvfp4", metadata={"static": True})
-    group: int = field(default=16, metadata={"static": True})
+    format: str = field(metadata={"static": True})
+    group: int = field(metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, int]:
