@@ -111,6 +111,7 @@ def result_of(case: Case, rounds: int, seconds: float, profile: bool) -> dict[st
         "seconds_to_compile": case.seconds_to_compile,
         "reports": case.reports,
         "kernels": {name: case.kernels(name) for name in case.steps} if profile else {},
+        "busy": {name: case.busy(name) for name in case.steps} if profile else {},
     }
 
 
@@ -124,7 +125,7 @@ def run_model(arguments: argparse.Namespace, device: torch.device) -> None:
     print(READY, flush=True)
     if sys.stdin.readline().strip() != GO:
         return
-    rounds = (3, 0.05) if device.type == "cpu" else (7, 0.15)
+    rounds = (3, 0.05) if device.type == "cpu" else (7, arguments.seconds_per_round)
     results: dict[str, Any] = {}
     for additions in (True, False):
         if not additions and not slow:
@@ -243,6 +244,7 @@ def main() -> int:
     parser.add_argument("--choose", default="timed", help="how ours chooses patterns: timed, always or both")
     parser.add_argument("--budget", type=float, help="seconds of timing in a compilation of ours, if not as by default")
     parser.add_argument("--inner", default="", help="another compiler than Inductor, such as aot_eager, for all")
+    parser.add_argument("--seconds-per-round", type=float, default=0.15, help="seven rounds measure a way on a GPU")
     parser.add_argument("--seconds-per-model", type=float, default=600.0, help="for compiling ours and measuring")
     parser.add_argument("--seconds-to-compile", type=float, default=600.0, help="for compiling torch's ways, of all")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds after which everything is ended")

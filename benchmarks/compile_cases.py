@@ -189,6 +189,11 @@ class Case:
         before()
         return kernels_of(step, self.device)
 
+    def busy(self, name: str) -> dict[str, float]:
+        step, before = self.steps[name]
+        before()
+        return busy_of(step, self.device)
+
 
 def kernels_of(step: Step, device: torch.device) -> list[tuple[str, int, float]]:
     """The kernels of one step with their launches and microseconds, longest first; nothing on a CPU."""
@@ -205,6 +210,25 @@ def kernels_of(step: Step, device: torch.device) -> list[tuple[str, int, float]]
             found[event.name[:120]].append(float(event.device_time_total))
     listed = [(kernel, len(all_), sum(all_)) for kernel, all_ in found.items()]
     return sorted(listed, key=lambda one: -one[2])
+
+
+def busy_of(step: Step, device: torch.device, steps: int = 5) -> dict[str, float]:
+    """Of steps back to back: microseconds of a step, and those in which some kernel runs; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    of_device = [one for one in profile.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((one.time_range.start, one.time_range.end) for one in of_device)
+    busy, reached = 0.0, spans[0][0]
+    for begin, end in spans:
+        busy += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return {"step_us": (reached - spans[0][0]) / steps, "busy_us": busy / steps}
 
 
 def nothing() -> None:

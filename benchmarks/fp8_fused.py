@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from fp8_linear import Block
 from llama_block import EPS, HEAD, OURS
-from measure import Timing, capture_stream, compare
+from measure import capture_stream, compare
+from timing import Timing
 from torch import Tensor
 from torch_norms import describe_machine
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as torch_functional
 from llama_block import HEAD, OURS, TORCH, Functions
-from measure import Timing, capture_stream, compare
+from measure import capture_stream, compare
+from timing import Timing
 from torch import Tensor, nn
 from torch_norms import describe_machine
 

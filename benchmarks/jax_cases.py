@@ -159,9 +159,8 @@ class Llama:
         weights, (cos, sin) = dict(zip(self.names, rest)), rest[-2:]
         normed, x = kp.rms_norm(x, weights["norm"], EPS, return_input=True)
         packed = kp.linear(normed, weights["qkv"]).reshape(*x.shape[:2], -1, HEAD)
-        query, key, value = self.split(packed)
-        query, key = kp.rope(query, key, cos, sin)
-        attended = kp.attention(query, key, value, causal=True).reshape(x.shape)
+        heads = {"heads": self.heads, "key_heads": self.key_heads}
+        attended = kp.attention_packed(packed, cos, sin, **heads, causal=True).reshape(x.shape)
         x = kp.linear(attended, weights["out"], residual=x)
         normed, x = kp.rms_norm(x, weights["mlp_norm"], EPS, return_input=True)
         return kp.mlp(normed, weights["gate_up"], weights["down"], activation="swiglu", residual=x)

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import provenance
 from jax_cases import Case, Llama, cases
 from table import lines_of, print_and_store
+from timing import Timing, summarised
 
 import kernel_pytorch
 
@@ -78,14 +79,6 @@ medians = {name: {when: statistics.median(of[when]) for when in of} for name, of
 print(json.dumps(medians))
 """
 Way = Callable[[int], float]  # (calls) -> seconds of all
-
-
-@dataclass
-class Timing:
-    median_us: float
-    p25_us: float
-    p75_us: float
-    turns: int
 
 
 def queued(function: Callable[..., Any], buffers: list[tuple[Any, ...]]) -> Way:
@@ -156,11 +149,6 @@ def compare(ways: dict[str, Way], seconds: float, least: int) -> dict[str, Timin
             samples[name].append(ways[name](calls[name]) / calls[name] * 1e6)
         turn += 1
     return {name: summarised(values) for name, values in samples.items()}
-
-
-def summarised(samples: list[float]) -> Timing:
-    p25, median, p75 = statistics.quantiles(samples, n=4)
-    return Timing(median, p25, p75, len(samples))
 
 
 def error_against(case: Case) -> float:

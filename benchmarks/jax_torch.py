@@ -6,6 +6,7 @@ A line of standard input is a request, a line of standard output its answer, bot
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -54,8 +55,18 @@ class Worker:
         self.wait()
         return time.perf_counter() - begin
 
+    def trace(self, calls: int) -> list[tuple[str, float, float]]:
+        """Name, begin and nanoseconds of what the device did in a turn."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.turn(calls)
+        events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        on_device = [event for event in events if event.device_type() == torch.autograd.DeviceType.CUDA]
+        return [(one.name(), one.start_ns(), one.duration_ns()) for one in on_device if "Sync" not in one.name()]
+
 
 def main() -> int:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print (the profiler does) is no answer
     worker = Worker(sys.argv[1])
     for line in sys.stdin:
         request = json.loads(line)
@@ -63,9 +74,11 @@ def main() -> int:
             answer: Any = torch.__version__
         elif request["ask"] == "prepare":
             answer = worker.prepare(request)
+        elif request["ask"] == "trace":
+            answer = worker.trace(request["calls"])
         else:
             answer = worker.turn(request["calls"])
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
     return 0
 
 

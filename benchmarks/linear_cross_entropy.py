@@ -9,7 +9,6 @@ most memory beyond them, are compared and reported, for the weight's gradient ad
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,8 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.functional import linear_cross_entropy
-from measure import Timing
 from table import print_and_store
+from timing import summarised
 from torch import Tensor
 from torch_norms import describe_machine
 
@@ -112,8 +111,7 @@ def main() -> int:
     for name in list(ways)[:2]:
         timings = {}
         for key, values in (("ours", samples[name]), (PEER, samples[PEER])):
-            p25, median, p75 = statistics.quantiles(values, n=4)
-            timings[key] = Timing(median, p25, p75, len(values))
+            timings[key] = summarised(values)
         what = f"linear_cross_entropy {arguments.tokens}x{arguments.size}x{arguments.classes}"
         suffix = f"{name[4:]}; {report[name]['extra_mb']:.0f} MB extra, compiled {report[PEER]['extra_mb']:.0f} MB"
         rows.append(

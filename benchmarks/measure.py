@@ -13,23 +13,14 @@ import ctypes
 import functools
 import gc
 import random
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
+from timing import Timing, summarised
 
 # One call on buffer i. What it returns is kept until the same buffer's next turn, so outputs rotate too.
 Way = Callable[[int], object]
-
-
-@dataclass
-class Timing:
-    median_us: float
-    p25_us: float
-    p75_us: float
-    turns: int
 
 
 def keep_freed_memory() -> None:
@@ -81,12 +72,7 @@ def compare(ways: dict[str, Way], buffers: int, device: torch.device, seconds: f
             samples[name].append(take(name, turn))
         turn += 1
     gc.enable()
-    return {name: _summary(values) for name, values in samples.items()}
-
-
-def _summary(samples: list[float]) -> Timing:
-    p25, median, p75 = statistics.quantiles(samples, n=4)
-    return Timing(median, p25, p75, len(samples))
+    return {name: summarised(values) for name, values in samples.items()}
 
 
 def _host_turns(ways: dict[str, Way], buffers: int) -> Callable[[str, int], float]:

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.functional import attention
-from measure import Timing, keep_freed_memory
+from measure import keep_freed_memory
 from table import print_and_store
+from timing import summarised
 from torch_norms import describe_machine
 
 PEER = "torch"
@@ -121,10 +122,7 @@ def run_case(case: Case, direction: str, seconds: float) -> dict[str, Any]:
             begin = time.perf_counter_ns()
             way()
             samples[name].append((time.perf_counter_ns() - begin) / 1e3)
-    timings = {}
-    for name, values in samples.items():
-        p25, median, p75 = statistics.quantiles(values, n=4)
-        timings[name] = Timing(median, p25, p75, len(values))
+    timings = {name: summarised(values) for name, values in samples.items()}
     ratios = [theirs / mine for mine, theirs in zip(samples["ours"], samples[PEER], strict=True)]
     return {
         "op": f"attention {case.name}",

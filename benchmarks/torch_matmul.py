@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.functional import linear, matmul
-from measure import Timing, keep_freed_memory
+from measure import keep_freed_memory
 from table import print_and_store
+from timing import summarised
 from torch import Tensor
 from torch_norms import describe_machine
 
@@ -107,10 +108,7 @@ def run_case(case: Case, seconds: float) -> dict[str, Any]:
             kept[name] = way(*sets[i])
             samples[name].append((time.perf_counter_ns() - begin) / 1e3)
     ratios = [theirs / mine for mine, theirs in zip(samples["ours"][2:], samples["torch"][2:], strict=True)]
-    timings = {}
-    for name, values in samples.items():
-        p25, median, p75 = statistics.quantiles(values[2:], n=4)
-        timings[name] = Timing(median, p25, p75, len(values) - 2)
+    timings = {name: summarised(values[2:]) for name, values in samples.items()}
     flops = 2.0 * case.m * case.n * case.k
     return {
         "op": case.name,

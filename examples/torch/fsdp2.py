@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/torch/fsdp2.py --steps 20
 
-The layers and the loss are this package's; sharding, the optimizer and the loop are torch's. GPUs use NCCL, CPUs gloo.
+The layers, the loss and the optimizer are this package's; sharding and the loop are torch's. GPUs use NCCL, CPUs gloo.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from kernel_pytorch.core import OptimizedEmbedding, OptimizedRMSNorm, OptimizedTransformerBlock
 from kernel_pytorch.functional import cross_entropy
+from kernel_pytorch.optim import AdamW
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -52,7 +53,7 @@ def main() -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = AdamW(model.parameters(), 1e-2, max_grad_norm=10.0)
 
     generator = torch.Generator().manual_seed(1 + rank)  # other data in every process
     for step in range(words.steps):

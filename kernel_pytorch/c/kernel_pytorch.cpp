@@ -17,7 +17,6 @@
 #include "kernel_pytorch/device/workspace.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/operations.h"
-#include "kernel_pytorch/plan/float8_plan.h"
 #include "kernel_pytorch/tuning/selection.h"
 #include "kernel_pytorch/tuning/store.h"
 
@@ -196,6 +195,10 @@ kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument
   });
 }
 
+uint64_t kp_selection_generation(void) {
+  return tuning::selection_generation();
+}
+
 kp_status kp_explain_call(kp_device device, const char* op, const kp_argument* arguments, size_t count, char** result) {
   return answered(result, [&] {
     KP_CHECK(arguments != nullptr || count == 0, "kp_explain_call: the arguments are NULL, but there are ", count);
@@ -229,24 +232,7 @@ kp_status kp_supports(const char* request, char** result) {
 }
 
 kp_status kp_float8_plan(const char* request, char** result) {
-  return answered(result, [&] {
-    const Json json = parsed(request);
-    FieldReader fields(json, "float8_plan");
-    constexpr double kMost = 1e12;
-    const plan::LinearShape shape{static_cast<int64_t>(fields.number("tokens", 8192, 1, kMost)),
-                                  static_cast<int64_t>(fields.number("in_features", 0, 1, kMost)),
-                                  static_cast<int64_t>(fields.number("out_features", 0, 1, kMost))};
-    const Device device = device_from(fields.text("device", "cpu"));
-    const std::string recipe = fields.text("recipe", "delayed");
-    fields.finish();
-    const plan::Float8Plan found = plan::plan_float8(shape, plan::recipe_of(recipe), device_info(device));
-    return to_text({{"runs", found.runs},
-                    {"pays", found.pays},
-                    {"bf16_us", found.bf16_us},
-                    {"float8_us", found.float8_us},
-                    {"kernel", found.kernel},
-                    {"reason", found.reason}});
-  });
+  return answered(result, [&] { return to_text(answer_float8_plan(parsed(request))); });
 }
 
 kp_status kp_bucket_plan(const char* request, char** result) {
@@ -260,12 +246,18 @@ kp_status kp_graph_plan(const char* request, char** result) {
 kp_status kp_memory_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_memory_plan(parsed(request))); });
 }
-
+kp_status kp_activation_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_activation_plan(parsed(request))); });
+}
 kp_status kp_context_parallel_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_context_parallel_plan(parsed(request))); });
 }
+
 kp_status kp_batch_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_batch_plan(parsed(request))); });
+}
+kp_status kp_offload_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_offload_plan(parsed(request))); });
 }
 
 kp_status kp_model_plan(const char* request, char** result) {

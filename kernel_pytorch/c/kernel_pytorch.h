@@ -158,10 +158,14 @@ KP_API kp_status kp_call_with_workspace(kp_context* context, const char* op, con
                                         void* workspace, size_t bytes);
 
 /* Bytes of workspace for such a call on this device; 0 on the CPU, whose kernels use the context's memory. The op's
- * checks are passed, its kernels are chosen, compiled and loaded, and nothing is computed: tensors' data may be NULL. A
- * kernel that is tuned between this and the call may take more. */
+ * checks are passed, its kernels are chosen, compiled and loaded, and nothing is computed: tensors' data may be NULL. It
+ * holds while kp_selection_generation does: a kernel that is tuned between this and the call may take more. */
 KP_API kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument* arguments, size_t count,
                                     size_t* bytes);
+
+/* Grows with everything that may change which kernel a call takes (measurements, overlays, tuning): what was asked about
+ * a call, its workspace for one, holds while this number stands. */
+KP_API uint64_t kp_selection_generation(void);
 
 /* Which kernels such a call takes and why, as kp_explain says it: {"explanations": [...]} in the order in which the op
  * chooses them. Nothing is computed or measured: tensors' data may be NULL. */
@@ -246,9 +250,25 @@ KP_API kp_status kp_graph_plan(const char* request, char** result);
  * 1 gradients, 2 optimizer, 3 inputs, 4 activations)} -> {"peak_bytes", "at_peak": {kind: bytes}, "left_bytes"} */
 KP_API kp_status kp_memory_plan(const char* request, char** result);
 
+/* Which tensors of a training step to keep for backward, to make again or to move to the host under a budget of its
+ * peak (plan/activation_plan.h says what the numbers are). {"kinds": [{"activations": [{"bytes", "op": -1, "dies",
+ * "recompute_us", "can_recompute": false, "can_move": false, "inputs": [...], "reads": [...]}], "forward_us",
+ * "backward_us", "forward_bytes": [...], "backward_at": [...], "backward_greatest": [...]}], "chain": [{"kind",
+ * "forward_start", "backward_start"}], "between", "outside", "budget_bytes", "to_host", "to_device" (bytes per second),
+ * "step_us"} -> {"fits", "is_exact", "peak_bytes", "step_us", "recompute_us", "stall_us", "kept_bytes", "moved_bytes",
+ * "least_bytes", "everything_bytes", "reason", "blocks": [{"treatments": ["none", "keep", "move" or "recompute"],
+ * "held_bytes", "moved_bytes", "recompute_us"}]} */
+KP_API kp_status kp_activation_plan(const char* request, char** result);
+
 /* The batch to take, from the peaks of two. {"first_batch", "second_batch", "first_bytes", "second_bytes",
  * "capacity_bytes", "reserve": 0.1, "fixed_us", "sample_us"} -> {"batch", "fits", "reason"} */
 KP_API kp_status kp_batch_plan(const char* request, char** result);
+
+/* How CPU and device share a step of an optimizer whose states are in the host's memory. {"elements",
+ * "subgroup_elements", "device_share": -1 (chosen), "rates": {"up", "down", "host_memory" (bytes), "cpu", "device"
+ * (elements)} (by the second), "on_device": {"up", "down", "host_memory"}, "on_cpu": {...} (bytes per element)} ->
+ * {"subgroups", "on_device", "bound_seconds", "bound_share", "predicted_seconds", "limit", "reason"} */
+KP_API kp_status kp_offload_plan(const char* request, char** result);
 
 /* How the members of a group share attention of one sequence. {"members", "batch": 1, "sequence", "heads", "key_heads",
  * "size", "value_size", "element_bytes": 2, "causal": false, "backward": false, "window": -1, "flops_per_second",
@@ -276,13 +296,14 @@ KP_API kp_status kp_tuning_plan(const char* request, char** result);
  * {"until_seconds" (nothing of the stage starts later), "measure_seconds" (of a measurement that starts now)}}} */
 KP_API kp_status kp_budget_plan(const char* request, char** result);
 
-/* Which way of replacing a part stays. A timing is {"median_us", "low_us", "high_us"} (quartiles). {"ways": [{"clocks":
- * [{"before": timing, "after": timing}] (the one that decides first, that of calls last; [] where the way is wrong)}],
- * "predicted_us": 0 (that it saves)} -> {"way" (-1: none), "maybe" (-1: none), "costs_calls"} */
+/* Which way of replacing a part stays. A timing is {"median_us", "low_us", "high_us"} (quartiles); "sure_gain" is what
+ * turns side by side leave no doubt of. {"ways": [{"clocks": [{"before": timing, "after": timing, "sure_gain": 0}] (the
+ * one that decides first, that of calls last; [] where the way is wrong)}], "predicted_us": 0 (that it saves)}
+ * -> {"way" (-1: none), "maybe" (-1: none), "costs_calls"} */
 KP_API kp_status kp_part_verdict(const char* request, char** result);
 
-/* Whether a change of the whole model is worth keeping. {"before": timing, "after": timing, "expected_us": 0 (that
- * tuned problems save by themselves)} -> {"pays", "is_faster", "confirms_tuning"} */
+/* Whether a change of the whole model is worth keeping. {"before": timing, "after": timing, "sure_gain": 0,
+ * "expected_us": 0 (that tuned problems save by themselves)} -> {"pays", "is_faster", "confirms_tuning"} */
 KP_API kp_status kp_whole_verdict(const char* request, char** result);
 
 /* Runs every supported kernel and config against the reference. {"failures": ["..."]}, empty when all are right. */

@@ -3,11 +3,14 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/c/field_rows.h"
 #include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/plan/bucket_plan.h"
 #include "kernel_pytorch/plan/context_parallel_plan.h"
+#include "kernel_pytorch/plan/float8_plan.h"
 #include "kernel_pytorch/plan/graph_plan.h"
 #include "kernel_pytorch/plan/memory_plan.h"
+#include "kernel_pytorch/plan/offload_plan.h"
 #include "kernel_pytorch/plan/optimize/budget_plan.h"
 #include "kernel_pytorch/plan/optimize/model_plan.h"
 #include "kernel_pytorch/plan/optimize/tuning_plan.h"
@@ -15,24 +18,6 @@
 
 namespace kernel_pytorch::c_interface {
 namespace {
-
-constexpr double kMost = 1e18;
-
-std::vector<double> numbers(FieldReader& fields, std::string_view field) {
-  std::vector<double> read;
-  const Json* values = fields.value(field);
-  if (values == nullptr) return read;
-  KP_CHECK(values->is_array(), fields.where(), ": \"", field, "\" must be an array of numbers, not ",
-           values->type_name());
-  for (const Json& value : *values) {
-    KP_CHECK(value.is_number(), fields.where(), ": \"", field, "\" has ", to_text(value).substr(0, 40),
-             " in it, which is no number");
-    read.push_back(value.get<double>());
-    KP_CHECK(std::abs(read.back()) <= kMost, fields.where(), ": \"", field, "\" has ", read.back(), " in it; at most ",
-             kMost);
-  }
-  return read;
-}
 
 std::vector<int64_t> whole_numbers(FieldReader& fields, std::string_view field) {
   std::vector<int64_t> read;
@@ -85,18 +70,6 @@ plan::TunableProblem read_tunable(const Json& value) {
   return problem;
 }
 
-// The elements of an array of objects, each read by `read`; none where the field is absent.
-template <class Read>
-auto read_all(FieldReader& fields, std::string_view field, const Read& read) {
-  std::vector<decltype(read(Json()))> values;
-  const Json* given = fields.value(field);
-  KP_CHECK(given == nullptr || given->is_array(), fields.where(), ": \"", field, "\" must be an array, not ",
-           given->type_name());
-  if (given == nullptr) return values;
-  for (const Json& value : *given) values.push_back(read(value));
-  return values;
-}
-
 plan::Timing read_timing(FieldReader& comparison, std::string_view field) {
   const Json* value = comparison.value(field);
   KP_CHECK(value != nullptr, comparison.where(), ": \"", field, "\" is missing");
@@ -110,7 +83,9 @@ plan::Timing read_timing(FieldReader& comparison, std::string_view field) {
 
 plan::Comparison read_comparison(const Json& value) {
   FieldReader fields(value, "verdict comparison");
-  const plan::Comparison comparison{.before = read_timing(fields, "before"), .after = read_timing(fields, "after")};
+  const plan::Comparison comparison{.before = read_timing(fields, "before"),
+                                    .after = read_timing(fields, "after"),
+                                    .sure_gain = fields.number("sure_gain", 0, 0, kMost)};
   fields.finish();
   return comparison;
 }
@@ -134,6 +109,20 @@ Json finite_or_null(double value) {
 }
 
 }  // namespace
+
+Json answer_float8_plan(const Json& request) {
+  FieldReader fields(request, "float8_plan");
+  constexpr double kMostRows = 1e12;
+  const plan::LinearShape shape{static_cast<int64_t>(fields.number("tokens", 8192, 1, kMostRows)),
+                                static_cast<int64_t>(fields.number("in_features", 0, 1, kMostRows)),
+                                static_cast<int64_t>(fields.number("out_features", 0, 1, kMostRows))};
+  const Device device = device_from(fields.text("device", "cpu"));
+  const std::string recipe = fields.text("recipe", "delayed");
+  fields.finish();
+  const plan::Float8Plan found = plan::plan_float8(shape, plan::recipe_of(recipe), device_info(device));
+  return {{"runs", found.runs},           {"pays", found.pays},     {"bf16_us", found.bf16_us},
+          {"float8_us", found.float8_us}, {"kernel", found.kernel}, {"reason", found.reason}};
+}
 
 Json answer_bucket_plan(const Json& request) {
   FieldReader fields(request, "bucket_plan");
@@ -242,6 +231,44 @@ Json answer_context_parallel_plan(const Json& request) {
   return {{"schedule", found.schedule}, {"reason", found.reason}, {"schedules", schedules}};
 }
 
+Json answer_offload_plan(const Json& request) {
+  FieldReader fields(request, "offload_plan");
+  plan::OffloadRequest asked;
+  const auto read = [](const Json& part, const char* name,
+                       std::initializer_list<std::pair<const char*, double*>> numbers) {
+    FieldReader parts(part, name);
+    for (const auto& [field, number] : numbers) *number = parts.number(field, 0, 0, kMost);
+    parts.finish();
+  };
+  const auto read_bytes = [&](const char* name, plan::OffloadBytes& bytes) {
+    if (const Json* part = fields.value(name)) {
+      read(*part, name, {{"up", &bytes.up}, {"down", &bytes.down}, {"host_memory", &bytes.host_memory}});
+    }
+  };
+  asked.elements = fields.number("elements", 0, 0, kMost);
+  asked.subgroup_elements = fields.number("subgroup_elements", 0, 0, kMost);
+  asked.device_share = fields.number("device_share", -1, -1, 1);
+  if (const Json* rates = fields.value("rates")) {
+    read(*rates, "offload_plan rates",
+         {{"up", &asked.rates.up},
+          {"down", &asked.rates.down},
+          {"host_memory", &asked.rates.host_memory},
+          {"cpu", &asked.rates.cpu},
+          {"device", &asked.rates.device}});
+  }
+  read_bytes("on_device", asked.on_device);
+  read_bytes("on_cpu", asked.on_cpu);
+  fields.finish();
+  const plan::OffloadPlan found = plan::plan_offload(asked);
+  return {{"subgroups", found.subgroups},
+          {"on_device", found.on_device},
+          {"bound_seconds", found.bound_seconds},
+          {"bound_share", found.bound_share},
+          {"predicted_seconds", found.predicted_seconds},
+          {"limit", found.limit},
+          {"reason", found.reason}};
+}
+
 Json answer_batch_plan(const Json& request) {
   FieldReader fields(request, "batch_plan");
   plan::BatchRequest asked;
@@ -327,7 +354,9 @@ Json answer_part_verdict(const Json& request) {
 
 Json answer_whole_verdict(const Json& request) {
   FieldReader fields(request, "whole_verdict");
-  const plan::Comparison comparison{.before = read_timing(fields, "before"), .after = read_timing(fields, "after")};
+  const plan::Comparison comparison{.before = read_timing(fields, "before"),
+                                    .after = read_timing(fields, "after"),
+                                    .sure_gain = fields.number("sure_gain", 0, 0, kMost)};
   const double expected_us = fields.number("expected_us", 0, -kMost, kMost);
   fields.finish();
   return {{"pays", plan::pays(comparison)},

@@ -1,5 +1,5 @@
-// Plans about models by JSON: buckets, graphs, memory, batches, replacements, tuning, and what `optimize` decides by
-// its timings. Reads a request, asks kernel_pytorch/plan, answers.
+// Plans about models by JSON: FP8 layers, buckets, graphs, memory, activations, batches, offloaded states,
+// replacements, tuning, and what `optimize` decides by its timings. Reads a request, asks kernel_pytorch/plan, answers.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -7,10 +7,13 @@
 
 namespace kernel_pytorch::c_interface {
 
+KP_EXPORT Json answer_float8_plan(const Json& request);
 KP_EXPORT Json answer_bucket_plan(const Json& request);
 KP_EXPORT Json answer_graph_plan(const Json& request);
 KP_EXPORT Json answer_memory_plan(const Json& request);
+KP_EXPORT Json answer_activation_plan(const Json& request);
 KP_EXPORT Json answer_batch_plan(const Json& request);
+KP_EXPORT Json answer_offload_plan(const Json& request);
 KP_EXPORT Json answer_context_parallel_plan(const Json& request);
 KP_EXPORT Json answer_model_plan(const Json& request);
 KP_EXPORT Json answer_tuning_plan(const Json& request);

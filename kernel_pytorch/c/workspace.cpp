@@ -32,13 +32,17 @@ class Addressed {
   std::span<const kp_argument> arguments() const { return arguments_; }
 
  private:
-  // Of a tensor without strides; of others, and of those that view_of refuses, some.
+  // From the first element to the last, of 8 bytes each; of tensors that view_of refuses, some.
   static size_t bytes_of(const kp_tensor& tensor) {
-    size_t bytes = 8;
-    for (int i = 0; i < tensor.rank && tensor.sizes != nullptr; ++i) {
-      bytes *= static_cast<size_t>(std::max<int64_t>(tensor.sizes[i], 1));
+    size_t elements = 1;
+    if (tensor.sizes == nullptr) return 8;
+    for (int i = tensor.rank - 1; i >= 0; --i) {
+      const int64_t size = std::max<int64_t>(tensor.sizes[i], 1);
+      const int64_t stride = tensor.strides == nullptr ? 0 : std::max<int64_t>(tensor.strides[i], 0);
+      elements = tensor.strides == nullptr ? elements * static_cast<size_t>(size)
+                                           : elements + static_cast<size_t>((size - 1) * stride);
     }
-    return bytes;
+    return 8 * elements;
   }
   std::vector<kp_argument> arguments_;
   std::list<std::vector<kp_tensor>> tensors_;

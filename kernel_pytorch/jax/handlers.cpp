@@ -3,14 +3,18 @@
 //
 //   op = "rms_norm", tensors = "x weight", results = "output", eps = 1e-6
 //
-// A list of tensors repeats its name. A result that has the name of a tensor is that tensor, written in place (XLA
-// aliases the two buffers). A last result called "workspace" is memory for the op's scratch, so that a call allocates
-// nothing and may become part of a CUDA graph (XLA's command buffers); its size was asked for while tracing, when the
-// kernels were compiled and loaded too. Everything else, checks and errors included, is the C interface's kp_call.
+// A list of tensors repeats its name. Buffers of XLA are row-major; several tensors may be slices of one, in its last
+// dimension but one: "query@0:32+key@32:8+value@40:8" are heads of a packed buffer, first head and count. A result that
+// has the name of a tensor is that tensor, written in place (XLA aliases the two buffers). A last result called
+// "workspace" is memory for the op's scratch, so that a call allocates nothing and may become part of a CUDA graph
+// (XLA's command buffers); its size was asked for while tracing, when the kernels were compiled and loaded too.
+// Everything else, checks and errors included, is the C interface's kp_call.
 //
 // The attribute "site" is a hash of all others: what they say is read once and found by it later. XLA has a state for
 // that, whose type must be registered before the handlers; jax 0.10 registers both in the other order.
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <deque>
 #include <string>
 #include <string_view>
@@ -60,6 +64,91 @@ int32_t dtype_of(ffi::DataType type) {
   }
 }
 
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> found;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    found.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return found;
+}
+
+// A tensor in a buffer: all of it, or a slice of the last dimension but one.
+struct Part {
+  std::string name;
+  int64_t begin = 0;
+  int64_t size = -1;  // all
+};
+
+bool read_part(std::string_view word, Part& part) {
+  const size_t at = word.find('@');
+  part.name = word.substr(0, at);
+  if (at == std::string_view::npos) return !part.name.empty();
+  const std::vector<std::string_view> numbers = split(word.substr(at + 1), ':');
+  if (numbers.size() != 2) return false;
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string_view number = numbers[i];
+    const auto read = std::from_chars(number.data(), number.data() + number.size(), i == 0 ? part.begin : part.size);
+    if (read.ec != std::errc{} || read.ptr != number.data() + number.size()) return false;
+  }
+  return part.begin >= 0 && part.size >= 0;
+}
+
+// The tensors of a call, as kp_call takes them.
+class Views {
+ public:
+  // Pointers to tensors stay valid while at most `count` are added.
+  void clear(size_t count) {
+    tensors_.clear();
+    tensors_.reserve(count);
+    shapes_.resize(std::max(count, shapes_.size()));
+  }
+  ffi::Error add(const Part& part, const ffi::AnyBuffer& buffer, kp_device device) {
+    const int32_t dtype = dtype_of(buffer.element_type());
+    if (dtype < 0) return invalid(part.name + " has an element type that no op takes");
+    const auto sizes = buffer.dimensions();
+    const bool is_pairs = buffer.element_type() == ffi::DataType::U32;
+    if (is_pairs && (sizes.size() == 0 || sizes.back() != 2)) {
+      return invalid(part.name + " has unsigned 32-bit integers that do not come in pairs");
+    }
+    kp_tensor tensor{.data = buffer.untyped_data(),
+                     .dtype = dtype,
+                     .device = device,
+                     .rank = static_cast<int32_t>(sizes.size()) - is_pairs,
+                     .sizes = sizes.begin(),
+                     .strides = nullptr};
+    if (part.size >= 0) {
+      const size_t rank = sizes.size();
+      if (rank < 2 || rank > kMostDimensions || is_pairs || part.begin + part.size > sizes[rank - 2]) {
+        return invalid(part.name + " is a slice that its buffer does not have");
+      }
+      Shape& shape = shapes_[tensors_.size()];
+      int64_t stride = 1;
+      for (size_t i = rank; i-- > 0; stride *= sizes[i]) {
+        shape.sizes[i] = sizes[i];
+        shape.strides[i] = stride;
+      }
+      shape.sizes[rank - 2] = part.size;
+      const int64_t element = buffer.element_count() == 0 ? 0 : buffer.size_bytes() / buffer.element_count();
+      tensor.data = static_cast<char*>(tensor.data) + part.begin * shape.strides[rank - 2] * element;
+      tensor.sizes = shape.sizes.data();
+      tensor.strides = shape.strides.data();
+    }
+    tensors_.push_back(tensor);
+    return ffi::Error::Success();
+  }
+  const kp_tensor* last() const { return &tensors_.back(); }
+
+ private:
+  static constexpr size_t kMostDimensions = 8;
+  struct Shape {
+    std::array<int64_t, kMostDimensions> sizes, strides;
+  };
+  std::vector<kp_tensor> tensors_;
+  std::vector<Shape> shapes_;
+};
+
 // What a call site says in attributes: the arguments of kp_call but for tensors' addresses.
 class Site {
  public:
@@ -72,9 +161,9 @@ class Site {
         if (name == "op") {
           op_ = text;
         } else if (name == "tensors") {
-          tensors_ = words(text);
+          if (!read_buffers(text, tensors_)) return invalid("kernel_pytorch: tensors are " + std::string(text));
         } else if (name == "results") {
-          results_ = words(text);
+          if (!read_buffers(text, results_)) return invalid("kernel_pytorch: results are " + std::string(text));
         } else {
           const char* kept = texts_.emplace_back(text).c_str();
           options_.push_back(kp_text_argument(texts_.emplace_back(name).c_str(), kept));
@@ -101,35 +190,39 @@ class Site {
                      " results, and names for " + std::to_string(tensors_.size()) + " and " +
                      std::to_string(results_.size()));
     }
-    static thread_local std::vector<kp_tensor> views;  // kept, so that calls do not allocate
+    static thread_local Views views;  // kept, so that calls do not allocate
     static thread_local std::vector<kp_argument> arguments;
-    views.clear();
-    views.reserve(args.size() + rets.size());  // arguments point into it
+    views.clear(parts_);
     arguments.assign(options_.begin(), options_.end());
     for (size_t i = 0; i < args.size(); ++i) {
       const auto buffer = args.get<ffi::AnyBuffer>(i);
       if (!buffer) return buffer.error();
-      if (ffi::Error error = add_view(tensors_[i], *buffer, device, views); error.failure()) return error;
-      if (i > 0 && tensors_[i] == tensors_[i - 1]) {
-        arguments.back().kind = KP_TENSORS;
-        ++arguments.back().count;
-      } else {
-        arguments.push_back(kp_tensor_argument(tensors_[i].c_str(), &views.back()));
+      for (const Part& part : tensors_[i]) {
+        if (ffi::Error error = views.add(part, *buffer, device); error.failure()) return error;
+        if (i > 0 && part.name == tensors_[i - 1].back().name) {
+          arguments.back().kind = KP_TENSORS;
+          ++arguments.back().count;
+        } else {
+          arguments.push_back(kp_tensor_argument(part.name.c_str(), views.last()));
+        }
       }
     }
     void* workspace = nullptr;
     size_t workspace_bytes = 0;
     for (size_t i = 0; i < rets.size(); ++i) {
-      if (std::ranges::find(tensors_, results_[i]) != tensors_.end()) continue;  // written in place
+      const std::string& first = results_[i].front().name;
+      if (is_tensor(first)) continue;  // written in place
       auto buffer = rets.get<ffi::AnyBuffer>(i);
       if (!buffer) return buffer.error();
-      if (results_[i] == kWorkspace) {
+      if (first == kWorkspace) {
         workspace = (*buffer)->untyped_data();
         workspace_bytes = (*buffer)->size_bytes();
         continue;
       }
-      if (ffi::Error error = add_view(results_[i], **buffer, device, views); error.failure()) return error;
-      arguments.push_back(kp_tensor_argument(results_[i].c_str(), &views.back()));
+      for (const Part& part : results_[i]) {
+        if (ffi::Error error = views.add(part, **buffer, device); error.failure()) return error;
+        arguments.push_back(kp_tensor_argument(part.name.c_str(), views.last()));
+      }
     }
     const kp_status status =
         kp_call_with_workspace(context, op_.c_str(), arguments.data(), arguments.size(), workspace, workspace_bytes);
@@ -143,37 +236,26 @@ class Site {
  private:
   static constexpr std::string_view kWorkspace = "workspace";  // no op has an output of this name: _workspace.py checks
 
-  static std::vector<std::string> words(std::string_view text) {
-    std::vector<std::string> found;
-    for (size_t begin = 0; begin < text.size();) {
-      const size_t end = std::min(text.find(' ', begin), text.size());
-      found.emplace_back(text.substr(begin, end - begin));
-      begin = end + 1;
+  // False where a word is no tensor.
+  bool read_buffers(std::string_view text, std::vector<std::vector<Part>>& buffers) {
+    for (const std::string_view word : split(text, ' ')) {
+      std::vector<Part>& parts = buffers.emplace_back();
+      for (const std::string_view one : split(word, '+')) {
+        if (!read_part(one, parts.emplace_back())) return false;
+        ++parts_;
+      }
     }
-    return found;
+    return true;
   }
 
-  static ffi::Error add_view(const std::string& name, const ffi::AnyBuffer& buffer, kp_device device,
-                             std::vector<kp_tensor>& views) {
-    const int32_t dtype = dtype_of(buffer.element_type());
-    if (dtype < 0) return invalid(name + " has an element type that no op takes");
-    const auto sizes = buffer.dimensions();
-    const bool is_pairs = buffer.element_type() == ffi::DataType::U32;
-    if (is_pairs && (sizes.size() == 0 || sizes.back() != 2)) {
-      return invalid(name + " has unsigned 32-bit integers that do not come in pairs");
-    }
-    views.push_back({.data = buffer.untyped_data(),
-                     .dtype = dtype,
-                     .device = device,
-                     .rank = static_cast<int32_t>(sizes.size()) - is_pairs,
-                     .sizes = sizes.begin(),
-                     .strides = nullptr});
-    return ffi::Error::Success();
+  bool is_tensor(const std::string& name) const {
+    return std::ranges::any_of(tensors_, [&](const std::vector<Part>& parts) { return parts.front().name == name; });
   }
 
   std::string op_;
-  std::vector<std::string> tensors_, results_;
-  std::deque<std::string> texts_;  // options point into them
+  std::vector<std::vector<Part>> tensors_, results_;  // of each buffer
+  size_t parts_ = 0;                                  // of all of them
+  std::deque<std::string> texts_;                     // options point into them
   std::vector<kp_argument> options_;
 };
 
@@ -264,6 +346,14 @@ extern "C" KP_API XLA_FFI_Error* kp_jax_cpu(XLA_FFI_CallFrame* frame);
 extern "C" KP_API XLA_FFI_Error* kp_jax_cuda(XLA_FFI_CallFrame* frame);
 // What XLA spends on a call by itself: benchmarks subtract it.
 extern "C" KP_API XLA_FFI_Error* kp_jax_nothing(XLA_FFI_CallFrame* frame);
+
+// What handlers are registered with; an XLA that knows only earlier ones drops them without a word.
+extern "C" KP_API int kp_jax_ffi_major() {
+  return XLA_FFI_API_MAJOR;
+}
+extern "C" KP_API int kp_jax_ffi_minor() {
+  return XLA_FFI_API_MINOR;
+}
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     kp_jax_cpu, run_on_cpu,

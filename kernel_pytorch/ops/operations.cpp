@@ -3,34 +3,34 @@
 #include "kernel_pytorch/registry/op_entry.h"
 
 // NAME::kEntry of ops/NAME.
-#define KP_OPS(OP)         \
-  OP(rms_norm)             \
-  OP(layer_norm)           \
-  OP(softmax)              \
-  OP(cross_entropy)        \
-  OP(linear_cross_entropy) \
-  OP(adamw)                \
-  OP(optimizer_step)       \
-  OP(reduce_norm)          \
-  OP(activation)           \
-  OP(gated_activation)     \
-  OP(dropout)              \
-  OP(embedding)            \
-  OP(mean_pooling)         \
-  OP(rope)                 \
-  OP(norm_rope)            \
-  OP(attention)            \
-  OP(block_list)           \
-  OP(moe_routing)          \
-  OP(grouped_matmul)       \
-  OP(matmul)               \
-  OP(quantize)             \
-  OP(scaled_matmul)        \
-  OP(group_quantize)       \
-  OP(quantized_matmul)     \
-  OP(linear)               \
-  OP(mlp)                  \
-  OP(moe_mlp)              \
+#define KP_OPS(OP)          \
+  OP(rms_norm)              \
+  OP(layer_norm)            \
+  OP(softmax)               \
+  OP(cross_entropy)         \
+  OP(linear_cross_entropy)  \
+  OP(optimizer_step)        \
+  OP(reduce_norm)           \
+  OP(activation)            \
+  OP(gated_activation)      \
+  OP(dropout)               \
+  OP(embedding)             \
+  OP(mean_pooling)          \
+  OP(rope)                  \
+  OP(norm_rope)             \
+  OP(attention)             \
+  OP(block_list)            \
+  OP(moe_routing)           \
+  OP(grouped_matmul)        \
+  OP(matmul)                \
+  OP(quantize)              \
+  OP(scaled_matmul)         \
+  OP(group_quantize)        \
+  OP(quantized_matmul)      \
+  OP(scaled_grouped_matmul) \
+  OP(linear)                \
+  OP(mlp)                   \
+  OP(moe_mlp)               \
   OP(evaluate_expression)
 
 namespace kernel_pytorch {

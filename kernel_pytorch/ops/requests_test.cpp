@@ -85,8 +85,8 @@ TEST(Requests, AnImpossibleOptionIsRefusedByTheOp) {
       {"layer_norm_backward", {{"weight_dtype", "e4m3"}}, "weight is e4m3"},
       {"cross_entropy_forward", {{"label_smoothing", "2"}}, "cross_entropy: label_smoothing is 2"},
       {"cross_entropy_backward", {{"softcap", "-1"}}, "cross_entropy: softcap is -1"},
-      {"adamw", {{"master", "1"}}, "adamw: a master copy is for bf16 and fp16 parameters"},
-      {"adamw", {{"state", "int8"}}, "adamw: averages are int8"},
+      {"optimizer_step", {{"storage", "plain"}, {"master", "1"}}, "a correction goes with neither master nor seed"},
+      {"optimizer_step", {{"storage", "plain"}, {"state", "int8"}}, "optimizer_step: states are int8"},
       {"activation_forward", {{"dropout", "2"}}, "activation: dropout_p is 2"},
       {"activation_backward", {{"bias", "1"}, {"bias_dtype", "int8"}}, "activation: bias is int8"},
       {"gated_activation_forward", {{"kind", "tanh"}}, "gated_activation: kind is \"tanh\""},
@@ -142,7 +142,7 @@ TEST(Supports, EveryKernelAnswersWithYesOrAReason) {
     request.device = hopper.device;
     for (const DType dtype : {request.dtype, DType::kFloat64}) {
       if (dtype == DType::kFloat64 && (operation.name.starts_with("block") || operation.name.find("quant") == 0 ||
-                                       operation.name == "scaled_matmul" || operation.name == "optimizer_step" ||
+                                       operation.name.starts_with("scaled_") || operation.name == "optimizer_step" ||
                                        operation.name == "moe_permute")) {
         continue;  // those take no fp64 anywhere
       }

@@ -153,6 +153,10 @@ class DeclaredCall final : public registry::ArgumentSource {
     const ArgumentName name{plan_.declaration->name, argument.name};
     TensorView& view = argument.field->tensor(arguments);
     view = argument.is_updated ? view_of(tensor, name, true) : view_in(argument.field->rules.memory, tensor, name);
+    const bool is_dense = view.rank == 0 || view.size(-1) <= 1 || view.stride(-1) == 1;
+    if (!is_dense && argument.are_rows && !argument.is_updated && view.device.kind == DeviceKind::kCpu) {
+      view = dense_view_of(tensor, name);
+    }
     handles_.give_back(index, std::move(tensor));
     call_.found(view, name);
   }

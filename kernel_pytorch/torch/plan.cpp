@@ -46,7 +46,8 @@ Plan plan_of(const registry::Declaration& declaration) {
   for (size_t i = 0; i < signature.arguments.size(); ++i) {
     const registry::Argument& given = signature.arguments[i];
     const Field& field = declaration.fields[given.field];
-    const Plan::Argument argument{i, given.name, &field, given.is_optional, given.is_updated};
+    const bool are_rows = field.rules.memory == MemoryLayout::kStrided && field.rules.shape == "... columns";
+    const Plan::Argument argument{i, given.name, &field, given.is_optional, given.is_updated, are_rows};
     plan.writes |= given.is_updated;
     if (given.kind == ArgumentKind::kType) {
       plan.types.push_back(argument);

@@ -19,6 +19,7 @@ struct Plan {
     const Field* field;
     bool is_optional;
     bool is_updated;
+    bool are_rows;  // of any strides and leading shape, which a CPU's kernels want dense
   };
   struct Output {
     const Field* field;

@@ -24,6 +24,7 @@ _LAZY: dict[str, str] = {
     "explain": "tuning",
     "explain_compile": "compile_backend",
     "expression": "expression",
+    "fit_memory": "advanced_memory",
     "functional": "functional",
     "hardware": "hardware",
     "kernels": "tuning",

@@ -16,7 +16,7 @@ from ._ops.cross_entropy import (
 )
 from ._ops.dropout import dropout
 from ._ops.embedding import embedding
-from ._ops.float8 import dequantize, quantize, scaled_matmul
+from ._ops.float8 import dequantize, quantize, scaled_grouped_matmul, scaled_matmul
 from ._ops.float8_fused import (
     gated_activation_backward_quantized,
     gated_activation_quantized,
@@ -101,6 +101,7 @@ __all__ = [
     "rope_tables",
     "route",
     "route_chosen",
+    "scaled_grouped_matmul",
     "scaled_matmul",
     "select_blocks",
     "select_by_scores",

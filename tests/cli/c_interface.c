@@ -145,8 +145,11 @@ static void test_refusals(void) {
   EXPECT_ANSWER(kp_graph_plan("{\"eager_us\": 5}", &result), "\"pays\":false");
   EXPECT_ANSWER(kp_memory_plan("{\"bytes\": [8, 4, -4], \"kinds\": [0, 4, 4]}", &result), "\"peak_bytes\":12");
   EXPECT_REFUSED(kp_memory_plan("{\"bytes\": [8], \"kinds\": [7]}", &result), KP_INVALID_ARGUMENT, "0 to 4");
+  EXPECT_ANSWER(kp_activation_plan("{\"between\": 8, \"budget_bytes\": 9}", &result), "\"fits\":true");
+  EXPECT_REFUSED(kp_activation_plan("{\"chain\": [{\"kind\": 1}]}", &result), KP_INVALID_ARGUMENT, "of kind 1");
   EXPECT_ANSWER(kp_batch_plan("{\"first_bytes\": 10, \"second_bytes\": 20, \"capacity_bytes\": 100}", &result),
                 "\"batch\":8");
+  EXPECT_REFUSED(kp_offload_plan("{\"elements\": 5}", &result), KP_INVALID_ARGUMENT, "all are positive");
   EXPECT_REFUSED(kp_explain(NULL, &result), KP_INVALID_ARGUMENT, "\"op\" is missing");
   EXPECT_REFUSED(kp_explain("{", &result), KP_INVALID_ARGUMENT, "not JSON");
   EXPECT_REFUSED(kp_explain("[]", &result), KP_INVALID_ARGUMENT, "array");

@@ -210,3 +210,33 @@ def scaled_matmul(d: Draw, name: str) -> Case:
         else:
             case.args, case.refused = (a.codes.float(), b.codes, a.scales, b.scales), "a holds no codes"
     return case
+
+
+@generates("scaled_grouped_matmul")
+def scaled_grouped_matmul(d: Draw, name: str) -> Case:
+    rows, n, k, groups = d.size(60), d.size(150), max(1, d.size(300)), d.between(1, 5)
+    gathers, source = d.maybe(0.4), max(1, d.size(30))
+    kinds = d.choice(GRANULARITIES[:3]), d.choice(GRANULARITIES)
+    made = F.quantize(d.normal([source if gathers else rows, k], torch.float32), granularity=kinds[0])
+    matrices = [F.quantize(d.normal([n, k], torch.float32), granularity=kinds[1]) for _ in range(groups)]
+    ends = sorted(d.between(0, rows) for _ in range(groups))
+    gather = d.integers([rows], 0, source, torch.int32) if gathers else None
+    bias = d.some(d.tensor([groups, n], torch.float32, dense=True))
+
+    def check(output: Tensor, case: Case) -> str | None:
+        left = made.codes.double() * spread(made.scales, *made.codes.shape)
+        left = left if gather is None else left[gather.long()]
+        wanted, begin = torch.zeros(rows, n, dtype=torch.float64), 0
+        for group, end in enumerate(ends):
+            right = matrices[group].codes.double() * spread(matrices[group].scales, n, k)
+            wanted[begin:end] = left[begin:end] @ right.t() + (0 if bias is None else bias[group].double())
+            begin = end
+        return difference(output, wanted, case, "the product")
+
+    weight, scales = (torch.stack([getattr(one, part) for one in matrices]) for part in ("codes", "scales"))
+    options = {"bias": bias, "gather": gather, "dtype": d.choice((torch.float32, torch.bfloat16, torch.float16))}
+    args = (made.codes, weight, made.scales, scales, torch.tensor(ends))
+    case = Case(args, options, check=check, gradients=False, terms=k)
+    if d.maybe(0.1):
+        case.options["dtype"], case.refused = torch.int8, "the type is none of a product"
+    return case

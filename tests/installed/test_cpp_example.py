@@ -38,7 +38,8 @@ def test_every_installed_header_compiles_without_the_checkout(prefix: Path) -> N
     public = [h for h in headers if h.parts[1] == "ops" and (len(h.parts) == 3 or h.stem == h.parts[2])]
     text = "".join(f'#include "{header}"\n' for header in public)
     command = ["g++", "-std=c++20", "-fsyntax-only", "-I", str(include), "-x", "c++", "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    # From a folder without our sources: a quoted include looks there first.
+    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=prefix)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import kernel_pytorch.jax as kp
 
@@ -19,8 +20,9 @@ class Case(NamedTuple):
     constants: tuple[Any, ...] = ()  # arrays without, behind them
 
     def arrays(self, dtype: Any = jnp.float32, front: tuple[int, ...] = ()) -> tuple[Any, ...]:
-        keys = jax.random.split(jax.random.key(len(self.name)), len(self.shapes))
-        return tuple(jax.random.normal(key, (*front, *shape)).astype(dtype) for key, shape in zip(keys, self.shapes))
+        """By numpy: each operation of jax outside jit is a program to compile."""
+        random = np.random.default_rng(len(self.name))
+        return tuple(jnp.asarray(random.standard_normal((*front, *shape)).astype(dtype)) for shape in self.shapes)
 
 
 def rms_norm(x: Any, weight: Any = 1.0, eps: float = 1e-6, offset: float = 0.0) -> Any:
@@ -214,6 +216,13 @@ CASES = [
         ((2, 5, 8),),
     ),
     Case("rope", kp.rope, rope, (_QUERY, _KEY), (jnp.cos(_ANGLES), jnp.sin(_ANGLES))),
+    Case(
+        "norm_rope",
+        lambda x, w, cos, sin: kp.norm_rope(x, w, cos, sin, weight_offset=1.0),
+        lambda x, w, cos, sin: rope(rms_norm(x, w, offset=1.0), x, cos, sin)[0],
+        (_QUERY, (8,)),
+        (jnp.cos(_ANGLES), jnp.sin(_ANGLES)),
+    ),
     Case("matmul", kp.matmul, jnp.matmul, ((3, 5, 16), (16, 8))),
     Case("matmul of batches", kp.matmul, jnp.matmul, ((3, 5, 16), (3, 16, 8))),
     Case("linear", kp.linear, lambda x, w, b: x @ w.T + b, ((3, 5, 16), (8, 16), (8,))),
@@ -241,6 +250,19 @@ CASES = [
         lambda q, k, v: kp.attention(q, k, v, causal=True, window=(3, 3), softcap=5.0),
         lambda q, k, v: attention(q, k, v, causal=True, window=3, softcap=5.0),
         ((2, 5, 4, 8), _KEY, _KEY),
+    ),
+    Case(
+        "attention_packed",
+        lambda p: kp.attention_packed(p, heads=4, key_heads=2, causal=True, window=3, softcap=5.0),
+        lambda p: attention(p[:, :, :4], p[:, :, 4:6], p[:, :, 6:], causal=True, window=3, softcap=5.0),
+        ((2, 6, 8, 8),),
+    ),
+    Case(
+        "attention_packed with rope",
+        lambda p, cos, sin: kp.attention_packed(p, cos, sin, heads=4, key_heads=2, causal=True),
+        lambda p, cos, sin: attention(*rope(p[:, :, :4], p[:, :, 4:6], cos, sin), p[:, :, 6:], causal=True),
+        ((2, 6, 8, 8),),
+        (jnp.cos(_ANGLES), jnp.sin(_ANGLES)),
     ),
     Case(
         "attention with bias and sinks",

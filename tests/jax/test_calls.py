@@ -13,7 +13,7 @@ from kernel_pytorch._library import KernelPyTorchError
 from kernel_pytorch._shape_rules import declared
 
 import kernel_pytorch.jax as kp
-from kernel_pytorch.jax import _workspace
+from kernel_pytorch.jax import _registration, _workspace
 
 
 def test_import_loads_no_torch() -> None:
@@ -59,6 +59,13 @@ def test_a_rehearsal_sees_the_shapes_types_and_options_of_a_call() -> None:
     with pytest.raises(KernelPyTorchError, match="eps"):
         _workspace.bytes_for("rms_norm", tensors, (("eps", "small"),))
     assert not any(output["name"] == _workspace.NAME for op in declared().values() for output in op["outputs"])
+
+
+def test_handlers_that_xla_did_not_take_are_named_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    _registration.check("cpu")
+    monkeypatch.setattr(_registration, "NOTHING", "kernel_pytorch.not_registered")
+    with pytest.raises(ImportError, match=r"jaxlib \d.* did not take its handlers for cpu, of XLA's FFI 0\.\d"):
+        _registration.check.__wrapped__("cpu")
 
 
 def test_empty_arrays() -> None:

@@ -13,7 +13,7 @@ import kernel_pytorch.jax as kp
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> Any:
-    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def dense(x: Any, logits: Any, gate_up: Any, down: Any, k: int) -> Any:
@@ -35,12 +35,14 @@ def test_a_layer_and_its_gradients() -> None:
         routing = kp.route(logits, 2)
         return kp.moe_mlp(x, routing, gate_up, down)
 
+    @jax.jit
     def expected(x: Any, logits: Any, gate_up: Any, down: Any) -> Any:
         return dense(x.reshape(-1, 8), logits.reshape(-1, 5), gate_up, down, 2).reshape(x.shape)
 
     given = (x, logits, gate_up, down)
     np.testing.assert_allclose(layer(*given), expected(*given), rtol=1e-4, atol=1e-5)
-    grads = [jax.grad(lambda *a, f=f: (f(*a) ** 2).sum(), argnums=(0, 1, 2, 3))(*given) for f in (layer, expected)]
+    gradient = lambda f: jax.jit(jax.grad(lambda *a: (f(*a) ** 2).sum(), argnums=(0, 1, 2, 3)))  # noqa: E731
+    grads = [gradient(f)(*given) for f in (layer, expected)]
     for ours, theirs in zip(*grads):
         np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=1e-4)
 
@@ -123,3 +125,52 @@ def test_ejkernels_grouped_matmul(transposed: bool) -> None:
     np.testing.assert_allclose(more, whole + 1, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="interpret"):
         ej.grouped_matmul(lhs, stored, sizes, interpret=True)
+
+
+@pytest.mark.parametrize("capacity", [None, 4])
+def test_experts_on_four_devices_are_those_of_one(capacity: int | None) -> None:
+    """Tokens and experts are cut; the capacity is of each device's tokens. Gradients are taken outside."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
+    cut = jax.sharding.PartitionSpec("devices")
+    x, logits = normal(0, 20, 8), normal(1, 20, 8)
+    gate_up, down = normal(2, 8, 8, 12) / 3, normal(3, 8, 6, 8) / 3
+
+    def own(x: Any, logits: Any, gate_up: Any, down: Any) -> Any:
+        return kp.expert_parallel_mlp(x, kp.route(logits, 3, capacity=capacity), gate_up, down, axis_name="devices")
+
+    def alone(x: Any, logits: Any, gate_up: Any, down: Any) -> Any:
+        parts = zip(jnp.split(x, 4), jnp.split(logits, 4))
+        return jnp.concatenate([kp.moe_mlp(a, kp.route(b, 3, capacity=capacity), gate_up, down) for a, b in parts])
+
+    both = [jax.shard_map(own, mesh=mesh, in_specs=(cut,) * 4, out_specs=cut), alone]
+    given = (x, logits, gate_up, down)
+    values = [
+        jax.jit(jax.value_and_grad(lambda *a, f=f: ((y := f(*a)) ** 2).sum() + y.sum(), argnums=(0, 1, 2, 3)))(*given)
+        for f in both
+    ]
+    for ours, theirs in zip(jax.tree.leaves(values[0]), jax.tree.leaves(values[1])):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-5)
+
+
+def test_experts_of_another_axis_raise() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
+    cut = jax.sharding.PartitionSpec("devices")
+
+    def own(x: Any, gate_up: Any, down: Any) -> Any:
+        return kp.expert_parallel_mlp(x, kp.route(x[:, :6], 2), gate_up, down, axis_name="devices")
+
+    with pytest.raises(ValueError, match="4 devices with 2 experts each have 8, the routing is among 6"):
+        jax.jit(jax.shard_map(own, mesh=mesh, in_specs=(cut,) * 3, out_specs=cut))(
+            normal(0, 8, 8), normal(1, 8, 8, 12), normal(2, 8, 6, 8)
+        )
+
+
+def test_scaled_grouped_products() -> None:
+    x, weight = kp.quantize(normal(5, 12, 40), granularity="row"), normal(6, 3, 7, 40).astype(jnp.float8_e4m3fn)
+    ends, scales = jnp.array([4, 4, 10]), jnp.array([1.0, 2.0, 3.0])
+    found = kp.scaled_grouped_matmul(x.codes, weight, x.scales, scales, ends, dtype=jnp.float32)
+    left = np.asarray(x.codes, np.float32) * np.asarray(x.scales).reshape(12, 1)
+    expected = np.zeros((12, 7), np.float32)
+    for group, (begin, end) in enumerate(((0, 4), (4, 4), (4, 10))):
+        expected[begin:end] = left[begin:end] @ np.asarray(weight[group], np.float32).T * float(scales[group])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

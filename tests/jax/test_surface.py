@@ -25,17 +25,14 @@ MISSING = {
     "attention_part_backward_": IN_PLACE + "; parts have gradients by jax.grad",
     "cross_entropy_": IN_PLACE,
     "log_softmax_": IN_PLACE,
-    "norm_rope": "its JAX half is not written yet; rms_norm and rope compute the same in two passes",
     "rope_": IN_PLACE,
     "softmax_": IN_PLACE,
 }
 DEVICE = "arrays are made where jax's default device is"
-PACKED = "of packed sequences select_by_scores takes scores and lengths; pooling them is not written yet"
 # (function, option): missing, and why.
 MISSING_OPTIONS = {
     ("rope_frequencies", "device"): DEVICE,
     ("rope_tables", "device"): DEVICE,
-    **{("select_blocks", name): PACKED for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")},
 }
 # Arguments of rope_frequencies are checked by the core's list.
 THROUGH = {"rope_frequencies": "options", "rope_tables": "frequencies"}
@@ -109,13 +106,13 @@ def test_optimizers_agree(options: Any) -> None:
     optimizer = torch_optim.AdamW(theirs.values(), lr=1e-2, **names)
     ours = {name: jnp.asarray(one, jnp.bfloat16) for name, one in start.items()}
     stepper = kp.optim.adamw(1e-2, **options)
-    state = stepper.init(ours)
+    state, step_ours = stepper.init(ours), jax.jit(stepper.step)
     for step in range(4):
         grads = {name: normal(10 + step, *one.shape) for name, one in start.items()}
         for name, one in theirs.items():
             one.grad = torch.from_numpy(grads[name]).bfloat16()
         optimizer.step()
-        ours, state = jax.jit(stepper.step)(ours, {n: jnp.asarray(g, jnp.bfloat16) for n, g in grads.items()}, state)
+        ours, state = step_ours(ours, {n: jnp.asarray(g, jnp.bfloat16) for n, g in grads.items()}, state)
     for name, one in theirs.items():
         np.testing.assert_allclose(ours[name].astype(jnp.float32), one.detach().float().numpy(), rtol=1e-6, atol=0)
 
@@ -196,6 +193,11 @@ def test_selected_blocks_agree() -> None:
         jnp.array(query)
     )
     assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0
+    packed, begins = {"max_seqlen_q": 40, "max_seqlen_k": 40}, np.array([0, 24, 64], np.int32)
+    ours = kp.select_blocks(query[0], key[0], cu_seqlens_q=begins, **packed, **options)
+    tensors = [torch.from_numpy(one[0]) for one in (query, key)]
+    theirs = functional.select_blocks(*tensors, cu_seqlens_q=torch.from_numpy(begins), **packed, **options)
+    same(ours.lists, [theirs.kv_num_blocks, theirs.kv_indices, theirs.q_num_blocks, theirs.q_indices])
     scores = normal(2, 1, 2, 8, 8)
     options.pop("key_parts")
     ours = kp.select_by_scores(scores, 64, 64, **options)
@@ -254,13 +256,13 @@ def test_a_vocabulary_in_parts() -> None:
             **options,
         )
 
-    losses = jax.shard_map(part, mesh=mesh, in_specs=split, out_specs=every, check_vma=False)(logits)
+    losses = jax.jit(jax.shard_map(part, mesh=mesh, in_specs=split, out_specs=every, check_vma=False))(logits)
     np.testing.assert_allclose(losses, whole(logits), atol=1e-5)
 
     def gradients(logits: Any) -> Any:  # of each device's own columns
         return jax.grad(lambda x: part(x).sum())(logits)
 
-    found = jax.shard_map(gradients, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)(logits)
+    found = jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=split, out_specs=split, check_vma=False))(logits)
     np.testing.assert_allclose(found, jax.grad(lambda x: whole(x).sum())(jnp.array(logits)), atol=1e-5)
 
 

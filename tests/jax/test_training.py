@@ -71,7 +71,7 @@ def test_a_donated_step_of_adamw_copies_nothing() -> None:
     optimizer = kp.optim.adamw(1e-2)
     step = jax.jit(optimizer.step, donate_argnums=(0, 2))
     text = step.lower(parameters, parameters, optimizer.init(parameters)).compile().as_text()
-    assert "adamw_" in text and not re.search(r"= f32\[300,260\]\S* copy", text)
+    assert "optimizer_step_" in text and not re.search(r"= f32\[300,260\]\S* copy", text)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "row", "1x128", "128x128"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from kernel_pytorch._ops import adamw
+from kernel_pytorch._ops import optimizer_step
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -240,6 +240,8 @@ def _float8(seed: Tensor) -> None:
     functional.scaled_matmul(made.codes, made.codes, made.scales, made.scales, bias=torch.randn(4))
     whole = functional.quantize(torch.randn(4, 6), scale=torch.ones(1))
     products = (whole.codes, whole.codes, whole.scales, whole.scales)
+    ends = torch.tensor([1, 4], dtype=torch.int32)
+    functional.scaled_grouped_matmul(whole.codes, torch.stack([whole.codes] * 2), *products[2:], ends)
     functional.scaled_matmul(*products, output_scale=torch.ones(1), dtype=torch.float8_e4m3fn)
     coded = functional.quantize_weight(torch.randn(4, 32), "int4", group=32, asymmetric=True, seed=seed)
     coded.dequantize(torch.float32)
@@ -251,16 +253,17 @@ def _optimizer(seed: Tensor) -> None:
     parameters = [torch.randn(5), torch.randn(2, 3)]
     lists = [[p.clone().abs() for p in parameters] for _ in range(4)]
     steps = [torch.zeros(()), torch.ones(())]
-    numbers = (1e-3, 0.9, 0.99, 1e-8, 0.01, 1.0, False)
     scalars = (torch.tensor(1e-3), torch.tensor(1.0), torch.tensor(0.0), torch.tensor(2.0))
-    adamw.adamw_(parameters, *lists, [], steps, *scalars, None, *numbers)
+    rates = (1e-3, 0.9, 0.99, 1e-8, 0.01, 0.0, 1.0, False, False)
+    step, plain = optimizer_step.optimizer_step_, ("adamw", "plain", *rates)
+    gradients, *states = lists
+    step(parameters, gradients, [], [], *states, [], [], steps, *scalars, None, *plain)
     narrow = [p.bfloat16() for p in parameters]
-    adamw.adamw_(narrow, [p.clone() for p in narrow], *lists[:2], [], parameters, steps, *(None,) * 5, *numbers)
-    lists = [[p.clone().abs() for p in narrow] for _ in range(3)]
-    adamw.adamw_(narrow, *lists, [], [], steps, *(None,) * 4, seed, *numbers)
-    codes = [[torch.zeros_like(p, dtype=torch.int8) for p in parameters] for _ in range(3)]
-    scales = [[torch.ones(-(-p.numel() // 64)) for p in parameters] for _ in range(2)]
-    rates = ("adamw", "companded", 1e-3, 0.9, 0.99, 1e-8, 0.01, 0.0, 1.0, False, False)
     gradients = [p.clone() for p in narrow]
-    adamw.optimizer_step_(narrow, gradients, *codes, *scales, steps, *scalars, *rates)
-    adamw.reduce_norm(parameters)
+    step(narrow, gradients, [], parameters, *states[:2], [], [], [], steps, *(None,) * 5, *plain)
+    states = [[p.clone().abs() for p in narrow] for _ in range(2)]
+    step(narrow, gradients, [], [], *states, [], [], [], steps, *(None,) * 4, seed, *plain)
+    corrections, *codes = [[torch.zeros_like(p, dtype=torch.int8) for p in parameters] for _ in range(3)]
+    scales = [[torch.ones(-(-p.numel() // 64)) for p in parameters] for _ in range(2)]
+    step(narrow, gradients, corrections, [], *codes, [], *scales, steps, *scalars, None, "adamw", "companded", *rates)
+    optimizer_step.reduce_norm(parameters)

@@ -15,10 +15,15 @@ import torch.multiprocessing as multiprocessing
 import kernel_pytorch
 
 
+# One process imports these, and every rank is a fork of it: importing torch takes longer than most ranks' work.
+_PRELOADED = ["torch.distributed", "kernel_pytorch.functional"]
+
+
 def spawn(work: Callable[[int, str], None], folder: Path, members: int) -> None:
     """Runs work(rank, folder) in a process for each rank, and raises what one of them raises."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(kernel_pytorch.__file__).parents[1]), *sys.path])
-    multiprocessing.spawn(work, (str(folder),), nprocs=members)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    multiprocessing.start_processes(work, (str(folder),), nprocs=members, start_method="forkserver")
 
 
 def spawn_to_the_end(work: Callable[[int, str], None], folder: Path, members: int) -> None:

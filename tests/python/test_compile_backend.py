@@ -22,6 +22,8 @@ EXPECTED: dict[str, dict[str, int]] = {
         "gated_mlp": 1,
         "add_norm": 2,
         "norm": 1,
+        "embedding": 1,
+        "linears": 1,
     },
     "qwen3": {
         "empty_cat": 2,
@@ -31,6 +33,8 @@ EXPECTED: dict[str, dict[str, int]] = {
         "gated_mlp": 1,
         "add_norm": 2,
         "norm": 1,
+        "embedding": 1,
+        "linears": 1,
     },
     "gemma3": {
         "empty_cat": 4,
@@ -40,6 +44,8 @@ EXPECTED: dict[str, dict[str, int]] = {
         "gated_mlp": 2,
         "add_norm": 4,
         "norm": 5,
+        "embedding": 1,
+        "linears": 2,
     },
     "phi3": {
         "empty_cat": 4,
@@ -49,6 +55,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "gated_mlp": 1,
         "add_norm": 2,
         "norm": 1,
+        "embedding": 1,
     },
     "olmo2": {
         "empty_cat": 2,
@@ -58,9 +65,19 @@ EXPECTED: dict[str, dict[str, int]] = {
         "gated_mlp": 1,
         "add_norm": 1,
         "norm": 4,
+        "embedding": 1,
+        "linears": 1,
     },
-    "gpt2": {"empty_cat": 2, "attention": 1, "cross_entropy": 1, "mlp": 1, "add_norm": 2, "norm": 1},
-    "bert": {"attention": 1, "cross_entropy": 1, "mlp": 1, "linear_activation": 1, "add_norm": 2, "norm": 2},
+    "gpt2": {"empty_cat": 2, "attention": 1, "cross_entropy": 1, "mlp": 1, "add_norm": 2, "norm": 1, "embedding": 2},
+    "bert": {
+        "attention": 1,
+        "cross_entropy": 1,
+        "mlp": 1,
+        "linear_activation": 1,
+        "add_norm": 2,
+        "norm": 2,
+        "embedding": 3,
+    },
     "modernbert": {
         "attention": 2,
         "cross_entropy": 1,
@@ -69,8 +86,9 @@ EXPECTED: dict[str, dict[str, int]] = {
         "linear_activation": 1,
         "add_norm": 4,
         "norm": 2,
+        "embedding": 1,
     },
-    "t5": {"attention": 3, "cross_entropy": 1, "mlp": 2, "add_norm": 5, "norm": 2},
+    "t5": {"attention": 3, "cross_entropy": 1, "mlp": 2, "add_norm": 5, "norm": 2, "embedding": 4, "linears": 3},
     "vit": {"attention": 1, "cross_entropy": 1, "mlp": 1, "add_norm": 2, "norm": 1},
 }
 MASKS = {"gemma3": "causal + window", "modernbert": "window"}  # what the mask of the first layer is folded into

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ import kernel_pytorch.compile_backend as backend  # noqa: E402
 from compile_models import Compiled  # noqa: E402
 from kernel_pytorch.compile_backend import choice, trial  # noqa: E402
 from kernel_pytorch.compile_backend.cluster import cluster  # noqa: E402
+from kernel_pytorch.compile_backend.patterns import linears  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -100,6 +102,39 @@ def test_the_host_may_not_take_longer_than_the_device_gains(
     assert len(measured) == 1
 
 
+@pytest.mark.parametrize(
+    ("gain_us", "noise_us", "expected"),
+    [(100, 60, True), (20, 2, True), (20, 6, False), (4, 0.1, False), (-20, 1, False)],
+)
+def test_a_small_share_of_a_long_part_is_a_gain_where_it_is_no_noise(
+    gain_us: float, noise_us: float, expected: bool
+) -> None:
+    found = trial.Time(3000e-6 - gain_us * 1e-6, noise=noise_us * 1e-6)
+    assert choice._is_faster(trial.Time(3000e-6), found) is expected
+
+
+def test_the_error_of_a_median_is_its_deviation_between_measurements() -> None:
+    values = torch.randn(2000, 25, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    errors = torch.tensor([trial._error(row) for row in values.tolist()], dtype=torch.float64)
+    assert 0.85 < errors.median() / values.median(1).values.std() < 1.15
+
+
+def test_what_slows_a_turn_down_is_no_noise() -> None:
+    """Two ways that drift together: their difference is known better than either."""
+
+    def drifting(extra: float) -> Any:
+        turns = itertools.count()
+
+        def measure() -> float:
+            turn = next(turns)
+            return 1.0 + 0.01 * turn + extra * (1.0 + 1e-2 * (turn % 4))
+
+        return measure
+
+    found = trial._medians({"torch": drifting(0.0), "ours": drifting(-0.02)}, 0.0)
+    assert found["torch"][1] == 0.0 and 0 < found["ours"][1] < 1e-3
+
+
 def test_what_was_refused_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another way of the same match is taken: otherwise a kernel that fails would only look slow."""
 
@@ -124,7 +159,7 @@ def test_what_was_refused_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> N
     assert line.taken == "torch, causal" and "ours, causal differs by 7" in line.reason
 
 
-def test_products_of_few_rows_are_ours() -> None:
+def test_products_of_few_rows_and_large_ones_on_a_cpu_are_ours() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -133,8 +168,8 @@ def test_products_of_few_rows_are_ours() -> None:
         def forward(self, x: Any) -> Any:
             return x + self.second(self.first(x).sin())
 
-    block = Block()
-    for rows, replaced in ((3, {"linear": 1, "linear_residual": 1}), (17, {})):
+    block, both = Block(), {"linear": 1, "linear_residual": 1}
+    for rows, replaced in ((3, both), (17, {}), (linears._LARGE_ON_CPU // (16 * 24), {}), (11000, both)):
         torch._dynamo.reset()
         found, x = Compiled(block, dynamic=False), torch.randn(rows, 16)
         with torch.no_grad():

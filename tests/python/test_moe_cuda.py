@@ -125,3 +125,46 @@ def test_weight_gradients_of_uneven_groups(counts: list[int], gathers: str) -> N
         peak = expected.abs().max().clamp(min=1e-9) if count else torch.ones((), device="cuda")
         assert float((found[group].double() - expected).abs().max() / peak) < 1e-5, (group, count)
         begin += count
+
+
+def _spread(scales: Tensor, rows: int, k: int) -> Tensor:
+    """Factors of every element, of scales of the whole, of rows or of blocks."""
+    scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
+    wide = scales if scales.shape[1] == 1 else scales.repeat_interleave(128, 1)[:, :k]
+    return wide if wide.shape[0] in (1, rows) else wide.repeat_interleave(128, 0)[:rows]
+
+
+@pytest.mark.parametrize("accurate", [False, True])
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("of_x", ["tensor", "row", "1x128"])
+@pytest.mark.parametrize("of_weight", ["matrix", "row", "1x128", "128x128"])
+def test_scaled_grouped_products(of_weight: str, of_x: str, gathers: bool, accurate: bool) -> None:
+    torch.manual_seed(4)
+    counts, n, k = [0, 1, 200, 65, 0, 300], 264, 400
+    ends = torch.tensor(counts, device="cuda").cumsum(0).int()
+    rows, groups, blocks = sum(counts) + 9, len(counts), 4
+    source = 150 if gathers else rows
+
+    def codes(*shape: int) -> Tensor:
+        return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+
+    def scales(*shape: int) -> Tensor:
+        return torch.rand(shape, device="cuda") + 0.5
+
+    x, weight = codes(source, k), codes(groups, n, k)
+    scale_x = {"tensor": scales(1), "row": scales(source), "1x128": scales(blocks, source).t()}[of_x]
+    shapes = {"matrix": (), "row": (n,), "1x128": (n, blocks), "128x128": (3, blocks)}
+    scale_weight = scales(groups, *shapes[of_weight])
+    gather = torch.randint(0, source, (rows,), device="cuda").int() if gathers else None
+    options: dict[str, Any] = dict(gather=gather, dtype=torch.float32, accurate=accurate)
+    found = F.scaled_grouped_matmul(x, weight, scale_x, scale_weight, ends, **options)
+    assert torch.equal(found, F.scaled_grouped_matmul(x, weight, scale_x, scale_weight, ends, **options))
+    left = x.double() * _spread(scale_x.double(), source, k)
+    left = left if gather is None else left[gather.long()]
+    expected, begin = torch.zeros(rows, n, device="cuda", dtype=torch.float64), 0
+    for group, count in enumerate(counts):
+        right = weight[group].double() * _spread(scale_weight[group].double(), n, k)
+        expected[begin : begin + count] = left[begin : begin + count] @ right.t()
+        begin += count
+    assert torch.count_nonzero(found[begin:]) == 0
+    assert float((found.double() - expected).abs().max() / expected.abs().max()) < (2e-4 if accurate else 2e-3)

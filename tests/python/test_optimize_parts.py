@@ -306,6 +306,62 @@ def test_a_saving_that_no_clock_can_tell():
     assert pays(before, Timing(90e3, 89e3, 91e3, 5))
 
 
+def test_turns_side_by_side_tell_what_noise_hides():
+    from kernel_pytorch._optimize.measure import sure_gain, timing_of
+    from kernel_pytorch._optimize.verdicts import faster, pays
+
+    noise = [1.0, 1.4, 1.1, 1.3, 1.0, 1.2, 1.5, 1.05, 1.25]  # of a busy machine, the same for both of a turn
+    before, after = timing_of([100.0 * one for one in noise]), timing_of([95.0 * one for one in noise])
+    assert after.high_us > before.low_us  # by their quartiles no one can tell
+    assert sure_gain(before, after) == pytest.approx(100 / 95)
+    assert pays(before, after) and not faster(after, before)
+    shuffled = timing_of([95.0 * one for one in reversed(noise)])
+    assert sure_gain(before, shuffled) < 1.0 and not faster(before, shuffled)
+    assert sure_gain(timing_of([100.0] * 4), timing_of([50.0] * 4)) == 0.0  # too few to exclude chance
+
+
+def test_blocks_in_every_spelling(always):  # noqa: F811
+    from kernel_pytorch._optimize.patterns.blocks import _SPELLINGS
+
+    class Mixing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.out(x.flip(1))
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.rand(16))
+
+        def forward(self, x):
+            return x * self.factor
+
+    class Block(nn.Module):
+        def __init__(self, names):
+            super().__init__()
+            self.names = names
+            mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+            for name, part in zip(names, (nn.LayerNorm(16), Mixing(), nn.LayerNorm(16), mlp, Scale(), Scale())):
+                setattr(self, name, part)
+
+        def forward(self, x):
+            parts = [getattr(self, name) for name in self.names] + [nn.Identity()] * (6 - len(self.names))
+            x = x + parts[4](parts[1](parts[0](x)))
+            return x + parts[5](parts[3](parts[2](x)))
+
+    x = torch.randn(2, 5, 16)
+    for spelling in _SPELLINGS:
+        block = Block(spelling).eval()
+        expected = block(x)
+        result = optimize(block, x, patterns=("norms", "perceptrons", "blocks"))
+        assert "residual + norm" in patterns(result), (spelling, str(result.report))
+        torch.testing.assert_close(block(x), expected)
+        kernel_pytorch.restore(block)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_padded_products(bias):
     from kernel_pytorch._optimize.patterns.linears import ALIGNMENT, padded_product

@@ -28,7 +28,7 @@ SHAPES = {
 
 def test_every_kernel_of_every_op_answers():
     for op, kernels in tuning.kernels().items():
-        if op.startswith(("block_list", "block_select", "scaled_matmul", "quantize")):
+        if op.startswith(("block_list", "block_select", "scaled_", "quantize")):
             continue  # shapes and types of their own, below
         shape = SHAPES.get(max((name for name in SHAPES if op.startswith(name)), key=len, default=""), (8, 16))
         options = {"chunk": 4} if op.startswith("chunk") else {}
@@ -39,6 +39,7 @@ def test_every_kernel_of_every_op_answers():
         assert all(one.supported == (one.reason == "") for one in answers), op
     assert tuning.supports("quantize", (8, 16))[-1].supported
     assert tuning.supports("scaled_matmul", (8, 16, 32), "bf16")[-1].supported
+    assert tuning.supports("scaled_grouped_matmul", (8, 16, 32, 2), "bf16")[-1].supported
     assert tuning.supports("block_list", (1, 2, 4, 4), "int8")[-1].supported
     assert tuning.supports("block_select", (1, 2, 128, 128, 16))[-1].supported
 

@@ -360,11 +360,12 @@ def test_bad_input_is_named() -> None:
 
 def test_op_is_sound() -> None:
     ours = [torch.randn(5), torch.randn(2, 3)]
-    lists = [[p.clone().abs() for p in ours] for _ in range(5)]
+    lists = [[p.clone().abs() for p in ours] for _ in range(4)]
     steps = [torch.zeros(()), torch.ones(())]
-    numbers = (1e-3, 0.9, 0.99, 1e-8, 0.01, 0.0, False)
-    arguments = (ours, *lists[:4], [], steps, None, None, None, None, None, *numbers)
-    torch.library.opcheck(torch.ops.kernel_pytorch.adamw_.default, arguments)
+    rates = ("adamw", "plain", 1e-3, 0.9, 0.99, 1e-8, 0.01, 0.0, 0.0, False, False)
+    gradients, *states = lists
+    arguments = (ours, gradients, [], [], *states[:3], [], [], steps, None, None, None, None, None, *rates)
+    torch.library.opcheck(torch.ops.kernel_pytorch.optimizer_step_.default, arguments)
     torch.library.opcheck(torch.ops.kernel_pytorch.reduce_norm.default, (ours,))
     with pytest.raises(RuntimeError, match="gradients has 1 tensors, parameters 2"):
-        torch.ops.kernel_pytorch.adamw_(ours, lists[0][:1], *arguments[2:])
+        torch.ops.kernel_pytorch.optimizer_step_(ours, gradients[:1], *arguments[2:])

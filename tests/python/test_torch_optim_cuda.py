@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_pytorch._ops.adamw import reduce_norm
+from kernel_pytorch._ops.optimizer_step import reduce_norm
 from kernel_pytorch.optim import SGD, AdamW, Lion
 from optim_parameters import assert_same, make_parameters, set_gradients
 from torch import Tensor

@@ -58,7 +58,7 @@ __device__ __forceinline__ Word4 ld_global_l1_no_allocate_l2_cache_hint_v4(const
   return value;
 }
 
-// sm_35. Cached in L1: small data that every block reads again, such as a weight.
+// sm_35. Through L1: small data that every block reads again, such as a weight.
 __device__ __forceinline__ Word4 ld_global_nc_v4(const void* address) {
   Word4 value;
   asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -30,11 +30,11 @@ void check_options(Options& options, const TensorView& logits) {
 
 // On the CPU a wrong target can be named before anything is written.
 void check_targets(const TensorView& target, const Options& options) {
-  const auto* targets = target.as<const int64_t>();
   for (int64_t row = 0; row < target.element_count(); ++row) {
-    KP_CHECK(targets[row] == options.ignore_index || (targets[row] >= 0 && targets[row] < options.vocabulary), kOp,
-             ": target ", targets[row], " of row ", row, " is not in [0, ", options.vocabulary,
-             ") and is not ignore_index, which is ", options.ignore_index);
+    const int64_t index = target_at(target, row);
+    KP_CHECK(index == options.ignore_index || (index >= 0 && index < options.vocabulary), kOp, ": target ", index,
+             " of row ", row, " is not in [0, ", options.vocabulary, ") and is not ignore_index, which is ",
+             options.ignore_index);
   }
 }
 
@@ -44,8 +44,8 @@ void check_inputs(const ArgumentCheck& check, Problem& problem) {
   const int64_t rows = rows_of(problem.logits);
   KP_CHECK(problem.target.is_present(), kOp, ": target is missing");
   check.check_device("target", problem.target);
-  KP_CHECK(problem.target.dtype == DType::kInt64, kOp, ": target is ", problem.target.dtype,
-           "; it must be int64 class indices (probabilities are not supported)");
+  KP_CHECK(problem.target.dtype == DType::kInt64 || problem.target.dtype == DType::kInt32, kOp, ": target is ",
+           problem.target.dtype, "; it must be int64 or int32 class indices (probabilities are not supported)");
   KP_CHECK(problem.target.element_count() == rows && is_contiguous(problem.target), kOp, ": target has shape ",
            shape_text(problem.target.shape()), "; it must be contiguous with one element for each of the ", rows,
            " rows of logits ", shape_text(problem.logits.shape()));

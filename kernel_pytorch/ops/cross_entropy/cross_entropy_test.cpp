@@ -98,6 +98,31 @@ TEST(CrossEntropy, IgnoredRowsCountForNothing) {
   for (int64_t i = 0; i < 210; ++i) EXPECT_EQ(gradient[i], 0) << i;
 }
 
+TEST(CrossEntropy, TargetsOf32BitsAreThoseOf64) {
+  OwnContext context;
+  const Tensor wide({4, -100, 9, 0}), narrow(DType::kInt32, {4});
+  for (int64_t i = 0; i < 4; ++i) narrow.set(i, static_cast<double>(wide.view.as<int64_t>()[i]));
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64}) {  // the last is the reference's
+    const DType sums = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
+    const Tensor logits(dtype, {4, 10}), weight(dtype, {10});
+    std::vector<double> values[2];
+    for (const Tensor* target : {&wide, &narrow}) {
+      const Tensor loss(sums, {4}), lse(sums, {4}), total(sums, {1}), gradient(dtype, {4, 10});
+      forward({.logits = logits.view,
+               .target = target->view,
+               .weight = weight.view,
+               .loss = loss.view,
+               .lse = lse.view,
+               .total = total.view,
+               .grad_logits = gradient.view},
+              context);
+      for (int64_t i = 0; i < 40; ++i) values[target == &narrow].push_back(gradient[i]);
+      values[target == &narrow].push_back(total[0]);
+    }
+    EXPECT_EQ(values[0], values[1]) << dtype;
+  }
+}
+
 TEST(CrossEntropy, StridesAndInPlace) {
   OwnContext context;
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {

@@ -4,13 +4,14 @@
 
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/ops/cross_entropy/cross_entropy.h"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 #include "kernel_pytorch/registry/kernel.h"
 
 namespace kernel_pytorch::cross_entropy {
 
 struct Problem {
   TensorView logits{};     // [rows..., columns], leading dimensions merged where strides allow
-  TensorView target{};     // [rows] int64, contiguous
+  TensorView target{};     // [rows] int64 or int32, contiguous
   TensorView weight{};     // optional [vocabulary]
   TensorView given_lse{};  // backward: [rows]
   TensorView grad_loss{};  // backward: [rows] or [1]
@@ -26,6 +27,10 @@ struct RescaleProblem {
   TensorView tensor{};  // [elements]
   TensorView scale{};
 };
+
+inline int64_t target_at(const TensorView& target, int64_t row) {
+  return index_at(target.data, target.dtype == DType::kInt64, row);
+}
 
 extern const registry::Kernel<Problem> kReference, kCpu, kCudaCluster, kCudaBlock;
 extern const registry::Kernel<RescaleProblem> kRescaleReference, kRescaleCpu, kRescaleCuda;

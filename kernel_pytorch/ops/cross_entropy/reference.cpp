@@ -31,7 +31,7 @@ Whole whole_of(const Problem& problem) {
   if (problem.reduction != Reduction::kMean) return whole;
   whole.divisor = 0;
   for (int64_t row = 0; row < rows_of(problem.logits); ++row) {
-    const int64_t target = problem.target.as<const int64_t>()[row];
+    const int64_t target = target_at(problem.target, row);
     if (target != problem.options.ignore_index) whole.divisor += at(problem.weight, target, 1);
   }
   return whole;
@@ -62,7 +62,7 @@ void read_row(const Problem& problem, int64_t row, Row& values) {
 void write_gradient(const Problem& problem, int64_t row, const Row& values, double lse, double scale,
                     const Whole& whole) {
   const Options& options = problem.options;
-  const int64_t target = problem.target.as<const int64_t>()[row], start = row_offset(problem.grad_logits, row);
+  const int64_t target = target_at(problem.target, row), start = row_offset(problem.grad_logits, row);
   const double share = options.label_smoothing / static_cast<double>(options.vocabulary);
   const double on_target = (1 - options.label_smoothing) * at(problem.weight, target, 1);
   const double along = on_target + share * whole.weight_sum + 2 * options.z_loss * lse;
@@ -92,7 +92,7 @@ void ignore_row(const Problem& problem, int64_t row) {
 
 double run_row(const Problem& problem, int64_t row, const Whole& whole, Row& values) {
   const Options& options = problem.options;
-  const int64_t target = problem.target.as<const int64_t>()[row], column = target - options.first_column;
+  const int64_t target = target_at(problem.target, row), column = target - options.first_column;
   if (target == options.ignore_index) {
     ignore_row(problem, row);
     return 0;

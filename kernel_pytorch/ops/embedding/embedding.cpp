@@ -6,6 +6,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/ops/embedding/operation.h"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::embedding {
@@ -63,8 +64,7 @@ TensorView as_list(const TensorView& indices) {
 }  // namespace
 
 int64_t checked_index(const TensorView& indices, int64_t position, int64_t rows) {
-  const int64_t index =
-      indices.dtype == DType::kInt64 ? indices.as<const int64_t>()[position] : indices.as<const int32_t>()[position];
+  const int64_t index = index_at(indices.data, indices.dtype == DType::kInt64, position);
   KP_CHECK(index >= 0 && index < rows, "embedding: index ", index, " at position ", position, ", the table has ", rows,
            " rows; indices must be at least 0 and below that");
   return index;

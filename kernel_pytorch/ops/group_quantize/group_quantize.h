@@ -63,10 +63,6 @@ constexpr DType scale_type_of(Format format, DType x) {
   return group_format::has_power_scale(format) ? DType::kInt8 : x;
 }
 
-constexpr DType byte_type(const void*) {
-  return DType::kInt8;
-}
-
 inline constexpr auto kQuantizeFields = fields<Quantize>(
     input<&Quantize::x>(
         {.shape = "rows columns", .leads = true, .bucketed = "rows", .memory = MemoryLayout::kDenseLast}),
@@ -75,19 +71,10 @@ inline constexpr auto kQuantizeFields = fields<Quantize>(
         {.shape = "2", .dtype = "int64", .memory = MemoryLayout::kContiguous, .content = "seeds"}),
     option<&Quantize::format>({.key = KeyPart::kValue, .choices = kFormatWords}),
     option<&Quantize::group>({.key = KeyPart::kValue}),
-    output<&Quantize::codes>({.shape = kCodesShape, .shape_by = "format", .dtype = "computed", .compute_dtype = byte_type}),
-    output<&Quantize::scales>({.shape = "rows ceil(columns/group)",
-                               .dtype = "computed",
-                               .compute_dtype =
-                                   [](const void* arguments) {
-                                     const auto& call = *static_cast<const Quantize*>(arguments);
-                                     return scale_type_of(call.format, call.x.dtype);
-                                   }}),
-    output<&Quantize::zeros>({.shape = "rows ceil(columns/group)",
-                              .dtype = "computed",
-                              .compute_dtype = byte_type,
-                              .wanted = "asymmetric",
-                              .trial = "zeros"}));
+    output<&Quantize::codes>({.shape = kCodesShape, .shape_by = "format", .dtype = "int8"}),
+    output<&Quantize::scales>({.shape = "rows ceil(columns/group)", .dtype = "x", .dtype_option = "scales_dtype"}),
+    output<&Quantize::zeros>(
+        {.shape = "rows ceil(columns/group)", .dtype = "int8", .wanted = "asymmetric", .trial = "zeros"}));
 
 inline constexpr auto kDequantizeFields = fields<Dequantize>(
     input<&Dequantize::codes>({.shape = "rows bytes",

@@ -35,6 +35,7 @@ Dequantize make_dequantize(const registry::ProblemRequest& request) {
 
 // Option besides those of the list: tensor_scale=0|1.
 void arrange_quantize(const registry::ProblemRequest& request, Quantize& problem) {
+  problem.scales.dtype = scale_type_of(problem.format, problem.x.dtype);
   if (registry::flag_option(request, "tensor_scale", false)) {
     problem.tensor_scale = contiguous_view(nullptr, DType::kFloat32, {1}, request.device);
   }

@@ -5,6 +5,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/mean_pooling/operation.h"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 #include "kernel_pytorch/ops/support/packed_offsets.h"
 #include "kernel_pytorch/registry/choose.h"
 
@@ -93,9 +94,7 @@ Checks checks_of(int64_t chunk_size, Device device) {
 
 Range range_of(const Sizes& sizes, const TensorView& offsets, int64_t mean) {
   if (!offsets.is_present()) return {mean * sizes.chunk, std::min((mean + 1) * sizes.chunk, sizes.tokens)};
-  const auto at = [&](int64_t i) {
-    return offsets.dtype == DType::kInt64 ? offsets.as<const int64_t>()[i] : offsets.as<const int32_t>()[i];
-  };
+  const auto at = [&](int64_t i) { return index_at(offsets.data, offsets.dtype == DType::kInt64, i); };
   return {at(mean), at(mean + 1)};
 }
 

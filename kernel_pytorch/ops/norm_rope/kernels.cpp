@@ -13,14 +13,13 @@ namespace {
 
 using registry::ProblemRequest;
 
-// cuda_heads has not run on a GPU yet: until it has, its name or tuning, which checks it first, chooses it.
 std::span<const registry::Kernel<Forward>> forward_kernels() {
-  static const registry::Kernel<Forward> kKernels[] = {composed_kernels<Forward, compose>()[0], kForwardCuda,
+  static const registry::Kernel<Forward> kKernels[] = {kForwardCuda, composed_kernels<Forward, compose>()[0],
                                                        kForwardReference};
   return kKernels;
 }
 std::span<const registry::Kernel<Backward>> backward_kernels() {
-  static const registry::Kernel<Backward> kKernels[] = {composed_kernels<Backward, compose>()[0], kBackwardCuda,
+  static const registry::Kernel<Backward> kKernels[] = {kBackwardCuda, composed_kernels<Backward, compose>()[0],
                                                         kBackwardReference};
   return kKernels;
 }

@@ -1,6 +1,6 @@
 // What happens to an element, written once for the reference (a float), CPU lanes and GPU threads. `Math` has the
 // operations, each of which rounds once: mul, add, sub, fma, root (of numbers from kLeastSquare on, of smaller ones 0),
-// reciprocal (of normal numbers), abs, at_least (a maximum that hands a NaN on), sign, bits,
+// reciprocal (of normal numbers), abs, at_least and larger (maxima that hand a NaN on), sign, bits,
 // min_bits, max_bits (unsigned), quiet_bits (with one NaN for all). Values and numbers may be mixed.
 // root and reciprocal leave out what would make a GPU's short sequences branch.
 #pragma once
@@ -14,17 +14,23 @@ inline constexpr float kLeastSquare = 0x1p-100f, kLeastDenominator = 0x1p-100f, 
 template <class Value>
 struct Element {
   Value parameter, gradient, first, second;
-  Value root;  // of second, after the step
+  Value maximum;  // of amsgrad
+  Value root;     // of second, or of the maximum, after the step
+};
+struct Keeps {
+  bool first;    // sgd may go without
+  bool maximum;  // amsgrad
 };
 
-template <class Math, Rule kRule, class Value>
-KP_STEP_CODE void update(Element<Value>& element, bool has_first, const Factors& factors) {
+template <class Math, Rule kRule, class Value, class Real>
+KP_STEP_CODE void update(Element<Value>& element, Keeps keeps, const FactorsOf<Real>& factors) {
   Value gradient = Math::mul(element.gradient, factors.gradient);
   if constexpr (kRule == Rule::kAdamW) {
     element.first = Math::fma(Math::sub(gradient, element.first), factors.first, element.first);
     const Value kept = Math::mul(element.second, factors.beta2);
     element.second = Math::fma(Math::mul(gradient, gradient), factors.second, kept);
-    element.root = Math::root(element.second);
+    if (keeps.maximum) element.maximum = Math::larger(element.second, element.maximum);
+    element.root = Math::root(keeps.maximum ? element.maximum : element.second);
     const Value denominator = Math::fma(element.root, factors.root, factors.eps);
     const Value direction = Math::mul(element.first, Math::reciprocal(Math::at_least(denominator, kLeastDenominator)));
     element.parameter = Math::fma(direction, factors.rate, Math::mul(element.parameter, factors.keep));
@@ -35,7 +41,7 @@ KP_STEP_CODE void update(Element<Value>& element, bool has_first, const Factors&
     element.first = Math::fma(difference, factors.second, element.first);
   } else {
     gradient = Math::fma(element.parameter, factors.decay, gradient);
-    if (has_first) {
+    if (keeps.first) {
       element.first = Math::fma(element.first, factors.first, Math::mul(gradient, factors.second));
       gradient = factors.is_nesterov ? Math::fma(element.first, factors.momentum, gradient) : element.first;
     }

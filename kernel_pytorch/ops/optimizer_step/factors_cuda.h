@@ -1,5 +1,5 @@
 // The numbers that all elements of a parameter share, in double on host and device alike: the same operations in the
-// same order, so that both round to the same floats. Powers are products, since exp and log differ between libraries.
+// same order, so that both round to the same numbers. Powers are products, since exp and log differ between libraries.
 #pragma once
 
 #include "kernel_pytorch/ops/optimizer_step/format_cuda.h"
@@ -18,19 +18,21 @@ struct Signals {
   bool has_norm;
 };
 
-struct Factors {
-  float gradient;  // multiplies it
-  float keep;      // 1 - lr * weight_decay
-  float rate;      // -lr; adamw: -lr / (1 - beta1^step)
-  float root;      // adamw: 1 / sqrt(1 - beta2^step)
-  float first;     // 1 - beta1; sgd: beta1, or 0 in the first step
-  float second;    // 1 - beta2; sgd: 1 - dampening, or 1 in the first step
-  float beta2;     // adamw
-  float eps;       // adamw
-  float decay;     // sgd: weight_decay
-  float momentum;  // sgd: beta1
+template <class Real>
+struct FactorsOf {
+  Real gradient;  // multiplies it
+  Real keep;      // 1 - lr * weight_decay
+  Real rate;      // -lr; adamw: -lr / (1 - beta1^step)
+  Real root;      // adamw: 1 / sqrt(1 - beta2^step)
+  Real first;     // 1 - beta1; sgd: beta1, or 0 in the first step
+  Real second;    // 1 - beta2; sgd: 1 - dampening, or 1 in the first step
+  Real beta2;     // adamw
+  Real eps;       // adamw
+  Real decay;     // sgd: weight_decay
+  Real momentum;  // sgd: beta1
   bool is_nesterov;
 };
+using Factors = FactorsOf<float>;  // of every kernel; the reference takes fp64 parameters in double
 
 #ifdef __CUDACC_RTC__
 KP_STEP_CODE double product(double a, double b) {
@@ -59,7 +61,9 @@ KP_STEP_CODE double power(double base, int64_t exponent) {
 
 // In three parts that need nothing of each other.
 inline constexpr int kFactorParts = 3;
-KP_STEP_CODE void set_factors_part(Factors& factors, int part, Rule rule, const Rates& rates, const Signals& signals) {
+template <class Real>
+KP_STEP_CODE void set_factors_part(FactorsOf<Real>& factors, int part, Rule rule, const Rates& rates,
+                                   const Signals& signals) {
   const int64_t step = static_cast<int64_t>(signals.steps_taken) + 1;
   const bool is_adamw = rule == Rule::kAdamW, is_sgd = rule == Rule::kSgd, is_first = step == 1;
   if (part == 0) {
@@ -68,19 +72,19 @@ KP_STEP_CODE void set_factors_part(Factors& factors, int part, Rule rule, const 
       const double clip = rates.max_norm / (signals.total_norm / signals.grad_scale + 1e-6);
       gradient = product(gradient, clip >= 1 ? 1.0 : clip);  // NaN clips to NaN
     }
-    factors.gradient = static_cast<float>(gradient);
-    factors.keep = static_cast<float>(1 - product(signals.lr, rates.weight_decay));
-    factors.first = static_cast<float>(!is_sgd ? 1 - rates.beta1 : is_first ? 0.0 : rates.beta1);
-    factors.second = static_cast<float>(!is_sgd ? 1 - rates.beta2 : is_first ? 1.0 : 1 - rates.dampening);
-    factors.beta2 = static_cast<float>(rates.beta2);
-    factors.eps = static_cast<float>(rates.eps);
-    factors.decay = static_cast<float>(rates.weight_decay);
-    factors.momentum = static_cast<float>(rates.beta1);
+    factors.gradient = static_cast<Real>(gradient);
+    factors.keep = static_cast<Real>(1 - product(signals.lr, rates.weight_decay));
+    factors.first = static_cast<Real>(!is_sgd ? 1 - rates.beta1 : is_first ? 0.0 : rates.beta1);
+    factors.second = static_cast<Real>(!is_sgd ? 1 - rates.beta2 : is_first ? 1.0 : 1 - rates.dampening);
+    factors.beta2 = static_cast<Real>(rates.beta2);
+    factors.eps = static_cast<Real>(rates.eps);
+    factors.decay = static_cast<Real>(rates.weight_decay);
+    factors.momentum = static_cast<Real>(rates.beta1);
     factors.is_nesterov = rates.nesterov;
   } else if (part == 1) {
-    factors.rate = static_cast<float>(is_adamw ? -signals.lr / (1 - power(rates.beta1, step)) : -signals.lr);
+    factors.rate = static_cast<Real>(is_adamw ? -signals.lr / (1 - power(rates.beta1, step)) : -signals.lr);
   } else {
-    factors.root = static_cast<float>(is_adamw ? 1 / root_of(1 - power(rates.beta2, step)) : 1.0);
+    factors.root = static_cast<Real>(is_adamw ? 1 / root_of(1 - power(rates.beta2, step)) : 1.0);
   }
 }
 

@@ -12,7 +12,7 @@
 namespace kernel_pytorch::optimizer_step {
 
 enum class Rule : uint8_t { kAdamW, kLion, kSgd };
-enum class Storage : uint8_t { kFloat, kCompanded, kDynamic };
+enum class Storage : uint8_t { kPlain, kCompanded, kDynamic };
 inline constexpr int kRules = 3, kStorages = 3;
 
 // Elements that share a scale.

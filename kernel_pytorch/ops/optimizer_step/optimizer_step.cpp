@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/philox.h"
 #include "kernel_pytorch/ops/optimizer_step/operation.h"
 #include "kernel_pytorch/ops/support/tensor_list.h"
 #include "kernel_pytorch/registry/choose.h"
@@ -16,30 +17,56 @@ class Checks {
 
   void check_types() const {
     const DType type = first_.parameter.dtype;
-    KP_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16,
-             "optimizer_step: parameters are ", type, "; fp32, bf16 and fp16 are supported");
+    const bool is_double = type == DType::kFloat64 && device_.kind == DeviceKind::kCpu && is_plain();
+    KP_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16 || is_double,
+             "optimizer_step: parameters are ", type, " on ", device_,
+             "; fp32, bf16 and fp16 are supported, and fp64 on the CPU with plain states");
     KP_CHECK(!first_.correction.is_present() || type == DType::kBFloat16,
              "optimizer_step: a correction is for bf16 parameters, these are ", type, "; leave it out");
+    if (is_plain()) check_state_type();
+    const bool may_keep_more = is_plain() && step_.rule == Rule::kAdamW;
+    KP_CHECK(may_keep_more || !(first_.master.is_present() || first_.maximum.is_present() || step_.seed.is_present()),
+             "optimizer_step: masters, maxima and seeds are for adamw with plain states; leave them out");
+    KP_CHECK(!first_.master.is_present() || type == DType::kBFloat16 || type == DType::kFloat16,
+             "optimizer_step: a master is for bf16 and fp16 parameters, these are ", type, "; leave it out");
+    KP_CHECK(!first_.correction.is_present() || !(first_.master.is_present() || step_.seed.is_present()),
+             "optimizer_step: a correction goes with neither master nor seed; leave one out");
+    KP_CHECK(!step_.seed.is_present() || type == DType::kBFloat16 || first_.first.dtype == DType::kBFloat16,
+             "optimizer_step: stochastic rounding is for bf16, parameters are ", type, " and states ",
+             first_.first.dtype, "; leave the seed out");
     KP_CHECK(step_.rule == Rule::kSgd || !step_.nesterov, "optimizer_step: nesterov is for sgd alone");
     KP_CHECK(first_.first.is_present() || step_.rule == Rule::kSgd,
              "optimizer_step: first of parameter 0 is missing; sgd alone goes without");
-    KP_CHECK(first_.first.is_present() || (step_.storage == Storage::kFloat && !step_.nesterov),
-             "optimizer_step: sgd without momentum has fp32 storage and no nesterov");
+    KP_CHECK(first_.first.is_present() || (step_.storage == Storage::kPlain && !step_.nesterov),
+             "optimizer_step: sgd without momentum has plain storage and no nesterov");
+  }
+  // Of plain states: which types go with the parameters'.
+  void check_state_type() const {
+    if (!first_.first.is_present()) return;
+    const DType type = first_.parameter.dtype, state = first_.first.dtype;
+    const DType usual = type == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const bool may_be_narrow = step_.rule == Rule::kAdamW && !first_.correction.is_present() &&
+                               (state == type || (state == DType::kBFloat16 && type == DType::kFloat32));
+    KP_CHECK(state == usual || may_be_narrow, "optimizer_step: states are ", state, ", parameters ", type,
+             "; plain states may be ", usual,
+             ", and of adamw without a correction the parameters' type, or bf16 beside fp32");
   }
 
   void check_parameter(size_t index) const {
     const Parameter& one = step_.parameters[index];
-    const DType state = step_.storage == Storage::kFloat ? DType::kFloat32 : DType::kInt8;
+    const DType state = is_plain() ? first_.first.dtype : DType::kInt8;
     const bool has_first = first_.first.is_present(), has_second = step_.rule == Rule::kAdamW;
-    const bool has_scales = step_.storage != Storage::kFloat;
+    const bool has_scales = !is_plain();
     check_tensor(index, "parameter", one.parameter, first_.parameter.dtype, one, true);
     KP_CHECK(is_dense(one.parameter), "optimizer_step: parameter ", index, " has shape ",
              shape_text(one.parameter.shape()), " and strides ", strides_text(one.parameter),
              ", which leave gaps or overlap; make it contiguous");
     check_tensor(index, "gradient", one.gradient, first_.parameter.dtype, one, true);
     check_tensor(index, "correction", one.correction, DType::kInt8, one, first_.correction.is_present());
+    check_tensor(index, "master", one.master, DType::kFloat32, one, first_.master.is_present());
     check_tensor(index, "first", one.first, state, one, has_first);
     check_tensor(index, "second", one.second, state, one, has_second);
+    check_tensor(index, "maximum", one.maximum, state, one, first_.maximum.is_present());
     check_scale(index, "first_scale", one.first_scale, one, has_first && has_scales);
     check_scale(index, "second_scale", one.second_scale, one, has_second && has_scales);
     KP_CHECK(one.step.is_present(), "optimizer_step: step of parameter ", index, " is missing");
@@ -53,7 +80,16 @@ class Checks {
              " with ", view.element_count(), " elements; it must be one fp32");
   }
 
+  void check_seed() const {
+    const TensorView& seed = step_.seed;
+    if (!seed.is_present()) return;
+    check_device("seed", seed);
+    KP_CHECK(seed.dtype == DType::kInt64 && seed.element_count() == 2 && is_contiguous(seed),
+             "optimizer_step: seed is ", seed, "; it must be a contiguous int64[2], seed and offset");
+  }
+
  private:
+  bool is_plain() const { return step_.storage == Storage::kPlain; }
   static std::string strides_text(const TensorView& view) {
     return shape_text({view.strides.data(), static_cast<size_t>(view.rank)});
   }
@@ -111,16 +147,29 @@ Rates rates_of(const Step& step) {
           .maximize = step.maximize};
 }
 
-Factors factors_of(const Step& step, const Parameter& one) {
+template <class Real>
+FactorsOf<Real> factors_of(const Step& step, const Parameter& one) {
   const Signals signals{.lr = signal(step.lr_tensor, step.lr),
                         .grad_scale = signal(step.grad_scale, 1),
                         .total_norm = signal(step.total_norm, 0),
                         .steps_taken = signal(one.step, 0),
                         .has_norm = step.total_norm.is_present()};
   const Rates rates = rates_of(step);
-  Factors factors;
+  FactorsOf<Real> factors;
   for (int part = 0; part < kFactorParts; ++part) set_factors_part(factors, part, step.rule, rates, signals);
   return factors;
+}
+template FactorsOf<float> factors_of<float>(const Step&, const Parameter&);
+template FactorsOf<double> factors_of<double>(const Step&, const Parameter&);
+
+std::vector<int64_t> random_starts(const Step& step) {
+  std::vector<int64_t> starts;
+  int64_t start = 0;
+  for (const Parameter& one : step.parameters) {
+    starts.push_back(start);
+    start += (one.parameter.element_count() + kPhiloxElements - 1) / kPhiloxElements;
+  }
+  return starts;
 }
 
 bool is_skipped(const Step& step) {
@@ -139,8 +188,10 @@ void step_lists(const StepLists& lists, Context& context) {
     arguments.parameters.push_back({.parameter = lists.parameters[i],
                                     .gradient = entry("gradients", lists.gradients),
                                     .correction = entry("corrections", lists.corrections),
+                                    .master = entry("masters", lists.masters),
                                     .first = entry("firsts", lists.firsts),
                                     .second = entry("seconds", lists.seconds),
+                                    .maximum = entry("maxima", lists.maxima),
                                     .first_scale = entry("first_scales", lists.first_scales),
                                     .second_scale = entry("second_scales", lists.second_scales),
                                     .step = entry("steps", lists.steps)});
@@ -157,6 +208,7 @@ void check(const Step& arguments, Device device) {
   checks.check_scalar("grad_scale", arguments.grad_scale);
   checks.check_scalar("found_inf", arguments.found_inf);
   checks.check_scalar("total_norm", arguments.total_norm);
+  checks.check_seed();
   const auto is_rate = [](double beta) { return beta >= 0 && beta < 1; };
   KP_CHECK(arguments.rule == Rule::kSgd || (is_rate(arguments.beta1) && is_rate(arguments.beta2)),
            "optimizer_step: betas are ", arguments.beta1, " and ", arguments.beta2,

@@ -38,8 +38,8 @@ struct List {
       for (int64_t i = 0; i < elements && is_normal; ++i) store_element(view.data, type, i, normal(random));
       return view;
     };
-    const DType state = storage == Storage::kFloat ? DType::kFloat32 : DType::kInt8;
-    const bool has_scales = storage != Storage::kFloat, has_second = rule == Rule::kAdamW;
+    const DType state = storage == Storage::kPlain ? DType::kFloat32 : DType::kInt8;
+    const bool has_scales = storage != Storage::kPlain, has_second = rule == Rule::kAdamW;
     for (size_t i = 0; i < sizes.size(); ++i) {
       const int64_t group = group_elements(storage), groups = (sizes[i] + group - 1) / group;
       step.parameters.push_back(
@@ -76,7 +76,7 @@ std::string message_of(const std::function<void()>& call) {
 TEST(OptimizerStep, FollowsItsRuleInDouble) {
   OwnContext context;
   for (Rule rule : {Rule::kAdamW, Rule::kLion, Rule::kSgd}) {
-    List list(rule, Storage::kFloat, DType::kFloat32, {1, 70, 0, 3300});
+    List list(rule, Storage::kPlain, DType::kFloat32, {1, 70, 0, 3300});
     list.step.lr = 0.125;
     list.step.weight_decay = 0.25;
     list.step.dampening = rule == Rule::kSgd ? 0.5 : 0;
@@ -108,7 +108,7 @@ TEST(OptimizerStep, FollowsItsRuleInDouble) {
 }
 
 TEST(OptimizerStep, ThreadsAndAddressesDoNotShow) {
-  for (Storage storage : {Storage::kFloat, Storage::kCompanded, Storage::kDynamic}) {
+  for (Storage storage : {Storage::kPlain, Storage::kCompanded, Storage::kDynamic}) {
     std::vector<std::vector<double>> results;
     for (bool is_threaded : {true, false}) {
       for (int misaligned : {0, 1}) {
@@ -144,7 +144,7 @@ TEST(OptimizerStep, FoundInfChangesNothing) {
 // has been rounded to 24 bits.
 TEST(OptimizerStep, MastersOf24BitsAreExact) {
   OwnContext context;
-  List list(Rule::kSgd, Storage::kFloat, DType::kBFloat16, {1 << 16}, true);
+  List list(Rule::kSgd, Storage::kPlain, DType::kBFloat16, {1 << 16}, true);
   list.step.lr = 0;
   list.step.weight_decay = 0;
   const Parameter& one = list.step.parameters[0];
@@ -176,7 +176,7 @@ TEST(OptimizerStep, AWeightSetToZeroIgnoresItsCorrection) {
 
 TEST(OptimizerStep, NotANumberIsOfItsGroupAlone) {
   OwnContext context;
-  for (Storage storage : {Storage::kFloat, Storage::kCompanded, Storage::kDynamic}) {
+  for (Storage storage : {Storage::kPlain, Storage::kCompanded, Storage::kDynamic}) {
     List list(Rule::kAdamW, storage, DType::kFloat32, {600});
     const TensorView& gradient = list.step.parameters[0].gradient;
     store_element(gradient.data, DType::kFloat32, 300, std::numeric_limits<float>::quiet_NaN());
@@ -242,7 +242,7 @@ TEST(OptimizerStep, BadArgumentsAreNamed) {
   expect("second_scale of parameter 0 is missing", [](List& l) { l.step.parameters[0].second_scale = TensorView(); });
   expect(
       "first_scale of parameter 0 is present",
-      [](List& l) { l.step.parameters[0].first_scale = l.step.parameters[0].step; }, Storage::kFloat);
+      [](List& l) { l.step.parameters[0].first_scale = l.step.parameters[0].step; }, Storage::kPlain);
   expect("second of parameter 0 is present", [](List& list) { list.step.rule = Rule::kLion; });
   expect("a correction is for bf16", [](List& l) { l.step.parameters[0].correction = l.step.parameters[0].first; });
   expect("make it contiguous", [](List& list) { list.step.parameters[0].parameter.strides[0] = 2; });
@@ -250,7 +250,7 @@ TEST(OptimizerStep, BadArgumentsAreNamed) {
   expect("max_norm is 0", [](List& list) { list.step.total_norm = list.step.parameters[0].step; });
   expect("nesterov is for sgd", [](List& list) { list.step.nesterov = true; });
   expect("step is on cuda:0", [](List& l) { l.step.parameters[0].step.device = {DeviceKind::kCuda, 0}; });
-  List nothing(Rule::kAdamW, Storage::kFloat, DType::kFloat32, {});
+  List nothing(Rule::kAdamW, Storage::kPlain, DType::kFloat32, {});
   nothing.run(context);
 }
 

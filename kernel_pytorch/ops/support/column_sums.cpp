@@ -24,6 +24,13 @@ bool is_total(const TensorView& total, int64_t count) {
   return count == 1 && total.dtype == DType::kFloat32 && is_aligned(total, kVectorBytes);
 }
 
+// Narrow blocks where wide ones would leave most multiprocessors without work; eight columns are what a load brings.
+int block_columns(int64_t columns, const DeviceInfo& device) {
+  int width = 32;
+  while (width > 8 && 2 * columns < static_cast<int64_t>(width) * device.cuda.multiprocessors) width /= 2;
+  return width;
+}
+
 }  // namespace
 
 ColumnSums allocate_column_sums(const TensorView& first, const TensorView& second, int64_t columns, int64_t count,
@@ -54,12 +61,13 @@ void add_column_sums(const ColumnSums& all_sums, Context& context) {
   ColumnSumArguments arguments{.partials = {sums.partials[0], sums.partials[1]},
                                .totals = {sums.totals[0].data, sums.totals[1].data},
                                .columns = sums.columns,
-                               .count = static_cast<int32_t>(sums.count)};
+                               .count = static_cast<int32_t>(sums.count),
+                               .block_columns = block_columns(sums.columns, *context.info)};
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;
-  shape.grid_x = static_cast<unsigned>((sums.columns + kSumColumns - 1) / kSumColumns);
+  shape.grid_x = static_cast<unsigned>((sums.columns + arguments.block_columns - 1) / arguments.block_columns);
   shape.grid_y = sums.partials[1] == nullptr ? 1 : 2;
-  shape.block_x = kSumColumns * kSumStrips;
+  shape.block_x = kSumThreads;
   shape.programmatic_dependent = context.info->cuda.capability() >= 90;
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

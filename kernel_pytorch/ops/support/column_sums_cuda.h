@@ -10,9 +10,9 @@ struct ColumnSumArguments {
   void* totals[2];
   int64_t columns;
   int32_t count;
+  int32_t block_columns;  // that a block sums: a power of two
 };
 
-inline constexpr int kSumColumns = 32;  // a block sums this many columns
-inline constexpr int kSumStrips = 16;   // with this many threads each
+inline constexpr int kSumThreads = 512;  // of a block, shared out evenly among its columns
 
 }  // namespace kernel_pytorch

@@ -14,6 +14,7 @@ constexpr double kCpuLaunchUs = 3, kCudaLaunchUs = 4;     // what an op of torch
 constexpr double kHopeless = 1.5;                         // predicted this many times slower: not tried
 constexpr double kTurns = 40, kLeastTurnsUs = 20e3;       // runs of each side, and the least that a clock can tell
 constexpr double kShareOfBudget = 0.5, kMostSeconds = 3;  // of the budget for all parts, and for one
+constexpr double kLeastShareOnCpu = 0.002;                // of the budget, for one: others' work disturbs a CPU's clock
 
 std::string amount(double value, const char* unit) {
   constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T"};
@@ -72,11 +73,14 @@ SiteDecision decide(const Site& site, const Machine& machine, const Purpose& pur
 }
 
 // Seconds for each kind: some runs of both sides, and together no more than a share of the budget.
-void share_budget(const std::vector<Site>& sites, const Purpose& purpose, std::vector<SiteDecision>& decisions) {
+void share_budget(const std::vector<Site>& sites, const Machine& machine, const Purpose& purpose,
+                  std::vector<SiteDecision>& decisions) {
   std::map<int64_t, double> wanted;
+  const double least_us = machine.is_cuda ? kLeastTurnsUs
+                                          : std::max(kLeastTurnsUs, kLeastShareOnCpu * purpose.budget_seconds * 1e6);
   for (const SiteDecision& decision : decisions) {
     if (!decision.tries) continue;
-    const double us = std::max(kTurns * (decision.before_us + decision.after_us), kLeastTurnsUs);
+    const double us = std::max(kTurns * (decision.before_us + decision.after_us), least_us);
     double& most = wanted[sites[static_cast<size_t>(decision.site)].kind];
     most = std::max(most, std::min(us / 1e6, kMostSeconds));
   }
@@ -112,7 +116,7 @@ ModelPlan plan_model(const std::vector<Site>& sites, const Machine& machine, con
     plan.decisions.push_back(decide(sites[i], machine, purpose));
     plan.decisions.back().site = static_cast<int64_t>(i);
   }
-  share_budget(sites, purpose, plan.decisions);
+  share_budget(sites, machine, purpose, plan.decisions);
   if (purpose.compiled) {
     plan.notes.emplace_back(
         "torch.compile stands around the model: parts are chosen by the time of the whole, compiled with and without");

@@ -104,6 +104,10 @@ TEST(ModelPlan, SharesTheBudgetByKindsAndKeepsBelowIt) {
   }
   EXPECT_NEAR(sum, 5, 1e-9);
   EXPECT_NEAR(plan_model({norm()}, kGpu, {.budget_seconds = 60}).decisions[0].measure_seconds, 0.02, 1e-9);
+  Site small = norm();
+  small.before.bytes = small.after.bytes = 1e3;
+  EXPECT_NEAR(plan_model({small}, kCpu, {.budget_seconds = 60}).decisions[0].measure_seconds, 0.12, 1e-9);
+  EXPECT_NEAR(plan_model({small}, kCpu, {.budget_seconds = 5}).decisions[0].measure_seconds, 0.02, 1e-9);
 }
 
 TEST(ModelPlan, NoSitesNoDecisions) {

@@ -31,6 +31,12 @@ bool is_apart(const Comparison& comparison) {
   return comparison.after.high_us < comparison.before.low_us;
 }
 
+// A noisy machine blurs the quartiles, and turns side by side share its noise.
+bool is_gain(const Comparison& comparison, double least) {
+  const double gained = gain(comparison);
+  return (gained >= least && is_apart(comparison)) || (gained > 1 && comparison.sure_gain >= least);
+}
+
 // Whether a change too small for the clock is worth a trial with others: no slower as far as the clock can tell, and
 // less work by the plan.
 bool may_save(const Comparison& comparison, double predicted_us) {
@@ -48,12 +54,12 @@ bool may_gain(const Comparison& comparison, double predicted_us) {
 
 bool pays(const Comparison& comparison) {
   check(comparison);
-  return gain(comparison) >= kLeastGain && is_apart(comparison);
+  return is_gain(comparison, kLeastGain);
 }
 
 bool is_faster(const Comparison& comparison) {
   check(comparison);
-  return gain(comparison) >= kFaintGain && is_apart(comparison);
+  return is_gain(comparison, kFaintGain);
 }
 
 bool confirms_tuning(const Comparison& comparison, double expected_us) {

@@ -1,6 +1,6 @@
 // What timings decide in `optimize`: whether a part's replacement stays, is left to a trial together with others or
-// goes, which of several ways stays, and whether the whole model is faster. Timings have quartiles: one side is faster
-// beyond doubt where its upper quartile is below the other's lower one.
+// goes, which of several ways stays, and whether the whole model is faster. One side is faster beyond doubt where its
+// upper quartile is below the other's lower one, or where turn by turn it was, as often as chance does not explain.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ struct Timing {
 
 struct Comparison {  // the same run without a change and with it, timed in turns
   Timing before, after;
+  double sure_gain = 0;  // that turns side by side leave no doubt of; 0: unknown
 };
 
 // Whether a change of the whole model pays.

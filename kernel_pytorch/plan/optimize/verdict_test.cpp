@@ -26,6 +26,19 @@ TEST(Verdict, TheWholePaysByAPercentBeyondDoubt) {
   EXPECT_FALSE(pays(to(1100)) || is_faster(to(1100)));
 }
 
+TEST(Verdict, TurnsSideBySideTellWhatBlurredQuartilesHide) {
+  Comparison blurred = kBlurred;
+  blurred.sure_gain = 1.02;
+  EXPECT_TRUE(pays(blurred) && is_faster(blurred));
+  EXPECT_EQ(judge_part({{blurred}}, 0).way, 0);
+  blurred.sure_gain = 1.005;
+  EXPECT_FALSE(pays(blurred));
+  EXPECT_TRUE(is_faster(blurred));
+  Comparison slower = to(1010);
+  slower.sure_gain = 1.02;
+  EXPECT_FALSE(is_faster(slower)) << "its quartiles say otherwise";
+}
+
 TEST(Verdict, TuningIsConfirmedByHalfOfWhatItPromised) {
   EXPECT_TRUE(confirms_tuning(to(950), 100));
   EXPECT_FALSE(confirms_tuning(to(951), 100));

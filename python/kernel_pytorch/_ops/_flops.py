@@ -114,6 +114,7 @@ _FORMULAS: dict[str, Formula] = {
     **{f"{op}_forward": formula for op, formula in _FORWARDS.items()},
     "matmul_add_": _matmul,
     "scaled_matmul": _products("a", b="1"),  # FP8 is multiplied along the last dimension of both
+    "scaled_grouped_matmul": _grouped,
     "linear_backward": _products("x", weight="input_grad weight_grad"),
     "mlp_backward": _mlp_backward,
     "grouped_matmul_weight": _grouped_weight,

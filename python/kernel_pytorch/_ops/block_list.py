@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._block_rules import longest, pair, selection_blocks
 from ._declare import without_gradient
 from .mean_pooling import chunk_mean_pool, mean_pool
 
@@ -56,7 +57,7 @@ def block_lists(block_map: Tensor, block_size: int | tuple[int, int] = 128, *, g
         block_size: of queries and of keys.
         gradients: whether to make the transposed lists, which backward reads.
     """
-    size = _pair("block_lists", block_size)
+    size = pair("block_lists", block_size)
     full = block_map.dtype is not torch.bool
     rows, blocks, columns, transposed, full_rows, full_blocks, full_columns, full_transposed = _block_list(
         block_map.detach(), True, gradients, full
@@ -107,13 +108,7 @@ def select_blocks(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: of packed sequences, [tokens, heads, size], as
             attention's (cu_seqlens_k None: the query's). The blocks of each are chosen as if it were alone.
     """
-    if layout not in ("bhsd", "bshd"):
-        raise ValueError(f'select_blocks: layout is "{layout}"; it is "bhsd" or "bshd"')
-    query_block, key_block = _pair("select_blocks", block_size)
-    if key_parts < 1 or key_block % key_parts:
-        raise ValueError(
-            f"select_blocks: a block of {key_block} keys is cut into {key_parts} parts; use a divisor of it"
-        )
+    query_block, key_block = selection_blocks(block_size, layout, key_parts)
     lengths: tuple[Tensor | None, Tensor | None] = (None, None)
     if cu_seqlens_q is None:
         query, key = (x.detach() if layout == "bshd" else x.detach().transpose(1, 2) for x in (query, key))
@@ -121,7 +116,10 @@ def select_blocks(
         rows, parts = chunk_mean_pool(query, query_block), chunk_mean_pool(key, key_block // key_parts)
     else:
         cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-        queries, keys = longest("select_blocks", query, max_seqlen_q), longest("select_blocks", key, max_seqlen_k)
+        queries, keys = (
+            longest("select_blocks", query.shape, max_seqlen_q),
+            longest("select_blocks", key.shape, max_seqlen_k),
+        )
         rows = pool_packed(query.detach(), cu_seqlens_q, queries, query_block)
         parts = pool_packed(key.detach(), cu_seqlens_k, keys, key_block // key_parts)
         lengths = sequence_lengths(cu_seqlens_q), sequence_lengths(cu_seqlens_k)
@@ -151,7 +149,7 @@ def select_by_scores(
     query_lengths, key_lengths: int32 [batch], where entries of the batch (packed sequences) are shorter than `queries`
     and `keys`; without key_lengths the query's are used.
     """
-    query_block, key_block = _pair("select_by_scores", block_size)
+    query_block, key_block = pair("select_by_scores", block_size)
     key_lengths = query_lengths if key_lengths is None else key_lengths
     tensors = (None, None, scores.detach().float(), query_lengths, key_lengths)
     sizes = (queries, keys, query_block, key_block, 1)
@@ -182,21 +180,6 @@ def sequence_lengths(cu_seqlens: Tensor) -> Tensor:
     return cu_seqlens.diff().to(torch.int32)
 
 
-def longest(what: str, x: Tensor, bound: int | None) -> int:
-    """The bound of packed sequences: lists have its length, not that of all tokens."""
-    if x.dim() != 3:
-        raise ValueError(
-            f"{what}: cu_seqlens are given and a tensor has shape {list(x.shape)}; pack it as [tokens, heads, size]"
-        )
-    if bound is None:
-        raise ValueError(
-            f"{what}: cu_seqlens are given without the longest sequence; give max_seqlen_q and max_seqlen_k"
-        )
-    if not 0 <= bound < 2**31:
-        raise ValueError(f"{what}: the longest sequence has {bound} tokens; give a length from 0 to 2^31 - 1")
-    return bound
-
-
 def pool_packed(x: Tensor, cu_seqlens: Tensor, tokens: int, chunk: int) -> Tensor:
     """chunk_mean_pool of each packed sequence, [sequences, chunks of the longest, heads, size]."""
     begins, ends = cu_seqlens[:-1, None], cu_seqlens[1:, None]
@@ -205,13 +188,6 @@ def pool_packed(x: Tensor, cu_seqlens: Tensor, tokens: int, chunk: int) -> Tenso
     offsets = torch.cat([torch.minimum(begins + steps, ends).flatten(), cu_seqlens[-1:]])
     means = mean_pool(x, offsets)
     return means.view(begins.shape[0], chunks, *means.shape[1:])
-
-
-def _pair(what: str, block_size: int | tuple[int, int]) -> tuple[int, int]:
-    queries, keys = (block_size, block_size) if isinstance(block_size, int) else block_size
-    if queries < 1 or keys < 1:
-        raise ValueError(f"{what}: blocks are {queries} by {keys}; both sizes must be at least 1")
-    return queries, keys
 
 
 def _listed(counts: Tensor, indices: Tensor) -> Tensor:

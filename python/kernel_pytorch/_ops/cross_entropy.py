@@ -188,7 +188,7 @@ def _target_for(logits: Tensor, target: Tensor, op: str = "cross_entropy") -> Te
             f"{op}: target has shape {list(target.shape)}, {'hidden' if op.startswith('linear') else 'logits'} have "
             f"{list(logits.shape)}; it must be {list(rows)}"
         )
-    return target.long() if target.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8) else target
+    return target.long() if target.dtype in (torch.int16, torch.int8, torch.uint8) else target
 
 
 def _is_plain(logits: Tensor) -> bool:

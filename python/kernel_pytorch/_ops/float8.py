@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._declare import without_gradient
+from .grouped_matmul import ends_of
 
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 _FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -118,6 +119,45 @@ def scaled_matmul(
     return _scaled_matmul(a, b, scale_a, scale_b, bias, output_scale, _OUTPUT_TYPES[dtype], accurate)  # type: ignore[no-any-return]
 
 
+def scaled_grouped_matmul(
+    x: Tensor,
+    weight: Tensor,
+    scale_x: Tensor,
+    scale_weight: Tensor,
+    offsets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    gather: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    accurate: bool = True,
+) -> Tensor:
+    """`grouped_matmul` of FP8 codes: row r of scale_x * x times the transposed matrix of r's group, with its scales.
+
+    Args:
+        x: [rows, k], or with gather [any, k]; float8_e4m3fn or float8_e5m2, as weight.
+        weight: [groups, n, k], as linear layers store theirs.
+        scale_x: fp32: one element, one per row of x, or [rows, ceil(k / 128)] for 1x128 blocks.
+        scale_weight: fp32: one element, [groups], [groups, n], [groups, n, ceil(k / 128)] for 1x128 blocks, or [groups,
+            ceil(n / 128), ceil(k / 128)] for 128x128.
+        offsets: [groups], where each group ends, or [groups + 1] with a 0 in front, as in `grouped_matmul`.
+        bias: [groups, n], fp32 or of dtype.
+        gather: [rows], int32: row r is x[gather[r]], with its scales.
+        dtype: fp32, bf16 or fp16.
+        accurate: as in `scaled_matmul`.
+
+    Returns:
+        [rows, n]; zeros for rows behind the last group. It has no gradient. On GPUs it needs Hopper, rows of codes that
+        begin at multiples of 16 bytes, and n in multiples of 16 bytes.
+    """
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"scaled_grouped_matmul: dtype is {dtype}; it must be fp32, bf16 or fp16")
+    gather = None if gather is None else gather.int()
+    rows = x.shape[0] if gather is None else gather.shape[0]
+    ends = ends_of(offsets, weight.shape[0])
+    name = _OUTPUT_TYPES[dtype]
+    return _scaled_grouped(x, weight, scale_x, scale_weight, ends, gather, bias, name, accurate, rows)  # type: ignore[no-any-return]
+
+
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """scale * code: scales with one element, one per row, or of 1x128 or 128x128 blocks, as quantize gives them."""
     values = codes.to(torch.float32)
@@ -164,3 +204,4 @@ def _new_scales(x: Tensor, granularity: str, rows: Any, columns: Any) -> Tensor:
 
 _quantize = without_gradient("quantize_")
 _scaled_matmul = without_gradient("scaled_matmul")
+_scaled_grouped = without_gradient("scaled_grouped_matmul")

@@ -22,6 +22,7 @@ FORMATS = {
     "int4": ((128, 64, 32), 2),
     "int8": ((128, 64, 32), 1),
 }
+_SCALE_TYPES = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.int8, "mxfp8": torch.int8}  # others: the weight's
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -95,7 +96,9 @@ def quantize_weight(
     weight = weight.detach()
     if format == "nvfp4" and tensor_scale is None:
         tensor_scale = _tensor_scale(weight)
-    codes, scales, zeros = _quantize(weight, tensor_scale, seed, format, group, asymmetric)
+    codes, scales, zeros = _quantize(
+        weight, tensor_scale, seed, format, group, asymmetric, _SCALE_TYPES.get(format, weight.dtype)
+    )
     bytes_of_zeros = zeros.view(torch.uint8) if asymmetric else None
     scales = scales.view(torch.uint8) if scales.dtype is torch.int8 else scales
     return QuantizedWeight(codes.view(torch.uint8), scales, bytes_of_zeros, tensor_scale, format, group)

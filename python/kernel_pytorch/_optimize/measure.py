@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,12 +26,13 @@ from .state import prepare
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one run: the median and the quartiles of the turns."""
+    """Microseconds of one run: the median and the quartiles of the turns, and the turns themselves."""
 
     median_us: float
     low_us: float
     high_us: float
     samples: int
+    turns: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
 
 @contextmanager
@@ -115,6 +117,7 @@ def switches(off: Switch, on: Switch) -> tuple[Switch, Switch]:
 
 FEWEST, LEAST, MOST = 3, 5, 60  # turns
 _LONG_US = 1e4
+_BUSY = 4.0
 _QUEUE_US = 2500.0  # of the host's calls ahead of a GPU, which holds about a thousand launches
 
 
@@ -127,14 +130,22 @@ def interleaved(
     """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST, and FEWEST
     of runs so long that LEAST would take twice the seconds. `queued` is the device's own time, for which it is given
     all calls of a turn before it begins; where one run asks for more than it can hold, or waits for the device inside,
-    that is the sum of its kernels.
+    that is the sum of its kernels. Where a thread's own clock tells the time, the seconds are its too, up to _BUSY of
+    them for each: a machine that others use gives as many turns.
     """
-    deadline = time.monotonic() + seconds
     repeats: dict[str, int] = {}
     asked: dict[str, float] = {}
     once: dict[str, float] = {}
     first: dict[str, float] = {}
     clock = clock_of(device)
+    began, own = time.monotonic(), clock()
+
+    def late_by() -> float:
+        passed = time.monotonic() - began
+        return (
+            max((clock() - own) / 1e9, passed / _BUSY) - seconds if clock is time.thread_time_ns else passed - seconds
+        )
+
     for name, (switch, run) in ways.items():
         switch()
         run()  # the first call compiles, tunes or allocates
@@ -154,7 +165,7 @@ def interleaved(
     with _quiet():
         while min(map(len, samples.values())) < MOST:
             taken = min(map(len, samples.values()))
-            late = time.monotonic() - deadline
+            late = late_by()
             if agreed((late > 0 and taken >= LEAST) or (late > seconds and taken >= FEWEST)):
                 break
             for name, (switch, run) in ways.items():
@@ -206,7 +217,16 @@ def device_events(profiler: profile, on_gpu: bool) -> list[Any]:
 def timing_of(values: list[float]) -> Timing:
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     # Of two values the quartiles would be extrapolated, to less than nothing.
-    return Timing(median, max(low, min(values)), min(high, max(values)), len(values))
+    return Timing(median, max(low, min(values)), min(high, max(values)), len(values), tuple(values))
+
+
+def sure_gain(before: Timing, after: Timing) -> float:
+    """What the median of before / after, turn by turn, is at least: by a sign test one is wrong in forty times. Turns
+    side by side share a machine's noise, which blurs the quartiles of each. 0 where the turns are unknown or few."""
+    ratios = sorted(one / other for one, other in zip(before.turns, after.turns) if other > 0.0)
+    if len(ratios) < LEAST:
+        return 0.0
+    return ratios[max(0, int(len(ratios) / 2 - math.sqrt(len(ratios))))]
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _library
-from .measure import Timing
+from .measure import Timing, sure_gain
 
 __all__ = ["PartVerdict", "confirms_tuning", "faster", "judge", "pays"]
 
@@ -56,8 +56,9 @@ def _whole(before: Timing, after: Timing, expected_us: float = 0.0) -> Any:
     return _library.call("whole_verdict", request={**_comparison(before, after), "expected_us": expected_us})
 
 
-def _comparison(before: Timing, after: Timing) -> dict[str, dict[str, float]]:
-    return {
+def _comparison(before: Timing, after: Timing) -> dict[str, Any]:
+    timings = {
         name: {"median_us": one.median_us, "low_us": one.low_us, "high_us": one.high_us}
         for name, one in (("before", before), ("after", after))
     }
+    return {**timings, "sure_gain": sure_gain(before, after)}

@@ -18,7 +18,9 @@ from .trial import Rejected, Time, Trial, apart, check_agreement, hint, own_rand
 
 TORCH = "torch"
 _SECONDS_OF_TIMING = 0.05
-_GAIN = 0.97  # what is not faster by this much is noise
+_GAIN = 0.03  # of the time: as much is a gain by itself
+_LEAST_GAIN = 5e-6  # seconds: less of a long part is a gain from here on, and
+_ERRORS = 4  # where it is as many standard errors
 _NO_TIME = "no time was left to measure it"
 
 
@@ -88,7 +90,7 @@ class Chooser:
             return "", ""
         plain = found.times[TORCH]
         shown = ", ".join(f"{name} {one}" for name, one in found.times.items())
-        faster = [name for name, one in found.times.items() if name != TORCH and one.device <= _GAIN * plain.device]
+        faster = [name for name, one in found.times.items() if name != TORCH and _is_faster(plain, one)]
         if not faster:
             return "", f"not faster: {shown}"
         if not self.settings.inductor.get("triton.cudagraphs"):
@@ -158,6 +160,14 @@ class Chooser:
             if len(nodes) == len(match.nodes) or all(bool(torch.isfinite(one).all()) for one in expected):
                 break
         return trial, reference, expected
+
+
+def _is_faster(plain: Time, found: Time) -> bool:
+    """Whether the gain is no noise. What gains little of a long part, such as one with products, gains as much as a
+    short one.
+    """
+    gain = plain.device - found.device
+    return gain >= _GAIN * plain.device or (gain >= _LEAST_GAIN and 0 < _ERRORS * found.noise <= gain)
 
 
 def _keeps_host_time(plain: Time, found: Time) -> bool:

@@ -29,7 +29,9 @@ class Candidate:
 
 @dataclass
 class Match:
-    """Nodes that a pattern would replace. `derived`: inputs whose values in a trial are computed as the model does."""
+    """Nodes that a pattern would replace. `derived`: inputs whose values in a trial are computed as the model does;
+    `indices`: inputs that are random numbers below this one there.
+    """
 
     pattern: str
     nodes: list[Node]
@@ -38,6 +40,7 @@ class Match:
     detail: str = ""
     derived: tuple[Node, ...] = ()
     leaf_values: dict[Node, int] = field(default_factory=dict)
+    indices: dict[Node, int] = field(default_factory=dict)
     key: str = ""  # what a choice depends on besides nodes and shapes
     is_random: bool = False  # ways to compute it draw unlike numbers: they are compared with their dropout off
 

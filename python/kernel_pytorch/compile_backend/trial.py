@@ -166,10 +166,13 @@ def check_agreement(expected: Sequence[Tensor], found: Sequence[Tensor], narrowe
 
 @dataclass(frozen=True)
 class Time:
-    """Medians, in seconds. `host`: until a call returns, where the device is another one."""
+    """Medians, in seconds. `host`: until a call returns, where the device is another one. `noise`: the standard error
+    of the difference from the first of the times that were measured in turns.
+    """
 
     device: float
     host: float = 0.0
+    noise: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.device * 1e6:.1f} us" + (f" (host {self.host * 1e6:.0f} us)" if self.host else "")
@@ -180,35 +183,51 @@ def times(runs: dict[str, Callable[..., Any]], device: torch.device, seconds: fl
     if device.type == "cuda":
         host = _medians({name: partial(_host_seconds, run) for name, run in runs.items()}, seconds / 2)
         graphs = {name: partial(_replay_seconds, _captured(run)) for name, run in runs.items()}
-        return {name: Time(one, host[name]) for name, one in _medians(graphs, seconds / 2).items()}
-    return {name: Time(one) for name, one in _medians({n: _Clock(run) for n, run in runs.items()}, seconds).items()}
+        return {name: Time(one, host[name][0], noise) for name, (one, noise) in _medians(graphs, seconds / 2).items()}
+    clocks = {name: _Clock(run) for name, run in runs.items()}
+    return {name: Time(one, noise=noise) for name, (one, noise) in _medians(clocks, seconds).items()}
 
 
-def _medians(measured: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, float]:
-    """The median of each measurement, at least five and at most 200 of them."""
+def _medians(measured: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, tuple[float, float]]:
+    """The median of each measurement, at least eleven and at most 200 of them, with the error of its difference from
+    the first one's: whatever slows a turn down slows both.
+    """
     taken: dict[str, list[float]] = {name: [] for name in measured}
     for one in measured.values():
         one()
     end = time.perf_counter() + seconds
     for turn in range(200):
-        if turn >= 5 and time.perf_counter() > end:
+        if turn >= 11 and time.perf_counter() > end:
             break
         for name, one in measured.items():
             taken[name].append(one())
-    return {name: statistics.median(one) for name, one in taken.items()}
+    first = next(iter(taken.values()))
+    return {
+        name: (statistics.median(all_), _error([b - a for a, b in zip(first, all_)])) for name, all_ in taken.items()
+    }
+
+
+def _error(taken: list[float]) -> float:
+    """The standard error of a median, from the median distance to it: that of a normal distribution is 0.67 of its
+    deviation, and the error of a median 1.25 of a mean's.
+    """
+    middle = statistics.median(taken)
+    return 1.25 / 0.67 * statistics.median(abs(one - middle) for one in taken) / len(taken) ** 0.5
 
 
 class _Clock:
-    """Seconds of a run on the CPU, another turn each time."""
+    """Seconds of a run on the CPU, another turn each time. One thread has a clock of its own, which stands still while
+    others have the processor."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run, self.turn = run, 0
+        self.now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def __call__(self) -> float:
         self.turn += 1
-        begin = time.perf_counter()
+        begin = self.now()
         self.run(self.turn)
-        return time.perf_counter() - begin
+        return self.now() - begin
 
 
 def _host_seconds(run: Callable[..., Any], repeats: int = 5) -> float:
@@ -312,10 +331,15 @@ def _values(region: Region, match: Match, inputs: Sequence[Node], wants_gradient
     derived = {region.current(node) for node in match.derived}
     marked = [node for node in inputs if node in region.differentiable] or inputs  # all, where writes hide which
     wanted = marked if wants_gradient else []
+    below = {region.current(node): limit for node, limit in match.indices.items()}
+
+    def made(node: Node, seed: int) -> Any:
+        if node in derived:
+            return evaluate(node)
+        return _indices(node, below[node], seed) if node in below else _made(node, node in wanted, seed)
+
     with torch.no_grad():
-        return [
-            evaluate(node) if node in derived else _made(node, node in wanted, seed) for seed, node in enumerate(inputs)
-        ]
+        return [made(node, seed) for seed, node in enumerate(inputs)]
 
 
 def _sets(inputs: Sequence[Node], values: list[Any]) -> list[list[Any]]:
@@ -354,6 +378,12 @@ def _made(node: Node, requires_grad: bool, seed: int = 0) -> Any:
         return made.expand(sizes)
     made = made.copy_(_normal(made, seed)).expand(sizes)
     return made.detach().requires_grad_() if requires_grad else made
+
+
+def _indices(node: Node, limit: int, seed: int) -> Tensor:
+    fake = value(node)
+    generator = torch.Generator(device=fake.device).manual_seed(seed)
+    return torch.randint(limit, _sizes(fake), generator=generator, device=fake.device, dtype=fake.dtype)
 
 
 def _normal(like: Tensor, seed: int) -> Tensor:

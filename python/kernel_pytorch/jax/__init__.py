@@ -12,7 +12,16 @@ from . import _registration as _registration  # first: it says what is missing w
 from . import optim, policies
 from .attention import attention
 from .block_masks import BlockMask, block_lists, block_mask, create_block_mask, select_blocks, select_by_scores
-from .experts import Routing, grouped_matmul, moe_combine, moe_mlp, ragged_dot, route, route_chosen
+from .experts import (
+    Routing,
+    expert_parallel_mlp,
+    grouped_matmul,
+    moe_combine,
+    moe_mlp,
+    ragged_dot,
+    route,
+    route_chosen,
+)
 from .few_bits import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
 from .float8 import (
     Quantized,
@@ -23,6 +32,7 @@ from .float8 import (
     gated_activation_quantized,
     quantize,
     rms_norm_quantized,
+    scaled_grouped_matmul,
     scaled_matmul,
 )
 from .losses import (
@@ -33,6 +43,7 @@ from .losses import (
     parallel_cross_entropy,
 )
 from .norms import add_rms_norm, layer_norm, rms_norm
+from .packed import attention_packed
 from .pointwise import (
     activation,
     dropout,
@@ -57,6 +68,7 @@ from .tables import (
     chunk_mean_pool,
     embedding,
     mean_pool,
+    norm_rope,
     rope,
     rope_frequencies,
     rope_from_frequencies,
@@ -73,6 +85,7 @@ __all__ = [
     "activation",
     "add_rms_norm",
     "attention",
+    "attention_packed",
     "block_lists",
     "block_mask",
     "chunk_mean_pool",
@@ -84,6 +97,7 @@ __all__ = [
     "dequantize_weight",
     "dropout",
     "embedding",
+    "expert_parallel_mlp",
     "gated_activation",
     "gated_activation_backward_quantized",
     "gated_activation_packed",
@@ -103,6 +117,7 @@ __all__ = [
     "mlp",
     "moe_combine",
     "moe_mlp",
+    "norm_rope",
     "optim",
     "parallel_cross_entropy",
     "policies",
@@ -123,6 +138,7 @@ __all__ = [
     "rope_tables",
     "route",
     "route_chosen",
+    "scaled_grouped_matmul",
     "scaled_matmul",
     "select_blocks",
     "select_by_scores",

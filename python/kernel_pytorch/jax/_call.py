@@ -11,6 +11,7 @@ import contextvars
 import functools
 import hashlib
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from .._shape_rules import declared, outputs_of, picked_shape
+from .._shape_rules import declared, outputs_of
 from . import _workspace
+from ._dimensions import folded
+from ._forward_mode import refuse
 from ._registration import PREFIX
 from ._sharding import has_mesh, partitioned
 
@@ -44,12 +47,6 @@ _KERNEL = "kernel"  # an option of every call: the kernel that it has to run
 # Results carry the manual axes of shard_map that their arguments vary over; jax 0.10.2 renamed the argument.
 _VARYING = next(
     name for name in ("manual_axis_type", "vma") if name in inspect.signature(jax.ShapeDtypeStruct).parameters
-)
-
-
-NO_DERIVATIVE = (
-    "{op}: this call has no derivative. Ops of kernel_pytorch.jax have first derivatives in reverse mode (jax.grad, "
-    "jax.vjp); for second ones and forward mode (jax.jvp, jax.jacfwd, jax.hessian) write the op in jax.numpy"
 )
 
 
@@ -190,11 +187,10 @@ def call(
     names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
     flat = [array for value in given.values() for array in (value if isinstance(value, list | tuple) else [value])]
     arrays = [jnp.asarray(array) for array in flat]
-    options = {**(options or {}), _KERNEL: dict(_kernels.get()).get(call_name(op))}
     site = _site(
         op,
         names,
-        tuple(sorted((name, value) for name, value in options.items() if value is not None)),
+        tuple(with_kernel(op, options or {}).items()),
         tuple(wanted),
         tuple(sorted((name, name_of_dtype(dtype)) for name, dtype in (types or {}).items() if dtype is not None)),
         tuple((name, tuple(one.shape), name_of_dtype(one.dtype)) for name, one in (written or {}).items()),
@@ -222,9 +218,7 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
     for name, *_ in (*names, *options, *written):
         if name not in fields and name != _KERNEL:
             raise TypeError(f"{op}: it has no argument {name!r}; it has {', '.join(fields)}")
-    kinds = {name: field["kind"] for name, field in fields.items()} | {_KERNEL: "text"}
-    attributes = {name: attribute(op, name, kinds[name], value) for name, value in options}
-    attributes_of_call = tuple(attributes.items())
+    attributes = attributes_of(op, dict(options))
     static = {**dict(options), **dict(types), **dict.fromkeys(wanted, True)}
     each = tuple(name for name, count in names for _ in range(abs(count)))
     updated = [place for place, name in enumerate(each) if fields[name]["updated"]]
@@ -233,31 +227,20 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
         values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
         outputs = [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
         made_here = [(output.name, output.shape, output.dtype) for output in outputs] + list(written)
-        results = [_result(shape, _DTYPES[dtype], arrays) for _, shape, dtype in made_here]
+        results = [result_like(shape, _DTYPES[dtype], arrays) for _, shape, dtype in made_here]
         if not updated and all(0 in one.shape for one in results):
             # Nothing is computed. XLA refuses to capture a call that launches nothing.
             return {name: jnp.zeros(one.shape, one.dtype) for (name, *_), one in zip(made_here, results)}
-        result_names = [name for name, *_ in made_here]
-        tensors = [(name, *_described(one)) for name, one in zip((*each, *result_names), (*arrays, *results))]
-        if (heard := _heard.get()) is not None:
-            heard.append(TracedCall(op, tuple(tensors), attributes_of_call))
-        scratch = _workspace.bytes_for(op, tuple(tensors), attributes_of_call)
-        aliases = {place: len(results) + i for i, place in enumerate(updated)}
-        results += [_result(arrays[place].shape, arrays[place].dtype, arrays) for place in updated]
-        result_names += [each[place] for place in updated]
-        if scratch:
-            results.append(_result((scratch,), jnp.uint8, arrays))
-            result_names.append(_workspace.NAME)
-        called = jax.ffi.ffi_call(PREFIX + op, results, vmap_method="sequential", input_output_aliases=aliases)
-        words = {"op": op, "tensors": " ".join(each), "results": " ".join(result_names), **attributes}
-        made = called(*arrays, site=_hash_of(words), **words)
+        operands = [((Part(name),), array) for name, array in zip(each, arrays)]
+        wanted_here = [((Part(name),), one) for (name, *_), one in zip(made_here, results)]
+        made = emit(op, operands, wanted_here, attributes, updated)
         changed = iter(made[len(made_here) :])
         in_place = {
             name: next(changed) if count < 0 else [next(changed) for _ in range(count)]
             for name, count in names
             if fields[name]["updated"]
         }
-        return {**dict(zip(result_names, made[: len(made_here)])), **in_place}
+        return {**dict(zip((name for name, *_ in made_here), made[: len(made_here)])), **in_place}
 
     @custom_vmap
     def run(*arrays: Array) -> dict[str, Any]:
@@ -267,19 +250,85 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
 
     @run.def_vmap
     def batch(size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[dict[str, Any], dict[str, Any]]:
-        folded = None if written else _folded(op, names, static, size, mapped, arrays)
-        outputs = _looped(run, mapped, arrays) if folded is None else folded(run)
+        values = {**static, **_grouped(names, arrays)}
+        in_one = None if written else folded(op, each, values, size, mapped, arrays)
+        outputs = looped(run, mapped, arrays) if in_one is None else in_one(run)
         return outputs, jax.tree.map(lambda _: True, outputs)
 
-    @jax.custom_jvp
-    def undifferentiated(*arrays: Array) -> dict[str, Any]:
-        return run(*arrays)  # type: ignore[no-any-return]
+    return undifferentiated(op, run)
 
-    @undifferentiated.defjvp
-    def refuse(*_: Any) -> Any:
-        raise NotImplementedError(NO_DERIVATIVE.format(op=op))
 
-    return undifferentiated
+class Part(NamedTuple):
+    """A tensor of an op in a buffer of XLA's: all of it, or a slice of its last dimension but one."""
+
+    name: str
+    begin: int = 0
+    size: int = -1  # all
+
+    @property
+    def word(self) -> str:
+        return self.name if self.size < 0 else f"{self.name}@{self.begin}:{self.size}"
+
+    def described(self, buffer: Any) -> tuple[Any, ...]:
+        """Name, type and shape as the op sees them, and strides where they are a slice's."""
+        shape = tuple(_Viewed(buffer).shape)
+        if self.size < 0:
+            return self.name, dtype_name(buffer), shape
+        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return self.name, dtype_name(buffer), (*shape[:-2], self.size, shape[-1]), strides
+
+
+Buffer = tuple[tuple[Part, ...], Any]  # the op's tensors in it; an array, or a result's shape and type
+
+
+def emit(
+    op: str,
+    operands: Sequence[Buffer],
+    results: Sequence[Buffer],
+    attributes: Mapping[str, Any],
+    updated: Sequence[int] = (),
+) -> Any:
+    """The call itself, rehearsed: buffers of the results, then of the updated operands.
+
+    Args:
+        attributes: options as `attribute` makes them.
+        updated: places of operands that are written in place.
+    """
+    arrays, structs = [array for _, array in operands], [struct for _, struct in results]
+    tensors = tuple(part.described(buffer) for parts, buffer in (*operands, *results) for part in parts)
+    options = tuple(attributes.items())
+    if (heard := _heard.get()) is not None:
+        heard.append(TracedCall(op, tensors, options))
+    scratch = _workspace.bytes_for(op, tensors, options)
+    names = [["+".join(part.word for part in parts) for parts, _ in buffers] for buffers in (operands, results)]
+    aliases = {place: len(structs) + i for i, place in enumerate(updated)}
+    structs += [result_like(arrays[place].shape, arrays[place].dtype, arrays) for place in updated]
+    names[1] += [names[0][place] for place in updated]
+    if scratch:
+        structs.append(result_like((scratch,), jnp.uint8, arrays))
+        names[1].append(_workspace.NAME)
+    called = jax.ffi.ffi_call(PREFIX + op, structs, vmap_method="sequential", input_output_aliases=aliases)
+    words = {"op": op, "tensors": " ".join(names[0]), "results": " ".join(names[1]), **attributes}
+    return called(*arrays, site=_hash_of(words), **words)
+
+
+def with_kernel(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that say something, sorted; the kernel that calls have to run here is one."""
+    chosen = {**options, _KERNEL: dict(_kernels.get()).get(call_name(op))}
+    return {name: value for name, value in sorted(chosen.items()) if value is not None}
+
+
+def attributes_of(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the attributes of a call."""
+    kinds = {argument["name"]: argument["kind"] for argument in declared()[op]["arguments"]} | {_KERNEL: "text"}
+    return {name: attribute(op, name, kinds[name], value) for name, value in options.items()}
+
+
+def undifferentiated(op: str, run: Any) -> Any:
+    """A function of arrays that refuses to be differentiated with our sentence."""
+    function = jax.custom_jvp(run)
+    function.defjvp(functools.partial(refuse, op=op))
+    return function
 
 
 def _hash_of(attributes: Mapping[str, Any]) -> Any:
@@ -288,7 +337,7 @@ def _hash_of(attributes: Mapping[str, Any]) -> Any:
     return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.int64)[0]
 
 
-def _looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[str, Array]:
+def looped(run: Any, mapped: Sequence[bool], arrays: Sequence[Array]) -> dict[str, Array]:
     """One call per sample, one after another."""
     moving = [array for array, is_mapped in zip(arrays, mapped) if is_mapped]
 
@@ -312,12 +361,8 @@ def attribute(op: str, name: str, kind: str, value: Any) -> Any:
     return str(value)
 
 
-def _described(array: Any) -> tuple[str, tuple[int, ...]]:
-    """Type and shape as the op sees them."""
-    return dtype_name(array), tuple(_Viewed(array).shape)
-
-
-def _result(shape: Any, dtype: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
+def result_like(shape: Any, dtype: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
+    """A result of a call of these arrays, on the manual axes of shard_map that they vary over."""
     axes = [getattr(jax.typeof(array), _VARYING, None) for array in arrays]
     varying = frozenset().union(*(getattr(one, "varying", one) or () for one in axes))
     if not varying:
@@ -326,64 +371,3 @@ def _result(shape: Any, dtype: Any, arrays: Sequence[Any]) -> jax.ShapeDtypeStru
     whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
     value = varying if _VARYING == "vma" else jax.sharding.ManualAxisType(varying=varying)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=whole, **{_VARYING: value})
-
-
-def _folded(
-    op: str, names: Any, static: Mapping[str, Any], size: int, mapped: Sequence[bool], arrays: Sequence[Array]
-) -> Any:
-    """How vmap's axis becomes a dimension in front of the op's own; None where one call cannot take it.
-
-    Shapes that begin with "..." take it there, those that begin with "batch" have it multiplied into that dimension.
-    Random numbers depend on an element's position, so a sample has its own call's only where it is its own call.
-    """
-    if "seed" in dict(names) or static.get("score_mod") or static.get("mask_mod"):
-        return None  # functions see the batch's number too
-    declaration = declared()[op]
-    fields = {argument["name"]: argument for argument in declaration["arguments"]}
-    choices = {name: field["choices"].split() for name, field in fields.items() if "choices" in field}
-    values = {name: field.get("default") for name, field in fields.items()}
-    values.update(static)
-    values.update(_grouped(names, arrays))
-
-    def front(field: Any) -> str | None:
-        if "like" in field:
-            return front(fields[field["like"]])
-        if "shapes" not in field:
-            return None
-        words = picked_shape(field, values, choices)
-        return words[0] if words and words[0] in ("...", "batch") else None
-
-    wanted = [
-        output
-        for output in declaration["outputs"]
-        if all(static.get(flag) for flag in output.get("wanted", "").split())
-        and ("when" not in output or values.get(output["when"]) is not None)
-    ]
-    fronts = {front(output) for output in wanted}
-    each = [name for name, count in names for _ in range(abs(count))]
-    if len(fronts) != 1 or None in fronts:
-        return None
-    (kind,) = fronts
-    folds = [front(fields[name]) == kind for name in each]
-    if any(is_mapped and not fold for is_mapped, fold in zip(mapped, folds)):
-        return None
-    shared = [(fields[name], array) for name, array, fold in zip(each, arrays, folds) if not fold]
-    if kind == "batch" and any("shapes" not in field and not _serves_every_batch(array) for field, array in shared):
-        return None
-
-    def run_folded(run: Any) -> dict[str, Array]:
-        moved = []
-        for array, is_mapped, fold in zip(arrays, mapped, folds):
-            if fold and not is_mapped:
-                array = jnp.broadcast_to(array, (size, *array.shape))
-            moved.append(array.reshape(-1, *array.shape[2:]) if fold and kind == "batch" else array)
-        outputs: dict[str, Array] = run(*moved)
-        if kind == "batch":
-            return {name: output.reshape(size, -1, *output.shape[1:]) for name, output in outputs.items()}
-        return outputs
-
-    return run_folded
-
-
-def _serves_every_batch(array: Array) -> bool:
-    return array.ndim > 1 and array.shape[0] == 1

@@ -12,7 +12,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._shape_rules import declared
 from . import _plain
-from ._call import NO_DERIVATIVE, call, kernels_in_use, made_once, using_kernels
+from ._call import call, kernels_in_use, made_once, using_kernels
+from ._forward_mode import guarded
 from ._sharding import placed, spec_of
 
 # (saved values by name, gradients of the results by name, names of the tensors whose gradient is wanted)
@@ -85,17 +86,7 @@ def differentiable(
         formula,
         kernels_in_use(),
     )
-    return reverse_only(op, function, *given.values())  # type: ignore[no-any-return]
-
-
-def reverse_only(op: str, function: Any, *arrays: Any) -> Any:
-    """function(*arrays) of a custom_vjp, with our sentence where jax says that it has no forward mode."""
-    try:
-        return function(*arrays)
-    except TypeError as error:
-        if "forward-mode" not in str(error):
-            raise
-        raise NotImplementedError(NO_DERIVATIVE.format(op=op)) from None
+    return function(*(guarded(op, one) for one in given.values()))  # type: ignore[no-any-return]
 
 
 def _with_lists(values: Mapping[str, Any]) -> dict[str, Any]:

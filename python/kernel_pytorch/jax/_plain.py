@@ -226,6 +226,13 @@ def _rope(values: Values) -> dict[str, Array]:
     return outputs
 
 
+@_formula("norm_rope")
+def _norm_rope(values: Values) -> dict[str, Array]:
+    normed = _norm(values)["output"]
+    turned = _rope({**values, "query": normed, "interleaved": False})["rotated_query"]
+    return {"output": turned}
+
+
 def _product(x: Array, weight: Array) -> Array:
     """x @ weight.T, in fp32."""
     return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=_wide(x[..., :0]).dtype)

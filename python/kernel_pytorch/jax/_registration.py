@@ -11,6 +11,8 @@ from .._shape_rules import declared
 
 try:
     import jax
+    import jaxlib
+    import numpy as np
 except ModuleNotFoundError as error:
     if error.name != "jax":
         raise  # jax is there and lacks something of its own
@@ -22,6 +24,7 @@ MINIMUM_JAX = (0, 9, 1)
 PREFIX = "kernel_pytorch."
 NOTHING = PREFIX + "nothing"  # a target that returns at once: what XLA spends on a call by itself
 _HANDLERS = {"cpu": "kp_jax_cpu", "CUDA": "kp_jax_cuda"}
+_ADAPTER = "kernel_pytorch_jax"
 
 
 @functools.cache
@@ -36,7 +39,7 @@ def register() -> None:
         )
     _library.load()
     try:
-        path = library_path("kernel_pytorch_jax")
+        path = library_path(_ADAPTER)
     except ImportError as error:
         raise ImportError(
             f"kernel_pytorch {__version__}: jax {jax.__version__} is here, but this installation was built without its "
@@ -49,3 +52,23 @@ def register() -> None:
             jax.ffi.register_ffi_target(PREFIX + op, handler, platform=platform)
         nothing = jax.ffi.pycapsule(library.kp_jax_nothing)
         jax.ffi.register_ffi_target(NOTHING, nothing, platform=platform)
+
+
+@functools.cache
+def check(platform: str) -> None:
+    """A call that does nothing, before the first that does: XLA drops handlers of an interface newer than its own
+    without a word, and would say at the first call of an op that there are none."""
+    nothing = jax.ffi.ffi_call(NOTHING, jax.ShapeDtypeStruct((1,), np.float32))
+    device = jax.local_devices(backend=platform)[0]
+    try:
+        with jax.default_device(device):
+            jax.jit(nothing).lower(jax.ShapeDtypeStruct((1,), np.float32)).compile()(np.zeros(1, np.float32))
+    except Exception as error:
+        if "handler" not in str(error) and "custom call" not in str(error):
+            raise
+        library = ctypes.CDLL(str(library_path(_ADAPTER)))
+        built = f"{library.kp_jax_ffi_major()}.{library.kp_jax_ffi_minor()}"
+        raise ImportError(
+            f"kernel_pytorch {__version__}: jaxlib {jaxlib.__version__} did not take its handlers for {platform}, of "
+            f"XLA's FFI {built}; run `pip install --upgrade jax jaxlib`, or build kernel_pytorch with its headers"
+        ) from error

@@ -16,29 +16,11 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from .._shape_rules import declared, picked_shape
+from ._dimensions import Dimensions
 
 Array = jax.Array
 # The factors of one dimension, the outer first: heads of attention's query are (key heads, heads of a group).
 Dimension = tuple[str, ...]
-
-# Dimensions of tensors whose list of fields does not say them, by rank.
-_ATTENTION = {
-    "bias": {4: "batch heads queries keys"},
-    "mask": {4: "batch heads queries keys"},
-    "query_segment_ids": {2: "batch queries"},
-    "key_segment_ids": {2: "batch keys"},
-    "key_lengths": {1: "batch"},
-    "alibi_slopes": {1: "heads", 2: "batch heads"},
-}
-_TABLE = {2: "positions width", 3: "batch sequence width"}
-_ROPE = {
-    **{name: {4: "batch sequence heads size"} for name in ("query", "grad_query")},
-    **{name: {4: "batch sequence key_heads size"} for name in ("key", "grad_key")},
-    "cos": _TABLE,
-    "sin": _TABLE,
-    "positions": {1: "sequence", 2: "batch sequence"},
-}
 
 
 def has_mesh() -> bool:
@@ -141,12 +123,10 @@ class _Layout:
         arrays: Sequence[Array],
         results: Mapping[str, tuple[int, ...]],
     ) -> None:
-        declaration = declared()[op]
         self.op = op
-        self.fields = {field["name"]: field for field in (*declaration["arguments"], *declaration["outputs"])}
         self.given = dict(zip(names, arrays))
-        self.choices = {name: one["choices"].split() for name, one in self.fields.items() if "choices" in one}
-        self.values = {name: one.get("default") for name, one in self.fields.items()} | dict(static) | self.given
+        self.dimensions = Dimensions(op, {**static, **self.given})
+        self.values = self.dimensions.values
         self.others = (f"other{i}" for i in itertools.count())
         self.sizes: dict[str, int] = {}
         self.free: tuple[str, ...] = ()
@@ -256,20 +236,11 @@ class _Layout:
         return dimensions
 
     def _words(self, name: str, rank: int) -> list[Any]:
-        field = self.fields[name]
-        while "like" in field:
-            field = self.fields[field["like"]]
-        if "shapes" in field:
-            words = list(picked_shape(field, self.values, self.choices))
-            if "..." in words:
-                at = words.index("...")
-                words[at : at + 1] = [f"leading{i}" for i in range(rank - len(words) + 1)]
-            return words if len(words) == rank else [None] * rank
-        table = _ROPE if self.op.startswith("rope") else _ATTENTION if self.op.startswith("attention") else {}
-        found = table.get(field["name"], {}).get(rank, "").split()
-        if self.op.startswith("rope") and self.values.get("heads_first") and len(found) == 4:
-            found[1], found[2] = found[2], found[1]
-        return found or [None] * rank
+        words = self.dimensions.words(name, rank)
+        if "..." in words:
+            at = words.index("...")
+            words[at : at + 1] = [f"leading{i}" for i in range(rank - len(words) + 1)]
+        return words if len(words) == rank else [None] * rank
 
     def _factors(self, word: Any, size: int) -> Dimension:
         if not isinstance(word, str) or not word.isidentifier() or self.sizes.get(word, size) != size:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from .. import _library
+from . import _registration
 
 NAME = "workspace"
 
@@ -56,19 +57,29 @@ class _Argument(ctypes.Structure):
 def _devices() -> tuple[tuple[int, int], ...]:
     """(kind, index) of the devices to rehearse on: this process's NVIDIA GPUs, as CUDA counts them, or the CPU."""
     devices = jax.local_devices()
+    for platform in {"cpu", devices[0].platform} & {"cpu", "gpu"}:
+        _registration.check(platform)
     if devices[0].platform == "gpu" and "cuda" in devices[0].client.platform_version.lower():
         return tuple((_CUDA, device.local_hardware_id) for device in devices)
     return ((_CPU, 0),)
 
 
-@functools.lru_cache(maxsize=4096)
 def bytes_for(op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> int:
     """The most that a call takes on any of this process's GPUs, 0 where there are none. Raises what the op refuses.
 
     Args:
-        tensors: (name, type, shape) of arguments and results; a list's tensors follow each other under one name.
+        tensors: (name, type, shape) of arguments and results, and strides where they are not row-major; a list's
+            tensors follow each other under one name.
         options: attributes by name, as the handler reads them.
     """
+    generation = _library.load().kp_selection_generation
+    generation.restype = ctypes.c_uint64
+    return _bytes_for(generation(), op, tensors, options)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bytes_for(generation: int, op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> int:
+    """generation: of the choices of kernels, which what was measured since may change."""
     try:
         return max(_bytes_on(device, op, tensors, options) for device in _devices())
     except _library.KernelPyTorchError:
@@ -133,9 +144,12 @@ def arguments_of(device: _Device, tensors: tuple[Any, ...], options: tuple[tuple
     return (_Argument * len(made))(*made)
 
 
-def _tensor(device: _Device, dtype: str, shape: tuple[int, ...]) -> _Tensor:
-    sizes = (ctypes.c_int64 * len(shape))(*shape)
-    return _Tensor(None, _TYPES.index(dtype), device, len(shape), ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64)))
+def _tensor(device: _Device, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> _Tensor:
+    sizes, steps = (
+        None if one is None else ctypes.cast((ctypes.c_int64 * len(one))(*one), ctypes.POINTER(ctypes.c_int64))
+        for one in (shape, strides)
+    )
+    return _Tensor(None, _TYPES.index(dtype), device, len(shape), sizes, steps)
 
 
 def _option(name: str, value: Any) -> _Argument:

@@ -96,7 +96,7 @@ def attention(
     if layout not in _LAYOUTS:
         raise ValueError(f'attention: layout is "{layout}"; it is one of {", ".join(_LAYOUTS)}')
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
-    left, right = _sides(window)
+    left, right = sides(window)
     if attention_mask is not None:
         mask, bias = _joined(jnp.asarray(attention_mask), mask, bias, _scores_of(query, key, layout))
     blocks: tuple[Array, ...] = ()
@@ -162,7 +162,7 @@ def attention(
     return made if return_lse else made[0]
 
 
-def _sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
+def sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
     if window is None:
         return -1, -1
     if isinstance(window, int):

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._block_rules import longest, pair, selection_blocks
 from ._call import Array, call
 from ._mods import Mod
-from .tables import chunk_mean_pool
+from .tables import chunk_mean_pool, mean_pool
 
 
 class BlockMask(NamedTuple):
@@ -39,7 +40,7 @@ def block_mask(blocks: Array, block_size: int | tuple[int, int] = 128, mask_mod:
     blocks = jnp.asarray(blocks)
     if blocks.dtype != jnp.bool_:
         blocks = blocks.astype(jnp.int8)
-    size = _pair(block_size)
+    size = pair("block_mask", block_size)
     has_full = blocks.dtype != jnp.bool_
     made = call("block_list", {"map": blocks}, wanted=("rows", "columns", *(("full",) if has_full else ())))
     names = [f"{line}_{what}" for line in ("row", "column") for what in ("counts", "blocks")]
@@ -68,6 +69,10 @@ def select_blocks(
     local: int = 1,
     threshold: float | None = None,
     gradients: bool = True,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
 ) -> BlockMask:
     """The blocks in which queries and keys agree best: `sparsity` of those that causality leaves are left out.
 
@@ -78,20 +83,27 @@ def select_blocks(
     Args:
         query, key: as attention's, of either layout. No gradient flows here.
         causal, causal_offset: as attention's; pass attention the same.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: of packed sequences, [tokens, heads, size], as
+            attention's (cu_seqlens_k None: the query's). The blocks of each are chosen as if it were alone.
     """
-    if layout not in ("bhsd", "bshd"):
-        raise ValueError(f'select_blocks: layout is "{layout}"; it is "bhsd" or "bshd"')
-    query_block, key_block = _pair(block_size)
-    if key_parts < 1 or key_block % key_parts:
-        raise ValueError(
-            f"select_blocks: a block of {key_block} keys is cut into {key_parts} parts; use a divisor of it"
-        )
+    query_block, key_block = selection_blocks(block_size, layout, key_parts)
     query, key = (jax.lax.stop_gradient(jnp.asarray(one)) for one in (query, key))
-    if layout == "bhsd":
-        query, key = jnp.swapaxes(query, 1, 2), jnp.swapaxes(key, 1, 2)
-    rows, parts = chunk_mean_pool(query, query_block), chunk_mean_pool(key, key_block // key_parts)
-    tensors = {"query": jnp.swapaxes(rows, 1, 2), "key": jnp.swapaxes(parts, 1, 2)}
-    sizes = (query.shape[1], key.shape[1], query_block, key_block, key_parts)
+    lengths: dict[str, Array] = {}
+    if cu_seqlens_q is None:
+        if layout == "bhsd":
+            query, key = jnp.swapaxes(query, 1, 2), jnp.swapaxes(key, 1, 2)
+        queries, keys = query.shape[1], key.shape[1]
+        rows, parts = chunk_mean_pool(query, query_block), chunk_mean_pool(key, key_block // key_parts)
+    else:
+        begins_q = jnp.asarray(cu_seqlens_q, jnp.int32)
+        begins_k = begins_q if cu_seqlens_k is None else jnp.asarray(cu_seqlens_k, jnp.int32)
+        queries = longest("select_blocks", query.shape, max_seqlen_q)
+        keys = longest("select_blocks", key.shape, max_seqlen_k)
+        rows = _pooled(query, begins_q, queries, query_block)
+        parts = _pooled(key, begins_k, keys, key_block // key_parts)
+        lengths = {"query_lengths": jnp.diff(begins_q), "key_lengths": jnp.diff(begins_k)}
+    tensors = {"query": jnp.swapaxes(rows, 1, 2), "key": jnp.swapaxes(parts, 1, 2), **lengths}
+    sizes = (queries, keys, query_block, key_block, key_parts)
     return _selected(tensors, sizes, causal, causal_offset, sparsity, threshold, sinks, local, gradients)
 
 
@@ -122,8 +134,16 @@ def select_by_scores(
         "query_lengths": None if query_lengths is None else jnp.asarray(query_lengths, jnp.int32),
         "key_lengths": None if key_lengths is None else jnp.asarray(key_lengths, jnp.int32),
     }
-    sizes = (queries, keys, *_pair(block_size), 1)
+    sizes = (queries, keys, *pair("select_by_scores", block_size), 1)
     return _selected(tensors, sizes, causal, causal_offset, sparsity, threshold, sinks, local, gradients)
+
+
+def _pooled(x: Array, begins: Array, tokens: int, chunk: int) -> Array:
+    """chunk_mean_pool of each packed sequence, [sequences, chunks of the longest, heads, size]."""
+    chunks = -(-tokens // chunk)
+    firsts = jnp.minimum(begins[:-1, None] + jnp.arange(chunks) * chunk, begins[1:, None])
+    means = mean_pool(x, jnp.concatenate([firsts.ravel(), begins[-1:]]))
+    return means.reshape(begins.shape[0] - 1, chunks, *means.shape[1:])
 
 
 def _selected(
@@ -155,13 +175,6 @@ def _selected(
     return BlockMask(lists, (sizes[2], sizes[3]))
 
 
-def _pair(block_size: int | tuple[int, int]) -> tuple[int, int]:
-    queries, keys = (block_size, block_size) if isinstance(block_size, int) else block_size
-    if queries < 1 or keys < 1:
-        raise ValueError(f"block mask: blocks are {queries} by {keys}; both sizes must be at least 1")
-    return int(queries), int(keys)
-
-
 def create_block_mask(
     mask_mod: Mod,
     batch: int | None,
@@ -176,7 +189,7 @@ def create_block_mask(
         mask_mod: (batch, head, query, key) -> whether the score is kept.
         batch, heads: None where the function does not depend on it.
     """
-    size = _pair(block_size)
+    size = pair("block_mask", block_size)
     asked: Any = mask_mod
     for axes in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         asked = jax.vmap(asked, axes)

@@ -21,6 +21,7 @@ _FORMATS = {
     "int4": ((128, 64, 32), 2),
     "int8": ((128, 64, 32), 1),
 }
+_SCALE_TYPES = {"nvfp4": jnp.float8_e4m3fn, "mxfp4": jnp.int8, "mxfp8": jnp.int8}  # others: the weight's
 
 
 @jax.tree_util.register_dataclass
@@ -85,7 +86,10 @@ def quantize_weight(
         "tensor_scale": tensor_scale,
         "seed": None if seed is None else seed_words("quantize_weight", seed),
     }
-    made = call("group_quantize", tensors, {"format": format, "group": group}, wanted=("asymmetric",) if asymmetric else ())
+    made = call(
+        "group_quantize", tensors, {"format": format, "group": group}, wanted=("asymmetric",) if asymmetric else (),
+        types={"scales_dtype": _SCALE_TYPES.get(format, weight.dtype)},
+    )  # fmt: skip
     return QuantizedWeight(made["codes"], made["scales"], made.get("zeros"), tensor_scale, format, group)
 
 

@@ -267,6 +267,41 @@ def scaled_matmul(
     return call("scaled_matmul", tensors, {"dtype": name_of_dtype(dtype), "accurate": bool(accurate)})["output"]  # type: ignore[no-any-return]
 
 
+def scaled_grouped_matmul(
+    x: Array,
+    weight: Array,
+    scale_x: Array,
+    scale_weight: Array,
+    offsets: Array,
+    *,
+    bias: Array | None = None,
+    gather: Array | None = None,
+    dtype: Any = jnp.bfloat16,
+    accurate: bool = True,
+) -> Array:
+    """`grouped_matmul` of FP8 codes x [rows, k] and weight [groups, n, k], with their scales; it has no gradient.
+
+    Args:
+        scale_x: fp32: one element, one per row of x, or [rows, ceil(k / 128)] for 1x128 blocks.
+        scale_weight: fp32: one element, [groups], [groups, n], [groups, n, ceil(k / 128)] for 1x128 blocks, or [groups,
+            ceil(n / 128), ceil(k / 128)] for 128x128.
+        offsets, gather, bias: as in `grouped_matmul`; dtype, accurate: as in `scaled_matmul`.
+    """
+    offsets = jnp.asarray(offsets)
+    tensors = {
+        "a": x,
+        "b": weight,
+        "scale_a": scale_x,
+        "scale_b": scale_weight,
+        "offsets": (offsets[1:] if offsets.shape == (weight.shape[0] + 1,) else offsets).astype(jnp.int32),
+        "gather": None if gather is None else jnp.asarray(gather).astype(jnp.int32),
+        "bias": bias,
+    }
+    rows = x.shape[0] if gather is None else gather.shape[0]
+    options = {"dtype": name_of_dtype(dtype), "accurate": bool(accurate), "rows": rows}
+    return call("scaled_grouped_matmul", tensors, options)["output"]  # type: ignore[no-any-return]
+
+
 def _scales(granularity: str, rows: int, columns: int) -> jax.ShapeDtypeStruct:
     shapes = {
         "tensor": (1, 1),

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._call import Array, call, int64_words, parameter_for
-from ._gradients import differentiable, reverse_only
+from ._call import Array, call, parameter_for
+from ._forward_mode import guarded
+from ._gradients import differentiable
 from ._sharding import has_mesh
 
 _REDUCTIONS = ("mean", "sum", "none")
@@ -145,7 +146,12 @@ def _target_for(op: str, logits: Array, target: Any) -> Array:
             f"{op}: target has shape {list(target.shape)}, the first argument {list(logits.shape)}; "
             f"target must be {list(logits.shape[:-1])}"
         )
-    return int64_words(target)
+    return _indices(target)
+
+
+def _indices(target: Array) -> Array:
+    """As the op takes them: 32 or 64 bits with a sign."""
+    return target if target.dtype in (jnp.int32, jnp.int64) else target.astype(jnp.int32)
 
 
 def _reduced_gradient(values: Any, grads: Any, wanted: Any) -> Any:
@@ -257,7 +263,7 @@ def parallel_cross_entropy(
     loss.defvjp(forward, backward)
     logits = jnp.asarray(logits)
     own = _own_target(logits, target, vocabulary, first_column, ignore_index)
-    made: Array = reverse_only("parallel_cross_entropy", loss, logits, own, jnp.asarray(target))
+    made: Array = loss(guarded("parallel_cross_entropy", logits), own, jnp.asarray(target))
     return made
 
 
@@ -272,7 +278,7 @@ def _own_target(logits: Array, target: Any, vocabulary: int, first_column: Any, 
     own = target - first_column
     if vocabulary > columns:
         own = jnp.where((own >= 0) & (own < columns), own, columns)
-    return int64_words(jnp.where(target == ignore_index, ignore_index, own))
+    return _indices(jnp.where(target == ignore_index, ignore_index, own))
 
 
 def _partials(logits: Array, own: Array, vocabulary: int, ignore_index: int, softcap: float) -> Array:

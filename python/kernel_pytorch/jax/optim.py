@@ -85,7 +85,7 @@ def adamw(
         leaves, tree = jax.tree.flatten(parameters)
         grads = _leaves_like(tree, gradients, "gradients")
         lists = {"parameters": leaves}
-        trees = {"exp_avgs": state.exp_avg, "exp_avg_sqs": state.exp_avg_sq, "max_exp_avg_sqs": state.max_exp_avg_sq}
+        trees = {"firsts": state.exp_avg, "seconds": state.exp_avg_sq, "maxima": state.max_exp_avg_sq}
         for name, one in (trees | {"masters": state.masters}).items():
             if one is not None:
                 lists[name] = _leaves_like(tree, one, "the state")
@@ -107,7 +107,7 @@ def adamw(
                 tensors["seed"] = int64_words(jnp.stack([jnp.int32(seed + group), state.count]))
             narrow = [grads[place].astype(leaves[place].dtype) for place in places]
             steps = [state.count.astype(jnp.float32)] * len(places)
-            made = call("adamw_", {**taken, "gradients": narrow, "steps": steps, **tensors}, options)
+            made = call("optimizer_step_", {**taken, "gradients": narrow, "steps": steps, **tensors}, options)
             tensors.pop("seed", None)
             for name in taken:
                 for place, value in zip(places, made[name]):

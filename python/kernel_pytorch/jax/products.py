@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from . import _plain
 from ._call import Array, call, same_type
-from ._gradients import differentiable, reverse_only
+from ._forward_mode import guarded
+from ._gradients import differentiable
 from .pointwise import gated_activation
 
 _GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}
@@ -140,7 +141,7 @@ def _of_two_matrices(x: Array, weight: Any, bias: Any, activation: str | None, r
         return call("linear", arrays, {"activation": kind, "gated": False})["output"]
 
     run.defvjp(lambda arrays: jax.vjp(composed, arrays), lambda pullback, grad: pullback(grad))
-    made: Array = reverse_only("linear", run, arrays)
+    made: Array = run({name: guarded("linear", one) for name, one in arrays.items()})
     return made
 
 

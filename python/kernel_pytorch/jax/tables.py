@@ -123,6 +123,39 @@ def rope_from_frequencies(
     return _turned(query, key, angles, positions, options)
 
 
+def norm_rope(
+    x: Array,
+    weight: Array | None,
+    cos: Array,
+    sin: Array,
+    *,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    rotary_dim: int | None = None,
+    heads_first: bool = False,
+) -> Array:
+    """RMS norm of each head, then its rotary embedding (`rope`, pairs half of rotary_dim apart).
+
+    Args:
+        x: [batch, sequence, heads, head_dim]; with heads_first [batch, heads, sequence, head_dim].
+        weight: [head_dim], x's type or fp32; None: ones.
+        cos, sin: [rows, width] or [batch or 1, sequence, width]; the width is rotary_dim, or half of that. They have no
+            gradient.
+        weight_offset: added to the weight; 1.0 for models that store weight - 1.
+        rotary_dim: how many columns of a head are turned, the others being normed only. None: all.
+    """
+    x = jnp.asarray(x)
+    tensors = {name: parameter_for(x, one) for name, one in (("weight", weight), ("cos", cos), ("sin", sin))}
+    options = {
+        "eps": float(eps),
+        "weight_offset": float(weight_offset),
+        "rotary_dim": rotary_dim or 0,
+        "heads_first": bool(heads_first),
+    }
+    saves = ("x", *tensors)
+    return differentiable("norm_rope", {"x": x, **tensors}, options, _norm_rope_gradient, saves=saves)[0]  # type: ignore[no-any-return]
+
+
 def rope_frequencies(rotary_dim: int, *, dtype: Any = jnp.float32, **options: Any) -> tuple[Array, float]:
     """The inverse frequencies [rotary_dim / 2] of a model, and what its cos and sin are multiplied by.
 
@@ -190,3 +223,11 @@ def _rope_gradient(values: Any, grads: Any, wanted: Any) -> Any:
         outputs = call("rope_backward", tensors, options)
         gradients |= {name: outputs[one] for name, one in zip(turned, ("rotated_query", "rotated_key"))}
     return gradients
+
+
+def _norm_rope_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    tensors = {name: values.get(name) for name in ("x", "weight", "cos", "sin")}
+    options = {name: values[name] for name in ("eps", "weight_offset", "rotary_dim", "heads_first")}
+    flags = [f"{name}_grad" for name in ("x", "weight") if name in wanted]
+    outputs = call("norm_rope_backward", {"grad_output": grads["output"], **tensors}, options, wanted=flags)
+    return {name.removeprefix("grad_"): one for name, one in outputs.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .config import MoEConfig
 from .layers import MoELayer, create_moe, create_moe_layer
+from .parallel import expert_parallel_mlp
 from .routers import Router, SwitchRouter, TopKRouter, create_router
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "create_moe",
     "create_moe_layer",
     "create_router",
+    "expert_parallel_mlp",
 ]

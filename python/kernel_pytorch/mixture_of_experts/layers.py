@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as distributed
 from torch import Tensor, nn
 
 from .._ops.grouped_matmul import activation_of, apply_activation
 from ..functional import Routing, moe_mlp
 from .config import MoEConfig
+from .parallel import expert_parallel_mlp
 from .routers import Router, with_changes
 
 # What differs from MoEConfig's defaults.
@@ -38,11 +40,13 @@ class MoELayer(nn.Module):
         num_experts: up to 1024.
         top_k: experts of a token, up to 16.
         config: instead of the last two and of the options.
+        group: a process group whose ranks share the experts, each with its own tokens; None: this process has all.
+        parts: of `expert_parallel_mlp`, with a group.
         device, dtype: of the parameters.
         options: other fields of MoEConfig.
 
-    The experts' weights are [experts, columns, size] and [experts, size, inner], as checkpoints have them. A forward
-    drops tokens only where a capacity_factor is given.
+    The experts' weights are [experts, columns, size] and [experts, size, inner], as checkpoints have them; with a group
+    of this rank's experts alone. A forward drops tokens only where a capacity_factor is given.
     """
 
     gate_up_bias: Tensor | None
@@ -56,6 +60,8 @@ class MoELayer(nn.Module):
         top_k: int = 2,
         *,
         config: MoEConfig | None = None,
+        group: Any = None,
+        parts: int = 1,
         device: Any = None,
         dtype: Any = None,
         **options: Any,
@@ -65,7 +71,13 @@ class MoELayer(nn.Module):
             config = with_changes(MoEConfig(num_experts, top_k), options)
         elif options:
             config = with_changes(config, options)
-        self.config, experts, inner = config, config.num_experts, d_hidden or 4 * d_model
+        self.config, self.group, self.parts = config, group, parts
+        experts, inner = config.num_experts, d_hidden or 4 * d_model
+        if group is not None:
+            ranks = distributed.get_world_size(group)
+            if experts % ranks:
+                raise ValueError(f"MoELayer: {experts} experts are no multiple of the group's {ranks} ranks")
+            experts //= ranks
         self.gated = activation_of("MoELayer", config.activation).form != "plain"
         factory: dict[str, Any] = dict(device=device, dtype=dtype)
         columns = 2 * inner if self.gated else inner
@@ -93,10 +105,14 @@ class MoELayer(nn.Module):
     def forward(self, x: Tensor, *, return_losses: bool = False) -> Any:
         """The experts' output for x [..., d_model]; with return_losses also what `losses` makes of the routing."""
         routing = self.router(x)
-        output = moe_mlp(
-            x, routing, self.gate_up, self.down, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
-            activation=self.config.activation, transposed=True,
-        )  # fmt: skip
+        tensors = (x, routing, self.gate_up, self.down)
+        options: dict[str, Any] = dict(
+            gate_up_bias=self.gate_up_bias, down_bias=self.down_bias, activation=self.config.activation, transposed=True
+        )
+        if self.group is None:
+            output = moe_mlp(*tensors, **options)
+        else:
+            output = expert_parallel_mlp(*tensors, group=self.group, parts=self.parts, **options)
         if self.shared_in is not None and self.shared_out is not None:
             hidden = apply_activation(self.shared_in(x), activation_of("MoELayer", self.config.activation))
             output = output + self.shared_out(hidden)

@@ -7,27 +7,29 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._ops.adamw import adamw_
+from .._interrupts import catching_interrupt
 from . import formats
+from .offload.owner import Offloaded
+from .offload.pipeline import Offload, OffloadedStates, Update
+from .offload.slabs import Field
 from .steps import (
     ListOptimizer,
     check_range,
     converted_states,
     converted_step,
+    has_correction,
+    has_master,
     laid_out_like,
     make_states,
-    rate_on,
-    scalar_on,
 )
 
-_SMALL = (torch.bfloat16, torch.float16)
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 
 
 class AdamW(ListOptimizer):
     """AdamW with torch.optim.AdamW's arguments and state_dict (each loads the other's), for dense gradients.
 
-    A step is one kernel launch for up to 400 parameters of a group that share device and type. It can be captured in a
+    A step is one kernel launch for up to 330 parameters of a group that share device and type. It can be captured in a
     CUDA graph as it is, with no `capturable`: step counts live on the parameters' device (a learning rate that changes
     between replays must be a tensor, as in torch). With torch.amp.GradScaler, gradients are unscaled and steps with
     infinities skipped inside the kernel.
@@ -46,6 +48,11 @@ class AdamW(ListOptimizer):
             a master of 24 bits. "8bit": averages as bitsandbytes' AdamW8bit has them, one byte each, with a scale for
             256 elements; parameters of fewer than 4096 elements keep fp32 averages. A step gives the same bits on CPUs
             and GPUs with the latter two.
+        offload: keeps states in the host's memory, with the same numbers. "host": the CPU updates everything; gradients
+            are sent to it and weights back. "stream": the GPU updates everything; states pass through it, while earlier
+            and later ones are on their way. "interleave": both at once, in shares that a plan chooses by the rates of
+            this machine, measured in the first step (`explain()` tells them); or an `Offload`, which says more. Of
+            parameters on the CPU states are there anyway. State tensors in `state` and `state_dict` are the host's.
         max_grad_norm: clips the L2 norm of all gradients to this, inside the step: gradients themselves are not
             changed. `grad_norm` holds the norm before clipping, unscaled, after each step.
         seed: of the stochastic rounding; None draws one from torch's generator. The bits depend on the seed and the
@@ -72,6 +79,7 @@ class AdamW(ListOptimizer):
         max_grad_norm: float | None = None,
         seed: int | None = None,
         state: str = "fp32",
+        offload: str | Offload | None = None,
     ) -> None:
         check_range("AdamW", "betas[0]", betas[0], 0.0, 1.0)
         check_range("AdamW", "betas[1]", betas[1], 0.0, 1.0)
@@ -84,6 +92,12 @@ class AdamW(ListOptimizer):
             if refused or state_dtype is not torch.float32:
                 name = refused[0] if refused else "state_dtype"
                 raise ValueError(f'AdamW: {name} is for state="fp32"; state is "{state}"')
+        how = Offload(offload) if isinstance(offload, str) else offload
+        if how is not None and stochastic_rounding:
+            raise ValueError(
+                "AdamW: stochastic_rounding draws by a parameter's place in a launch; it goes without offload"
+            )
+        self._offload, self._offloaded = how, Offloaded()
         if seed is None:
             seed = int(torch.randint(0, 2**62, ())) if stochastic_rounding else 0
         defaults = dict(
@@ -104,17 +118,42 @@ class AdamW(ListOptimizer):
             seed=seed,
             max_grad_norm=max_grad_norm,
             state=state,
+            offload=how.mode if how is not None else None,
         )
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not hasattr(self, "_offload"):  # a copy or an unpickled one; loading a state_dict also comes here
+            mode = self.defaults.get("offload")
+            self._offload, self._offloaded = Offload(mode) if mode is not None else None, Offloaded()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. Offloaded states are the host's own tensors, which the next step changes."""
+        self._offloaded.finish()
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes this class' state in any format, torch.optim.AdamW's, or that of bitsandbytes' AdamW8bit.
 
         States are converted to each group's format and state_dtype, and copied bit for bit where they have it.
         """
+        self._offloaded.finish()
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["decoupled_weight_decay"] = True
+
+    def explain(self) -> str:
+        """What an offloaded step is made of: the machine's rates, the plan's shares, prediction and bound."""
+        if self._offload is None:
+            return "offload=None: states are where the parameters are"
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+
+        def bare(states: OffloadedStates) -> Update:
+            first = states.slabs.parameters[0]
+            return self._update_of(groups[id(first)], first, (None, None, None))
+
+        return self._offloaded.explain(self._offload, bare)
 
     def torch_state_dict(self) -> dict[str, Any]:
         """The state as torch.optim.AdamW has it, in fp32 whatever the format here is; it loads there and here."""
@@ -136,46 +175,88 @@ class AdamW(ListOptimizer):
 
     def master(self, parameter: Tensor) -> Tensor:
         """The parameter in fp32 with all bits that its state keeps of it, a new tensor."""
+        self._offloaded.finish()
         state = self.state[parameter]
         if "correction" in state:
-            return formats.master_of(parameter, state["correction"])
+            return formats.master_of(parameter, state["correction"].to(parameter.device))
         kept = state.get("master", parameter)
         return kept.detach().to(torch.float32, copy=True)  # type: ignore[no-any-return]
 
     def _step_batch(
         self, group: dict[str, Any], batch: list[Tensor], number: int, signals: tuple[Tensor | None, ...]
     ) -> None:
+        if self._offload is not None:
+            return self._step_offloaded(group, batch, signals)
         states = [self._state_of(parameter, group) for parameter in batch]
-        if group["state"] != "fp32":
-            options: dict[str, Any] = dict(betas=group["betas"], eps=group["eps"])
-            return self._call("adamw", group, batch, states, _AVERAGES, signals, **options)
-        device, dtype = batch[0].device, batch[0].dtype
-        has_master = group["master_weights"] and dtype in _SMALL
-        seed = self._seed(group, number, states[0]["step"]) if _draws(group, dtype) else None
-        lr, lr_tensor = rate_on(group["lr"], device)
-        grad_scale, found_inf, total_norm = (scalar_on(signal, device) for signal in signals)
-        adamw_(
-            batch,
-            [laid_out_like(parameter, cast(Tensor, parameter.grad)) for parameter in batch],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
-            [state["master"] for state in states] if has_master else [],
-            [state["step"] for state in states],
-            lr_tensor,
-            grad_scale,
-            found_inf,
-            total_norm,
-            seed,
-            lr,
-            float(group["betas"][0]),
-            float(group["betas"][1]),
-            group["eps"],
-            group["weight_decay"],
-            self.max_grad_norm or 0.0,
-            group["maximize"],
-        )
+        seed = self._seed(group, number, states[0]["step"]) if _draws(group, batch[0].dtype) else None
+        options: dict[str, Any] = dict(betas=group["betas"], eps=group["eps"], seed=seed)
+        self._call("adamw", group, batch, states, _AVERAGES, signals, **options)
         return None
+
+    def _step_offloaded(self, group: dict[str, Any], batch: list[Tensor], signals: tuple[Tensor | None, ...]) -> None:
+        gradients: dict[OffloadedStates, dict[Tensor, Tensor]] = {}
+        for parameter in batch:
+            states = self._offloaded_states(parameter, group)
+            if "step" not in self.state[parameter]:
+                self._begin(parameter, group, states)
+            gradients.setdefault(states, {})[parameter] = laid_out_like(parameter, cast(Tensor, parameter.grad))
+        for states, some in gradients.items():
+            first = states.slabs.parameters[0]
+            updates = self._update_of(group, first, signals), self._update_of(group, first, (None, None, None))
+            with catching_interrupt():  # subgroups are stepped one by one: all of them or none
+                states.step(some, *updates)
+
+    def _update_of(self, group: dict[str, Any], like: Tensor, signals: tuple[Tensor | None, ...]) -> Update:
+        """A step over parts of parameters of the kind of `like`, on the device that they are on."""
+        form = formats.format_of(like, group["state"])
+        on_host: list[Tensor | None] = []
+
+        def update(parts: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]]) -> bool:
+            given = signals
+            if parts[0].device.type == "cpu":
+                if not on_host:  # read once; gradients have come before
+                    on_host.extend(None if signal is None else signal.cpu() for signal in signals)
+                given = tuple(on_host)
+                if given[1] is not None and bool(given[1] != 0):
+                    return False
+            options: dict[str, Any] = dict(betas=group["betas"], eps=group["eps"], gradients=gradients, form=form)
+            self._call("adamw", group, parts, states, _AVERAGES, given, **options)
+            return True
+
+        return update
+
+    def _offloaded_states(self, parameter: Tensor, group: dict[str, Any]) -> OffloadedStates:
+        def kind(one: Tensor) -> tuple[Any, ...]:
+            return one.device, one.dtype, formats.format_of(one, group["state"])
+
+        def fields() -> list[Field]:
+            form, small = formats.format_of(parameter, group["state"]), _state_dtype(parameter, group)
+            averages = [*_AVERAGES, *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
+            if form == "fp32":
+                made = [Field(name, small) for name in averages]
+            else:
+                made = [Field(name, torch.int8) for name in averages]
+                made += [Field(f"{name}_scale", torch.float32, formats.GROUP[form]) for name in averages]
+            if has_correction(parameter, group):
+                made.append(Field("correction", torch.int8))
+            return [*made, Field("master", torch.float32)] if has_master(parameter, group) else made
+
+        assert self._offload is not None
+        alike = [one for one in group["params"] if one.requires_grad and kind(one) == kind(parameter)]
+        return self._offloaded.states_of(parameter, alike, fields, self._offload, self.state)
+
+    def _begin(self, parameter: Tensor, group: dict[str, Any], states: OffloadedStates) -> None:
+        form = formats.format_of(parameter, group["state"])
+        states.finish()  # a parameter between others travels with them
+        state = {name: torch.zeros_like(view) for name, view in states.slabs.views(parameter).items()}
+        for name in _AVERAGES:
+            state[name].fill_(formats.zero_code(name, form))
+        if "master" in state:
+            state["master"].copy_(parameter)
+        self.state[parameter] = states.slabs.store(parameter, state)
+
+    def _join(self) -> None:
+        self._offloaded.join()
 
     def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state = self.state[parameter]
@@ -193,11 +274,21 @@ class AdamW(ListOptimizer):
             state["step"] = converted_step(state["step"], parameter)  # put there by someone else
         if group["amsgrad"] and "max_exp_avg_sq" not in state:
             state["max_exp_avg_sq"] = torch.zeros_like(parameter, dtype=_state_dtype(parameter, group))
-        if group["master_weights"] and parameter.dtype in _SMALL and "master" not in state:
+        if has_master(parameter, group) and "master" not in state:
             state["master"] = parameter.to(torch.float32, memory_format=torch.preserve_format)
         return state  # type: ignore[no-any-return]
 
     def _loaded(
+        self, entry: dict[str, Any], parameter: Tensor, group: dict[str, Any], saved_state: str
+    ) -> dict[str, Any]:
+        state = self._loaded_here(entry, parameter, group, saved_state)
+        if self._offload is None:
+            return state
+        if has_master(parameter, group) and "master" not in state:
+            state["master"] = parameter
+        return self._offloaded_states(parameter, group).slabs.store(parameter, state)
+
+    def _loaded_here(
         self, entry: dict[str, Any], parameter: Tensor, group: dict[str, Any], saved_state: str
     ) -> dict[str, Any]:
         state = converted_states(entry, parameter, group, saved_state, _AVERAGES)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 STATES = ("fp32", "compact", "8bit")
 GROUP = {"compact": 64, "8bit": 256}  # elements of memory that share a scale
-STORAGE = {"fp32": "fp32", "compact": "companded", "8bit": "dynamic"}  # what the core calls them
+STORAGE = {"fp32": "plain", "compact": "companded", "8bit": "dynamic"}  # what the core calls them
 SMALLEST_8BIT = 4096  # "8bit" keeps states of smaller parameters in fp32, as bitsandbytes does
 
 
@@ -32,9 +32,13 @@ def make_state(state: dict[str, Any], parameter: Tensor, name: str, form: str) -
     if form == "fp32":
         state[name] = torch.zeros_like(parameter, dtype=torch.float32)
         return
-    zero = 127 if form == "8bit" and not name.endswith("_sq") else 0  # the dynamic map's signed code of 0
-    state[name] = torch.full_like(parameter, zero, dtype=torch.int8)
+    state[name] = torch.full_like(parameter, zero_code(name, form), dtype=torch.int8)
     state[f"{name}_scale"] = torch.zeros(-(-parameter.numel() // GROUP[form]), device=parameter.device)
+
+
+def zero_code(name: str, form: str) -> int:
+    """What stands for 0 in a new state: the dynamic map's signed codes begin below it."""
+    return 127 if form == "8bit" and not name.endswith("_sq") else 0
 
 
 def make_correction(parameter: Tensor, master: Tensor | None = None) -> Tensor:

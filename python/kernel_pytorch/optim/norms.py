@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._ops.adamw import reduce_norm
+from .._ops.optimizer_step import reduce_norm
+from .shards import local, locals_of, sharding, summed
 
 
 def clip_grad_norm_(
@@ -28,18 +30,21 @@ def clip_grad_norm_(
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     by_device: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:
-        by_device.setdefault(gradient.device, []).append(gradient.detach())
+        by_device.setdefault(gradient.device, []).append(local(gradient.detach()))
     for device, some in by_device.items():
         torch._foreach_mul_(some, factor.to(device))
     return total
 
 
 def norm_of(gradients: list[Tensor]) -> Tensor:
-    """The L2 norm of all elements of all tensors."""
-    by_device: dict[torch.device, list[Tensor]] = {}
+    """The L2 norm of all elements of all tensors; of sharded ones, over all their parts."""
+    alike: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
-        by_device.setdefault(gradient.device, []).append(gradient)
-    norms = [reduce_norm(some) for some in by_device.values()]
+        alike.setdefault((gradient.device, sharding(gradient)), []).append(gradient)
+    norms = []
+    for (_, shards), some in alike.items():
+        norm = reduce_norm(locals_of(some))
+        norms.append(summed(norm.square(), some[0]).sqrt() if shards else norm)
     if len(norms) == 1:
         return norms[0]
     total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))

@@ -8,11 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._ops.adamw import optimizer_step_
+from .._ops.optimizer_step import optimizer_step_
 from . import formats
 from .norms import norm_of
+from .shards import is_sharded, local, locals_of
 
-_FORM = ("state", "state_dtype", "master_weights")  # a group's own, whatever is loaded
+_FORM = ("state", "state_dtype", "master_weights", "offload")  # a group's own, whatever is loaded
 
 
 class ListOptimizer(torch.optim.Optimizer):
@@ -50,13 +51,12 @@ class ListOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes this class' or torch's state. States are converted to each group's format, exactly where it has it."""
         own_forms = [{name: group[name] for name in _FORM if name in group} for group in self.param_groups]
-        super().load_state_dict(state_dict)
+        super().load_state_dict({**state_dict, "state": {}})  # the base class would convert codes and move all states
         for group, saved, own in zip(self.param_groups, state_dict["param_groups"], own_forms, strict=True):
             for name, value in self.defaults.items():  # what torch's groups do not have
                 group.setdefault(name, value)
             group.update(own)
             for parameter, index in zip(group["params"], saved["params"], strict=True):
-                # From the original: the base class converts every tensor to the parameter's type, codes included.
                 if index in state_dict["state"]:
                     entry = state_dict["state"][index]
                     self.state[parameter] = self._loaded(entry, parameter, group, saved.get("state", "fp32"))
@@ -80,7 +80,11 @@ class ListOptimizer(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             for place, batch in enumerate(self._batches(group)):
                 self._step_batch(group, batch, number * 64 + place, (grad_scale, found_inf, total_norm))
+        self._join()
         return loss
+
+    def _join(self) -> None:
+        """Makes the caller's stream wait for steps that were taken on others."""
 
     def _total_norm(self) -> Tensor | None:
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -123,27 +127,38 @@ class ListOptimizer(torch.optim.Optimizer):
         names: tuple[str, ...],
         signals: tuple[Tensor | None, ...],
         *,
+        gradients: list[Tensor] | None = None,
+        form: str | None = None,
         betas: tuple[float, float],
         eps: float = 0.0,
         dampening: float = 0.0,
         nesterov: bool = False,
+        seed: Tensor | None = None,
     ) -> None:
-        """The core's step by this rule; `names` are those of the first and the second state."""
+        """The core's step by this rule; `names` are those of the first and the second state.
+
+        `gradients` and `form`, where given, are for parts of parameters, which have no gradients of their own.
+        """
         device = batch[0].device
-        form = formats.format_of(batch[0], group["state"])
+        if form is None:
+            form = formats.format_of(batch[0], group["state"])
+        if gradients is None:
+            gradients = [laid_out_like(parameter, cast(Tensor, parameter.grad)) for parameter in batch]
 
         def each(name: str, wanted: bool) -> list[Tensor]:
-            return [state[name] for state in states] if wanted else []
+            return [local(state[name]) for state in states] if wanted else []
 
         first, second = (*names, "", "")[:2]
         lr, lr_tensor = rate_on(group["lr"], device)
         grad_scale, found_inf, total_norm = (scalar_on(signal, device) for signal in signals)
         optimizer_step_(
-            batch,
-            [laid_out_like(parameter, cast(Tensor, parameter.grad)) for parameter in batch],
+            locals_of(batch),
+            locals_of(gradients),
             each("correction", has_correction(batch[0], group)),
+            each("master", has_master(batch[0], group)),
             each(first, bool(first)),
             each(second, bool(second)),
+            each("max_exp_avg_sq", bool(group.get("amsgrad"))),
             each(f"{first}_scale", bool(first) and form != "fp32"),
             each(f"{second}_scale", bool(second) and form != "fp32"),
             each("step", True),
@@ -151,6 +166,7 @@ class ListOptimizer(torch.optim.Optimizer):
             grad_scale,
             found_inf,
             total_norm,
+            seed,
             rule,
             formats.STORAGE[form],
             lr,
@@ -170,6 +186,11 @@ def has_correction(parameter: Tensor, group: dict[str, Any]) -> bool:
     return group["state"] == "compact" and parameter.dtype is torch.bfloat16
 
 
+def has_master(parameter: Tensor, group: dict[str, Any]) -> bool:
+    """Whether a parameter has an fp32 copy in its state."""
+    return bool(group.get("master_weights")) and parameter.dtype in (torch.bfloat16, torch.float16)
+
+
 def make_states(
     state: dict[str, Any], parameter: Tensor, group: dict[str, Any], owner: str, names: tuple[str, ...]
 ) -> None:
@@ -177,6 +198,11 @@ def make_states(
     if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise RuntimeError(
             f'{owner}: a parameter is {parameter.dtype}; with state="{group["state"]}" it must be fp32, bf16 or fp16'
+        )
+    if group["state"] != "fp32" and is_sharded(parameter):
+        raise RuntimeError(
+            f'{owner}: a parameter is a DTensor; state="{group["state"]}" has scales for groups of elements, which '
+            'checkpoints of sharded states cannot hold; take state="fp32"'
         )
     state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
     for name in names:

@@ -51,7 +51,7 @@ double divisor_of(const Problem& problem, const float* weights) {
   if (problem.reduction != Reduction::kMean) return 1;
   double divisor = 0;
   for (int64_t row = 0; row < problem.target.element_count(); ++row) {
-    const int64_t target = problem.target.as<const int64_t>()[row];
+    const int64_t target = target_at(problem.target, row);
     if (target != problem.options.ignore_index) divisor += weights == nullptr ? 1 : weights[target];
   }
   return divisor;
@@ -84,7 +84,8 @@ Rows block_at(const Problem& problem, const Rows& whole, int64_t row, int64_t co
   Rows block = whole;
   block.rows = count;
   block.logits = row_start(problem.logits, row);
-  block.target = problem.target.as<const int64_t>() + row;
+  block.target = problem.target.as<const char>() + row * size_of(problem.target.dtype);
+  block.target_is_wide = problem.target.dtype == DType::kInt64;
   block.given_lse = element<const float>(problem.given_lse, row);
   block.grad_loss = element<const float>(problem.grad_loss, row * whole.grad_loss_step);
   block.loss = element<float>(problem.loss, row);

@@ -137,7 +137,9 @@ KP_PRIMITIVE Coefficients coefficients_of(const Rows& block, float on_target, To
 
 template <class T, bool kStream>
 KP_PRIMITIVE void run_row(const Rows& block, int64_t row, const T* logits, const T* next, T* gradient) {
-  const int64_t target = block.target[row], column = target - block.first_column;
+  const int64_t target = block.target_is_wide ? static_cast<const int64_t*>(block.target)[row]
+                                              : static_cast<const int32_t*>(block.target)[row];
+  const int64_t column = target - block.first_column;
   if (target == block.ignore_index) return ignore_row<T>(block, row, gradient);
   const float on_target = (1 - block.label_smoothing) * (block.weight == nullptr ? 1.0f : block.weight[target]);
   const bool is_plain = block.softcap == 0 && (block.weight == nullptr || block.share == 0);

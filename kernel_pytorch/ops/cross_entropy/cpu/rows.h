@@ -13,7 +13,8 @@ struct Rows {
   int64_t first_column = 0;
   const void* logits = nullptr;  // first row of the block; likewise below
   int64_t logits_stride_elements = 0;
-  const int64_t* target = nullptr;
+  const void* target = nullptr;
+  bool target_is_wide = true;  // int64, not int32
   int64_t ignore_index = 0;
   const float* weight = nullptr;     // of the whole vocabulary; null: ones
   const float* given_lse = nullptr;  // backward: nothing is reduced

@@ -8,7 +8,7 @@ namespace kernel_pytorch::cross_entropy {
 struct Arguments {
   AnyShape shape;
   AnyTensor logits;
-  const int64_t* target;
+  const void* target;
   const void* weight;  // of the whole vocabulary; null: ones
   const float* given_lse;
   const float* grad_loss;
@@ -31,6 +31,7 @@ struct Arguments {
   int32_t slice_vectors;  // of a row that one block of a cluster takes
   int32_t stages;         // rows that wait in shared memory
   int32_t held_vectors;   // of a row that cuda_block keeps in shared memory, a multiple of its threads
+  bool target_is_wide;    // int64, not int32
   bool is_mean;
   bool weight_is_float;
   bool has_vectors;  // rows of logits and gradient lie alike to 16 bytes, their columns side by side

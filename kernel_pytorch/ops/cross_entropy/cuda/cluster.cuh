@@ -42,7 +42,7 @@ __device__ __forceinline__ void fetch_rows(const Arguments& arguments, const Sli
   tile::PipelineState state;
   uint32_t free_parity = 1;  // a fresh barrier's earlier phase: every stage is free at first
   for (int64_t row = ptx::clusterid_x(); row < arguments.shape.rows; row += ptx::nclusterid_x()) {
-    if (arguments.target[row] == arguments.ignore_index) continue;
+    if (target_at(arguments, row) == arguments.ignore_index) continue;
     barriers.empty[state.stage].wait(free_parity);
     barriers.full[state.stage].arrive_expect_bytes(bytes);
     if (bytes != 0) {

@@ -50,7 +50,8 @@ Arguments make_arguments(const Problem& problem) {
   Arguments arguments{};
   arguments.shape = any_shape_of(problem.logits);
   arguments.logits = any_tensor_of(problem.logits);
-  arguments.target = problem.target.as<const int64_t>();
+  arguments.target = problem.target.data;
+  arguments.target_is_wide = problem.target.dtype == DType::kInt64;
   arguments.weight = problem.weight.data;
   arguments.given_lse = problem.given_lse.as<const float>();
   arguments.grad_loss = problem.grad_loss.as<const float>();

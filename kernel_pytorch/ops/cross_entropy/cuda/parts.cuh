@@ -7,6 +7,7 @@
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/cross_entropy/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/support/any_rows.cuh"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 
 namespace kernel_pytorch::cross_entropy {
 
@@ -43,12 +44,16 @@ __device__ __forceinline__ Number sum_block(Number value, Number* shared) {
   return total;
 }
 
+__device__ __forceinline__ int64_t target_at(const Arguments& arguments, int64_t row) {
+  return index_at(arguments.target, arguments.target_is_wide, row);
+}
+
 // The sum of w[t] over the rows that count.
 template <class T>
 __device__ __forceinline__ Sum<T> count_targets(const Arguments& arguments, Sum<T>* shared) {
   Sum<T> sum = 0;
   for (int64_t row = threadIdx.x; row < arguments.shape.rows; row += blockDim.x) {
-    const int64_t target = arguments.target[row];
+    const int64_t target = target_at(arguments, row);
     const bool is_valid = target >= 0 && target < arguments.vocabulary;
     if (target != arguments.ignore_index && is_valid) sum += weight_at<T>(arguments, target);
   }
@@ -189,7 +194,7 @@ struct Target {
   int64_t index;
   int column = -1;  // of this part of the vocabulary; -1: elsewhere
 
-  __device__ __forceinline__ Target(const Arguments& arguments, int64_t row) : index(arguments.target[row]) {
+  __device__ __forceinline__ Target(const Arguments& arguments, int64_t row) : index(target_at(arguments, row)) {
     is_ignored = index == arguments.ignore_index;
     is_valid = index >= 0 && index < arguments.vocabulary;
     const int64_t place = index - arguments.first_column;

@@ -33,6 +33,7 @@ struct BackwardArguments {
   int32_t rows_per_block;
   bool indices_are_wide;
 };
+inline constexpr int kBackwardBlocks = 3;  // of a multiprocessor
 inline constexpr int kMostRowsPerBlock = kThreads;
 inline constexpr int kBackwardVectors = 4;  // of a lane: with 32 lanes a block's columns
 inline constexpr int kWarpEntries = 256;    // positions that a warp of a block can list

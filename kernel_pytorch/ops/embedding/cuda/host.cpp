@@ -92,8 +92,9 @@ void run_backward(const Backward& problem, int, Context& context) {
   const int64_t rows = gradient.sizes[0], columns = columns_of(gradient);
   const int64_t strip_columns = 32 * kBackwardVectors * (has_vectors ? 16 / size_of(dtype) : 1);
   const int64_t strips = (columns + strip_columns - 1) / strip_columns;
-  // As many rows a block as leave eight blocks for every multiprocessor: each block looks through all indices.
-  const int64_t wanted = rows * strips / (8 * std::max(context.info->cuda.multiprocessors, 1));
+  // As many rows a block as leave no more blocks than run at once: each block looks through all indices.
+  const int64_t resident = int64_t{kBackwardBlocks} * std::max(context.info->cuda.multiprocessors, 1);
+  const int64_t wanted = divide_up(rows, std::max<int64_t>(resident / strips, 1));
   BackwardArguments arguments{.shape = any_shape_of(problem.grad_output),
                               .grad_output = any_tensor_of(problem.grad_output),
                               .indices = problem.indices.data,

@@ -7,12 +7,9 @@
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/embedding/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/support/any_rows.cuh"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 
 namespace kernel_pytorch::embedding {
-
-__device__ __forceinline__ int64_t index_at(const void* indices, bool is_wide, int64_t position) {
-  return is_wide ? static_cast<const int64_t*>(indices)[position] : static_cast<const int32_t*>(indices)[position];
-}
 
 template <class Unit>
 __device__ __forceinline__ Unit repeat_word(uint32_t word) {
@@ -124,11 +121,10 @@ struct BackwardShared {
 };
 
 // Calls found(position, relative row) for all lanes of a warp that hold one of `count` rows from `first_row` on; lanes
-// and calls are in the order of the positions. Every warp takes its own stretch of them.
-template <class Found>
+// and calls are in the order of the positions. Every warp takes its own stretch of them, kAhead loads at a time.
+template <int kAhead, class Found>
 __device__ __forceinline__ void scan_indices(const BackwardArguments& arguments, int64_t first_row, int count,
                                              Found found) {
-  constexpr int kAhead = 8;
   const int lane = threadIdx.x % tile::kWarpLanes, warp = threadIdx.x / tile::kWarpLanes;
   const int64_t positions = arguments.shape.rows;
   const int64_t per_warp = (positions + kThreads - 1) / kThreads * tile::kWarpLanes;
@@ -156,7 +152,7 @@ __device__ __forceinline__ void list_positions(const BackwardArguments& argument
                                                BackwardShared& shared) {
   const int lane = threadIdx.x % tile::kWarpLanes, warp = threadIdx.x / tile::kWarpLanes;
   int found = 0;
-  scan_indices(arguments, first_row, rows, [&](int position, int row, bool is_mine) {
+  scan_indices<8>(arguments, first_row, rows, [&](int position, int row, bool is_mine) {
     const uint32_t mine = __ballot_sync(0xffffffffu, is_mine);
     const int place = found + __popc(mine & ((1u << lane) - 1));
     if (is_mine && place < kWarpEntries) {
@@ -229,7 +225,8 @@ __device__ __forceinline__ void add_warps(Strip& strip, BackwardShared& shared) 
 }
 
 template <class T, bool kVectors>
-__global__ void __launch_bounds__(kThreads, 2) backward(const __grid_constant__ BackwardArguments arguments) {
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks)
+    backward(const __grid_constant__ BackwardArguments arguments) {
   __shared__ BackwardShared shared;
   const int warp = threadIdx.x / tile::kWarpLanes;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * arguments.rows_per_block;
@@ -261,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward(const __grid_constant__ 
         strip.add_row(arguments, shared.sorted[shared.starts[row] + i]);
       }
     } else {
-      scan_indices(arguments, first_row + row, 1, [&](int position, int, bool is_mine) {
+      scan_indices<2>(arguments, first_row + row, 1, [&](int position, int, bool is_mine) {
         for (uint32_t left = __ballot_sync(0xffffffffu, is_mine); left != 0; left &= left - 1) {
           strip.add_row(arguments, __shfl_sync(0xffffffffu, position, __ffs(left) - 1));
         }

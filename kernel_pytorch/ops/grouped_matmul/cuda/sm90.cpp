@@ -1,7 +1,9 @@
 // Host side of the grouped products on Hopper: how a problem becomes the arguments of the kernel that
 // ops/engines/gemm/sm90/host.h launches.
 #include <algorithm>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernel_pytorch/ops/engines/gemm/sm90/host.h"
@@ -25,13 +27,7 @@ constexpr const char* kSm90Columns = "columns of the output are no multiple of 8
 constexpr const char* kBiasType = "bias has neither the output's type nor fp32";
 constexpr const char* kHalves = "packed gates are no multiple of 64";
 
-// A first version hung on an H200 where a tile has more stages than the ring (NOTES.md). The cause is mended, and the
-// kernel has not run since: until it has, nobody is given it.
-constexpr bool kHasRunOnGpu = false;
-constexpr const char* kNotRun = "has not run on a GPU since a deadlock in it was mended";
-
 const char* common_obstacle(DType dtype, const DeviceInfo& device) {
-  if (!kHasRunOnGpu) return kNotRun;
   if (const char* obstacle = cuda_obstacle(dtype, device)) return obstacle;
   if (device.cuda.capability() != 90) return kNeedsWgmma;
   return size_of(dtype) == 2 ? nullptr : kSm90Needs16Bit;
@@ -72,19 +68,24 @@ registry::Support supports_depth(const WeightGradient& problem, const DeviceInfo
       product::sm90_size_obstacle({problem.output.sizes[0], problem.a.sizes[1], problem.b.sizes[1], rows_of(problem)}));
 }
 
+std::span<const product::Sm90Config> row_configs() {
+  return product::sm90_grouped_configs(Sm90Grouping::kRows);
+}
+std::span<const product::Sm90Config> depth_configs() {
+  return product::sm90_grouped_configs(Sm90Grouping::kDepth);
+}
 template <class Problem>
 std::vector<std::string> configs(const Problem&, const DeviceInfo&) {
-  return config_texts(product::sm90_grouped_configs());
+  return config_texts(std::is_same_v<Problem, Product> ? row_configs() : depth_configs());
 }
 
 int rows_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sm90Sizes sizes = sizes_of(problem);
-  return product::sm90_heuristic(product::sm90_grouped_configs(), {1, sizes.m, sizes.n, sizes.k}, 2,
-                                 device.cuda.multiprocessors);
+  return product::sm90_heuristic(row_configs(), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
 }
 int depth_heuristic(const WeightGradient& problem, const DeviceInfo& device) {
   const int64_t groups = std::max<int64_t>(problem.output.sizes[0], 1);
-  return product::sm90_heuristic(product::sm90_grouped_configs(),
+  return product::sm90_heuristic(depth_configs(),
                                  {groups, problem.a.sizes[1], problem.b.sizes[1], rows_of(problem) / groups}, 2,
                                  device.cuda.multiprocessors);
 }
@@ -95,7 +96,7 @@ Sm90Form form_of(Form form) {
 
 Sm90Variant variant_of(const Product& problem, int config) {
   const product::Sm90Type type = product::sm90_type(problem.a.dtype);
-  return {.config = product::sm90_grouped_configs()[static_cast<size_t>(config)],
+  return {.config = row_configs()[static_cast<size_t>(config)],
           .operands = {.a = type,
                        .b = type,
                        .a_rows = false,
@@ -149,6 +150,7 @@ void run_rows(const Product& problem, int config, Context& context) {
                       .output_stride = problem.output.strides[0],
                       .preactivation_stride = problem.preactivation.is_present() ? problem.preactivation.strides[0] : 0,
                       .bias_stride = problem.bias.is_present() ? problem.bias.strides[0] : 0,
+                      .scale_b_stride = 0,
                       .limit = static_cast<float>(problem.limit),
                       .slope = static_cast<float>(problem.slope)};
   const product::Sm90Tensors tensors = {.a = as_batch(problem.a),
@@ -160,7 +162,7 @@ void run_rows(const Product& problem, int config, Context& context) {
 
 Sm90Variant depth_variant(DType dtype, DType output, bool gathers_a, bool gathers_b, int config) {
   const product::Sm90Type type = product::sm90_type(dtype);
-  return {.config = product::sm90_grouped_configs()[static_cast<size_t>(config)],
+  return {.config = depth_configs()[static_cast<size_t>(config)],
           .operands = {.a = type,
                        .b = type,
                        .a_rows = true,
@@ -197,6 +199,7 @@ void run_depth(const WeightGradient& problem, int config, Context& context) {
                       .output_stride = 0,
                       .preactivation_stride = 0,
                       .bias_stride = 0,
+                      .scale_b_stride = 0,
                       .limit = 0,
                       .slope = 0};
   const product::Sm90Tensors tensors = {.a = as_batch(a), .b = as_batch(b), .output = output, .preactivation = {}};
@@ -211,7 +214,7 @@ std::vector<DeviceCode> rows_device_code() {
   const auto add = [&](bool b_columns, bool gathers, Sm90Epilogue epilogue, int config = 0,
                        DType output = DType::kBFloat16) {
     epilogue.grouped = true;
-    codes.push_back(product::sm90_code({product::sm90_grouped_configs()[static_cast<size_t>(config)],
+    codes.push_back(product::sm90_code({row_configs()[static_cast<size_t>(config)],
                                         {.a = bf16,
                                          .b = bf16,
                                          .a_rows = false,
@@ -225,7 +228,9 @@ std::vector<DeviceCode> rows_device_code() {
   for (const bool b_columns : {false, true}) {
     add(b_columns, false, {});
     add(b_columns, true, {});
-    add(b_columns, true, {.form = Sm90Form::kGatedHalves, .kind = Kind::kSilu, .preactivation = true});
+    for (const bool preactivation : {false, true}) {
+      add(b_columns, true, {.form = Sm90Form::kGatedHalves, .kind = Kind::kSilu, .preactivation = preactivation});
+    }
   }
   add(false, false, {.bias = true});
   add(false, true, {}, 1);
@@ -242,7 +247,10 @@ std::vector<DeviceCode> depth_device_code() {
         product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, gathers == 1, gathers == 2, 0)));
   }
   codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kFloat32, false, true, 0)));
-  codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, true, false, 1)));
+  for (const int config : {1, 2}) {
+    codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, true, false, config)));
+    codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, false, true, config)));
+  }
   return codes;
 }
 

@@ -31,11 +31,48 @@ KP_PRIMITIVE void multiply_step(const float* a, const float* late, int64_t strid
   }
 }
 
-// sums [6][kTileColumns] (+)= 6 rows times a panel, of which kVectors count. Four steps at a time: where another thread
-// shares the core, instructions that are no products cost as much as products.
+// A whole tile's simple epilogue without an activation.
+struct Finish {
+  float alpha, beta;
+  const float *bias, *residual;  // null: absent
+  float* output;
+  int64_t output_stride, residual_stride;  // in floats
+};
+
+// From registers to the output.
+template <int kVectors>
+KP_PRIMITIVE void finish_sums(Vec (&totals)[kTileRows][kVectors], const float* sums, bool add, const Finish& finish) {
+  Vec bias[kVectors] = {};
+  if (finish.bias != nullptr) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) bias[j] = cpu::load(finish.bias + j * kLanes);
+  }
+  if (add) {
+#pragma GCC unroll 6
+    for (int i = 0; i < kTileRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) totals[i][j] += cpu::load(sums + i * kTileColumns + j * kLanes);
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kTileRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      Vec v = totals[i][j] * finish.alpha + bias[j];
+      if (finish.residual != nullptr) {
+        v += finish.beta * cpu::load(finish.residual + i * finish.residual_stride + j * kLanes);
+      }
+      cpu::store(finish.output + i * finish.output_stride + j * kLanes, v);
+    }
+  }
+}
+
+// sums [6][kTileColumns] (+)= 6 rows times a panel, of which kVectors count; with `finish` they are the output instead.
+// Four steps at a time: where another thread shares the core, instructions that are no products cost as much as
+// products.
 template <int kVectors>
 [[gnu::noinline]] void multiply_rows_tile(const float* a, int64_t stride, const float* b, int64_t steps, float* sums,
-                                          bool add, const Ahead& ahead) {
+                                          bool add, const Ahead& ahead, const Finish* finish) {
   Vec totals[kTileRows][kVectors] = {};
   const float* late = a + 3 * stride;
   const float* rows = ahead.rows;
@@ -44,7 +81,7 @@ template <int kVectors>
   for (; step + 4 <= steps; step += 4) {
     cpu::prefetch_far(rows);
     rows += 16;
-    if (step % kLineSteps == 0) {
+    if (step % kLineSteps == 0 && step < kChainSteps) {
       const int64_t line = step / kLineSteps;  // of four in a row
       cpu::prefetch_for_write(ahead.output + line / 4 * ahead.output_stride + line % 4 * 64);
       cpu::prefetch_near(ahead.residual + line / 4 * ahead.residual_stride + line % 4 * 64);
@@ -61,13 +98,13 @@ template <int kVectors>
     ++late;
     b += kTileColumns;
   }
-  cpu::store_tile(totals, sums, kTileColumns, add);
+  finish == nullptr ? cpu::store_tile(totals, sums, kTileColumns, add) : finish_sums(totals, sums, add, *finish);
 }
 
 KP_PRIMITIVE void multiply_rows_tile(int64_t columns, const float* a, int64_t stride, const float* b, int64_t steps,
-                                     float* sums, bool add, const Ahead& ahead) {
+                                     float* sums, bool add, const Ahead& ahead, const Finish* finish) {
   cpu::with_vectors((columns + kLanes - 1) / kLanes,
-                    [&]<int kVectors>() { multiply_rows_tile<kVectors>(a, stride, b, steps, sums, add, ahead); });
+                    [&]<int kVectors>() { multiply_rows_tile<kVectors>(a, stride, b, steps, sums, add, ahead, finish); });
 }
 
 // The last tile's rows, with zeros for those it lacks.
@@ -80,6 +117,26 @@ const float* pad_rows(const RowsTask& task, const float* a, int64_t rows) {
   return task.padded;
 }
 
+Finish finish_of(const Epilogue& epilogue, int64_t row, int64_t column) {
+  const auto at = [&](const Rows& rows) {
+    return rows.data == nullptr ? nullptr : reinterpret_cast<float*>(place(rows, row, column));
+  };
+  const auto* bias = static_cast<const float*>(epilogue.bias);
+  return {.alpha = epilogue.alpha,
+          .beta = epilogue.beta,
+          .bias = bias == nullptr ? nullptr : bias + column,
+          .residual = at(epilogue.residual),
+          .output = at(epilogue.output),
+          .output_stride = epilogue.output.stride,
+          .residual_stride = epilogue.residual.stride};
+}
+
+// Steps of a chain: about kChainSteps, and all chains as long as each other.
+int64_t chain_of(int64_t steps) {
+  const int64_t chains = (steps + kChainSteps / 2) / kChainSteps;
+  return chains <= 1 ? (steps == 0 ? 1 : steps) : ((steps + chains - 1) / chains + 3) / 4 * 4;
+}
+
 }  // namespace
 
 void multiply_rows(const RowsTask& task) {
@@ -87,6 +144,8 @@ void multiply_rows(const RowsTask& task) {
   const Rows &output = task.epilogue.output, &given = task.epilogue.residual;
   const Rows& residual = given.data == nullptr ? output : given;
   const int64_t panels = (task.columns + kTileColumns - 1) / kTileColumns;
+  const int64_t chain = chain_of(task.steps);
+  const bool finishes_directly = is_simple(task.epilogue) && task.epilogue.activation == Kind::kIdentity;
   for (int64_t row = 0; row < task.rows; row += kTileRows) {
     const int64_t rows = smaller(kTileRows, task.rows - row);
     const bool is_whole = rows == kTileRows;
@@ -98,13 +157,16 @@ void multiply_rows(const RowsTask& task) {
       const int64_t column = panel * kTileColumns, columns = smaller(kTileColumns, task.columns - column);
       const float* b = task.panels + column * task.steps;
       const int64_t first = output_column(task.epilogue.form, column);
-      for (int64_t step = 0; step < task.steps || step == 0; step += kChainSteps) {
+      const bool is_direct = is_whole && columns == kTileColumns && finishes_directly;
+      const Finish finish = is_direct ? finish_of(task.epilogue, row, column) : Finish{};
+      for (int64_t step = 0; step < task.steps || step == 0; step += chain) {
         const Ahead ahead{next + (panel * task.steps + step) * kTileRows / panels, place(output, row, first),
                           place(residual, row, first), output.stride * bytes_of(output.dtype),
                           residual.stride * bytes_of(residual.dtype)};
-        multiply_rows_tile(columns, a + step, stride, b + step * kTileColumns, smaller(kChainSteps, task.steps - step),
-                           sums, step > 0, ahead);
+        multiply_rows_tile(columns, a + step, stride, b + step * kTileColumns, smaller(chain, task.steps - step), sums,
+                           step > 0, ahead, is_direct && step + chain >= task.steps ? &finish : nullptr);
       }
+      if (is_direct) continue;
       finish_tile(task.epilogue, sums, kTileColumns, row, rows, column, columns);
     }
   }

@@ -11,6 +11,8 @@ using cpu::kTileColumns;
 using cpu::kTileRows;
 using cpu::kTileVectors;
 
+constexpr int64_t kPackAhead = 32;  // elements of each row of a weight, two lines of fp32
+
 KP_PRIMITIVE Vec rounded(Vec v, bool rounds) {
   return rounds ? cpu::from_bits(cpu::round_to_bfloat16(v) & 0xffff0000u) : v;
 }
@@ -110,19 +112,35 @@ void pack_b_rows(const PackTask& task, bool rounds) {
     }
   }
 }
-template <class T>
-void pack_b_columns(const PackTask& task, bool rounds) {
-  const T* from = static_cast<const T*>(task.from.data) + task.first * task.from.column_stride + task.step;
+// A whole square of columns, which are rows in memory: straight from registers to the panel.
+template <class T, bool kRounds>
+KP_PRIMITIVE void pack_square(const T* from, int64_t stride, float* to) {
+  Vec square[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    square[i] = rounded(cpu::load(from + i * stride), kRounds);
+    cpu::prefetch_near(from + i * stride + kPackAhead);
+  }
+  cpu::transpose(square);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) cpu::store(to + i * kTileColumns, square[i]);
+}
+template <class T, bool kRounds>
+void pack_b_columns(const PackTask& task) {
+  const int64_t stride = task.from.column_stride;
+  const T* from = static_cast<const T*>(task.from.data) + task.first * stride + task.step;
   const int64_t padded = (task.count + kTileColumns - 1) / kTileColumns * kTileColumns;
   for (int64_t column = 0; column < padded; column += kLanes) {
     float* to = reinterpret_cast<float*>(task.to + column / kTileColumns * task.tile_bytes) + column % kTileColumns;
-    for (int64_t step = 0; step < task.steps; step += kLanes) {
+    const int64_t columns = task.count - column;
+    int64_t step = 0;
+    for (; columns >= kLanes && step + kLanes <= task.steps; step += kLanes) {
+      pack_square<T, kRounds>(from + column * stride + step, stride, to + step * kTileColumns);
+    }
+    for (; step < task.steps; step += kLanes) {
       Vec square[kLanes] = {};
       const int64_t steps = smaller(kLanes, task.steps - step);
-      if (column < task.count) {
-        load_transposed(from + column * task.from.column_stride + step, task.from.column_stride, task.count - column,
-                        steps, rounds, square);
-      }
+      if (columns > 0) load_transposed(from + column * stride + step, stride, columns, steps, kRounds, square);
       for (int64_t i = 0; i < steps; ++i) cpu::store(to + (step + i) * kTileColumns, square[i]);
     }
   }
@@ -139,7 +157,11 @@ void pack_b(const PackTask& task) {
   const bool rounds = task.precision == Precision::kBf16;
   with_type(task.from.dtype, [&](auto type) {
     using T = decltype(type);
-    task.from.column_stride == 1 ? pack_b_rows<T>(task, rounds) : pack_b_columns<T>(task, rounds);
+    if (task.from.column_stride == 1) {
+      pack_b_rows<T>(task, rounds);
+    } else {
+      rounds ? pack_b_columns<T, true>(task) : pack_b_columns<T, false>(task);
+    }
   });
 }
 

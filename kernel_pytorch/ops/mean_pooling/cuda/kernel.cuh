@@ -6,12 +6,12 @@
 #include "kernel_pytorch/cuda/tile/last_block.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/mean_pooling/cuda/arguments_cuda.h"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 
 namespace kernel_pytorch::mean_pooling {
 
 __device__ __forceinline__ int64_t offset_at(const Means& means, int64_t i) {
-  const int64_t offset = means.offsets_are_wide ? static_cast<const int64_t*>(means.offsets)[i]
-                                                : static_cast<const int32_t*>(means.offsets)[i];
+  const int64_t offset = index_at(means.offsets, means.offsets_are_wide, i);
   return min(max(offset, 0ll), static_cast<long long>(means.tokens));  // a wrong one reads no foreign memory
 }
 

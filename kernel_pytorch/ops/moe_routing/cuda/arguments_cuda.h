@@ -10,8 +10,9 @@ inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kGradientThreads = 256;
 // Of the first launch, with so many experts of a lane: fewer where their registers are many.
 KP_SHARED_CODE constexpr int choose_threads(int experts_per_lane) {
-  return experts_per_lane > 16 ? kThreads / 2 : kThreads;
+  return experts_per_lane > 16 ? 256 : experts_per_lane > 8 ? 512 : 1024;
 }
+inline constexpr int kCandidates = 32;  // a warp's, of which it ranks each against all
 
 // Block b of both launches has the tokens [b * block_tokens, (b + 1) * block_tokens).
 struct ForwardArguments {
@@ -54,9 +55,10 @@ struct BackwardArguments {
   void* grad_logits;
 };
 
-// Bytes of shared memory: counts and shares of all experts; with groups, a warp's keys.
-KP_SHARED_CODE constexpr int choose_shared_bytes(int experts, int groups) {
-  return experts * 8 + kWarps * 4 + (groups > 1 ? kWarps * experts * 4 : 0);
+// Bytes of shared memory: candidates of each warp, then counts of all experts, a float of each expert and warp (keys of
+// groups, then shares), and one of each warp.
+KP_SHARED_CODE constexpr int choose_shared_bytes(int experts, int warps) {
+  return warps * kCandidates * 12 + experts * 4 + warps * experts * 4 + warps * 4;
 }
 // Of each expert: earlier pairs, all pairs, its first row; ranks of each warp.
 KP_SHARED_CODE constexpr int place_shared_bytes(int experts) {

@@ -116,8 +116,8 @@ void run_forward(const Forward& problem, int, Context& context) {
   const DType dtype = problem.logits.dtype;
   CUkern_st* kernel = table.get(cuda_type_index(dtype) * kSizes + size, context,
                                 [&] { return code_of(kChooseSource, "choose", dtype, size); });
-  launch(kernel, cut.blocks, choose_threads(1 << size), choose_shared_bytes(arguments.experts, arguments.groups),
-         arguments, context, kLabel);
+  const int threads = choose_threads(1 << size);
+  launch(kernel, cut.blocks, threads, choose_shared_bytes(arguments.experts, threads / 32), arguments, context, kLabel);
   launch_place(arguments, context);
 }
 

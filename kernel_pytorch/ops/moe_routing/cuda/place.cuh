@@ -28,7 +28,7 @@ __device__ __forceinline__ void add_counts(const ForwardArguments& arguments, in
   for (int32_t index = thread; index < arguments.experts * parts; index += kThreads) {
     const int32_t e = index % arguments.experts;
     int32_t before = 0, all = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (int32_t other = index / arguments.experts; other < arguments.blocks; other += parts) {
       const int32_t count = arguments.block_counts[int64_t{other} * arguments.experts + e];
       all += count;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void write_totals(const ForwardArguments& arguments, 
     const int32_t count = experts.all[e], kept = kept_of(arguments, count);
     float share = 0.0f;
     const int32_t blocks = arguments.block_shares == nullptr ? 0 : arguments.blocks;
-#pragma unroll 8
+#pragma unroll 32
     for (int32_t block = 0; block < blocks; ++block) {
       share += arguments.block_shares[int64_t{block} * arguments.experts + e];
     }

@@ -180,8 +180,9 @@ void run_backward(const Backward& problem, int config, Context& context) {
   Arguments arguments = arguments_of(problem, chosen);
   arguments.grad_output = head_tensor(problem, problem.grad_output);
   arguments.output = head_tensor(problem, problem.grad_x);
-  // Few blocks, each with many heads: the fewer there are, the fewer partial rows are left to add.
-  const int64_t resident = 8 * std::max<int64_t>(context.info->cuda.multiprocessors, 1);
+  // As many blocks as run at once: each has many heads, and the fewer there are, the fewer partial rows are left to
+  // add.
+  const int64_t resident = 4 * std::max<int64_t>(context.info->cuda.multiprocessors, 1);
   const int64_t blocks = std::min(blocks_of(arguments, chosen), resident);
   const ColumnSums sums = allocate_column_sums(problem.grad_weight, {}, arguments.head_dim, blocks, context);
   arguments.weight_partial = sums.partials[0];

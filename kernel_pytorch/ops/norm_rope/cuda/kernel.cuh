@@ -154,21 +154,34 @@ __global__ void __launch_bounds__(kThreads) forward_heads(const __grid_constant_
   }
 }
 
-// The groups of a block add their column sums in order.
+// The groups of a warp add their column sums by shuffles, the warps of a block in their order.
 template <class T, HeadConfig kConfig>
-__device__ __forceinline__ void store_partial(
-    const Group<T, kConfig>& group, const float (&sums)[Group<T, kConfig>::kVectors][Group<T, kConfig>::kCount]) {
+__device__ __forceinline__ void store_partial(const Group<T, kConfig>& group,
+                                              float (&sums)[Group<T, kConfig>::kVectors][Group<T, kConfig>::kCount]) {
   extern __shared__ float shared[];
+  constexpr int kVectors = Group<T, kConfig>::kVectors, kCount = Group<T, kConfig>::kCount;
   const Arguments& arguments = group.arguments;
-  for (int column = threadIdx.x; column < arguments.head_dim; column += kThreads) shared[column] = 0;
-  for (int turn = 0; turn < kThreads / kConfig.lanes; ++turn) {
-    __syncthreads();
-    if (turn != static_cast<int>(threadIdx.x) / kConfig.lanes) continue;
 #pragma unroll
-    for (int i = 0; i < Group<T, kConfig>::kVectors; ++i) {
+  for (int distance = kConfig.lanes; distance < tile::kWarpLanes; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) sums[i][k] += __shfl_xor_sync(0xffffffffu, sums[i][k], distance);
+    }
+  }
+  const int warp = threadIdx.x / tile::kWarpLanes;
+  const bool is_first = threadIdx.x % tile::kWarpLanes < kConfig.lanes;
+  for (int turn = 0; turn < kThreads / tile::kWarpLanes; ++turn) {
+    if (turn > 0) __syncthreads();
+    if (turn != warp || !is_first) continue;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
       if (!group.own.owned[i]) continue;
 #pragma unroll
-      for (int k = 0; k < Group<T, kConfig>::kCount; ++k) shared[group.own.column[i] + k] += sums[i][k];
+      for (int k = 0; k < kCount; ++k) {
+        float& place = shared[group.own.column[i] + k];
+        place = turn == 0 ? sums[i][k] : place + sums[i][k];
+      }
     }
   }
   __syncthreads();

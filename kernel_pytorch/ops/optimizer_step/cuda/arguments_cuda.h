@@ -7,32 +7,39 @@
 
 namespace kernel_pytorch::optimizer_step {
 
-inline constexpr int kMaxParameters = 370;
+inline constexpr int kMaxParameters = 330;
 inline constexpr int kThreads = 256;
 
-// Consecutive elements that a thread takes at once: 16 bytes of fp32 states, 8 of codes.
-constexpr int unit_elements(Storage storage) {
-  return storage == Storage::kFloat ? 4 : 8;
+// What extends a weight of 16 bits: nothing, 8 bits of a 24-bit master, or an fp32 master.
+enum class WeightBits : uint8_t { kNone, kCorrection, kMaster };
+
+// Consecutive elements that a thread takes at once: 16 bytes of the widest plain tensor, 8 of codes.
+inline constexpr int kCodedUnit = 8;
+constexpr int unit_elements(Storage storage, int parameter_bytes, int state_bytes) {
+  return storage != Storage::kPlain || (parameter_bytes == 2 && state_bytes == 2) ? kCodedUnit : 4;
 }
 
 struct Entry {
   void* parameter;
   const void* gradient;
-  uint8_t* correction;  // null: none
-  void* first;          // null: sgd without momentum
+  void* weight_bits;
+  void* first;  // null: sgd without momentum
   void* second;
+  void* maximum;
   float* first_scale;
   float* second_scale;
   float* step;
   int64_t elements;
-  int32_t block_end;  // thread blocks of this entry and of those before it
-  bool is_aligned;    // every tensor to a unit, or to 16 bytes of one
+  uint64_t random_block;  // Philox block of the first element
+  int32_t chunk_end;      // chunks of this entry and of those before it
+  bool is_aligned;        // every tensor to a unit, or to 16 bytes of one
 };
 
 struct Arguments {
   Entry entries[kMaxParameters];
   int32_t count;
-  uint32_t* arrived;      // blocks that have read their step
+  uint32_t* arrived;      // blocks that have read their steps
+  const int64_t* seed;    // null: round to nearest
   const float* lr_value;  // null: lr; likewise
   const float* grad_scale;
   const float* found_inf;

@@ -1,12 +1,14 @@
-// An optimizer's step for a list of parameters: a block takes kUnits units a thread of one parameter, loads all of them
-// before it waits for anything, and stores all after. The threads of a group of 8-bit states are neighbours in a warp:
-// its new scale is a maximum over shuffles, and codes never leave registers before. Whichever block is last to have
-// read its step advances all steps, so that the count needs no launch of its own.
+// An optimizer's step for a list of parameters. Blocks stay: each takes a stretch of the list's chunks, and loads the
+// next chunk before it computes the present one, so that memory never waits for arithmetic, and tables and factors are
+// made once for many chunks. The threads of a group of 8-bit states are neighbours in a warp: its new scale is a
+// maximum over shuffles, and codes never leave registers before. Whichever block is last to have read its steps
+// advances all steps, so that the count needs no launch of its own.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/math.cuh"
 #include "kernel_pytorch/ops/optimizer_step/arithmetic_cuda.h"
 #include "kernel_pytorch/ops/optimizer_step/cuda/arguments_cuda.h"
+#include "kernel_pytorch/ops/optimizer_step/cuda/rounding.cuh"
 #include "kernel_pytorch/ops/optimizer_step/cuda/units.cuh"
 
 namespace kernel_pytorch::optimizer_step {
@@ -29,6 +31,7 @@ struct DeviceMath {
   }
   static __device__ __forceinline__ float scalar_reciprocal(float x) { return reciprocal(x); }
   static __device__ __forceinline__ float at_least(float x, float least) { return ptx::max_nan_f32(x, least); }
+  static __device__ __forceinline__ float larger(float x, float y) { return ptx::max_nan_f32(x, y); }
   static __device__ __forceinline__ float abs(float x) { return fabsf(x); }
   static __device__ __forceinline__ float sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; }
   static __device__ __forceinline__ uint32_t min_bits(uint32_t a, uint32_t b) { return min(a, b); }
@@ -77,64 +80,62 @@ __device__ __forceinline__ float group_scale(uint32_t largest) {
     largest = __reduce_max_sync(0xffffffffu, largest);
   } else {
 #pragma unroll
-    for (int lane = group_elements(kStorage) / unit_elements(kStorage) / 2; lane > 0; lane /= 2) {
+    for (int lane = group_elements(kStorage) / kCodedUnit / 2; lane > 0; lane /= 2) {
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
     }
   }
   return __uint_as_float(largest);
 }
 
-template <Rule kRule, Storage kStorage, class P, bool kCorrection>
+template <Rule kRule, Storage kStorage, class P, class S, WeightBits kWeightBits, bool kMaximum>
 struct Step {
-  static constexpr int kCount = unit_elements(kStorage);
-  static constexpr bool kHasSecond = kRule == Rule::kAdamW, kIsFloat = kStorage == Storage::kFloat;
-  using State = Unit<uint8_t, kCount>;
-  using FloatState = Unit<float, kCount>;
-  using StateUnit = decltype([] {
-    if constexpr (kIsFloat) {
-      return FloatState{};
-    } else {
-      return State{};
-    }
-  }());
+  static constexpr bool kHasSecond = kRule == Rule::kAdamW, kIsPlain = kStorage == Storage::kPlain;
+  static constexpr bool kCorrection = kWeightBits == WeightBits::kCorrection;
+  static constexpr bool kMaster = kWeightBits == WeightBits::kMaster;
+  static constexpr int kCount = unit_elements(kStorage, sizeof(P), sizeof(S));
+  using Codes = Unit<uint8_t, kCount>;
+  using State = Unit<S, kCount>;  // S is uint8_t for codes
 
   struct Loaded {
     Unit<P, kCount> parameter, gradient;
-    State correction;
-    StateUnit first, second;
+    Codes correction;
+    Unit<float, kCount> master;
+    State first, second, maximum;
     float first_scale, second_scale;
   };
 
   const Entry& entry;
   const Factors& factors;
   const Tables<kStorage>& tables;
-  int64_t end;
+  Random random;
   bool is_whole;  // units may be loaded as such
 
   template <class AnyUnit>
   __device__ __forceinline__ void load(AnyUnit& unit, const void* tensor, int64_t index) const {
-    unit = is_whole ? AnyUnit::load(tensor, index) : AnyUnit::load_some(tensor, index, end);
+    unit = is_whole ? AnyUnit::load(tensor, index) : AnyUnit::load_some(tensor, index, entry.elements);
   }
   template <class AnyUnit>
   __device__ __forceinline__ void store(const AnyUnit& unit, void* tensor, int64_t index) const {
     if (is_whole) {
       unit.store(tensor, index);
     } else {
-      unit.store_some(tensor, index, end);
+      unit.store_some(tensor, index, entry.elements);
     }
   }
   __device__ __forceinline__ bool has_first() const { return kRule != Rule::kSgd || entry.first != nullptr; }
 
   __device__ __forceinline__ Loaded load_all(int64_t index) const {
     Loaded loaded;
-    load(loaded.parameter, entry.parameter, index);
+    if constexpr (!kMaster) load(loaded.parameter, entry.parameter, index);
     load(loaded.gradient, entry.gradient, index);
-    if constexpr (kCorrection) load(loaded.correction, entry.correction, index);
+    if constexpr (kCorrection) load(loaded.correction, entry.weight_bits, index);
+    if constexpr (kMaster) load(loaded.master, entry.weight_bits, index);
     if (has_first()) load(loaded.first, entry.first, index);
     if constexpr (kHasSecond) load(loaded.second, entry.second, index);
+    if constexpr (kMaximum) load(loaded.maximum, entry.maximum, index);
     loaded.first_scale = loaded.second_scale = 0.0f;
-    if constexpr (!kIsFloat) {
-      if (index < end) {
+    if constexpr (!kIsPlain) {
+      if (is_whole || index < entry.elements) {
         loaded.first_scale = entry.first_scale[index / group_elements(kStorage)];
         if constexpr (kHasSecond) loaded.second_scale = entry.second_scale[index / group_elements(kStorage)];
       }
@@ -147,12 +148,14 @@ struct Step {
       const uint32_t weight = loaded.parameter.words[i / 2] >> (i % 2 * 16) & 0xffffu;
       const int32_t correction = static_cast<int8_t>(byte_of(loaded.correction.words[i / 4], i % 4));
       return __uint_as_float(master_bits(weight, correction));
+    } else if constexpr (kMaster) {
+      return value_of(loaded.master, i);
     } else {
       return value_of(loaded.parameter, i);
     }
   }
   __device__ __forceinline__ float first_of(const Loaded& loaded, int i) const {
-    if constexpr (kIsFloat) {
+    if constexpr (kIsPlain) {
       return value_of(loaded.first, i);
     } else {
       const uint32_t code = byte_of(loaded.first.words[i / 4], i % 4);
@@ -163,7 +166,7 @@ struct Step {
     }
   }
   __device__ __forceinline__ float second_of(const Loaded& loaded, int i, float unit) const {
-    if constexpr (kIsFloat) {
+    if constexpr (kIsPlain) {
       return value_of(loaded.second, i);
     } else if constexpr (kStorage == Storage::kCompanded) {
       // The byte under the exponent of 2^23: a float without a conversion, which runs at a quarter of the rate.
@@ -179,7 +182,7 @@ struct Step {
   __device__ __forceinline__ void store_parameters(const float (&values)[kCount], int64_t index) const {
     if constexpr (kCorrection) {
       Unit<P, kCount> weights;
-      State corrections;
+      Codes corrections;
       uint32_t rounded[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) rounded[i] = rounded_master<DeviceMath>(values[i]);
@@ -194,15 +197,16 @@ struct Step {
         corrections.words[i] = __byte_perm(low, high, 0x5410);
       }
       store(weights, entry.parameter, index);
-      store(corrections, entry.correction, index);
+      store(corrections, entry.weight_bits, index);
     } else {
-      store(packed<P>(values), entry.parameter, index);
+      if constexpr (kMaster) store(packed<float>(values), entry.weight_bits, index);
+      store(random.rounded<P>(values, index, Draw::kParameter), entry.parameter, index);
     }
   }
 
   template <class CodeOf>
-  static __device__ __forceinline__ State codes(const CodeOf& code_of) {
-    State unit;
+  static __device__ __forceinline__ Codes codes(const CodeOf& code_of) {
+    Codes unit;
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       unit.words[i] = joined_bytes(code_of(4 * i), code_of(4 * i + 1), code_of(4 * i + 2), code_of(4 * i + 3));
@@ -216,32 +220,37 @@ struct Step {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) largest = max(largest, __float_as_uint(values[i]) & kMask);
     const float scale = group_scale<kStorage>(largest);
-    if (index % group_elements(kStorage) == 0 && index < end) scales[index / group_elements(kStorage)] = scale;
+    if (index % group_elements(kStorage) == 0 && (is_whole || index < entry.elements))
+      scales[index / group_elements(kStorage)] = scale;
     return scale;
   }
 
   __device__ __forceinline__ void run(const Loaded& loaded, int64_t index) const {
-    float parameters[kCount], firsts[kCount], seconds[kCount];
+    float parameters[kCount], firsts[kCount], seconds[kCount], maxima[kCount];
     const float unit = __fmul_rn(loaded.second_scale, kRootUnit);
+    const Keeps keeps{has_first(), kMaximum};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       Element<float> element;
       element.parameter = parameter_of(loaded, i);
       element.gradient = value_of(loaded.gradient, i);
-      element.first = has_first() ? first_of(loaded, i) : 0.0f;
+      element.first = keeps.first ? first_of(loaded, i) : 0.0f;
       if constexpr (kHasSecond) element.second = second_of(loaded, i, unit);
-      update<DeviceMath, kRule>(element, has_first(), factors);
+      if constexpr (kMaximum) element.maximum = value_of(loaded.maximum, i);
+      update<DeviceMath, kRule>(element, keeps, factors);
       parameters[i] = element.parameter;
       // Code 0, as which elements beyond the end were loaded, is no zero of the dynamic map.
-      const bool is_beyond = kStorage == Storage::kDynamic && !is_whole && index + i >= end;
+      const bool is_beyond = kStorage == Storage::kDynamic && !is_whole && index + i >= entry.elements;
       firsts[i] = is_beyond ? 0.0f : element.first;
       const float second = kStorage == Storage::kCompanded ? element.root : element.second;
       if constexpr (kHasSecond) seconds[i] = is_beyond ? 0.0f : second;
+      if constexpr (kMaximum) maxima[i] = element.maximum;
     }
     store_parameters(parameters, index);
-    if constexpr (kIsFloat) {
-      if (has_first()) store(packed<float>(firsts), entry.first, index);
-      if constexpr (kHasSecond) store(packed<float>(seconds), entry.second, index);
+    if constexpr (kIsPlain) {
+      if (keeps.first) store(random.rounded<S>(firsts, index, Draw::kFirst), entry.first, index);
+      if constexpr (kHasSecond) store(random.rounded<S>(seconds, index, Draw::kSecond), entry.second, index);
+      if constexpr (kMaximum) store(random.rounded<S>(maxima, index, Draw::kSecond), entry.maximum, index);
     } else {
       const float inverse = inverse_of_scale<DeviceMath>(scale_of<0x7fffffffu>(firsts, entry.first_scale, index));
       store(codes([&](int i) { return code_of_first(firsts[i], inverse); }), entry.first, index);
@@ -281,45 +290,80 @@ __device__ __forceinline__ void set_factors(Factors& factors, Rule rule, const A
   set_factors_part(factors, threadIdx.x / 32, rule, arguments.rates, signals);
 }
 
-template <Rule kRule, Storage kStorage, class P, bool kCorrection, int kUnits>
-__global__ void __launch_bounds__(kThreads) step(const __grid_constant__ Arguments arguments) {
-  using OneStep = Step<kRule, kStorage, P, kCorrection>;
+// A chunk of the list: kThreads units of one parameter.
+template <int kChunkElements>
+struct Walk {
+  const Arguments& arguments;
+  int chunk;
+  int place;
+  int64_t begin;
+  bool is_whole;
+
+  __device__ __forceinline__ Walk(const Arguments& arguments, int chunk) : arguments(arguments), chunk(chunk) {
+    place = tensor_of_chunk(chunk, arguments.count, [&](int i) { return arguments.entries[i].chunk_end; });
+    locate();
+  }
+  __device__ __forceinline__ void advance() {
+    ++chunk;
+    while (place + 1 < arguments.count && arguments.entries[place].chunk_end <= chunk) ++place;
+    locate();
+  }
+
+ private:
+  __device__ __forceinline__ void locate() {
+    const Entry& entry = arguments.entries[place];
+    const int first_chunk = place == 0 ? 0 : arguments.entries[place - 1].chunk_end;
+    begin = static_cast<int64_t>(chunk - first_chunk) * kChunkElements;
+    is_whole = entry.is_aligned && begin + kChunkElements <= entry.elements;
+  }
+};
+
+template <Rule kRule, Storage kStorage, class P, class S, WeightBits kWeightBits, bool kMaximum, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) step(const __grid_constant__ Arguments arguments) {
+  using OneStep = Step<kRule, kStorage, P, S, kWeightBits, kMaximum>;
   __shared__ Factors factors;
   __shared__ Tables<kStorage> tables;
   __shared__ bool is_last;
-  constexpr int kUnit = unit_elements(kStorage), kBlockElements = kThreads * kUnit * kUnits;
   if (arguments.found_inf != nullptr && *arguments.found_inf != 0.0f) return;
-  const int place = tensor_of_chunk(blockIdx.x, arguments.count, [&](int i) { return arguments.entries[i].block_end; });
-  const Entry& entry = arguments.entries[place];
-  const int first_block = place == 0 ? 0 : arguments.entries[place - 1].block_end;
-  const int64_t begin = static_cast<int64_t>(blockIdx.x - first_block) * kBlockElements;
-  uint32_t ticket = 0;
-  const auto prepare = [&] {
-    tables.fill();
-    set_factors(factors, kRule, arguments, entry.step);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      ticket = atomicAdd(arguments.arrived, 1u);  // it is not needed before the end
+  tables.fill();
+  const int64_t chunks = arguments.entries[arguments.count - 1].chunk_end;
+  const int first_chunk = static_cast<int>(chunks * blockIdx.x / gridDim.x);
+  const int end_chunk = static_cast<int>(chunks * (blockIdx.x + 1) / gridDim.x);
+  if (first_chunk < end_chunk) {
+    const int offset = threadIdx.x * OneStep::kCount;
+    const auto step_of = [&](int place, bool is_whole) {
+      const Entry& entry = arguments.entries[place];
+      return OneStep{entry, factors, tables, {arguments.seed, entry.random_block}, is_whole};
+    };
+    Walk<kThreads * OneStep::kCount> walk(arguments, first_chunk);
+    typename OneStep::Loaded next;
+    if (walk.is_whole) next = step_of(walk.place, true).load_all(walk.begin + offset);
+    int factors_place = -1;
+    while (walk.chunk < end_chunk) {
+      const typename OneStep::Loaded loaded = next;
+      const int place = walk.place;
+      const int64_t index = walk.begin + offset;
+      const bool is_whole = walk.is_whole;
+      walk.advance();
+      if (walk.chunk < end_chunk && walk.is_whole) next = step_of(walk.place, true).load_all(walk.begin + offset);
+      if (place != factors_place) {
+        __syncthreads();
+        set_factors(factors, kRule, arguments, arguments.entries[place].step);
+        __syncthreads();
+        factors_place = place;
+      }
+      if (is_whole) {
+        step_of(place, true).run(loaded, index);
+      } else {
+        const OneStep one = step_of(place, false);
+        one.run(one.load_all(index), index);
+      }
     }
-  };
-  const bool is_whole = entry.is_aligned && begin + kBlockElements <= entry.elements;
-  const int64_t first = begin + threadIdx.x * kUnit;
-  const auto run = [&](bool is_whole) {
-    const OneStep one{entry, factors, tables, entry.elements, is_whole};
-    typename OneStep::Loaded loaded[kUnits];
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) loaded[i] = one.load_all(first + i * kThreads * kUnit);
-    prepare();
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) one.run(loaded[i], first + i * kThreads * kUnit);
-  };
-  if (is_whole) {
-    run(true);
-  } else {
-    run(false);
   }
-  if (threadIdx.x == 0) is_last = ticket == gridDim.x - 1;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicAdd(arguments.arrived, 1u) == gridDim.x - 1;
+  }
   __syncthreads();
   if (!is_last) return;
   __threadfence();

@@ -1,6 +1,6 @@
 """Blocks: x + attention(norm(x)), then x + mlp(norm(x)): the first sum becomes part of the second norm's pass, the
-second part of the MLP's last product. Where more norms stand behind attention and MLP (Gemma 2 and 3, GLM-4), the
-second sum stays.
+second part of the MLP's last product. Where norms or scales stand behind attention and MLP (Gemma 2 and 3, GLM-4,
+DINOv2), the second sum stays.
 
 How a block calls its attention is learnt from the sample: which of its own arguments go through under which name.
 A call that brings something the sample did not show is the original's. Under autocast the norms write the products'
@@ -26,7 +26,8 @@ from .narrowing import narrow_type, takes_narrow
 from .perceptrons import has_plain_layers
 
 NAME = "block"
-# norm, attention, norm, mlp, and maybe norms behind attention and MLP: these first, since they hold others' names.
+# norm, attention, norm, mlp, and maybe norms or scales behind attention and MLP: these first, since they hold others'
+# names.
 _SPELLINGS = (
     (
         "input_layernorm", "self_attn", "pre_feedforward_layernorm", "mlp",
@@ -36,7 +37,21 @@ _SPELLINGS = (
         "input_layernorm", "self_attn", "post_attention_layernorm", "mlp",
         "post_self_attn_layernorm", "post_mlp_layernorm",
     ),
+    (
+        "input_layernorm", "self_attn", "post_attention_layernorm", "mlp",
+        "self_attn_layer_scale", "mlp_layer_scale",
+    ),
+    ("norm1", "attention", "norm2", "mlp", "layer_scale1", "layer_scale2"),
+    ("norm1", "attn", "norm2", "mlp", "ls1", "ls2"),
     ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"),
+    ("input_layernorm", "attention", "post_attention_layernorm", "mlp"),
+    ("input_layernorm", "self_attn", "pre_ff_layernorm", "feed_forward"),
+    ("layer_norm1", "self_attn", "layer_norm2", "mlp"),
+    ("layer_norm1", "attn", "layer_norm2", "mlp"),
+    ("layernorm_before", "self_attn", "layernorm_after", "mlp"),
+    ("attn_norm", "attn", "mlp_norm", "mlp"),
+    ("operator_norm", "self_attn", "ffn_norm", "feed_forward"),
+    ("rms_norm1", "attention", "rms_norm2", "ffn"),
     ("ln_1", "attn", "ln_2", "mlp"),
     ("norm1", "attn", "norm2", "mlp"),
     ("layernorm_before", "attention", "layernorm_after", "mlp"),
@@ -81,13 +96,13 @@ class Passing:
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
-    names = next((names for names in _SPELLINGS if all(name in module._modules for name in names)), None)
+    names = next((names for names in _SPELLINGS if _is_spelt(module, names)), None)
     if names is None:
         return None
     first, attention, second, perceptron = (module._modules[name] for name in names[:4])
     if first not in context.norms or second not in context.norms or attention is None or perceptron is None:
         return Refusal(path, NAME, "its norms were not recognised")
-    has_norms_behind = len(names) > 4
+    has_more_behind = len(names) > 4
     reason = why_not_plain("", module) or weight_reason(module)
     for name, part in ((names[0], first), (names[2], second)):
         reason = reason or (why_not_plain(name, part) if part is not None else None)
@@ -105,13 +120,19 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     ways = [Way("the sum inside the second norm", _change(module, names, passing, context, None))]
     kind = context.perceptrons[perceptron].kind if perceptron in context.perceptrons else "layer"
     words = "the sums inside the second norm and the last product"
-    if kind == "gated" and context.trains and not has_norms_behind:
+    if kind == "gated" and context.trains and not has_more_behind:
         ways.insert(0, Way(f"{words}, torch's others", _change(module, names, passing, context, "torch's")))
-    if kind != "layer" and not has_norms_behind:
+    if kind != "layer" and not has_more_behind:
         ways.insert(0, Way(words, _change(module, names, passing, context, "ours")))
     covers = [f"{path}.{names[0]}".lstrip("."), f"{path}.{names[2]}".lstrip(".")]
-    source = f"{type(module).__name__}, two sums and {len(names) - 2} norms"
+    norms = sum(module._modules[name] in context.norms for name in names)
+    source = f"{type(module).__name__}, two sums and {norms} norms"
     return Proposal("residual + norm", path, module, source, ways, covers=covers)
+
+
+def _is_spelt(module: nn.Module, names: tuple[str, ...]) -> bool:
+    parts = [module._modules.get(name) for name in names]
+    return all(part is not None and not (i >= 4 and _is_nothing(part)) for i, part in enumerate(parts))
 
 
 def _is_nothing(module: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..model import Match, Refusal, Region
-from . import attention, caches, gated, linears, losses, norms, rope
+from . import attention, caches, embeddings, gated, linears, losses, norms, rope, shared_inputs
 
 Finder = Callable[[Region], Iterator[Match | Refusal]]
 
@@ -20,9 +20,11 @@ PATTERNS: dict[str, Finder] = {
     "gated_activation": gated.find,
     "linear_activation": linears.find_activations,
     "linear_residual": linears.find_residuals,
-    "linear": linears.find_few_rows,
+    "linear": linears.find_plain,
     "norm_rope": rope.find_with_norms,
     "rope": rope.find,
     "add_norm": norms.find_with_sum,
     "norm": norms.find,
+    "embedding": embeddings.find,
+    "linears": shared_inputs.find,
 }

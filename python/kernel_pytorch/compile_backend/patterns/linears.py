@@ -1,4 +1,6 @@
-"""Linear layers: with the activation behind them in one product, two of them in a row as one op, and for few rows."""
+"""Linear layers: with the activation behind them in one product, two of them in a row as one op, those of few rows, and
+large ones on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,27 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from ..model import Candidate, Match, Refusal, Region
-from ..nodes import FLOATS, VIEWS, Emitter, Node, aten, dtype, half_of, is_call, only_user, same, same_shape, shape
+from ..nodes import (
+    FLOATS,
+    VIEWS,
+    Emitter,
+    Node,
+    aten,
+    dtype,
+    half_of,
+    is_call,
+    only_user,
+    same,
+    same_shape,
+    shape,
+    value,
+)
 from .activations import GATES, Activation, activation
 
 # A product of so few rows reads its weights and does little else; ours has a kernel for that (cuda_thin).
 _FEW_ROWS = 16
+# On a CPU ours may be the faster one of any rows, in products that are worth a trial.
+_LARGE_ON_CPU = 1 << 22
 
 
 class Linear(NamedTuple):
@@ -152,13 +170,13 @@ def find_gated_mlps(region: Region) -> Iterator[Match | Refusal]:
 
 
 def find_residuals(region: Region) -> Iterator[Match | Refusal]:
-    """linear(x) + residual of few rows."""
+    """linear(x) + residual."""
     for total in region.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if total.kwargs.get("alpha", 1) != 1 or not all(isinstance(one, fx.Node) for one in total.args[:2]):
             continue
         for product, residual in (total.args[:2], total.args[1::-1]):
             layer = linear(product)
-            if layer is None or len(product.users) != 1 or not _has_few_rows(region, layer, total):
+            if layer is None or len(product.users) != 1 or not _may_win(region, layer, total):
                 continue
             if dtype(residual) is dtype(total) and same_shape(shape(residual), shape(total)):
                 emit = _emit(layer, "identity", residual)
@@ -166,19 +184,21 @@ def find_residuals(region: Region) -> Iterator[Match | Refusal]:
                 break
 
 
-def find_few_rows(region: Region) -> Iterator[Match | Refusal]:
+def find_plain(region: Region) -> Iterator[Match | Refusal]:
     for node in list(region.graph.nodes):
         layer = linear(node)
-        if layer is not None and _has_few_rows(region, layer, node):
+        if layer is not None and _may_win(region, layer, node):
             yield Match("linear", layer.nodes, [node], [Candidate("ours", _emit(layer, "identity"))])
 
 
-def _has_few_rows(region: Region, layer: Linear, output: Node) -> bool:
+def _may_win(region: Region, layer: Linear, output: Node) -> bool:
     sizes = shape(layer.x)[:-1]
     if output in region.differentiable or not all(isinstance(size, int) for size in sizes):
         return False
     kinds = {dtype(layer.x), dtype(layer.weight), dtype(output)}
-    return 0 < math.prod(sizes) <= _FEW_ROWS and len(kinds) == 1 and dtype(output) in FLOATS and _fits_bias(layer)
+    rows = math.prod(sizes)
+    fits = 0 < rows <= _FEW_ROWS or (not value(output).is_cuda and rows * value(layer.weight).numel() >= _LARGE_ON_CPU)
+    return fits and len(kinds) == 1 and dtype(output) in FLOATS and _fits_bias(layer)
 
 
 def _activated(node: Any) -> tuple[Linear, Activation] | None:

@@ -9,3 +9,4 @@ from .mixture import moe_combine as moe_combine
 from .mixture import moe_mlp as moe_mlp
 from .mixture import route as route
 from .mixture import route_chosen as route_chosen
+from .parallel import expert_parallel_mlp as expert_parallel_mlp

@@ -78,6 +78,7 @@ class Sm90Boxes {
       if (place.row + kSm90BoxRows > place.rows) {
         __syncwarp();
         store_rows(box, place);
+        if (lane_ == 0) ptx::cp_async_bulk_commit_group();  // empty: free_box counts groups
         return;
       }
     }

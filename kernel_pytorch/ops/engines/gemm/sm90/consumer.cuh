@@ -64,7 +64,13 @@ class Sm90Consumer {
     float sums[kRowBlocks][Mma::kCount];
     for (Walk walk(arguments_); walk.has_tile(); walk.advance()) {
       const Sm90Place place = walk.place();
-      const int32_t row = place.row + warpgroup_ * kRowBlocks * 64 + warp_ * 16;
+      const int32_t of_warpgroup = place.row + warpgroup_ * kRowBlocks * 64, row = of_warpgroup + warp_ * 16;
+      if constexpr (kEpilogue.grouped) {
+        if (of_warpgroup >= place.end) {  // the other warpgroup has the tensor cores to itself
+          skip(place.stages);
+          continue;
+        }
+      }
       finish_.template prefetch_columns<kConfig.tile_n>(place);
       if constexpr (kEpilogue.promoted) {
         finish_.fetch_first(row, place);
@@ -98,8 +104,7 @@ class Sm90Consumer {
 
   // Descriptors hold 18 bits of an address; those above name the block of a cluster.
   static constexpr uint32_t kDescriptorAddresses = 0x3ffff;
-  // Not so far behind that the producer, which publishes copies by threads late, would need a stage back before it.
-  static constexpr int kLag = copies_lines(kOperands) && kConfig.stages < 6 ? 1 : 2;
+  static constexpr int kLag = 2;
   static_assert(kLag < kConfig.stages);
 
   __device__ __forceinline__ uint32_t stage_address() const {
@@ -107,6 +112,8 @@ class Sm90Consumer {
   }
   __device__ __forceinline__ void wait_full() const {
     shared_.full[state_.stage].wait(state_.parity);
+    // Threads' copies are of the generic proxy, the products' reads of the other.
+    if constexpr (copies_lines(kOperands)) ptx::fence_proxy_async_shared_cta();
   }
 
   // This warp has read the stage: it arrives at the barriers of the cluster's blocks that write into it.
@@ -116,6 +123,16 @@ class Sm90Consumer {
       if (lane_ == 0) ptx::mbarrier_arrive(barrier);
     } else {
       if (lane_ < kConfig.cluster) ptx::mbarrier_arrive_shared_cluster(ptx::mapa_shared_cluster(barrier, lane_));
+    }
+  }
+
+  // Gives stages back without a product.
+  __device__ __forceinline__ void skip(int32_t stages) {
+#pragma unroll 1
+    for (; stages > 0; --stages) {
+      shared_.full[state_.stage].wait(state_.parity);
+      release(state_.stage);
+      state_.advance(kConfig.stages);
     }
   }
 

@@ -55,12 +55,16 @@ class Sm90Finish {
   template <int kColumns>
   __device__ __forceinline__ void prefetch_columns(const Sm90Place& place) {
     if constexpr (kSharesColumns) {
-      if constexpr (kEpilogue.grouped) bias_first_ = place.matrix * arguments_.groups.bias_stride;
+      int64_t first = 0;  // of the scales
+      if constexpr (kEpilogue.grouped) {
+        bias_first_ = place.matrix * arguments_.groups.bias_stride;
+        first = place.matrix * arguments_.groups.scale_b_stride;
+      }
 #pragma unroll
       for (int i = 0; i < (kColumns + 127) / 128; ++i) {
         const int32_t within = i * 128 + static_cast<int32_t>(threadIdx.x % 128);
         const int32_t at = min(column_at<kColumns>(place.column, within), arguments_.n - 1);
-        ahead_[i] = kScalesRows ? __ldg(arguments_.scale_b + at * arguments_.scale_b_row) : bias_at(at);
+        ahead_[i] = kScalesRows ? __ldg(arguments_.scale_b + first + at * arguments_.scale_b_row) : bias_at(at);
       }
     }
   }
@@ -90,7 +94,7 @@ class Sm90Finish {
     batch_ = at.batch;
     if constexpr (kEpilogue.grouped) end_ = at.end;
     if constexpr (kHalves) return store_halves(sums, at);
-    load_factors();
+    load_factors(at);
 #pragma unroll
     for (int box = 0; box < kCount / kSums; ++box) {
       const int of_tile = block * kTileBoxes + box;
@@ -195,15 +199,20 @@ class Sm90Finish {
     }
   }
 
-  __device__ __forceinline__ void load_factors() {
+  __device__ __forceinline__ void load_factors(const Sm90Place& at) {
     factors_[0] = factors_[1] = arguments_.alpha;
     if constexpr (kEpilogue.scaling == Sm90Scaling::kTensor) {
-      factors_[0] = factors_[1] = arguments_.alpha * __ldg(arguments_.scale_a) * __ldg(arguments_.scale_b);
+      const float* of_b = arguments_.scale_b;
+      if constexpr (kEpilogue.grouped) of_b += at.matrix * arguments_.groups.scale_b_stride;
+      factors_[0] = factors_[1] = arguments_.alpha * __ldg(arguments_.scale_a) * __ldg(of_b);
     }
     if constexpr (kScalesRows) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int32_t row = min(row_ + tile::fragment_row(lane_, 2 * i), arguments_.m - 1);
+        int32_t row = min(row_ + tile::fragment_row(lane_, 2 * i), (kEpilogue.grouped ? at.end : arguments_.m) - 1);
+        if constexpr (kEpilogue.grouped) {
+          if (arguments_.groups.gather_a != nullptr) row = __ldg(arguments_.groups.gather_a + row);
+        }
         factors_[i] = arguments_.alpha * __ldg(arguments_.scale_a + row * arguments_.scale_a_row);
       }
     }

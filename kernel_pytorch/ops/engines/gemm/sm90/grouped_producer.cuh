@@ -6,7 +6,7 @@
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
-#include "kernel_pytorch/ops/engines/gemm/sm90/schedule.cuh"
+#include "kernel_pytorch/ops/engines/gemm/sm90/producer.cuh"
 
 namespace kernel_pytorch::product {
 
@@ -15,20 +15,19 @@ KP_SHARED_CODE constexpr bool copies_lines(Sm90Operands operands) {
   return operands.grouping == Sm90Grouping::kDepth || (operands.grouping == Sm90Grouping::kRows && operands.gathers_a);
 }
 
-template <Sm90Config kConfig, Sm90Operands kOperands>
+template <Sm90Config kConfig, Sm90Operands kOperands, bool kThin>
 class Sm90GroupedProducer {
   static constexpr bool kDepth = kOperands.grouping == Sm90Grouping::kDepth;
-  static constexpr bool kCopies = copies_lines(kOperands);
+  static constexpr bool kCopies = copies_lines(kOperands), kCopiesFactors = kCopies && kConfig.factors;
   static constexpr int kBytes = sm90_a_bytes(kConfig) + sm90_b_bytes(kConfig);
-  static constexpr int kChunk = 64;  // elements of 128 bytes
+  static constexpr int kElementBytes = sm90_element_bytes(kOperands.a);
+  static constexpr int kChunk = kSm90StageBytes / kElementBytes;  // elements
   static constexpr int kChunkBytes = 64 * kSm90StageBytes;
   static constexpr int kPass = 128 / 8;  // lines that the warps copy 128 bytes of at a time
   static constexpr int kLines = kDepth ? 64 / kPass : kConfig.tile_m / kPass;  // a thread's, of a tile of k or of rows
-  // Stages whose copies may be under way: one more is complete and is published. Copies by threads have to be made
-  // visible to the tensor cores by those threads.
-  static constexpr int kLag = 2;
-  static_assert(kLag < kConfig.stages && kConfig.cluster == 1);
+  static_assert(kConfig.cluster == 1);
   static_assert(!kDepth || (kOperands.a_rows && kOperands.b_columns));
+  static_assert(kElementBytes == 2 || !(kDepth || kOperands.b_columns || kOperands.b_halves));
 
  public:
   __device__ __forceinline__ Sm90GroupedProducer(const Sm90Arguments& arguments, Sm90Shared& shared, uint32_t tiles)
@@ -37,7 +36,8 @@ class Sm90GroupedProducer {
         tiles_(tiles),
         thread_(static_cast<int32_t>(threadIdx.x)),
         line_(thread_ / 8),
-        unit_(thread_ % 8) {}
+        unit_(thread_ % 8),
+        factors_(arguments, shared, tiles) {}
 
   // By all threads of the producer's warpgroup, or by one where none copies.
   __device__ __forceinline__ void run() {
@@ -47,6 +47,7 @@ class Sm90GroupedProducer {
       int32_t lines[kLines];
       if constexpr (kCopies && !kDepth) find_rows(place, lines);
       if constexpr (kDepth) find_steps(place, 0, lines);
+      if constexpr (kCopiesFactors) factors_.find_rows(place);
 #pragma unroll 1
       for (int32_t k = 0; k < place.stages; ++k) {
         shared_.empty[state_.stage].wait(state_.parity ^ 1);
@@ -66,31 +67,28 @@ class Sm90GroupedProducer {
           find_steps(place, k + 1, lines);
         } else if constexpr (kCopies) {
           copy_rows(k, lines, target);
-        }
-        if constexpr (kCopies) {
-          ptx::cp_async_commit_group();
-          if (begun_ < kLag) {
-            ++begun_;
-          } else {
-            ptx::cp_async_wait_group<kLag>();
-            publish();
+          if constexpr (kCopiesFactors) {
+            if (thread_ / 32 == 1) factors_.copy(place, k, state_.stage);
           }
         }
+        // Every thread arrives when its copies are there, and goes on at once.
+        if constexpr (kCopies) ptx::cp_async_mbarrier_arrive_noinc(shared_.full[state_.stage].address());
         state_.advance(kConfig.stages);
       }
     }
-    if constexpr (kCopies) {
+    if constexpr (kCopies) {  // no thread ends before its copies
+      ptx::cp_async_commit_group();
       ptx::cp_async_wait_group<0>();
-      for (; begun_ > 0; --begun_) publish();
     }
   }
 
  private:
-  // Memory lines of the tile's rows; those behind the group's end are the last one again, and are not stored.
+  // Memory lines of the tile's rows; -1 behind the group's end, where sums are not stored.
   __device__ __forceinline__ void find_rows(const Sm90Place& place, int32_t (&lines)[kLines]) const {
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
-      lines[i] = __ldg(arguments_.groups.gather_a + min(place.row + line_ + i * kPass, place.end - 1));
+      const int32_t row = place.row + line_ + i * kPass;
+      lines[i] = row < place.end ? __ldg(arguments_.groups.gather_a + row) : -1;
     }
   }
   // Memory lines of a stage's steps, one stage ahead of their use; at most one operand has an index, or both the same.
@@ -106,14 +104,15 @@ class Sm90GroupedProducer {
   }
 
   __device__ __forceinline__ void copy_rows(int32_t k, const int32_t (&lines)[kLines], uint32_t target) const {
-    const int32_t column = k * kChunk + unit_ * 8;
-    const int32_t bytes = min(max((arguments_.groups.depth - column) * 2, 0), 16);
-    const char* from = static_cast<const char*>(arguments_.groups.a) + (bytes > 0 ? column * 2 : 0);
+    const int32_t first = k * kSm90StageBytes + unit_ * 16;
+    const int32_t left = min(max(arguments_.groups.depth * kElementBytes - first, 0), 16);
+    const char* from = static_cast<const char*>(arguments_.groups.a) + (left > 0 ? first : 0);
     const uint32_t to = target + tile::swizzled_offset(line_, unit_);
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
-      ptx::cp_async_cg_shared_global_16_fill(to + i * kPass * 128, from + lines[i] * arguments_.groups.a_stride * 2,
-                                             static_cast<uint32_t>(bytes));
+      const bool is_there = lines[i] >= 0;
+      const int64_t at = is_there ? lines[i] * arguments_.groups.a_stride * kElementBytes : 0;
+      ptx::cp_async_cg_shared_global_16_fill(to + i * kPass * 128, from + at, is_there ? left : 0);
     }
   }
 
@@ -122,7 +121,8 @@ class Sm90GroupedProducer {
   __device__ __forceinline__ void copy_steps(const void* data, int64_t stride, int32_t count, const Sm90Place& place,
                                              int32_t k, int32_t first, const int32_t (&lines)[kLines],
                                              uint32_t target) const {
-#pragma unroll
+    constexpr int kUnrolled = kGathers ? kLines : 1;  // else it is a tail, once a tile
+#pragma unroll kUnrolled
     for (int i = 0; i < kLines; ++i) {
       const int32_t step = place.begin + k * kChunk + line_ + i * kPass;
       const bool is_there = step < place.end;
@@ -177,20 +177,12 @@ class Sm90GroupedProducer {
     }
   }
 
-  // The oldest stage that is not yet: its copies have ended.
-  __device__ __forceinline__ void publish() {
-    ptx::fence_proxy_async_shared_cta();
-    __syncwarp();
-    if (thread_ % 32 == 0) shared_.full[published_.stage].arrive();
-    published_.advance(kConfig.stages);
-  }
-
   const Sm90Arguments& arguments_;
   Sm90Shared& shared_;
   uint32_t tiles_;  // shared memory
   int32_t thread_, line_, unit_;
-  int32_t begun_ = 0;
-  tile::PipelineState state_, published_;
+  Sm90FactorProducer<kConfig, kOperands, kThin> factors_;
+  tile::PipelineState state_;
 };
 
 }  // namespace kernel_pytorch::product

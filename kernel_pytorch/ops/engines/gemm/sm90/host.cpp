@@ -60,12 +60,22 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
-// Of groups: blocks of their own, since a cluster's rows would end in one group.
+// Of groups: blocks of their own, since a cluster's rows would end in one group. The last is for groups of k.
 constexpr Sm90Config kGrouped[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
 };
-static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored) && are_legal(kGrouped));
+constexpr Sm90Config kGroupedNarrow[] = {
+    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 1},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+};
+constexpr Sm90Config kGroupedFactored[] = {
+    {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 1, .factors = true},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1, .factors = true},
+};
+static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored));
+static_assert(are_legal(kGrouped) && are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
 
 // Rows and columns of a cluster's tile.
 int64_t cluster_rows(const Sm90Config& config) {
@@ -171,8 +181,11 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors) {
   return promoted ? std::span<const Sm90Config>(kNarrow) : std::span<const Sm90Config>(kWide);
 }
 
-std::span<const Sm90Config> sm90_grouped_configs() {
-  return kGrouped;
+std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted, bool factors) {
+  if (factors) return kGroupedFactored;
+  if (promoted) return kGroupedNarrow;
+  const std::span<const Sm90Config> all = kGrouped;
+  return grouping == Sm90Grouping::kDepth ? all : all.first(2);
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,

@@ -36,7 +36,7 @@ struct Sm90Sizes {
 
 // Best first for large sizes. `promoted` sums leave registers for fewer columns; `factors` are for blocks' scales.
 std::span<const Sm90Config> sm90_configs(bool promoted, bool factors);
-std::span<const Sm90Config> sm90_grouped_configs();
+std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted = false, bool factors = false);
 // The least estimated time: whole waves of tiles, each as long as its share of the tensor cores' work and its end.
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
                    int multiprocessors);

@@ -19,8 +19,8 @@ struct Sm90Registers {
                                   !kEpilogue.promoted && !copies_lines(kOperands);
   static constexpr int kBoundThreads = kIsLean ? 512 : kSm90Threads;
   static constexpr int kLaunched = 65536 / kBoundThreads / 8 * 8;
-  static constexpr int kProducer = kIsLean ? 24 : 40;
-  static constexpr int kConsumer = kIsLean ? 176 : 232;
+  static constexpr int kProducer = kIsLean ? 24 : copies_lines(kOperands) ? 56 : 40;
+  static constexpr int kConsumer = kIsLean ? 176 : copies_lines(kOperands) ? 224 : 232;
   static_assert(kProducer + kSm90Warpgroups * kConsumer <= (1 + kSm90Warpgroups) * kLaunched);
 };
 
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
   static_assert(sizeof(Sm90Shared) <= kSm90BarrierBytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kConfig.stages; ++i) {
-      // Each lane that brings factors arrives, and each warp that copies lines.
-      shared.full[i].init(1 + (kConfig.factors ? 32 : copies_lines(kOperands) ? 4 : 0));
+      // Each thread that copies lines or factors arrives.
+      shared.full[i].init(1 + (copies_lines(kOperands) ? 128 : kConfig.factors ? 32 : 0));
       shared.empty[i].init(4 * kSm90Warpgroups * sm90_sharing(kConfig));
     }
     if constexpr (kConfig.splits) Sm90Exchange<kConfig>::init(shared);
@@ -57,16 +57,16 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Sm90Registers<kConfig, kOperands, kEpilogue>::kProducer>();
+    constexpr bool kThin = kEpilogue.scaling == Sm90Scaling::kThinBlocks;
     if constexpr (kOperands.grouping != Sm90Grouping::kNone) {
       if (copies_lines(kOperands) || threadIdx.x == 0) {
-        Sm90GroupedProducer<kConfig, kOperands>(arguments, shared, tiles).run();
+        Sm90GroupedProducer<kConfig, kOperands, kThin>(arguments, shared, tiles).run();
       }
     } else {
       if (threadIdx.x == 0) Sm90Producer<kConfig, kOperands>(arguments, shared, tiles).run();
     }
-    if constexpr (kConfig.factors) {
-      constexpr bool kThin = kEpilogue.scaling == Sm90Scaling::kThinBlocks;
-      if (threadIdx.x / 32 == 1) Sm90FactorProducer<kConfig, kThin>(arguments, shared, tiles).run();
+    if constexpr (kConfig.factors && !copies_lines(kOperands)) {
+      if (threadIdx.x / 32 == 1) Sm90FactorProducer<kConfig, kOperands, kThin>(arguments, shared, tiles).run();
     }
     __syncwarp();
   } else {

@@ -87,9 +87,10 @@ class Sm90Producer {
 // A warp that brings the scales of blocks: of every stage one factor for each row of a, and of b one for each row (thin
 // blocks) or those of the one or two blocks that the tile's columns are in. Its lanes copy without waiting, so that it
 // runs as far ahead as there are stages, whatever a read takes.
-template <Sm90Config kConfig, bool kThin>
+template <Sm90Config kConfig, Sm90Operands kOperands, bool kThin>
 class Sm90FactorProducer {
   static constexpr int kRows = kConfig.tile_m / 32, kColumns = kThin ? kConfig.tile_n / 32 : 1;
+  static constexpr bool kGrouped = kOperands.grouping == Sm90Grouping::kRows;
 
  public:
   __device__ __forceinline__ Sm90FactorProducer(const Sm90Arguments& arguments, Sm90Shared& shared, uint32_t tiles)
@@ -101,26 +102,36 @@ class Sm90FactorProducer {
   // By a whole warp.
   __device__ __forceinline__ void run() {
     tile::PipelineState state;
-    for (Sm90Walk<kConfig> walk(arguments_); walk.has_tile(); walk.advance()) {
+    for (typename Sm90WalkOf<kConfig, kOperands.grouping>::Type walk(arguments_); walk.has_tile(); walk.advance()) {
       const Sm90Place place = walk.place();
+      find_rows(place);
 #pragma unroll 1
       for (int32_t k = place.first_stage; k < place.first_stage + place.stages; ++k) {
         shared_.empty[state.stage].wait(state.parity ^ 1);
-        copy(place, k, target_ + state.stage * sm90_factor_bytes(kConfig));
+        copy(place, k, state.stage);
         ptx::cp_async_mbarrier_arrive_noinc(shared_.full[state.stage].address());
         state.advance(kConfig.stages);
       }
     }
   }
 
- private:
-  __device__ __forceinline__ void copy(const Sm90Place& place, int32_t k, uint32_t target) const {
-    const float* of_rows = arguments_.scale_a + k * arguments_.scale_a_block;
-    const float* of_columns = arguments_.scale_b + k * arguments_.scale_b_block;
+  // Where the factors of a tile's rows are, before its first stage.
+  __device__ __forceinline__ void find_rows(const Sm90Place& place) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const int32_t row = min(place.row + 32 * i + lane_, arguments_.m - 1) >> arguments_.scale_a_shift;
-      ptx::cp_async_ca_shared_global_4(target + (32 * i + lane_) * 4, of_rows + row * arguments_.scale_a_row);
+      int32_t row = min(place.row + 32 * i + lane_, (kGrouped ? place.end : arguments_.m) - 1);
+      if constexpr (kOperands.gathers_a) row = __ldg(arguments_.groups.gather_a + row);
+      rows_[i] = (row >> arguments_.scale_a_shift) * arguments_.scale_a_row;
+    }
+  }
+  __device__ __forceinline__ void copy(const Sm90Place& place, int32_t k, int stage) const {
+    const uint32_t target = target_ + stage * sm90_factor_bytes(kConfig);
+    const float* of_rows = arguments_.scale_a + k * arguments_.scale_a_block;
+    const float* of_columns = arguments_.scale_b + k * arguments_.scale_b_block;
+    if constexpr (kGrouped) of_columns += place.matrix * arguments_.groups.scale_b_stride;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      ptx::cp_async_ca_shared_global_4(target + (32 * i + lane_) * 4, of_rows + rows_[i]);
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -132,10 +143,12 @@ class Sm90FactorProducer {
     }
   }
 
+ private:
   const Sm90Arguments& arguments_;
   Sm90Shared& shared_;
   uint32_t target_;  // shared memory
   int32_t lane_;
+  int32_t rows_[kRows];
 };
 
 }  // namespace kernel_pytorch::product

@@ -152,7 +152,8 @@ struct Sm90Groups {
   void* output;
   void* preactivation;
   int64_t output_stride, preactivation_stride, bias_stride;
-  float limit, slope;  // of clamped gates g sigmoid(slope g), g at most limit, and ups u + 1, |u| at most limit
+  int64_t scale_b_stride;  // from a matrix's scales to the next's
+  float limit, slope;      // of clamped gates g sigmoid(slope g), g at most limit, and ups u + 1, |u| at most limit
 };
 
 struct Sm90Arguments {

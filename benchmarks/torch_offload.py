@@ -1,0 +1,162 @@
+"""AdamW with its states in the host's memory, against naive ways in torch: one step of 268 million bf16 weights with
+fp32 masters and averages (12 bytes each on the host), in 200 tensors of uneven size.
+
+    python benchmarks/torch_offload.py [--parameters N] [--turns N] [--output FILE]
+
+Times are of a whole step, from gradients that are there to states that are back in the host's memory. `share` is the
+plan's bound, from rates measured on this machine, over the time. naive, CPU step: gradients are copied to pageable
+memory, torch's fused AdamW steps fp32 masters there, weights are copied back. naive, states moved: each tensor's states
+are copied to the GPU, stepped there by torch's fused AdamW and copied back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernel_pytorch.optim import AdamW, Offload
+from torch_norms import describe_machine
+from torch_optim import make_parameters, sizes_on
+
+Step = Callable[[], None]
+
+
+class Ours:
+    """One set of states; the share of the device is changed between turns."""
+
+    def __init__(self, sizes: list[int], device: torch.device, **options: Any) -> None:
+        self.parameters = make_parameters(sizes, torch.bfloat16, device)
+        self.optimizer = AdamW(self.parameters, offload=Offload("interleave"), **options)
+
+    def step(self, share: float | None) -> None:
+        for states in self.optimizer._offloaded.all():
+            if states.how.device_share != share:
+                states.set_device_share(share)
+        self.optimizer.step()
+        self.optimizer._offloaded.finish()
+
+    def plan(self, share: float | None) -> dict[str, Any]:
+        (states,) = self.optimizer._offloaded.all()
+        states.set_device_share(share)
+        group = self.optimizer.param_groups[0]
+        plan = states.make_plan(self.optimizer._update_of(group, self.parameters[0], (None, None, None)))
+        return {**plan, "rates": states.rates, "host_bytes": states.slabs.host_bytes()}
+
+
+def naive_cpu_step(sizes: list[int], device: torch.device) -> Step:
+    parameters = make_parameters(sizes, torch.bfloat16, device)
+    masters = [torch.nn.Parameter(parameter.detach().float().cpu()) for parameter in parameters]
+    optimizer = torch.optim.AdamW(masters, fused=True)
+
+    def step() -> None:
+        for parameter, master in zip(parameters, masters, strict=True):
+            assert parameter.grad is not None
+            master.grad = parameter.grad.cpu().float()
+        optimizer.step()
+        for parameter, master in zip(parameters, masters, strict=True):
+            parameter.data.copy_(master.data)
+
+    return step
+
+
+def naive_states_moved(sizes: list[int], device: torch.device) -> Step:
+    parameters = make_parameters(sizes, torch.bfloat16, device)
+    on_host = [[p.detach().float().cpu(), *(torch.zeros(p.shape) for _ in range(2))] for p in parameters]
+    steps = [torch.zeros((), device=device) for _ in parameters]
+
+    def step() -> None:
+        for parameter, states, count in zip(parameters, on_host, steps, strict=True):
+            assert parameter.grad is not None
+            master, first, second = (state.to(device) for state in states)
+            count += 1
+            torch._fused_adamw_(
+                [master],
+                [parameter.grad.float()],
+                [first],
+                [second],
+                [],
+                [count],
+                lr=1e-3,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=1e-2,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
+            for state, moved in zip(states, (master, first, second), strict=True):
+                state.copy_(moved)
+            parameter.data.copy_(master)
+
+    return step
+
+
+def seconds_of(run: Step) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=float, default=1.0, help="share of the 268 million")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--without-naive", action="store_true")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("torch_offload: torch sees no CUDA device here")
+    device = torch.device("cuda")
+    sizes = [max(int(size * arguments.parameters), 1) for size in sizes_on(device)]
+    masters, compact = Ours(sizes, device, master_weights=True), Ours(sizes, device, state="compact")
+    ways: dict[str, Step] = {
+        "interleave": lambda: masters.step(None),
+        "host": lambda: masters.step(0.0),
+        "stream": lambda: masters.step(1.0),
+        "stream, compact": lambda: compact.step(1.0),
+    }
+    if not arguments.without_naive:
+        ways["naive, CPU step"] = naive_cpu_step(sizes, device)
+        ways["naive, states moved"] = naive_states_moved(sizes, device)
+    for step in ways.values():
+        step()
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(arguments.turns):
+        for name, step in ways.items():
+            if not name.startswith("naive") or turn < 2:
+                times[name].append(seconds_of(step))
+    plans = {
+        "interleave": masters.plan(None),
+        "host": masters.plan(0.0),
+        "stream": masters.plan(1.0),
+        "stream, compact": compact.plan(1.0),
+    }
+    rows = []
+    for name, taken in times.items():
+        plan = plans.get(name)
+        median = statistics.median(taken)
+        row = {"way": name, "seconds": median, "turns": taken, "plan": plan}
+        row["share"] = plan["bound_seconds"] / median if plan else None
+        rows.append(row)
+        told = (
+            f"bound {plan['bound_seconds'] * 1e3:7.1f} ms, share {row['share']:.2f}, {plan['reason']}" if plan else ""
+        )
+        print(f"{name:20s} {median * 1e3:8.1f} ms ({min(taken) * 1e3:.1f} to {max(taken) * 1e3:.1f})  {told}")
+    print(plans["interleave"]["rates"])
+    if arguments.output:
+        run = {"machine": describe_machine(device), "parameters": sum(sizes), "rows": rows}
+        arguments.output.write_text(json.dumps({"benchmark": "torch_offload", "runs": [run]}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Products of torch's whose gradients autograd would add up, or multiply, as whole tensors.
+
+`linears`: several layers of one input. Its gradient is the sum of as many products; here each product after the first
+adds to what is there, where autograd writes them all and reads them again.
+
+`linear_loss`: the loss of a layer's logits, whose gradient was computed along with it for a loss that counts once.
+Backward multiplies by the loss' gradient what is small, one operand or the result of a product, and not the gradient of
+the logits itself. That one therefore needs a type of fp32's range, whatever the factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+@torch.library.custom_op("kernel_pytorch::linears", mutates_args=())
+def linears(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """x @ weight^T for each weight."""
+    return [functional.linear(x, weight) for weight in weights]
+
+
+@linears.register_fake
+def _(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    return [x.new_empty(*x.shape[:-1], weight.shape[0]) for weight in weights]
+
+
+@torch.library.custom_op("kernel_pytorch::linears_input_gradient", mutates_args=())
+def linears_input_gradient(gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The sum of gradient @ weight, rounded after each product."""
+    first, *others = zip(map(_rows, gradients), weights)
+    total = first[0] @ first[1]
+    for gradient, weight in others:
+        total.addmm_(gradient, weight)
+    return total.view(*gradients[0].shape[:-1], total.shape[-1])
+
+
+@linears_input_gradient.register_fake
+def _(gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    return gradients[0].new_empty(*gradients[0].shape[:-1], weights[0].shape[1])
+
+
+def _keep_linears(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weights = inputs
+    ctx.save_for_backward(x, *weights)
+
+
+def _linears_backward(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    x, *weights = ctx.saved_tensors
+    used = [(gradient, weight) for gradient, weight in zip(gradients, weights) if gradient is not None]
+    grad_x = None
+    if ctx.needs_input_grad[0] and used:
+        grad_x = linears_input_gradient([one for one, _ in used], [weight for _, weight in used])
+    wanted = zip(gradients, ctx.needs_input_grad[1])
+    return grad_x, [_rows(one).t() @ _rows(x) if one is not None and wants else None for one, wants in wanted]
+
+
+torch.library.register_autograd("kernel_pytorch::linears", _linears_backward, setup_context=_keep_linears)
+
+
+@torch.library.custom_op("kernel_pytorch::linear_loss", mutates_args=())
+def linear_loss(loss: Tensor, grad_logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The loss of the logits x @ weight^T, whose gradient by them is grad_logits; x and weight get theirs."""
+    return loss.clone()
+
+
+@linear_loss.register_fake
+def _(loss: Tensor, grad_logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return torch.empty_like(loss)
+
+
+def _keep_linear_loss(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _linear_loss_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    grad_logits, x, weight = ctx.saved_tensors
+    _, _, wants_x, wants_weight = ctx.needs_input_grad
+    grad_x = (grad_logits @ weight) * gradient if wants_x else None
+    grad_weight = grad_logits.t() @ (x * gradient) if wants_weight else None
+    return None, None, grad_x, grad_weight
+
+
+torch.library.register_autograd("kernel_pytorch::linear_loss", _linear_loss_backward, setup_context=_keep_linear_loss)

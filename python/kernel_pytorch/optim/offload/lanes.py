@@ -1,0 +1,77 @@
+"""Where the copies and updates of a step run: streams of a GPU, or one after another on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+LANES = ("up", "down", "flush", "results", "update")
+
+
+class CudaLanes:
+    """A stream each for states to the device, states back, gradients to the host, weights back, and updates."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.streams = {name: torch.cuda.Stream(device) for name in LANES}  # type: ignore[no-untyped-call]
+        self.device = device
+
+    @contextmanager
+    def on(self, lane: str, *after: Any) -> Iterator[None]:
+        """What is called inside runs on the lane, after these marks; `current()` is asked for outside of it."""
+        stream = self.streams[lane]
+        for mark in after:
+            if mark is not None:
+                stream.wait_event(mark)
+        with torch.cuda.stream(stream):
+            yield
+
+    def mark(self, lane: str) -> torch.cuda.Event:
+        event: torch.cuda.Event = self.streams[lane].record_event()
+        return event
+
+    def current(self) -> torch.cuda.Event:
+        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
+        return event
+
+    def join(self, mark: Any) -> None:
+        """The caller's stream goes on after the mark."""
+        if mark is not None:
+            torch.cuda.current_stream(self.device).wait_event(mark)
+
+    def wait(self, mark: Any) -> None:
+        """The host waits."""
+        if mark is not None:
+            mark.synchronize()
+
+    def is_past(self, mark: Any) -> bool:
+        return mark is None or bool(mark.query())
+
+
+class OneLane:
+    """The same without streams: whatever is called has ended when the call returns."""
+
+    @contextmanager
+    def on(self, lane: str, *after: Any) -> Iterator[None]:
+        yield
+
+    def mark(self, lane: str) -> None:
+        return None
+
+    def current(self) -> None:
+        return None
+
+    def join(self, mark: Any) -> None:
+        return None
+
+    def wait(self, mark: Any) -> None:
+        return None
+
+    def is_past(self, mark: Any) -> bool:
+        return True
+
+
+def lanes_of(device: torch.device) -> CudaLanes | OneLane:
+    return CudaLanes(device) if device.type == "cuda" else OneLane()

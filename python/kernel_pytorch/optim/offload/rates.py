@@ -1,0 +1,139 @@
+"""What this machine moves and updates by the second, measured, and the core's plan of a step by these rates."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import _library
+from .slabs import Field, Slabs, pinned_in_place
+
+_ELEMENTS = 1 << 24  # of a sample: more than caches hold
+_COPY_BYTES = 1 << 26
+_TURNS = 3
+
+Update = Callable[[list[Tensor], list[Tensor], list[dict[str, Tensor]]], bool]
+
+
+def bytes_of(fields: list[Field], dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """Bytes per element of either way: over the link, and in the host's memory by link and CPU together."""
+    states, weight = sum(field.bytes_each for field in fields), float(dtype.itemsize)
+    has_master = any(field.name == "master" for field in fields)
+    down = weight if has_master else 2 * weight  # the gradient, and the weight unless its master is on the host
+    on_cpu = 2 * states + down + weight  # states read and written, what came down read, the weight written
+    return {
+        "on_device": {"up": states, "down": states, "host_memory": 2 * states},
+        "on_cpu": {"up": weight, "down": down, "host_memory": on_cpu + down + weight},
+    }
+
+
+def plan(
+    measured: dict[str, float],
+    fields: list[Field],
+    dtype: torch.dtype,
+    elements: int,
+    subgroups: int,
+    device_share: float | None,
+) -> dict[str, Any]:
+    request = {
+        "elements": elements,
+        "subgroup_elements": elements / subgroups,
+        "device_share": -1 if device_share is None else device_share,
+        "rates": measured,
+        **bytes_of(fields, dtype),
+    }
+    answer: dict[str, Any] = _library.call("offload_plan", request=request)
+    return answer
+
+
+class _Sample:
+    """States, weights and gradients to time updates on."""
+
+    def __init__(self, fields: list[Field], dtype: torch.dtype, device: torch.device) -> None:
+        parameter = torch.ones(_ELEMENTS, dtype=dtype)
+        slabs = Slabs([parameter], fields, _ELEMENTS, pinned=False)
+        self.parameter = parameter.to(device)
+        self.gradient = torch.full_like(self.parameter, 1e-3)
+        self.state = {name: view.to(device) for name, view in slabs.views(parameter).items()}
+
+    def step(self, update: Update) -> None:
+        update([self.parameter], [self.gradient], [self.state])
+
+
+class _Link:
+    """Copies of pinned memory to the device and back, both at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.host = [pinned_in_place(torch.zeros(_COPY_BYTES, dtype=torch.uint8), self) for _ in range(2)]
+        self.device = [torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
+        self.streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(device)
+
+    def start(self, turns: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
+        marks = []
+        for way, stream in enumerate(self.streams):
+            with torch.cuda.stream(stream):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                begin.record(stream)
+                for _ in range(turns):
+                    pair = (self.device[0], self.host[0]) if way == 0 else (self.host[1], self.device[1])
+                    pair[0].copy_(pair[1], non_blocking=True)
+                end.record(stream)
+                marks.append((begin, end))
+        return marks
+
+    @staticmethod
+    def rates(marks: list[tuple[torch.cuda.Event, torch.cuda.Event]], turns: int) -> list[float]:
+        for _, end in marks:
+            end.synchronize()
+        return [turns * _COPY_BYTES / (begin.elapsed_time(end) * 1e-3) for begin, end in marks]
+
+
+def measure(device: torch.device, dtype: torch.dtype, fields: list[Field], update: Update) -> dict[str, float]:
+    """Rates of the plan: bytes of the link both ways at once and of the host's memory, elements of both processors.
+
+    The link and the CPU are timed by themselves and then together, which tells what the host's memory gives to both.
+    """
+    sample, link = _Sample(fields, dtype, torch.device("cpu")), _Link(device)
+    sample.step(update)
+    alone = statistics.median(_seconds(lambda: sample.step(update)) for _ in range(_TURNS))
+    link.rates(link.start(1), 1)
+    up, down = link.rates(link.start(8), 8)
+    together, taken = [], []
+    for _ in range(_TURNS):
+        turns = max(round(1.5 * alone * up / _COPY_BYTES), 1)
+        marks = link.start(turns)
+        taken.append(_seconds(lambda: sample.step(update)))
+        together.append(link.rates(marks, turns))
+    at_once = [statistics.median(rates) for rates in zip(*together, strict=True)]
+    bytes_each = bytes_of(fields, dtype)["on_cpu"]
+    by_cpu = (bytes_each["host_memory"] - bytes_each["up"] - bytes_each["down"]) * _ELEMENTS / statistics.median(taken)
+    return {
+        "up": up,
+        "down": down,
+        "host_memory": by_cpu + sum(at_once),
+        "cpu": _ELEMENTS / alone,
+        "device": _ELEMENTS / _device_seconds(_Sample(fields, dtype, device), update),
+    }
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _device_seconds(sample: _Sample, update: Update) -> float:
+    sample.step(update)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(_TURNS):
+        sample.step(update)
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e-3 / _TURNS
