@@ -38,7 +38,7 @@ def int4pack(weights: list[torch.Tensor]) -> Callable[[torch.Tensor, int], torch
     return lambda x, i: torch._weight_int4pack_mm(x, packed[i], 128, scales)
 
 
-def figures(rows: int, size: tuple[int, int], device: torch.device, seconds: float) -> dict[str, Any]:
+def products(rows: int, size: tuple[int, int], device: torch.device, seconds: float) -> dict[str, Any]:
     out, inner = size
     count = measure.buffers_needed(out * inner // 2, device)
     x = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
@@ -96,9 +96,15 @@ def main() -> int:
     torch.manual_seed(0)
     out, inner = map(int, arguments.size.split("x"))
     device = torch.device(arguments.device)
-    lines = [figures(rows, (out, inner), device, arguments.seconds) for rows in map(int, arguments.rows.split(","))]
+    lines = []
+    for rows in map(int, arguments.rows.split(",")):
+        lines.append(products(rows, (out, inner), device, arguments.seconds))
+        print(lines[-1], flush=True)
     lines.append(quantizing((out, inner), device, arguments.seconds))
-    run = {"machine": describe_machine(device), "figures": lines}
+    columns = [name for name in lines[0] if name in lines[-1]]
+    columns += [name for name in lines[0] if name not in columns]
+    figures = [{name: line.get(name, "") for name in columns} for line in lines]
+    run = {"machine": describe_machine(device), "columns": columns, "figures": figures}
     print_and_store(run, arguments.output)
     return 0
 

@@ -140,3 +140,29 @@ def test_bad_arguments_are_named() -> None:
         coded.dequantize(torch.float64)
     with pytest.raises(ValueError, match="groups of 32 or 64|groups of 128"):
         QuantizedLinear(64, 4, format="int4", group=16)
+
+
+@pytest.mark.parametrize(("format", "options", "bound"), CASES)
+def test_threads_that_flush_subnormal_numbers_decode_the_same(format, options, bound) -> None:
+    torch.manual_seed(0)
+    coded = F.quantize_weight(torch.randn(8, 96), format, **options)
+    x = torch.randn(2, 96)
+    expected = (
+        coded.dequantize(torch.float32),
+        F.quantized_matmul(x, coded),
+        F.quantized_matmul(x.expand(20, 2, 96), coded),
+    )
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush subnormal numbers")
+    try:
+        again = F.quantize_weight(torch.randn(8, 96) * 0 + coded.dequantize(torch.float32), format, **options)
+        actual = (
+            coded.dequantize(torch.float32),
+            F.quantized_matmul(x, coded),
+            F.quantized_matmul(x.expand(20, 2, 96), coded),
+        )
+    finally:
+        torch.set_flush_denormal(False)
+    assert relative(again.dequantize(torch.float32), expected[0]) < bound
+    for one, other in zip(actual, expected):
+        assert torch.equal(one, other)

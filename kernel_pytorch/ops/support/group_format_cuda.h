@@ -89,13 +89,18 @@ KP_FORMAT_CODE float floor_of(float value) {
 // ---- values ----
 
 // The values of the eight codes without a sign, 0 0.5 1 1.5 2 3 4 6, are those of floats with two bits of exponent and
-// one of mantissa, subnormal ones included.
+// one of mantissa. No subnormal float stands between: XLA's threads flush them to 0.
 KP_FORMAT_CODE float e2m1_value(uint32_t code) {
-  return from_bits((code & 8) << 28 | (code & 7) << 22) * 0x1p126f;
+  const uint32_t magnitude = code & 7;
+  const float value =
+      magnitude < 2 ? static_cast<float>(static_cast<int32_t>(magnitude)) * 0.5f : from_bits((magnitude << 22) + (126u << 23));
+  return from_bits(bits_of(value) | (code & 8) << 28);
 }
 KP_FORMAT_CODE float e4m3_value(uint32_t code) {
-  const float value = from_bits((code & 0x80) << 24 | (code & 0x7f) << 20) * 0x1p120f;
-  return (code & 0x7f) == 0x7f ? from_bits(kNaNBits) : value;
+  const uint32_t magnitude = code & 0x7f;
+  const float normal = magnitude == 0x7f ? from_bits(kNaNBits) : from_bits((magnitude << 20) + (120u << 23));
+  const float value = magnitude < 8 ? static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-9f : normal;
+  return from_bits(bits_of(value) | (code & 0x80) << 24);
 }
 KP_FORMAT_CODE float e8m0_value(uint32_t code) {
   return code == 0xff ? from_bits(kNaNBits) : from_bits(code == 0 ? 0x00400000u : code << 23);

@@ -72,11 +72,16 @@ KP_PRIMITIVE Vec values_of(VecU codes, int32_t zero) {
   if constexpr (is_integer(kFormat)) {
     return __builtin_convertvector(reinterpret_cast<VecI>(codes) - zero, Vec);
   } else if constexpr (is_e2m1(kFormat)) {
-    return cpu::from_bits((codes & 8u) << 28 | (codes & 7u) << 22) * 0x1p126f;
+    const VecU magnitude = codes & 7u;
+    const Vec small = __builtin_convertvector(reinterpret_cast<VecI>(magnitude), Vec) * 0.5f;
+    const Vec value = cpu::select(magnitude < 2u, small, cpu::from_bits((magnitude << 22) + (126u << 23)));
+    return cpu::from_bits(cpu::bits_of(value) | (codes & 8u) << 28);
   } else {
-    const Vec value = cpu::from_bits((codes & 0x80u) << 24 | (codes & 0x7fu) << 20) * 0x1p120f;
-    return cpu::select(reinterpret_cast<VecI>((codes & 0x7fu) == 0x7fu), cpu::from_bits(cpu::broadcast(kNaNBits)),
-                       value);
+    const VecU magnitude = codes & 0x7fu;
+    const Vec small = __builtin_convertvector(reinterpret_cast<VecI>(magnitude), Vec) * 0x1p-9f;
+    const VecU normal = cpu::select(magnitude == 0x7fu, cpu::broadcast(kNaNBits), (magnitude << 20) + (120u << 23));
+    const Vec value = cpu::select(magnitude < 8u, small, cpu::from_bits(normal));
+    return cpu::from_bits(cpu::bits_of(value) | (codes & 0x80u) << 24);
   }
 }
 
