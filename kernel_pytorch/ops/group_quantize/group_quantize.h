@@ -4,7 +4,8 @@
 // quantize: scales follow from the group's largest magnitude:
 //   nvfp4   amax / (6 * tensor_scale), to nearest even in E4M3, at most 448
 //   mxfp4, mxfp8   2^(floor(log2 amax) - 2), 2^(floor(log2 amax) - 8), from 2^-127 on: OCP's rule
-//   int4, int8     amax / 7, amax / 127, to nearest even in the scales' type; with zeros (high - low) / 15, or 255, where
+//   int4, int8     amax / 7, amax / 127, to nearest even in the scales' type; with zeros (high - low) / 15, or 255,
+//   where
 //                  low is at most and high at least 0, and zero = -low / scale to the nearest integer. Below 2^-100: 0
 // A code is the nearest one to x, ties to even, larger magnitudes saturate; "nearest" compares with exact boundaries,
 // no quotient is rounded first (nvfp4: exact where tensor_scale is a power of two). With a seed it is one of the two
@@ -82,8 +83,7 @@ inline constexpr auto kDequantizeFields = fields<Dequantize>(
                                .bucketed = "rows",
                                .memory = MemoryLayout::kContiguous,
                                .content = "indices 256"}),
-    input<&Dequantize::scales>(
-        {.shape = "rows groups", .memory = MemoryLayout::kContiguous, .content = "indices 128"}),
+    input<&Dequantize::scales>({.shape = "rows groups", .memory = MemoryLayout::kContiguous, .content = "indices 128"}),
     optional_input<&Dequantize::zeros>(
         {.shape = "rows groups", .memory = MemoryLayout::kContiguous, .content = "indices 16"}),
     optional_input<&Dequantize::tensor_scale>({.dtype = "fp32", .content = "positive"}),

@@ -1,5 +1,5 @@
-// What the shape list cannot say: every code, every tie and its neighbours at every scale, every bf16 number, odd groups
-// and bad arguments. Kernels are compared with the reference bit for bit.
+// What the shape list cannot say: every code, every tie and its neighbours at every scale, every bf16 number, odd
+// groups and bad arguments. Kernels are compared with the reference bit for bit.
 #include "kernel_pytorch/ops/group_quantize/group_quantize.h"
 
 #include <gtest/gtest.h>
@@ -141,8 +141,8 @@ TEST(GroupQuantize, TiesAndTheirNeighboursAreExact) {
       } else {
         for (const float value : {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f}) boundaries.push_back(value);
       }
-      const float largest = format == Format::kInt4   ? (has_zeros ? 15.0f : 7.0f)
-                            : format == Format::kInt8 ? (has_zeros ? 255.0f : 127.0f)
+      const float largest = format == Format::kInt4    ? (has_zeros ? 15.0f : 7.0f)
+                            : format == Format::kInt8  ? (has_zeros ? 255.0f : 127.0f)
                             : format == Format::kMxfp8 ? 448.0f
                                                        : 6.0f;
       std::vector<float> values;
@@ -159,13 +159,14 @@ TEST(GroupQuantize, TiesAndTheirNeighboursAreExact) {
           }
           for (size_t i = 0; i < all.size(); i += static_cast<size_t>(call.group) - 1) {
             values.push_back(largest * scale);
-            for (int64_t j = 0; j < call.group - 1; ++j) values.push_back(all[(i + static_cast<size_t>(j)) % all.size()]);
+            for (int64_t j = 0; j < call.group - 1; ++j)
+              values.push_back(all[(i + static_cast<size_t>(j)) % all.size()]);
           }
         }
       }
       const auto columns = call.group;
-      expect_like_reference(call, DType::kFloat32, values.data(), static_cast<int64_t>(values.size()) / columns, columns,
-                            "ties");
+      expect_like_reference(call, DType::kFloat32, values.data(), static_cast<int64_t>(values.size()) / columns,
+                            columns, "ties");
     }
   }
 }
@@ -183,7 +184,8 @@ TEST(GroupQuantize, EveryNumberOfABf16IsCodedAlike) {
       for (const bool is_stochastic : {false, true}) {
         Call call{.format = format, .group = smallest_group(format), .has_zeros = has_zeros, .tensor_scale = 0.25f};
         if (is_stochastic) call.seed = {1234, 5};
-        expect_like_reference(call, DType::kBFloat16, values.data(), 64, 2048, is_stochastic ? "stochastic" : "nearest");
+        expect_like_reference(call, DType::kBFloat16, values.data(), 64, 2048,
+                              is_stochastic ? "stochastic" : "nearest");
       }
     }
   }

@@ -29,8 +29,8 @@ void check(Product& problem, Device device) {
   KP_CHECK(problem.output.dtype == problem.x.dtype, kName, ": output is ", problem.output.dtype, ", x is ",
            problem.x.dtype, "; they must have one type");
   check.check_matrix(problem.codes, problem.scales, problem.zeros, problem.tensor_scale, n, k);
-  KP_CHECK(!group_format::is_integer(problem.format) || problem.scales.dtype == problem.x.dtype, kName,
-           ": scales are ", problem.scales.dtype, ", x is ", problem.x.dtype, "; convert one of them");
+  KP_CHECK(!group_format::is_integer(problem.format) || problem.scales.dtype == problem.x.dtype, kName, ": scales are ",
+           problem.scales.dtype, ", x is ", problem.x.dtype, "; convert one of them");
   const TensorView& bias = problem.bias;
   if (!bias.is_present()) return;
   check.check_device("bias", bias);

@@ -5,13 +5,13 @@
 //   v            = tensor_scale * sum over k of x[m, k] * w[n, k] + bias[n]
 //   output[m, n] = activation(v)
 //
-// Sums are fp32. Codes times E4M3 or E8M0 scales are exact in bf16, so that only integers are rounded there. A kernel may
-// keep what fp16 has no number for (mxfp4, mxfp8), and round w times tensor_scale, where that is no power of two.
+// Sums are fp32. Codes times E4M3 or E8M0 scales are exact in bf16, so that only integers are rounded there. A kernel
+// may keep what fp16 has no number for (mxfp4, mxfp8), and round w times tensor_scale, where that is no power of two.
 //
 // The weight is as group_quantize makes it and checkpoints have it: one layout for every number of rows.
 // Shapes: x [..., k], output [..., n], codes [n, ceil(k / codes in a byte)], scales and zeros [n, ceil(k / group)],
-// bias [n]. Types: x and output fp32, bf16 or fp16 alike, and so are the scales of integers; bias theirs or fp32. mxfp8's codes may be any, NaN included.
-// Sizes of 0 are legal; k = 0 gives activation(bias).
+// bias [n]. Types: x and output fp32, bf16 or fp16 alike, and so are the scales of integers; bias theirs or fp32.
+// mxfp8's codes may be any, NaN included. Sizes of 0 are legal; k = 0 gives activation(bias).
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -39,10 +39,8 @@ struct Product {
 
 inline constexpr auto kFields = fields<Product>(
     input<&Product::x>({.shape = "... k", .leads = true, .memory = MemoryLayout::kRows}),
-    input<&Product::codes>({.shape = "n bytes",
-                            .memory = MemoryLayout::kContiguous,
-                            .key = KeyPart::kSizes,
-                            .content = "indices 256"}),
+    input<&Product::codes>(
+        {.shape = "n bytes", .memory = MemoryLayout::kContiguous, .key = KeyPart::kSizes, .content = "indices 256"}),
     input<&Product::scales>({.shape = "n groups", .memory = MemoryLayout::kContiguous, .content = "indices 128"}),
     optional_input<&Product::zeros>(
         {.shape = "n groups", .memory = MemoryLayout::kContiguous, .content = "indices 16"}),

@@ -49,7 +49,8 @@ struct GroupFormatCheck {
     KP_CHECK(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16, op, ": ",
              name, " is ", view.dtype, "; convert it to fp32, bf16 or fp16");
     KP_CHECK(view.rank == 2 && (view.sizes[1] <= 1 || view.strides[1] == 1), op, ": ", name, " has shape ",
-             shape_text(view.shape()), " and strides ", shape_text({view.strides.data(), static_cast<size_t>(view.rank)}),
+             shape_text(view.shape()), " and strides ",
+             shape_text({view.strides.data(), static_cast<size_t>(view.rank)}),
              "; it must be a matrix whose last dimension is dense");
   }
 
@@ -60,7 +61,10 @@ struct GroupFormatCheck {
              "; there are ", group_format::kFormats);
     const bool is_integer = group_format::is_integer(format), is_nvfp4 = format == group_format::Format::kNvfp4;
     KP_CHECK(group_format::is_legal_group(format, group), op, ": group is ", group, " with format ", name_of(format),
-             "; it must be ", is_integer ? "32, 64 or 128" : is_nvfp4 ? "16" : "32");
+             "; it must be ",
+             is_integer ? "32, 64 or 128"
+             : is_nvfp4 ? "16"
+                        : "32");
     const int64_t in_byte = group_format::codes_in_byte(format);
     check_bytes("codes", codes, rows, (columns + in_byte - 1) / in_byte);
     const int64_t groups = (columns + group - 1) / group;

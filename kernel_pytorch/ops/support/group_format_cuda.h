@@ -92,8 +92,8 @@ KP_FORMAT_CODE float floor_of(float value) {
 // one of mantissa. No subnormal float stands between: XLA's threads flush them to 0.
 KP_FORMAT_CODE float e2m1_value(uint32_t code) {
   const uint32_t magnitude = code & 7;
-  const float value =
-      magnitude < 2 ? static_cast<float>(static_cast<int32_t>(magnitude)) * 0.5f : from_bits((magnitude << 22) + (126u << 23));
+  const float value = magnitude < 2 ? static_cast<float>(static_cast<int32_t>(magnitude)) * 0.5f
+                                    : from_bits((magnitude << 22) + (126u << 23));
   return from_bits(bits_of(value) | (code & 8) << 28);
 }
 KP_FORMAT_CODE float e4m3_value(uint32_t code) {
@@ -139,7 +139,7 @@ KP_FORMAT_CODE uint32_t e4m3_code(float value) {
 }
 
 struct Range {
-  uint32_t amax;     // bits of the largest magnitude
+  uint32_t amax;    // bits of the largest magnitude
   float low, high;  // at most 0, at least 0; of integers with zeros
 };
 struct GroupScale {
@@ -247,8 +247,8 @@ KP_FORMAT_CODE uint32_t code_of(float value, const GroupScale& scale, uint32_t r
     const int32_t code = scale.value > 0.0f ? static_cast<int32_t>(quotient) + scale.zero : scale.zero;
     return static_cast<uint32_t>(code < 0 ? 0 : code > last_code(kFormat) ? last_code(kFormat) : code);
   } else if constexpr (is_e2m1(kFormat)) {
-    const uint32_t code = kStochastic ? stochastic_e2m1(magnitude, scale.value, random)
-                                      : nearest_e2m1(magnitude, scale.value);
+    const uint32_t code =
+        kStochastic ? stochastic_e2m1(magnitude, scale.value, random) : nearest_e2m1(magnitude, scale.value);
     return sign << 3 | (scale.value > 0.0f ? code : 0u);
   } else {
     // By a power of two: nothing is rounded here.

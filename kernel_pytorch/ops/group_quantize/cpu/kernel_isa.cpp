@@ -63,8 +63,7 @@ void quantize(const QuantizePart& part) {
         const int64_t element = part.first_element + first + i;
         const PhiloxBlock block = philox(static_cast<uint64_t>(part.seed[0]), static_cast<uint64_t>(part.seed[1]),
                                          static_cast<uint64_t>(element / kPhiloxElements));
-        codes[i] =
-            code_of<kFormat, true>(values[i], scale, block.bits(static_cast<int>(element % kPhiloxElements)));
+        codes[i] = code_of<kFormat, true>(values[i], scale, block.bits(static_cast<int>(element % kPhiloxElements)));
       }
     } else {
       for (int64_t i = 0; i < count; ++i) codes[i] = code_of<kFormat, false>(values[i], scale, 0);

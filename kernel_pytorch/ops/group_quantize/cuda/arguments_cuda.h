@@ -1,4 +1,5 @@
-// What host and device agree on: a thread has 16 neighbouring columns of a row, and the threads of a group are neighbours.
+// What host and device agree on: a thread has 16 neighbouring columns of a row, and the threads of a group are
+// neighbours.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"

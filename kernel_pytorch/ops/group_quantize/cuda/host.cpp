@@ -74,9 +74,8 @@ void run_quantize(const Quantize& problem, int, Context& context) {
   const bool is_stochastic = problem.seed.is_present(), is_aligned = is_aligned_matrix(problem.x, problem.codes);
   const int entry = (cuda_type_index(problem.x.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 4 +
                     is_stochastic * 2 + is_aligned;
-  CUkern_st* kernel = kernels.get(entry, context, [&] {
-    return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned);
-  });
+  CUkern_st* kernel = kernels.get(
+      entry, context, [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
   const int64_t columns = problem.x.sizes[1];
   QuantizeArguments arguments{.x = problem.x.data,
                               .row_stride = problem.x.strides[0],
@@ -101,8 +100,8 @@ void run_dequantize(const Dequantize& problem, int, Context& context) {
   const int entry =
       (cuda_type_index(problem.output.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 2 +
       is_aligned;
-  CUkern_st* kernel = kernels.get(
-      entry, context, [&] { return dequantize_code(problem.output.dtype, problem.format, is_aligned); });
+  CUkern_st* kernel =
+      kernels.get(entry, context, [&] { return dequantize_code(problem.output.dtype, problem.format, is_aligned); });
   const int64_t columns = problem.output.sizes[1];
   DequantizeArguments arguments{.codes = problem.codes.as<const uint8_t>(),
                                 .code_stride = problem.codes.sizes[1],

@@ -1,6 +1,6 @@
 // Quantising by groups and back: one visit to memory. A thread has 16 columns of a row in registers; the up to eight
-// threads of a group find its range by shuffles. kAligned: rows begin at multiples of 16 bytes and have a multiple of 16
-// columns, so that all accesses are vectors. sm_80.
+// threads of a group find its range by shuffles. kAligned: rows begin at multiples of 16 bytes and have a multiple of
+// 16 columns, so that all accesses are vectors. sm_80.
 #pragma once
 
 #include "kernel_pytorch/base/philox.h"

@@ -50,21 +50,22 @@ void run(const Product& problem, int, Context& context) {
   parallel_for(context.threads, (n + kTaskRows - 1) / kTaskRows, [&](int64_t task) {
     const int64_t first = task * kTaskRows, count = std::min(kTaskRows, n - first);
     float sums[kThinRows * kTaskRows];
-    kernels.multiply({.format = problem.format,
-                      .group = problem.group,
-                      .k = k,
-                      .x = x,
-                      .m = m,
-                      .x_stride = padded,
-                      .codes = problem.codes.as<const uint8_t>() + first * problem.codes.sizes[1],
-                      .code_stride = problem.codes.sizes[1],
-                      .scales = problem.scales.as<const char>() + first * groups * size_of(problem.scales.dtype),
-                      .type = static_cast<ThinType>(cpu_type_index(problem.x.dtype)),
-                      .zeros = problem.zeros.is_present() ? problem.zeros.as<const uint8_t>() + first * groups : nullptr,
-                      .groups = groups,
-                      .rows = count,
-                      .sums = sums,
-                      .sums_stride = kTaskRows});
+    kernels.multiply(
+        {.format = problem.format,
+         .group = problem.group,
+         .k = k,
+         .x = x,
+         .m = m,
+         .x_stride = padded,
+         .codes = problem.codes.as<const uint8_t>() + first * problem.codes.sizes[1],
+         .code_stride = problem.codes.sizes[1],
+         .scales = problem.scales.as<const char>() + first * groups * size_of(problem.scales.dtype),
+         .type = static_cast<ThinType>(cpu_type_index(problem.x.dtype)),
+         .zeros = problem.zeros.is_present() ? problem.zeros.as<const uint8_t>() + first * groups : nullptr,
+         .groups = groups,
+         .rows = count,
+         .sums = sums,
+         .sums_stride = kTaskRows});
     finish(problem, sums, first, count);
   });
 }

@@ -20,8 +20,8 @@ struct ThinPart {
   int64_t m, x_stride;
   const uint8_t* codes;  // of the first row, as are scales and zeros
   int64_t code_stride;
-  const void* scales;  // bytes, or of x's type
-  ThinType type;       // of x, to which weights of integers are rounded
+  const void* scales;    // bytes, or of x's type
+  ThinType type;         // of x, to which weights of integers are rounded
   const uint8_t* zeros;  // or null
   int64_t groups;        // of a row
   int64_t rows;

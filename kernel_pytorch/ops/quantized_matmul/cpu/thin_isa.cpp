@@ -1,6 +1,7 @@
-// Few rows of x times rows of a weight in few bits, on the lanes of the CPU, built once per instruction level. A step is
-// 2 * kLanes columns: kLanes bytes of 4-bit codes, whose low halves are the even columns and whose high halves the odd
-// ones, so x lies in that order. With 16 lanes a vector holds the values of all 16 codes, and decoding is one shuffle.
+// Few rows of x times rows of a weight in few bits, on the lanes of the CPU, built once per instruction level. A step
+// is 2 * kLanes columns: kLanes bytes of 4-bit codes, whose low halves are the even columns and whose high halves the
+// odd ones, so x lies in that order. With 16 lanes a vector holds the values of all 16 codes, and decoding is one
+// shuffle.
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/cpu/load_store.h"
 #include "kernel_pytorch/cpu/vec.h"
@@ -112,9 +113,8 @@ struct Decoder {
     const uint8_t* bytes = part.codes + self.row * part.code_stride + first / codes_in_byte(kFormat);
     if constexpr (has_4_bits(kFormat)) {
       const int64_t available = (count + 1) / 2;
-      const VecU pairs = cpu::widen_bits(available >= kLanes
-                                             ? cpu::load_storage<VecU8>(bytes)
-                                             : cpu::load_storage_partial<VecU8, 1>(bytes, available));
+      const VecU pairs = cpu::widen_bits(available >= kLanes ? cpu::load_storage<VecU8>(bytes)
+                                                             : cpu::load_storage_partial<VecU8, 1>(bytes, available));
       if constexpr (kLanes == 16) {
         values[0] = __builtin_shuffle(self.table, reinterpret_cast<VecI>(pairs));
         values[1] = __builtin_shuffle(self.table, reinterpret_cast<VecI>(pairs >> 4));
@@ -130,9 +130,8 @@ struct Decoder {
       for (int half = 0; half < 2; ++half) {
         const int64_t left = count - half * kLanes, available = left < 0 ? 0 : left < kLanes ? left : kLanes;
         const VecU8 stored = available == kLanes ? cpu::load_storage<VecU8>(bytes + half * kLanes)
-                             : available > 0
-                                 ? cpu::load_storage_partial<VecU8, 1>(bytes + half * kLanes, available)
-                                 : VecU8{};
+                             : available > 0     ? cpu::load_storage_partial<VecU8, 1>(bytes + half * kLanes, available)
+                                                 : VecU8{};
         values[half] =
             rounded<kFormat>(values_of<kFormat>(cpu::widen_bits(stored), self.zero) * self.scales, part.type);
       }

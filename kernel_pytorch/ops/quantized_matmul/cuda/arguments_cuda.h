@@ -8,7 +8,7 @@ namespace kernel_pytorch::quantized_matmul {
 
 struct WeightArguments {
   const uint8_t* codes;
-  int64_t code_stride;  // bytes from a row to the next
+  int64_t code_stride;        // bytes from a row to the next
   const void* scales;         // bytes, or of x's type
   const uint8_t* zeros;       // or null
   const float* tensor_scale;  // or null

@@ -14,9 +14,8 @@
 
 namespace kernel_pytorch::quantized_matmul {
 
-constexpr auto kThinConfigFields =
-    config_fields<ThinConfig>(config_field<&ThinConfig::columns>(), config_field<&ThinConfig::warps>(),
-                              config_field<&ThinConfig::blocks>());
+constexpr auto kThinConfigFields = config_fields<ThinConfig>(
+    config_field<&ThinConfig::columns>(), config_field<&ThinConfig::warps>(), config_field<&ThinConfig::blocks>());
 constexpr ConfigFields fields_of(const ThinConfig&) {
   return kThinConfigFields;
 }
@@ -161,8 +160,7 @@ void run_mma(const Product& problem, int config, Context& context) {
   const int64_t n = problem.codes.sizes[0];
   if (n == 0) return;
   const int entry = variant_of(problem) * kMmaConfigCount + config;
-  CUkern_st* kernel =
-      kernels.get(entry, context, [&] { return mma_code(problem.x.dtype, problem.format, config); });
+  CUkern_st* kernel = kernels.get(entry, context, [&] { return mma_code(problem.x.dtype, problem.format, config); });
   Arguments arguments = arguments_of(problem);
   const int columns = kMmaConfigs[config].columns;
   cuda_device::LaunchShape shape;

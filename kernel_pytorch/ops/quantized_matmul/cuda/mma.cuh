@@ -1,6 +1,7 @@
 // The product of more than 16 rows with a weight in few bits: four warps share 64 rows of x, which cp.async puts into a
-// ring of stages in shared memory; each has 16 or 32 columns of the output, loads their codes a step ahead straight into
-// registers and decodes them there, once for the 64 rows. The weight is the first operand of mma, x the second. sm_80.
+// ring of stages in shared memory; each has 16 or 32 columns of the output, loads their codes a step ahead straight
+// into registers and decodes them there, once for the 64 rows. The weight is the first operand of mma, x the second.
+// sm_80.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
@@ -102,8 +103,7 @@ class MmaProduct {
 #pragma unroll
       for (int j = 0; j < kRowTiles; ++j) {
         uint32_t x[4];
-        order_pairs<kFormat>(
-            ptx::ld_shared_v4(stage + (8 * j + lane_ / 4) * kPitch + (4 * word + lane_ % 4) * 16), x);
+        order_pairs<kFormat>(ptx::ld_shared_v4(stage + (8 * j + lane_ / 4) * kPitch + (4 * word + lane_ % 4) * 16), x);
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
           tile::multiply_fragments<T>(sums[i][j], first[i], x[0], x[1]);
@@ -121,8 +121,8 @@ class MmaProduct {
       for (int j = 0; j < kRowTiles; ++j) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-          part[8 * j + tile::fragment_column(lane_, r)]
-              [(warp_ * kTiles + i) * 16 + tile::fragment_row(lane_, r)] = sums[i][j][r];
+          part[8 * j + tile::fragment_column(lane_, r)][(warp_ * kTiles + i) * 16 + tile::fragment_row(lane_, r)] =
+              sums[i][j][r];
         }
       }
     }

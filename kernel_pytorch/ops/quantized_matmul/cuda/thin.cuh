@@ -1,6 +1,6 @@
-// The product of at most 16 rows with a weight in few bits: one pass over the weight, as engines/gemm/thin has it for 16
-// bits. Warps divide k; a lane loads 16 bytes of codes of rows of the weight, decodes them in registers, and reads the
-// same columns of x, which the caches hold. The weight is the first operand of mma, x the second. sm_80.
+// The product of at most 16 rows with a weight in few bits: one pass over the weight, as engines/gemm/thin has it for
+// 16 bits. Warps divide k; a lane loads 16 bytes of codes of rows of the weight, decodes them in registers, and reads
+// the same columns of x, which the caches hold. The weight is the first operand of mma, x the second. sm_80.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
@@ -66,10 +66,9 @@ class ThinProduct {
 #pragma unroll
         for (int j = 0; j < kRowTiles; ++j) {
           const int32_t row = 8 * j + lane_ / 4;
-          order_pairs<kFormat>(
-              ptx::ld_global_v4_if(row < tile.m && k < tile.k,
-                                   static_cast<const T*>(tile.a.data) + row * tile.a.outer + k),
-              x[j]);
+          order_pairs<kFormat>(ptx::ld_global_v4_if(row < tile.m && k < tile.k,
+                                                    static_cast<const T*>(tile.a.data) + row * tile.a.outer + k),
+                               x[j]);
         }
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {

@@ -1,6 +1,6 @@
 // 16 bytes of a row of a weight in few bits, from memory to the words of mma's first operand. mma sums over k in any
-// order, so a lane takes the k of its own 16 bytes, two at a time as they come out of a word by one mask: of 4-bit codes
-// columns (0, 4), (1, 5), (2, 6), (3, 7) of each eight, of 8-bit codes neighbours. x is put into the same order.
+// order, so a lane takes the k of its own 16 bytes, two at a time as they come out of a word by one mask: of 4-bit
+// codes columns (0, 4), (1, 5), (2, 6), (3, 7) of each eight, of 8-bit codes neighbours. x is put into the same order.
 // sm_80.
 #pragma once
 
@@ -116,8 +116,8 @@ class WeightChunk {
       const uint32_t codes = word_at(word);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        pairs[i] = kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors)
-                                            : e2m1(codes << (12 - 4 * i), factors, word);
+        pairs[i] =
+            kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1(codes << (12 - 4 * i), factors, word);
       }
     }
   }
