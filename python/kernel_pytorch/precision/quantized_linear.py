@@ -48,13 +48,14 @@ class QuantizedLinear(nn.Module):
             raise ValueError(f"QuantizedLinear: {format} is symmetric; asymmetric is for int4 and int8")
         in_row = -(-in_features // self.group)
         scale_type = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.uint8, "mxfp8": torch.uint8}.get(format, dtype)
-        empty = {"device": device}
-        self.register_buffer("codes", torch.zeros(out_features, in_features // in_byte, dtype=torch.uint8, **empty))
-        self.register_buffer("scales", torch.zeros(out_features, in_row, **empty).to(scale_type))
-        zeros = torch.zeros(out_features, in_row, dtype=torch.uint8, **empty) if asymmetric else None
+        self.register_buffer(
+            "codes", torch.zeros(out_features, in_features // in_byte, dtype=torch.uint8, device=device)
+        )
+        self.register_buffer("scales", torch.zeros(out_features, in_row, device=device).to(scale_type))
+        zeros = torch.zeros(out_features, in_row, dtype=torch.uint8, device=device) if asymmetric else None
         self.register_buffer("zeros", zeros)
-        self.register_buffer("tensor_scale", torch.ones(1, **empty) if format == "nvfp4" else None)
-        self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, **empty)) if bias else None
+        self.register_buffer("tensor_scale", torch.ones(1, device=device) if format == "nvfp4" else None)
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device)) if bias else None
 
     @classmethod
     def from_linear(
@@ -88,7 +89,7 @@ class QuantizedLinear(nn.Module):
         and tensor_scale keep theirs.
         """
         fixed = {"scales": self.scales, "tensor_scale": self.tensor_scale} if self.format == "nvfp4" else {}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in fixed.items():
             after = self._buffers[name]
             if before is not None and after is not None and after.dtype is not before.dtype:
