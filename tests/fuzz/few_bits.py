@@ -14,11 +14,12 @@ from .draw import Draw
 from .elementwise import FUNCTIONS
 from .run import generates
 
-# By format: sizes of groups, half of the widest step between two values relative to the largest of a group.
+# By format: sizes of groups, and how far a value may move relative to the largest of its group: half of the widest step,
+# or what saturates where the scale is a power of two.
 FORMATS = {
     "nvfp4": ((16,), 1 / 6),
     "mxfp4": ((32,), 1 / 4),
-    "mxfp8": ((32,), 1 / 14),
+    "mxfp8": ((32,), 1 / 8),
     "int4": ((32, 64, 128), 1 / 14),
     "int8": ((32, 64, 128), 1 / 254),
 }
@@ -39,6 +40,8 @@ def _weight(d: Draw) -> Tensor:
 def _bound(weight: Tensor, options: dict[str, Any]) -> Tensor:
     """How far a value may be from its code's: a share of its group's largest magnitude, and the rounding of a scale."""
     rows, columns = weight.shape
+    if not weight.numel():
+        return weight.double()
     group = options["group"]
     padded = torch.nn.functional.pad(weight.double().abs(), (0, -columns % group)).reshape(rows, -1, group)
     largest = padded.amax(-1, keepdim=True).expand_as(padded).reshape(rows, -1)[:, :columns]
@@ -54,7 +57,7 @@ def quantize_weight(d: Draw, name: str) -> Case:
         check = lambda values, case: _check(values, weight, options)  # noqa: E731
         return Case((coded, torch.float32), {}, check=check, gradients=False, names=("quantize_weight",))
     check = lambda made, case: _check(made.dequantize(torch.float32), weight, options)  # noqa: E731
-    case = Case((weight,), options, check=check, gradients=False)
+    case = Case((weight,), options, check=check, gradients=False, names=("group_quantize",))
     if d.maybe(0.1):
         way = d.between(0, 2)
         if way == 0:

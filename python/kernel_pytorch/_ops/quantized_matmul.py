@@ -175,7 +175,8 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
         weight = _dequantize(codes, scales, zeros, tensor_scale, format, group, columns, _NAMES[grad.dtype])
         grad_x = matmul(grad, weight)
     if wanted[5]:
-        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32).to(bias.dtype)
+        rows = grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
+        grad_bias = rows.sum(0, dtype=torch.float32).to(bias.dtype)
     return grad_x, None, None, None, None, grad_bias
 
 

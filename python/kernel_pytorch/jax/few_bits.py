@@ -141,7 +141,7 @@ def _gradient(values: Any, grads: Any, wanted: Any) -> Any:
     if "x" in wanted:
         gradients["x"] = linear(grad, dequantize_weight(weight, x.dtype).T)
     if "bias" in wanted:
-        gradients["bias"] = grad.reshape(-1, grad.shape[-1]).astype(jnp.float32).sum(0).astype(bias.dtype)
+        gradients["bias"] = grad.astype(jnp.float32).sum(tuple(range(grad.ndim - 1))).astype(bias.dtype)
     return gradients
 
 
