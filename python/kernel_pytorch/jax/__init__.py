@@ -31,6 +31,7 @@ from .experts import (
     route,
     route_chosen,
 )
+from .few_bits import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
 from .float8 import (
     Quantized,
     QuantizedGate,
@@ -86,6 +87,7 @@ __all__ = [
     "Quantized",
     "QuantizedGate",
     "QuantizedNorm",
+    "QuantizedWeight",
     "Routing",
     "activation",
     "add_rms_norm",
@@ -99,6 +101,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_partials",
     "dequantize",
+    "dequantize_weight",
     "dropout",
     "embedding",
     "expert_parallel_mlp",
@@ -126,6 +129,8 @@ __all__ = [
     "parallel_cross_entropy",
     "policies",
     "quantize",
+    "quantize_weight",
+    "quantized_matmul",
     "ragged_dot",
     "reglu",
     "reglu_packed",
