@@ -65,7 +65,7 @@ def check(platform: str) -> None:
             jax.jit(nothing).lower(jax.ShapeDtypeStruct((1,), np.float32)).compile()(np.zeros(1, np.float32))
     except Exception as error:
         if "handler" not in str(error) and "custom call" not in str(error):
-            raise
+            return  # nothing to translate: what else is wrong shows in the op's own call
         library = ctypes.CDLL(str(library_path(_ADAPTER)))
         version = jaxlib.version.__version__
         built = f"{library.kp_jax_ffi_major()}.{library.kp_jax_ffi_minor()}"
