@@ -14,8 +14,8 @@ from .draw import Draw
 from .elementwise import FUNCTIONS
 from .run import generates
 
-# By format: sizes of groups, and how far a value may move relative to the largest of its group: half of the widest step,
-# or what saturates where the scale is a power of two.
+# By format: sizes of groups, and how far a value may move relative to the largest of its group: half of the widest
+# step, or what saturates where the scale is a power of two.
 FORMATS = {
     "nvfp4": ((16,), 1 / 6),
     "mxfp4": ((32,), 1 / 4),
