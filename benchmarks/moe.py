@@ -4,7 +4,8 @@
 
 Peers. GPU: `torch._grouped_mm` on rows that are copied into the order of experts first (a layer: with the gate as one
 op of ours, and index_add for the sum), eager and, for a layer, compiled. CPU: a loop over the experts, as Hugging Face
-has it. Ours and theirs take turns; a figure is the median. FLOP are those of the products: 2 * rows * k * n each.
+has it. FP8: `torch._scaled_grouped_mm`, which has scales of rows alone. Ours and theirs take turns; a figure is the
+median. FLOP are those of the products: 2 * rows * k * n each. Decoding shows the bytes of the experts that are used.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Case:
     flops: float  # 0: a time alone
     ways: dict[str, Way]
     tolerance: float = 0.02  # of the largest value; 0: nothing to compare
+    bytes: float = 0.0  # that have to be read, where they bound the time
 
 
 @dataclass
@@ -103,6 +105,20 @@ class Layer:
 
         return step
 
+    def backward_alone(self, forward: Callable[[], Tensor]) -> Way:
+        leaves = [self.x, self.logits, self.gate_up, self.down]
+        upstream = torch.randn_like(self.x)
+        kept: list[Tensor] = []
+
+        def step() -> Any:
+            if not kept:
+                for leaf in leaves:
+                    leaf.requires_grad_()
+                kept.append(forward())
+            return torch.autograd.grad(kept[0], leaves, upstream, retain_graph=True)
+
+        return step
+
 
 def layer_cases(device: str) -> list[Case]:
     cases = []
@@ -120,6 +136,8 @@ def layer_cases(device: str) -> list[Case]:
             cases.append(Case(f"{title} forward", layer.forward_flops, dict(ways)))
             steps = {way: layer.with_gradients(call) for way, call in ways.items()}
             cases.append(Case(f"{title} forward+backward", 3 * layer.forward_flops, steps, 0))
+            alone = {way: layer.backward_alone(call) for way, call in ways.items() if way != "compiled"}
+            cases.append(Case(f"{title} backward", 2 * layer.forward_flops, alone, 0))
     return cases
 
 
@@ -172,6 +190,89 @@ def routing_cases(device: str) -> list[Case]:
 
         ways = {"ours": lambda logits=logits, k=k: F.route(logits, k), "topk, argsort": torchs}
         cases.append(Case(f"routing {tokens}x{experts} top {k}", 0, ways, 0))
+        if device == "cuda":
+            cases.append(Case(f"routing {tokens}x{experts} top {k}, a graph", 0, {"ours": captured(ways["ours"])}, 0))
+    return cases
+
+
+def captured(call: Way) -> Way:
+    """The call as a CUDA graph: what the device does, without the host's time."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def float8_cases() -> list[Case]:
+    """Eight groups of 4096 rows by 4096 x 7168."""
+    rows, n, k, groups = 32768, 4096, 7168, 8
+    x, weight = (torch.randn(shape, device="cuda").to(torch.float8_e4m3fn) for shape in ((rows, k), (groups, n, k)))
+    ends = (torch.arange(groups, device="cuda").int() + 1) * (rows // groups)
+
+    def scales(*shape: int) -> Tensor:
+        return torch.rand(shape, device="cuda") + 0.5
+
+    of_rows, of_weight = scales(rows), scales(groups, n)
+    blocks = scales(k // 128, rows).t(), scales(groups, n // 128, k // 128)
+    one, each = scales(1), scales(groups)
+    shuffled = torch.randperm(rows, device="cuda").int()
+    product = F.scaled_grouped_matmul
+
+    def theirs() -> Tensor:
+        return torch._scaled_grouped_mm(x, weight.mT, of_rows, of_weight, offs=ends, out_dtype=torch.bfloat16)
+
+    flops = 2.0 * rows * n * k
+    return [
+        Case("FP8 product, scales of matrices", flops, {"ours": lambda: product(x, weight, one, each, ends)}),
+        Case("FP8 product, scales of matrices, short sums", flops, {
+            "ours": lambda: product(x, weight, one, each, ends, accurate=False)}),
+        Case("FP8 product, scales of rows", flops, {
+            "ours": lambda: product(x, weight, of_rows, of_weight, ends), "grouped_mm": theirs}),
+        Case("FP8 product, 1x128 and 128x128 blocks", flops, {"ours": lambda: product(x, weight, *blocks, ends)}),
+        Case("FP8 product, 1x128 and 128x128 blocks, gathered", flops, {
+            "ours": lambda: product(x, weight, *blocks, ends, gather=shuffled)}),
+    ]  # fmt: skip
+
+
+def decode_cases() -> list[Case]:
+    """Eight tokens with eight experts each, no two of which are the same."""
+    tokens, k, size, inner, experts = 8, 8, 7168, 2048, 256
+    logits = torch.full((tokens, experts), -20.0, device="cuda")
+    for token in range(tokens):
+        logits[token, token * k : (token + 1) * k] = torch.rand(k, device="cuda")
+    routing = F.route(logits, k)
+    elements = 3.0 * tokens * k * size * inner
+    x = torch.randn(tokens, size, device="cuda").bfloat16()
+    gate_up, down = (
+        torch.empty(shape, device="cuda", dtype=torch.bfloat16).uniform_(-0.02, 0.02)
+        for shape in ((experts, 2 * inner, size), (experts, size, inner))
+    )
+    layer = captured(lambda: F.moe_mlp(x, routing, gate_up, down, transposed=True))
+    cases = [Case("decode 8 tokens, bf16 layer", 0, {"ours": layer}, 0, 2 * elements)]
+    codes = [weight.to(torch.float8_e4m3fn) for weight in (gate_up, down)]
+    rows = torch.randn(tokens, size, device="cuda").to(torch.float8_e4m3fn)
+    hidden = torch.randn(tokens * k, inner, device="cuda").to(torch.float8_e4m3fn)
+
+    def scales(*shape: int) -> Tensor:
+        return torch.rand(shape, device="cuda") + 0.5
+
+    factors = [
+        scales(tokens, size // 128), scales(experts, 2 * inner // 128, size // 128),
+        scales(tokens * k, inner // 128), scales(experts, size // 128, inner // 128),
+    ]  # fmt: skip
+
+    def products() -> None:
+        ends, gather = routing.offsets, routing.token_of_row
+        F.scaled_grouped_matmul(rows, codes[0], factors[0], factors[1], ends, gather=gather)
+        F.scaled_grouped_matmul(hidden, codes[1], factors[2], factors[3], ends)
+
+    cases.append(Case("decode 8 tokens, both FP8 products, blocks", 0, {"ours": captured(products)}, 0, elements))
+    memory = torch.empty(2**29, dtype=torch.int64, device="cuda")
+    cases.append(Case("reading 4 GiB (torch.max)", 0, {"ours": memory.max}, 0, 2.0**32))
     return cases
 
 
@@ -209,6 +310,7 @@ def run(case: Case, device: str, seconds: float) -> dict[str, str]:
     for way, times in samples.items():
         median = statistics.median(times)
         rate = f", {case.flops / median / 1e12:.{0 if device == 'cuda' else 2}f} TFLOP/s" if case.flops else ""
+        rate += f", {case.bytes / median / 1e9:.0f} GB/s" if case.bytes else ""
         row[way] = f"{median * 1e6:.1f} us{rate}"
     print("; ".join(f"{name} {text}" if name != "what" else text for name, text in row.items()), flush=True)
     return row
@@ -223,12 +325,12 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(0)
     makers: list[Callable[[], list[Case]]] = [lambda: routing_cases(options.device)]
-    makers += [product_cases] if options.device == "cuda" else []
+    makers += [product_cases, float8_cases, decode_cases] if options.device == "cuda" else []
     makers += [lambda: layer_cases(options.device)]
     wanted = [word for word in options.only.split(",") if word]
     rows = []
     for make in makers:
-        for case in make():
+        for case in make():  # of one maker at a time: their weights take much of the memory
             if not wanted or any(word in case.name for word in wanted):
                 rows.append(run(case, options.device, options.seconds))
     machine = describe_machine(torch.device(options.device))

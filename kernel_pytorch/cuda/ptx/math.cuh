@@ -1,6 +1,8 @@
 // Functions of the special unit: one instruction, about 22 good bits, an eighth of the rate of a multiplication.
-// Denormals are taken and given as zero. Below them, minimum and maximum that hand a NaN on.
+// Denormals are taken and given as zero. Below them, minimum and maximum that hand a NaN on, and a choice of bytes.
 #pragma once
+
+#include "kernel_pytorch/base/fixed_width.h"
 
 namespace kernel_pytorch::ptx {
 
@@ -72,6 +74,13 @@ __device__ __forceinline__ float max_nan_f32(float a, float b) {
   float most;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
   return most;
+}
+
+// Four bytes of two words, chosen by nibbles; 8 in a nibble repeats the byte's sign instead.
+__device__ __forceinline__ uint32_t prmt_b32(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
+  return result;
 }
 
 }  // namespace kernel_pytorch::ptx

@@ -49,12 +49,16 @@ KP_STEP_CODE void update(Element<Value>& element, Keeps keeps, const FactorsOf<R
   }
 }
 
-// The master of a bf16 weight and its correction. Casts keep the bits, of single numbers and of lanes.
+// The master of a bf16 weight and its correction, both where they are in it. Casts keep the bits, of single numbers and
+// of lanes.
+template <class Bits, class Signed>
+KP_STEP_CODE Bits joined_master(Bits wide, Signed correction_256) {
+  const Signed moved = (Signed)(wide & 0x7fffffffu) + correction_256;
+  return (wide & 0x80000000u) | (Bits)(moved > 0 ? moved : Signed{});
+}
 template <class Bits, class Signed>
 KP_STEP_CODE Bits master_bits(Bits weight, Signed correction) {
-  const Bits wide = weight << 16;
-  const Signed moved = (Signed)(wide & 0x7fffffffu) + correction * 256;
-  return (wide & 0x80000000u) | (Bits)(moved > 0 ? moved : Signed{});
+  return joined_master(weight << 16, correction * 256);
 }
 // With the weight in the upper half after adding 0x8000, and the correction in bits 8 to 15.
 template <class Math, class Value>

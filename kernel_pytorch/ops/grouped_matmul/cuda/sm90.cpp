@@ -83,11 +83,15 @@ int rows_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sm90Sizes sizes = sizes_of(problem);
   return product::sm90_heuristic(row_configs(), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
 }
+// Of a large tile the gathered side is the shorter one: threads copy its lines (NOTES.md has times).
 int depth_heuristic(const WeightGradient& problem, const DeviceInfo& device) {
+  constexpr int kWide = 0, kTall = 2;
   const int64_t groups = std::max<int64_t>(problem.output.sizes[0], 1);
-  return product::sm90_heuristic(depth_configs(),
-                                 {groups, problem.a.sizes[1], problem.b.sizes[1], rows_of(problem) / groups}, 2,
-                                 device.cuda.multiprocessors);
+  const bool swaps = !is_row_major(problem.output);  // as run_depth does
+  const int64_t m = (swaps ? problem.b : problem.a).sizes[1], n = (swaps ? problem.a : problem.b).sizes[1];
+  const int best = product::sm90_heuristic(depth_configs().first(2), {groups, m, n, rows_of(problem) / groups}, 2,
+                                           device.cuda.multiprocessors);
+  return best == kWide && (swaps ? problem.gather_a : problem.gather_b).is_present() ? kTall : best;
 }
 
 Sm90Form form_of(Form form) {

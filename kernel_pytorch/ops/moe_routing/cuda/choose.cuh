@@ -7,10 +7,14 @@
 
 namespace kernel_pytorch::moe_routing {
 
-// Floats as unsigned integers of the same order, NaN as the lowest float. 0 is less than all of them.
+// Floats as unsigned integers of the same order. 0 is less than all of them but NaN.
+__device__ __forceinline__ uint32_t ordered(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+}
+// The same, NaN as the lowest float.
 __device__ __forceinline__ uint32_t key_of(float value) {
-  const uint32_t bits = __float_as_uint(value == value ? value : tile::minus_infinity());
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  return ordered(value == value ? value : tile::minus_infinity());
 }
 
 // The lane's lowest index of its largest key.
@@ -87,19 +91,18 @@ __device__ __forceinline__ Choice search(uint32_t (&keys)[kPer], const float (&s
   return choice;
 }
 
-// A key of which at least k are as large: the k-th largest of the lanes' largest. 0: there is none.
+// A key of which at least k are as large: the k-th largest of the lanes' largest, or less where some are equal. 0: there
+// is none.
 template <int kPer>
 __device__ __forceinline__ uint32_t bound_of(const uint32_t (&keys)[kPer], int32_t k) {
   uint32_t largest = keys[0];
 #pragma unroll
   for (int i = 1; i < kPer; ++i) largest = max(largest, keys[i]);
   uint32_t bound = 0;
-  for (int32_t found = 0; found < k;) {
+#pragma unroll 4
+  for (int32_t i = 0; i < k; ++i) {
     bound = __reduce_max_sync(0xffffffffu, largest);
-    if (bound == 0) break;
-    const bool is_found = largest == bound;
-    found += __popc(__ballot_sync(0xffffffffu, is_found));
-    if (is_found) largest = 0;
+    if (largest == bound) largest = 0;
   }
   return bound;
 }
@@ -185,13 +188,21 @@ __global__ void __launch_bounds__(choose_threads(kPer), 1) choose(const __grid_c
     Row<kPer> row;
     row.compute(logits, arguments.is_sigmoid);
     square += row.lse * row.lse;
-    const float share = 1.0f / row.total;
+    const float share = arguments.is_sigmoid ? 1.0f / row.total : 1.0f;
     uint32_t keys[kPer];
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      share_sums[i] += row.scores[i] * share;
-      const bool is_there = 32 * i + lane < arguments.experts;
-      keys[i] = is_there ? key_of(arguments.bias == nullptr ? logits[i] : row.scores[i] + bias_at(i)) : 0;
+    for (int i = 0; i < kPer; ++i) share_sums[i] += row.scores[i] * share;
+    // Logits behind the last expert are -infinity, and of equal keys the lower index is chosen: never one of those. A
+    // NaN shows in the sum.
+    if (arguments.bias == nullptr && row.sum == row.sum) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) keys[i] = ordered(logits[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        const bool is_there = 32 * i + lane < arguments.experts;
+        keys[i] = is_there ? key_of(arguments.bias == nullptr ? logits[i] : row.scores[i] + bias_at(i)) : 0;
+      }
     }
     if (arguments.groups > 1) {
       float quality[kPer];

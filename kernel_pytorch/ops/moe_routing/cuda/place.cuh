@@ -2,6 +2,7 @@
 // all, and gives its pairs their rows in order. The last block writes what is about all tokens. sm_80.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/memory.cuh"
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/cuda/tile/reduce.cuh"
 #include "kernel_pytorch/ops/moe_routing/cuda/arguments_cuda.h"
@@ -20,22 +21,38 @@ __device__ __forceinline__ bool is_here(const ForwardArguments& arguments, int32
   return expert >= 0 && expert < arguments.experts;
 }
 
-// Threads share an expert's blocks, so that few reads wait for each other.
+// Threads share the blocks of kWidth neighbouring experts, so that few reads wait for each other.
+template <int kWidth>
 __device__ __forceinline__ void add_counts(const ForwardArguments& arguments, int32_t block, const Experts& experts) {
-  const int32_t thread = static_cast<int32_t>(threadIdx.x), parts = max(kThreads / arguments.experts, 1);
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t columns = arguments.experts / kWidth, parts = max(kThreads / columns, 1);
   for (int32_t e = thread; e < arguments.experts; e += kThreads) experts.before[e] = experts.all[e] = 0;
   __syncthreads();
-  for (int32_t index = thread; index < arguments.experts * parts; index += kThreads) {
-    const int32_t e = index % arguments.experts;
-    int32_t before = 0, all = 0;
+  for (int32_t index = thread; index < columns * parts; index += kThreads) {
+    const int32_t first = index % columns * kWidth;
+    int32_t before[kWidth] = {}, all[kWidth] = {};
 #pragma unroll 16
-    for (int32_t other = index / arguments.experts; other < arguments.blocks; other += parts) {
-      const int32_t count = arguments.block_counts[int64_t{other} * arguments.experts + e];
-      all += count;
-      if (other < block) before += count;
+    for (int32_t other = index / columns; other < arguments.blocks; other += parts) {
+      const int32_t* from = arguments.block_counts + int64_t{other} * arguments.experts + first;
+      int32_t counts[kWidth];
+      if constexpr (kWidth == 4) {
+        const ptx::Word4 four = ptx::ld_global_v4(from);
+        counts[0] = static_cast<int32_t>(four.x), counts[1] = static_cast<int32_t>(four.y);
+        counts[2] = static_cast<int32_t>(four.z), counts[3] = static_cast<int32_t>(four.w);
+      } else {
+        counts[0] = *from;
+      }
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        all[i] += counts[i];
+        if (other < block) before[i] += counts[i];
+      }
     }
-    atomicAdd(experts.before + e, before);
-    atomicAdd(experts.all + e, all);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      atomicAdd(experts.before + first + i, before[i]);
+      atomicAdd(experts.all + first + i, all[i]);
+    }
   }
   __syncthreads();
 }
@@ -171,7 +188,11 @@ __global__ void __launch_bounds__(kThreads, 1) place(const __grid_constant__ For
   extern __shared__ __align__(16) int32_t memory[];
   const Experts experts = {memory, memory + arguments.experts, memory + 2 * arguments.experts};
   tile::follow_closely();
-  add_counts(arguments, static_cast<int32_t>(blockIdx.x), experts);
+  if (arguments.experts % 4 == 0) {
+    add_counts<4>(arguments, static_cast<int32_t>(blockIdx.x), experts);
+  } else {
+    add_counts<1>(arguments, static_cast<int32_t>(blockIdx.x), experts);
+  }
   if (threadIdx.x < 32) find_starts(arguments, experts);
   __syncthreads();
   if (static_cast<int32_t>(blockIdx.x) == arguments.blocks) {

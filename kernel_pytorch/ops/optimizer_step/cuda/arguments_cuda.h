@@ -13,10 +13,15 @@ inline constexpr int kThreads = 256;
 // What extends a weight of 16 bits: nothing, 8 bits of a 24-bit master, or an fp32 master.
 enum class WeightBits : uint8_t { kNone, kCorrection, kMaster };
 
-// Consecutive elements that a thread takes at once: 16 bytes of the widest plain tensor, 8 of codes.
-inline constexpr int kCodedUnit = 8;
-constexpr int unit_elements(Storage storage, int parameter_bytes, int state_bytes) {
-  return storage != Storage::kPlain || (parameter_bytes == 2 && state_bytes == 2) ? kCodedUnit : 4;
+// Bytes that a chunk of `unit` elements a thread takes in shared memory on its way to registers.
+constexpr int staged_bytes(Rule rule, Storage storage, int parameter_bytes, int state_bytes, WeightBits weight_bits,
+                           bool has_maximum, int unit) {
+  const int states = 1 + (rule == Rule::kAdamW ? 1 : 0);
+  const int weight = weight_bits == WeightBits::kMaster ? 4 : parameter_bytes;
+  const int correction = weight_bits == WeightBits::kCorrection ? 1 : 0;
+  const int element = weight + parameter_bytes + correction + (states + (has_maximum ? 1 : 0)) * state_bytes;
+  const int scales = storage == Storage::kPlain ? 0 : 4 * states;
+  return kThreads * (unit * element + scales);
 }
 
 struct Entry {

@@ -14,7 +14,7 @@ namespace kernel_pytorch::optimizer_step {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/optimizer_step/cuda/kernel.cuh";
-constexpr int kMostConfigs = 2;
+constexpr int kMostConfigs = 4;
 constexpr std::string_view kRuleNames[] = {"kAdamW", "kLion", "kSgd"};
 constexpr std::string_view kStorageNames[] = {"kPlain", "kCompanded", "kDynamic"};
 constexpr std::string_view kWeightBitsNames[] = {"kNone", "kCorrection", "kMaster"};
@@ -37,9 +37,8 @@ struct Variant {
   DType state_type() const {
     return !has_narrow_states ? DType::kFloat32 : dtype == DType::kFloat32 ? DType::kBFloat16 : dtype;
   }
-  int unit() const {
-    return unit_elements(storage, static_cast<int>(size_of(dtype)), static_cast<int>(size_of(state_type())));
-  }
+  int parameter_bytes() const { return static_cast<int>(size_of(dtype)); }
+  int state_bytes() const { return storage == Storage::kPlain ? static_cast<int>(size_of(state_type())) : 1; }
 };
 constexpr int kVariants = kRules * kStorages * 3 * 2 * 3 * 2;
 
@@ -57,23 +56,33 @@ Variant variant_of(const Step& step) {
 }
 
 struct StepConfig {
+  int unit = 8;    // consecutive elements that a thread takes at once
   int blocks = 3;  // resident per multiprocessor
+  int stages = 0;  // chunks of a block that are under way through shared memory; 0: one, in registers
 };
-constexpr auto kStepConfigFields = config_fields<StepConfig>(config_field<&StepConfig::blocks>());
+constexpr auto kStepConfigFields = config_fields<StepConfig>(
+    config_field<&StepConfig::unit>(), config_field<&StepConfig::blocks>(), config_field<&StepConfig::stages>());
 constexpr ConfigFields fields_of(const StepConfig&) {
   return kStepConfigFields;
 }
-// There is a choice for what is used most; the rest is compiled once, with the registers that its units need.
+// There is a choice for what is used most; the rest is compiled once, with the registers that its units need. A unit of
+// plain numbers is 16 bytes of the widest.
 std::span<const StepConfig> configs_of(const Variant& variant) {
-  static constexpr StepConfig kConfigs[] = {{.blocks = 3}, {.blocks = 2}}, kLarge[] = {{.blocks = 2}};
-  const bool is_wide = variant.storage == Storage::kCompanded && variant.dtype == DType::kFloat32;
+  static constexpr StepConfig kCoded[] = {{8, 4, 2}, {8, 3, 0}, {16, 2, 2}},
+                              kWide[] = {{4, 4, 0}, {4, 3, 0}, {8, 2, 0}}, kNarrow[] = {{8, 3, 0}},
+                              kLargeUnit[] = {{8, 2, 0}}, kSmallUnit[] = {{4, 3, 0}};
+  const bool is_plain = variant.storage == Storage::kPlain, is_narrow = variant.parameter_bytes() == 2;
   const bool is_usual = variant.rule == Rule::kAdamW && !variant.has_maximum && variant.storage != Storage::kDynamic &&
-                        variant.weight_bits != WeightBits::kMaster && variant.dtype != DType::kFloat16 && !is_wide;
-  if (is_usual) return kConfigs;
-  return kLarge;
+                        variant.weight_bits != WeightBits::kMaster && variant.dtype != DType::kFloat16;
+  const bool has_small_units = is_plain && !(is_narrow && variant.state_bytes() == 2);
+  if (has_small_units && is_usual) return kWide;
+  if (has_small_units) return kSmallUnit;
+  if (!is_usual || !is_narrow) return kLargeUnit;
+  if (is_plain) return kNarrow;
+  return kCoded;
 }
 
-DeviceCode code_of(const Variant& variant, int blocks) {
+DeviceCode code_of(const Variant& variant, const StepConfig& config) {
   const std::string_view state =
       variant.storage == Storage::kPlain ? element_type_name(variant.state_type()) : "uint8_t";
   return {.source = kSource,
@@ -82,7 +91,7 @@ DeviceCode code_of(const Variant& variant, int blocks) {
               kRuleNames[static_cast<int>(variant.rule)], ", kernel_pytorch::optimizer_step::Storage::",
               kStorageNames[static_cast<int>(variant.storage)], ", ", element_type_name(variant.dtype), ", ", state,
               ", kernel_pytorch::optimizer_step::WeightBits::", kWeightBitsNames[static_cast<int>(variant.weight_bits)],
-              ", ", bool_name(variant.has_maximum), ", ", blocks, ">"),
+              ", ", bool_name(variant.has_maximum), ", ", config.unit, ", ", config.blocks, ", ", config.stages, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
@@ -123,11 +132,12 @@ void run(const Step& step, int config, Context& context) {
   static KernelTable<kVariants * kMostConfigs> table;
   if (step.parameters.empty()) return;
   const Variant variant = variant_of(step);
-  const int blocks = configs_of(variant)[config].blocks, unit = variant.unit();
+  const StepConfig& chosen = configs_of(variant)[config];
+  const int unit = chosen.unit;
   CUkern_st* kernel =
-      table.get(variant.index() * kMostConfigs + config, context, [&] { return code_of(variant, blocks); });
+      table.get(variant.index() * kMostConfigs + config, context, [&] { return code_of(variant, chosen); });
   const int64_t chunk_elements = int64_t{kThreads} * unit,
-                resident = int64_t{context.info->cuda.multiprocessors} * blocks;
+                resident = int64_t{context.info->cuda.multiprocessors} * chosen.blocks;
   const std::vector<int64_t> starts = random_starts(step);
   const size_t launches = (step.parameters.size() + kMaxParameters - 1) / kMaxParameters;
   auto* arrived = static_cast<uint32_t*>(context.scratch->allocate(launches * sizeof(uint32_t)));
@@ -151,10 +161,14 @@ void run(const Step& step, int config, Context& context) {
     }
     arguments.count = static_cast<int32_t>(end - begin);
     arguments.arrived = arrived + launch;
+    const int64_t blocks = std::clamp<int64_t>(chunks, 1, resident);
     void* pointers[] = {&arguments};
     cuda_device::LaunchShape shape;
-    shape.grid_x = static_cast<unsigned>(std::clamp<int64_t>(chunks, 1, resident));
+    shape.grid_x = static_cast<unsigned>(blocks);
     shape.block_x = kThreads;
+    shape.shared_bytes = static_cast<unsigned>(
+        chosen.stages * staged_bytes(variant.rule, variant.storage, variant.parameter_bytes(), variant.state_bytes(),
+                                     variant.weight_bits, variant.has_maximum, unit));
     cuda_device::launch(context, kernel, shape, pointers, kLabel);
   }
 }
@@ -186,7 +200,7 @@ std::vector<DeviceCode> device_code() {
                           .weight_bits = static_cast<WeightBits>(index / 2 % 3),
                           .has_maximum = index % 2 != 0};
     if (!is_possible(variant)) continue;
-    for (const StepConfig& config : configs_of(variant)) codes.push_back(code_of(variant, config.blocks));
+    for (const StepConfig& config : configs_of(variant)) codes.push_back(code_of(variant, config));
   }
   return codes;
 }

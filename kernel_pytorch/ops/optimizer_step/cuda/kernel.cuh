@@ -1,15 +1,17 @@
-// An optimizer's step for a list of parameters. Blocks stay: each takes a stretch of the list's chunks, and loads the
-// next chunk before it computes the present one, so that memory never waits for arithmetic, and tables and factors are
-// made once for many chunks. The threads of a group of 8-bit states are neighbours in a warp: its new scale is a
-// maximum over shuffles, and codes never leave registers before. Whichever block is last to have read its steps
-// advances all steps, so that the count needs no launch of its own.
+// An optimizer's step for a list of parameters. Blocks stay: each takes many chunks of the list, and the next is under
+// way while it computes the present one, in registers or, with kStages, in shared memory: memory never waits for
+// arithmetic, and tables and factors are made once for many chunks. The threads of a group of 8-bit states are
+// neighbours in a warp: its new scale is a maximum over shuffles, and codes never leave registers before. Whichever
+// block is last to have read its steps advances all steps, so that the count needs no launch of its own.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/math.cuh"
 #include "kernel_pytorch/ops/optimizer_step/arithmetic_cuda.h"
 #include "kernel_pytorch/ops/optimizer_step/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/optimizer_step/cuda/rounding.cuh"
+#include "kernel_pytorch/ops/optimizer_step/cuda/staging.cuh"
 #include "kernel_pytorch/ops/optimizer_step/cuda/units.cuh"
+#include "kernel_pytorch/ops/optimizer_step/cuda/walk.cuh"
 
 namespace kernel_pytorch::optimizer_step {
 
@@ -74,25 +76,26 @@ struct Tables<Storage::kDynamic> {
 };
 
 // Over the threads of a group.
-template <Storage kStorage>
+template <Storage kStorage, int kUnit>
 __device__ __forceinline__ float group_scale(uint32_t largest) {
-  if constexpr (kStorage == Storage::kDynamic) {
+  if constexpr (group_elements(kStorage) == 32 * kUnit) {
     largest = __reduce_max_sync(0xffffffffu, largest);
   } else {
 #pragma unroll
-    for (int lane = group_elements(kStorage) / kCodedUnit / 2; lane > 0; lane /= 2) {
+    for (int lane = group_elements(kStorage) / kUnit / 2; lane > 0; lane /= 2) {
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
     }
   }
   return __uint_as_float(largest);
 }
 
-template <Rule kRule, Storage kStorage, class P, class S, WeightBits kWeightBits, bool kMaximum>
+template <Rule kRule, Storage kStorage, class P, class S, WeightBits kWeightBits, bool kMaximum, int kUnit>
 struct Step {
   static constexpr bool kHasSecond = kRule == Rule::kAdamW, kIsPlain = kStorage == Storage::kPlain;
   static constexpr bool kCorrection = kWeightBits == WeightBits::kCorrection;
-  static constexpr bool kMaster = kWeightBits == WeightBits::kMaster;
-  static constexpr int kCount = unit_elements(kStorage, sizeof(P), sizeof(S));
+  static constexpr bool kMaster = kWeightBits == WeightBits::kMaster, kHasMaximum = kMaximum;
+  static constexpr int kGroup = group_elements(kStorage);
+  static constexpr int kCount = kUnit;
   using Codes = Unit<uint8_t, kCount>;
   using State = Unit<S, kCount>;  // S is uint8_t for codes
 
@@ -111,33 +114,33 @@ struct Step {
   bool is_whole;  // units may be loaded as such
 
   template <class AnyUnit>
-  __device__ __forceinline__ void load(AnyUnit& unit, const void* tensor, int64_t index) const {
-    unit = is_whole ? AnyUnit::load(tensor, index) : AnyUnit::load_some(tensor, index, entry.elements);
+  __device__ __forceinline__ void load(AnyUnit& unit, const void* tensor, Place place) const {
+    unit = is_whole ? AnyUnit::load(tensor, place) : AnyUnit::load_some(tensor, place.index(), entry.elements);
   }
   template <class AnyUnit>
-  __device__ __forceinline__ void store(const AnyUnit& unit, void* tensor, int64_t index) const {
+  __device__ __forceinline__ void store(const AnyUnit& unit, void* tensor, Place place) const {
     if (is_whole) {
-      unit.store(tensor, index);
+      unit.store(tensor, place);
     } else {
-      unit.store_some(tensor, index, entry.elements);
+      unit.store_some(tensor, place.index(), entry.elements);
     }
   }
   __device__ __forceinline__ bool has_first() const { return kRule != Rule::kSgd || entry.first != nullptr; }
 
-  __device__ __forceinline__ Loaded load_all(int64_t index) const {
+  __device__ __forceinline__ Loaded load_all(Place place) const {
     Loaded loaded;
-    if constexpr (!kMaster) load(loaded.parameter, entry.parameter, index);
-    load(loaded.gradient, entry.gradient, index);
-    if constexpr (kCorrection) load(loaded.correction, entry.weight_bits, index);
-    if constexpr (kMaster) load(loaded.master, entry.weight_bits, index);
-    if (has_first()) load(loaded.first, entry.first, index);
-    if constexpr (kHasSecond) load(loaded.second, entry.second, index);
-    if constexpr (kMaximum) load(loaded.maximum, entry.maximum, index);
+    if constexpr (!kMaster) load(loaded.parameter, entry.parameter, place);
+    load(loaded.gradient, entry.gradient, place);
+    if constexpr (kCorrection) load(loaded.correction, entry.weight_bits, place);
+    if constexpr (kMaster) load(loaded.master, entry.weight_bits, place);
+    if (has_first()) load(loaded.first, entry.first, place);
+    if constexpr (kHasSecond) load(loaded.second, entry.second, place);
+    if constexpr (kMaximum) load(loaded.maximum, entry.maximum, place);
     loaded.first_scale = loaded.second_scale = 0.0f;
     if constexpr (!kIsPlain) {
-      if (is_whole || index < entry.elements) {
-        loaded.first_scale = entry.first_scale[index / group_elements(kStorage)];
-        if constexpr (kHasSecond) loaded.second_scale = entry.second_scale[index / group_elements(kStorage)];
+      if (is_whole || place.index() < entry.elements) {
+        loaded.first_scale = entry.first_scale[place.index() / kGroup];
+        if constexpr (kHasSecond) loaded.second_scale = entry.second_scale[place.index() / kGroup];
       }
     }
     return loaded;
@@ -145,9 +148,8 @@ struct Step {
 
   __device__ __forceinline__ float parameter_of(const Loaded& loaded, int i) const {
     if constexpr (kCorrection) {
-      const uint32_t weight = loaded.parameter.words[i / 2] >> (i % 2 * 16) & 0xffffu;
-      const int32_t correction = static_cast<int8_t>(byte_of(loaded.correction.words[i / 4], i % 4));
-      return __uint_as_float(master_bits(weight, correction));
+      const uint32_t word = loaded.parameter.words[i / 2], wide = i % 2 == 0 ? word << 16 : word & 0xffff0000u;
+      return __uint_as_float(joined_master(wide, signed_byte_256(loaded.correction.words[i / 4], i % 4)));
     } else if constexpr (kMaster) {
       return value_of(loaded.master, i);
     } else {
@@ -179,7 +181,7 @@ struct Step {
     }
   }
 
-  __device__ __forceinline__ void store_parameters(const float (&values)[kCount], int64_t index) const {
+  __device__ __forceinline__ void store_parameters(const float (&values)[kCount], Place place) const {
     if constexpr (kCorrection) {
       Unit<P, kCount> weights;
       Codes corrections;
@@ -196,11 +198,11 @@ struct Step {
         const uint32_t high = __byte_perm(rounded[4 * i + 2], rounded[4 * i + 3], 0x0051);
         corrections.words[i] = __byte_perm(low, high, 0x5410);
       }
-      store(weights, entry.parameter, index);
-      store(corrections, entry.weight_bits, index);
+      store(weights, entry.parameter, place);
+      store(corrections, entry.weight_bits, place);
     } else {
-      if constexpr (kMaster) store(packed<float>(values), entry.weight_bits, index);
-      store(random.rounded<P>(values, index, Draw::kParameter), entry.parameter, index);
+      if constexpr (kMaster) store(packed<float>(values), entry.weight_bits, place);
+      store(random.rounded<P>(values, place.index(), Draw::kParameter), entry.parameter, place);
     }
   }
 
@@ -213,19 +215,18 @@ struct Step {
     }
     return unit;
   }
-  // Elements beyond the end are zeros, which change no maximum. Magnitudes need no mask.
-  template <uint32_t kMask>
-  __device__ __forceinline__ float scale_of(const float (&values)[kCount], float* scales, int64_t index) const {
-    uint32_t largest = 0;
+  // Elements beyond the end are zeros, which change no maximum.
+  __device__ __forceinline__ float scale_of(const float (&values)[kCount], float* scales, Place place) const {
+    float largest = fabsf(values[0]);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) largest = max(largest, __float_as_uint(values[i]) & kMask);
-    const float scale = group_scale<kStorage>(largest);
-    if (index % group_elements(kStorage) == 0 && (is_whole || index < entry.elements))
-      scales[index / group_elements(kStorage)] = scale;
+    for (int i = 1; i < kCount; ++i) largest = ptx::max_nan_f32(largest, fabsf(values[i]));
+    const float scale = group_scale<kStorage, kCount>(__float_as_uint(largest) & 0x7fffffffu);
+    const bool is_first = place.offset % kGroup == 0 && (is_whole || place.index() < entry.elements);
+    if (is_first) scales[place.begin / kGroup + place.offset / kGroup] = scale;
     return scale;
   }
 
-  __device__ __forceinline__ void run(const Loaded& loaded, int64_t index) const {
+  __device__ __forceinline__ void run(const Loaded& loaded, Place place) const {
     float parameters[kCount], firsts[kCount], seconds[kCount], maxima[kCount];
     const float unit = __fmul_rn(loaded.second_scale, kRootUnit);
     const Keeps keeps{has_first(), kMaximum};
@@ -240,23 +241,23 @@ struct Step {
       update<DeviceMath, kRule>(element, keeps, factors);
       parameters[i] = element.parameter;
       // Code 0, as which elements beyond the end were loaded, is no zero of the dynamic map.
-      const bool is_beyond = kStorage == Storage::kDynamic && !is_whole && index + i >= entry.elements;
+      const bool is_beyond = kStorage == Storage::kDynamic && !is_whole && place.index() + i >= entry.elements;
       firsts[i] = is_beyond ? 0.0f : element.first;
       const float second = kStorage == Storage::kCompanded ? element.root : element.second;
       if constexpr (kHasSecond) seconds[i] = is_beyond ? 0.0f : second;
       if constexpr (kMaximum) maxima[i] = element.maximum;
     }
-    store_parameters(parameters, index);
+    store_parameters(parameters, place);
     if constexpr (kIsPlain) {
-      if (keeps.first) store(random.rounded<S>(firsts, index, Draw::kFirst), entry.first, index);
-      if constexpr (kHasSecond) store(random.rounded<S>(seconds, index, Draw::kSecond), entry.second, index);
-      if constexpr (kMaximum) store(random.rounded<S>(maxima, index, Draw::kSecond), entry.maximum, index);
+      if (keeps.first) store(random.rounded<S>(firsts, place.index(), Draw::kFirst), entry.first, place);
+      if constexpr (kHasSecond) store(random.rounded<S>(seconds, place.index(), Draw::kSecond), entry.second, place);
+      if constexpr (kMaximum) store(random.rounded<S>(maxima, place.index(), Draw::kSecond), entry.maximum, place);
     } else {
-      const float inverse = inverse_of_scale<DeviceMath>(scale_of<0x7fffffffu>(firsts, entry.first_scale, index));
-      store(codes([&](int i) { return code_of_first(firsts[i], inverse); }), entry.first, index);
+      const float inverse = inverse_of_scale<DeviceMath>(scale_of(firsts, entry.first_scale, place));
+      store(codes([&](int i) { return code_of_first(firsts[i], inverse); }), entry.first, place);
       if constexpr (kHasSecond) {
-        const float inverse = inverse_of_scale<DeviceMath>(scale_of<0xffffffffu>(seconds, entry.second_scale, index));
-        store(codes([&](int i) { return code_of_second(seconds[i], inverse); }), entry.second, index);
+        const float inverse = inverse_of_scale<DeviceMath>(scale_of(seconds, entry.second_scale, place));
+        store(codes([&](int i) { return code_of_second(seconds[i], inverse); }), entry.second, place);
       }
     }
   }
@@ -290,74 +291,73 @@ __device__ __forceinline__ void set_factors(Factors& factors, Rule rule, const A
   set_factors_part(factors, threadIdx.x / 32, rule, arguments.rates, signals);
 }
 
-// A chunk of the list: kThreads units of one parameter.
-template <int kChunkElements>
-struct Walk {
-  const Arguments& arguments;
-  int chunk;
-  int place;
-  int64_t begin;
-  bool is_whole;
-
-  __device__ __forceinline__ Walk(const Arguments& arguments, int chunk) : arguments(arguments), chunk(chunk) {
-    place = tensor_of_chunk(chunk, arguments.count, [&](int i) { return arguments.entries[i].chunk_end; });
-    locate();
-  }
-  __device__ __forceinline__ void advance() {
-    ++chunk;
-    while (place + 1 < arguments.count && arguments.entries[place].chunk_end <= chunk) ++place;
-    locate();
-  }
-
- private:
-  __device__ __forceinline__ void locate() {
-    const Entry& entry = arguments.entries[place];
-    const int first_chunk = place == 0 ? 0 : arguments.entries[place - 1].chunk_end;
-    begin = static_cast<int64_t>(chunk - first_chunk) * kChunkElements;
-    is_whole = entry.is_aligned && begin + kChunkElements <= entry.elements;
-  }
-};
-
-template <Rule kRule, Storage kStorage, class P, class S, WeightBits kWeightBits, bool kMaximum, int kBlocks>
+template <Rule kRule, Storage kStorage, class P, class S, WeightBits kWeightBits, bool kMaximum, int kUnit, int kBlocks,
+          int kStages>
 __global__ void __launch_bounds__(kThreads, kBlocks) step(const __grid_constant__ Arguments arguments) {
-  using OneStep = Step<kRule, kStorage, P, S, kWeightBits, kMaximum>;
+  using OneStep = Step<kRule, kStorage, P, S, kWeightBits, kMaximum, kUnit>;
   __shared__ Factors factors;
   __shared__ Tables<kStorage> tables;
   __shared__ bool is_last;
   if (arguments.found_inf != nullptr && *arguments.found_inf != 0.0f) return;
   tables.fill();
-  const int64_t chunks = arguments.entries[arguments.count - 1].chunk_end;
-  const int first_chunk = static_cast<int>(chunks * blockIdx.x / gridDim.x);
-  const int end_chunk = static_cast<int>(chunks * (blockIdx.x + 1) / gridDim.x);
-  if (first_chunk < end_chunk) {
-    const int offset = threadIdx.x * OneStep::kCount;
-    const auto step_of = [&](int place, bool is_whole) {
-      const Entry& entry = arguments.entries[place];
-      return OneStep{entry, factors, tables, {arguments.seed, entry.random_block}, is_whole};
-    };
-    Walk<kThreads * OneStep::kCount> walk(arguments, first_chunk);
+  const auto step_of = [&](int place, bool is_whole) {
+    const Entry& entry = arguments.entries[place];
+    return OneStep{entry, factors, tables, {arguments.seed, entry.random_block}, is_whole};
+  };
+  const uint32_t offset = threadIdx.x * OneStep::kCount;
+  Walk<kThreads * OneStep::kCount> walk(arguments);
+  int factors_place = -1;
+  const auto run = [&](const Chunk& chunk, const typename OneStep::Loaded& loaded) {
+    if (chunk.place != factors_place) {
+      __syncthreads();
+      set_factors(factors, kRule, arguments, arguments.entries[chunk.place].step);
+      __syncthreads();
+      factors_place = chunk.place;
+    }
+    const Place place{chunk.begin, offset};
+    if (chunk.is_whole) {
+      step_of(chunk.place, true).run(loaded, place);
+    } else {
+      const OneStep one = step_of(chunk.place, false);
+      one.run(one.load_all(place), place);
+    }
+  };
+  if constexpr (kStages == 0) {
     typename OneStep::Loaded next;
-    if (walk.is_whole) next = step_of(walk.place, true).load_all(walk.begin + offset);
-    int factors_place = -1;
-    while (walk.chunk < end_chunk) {
+    const auto fetch = [&] {
+      const Chunk chunk = walk.next();
+      if (chunk.place >= 0 && chunk.is_whole) next = step_of(chunk.place, true).load_all({chunk.begin, offset});
+      return chunk;
+    };
+    for (Chunk following = fetch(); following.place >= 0;) {
+      const Chunk chunk = following;
       const typename OneStep::Loaded loaded = next;
-      const int place = walk.place;
-      const int64_t index = walk.begin + offset;
-      const bool is_whole = walk.is_whole;
-      walk.advance();
-      if (walk.chunk < end_chunk && walk.is_whole) next = step_of(walk.place, true).load_all(walk.begin + offset);
-      if (place != factors_place) {
-        __syncthreads();
-        set_factors(factors, kRule, arguments, arguments.entries[place].step);
-        __syncthreads();
-        factors_place = place;
+      following = fetch();
+      run(chunk, loaded);
+    }
+  } else {
+    using Stages = Staging<OneStep, kStages>;
+    static_assert(sizeof(Stages) ==
+                  kStages * staged_bytes(kRule, kStorage, sizeof(P), sizeof(S), kWeightBits, kMaximum, kUnit));
+    extern __shared__ __align__(16) char dynamic_memory[];
+    Stages& staging = *reinterpret_cast<Stages*>(dynamic_memory);
+    const auto fetch = [&](int stage) {
+      const Chunk chunk = walk.next();
+      if (chunk.place >= 0 && chunk.is_whole) {
+        staging.fetch(stage, step_of(chunk.place, true), {chunk.begin, offset});
       }
-      if (is_whole) {
-        step_of(place, true).run(loaded, index);
-      } else {
-        const OneStep one = step_of(place, false);
-        one.run(one.load_all(index), index);
-      }
+      ptx::cp_async_commit_group();
+      return chunk;
+    };
+    Chunk chunks[kStages];
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) chunks[i] = fetch(i);
+    for (int stage = 0; chunks[0].place >= 0; stage = stage + 1 == kStages ? 0 : stage + 1) {
+      ptx::cp_async_wait_group<kStages - 1>();
+      run(chunks[0], staging.take(stage));
+#pragma unroll
+      for (int i = 1; i < kStages; ++i) chunks[i - 1] = chunks[i];
+      chunks[kStages - 1] = fetch(stage);
     }
   }
   if (threadIdx.x == 0) {

@@ -17,10 +17,11 @@ struct Random {
   const int64_t* seed;  // null: to nearest
   uint64_t first_block;
 
-  // `index` is a multiple of kCount, 4 or 8: a unit takes half of a block or a whole one.
+  // `index` is a multiple of kCount, 4 or 8: a unit takes half of a block or a whole one. Larger units are of codes,
+  // which are not drawn.
   template <class T, int kCount>
   __device__ __forceinline__ Unit<T, kCount> rounded(const float (&values)[kCount], int64_t index, Draw draw) const {
-    if constexpr (kMayDraw<T>) {
+    if constexpr (kMayDraw<T> && kCount <= kPhiloxElements) {
       if (seed != nullptr) {
         static_assert(kCount == 4 || kCount == 8);
         const PhiloxBlock block = philox(seed[0], seed[1], draw_block(first_block + index / kPhiloxElements, draw));

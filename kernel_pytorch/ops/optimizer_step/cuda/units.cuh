@@ -2,6 +2,7 @@
 // odd addresses and at the end of a tensor, element by element.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/math.cuh"
 #include "kernel_pytorch/cuda/tile/element.cuh"
 
 namespace kernel_pytorch::optimizer_step {
@@ -11,15 +12,25 @@ struct alignas(kBytes) Words {
   uint32_t words[kBytes / 4];
 };
 
+// Where a thread's unit is in a tensor: a chunk's first element, the same for all threads, and the thread's own from
+// there, so that addresses are a common base and a small offset that never changes.
+struct Place {
+  int64_t begin;
+  uint32_t offset;
+  __device__ __forceinline__ int64_t index() const { return begin + offset; }
+};
+
 template <class T, int kCount>
 struct Unit {
+  static constexpr int kElements = kCount;
   static constexpr int kWords = kCount * static_cast<int>(sizeof(T)) / 4;
   static constexpr int kAccess = kWords * 4 < 16 ? kWords * 4 : 16;  // bytes of a load
   uint32_t words[kWords];
 
-  static __device__ __forceinline__ Unit load(const void* tensor, int64_t index) {
+  static __device__ __forceinline__ Unit load(const void* tensor, Place place) {
     Unit unit;
-    const auto* from = reinterpret_cast<const Words<kAccess>*>(static_cast<const T*>(tensor) + index);
+    const auto* from =
+        reinterpret_cast<const Words<kAccess>*>(static_cast<const T*>(tensor) + place.begin + place.offset);
 #pragma unroll
     for (int i = 0; i < kWords * 4 / kAccess; ++i) {
       const Words<kAccess> some = from[i];
@@ -28,8 +39,8 @@ struct Unit {
     }
     return unit;
   }
-  __device__ __forceinline__ void store(void* tensor, int64_t index) const {
-    auto* to = reinterpret_cast<Words<kAccess>*>(static_cast<T*>(tensor) + index);
+  __device__ __forceinline__ void store(void* tensor, Place place) const {
+    auto* to = reinterpret_cast<Words<kAccess>*>(static_cast<T*>(tensor) + place.begin + place.offset);
 #pragma unroll
     for (int i = 0; i < kWords * 4 / kAccess; ++i) {
       Words<kAccess> some;
@@ -92,7 +103,10 @@ __device__ __forceinline__ Unit<T, kCount> packed(const float (&values)[kCount])
   return unit;
 }
 
-// Bytes: one of a word, zero-extended; and the lowest bytes of four words as one.
+// A byte of a word as a signed number times 256; a byte zero-extended; and the lowest bytes of four words as one.
+__device__ __forceinline__ int32_t signed_byte_256(uint32_t word, int i) {
+  return static_cast<int32_t>(ptx::prmt_b32(word, 0, 0x0004 | (i << 4) | (8 + i) << 8 | (8 + i) << 12));
+}
 __device__ __forceinline__ uint32_t byte_of(uint32_t word, int i) {
   return __byte_perm(word, 0, 0x4440 + i);
 }

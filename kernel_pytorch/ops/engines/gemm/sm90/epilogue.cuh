@@ -211,7 +211,7 @@ class Sm90Finish {
       for (int i = 0; i < 2; ++i) {
         int32_t row = min(row_ + tile::fragment_row(lane_, 2 * i), (kEpilogue.grouped ? at.end : arguments_.m) - 1);
         if constexpr (kEpilogue.grouped) {
-          if (arguments_.groups.gather_a != nullptr) row = __ldg(arguments_.groups.gather_a + row);
+          if (arguments_.groups.gather_a != nullptr) row = arguments_.groups.gather_a[row];
         }
         factors_[i] = arguments_.alpha * __ldg(arguments_.scale_a + row * arguments_.scale_a_row);
       }

@@ -120,7 +120,7 @@ class Sm90FactorProducer {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       int32_t row = min(place.row + 32 * i + lane_, (kGrouped ? place.end : arguments_.m) - 1);
-      if constexpr (kOperands.gathers_a) row = __ldg(arguments_.groups.gather_a + row);
+      if constexpr (kOperands.gathers_a) row = arguments_.groups.gather_a[row];
       rows_[i] = (row >> arguments_.scale_a_shift) * arguments_.scale_a_row;
     }
   }

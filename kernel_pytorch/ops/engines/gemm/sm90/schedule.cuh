@@ -68,8 +68,9 @@ class Sm90Walk {
   int32_t index_;
 };
 
+// Offsets and gathers may be an earlier kernel's of the same programmatic launch: never by the read-only path.
 __device__ __forceinline__ int32_t group_end(const Sm90Groups& groups, int32_t group) {
-  return min(max(__ldg(groups.ends + group), 0), groups.rows);
+  return min(max(groups.ends[group], 0), groups.rows);
 }
 
 // Groups of rows: their tiles are counted one after another, no tile has rows of two. The groups are walked as the
