@@ -1,4 +1,4 @@
-"""Weights in few bits: the same codes as torch's front end, products and gradients of the values they stand for."""
+"""Weights in few bits: the same codes as torch's front end, products and gradients of what they stand for."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ struct GroupFormatCheck {
     check_device(name, view);
     KP_CHECK(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16, op, ": ",
              name, " is ", view.dtype, "; convert it to fp32, bf16 or fp16");
-    KP_CHECK(view.rank == 2 && (view.sizes[1] <= 1 || view.strides[1] == 1), op, ": ", name, " has shape ",
-             shape_text(view.shape()), " and strides ",
+    KP_CHECK(view.rank == 2 && (view.sizes[1] <= 1 || view.strides[1] == 1 || view.element_count() == 0), op, ": ",
+             name, " has shape ", shape_text(view.shape()), " and strides ",
              shape_text({view.strides.data(), static_cast<size_t>(view.rank)}),
              "; it must be a matrix whose last dimension is dense");
   }

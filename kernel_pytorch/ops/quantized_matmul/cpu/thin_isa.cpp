@@ -60,9 +60,9 @@ KP_PRIMITIVE Vec scales_of(const ThinPart& part, int64_t row, int64_t first) {
   const float scale = load_scale<kFormat>(part, place);
   if constexpr (kFormat == Format::kNvfp4 && kStep > 16) {
     const float second = first + 16 < part.k ? load_scale<kFormat>(part, place + 1) : 0.0f;
-    Vec scales;
-    for (int i = 0; i < kLanes; ++i) scales[i] = i < kLanes / 2 ? scale : second;
-    return scales;
+    VecI lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;  // a constant
+    return cpu::select(lane < kLanes / 2, cpu::broadcast(scale), cpu::broadcast(second));
   }
   return cpu::broadcast(scale);
 }
