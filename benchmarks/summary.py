@@ -122,7 +122,7 @@ def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
     problems: dict[str, dict[str, float]] = defaultdict(dict)
     for figure in figures:
         what, _, peer = figure["what"].partition(", against ")
-        ours, theirs = microseconds(figure["ours"]), microseconds(figure["torch"])
+        ours, theirs = microseconds(figure.get("ours", "")), microseconds(figure.get("torch", ""))
         if ours is not None and theirs is not None:
             problems[what] |= {"ours": ours, peer or "torch": theirs}
     for times in problems.values():
