@@ -27,6 +27,7 @@ NO_COMPARISON = {
     "cpu_sparse_attention.json": "its peer is our own dense attention",
     "cpu_sparse_perplexity.json": "perplexities",
     "h200_fp8_convergence.json": "losses",
+    "*_memory.json": "peaks of memory",
     "h200_fp8_fused.json": "its peers are our own ops in parts, and a copy",
     "h200_ring_attention.json": "its peer is one call of our own",
 }
@@ -122,7 +123,7 @@ def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
     problems: dict[str, dict[str, float]] = defaultdict(dict)
     for figure in figures:
         what, _, peer = figure["what"].partition(", against ")
-        ours, theirs = microseconds(figure.get("ours", "")), microseconds(figure.get("torch", ""))
+        ours, theirs = microseconds(figure["ours"]), microseconds(figure["torch"])
         if ours is not None and theirs is not None:
             problems[what] |= {"ours": ours, peer or "torch": theirs}
     for times in problems.values():
