@@ -111,10 +111,7 @@ class Sm90Consumer {
     return tiles_ + state_.stage * (sm90_a_bytes(kConfig) + sm90_b_bytes(kConfig));
   }
   __device__ __forceinline__ void wait_full() const {
-    wait_full(state_);
-  }
-  __device__ __forceinline__ void wait_full(const tile::PipelineState& state) const {
-    shared_.full[state.stage].wait(state.parity);
+    shared_.full[state_.stage].wait(state_.parity);
     // Threads' copies are of the generic proxy, the products' reads of the other.
     if constexpr (copies_lines(kOperands)) ptx::fence_proxy_async_shared_cta();
   }
@@ -179,24 +176,15 @@ class Sm90Consumer {
 #pragma unroll
       for (int i = 0; i < Mma::kCount; ++i) sums[block][i] = 0.0f;
     }
-    // Threads' copies have to be fenced: while the stage before is multiplied, or the fence would stand between
-    // products.
-    constexpr bool kAhead = copies_lines(kOperands);
-    if constexpr (kAhead) wait_full();
 #pragma unroll 1
     for (int32_t k = 0; k < place.stages; ++k) {
-      if constexpr (!kAhead) wait_full();
+      wait_full();
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
         ptx::wgmma_fence();
         issue(part, block, false);
         ptx::wgmma_commit_group();
         const Factors factors = load_factors(block, place);
-        if (kAhead && block == kRowBlocks - 1 && k + 1 < place.stages) {
-          tile::PipelineState next = state_;
-          next.advance(kConfig.stages);
-          wait_full(next);
-        }
         ptx::wgmma_wait_group<0>();
         ptx::tie_registers(part);
         add(sums[block], part, factors);

@@ -142,25 +142,15 @@ class Sm90GroupedProducer {
   __device__ __forceinline__ void bring(const Sm90Place& place, int32_t k, uint32_t target, bool is_tail) {
     const bool brings_a = kDepth ? !kOperands.gathers_a && !is_tail : !kOperands.gathers_a;
     const bool brings_b = !kDepth || (!kOperands.gathers_b && !is_tail);
-    // Of few rows only their boxes; what else is in the stage is multiplied and not stored.
-    const int32_t rows = kDepth ? kConfig.tile_m : place.end - place.row;
-    const int32_t boxes = rows > kConfig.tile_m / 2 ? 0 : (rows + kSm90BoxRows - 1) / kSm90BoxRows;
-    const int32_t of_a = boxes > 0 ? boxes * kSm90BoxBytes : sm90_a_bytes(kConfig);
     tile::Barrier& barrier = shared_.full[state_.stage];
-    barrier.arrive_expect_bytes((brings_a ? of_a : 0) + (brings_b ? sm90_b_bytes(kConfig) : 0));
+    barrier.arrive_expect_bytes((brings_a ? sm90_a_bytes(kConfig) : 0) + (brings_b ? sm90_b_bytes(kConfig) : 0));
     const uint32_t full = barrier.address(), of_b = target + sm90_a_bytes(kConfig);
     if constexpr (kDepth) {
       const int32_t step = place.begin + k * kChunk;
       if (brings_a) bring_chunks<kConfig.tile_m>(arguments_.a, target, place.row, step, 0, full);
       if (brings_b) bring_chunks<kConfig.tile_n>(arguments_.b, of_b, place.column, step, 0, full);
     } else {
-      if (brings_a && boxes == 0) {
-        ptx::cp_async_bulk_tensor_3d_shared_global(target, &arguments_.a, k * kChunk, place.row, 0, full);
-      }
-      for (int32_t box = 0; brings_a && box < boxes; ++box) {
-        ptx::cp_async_bulk_tensor_3d_shared_global(target + box * kSm90BoxBytes, &arguments_.a_tail, k * kChunk,
-                                                   place.row + box * kSm90BoxRows, 0, full);
-      }
+      if (brings_a) ptx::cp_async_bulk_tensor_3d_shared_global(target, &arguments_.a, k * kChunk, place.row, 0, full);
       constexpr int kColumns = kOperands.b_halves ? kConfig.tile_n / 2 : kConfig.tile_n;
       const int32_t column = kOperands.b_halves ? place.column / 2 : place.column;
       bring_b<kColumns>(of_b, column, k, place.matrix, full);

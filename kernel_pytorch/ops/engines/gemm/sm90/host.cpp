@@ -247,9 +247,6 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
   const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (splits_b || variant.operands.b_halves ? 2 : 1);
   if (!variant.operands.gathers_a) {
     cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
-    if (variant.operands.grouping == Sm90Grouping::kRows) {
-      cuda_device::encode_tensor_map(tensors.a, kSm90BoxRows, arguments.a_tail.words);
-    }
   }
   if (variant.operands.gathers_b) {
     // By threads.

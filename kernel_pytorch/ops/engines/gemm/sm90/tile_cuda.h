@@ -158,7 +158,6 @@ struct Sm90Groups {
 
 struct Sm90Arguments {
   tile::TensorMap a, b, output, preactivation;
-  tile::TensorMap a_tail;  // of kRows: a in boxes of kSm90BoxRows rows, for tiles with few of them
   Sm90Order order;
   int32_t m, n;                  // n of the sums
   int32_t k_stages;              // at least 1
