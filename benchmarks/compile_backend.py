@@ -17,13 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,16 +29,12 @@ from compile_cases import Case, Row, rows
 from kernel_pytorch.compile_backend.entry import compile_graph
 from kernel_pytorch.compile_backend.report import CompileReport
 from kernel_pytorch.compile_backend.settings import settings_of
+from processes import log, measured, wait_for_turn
 from table import print_table
 from torch_norms import describe_machine
 
 OURS = "kernel_pytorch"
 SLOW = "max-autotune"
-READY, GO = "ready", "go"
-
-
-def log(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
 def chosen_rows(arguments: argparse.Namespace, device: torch.device) -> list[Row]:
@@ -122,8 +113,7 @@ def run_model(arguments: argparse.Namespace, device: torch.device) -> None:
     cases = [Case(row, device, log) for row in chosen_rows(arguments, device)]
     for case in cases:
         add_torch(case, [one for one in ways if one not in slow], arguments.inner)
-    print(READY, flush=True)
-    if sys.stdin.readline().strip() != GO:
+    if not wait_for_turn():
         return
     rounds = (3, 0.05) if device.type == "cpu" else (7, arguments.seconds_per_round)
     results: dict[str, Any] = {}
@@ -137,45 +127,6 @@ def run_model(arguments: argparse.Namespace, device: torch.device) -> None:
                 add_torch(case, slow, arguments.inner)
             results[case.row.name] = result_of(case, *rounds, arguments.profile)
             arguments.output.write_text(json.dumps(list(results.values())))
-
-
-class Process:
-    """One model's process, and the file of its results."""
-
-    def __init__(self, model: str, folder: Path) -> None:
-        self.model, self.output = model, folder / f"{model}.json"
-        command = [sys.executable, *sys.argv, "--model", model, "--output", str(self.output)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        self.is_ready = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.strip() == READY:
-                self.is_ready.set()
-        self.is_ready.set()  # it has ended
-
-    def measure(self, seconds: float) -> list[dict[str, Any]]:
-        """Lets it measure, for so long at most; what it has then."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{GO}\n")
-            self.process.stdin.flush()
-            self.process.wait(timeout=max(seconds, 0.0))
-        except subprocess.TimeoutExpired:
-            log(f"{self.model}: its {seconds:.0f} seconds are over")
-        except BrokenPipeError:
-            log(f"{self.model}: its process has ended by itself")
-        self.end()
-        return json.loads(self.output.read_text()) if self.output.exists() else []
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def figures(result: dict[str, Any]) -> list[dict[str, str]]:
@@ -194,26 +145,16 @@ def figures(result: dict[str, Any]) -> list[dict[str, str]]:
 def run_all(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     machine = {**describe_machine(device), "transformers": transformers.__version__}
     record: dict[str, Any] = {"machine": machine, "figures": [], "results": []}
-    end = time.monotonic() + arguments.limit
     models = list(dict.fromkeys(row.model for row in chosen_rows(arguments, device)))
+    seconds = (arguments.seconds_to_compile, arguments.seconds_per_model, arguments.limit)
     with tempfile.TemporaryDirectory() as folder:
-        processes = [Process(model, Path(folder)) for model in models]
-        try:
-            last = min(end, time.monotonic() + arguments.seconds_to_compile)
-            for one in processes:
-                if not one.is_ready.wait(max(last - time.monotonic(), 0.0)):
-                    log(f"{one.model}: torch's ways were not compiled in time")
-                    one.end()
-            for one in processes:
-                for result in one.measure(min(arguments.seconds_per_model, end - time.monotonic())):
-                    record["results"].append(result)
-                    record["figures"] += figures(result)
-                if arguments.output:
-                    stored = {"benchmark": "compile_backend", "runs": [record]}
-                    arguments.output.write_text(json.dumps(stored, indent=1) + "\n")
-        finally:
-            for one in processes:
-                one.end()
+        for results in measured(models, lambda model: ["--model", model], Path(folder), seconds):
+            for result in results:
+                record["results"].append(result)
+                record["figures"] += figures(result)
+            if arguments.output:
+                stored = {"benchmark": "compile_backend", "runs": [record]}
+                arguments.output.write_text(json.dumps(stored, indent=1) + "\n")
     return record
 
 

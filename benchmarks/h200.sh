@@ -73,6 +73,7 @@ stage pytest 150 bash -c pytest_gpu
 stage torch_norms 150 $python benchmarks/torch_norms.py --device cuda --quick --output "$out/torch_norms.json"
 stage torch_ops 200 $python benchmarks/torch_ops.py --device cuda --quick --compile --output "$out/torch_ops.json"
 stage torch_optim 60 $python benchmarks/torch_optim.py --device cuda --quick --output "$out/torch_optim.json"
+stage memory 120 $python benchmarks/memory.py --device cuda --output "$out/memory.json"
 stage overhead 60 env -u KERNEL_PYTORCH_BUNDLE $python benchmarks/overhead.py --output "$out/overhead.json"
 stage call_path 60 $python benchmarks/call_path.py
 stage llama_block 120 $python benchmarks/llama_block.py --output "$out/llama_block.json"

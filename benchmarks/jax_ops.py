@@ -2,12 +2,12 @@
 
     python benchmarks/jax_ops.py [--device cpu|gpu] [--quick] [--only TEXT] [--tune SECONDS] [--host] [--output FILE]
 
-Peers in one process: XLA's fusions, and cuDNN's attention on a GPU. On a GPU torch is a process of its own that waits
-between its turns (jax_torch.py); without torch that column is empty. The ways take turns in an order that is drawn
+Peers in one process: XLA's fusions, and cuDNN's attention on a GPU. The ways take turns in an order that is drawn
 anew. A turn is a queue of calls of a jitted function over several buffers, ended by one wait: on a GPU the host is
-ahead, so that a turn's time is the device's. Rows that torch has too are a step of one call per buffer, so that what
-XLA does between steps is not counted. A row is checked before it is timed. Host time and import time are of fresh
-processes. XLA times its own GEMMs while it compiles; with --tune ours are timed too, before each row.
+ahead, so that a turn's time is the device's. Rows of short calls are a step of one call per buffer, so that what XLA
+does between steps is not counted. A row is checked before it is timed. On a GPU jax_profile.py then compares the time
+that kernels take with that of the same call from torch; without torch that column is empty. Host time and import time
+are of fresh processes. XLA times its own GEMMs while it compiles; with --tune ours are timed too, before each row.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -110,29 +111,6 @@ def in_steps(function: Callable[..., Any], buffers: list[tuple[Any, ...]]) -> Wa
     return take
 
 
-class TorchProcess:
-    """The same op from torch, in a process that works only in its turns."""
-
-    def __init__(self, device: str) -> None:
-        words = [sys.executable, str(Path(__file__).with_name("jax_torch.py")), {"gpu": "cuda"}.get(device, device)]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.version = self.ask({"ask": "version"})
-
-    def ask(self, request: dict[str, Any]) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"jax_torch.py ended with {self.process.wait()} at {request}")
-        return json.loads(answer)
-
-    def way(self, case: Case, buffers: int) -> Way:
-        shapes = [list(array.shape) for array in case.inputs]
-        self.ask({"ask": "prepare", "op": case.torch_op, "shapes": shapes, "buffers": buffers})
-        return lambda calls: float(self.ask({"ask": "turn", "calls": calls}))
-
-
 def compare(ways: dict[str, Way], seconds: float, least: int) -> dict[str, Timing]:
     """Times the ways in turns for about `seconds` each; a turn has at least `least` calls and lasts 10 ms or more."""
     calls = {}
@@ -172,26 +150,22 @@ def tune(case: Case, seconds: float) -> None:
         print(f"  {one.key.op} was not tuned: {one.reason}")
 
 
-def timed(case: Case, device: str, seconds: float, torch: TorchProcess | None) -> dict[str, Any]:
+def timed(case: Case, device: str, seconds: float) -> dict[str, Any]:
     error = error_against(case)
     if not error < case.tolerance:
         sys.exit(f"{case.name}: ours differs from {case.peer_name} by {error}, allowed is {case.tolerance}")
     each = sum(array.nbytes for array in case.inputs)
-    is_compared = torch is not None and bool(case.torch_op)
-    count = CALLS_OF_STEP if is_compared else max(2, min(16, -(-ROTATED_BYTES[device] // each)))
+    is_short = device == "gpu" and bool(case.torch_op)
+    count = CALLS_OF_STEP if is_short else max(2, min(16, -(-ROTATED_BYTES[device] // each)))
     buffers = [case.inputs, *(tuple(array + 0 for array in case.inputs) for _ in range(count - 1))]
     ways = {
-        name: in_steps(function, buffers) if is_compared else queued(jax.jit(function), buffers)
+        name: in_steps(function, buffers) if is_short else queued(jax.jit(function), buffers)
         for name, function in (("ours", case.ours), (case.peer_name, case.peer))
     }
-    if torch is not None and case.torch_op:
-        ways["ours, from torch"] = torch.way(case, count)
     timings = compare(ways, seconds, count)
     ours, peer = timings["ours"].median_us, timings[case.peer_name].median_us
     row = {"op": case.name, "dtype": case.dtype, "error": error, "speedup": peer / ours}
     row["timings"] = {name: asdict(timing) for name, timing in timings.items()}
-    if "ours, from torch" in timings:
-        row["against_torch"] = ours / timings["ours, from torch"].median_us
     return row
 
 
@@ -223,6 +197,20 @@ def import_milliseconds() -> float:
     return statistics.median(float(words_of(IMPORT_CODE)) for _ in range(5)) * 1e3
 
 
+def add_device_times(run: dict[str, Any], only: str) -> None:
+    """Of the rows that torch has too: the time of kernels, here and there."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "device_times.json"
+        script = str(Path(__file__).with_name("jax_profile.py"))
+        subprocess.run([sys.executable, script, "--torch", "--only", only, "--output", str(output)], check=True)
+        compared = json.loads(output.read_text())
+    run["machine"]["torch"] = compared["torch"]
+    of_row = {row["op"]: row for row in compared["rows"]}
+    for row in run["rows"]:
+        if row["op"] in of_row:
+            row |= {name: of_row[row["op"]][name] for name in ("device_timings", "against_torch")}
+
+
 def has_torch() -> bool:
     return subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0
 
@@ -230,7 +218,8 @@ def has_torch() -> bool:
 def inserted_copies(llama: Llama) -> dict[str, int]:
     """Instructions in the compiled step that move data and compute nothing, counted by name."""
     text = jax.jit(llama.ours).lower(*llama.inputs).compile().as_text()
-    return {name: len(re.findall(rf"= \S+ {name}\(", text)) for name in ("copy", "transpose", "all-gather")}
+    names = ("copy", "transpose", "slice", "concatenate", "pad", "all-gather")
+    return {name: len(re.findall(rf"= \S+ {name}\(", text)) for name in names}
 
 
 def processor() -> str:
@@ -239,8 +228,8 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def machine_facts(device: str, torch: TorchProcess | None) -> dict[str, Any]:
-    facts = {
+def machine_facts(device: str) -> dict[str, Any]:
+    return {
         "device": jax.devices("gpu")[0].device_kind if device == "gpu" else processor(),
         "jax": jax.__version__,
         "kernel_pytorch": kernel_pytorch.__version__,
@@ -248,9 +237,6 @@ def machine_facts(device: str, torch: TorchProcess | None) -> dict[str, Any]:
         "commit": provenance.commit(),
         "command": provenance.command(),
     }
-    if torch is not None:
-        facts["torch"] = f"{torch.version}, in a process of its own"
-    return facts
 
 
 def main() -> int:
@@ -269,14 +255,17 @@ def main() -> int:
             print(f"{figure['what']}: {figure['beyond_us']:.2f} us beyond an empty handler's {figure['empty_us']:.2f}")
         print(f"import: {import_milliseconds():.1f} ms beyond jax's")
         return 0
-    torch = TorchProcess(device) if device == "gpu" and has_torch() else None
     seconds = 0.2 if arguments.quick else 1.0
-    run: dict[str, Any] = {"machine": machine_facts(device, torch), "rows": []}
+    run: dict[str, Any] = {"machine": machine_facts(device), "rows": []}
+    names_of_torch = set()
     for case in cases(device, arguments.only):
+        names_of_torch |= {case.torch_op} - {""}
         if arguments.tune:
             tune(case, arguments.tune)
-        run["rows"].append(timed(case, device, seconds, torch))
+        run["rows"].append(timed(case, device, seconds))
         print(lines_of(run)[-1], flush=True)
+    if device == "gpu" and names_of_torch and has_torch():
+        add_device_times(run, arguments.only)
     if not arguments.only:
         run["host"], run["import_ms"] = host_figures(device), import_milliseconds()
         run["inserted"] = inserted_copies(Llama(device))

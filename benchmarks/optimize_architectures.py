@@ -1,22 +1,27 @@
 """kernel_pytorch.optimize on architectures of other libraries, against eager torch and torch.compile's modes, and with
-torch.compile on top of it; in turns in one process.
+torch.compile on top of it; the ways of a model in turns in one process.
 
     python benchmarks/optimize_architectures.py [--device cpu|cuda] [--only WORDS,...] [--ways WORDS,...]
-        [--seconds S] [--budget S] [--layers N] [--profile] [--output FILE]
+        [--seconds S] [--budget S] [--layers N] [--at-once N] [--profile] [--output FILE]
 
 Hugging Face models from their configurations, in bf16 on a GPU and fp32 on a CPU: prefill of decoders with and without
 the default cache (4 layers of 2048, B2 S1024), encoders for tokens, images and sound, training steps. On a CPU smaller
-ones, and the bundled models. `host` is the time until a call returns on an idle device. The last column is the time of
-the best peer over ours; of the last way, that of the better of torch.compile and optimize over it. With --threads 1 a
-CPU's times are those of the thread, which others' work does not lengthen.
+ones, and the bundled models. `host` is the time until a call returns on an idle GPU. The last column is the time of
+the best peer over ours; of torch.compile on top, that of the better of torch.compile and optimize over it. With
+--threads 1 a CPU's times are those of the thread, which others' work does not lengthen.
+
+Each model has a process of its own, of which --at-once many compile torch's ways at the same time; then one after the
+other is optimised and measured, alone on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +31,8 @@ import torch
 import transformers
 from compile_cases import DECODERS, Row, kernels_of, model_of
 from kernel_pytorch._optimize.demo_models import DEMOS
-from optimize_models import Case, log, synchronize, text_of
+from optimize_models import Case, synchronize, text_of
+from processes import log, measured, wait_for_turn
 from table import print_table
 from torch import nn
 from torch_norms import describe_machine
@@ -34,6 +40,7 @@ from torch_norms import describe_machine
 import kernel_pytorch
 
 OURS, COMPILED, BOTH = "optimize", "optimize, compile=True", "optimize + torch.compile"
+OF_OURS = (OURS, COMPILED, BOTH)
 MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
 
 
@@ -165,49 +172,79 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
 
 
 def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, Any]) -> dict[str, Any]:
-    wanted = arguments.ways.split(",")
+    """Of torch first, then ours."""
 
-    def optimized(model: nn.Module, compile: bool = False) -> nn.Module:
+    def optimized(model: nn.Module, compiles: bool = False) -> nn.Module:
         begin = time.perf_counter()
-        result = kernel_pytorch.optimize(model, case.arguments, case.goal, arguments.budget, compile=compile)
-        reports.setdefault(case.name, result.report.data)
+        result = kernel_pytorch.optimize(model, case.arguments, case.goal, arguments.budget, compile=compiles)
+        reports[COMPILED if compiles else OURS] = result.report.data
         log(f"{case.name}: optimize took {time.perf_counter() - begin:.1f} s of {arguments.budget:g}\n{result.report}")
         return result.model
+
+    def both(model: nn.Module) -> nn.Module:
+        """The same optimised model, compiled: two calls of optimize may choose differently."""
+        return torch.compile(case.models[OURS] if OURS in case.models else optimized(model))
 
     ways: dict[str, Any] = {"eager": lambda model: model, "torch.compile": torch.compile}
     for mode in MODES:
         ways[f"torch.compile {mode}"] = lambda model, mode=mode: torch.compile(model, mode=mode)
-    ways[OURS] = optimized
-    ways[COMPILED] = lambda model: optimized(model, compile=True)
-    ways[BOTH] = lambda model: torch.compile(optimized(model))
+    ways |= {OURS: optimized, COMPILED: lambda model: optimized(model, True), BOTH: both}
     short = {"eager": "eager", "compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
-    names = {short.get(word, f"torch.compile {word}") for word in wanted}
+    names = {short.get(word, f"torch.compile {word}") for word in arguments.ways.split(",")}
     return {name: make for name, make in ways.items() if name in names}
 
 
-def result_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, Any]) -> dict[str, Any]:
-    for name, make in ways_of(case, arguments, reports).items():
-        case.add(name, make)
+def result_of(case: TimedCase, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """What the process of one model does."""
+    reports: dict[str, Any] = {}
+    ways = ways_of(case, arguments, reports)
+    for name in (name for name in ways if name not in OF_OURS):
+        case.add(name, ways[name])
+    if not wait_for_turn():
+        return None
+    warm_clocks(case.device)
+    for name in (name for name in ways if name in OF_OURS):
+        case.add(name, ways[name])
     if not case.steps:
-        return {"what": case.name, "rows": {}, "ratios": {}, "failed": case.notes}
+        return {"what": case.name, "rows": {}, "ratios": {}, "failed": case.notes, "reports": reports}
+    warm_clocks(case.device)
     times = case.times(arguments.seconds)
     rows: dict[str, dict[str, Any]] = {}
     for name, (median, low, high) in times.items():
         rows[name] = {"median_us": median, "low_us": low, "high_us": high, "peak_bytes": case.peak(name)}
-        rows[name].update(launches=None, host_us=case.host_us(name))
-        log(f"{case.name}: {name}: {text_of(rows[name])}, host {rows[name]['host_us']:.0f} µs")
-    result = {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes}
+        rows[name].update(launches=None, host_us=case.host_us(name) if case.device.type == "cuda" else None)
+        log(f"{case.name}: {name}: {text_of(rows[name])}{host_text(rows[name])}")
+    result = {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes, "reports": reports}
     if arguments.profile:
         result["kernels"] = {name: kernels_of(step, case.device) for name, step in case.steps.items()}
     return result
+
+
+def host_text(row: dict[str, Any]) -> str:
+    """Of a GPU's host; on a CPU a call returns when it is done."""
+    return "" if row["host_us"] is None else f", host {row['host_us'] / 1e3:.3f} ms"
+
+
+def warm_clocks(device: torch.device) -> None:
+    """A GPU that waited for the host runs slower at first."""
+    if device.type == "cuda":
+        a = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            for _ in range(20):
+                a @ a
+            synchronize(device)
 
 
 def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     def best(names: list[str]) -> float:
         return min((rows[name]["median_us"] for name in names if name in rows), default=float("nan"))
 
-    peers = [name for name in rows if name not in (OURS, COMPILED, BOTH)]
-    found = {name: best(peers) / rows[name]["median_us"] for name in (OURS, COMPILED) if name in rows}
+    peers = [name for name in rows if name not in OF_OURS]
+    found = {}
+    for name in (OURS, COMPILED):
+        if name in rows:
+            found[name] = best(peers) / rows[name]["median_us"]
     if BOTH in rows:
         found[BOTH] = best(["torch.compile", OURS]) / rows[BOTH]["median_us"]
     return found
@@ -215,11 +252,11 @@ def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 def figures(result: dict[str, Any]) -> list[dict[str, str]]:
     rows = result["rows"]
-    texts = [f"{name} {rows[name]['median_us'] / 1e3:.3f}" for name in rows if name not in (OURS, COMPILED, BOTH)]
+    texts = [f"{name} {rows[name]['median_us'] / 1e3:.3f}" for name in rows if name not in OF_OURS]
     return [
         {
             "what": f"{result['what']}: {name}",
-            "ours": f"{rows[name]['median_us'] / 1e3:.3f} ms, host {rows[name]['host_us'] / 1e3:.3f} ms; {ratio:.2f}x",
+            "ours": f"{rows[name]['median_us'] / 1e3:.3f} ms{host_text(rows[name])}; {ratio:.2f}x",
             "torch": ", ".join(texts),
         }
         for name, ratio in result["ratios"].items()
@@ -238,33 +275,45 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=20.0, help="of each optimize")
     parser.add_argument("--layers", type=int, default=6, help="of encoders")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
-    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing new is begun")
+    parser.add_argument(
+        "--at-once", type=int, default=8, help="models that compile at the same time, on a GPU's machine"
+    )
+    parser.add_argument("--seconds-per-model", type=float, default=600.0, help="for optimising and measuring")
+    parser.add_argument("--seconds-to-compile", type=float, default=600.0, help="for compiling torch's ways, at once")
+    parser.add_argument("--limit", type=float, default=1e6, help="seconds after which everything is ended")
     parser.add_argument("--profile", action="store_true", help="store the kernels of a step with their times")
     parser.add_argument("--output", type=Path, help="write the figures as JSON, after each case")
     parser.add_argument("--reports", type=Path, help="write the reports of optimize as JSON, after each case")
+    parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    found = cases(device, arguments.layers)
+    if arguments.case:
+        result = result_of(found[arguments.case](), arguments)
+        arguments.output.write_text(json.dumps([] if result is None else [result], default=str))
+        return 0
     words = [word for word in arguments.only.split(",") if word]
+    names = [name for name in found if not words or any(word in name for word in words)]
     machine = {**describe_machine(device), "transformers": transformers.__version__}
     record: dict[str, Any] = {"machine": machine, "figures": [], "results": []}
     reports: dict[str, Any] = {}
     end = time.monotonic() + arguments.limit
-    for name, make in cases(device, arguments.layers).items():
-        if (words and not any(word in name for word in words)) or time.monotonic() > end:
-            continue
-        result = result_of(make(), arguments, reports)
-        record["results"].append(result)
-        record["figures"] += figures(result)
-        if arguments.output:
-            stored = {"benchmark": "optimize_architectures", "runs": [record]}
-            arguments.output.write_text(json.dumps(stored, indent=1) + "\n")
-        if arguments.reports:
-            arguments.reports.write_text(json.dumps(reports, indent=1, default=str) + "\n")
-        torch._dynamo.reset()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    at_once = arguments.at_once if device.type == "cuda" else 1
+    with tempfile.TemporaryDirectory() as folder:
+        for some in (names[begin : begin + at_once] for begin in range(0, len(names), at_once)):
+            seconds = (arguments.seconds_to_compile, arguments.seconds_per_model, end - time.monotonic())
+            found_here = measured(some, lambda name: ["--case", name], Path(folder), seconds)
+            for result in itertools.chain.from_iterable(found_here):
+                reports[result["what"]] = result.pop("reports")
+                record["results"].append(result)
+                record["figures"] += figures(result)
+                if arguments.output:
+                    stored = {"benchmark": "optimize_architectures", "runs": [record]}
+                    arguments.output.write_text(json.dumps(stored, indent=1) + "\n")
+                if arguments.reports:
+                    arguments.reports.write_text(json.dumps(reports, indent=1) + "\n")
     print_table(record)
     return 0
 

@@ -26,6 +26,7 @@ from kernel_pytorch._optimize.changes import uncompiled
 from kernel_pytorch._optimize.demo_models import DEMOS, LlamaBlock
 from kernel_pytorch._optimize.measure import clock_of
 from kernel_pytorch._optimize.patterns.graphs import graph_bytes
+from processes import log
 from table import print_table
 from torch import nn
 from torch_norms import describe_machine
@@ -33,10 +34,6 @@ from torch_norms import describe_machine
 import kernel_pytorch
 
 Step = Callable[[], object]
-
-
-def log(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
 class Case:

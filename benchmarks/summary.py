@@ -27,11 +27,14 @@ NO_COMPARISON = {
     "cpu_sparse_attention.json": "its peer is our own dense attention",
     "cpu_sparse_perplexity.json": "perplexities",
     "h200_fp8_convergence.json": "losses",
+    "*_memory.json": "peaks of memory",
     "h200_fp8_fused.json": "its peers are our own ops in parts, and a copy",
+    "h200_offload.json": "its ways are our own, and two naive ones written for it",
     "h200_ring_attention.json": "its peer is one call of our own",
 }
 TITLES = {  # by file, or by the benchmark that wrote it
     "attention_cuda": "attention",
+    "cpu_architectures": "architectures of Hugging Face and the bundled models by `optimize`",
     "h200_attention_flex": "attention with masks and scores",
     "h200_attention_fp32": "attention in fp32 and tf32",
     "h200_gpt2_beside_fp32": "GPT-2's training step by `optimize`",
@@ -57,11 +60,11 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "torch_optim": "optimizers",
     "variable_length": "requests of many lengths",
 }
-TOLERANT = ', `accuracy="tolerant"`'
+TOLERANT, COMPILED = ', `accuracy="tolerant"`', ", `compile=True`"
 
 
 class Comparison(NamedTuple):
-    kind: str  # what is special about it: "" or TOLERANT
+    kind: str  # what is special about it: "", TOLERANT or COMPILED
     speedup: float  # the fastest peer's time by ours
     peers: tuple[str, ...]
 
@@ -71,7 +74,7 @@ def is_ours(way: str) -> bool:
 
 
 def kind_of(way: str) -> str:
-    return TOLERANT if "tolerant" in way else ""
+    return TOLERANT if "tolerant" in way else COMPILED if "compile=True" in way else ""
 
 
 def of_times(times: dict[str, float]) -> Iterator[Comparison]:

@@ -101,7 +101,9 @@ def attention_lines(run: dict[str, Any]) -> list[str]:
 
 def jax_lines(run: dict[str, Any]) -> list[str]:
     """Rows against a peer in JAX, then what a call costs the host and what importing costs."""
-    head = ["what", "ours, µs", "peer", "peer's, µs", "faster than the peer", "time by that from torch"]
+    by_profilers = any("device_timings" in row for row in run["rows"])
+    from_torch = "kernels' time by that from torch" if by_profilers else "time by that from torch"
+    head = ["what", "ours, µs", "peer", "peer's, µs", "faster than the peer", from_torch]
     lines = [machine_text(run["machine"]), "", row_text(head), row_text(["---", "---:", "---", "---:", "---:", "---:"])]
     for row in run["rows"]:
         peer = next(name for name in row["timings"] if not name.startswith("ours"))

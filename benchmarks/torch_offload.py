@@ -12,7 +12,6 @@ are copied to the GPU, stepped there by torch's fused AdamW and copied back.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from kernel_pytorch.optim import AdamW, Offload
+from table import print_and_store
 from torch_norms import describe_machine
 from torch_optim import make_parameters, sizes_on
 
@@ -140,21 +140,29 @@ def main() -> int:
         "stream": masters.plan(1.0),
         "stream, compact": compact.plan(1.0),
     }
-    rows = []
+    naive = min((statistics.median(taken) for name, taken in times.items() if name.startswith("naive")), default=None)
+    figures = []
     for name, taken in times.items():
-        plan = plans.get(name)
-        median = statistics.median(taken)
-        row = {"way": name, "seconds": median, "turns": taken, "plan": plan}
-        row["share"] = plan["bound_seconds"] / median if plan else None
-        rows.append(row)
-        told = (
-            f"bound {plan['bound_seconds'] * 1e3:7.1f} ms, share {row['share']:.2f}, {plan['reason']}" if plan else ""
+        plan, median = plans.get(name), statistics.median(taken)
+        bound = f"{plan['bound_seconds'] * 1e3:.1f} ms, {100 * plan['bound_seconds'] / median:.0f} %" if plan else ""
+        figures.append(
+            {
+                "way": name,
+                "a step": f"{median * 1e3:.1f} ms ({min(taken) * 1e3:.1f} to {max(taken) * 1e3:.1f})",
+                "faster than naive": f"{naive / median:.2f}x" if naive else "",
+                "bound, share of it": bound,
+                "on the GPU": f"{plan['on_device']} of {plan['subgroups']} subgroups" if plan else "",
+                "limit": plan["limit"].replace("_", " ") if plan else "",
+                "seconds": taken,
+                "plan": plan,
+            }
         )
-        print(f"{name:20s} {median * 1e3:8.1f} ms ({min(taken) * 1e3:.1f} to {max(taken) * 1e3:.1f})  {told}")
+    columns = ["way", "a step", "faster than naive", "bound, share of it", "on the GPU", "limit"]
+    machine = describe_machine(device)
+    print_and_store(
+        {"machine": machine, "parameters": sum(sizes), "columns": columns, "figures": figures}, arguments.output
+    )
     print(plans["interleave"]["rates"])
-    if arguments.output:
-        run = {"machine": describe_machine(device), "parameters": sum(sizes), "rows": rows}
-        arguments.output.write_text(json.dumps({"benchmark": "torch_offload", "runs": [run]}, indent=1) + "\n")
     return 0
 
 

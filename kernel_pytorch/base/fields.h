@@ -134,6 +134,7 @@ consteval auto make_field(const Rules& rules) {
 constexpr std::optional<DType> dtype_named(std::string_view name) {
   if (name == "fp32") return DType::kFloat32;
   if (name == "bf16") return DType::kBFloat16;
+  if (name == "int8") return DType::kInt8;
   if (name == "int32") return DType::kInt32;
   if (name == "int64") return DType::kInt64;
   if (name == "bool") return DType::kBool;

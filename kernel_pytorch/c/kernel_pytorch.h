@@ -158,13 +158,13 @@ KP_API kp_status kp_call_with_workspace(kp_context* context, const char* op, con
                                         void* workspace, size_t bytes);
 
 /* Bytes of workspace for such a call on this device; 0 on the CPU, whose kernels use the context's memory. The op's
- * checks are passed, its kernels are chosen, compiled and loaded, and nothing is computed: tensors' data may be NULL. It
- * holds while kp_selection_generation does: a kernel that is tuned between this and the call may take more. */
+ * checks are passed, its kernels are chosen, compiled and loaded, and nothing is computed: tensors' data may be NULL.
+ * It holds while kp_selection_generation does: a kernel that is tuned between this and the call may take more. */
 KP_API kp_status kp_workspace_bytes(kp_device device, const char* op, const kp_argument* arguments, size_t count,
                                     size_t* bytes);
 
-/* Grows with everything that may change which kernel a call takes (measurements, overlays, tuning): what was asked about
- * a call, its workspace for one, holds while this number stands. */
+/* Grows with everything that may change which kernel a call takes (measurements, overlays, tuning): what was asked
+ * about a call, its workspace for one, holds while this number stands. */
 KP_API uint64_t kp_selection_generation(void);
 
 /* Which kernels such a call takes and why, as kp_explain says it: {"explanations": [...]} in the order in which the op

@@ -25,6 +25,8 @@
   OP(matmul)                \
   OP(quantize)              \
   OP(scaled_matmul)         \
+  OP(group_quantize)        \
+  OP(quantized_matmul)      \
   OP(scaled_grouped_matmul) \
   OP(linear)                \
   OP(mlp)                   \

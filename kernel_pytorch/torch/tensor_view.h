@@ -1,6 +1,6 @@
 // The only conversion between torch's tensors and ours. An input becomes a view with torch's own strides, so
-// transposed, sliced and expanded tensors are not copied, but where kernels want them dense; an output is a new contiguous tensor together with its
-// view. Limits: kMaxRank dimensions, and the element types of base/dtype.h.
+// transposed, sliced and expanded tensors are not copied, but where kernels want them dense; an output is a new
+// contiguous tensor together with its view. Limits: kMaxRank dimensions, and the element types of base/dtype.h.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -40,12 +40,14 @@ from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
 from ._ops.moe import Routing, moe_combine, moe_mlp, route, route_chosen
 from ._ops.norm_rope import norm_rope
+from ._ops.quantized_matmul import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
 from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
 
 __all__ = [
     "BlockLists",
+    "QuantizedWeight",
     "Routing",
     "activation",
     "add_rms_norm",
@@ -59,6 +61,7 @@ __all__ = [
     "cross_entropy_",
     "cross_entropy_partials",
     "dequantize",
+    "dequantize_weight",
     "dropout",
     "embedding",
     "gated_activation",
@@ -83,6 +86,8 @@ __all__ = [
     "norm_rope",
     "parallel_cross_entropy",
     "quantize",
+    "quantize_weight",
+    "quantized_matmul",
     "reglu",
     "reglu_packed",
     "relu",

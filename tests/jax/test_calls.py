@@ -62,7 +62,9 @@ def test_a_rehearsal_sees_the_shapes_types_and_options_of_a_call() -> None:
 
 
 def test_handlers_that_xla_did_not_take_are_named_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    _registration.check("cpu")
+    for is_disabled in (False, True):
+        with jax.disable_jit(is_disabled):
+            _registration.check.__wrapped__("cpu")
     monkeypatch.setattr(_registration, "NOTHING", "kernel_pytorch.not_registered")
     with pytest.raises(ImportError, match=r"jaxlib \d.* did not take its handlers for cpu, of XLA's FFI 0\.\d"):
         _registration.check.__wrapped__("cpu")

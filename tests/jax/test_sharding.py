@@ -56,6 +56,16 @@ def test_rows_and_gradients_of_weights() -> None:
     check(lambda w: kp.embedding(indices, w), (normal(2, 8, DIM),), (P(),), ("embedding_backward",))
 
 
+def test_packed_heads_with_a_batch_on_several_devices() -> None:
+    qkv = normal(0, BATCH, LENGTH, HEADS + 2 * KEY_HEADS, SIZE)
+    angles = np.arange(LENGTH)[:, None] * np.array([1.0, 0.1, 0.01, 0.001], np.float32)
+
+    def attend(qkv: Any) -> Any:
+        return kp.attention_packed(qkv, np.cos(angles), np.sin(angles), heads=HEADS, key_heads=KEY_HEADS, causal=True)
+
+    check(attend, (qkv,), (P("data"),), ("rope_backward", "attention_backward"))
+
+
 @pytest.mark.parametrize("key_heads", [KEY_HEADS, HEADS])
 def test_batch_and_heads_of_attention(key_heads: int) -> None:
     query = normal(0, BATCH, LENGTH, HEADS, SIZE)

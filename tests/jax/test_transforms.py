@@ -198,7 +198,8 @@ def test_export_keeps_the_calls_of_forward_and_backward(case: Case) -> None:
     both = results_and_gradients_of(case.ours, len(arrays))
     checks = [export.DisabledSafetyCheck.custom_call(f"kernel_pytorch.{name}") for name in declared()]
     exported = export.export(jax.jit(both), disabled_checks=checks)(*arrays, *case.constants)
-    assert exported.mlir_module().count("kernel_pytorch.") >= 2
+    calls = 1 if case.name == "cross_entropy" else 2  # its gradient comes with its loss
+    assert exported.mlir_module().count("kernel_pytorch.") >= calls
     again = export.deserialize(exported.serialize())
     close(again.call(*arrays, *case.constants), expected(case, *arrays))
 

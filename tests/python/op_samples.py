@@ -243,6 +243,10 @@ def _float8(seed: Tensor) -> None:
     ends = torch.tensor([1, 4], dtype=torch.int32)
     functional.scaled_grouped_matmul(whole.codes, torch.stack([whole.codes] * 2), *products[2:], ends)
     functional.scaled_matmul(*products, output_scale=torch.ones(1), dtype=torch.float8_e4m3fn)
+    coded = functional.quantize_weight(torch.randn(4, 32), "int4", group=32, asymmetric=True, seed=seed)
+    coded.dequantize(torch.float32)
+    _both(functional.quantized_matmul, leaf(2, 3, 32), coded, bias=leaf(4))
+    functional.quantize_weight(torch.randn(4, 32), "nvfp4").dequantize(torch.float32)
 
 
 def _optimizer(seed: Tensor) -> None:

@@ -14,7 +14,6 @@ import torch.multiprocessing as multiprocessing
 
 import kernel_pytorch
 
-
 # One process imports these, and every rank is a fork of it: importing torch takes longer than most ranks' work.
 _PRELOADED = ["torch.distributed", "kernel_pytorch.functional"]
 

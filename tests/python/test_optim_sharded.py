@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_two_processes_step_as_one() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python"), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("as one") == 2
+import torch
+from kernel_pytorch.optim import SGD, AdamW, Lion, clip_grad_norm_
+from ranks import member, spawn_to_the_end
 
 
-def main() -> None:
-    import torch.distributed as dist
-    from kernel_pytorch.optim import SGD, AdamW, Lion, clip_grad_norm_
+def test_two_processes_step_as_one(tmp_path: Path) -> None:
+    spawn_to_the_end(work, tmp_path, 2)
+
+
+def work(rank: int, folder: str) -> None:
+    with member(rank, folder, 2):
+        step_as_one()
+
+
+def step_as_one() -> None:
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
     base = torch.nn.Sequential(torch.nn.Linear(13, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))  # odd: uneven shards
     x = torch.randn(5, 13)  # the same everywhere: the mean of gradients is each one
 
-    def sharded():
+    def sharded() -> torch.nn.Module:
         model = copy.deepcopy(base)
         fully_shard(model, mesh=mesh)
         return model
 
-    def train(model, optimizer, steps, clip=None):
+    def train(model: torch.nn.Module, optimizer: Any, steps: int, clip: float | None = None) -> None:
         for step in range(steps):
             optimizer.zero_grad()
             (model(x) * (step + 1)).square().mean().backward()
@@ -49,7 +45,7 @@ def main() -> None:
                 clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
 
-    def assert_same(model, whole):
+    def assert_same(model: torch.nn.Module, whole: torch.nn.Module) -> None:
         for p, q in zip(model.parameters(), whole.parameters(), strict=True):
             torch.testing.assert_close(p.full_tensor(), q, rtol=1e-5, atol=1e-6)
 
@@ -91,9 +87,3 @@ def main() -> None:
         refused = AdamW(model.parameters(), **options)
         with pytest.raises((RuntimeError, ValueError), match=words):
             train(model, refused, 1)
-    dist.destroy_process_group()
-    print("as one", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -237,6 +237,24 @@ def test_segments_of_a_long_sequence() -> None:
     assert [output.shape[1] for output in outputs] == [256, 256, 88]
 
 
+def test_checkpointing_and_offload_of_activations() -> None:
+    from kernel_pytorch.advanced_memory import (
+        AdaptiveCheckpointing,
+        DynamicActivationOffloading,
+        SelectiveGradientCheckpointing,
+    )
+
+    selective_checkpoint = SelectiveGradientCheckpointing(importance_threshold=0.7)
+    selective_checkpoint.update_importance("transformer.layers.23", 0.9)
+    assert not selective_checkpoint.should_checkpoint("transformer.layers.23", 0.9)
+    assert selective_checkpoint.should_checkpoint("transformer.layers.0", 0.9)
+    model, input_data = torch.nn.Linear(8, 8), torch.randn(2, 8, requires_grad=True)
+    assert torch.equal(AdaptiveCheckpointing().forward(model, input_data), model(input_data))
+    offloader = DynamicActivationOffloading(offload_device="cpu")
+    cpu_activations = offloader.offload_activations(input_data)
+    assert torch.equal(offloader.reload_activations(cpu_activations, input_data.device), input_data)
+
+
 def test_validation_and_timing_of_layers() -> None:
     from kernel_pytorch.utils.compiler_optimization_assistant import benchmark_attention_performance
     from kernel_pytorch.utils.validation_framework import ComponentValidator

@@ -10,9 +10,8 @@ namespace kernel_pytorch::gated_activation {
 namespace {
 
 void check_gate(Kind kind, const TensorView& up) {
-  const bool is_known = kind <= Kind::kRelu || kind == Kind::kSigmoid;
-  KP_CHECK(is_known, "gated_activation: kind is \"", pointwise::name_of(kind),
-           "\"; a gate is gelu, gelu_tanh, silu, relu or sigmoid");
+  KP_CHECK(pointwise::is_gate(kind), "gated_activation: kind is \"", pointwise::name_of(kind),
+           "\"; a gate is gelu, gelu_tanh, silu, relu, sigmoid or identity");
   KP_CHECK(up.is_present(), "gated_activation: up is missing");
 }
 

@@ -2,9 +2,9 @@
 //
 //   output = dropout(function(gate + gate_bias) * (up + up_bias)) + residual
 //
-// silu is SwiGLU, gelu and gelu_tanh are GEGLU, relu is ReGLU, sigmoid is GLU. Gate and up are two tensors or the
-// halves of one packed [..., 2 n]: they are views either way, and so are the gradients, whose rows may have gaps.
-// Arithmetic, types, dropout and edges are activation.h's.
+// silu is SwiGLU, gelu and gelu_tanh are GEGLU, relu is ReGLU, sigmoid is GLU, identity the product. Gate and up are
+// two tensors or the halves of one packed [..., 2 n]: they are views either way, and so are the gradients, whose rows
+// may have gaps. Arithmetic, types, dropout and edges are activation.h's.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -15,7 +15,7 @@
 
 namespace kernel_pytorch::gated_activation {
 
-using Kind = pointwise::Kind;  // kGelu, kGeluTanh, kSilu, kRelu, kSigmoid
+using Kind = pointwise::Kind;  // kGelu, kGeluTanh, kSilu, kRelu, kSigmoid, kIdentity
 
 struct Forward {
   Kind kind = Kind::kSilu;

@@ -76,8 +76,8 @@ SiteDecision decide(const Site& site, const Machine& machine, const Purpose& pur
 void share_budget(const std::vector<Site>& sites, const Machine& machine, const Purpose& purpose,
                   std::vector<SiteDecision>& decisions) {
   std::map<int64_t, double> wanted;
-  const double least_us = machine.is_cuda ? kLeastTurnsUs
-                                          : std::max(kLeastTurnsUs, kLeastShareOnCpu * purpose.budget_seconds * 1e6);
+  const double least_us =
+      machine.is_cuda ? kLeastTurnsUs : std::max(kLeastTurnsUs, kLeastShareOnCpu * purpose.budget_seconds * 1e6);
   for (const SiteDecision& decision : decisions) {
     if (!decision.tries) continue;
     const double us = std::max(kTurns * (decision.before_us + decision.after_us), least_us);

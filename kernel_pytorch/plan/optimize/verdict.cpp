@@ -13,6 +13,7 @@ constexpr double kClearLoss = 0.97;        // a part no slower than this may pay
 constexpr double kTie = 1.01;              // of two ways this close the earlier stays
 constexpr double kFaintGain = 1.002;       // of the whole with parts that only the whole can tell
 constexpr double kLeastSavingUs = 20;      // predicted, below which a gain that no clock can tell is not worth a change
+constexpr double kBeyondRanges = 1.5;      // faster by its median than this: one slow turn among few says nothing
 constexpr double kConfirmedByWhole = 0.5;  // share of what tuned problems save that the whole has to save
 
 void check(const Comparison& comparison) {
@@ -28,7 +29,8 @@ double gain(const Comparison& comparison) {
 }
 
 bool is_apart(const Comparison& comparison) {
-  return comparison.after.high_us < comparison.before.low_us;
+  const Timing& after = comparison.after;
+  return std::min(after.high_us, kBeyondRanges * after.median_us) < comparison.before.low_us;
 }
 
 // A noisy machine blurs the quartiles, and turns side by side share its noise.

@@ -1,6 +1,7 @@
 // What timings decide in `optimize`: whether a part's replacement stays, is left to a trial together with others or
 // goes, which of several ways stays, and whether the whole model is faster. One side is faster beyond doubt where its
-// upper quartile is below the other's lower one, or where turn by turn it was, as often as chance does not explain.
+// upper quartile is below the other's lower one, where its median is far below that (a slow turn among few is an upper
+// quartile), or where turn by turn it was, as often as chance does not explain.
 #pragma once
 
 #include <cstdint>

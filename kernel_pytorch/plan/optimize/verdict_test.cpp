@@ -26,6 +26,12 @@ TEST(Verdict, TheWholePaysByAPercentBeyondDoubt) {
   EXPECT_FALSE(pays(to(1100)) || is_faster(to(1100)));
 }
 
+TEST(Verdict, OneSlowTurnAmongFewHidesNoLargeGain) {
+  constexpr Timing kSlowTurn = {100, 95, 1200};
+  EXPECT_TRUE(pays({{1000, 900, 1100}, kSlowTurn}));
+  EXPECT_FALSE(pays({{110, 105, 120}, kSlowTurn}));
+}
+
 TEST(Verdict, TurnsSideBySideTellWhatBlurredQuartilesHide) {
   Comparison blurred = kBlurred;
   blurred.sure_gain = 1.02;

@@ -95,6 +95,10 @@ def _experts_backward(arguments: Arguments) -> Any:
     return 2.0 * pairs * (first + of_down * (arguments["down_grad"] + through))
 
 
+def _quantized(arguments: Arguments) -> Any:
+    return 2.0 * arguments["x"].numel() * arguments["codes"].shape[0]
+
+
 _FORWARDS: dict[str, Formula] = {
     "matmul": _matmul,
     "linear": _products("x", weight="1", weight_up="1"),
@@ -103,6 +107,7 @@ _FORWARDS: dict[str, Formula] = {
     "attention": attention_flops,
     "grouped_matmul": _grouped,
     "moe_mlp": _experts,
+    "quantized_matmul": _quantized,
 }
 _FORMULAS: dict[str, Formula] = {
     **_FORWARDS,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._block_rules import longest, pair, selection_blocks
+from .._shape_rules import block_pair, longest, selection_blocks
 from ._declare import without_gradient
 from .mean_pooling import chunk_mean_pool, mean_pool
 
@@ -57,7 +57,7 @@ def block_lists(block_map: Tensor, block_size: int | tuple[int, int] = 128, *, g
         block_size: of queries and of keys.
         gradients: whether to make the transposed lists, which backward reads.
     """
-    size = pair("block_lists", block_size)
+    size = block_pair("block_lists", block_size)
     full = block_map.dtype is not torch.bool
     rows, blocks, columns, transposed, full_rows, full_blocks, full_columns, full_transposed = _block_list(
         block_map.detach(), True, gradients, full
@@ -149,7 +149,7 @@ def select_by_scores(
     query_lengths, key_lengths: int32 [batch], where entries of the batch (packed sequences) are shorter than `queries`
     and `keys`; without key_lengths the query's are used.
     """
-    query_block, key_block = pair("select_by_scores", block_size)
+    query_block, key_block = block_pair("select_by_scores", block_size)
     key_lengths = query_lengths if key_lengths is None else key_lengths
     tensors = (None, None, scores.detach().float(), query_lengths, key_lengths)
     sizes = (queries, keys, query_block, key_block, 1)

@@ -24,7 +24,7 @@ def gated_activation(
 
     Args:
         gate, up: [..., columns] of one shape, any strides; where the types differ, both are taken in the wider one.
-        kind: silu (SwiGLU), gelu or gelu_tanh (GEGLU), relu (ReGLU) or sigmoid (GLU).
+        kind: silu (SwiGLU), gelu or gelu_tanh (GEGLU), relu (ReGLU), sigmoid (GLU) or identity (their product).
         gate_bias, up_bias: [columns], the gate's type or fp32.
         residual, dropout_p, seed: as for `activation`.
     """

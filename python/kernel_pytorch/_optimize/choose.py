@@ -245,8 +245,9 @@ class Chooser:
         """The module with and without the change, in turns: of a GPU its own time, which decides, and that of calls; of
         a CPU the one that there is.
         """
-        module = self.context.model.get_submodule(proposal.timed) if proposal.timed else proposal.module
-        run = runner(module, self.context.recording.call(proposal.timed or proposal.path) or call, self.context.trains)
+        path = proposal.path if proposal.timed is None else proposal.timed
+        module = self.context.model.get_submodule(path)
+        run = runner(module, self.context.recording.call(path) or call, self.context.trains)
         clocks = [True, False] if self.context.device.type == "cuda" and not self.by_calls else [False]
         off, on = switches(change.undo, change.apply)
         try:

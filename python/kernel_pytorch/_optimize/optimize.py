@@ -25,7 +25,7 @@ from .changes import KEY, Changes, changes_of, uncompiled
 from .choose import Chooser, Outcome, proposals
 from .compiled import choose_set
 from .measure import once_us, warm_up
-from .patterns import LAST_PATTERNS, LATER_PATTERNS, named
+from .patterns import FIRST_PATTERNS, LAST_PATTERNS, LATER_PATTERNS, named
 from .patterns.context import Context
 from .pending import forget_first_call
 from .plan import Plan, plan_sites, shares_of
@@ -35,12 +35,12 @@ from .report.collect import collect, collect_nothing
 from .roofs import roofs
 from .run import Sample, gradients_kept, sample_of
 from .runner import working
-from .sites import Proposal
+from .sites import Proposal, raised
 from .state import left_as_it_was
 from .together import confirm, try_together
 from .traced.traced import attach
 from .tuned import Tuning, tune_step
-from .whole import check_whole, compare_whole, verify_whole
+from .whole import check_whole, compare_whole, revert, verify_whole
 
 __all__ = ["OptimizationResult", "optimize", "restore"]
 
@@ -156,8 +156,10 @@ def _optimize(
     warm_up()
     budget.start(step_seconds)
     chooser = Chooser(context, changes, budget)
-    first = [one for one in patterns if one not in (*LATER_PATTERNS, *LAST_PATTERNS)]
-    plan = _try_patterns(chooser, first, machine, say)
+    first = _try_first(chooser, [one for one in FIRST_PATTERNS if one in patterns], sample, machine, say)
+    others = [one for one in patterns if one not in (*FIRST_PATTERNS, *LATER_PATTERNS, *LAST_PATTERNS)]
+    plan = _try_patterns(chooser, others, machine, say)
+    plan.predictions |= first
     chooser.stage = "later"
     later = _try_patterns(chooser, [one for one in LATER_PATTERNS if one in patterns], machine, say)
     plan.predictions |= later.predictions
@@ -209,6 +211,27 @@ def _try_patterns(
         chooser.try_one(site.proposal, predicted["measure_seconds"], gain_us, shares[site.proposal.signature])
         say(f"{index + 1} of {len(plan.sites)}: {site.proposal.path or 'the whole model'}")
     return plan
+
+
+def _try_first(
+    chooser: Chooser, patterns: list[ModuleType], sample: Sample, machine: dict[str, Any], say: Callable[[str], None]
+) -> dict[int, dict[str, Any]]:
+    """Tries them one after the other. Where one of them is in force, the model is recorded again: the parts inside get
+    tensors of another layout. Returns the plan's predictions."""
+    context, outcome = chooser.context, chooser.outcome
+    predictions: dict[int, dict[str, Any]] = {}
+    for pattern in patterns:
+        before = len(outcome.kept)
+        predictions |= _try_patterns(chooser, [pattern], machine, say).predictions
+        kept = outcome.kept[before:]
+        if not kept:
+            continue
+        try:
+            context.recording = record(context.model, lambda: sample.forward(context.model))
+        except Exception as error:  # code behind the parts may not take the layout that they leave
+            for one in reversed(kept):
+                revert(chooser.changes, outcome, one, raised("the model with it", error))
+    return predictions
 
 
 def _step_seconds(model: nn.Module, context: Context, sample: Sample) -> float:

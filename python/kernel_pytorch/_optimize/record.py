@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .sites import Call, signature_of
+from .sites import Call, are_apart, signature_of
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Recording:
     signatures: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     calls: dict[tuple[Any, ...], Call] = field(default_factory=dict)
+    first_apart: str | None = None  # the first path that is called with rows that lie apart
 
     def call(self, path: str) -> Call | None:
         signature = self.signatures.get(path)
@@ -38,6 +39,8 @@ def record(model: nn.Module, run: Callable[[], object]) -> Recording:
             recording.counts[path] = recording.counts.get(path, 0) + 1
             if recording.counts[path] > 1:
                 return
+            if recording.first_apart is None and any(map(are_apart, (*args, *kwargs.values()))):
+                recording.first_apart = path
             signature = signature_of(module, Call(args, kwargs))
             recording.signatures[path] = signature
             if signature not in recording.calls:

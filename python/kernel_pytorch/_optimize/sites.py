@@ -59,7 +59,7 @@ class Proposal:
     approximate: bool = False  # rounds more than the model does: only with accuracy="tolerant"
     opaque: bool = False  # the original may be one op that hides many: counting it says too little
     covers: list[str] = field(default_factory=list)  # paths of modules that are no longer called, in any way
-    timed: str = ""  # path of a part of it that shows the gain, which the whole would hide
+    timed: str | None = None  # path of what shows the gain, if not the part itself: one inside it, or the model ("")
     signature: tuple[Any, ...] = ()
 
 
@@ -70,6 +70,14 @@ class Refusal:
     path: str
     pattern: str
     reason: str
+
+
+def are_apart(value: Any) -> bool:
+    """Whether the value is rows [batch, length, channels] of a dense tensor that are not contiguous, as those of a
+    transposed view."""
+    if type(value) is not Tensor or value.is_nested or value.dim() != 3 or not value.is_floating_point():
+        return False
+    return value.numel() > 0 and value.stride(-1) != 1 and value.transpose(-1, -2).is_contiguous()
 
 
 def raised(what: str, error: Exception) -> str:

@@ -43,10 +43,6 @@ class BlockTreatment:
     codes: dict[int, tuple[int, str]] = field(default_factory=dict)  # by activation: that of its codes, its treatment
     slots: dict[int, Slot] = field(default_factory=dict)  # by activation, of those that are moved
 
-    @property
-    def moves(self) -> bool:
-        return bool(self.slots)
-
 
 class _Geometry:
     """A view of a storage, without the storage."""
@@ -286,7 +282,13 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 activation = self._of(leaf)
                 if activation is not None:
                     activation.users += 1
-                leaf = _Held(leaf, leaf._version) if activation is None else _Reference(activation, leaf)
+                if activation is not None:
+                    leaf = _Reference(activation, leaf)
+                elif leaf.is_leaf:
+                    leaf = _Held(leaf, leaf._version)
+                else:  # an alias: the tensor itself knows its graph, which may come to know this op
+                    alias = leaf.detach()
+                    leaf = _Held(alias, alias._version)
             kept.append(leaf)
         return _Op(number, function, kept, spec)
 

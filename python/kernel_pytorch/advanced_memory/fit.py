@@ -116,7 +116,8 @@ def fit_memory(
     A step is measured on the sample, block by block; the plan says which tensors each block keeps for backward, which
     it makes again by running their op once more, and which it moves to pinned host memory and back under the work of
     its neighbours. Gradients are those of the plain model. Parameters, hooks and the state_dict are untouched; under
-    no_grad nothing changes. Give a model that is in DistributedDataParallel, or wrap it afterwards.
+    no_grad nothing changes. A step is forward and backward: what an optimizer's step needs besides goes into `reserve`.
+    Give a model that is in DistributedDataParallel, or wrap it afterwards.
 
     Args:
         model: on the device that it trains on, in training mode.

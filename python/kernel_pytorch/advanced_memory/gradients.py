@@ -86,6 +86,7 @@ class GradientCompressor:
     @staticmethod
     def _hook(state, bucket):  # type: ignore[no-untyped-def]
         if state.method == "powersgd":
+            state.step += bucket.is_last()
             return powerSGD_hook.powerSGD_hook(state._power, bucket)
         method = "none" if state.step < state.warmup_steps else state._method_of_step()
         device = bucket.buffer().device
@@ -214,8 +215,11 @@ class GradientCompressor:
         plain, coded = seconds.get("none"), seconds.get(self.method)
         answer: dict[str, Any] = {"method": self.method, "step": self.step, "seconds_per_number": seconds, "pays": None}
         answer["left_out"] = (self._sums[0] / self._sums[1]) ** 0.5 if self._sums[1] else None
-        if self.method in ("none", "powersgd") or plain is None or coded is None:
+        if self.method == "powersgd":
+            answer["reason"] = "powersgd is torch's own hook, which is not timed here"
+        elif self.method == "none" or plain is None or coded is None:
             answer["reason"] = f"nothing was compressed and timed yet: step {self.step}, warm-up {self.warmup_steps}"
+        if "reason" in answer or plain is None or coded is None:
             return answer
         answer["pays"] = coded < plain
         answer["bytes"] = {name: self._bytes[name] for name in ("none", self.method)}
@@ -232,10 +236,10 @@ class GradientCompressor:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["method"] != self.method:
+        if state["method"] != self.method and "powersgd" in (state["method"], self.method):
             raise ValueError(
                 f'GradientCompressor: the state is of method "{state["method"]}", this is "{self.method}"; errors of '
-                "one code mean nothing to another"
+                "powersgd are torch's own"
             )
         unknown = set(state["errors"]) - set(self._names.values())
         if unknown:

@@ -8,6 +8,7 @@ and whatever else is derived, is computed as the model computes it, from random 
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import threading
 import time
@@ -212,7 +213,7 @@ def _error(taken: list[float]) -> float:
     deviation, and the error of a median 1.25 of a mean's.
     """
     middle = statistics.median(taken)
-    return 1.25 / 0.67 * statistics.median(abs(one - middle) for one in taken) / len(taken) ** 0.5
+    return 1.25 / 0.67 * statistics.median(abs(one - middle) for one in taken) / math.sqrt(len(taken))
 
 
 class _Clock:
@@ -221,7 +222,7 @@ class _Clock:
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run, self.turn = run, 0
-        self.now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        self.now: Callable[[], float] = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def __call__(self) -> float:
         self.turn += 1

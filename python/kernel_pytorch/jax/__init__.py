@@ -11,7 +11,16 @@ from __future__ import annotations
 from . import _registration as _registration  # first: it says what is missing where jax is missing
 from . import optim, policies
 from .attention import attention
-from .block_masks import BlockMask, block_lists, block_mask, create_block_mask, select_blocks, select_by_scores
+from .attentions.block_masks import (
+    BlockMask,
+    block_lists,
+    block_mask,
+    create_block_mask,
+    select_blocks,
+    select_by_scores,
+)
+from .attentions.packed import attention_packed
+from .attentions.ring import merge_attention, ring_attention
 from .experts import (
     Routing,
     expert_parallel_mlp,
@@ -22,6 +31,7 @@ from .experts import (
     route,
     route_chosen,
 )
+from .few_bits import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
 from .float8 import (
     Quantized,
     QuantizedGate,
@@ -42,7 +52,6 @@ from .losses import (
     parallel_cross_entropy,
 )
 from .norms import add_rms_norm, layer_norm, rms_norm
-from .packed import attention_packed
 from .pointwise import (
     activation,
     dropout,
@@ -62,7 +71,6 @@ from .pointwise import (
     swiglu_packed,
 )
 from .products import interleave_gate_up, linear, matmul, mlp
-from .ring import merge_attention, ring_attention
 from .tables import (
     chunk_mean_pool,
     embedding,
@@ -79,6 +87,7 @@ __all__ = [
     "Quantized",
     "QuantizedGate",
     "QuantizedNorm",
+    "QuantizedWeight",
     "Routing",
     "activation",
     "add_rms_norm",
@@ -92,6 +101,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_partials",
     "dequantize",
+    "dequantize_weight",
     "dropout",
     "embedding",
     "expert_parallel_mlp",
@@ -119,6 +129,8 @@ __all__ = [
     "parallel_cross_entropy",
     "policies",
     "quantize",
+    "quantize_weight",
+    "quantized_matmul",
     "ragged_dot",
     "reglu",
     "reglu_packed",

@@ -143,7 +143,8 @@ def _moved(array: Array, part: _Part, size: int, into_batch: bool) -> Array:
 
 def _rank(array: Any) -> int:
     """Of the array as the op sees it: pairs of words are 64-bit integers."""
-    return array.ndim - 1 if array.dtype == jnp.uint32 else array.ndim
+    rank: int = array.ndim
+    return rank - 1 if array.dtype == jnp.uint32 else rank
 
 
 def _computed(

@@ -11,7 +11,7 @@ from .._shape_rules import declared
 
 try:
     import jax
-    import jaxlib
+    import jaxlib.version
     import numpy as np
 except ModuleNotFoundError as error:
     if error.name != "jax":
@@ -61,14 +61,15 @@ def check(platform: str) -> None:
     nothing = jax.ffi.ffi_call(NOTHING, jax.ShapeDtypeStruct((1,), np.float32))
     device = jax.local_devices(backend=platform)[0]
     try:
-        with jax.default_device(device):
+        with jax.default_device(device), jax.disable_jit(False):
             jax.jit(nothing).lower(jax.ShapeDtypeStruct((1,), np.float32)).compile()(np.zeros(1, np.float32))
     except Exception as error:
         if "handler" not in str(error) and "custom call" not in str(error):
-            raise
+            return  # nothing to translate: what else is wrong shows in the op's own call
         library = ctypes.CDLL(str(library_path(_ADAPTER)))
+        version = jaxlib.version.__version__
         built = f"{library.kp_jax_ffi_major()}.{library.kp_jax_ffi_minor()}"
         raise ImportError(
-            f"kernel_pytorch {__version__}: jaxlib {jaxlib.__version__} did not take its handlers for {platform}, of "
+            f"kernel_pytorch {__version__}: jaxlib {version} did not take its handlers for {platform}, of "
             f"XLA's FFI {built}; run `pip install --upgrade jax jaxlib`, or build kernel_pytorch with its headers"
         ) from error

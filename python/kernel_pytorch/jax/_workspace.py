@@ -57,10 +57,11 @@ class _Argument(ctypes.Structure):
 def _devices() -> tuple[tuple[int, int], ...]:
     """(kind, index) of the devices to rehearse on: this process's NVIDIA GPUs, as CUDA counts them, or the CPU."""
     devices = jax.local_devices()
-    for platform in {"cpu", devices[0].platform} & {"cpu", "gpu"}:
-        _registration.check(platform)
     if devices[0].platform == "gpu" and "cuda" in devices[0].client.platform_version.lower():
+        _registration.check("gpu")
         return tuple((_CUDA, device.local_hardware_id) for device in devices)
+    if devices[0].platform == "cpu":
+        _registration.check("cpu")
     return ((_CPU, 0),)
 
 

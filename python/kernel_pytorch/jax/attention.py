@@ -11,7 +11,7 @@ from .._shape_rules import Sizes, fits, form_of, forms
 from ._call import Array, call, seed_words
 from ._gradients import differentiable
 from ._mods import Mod, programs_of
-from .block_masks import BlockMask, masked
+from .attentions.block_masks import BlockMask, masked
 
 _LAYOUTS = ("bshd", "bhsd")
 # Of every one backward needs the same as forward had.

@@ -75,7 +75,7 @@ def gated_activation(
 
     Args:
         gate, up: [..., columns] of one shape.
-        kind: silu (SwiGLU), gelu or gelu_tanh (GEGLU), relu (ReGLU) or sigmoid (GLU).
+        kind: silu (SwiGLU), gelu or gelu_tanh (GEGLU), relu (ReGLU), sigmoid (GLU) or identity (their product).
         gate_bias, up_bias: [columns].
         residual, dropout_p, seed: as for `activation`.
     """

@@ -94,7 +94,7 @@ def _subgroup(optimizer: torch.optim.Optimizer, gigabytes: float, least_groups: 
     fitting = int(gigabytes * 1e9 / (12 * _DEPTH))
     if fitting < 1 << 16:
         raise ValueError(f"{owner}: {gigabytes} GB of the device hold {fitting} elements at a time; give it more")
-    return max(min(default_subgroup(elements), fitting, -(-elements // least_groups)), 1)
+    return max(min(default_subgroup(elements, 12), fitting, -(-elements // least_groups)), 1)
 
 
 class DeepOptimizerStates(_TakenOver):

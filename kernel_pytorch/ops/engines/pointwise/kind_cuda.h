@@ -17,4 +17,9 @@ enum class Kind : uint8_t {
 };
 inline constexpr int kKindCount = 8;
 
+// Functions that a gate may have: those of gated linear units, and the gate itself (a plain product: a layer's scale).
+KP_SHARED_CODE constexpr bool is_gate(Kind kind) {
+  return kind <= Kind::kRelu || kind == Kind::kSigmoid || kind == Kind::kIdentity;
+}
+
 }  // namespace kernel_pytorch::pointwise

@@ -103,8 +103,9 @@ template <int kVectors>
 
 KP_PRIMITIVE void multiply_rows_tile(int64_t columns, const float* a, int64_t stride, const float* b, int64_t steps,
                                      float* sums, bool add, const Ahead& ahead, const Finish* finish) {
-  cpu::with_vectors((columns + kLanes - 1) / kLanes,
-                    [&]<int kVectors>() { multiply_rows_tile<kVectors>(a, stride, b, steps, sums, add, ahead, finish); });
+  cpu::with_vectors((columns + kLanes - 1) / kLanes, [&]<int kVectors>() {
+    multiply_rows_tile<kVectors>(a, stride, b, steps, sums, add, ahead, finish);
+  });
 }
 
 // The last tile's rows, with zeros for those it lacks.

@@ -50,13 +50,17 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
   return registry::Support::unless(product::sm90_size_obstacle(sizes));
 }
 
-std::vector<std::string> configs(const Product&, const DeviceInfo&) {
-  return config_texts(product::sm90_configs(false, false));
+std::span<const product::Sm90Config> configs_of(const Product& problem) {
+  const bool is_gated = problem.up.is_present() || problem.form == Form::kGated;
+  return product::sm90_configs(false, false, !is_gated);
+}
+
+std::vector<std::string> configs(const Product& problem, const DeviceInfo&) {
+  return config_texts(configs_of(problem));
 }
 
 int heuristic(const Product& problem, const DeviceInfo& device) {
-  return product::sm90_heuristic(product::sm90_configs(false, false), sm90_sizes(problem), 2,
-                                 device.cuda.multiprocessors);
+  return product::sm90_heuristic(configs_of(problem), sm90_sizes(problem), 2, device.cuda.multiprocessors);
 }
 
 bool is_other_type(const TensorView& view, const Product& problem) {
@@ -80,7 +84,7 @@ Sm90Variant variant_of(const Product& problem, int config) {
       .float_saved = is_other_type(problem.saved, problem),
       .whole_vectors = (problem.residual.is_present() || problem.saved.is_present()) &&
                        has_whole_vectors(problem.residual) && has_whole_vectors(problem.saved)};
-  return {.config = product::sm90_configs(false, false)[static_cast<size_t>(config)],
+  return {.config = configs_of(problem)[static_cast<size_t>(config)],
           .operands = {type, type, !is_row_major(problem.a), is_row_major(problem.b), problem.up.is_present()},
           .epilogue = epilogue,
           .output = problem.output.dtype};
@@ -128,7 +132,7 @@ void run(const Product& problem, int config, Context& context) {
 // The four transpositions, every tile, and the epilogues that models use; the rest is compiled when it is first asked
 // for.
 std::vector<DeviceCode> device_code() {
-  const std::span<const product::Sm90Config> all = product::sm90_configs(false, false);
+  const std::span<const product::Sm90Config> all = product::sm90_configs(false, false, true);
   const auto bf16 = product::Sm90Type::kBFloat16;
   std::vector<DeviceCode> codes = row_sums_device_code();
   const auto add = [&](const product::Sm90Config& config, bool a_rows, bool b_columns, const Sm90Epilogue& epilogue,
@@ -139,6 +143,9 @@ std::vector<DeviceCode> device_code() {
     for (const bool b_columns : {false, true}) add(all[0], a_rows, b_columns, {});
   }
   for (const product::Sm90Config& config : all.subspan(1)) add(config, false, false, {});
+  add(all.back(), true, true, {});
+  add(all.back(), false, false, {.kind = Kind::kGelu, .bias = true});
+  add(all.back(), false, false, {.bias = true, .residual = true, .whole_vectors = true});
   add(all[0], true, true, {.residual = true, .whole_vectors = true}, DType::kFloat32);
   add(all[0], false, false, {.kind = Kind::kGelu, .bias = true, .preactivation = true});
   add(all[0], false, false, {.residual = true, .whole_vectors = true});

@@ -91,8 +91,8 @@ __device__ __forceinline__ Choice search(uint32_t (&keys)[kPer], const float (&s
   return choice;
 }
 
-// A key of which at least k are as large: the k-th largest of the lanes' largest, or less where some are equal. 0: there
-// is none.
+// A key of which at least k are as large: the k-th largest of the lanes' largest, or less where some are equal. 0:
+// there is none.
 template <int kPer>
 __device__ __forceinline__ uint32_t bound_of(const uint32_t (&keys)[kPer], int32_t k) {
   uint32_t largest = keys[0];

@@ -160,6 +160,7 @@ KP_PRIMITIVE void update_range(const ChunkArguments& chunk, int64_t begin, int64
       prefetch_pair(at.first + i, ahead);
       if (kRule == Rule::kAdamW) prefetch_pair(at.second + i, ahead);
       prefetch_pair(at.parameter + i, ahead);
+      if (!kBare && at.master != nullptr) prefetch_pair(at.master + i, ahead);
     }
     update_pair<kRule, kBare, kOrder>(at, chunk, i, random, Two());
   }

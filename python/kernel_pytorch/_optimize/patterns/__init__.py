@@ -15,26 +15,33 @@ from . import (
     calls,
     compiler,
     embeddings,
+    flows,
     graphs,
+    layouts,
     linears,
     narrow,
     norms,
     outputs,
+    patches,
     perceptrons,
     projections,
     torch_layers,
     written_attention,
 )
-from .deferred import deferred_attention
+from .deferred import deferred_attention, sums
 from .hugging_face import transformers_attention, transformers_experts, transformers_loss
 
 PATTERNS: tuple[ModuleType, ...] = (
+    patches,
+    layouts,
+    sums,
     narrow,
     linears,
     norms,
     activations,
     embeddings,
     perceptrons,
+    flows,
     transformers_experts,
     outputs,
     projections,
@@ -47,8 +54,11 @@ PATTERNS: tuple[ModuleType, ...] = (
     deferred_attention,
     graphs,
 )
+# Tried before all others, which are then recorded and timed with what these make of the layout of tensors. Sums are the
+# whole model's: where parts are many, no time would be left for them. Where they found nothing, they look again later.
+FIRST_PATTERNS: tuple[ModuleType, ...] = (patches, layouts, sums)
 # Looked for when those before are in force: what they left.
-LATER_PATTERNS: tuple[ModuleType, ...] = (deferred_attention,)
+LATER_PATTERNS: tuple[ModuleType, ...] = (deferred_attention, sums)
 # Tried when everything else is in force; the compiler only where `optimize` is asked for it.
 LAST_PATTERNS: tuple[ModuleType, ...] = (graphs, compiler)
 

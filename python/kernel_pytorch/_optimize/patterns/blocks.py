@@ -22,6 +22,7 @@ from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from . import float8
 from .context import Context, is_plain, silent, weight_reason, why_not_plain
+from .deferred.summed import Summed
 from .narrowing import narrow_type, takes_narrow
 from .perceptrons import has_plain_layers
 
@@ -151,12 +152,15 @@ def _change(
         parts: Any = self._modules
         bound = passing.bind(args, kwargs)
         first, second = parts[names[0]], parts[names[2]]
-        is_known = bound is not None and type(bound.get(passing.names[0])) is Tensor
+        is_known = bound is not None and type(bound.get(passing.names[0])) in (Tensor, Summed)
         if bound is None or not (is_known and is_plain(first) and is_plain(second) and silent(self, names)):
             return original(self, *args, **kwargs)
         x = bound[passing.names[0]]
         dtype = narrow_type(x)
-        normed, x = norm_1.through(first, x, dtype if passing.narrow[0] else None)
+        if type(x) is Summed:  # the sum before this block is part of its first norm
+            normed, x = norm_1(first, x), x.compute()
+        else:
+            normed, x = norm_1.through(first, x, dtype if passing.narrow[0] else None)
         attended = passing.call(parts[names[1]], normed, bound)
         attended = attended[0] if passing.returns_tuple else attended
         inner = parts[names[3]]

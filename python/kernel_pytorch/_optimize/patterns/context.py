@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..changes import ours
 from ..record import Recording
+from .deferred.summed import Late
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Context:
     perceptrons: dict[nn.Module, Any] = field(default_factory=dict)
     attentions: set[nn.Module] = field(default_factory=set)
     deferred: Counter[nn.Module] | None = None  # modules that attend in torch's functions, how often
+    flows: dict[nn.Module, nn.Module] | None = None  # linear layers, and the activations that get their output
 
     @property
     def trains(self) -> bool:
@@ -133,9 +135,12 @@ def _is_on_mesh(module: nn.Module, x: Any) -> bool:
     return hasattr(x, "placements") and is_parallel(module)
 
 
-def single_input(function: Callable[[nn.Module, Tensor], Any], name: str, original: Callable[..., Any]) -> Any:
+def single_input(
+    function: Callable[[nn.Module, Tensor], Any], name: str, original: Callable[..., Any], takes_late: bool = False
+) -> Any:
     """A forward of one tensor, given by position or by the name the class gave it; any other call, and one with a
-    tensor of another class (a DTensor, a nested one), is the original's.
+    tensor of another class (a DTensor, a nested one), is the original's. One that is not computed yet (deferred/
+    summed.py) is computed first, unless the function knows how to take it.
     """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +149,8 @@ def single_input(function: Callable[[nn.Module, Tensor], Any], name: str, origin
         )
         if type(x) is Tensor or type(x) is nn.Parameter or _is_on_mesh(self, x):
             return function(self, x)
+        if isinstance(x, Late):
+            return function(self, x if takes_late else x.compute())
         return original(self, *args, **kwargs)
 
     return forward

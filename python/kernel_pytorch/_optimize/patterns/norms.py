@@ -23,6 +23,7 @@ from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import row_error
 from .context import HOOKS, Context, is_parallel, probe, single_input, undisturbed, weight_reason, why_not_plain
+from .deferred.summed import Late, Summed
 
 NAME = "norm"
 _MOST_EPSILON = 1e-2
@@ -46,6 +47,13 @@ class Norm:
         return weight, None if self.bias is None else getattr(module, self.bias)
 
     def __call__(self, module: Any, x: Tensor) -> Tensor:
+        if isinstance(x, Late):
+            terms = x.terms() if type(x) is Summed else None
+            if terms is not None:
+                output, total = self.add(module, *terms)
+                x.joined(total)
+                return output
+            x = x.compute()
         weight, bias = self.parameters(module)
         if self.kind == "rms_norm":
             return rms_norm(x, weight, self.eps, weight_offset=self.offset)
@@ -81,7 +89,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         return Refusal(path, NAME, "it looks like a norm and computes something else")
     context.norms[module] = norm
     original = type(module).forward
-    forward = mark(single_input(norm, first_name(module), original))
+    forward = mark(single_input(norm, first_name(module), original, takes_late=True))
     extra = f", weight + {norm.offset:g}" if norm.offset else ""
     return Proposal(
         norm.kind,

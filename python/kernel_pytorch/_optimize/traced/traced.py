@@ -23,7 +23,7 @@ from ..choose import Kept
 KEY = "_kernel_pytorch_traced"
 OPTIMIZED, COMPILED, PARTS = "as optimized", "compiled", "compiled with our products and attention"
 # A compiler's own products and norms take their place; graphs and compiled calls are for calls without a compiler.
-_HIDDEN = ("qkv", "residual + norm", "embedding", "cuda graph", "torch.compile")
+_HIDDEN = ("qkv", "residual + norm", "residual sums", "layout", "embedding", "cuda graph", "torch.compile")
 
 
 class Choice(OfThisProcess):

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import ring as _ring
 from .. import tables as _tables
 from .._call import Array
 from ..attention import attention as _attention
-from ..block_masks import create_block_mask
+from ..attentions import ring as _ring
+from ..attentions.block_masks import create_block_mask
 from ._common import MaskInfo, allows_tf32, checked, masks_of, run, segments_of, sinks_of, window_of
 from ._configs import (
     AttentionConfig,

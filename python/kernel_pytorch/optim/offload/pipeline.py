@@ -21,7 +21,8 @@ from .slabs import Field, Piece, Slabs, flat, hull
 
 MODES = ("host", "interleave", "stream")
 _DEPTH = 3  # subgroups on the device at once: one on its way up, one updated, one on its way down
-_LEAST, _MOST = 1 << 22, 1 << 24  # elements of a subgroup: copies long enough, a pipeline short enough
+_AHEAD = 2 * _DEPTH  # subgroups that are queued for the device before the CPU begins
+_LEAST, _MOST = 1 << 25, 1 << 27  # bytes of a subgroup's states: copies long enough, a pipeline short enough
 
 # A step of the optimizer over lists of weights, gradients and states; whether it took place, where the host knows.
 Update = Callable[[list[Tensor], list[Tensor], list[dict[str, Tensor]]], bool]
@@ -54,9 +55,18 @@ class Offload:
             raise ValueError(f"offload: device_share is {self.device_share}; it must be from 0 to 1, or None")
 
 
-def default_subgroup(elements: int) -> int:
-    """Elements of a subgroup for so many in all."""
-    return min(max(elements // 64, _LEAST), _MOST)
+def default_subgroup(elements: int, bytes_each: float) -> int:
+    """Elements of a subgroup for so many in all, with states of so many bytes each."""
+    return int(min(max(elements * bytes_each / 64, _LEAST), _MOST) / bytes_each)
+
+
+@dataclass(frozen=True)
+class _Views:
+    own: list[Tensor]  # the parameters' elements
+    states: list[dict[str, Tensor]]
+    copies: list[tuple[Tensor, Tensor]]  # on the device: of its buffer, of the host's arrays
+    weights: list[Tensor]  # on the host: staged
+    gradients: list[Tensor]
 
 
 class OffloadedStates:
@@ -65,7 +75,7 @@ class OffloadedStates:
     def __init__(self, parameters: list[Tensor], fields: list[Field], how: Offload) -> None:
         self.device, self.dtype, self.how = parameters[0].device, parameters[0].dtype, how
         elements = sum(parameter.numel() for parameter in parameters)
-        subgroup = how.subgroup_elements or default_subgroup(elements)
+        subgroup = how.subgroup_elements or default_subgroup(elements, sum(field.bytes_each for field in fields))
         self.slabs = Slabs(parameters, fields, subgroup, pinned=self.device.type == "cuda")
         self.has_master = any(field.name == "master" for field in fields)
         self._lanes = lanes_of(self.device)
@@ -73,6 +83,7 @@ class OffloadedStates:
         self._buffers: list[tuple[dict[str, Tensor], Tensor]] = []
         self._free: deque[Any] = deque()  # marks after which the buffers may be written, the oldest first
         self._next = 0
+        self._kept_views: dict[tuple[int | None, ...], _Views] = {}
         self._in_host: list[Any] = [
             None
         ] * self.slabs.steps.numel()  # marks after which a piece is there again, by slot
@@ -84,7 +95,7 @@ class OffloadedStates:
     def make_plan(self, bare: Update) -> dict[str, Any]:
         """The core's plan (kp_offload_plan); the first one measures this machine's rates."""
         if self.rates is None:
-            self.rates = rates.measure(self.device, self.dtype, self.slabs.fields, bare)
+            self.rates = rates.measure(self.device, self.dtype, self.slabs.fields, self.slabs.elements, bare)
         if self.plan is None:
             self.plan = rates.plan(
                 self.rates,
@@ -139,10 +150,16 @@ class OffloadedStates:
             if pieces:
                 (for_device if is_on_device else for_host).append(pieces)
         flushed = [self._flush(pieces, gradients, ready) for pieces in for_host]
-        for pieces in for_device:
-            self._update_on_device(pieces, gradients, ready, update)
-        for pieces, mark in zip(for_host, flushed, strict=True):
+        # The device is a few subgroups ahead of the CPU, which queueing all of them first would keep waiting.
+        queued = 0
+        for count, (pieces, mark) in enumerate(zip(for_host, flushed, strict=True)):
+            enough = min(_AHEAD + count * len(for_device) // len(for_host), len(for_device))
+            for others in for_device[queued:enough]:
+                self._update_on_device(others, gradients, ready, update)
+            queued = max(queued, enough)
             self._update_on_host(pieces, gradients, mark, update)
+        for others in for_device[queued:]:
+            self._update_on_device(others, gradients, ready, update)
         while self._alive and self._lanes.is_past(self._alive[0][0]):
             self._alive.popleft()
         if for_device and not self._is_direct:  # on the host gradients have been read
@@ -158,65 +175,80 @@ class OffloadedStates:
         """Gradients, and weights unless their masters are here, on their way to the host."""
         if self._is_direct:
             return None
-        staged = self.slabs.staging("gradient", self.dtype)
-        weights = self.slabs.staging("parameter", self.dtype)
+        views = self._views(pieces, None)
         with self._lanes.on("flush", ready, self._uploaded):
-            for piece in pieces:
-                place = slice(piece.offset, piece.offset + piece.count)
-                staged[place].copy_(flat(gradients[piece.parameter], piece.begin, piece.count), non_blocking=True)
-                if not self.has_master:
-                    weights[place].copy_(flat(piece.parameter, piece.begin, piece.count), non_blocking=True)
+            for piece, staged in zip(pieces, views.gradients, strict=True):
+                staged.copy_(flat(gradients[piece.parameter], piece.begin, piece.count), non_blocking=True)
+            if not self.has_master:
+                for staged, own in zip(views.weights, views.own, strict=True):
+                    staged.copy_(own, non_blocking=True)
         return self._lanes.mark("flush")
 
     def _update_on_host(
         self, pieces: list[Piece], gradients: dict[Tensor, Tensor], flushed: Any, update: Update
     ) -> None:
-        states = [self.slabs.piece_states(p, self.slabs.arrays, self.slabs.steps, _ORIGIN) for p in pieces]
+        views = self._views(pieces, None)
         if self._is_direct:
-            own = [flat(piece.parameter, piece.begin, piece.count) for piece in pieces]
-            update(own, [flat(gradients[p.parameter], p.begin, p.count) for p in pieces], states)
+            update(views.own, [flat(gradients[p.parameter], p.begin, p.count) for p in pieces], views.states)
             return
         self._lanes.wait(flushed)
         for mark in {self._in_host[piece.slot] for piece in pieces}:  # they may have been on the device before
             self._lanes.wait(mark)
-        staged = self.slabs.staging("gradient", self.dtype)
-        weights = self.slabs.staging("parameter", self.dtype)
-        places = [slice(piece.offset, piece.offset + piece.count) for piece in pieces]
-        if not update([weights[place] for place in places], [staged[place] for place in places], states):
+        if not update(views.weights, views.gradients, views.states):
             return  # staged weights are not theirs
         with self._lanes.on("results"):
-            for piece, place in zip(pieces, places, strict=True):
-                flat(piece.parameter, piece.begin, piece.count).copy_(weights[place], non_blocking=True)
+            for own, staged in zip(views.own, views.weights, strict=True):
+                own.copy_(staged, non_blocking=True)
         self._uploaded = self._lanes.mark("results")
 
     def _update_on_device(
         self, pieces: list[Piece], gradients: dict[Tensor, Tensor], ready: Any, update: Update
     ) -> None:
-        arrays, steps = self._buffer()
-        free = self._free.popleft()
-        base, slots = pieces[0], slice(pieces[0].slot, pieces[-1].slot + 1)
-        parts = list(hull(pieces, self.slabs.fields))
+        number = self._buffer()
+        views, free = self._views(pieces, number), self._free.popleft()
+        slots = slice(pieces[0].slot, pieces[-1].slot + 1)
         with self._lanes.on("up", free, *set(self._in_host[slots])):
-            steps[: slots.stop - slots.start].copy_(self.slabs.steps[slots], non_blocking=True)
-            for field, part in parts:
-                arrays[field.name][: part.stop - part.start].copy_(
-                    self.slabs.arrays[field.name][part], non_blocking=True
-                )
+            for there, here in views.copies:
+                there.copy_(here, non_blocking=True)
         with self._lanes.on("update", self._lanes.mark("up"), ready):
-            states = [self.slabs.piece_states(piece, arrays, steps, base) for piece in pieces]
-            own = [flat(piece.parameter, piece.begin, piece.count) for piece in pieces]
-            update(own, [flat(gradients[p.parameter], p.begin, p.count) for p in pieces], states)
+            update(views.own, [flat(gradients[p.parameter], p.begin, p.count) for p in pieces], views.states)
         with self._lanes.on("down", self._lanes.mark("update")):
-            self.slabs.steps[slots].copy_(steps[: slots.stop - slots.start], non_blocking=True)
-            for field, part in parts:
-                self.slabs.arrays[field.name][part].copy_(
-                    arrays[field.name][: part.stop - part.start], non_blocking=True
-                )
+            for there, here in views.copies:
+                here.copy_(there, non_blocking=True)
         written = self._lanes.mark("down")
         self._in_host[slots] = [written] * (slots.stop - slots.start)
         self._free.append(written)
 
-    def _buffer(self) -> tuple[dict[str, Tensor], Tensor]:
+    def _views(self, pieces: list[Piece], buffer: int | None) -> _Views:
+        """Views of these pieces for a step on the host, or on the device in this buffer; the same ones as long as the
+        parameters stay where they are."""
+        key = (buffer, *(piece.slot for piece in pieces))
+        found = self._kept_views.get(key)
+        if found is not None and all(
+            own.data_ptr() == piece.parameter.data_ptr() + piece.begin * own.element_size()
+            for own, piece in zip(found.own, pieces, strict=True)
+        ):
+            return found
+        own = [flat(piece.parameter, piece.begin, piece.count) for piece in pieces]
+        places = [slice(piece.offset, piece.offset + piece.count) for piece in pieces]
+        slabs, copies, staged = self.slabs, [], []
+        arrays, steps, base = slabs.arrays, slabs.steps, _ORIGIN
+        if buffer is not None:
+            (arrays, steps), base = self._buffers[buffer], pieces[0]
+            slots = slice(pieces[0].slot, pieces[-1].slot + 1)
+            copies.append((steps[: slots.stop - slots.start], slabs.steps[slots]))
+            for field, part in hull(pieces, slabs.fields):
+                copies.append((arrays[field.name][: part.stop - part.start], slabs.arrays[field.name][part]))
+        elif not self._is_direct:
+            for name in ("parameter", "gradient"):
+                array = slabs.staging(name, self.dtype)
+                staged.append([array[place] for place in places])
+        states = [slabs.piece_states(piece, arrays, steps, base) for piece in pieces]
+        views = _Views(own, states, copies, *(staged or ([], [])))
+        self._kept_views[key] = views
+        return views
+
+    def _buffer(self) -> int:
         """The next of the device's buffers for a subgroup; `_free` begins with its mark."""
         if not self._buffers:
             longest = max(p[-1].offset + p[-1].count - p[0].offset for p in self.slabs.subgroups)
@@ -229,9 +261,9 @@ class OffloadedStates:
                 self._buffers.append((arrays, torch.empty(most, device=self.device)))
             # New memory may still be in use by what was queued before it was freed.
             self._free = deque([self._lanes.current()] * _DEPTH)
-        buffer = self._buffers[self._next]
+        number = self._next
         self._next = (self._next + 1) % _DEPTH
-        return buffer
+        return number
 
 
 _ORIGIN = Piece(torch.empty(0), 0, 0, 0, 0)

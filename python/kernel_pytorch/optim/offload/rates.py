@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ... import _library
-from .slabs import Field, Slabs, pinned_in_place
+from .slabs import Field, Slabs, host_array
 
-_ELEMENTS = 1 << 24  # of a sample: more than caches hold
-_COPY_BYTES = 1 << 26
+_MOST_ELEMENTS = 1 << 26  # of a sample: more than caches hold, of states that do not fit them
+_COPY_BYTES, _COPIES = 1 << 25, 16  # half a gigabyte each way, as far apart in memory as states are
 _TURNS = 3
 
 Update = Callable[[list[Tensor], list[Tensor], list[dict[str, Tensor]]], bool]
@@ -54,9 +54,9 @@ def plan(
 class _Sample:
     """States, weights and gradients to time updates on."""
 
-    def __init__(self, fields: list[Field], dtype: torch.dtype, device: torch.device) -> None:
-        parameter = torch.ones(_ELEMENTS, dtype=dtype)
-        slabs = Slabs([parameter], fields, _ELEMENTS, pinned=False)
+    def __init__(self, fields: list[Field], dtype: torch.dtype, device: torch.device, elements: int) -> None:
+        parameter = host_array(dtype, elements, None).fill_(1)
+        slabs = Slabs([parameter], fields, elements, pinned=False)
         self.parameter = parameter.to(device)
         self.gradient = torch.full_like(self.parameter, 1e-3)
         self.state = {name: view.to(device) for name, view in slabs.views(parameter).items()}
@@ -69,7 +69,7 @@ class _Link:
     """Copies of pinned memory to the device and back, both at once."""
 
     def __init__(self, device: torch.device) -> None:
-        self.host = [pinned_in_place(torch.zeros(_COPY_BYTES, dtype=torch.uint8), self) for _ in range(2)]
+        self.host = [host_array(torch.uint8, _COPIES * _COPY_BYTES, self).view(_COPIES, _COPY_BYTES) for _ in range(2)]
         self.device = [torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
         self.streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
@@ -80,9 +80,9 @@ class _Link:
             with torch.cuda.stream(stream):
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 begin.record(stream)
-                for _ in range(turns):
-                    pair = (self.device[0], self.host[0]) if way == 0 else (self.host[1], self.device[1])
-                    pair[0].copy_(pair[1], non_blocking=True)
+                for turn in range(turns):
+                    there, here = self.device[way], self.host[way][turn % _COPIES]
+                    (there if way == 0 else here).copy_(here if way == 0 else there, non_blocking=True)
                 end.record(stream)
                 marks.append((begin, end))
         return marks
@@ -94,16 +94,20 @@ class _Link:
         return [turns * _COPY_BYTES / (begin.elapsed_time(end) * 1e-3) for begin, end in marks]
 
 
-def measure(device: torch.device, dtype: torch.dtype, fields: list[Field], update: Update) -> dict[str, float]:
+def measure(
+    device: torch.device, dtype: torch.dtype, fields: list[Field], elements: int, update: Update
+) -> dict[str, float]:
     """Rates of the plan: bytes of the link both ways at once and of the host's memory, elements of both processors.
 
-    The link and the CPU are timed by themselves and then together, which tells what the host's memory gives to both.
+    `elements` is how many a step has. The link and the CPU are timed by themselves and then together, which tells what
+    the host's memory gives to both.
     """
-    sample, link = _Sample(fields, dtype, torch.device("cpu")), _Link(device)
+    elements = min(elements, _MOST_ELEMENTS)
+    sample, link = _Sample(fields, dtype, torch.device("cpu"), elements), _Link(device)
     sample.step(update)
     alone = statistics.median(_seconds(lambda: sample.step(update)) for _ in range(_TURNS))
     link.rates(link.start(1), 1)
-    up, down = link.rates(link.start(8), 8)
+    up, down = link.rates(link.start(_COPIES), _COPIES)
     together, taken = [], []
     for _ in range(_TURNS):
         turns = max(round(1.5 * alone * up / _COPY_BYTES), 1)
@@ -112,13 +116,13 @@ def measure(device: torch.device, dtype: torch.dtype, fields: list[Field], updat
         together.append(link.rates(marks, turns))
     at_once = [statistics.median(rates) for rates in zip(*together, strict=True)]
     bytes_each = bytes_of(fields, dtype)["on_cpu"]
-    by_cpu = (bytes_each["host_memory"] - bytes_each["up"] - bytes_each["down"]) * _ELEMENTS / statistics.median(taken)
+    by_cpu = (bytes_each["host_memory"] - bytes_each["up"] - bytes_each["down"]) * elements / statistics.median(taken)
     return {
         "up": up,
         "down": down,
         "host_memory": by_cpu + sum(at_once),
-        "cpu": _ELEMENTS / alone,
-        "device": _ELEMENTS / _device_seconds(_Sample(fields, dtype, device), update),
+        "cpu": elements / alone,
+        "device": elements / _device_seconds(_Sample(fields, dtype, device, elements), update),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -76,8 +77,7 @@ class Slabs:
             self.subgroups.append(subgroup)
 
     def _array(self, dtype: torch.dtype, count: int) -> Tensor:
-        array = torch.zeros(count, dtype=dtype)
-        return pinned_in_place(array, self) if self.pinned and count else array
+        return host_array(dtype, count, self if self.pinned else None)
 
     def staging(self, name: str, dtype: torch.dtype) -> Tensor:
         """An array beside the states through which gradients or weights of all elements pass; made when first asked."""
@@ -132,14 +132,23 @@ def hull(pieces: list[Piece], fields: list[Field]) -> Iterator[tuple[Field, slic
         yield field, slice(begin // field.per, -(-end // field.per))
 
 
-def pinned_in_place(array: Tensor, owner: object) -> Tensor:
-    """Locks an array's pages while its owner lives, so that copies to and from a GPU run beside everything else.
+def host_array(dtype: torch.dtype, count: int, pinned_for: object | None) -> Tensor:
+    """Zeros in large pages, where the system has them: a DMA over gigabytes of small ones waits for their addresses.
 
+    `pinned_for`: locks the pages while this object lives, so that copies to and from a GPU run beside everything else.
     torch's own pinned memory comes in powers of two, up to twice of what is asked for.
     """
+    if count == 0:
+        return torch.zeros(0, dtype=dtype)
+    memory = mmap.mmap(-1, count * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    array = torch.frombuffer(memory, dtype=dtype, count=count)
+    if pinned_for is None:
+        return array
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(runtime.cudaHostRegister(array.data_ptr(), array.numel() * array.element_size(), 0))
-    weakref.finalize(owner, _unlock, runtime, array.data_ptr())
+    weakref.finalize(pinned_for, _unlock, runtime, array.data_ptr())
     return array
 
 

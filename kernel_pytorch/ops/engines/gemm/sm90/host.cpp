@@ -48,6 +48,8 @@ constexpr Sm90Config kWide[] = {
     {.tile_m = 128, .tile_n = 128, .stages = 4, .cluster = 3, .splits = true},   // 16.7 us
     {.tile_m = 128, .tile_n = 128, .stages = 4, .cluster = 4, .splits = true},   // 24.2 us
     {.tile_m = 128, .tile_n = 128, .stages = 4, .cluster = 8, .splits = true},   // 28.6 us
+    // Last: of widths such as 768 and 2304, which it divides, it makes whole waves (4112 x 768 is 132 tiles).
+    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 1},
 };
 // Behind a row: accurate sums of FP8 at 8192 cubed.
 constexpr Sm90Config kNarrow[] = {
@@ -89,8 +91,9 @@ int64_t tile_count(const Sm90Config& config, const Sm90Sizes& sizes) {
 }
 
 // How close a tile comes to the best one's rate, as measured at 4096 and 8192; 128 x 128 is bound by shared memory.
-int64_t permille_of_best(const Sm90Config& config) {
-  if (config.tile_n == 192) return 1100;  // of sums that are promoted, where 256 x 128 is the other one
+// 192 columns are between 128 and 256, or the most where sums are promoted: 256 x 128 is the other one there.
+int64_t permille_of_best(const Sm90Config& config, bool promoted) {
+  if (config.tile_n == 192) return promoted ? 1100 : 930;
   if (config.tile_m + config.tile_n < 384) return 850;
   return config.cluster == 1 ? 970 : config.tile_n == 256 ? 1000 : 985;
 }
@@ -176,9 +179,11 @@ TensorView one_if_expanded(TensorView view) {
 
 }  // namespace
 
-std::span<const Sm90Config> sm90_configs(bool promoted, bool factors) {
+std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes_192) {
   if (factors) return kFactored;
-  return promoted ? std::span<const Sm90Config>(kNarrow) : std::span<const Sm90Config>(kWide);
+  if (promoted) return kNarrow;
+  const std::span<const Sm90Config> wide = kWide;
+  return takes_192 ? wide : wide.first(wide.size() - 1);
 }
 
 std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted, bool factors) {
@@ -191,6 +196,7 @@ std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool pro
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
                    int multiprocessors) {
   const int64_t stages = divide_up(sizes.k * element_bytes, kSm90StageBytes);
+  const bool promoted = std::ranges::none_of(configs, [](const Sm90Config& one) { return one.tile_n == 256; });
   int best = 0;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < configs.size(); ++i) {
@@ -199,7 +205,7 @@ int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, 
     const int64_t waves = divide_up(tile_count(config, sizes), clusters);
     const int64_t area = int64_t{config.tile_m} * config.tile_n / 32;  // cycles of the tensor cores for a stage
     const int64_t of_part = divide_up(stages, sm90_parts(config));
-    const int64_t each = of_part * area * 1000 / permille_of_best(config) + kEndStages * area;
+    const int64_t each = of_part * area * 1000 / permille_of_best(config, promoted) + kEndStages * area;
     const int64_t time = waves * (each + (config.splits ? kExchangeCycles : 0));
     if (time < least) {
       least = time;

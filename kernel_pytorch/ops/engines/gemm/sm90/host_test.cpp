@@ -19,7 +19,7 @@ std::string brief(const Sm90Config& config) {
 }
 
 std::string chosen(const Sm90Sizes& sizes, bool promoted = false, int64_t element_bytes = 2) {
-  const std::span<const Sm90Config> configs = sm90_configs(promoted, false);
+  const std::span<const Sm90Config> configs = sm90_configs(promoted, false, true);
   return brief(configs[static_cast<size_t>(sm90_heuristic(configs, sizes, element_bytes, kMultiprocessors))]);
 }
 
@@ -27,7 +27,7 @@ TEST(ProductSm90, EveryConfigIsLegalAndNamedOnce) {
   for (const bool promoted : {false, true}) {
     for (const bool factors : {false, true}) {
       std::set<std::string> names;
-      for (const Sm90Config& config : sm90_configs(promoted, factors)) {
+      for (const Sm90Config& config : sm90_configs(promoted, factors, true)) {
         EXPECT_TRUE(is_legal(config)) << config_text(config);
         EXPECT_LE(sm90_shared_bytes(config), kSm90SharedLimit) << config_text(config);
         EXPECT_EQ(config.factors, factors) << config_text(config);
@@ -60,6 +60,16 @@ TEST(ProductSm90, SmallSizesGetMoreAndSmallerTilesOrPartsOfK) {
   EXPECT_EQ(chosen({1, 16, 1024, 16384}), "tile=128x128 stages=4 cluster=8 splits=k");
   EXPECT_EQ(chosen({1, 1024, 1024, 256}), "tile=128x128 stages=6 cluster=1");
   EXPECT_EQ(chosen({64, 128, 128, 128}), "tile=128x128 stages=6 cluster=1");
+}
+
+TEST(ProductSm90, WidthsOf192GetWholeWaves) {
+  for (const int64_t columns : {768, 2304}) {  // 33 rows of tiles: 132 and 396 of them
+    EXPECT_EQ(chosen({1, 4112, columns, 768}), "tile=128x192 stages=4 cluster=1") << columns;
+  }
+  EXPECT_EQ(chosen({1, 4112, 768, 3072}), "tile=128x192 stages=4 cluster=1");
+  const std::span<const Sm90Config> all = sm90_configs(false, false, true), others = sm90_configs(false, false);
+  ASSERT_EQ(others.size() + 1, all.size());  // a prefix: a config's number means the same in both
+  for (size_t i = 0; i < others.size(); ++i) EXPECT_EQ(config_text(others[i]), config_text(all[i]));
 }
 
 TEST(ProductSm90, RefusesWhatItCannotCount) {

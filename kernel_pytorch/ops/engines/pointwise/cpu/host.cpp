@@ -27,7 +27,7 @@ RowKernels kernels_for(const Context& context, DType dtype) {
 template <class Problem>
 const char* obstacle_of(const Problem& problem, const DeviceInfo& device,
                         std::initializer_list<const TensorView*> views) {
-  if (problem.up.is_present() && !is_gated_kind(problem.kind)) return kNotGated;
+  if (problem.up.is_present() && !is_gate(problem.kind)) return kNotGated;
   return cpu_obstacle(problem.gate.dtype, device, views);
 }
 

@@ -313,7 +313,7 @@ void run(const ForwardRows& block) {
     constexpr int kBits = kKind <= Kind::kSilu || kKind == Kind::kSigmoid ? kBitsOf<T> : kFloatBits;
     return forward_in_steps<T>(block, apply_as<kKind, kBits>);
   }
-  if constexpr (is_gated_kind(kKind)) {
+  if constexpr (is_gate(kKind)) {
     if (block.up.data != nullptr) return forward_as<T, kKind, true>(block);
   }
   forward_as<T, kKind, false>(block);

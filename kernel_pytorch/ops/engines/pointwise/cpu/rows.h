@@ -56,11 +56,6 @@ struct RowKernels {
   void (*backward)(const BackwardRows&);
 };
 
-// Functions that a gated kernel is built for.
-constexpr bool is_gated_kind(Kind kind) {
-  return kind <= Kind::kRelu || kind == Kind::kSigmoid;
-}
-
 KP_EACH_CPU_LEVEL(RowKernels row_kernels(int type);)
 
 }  // namespace kernel_pytorch::pointwise

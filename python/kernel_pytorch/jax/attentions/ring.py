@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._call import Array, call
+from .._call import Array, call
 
 
 def merge_attention(

@@ -15,8 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
-from . import _plain
-from ._call import (
+from .. import _plain
+from .._call import (
     Array,
     Part,
     attributes_of,
@@ -30,11 +30,11 @@ from ._call import (
     using_kernels,
     with_kernel,
 )
-from ._forward_mode import guarded
-from ._gradients import RESIDUALS
-from ._sharding import has_mesh
-from .attention import attention, sides
-from .tables import rope
+from .._forward_mode import guarded
+from .._gradients import RESIDUALS
+from .._sharding import has_mesh
+from ..attention import attention, sides
+from ..tables import rope
 
 _OP = "attention_packed"
 
@@ -76,8 +76,8 @@ def attention_packed(
     if (cos is None) != (sin is None):
         raise ValueError(f"{_OP}: one of cos and sin is None; give both, or neither")
     left, right = sides(window)
-    turning = {"interleaved": bool(interleaved), "rotary_dim": rotary_dim or 0}
-    options = {
+    turning: dict[str, Any] = {"interleaved": bool(interleaved), "rotary_dim": rotary_dim or 0}
+    options: dict[str, Any] = {
         "causal": bool(causal),
         "scale": None if scale is None else float(scale),
         "window_left": left,
@@ -89,7 +89,7 @@ def attention_packed(
     if _plain.is_needed() or has_mesh():
         query, key, value = jnp.split(qkv, (heads, heads + key_heads), 2)
         if cos is not None and sin is not None:
-            turned_query, turned_key = rope(query, key, cos, sin, **turning)  # type: ignore[arg-type]
+            turned_query, turned_key = rope(query, key, cos, sin, **turning)
             query, key = turned_query, jnp.asarray(turned_key)
         rest = {name: one for name, one in options.items() if not name.startswith("window")}
         return attention(query, key, value, window=None if window is None else (left, right), **rest)  # type: ignore[no-any-return]

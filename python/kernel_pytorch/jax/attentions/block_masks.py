@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._block_rules import longest, pair, selection_blocks
-from ._call import Array, call
-from ._mods import Mod
-from .tables import chunk_mean_pool, mean_pool
+from ..._shape_rules import block_pair, longest, selection_blocks
+from .._call import Array, call
+from .._mods import Mod
+from ..tables import chunk_mean_pool, mean_pool
 
 
 class BlockMask(NamedTuple):
@@ -40,7 +40,7 @@ def block_mask(blocks: Array, block_size: int | tuple[int, int] = 128, mask_mod:
     blocks = jnp.asarray(blocks)
     if blocks.dtype != jnp.bool_:
         blocks = blocks.astype(jnp.int8)
-    size = pair("block_mask", block_size)
+    size = block_pair("block_mask", block_size)
     has_full = blocks.dtype != jnp.bool_
     made = call("block_list", {"map": blocks}, wanted=("rows", "columns", *(("full",) if has_full else ())))
     names = [f"{line}_{what}" for line in ("row", "column") for what in ("counts", "blocks")]
@@ -134,7 +134,7 @@ def select_by_scores(
         "query_lengths": None if query_lengths is None else jnp.asarray(query_lengths, jnp.int32),
         "key_lengths": None if key_lengths is None else jnp.asarray(key_lengths, jnp.int32),
     }
-    sizes = (queries, keys, *pair("select_by_scores", block_size), 1)
+    sizes = (queries, keys, *block_pair("select_by_scores", block_size), 1)
     return _selected(tensors, sizes, causal, causal_offset, sparsity, threshold, sinks, local, gradients)
 
 
@@ -189,7 +189,7 @@ def create_block_mask(
         mask_mod: (batch, head, query, key) -> whether the score is kept.
         batch, heads: None where the function does not depend on it.
     """
-    size = pair("block_mask", block_size)
+    size = block_pair("block_mask", block_size)
     asked: Any = mask_mod
     for axes in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         asked = jax.vmap(asked, axes)

@@ -1,0 +1,104 @@
+"""A training step with AdamW's 8-bit states streamed from the host's memory inside backward, against states on the GPU.
+
+    python benchmarks/offload_training.py [--layers 10] [--tokens 16384] [--turns 7] [--output FILE]
+
+A decoder of bf16 blocks (2048 wide, 5632 inside; 51 million parameters a block). What has to be hidden, bytes of states
+over operations, depends on the tokens of a step alone, so that a few blocks stand for a larger model. Both ways release
+gradients inside backward and give the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from kernel_pytorch.optim import AdamW, release_gradients
+from table import print_and_store
+from torch import Tensor, nn
+from torch_norms import describe_machine
+
+WIDTH, INSIDE, HEADS, LENGTH = 2048, 5632, 16, 4096
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ParameterList(torch.ones(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 2 * INSIDE, bias=False), nn.Linear(INSIDE, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        normed = F.rms_norm(x, (WIDTH,), self.norms[0])
+        query, key, value = self.qkv(normed).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, WIDTH))
+        gate, up = self.up(F.rms_norm(x, (WIDTH,), self.norms[1])).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def make(layers: int, options: dict[str, Any]) -> tuple[nn.Module, AdamW]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(layers))).to("cuda", torch.bfloat16)
+    optimizer = AdamW(model.parameters(), lr=1e-4, state="compact", **options)
+    release_gradients(optimizer)
+    return model, optimizer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("offload_training: torch sees no CUDA device here")
+    ways = {"resident": make(arguments.layers, {}), "streamed": make(arguments.layers, {"offload": "stream"})}
+    x = torch.randn(max(arguments.tokens // LENGTH, 1), min(LENGTH, arguments.tokens), WIDTH, device="cuda").bfloat16()
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    losses: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(arguments.turns + 2):
+        for name, (model, optimizer) in ways.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(2):  # the second forward begins while the first step's last states are on their way
+                loss = model(x).float().square().mean()
+                loss.backward()
+                optimizer.step()
+            torch.cuda.synchronize()
+            if turn >= 2:
+                times[name].append((time.perf_counter() - begin) / 2)
+            losses[name].append(float(loss))
+    parameters = sum(parameter.numel() for parameter in ways["resident"][0].parameters())
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    figures = [
+        {
+            "way": name,
+            "a step": f"{medians[name] * 1e3:.2f} ms ({min(taken) * 1e3:.2f} to {max(taken) * 1e3:.2f})",
+            "of resident": f"{medians[name] / medians['resident']:.3f}x",
+            "same losses": "yes" if losses[name] == losses["resident"] else "no",
+            "seconds": taken,
+        }
+        for name, taken in times.items()
+    ]
+    run = {
+        "machine": describe_machine(torch.device("cuda")),
+        "parameters": parameters,
+        "tokens": arguments.tokens,
+        "columns": ["way", "a step", "of resident", "same losses"],
+        "figures": figures,
+    }
+    print_and_store(run, arguments.output)
+    print(f"{parameters:,} parameters, {arguments.tokens} tokens")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+// Two 16-bit floats in a word: fused products and sums, rounded once, subnormal numbers kept. sm_80.
+#pragma once
+
+#include "kernel_pytorch/base/fixed_width.h"
+
+namespace kernel_pytorch::ptx {
+
+__device__ __forceinline__ uint32_t fma_rn_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+__device__ __forceinline__ uint32_t fma_rn_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+}  // namespace kernel_pytorch::ptx

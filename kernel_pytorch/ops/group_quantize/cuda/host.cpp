@@ -1,0 +1,154 @@
+// Host side of quantising by groups and back on CUDA.
+#include <string>
+#include <vector>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/group_quantize/cuda/arguments_cuda.h"
+#include "kernel_pytorch/ops/group_quantize/operation.h"
+#include "kernel_pytorch/ops/support/cuda_support.h"
+#include "kernel_pytorch/ops/support/group_format_check.h"
+
+namespace kernel_pytorch::group_quantize {
+namespace {
+
+constexpr const char* kSource = "kernel_pytorch/ops/group_quantize/cuda/kernel.cuh";
+constexpr const char* kTooLarge = "has 2^30 columns or more, or more threads than a grid";
+
+int64_t groups_of(int64_t columns, int64_t group) {
+  return divide_up(columns, group);
+}
+const char* obstacle_of(const TensorView& values, int64_t group, const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(values.dtype, device)) return obstacle;
+  const int64_t columns = values.sizes[1];
+  const int64_t units = values.sizes[0] * groups_of(columns, group) * (group / kUnit);
+  return columns >= int64_t{1} << 30 || units >= (int64_t{1} << 31) * kThreads ? kTooLarge : nullptr;
+}
+
+// Vectors of 16 columns: of values and of codes.
+bool is_aligned_matrix(const TensorView& values, const TensorView& codes) {
+  return values.sizes[1] % kUnit == 0 && vector_access_obstacle(values) == nullptr &&
+         reinterpret_cast<uintptr_t>(codes.data) % 16 == 0;
+}
+
+std::string format_name(Format format) {
+  return concat("kernel_pytorch::group_format::Format(", static_cast<int>(format), ")");
+}
+DeviceCode quantize_code(DType dtype, Format format, bool is_stochastic, bool is_aligned) {
+  return {.source = kSource,
+          .entry = concat("kernel_pytorch::group_quantize::quantize<", element_type_name(dtype), ", ",
+                          format_name(format), ", ", bool_name(is_stochastic), ", ", bool_name(is_aligned), ">"),
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+DeviceCode dequantize_code(DType dtype, Format format, bool is_aligned) {
+  return {.source = kSource,
+          .entry = concat("kernel_pytorch::group_quantize::dequantize<", element_type_name(dtype), ", ",
+                          format_name(format), ", ", bool_name(is_aligned), ">"),
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+
+registry::Support supports_quantize(const Quantize& problem, const DeviceInfo& device) {
+  return registry::Support::unless(obstacle_of(problem.x, problem.group, device));
+}
+registry::Support supports_dequantize(const Dequantize& problem, const DeviceInfo& device) {
+  return registry::Support::unless(obstacle_of(problem.output, problem.group, device));
+}
+
+template <class Arguments>
+void launch(Arguments& arguments, CUkern_st* kernel, Context& context, const std::string& label) {
+  const int64_t units = arguments.rows * arguments.groups * (arguments.group / kUnit);
+  cuda_device::LaunchShape shape;
+  shape.grid_x = static_cast<unsigned>(divide_up(units, kThreads));
+  shape.block_x = kThreads;
+  void* pointers[] = {&arguments};
+  cuda_device::launch(context, kernel, shape, pointers, label);
+}
+
+void run_quantize(const Quantize& problem, int, Context& context) {
+  static const std::string kLabel = "group_quantize";
+  static KernelTable<3 * group_format::kFormats * 4> kernels;
+  if (problem.x.element_count() == 0) return;
+  const bool is_stochastic = problem.seed.is_present(), is_aligned = is_aligned_matrix(problem.x, problem.codes);
+  const int entry = (cuda_type_index(problem.x.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 4 +
+                    is_stochastic * 2 + is_aligned;
+  CUkern_st* kernel = kernels.get(
+      entry, context, [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
+  const int64_t columns = problem.x.sizes[1];
+  QuantizeArguments arguments{.x = problem.x.data,
+                              .row_stride = problem.x.strides[0],
+                              .rows = problem.x.sizes[0],
+                              .columns = static_cast<int32_t>(columns),
+                              .group = static_cast<int32_t>(problem.group),
+                              .groups = static_cast<int32_t>(groups_of(columns, problem.group)),
+                              .tensor_scale = problem.tensor_scale.as<const float>(),
+                              .seed = problem.seed.as<const int64_t>(),
+                              .codes = problem.codes.as<uint8_t>(),
+                              .code_stride = problem.codes.sizes[1],
+                              .scales = problem.scales.data,
+                              .zeros = problem.zeros.as<uint8_t>()};
+  launch(arguments, kernel, context, kLabel);
+}
+
+void run_dequantize(const Dequantize& problem, int, Context& context) {
+  static const std::string kLabel = "group_dequantize";
+  static KernelTable<3 * group_format::kFormats * 2> kernels;
+  if (problem.output.element_count() == 0) return;
+  const bool is_aligned = is_aligned_matrix(problem.output, problem.codes);
+  const int entry =
+      (cuda_type_index(problem.output.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 2 +
+      is_aligned;
+  CUkern_st* kernel =
+      kernels.get(entry, context, [&] { return dequantize_code(problem.output.dtype, problem.format, is_aligned); });
+  const int64_t columns = problem.output.sizes[1];
+  DequantizeArguments arguments{.codes = problem.codes.as<const uint8_t>(),
+                                .code_stride = problem.codes.sizes[1],
+                                .rows = problem.output.sizes[0],
+                                .columns = static_cast<int32_t>(columns),
+                                .group = static_cast<int32_t>(problem.group),
+                                .groups = static_cast<int32_t>(groups_of(columns, problem.group)),
+                                .scales = problem.scales.data,
+                                .scale_type = group_format::scale_type_of(problem.scales.dtype),
+                                .zeros = problem.zeros.as<const uint8_t>(),
+                                .tensor_scale = problem.tensor_scale.as<const float>(),
+                                .output = problem.output.data,
+                                .row_stride = problem.output.strides[0]};
+  launch(arguments, kernel, context, kLabel);
+}
+
+std::vector<DeviceCode> quantize_device_code() {
+  std::vector<DeviceCode> codes;
+  for (int format = 0; format < group_format::kFormats; ++format) {
+    codes.push_back(quantize_code(DType::kBFloat16, static_cast<Format>(format), false, true));
+  }
+  codes.push_back(quantize_code(DType::kFloat32, Format::kNvfp4, true, false));
+  return codes;
+}
+std::vector<DeviceCode> dequantize_device_code() {
+  std::vector<DeviceCode> codes;
+  for (int format = 0; format < group_format::kFormats; ++format) {
+    codes.push_back(dequantize_code(DType::kBFloat16, static_cast<Format>(format), true));
+  }
+  return codes;
+}
+
+uint64_t source_hash() {
+  return jit::source_hash(kSource);
+}
+
+}  // namespace
+
+constinit const registry::Kernel<Quantize> kQuantizeCuda{.name = "cuda",
+                                                         .supports = supports_quantize,
+                                                         .run = run_quantize,
+                                                         .source_hash = source_hash,
+                                                         .device_code = quantize_device_code};
+constinit const registry::Kernel<Dequantize> kDequantizeCuda{.name = "cuda",
+                                                             .supports = supports_dequantize,
+                                                             .run = run_dequantize,
+                                                             .source_hash = source_hash,
+                                                             .device_code = dequantize_device_code};
+
+}  // namespace kernel_pytorch::group_quantize

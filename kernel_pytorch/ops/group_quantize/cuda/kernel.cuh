@@ -1,0 +1,202 @@
+// Quantising by groups and back: one visit to memory. A thread has 16 columns of a row in registers; the up to eight
+// threads of a group find its range by shuffles. kAligned: rows begin at multiples of 16 bytes and have a multiple of
+// 16 columns, so that all accesses are vectors. sm_80.
+#pragma once
+
+#include "kernel_pytorch/base/philox.h"
+#include "kernel_pytorch/cuda/tile/vector.cuh"
+#include "kernel_pytorch/ops/group_quantize/cuda/arguments_cuda.h"
+
+namespace kernel_pytorch::group_quantize {
+
+using namespace group_format;
+
+// Where a thread's columns are. Units of a row are a multiple of those of a group: some lie behind the last column.
+struct Unit {
+  int64_t row;
+  int32_t column, group;  // the first column, the group of its row
+  bool leads;             // its group
+
+  __device__ __forceinline__ Unit(int32_t columns_of_group, int32_t groups) {
+    const int32_t in_group = columns_of_group / kUnit, in_row = groups * in_group;
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    row = index / in_row;
+    const int32_t unit = static_cast<int32_t>(index - row * in_row);
+    column = unit * kUnit;
+    group = unit / in_group;
+    leads = unit % in_group == 0;
+  }
+};
+
+template <class T, bool kAligned>
+__device__ __forceinline__ void load_unit(const T* row, int32_t column, int32_t columns, bool is_inside,
+                                          float (&values)[kUnit]) {
+  if constexpr (kAligned) {
+    constexpr int kCount = tile::Vector<T>::kCount;
+#pragma unroll
+    for (int i = 0; i < kUnit / kCount; ++i) {
+      float part[kCount];
+      tile::load_once_if<T>(is_inside && column < columns, row + column + i * kCount).unpack(part);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) values[i * kCount + j] = part[j];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      values[i] = is_inside && column + i < columns ? tile::to_float<T>(row[column + i]) : 0.0f;
+    }
+  }
+}
+
+template <Format kFormat, bool kAligned>
+__device__ __forceinline__ void store_codes(uint8_t* row, int32_t column, int32_t columns,
+                                            const uint32_t (&codes)[kUnit]) {
+  constexpr int kInByte = codes_in_byte(kFormat);
+  uint32_t words[kUnit / kInByte / 4] = {};
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) words[i * (8 / kInByte) / 32] |= codes[i] << (i * (8 / kInByte) % 32);
+  uint8_t* target = row + column / kInByte;
+  if constexpr (kAligned) {
+    if constexpr (kInByte == 2) {
+      *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
+    } else {
+      ptx::st_global_v4(target, {words[0], words[1], words[2], words[3]});
+    }
+  } else {
+    const int32_t bytes = (min(columns - column, kUnit) + kInByte - 1) / kInByte;
+#pragma unroll
+    for (int i = 0; i < kUnit / kInByte; ++i) {
+      if (i < bytes) target[i] = static_cast<uint8_t>(words[i / 4] >> (i % 4 * 8));
+    }
+  }
+}
+
+template <class T>
+constexpr ScaleType kTypeOf = ScaleType::kFloat32;
+template <>
+constexpr ScaleType kTypeOf<tile::BFloat16> = ScaleType::kBFloat16;
+template <>
+constexpr ScaleType kTypeOf<tile::Float16> = ScaleType::kFloat16;
+
+template <class T, Format kFormat, bool kStochastic, bool kAligned>
+__global__ void __launch_bounds__(kThreads, 2) quantize(const __grid_constant__ QuantizeArguments arguments) {
+  const Unit unit(arguments.group, arguments.groups);
+  const bool is_inside = unit.row < arguments.rows;
+  float values[kUnit];
+  load_unit<T, kAligned>(static_cast<const T*>(arguments.x) + unit.row * arguments.row_stride, unit.column,
+                         arguments.columns, is_inside, values);
+  Range range{0, 0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    range.amax = max(range.amax, bits_of(values[i]) & 0x7fffffff);
+    range.low = fminf(range.low, values[i]);
+    range.high = fmaxf(range.high, values[i]);
+  }
+  if constexpr (kFormat != Format::kNvfp4) {
+    for (int distance = 1; distance < arguments.group / kUnit; distance *= 2) {
+      range.amax = max(range.amax, __shfl_xor_sync(0xffffffff, range.amax, distance));
+      if constexpr (is_integer(kFormat)) {
+        range.low = fminf(range.low, __shfl_xor_sync(0xffffffff, range.low, distance));
+        range.high = fmaxf(range.high, __shfl_xor_sync(0xffffffff, range.high, distance));
+      }
+    }
+  }
+  if (!is_inside) return;
+  const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
+  const GroupScale scale = scale_of<kFormat>(range, arguments.zeros != nullptr, kTypeOf<T>, tensor_scale);
+  if (unit.leads) {
+    const int64_t place = unit.row * arguments.groups + unit.group;
+    if constexpr (is_integer(kFormat)) {
+      static_cast<T*>(arguments.scales)[place] = tile::from_float<T>(scale.stored);
+      if (arguments.zeros != nullptr) arguments.zeros[place] = static_cast<uint8_t>(scale.zero);
+    } else {
+      static_cast<uint8_t*>(arguments.scales)[place] = static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
+    }
+  }
+  if (unit.column >= arguments.columns) return;
+  uint32_t codes[kUnit];
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    uint32_t random = 0;
+    if constexpr (kStochastic) {
+      const int64_t element = unit.row * arguments.columns + unit.column + i;
+      const PhiloxBlock block =
+          philox(static_cast<uint64_t>(arguments.seed[0]), static_cast<uint64_t>(arguments.seed[1]),
+                 static_cast<uint64_t>(element / kPhiloxElements));
+      random = block.words[element % kPhiloxElements / 2] >> (element % 2 * 16) & 0xffff;
+    }
+    codes[i] = unit.column + i < arguments.columns ? code_of<kFormat, kStochastic>(values[i], scale, random) : 0;
+  }
+  store_codes<kFormat, kAligned>(arguments.codes + unit.row * arguments.code_stride, unit.column, arguments.columns,
+                                 codes);
+}
+
+__device__ __forceinline__ float load_scale(const void* scales, ScaleType type, int64_t place) {
+  switch (type) {
+    case ScaleType::kE4M3:
+      return e4m3_value(static_cast<const uint8_t*>(scales)[place]);
+    case ScaleType::kE8M0:
+      return e8m0_value(static_cast<const uint8_t*>(scales)[place]);
+    case ScaleType::kFloat32:
+      return static_cast<const float*>(scales)[place];
+    case ScaleType::kBFloat16:
+      return tile::to_float(static_cast<const tile::BFloat16*>(scales)[place]);
+    default:
+      return tile::to_float(static_cast<const tile::Float16*>(scales)[place]);
+  }
+}
+
+template <class T, Format kFormat, bool kAligned>
+__global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ DequantizeArguments arguments) {
+  constexpr int kInByte = codes_in_byte(kFormat);
+  const Unit unit(arguments.group, arguments.groups);
+  if (unit.row >= arguments.rows || unit.column >= arguments.columns) return;
+  const uint8_t* source = arguments.codes + unit.row * arguments.code_stride + unit.column / kInByte;
+  uint32_t words[kUnit / kInByte / 4] = {};
+  if constexpr (kAligned && kInByte == 2) {
+    const uint2 pair = *reinterpret_cast<const uint2*>(source);
+    words[0] = pair.x;
+    words[1] = pair.y;
+  } else if constexpr (kAligned) {
+    const ptx::Word4 all = ptx::ld_global_nc_v4(source);
+    words[0] = all.x;
+    words[1] = all.y;
+    words[2] = all.z;
+    words[3] = all.w;
+  } else {
+    const int32_t bytes = (min(arguments.columns - unit.column, kUnit) + kInByte - 1) / kInByte;
+#pragma unroll
+    for (int i = 0; i < kUnit / kInByte; ++i) {
+      if (i < bytes) words[i / 4] |= static_cast<uint32_t>(source[i]) << (i % 4 * 8);
+    }
+  }
+  const int64_t place = unit.row * arguments.groups + unit.group;
+  const float scale = load_scale(arguments.scales, arguments.scale_type, place);
+  const int32_t zero = arguments.zeros != nullptr ? arguments.zeros[place] : middle_code(kFormat);
+  const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
+  float values[kUnit];
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    const uint32_t code = words[i * (8 / kInByte) / 32] >> (i * (8 / kInByte) % 32) & last_code(kFormat);
+    values[i] = code_value<kFormat>(code, zero) * scale;
+    if constexpr (kFormat == Format::kNvfp4) values[i] *= tensor_scale;
+  }
+  T* target = static_cast<T*>(arguments.output) + unit.row * arguments.row_stride + unit.column;
+  if constexpr (kAligned) {
+    constexpr int kCount = tile::Vector<T>::kCount;
+#pragma unroll
+    for (int i = 0; i < kUnit / kCount; ++i) {
+      float part[kCount];
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) part[j] = values[i * kCount + j];
+      tile::store(target + i * kCount, tile::Vector<T>::pack(part));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      if (unit.column + i < arguments.columns) target[i] = tile::from_float<T>(values[i]);
+    }
+  }
+}
+
+}  // namespace kernel_pytorch::group_quantize

@@ -1,0 +1,178 @@
+// 16 bytes of a row of a weight in few bits, from memory to the words of mma's first operand. mma sums over k in any
+// order, so a lane takes the k of its own 16 bytes, two at a time as they come out of a word by one mask: of 4-bit
+// codes columns (0, 4), (1, 5), (2, 6), (3, 7) of each eight, of 8-bit codes neighbours. x is put into the same order.
+// sm_80.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/memory.cuh"
+#include "kernel_pytorch/cuda/ptx/pair_math.cuh"
+#include "kernel_pytorch/cuda/tile/element.cuh"
+#include "kernel_pytorch/ops/quantized_matmul/cuda/arguments_cuda.h"
+
+namespace kernel_pytorch::quantized_matmul {
+
+using group_format::Format;
+
+// The 16-bit types: how small integers and E2M1's bits become their numbers.
+template <class T>
+struct PairMath;
+template <>
+struct PairMath<tile::BFloat16> {
+  static constexpr uint32_t kIntegerBits = 0x43004300;  // 128, whose last bit counts 1
+  static constexpr float kInteger = 128.0f;
+  static constexpr int kE2M1Shift = 6;  // from the top of 16 bits to where exponent and mantissa meet
+  static constexpr uint32_t kE2M1Mask = 0x01c001c0;
+  static constexpr float kE2M1Factor = 0x1p126f;
+  static constexpr uint32_t kE2M1Factors = 0x7e807e80, kOnes = 0x3f803f80;
+  static __device__ __forceinline__ uint32_t fma(uint32_t a, uint32_t b, uint32_t c) {
+    return ptx::fma_rn_bf16x2(a, b, c);
+  }
+};
+template <>
+struct PairMath<tile::Float16> {
+  static constexpr uint32_t kIntegerBits = 0x64006400;  // 1024
+  static constexpr float kInteger = 1024.0f;
+  static constexpr int kE2M1Shift = 3;
+  static constexpr uint32_t kE2M1Mask = 0x0e000e00;
+  static constexpr float kE2M1Factor = 0x1p14f;
+  static constexpr uint32_t kE2M1Factors = 0x74007400, kOnes = 0x3c003c00;
+  static __device__ __forceinline__ uint32_t fma(uint32_t a, uint32_t b, uint32_t c) {
+    return ptx::fma_rn_f16x2(a, b, c);
+  }
+};
+
+// Values of nvfp4 are decoded 2^9 times too small: their scales then have room for E2M1's factor in either type.
+template <Format kFormat>
+constexpr float kFinalFactor = kFormat == Format::kNvfp4 ? 0x1p9f : 1.0f;
+
+template <class T>
+__device__ __forceinline__ uint32_t pair_of(float value) {
+  const float values[2] = {value, value};
+  return tile::Word<T>::pack(values);
+}
+
+// One lane's 16 bytes of a row, and what its groups have.
+template <class T, Format kFormat>
+class WeightChunk {
+  using Math = PairMath<T>;
+  static constexpr int kColumns = 16 * group_format::codes_in_byte(kFormat);
+  static constexpr uint32_t kMinusZero = 0x80008000;
+
+ public:
+  static constexpr int kWords = kColumns / 8;  // groups of eight columns: 16 bytes of x
+  static constexpr int kPairs = 4;             // of each
+
+  // At column k, a multiple of kColumns; zeros where the row or the column is outside.
+  __device__ __forceinline__ void load(const WeightArguments& weight, int32_t row, int32_t rows, int32_t k,
+                                       int32_t k_end) {
+    const bool is_inside = row < rows && k < k_end;
+    codes_ = ptx::ld_global_nc_l1_no_allocate_v4_if(
+        is_inside, weight.codes + row * weight.code_stride + k / group_format::codes_in_byte(kFormat));
+    zero_ = group_format::middle_code(kFormat);
+    bytes_ = 0;
+    if (!is_inside) return;
+    const int64_t place = static_cast<int64_t>(row) * weight.groups + k / weight.group;
+    if constexpr (kFormat == Format::kNvfp4) {
+      bytes_ = *reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(weight.scales) + place);
+    } else if constexpr (kFormat == Format::kMxfp4) {
+      bytes_ = static_cast<const uint8_t*>(weight.scales)[place];
+    } else {
+      bytes_ = static_cast<const T*>(weight.scales)[place].bits;
+      if (weight.zeros != nullptr) zero_ = weight.zeros[place];
+    }
+  }
+
+  // What codes are multiplied by, as pairs: of each half of the columns (nvfp4), or of all; and for integers what is
+  // added before.
+  struct Factors {
+    uint32_t scales[2];
+    uint32_t offset;
+    float zero;
+  };
+  __device__ __forceinline__ Factors factors() const {
+    Factors factors{};
+    if constexpr (kFormat == Format::kNvfp4) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float scale = group_format::e4m3_value(bytes_ >> (8 * half) & 0xff);
+        factors.scales[half] = pair_of<T>(scale * (Math::kE2M1Factor / kFinalFactor<kFormat>));
+      }
+    } else if constexpr (kFormat == Format::kMxfp4) {
+      factors.scales[0] = pair_of<T>(group_format::e8m0_value(bytes_));
+    } else {
+      factors.scales[0] = bytes_ * 0x10001u;
+      factors.offset = pair_of<T>(-(Math::kInteger + static_cast<float>(zero_)));
+      factors.zero = 0x1p23f + static_cast<float>(zero_);
+    }
+    return factors;
+  }
+
+  // The eight columns number `word` as four pairs, times their scale.
+  __device__ __forceinline__ void decode(int word, const Factors& factors, uint32_t (&pairs)[kPairs]) const {
+    if constexpr (kFormat == Format::kInt8) {
+      decode_bytes(word_at(2 * word), factors, pairs[0], pairs[1]);
+      decode_bytes(word_at(2 * word + 1), factors, pairs[2], pairs[3]);
+    } else {
+      const uint32_t codes = word_at(word);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        pairs[i] =
+            kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1(codes << (12 - 4 * i), factors, word);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t word_at(int index) const {
+    return index == 0 ? codes_.x : index == 1 ? codes_.y : index == 2 ? codes_.z : codes_.w;
+  }
+
+  // (code - zero) * scale, each exact but for the last rounding.
+  static __device__ __forceinline__ uint32_t integers(uint32_t codes, const Factors& factors) {
+    const uint32_t shifted = (codes & 0x000f000f) | Math::kIntegerBits;
+    return Math::fma(Math::fma(shifted, Math::kOnes, factors.offset), factors.scales[0], kMinusZero);
+  }
+  static __device__ __forceinline__ void decode_bytes(uint32_t codes, const Factors& factors, uint32_t& first,
+                                                      uint32_t& second) {
+    float values[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      values[i] = __uint_as_float(__byte_perm(codes, 0x4b000000, 0x7440 | i)) - factors.zero;
+    }
+    first = Math::fma(tile::Word<T>::pack(values), factors.scales[0], kMinusZero);
+    second = Math::fma(tile::Word<T>::pack(values + 2), factors.scales[0], kMinusZero);
+  }
+  // Codes are in the upper four bits of both halves.
+  static __device__ __forceinline__ uint32_t e2m1(uint32_t codes, const Factors& factors, int word) {
+    const uint32_t bits = (codes & 0x80008000) | (codes >> Math::kE2M1Shift & Math::kE2M1Mask);
+    if constexpr (kFormat == Format::kNvfp4) return Math::fma(bits, factors.scales[word / 2], kMinusZero);
+    return Math::fma(Math::fma(bits, Math::kE2M1Factors, kMinusZero), factors.scales[0], kMinusZero);
+  }
+
+  ptx::Word4 codes_;
+  uint32_t bytes_;  // of its scale, or of two
+  int32_t zero_;
+};
+
+// Eight neighbouring columns of x in the order of a chunk's pairs.
+template <Format kFormat>
+__device__ __forceinline__ void order_pairs(const ptx::Word4& x, uint32_t (&pairs)[4]) {
+  if constexpr (group_format::has_4_bits(kFormat)) {
+    pairs[0] = __byte_perm(x.x, x.z, 0x5410);
+    pairs[1] = __byte_perm(x.x, x.z, 0x7632);
+    pairs[2] = __byte_perm(x.y, x.w, 0x5410);
+    pairs[3] = __byte_perm(x.y, x.w, 0x7632);
+  } else {
+    pairs[0] = x.x;
+    pairs[1] = x.y;
+    pairs[2] = x.z;
+    pairs[3] = x.w;
+  }
+}
+
+template <Format kFormat>
+__device__ __forceinline__ float factor_of(const WeightArguments& weight) {
+  return kFinalFactor<kFormat> * (weight.tensor_scale != nullptr ? *weight.tensor_scale : 1.0f);
+}
+
+}  // namespace kernel_pytorch::quantized_matmul

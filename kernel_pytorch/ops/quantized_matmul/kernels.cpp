@@ -1,0 +1,74 @@
+// The kernels of the product with a weight in few bits, best first, the reference last, and what the registry asks.
+#include "kernel_pytorch/ops/quantized_matmul/operation.h"
+#include "kernel_pytorch/registry/declared.h"
+#include "kernel_pytorch/registry/op_entry.h"
+#include "kernel_pytorch/registry/request_options.h"
+
+namespace kernel_pytorch::quantized_matmul {
+namespace {
+
+int64_t flops(const Product& problem) {
+  return 2 * problem.x.sizes[0] * problem.codes.sizes[0] * problem.x.sizes[1];
+}
+
+// Where a product is decoded into memory on a GPU, tensor_scale is rounded into the weight.
+registry::Precision precision(const Product& problem, std::string_view, DType own) {
+  const bool rounds_twice = problem.x.device.kind == DeviceKind::kCuda && problem.tensor_scale.is_present();
+  return {own, rounds_twice ? 0x1p-7 : 0};
+}
+
+// A request's shape is [m, n, k]. Options besides those of the list: zeros, tensor_scale, bias=0|1.
+Product make_product(const registry::ProblemRequest& request) {
+  Product problem;
+  std::vector<std::string_view> known = registry::option_names(kFields);
+  known.insert(known.end(), {"zeros", "tensor_scale", "bias"});
+  registry::check_options(request, known);
+  registry::make_options(kFields, request, &problem);
+  const int64_t m = request.shape.at(0), n = request.shape.at(1), k = request.shape.at(2);
+  const auto matrix = [&](DType dtype, int64_t rows, int64_t columns) {
+    return contiguous_view(nullptr, dtype, {rows, columns}, request.device);
+  };
+  const int64_t in_byte = group_format::codes_in_byte(problem.format), groups = (k + problem.group - 1) / problem.group;
+  problem.x = matrix(request.dtype, m, k);
+  problem.codes = matrix(DType::kInt8, n, (k + in_byte - 1) / in_byte);
+  problem.scales = matrix(group_quantize::scale_type_of(problem.format, request.dtype), n, groups);
+  if (registry::flag_option(request, "zeros", false)) problem.zeros = matrix(DType::kInt8, n, groups);
+  if (registry::flag_option(request, "tensor_scale", false)) {
+    problem.tensor_scale = contiguous_view(nullptr, DType::kFloat32, {1}, request.device);
+  }
+  if (registry::flag_option(request, "bias", false)) {
+    problem.bias = contiguous_view(nullptr, request.dtype, {n}, request.device);
+  }
+  problem.output = matrix(request.dtype, m, n);
+  return problem;
+}
+
+// Shapes that the product is tested and measured on: [m, n, k].
+constexpr const char* kShapes = R"(
+    bf16 fp16: 1x96x256 format=nvfp4 group=16 tensor_scale=0,1 bias=1 activation=silu
+    5x72x416 format=nvfp4 group=16; 16x48x1024 format=mxfp4 group=32; 9x130x576 format=mxfp4,mxfp8 group=32 bias=1
+    3x64x512 format=int4,int8 group=32,64,128 zeros=0,1; 16x80x640 format=int4,int8 group=128 zeros=1
+    40x200x384 format=nvfp4 group=16 tensor_scale=1 bias=1 activation=gelu
+    129x72x512 format=mxfp4,mxfp8 group=32; 70x136x896 format=int4,int8 group=64 zeros=0,1
+    3x5x37 format=int4 group=32; 33x7x53 format=nvfp4 group=16; 300x24x128 format=int8 group=128
+    fp32: 1x96x200 format=nvfp4 group=16 tensor_scale=1 bias=1 activation=silu; 4x33x130 format=mxfp4,mxfp8 group=32
+    17x40x256 format=int4,int8 group=64 zeros=0,1; 0x8x32 format=int4 group=32; 4x8x0 format=int4 group=32 bias=1
+)";
+
+}  // namespace
+
+constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
+    {.name = "quantized_matmul",
+     .kernels = registry::kernel_list<kCudaThin, kCudaMma, kCpuThin, kComposed, kReference>,
+     .precision = precision,
+     .make = make_product,
+     .check = check,
+     .shapes = kShapes});
+
+constexpr auto kDeclarations =
+    registry::differentiable<Product, multiply>("quantized_matmul", "quantized_matmul_forward", kFields);
+
+extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
+                                                .operations = registry::erased<kProduct>};
+
+}  // namespace kernel_pytorch::quantized_matmul

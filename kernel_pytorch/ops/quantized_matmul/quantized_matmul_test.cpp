@@ -1,0 +1,99 @@
+// What the shape list cannot say: every code exactly, biases, leading dimensions and bad arguments.
+#include "kernel_pytorch/ops/quantized_matmul/quantized_matmul.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/float_types.h"
+
+namespace kernel_pytorch::quantized_matmul {
+namespace {
+
+// A one-hot x picks single weights: every code at every place of a step comes out exactly.
+TEST(QuantizedMatmul, AOneHotRowReadsEachWeight) {
+  for (const Format format : {Format::kNvfp4, Format::kMxfp4, Format::kMxfp8, Format::kInt4, Format::kInt8}) {
+    const bool is_integer = group_format::is_integer(format), is_nvfp4 = format == Format::kNvfp4;
+    const int64_t k = 75, n = 9, group = is_nvfp4 ? 16 : 32, groups = (k + group - 1) / group;
+    const int64_t bytes = (k + group_format::codes_in_byte(format) - 1) / group_format::codes_in_byte(format);
+    std::vector<uint8_t> codes(n * bytes), scale_bytes(n * groups), zeros(n * groups);
+    for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37 + 11) & 0x77;
+    for (size_t i = 0; i < zeros.size(); ++i) {
+      scale_bytes[i] = static_cast<uint8_t>(is_nvfp4 ? 0x30 + i % 16 : 120 + i % 9);
+      zeros[i] = static_cast<uint8_t>(i % 11);
+    }
+    std::vector<float> scales(n * groups);
+    for (size_t i = 0; i < scales.size(); ++i) scales[i] = 0.25f * static_cast<float>(i + 1);
+    Product call{.codes = contiguous_view(codes.data(), DType::kInt8, {n, bytes}),
+                 .scales = is_integer ? contiguous_view(scales.data(), DType::kFloat32, {n, groups})
+                                      : contiguous_view(scale_bytes.data(),
+                                                        is_nvfp4 ? DType::kFloat8E4M3 : DType::kInt8, {n, groups}),
+                 .format = format,
+                 .group = group};
+    if (is_integer) call.zeros = contiguous_view(zeros.data(), DType::kInt8, {n, groups});
+    std::vector<float> weight(n * k);
+    OwnContext context;
+    group_quantize::dequantize({.codes = call.codes,
+                                .scales = call.scales,
+                                .zeros = call.zeros,
+                                .format = format,
+                                .group = group,
+                                .columns = k,
+                                .output = contiguous_view(weight.data(), DType::kFloat32, {n, k})},
+                               context);
+    for (const char* kernel : {"cpu_thin", "composed", "reference"}) {
+      context->kernel_override = kernel;
+      const int64_t m = 15;  // rows of one call
+      for (int64_t first = 0; first < k; first += m) {
+        std::vector<float> x(m * k), output(m * n);
+        for (int64_t i = 0; i < m; ++i) x[i * k + first + i] = 1;
+        call.x = contiguous_view(x.data(), DType::kFloat32, {m, k});
+        call.output = contiguous_view(output.data(), DType::kFloat32, {m, n});
+        multiply(call, context);
+        for (int64_t i = 0; i < m; ++i) {
+          for (int64_t j = 0; j < n; ++j) {
+            ASSERT_EQ(output[i * n + j], weight[j * k + first + i])
+                << kernel << " format " << static_cast<int>(format) << " weight " << j << ", " << first + i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizedMatmul, BadArgumentsAreNamed) {
+  OwnContext context;
+  std::vector<float> x(128), output(8);
+  std::vector<int8_t> codes(64), scales(8);
+  const Product good{.x = contiguous_view(x.data(), DType::kFloat32, {2, 1, 32}),
+                     .codes = contiguous_view(codes.data(), DType::kInt8, {4, 16}),
+                     .scales = contiguous_view(scales.data(), DType::kInt8, {4, 1}),
+                     .format = Format::kMxfp4,
+                     .group = 32,
+                     .output = contiguous_view(output.data(), DType::kFloat32, {2, 1, 4})};
+  multiply(good, context);
+  const auto message_of = [&](const std::function<void(Product&)>& change) {
+    Product bad = good;
+    change(bad);
+    try {
+      multiply(bad, context);
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string();
+  };
+  const auto expect = [&](const std::function<void(Product&)>& change, const char* words) {
+    EXPECT_NE(message_of(change).find(words), std::string::npos) << message_of(change);
+  };
+  expect([](Product& call) { call.x.sizes[2] = 30; }, "codes have shape [4, 16]");
+  expect([](Product& call) { call.output.sizes[1] = 2; }, "output has shape");
+  expect([](Product& call) { call.scales = {}; }, "scales is missing");
+  expect([](Product& call) { call.codes = {}; }, "codes are");
+  expect([](Product& call) { call.bias = contiguous_view(nullptr, DType::kFloat32, {3}); }, "bias is");
+  expect([](Product& call) { call.tensor_scale = contiguous_view(nullptr, DType::kFloat32, {1}); }, "is for nvfp4");
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::quantized_matmul

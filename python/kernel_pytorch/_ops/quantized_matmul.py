@@ -1,0 +1,190 @@
+"""Weights in few bits: quantize_weight, dequantize_weight and the product with such a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._autograd import wants_gradient
+from ._casting import autocast
+from ._declare import differentiable, without_gradient
+from .activation import activation as _activate
+from .matmul import matmul
+
+# By format: sizes of groups, the usual one first; codes in a byte.
+FORMATS = {
+    "nvfp4": ((16,), 2),
+    "mxfp4": ((32,), 2),
+    "mxfp8": ((32,), 1),
+    "int4": ((128, 64, 32), 2),
+    "int8": ((128, 64, 32), 1),
+}
+_SCALE_TYPES = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.int8, "mxfp8": torch.int8}  # others: the weight's
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A matrix [rows, columns] in few bits, as `quantize_weight` makes it and checkpoints have it.
+
+    Attributes:
+        codes: uint8 [rows, columns / codes in a byte]; of two 4-bit codes the even column's is in the low half.
+        scales: [rows, ceil(columns / group)]: float8_e4m3fn (nvfp4), uint8 with E8M0's bits (mxfp4, mxfp8), else the
+            type of what was quantised.
+        zeros: uint8, of scales' shape, for asymmetric int4 and int8; None: 8, or 128.
+        tensor_scale: fp32, one element, a factor of all values (nvfp4); None: 1.
+        format: "nvfp4", "mxfp4", "mxfp8", "int4" or "int8".
+        group: columns that share a scale.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    tensor_scale: Tensor | None
+    format: str
+    group: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.codes.shape[0], self.codes.shape[1] * FORMATS[self.format][1]))
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.codes, self.scales, self.zeros, self.tensor_scale)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return dequantize_weight(self, dtype)
+
+    def to(self, device: torch.device | str) -> QuantizedWeight:
+        moved = [None if one is None else one.to(device) for one in (self.zeros, self.tensor_scale)]
+        return replace(
+            self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=moved[0], tensor_scale=moved[1]
+        )
+
+
+def quantize_weight(
+    weight: Tensor,
+    format: str = "nvfp4",
+    *,
+    group: int | None = None,
+    asymmetric: bool = False,
+    tensor_scale: Tensor | None = None,
+    seed: Tensor | None = None,
+) -> QuantizedWeight:
+    """A weight [rows, columns] in few bits, in one visit; no gradient.
+
+    Args:
+        weight: fp32, bf16 or fp16; an even number of columns for formats of 4 bits.
+        format: "nvfp4" (E2M1, an E4M3 scale for 16 columns, one scale for the tensor), "mxfp4" (E2M1), "mxfp8" (E4M3),
+            both with a power of two for 32 columns, "int4" or "int8" with a scale of the weight's type for `group`.
+        group: 32, 64 or 128 (the default) for int4 and int8; the others have one size.
+        asymmetric: int4 and int8: a zero for each group, so that its range need not be symmetric.
+        tensor_scale: nvfp4: fp32, one element, positive; None takes the smallest power of two with which no scale
+            saturates, so that all roundings are exact.
+        seed: int64[2], for stochastic rounding; None rounds to nearest even.
+    """
+    groups, in_byte = _format(format)
+    if weight.dim() != 2:
+        raise ValueError(f"quantize_weight: weight has shape {list(weight.shape)}; it must be [rows, columns]")
+    if weight.shape[1] % in_byte:
+        raise ValueError(f"quantize_weight: weight has {weight.shape[1]} columns; {format} needs an even number")
+    group = groups[0] if group is None else group
+    weight = weight.detach()
+    if format == "nvfp4" and tensor_scale is None:
+        tensor_scale = _tensor_scale(weight)
+    codes, scales, zeros = _quantize(
+        weight, tensor_scale, seed, format, group, asymmetric, _SCALE_TYPES.get(format, weight.dtype)
+    )
+    bytes_of_zeros = zeros.view(torch.uint8) if asymmetric else None
+    scales = scales.view(torch.uint8) if scales.dtype is torch.int8 else scales
+    return QuantizedWeight(codes.view(torch.uint8), scales, bytes_of_zeros, tensor_scale, format, group)
+
+
+def dequantize_weight(weight: QuantizedWeight, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """The values of a quantised weight as fp32, bf16 or fp16."""
+    if dtype not in _NAMES:
+        raise ValueError(f"dequantize_weight: dtype is {dtype}; it must be fp32, bf16 or fp16")
+    parts = _parts(weight)
+    return _dequantize(*parts, weight.format, weight.group, weight.shape[1], _NAMES[dtype])  # type: ignore[no-any-return]
+
+
+def quantized_matmul(
+    x: Tensor, weight: QuantizedWeight, *, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """activation(x @ weight.T + bias) with a weight that is decoded on its way to the multipliers.
+
+    Args:
+        x: [..., columns of the weight]; fp32, bf16 or fp16, under autocast its type. Gradients of x and bias exist;
+            the weight has none. Scales of int4 and int8 are converted to x's type in each call where they have another.
+        bias: [rows of the weight], of x's type or fp32.
+        activation: a name that `activation` takes, or None.
+
+    Returns:
+        [..., rows of the weight] of x's type.
+    """
+    (x,) = autocast(x)
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"quantized_matmul: x has shape {list(x.shape)}, the weight has {list(weight.shape)}; "
+            "their last sizes must be equal"
+        )
+    if bias is not None and bias.dtype not in (x.dtype, torch.float32):
+        bias = bias.to(x.dtype)
+    if activation is not None and wants_gradient(x, bias):  # the activation's own gradient needs its input
+        return _activate(quantized_matmul(x, weight, bias=bias), activation)
+    kind = "identity" if activation is None else activation
+    codes, scales, zeros, tensor_scale = _parts(weight)
+    if weight.format in ("int4", "int8") and scales.dtype is not x.dtype:
+        scales = scales.to(x.dtype)
+    return _product(x, codes, scales, zeros, tensor_scale, bias, weight.format, weight.group, kind)  # type: ignore[no-any-return]
+
+
+def _format(format: str) -> tuple[tuple[int, ...], int]:
+    if format not in FORMATS:
+        raise ValueError(f'quantize_weight: format is "{format}"; it is one of {", ".join(FORMATS)}')
+    return FORMATS[format]
+
+
+def _tensor_scale(weight: Tensor) -> Tensor:
+    """The smallest power of two that 6 * 448 times reaches the largest magnitude; 1 where there is none."""
+    if weight.numel() == 0:
+        return torch.ones(1, device=weight.device)
+    largest = weight.abs().amax().float().reshape(1) / (6.0 * 448.0)
+    mantissa, exponent = torch.frexp(largest)
+    power = torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).to(exponent.dtype))
+    usable = torch.isfinite(largest) & (largest > 0)
+    return torch.where(usable, power.clamp(2.0**-100, 2.0**100), 1.0)
+
+
+def _parts(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    scales = weight.scales.view(torch.int8) if weight.scales.dtype is torch.uint8 else weight.scales
+    zeros = None if weight.zeros is None else weight.zeros.view(torch.int8)
+    return weight.codes.view(torch.int8), scales, zeros, weight.tensor_scale
+
+
+def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
+    codes, scales, zeros, tensor_scale, bias, format, group = saved
+    grad = grads[0]
+    grad_x = grad_bias = None
+    if wanted[0]:
+        columns = codes.shape[1] * FORMATS[format][1]
+        weight = _dequantize(codes, scales, zeros, tensor_scale, format, group, columns, _NAMES[grad.dtype])
+        grad_x = matmul(grad, weight)
+    if wanted[5]:
+        rows = grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
+        grad_bias = rows.sum(0, dtype=torch.float32).to(bias.dtype)
+    return grad_x, None, None, None, None, grad_bias
+
+
+_quantize = without_gradient("group_quantize", name="quantize_weight")
+_dequantize = without_gradient("group_dequantize", name="dequantize_weight")
+_product = differentiable(
+    "quantized_matmul",
+    saves=["codes", "scales", "zeros", "tensor_scale", "bias", "format", "group"],
+    gradient=_gradient,
+    instead="torch.nn.functional.linear of dequantize_weight",
+)

@@ -1,0 +1,102 @@
+"""A linear layer whose weight is kept in few bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .._ops.quantized_matmul import FORMATS, QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
+
+
+class QuantizedLinear(nn.Module):
+    """activation(x @ weight.T + bias) with a weight in 4 or 8 bits: codes, scales, zeros and tensor_scale are buffers.
+
+    `from_linear` quantises a layer. The constructor makes an empty one for load_state_dict. Gradients reach x and bias,
+    the weight is fixed.
+
+    Args:
+        format: "nvfp4", "mxfp4", "mxfp8", "int4" or "int8".
+        group: columns that share a scale, of int4 and int8: 32, 64 or 128.
+        asymmetric: int4 and int8: each group has a zero.
+        dtype: of the bias, and of the scales of int4 and int8.
+        activation: what is applied to the result, by its name in functional.activation.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    tensor_scale: Tensor | None
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, format: str = "nvfp4",
+        group: int | None = None, asymmetric: bool = False, activation: str | None = None,
+        device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if format not in FORMATS:
+            raise ValueError(f'QuantizedLinear: format is "{format}"; it is one of {", ".join(FORMATS)}')
+        groups, in_byte = FORMATS[format]
+        self.in_features, self.out_features = in_features, out_features
+        self.format, self.group = format, groups[0] if group is None else group
+        self.activation = activation
+        if self.group not in groups or in_features % in_byte:
+            raise ValueError(
+                f"QuantizedLinear: group is {self.group} and in_features {in_features}; {format} has groups of "
+                f"{' or '.join(map(str, groups))} and needs a multiple of {in_byte} features"
+            )
+        if asymmetric and not format.startswith("int"):
+            raise ValueError(f"QuantizedLinear: {format} is symmetric; asymmetric is for int4 and int8")
+        in_row = -(-in_features // self.group)
+        scale_type = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.uint8, "mxfp8": torch.uint8}.get(format, dtype)
+        self.register_buffer(
+            "codes", torch.zeros(out_features, in_features // in_byte, dtype=torch.uint8, device=device)
+        )
+        self.register_buffer("scales", torch.zeros(out_features, in_row, device=device).to(scale_type))
+        zeros = torch.zeros(out_features, in_row, dtype=torch.uint8, device=device) if asymmetric else None
+        self.register_buffer("zeros", zeros)
+        self.register_buffer("tensor_scale", torch.ones(1, device=device) if format == "nvfp4" else None)
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device)) if bias else None
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, format: str = "nvfp4", group: int | None = None, asymmetric: bool = False,
+        activation: str | None = None, seed: Tensor | None = None,
+    ) -> QuantizedLinear:  # fmt: skip
+        """The layer with its weight rounded; the bias is the same parameter."""
+        weight = quantize_weight(linear.weight, format, group=group, asymmetric=asymmetric, seed=seed)
+        made = cls(
+            linear.in_features, linear.out_features, False, format=format, group=group, asymmetric=asymmetric,
+            activation=activation, device="meta", dtype=linear.weight.dtype,
+        )  # fmt: skip
+        made.codes, made.scales = weight.codes, weight.scales
+        made.zeros, made.tensor_scale = weight.zeros, weight.tensor_scale
+        made.bias = linear.bias
+        return made
+
+    @property
+    def quantized_weight(self) -> QuantizedWeight:
+        return QuantizedWeight(self.codes, self.scales, self.zeros, self.tensor_scale, self.format, self.group)
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """The weight's values."""
+        return dequantize_weight(self.quantized_weight, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return quantized_matmul(x, self.quantized_weight, bias=self.bias, activation=self.activation)
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        """`.half()` changes the bias and the scales of integers, which have the type of the activations; E4M3 scales
+        and tensor_scale keep theirs.
+        """
+        fixed = {"scales": self.scales, "tensor_scale": self.tensor_scale} if self.format == "nvfp4" else {}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in fixed.items():
+            after = self._buffers[name]
+            if before is not None and after is not None and after.dtype is not before.dtype:
+                self._buffers[name] = before.to(after.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, " + (
+            f"format={self.format}, group={self.group}, bytes={self.quantized_weight.nbytes:,}"
+        )

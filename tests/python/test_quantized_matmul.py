@@ -1,0 +1,168 @@
+"""Weights in few bits: what torch can check of the formats, products with their gradients, the layer."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from kernel_pytorch.precision import QuantizedLinear
+from torch import Tensor, nn
+
+from kernel_pytorch import functional as F
+
+CASES = [
+    ("nvfp4", {}, 0.12),
+    ("mxfp4", {}, 0.15),
+    ("mxfp8", {}, 0.04),
+    ("int4", {"group": 32}, 0.12),
+    ("int4", {"group": 128, "asymmetric": True}, 0.12),
+    ("int8", {"group": 64}, 0.008),
+    ("int8", {"group": 128, "asymmetric": True}, 0.008),
+]
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).norm() / expected.norm())
+
+
+def unpacked(codes: Tensor) -> Tensor:
+    return torch.stack([codes & 15, codes >> 4], -1).flatten(1).long()
+
+
+@pytest.mark.parametrize(("format", "options", "bound"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_comes_back_as_close_as_its_format_allows(format, options, bound, dtype) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(24, 200).to(dtype)
+    coded = F.quantize_weight(weight, format, **options)
+    assert coded.shape == weight.shape
+    assert relative(coded.dequantize(torch.float32), weight) < bound
+    stochastic = F.quantize_weight(weight, format, seed=torch.tensor([1, 2]), **options)
+    assert torch.equal(stochastic.scales, coded.scales) and not torch.equal(stochastic.codes, coded.codes)
+    assert relative(stochastic.dequantize(torch.float32), weight) < 2 * bound
+
+
+def test_values_follow_from_codes_and_scales() -> None:
+    weight = torch.randn(6, 96)
+    made = F.quantize_weight(weight, "nvfp4")
+    codes = unpacked(made.codes)
+    signs = 1.0 - 2.0 * (codes >> 3)
+    values = E2M1[codes & 7] * signs * made.scales.float().repeat_interleave(16, 1) * made.tensor_scale
+    assert torch.equal(values, made.dequantize(torch.float32))
+    made = F.quantize_weight(weight, "mxfp4")
+    codes = unpacked(made.codes)
+    powers = 2.0 ** (made.scales.double() - 127).repeat_interleave(32, 1)
+    values = (E2M1[codes & 7] * (1.0 - 2.0 * (codes >> 3)) * powers).float()
+    assert torch.equal(values, made.dequantize(torch.float32))
+    made = F.quantize_weight(weight, "int4", group=32, asymmetric=True)
+    centred = unpacked(made.codes) - made.zeros.long().repeat_interleave(32, 1)
+    assert torch.equal(centred * made.scales.repeat_interleave(32, 1), made.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [(3,), (2, 11), ()])
+@pytest.mark.parametrize(("format", "options", "bound"), CASES)
+def test_product_is_that_of_the_dequantized_weight(format, options, bound, rows, dtype) -> None:
+    torch.manual_seed(0)
+    coded = F.quantize_weight(torch.randn(40, 160).to(dtype), format, **options)
+    x, bias = torch.randn(*rows, 160, dtype=dtype), torch.randn(40, dtype=dtype)
+    weight = coded.dequantize(dtype).double()
+    expected = nn.functional.silu(x.double() @ weight.t() + bias.double())
+    actual = F.quantized_matmul(x, coded, bias=bias, activation="silu")
+    assert actual.dtype is dtype and actual.shape == (*rows, 40)
+    assert relative(actual, expected) < (1e-6 if dtype is torch.float32 else 0.004)
+    assert torch.equal(F.quantized_matmul(x, coded), F.quantized_matmul(x.clone(), coded))
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_gradients_are_those_of_the_dequantized_weight(activation) -> None:
+    torch.manual_seed(0)
+    coded = F.quantize_weight(torch.randn(12, 64), "int4", group=32)
+    x, bias = torch.randn(5, 64, requires_grad=True), torch.randn(12, requires_grad=True)
+    grad = torch.randn(5, 12)
+    F.quantized_matmul(x, coded, bias=bias, activation=activation).backward(grad)
+    plain = [one.detach().double().requires_grad_() for one in (x, bias)]
+    v = plain[0] @ coded.dequantize(torch.float32).double().t() + plain[1]
+    (v if activation is None else nn.functional.gelu(v)).backward(grad.double())
+    for mine, theirs in zip((x, bias), plain):
+        assert relative(mine.grad, theirs.grad) < 1e-5
+
+
+def test_compiled_and_autocast_products_are_the_same() -> None:
+    torch.manual_seed(0)
+    coded = F.quantize_weight(torch.randn(16, 64), "nvfp4")
+    x = torch.randn(3, 64)
+    compiled = torch.compile(lambda x: F.quantized_matmul(x, coded), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), F.quantized_matmul(x, coded))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(F.quantized_matmul(x, coded), F.quantized_matmul(x.bfloat16(), coded))
+
+
+@pytest.mark.parametrize(("format", "options", "bound"), CASES)
+def test_layer_is_saved_moved_and_copied(format, options, bound) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(128, 24)
+    layer = QuantizedLinear.from_linear(linear, format=format, activation="relu", **options)
+    x = torch.randn(4, 128)
+    assert relative(layer(x), linear(x).relu()) < 3 * bound
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other = QuantizedLinear(128, 24, format=format, activation="relu", dtype=torch.float32, **options)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other(x), layer(x)) and torch.equal(copy.deepcopy(layer)(x), layer(x))
+    half = copy.deepcopy(layer).to(torch.bfloat16)
+    assert relative(half(x.bfloat16()), layer(x)) < 0.02
+    assert torch.equal(half.codes, layer.codes) and layer.to("meta").codes.device.type == "meta"
+    assert layer.quantized_weight.nbytes < linear.weight.nbytes / (3 if "8" in format else 6)
+
+
+def test_bad_arguments_are_named() -> None:
+    weight = torch.randn(4, 64)
+    with pytest.raises(ValueError, match='format is "fp3"'):
+        F.quantize_weight(weight, "fp3")
+    with pytest.raises(ValueError, match=r"must be \[rows, columns\]"):
+        F.quantize_weight(weight[0])
+    with pytest.raises(ValueError, match="needs an even number"):
+        F.quantize_weight(weight[:, :33])
+    with pytest.raises(RuntimeError, match="group is 48"):
+        F.quantize_weight(weight, "int4", group=48)
+    with pytest.raises(RuntimeError, match="zeros are given with format mxfp4"):
+        F.quantize_weight(weight, "mxfp4", asymmetric=True)
+    coded = F.quantize_weight(weight)
+    with pytest.raises(ValueError, match="their last sizes must be equal"):
+        F.quantized_matmul(torch.randn(2, 63), coded)
+    with pytest.raises(ValueError, match=r"dtype is torch\.float64"):
+        coded.dequantize(torch.float64)
+    with pytest.raises(ValueError, match="groups of 128 or 64 or 32"):
+        QuantizedLinear(64, 4, format="int4", group=16)
+
+
+@pytest.mark.parametrize(("format", "options", "bound"), CASES)
+def test_threads_that_flush_subnormal_numbers_decode_the_same(format, options, bound) -> None:
+    torch.manual_seed(0)
+    coded = F.quantize_weight(torch.randn(8, 96), format, **options)
+    x = torch.randn(2, 96)
+    expected = (
+        coded.dequantize(torch.float32),
+        F.quantized_matmul(x, coded),
+        F.quantized_matmul(x.expand(20, 2, 96), coded),
+    )
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush subnormal numbers")
+    try:
+        again = F.quantize_weight(torch.randn(8, 96) * 0 + coded.dequantize(torch.float32), format, **options)
+        actual = (
+            coded.dequantize(torch.float32),
+            F.quantized_matmul(x, coded),
+            F.quantized_matmul(x.expand(20, 2, 96), coded),
+        )
+    finally:
+        torch.set_flush_denormal(False)
+    assert relative(again.dequantize(torch.float32), expected[0]) < bound
+    for one, other in zip(actual, expected):
+        assert torch.equal(one, other)
