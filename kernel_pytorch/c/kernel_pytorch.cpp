@@ -8,7 +8,7 @@
 #include "kernel_pytorch/c/call.h"
 #include "kernel_pytorch/c/declarations.h"
 #include "kernel_pytorch/c/json.h"
-#include "kernel_pytorch/c/plan_request.h"
+#include "kernel_pytorch/c/plans/request.h"
 #include "kernel_pytorch/c/report.h"
 #include "kernel_pytorch/c/request.h"
 #include "kernel_pytorch/c/sample_file.h"

@@ -10,7 +10,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/c/kernel_pytorch.h"
-#include "kernel_pytorch/c/plan_request.h"
+#include "kernel_pytorch/c/plans/request.h"
 
 namespace kernel_pytorch::c_interface {
 namespace {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_pytorch.optim import AdamW, Offload, release_gradients
-from kernel_pytorch.optim.offload import OffloadedStates
+from kernel_pytorch.optim.offload.pipeline import OffloadedStates
 
 SIZES = [(7, 3), (40, 33), (0,), (5000,), (1,), (300, 20), (2500,)]
 FORMATS: list[tuple[torch.dtype, dict[str, Any]]] = [

@@ -60,7 +60,7 @@ def test_a_convolution_of_patches_is_a_product(layer: nn.Module, shape: tuple[in
     last = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x.transpose(0, 1).contiguous().transpose(0, 1)
     with torch.no_grad():
         expected = [model(one) for one in (x, batch, last)]
-        from kernel_pytorch._optimize.patterns import patches
+        from kernel_pytorch._optimize.patterns.streams import patches
 
         before = patches.runs_here
         try:

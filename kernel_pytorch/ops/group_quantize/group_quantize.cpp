@@ -2,7 +2,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/group_quantize/operation.h"
-#include "kernel_pytorch/ops/support/group_format_check.h"
+#include "kernel_pytorch/ops/support/group_format/check.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::group_quantize {

@@ -1,5 +1,5 @@
 // A matrix in few bits: codes of 4 or 8 bits and one scale for each group of columns of a row, and back. The formats,
-// their codes and the order of codes in memory are those of ops/support/group_format_cuda.h.
+// their codes and the order of codes in memory are those of ops/support/group_format/format_cuda.h.
 //
 // quantize: scales follow from the group's largest magnitude:
 //   nvfp4   amax / (6 * tensor_scale), to nearest even in E4M3, at most 448
@@ -25,7 +25,7 @@
 #include "kernel_pytorch/base/export.h"
 #include "kernel_pytorch/base/fields.h"
 #include "kernel_pytorch/device/context.h"
-#include "kernel_pytorch/ops/support/group_format_cuda.h"
+#include "kernel_pytorch/ops/support/group_format/format_cuda.h"
 
 namespace kernel_pytorch::group_quantize {
 

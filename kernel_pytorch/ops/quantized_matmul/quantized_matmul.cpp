@@ -2,7 +2,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/quantized_matmul/operation.h"
-#include "kernel_pytorch/ops/support/group_format_check.h"
+#include "kernel_pytorch/ops/support/group_format/check.h"
 #include "kernel_pytorch/ops/support/layer_check.h"
 #include "kernel_pytorch/registry/choose.h"
 

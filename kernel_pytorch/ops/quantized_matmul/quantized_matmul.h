@@ -1,5 +1,5 @@
-// A product with a weight in few bits (formats: ops/support/group_format_cuda.h), which is decoded on its way to the
-// multipliers: W4A16 and W8A16.
+// A product with a weight in few bits (formats: ops/support/group_format/format_cuda.h), which is decoded on its way to
+// the multipliers: W4A16 and W8A16.
 //
 //   w[n, k]      = code value * scale of its group, rounded to x's type    (nvfp4: without tensor_scale)
 //   v            = tensor_scale * sum over k of x[m, k] * w[n, k] + bias[n]

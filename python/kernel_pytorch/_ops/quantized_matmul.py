@@ -120,6 +120,7 @@ def quantized_matmul(
     Args:
         x: [..., columns of the weight]; fp32, bf16 or fp16, under autocast its type. Gradients of x and bias exist;
             the weight has none. Scales of int4 and int8 are converted to x's type in each call where they have another.
+        weight: what `quantize_weight` made of [rows, columns].
         bias: [rows of the weight], of x's type or fp32.
         activation: a name that `activation` takes, or None.
 

@@ -6,7 +6,7 @@
 #include "kernel_pytorch/ops/group_quantize/cpu/rows.h"
 #include "kernel_pytorch/ops/group_quantize/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
-#include "kernel_pytorch/ops/support/group_format_check.h"
+#include "kernel_pytorch/ops/support/group_format/check.h"
 
 namespace kernel_pytorch::group_quantize {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "kernel_pytorch/base/fixed_width.h"
 #include "kernel_pytorch/ops/support/cpu_levels.h"
-#include "kernel_pytorch/ops/support/group_format_cuda.h"
+#include "kernel_pytorch/ops/support/group_format/format_cuda.h"
 
 namespace kernel_pytorch::group_quantize {
 

@@ -8,7 +8,7 @@
 #include "kernel_pytorch/ops/group_quantize/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/group_quantize/operation.h"
 #include "kernel_pytorch/ops/support/cuda_support.h"
-#include "kernel_pytorch/ops/support/group_format_check.h"
+#include "kernel_pytorch/ops/support/group_format/check.h"
 
 namespace kernel_pytorch::group_quantize {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernel_pytorch/ops/engines/gemm/tile/tile_cuda.h"
-#include "kernel_pytorch/ops/support/group_format_cuda.h"
+#include "kernel_pytorch/ops/support/group_format/format_cuda.h"
 
 namespace kernel_pytorch::quantized_matmul {
 

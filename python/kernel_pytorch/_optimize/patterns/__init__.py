@@ -15,14 +15,11 @@ from . import (
     calls,
     compiler,
     embeddings,
-    flows,
     graphs,
-    layouts,
     linears,
     narrow,
     norms,
     outputs,
-    patches,
     perceptrons,
     projections,
     torch_layers,
@@ -30,6 +27,7 @@ from . import (
 )
 from .deferred import deferred_attention, sums
 from .hugging_face import transformers_attention, transformers_experts, transformers_loss
+from .streams import flows, layouts, patches
 
 PATTERNS: tuple[ModuleType, ...] = (
     patches,

@@ -1,5 +1,5 @@
 """States of optimizers in the host's memory: slabs, the pipeline of a step, rates of this machine and the plan."""
 
-from .pipeline import Offload, OffloadedStates
+from .pipeline import Offload
 
-__all__ = ["Offload", "OffloadedStates"]
+__all__ = ["Offload"]

@@ -12,12 +12,12 @@ from typing import Any
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ...core._cast_linear import cast_linear
-from ...core._products import runs_here
-from ..changes import SetForward, mark
-from ..sites import Call, Found, Proposal, Refusal, Way
-from .context import Context, single_input, weight_reason, why_not_plain
-from .linears import ALIGNMENT
+from ....core._cast_linear import cast_linear
+from ....core._products import runs_here
+from ...changes import SetForward, mark
+from ...sites import Call, Found, Proposal, Refusal, Way
+from ..context import Context, single_input, weight_reason, why_not_plain
+from ..linears import ALIGNMENT
 
 NAME = "patches"
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

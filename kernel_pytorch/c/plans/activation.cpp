@@ -1,6 +1,6 @@
 // Reads what a front end measured of a training step, asks plan/activation_plan, answers.
-#include "kernel_pytorch/c/field_rows.h"
-#include "kernel_pytorch/c/plan_request.h"
+#include "kernel_pytorch/c/plans/field_rows.h"
+#include "kernel_pytorch/c/plans/request.h"
 #include "kernel_pytorch/plan/activation_plan.h"
 
 namespace kernel_pytorch::c_interface {

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._modules import evaluating
-from ...core._products import runs_here
-from ...functional import activation, linear
-from ..changes import Change, SetForward, Several, mark
-from ..sites import Call, Found, Proposal, Refusal, Way
-from .context import Context, single_input, weight_reason, why_not_plain
-from .deferred.summed import Late, is_elsewhere
-from .norms import first_name
-from .perceptrons import is_linear, weight_of
+from ...._modules import evaluating
+from ....core._products import runs_here
+from ....functional import activation, linear
+from ...changes import Change, SetForward, Several, mark
+from ...sites import Call, Found, Proposal, Refusal, Way
+from ..context import Context, single_input, weight_reason, why_not_plain
+from ..deferred.summed import Late, is_elsewhere
+from ..norms import first_name
+from ..perceptrons import is_linear, weight_of
 
 NAME = "linear + activation"
 

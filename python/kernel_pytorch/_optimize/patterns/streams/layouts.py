@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from ..changes import SetForward, mark, ours
-from ..sites import Call, Found, Proposal, Refusal, Way, are_apart
-from .context import Context, why_not_around
+from ...changes import SetForward, mark, ours
+from ...sites import Call, Found, Proposal, Refusal, Way, are_apart
+from ..context import Context, why_not_around
 
 NAME = "layout"
 

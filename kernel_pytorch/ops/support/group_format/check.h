@@ -1,11 +1,12 @@
-// What the host sides of ops on matrices in few bits (ops/support/group_format_cuda.h) share: checks, types of scales.
+// What the host sides of ops on matrices in few bits (ops/support/group_format/format_cuda.h) share: checks, types of
+// scales.
 #pragma once
 
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/tensor_view.h"
-#include "kernel_pytorch/ops/support/group_format_cuda.h"
+#include "kernel_pytorch/ops/support/group_format/format_cuda.h"
 
 namespace kernel_pytorch {
 

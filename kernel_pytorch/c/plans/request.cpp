@@ -1,10 +1,10 @@
-#include "kernel_pytorch/c/plan_request.h"
+#include "kernel_pytorch/c/plans/request.h"
 
 #include <cmath>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/c/field_rows.h"
 #include "kernel_pytorch/c/names.h"
+#include "kernel_pytorch/c/plans/field_rows.h"
 #include "kernel_pytorch/plan/bucket_plan.h"
 #include "kernel_pytorch/plan/context_parallel_plan.h"
 #include "kernel_pytorch/plan/float8_plan.h"
