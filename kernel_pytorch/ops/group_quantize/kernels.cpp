@@ -15,7 +15,10 @@ Dequantize make_dequantize(const registry::ProblemRequest& request) {
   known.insert(known.end(), {"zeros", "tensor_scale", "scales"});
   registry::check_options(request, known);
   registry::make_options(kDequantizeFields, request, &problem);
-  const int64_t rows = request.shape.at(0), columns = request.shape.at(1);
+  KP_CHECK(request.shape.size() == 2, "group_dequantize: the shape is ", shape_text(request.shape),
+           "; it must be [rows, columns]");
+  KP_CHECK(problem.group > 0, "group_dequantize: group is ", problem.group, "; it must be a group of the format");
+  const int64_t rows = request.shape[0], columns = request.shape[1];
   const auto matrix = [&](DType dtype, int64_t width) {
     return contiguous_view(nullptr, dtype, {rows, width}, request.device);
   };

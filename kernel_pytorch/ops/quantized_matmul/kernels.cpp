@@ -24,7 +24,10 @@ Product make_product(const registry::ProblemRequest& request) {
   known.insert(known.end(), {"zeros", "tensor_scale", "bias"});
   registry::check_options(request, known);
   registry::make_options(kFields, request, &problem);
-  const int64_t m = request.shape.at(0), n = request.shape.at(1), k = request.shape.at(2);
+  KP_CHECK(request.shape.size() == 3, "quantized_matmul: the shape is ", shape_text(request.shape),
+           "; it must be [m, n, k]");
+  KP_CHECK(problem.group > 0, "quantized_matmul: group is ", problem.group, "; it must be a group of the format");
+  const int64_t m = request.shape[0], n = request.shape[1], k = request.shape[2];
   const auto matrix = [&](DType dtype, int64_t rows, int64_t columns) {
     return contiguous_view(nullptr, dtype, {rows, columns}, request.device);
   };
