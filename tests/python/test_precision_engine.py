@@ -188,6 +188,7 @@ def _objects() -> dict[str, Any]:
         "FP8LinearLayer": precision.FP8LinearLayer(8, 8),
         "FP8TrainingEngine": trainer,
         "LayerNumerics": report["0"],
+        "QuantizedLinear": precision.QuantizedLinear.from_linear(nn.Linear(32, 8), format="int4"),
         "TensorNumerics": report["0"].tensors["input"],
     }
 

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# Apart from the ops of the core, which C++ declares: these are torch's products in another order.
+OPS = torch.ops.kernel_pytorch_compile
+
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-@torch.library.custom_op("kernel_pytorch::linears", mutates_args=())
+@torch.library.custom_op("kernel_pytorch_compile::linears", mutates_args=())
 def linears(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """x @ weight^T for each weight."""
     return [functional.linear(x, weight) for weight in weights]
@@ -33,7 +36,7 @@ def _(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     return [x.new_empty(*x.shape[:-1], weight.shape[0]) for weight in weights]
 
 
-@torch.library.custom_op("kernel_pytorch::linears_input_gradient", mutates_args=())
+@torch.library.custom_op("kernel_pytorch_compile::linears_input_gradient", mutates_args=())
 def linears_input_gradient(gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     """The sum of gradient @ weight, rounded after each product."""
     first, *others = zip(map(_rows, gradients), weights)
@@ -63,10 +66,10 @@ def _linears_backward(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Any
     return grad_x, [_rows(one).t() @ _rows(x) if one is not None and wants else None for one, wants in wanted]
 
 
-torch.library.register_autograd("kernel_pytorch::linears", _linears_backward, setup_context=_keep_linears)
+torch.library.register_autograd("kernel_pytorch_compile::linears", _linears_backward, setup_context=_keep_linears)
 
 
-@torch.library.custom_op("kernel_pytorch::linear_loss", mutates_args=())
+@torch.library.custom_op("kernel_pytorch_compile::linear_loss", mutates_args=())
 def linear_loss(loss: Tensor, grad_logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The loss of the logits x @ weight^T, whose gradient by them is grad_logits; x and weight get theirs."""
     return loss.clone()
@@ -89,4 +92,6 @@ def _linear_loss_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ..
     return None, None, grad_x, grad_weight
 
 
-torch.library.register_autograd("kernel_pytorch::linear_loss", _linear_loss_backward, setup_context=_keep_linear_loss)
+torch.library.register_autograd(
+    "kernel_pytorch_compile::linear_loss", _linear_loss_backward, setup_context=_keep_linear_loss
+)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ..._ops.linear_cross_entropy import _CHUNK_BYTES
-from .. import products as products  # registers linear_loss
+from .. import products
 from ..model import Candidate, Match, Refusal, Region
 from ..nodes import CASTS, FLOATS, VIEWS, Emitter, Node, argument, aten, dtype, is_call, ours, same, shape
 
@@ -110,7 +110,7 @@ def _emit_with_gradient(tensors: Any, numbers: Any, is_sum: bool, to: Any) -> An
         options = (None, *numbers, 0.0, 0.0, not is_sum)
         both = add.call(ours.cross_entropy_forward.default, logits, at(target), *options)
         loss, gradient = (add.item(both, i) for i in range(2))
-        return [add.cast(add.call(ours.linear_loss.default, loss, gradient, x, at(weight)), to)]
+        return [add.cast(add.call(products.OPS.linear_loss.default, loss, gradient, x, at(weight)), to)]
 
     return emit
 

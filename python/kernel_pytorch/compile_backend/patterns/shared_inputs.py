@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 from torch import fx
 
-from .. import products as products  # registers linears
+from .. import products
 from ..cluster import is_wall
 from ..model import Candidate, Match, Refusal, Region
-from ..nodes import FLOATS, Emitter, Node, aten, dtype, is_call, ours
+from ..nodes import FLOATS, Emitter, Node, aten, dtype, is_call
 
 
 def find(region: Region) -> Iterator[Match | Refusal]:
@@ -38,7 +38,7 @@ def _emit(x: Node, nodes: list[Node]) -> Callable[..., list[Node]]:
     weights = [node.args[1] for node in nodes]
 
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
-        made = add.call(ours.linears.default, at(x), [at(one) for one in weights])
+        made = add.call(products.OPS.linears.default, at(x), [at(one) for one in weights])
         return [add.item(made, i) for i in range(len(weights))]
 
     return emit
