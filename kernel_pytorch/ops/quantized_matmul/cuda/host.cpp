@@ -40,7 +40,6 @@ constexpr ThinConfig kThinConfigs[] = {
     {.columns = 16, .warps = 8, .blocks = 4},
     {.columns = 16, .warps = 4, .blocks = 4},
     {.columns = 32, .warps = 8, .blocks = 2},
-    {.columns = 64, .warps = 8, .blocks = 1},
 };
 static_assert(are_legal(kThinConfigs));
 constexpr int kThinConfigCount = static_cast<int>(std::size(kThinConfigs));
@@ -84,7 +83,7 @@ std::vector<std::string> mma_configs(const Product&, const DeviceInfo&) {
 int thin_heuristic(const Product& problem, const DeviceInfo& device) {
   const int64_t m = problem.x.sizes[0], n = problem.codes.sizes[0];
   const auto fills = [&](int64_t columns) { return divide_up(n, columns) >= 3 * device.cuda.multiprocessors / 2; };
-  const int columns = m > 8 && fills(64) ? 64 : m > 2 && fills(32) ? 32 : 16;
+  const int columns = m > 2 && fills(32) ? 32 : 16;
   const auto is_wanted = [&](const ThinConfig& config) { return config.columns == columns; };
   return static_cast<int>(std::ranges::find_if(kThinConfigs, is_wanted) - std::begin(kThinConfigs));
 }
