@@ -1,43 +1,27 @@
 // What the shape list cannot say: rules against formulas in double, independence of threads and addresses, exact
 // masters, the dynamic map's buckets, edges and bad arguments.
-#include "kernel_pytorch/ops/optimizer_step/optimizer_step.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <random>
 
 #include "kernel_pytorch/base/element.h"
-#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/optimizer_step/arithmetic_cuda.h"
 #include "kernel_pytorch/ops/optimizer_step/dynamic_map_cuda.h"
+#include "kernel_pytorch/ops/optimizer_step/parameter_list_test.h"
 
 namespace kernel_pytorch::optimizer_step {
 namespace {
 
 // A list of parameters with its memory; gradients and parameters normal, states zero.
-struct List {
-  std::vector<std::vector<char>> memory;
-  std::vector<float> steps;
-  Step step;
-
+struct List : ParameterList {
   List(Rule rule, Storage storage, DType dtype, const std::vector<int64_t>& sizes, bool correction = false,
        int misaligned_elements = 0)
-      : steps(sizes.size(), 0.0f) {
+      : ParameterList(sizes.size(), misaligned_elements) {
     step.rule = rule;
     step.storage = storage;
-    unsigned seed = 0;
-    const auto tensor = [&](DType type, int64_t elements, bool is_normal) {
-      memory.emplace_back(static_cast<size_t>((elements + misaligned_elements) * size_of(type)) + 1);
-      TensorView view = contiguous_view(memory.back().data() + misaligned_elements * size_of(type), type, {elements});
-      std::mt19937 random(++seed);
-      std::normal_distribution<float> normal;
-      for (int64_t i = 0; i < elements && is_normal; ++i) store_element(view.data, type, i, normal(random));
-      return view;
-    };
     const DType state = storage == Storage::kPlain ? DType::kFloat32 : DType::kInt8;
     const bool has_scales = storage != Storage::kPlain, has_second = rule == Rule::kAdamW;
     for (size_t i = 0; i < sizes.size(); ++i) {
@@ -53,25 +37,7 @@ struct List {
            .step = contiguous_view(&steps[i], DType::kFloat32, {})});
     }
   }
-  void run(Context& context) const { optimizer_step::step(step, context); }
-  std::vector<double> values(TensorView Parameter::*which) const {
-    std::vector<double> all;
-    for (const Parameter& one : step.parameters) {
-      const TensorView& view = one.*which;
-      for (int64_t i = 0; i < view.element_count(); ++i) all.push_back(load_element(view.data, view.dtype, i));
-    }
-    return all;
-  }
 };
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.message();
-  }
-  return "";
-}
 
 TEST(OptimizerStep, FollowsItsRuleInDouble) {
   OwnContext context;

@@ -1,68 +1,33 @@
 // AdamW with plain states, what the shape list cannot say: statistics of stochastic rounding, independence of threads,
 // addresses and splits of the list, edges and bad arguments.
-#include "kernel_pytorch/ops/optimizer_step/optimizer_step.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
-#include <random>
 
 #include "kernel_pytorch/base/element.h"
-#include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/optimizer_step/parameter_list_test.h"
 
 namespace kernel_pytorch::optimizer_step {
 namespace {
 
 // A list of parameters with its memory; gradients and parameters normal, averages zero.
-struct PlainList {
-  std::vector<std::vector<char>> memory;
-  std::vector<float> steps;
-  Step step;
-
+struct PlainList : ParameterList {
   PlainList(DType dtype, DType state, const std::vector<int64_t>& sizes, bool amsgrad = false, bool master = false,
             int misaligned_elements = 0)
-      : steps(sizes.size(), 0.0f) {
-    unsigned seed = 0;
-    const auto tensor = [&](DType type, int64_t elements, bool is_zero) {
-      memory.emplace_back(static_cast<size_t>((elements + misaligned_elements) * size_of(type)) + 1);
-      TensorView view = contiguous_view(memory.back().data() + misaligned_elements * size_of(type), type, {elements});
-      std::mt19937 random(++seed);
-      std::normal_distribution<float> normal;
-      for (int64_t i = 0; i < elements; ++i) store_element(view.data, type, i, is_zero ? 0.0f : normal(random));
-      return view;
-    };
+      : ParameterList(sizes.size(), misaligned_elements) {
     for (size_t i = 0; i < sizes.size(); ++i) {
-      step.parameters.push_back({.parameter = tensor(dtype, sizes[i], false),
-                                 .gradient = tensor(dtype, sizes[i], false),
-                                 .master = master ? tensor(DType::kFloat32, sizes[i], false) : TensorView(),
-                                 .first = tensor(state, sizes[i], true),
-                                 .second = tensor(state, sizes[i], true),
-                                 .maximum = amsgrad ? tensor(state, sizes[i], true) : TensorView(),
+      step.parameters.push_back({.parameter = tensor(dtype, sizes[i], true),
+                                 .gradient = tensor(dtype, sizes[i], true),
+                                 .master = master ? tensor(DType::kFloat32, sizes[i], true) : TensorView(),
+                                 .first = tensor(state, sizes[i], false),
+                                 .second = tensor(state, sizes[i], false),
+                                 .maximum = amsgrad ? tensor(state, sizes[i], false) : TensorView(),
                                  .step = contiguous_view(&steps[i], DType::kFloat32, {})});
     }
   }
-  void run(Context& context) const { optimizer_step::step(step, context); }
-  std::vector<double> values(TensorView Parameter::*which) const {
-    std::vector<double> all;
-    for (const Parameter& one : step.parameters) {
-      const TensorView& view = one.*which;
-      for (int64_t i = 0; i < view.element_count(); ++i) all.push_back(load_element(view.data, view.dtype, i));
-    }
-    return all;
-  }
 };
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.message();
-  }
-  return "";
-}
 
 TEST(PlainStates, FirstStepMovesEveryElementByTheRate) {
   OwnContext context;
@@ -232,7 +197,7 @@ TEST(PlainStates, BadArgumentsAreNamed) {
   const auto expect = [&](const char* text, const std::function<void(PlainList&)>& spoil) {
     PlainList list(DType::kFloat32, DType::kFloat32, {6, 8});
     spoil(list);
-    const std::string message = error_of([&] { list.run(context); });
+    const std::string message = message_of([&] { list.run(context); });
     EXPECT_NE(message.find(text), std::string::npos) << message;
   };
   expect("first of parameter 1 is fp16", [](PlainList& l) { l.step.parameters[1].first.dtype = DType::kFloat16; });

@@ -118,15 +118,6 @@ Sm90Variant variant_of(const Product& problem, int config) {
           .output = problem.output.dtype};
 }
 
-// [1, rows, columns] of [rows, columns].
-TensorView as_batch(const TensorView& view) {
-  if (!view.is_present()) return view;
-  TensorView batch = view;
-  batch.rank = 3;
-  batch.sizes = {1, view.sizes[0], view.sizes[1]};
-  batch.strides = {view.sizes[0] * view.strides[0], view.strides[0], 1};
-  return batch;
-}
 TensorView with_dense_last(TensorView view) {
   if (is_row_major(view)) return view;
   std::swap(view.sizes[1], view.sizes[2]);
@@ -157,10 +148,10 @@ void run_rows(const Product& problem, int config, Context& context) {
                       .scale_b_stride = 0,
                       .limit = static_cast<float>(problem.limit),
                       .slope = static_cast<float>(problem.slope)};
-  const product::Sm90Tensors tensors = {.a = as_batch(problem.a),
+  const product::Sm90Tensors tensors = {.a = product::sm90_batch_of_one(problem.a),
                                         .b = with_dense_last(problem.b),
-                                        .output = as_batch(problem.output),
-                                        .preactivation = as_batch(problem.preactivation)};
+                                        .output = product::sm90_batch_of_one(problem.output),
+                                        .preactivation = product::sm90_batch_of_one(problem.preactivation)};
   product::sm90_launch(variant_of(problem, config), tensors, sizes_of(problem), arguments, context, kLabel);
 }
 
@@ -206,7 +197,8 @@ void run_depth(const WeightGradient& problem, int config, Context& context) {
                       .scale_b_stride = 0,
                       .limit = 0,
                       .slope = 0};
-  const product::Sm90Tensors tensors = {.a = as_batch(a), .b = as_batch(b), .output = output, .preactivation = {}};
+  const product::Sm90Tensors tensors = {
+      .a = product::sm90_batch_of_one(a), .b = product::sm90_batch_of_one(b), .output = output, .preactivation = {}};
   product::sm90_launch(depth_variant(a.dtype, output.dtype, gather_a.is_present(), gather_b.is_present(), config),
                        tensors, {output.sizes[0], a.sizes[1], b.sizes[1], rows_of(problem)}, arguments, context,
                        kLabel);

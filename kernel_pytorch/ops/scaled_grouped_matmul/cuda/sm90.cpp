@@ -72,15 +72,6 @@ int heuristic(const Product& problem, const DeviceInfo& device) {
   return product::sm90_heuristic(configs_of(problem), sizes_of(problem), 1, device.cuda.multiprocessors);
 }
 
-// [1, rows, columns] of [rows, columns].
-TensorView as_batch(const TensorView& view) {
-  TensorView batch = view;
-  batch.rank = 3;
-  batch.sizes = {1, view.sizes[0], view.sizes[1]};
-  batch.strides = {view.sizes[0] * view.strides[0], view.strides[0], 1};
-  return batch;
-}
-
 product::Sm90Operands operands_of(Sm90Type a, Sm90Type b, bool gathers) {
   return {.a = a, .b = b, .a_rows = false, .b_columns = false, .grouping = Sm90Grouping::kRows, .gathers_a = gathers};
 }
@@ -125,9 +116,12 @@ void run(const Product& problem, int config, Context& context) {
                       .scale_b_stride = scale_b.strides[0],
                       .limit = 0,
                       .slope = 0};
-  product::sm90_launch(
-      variant, {.a = as_batch(problem.a), .b = problem.b, .output = as_batch(problem.output), .preactivation = {}},
-      sizes_of(problem), arguments, context, kLabel);
+  product::sm90_launch(variant,
+                       {.a = product::sm90_batch_of_one(problem.a),
+                        .b = problem.b,
+                        .output = product::sm90_batch_of_one(problem.output),
+                        .preactivation = {}},
+                       sizes_of(problem), arguments, context, kLabel);
 }
 
 std::vector<DeviceCode> device_code() {

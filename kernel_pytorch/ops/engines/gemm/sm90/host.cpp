@@ -242,6 +242,15 @@ uint64_t sm90_source_hash() {
   return jit::source_hash(kSource);
 }
 
+TensorView sm90_batch_of_one(const TensorView& view) {
+  if (!view.is_present()) return view;
+  TensorView batch = view;
+  batch.rank = 3;
+  batch.sizes = {1, view.sizes[0], view.sizes[1]};
+  batch.strides = {view.sizes[0] * view.strides[0], view.strides[0], 1};
+  return batch;
+}
+
 void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const Sm90Sizes& sizes,
                  Sm90Arguments& arguments, Context& context, const std::string& label) {
   static LoadedKernels kernels;
