@@ -241,8 +241,10 @@ class AdamW(ListOptimizer):
                 made.append(Field("correction", torch.int8))
             return [*made, Field("master", torch.float32)] if has_master(parameter, group) else made
 
+        def alike() -> list[Tensor]:
+            return [one for one in group["params"] if one.requires_grad and kind(one) == kind(parameter)]
+
         assert self._offload is not None
-        alike = [one for one in group["params"] if one.requires_grad and kind(one) == kind(parameter)]
         return self._offloaded.states_of(parameter, alike, fields, self._offload, self.state)
 
     def _begin(self, parameter: Tensor, group: dict[str, Any], states: OffloadedStates) -> None:

@@ -20,15 +20,15 @@ class Offloaded:
     def states_of(
         self,
         parameter: Tensor,
-        alike: Iterable[Tensor],
+        alike: Callable[[], Iterable[Tensor]],
         fields: Callable[[], list[Field]],
         how: Offload,
         state: dict[Tensor, Any],
     ) -> OffloadedStates:
-        """The parameter's slabs; new ones are also those of `alike`, and take over what `state` has of them."""
+        """The parameter's slabs; new ones are also those of `alike()`, and take over what `state` has of them."""
         found = self._of.get(parameter)
         if found is None:
-            together = {id(one): one for one in (parameter, *alike) if one not in self._of}
+            together = {id(one): one for one in (parameter, *alike()) if one not in self._of}
             if any(hasattr(one, "placements") for one in together.values()):
                 raise ValueError(
                     "offload: a parameter is a DTensor, whose states must be DTensors on its own device for "

@@ -2,7 +2,8 @@
 
 Subgroups go one of two ways, at the same time. On the device: states are sent up, updated next to weight and gradient,
 and sent back, each on a lane of its own, with three subgroups under way. On the CPU: gradients are sent down, the CPU
-updates states where they are, and weights are sent back. The core's step gives the same bits on both.
+updates states where they are, and weights are sent back. The core's step gives the same bits on both. A thread queues
+what the device does, since Python's part of a subgroup takes a fifth of the time of its copies and would keep the CPU.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 from . import rates
-from .lanes import lanes_of
+from .lanes import beside, lanes_of
 from .slabs import Field, Piece, Slabs, flat, hull
 
 MODES = ("host", "interleave", "stream")
 _DEPTH = 3  # subgroups on the device at once: one on its way up, one updated, one on its way down
-_AHEAD = 2 * _DEPTH  # subgroups that are queued for the device before the CPU begins
+_CALLS = 8  # of the CPU's updates in a step, about: threads wake up and Python makes lists for each
 _LEAST, _MOST = 1 << 25, 1 << 27  # bytes of a subgroup's states: copies long enough, a pipeline short enough
 
 # A step of the optimizer over lists of weights, gradients and states; whether it took place, where the host knows.
@@ -58,6 +59,16 @@ class Offload:
 def default_subgroup(elements: int, bytes_each: float) -> int:
     """Elements of a subgroup for so many in all, with states of so many bytes each."""
     return int(min(max(elements * bytes_each / 64, _LEAST), _MOST) / bytes_each)
+
+
+def _batches(subgroups: list[list[Piece]]) -> list[list[Piece]]:
+    """Subgroups that the CPU updates in one call. The first and the last are alone: nothing hides the way of the
+    gradients before the one and of the weights after the other."""
+    inner = subgroups[1:-1]
+    each = max(-(-len(inner) // _CALLS), 1)
+    together = [inner[begin : begin + each] for begin in range(0, len(inner), each)]
+    cuts = [subgroups[:1], *together, subgroups[1:][-1:]]
+    return [[piece for subgroup in some for piece in subgroup] for some in cuts if some]
 
 
 @dataclass(frozen=True)
@@ -149,17 +160,16 @@ class OffloadedStates:
             pieces = [piece for piece in subgroup if piece.parameter in gradients]
             if pieces:
                 (for_device if is_on_device else for_host).append(pieces)
-        flushed = [self._flush(pieces, gradients, ready) for pieces in for_host]
-        # The device is a few subgroups ahead of the CPU, which queueing all of them first would keep waiting.
-        queued = 0
-        for count, (pieces, mark) in enumerate(zip(for_host, flushed, strict=True)):
-            enough = min(_AHEAD + count * len(for_device) // len(for_host), len(for_device))
-            for others in for_device[queued:enough]:
-                self._update_on_device(others, gradients, ready, update)
-            queued = max(queued, enough)
-            self._update_on_host(pieces, gradients, mark, update)
-        for others in for_device[queued:]:
-            self._update_on_device(others, gradients, ready, update)
+        def queue_for_device() -> None:
+            for pieces in for_device:
+                self._update_on_device(pieces, gradients, ready, update)
+
+        if for_host and for_device:
+            with beside(queue_for_device):
+                self._update_all_on_host(for_host, gradients, ready, update)
+        else:
+            queue_for_device()
+            self._update_all_on_host(for_host, gradients, ready, update)
         while self._alive and self._lanes.is_past(self._alive[0][0]):
             self._alive.popleft()
         if for_device and not self._is_direct:  # on the host gradients have been read
@@ -171,12 +181,27 @@ class OffloadedStates:
         self._lanes.join(self._uploaded)
         self._alive.clear()
 
-    def _flush(self, pieces: list[Piece], gradients: dict[Tensor, Tensor], ready: Any) -> Any:
-        """Gradients, and weights unless their masters are here, on their way to the host."""
+    def _update_all_on_host(
+        self, subgroups: list[list[Piece]], gradients: dict[Tensor, Tensor], ready: Any, update: Update
+    ) -> None:
+        batches = _batches(subgroups)
         if self._is_direct:
-            return None
+            for pieces in batches:
+                own = [flat(gradients[piece.parameter], piece.begin, piece.count) for piece in pieces]
+                views = self._views(pieces, None)
+                update(views.own, own, views.states)
+            return
+        free = self._uploaded  # of the step before: its staged weights have been read
+        flushed: deque[Any] = deque()
+        for number, pieces in enumerate(batches):
+            for later in batches[number + len(flushed) : number + 2]:  # the next one is on its way meanwhile
+                flushed.append(self._flush(later, gradients, ready, free))
+            self._update_on_host(pieces, flushed.popleft(), update)
+
+    def _flush(self, pieces: list[Piece], gradients: dict[Tensor, Tensor], *after: Any) -> Any:
+        """Gradients, and weights unless their masters are here, on their way to the host."""
         views = self._views(pieces, None)
-        with self._lanes.on("flush", ready, self._uploaded):
+        with self._lanes.on("flush", *after):
             for piece, staged in zip(pieces, views.gradients, strict=True):
                 staged.copy_(flat(gradients[piece.parameter], piece.begin, piece.count), non_blocking=True)
             if not self.has_master:
@@ -184,13 +209,8 @@ class OffloadedStates:
                     staged.copy_(own, non_blocking=True)
         return self._lanes.mark("flush")
 
-    def _update_on_host(
-        self, pieces: list[Piece], gradients: dict[Tensor, Tensor], flushed: Any, update: Update
-    ) -> None:
+    def _update_on_host(self, pieces: list[Piece], flushed: Any, update: Update) -> None:
         views = self._views(pieces, None)
-        if self._is_direct:
-            update(views.own, [flat(gradients[p.parameter], p.begin, p.count) for p in pieces], views.states)
-            return
         self._lanes.wait(flushed)
         for mark in {self._in_host[piece.slot] for piece in pieces}:  # they may have been on the device before
             self._lanes.wait(mark)

@@ -140,10 +140,11 @@ def host_array(dtype: torch.dtype, count: int, pinned_for: object | None) -> Ten
     """
     if count == 0:
         return torch.zeros(0, dtype=dtype)
-    memory = mmap.mmap(-1, count * dtype.itemsize)
+    # Private: large pages of shared memory are a setting of their own, which is off nearly everywhere.
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    array = torch.frombuffer(memory, dtype=dtype, count=count)
+    array = torch.frombuffer(memory, dtype=dtype, count=count).zero_()  # pages are made by all threads, not by one
     if pinned_for is None:
         return array
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
