@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._float8 import code_bytes, decode, encode, relative_error
 from ._host import Slot, raw
+from ._modes import without_modes
 
 KEEP, MOVE, RECOMPUTE = "keep", "move", "recompute"
 DECODE = "decode"  # made again, of codes
@@ -152,7 +153,7 @@ def _run_again(last: _Op) -> None:
         if op.number not in wanted:
             wanted[op.number] = op
             asked.extend(one.op for one in op.inputs() if one.value is None and one.op is not None)
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), without_modes():
         for number in sorted(wanted):
             op = wanted[number]
             leaves: list[Any] = []
@@ -192,7 +193,7 @@ class _Saved:
 
     def tensor(self) -> Tensor:
         activation = self.activation
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             tensor = self.geometry.of(activation.bytes())
         activation.reads -= 1
         activation.forget()
@@ -282,7 +283,6 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 activation = self._of(leaf)
                 if activation is not None:
                     activation.users += 1
-                if activation is not None:
                     leaf = _Reference(activation, leaf)
                 elif leaf.is_leaf:
                     leaf = _Held(leaf, leaf._version)
@@ -305,7 +305,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._store(tensor, number, treatment)
             return
         codes_number, codes_treatment = self._treatment.codes[number]
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             codes, scales = encode(tensor)
             if self._session.errors is not None:
                 self._session.errors.append(relative_error(tensor, codes, scales))
@@ -327,7 +327,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if slot is None or slot.busy or slot.size != storage.nbytes():
             return  # a second forward before the first one's backward, or another size: kept
-        with _disable_current_modes():
+        with without_modes():
             event = slot.put(raw(storage))
         activation.slot = slot
         self._leaving.append((activation, event))
@@ -355,7 +355,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
 
     def fetch(self) -> None:
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             for number in sorted(self._treatment.slots):
                 reference = self._by_number.get(number)
                 activation = reference() if reference is not None else None
