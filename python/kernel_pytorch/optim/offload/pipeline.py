@@ -156,10 +156,11 @@ class OffloadedStates:
         chosen = self._shares(bare)
         for_host: list[list[Piece]] = []
         for_device: list[list[Piece]] = []
-        for subgroup, is_on_device in zip(self.slabs.subgroups, chosen, strict=True):
-            pieces = [piece for piece in subgroup if piece.parameter in gradients]
-            if pieces:
-                (for_device if is_on_device else for_host).append(pieces)
+        # Released gradients come one by one: nothing here may take as long as all parameters do.
+        for number in sorted({number for parameter in gradients for number in self.slabs.subgroups_of[parameter]}):
+            pieces = [piece for piece in self.slabs.subgroups[number] if piece.parameter in gradients]
+            (for_device if chosen[number] else for_host).append(pieces)
+
         def queue_for_device() -> None:
             for pieces in for_device:
                 self._update_on_device(pieces, gradients, ready, update)

@@ -51,6 +51,7 @@ class Slabs:
         self.pinned = pinned
         self.pieces: dict[Tensor, list[Piece]] = {}
         self.subgroups: list[list[Piece]] = []
+        self.subgroups_of: dict[Tensor, list[int]] = {}
         self.elements = 0
         self._cut(max(subgroup_elements // ALIGNMENT, 1) * ALIGNMENT)
         self.arrays = {field.name: self._array(field.dtype, -(-self.elements // field.per)) for field in fields}
@@ -61,7 +62,7 @@ class Slabs:
         subgroup: list[Piece] = []
         filled, slots = 0, 0
         for parameter in self.parameters:
-            self.pieces[parameter] = []
+            self.pieces[parameter], self.subgroups_of[parameter] = [], []
             begin = 0
             while begin < parameter.numel() or not self.pieces[parameter]:
                 if filled >= subgroup_elements:
@@ -70,6 +71,7 @@ class Slabs:
                 count = min(parameter.numel() - begin, subgroup_elements - filled)
                 piece = Piece(parameter, begin, count, self.elements, slots)
                 self.pieces[parameter].append(piece)
+                self.subgroups_of[parameter].append(len(self.subgroups))
                 subgroup.append(piece)
                 taken = -(-count // ALIGNMENT) * ALIGNMENT
                 filled, slots, begin, self.elements = filled + taken, slots + 1, begin + count, self.elements + taken
