@@ -6,8 +6,8 @@ fp32 masters and averages (12 bytes each on the host), in 200 tensors of uneven 
 Times are of a whole step, from gradients that are there to states that are back in the host's memory. `share` is the
 plan's bound, from rates measured on this machine, over the time. naive, CPU step: gradients are copied to pageable
 memory, torch's fused AdamW steps fp32 masters there, weights are copied back. naive, states moved: each tensor's states
-are copied to the GPU, stepped there by torch's fused AdamW and copied back. The file also has `timelines`: one more step
-of each way under torch's profiler, when each resource begins, when it ends and how long it works, in milliseconds.
+are copied to the GPU, stepped there by torch's fused AdamW and copied back. `timelines` of the file: one more step of
+each way under torch's profiler, when each resource begins, when it ends and how long it works, in milliseconds.
 """
 
 from __future__ import annotations
