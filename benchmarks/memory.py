@@ -1,12 +1,13 @@
 """Training in less memory: activations kept, recomputed and moved by `fit_memory`, against torch's own ways in one run.
 
-    python benchmarks/memory.py [--device cpu|cuda] [--quick] [--only blocks|model] [--output FILE]
+    python benchmarks/memory.py [--device cpu|cuda] [--quick] [--only blocks|model|planner] [--output FILE]
 
 `blocks`: eight Llama blocks (d 4096, ff 14336, 8,192 tokens, bf16): everything kept, torch.utils.checkpoint, torch's
 selective checkpointing of everything but products and attention, save_on_cpu, and fit_memory at 80 % and at 40 % of the
 activations. `model`: a step of a model of 1.5 billion parameters with torch's AdamW in fp32 under autocast and
 everything kept, against bf16 with compact states and released gradients, with everything kept and with fit_memory at
-40 % and 30 % of the first one's peak. Peaks are the allocator's, times
+40 % and 30 % of the first one's peak. `planner`: the plan's added time against exhaustive search on small random
+models. Peaks are the allocator's, times
 are medians of interleaved turns. On a CPU the shapes are small, and only whether the numbers hang together can be seen.
 """
 
@@ -26,6 +27,7 @@ import torch
 from kernel_pytorch.advanced_memory import MemoryFit, fit_memory
 from kernel_pytorch.optim import AdamW, release_gradients
 from kernel_pytorch.optim.release import GradientRelease
+from memory_planner import run_planner
 from table import print_and_store
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -341,8 +343,17 @@ def run_model(device: torch.device, quick: bool) -> dict[str, Any]:
     return {"sizes": {**sizes, "batch": batch}, "figures": figures, "fits": fits}
 
 
+def run_plans(_device: torch.device, quick: bool) -> dict[str, Any]:
+    return {"planner": run_planner(60 if quick else 300), "figures": [], "fits": {}}
+
+
 def text_of(part: str, result: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
+    if "planner" in result:
+        plans = result["planner"]
+        what = f"{part}: {plans['plans']} plans of small models, {plans['equal']} as fast as the best of all"
+        row = dict.fromkeys(("peak", "activations", "step", "slower by", "predicted peak", "error"), "")
+        rows.append({"what": what, **row, "slower by": f"{100 / max(plans['worst'], 1e-9) - 100:.1f} % at most"})
     for one in result["figures"]:
         fit = result["fits"].get(one["way"])
         rows.append(
@@ -377,7 +388,7 @@ def main() -> int:
     return 0
 
 
-PARTS = {"blocks": run_blocks, "model": run_model}
+PARTS = {"blocks": run_blocks, "model": run_model, "planner": run_plans}
 
 if __name__ == "__main__":
     sys.exit(main())
