@@ -12,6 +12,7 @@ from . import formats
 from .offload.owner import Offloaded
 from .offload.pipeline import Offload, OffloadedStates, Update
 from .offload.slabs import Field
+from .shards import local
 from .steps import (
     ListOptimizer,
     check_range,
@@ -250,11 +251,11 @@ class AdamW(ListOptimizer):
     def _begin(self, parameter: Tensor, group: dict[str, Any], states: OffloadedStates) -> None:
         form = formats.format_of(parameter, group["state"])
         states.finish()  # a parameter between others travels with them
-        state = {name: torch.zeros_like(view) for name, view in states.slabs.views(parameter).items()}
+        state = {name: torch.zeros_like(local(view)) for name, view in states.slabs.views(parameter).items()}
         for name in _AVERAGES:
             state[name].fill_(formats.zero_code(name, form))
         if "master" in state:
-            state["master"].copy_(parameter)
+            state["master"].copy_(local(parameter))
         self.state[parameter] = states.slabs.store(parameter, state)
 
     def _join(self) -> None:

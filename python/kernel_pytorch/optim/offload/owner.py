@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..shards import is_sharded
 from .pipeline import Offload, OffloadedStates, Update
 from .slabs import Field
 
@@ -29,12 +30,13 @@ class Offloaded:
         found = self._of.get(parameter)
         if found is None:
             together = {id(one): one for one in (parameter, *alike()) if one not in self._of}
-            if any(hasattr(one, "placements") for one in together.values()):
+            made = fields()
+            if any(field.per > 1 for field in made) and any(map(is_sharded, together.values())):
                 raise ValueError(
-                    "offload: a parameter is a DTensor, whose states must be DTensors on its own device for "
-                    "checkpoints; leave offload out, or shard without FSDP"
+                    "offload: a parameter is a DTensor; states of 8 bits have scales for groups of elements, which "
+                    'checkpoints of sharded states cannot hold; take state="fp32"'
                 )
-            found = OffloadedStates(list(together.values()), fields(), how)
+            found = OffloadedStates(list(together.values()), made, how)
             for one in together.values():
                 self._of[one] = found
                 if "step" in state.get(one, {}):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..shards import local
 from . import rates
 from .lanes import beside, lanes_of
 from .slabs import Field, Piece, Slabs, flat, hull
@@ -85,7 +86,7 @@ class OffloadedStates:
 
     def __init__(self, parameters: list[Tensor], fields: list[Field], how: Offload) -> None:
         self.device, self.dtype, self.how = parameters[0].device, parameters[0].dtype, how
-        elements = sum(parameter.numel() for parameter in parameters)
+        elements = sum(local(parameter).numel() for parameter in parameters)
         subgroup = how.subgroup_elements or default_subgroup(elements, sum(field.bytes_each for field in fields))
         self.slabs = Slabs(parameters, fields, subgroup, pinned=self.device.type == "cuda")
         self.has_master = any(field.name == "master" for field in fields)
@@ -246,7 +247,7 @@ class OffloadedStates:
         key = (buffer, *(piece.slot for piece in pieces))
         found = self._kept_views.get(key)
         if found is not None and all(
-            own.data_ptr() == piece.parameter.data_ptr() + piece.begin * own.element_size()
+            own.data_ptr() == local(piece.parameter).data_ptr() + piece.begin * own.element_size()
             for own, piece in zip(found.own, pieces, strict=True)
         ):
             return found

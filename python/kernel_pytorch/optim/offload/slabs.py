@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..shards import local, sharded_like
+
 ALIGNMENT = 256  # elements at which parameters begin: whole groups of every 8-bit format, aligned for every type
 
 
@@ -39,7 +41,7 @@ class Piece:
 
 
 class Slabs:
-    """Arrays for all states of a list of parameters.
+    """Arrays for all states of a list of parameters; of sharded ones, of this process' parts.
 
     A parameter larger than a subgroup is cut. Every piece has a step count of its own, so that subgroups can be stepped
     in different places.
@@ -63,12 +65,12 @@ class Slabs:
         filled, slots = 0, 0
         for parameter in self.parameters:
             self.pieces[parameter], self.subgroups_of[parameter] = [], []
-            begin = 0
-            while begin < parameter.numel() or not self.pieces[parameter]:
+            begin, size = 0, local(parameter).numel()
+            while begin < size or not self.pieces[parameter]:
                 if filled >= subgroup_elements:
                     self.subgroups.append(subgroup)
                     subgroup, filled = [], 0
-                count = min(parameter.numel() - begin, subgroup_elements - filled)
+                count = min(size - begin, subgroup_elements - filled)
                 piece = Piece(parameter, begin, count, self.elements, slots)
                 self.pieces[parameter].append(piece)
                 self.subgroups_of[parameter].append(len(self.subgroups))
@@ -89,14 +91,15 @@ class Slabs:
 
     def views(self, parameter: Tensor) -> dict[str, Tensor]:
         """A parameter's states as they stand in the arrays, with its shape and strides; scales are flat."""
-        first = self.pieces[parameter][0]
+        first, own = self.pieces[parameter][0], local(parameter)
         state: dict[str, Tensor] = {"step": self.steps[first.slot]}
         for field in self.fields:
             array, begin = self.arrays[field.name], first.offset // field.per
             if field.per == 1:
-                state[field.name] = array.as_strided(parameter.shape, parameter.stride(), begin)
+                part = array.as_strided(own.shape, own.stride(), begin)
+                state[field.name] = sharded_like(part, parameter)
             else:
-                state[field.name] = array[begin : begin - (-parameter.numel() // field.per)]
+                state[field.name] = array[begin : begin - (-own.numel() // field.per)]
         return state
 
     def store(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +107,7 @@ class Slabs:
         views: dict[str, Any] = self.views(parameter)
         for name, view in views.items():
             if name in state:
-                view.copy_(state[name])
+                local(view).copy_(local(state[name]))
         for piece in self.pieces[parameter]:
             self.steps[piece.slot] = views["step"]
         return {**{name: value for name, value in state.items() if name not in views}, **views}
@@ -124,7 +127,8 @@ class Slabs:
 
 def flat(tensor: Tensor, begin: int, count: int) -> Tensor:
     """Elements of a tensor without gaps, in the order of memory."""
-    return tensor.detach().as_strided((count,), (1,), tensor.storage_offset() + begin)
+    own = local(tensor.detach())
+    return own.as_strided((count,), (1,), own.storage_offset() + begin)
 
 
 def hull(pieces: list[Piece], fields: list[Field]) -> Iterator[tuple[Field, slice]]:
