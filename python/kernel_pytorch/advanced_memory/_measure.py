@@ -129,6 +129,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._by_storage: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._clocks: list[list[Any]] = []
         self._inputs_seen: dict[int, tuple[weakref.ref[Any], Made]] = {}
+        self._outputs_held: dict[int, weakref.ref[Any]] = {}  # that the block which made them needs in backward
 
     def run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not self.traces:
@@ -145,6 +146,9 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, Tensor):  # the next block's input: it is alive anyway
                 number = self._number_of(leaf)
                 if number is not None and block.made[number].op >= 0:
+                    if block.made[number].saved:
+                        storage = leaf.untyped_storage()
+                        self._outputs_held[storage._cdata] = weakref.ref(storage)
                     block.made[number].saved = block.made[number].can_recompute = block.made[number].can_move = False
         self._block = None
         self.traces.append(block)
@@ -158,6 +162,9 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen = self._inputs_seen.get(storage._cdata)
         if seen is not None and seen[0]() is storage:  # another block has it as well: moving it frees nothing
             made.can_move = seen[1].can_move = False
+        held = self._outputs_held.get(storage._cdata)
+        if held is not None and held() is storage:  # a tanh holds its result, the next block's input
+            made.can_move, made.code_bytes = False, 0
         self._inputs_seen[storage._cdata] = (weakref.ref(storage), made)
         self._add(tensor, made)
 
