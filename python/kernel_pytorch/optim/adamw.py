@@ -123,6 +123,8 @@ class AdamW(ListOptimizer):
         )
         super().__init__(params, defaults)
 
+    _joins_late = False  # overlap_forward's: layers wait for their own parameters
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if not hasattr(self, "_offload"):  # a copy or an unpickled one; loading a state_dict also comes here
@@ -259,7 +261,8 @@ class AdamW(ListOptimizer):
         self.state[parameter] = states.slabs.store(parameter, state)
 
     def _join(self) -> None:
-        self._offloaded.join()
+        if not self._joins_late:
+            self._offloaded.join()
 
     def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state = self.state[parameter]

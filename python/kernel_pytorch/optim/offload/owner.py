@@ -55,6 +55,11 @@ class Offloaded:
         for states in self.all():
             states.join()
 
+    def join_one(self, parameter: Tensor) -> None:
+        states = self._of.get(parameter)
+        if states is not None:
+            states.join_one(parameter)
+
     def explain(self, how: Offload, bare: Callable[[OffloadedStates], Update]) -> str:
         if not self._of:
             return f'offload="{how.mode}": no step has been taken yet'

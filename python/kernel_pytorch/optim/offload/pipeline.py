@@ -100,6 +100,7 @@ class OffloadedStates:
             None
         ] * self.slabs.steps.numel()  # marks after which a piece is there again, by slot
         self._uploaded: Any = None  # after which staged weights may be written
+        self._updated: dict[Tensor, dict[str, Any]] = {}  # marks after which new weights are there, by lane
         self._alive: deque[tuple[Any, list[Tensor]]] = deque()  # gradients that a lane may still read
         self.plan: dict[str, Any] | None = None
         self.rates = how.rates
@@ -182,6 +183,12 @@ class OffloadedStates:
         self._lanes.join(self._lanes.mark("update"))
         self._lanes.join(self._uploaded)
         self._alive.clear()
+        self._updated.clear()
+
+    def join_one(self, parameter: Tensor) -> None:
+        """As `join`, for the new weights of one parameter; gradients are held on to."""
+        for mark in self._updated.pop(parameter, {}).values():
+            self._lanes.join(mark)
 
     def _update_all_on_host(
         self, subgroups: list[list[Piece]], gradients: dict[Tensor, Tensor], ready: Any, update: Update
@@ -222,6 +229,8 @@ class OffloadedStates:
             for own, staged in zip(views.own, views.weights, strict=True):
                 own.copy_(staged, non_blocking=True)
         self._uploaded = self._lanes.mark("results")
+        for piece in pieces:
+            self._updated.setdefault(piece.parameter, {})["results"] = self._uploaded
 
     def _update_on_device(
         self, pieces: list[Piece], gradients: dict[Tensor, Tensor], ready: Any, update: Update
@@ -234,7 +243,10 @@ class OffloadedStates:
                 there.copy_(here, non_blocking=True)
         with self._lanes.on("update", self._lanes.mark("up"), ready):
             update(views.own, [flat(gradients[p.parameter], p.begin, p.count) for p in pieces], views.states)
-        with self._lanes.on("down", self._lanes.mark("update")):
+        updated = self._lanes.mark("update")
+        for piece in pieces:
+            self._updated.setdefault(piece.parameter, {})["update"] = updated
+        with self._lanes.on("down", updated):
             for there, here in views.copies:
                 here.copy_(there, non_blocking=True)
         written = self._lanes.mark("down")
