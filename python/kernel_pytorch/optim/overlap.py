@@ -81,7 +81,7 @@ def overlap_forward(optimizer: AdamW, model: nn.Module) -> ForwardOverlap:
     handles: list[Any] = [
         optimizer.register_step_pre_hook(begin),
         optimizer.register_step_post_hook(end),
-        model.register_state_dict_pre_hook(wait_for_all),
+        model.register_state_dict_pre_hook(wait_for_all),  # type: ignore[no-untyped-call]
     ]
     if hasattr(model, "_orig_mod"):
         handles.append(model.register_forward_pre_hook(wait_for_all))
