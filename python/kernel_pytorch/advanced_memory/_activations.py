@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +123,7 @@ class _Held:
     def __init__(self, tensor: Tensor, version: int, activation: Activation | None = None) -> None:
         self.tensor, self.version, self.activation = tensor, version, activation
 
-    def get(self, user: str) -> Tensor:
+    def get(self, user: Any) -> Tensor:
         if self.tensor._version != self.version:
             raise RuntimeError(
                 f"fit_memory: a tensor of {tuple(self.tensor.shape)} that {user} needs was changed in place since "
@@ -162,13 +163,14 @@ def _run_again(last: _Op) -> None:
                 if isinstance(leaf, _Reference):
                     leaf = leaf.geometry.of(leaf.activation.bytes())
                 elif isinstance(leaf, _Held):
-                    leaf = leaf.get(str(op.function))
+                    leaf = leaf.get(op.function)
                 if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
                     device = leaf.device.type
                 leaves.append(leaf)
             args, kwargs = pytree.tree_unflatten(leaves, op.spec)
             del leaves
-            with torch.autocast(device, enabled=False):  # casts are ops of their own here
+            # Casts are ops of their own here. Leaving autocast clears its cache, so it is left only where it is on.
+            with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
                 results = pytree.tree_leaves(op.function(*args, **kwargs))
             del args, kwargs
             for place, reference in op.outputs.items():

@@ -199,7 +199,7 @@ class AdamW(ListOptimizer):
     def _step_offloaded(self, group: dict[str, Any], batch: list[Tensor], signals: tuple[Tensor | None, ...]) -> None:
         gradients: dict[OffloadedStates, dict[Tensor, Tensor]] = {}
         for parameter in batch:
-            states = self._offloaded_states(parameter, group)
+            states = self._offloaded.get(parameter) or self._offloaded_states(parameter, group)
             if "step" not in self.state[parameter]:
                 self._begin(parameter, group, states)
             gradients.setdefault(states, {})[parameter] = laid_out_like(parameter, cast(Tensor, parameter.grad))

@@ -28,7 +28,7 @@ def sharded_like(part: Tensor, like: Tensor) -> Tensor:
     """
     if not is_sharded(like):
         return part
-    from torch.distributed.tensor import DTensor  # takes 0.3 s, which only sharded parameters are worth
+    from torch.distributed.tensor import DTensor  # a second's import: only sharded parameters need it
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # likewise
 
     meta = TensorMeta(like.shape, like.stride(), part.dtype)

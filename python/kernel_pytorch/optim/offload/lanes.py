@@ -50,6 +50,10 @@ class CudaLanes:
     def is_past(self, mark: Any) -> bool:
         return mark is None or bool(mark.query())
 
+    def settle(self) -> None:
+        """The host waits for all lanes and for the caller's stream."""
+        torch.cuda.synchronize(self.device)
+
 
 class OneLane:
     """The same without streams: whatever is called has ended when the call returns."""
@@ -72,6 +76,9 @@ class OneLane:
 
     def is_past(self, mark: Any) -> bool:
         return True
+
+    def settle(self) -> None:
+        return None
 
 
 def lanes_of(device: torch.device) -> CudaLanes | OneLane:

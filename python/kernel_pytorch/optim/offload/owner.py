@@ -18,6 +18,9 @@ class Offloaded:
     def __init__(self) -> None:
         self._of: dict[Tensor, OffloadedStates] = {}
 
+    def get(self, parameter: Tensor) -> OffloadedStates | None:
+        return self._of.get(parameter)
+
     def states_of(
         self,
         parameter: Tensor,
