@@ -1,14 +1,14 @@
 """Training in less memory: activations kept, recomputed and moved by `fit_memory`, against torch's own ways in one run.
 
-    python benchmarks/memory.py [--device cpu|cuda] [--quick] [--only blocks|model|planner] [--output FILE]
+    python benchmarks/memory.py [--device cpu|cuda] [--quick] [--only blocks|model|float8|planner] [--output FILE]
 
 `blocks`: eight Llama blocks (d 4096, ff 14336, 8,192 tokens, bf16): everything kept, torch.utils.checkpoint, torch's
 selective checkpointing of everything but products and attention, save_on_cpu, and fit_memory at 80 % and at 40 % of the
 activations. `model`: a step of a model of 1.5 billion parameters with torch's AdamW in fp32 under autocast and
 everything kept, against bf16 with compact states and released gradients, with everything kept and with fit_memory at
-40 % and 30 % of the first one's peak. `planner`: the plan's added time against exhaustive search on small random
-models. Peaks are the allocator's, times
-are medians of interleaved turns. On a CPU the shapes are small, and only whether the numbers hang together can be seen.
+40 % and 30 % of the first one's peak. `float8`: one Llama block in bf16 and in FP8. `planner`: the plan's added time
+against exhaustive search on small random models. Peaks are the allocator's, times are medians of interleaved turns. On a
+CPU the shapes are small, and only whether the numbers hang together can be seen.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from kernel_pytorch.advanced_memory import MemoryFit, fit_memory
 from kernel_pytorch.optim import AdamW, release_gradients
 from kernel_pytorch.optim.release import GradientRelease
+from memory_float8 import steps_of
 from memory_planner import run_planner
 from table import print_and_store
 from torch import Tensor, nn
@@ -343,6 +344,11 @@ def run_model(device: torch.device, quick: bool) -> dict[str, Any]:
     return {"sizes": {**sizes, "batch": batch}, "figures": figures, "fits": fits}
 
 
+def run_float8(device: torch.device, quick: bool) -> dict[str, Any]:
+    ways = {name: Way(step, device) for name, step in steps_of(device)}
+    return {"figures": figures_of(ways, 3 if quick else 7), "fits": {}}
+
+
 def run_plans(_device: torch.device, quick: bool) -> dict[str, Any]:
     return {"planner": run_planner(60 if quick else 300), "figures": [], "fits": {}}
 
@@ -388,7 +394,7 @@ def main() -> int:
     return 0
 
 
-PARTS = {"blocks": run_blocks, "model": run_model, "planner": run_plans}
+PARTS = {"blocks": run_blocks, "model": run_model, "float8": run_float8, "planner": run_plans}
 
 if __name__ == "__main__":
     sys.exit(main())
