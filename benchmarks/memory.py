@@ -7,8 +7,8 @@ selective checkpointing of everything but products and attention, save_on_cpu, a
 activations. `model`: a step of a model of 1.5 billion parameters with torch's AdamW in fp32 under autocast and
 everything kept, against bf16 with compact states and released gradients, with everything kept and with fit_memory at
 40 % and 30 % of the first one's peak. `float8`: one Llama block in bf16 and in FP8. `planner`: the plan's added time
-against exhaustive search on small random models. Peaks are the allocator's, times are medians of interleaved turns. On a
-CPU the shapes are small, and only whether the numbers hang together can be seen.
+against exhaustive search on small random models. Peaks are the allocator's, times are medians of interleaved turns. On
+a CPU the shapes are small, and only whether the numbers hang together can be seen.
 """
 
 from __future__ import annotations

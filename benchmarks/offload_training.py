@@ -4,8 +4,8 @@
 
 A decoder of bf16 blocks (2048 wide, 5632 inside; 51 million parameters a block, 2.06 billion in 40). What has to be
 hidden, bytes of states over operations, depends on the tokens of a step alone, so that a few blocks stand for a larger
-model. States are streamed inside backward, gradients released; or, with clipping, under the next forward. A pair's losses
-are apart because attention's backward adds in another order from run to run.
+model. States are streamed inside backward, gradients released; or, with clipping, under the next forward. A pair's
+losses are apart because attention's backward adds in another order from run to run.
 """
 
 from __future__ import annotations
