@@ -98,7 +98,7 @@ class _Link:
         """Of the copies that have ended by now."""
         rates = []
         for passed in marks:
-            ended = sum(mark.query() for mark in passed[1:])
+            ended = sum(mark.query() for mark in passed[1:])  # type: ignore[no-untyped-call]
             seconds = passed[0].elapsed_time(passed[ended]) * 1e-3 if ended else float("inf")
             rates.append(ended * _COPY_BYTES / seconds)
         return rates
