@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._float8 import code_bytes, decode, encode, relative_error
 from ._host import Slot, raw
-from ._modes import without_modes
+from ._modes import alias_of, without_modes
 
 KEEP, MOVE, RECOMPUTE = "keep", "move", "recompute"
 DECODE = "decode"  # made again, of codes
@@ -220,7 +220,6 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.name, self._treatment, self._session = name, treatment, session
         self.device = torch.device("cpu")
         self._op = 0
-        self._is_packing = False
         self._known: dict[int, Activation] = {}
         self._by_number: dict[int, weakref.ref[Activation]] = {}
         self._leaving: list[tuple[Activation, Any]] = []  # being copied to the host
@@ -255,8 +254,6 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if self._is_packing:  # no op of the block
-            return result
         number = self._op
         self._op += 1
         plan = self._treatment.ops.get(number)
@@ -382,11 +379,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         activation = self._of(tensor)
         if activation is not None and (activation.op is not None or activation.slot is not None):
             return _Saved(activation, tensor)
-        self._is_packing = True
-        try:
-            return _Held(tensor.detach(), tensor._version, activation)
-        finally:
-            self._is_packing = False
+        return _Held(alias_of(tensor), tensor._version, activation)
 
     def _unpack(self, saved: Any) -> Tensor:
         listener = self._session.listener if saved.activation is not None else None
