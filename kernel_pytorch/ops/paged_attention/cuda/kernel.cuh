@@ -1,0 +1,650 @@
+// Paged attention by tensor cores (mma.m16n8k16). A constant number of workers shares the steps of all requests evenly,
+// whatever their lengths (arguments_cuda.h says how), so one CUDA graph serves every step of decoding. A block copies
+// keys and values of 64 tokens at a time, page by page, three steps ahead; each warp takes some of the keys (or some of
+// the rows, where there are more than 16) and keeps its own softmax; warps meet when a piece is done.
+//
+// An FP8 cache costs no conversion by float: the seven low bits of a code, moved to bits 4 to 10 of a bf16 (7 to 13 of
+// an fp16) with the sign on top, are the code's value times 2^-120 (2^-8), subnormals included. The factor is put back
+// where it is free: bf16 queries carry 2^100 and weights too, the rest goes into the scale and into the last factor.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
+#include "kernel_pytorch/cuda/ptx/memory.cuh"
+#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/cuda/tile/mma.cuh"
+#include "kernel_pytorch/ops/paged_attention/cuda/request.cuh"
+
+namespace kernel_pytorch::paged_attention {
+
+template <class T>
+inline constexpr bool kIsCode = sizeof(T) == 1;
+template <class T>
+inline constexpr bool kIsBFloat16 = false;
+template <>
+inline constexpr bool kIsBFloat16<tile::BFloat16> = true;
+
+// Powers of two that codes in place of numbers ask for.
+template <class Element, class Cache>
+struct Powers {
+  static constexpr bool kIsWide = kIsBFloat16<Element>;
+  static constexpr float kQuery = kIsCode<Cache> && kIsWide ? 0x1p100f : 1.0f;
+  static constexpr float kScore = !kIsCode<Cache> ? 1.0f : kIsWide ? 0x1p20f : 0x1p8f;
+  static constexpr float kWeight = kIsCode<Cache> && kIsWide ? 0x1p100f : 1.0f;
+  static constexpr float kOutput = kScore;
+};
+
+// Two codes in the high bytes of the halves of a word, as two numbers.
+template <class Element>
+__device__ __forceinline__ uint32_t numbers_of(uint32_t codes) {
+  constexpr int kShift = kIsBFloat16<Element> ? 4 : 1;
+  return (codes & 0x80008000u) | (codes & 0x7f007f00u) >> kShift;
+}
+
+// The units of a request: row tiles, key heads, and units of keys of each.
+struct Units {
+  int32_t row_tiles, keys;  // keys: units of one segment, at least 1
+
+  __device__ __forceinline__ int64_t all(int32_t key_heads) const {
+    return static_cast<int64_t>(row_tiles) * key_heads * keys;
+  }
+};
+template <Tile kTile>
+__device__ __forceinline__ Units units_of(const WorkArguments& work, const Request& request) {
+  const AttendArguments& arguments = work.attend;
+  const int32_t group = arguments.heads / arguments.key_heads;
+  const int32_t row_tiles = (request.queries * group + tile_rows(kTile) - 1) / tile_rows(kTile);
+  // No tile of rows sees more keys than this: windows of its first and last query, and a step for the cut at either end.
+  const int32_t queries = (tile_rows(kTile) - 1) / group + 1;
+  int64_t keys = request.keys;
+  const int64_t right = arguments.causal ? 0 : arguments.window_right;
+  const int64_t seen = static_cast<int64_t>(arguments.window_left) + right + queries + 1;
+  if (seen + kTile.keys < keys) keys = seen + kTile.keys;
+  const int32_t step = kTile.keys * work.unit_tiles;
+  return {row_tiles, max(1, static_cast<int32_t>((keys + step - 1) / step))};
+}
+
+// One block: the running numbers of units.
+template <Tile kTile>
+__global__ void __launch_bounds__(1024) plan(const __grid_constant__ WorkArguments work) {
+  __shared__ int64_t totals[32];
+  __shared__ int64_t before;
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    before = 0;
+    work.plan[0] = 0;
+  }
+  __syncthreads();
+  for (int32_t first = 0; first < work.attend.requests; first += 1024) {
+    const int32_t index = first + static_cast<int32_t>(threadIdx.x);
+    int64_t sum = 0;
+    if (index < work.attend.requests) {
+      sum = units_of<kTile>(work, request_at(work.attend, index)).all(work.attend.key_heads);
+    }
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
+      if (lane >= distance) sum += other;
+    }
+    if (lane == 31) totals[warp] = sum;
+    __syncthreads();
+    int64_t start = before;
+    for (int i = 0; i < warp; ++i) start += totals[i];
+    if (index < work.attend.requests) work.plan[index + 1] = start + sum;
+    __syncthreads();
+    if (threadIdx.x == 1023) before = start + sum;
+    __syncthreads();
+  }
+}
+
+// Where units stand.
+struct Segment {
+  Request request;
+  int32_t row_tile, key_head;
+  int64_t first_unit;
+  int32_t units;
+};
+template <Tile kTile>
+__device__ __forceinline__ Segment segment_of(const WorkArguments& work, int64_t unit) {
+  int32_t first = 0, last = work.attend.requests;
+  while (last - first > 1) {
+    const int32_t middle = (first + last) / 2;
+    if (work.plan[middle] <= unit) {
+      first = middle;
+    } else {
+      last = middle;
+    }
+  }
+  Segment segment;
+  segment.request = request_at(work.attend, first);
+  const Units units = units_of<kTile>(work, segment.request);
+  const int32_t inside = static_cast<int32_t>((unit - work.plan[first]) / units.keys);
+  segment.row_tile = inside / work.attend.key_heads;
+  segment.key_head = inside % work.attend.key_heads;
+  segment.first_unit = work.plan[first] + static_cast<int64_t>(inside) * units.keys;
+  segment.units = units.keys;
+  return segment;
+}
+
+struct Workers {
+  int64_t units, count;
+
+  __device__ __forceinline__ explicit Workers(const WorkArguments& work)
+      : units(work.plan[work.attend.requests]),
+        count(work.workers > 0 && work.workers < units ? work.workers : units) {}
+  __device__ __forceinline__ int64_t begin(int64_t worker) const { return worker * units / count; }
+  __device__ __forceinline__ int64_t of(int64_t unit) const { return ((unit + 1) * count - 1) / units; }
+};
+// A worker keeps at most two pieces: one that it goes on with and one that it begins.
+__device__ __forceinline__ int64_t place_of_piece(const WorkArguments& work, const Workers& workers, int64_t worker,
+                                                  int64_t first_unit) {
+  if (work.workers == 0) return worker;
+  return 2 * worker + (workers.begin(worker) < first_unit ? 1 : 0);
+}
+
+template <Tile kTile>
+__device__ __forceinline__ float* piece_at(const WorkArguments& work, int64_t place) {
+  return work.partial + place * (tile_rows(kTile) * (kTile.value_size + 2));
+}
+
+struct Row {
+  int32_t query, head;
+};
+
+template <class Element, class Cache, Tile kTile>
+class Attention {
+  static constexpr int kRows = tile_rows(kTile), kKeyWarps = kWarps / kTile.row_warps;
+  static constexpr int kWarpKeys = kTile.keys / kKeyWarps, kStages = kTile.stages;
+  static constexpr int kDepths = kTile.size / 16, kKeyPitch = key_pitch(kTile), kValuePitch = value_pitch(kTile);
+  static constexpr int kScores = kWarpKeys / 2, kOutputs = kTile.value_size / 2;
+  static constexpr int kWords = kTile.keys / 32;  // of bits that say which keys are there
+  static constexpr bool kKeepsQueries = kTile.size <= 192;  // in registers; larger ones are read again for each step
+  using Power = Powers<Element, Cache>;
+  static_assert(sizeof(Cache) == kTile.bytes && kWarpKeys % 16 == 0 && kTile.keys % 32 == 0);
+
+ public:
+  __device__ __forceinline__ Attention(const WorkArguments& work, char* shared)
+      : work_(work), arguments_(work.attend), shared_(shared) {}
+
+  __device__ __forceinline__ void run() {
+    const Workers workers(work_);
+    for (int64_t worker = blockIdx.x; worker < workers.count; worker += gridDim.x) {
+      const int64_t end = workers.begin(worker + 1);
+      for (int64_t unit = workers.begin(worker); unit < end;) {
+        segment_ = segment_of<kTile>(work_, unit);
+        const int64_t after = segment_.first_unit + segment_.units, last = after < end ? after : end;
+        begin_piece(static_cast<int32_t>(unit - segment_.first_unit), static_cast<int32_t>(last - segment_.first_unit));
+        load_queries();
+        walk();
+        meet();
+        const bool is_whole = unit == segment_.first_unit && last == after;
+        store(is_whole ? nullptr
+                       : piece_at<kTile>(work_, place_of_piece(work_, workers, worker, segment_.first_unit)));
+        __syncthreads();  // before memory is used for another piece
+        unit = last;
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
+  __device__ __forceinline__ int32_t row_warp() const { return static_cast<int32_t>(threadIdx.x / 32) / kKeyWarps; }
+  __device__ __forceinline__ int32_t key_warp() const { return static_cast<int32_t>(threadIdx.x / 32) % kKeyWarps; }
+  __device__ __forceinline__ char* queries() const { return shared_; }
+  __device__ __forceinline__ char* slot(int index) const {
+    return shared_ + kRows * query_pitch(kTile) + index * slot_bytes(kTile);
+  }
+  __device__ __forceinline__ char* stages() const { return slot(slot_count(kTile)); }
+  __device__ __forceinline__ int64_t* key_offsets(int index) const { return reinterpret_cast<int64_t*>(slot(index)); }
+  __device__ __forceinline__ int64_t* value_offsets(int index) const { return key_offsets(index) + kTile.keys; }
+  __device__ __forceinline__ float* key_scales(int index) const {
+    return reinterpret_cast<float*>(value_offsets(index) + kTile.keys);
+  }
+  __device__ __forceinline__ float* value_scales(int index) const { return key_scales(index) + kTile.keys; }
+  __device__ __forceinline__ uint32_t* presence(int index) const {
+    return reinterpret_cast<uint32_t*>(value_scales(index) + kTile.keys);
+  }
+
+  __device__ __forceinline__ int32_t group() const { return static_cast<int32_t>(arguments_.group_divider.divisor); }
+  __device__ __forceinline__ int32_t row_count() const { return segment_.request.queries * group(); }
+  __device__ __forceinline__ Row row_at(int32_t row) const {
+    const int32_t query = static_cast<int32_t>(divide(static_cast<uint32_t>(row), arguments_.group_divider));
+    return {query, segment_.key_head * group() + row - query * group()};
+  }
+
+  // The steps of a piece: those of its units that some row of the tile sees.
+  __device__ __forceinline__ void begin_piece(int32_t first_unit, int32_t last_unit) {
+    first_row_ = segment_.row_tile * kRows;
+    const int32_t last_row = min(first_row_ + kRows, row_count()) - 1;
+    const KeyRange oldest = keys_seen(arguments_, segment_.request, segment_.request.position(row_at(first_row_).query));
+    const KeyRange newest = keys_seen(arguments_, segment_.request, segment_.request.position(row_at(last_row).query));
+    // Keys that all rows see: no tile inside has to look at bounds.
+    all_first_ = newest.first;
+    all_last_ = min(oldest.last, newest.last);
+    const int32_t start = oldest.first / kTile.keys, end = (max(oldest.last, newest.last) + kTile.keys - 1) / kTile.keys;
+    first_step_ = min(end, start + first_unit * work_.unit_tiles);
+    last_step_ = min(end, start + last_unit * work_.unit_tiles);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Row row = row_at(min(first_row_ + row_warp() * 16 + lane() / 4 + 8 * half, last_row));
+      query_[half] = row.query;
+      position_[half] = segment_.request.position(row.query);
+      range_[half] = keys_seen(arguments_, segment_.request, position_[half]);
+      slope_[half] = arguments_.alibi_slopes == nullptr ? 0.0f : arguments_.alibi_slopes[row.head];
+      largest_[half] = tile::minus_infinity();
+      sum_[half] = 0.0f;
+    }
+#pragma unroll
+    for (float& value : output_) value = 0.0f;
+  }
+
+  __device__ __forceinline__ void load_queries() {
+    constexpr int kPairs = kTile.size / 2;
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kPairs; i += kThreads) {
+      const int32_t row = first_row_ + i / kPairs, column = i % kPairs * 2;
+      float pair[2] = {};
+      if (row < row_count()) {
+        const Row at = row_at(row);
+        const Element* from = static_cast<const Element*>(arguments_.query) +
+                              (segment_.request.first_query + at.query) * arguments_.query_token_stride +
+                              at.head * arguments_.query_head_stride;
+        if (column < arguments_.size) pair[0] = tile::to_float<Element>(from[column]) * Power::kQuery;
+        if (column + 1 < arguments_.size) pair[1] = tile::to_float<Element>(from[column + 1]) * Power::kQuery;
+      }
+      *reinterpret_cast<uint32_t*>(queries() + i / kPairs * query_pitch(kTile) + column * 2) =
+          tile::Word<Element>::pack(pair);
+    }
+    __syncthreads();
+    if constexpr (!kKeepsQueries) return;
+#pragma unroll
+    for (int depth = 0; depth < kDepths; ++depth) load_fragment(fragment_[depth], depth);
+  }
+  __device__ __forceinline__ void load_fragment(uint32_t (&fragment)[4], int depth) const {
+    const char* rows = queries() + row_warp() * 16 * query_pitch(kTile);
+    if constexpr (kIsCode<Cache>) {  // four neighbours are a thread's, as they are in a word of codes
+      const char* from = rows + lane() / 4 * query_pitch(kTile) + (depth * 16 + lane() % 4 * 4) * 2;
+      fragment[0] = *reinterpret_cast<const uint32_t*>(from);
+      fragment[1] = *reinterpret_cast<const uint32_t*>(from + 8 * query_pitch(kTile));
+      fragment[2] = *reinterpret_cast<const uint32_t*>(from + 4);
+      fragment[3] = *reinterpret_cast<const uint32_t*>(from + 8 * query_pitch(kTile) + 4);
+    } else {
+      ptx::ldmatrix_x4(fragment, ptx::shared_address(rows) + lane() % 16 * query_pitch(kTile) + lane() / 16 * 16 +
+                                     depth * 32);
+    }
+  }
+
+  // Threads of the first half find keys, those of the second half values.
+  __device__ __forceinline__ int32_t own_key(int32_t step) const {
+    return step * kTile.keys + static_cast<int32_t>(threadIdx.x) % (kThreads / 2);
+  }
+  __device__ __forceinline__ bool has_own_key() const {
+    return static_cast<int32_t>(threadIdx.x) % (kThreads / 2) < kTile.keys;
+  }
+  __device__ __forceinline__ int32_t load_page(int32_t step) const {
+    const int32_t key = own_key(step);
+    return step < last_step_ && has_own_key() && key < segment_.request.keys
+               ? page_of(arguments_, segment_.request, key)
+               : -1;
+  }
+  __device__ __forceinline__ void keep_offset(int32_t step, int32_t page) {
+    const int index = step % slot_count(kTile);
+    const bool is_value = threadIdx.x >= kThreads / 2;
+    const CacheArguments& cache = is_value ? arguments_.value : arguments_.key;
+    const int32_t place = static_cast<int32_t>(threadIdx.x) % (kThreads / 2);
+    const int32_t row = row_in_page(arguments_, own_key(step));
+    if (has_own_key()) {
+      (is_value ? value_offsets(index) : key_offsets(index))[place] =
+          page < 0 ? -1 : offset_in(cache, page, row, segment_.key_head);
+      if constexpr (kIsCode<Cache>) {
+        (is_value ? value_scales(index) : key_scales(index))[place] =
+            page < 0 ? 0.0f : scale_at(cache, page, row, segment_.key_head);
+      }
+    }
+    const uint32_t bits = __ballot_sync(0xffffffffu, page >= 0);
+    if (!is_value && lane() == 0 && place / 32 < kWords) presence(index)[place / 32] = bits;
+  }
+
+  template <int kColumns, int kPitch>
+  __device__ __forceinline__ void copy_rows(const void* data, const int64_t* offsets, int32_t columns, uint32_t to) {
+    constexpr int kUnits = kColumns * sizeof(Cache) / 16;
+#pragma unroll
+    for (int i = static_cast<int>(threadIdx.x); i < kTile.keys * kUnits; i += kThreads) {
+      const int row = i / kUnits, unit = i % kUnits;
+      const int64_t offset = offsets[row];
+      const char* from = static_cast<const char*>(data) + offset * static_cast<int64_t>(sizeof(Cache)) + unit * 16;
+      const int32_t bytes = columns * static_cast<int32_t>(sizeof(Cache)) - unit * 16;
+      ptx::cp_async_cg_shared_global_16_fill(to + row * kPitch + unit * 16, offset < 0 ? data : from,
+                                             offset < 0 ? 0 : max(0, min(16, bytes)));
+    }
+  }
+  __device__ __forceinline__ void copy_step(int32_t step) {
+    if (step < last_step_) {
+      const int index = step % slot_count(kTile);
+      const uint32_t to = ptx::shared_address(stages()) + step % kStages * stage_bytes(kTile);
+      copy_rows<kTile.size, kKeyPitch>(arguments_.key.data, key_offsets(index), arguments_.size, to);
+      copy_rows<kTile.value_size, kValuePitch>(arguments_.value.data, value_offsets(index), arguments_.value_size,
+                                               to + kTile.keys * kKeyPitch);
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  __device__ __forceinline__ void walk() {
+    for (int i = 0; i < kStages; ++i) {
+      if (first_step_ + i < last_step_) keep_offset(first_step_ + i, load_page(first_step_ + i));
+    }
+    int32_t page = load_page(first_step_ + kStages);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) copy_step(first_step_ + i);
+    for (int32_t step = first_step_; step < last_step_; ++step) {
+      ptx::cp_async_wait_group<kStages - 2>();
+      __syncthreads();  // this step has come, all are done with the one before it, offsets of later ones are there
+      copy_step(step + kStages - 1);
+      if (step + kStages < last_step_) keep_offset(step + kStages, page);
+      page = load_page(step + kStages + 1);
+      take(step);
+    }
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void take(int32_t step) {
+    const int index = step % slot_count(kTile);
+    const uint32_t stage = ptx::shared_address(stages()) + step % kStages * stage_bytes(kTile);
+    const uint32_t keys = stage + key_warp() * kWarpKeys * kKeyPitch;
+    float scores[kScores];
+#pragma unroll
+    for (float& score : scores) score = 0.0f;
+    multiply_keys(scores, keys);
+    const int32_t first_key = step * kTile.keys + key_warp() * kWarpKeys;
+    change(scores, index, first_key);
+    bool is_edge = arguments_.mask != nullptr || step * kTile.keys < all_first_ || (step + 1) * kTile.keys > all_last_;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) is_edge = is_edge || presence(index)[i] != 0xffffffffu;
+    if (is_edge) hide(scores, index, first_key);
+    soften(scores);
+    if constexpr (kIsCode<Cache>) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        scores[i] *= value_scales(index)[key_warp() * kWarpKeys + tile::fragment_column(lane(), i)] * Power::kWeight;
+      }
+    }
+    multiply_values(scores, stage + kTile.keys * kKeyPitch + key_warp() * kWarpKeys * kValuePitch);
+  }
+
+  __device__ __forceinline__ void multiply_keys(float (&scores)[kScores], uint32_t keys) {
+    auto* groups = reinterpret_cast<float(*)[4]>(scores);
+#pragma unroll
+    for (int depth = 0; depth < kDepths; ++depth) {
+      uint32_t again[4];
+      if constexpr (!kKeepsQueries) load_fragment(again, depth);
+      const uint32_t(&left)[4] = kKeepsQueries ? fragment_[kKeepsQueries ? depth : 0] : again;
+      if constexpr (kIsCode<Cache>) {
+#pragma unroll
+        for (int n = 0; n < kWarpKeys / 8; ++n) {
+          const uint32_t from = keys + (n * 8 + lane() / 4) * kKeyPitch + lane() % 4 * 4;
+          const uint32_t codes = __float_as_uint(ptx::ld_shared_f32(from + depth * 16));
+          tile::multiply_fragments<Element>(groups[n], left, numbers_of<Element>(__byte_perm(codes, 0, 0x1404)),
+                                            numbers_of<Element>(__byte_perm(codes, 0, 0x3424)));
+        }
+      } else {
+#pragma unroll
+        for (int pair = 0; pair < kWarpKeys / 16; ++pair) {
+          const uint32_t from = keys + (pair * 16 + lane() % 8 + lane() / 16 * 8) * kKeyPitch + lane() / 8 % 2 * 16;
+          uint32_t right[4];
+          ptx::ldmatrix_x4(right, from + depth * 32);
+          tile::multiply_fragments<Element>(groups[2 * pair], left, right[0], right[1]);
+          tile::multiply_fragments<Element>(groups[2 * pair + 1], left, right[2], right[3]);
+        }
+      }
+    }
+  }
+
+  // Scores to base 2.
+  __device__ __forceinline__ void change(float (&scores)[kScores], int index, int32_t first_key) {
+    const float scale = arguments_.scale * Power::kScore;
+    const bool is_plain = arguments_.softcap <= 0.0f && arguments_.alibi_slopes == nullptr;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int column = tile::fragment_column(lane(), i);
+      float score = scores[i];
+      if constexpr (kIsCode<Cache>) score *= key_scales(index)[key_warp() * kWarpKeys + column];
+      if (is_plain) {
+        scores[i] = score * (scale * tile::kLog2E);
+        continue;
+      }
+      score *= scale;
+      if (arguments_.softcap > 0.0f) score = arguments_.softcap * tanhf(score / arguments_.softcap);
+      score -= slope_[i / 2 % 2] * fabsf(static_cast<float>(first_key + column - position_[i / 2 % 2]));
+      scores[i] = score * tile::kLog2E;
+    }
+  }
+
+  __device__ __forceinline__ void hide(float (&scores)[kScores], int index, int32_t first_key) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int half = i / 2 % 2, place = key_warp() * kWarpKeys + tile::fragment_column(lane(), i);
+      const int32_t key = first_key + tile::fragment_column(lane(), i);
+      bool is_kept = (presence(index)[place / 32] >> place % 32 & 1) != 0 && key >= range_[half].first &&
+                     key < range_[half].last;
+      if (is_kept) is_kept = !is_masked(arguments_, segment_.request, query_[half], key);
+      if (!is_kept) scores[i] = tile::minus_infinity();
+    }
+  }
+
+  // Scores become weights.
+  __device__ __forceinline__ void soften(float (&scores)[kScores]) {
+    float rescale[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = tile::minus_infinity();
+#pragma unroll
+      for (int i = 2 * half; i < kScores; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
+      largest = fmaxf(largest_[half], tile::max_lanes<4>(largest));
+      const float base = largest == tile::minus_infinity() ? 0.0f : largest;
+      rescale[half] = ptx::ex2_approx_ftz_f32(largest_[half] - base);
+      largest_[half] = largest;
+      sum_[half] *= rescale[half];
+#pragma unroll
+      for (int i = 2 * half; i < kScores; i += 4) {
+#pragma unroll
+        for (int j = i; j < i + 2; ++j) {
+          scores[j] = ptx::ex2_approx_ftz_f32(scores[j] - base);
+          sum_[half] += scores[j];
+        }
+      }
+    }
+    if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) output_[i] *= rescale[i / 2 % 2];
+    }
+  }
+
+  __device__ __forceinline__ void multiply_values(const float (&scores)[kScores], uint32_t values) {
+    auto* groups = reinterpret_cast<float(*)[4]>(output_);
+    uint32_t weights[kScores / 2];
+    tile::pack_fragment<Element>(weights, scores);
+#pragma unroll
+    for (int k = 0; k < kWarpKeys / 16; ++k) {
+      const uint32_t(&left)[4] = reinterpret_cast<const uint32_t(&)[4]>(weights[k * 4]);
+      const uint32_t row = values + (k * 16 + lane() % 16) * kValuePitch;
+      if constexpr (kIsCode<Cache>) {  // a word of the transposed matrices holds two columns of two keys
+#pragma unroll
+        for (int n = 0; n < kTile.value_size / 32; ++n) {
+          uint32_t codes[4];
+          ptx::ldmatrix_x4_trans(codes, row + n * 32 + lane() / 16 * 16);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const uint32_t lower = codes[2 * j], upper = codes[2 * j + 1];
+            tile::multiply_fragments<Element>(groups[n * 4 + 2 * j], left, numbers_of<Element>(lower << 8),
+                                              numbers_of<Element>(upper << 8));
+            tile::multiply_fragments<Element>(groups[n * 4 + 2 * j + 1], left, numbers_of<Element>(lower),
+                                              numbers_of<Element>(upper));
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < kTile.value_size / 16; ++n) {
+          uint32_t right[4];
+          ptx::ldmatrix_x4_trans(right, row + n * 32 + lane() / 16 * 16);
+          tile::multiply_fragments<Element>(groups[2 * n], left, right[0], right[1]);
+          tile::multiply_fragments<Element>(groups[2 * n + 1], left, right[2], right[3]);
+        }
+      }
+    }
+  }
+
+  // The column of value that accumulator i holds: of codes, even and odd columns have groups of their own.
+  __device__ __forceinline__ int output_column(int i) const {
+    if constexpr (!kIsCode<Cache>) return tile::fragment_column(lane(), i);
+    return i / 8 * 16 + (lane() % 4 * 2 + i % 2) * 2 + i / 4 % 2;
+  }
+
+  __device__ __forceinline__ float* result_of(int warp) const {
+    return reinterpret_cast<float*>(stages()) + warp * 16 * (kTile.value_size + 4 + 2);
+  }
+
+  // Every warp leaves its rows where all can read them.
+  __device__ __forceinline__ void meet() {
+    float* own = result_of(static_cast<int>(threadIdx.x) / 32);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = sum_[half] + __shfl_xor_sync(0xffffffffu, sum_[half], 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const int row = lane() / 4 + 8 * half;
+      if (lane() % 4 == 0) {
+        own[16 * (kTile.value_size + 4) + row] = largest_[half];
+        own[16 * (kTile.value_size + 5) + row] = sum;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
+      own[tile::fragment_row(lane(), i) * (kTile.value_size + 4) + output_column(i)] = output_[i];
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void store(float* piece) {
+    constexpr int kRowThreads = kThreads / kRows;
+    const int32_t row = static_cast<int32_t>(threadIdx.x) / kRowThreads,
+                  thread = static_cast<int32_t>(threadIdx.x) % kRowThreads;
+    if (first_row_ + row >= row_count()) return;
+    float weights[kKeyWarps], largest = tile::minus_infinity(), sum = 0.0f;
+    const int first_warp = row / 16 * kKeyWarps, place = row % 16;
+#pragma unroll
+    for (int i = 0; i < kKeyWarps; ++i) {
+      weights[i] = result_of(first_warp + i)[16 * (kTile.value_size + 4) + place];
+      largest = fmaxf(largest, weights[i]);
+    }
+    const float base = largest == tile::minus_infinity() ? 0.0f : largest;
+#pragma unroll
+    for (int i = 0; i < kKeyWarps; ++i) {
+      weights[i] = ptx::ex2_approx_ftz_f32(weights[i] - base);
+      sum += weights[i] * result_of(first_warp + i)[16 * (kTile.value_size + 5) + place];
+    }
+    const Row at = row_at(first_row_ + row);
+    const int32_t token = segment_.request.first_query + at.query;
+    float factor = 1.0f;
+    if (piece == nullptr) {
+      const float lse = finish_row(arguments_, at.head, largest, sum, factor);
+      if (thread == 0 && arguments_.lse != nullptr) arguments_.lse[at.head * arguments_.tokens + token] = lse;
+    } else if (thread == 0) {
+      piece[kRows * kTile.value_size + row] = largest;
+      piece[kRows * (kTile.value_size + 1) + row] = sum;
+    }
+    factor *= Power::kOutput;
+    Element* output = static_cast<Element*>(arguments_.output) + token * arguments_.output_token_stride +
+                      at.head * arguments_.output_head_stride;
+    for (int32_t column = thread; column < arguments_.value_size; column += kRowThreads) {
+      float value = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kKeyWarps; ++i) {
+        value += weights[i] * result_of(first_warp + i)[place * (kTile.value_size + 4) + column];
+      }
+      if (piece == nullptr) {
+        output[column] = tile::from_float<Element>(value * factor);
+      } else {
+        piece[row * kTile.value_size + column] = value * factor;
+      }
+    }
+  }
+
+  const WorkArguments& work_;
+  const AttendArguments& arguments_;
+  char* shared_;
+  Segment segment_;
+  int32_t first_row_, first_step_, last_step_, all_first_, all_last_;
+  int32_t query_[2], position_[2];
+  KeyRange range_[2];
+  float slope_[2], largest_[2], sum_[2];
+  uint32_t fragment_[kKeepsQueries ? kDepths : 1][4];
+  float output_[kOutputs];
+};
+
+template <class Element, class Cache, Tile kTile>
+__global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ WorkArguments work) {
+  extern __shared__ __align__(16) char shared[];
+  Attention<Element, Cache, kTile>(work, shared).run();
+}
+
+// The pieces of a segment, in order. A block looks at the first unit of each of its workers: where that lies inside a
+// segment whose first piece is the worker's before, the segment is this block's.
+template <class Element, Tile kTile>
+__global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ WorkArguments work) {
+  constexpr int kRows = tile_rows(kTile);
+  const AttendArguments& arguments = work.attend;
+  const Workers workers(work);
+  for (int64_t worker = 1 + blockIdx.x; worker < workers.count; worker += gridDim.x) {
+    const int64_t unit = workers.begin(worker);
+    if (unit >= workers.units || unit == workers.begin(worker - 1)) continue;
+    const Segment segment = segment_of<kTile>(work, unit);
+    if (segment.first_unit == unit || workers.of(segment.first_unit) != worker - 1) continue;
+    const int64_t last = workers.of(segment.first_unit + segment.units - 1);
+    const int32_t group = arguments.heads / arguments.key_heads;
+    const int32_t first_row = segment.row_tile * kRows, rows = min(kRows, segment.request.queries * group - first_row);
+    const auto piece_of = [&](int64_t one) {
+      return piece_at<kTile>(work, place_of_piece(work, workers, one, segment.first_unit));
+    };
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < rows * arguments.value_size; i += kThreads) {
+      const int32_t row = i / arguments.value_size, column = i % arguments.value_size;
+      float largest = tile::minus_infinity(), sum = 0.0f, value = 0.0f;
+      for (int64_t one = worker - 1; one <= last; ++one) {
+        largest = fmaxf(largest, piece_of(one)[kRows * kTile.value_size + row]);
+      }
+      const float base = largest == tile::minus_infinity() ? 0.0f : largest;
+      for (int64_t one = worker - 1; one <= last; ++one) {
+        const float* piece = piece_of(one);
+        const float weight = ptx::ex2_approx_ftz_f32(piece[kRows * kTile.value_size + row] - base);
+        sum += weight * piece[kRows * (kTile.value_size + 1) + row];
+        value += weight * piece[row * kTile.value_size + column];
+      }
+      const int32_t query = (first_row + row) / group, head = segment.key_head * group + (first_row + row) % group;
+      const int32_t token = segment.request.first_query + query;
+      float factor;
+      const float lse = finish_row(arguments, head, largest, sum, factor);
+      if (column == 0 && arguments.lse != nullptr) arguments.lse[head * arguments.tokens + token] = lse;
+      static_cast<Element*>(arguments.output)[token * arguments.output_token_stride +
+                                              head * arguments.output_head_stride + column] =
+          tile::from_float<Element>(value * factor);
+    }
+  }
+}
+
+// Tokens past the last request.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) clear_rest(const __grid_constant__ AttendArguments arguments) {
+  const int32_t first = arguments.cu_seqlens_q[arguments.requests];
+  for (int32_t token = first + static_cast<int32_t>(blockIdx.x); token < arguments.tokens; token += gridDim.x) {
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < arguments.heads * arguments.value_size; i += kThreads) {
+      const int32_t head = i / arguments.value_size, column = i % arguments.value_size;
+      static_cast<Element*>(arguments.output)[token * arguments.output_token_stride +
+                                              head * arguments.output_head_stride + column] =
+          tile::from_float<Element>(0.0f);
+      if (column == 0 && arguments.lse != nullptr) {
+        arguments.lse[head * arguments.tokens + token] = tile::minus_infinity();
+      }
+    }
+  }
+}
+
+}  // namespace kernel_pytorch::paged_attention
