@@ -51,7 +51,7 @@ struct AppendArguments {
   bool slots_are_wide;
 };
 
-// A tile of the kernel by tensor cores: 16 rows for each of row_warps; the warps that share rows share out the keys.
+// A tile of the kernel by tensor cores: 16 rows for each of row_warps; teams of that many warps share out the keys.
 struct Tile {
   int32_t size, value_size;
   int32_t row_warps;
@@ -61,9 +61,16 @@ struct Tile {
 };
 inline constexpr int kThreads = 128;
 inline constexpr int kWarps = kThreads / 32;
+inline constexpr int kCombineThreads = 512;
 
 KP_SHARED_CODE constexpr int tile_rows(const Tile& tile) {
   return 16 * tile.row_warps;
+}
+KP_SHARED_CODE constexpr int team_count(const Tile& tile) {
+  return kWarps / tile.row_warps;
+}
+KP_SHARED_CODE constexpr int team_keys(const Tile& tile) {
+  return tile.keys / team_count(tile);
 }
 // Rows of shared memory are 16 bytes longer than their numbers, so that eight of them meet all banks.
 KP_SHARED_CODE constexpr int key_pitch(const Tile& tile) {
@@ -75,22 +82,24 @@ KP_SHARED_CODE constexpr int value_pitch(const Tile& tile) {
 KP_SHARED_CODE constexpr int query_pitch(const Tile& tile) {
   return tile.size * 2 + 16;
 }
+// A team's keys and values of one step.
 KP_SHARED_CODE constexpr int stage_bytes(const Tile& tile) {
-  return tile.keys * (key_pitch(tile) + value_pitch(tile));
+  return team_keys(tile) * (key_pitch(tile) + value_pitch(tile));
 }
 KP_SHARED_CODE constexpr int slot_count(const Tile& tile) {
   return tile.stages + 1;
 }
-// Of each key of a step: where its row and its value's begin, their scales, and a bit that says whether it is there.
+// Of each key of a team's step: where its row and its value's begin, their scales, and a bit that says whether it is
+// there.
 KP_SHARED_CODE constexpr int slot_bytes(const Tile& tile) {
-  return tile.keys * (8 + 8 + 4 + 4) + 16;
+  return team_keys(tile) * (8 + 8 + 4 + 4) + 16;
 }
 KP_SHARED_CODE constexpr int result_bytes(const Tile& tile) {
   return kWarps * 16 * (tile.value_size + 4 + 2) * 4;
 }
 KP_SHARED_CODE constexpr int shared_bytes(const Tile& tile) {
-  const int stages = tile.stages * stage_bytes(tile), result = result_bytes(tile);
-  return tile_rows(tile) * query_pitch(tile) + slot_count(tile) * slot_bytes(tile) +
+  const int stages = team_count(tile) * tile.stages * stage_bytes(tile), result = result_bytes(tile);
+  return tile_rows(tile) * query_pitch(tile) + team_count(tile) * slot_count(tile) * slot_bytes(tile) +
          (stages > result ? stages : result);
 }
 

@@ -43,8 +43,8 @@ constexpr Tile kTiles[] = {
     {.size = 128, .value_size = 128, .row_warps = 1, .keys = 64, .stages = 3, .bytes = 2},
     {.size = 192, .value_size = 128, .row_warps = 1, .keys = 64, .stages = 2, .bytes = 2},
     {.size = 256, .value_size = 256, .row_warps = 1, .keys = 64, .stages = 2, .bytes = 2},
-    {.size = 64, .value_size = 64, .row_warps = 1, .keys = 64, .stages = 6, .bytes = 1},
-    {.size = 128, .value_size = 128, .row_warps = 1, .keys = 64, .stages = 5, .bytes = 1},
+    {.size = 64, .value_size = 64, .row_warps = 1, .keys = 64, .stages = 4, .bytes = 1},
+    {.size = 128, .value_size = 128, .row_warps = 1, .keys = 64, .stages = 3, .bytes = 1},
     {.size = 192, .value_size = 128, .row_warps = 1, .keys = 64, .stages = 4, .bytes = 1},
     {.size = 256, .value_size = 256, .row_warps = 1, .keys = 64, .stages = 2, .bytes = 1},
 };
@@ -263,8 +263,8 @@ void run(const Attend& problem, int, Context& context) {
   launch(context, plans.get(variant, context, [&] { return plan_code(tile); }), 1, 1024, 0, work, kPlanLabel);
   launch(context, attends.get(of_type, context, [&] { return attend_code(dtype, problem.key_cache.dtype, tile); }),
          blocks, kThreads, shared_bytes(tile), work, kLabel);
-  launch(context, combines.get(of_type, context, [&] { return combine_code(dtype, tile); }), blocks, kThreads, 0, work,
-         kCombineLabel);
+  launch(context, combines.get(of_type, context, [&] { return combine_code(dtype, tile); }), blocks, kCombineThreads, 0,
+         work, kCombineLabel);
 }
 
 // Columns of a lane of the kernel without tensor cores: 2, 4, 8 or 16.

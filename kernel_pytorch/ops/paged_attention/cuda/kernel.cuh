@@ -11,6 +11,7 @@
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
+#include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/cuda/tile/mma.cuh"
 #include "kernel_pytorch/ops/paged_attention/cuda/request.cuh"
@@ -126,6 +127,21 @@ __device__ __forceinline__ Segment segment_of(const WorkArguments& work, int64_t
   return segment;
 }
 
+// The one that follows, in this request or the next that has rows.
+template <Tile kTile>
+__device__ __forceinline__ void next_segment(const WorkArguments& work, Segment& segment) {
+  segment.first_unit += segment.units;
+  if (++segment.key_head < work.attend.key_heads) return;
+  segment.key_head = 0;
+  const int32_t group = static_cast<int32_t>(work.attend.group_divider.divisor);
+  if (++segment.row_tile * tile_rows(kTile) < segment.request.queries * group) return;
+  segment.row_tile = 0;
+  do {
+    segment.request = request_at(work.attend, segment.request.index + 1);
+  } while (segment.request.queries == 0);
+  segment.units = units_of<kTile>(work, segment.request).keys;
+}
+
 struct Workers {
   int64_t units, count;
 
@@ -153,14 +169,16 @@ struct Row {
 
 template <class Element, class Cache, Tile kTile>
 class Attention {
-  static constexpr int kRows = tile_rows(kTile), kKeyWarps = kWarps / kTile.row_warps;
-  static constexpr int kWarpKeys = kTile.keys / kKeyWarps, kStages = kTile.stages;
+  // The warps that work on the same keys are a team, which copies its keys by itself: teams never wait for each other.
+  static constexpr int kRows = tile_rows(kTile), kTeams = kWarps / kTile.row_warps;
+  static constexpr int kTeamThreads = 32 * kTile.row_warps, kTeamKeys = kTile.keys / kTeams, kStages = kTile.stages;
   static constexpr int kDepths = kTile.size / 16, kKeyPitch = key_pitch(kTile), kValuePitch = value_pitch(kTile);
-  static constexpr int kScores = kWarpKeys / 2, kOutputs = kTile.value_size / 2;
-  static constexpr int kWords = kTile.keys / 32;  // of bits that say which keys are there
+  static constexpr int kScores = kTeamKeys / 2, kOutputs = kTile.value_size / 2;
+  static constexpr int kWords = (kTeamKeys + 31) / 32;  // of bits that say which keys are there
+  static constexpr uint32_t kAllThere = kTeamKeys < 32 ? (1u << kTeamKeys) - 1 : 0xffffffffu;
   static constexpr bool kKeepsQueries = kTile.size <= 192;  // in registers; larger ones are read again for each step
   using Power = Powers<Element, Cache>;
-  static_assert(sizeof(Cache) == kTile.bytes && kWarpKeys % 16 == 0 && kTile.keys % 32 == 0);
+  static_assert(sizeof(Cache) == kTile.bytes && 2 * kTeamKeys == kTeamThreads);
 
  public:
   __device__ __forceinline__ Attention(const WorkArguments& work, char* shared)
@@ -170,8 +188,8 @@ class Attention {
     const Workers workers(work_);
     for (int64_t worker = blockIdx.x; worker < workers.count; worker += gridDim.x) {
       const int64_t end = workers.begin(worker + 1);
+      segment_ = segment_of<kTile>(work_, workers.begin(worker));
       for (int64_t unit = workers.begin(worker); unit < end;) {
-        segment_ = segment_of<kTile>(work_, unit);
         const int64_t after = segment_.first_unit + segment_.units, last = after < end ? after : end;
         begin_piece(static_cast<int32_t>(unit - segment_.first_unit), static_cast<int32_t>(last - segment_.first_unit));
         load_queries();
@@ -182,27 +200,42 @@ class Attention {
                        : piece_at<kTile>(work_, place_of_piece(work_, workers, worker, segment_.first_unit)));
         __syncthreads();  // before memory is used for another piece
         unit = last;
+        if (unit < end) next_segment<kTile>(work_, segment_);
       }
     }
   }
 
  private:
   __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
-  __device__ __forceinline__ int32_t row_warp() const { return static_cast<int32_t>(threadIdx.x / 32) / kKeyWarps; }
-  __device__ __forceinline__ int32_t key_warp() const { return static_cast<int32_t>(threadIdx.x / 32) % kKeyWarps; }
+  __device__ __forceinline__ int32_t row_warp() const { return static_cast<int32_t>(threadIdx.x / 32) / kTeams; }
+  __device__ __forceinline__ int32_t team() const { return static_cast<int32_t>(threadIdx.x / 32) % kTeams; }
+  __device__ __forceinline__ int32_t team_thread() const { return row_warp() * 32 + lane(); }
+  __device__ __forceinline__ void meet_team() const {
+    if constexpr (kTile.row_warps == 1) {
+      __syncwarp();
+    } else {
+      ptx::barrier_sync_aligned(1 + team(), kTeamThreads);
+    }
+  }
   __device__ __forceinline__ char* queries() const { return shared_; }
+  __device__ __forceinline__ char* slots() const { return shared_ + kRows * query_pitch(kTile); }
   __device__ __forceinline__ char* slot(int index) const {
-    return shared_ + kRows * query_pitch(kTile) + index * slot_bytes(kTile);
+    return slots() + (team() * slot_count(kTile) + index) * slot_bytes(kTile);
   }
-  __device__ __forceinline__ char* stages() const { return slot(slot_count(kTile)); }
+  __device__ __forceinline__ char* stages() const {
+    return slots() + kTeams * slot_count(kTile) * slot_bytes(kTile);
+  }
+  __device__ __forceinline__ uint32_t stage(int32_t step) const {
+    return ptx::shared_address(stages()) + (team() * kStages + step % kStages) * stage_bytes(kTile);
+  }
   __device__ __forceinline__ int64_t* key_offsets(int index) const { return reinterpret_cast<int64_t*>(slot(index)); }
-  __device__ __forceinline__ int64_t* value_offsets(int index) const { return key_offsets(index) + kTile.keys; }
+  __device__ __forceinline__ int64_t* value_offsets(int index) const { return key_offsets(index) + kTeamKeys; }
   __device__ __forceinline__ float* key_scales(int index) const {
-    return reinterpret_cast<float*>(value_offsets(index) + kTile.keys);
+    return reinterpret_cast<float*>(value_offsets(index) + kTeamKeys);
   }
-  __device__ __forceinline__ float* value_scales(int index) const { return key_scales(index) + kTile.keys; }
+  __device__ __forceinline__ float* value_scales(int index) const { return key_scales(index) + kTeamKeys; }
   __device__ __forceinline__ uint32_t* presence(int index) const {
-    return reinterpret_cast<uint32_t*>(value_scales(index) + kTile.keys);
+    return reinterpret_cast<uint32_t*>(value_scales(index) + kTeamKeys);
   }
 
   __device__ __forceinline__ int32_t group() const { return static_cast<int32_t>(arguments_.group_divider.divisor); }
@@ -255,9 +288,10 @@ class Attention {
           tile::Word<Element>::pack(pair);
     }
     __syncthreads();
-    if constexpr (!kKeepsQueries) return;
+    if constexpr (kKeepsQueries) {
 #pragma unroll
-    for (int depth = 0; depth < kDepths; ++depth) load_fragment(fragment_[depth], depth);
+      for (int depth = 0; depth < kDepths; ++depth) load_fragment(fragment_[depth], depth);
+    }
   }
   __device__ __forceinline__ void load_fragment(uint32_t (&fragment)[4], int depth) const {
     const char* rows = queries() + row_warp() * 16 * query_pitch(kTile);
@@ -273,42 +307,34 @@ class Attention {
     }
   }
 
-  // Threads of the first half find keys, those of the second half values.
+  // Threads of a team's first half find keys, those of the second half values.
   __device__ __forceinline__ int32_t own_key(int32_t step) const {
-    return step * kTile.keys + static_cast<int32_t>(threadIdx.x) % (kThreads / 2);
-  }
-  __device__ __forceinline__ bool has_own_key() const {
-    return static_cast<int32_t>(threadIdx.x) % (kThreads / 2) < kTile.keys;
+    return step * kTile.keys + team() * kTeamKeys + team_thread() % kTeamKeys;
   }
   __device__ __forceinline__ int32_t load_page(int32_t step) const {
     const int32_t key = own_key(step);
-    return step < last_step_ && has_own_key() && key < segment_.request.keys
-               ? page_of(arguments_, segment_.request, key)
-               : -1;
+    return step < last_step_ && key < segment_.request.keys ? page_of(arguments_, segment_.request, key) : -1;
   }
   __device__ __forceinline__ void keep_offset(int32_t step, int32_t page) {
     const int index = step % slot_count(kTile);
-    const bool is_value = threadIdx.x >= kThreads / 2;
+    const bool is_value = team_thread() >= kTeamKeys;
     const CacheArguments& cache = is_value ? arguments_.value : arguments_.key;
-    const int32_t place = static_cast<int32_t>(threadIdx.x) % (kThreads / 2);
-    const int32_t row = row_in_page(arguments_, own_key(step));
-    if (has_own_key()) {
-      (is_value ? value_offsets(index) : key_offsets(index))[place] =
-          page < 0 ? -1 : offset_in(cache, page, row, segment_.key_head);
-      if constexpr (kIsCode<Cache>) {
-        (is_value ? value_scales(index) : key_scales(index))[place] =
-            page < 0 ? 0.0f : scale_at(cache, page, row, segment_.key_head);
-      }
+    const int32_t place = team_thread() % kTeamKeys, row = row_in_page(arguments_, own_key(step));
+    (is_value ? value_offsets(index) : key_offsets(index))[place] =
+        page < 0 ? -1 : offset_in(cache, page, row, segment_.key_head);
+    if constexpr (kIsCode<Cache>) {
+      (is_value ? value_scales(index) : key_scales(index))[place] =
+          page < 0 ? 0.0f : scale_at(cache, page, row, segment_.key_head);
     }
     const uint32_t bits = __ballot_sync(0xffffffffu, page >= 0);
-    if (!is_value && lane() == 0 && place / 32 < kWords) presence(index)[place / 32] = bits;
+    if (!is_value && lane() == 0) presence(index)[place / 32] = bits & kAllThere;
   }
 
   template <int kColumns, int kPitch>
   __device__ __forceinline__ void copy_rows(const void* data, const int64_t* offsets, int32_t columns, uint32_t to) {
     constexpr int kUnits = kColumns * sizeof(Cache) / 16;
 #pragma unroll
-    for (int i = static_cast<int>(threadIdx.x); i < kTile.keys * kUnits; i += kThreads) {
+    for (int i = team_thread(); i < kTeamKeys * kUnits; i += kTeamThreads) {
       const int row = i / kUnits, unit = i % kUnits;
       const int64_t offset = offsets[row];
       const char* from = static_cast<const char*>(data) + offset * static_cast<int64_t>(sizeof(Cache)) + unit * 16;
@@ -320,10 +346,9 @@ class Attention {
   __device__ __forceinline__ void copy_step(int32_t step) {
     if (step < last_step_) {
       const int index = step % slot_count(kTile);
-      const uint32_t to = ptx::shared_address(stages()) + step % kStages * stage_bytes(kTile);
-      copy_rows<kTile.size, kKeyPitch>(arguments_.key.data, key_offsets(index), arguments_.size, to);
+      copy_rows<kTile.size, kKeyPitch>(arguments_.key.data, key_offsets(index), arguments_.size, stage(step));
       copy_rows<kTile.value_size, kValuePitch>(arguments_.value.data, value_offsets(index), arguments_.value_size,
-                                               to + kTile.keys * kKeyPitch);
+                                               stage(step) + kTeamKeys * kKeyPitch);
     }
     ptx::cp_async_commit_group();
   }
@@ -333,12 +358,12 @@ class Attention {
       if (first_step_ + i < last_step_) keep_offset(first_step_ + i, load_page(first_step_ + i));
     }
     int32_t page = load_page(first_step_ + kStages);
-    __syncthreads();
+    meet_team();
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) copy_step(first_step_ + i);
     for (int32_t step = first_step_; step < last_step_; ++step) {
       ptx::cp_async_wait_group<kStages - 2>();
-      __syncthreads();  // this step has come, all are done with the one before it, offsets of later ones are there
+      meet_team();  // this step has come, all are done with the one before it, offsets of later ones are there
       copy_step(step + kStages - 1);
       if (step + kStages < last_step_) keep_offset(step + kStages, page);
       page = load_page(step + kStages + 1);
@@ -350,26 +375,24 @@ class Attention {
 
   __device__ __forceinline__ void take(int32_t step) {
     const int index = step % slot_count(kTile);
-    const uint32_t stage = ptx::shared_address(stages()) + step % kStages * stage_bytes(kTile);
-    const uint32_t keys = stage + key_warp() * kWarpKeys * kKeyPitch;
     float scores[kScores];
 #pragma unroll
     for (float& score : scores) score = 0.0f;
-    multiply_keys(scores, keys);
-    const int32_t first_key = step * kTile.keys + key_warp() * kWarpKeys;
+    multiply_keys(scores, stage(step));
+    const int32_t first_key = step * kTile.keys + team() * kTeamKeys;
     change(scores, index, first_key);
-    bool is_edge = arguments_.mask != nullptr || step * kTile.keys < all_first_ || (step + 1) * kTile.keys > all_last_;
+    bool is_edge = arguments_.mask != nullptr || first_key < all_first_ || first_key + kTeamKeys > all_last_;
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) is_edge = is_edge || presence(index)[i] != 0xffffffffu;
+    for (int i = 0; i < kWords; ++i) is_edge = is_edge || presence(index)[i] != kAllThere;
     if (is_edge) hide(scores, index, first_key);
     soften(scores);
     if constexpr (kIsCode<Cache>) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
-        scores[i] *= value_scales(index)[key_warp() * kWarpKeys + tile::fragment_column(lane(), i)] * Power::kWeight;
+        scores[i] *= value_scales(index)[tile::fragment_column(lane(), i)] * Power::kWeight;
       }
     }
-    multiply_values(scores, stage + kTile.keys * kKeyPitch + key_warp() * kWarpKeys * kValuePitch);
+    multiply_values(scores, stage(step) + kTeamKeys * kKeyPitch);
   }
 
   __device__ __forceinline__ void multiply_keys(float (&scores)[kScores], uint32_t keys) {
@@ -381,7 +404,7 @@ class Attention {
       const uint32_t(&left)[4] = kKeepsQueries ? fragment_[kKeepsQueries ? depth : 0] : again;
       if constexpr (kIsCode<Cache>) {
 #pragma unroll
-        for (int n = 0; n < kWarpKeys / 8; ++n) {
+        for (int n = 0; n < kTeamKeys / 8; ++n) {
           const uint32_t from = keys + (n * 8 + lane() / 4) * kKeyPitch + lane() % 4 * 4;
           const uint32_t codes = __float_as_uint(ptx::ld_shared_f32(from + depth * 16));
           tile::multiply_fragments<Element>(groups[n], left, numbers_of<Element>(__byte_perm(codes, 0, 0x1404)),
@@ -389,7 +412,7 @@ class Attention {
         }
       } else {
 #pragma unroll
-        for (int pair = 0; pair < kWarpKeys / 16; ++pair) {
+        for (int pair = 0; pair < kTeamKeys / 16; ++pair) {
           const uint32_t from = keys + (pair * 16 + lane() % 8 + lane() / 16 * 8) * kKeyPitch + lane() / 8 % 2 * 16;
           uint32_t right[4];
           ptx::ldmatrix_x4(right, from + depth * 32);
@@ -408,7 +431,7 @@ class Attention {
     for (int i = 0; i < kScores; ++i) {
       const int column = tile::fragment_column(lane(), i);
       float score = scores[i];
-      if constexpr (kIsCode<Cache>) score *= key_scales(index)[key_warp() * kWarpKeys + column];
+      if constexpr (kIsCode<Cache>) score *= key_scales(index)[column];
       if (is_plain) {
         scores[i] = score * (scale * tile::kLog2E);
         continue;
@@ -423,8 +446,8 @@ class Attention {
   __device__ __forceinline__ void hide(float (&scores)[kScores], int index, int32_t first_key) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      const int half = i / 2 % 2, place = key_warp() * kWarpKeys + tile::fragment_column(lane(), i);
-      const int32_t key = first_key + tile::fragment_column(lane(), i);
+      const int half = i / 2 % 2, place = tile::fragment_column(lane(), i);
+      const int32_t key = first_key + place;
       bool is_kept = (presence(index)[place / 32] >> place % 32 & 1) != 0 && key >= range_[half].first &&
                      key < range_[half].last;
       if (is_kept) is_kept = !is_masked(arguments_, segment_.request, query_[half], key);
@@ -465,7 +488,7 @@ class Attention {
     uint32_t weights[kScores / 2];
     tile::pack_fragment<Element>(weights, scores);
 #pragma unroll
-    for (int k = 0; k < kWarpKeys / 16; ++k) {
+    for (int k = 0; k < kTeamKeys / 16; ++k) {
       const uint32_t(&left)[4] = reinterpret_cast<const uint32_t(&)[4]>(weights[k * 4]);
       const uint32_t row = values + (k * 16 + lane() % 16) * kValuePitch;
       if constexpr (kIsCode<Cache>) {  // a word of the transposed matrices holds two columns of two keys
@@ -529,16 +552,16 @@ class Attention {
     const int32_t row = static_cast<int32_t>(threadIdx.x) / kRowThreads,
                   thread = static_cast<int32_t>(threadIdx.x) % kRowThreads;
     if (first_row_ + row >= row_count()) return;
-    float weights[kKeyWarps], largest = tile::minus_infinity(), sum = 0.0f;
-    const int first_warp = row / 16 * kKeyWarps, place = row % 16;
+    float weights[kTeams], largest = tile::minus_infinity(), sum = 0.0f;
+    const int first_warp = row / 16 * kTeams, place = row % 16;
 #pragma unroll
-    for (int i = 0; i < kKeyWarps; ++i) {
+    for (int i = 0; i < kTeams; ++i) {
       weights[i] = result_of(first_warp + i)[16 * (kTile.value_size + 4) + place];
       largest = fmaxf(largest, weights[i]);
     }
     const float base = largest == tile::minus_infinity() ? 0.0f : largest;
 #pragma unroll
-    for (int i = 0; i < kKeyWarps; ++i) {
+    for (int i = 0; i < kTeams; ++i) {
       weights[i] = ptx::ex2_approx_ftz_f32(weights[i] - base);
       sum += weights[i] * result_of(first_warp + i)[16 * (kTile.value_size + 5) + place];
     }
@@ -558,7 +581,7 @@ class Attention {
     for (int32_t column = thread; column < arguments_.value_size; column += kRowThreads) {
       float value = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kKeyWarps; ++i) {
+      for (int i = 0; i < kTeams; ++i) {
         value += weights[i] * result_of(first_warp + i)[place * (kTile.value_size + 4) + column];
       }
       if (piece == nullptr) {
@@ -587,45 +610,69 @@ __global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ WorkA
   Attention<Element, Cache, kTile>(work, shared).run();
 }
 
-// The pieces of a segment, in order. A block looks at the first unit of each of its workers: where that lies inside a
-// segment whose first piece is the worker's before, the segment is this block's.
+// The pieces of segments, in order. A block looks at the first unit of its worker: where that lies inside a segment, the
+// segment is cut there, and the workers at its cuts share its rows. Threads take columns and, four at a time, pieces.
 template <class Element, Tile kTile>
-__global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ WorkArguments work) {
-  constexpr int kRows = tile_rows(kTile);
+__global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant__ WorkArguments work) {
+  constexpr int kRows = tile_rows(kTile), kGroups = 4, kColumnThreads = kCombineThreads / kGroups;
+  constexpr int kPieceFloats = kRows * (kTile.value_size + 2);
+  __shared__ float values[kGroups][kColumnThreads], sums[kGroups];
+  __shared__ float largests[kCombineThreads / 32];
   const AttendArguments& arguments = work.attend;
   const Workers workers(work);
+  const int32_t thread = static_cast<int32_t>(threadIdx.x), group = thread / kColumnThreads;
   for (int64_t worker = 1 + blockIdx.x; worker < workers.count; worker += gridDim.x) {
     const int64_t unit = workers.begin(worker);
-    if (unit >= workers.units || unit == workers.begin(worker - 1)) continue;
     const Segment segment = segment_of<kTile>(work, unit);
-    if (segment.first_unit == unit || workers.of(segment.first_unit) != worker - 1) continue;
-    const int64_t last = workers.of(segment.first_unit + segment.units - 1);
-    const int32_t group = arguments.heads / arguments.key_heads;
-    const int32_t first_row = segment.row_tile * kRows, rows = min(kRows, segment.request.queries * group - first_row);
-    const auto piece_of = [&](int64_t one) {
-      return piece_at<kTile>(work, place_of_piece(work, workers, one, segment.first_unit));
-    };
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < rows * arguments.value_size; i += kThreads) {
-      const int32_t row = i / arguments.value_size, column = i % arguments.value_size;
-      float largest = tile::minus_infinity(), sum = 0.0f, value = 0.0f;
-      for (int64_t one = worker - 1; one <= last; ++one) {
-        largest = fmaxf(largest, piece_of(one)[kRows * kTile.value_size + row]);
+    if (segment.first_unit == unit) continue;
+    const int64_t first = workers.of(segment.first_unit), last = workers.of(segment.first_unit + segment.units - 1);
+    const int32_t pieces = static_cast<int32_t>(last - first) + 1, cut = static_cast<int32_t>(worker - first) - 1;
+    const int32_t heads = static_cast<int32_t>(arguments.group_divider.divisor), first_row = segment.row_tile * kRows;
+    const int32_t rows = min(kRows, segment.request.queries * heads - first_row);
+    // The first piece may lie behind the one that its worker goes on with; all others are one after another.
+    const float* first_piece = piece_at<kTile>(work, place_of_piece(work, workers, first, segment.first_unit));
+    const float* others = piece_at<kTile>(work, place_of_piece(work, workers, first + 1, segment.first_unit));
+    const int64_t distance = static_cast<int64_t>(kPieceFloats) * (work.workers == 0 ? 1 : 2);
+    const auto piece_of = [&](int32_t i) { return i == 0 ? first_piece : others + (i - 1) * distance; };
+    for (int32_t row = cut; row < rows; row += pieces - 1) {
+      float largest = tile::minus_infinity();
+      for (int32_t i = thread; i < pieces; i += kCombineThreads) {
+        largest = fmaxf(largest, piece_of(i)[kRows * kTile.value_size + row]);
       }
+      largest = tile::max_lanes<32>(largest);
+      if (thread % 32 == 0) largests[thread / 32] = largest;
+      __syncthreads();
+#pragma unroll
+      for (float one : largests) largest = fmaxf(largest, one);
       const float base = largest == tile::minus_infinity() ? 0.0f : largest;
-      for (int64_t one = worker - 1; one <= last; ++one) {
-        const float* piece = piece_of(one);
-        const float weight = ptx::ex2_approx_ftz_f32(piece[kRows * kTile.value_size + row] - base);
-        sum += weight * piece[kRows * (kTile.value_size + 1) + row];
-        value += weight * piece[row * kTile.value_size + column];
-      }
-      const int32_t query = (first_row + row) / group, head = segment.key_head * group + (first_row + row) % group;
+      const int32_t query = (first_row + row) / heads, head = segment.key_head * heads + (first_row + row) % heads;
       const int32_t token = segment.request.first_query + query;
-      float factor;
-      const float lse = finish_row(arguments, head, largest, sum, factor);
-      if (column == 0 && arguments.lse != nullptr) arguments.lse[head * arguments.tokens + token] = lse;
-      static_cast<Element*>(arguments.output)[token * arguments.output_token_stride +
-                                              head * arguments.output_head_stride + column] =
-          tile::from_float<Element>(value * factor);
+      for (int32_t first_column = 0; first_column < arguments.value_size; first_column += kColumnThreads) {
+        const int32_t column = first_column + thread % kColumnThreads;
+        float sum = 0.0f, value = 0.0f;
+#pragma unroll 4
+        for (int32_t i = group; i < pieces; i += kGroups) {
+          const float* piece = piece_of(i);
+          const float weight = ptx::ex2_approx_ftz_f32(piece[kRows * kTile.value_size + row] - base);
+          sum += weight * piece[kRows * (kTile.value_size + 1) + row];
+          value += column < arguments.value_size ? weight * piece[row * kTile.value_size + column] : 0.0f;
+        }
+        values[group][thread % kColumnThreads] = value;
+        if (thread % kColumnThreads == 0) sums[group] = sum;
+        __syncthreads();
+        if (group == 0 && column < arguments.value_size) {
+#pragma unroll
+          for (int i = 1; i < kGroups; ++i) value += values[i][thread % kColumnThreads];
+          sum = ((sums[0] + sums[1]) + sums[2]) + sums[3];
+          float factor;
+          const float lse = finish_row(arguments, head, largest, sum, factor);
+          if (column == 0 && arguments.lse != nullptr) arguments.lse[head * arguments.tokens + token] = lse;
+          static_cast<Element*>(arguments.output)[token * arguments.output_token_stride +
+                                                  head * arguments.output_head_stride + column] =
+              tile::from_float<Element>(value * factor);
+        }
+        __syncthreads();
+      }
     }
   }
 }
