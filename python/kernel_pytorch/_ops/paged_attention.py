@@ -79,7 +79,8 @@ def paged_attention(
         mask: bool [requests, n, n] for drafts that form a tree: whether new token i sees new token j.
         key_scale, value_scale: of caches in few bits: a number, [key_heads], or [pages, page_size, key_heads].
         batch_invariant: the bits of a request do not depend on the others in the batch.
-        out: where the result goes.
+        out: what the result is copied to.
+        cache_layout: "nhd" (rows of a page before heads) or "hnd".
         return_lse: also the logarithms of the sums of exponentials, fp32 [heads, tokens], natural.
     """
     left, right = _window(window)
@@ -124,10 +125,11 @@ def append_kv(
     """Writes new keys and values into their slots of the caches.
 
     Args:
-        key, value: [tokens, key_heads, size].
+        key, value: the new rows, [tokens, key_heads, size].
         key_cache, value_cache: as in `paged_attention`; caches in few bits hold value / scale.
         slots: int32 or int64 [tokens]: page * page_size + row, or -1 for a token that is not kept. None twice.
         key_scale, value_scale: a number, [key_heads], or [pages, page_size, key_heads].
+        cache_layout: "nhd" (rows of a page before heads) or "hnd".
     """
     _append(
         key,
