@@ -97,8 +97,8 @@ registry::Cost attend_cost(const Attend& problem) {
   const int64_t requests = std::max<int64_t>(problem.seq_lens.sizes[0], 1);
   return {.bytes = keys * columns * size_of(problem.key_cache.dtype) + problem.query.byte_count() +
                    problem.output.byte_count(),
-          .flops = 2 * problem.query.sizes[0] * problem.query.sizes[1] * columns * problem.block_tables.element_count() /
-                   requests * problem.key_cache.sizes[1]};
+          .flops = 2 * problem.query.sizes[0] * problem.query.sizes[1] * columns *
+                   problem.block_tables.element_count() / requests * problem.key_cache.sizes[1]};
 }
 
 // A request's shape is [tokens, key_heads, size]; options: pages, page_size, value_size, cache, heads_first, scales.
@@ -113,7 +113,8 @@ Append make_append(const registry::ProblemRequest& request) {
   make_caches(request, registry::integer_option(request, "pages", tokens / page_size + 3), page_size, heads, size,
               &problem.key_cache, &problem.value_cache);
   problem.key = contiguous_view(nullptr, request.dtype, {tokens, heads, size}, request.device);
-  problem.value = contiguous_view(nullptr, request.dtype, {tokens, heads, problem.value_cache.sizes[3]}, request.device);
+  problem.value =
+      contiguous_view(nullptr, request.dtype, {tokens, heads, problem.value_cache.sizes[3]}, request.device);
   problem.slots =
       contiguous_view(nullptr, registry::dtype_option(request, "slots", DType::kInt64), {tokens}, request.device);
   problem.key_scale = make_scale(request, problem.key_cache);
@@ -159,17 +160,16 @@ constinit const registry::Operation<Attend> kAttend = registry::declared<Attend,
      .check = check,
      .cost = attend_cost,
      .shapes = kAttendShapes});
-constinit const registry::Operation<Append> kAppend = registry::declared<Append, kAppendFields>(
-    {.name = "append_kv",
-     .kernels = registry::kernel_list<kAppendCuda, kAppendReference>,
-     .set_trial_inputs = set_slots,
-     .make = make_append,
-     .check = check,
-     .shapes = kAppendShapes});
+constinit const registry::Operation<Append> kAppend =
+    registry::declared<Append, kAppendFields>({.name = "append_kv",
+                                               .kernels = registry::kernel_list<kAppendCuda, kAppendReference>,
+                                               .set_trial_inputs = set_slots,
+                                               .make = make_append,
+                                               .check = check,
+                                               .shapes = kAppendShapes});
 
-constexpr auto kDeclarations =
-    registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
-                   registry::plain<Append, append>("append_kv", kAppendFields));
+constexpr auto kDeclarations = registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
+                                              registry::plain<Append, append>("append_kv", kAppendFields));
 
 extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
                                                 .operations = registry::erased<kAttend, kAppend>};

@@ -134,7 +134,9 @@ void check(Attend& problem, Device device) {
     KP_CHECK(problem.mask.dtype == DType::kBool && problem.mask.rank == 3 && problem.mask.sizes[0] == requests &&
                  problem.mask.sizes[1] == problem.mask.sizes[2],
              "paged_attention: mask is ", problem.mask, "; it must be bool [requests, queries, queries]");
-    const int64_t most = problem.cu_seqlens_q.is_present() ? problem.max_seqlen_q : requests > 0 ? tokens / requests : 0;
+    const int64_t most = problem.cu_seqlens_q.is_present() ? problem.max_seqlen_q
+                         : requests > 0                    ? tokens / requests
+                                                           : 0;
     KP_CHECK(problem.mask.sizes[1] >= most, "paged_attention: mask is of ", problem.mask.sizes[1],
              " queries, a request has ", most, "; it must cover all of them");
   }
@@ -196,7 +198,8 @@ Request request_at(const Attend& problem, int64_t index) {
 KeyRange keys_seen(const Attend& problem, const Request& request, int64_t position) {
   KeyRange range{0, request.keys};
   if (problem.causal) range.last = std::min(range.last, position + 1);
-  if (problem.window_right >= 0) range.last = std::min(range.last, position + 1 + std::min(problem.window_right, request.keys));
+  if (problem.window_right >= 0)
+    range.last = std::min(range.last, position + 1 + std::min(problem.window_right, request.keys));
   if (problem.window_left >= 0) range.first = std::max<int64_t>(0, position - problem.window_left);
   range.last = std::max(range.last, range.first);
   return range;
@@ -204,10 +207,10 @@ KeyRange keys_seen(const Attend& problem, const Request& request, int64_t positi
 
 int64_t page_of(const Attend& problem, int64_t request, int64_t key) {
   const int64_t columns = problem.block_tables.sizes[1], pages = problem.key_cache.sizes[0];
-  const int64_t page =
-      problem.block_tables.as<const int32_t>()[request * columns + key / problem.key_cache.sizes[1]];
-  KP_CHECK(page >= -1 && page < pages, "paged_attention: block_tables[", request, ", ", key / problem.key_cache.sizes[1],
-           "] is ", page, ", the cache has ", pages, " pages; it must be one of them, or -1");
+  const int64_t page = problem.block_tables.as<const int32_t>()[request * columns + key / problem.key_cache.sizes[1]];
+  KP_CHECK(page >= -1 && page < pages, "paged_attention: block_tables[", request, ", ",
+           key / problem.key_cache.sizes[1], "] is ", page, ", the cache has ", pages,
+           " pages; it must be one of them, or -1");
   return page;
 }
 

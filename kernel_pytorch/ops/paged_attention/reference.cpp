@@ -125,7 +125,8 @@ void append_row(const TensorView& rows, int64_t token, const TensorView& cache, 
     for (int64_t i = 0; i < cache.sizes[3]; ++i) {
       // In fp32, as every kernel divides: a quotient that was rounded twice would give other codes.
       float value = static_cast<float>(load_element(rows.data, rows.dtype, from + i)) / divisor;
-      if (cache.dtype == DType::kInt8) value = std::isnan(value) ? 0 : std::clamp(std::nearbyint(value), -128.0f, 127.0f);
+      if (cache.dtype == DType::kInt8)
+        value = std::isnan(value) ? 0 : std::clamp(std::nearbyint(value), -128.0f, 127.0f);
       store_element(cache.data, cache.dtype, to + i, value);
     }
   }

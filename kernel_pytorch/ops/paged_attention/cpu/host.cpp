@@ -54,7 +54,8 @@ std::vector<Task> tasks_of(const Attend& problem) {
         const KeyRange oldest = keys_seen(problem, request, request.position(first / group));
         const KeyRange newest = keys_seen(problem, request, request.position((first + count - 1) / group));
         const KeyRange all{oldest.first, std::max(oldest.last, newest.last)};
-        const int64_t parts = rows > kTileRows ? 1 : std::max<int64_t>((all.last - all.first + kPartKeys - 1) / kPartKeys, 1);
+        const int64_t parts =
+            rows > kTileRows ? 1 : std::max<int64_t>((all.last - all.first + kPartKeys - 1) / kPartKeys, 1);
         for (int64_t part = 0; part < parts; ++part) {
           KeyRange keys = all;
           if (parts > 1) keys = {all.first + part * kPartKeys, std::min(all.last, all.first + (part + 1) * kPartKeys)};
@@ -135,8 +136,8 @@ class Tile {
                             .values = values_.data(),
                             .pitch = pitch_,
                             .value_pitch = value_pitch_,
-                            .scale = static_cast<float>(
-                                problem_.scale.value_or(1 / std::sqrt(std::max(static_cast<double>(problem_.query.sizes[2]), 1.0)))),
+                            .scale = static_cast<float>(problem_.scale.value_or(
+                                1 / std::sqrt(std::max(static_cast<double>(problem_.query.sizes[2]), 1.0)))),
                             .softcap = static_cast<float>(problem_.softcap),
                             .largest = state_.largest,
                             .sums = state_.sums,
@@ -170,8 +171,8 @@ class Tile {
     const int64_t new_key = key - (task_.request.keys - task_.request.queries);
     if (!problem_.mask.is_present() || new_key < 0) return true;
     const TensorView& mask = problem_.mask;
-    return mask.as<const bool>()[task_.index * mask.strides[0] + query_of(row) * mask.strides[1] +
-                                 new_key * mask.strides[2]];
+    return mask
+        .as<const bool>()[task_.index * mask.strides[0] + query_of(row) * mask.strides[1] + new_key * mask.strides[2]];
   }
 
   const Attend& problem_;

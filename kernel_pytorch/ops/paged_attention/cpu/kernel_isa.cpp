@@ -1,5 +1,6 @@
-// A tile of paged attention on the lanes of the CPU, built once per instruction level: rows of the cache to fp32, scores
-// of 4 rows with 4 keys at a time, softmax of 32 keys, weighted sums of 4 rows and 4 vectors of columns at a time.
+// A tile of paged attention on the lanes of the CPU, built once per instruction level: rows of the cache to fp32,
+// scores of 4 rows with 4 keys at a time, softmax of 32 keys, weighted sums of 4 rows and 4 vectors of columns at a
+// time.
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/cpu/load_store.h"
 #include "kernel_pytorch/cpu/vec.h"
@@ -125,7 +126,8 @@ KP_PRIMITIVE void add_columns(const StepArguments& arguments, float* outputs, in
     const float* values = arguments.values + key * arguments.value_pitch + column;
     for (int i = 0; i < kVectors; ++i) {
       const Vec value = cpu::load(values + i * kLanes);
-      for (int row = 0; row < kRows; ++row) sums[row][i] = cpu::fma(value, weights[row * kTileKeys + key] + Vec{}, sums[row][i]);
+      for (int row = 0; row < kRows; ++row)
+        sums[row][i] = cpu::fma(value, weights[row * kTileKeys + key] + Vec{}, sums[row][i]);
     }
   }
   for (int row = 0; row < kRows; ++row) {

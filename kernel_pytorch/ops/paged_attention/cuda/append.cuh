@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kThreads) append(const __grid_constant__ Appen
   const RowsArguments& rows = is_value ? arguments.new_value : arguments.new_key;
   float scale = 1.0f;
   if (cache.scales != nullptr) {
-    scale = cache.scales[page * cache.scale_page_stride + row * cache.scale_row_stride + head * cache.scale_head_stride];
+    scale =
+        cache.scales[page * cache.scale_page_stride + row * cache.scale_row_stride + head * cache.scale_head_stride];
   }
   const Element* from = static_cast<const Element*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
   Cache* to = const_cast<Cache*>(static_cast<const Cache*>(cache.data)) + page * cache.page_stride +

@@ -111,7 +111,7 @@ KP_SHARED_CODE constexpr int shared_bytes(const Tile& tile) {
 struct WorkArguments {
   AttendArguments attend;
   int64_t* plan;
-  float* partial;  // [workers * slots][rows][value_size + 2]: sums of values, then largest and sum of exponentials
+  float* partial;   // [workers * slots][rows][value_size + 2]: sums of values, then largest and sum of exponentials
   int32_t workers;  // 0: one for each unit
   int32_t unit_tiles;
 };

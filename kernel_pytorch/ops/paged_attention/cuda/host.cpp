@@ -13,9 +13,9 @@
 
 namespace kernel_pytorch::paged_attention {
 
-inline constexpr auto kTileFields =
-    config_fields<Tile>(config_field<&Tile::size>(), config_field<&Tile::value_size>(), config_field<&Tile::row_warps>(),
-                        config_field<&Tile::keys>(), config_field<&Tile::stages>(), config_field<&Tile::bytes>());
+inline constexpr auto kTileFields = config_fields<Tile>(config_field<&Tile::size>(), config_field<&Tile::value_size>(),
+                                                        config_field<&Tile::row_warps>(), config_field<&Tile::keys>(),
+                                                        config_field<&Tile::stages>(), config_field<&Tile::bytes>());
 constexpr ConfigFields fields_of(const Tile&) {
   return kTileFields;
 }
@@ -23,6 +23,8 @@ constexpr ConfigFields fields_of(const Tile&) {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/cuda/kernel.cuh";
+constexpr const char* kWorkSource = "kernel_pytorch/ops/paged_attention/cuda/work.cuh";
+constexpr const char* kCombineSource = "kernel_pytorch/ops/paged_attention/cuda/combine.cuh";
 constexpr const char* kRowsSource = "kernel_pytorch/ops/paged_attention/cuda/rows.cuh";
 constexpr const char* kAppendSource = "kernel_pytorch/ops/paged_attention/cuda/append.cuh";
 constexpr const char* kOtherTypes = "takes bf16 and fp16 with caches of that type or e4m3";
@@ -196,13 +198,13 @@ DeviceCode attend_code(DType dtype, DType cache, const Tile& tile) {
   return code_of("attend", concat(element_type_name(dtype), ", ", cache_type_name(cache), ", ", device_text(tile)));
 }
 DeviceCode plan_code(const Tile& tile) {
-  return code_of("plan", device_text(tile));
+  return code_of("plan", device_text(tile), kWorkSource);
 }
 DeviceCode combine_code(DType dtype, const Tile& tile) {
-  return code_of("combine", concat(element_type_name(dtype), ", ", device_text(tile)));
+  return code_of("combine", concat(element_type_name(dtype), ", ", device_text(tile)), kCombineSource);
 }
 DeviceCode clear_code(DType dtype) {
-  return code_of("clear_rest", element_type_name(dtype));
+  return code_of("clear_rest", element_type_name(dtype), kCombineSource);
 }
 
 template <class Arguments>
@@ -258,8 +260,8 @@ void run(const Attend& problem, int, Context& context) {
   const int64_t pieces = set_workers(work, problem, tile, blocks);
   work.plan = static_cast<int64_t*>(
       context.scratch->allocate(static_cast<size_t>(problem.seq_lens.sizes[0] + 1) * sizeof(int64_t)));
-  work.partial = static_cast<float*>(context.scratch->allocate(
-      static_cast<size_t>(pieces * tile_rows(tile) * (tile.value_size + 2)) * sizeof(float)));
+  work.partial = static_cast<float*>(
+      context.scratch->allocate(static_cast<size_t>(pieces * tile_rows(tile) * (tile.value_size + 2)) * sizeof(float)));
   launch(context, plans.get(variant, context, [&] { return plan_code(tile); }), 1, 1024, 0, work, kPlanLabel);
   launch(context, attends.get(of_type, context, [&] { return attend_code(dtype, problem.key_cache.dtype, tile); }),
          blocks, kThreads, shared_bytes(tile), work, kLabel);
@@ -334,8 +336,8 @@ DeviceCode append_code(DType dtype, DType cache) {
 
 registry::Support supports_append(const Append& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.key.dtype, device)) return registry::Support::no(obstacle);
-  return registry::Support::unless(
-      float8_capability(problem.key_cache.dtype) > device.cuda.capability() ? kNeedsFloat8 : nullptr);
+  return registry::Support::unless(float8_capability(problem.key_cache.dtype) > device.cuda.capability() ? kNeedsFloat8
+                                                                                                         : nullptr);
 }
 
 void run_append(const Append& problem, int, Context& context) {
@@ -359,8 +361,8 @@ void run_append(const Append& problem, int, Context& context) {
                             .slot_count = problem.key_cache.sizes[0] * problem.key_cache.sizes[1],
                             .slots_are_wide = problem.slots.dtype == DType::kInt64};
   const DType dtype = problem.key.dtype, cache = problem.key_cache.dtype;
-  CUkern_st* kernel = table.get(cuda_type_index(dtype) * 3 + cache_index(cache), context,
-                                [&] { return append_code(dtype, cache); });
+  CUkern_st* kernel =
+      table.get(cuda_type_index(dtype) * 3 + cache_index(cache), context, [&] { return append_code(dtype, cache); });
   launch(context, kernel, blocks, kThreads, 0, arguments, kLabel);
 }
 

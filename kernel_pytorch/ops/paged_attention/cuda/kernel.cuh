@@ -2,170 +2,14 @@
 // whatever their lengths (arguments_cuda.h says how), so one CUDA graph serves every step of decoding. A block copies
 // keys and values of 64 tokens at a time, page by page, three steps ahead; each warp takes some of the keys (or some of
 // the rows, where there are more than 16) and keeps its own softmax; warps meet when a piece is done.
-//
-// An FP8 cache costs no conversion by float: the seven low bits of a code, moved to bits 4 to 10 of a bf16 (7 to 13 of
-// an fp16) with the sign on top, are the code's value times 2^-120 (2^-8), subnormals included. The factor is put back
-// where it is free: bf16 queries carry 2^100 and weights too, the rest goes into the scale and into the last factor.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
-#include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
-#include "kernel_pytorch/cuda/ptx/memory.cuh"
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
-#include "kernel_pytorch/cuda/tile/fragment.cuh"
-#include "kernel_pytorch/cuda/tile/mma.cuh"
-#include "kernel_pytorch/ops/paged_attention/cuda/request.cuh"
+#include "kernel_pytorch/ops/paged_attention/cuda/products.cuh"
+#include "kernel_pytorch/ops/paged_attention/cuda/work.cuh"
 
 namespace kernel_pytorch::paged_attention {
-
-template <class T>
-inline constexpr bool kIsCode = sizeof(T) == 1;
-template <class T>
-inline constexpr bool kIsBFloat16 = false;
-template <>
-inline constexpr bool kIsBFloat16<tile::BFloat16> = true;
-
-// Powers of two that codes in place of numbers ask for.
-template <class Element, class Cache>
-struct Powers {
-  static constexpr bool kIsWide = kIsBFloat16<Element>;
-  static constexpr float kQuery = kIsCode<Cache> && kIsWide ? 0x1p100f : 1.0f;
-  static constexpr float kScore = !kIsCode<Cache> ? 1.0f : kIsWide ? 0x1p20f : 0x1p8f;
-  static constexpr float kWeight = kIsCode<Cache> && kIsWide ? 0x1p100f : 1.0f;
-  static constexpr float kOutput = kScore;
-};
-
-// Two codes in the high bytes of the halves of a word, as two numbers.
-template <class Element>
-__device__ __forceinline__ uint32_t numbers_of(uint32_t codes) {
-  constexpr int kShift = kIsBFloat16<Element> ? 4 : 1;
-  return (codes & 0x80008000u) | (codes & 0x7f007f00u) >> kShift;
-}
-
-// The units of a request: row tiles, key heads, and units of keys of each.
-struct Units {
-  int32_t row_tiles, keys;  // keys: units of one segment, at least 1
-
-  __device__ __forceinline__ int64_t all(int32_t key_heads) const {
-    return static_cast<int64_t>(row_tiles) * key_heads * keys;
-  }
-};
-template <Tile kTile>
-__device__ __forceinline__ Units units_of(const WorkArguments& work, const Request& request) {
-  const AttendArguments& arguments = work.attend;
-  const int32_t group = arguments.heads / arguments.key_heads;
-  const int32_t row_tiles = (request.queries * group + tile_rows(kTile) - 1) / tile_rows(kTile);
-  // No tile of rows sees more keys than this: windows of its first and last query, and a step for the cut at either end.
-  const int32_t queries = (tile_rows(kTile) - 1) / group + 1;
-  int64_t keys = request.keys;
-  const int64_t right = arguments.causal ? 0 : arguments.window_right;
-  const int64_t seen = static_cast<int64_t>(arguments.window_left) + right + queries + 1;
-  if (seen + kTile.keys < keys) keys = seen + kTile.keys;
-  const int32_t step = kTile.keys * work.unit_tiles;
-  return {row_tiles, max(1, static_cast<int32_t>((keys + step - 1) / step))};
-}
-
-// One block: the running numbers of units.
-template <Tile kTile>
-__global__ void __launch_bounds__(1024) plan(const __grid_constant__ WorkArguments work) {
-  __shared__ int64_t totals[32];
-  __shared__ int64_t before;
-  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) {
-    before = 0;
-    work.plan[0] = 0;
-  }
-  __syncthreads();
-  for (int32_t first = 0; first < work.attend.requests; first += 1024) {
-    const int32_t index = first + static_cast<int32_t>(threadIdx.x);
-    int64_t sum = 0;
-    if (index < work.attend.requests) {
-      sum = units_of<kTile>(work, request_at(work.attend, index)).all(work.attend.key_heads);
-    }
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
-      if (lane >= distance) sum += other;
-    }
-    if (lane == 31) totals[warp] = sum;
-    __syncthreads();
-    int64_t start = before;
-    for (int i = 0; i < warp; ++i) start += totals[i];
-    if (index < work.attend.requests) work.plan[index + 1] = start + sum;
-    __syncthreads();
-    if (threadIdx.x == 1023) before = start + sum;
-    __syncthreads();
-  }
-}
-
-// Where units stand.
-struct Segment {
-  Request request;
-  int32_t row_tile, key_head;
-  int64_t first_unit;
-  int32_t units;
-};
-template <Tile kTile>
-__device__ __forceinline__ Segment segment_of(const WorkArguments& work, int64_t unit) {
-  int32_t first = 0, last = work.attend.requests;
-  while (last - first > 1) {
-    const int32_t middle = (first + last) / 2;
-    if (work.plan[middle] <= unit) {
-      first = middle;
-    } else {
-      last = middle;
-    }
-  }
-  Segment segment;
-  segment.request = request_at(work.attend, first);
-  const Units units = units_of<kTile>(work, segment.request);
-  const int32_t inside = static_cast<int32_t>((unit - work.plan[first]) / units.keys);
-  segment.row_tile = inside / work.attend.key_heads;
-  segment.key_head = inside % work.attend.key_heads;
-  segment.first_unit = work.plan[first] + static_cast<int64_t>(inside) * units.keys;
-  segment.units = units.keys;
-  return segment;
-}
-
-// The one that follows, in this request or the next that has rows.
-template <Tile kTile>
-__device__ __forceinline__ void next_segment(const WorkArguments& work, Segment& segment) {
-  segment.first_unit += segment.units;
-  if (++segment.key_head < work.attend.key_heads) return;
-  segment.key_head = 0;
-  const int32_t group = static_cast<int32_t>(work.attend.group_divider.divisor);
-  if (++segment.row_tile * tile_rows(kTile) < segment.request.queries * group) return;
-  segment.row_tile = 0;
-  do {
-    segment.request = request_at(work.attend, segment.request.index + 1);
-  } while (segment.request.queries == 0);
-  segment.units = units_of<kTile>(work, segment.request).keys;
-}
-
-struct Workers {
-  int64_t units, count;
-
-  __device__ __forceinline__ explicit Workers(const WorkArguments& work)
-      : units(work.plan[work.attend.requests]),
-        count(work.workers > 0 && work.workers < units ? work.workers : units) {}
-  __device__ __forceinline__ int64_t begin(int64_t worker) const { return worker * units / count; }
-  __device__ __forceinline__ int64_t of(int64_t unit) const { return ((unit + 1) * count - 1) / units; }
-};
-// A worker keeps at most two pieces: one that it goes on with and one that it begins.
-__device__ __forceinline__ int64_t place_of_piece(const WorkArguments& work, const Workers& workers, int64_t worker,
-                                                  int64_t first_unit) {
-  if (work.workers == 0) return worker;
-  return 2 * worker + (workers.begin(worker) < first_unit ? 1 : 0);
-}
-
-template <Tile kTile>
-__device__ __forceinline__ float* piece_at(const WorkArguments& work, int64_t place) {
-  return work.partial + place * (tile_rows(kTile) * (kTile.value_size + 2));
-}
-
-struct Row {
-  int32_t query, head;
-};
 
 template <class Element, class Cache, Tile kTile>
 class Attention {
@@ -196,8 +40,7 @@ class Attention {
         walk();
         meet();
         const bool is_whole = unit == segment_.first_unit && last == after;
-        store(is_whole ? nullptr
-                       : piece_at<kTile>(work_, place_of_piece(work_, workers, worker, segment_.first_unit)));
+        store(is_whole ? nullptr : piece_at<kTile>(work_, place_of_piece(work_, workers, worker, segment_.first_unit)));
         __syncthreads();  // before memory is used for another piece
         unit = last;
         if (unit < end) next_segment<kTile>(work_, segment_);
@@ -222,9 +65,7 @@ class Attention {
   __device__ __forceinline__ char* slot(int index) const {
     return slots() + (team() * slot_count(kTile) + index) * slot_bytes(kTile);
   }
-  __device__ __forceinline__ char* stages() const {
-    return slots() + kTeams * slot_count(kTile) * slot_bytes(kTile);
-  }
+  __device__ __forceinline__ char* stages() const { return slots() + kTeams * slot_count(kTile) * slot_bytes(kTile); }
   __device__ __forceinline__ uint32_t stage(int32_t step) const {
     return ptx::shared_address(stages()) + (team() * kStages + step % kStages) * stage_bytes(kTile);
   }
@@ -249,12 +90,14 @@ class Attention {
   __device__ __forceinline__ void begin_piece(int32_t first_unit, int32_t last_unit) {
     first_row_ = segment_.row_tile * kRows;
     const int32_t last_row = min(first_row_ + kRows, row_count()) - 1;
-    const KeyRange oldest = keys_seen(arguments_, segment_.request, segment_.request.position(row_at(first_row_).query));
+    const KeyRange oldest =
+        keys_seen(arguments_, segment_.request, segment_.request.position(row_at(first_row_).query));
     const KeyRange newest = keys_seen(arguments_, segment_.request, segment_.request.position(row_at(last_row).query));
     // Keys that all rows see: no tile inside has to look at bounds.
     all_first_ = newest.first;
     all_last_ = min(oldest.last, newest.last);
-    const int32_t start = oldest.first / kTile.keys, end = (max(oldest.last, newest.last) + kTile.keys - 1) / kTile.keys;
+    const int32_t start = oldest.first / kTile.keys,
+                  end = (max(oldest.last, newest.last) + kTile.keys - 1) / kTile.keys;
     first_step_ = min(end, start + first_unit * work_.unit_tiles);
     last_step_ = min(end, start + last_unit * work_.unit_tiles);
 #pragma unroll
@@ -302,8 +145,8 @@ class Attention {
       fragment[2] = *reinterpret_cast<const uint32_t*>(from + 4);
       fragment[3] = *reinterpret_cast<const uint32_t*>(from + 8 * query_pitch(kTile) + 4);
     } else {
-      ptx::ldmatrix_x4(fragment, ptx::shared_address(rows) + lane() % 16 * query_pitch(kTile) + lane() / 16 * 16 +
-                                     depth * 32);
+      ptx::ldmatrix_x4(fragment,
+                       ptx::shared_address(rows) + lane() % 16 * query_pitch(kTile) + lane() / 16 * 16 + depth * 32);
     }
   }
 
@@ -378,7 +221,16 @@ class Attention {
     float scores[kScores];
 #pragma unroll
     for (float& score : scores) score = 0.0f;
-    multiply_keys(scores, stage(step));
+    multiply_keys<Element, Cache, kTeamKeys, kTile.size, kKeyPitch>(scores, stage(step),
+                                                                    [&](uint32_t(&fragment)[4], int depth) {
+                                                                      if constexpr (kKeepsQueries) {
+#pragma unroll
+                                                                        for (int i = 0; i < 4; ++i)
+                                                                          fragment[i] = fragment_[depth][i];
+                                                                      } else {
+                                                                        load_fragment(fragment, depth);
+                                                                      }
+                                                                    });
     const int32_t first_key = step * kTile.keys + team() * kTeamKeys;
     change(scores, index, first_key);
     bool is_edge = arguments_.mask != nullptr || first_key < all_first_ || first_key + kTeamKeys > all_last_;
@@ -392,35 +244,8 @@ class Attention {
         scores[i] *= value_scales(index)[tile::fragment_column(lane(), i)] * Power::kWeight;
       }
     }
-    multiply_values(scores, stage(step) + kTeamKeys * kKeyPitch);
-  }
-
-  __device__ __forceinline__ void multiply_keys(float (&scores)[kScores], uint32_t keys) {
-    auto* groups = reinterpret_cast<float(*)[4]>(scores);
-#pragma unroll
-    for (int depth = 0; depth < kDepths; ++depth) {
-      uint32_t again[4];
-      if constexpr (!kKeepsQueries) load_fragment(again, depth);
-      const uint32_t(&left)[4] = kKeepsQueries ? fragment_[kKeepsQueries ? depth : 0] : again;
-      if constexpr (kIsCode<Cache>) {
-#pragma unroll
-        for (int n = 0; n < kTeamKeys / 8; ++n) {
-          const uint32_t from = keys + (n * 8 + lane() / 4) * kKeyPitch + lane() % 4 * 4;
-          const uint32_t codes = __float_as_uint(ptx::ld_shared_f32(from + depth * 16));
-          tile::multiply_fragments<Element>(groups[n], left, numbers_of<Element>(__byte_perm(codes, 0, 0x1404)),
-                                            numbers_of<Element>(__byte_perm(codes, 0, 0x3424)));
-        }
-      } else {
-#pragma unroll
-        for (int pair = 0; pair < kTeamKeys / 16; ++pair) {
-          const uint32_t from = keys + (pair * 16 + lane() % 8 + lane() / 16 * 8) * kKeyPitch + lane() / 8 % 2 * 16;
-          uint32_t right[4];
-          ptx::ldmatrix_x4(right, from + depth * 32);
-          tile::multiply_fragments<Element>(groups[2 * pair], left, right[0], right[1]);
-          tile::multiply_fragments<Element>(groups[2 * pair + 1], left, right[2], right[3]);
-        }
-      }
-    }
+    multiply_values<Element, Cache, kTeamKeys, kTile.value_size, kValuePitch>(output_, scores,
+                                                                              stage(step) + kTeamKeys * kKeyPitch);
   }
 
   // Scores to base 2.
@@ -448,8 +273,8 @@ class Attention {
     for (int i = 0; i < kScores; ++i) {
       const int half = i / 2 % 2, place = tile::fragment_column(lane(), i);
       const int32_t key = first_key + place;
-      bool is_kept = (presence(index)[place / 32] >> place % 32 & 1) != 0 && key >= range_[half].first &&
-                     key < range_[half].last;
+      bool is_kept =
+          (presence(index)[place / 32] >> place % 32 & 1) != 0 && key >= range_[half].first && key < range_[half].last;
       if (is_kept) is_kept = !is_masked(arguments_, segment_.request, query_[half], key);
       if (!is_kept) scores[i] = tile::minus_infinity();
     }
@@ -483,46 +308,6 @@ class Attention {
     }
   }
 
-  __device__ __forceinline__ void multiply_values(const float (&scores)[kScores], uint32_t values) {
-    auto* groups = reinterpret_cast<float(*)[4]>(output_);
-    uint32_t weights[kScores / 2];
-    tile::pack_fragment<Element>(weights, scores);
-#pragma unroll
-    for (int k = 0; k < kTeamKeys / 16; ++k) {
-      const uint32_t(&left)[4] = reinterpret_cast<const uint32_t(&)[4]>(weights[k * 4]);
-      const uint32_t row = values + (k * 16 + lane() % 16) * kValuePitch;
-      if constexpr (kIsCode<Cache>) {  // a word of the transposed matrices holds two columns of two keys
-#pragma unroll
-        for (int n = 0; n < kTile.value_size / 32; ++n) {
-          uint32_t codes[4];
-          ptx::ldmatrix_x4_trans(codes, row + n * 32 + lane() / 16 * 16);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const uint32_t lower = codes[2 * j], upper = codes[2 * j + 1];
-            tile::multiply_fragments<Element>(groups[n * 4 + 2 * j], left, numbers_of<Element>(lower << 8),
-                                              numbers_of<Element>(upper << 8));
-            tile::multiply_fragments<Element>(groups[n * 4 + 2 * j + 1], left, numbers_of<Element>(lower),
-                                              numbers_of<Element>(upper));
-          }
-        }
-      } else {
-#pragma unroll
-        for (int n = 0; n < kTile.value_size / 16; ++n) {
-          uint32_t right[4];
-          ptx::ldmatrix_x4_trans(right, row + n * 32 + lane() / 16 * 16);
-          tile::multiply_fragments<Element>(groups[2 * n], left, right[0], right[1]);
-          tile::multiply_fragments<Element>(groups[2 * n + 1], left, right[2], right[3]);
-        }
-      }
-    }
-  }
-
-  // The column of value that accumulator i holds: of codes, even and odd columns have groups of their own.
-  __device__ __forceinline__ int output_column(int i) const {
-    if constexpr (!kIsCode<Cache>) return tile::fragment_column(lane(), i);
-    return i / 8 * 16 + (lane() % 4 * 2 + i % 2) * 2 + i / 4 % 2;
-  }
-
   __device__ __forceinline__ float* result_of(int warp) const {
     return reinterpret_cast<float*>(stages()) + warp * 16 * (kTile.value_size + 4 + 2);
   }
@@ -542,7 +327,7 @@ class Attention {
     }
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) {
-      own[tile::fragment_row(lane(), i) * (kTile.value_size + 4) + output_column(i)] = output_[i];
+      own[tile::fragment_row(lane(), i) * (kTile.value_size + 4) + value_column<Cache>(lane(), i)] = output_[i];
     }
     __syncthreads();
   }
@@ -608,90 +393,6 @@ template <class Element, class Cache, Tile kTile>
 __global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ WorkArguments work) {
   extern __shared__ __align__(16) char shared[];
   Attention<Element, Cache, kTile>(work, shared).run();
-}
-
-// The pieces of segments, in order. A block looks at the first unit of its worker: where that lies inside a segment, the
-// segment is cut there, and the workers at its cuts share its rows. Threads take columns and, four at a time, pieces.
-template <class Element, Tile kTile>
-__global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant__ WorkArguments work) {
-  constexpr int kRows = tile_rows(kTile), kGroups = 4, kColumnThreads = kCombineThreads / kGroups;
-  constexpr int kPieceFloats = kRows * (kTile.value_size + 2);
-  __shared__ float values[kGroups][kColumnThreads], sums[kGroups];
-  __shared__ float largests[kCombineThreads / 32];
-  const AttendArguments& arguments = work.attend;
-  const Workers workers(work);
-  const int32_t thread = static_cast<int32_t>(threadIdx.x), group = thread / kColumnThreads;
-  for (int64_t worker = 1 + blockIdx.x; worker < workers.count; worker += gridDim.x) {
-    const int64_t unit = workers.begin(worker);
-    const Segment segment = segment_of<kTile>(work, unit);
-    if (segment.first_unit == unit) continue;
-    const int64_t first = workers.of(segment.first_unit), last = workers.of(segment.first_unit + segment.units - 1);
-    const int32_t pieces = static_cast<int32_t>(last - first) + 1, cut = static_cast<int32_t>(worker - first) - 1;
-    const int32_t heads = static_cast<int32_t>(arguments.group_divider.divisor), first_row = segment.row_tile * kRows;
-    const int32_t rows = min(kRows, segment.request.queries * heads - first_row);
-    // The first piece may lie behind the one that its worker goes on with; all others are one after another.
-    const float* first_piece = piece_at<kTile>(work, place_of_piece(work, workers, first, segment.first_unit));
-    const float* others = piece_at<kTile>(work, place_of_piece(work, workers, first + 1, segment.first_unit));
-    const int64_t distance = static_cast<int64_t>(kPieceFloats) * (work.workers == 0 ? 1 : 2);
-    const auto piece_of = [&](int32_t i) { return i == 0 ? first_piece : others + (i - 1) * distance; };
-    for (int32_t row = cut; row < rows; row += pieces - 1) {
-      float largest = tile::minus_infinity();
-      for (int32_t i = thread; i < pieces; i += kCombineThreads) {
-        largest = fmaxf(largest, piece_of(i)[kRows * kTile.value_size + row]);
-      }
-      largest = tile::max_lanes<32>(largest);
-      if (thread % 32 == 0) largests[thread / 32] = largest;
-      __syncthreads();
-#pragma unroll
-      for (float one : largests) largest = fmaxf(largest, one);
-      const float base = largest == tile::minus_infinity() ? 0.0f : largest;
-      const int32_t query = (first_row + row) / heads, head = segment.key_head * heads + (first_row + row) % heads;
-      const int32_t token = segment.request.first_query + query;
-      for (int32_t first_column = 0; first_column < arguments.value_size; first_column += kColumnThreads) {
-        const int32_t column = first_column + thread % kColumnThreads;
-        float sum = 0.0f, value = 0.0f;
-#pragma unroll 4
-        for (int32_t i = group; i < pieces; i += kGroups) {
-          const float* piece = piece_of(i);
-          const float weight = ptx::ex2_approx_ftz_f32(piece[kRows * kTile.value_size + row] - base);
-          sum += weight * piece[kRows * (kTile.value_size + 1) + row];
-          value += column < arguments.value_size ? weight * piece[row * kTile.value_size + column] : 0.0f;
-        }
-        values[group][thread % kColumnThreads] = value;
-        if (thread % kColumnThreads == 0) sums[group] = sum;
-        __syncthreads();
-        if (group == 0 && column < arguments.value_size) {
-#pragma unroll
-          for (int i = 1; i < kGroups; ++i) value += values[i][thread % kColumnThreads];
-          sum = ((sums[0] + sums[1]) + sums[2]) + sums[3];
-          float factor;
-          const float lse = finish_row(arguments, head, largest, sum, factor);
-          if (column == 0 && arguments.lse != nullptr) arguments.lse[head * arguments.tokens + token] = lse;
-          static_cast<Element*>(arguments.output)[token * arguments.output_token_stride +
-                                                  head * arguments.output_head_stride + column] =
-              tile::from_float<Element>(value * factor);
-        }
-        __syncthreads();
-      }
-    }
-  }
-}
-
-// Tokens past the last request.
-template <class Element>
-__global__ void __launch_bounds__(kThreads) clear_rest(const __grid_constant__ AttendArguments arguments) {
-  const int32_t first = arguments.cu_seqlens_q[arguments.requests];
-  for (int32_t token = first + static_cast<int32_t>(blockIdx.x); token < arguments.tokens; token += gridDim.x) {
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < arguments.heads * arguments.value_size; i += kThreads) {
-      const int32_t head = i / arguments.value_size, column = i % arguments.value_size;
-      static_cast<Element*>(arguments.output)[token * arguments.output_token_stride +
-                                              head * arguments.output_head_stride + column] =
-          tile::from_float<Element>(0.0f);
-      if (column == 0 && arguments.lse != nullptr) {
-        arguments.lse[head * arguments.tokens + token] = tile::minus_infinity();
-      }
-    }
-  }
 }
 
 }  // namespace kernel_pytorch::paged_attention

@@ -23,6 +23,10 @@ __device__ __forceinline__ Request request_at(const AttendArguments& arguments, 
   return request;
 }
 
+struct Row {
+  int32_t query, head;
+};
+
 struct KeyRange {
   int32_t first, last;
 };

@@ -34,10 +34,11 @@ __global__ void __launch_bounds__(kThreads) attend_rows(const __grid_constant__ 
   }
   const int32_t query = token - request.first_query, position = request.position(query);
   float own[kColumns], values[kColumns] = {};
-  const Element* row =
-      static_cast<const Element*>(arguments.query) + token * arguments.query_token_stride + head * arguments.query_head_stride;
+  const Element* row = static_cast<const Element*>(arguments.query) + token * arguments.query_token_stride +
+                       head * arguments.query_head_stride;
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) own[i] = lane + 32 * i < arguments.size ? tile::to_float<Element>(row[lane + 32 * i]) : 0.0f;
+  for (int i = 0; i < kColumns; ++i)
+    own[i] = lane + 32 * i < arguments.size ? tile::to_float<Element>(row[lane + 32 * i]) : 0.0f;
   float largest = tile::minus_infinity(), sum = 0.0f;
   for (int32_t key = range.first + warp; key < range.last; key += kWarps) {
     const int32_t page = page_of(arguments, request, key), place = row_in_page(arguments, key);
