@@ -24,7 +24,8 @@ def _scale(scale: Any, layout: str) -> Array | None:
     scale = jnp.asarray(scale, jnp.float32)
     if scale.ndim == 0:
         return scale[None]
-    return jnp.swapaxes(scale, 1, 2) if scale.ndim == 3 and layout == "hnd" else scale
+    turned: Array = jnp.swapaxes(scale, 1, 2) if scale.ndim == 3 and layout == "hnd" else scale
+    return turned
 
 
 def paged_attention(
@@ -61,7 +62,7 @@ def paged_attention(
         key_scale, value_scale: of caches in float8_e4m3fn or int8.
         return_lse: also fp32 [heads, tokens].
     """
-    left, right = (window, window) if isinstance(window, int) else (-1, -1) if window is None else window
+    left, right = (window, window) if isinstance(window, int) else (window or (-1, -1))
     tensors = {
         "query": jax.lax.stop_gradient(query),
         "key_cache": _cache("paged_attention", key_cache, cache_layout),
