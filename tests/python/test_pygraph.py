@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from kernel_pytorch.optimization_patterns import (
     create_optimal_bucketing_system,
     graphs,
     module,
+    spared_copies,
 )
 from kernel_pytorch.optimization_patterns.results import Results
 from kernel_pytorch.optimizations import patterns
@@ -505,3 +507,102 @@ def test_captures_are_known_to_us_alone() -> None:
     with capturing.knowing([]):
         assert not torch.cuda.is_current_stream_capturing() and capturing.is_capturing()
     assert not capturing.is_capturing()
+
+
+class Joining(nn.Module):
+    """As a model with a cache that is empty at first: keys are joined to it, and logits are the last that it makes."""
+
+    def __init__(self, changes: str = "", is_viewed: bool = False) -> None:
+        super().__init__()
+        self.keys, self.head = nn.Linear(8, 8), nn.Linear(8, 16, bias=False)
+        self.changes, self.is_viewed = changes, is_viewed
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        keys = self.keys(x).view(2, -1, 2, 4).transpose(1, 2)
+        joined = torch.cat([keys.new_empty(0), keys], dim=-2)
+        if self.changes:
+            (keys if self.changes == "source" else joined).mul_(2)
+        flat = joined.view(2, -1) if self.is_viewed else joined.reshape(2, -1)
+        logits = self.head(torch.cat([x, x]).view(2, 2, -1, 8)[0] + flat.sum() + keys.sum())
+        return {"logits": logits, "cache": Cache([Layer(joined), Layer(keys)])}
+
+
+def check_spared_copies(device: str, **options: Any) -> None:
+    model = Joining(**options).eval().to(device)
+    graph = PyGraph(model, always=True, bind_inputs=True)
+    x = torch.randn(2, 6, 8, device=device)
+    with torch.no_grad():
+        kept = []
+        for turn in range(8):
+            x.fill_(turn)
+            kept.append((graph(x), model(x)))
+        for found, expected in kept:
+            torch.testing.assert_close(found["logits"], expected["logits"])
+            for one, other in zip(found["cache"].layers, expected["cache"].layers, strict=True):
+                torch.testing.assert_close(one.keys, other.keys)
+        storages = {t.untyped_storage().data_ptr() for found, _ in kept for t in Results(found).tensors}
+        assert len(storages) == 3 * len(kept)  # nobody's memory is another's
+    assert graph.statistics()["plain_calls"] == 0
+
+
+@pytest.mark.usefixtures("noted")
+@pytest.mark.parametrize("options", [{}, {"changes": "source"}, {"changes": "result"}, {"is_viewed": True}])
+def test_captures_are_spared_copies(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_copies, "LARGE_BYTES", 1)
+    check_spared_copies("cpu", **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"changes": "source"}, {"changes": "result"}, {"is_viewed": True}])
+def test_captures_are_spared_copies_on_cuda(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_copies, "LARGE_BYTES", 1)
+    check_spared_copies("cuda", **options)
+
+
+def spared(call: Callable[[], Any]) -> tuple[int, int]:
+    """How many joins and how many makers of results a capture of the call leaves out."""
+    plan = capturing.looked_at(call, spares=True).spared
+    return (0, 0) if plan is None else (len(plan.joins), len(plan.last))
+
+
+def test_which_copies_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 6, 8)
+    with torch.no_grad():
+        assert spared(lambda: Joining()(x)) == (1, 0)  # the logits are small
+        monkeypatch.setattr(spared_copies, "LARGE_BYTES", 1)
+        assert spared(lambda: Joining()(x)) == (1, 1)
+        for changes in ("source", "result"):
+            assert spared(lambda changes=changes: Joining(changes)(x)) == (0, 1)
+        assert spared(lambda: Joining(is_viewed=True)(x)) == (0, 1)  # keys as they are cannot be viewed so
+        assert spared(lambda: torch.cat([x.new_empty(0), x])) == (0, 1)  # an input is the caller's own
+        assert spared(lambda: torch.cat([x.new_empty(0, dtype=torch.float64), x + 1])) == (0, 1)  # it casts
+        assert spared(lambda: torch.rand_like(x)) == (0, 0)
+        assert spared(lambda: (x + 1).mul_(2)) == (0, 0)
+        assert spared(lambda: (lambda y: (y, y + 1))(x + 1)) == (0, 1)  # only the second is read by nothing
+        assert spared(lambda: (lambda y: (y[0], y[1]))(x + 1)) == (0, 0)  # two results in one memory
+        assert spared(lambda: x.view(-1)) == (0, 0)
+
+        def changed_behind() -> Tensor:
+            y = x + 1
+            z = y * 2
+            y.zero_()
+            return z
+
+        assert spared(changed_behind) == (0, 0)
+
+
+def test_what_a_capture_leaves_out_runs_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_copies, "LARGE_BYTES", 1)
+    model, x = Joining().eval(), torch.randn(2, 6, 8)
+    with torch.no_grad():
+        looked = capturing.looked_at(lambda: model(x), spares=True)
+        with looked.known() as sparing:
+            assert sparing is not None
+            output = model(x)
+        results = Results(output, sparing.made_for)
+        output["logits"].fill_(float("nan"))  # what stands for them is never read
+        torch.testing.assert_close(results.copied()["logits"], model(x)["logits"])
+        with pytest.raises(RuntimeError, match="another way"), looked.known():
+            x + 1
+        with pytest.raises(RuntimeError, match="another way"), looked.known():
+            model(x)["logits"].sum()

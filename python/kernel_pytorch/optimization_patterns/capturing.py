@@ -18,6 +18,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .results import Results
+from .spared_copies import Plan, Sparing, Watching, plan_of
+
 __all__ = [
     "StreamOrder",
     "ambient",
@@ -129,23 +132,29 @@ def uploaded(uploads: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
 class Looked(NamedTuple):
     """What a call asks of the device and sends to it. `waits`: the first op by which the host waits for it, or ""."""
 
-    waits: str
-    constants: list[Any]  # numbers that it asks for and that are the same in every call
-    uploads: list[tuple[Tensor, Tensor]]
+    waits: str = ""
+    constants: list[Any] = []  # numbers that it asks for and that are the same in every call
+    uploads: list[tuple[Tensor, Tensor]] = []
+    spared: Plan | None = None
 
     @contextlib.contextmanager
-    def known(self) -> Iterator[None]:
-        """Inside, the call can be captured."""
+    def known(self) -> Iterator[Sparing | None]:
+        """Inside, the call can be captured, without the copies that it can be spared."""
         with knowing(self.constants), uploaded(self.uploads):
-            yield
+            if self.spared is None:
+                yield None
+                return
+            with Sparing(self.spared) as sparing:
+                yield sparing
 
 
-def looked_at(call: Callable[[], Any]) -> Looked:
-    """Runs it once."""
-    mode = _Waits()
-    with mode:
-        call()
-    return Looked(mode.found, mode.constants, mode.uploads)
+def looked_at(call: Callable[[], Any], spares: bool = False) -> Looked:
+    """Runs it once. `spares`: its results are copied out of the graph, and some copies can be left out."""
+    mode, watching = _Waits(), Watching()
+    with mode, watching if spares else contextlib.nullcontext():
+        output = call()
+    spared = plan_of(call, watching, Results(output).tensors) if spares and not mode.found else None
+    return Looked(mode.found, mode.constants, mode.uploads, spared)
 
 
 def numbers_asked_for(call: Callable[[], Any]) -> tuple[str, list[Any]]:

@@ -3,8 +3,8 @@
 A graph replays with the memory that it was captured with. Weights are therefore taken by reference: their addresses are
 noted at the capture and looked at before every replay, so an optimizer step or load_state_dict is simply seen, and a
 parameter that was pointed elsewhere (`.data =`, `.to()`, a new Parameter) means a new capture. Inputs are copied in
-(unless bound, see bound_graphs.py), outputs copied out, all on the caller's stream: nothing waits for the device except
-a capture.
+(unless bound, see bound_graphs.py), outputs copied out (or computed there, see spared_copies.py), all on the caller's
+stream: nothing waits for the device except a capture.
 """
 
 from __future__ import annotations
@@ -262,15 +262,12 @@ class PyGraph(nn.Module):
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
             looked = self._looked_at(call)
             try:
-                with looked.known():
-                    graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
+                graph, output, results = self._captured(looked, call, device)
             except Exception as error:
-                self._streams.pop(device)
                 binder.refusal = f"cannot be captured: {error}"  # the graph with copies goes on
                 return
         self._counts["captures"] += 1
-        grown = max(torch.cuda.memory_reserved(device) - held, 0)
-        results, addresses = Results(output), Addresses(self.module)
+        grown, addresses = max(torch.cuda.memory_reserved(device) - held, 0), Addresses(self.module)
         binder.bound = BoundGraph(places, ambient, graph, output, results, looked.uploads, addresses, device, grown)
 
     def _unbind(self) -> None:
@@ -306,16 +303,11 @@ class PyGraph(nn.Module):
             held = torch.cuda.memory_reserved(device)
             begin = time.perf_counter()
             try:
-                with looked.known():
-                    graph, output = capturing.capture(
-                        lambda: call(inputs), device, self._pool(device), self._stream(device)
-                    )
+                graph, output, results = self._captured(looked, lambda: call(inputs), device)
             except Exception as error:
                 # Whatever is wrong with the module shows again in the plain call that follows.
-                self._streams.pop(device)
                 self._plain[key] = GraphDecision(False, f"cannot be captured: {error}", eager_us)
                 return None
-            results = Results(output)
             if results.refusal and self.copy_outputs:
                 self._plain[key] = GraphDecision(False, results.refusal, eager_us)
                 return None
@@ -355,8 +347,22 @@ class PyGraph(nn.Module):
             plan["pays"], plan["reason"], eager_us, plan["graph_us"], capture_us, plan["break_even_calls"]
         )
 
+    def _captured(
+        self, looked: capturing.Looked, call: Callable[[], Any], device: torch.device
+    ) -> tuple[Any, Any, Results]:
+        """The graph of a call, what it returned, and how to make that anew."""
+        try:
+            with looked.known() as sparing:
+                graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
+        except Exception:
+            self._streams.pop(device)
+            if looked.spared is None:
+                raise
+            return self._captured(looked._replace(spared=None), call, device)
+        return graph, output, Results(output, sparing and sparing.made_for)
+
     def _looked_at(self, call: Callable[[], Any]) -> capturing.Looked:
-        return capturing.Looked("", [], []) if self._is_compiled else capturing.looked_at(call)
+        return capturing.Looked() if self._is_compiled else capturing.looked_at(call, self.copy_outputs)
 
     def _pool(self, device: torch.device) -> Any:
         """The memory of a graph that lives, which all share, or a new one."""

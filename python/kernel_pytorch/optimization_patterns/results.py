@@ -37,17 +37,19 @@ def is_configuration(value: Any) -> bool:
 class Results:
     """Builds what `output` is from copies of its tensors. `refusal` says why that cannot be done, or is ""."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, output: Any, made_for: Callable[[Tensor], Callable[[], Tensor] | None] | None = None) -> None:
+        """`made_for`: what makes one of its tensors anew, where a copy will not do."""
         self.tensors: list[Tensor] = []
         self.objects: list[Any] = []  # those that are built again, containers aside
         self.refusal = ""
         self._places: dict[int, int] = {}  # of tensors, by id: what is one tensor stays one
         self._made: set[int] = set()
         self._build = self._of(output, 0)
+        self._makers = [(made_for(tensor) if made_for else None) or tensor.clone for tensor in self.tensors]
 
     def copied(self) -> Any:
         """The result of a call, in memory of its own."""
-        return self._build([tensor.clone() for tensor in self.tensors])
+        return self._build([make() for make in self._makers])
 
     def _of(self, value: Any, depth: int) -> _Build:
         if isinstance(value, Tensor):

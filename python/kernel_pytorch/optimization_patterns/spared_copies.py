@@ -1,0 +1,184 @@
+"""Copies that a captured call need not make.
+
+Two of them cost a language model's prefill a tenth of its time. A cache joins its keys to what it holds, which is
+nothing at first: the result is a copy. And logits, the largest tensor of all, are computed into the graph's memory and
+copied out of it. Here the first run of a call is watched; in the capture such a join is the tensor itself, and the op
+that makes a large result is left out, to be run behind each replay, into memory of the caller's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .results import Results
+
+__all__ = ["Plan", "Sparing", "Watching", "plan_of"]
+
+LARGE_BYTES = 1 << 24  # of a result, whose copy takes longer than a launch
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    return tensor.untyped_storage()._cdata if type(tensor) in (Tensor, torch.nn.Parameter) else None
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _joined(args: Any) -> Tensor | None:
+    """The one tensor that a cat consists of, or None."""
+    found = [tensor for tensor in args[0] if tensor.numel()]
+    is_plain = len(found) == 1 and len({(tensor.dtype, tensor.device) for tensor in args[0]}) == 1
+    return found[0] if is_plain and storage_of(found[0]) is not None else None
+
+
+def _reads(result: Any, sources: list[int | None]) -> bool:
+    """Whether an op read its tensors, and made no more than a view of one."""
+    return not isinstance(result, Tensor) or storage_of(result) not in sources
+
+
+@dataclass
+class _Made:
+    """A tensor in memory of its own, by the op that made it."""
+
+    index: int
+    function: Any
+    sources: list[int | None]
+    is_alone: bool  # the op returns this one only, and would make it again
+    sizes: tuple[Any, ...]  # and strides, type, device
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a capture of the call leaves out: joins of one tensor, by their number among all joins, and makers of
+    results, by their number among all ops; `count` of them, or None where no one counted."""
+
+    joins: frozenset[int] = frozenset()
+    last: dict[int, _Made] = field(default_factory=dict)
+    count: int | None = None
+
+
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees what a call does; `plan` then says what its capture may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._count = self._cats = 0
+        # By storage. One that was freed may come back as another's: what is known of the first is then older than the
+        # op that made the second.
+        self._made: dict[int, _Made] = {}
+        self._read: dict[int | None, int] = {}
+        self._written: dict[int | None, int] = {}
+        self._joins: list[tuple[int, int, int | None]] = []  # number, index, storage
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        index, self._count = self._count, self._count + 1
+        result = function(*args, **(kwargs or {}))
+        sources = [storage_of(tensor) for tensor in _tensors((args, kwargs))]
+        writes = function._schema.is_mutable
+        for source in sources:
+            if writes:
+                self._written[source] = index
+            if writes or _reads(result, sources):
+                self._read[source] = index
+        is_anew = not writes and torch.Tag.nondeterministic_seeded not in function.tags
+        for tensor in _tensors(result):
+            storage = storage_of(tensor)
+            if storage is not None and storage not in sources:
+                is_alone = is_anew and result is tensor and tensor.storage_offset() == 0
+                sizes = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+                self._made[storage] = _Made(index, function, sources, is_alone, sizes, tensor.nbytes)
+        if function.overloadpacket is torch.ops.aten.cat:
+            number, self._cats, joined = self._cats, self._cats + 1, _joined(args)
+            if joined is not None and storage_of(joined) in self._made:  # an input is the caller's, and stays apart
+                self._joins += [(number, index, storage_of(joined)), (number, index, storage_of(result))]
+        return result
+
+    def plan(self, results: list[Tensor]) -> Plan:
+        """`results`: the call's."""
+        changed = {number for number, at, one in self._joins if self._written.get(one, -1) > at}
+        joins = frozenset(number for number, *_ in self._joins) - changed
+        storages = [storage_of(tensor) for tensor in results]
+        last: dict[int, _Made] = {}
+        for storage in storages:
+            made = None if storage is None else self._made.get(storage)
+            if made is None or not made.is_alone or made.nbytes < LARGE_BYTES or storages.count(storage) > 1:
+                continue
+            is_changed = any(self._written.get(one, -1) > made.index for one in (storage, *made.sources))
+            if not is_changed and self._read.get(storage, -1) <= made.index:
+                last[made.index] = made
+        return Plan(joins, last, self._count)
+
+
+class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs the call as planned. `makers` are the ops that it left out, by the storage that stands for their result."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._plan = plan
+        self._count = self._cats = 0
+        self.makers: dict[int | None, Callable[[], Tensor]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        index, self._count, kwargs = self._count, self._count + 1, kwargs or {}
+        left = self._plan.last.get(index)
+        if left is not None:
+            if left.function is not function:
+                raise RuntimeError(_OTHER_WAY)
+            sizes, strides, dtype, device = left.sizes
+            stands = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+            self.makers[storage_of(stands)] = lambda: function(*args, **kwargs)
+            return stands
+        if function.overloadpacket is torch.ops.aten.cat:
+            number, self._cats = self._cats, self._cats + 1
+            if number in self._plan.joins:
+                joined = _joined(args)
+                if joined is None:
+                    raise RuntimeError(_OTHER_WAY)
+                return torch.ops.aten.alias.default(joined)
+        result = function(*args, **kwargs)
+        if self.makers:
+            sources = [storage_of(tensor) for tensor in _tensors((args, kwargs))]
+            if _reads(result, sources) and any(source in self.makers for source in sources):
+                raise RuntimeError(_OTHER_WAY)
+        return result
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        super().__exit__(kind, value, trace)
+        if kind is None and self._plan.count not in (None, self._count):
+            raise RuntimeError(_OTHER_WAY)
+
+    def made_for(self, result: Tensor) -> Callable[[], Tensor] | None:
+        """What makes a result of the call anew, behind a replay; None of one that lies in the graph's memory."""
+        maker = self.makers.get(storage_of(result))
+        if maker is None:
+            return None
+        sizes, strides, offset = result.shape, result.stride(), result.storage_offset()
+        return lambda: maker().as_strided(sizes, strides, offset)
+
+
+def plan_of(call: Callable[[], Any], watching: Watching, results: list[Tensor]) -> Plan | None:
+    """What to leave out of a call that `watching` saw, and whose results these are. Runs it once more where it joins:
+    what is no copy may lie otherwise in memory than the copy would, so that other ops follow, or none that take it."""
+    plan = watching.plan(results)
+    if plan.joins:
+        again = Watching()
+        try:
+            with Sparing(Plan(plan.joins)), again:
+                output = call()
+            plan = dataclasses.replace(again.plan(Results(output).tensors), joins=plan.joins)
+        except RuntimeError:
+            plan = dataclasses.replace(plan, joins=frozenset())
+    return plan if plan.joins or plan.last else None
+
+
+_OTHER_WAY = "the call went another way than in the run before"
