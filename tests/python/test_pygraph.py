@@ -23,7 +23,7 @@ from kernel_pytorch.optimization_patterns import (
     create_optimal_bucketing_system,
     graphs,
     module,
-    spared_copies,
+    spared_work,
 )
 from kernel_pytorch.optimization_patterns.results import Results
 from kernel_pytorch.optimizations import patterns
@@ -523,11 +523,12 @@ class Joining(nn.Module):
         if self.changes:
             (keys if self.changes == "source" else joined).mul_(2)
         flat = joined.view(2, -1) if self.is_viewed else joined.reshape(2, -1)
-        logits = self.head(torch.cat([x, x]).view(2, 2, -1, 8)[0] + flat.sum() + keys.sum())
+        positions = torch.arange(8, device=x.device).to(x.dtype).mul(0.1)
+        logits = self.head(torch.cat([x, x]).view(2, 2, -1, 8)[0] + flat.sum() + keys.sum() + positions)
         return {"logits": logits, "cache": Cache([Layer(joined), Layer(keys)])}
 
 
-def check_spared_copies(device: str, **options: Any) -> None:
+def check_spared_work(device: str, **options: Any) -> None:
     model = Joining(**options).eval().to(device)
     graph = PyGraph(model, always=True, bind_inputs=True)
     x = torch.randn(2, 6, 8, device=device)
@@ -547,16 +548,16 @@ def check_spared_copies(device: str, **options: Any) -> None:
 
 @pytest.mark.usefixtures("noted")
 @pytest.mark.parametrize("options", [{}, {"changes": "source"}, {"changes": "result"}, {"is_viewed": True}])
-def test_captures_are_spared_copies(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spared_copies, "LARGE_BYTES", 1)
-    check_spared_copies("cpu", **options)
+def test_captures_are_spared_work(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
+    check_spared_work("cpu", **options)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"changes": "source"}, {"changes": "result"}, {"is_viewed": True}])
-def test_captures_are_spared_copies_on_cuda(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spared_copies, "LARGE_BYTES", 1)
-    check_spared_copies("cuda", **options)
+def test_captures_are_spared_work_on_cuda(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
+    check_spared_work("cuda", **options)
 
 
 def spared(call: Callable[[], Any]) -> tuple[int, int]:
@@ -565,11 +566,38 @@ def spared(call: Callable[[], Any]) -> tuple[int, int]:
     return (0, 0) if plan is None else (len(plan.joins), len(plan.last))
 
 
+def constants(call: Callable[[], Any]) -> int:
+    plan = capturing.looked_at(call, spares=True).spared
+    return 0 if plan is None else len(plan.constants)
+
+
+def test_constants_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, table = torch.randn(4, 4), nn.Parameter(torch.randn(4, 4))
+
+    def masked(changes: bool = False) -> Tensor:
+        rows = torch.arange(4)
+        seen = (rows[:, None] >= rows).float()
+        if changes:
+            seen.mul_(2)
+        return x * (seen + 1)
+
+    with torch.no_grad():
+        assert constants(masked) == 4  # arange, >=, float, + 1
+        assert constants(lambda: masked(changes=True)) == 2  # neither what is changed nor what is made of it
+        assert constants(lambda: x + torch.rand(4)) == 0 and constants(lambda: table * 2 + x) == 0
+        expected, looked = masked(), capturing.looked_at(masked, spares=True)
+        with looked.known():
+            found = masked()
+        torch.testing.assert_close(found, expected)
+        monkeypatch.setattr(spared_work, "MOST_KEPT_BYTES", 40)
+        assert constants(masked) == 1
+
+
 def test_which_copies_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 6, 8)
     with torch.no_grad():
         assert spared(lambda: Joining()(x)) == (1, 0)  # the logits are small
-        monkeypatch.setattr(spared_copies, "LARGE_BYTES", 1)
+        monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
         assert spared(lambda: Joining()(x)) == (1, 1)
         for changes in ("source", "result"):
             assert spared(lambda changes=changes: Joining(changes)(x)) == (0, 1)
@@ -592,7 +620,7 @@ def test_which_copies_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_capture_leaves_out_runs_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spared_copies, "LARGE_BYTES", 1)
+    monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
     model, x = Joining().eval(), torch.randn(2, 6, 8)
     with torch.no_grad():
         looked = capturing.looked_at(lambda: model(x), spares=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .addresses import Addresses
+from .capturing import Looked
 from .results import Results
 
 __all__ = ["Binder", "BoundGraph", "places_of"]
@@ -50,7 +51,7 @@ class BoundGraph:
     graph: Any
     output: Any
     results: Results
-    uploads: list[tuple[Tensor, Tensor]]  # that the graph reads
+    looked: Looked  # with tensors that the graph reads
     addresses: Addresses
     device: torch.device
     bytes: int

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .results import Results
-from .spared_copies import Plan, Sparing, Watching, plan_of
+from .spared_work import Plan, Sparing, Watching, plan_of
 
 __all__ = [
     "StreamOrder",

@@ -3,7 +3,7 @@
 A graph replays with the memory that it was captured with. Weights are therefore taken by reference: their addresses are
 noted at the capture and looked at before every replay, so an optimizer step or load_state_dict is simply seen, and a
 parameter that was pointed elsewhere (`.data =`, `.to()`, a new Parameter) means a new capture. Inputs are copied in
-(unless bound, see bound_graphs.py), outputs copied out (or computed there, see spared_copies.py), all on the caller's
+(unless bound, see bound_graphs.py), outputs copied out (or computed there, see spared_work.py), all on the caller's
 stream: nothing waits for the device except a capture.
 """
 
@@ -74,7 +74,7 @@ class CapturedGraph:
     decision: GraphDecision
     bytes: int
     results: Results
-    uploads: list[tuple[Tensor, Tensor]]  # that it reads
+    looked: capturing.Looked  # with tensors that it reads
     written: list[int] = field(default_factory=list)  # of each input, by former calls; -1: not known
     changes_inputs: bool = False
 
@@ -268,7 +268,7 @@ class PyGraph(nn.Module):
                 return
         self._counts["captures"] += 1
         grown, addresses = max(torch.cuda.memory_reserved(device) - held, 0), Addresses(self.module)
-        binder.bound = BoundGraph(places, ambient, graph, output, results, looked.uploads, addresses, device, grown)
+        binder.bound = BoundGraph(places, ambient, graph, output, results, looked, addresses, device, grown)
 
     def _unbind(self) -> None:
         if self._binder is not None:
@@ -319,7 +319,7 @@ class PyGraph(nn.Module):
             self._plain[key] = decision
             return None
         grown = max(torch.cuda.memory_reserved(device) - held, 0) + sum(tensor.nbytes for tensor in inputs)
-        entry = CapturedGraph(graph, inputs, output, Addresses(self.module), decision, grown, results, looked.uploads)
+        entry = CapturedGraph(graph, inputs, output, Addresses(self.module), decision, grown, results, looked)
         entry.written = [-1] * len(inputs)
         entry.changes_inputs = versions != [tensor._version for tensor in inputs]
         self._graphs[key] = entry

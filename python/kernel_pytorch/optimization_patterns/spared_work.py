@@ -1,9 +1,11 @@
-"""Copies that a captured call need not make.
+"""Work that the replays of a captured call are spared. The first run of the call is watched; its capture then leaves out
 
-Two of them cost a language model's prefill a tenth of its time. A cache joins its keys to what it holds, which is
-nothing at first: the result is a copy. And logits, the largest tensor of all, are computed into the graph's memory and
-copied out of it. Here the first run of a call is watched; in the capture such a join is the tensor itself, and the op
-that makes a large result is left out, to be run behind each replay, into memory of the caller's.
+- joins with nothing: a cache joins its keys to what it holds, which is nothing at first. The result is a copy; in the
+  capture it is the tensor itself.
+- ops on constants alone: masks and positions come from nothing but numbers in the model's code. A replay reads what the
+  first run made of them.
+- the op that makes a large result, such as logits: it runs behind each replay, into memory of the caller's, where a
+  result in the graph's memory would have to be copied out.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from .results import Results
 __all__ = ["Plan", "Sparing", "Watching", "plan_of"]
 
 LARGE_BYTES = 1 << 24  # of a result, whose copy takes longer than a launch
+MOST_KEPT_BYTES = 1 << 26  # of constants
 
 
 def storage_of(tensor: Tensor) -> int | None:
@@ -40,8 +43,14 @@ def _joined(args: Any) -> Tensor | None:
     return found[0] if is_plain and storage_of(found[0]) is not None else None
 
 
+def _is_view(function: Any) -> bool:
+    """Whether it makes nothing. Such are not counted: torch detaches what it made itself and somebody else holds."""
+    returns = function._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
 def _reads(result: Any, sources: list[int | None]) -> bool:
-    """Whether an op read its tensors, and made no more than a view of one."""
+    """Whether an op read its tensors; some make no more than a view of one, whatever they say of themselves."""
     return not isinstance(result, Tensor) or storage_of(result) not in sources
 
 
@@ -59,10 +68,11 @@ class _Made:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a capture of the call leaves out: joins of one tensor, by their number among all joins, and makers of
-    results, by their number among all ops; `count` of them, or None where no one counted."""
+    """What a capture of the call leaves out: joins of one tensor, by their number among all joins; constants and makers
+    of results, by their number among all ops, of which there are `count`, or None where no one counted."""
 
     joins: frozenset[int] = frozenset()
+    constants: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)  # function and result
     last: dict[int, _Made] = field(default_factory=dict)
     count: int | None = None
 
@@ -79,11 +89,17 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._read: dict[int | None, int] = {}
         self._written: dict[int | None, int] = {}
         self._joins: list[tuple[int, int, int | None]] = []  # number, index, storage
+        self._constant: set[int | None] = set()
+        self._kept: dict[int, tuple[Any, Tensor]] = {}  # index -> function and result, both constant
+        self._kept_bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_view(function):
+            return function(*args, **(kwargs or {}))
         index, self._count = self._count, self._count + 1
         result = function(*args, **(kwargs or {}))
-        sources = [storage_of(tensor) for tensor in _tensors((args, kwargs))]
+        given = _tensors((args, kwargs))
+        sources = [storage_of(tensor) for tensor in given]
         writes = function._schema.is_mutable
         for source in sources:
             if writes:
@@ -91,17 +107,30 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if writes or _reads(result, sources):
                 self._read[source] = index
         is_anew = not writes and torch.Tag.nondeterministic_seeded not in function.tags
+        is_constant = is_anew and self._constant.issuperset(sources)
+        if writes:
+            self._constant.difference_update(sources)
         for tensor in _tensors(result):
             storage = storage_of(tensor)
             if storage is not None and storage not in sources:
                 is_alone = is_anew and result is tensor and tensor.storage_offset() == 0
                 sizes = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
                 self._made[storage] = _Made(index, function, sources, is_alone, sizes, tensor.nbytes)
+                (self._constant.add if is_constant else self._constant.discard)(storage)
+                if is_constant and is_alone:
+                    self._keep(index, function, tensor, given)
         if function.overloadpacket is torch.ops.aten.cat:
             number, self._cats, joined = self._cats, self._cats + 1, _joined(args)
             if joined is not None and storage_of(joined) in self._made:  # an input is the caller's, and stays apart
                 self._joins += [(number, index, storage_of(joined)), (number, index, storage_of(result))]
         return result
+
+    def _keep(self, index: int, function: Any, made: Tensor, given: list[Tensor]) -> None:
+        """What the host makes stays its own: it sends it to the device, see capturing.py."""
+        is_here = all(tensor.device == made.device for tensor in given)
+        if is_here and self._kept_bytes + made.nbytes <= MOST_KEPT_BYTES:
+            self._kept[index] = (function, made)
+            self._kept_bytes += made.nbytes
 
     def plan(self, results: list[Tensor]) -> Plan:
         """`results`: the call's."""
@@ -116,7 +145,13 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_changed = any(self._written.get(one, -1) > made.index for one in (storage, *made.sources))
             if not is_changed and self._read.get(storage, -1) <= made.index:
                 last[made.index] = made
-        return Plan(joins, last, self._count)
+        device = results[0].device if results else None
+        constants = {
+            index: (function, made)
+            for index, (function, made) in self._kept.items()
+            if made.device == device and storage_of(made) not in self._written and index not in last
+        }
+        return Plan(joins, constants, last, self._count)
 
 
 class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -129,7 +164,10 @@ class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.makers: dict[int | None, Callable[[], Tensor]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        index, self._count, kwargs = self._count, self._count + 1, kwargs or {}
+        kwargs = kwargs or {}
+        if _is_view(function):
+            return function(*args, **kwargs)
+        index, self._count = self._count, self._count + 1
         left = self._plan.last.get(index)
         if left is not None:
             if left.function is not function:
@@ -138,6 +176,11 @@ class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stands = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
             self.makers[storage_of(stands)] = lambda: function(*args, **kwargs)
             return stands
+        if index in self._plan.constants:
+            known, constant = self._plan.constants[index]
+            if known is not function:
+                raise RuntimeError(_OTHER_WAY)
+            return torch.ops.aten.alias.default(constant)
         if function.overloadpacket is torch.ops.aten.cat:
             number, self._cats = self._cats, self._cats + 1
             if number in self._plan.joins:
@@ -178,7 +221,7 @@ def plan_of(call: Callable[[], Any], watching: Watching, results: list[Tensor]) 
             plan = dataclasses.replace(again.plan(Results(output).tensors), joins=plan.joins)
         except RuntimeError:
             plan = dataclasses.replace(plan, joins=frozenset())
-    return plan if plan.joins or plan.last else None
+    return plan if plan.joins or plan.constants or plan.last else None
 
 
 _OTHER_WAY = "the call went another way than in the run before"
