@@ -132,9 +132,9 @@ def uploaded(uploads: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
 class Looked(NamedTuple):
     """What a call asks of the device and sends to it. `waits`: the first op by which the host waits for it, or ""."""
 
-    waits: str = ""
-    constants: list[Any] = []  # numbers that it asks for and that are the same in every call
-    uploads: list[tuple[Tensor, Tensor]] = []
+    waits: str
+    constants: list[Any]  # numbers that it asks for and that are the same in every call
+    uploads: list[tuple[Tensor, Tensor]]
     spared: Plan | None = None
 
     @contextlib.contextmanager

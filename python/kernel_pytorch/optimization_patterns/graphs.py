@@ -359,10 +359,10 @@ class PyGraph(nn.Module):
             if looked.spared is None:
                 raise
             return self._captured(looked._replace(spared=None), call, device)
-        return graph, output, Results(output, sparing and sparing.made_for)
+        return graph, output, Results(output, None if sparing is None else sparing.made_for)
 
     def _looked_at(self, call: Callable[[], Any]) -> capturing.Looked:
-        return capturing.Looked() if self._is_compiled else capturing.looked_at(call, self.copy_outputs)
+        return capturing.Looked("", [], []) if self._is_compiled else capturing.looked_at(call, self.copy_outputs)
 
     def _pool(self, device: torch.device) -> Any:
         """The memory of a graph that lives, which all share, or a new one."""

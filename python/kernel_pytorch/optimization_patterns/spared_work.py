@@ -1,4 +1,4 @@
-"""Work that the replays of a captured call are spared. The first run of the call is watched; its capture then leaves out
+"""Work that the replays of a captured call are spared. A run of the call is watched; its capture then leaves out
 
 - joins with nothing: a cache joins its keys to what it holds, which is nothing at first. The result is a copy; in the
   capture it is the tensor itself.
@@ -196,7 +196,7 @@ class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        super().__exit__(kind, value, trace)
+        super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
         if kind is None and self._plan.count not in (None, self._count):
             raise RuntimeError(_OTHER_WAY)
 
