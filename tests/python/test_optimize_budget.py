@@ -71,7 +71,7 @@ def test_shares_keep_back_what_the_end_needs(monkeypatch) -> None:
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     budget = module.Budget(10.0)
     budget.start(0.5)  # the last steps take 8 s, so that at most 7 of 15 are free
-    assert budget.left("parts") == pytest.approx(6.0) and budget.left("whole") == pytest.approx(7.0)
+    assert budget.left("parts") == pytest.approx(5.5) and budget.left("whole") == pytest.approx(7.0)
     now[0] += 6.5
     assert budget.is_spent("parts") and not budget.is_spent("whole") and not budget.is_too_small
 
