@@ -630,6 +630,9 @@ def test_what_a_capture_leaves_out_runs_behind_it(monkeypatch: pytest.MonkeyPatc
         results = Results(output, sparing.made_for)
         output["logits"].fill_(float("nan"))  # what stands for them is never read
         torch.testing.assert_close(results.copied()["logits"], model(x)["logits"])
+        ((stands, made),) = results.made()
+        assert stands is output["logits"]
+        torch.testing.assert_close(made, model(x)["logits"])
         with pytest.raises(RuntimeError, match="another way"), looked.known():
             x + 1
         with pytest.raises(RuntimeError, match="another way"), looked.known():

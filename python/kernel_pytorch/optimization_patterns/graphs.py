@@ -21,8 +21,8 @@ from .. import _library
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import capturing
 from .addresses import Addresses
-from .bound_graphs import Binder, BoundGraph, places_of
-from .results import CONSTANTS, Results, is_configuration
+from .bound_graphs import Binder, BoundGraph, key_of, places_of
+from .results import Results
 
 import torch  # isort: skip
 from torch import Tensor, nn
@@ -79,7 +79,10 @@ class CapturedGraph:
     changes_inputs: bool = False
 
     def replay(self) -> Any:
+        """The result in the graph's memory."""
         self.graph.replay()
+        for stands, made in self.results.made():
+            stands.copy_(made)
         return self.output
 
 
@@ -172,8 +175,8 @@ class PyGraph(nn.Module):
                 if entry is not None:
                     for static, tensor in zip(entry.inputs, tensors, strict=True):
                         static.copy_(tensor, non_blocking=True)
-                    output = entry.replay()
-                    output = entry.results.copied() if self.copy_outputs else output
+                    entry.graph.replay()
+                    output = entry.results.copied() if self.copy_outputs else entry.output
                     if binder is not None and places is not None and not entry.changes_inputs:
                         self._bind(binder, places, entry.inputs[0].device, lambda: self.module(*args, **kwargs))
                     return output
@@ -312,7 +315,7 @@ class PyGraph(nn.Module):
                 self._plain[key] = GraphDecision(False, results.refusal, eager_us)
                 return None
             capture_us = (time.perf_counter() - begin) * 1e6
-            replay_us = capturing.replay_us(graph)
+            replay_us = capturing.replay_us(lambda: (graph.replay(), results.made()))
         decision = self._decide(inputs, results, eager_us, replay_us, capture_us)
         self._counts["captures"] += 1
         if not decision.pays and not self.always:
@@ -329,7 +332,7 @@ class PyGraph(nn.Module):
     def _decide(
         self, inputs: list[Tensor], results: Results, eager_us: float, replay_us: float, capture_us: float
     ) -> GraphDecision:
-        copied = [*inputs, *results.tensors]
+        copied = [*inputs, *results.copies]
         plan = _library.call(
             "graph_plan",
             request={
@@ -382,19 +385,3 @@ class PyGraph(nn.Module):
             torch.cuda.synchronize()  # no replay may still be running
             self._graphs.popitem(last=False)
             self._counts["evictions"] += 1
-
-
-def key_of(leaves: list[Any], spec: Any) -> Hashable | None:
-    """What a graph is kept under; None of a call with an argument that has no hash or may hold state (a cache): a
-    capture runs a call many times, and would leave its traces there."""
-    parts: list[Any] = [str(spec)]
-    for leaf in leaves:
-        if not isinstance(leaf, (Tensor, *CONSTANTS)) and not is_configuration(leaf):
-            return None
-        parts.append((tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf))
-    key = tuple(parts)
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key

@@ -45,11 +45,21 @@ class Results:
         self._places: dict[int, int] = {}  # of tensors, by id: what is one tensor stays one
         self._made: set[int] = set()
         self._build = self._of(output, 0)
-        self._makers = [(made_for(tensor) if made_for else None) or tensor.clone for tensor in self.tensors]
+        self._makers = [made_for(tensor) if made_for else None for tensor in self.tensors]
 
     def copied(self) -> Any:
         """The result of a call, in memory of its own."""
-        return self._build([make() for make in self._makers])
+        pairs = zip(self.tensors, self._makers)
+        return self._build([tensor.clone() if make is None else make() for tensor, make in pairs])
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """Those that are copied, and not made anew."""
+        return [tensor for tensor, make in zip(self.tensors, self._makers) if make is None]
+
+    def made(self) -> list[tuple[Tensor, Tensor]]:
+        """Those that are made anew, each with what stands for it in the output."""
+        return [(tensor, make()) for tensor, make in zip(self.tensors, self._makers) if make is not None]
 
     def _of(self, value: Any, depth: int) -> _Build:
         if isinstance(value, Tensor):
