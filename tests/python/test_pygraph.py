@@ -637,3 +637,16 @@ def test_what_a_capture_leaves_out_runs_behind_it(monkeypatch: pytest.MonkeyPatc
             x + 1
         with pytest.raises(RuntimeError, match="another way"), looked.known():
             model(x)["logits"].sum()
+
+
+def test_a_storage_that_is_gone_is_no_others() -> None:
+    """What torch makes unseen may lie where an op's result was."""
+    watching = spared_work.Watching()
+    with torch.no_grad(), watching:
+        gone = [torch.arange(1000) for _ in range(8)]
+        known = {spared_work.storage_of(one) for one in gone}
+        del gone
+        with torch.utils._python_dispatch._disable_current_modes():
+            unseen = [torch.ones(1000) for _ in range(64)]
+    assert not known & {spared_work.storage_of(one) for one in unseen}
+    assert watching.plan(unseen).constants.keys() <= set(range(8)) and watching.plan(unseen).last == {}

@@ -8,6 +8,7 @@ fails nevertheless all three are put right.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +50,6 @@ _WAITING = (
 )
 
 _capture_lock = threading.Lock()  # torch allows one at a time in a process
-_broken_off: list[Any] = []  # torch's allocators keep pointers to them
 
 
 class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -201,7 +201,8 @@ def capture(
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 output = call()
         except BaseException:
-            _broken_off.append(graph)
+            # Kept for ever: torch's allocators point to it, and its end would be the process', in a destructor.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
             torch.cuda.set_stream(before)
             # Where the capture ended in order, allocation has ended too.
             with contextlib.suppress(RuntimeError, AttributeError):

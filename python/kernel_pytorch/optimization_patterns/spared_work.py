@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -83,8 +84,9 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._count = self._cats = 0
-        # By storage. One that was freed may come back as another's: what is known of the first is then older than the
-        # op that made the second.
+        self._seen: dict[
+            int | None, StorageWeakRef
+        ] = {}  # so that no other storage gets the number of one that is gone
         self._made: dict[int, _Made] = {}
         self._read: dict[int | None, int] = {}
         self._written: dict[int | None, int] = {}
@@ -99,7 +101,7 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         index, self._count = self._count, self._count + 1
         result = function(*args, **(kwargs or {}))
         given = _tensors((args, kwargs))
-        sources = [storage_of(tensor) for tensor in given]
+        sources = [self._storage(tensor) for tensor in given]
         writes = function._schema.is_mutable
         for source in sources:
             if writes:
@@ -111,7 +113,7 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if writes:
             self._constant.difference_update(sources)
         for tensor in _tensors(result):
-            storage = storage_of(tensor)
+            storage = self._storage(tensor)
             if storage is not None and storage not in sources:
                 is_alone = is_anew and result is tensor and tensor.storage_offset() == 0
                 sizes = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
@@ -124,6 +126,12 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if joined is not None and storage_of(joined) in self._made:  # an input is the caller's, and stays apart
                 self._joins += [(number, index, storage_of(joined)), (number, index, storage_of(result))]
         return result
+
+    def _storage(self, tensor: Tensor) -> int | None:
+        storage = storage_of(tensor)
+        if storage is not None and storage not in self._seen:
+            self._seen[storage] = StorageWeakRef(tensor.untyped_storage())
+        return storage
 
     def _keep(self, index: int, function: Any, made: Tensor, given: list[Tensor]) -> None:
         """What the host makes stays its own: it sends it to the device, see capturing.py."""
@@ -162,6 +170,7 @@ class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._plan = plan
         self._count = self._cats = 0
         self.makers: dict[int | None, Callable[[], Tensor]] = {}
+        self._stands: list[Tensor] = []  # so that no other storage gets the number of one that is gone
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -174,6 +183,7 @@ class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise RuntimeError(_OTHER_WAY)
             sizes, strides, dtype, device = left.sizes
             stands = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+            self._stands.append(stands)
             self.makers[storage_of(stands)] = lambda: function(*args, **kwargs)
             return stands
         if index in self._plan.constants:
@@ -221,7 +231,14 @@ def plan_of(call: Callable[[], Any], watching: Watching, results: list[Tensor]) 
             plan = dataclasses.replace(again.plan(Results(output).tensors), joins=plan.joins)
         except RuntimeError:
             plan = dataclasses.replace(plan, joins=frozenset())
-    return plan if plan.joins or plan.constants or plan.last else None
+    if not (plan.joins or plan.constants or plan.last):
+        return None
+    try:  # a capture that breaks off costs more than a run
+        with Sparing(plan):
+            call()
+    except RuntimeError:
+        return None
+    return plan
 
 
 _OTHER_WAY = "the call went another way than in the run before"
