@@ -44,6 +44,11 @@ def _joined(args: Any) -> Tensor | None:
     return found[0] if is_plain and storage_of(found[0]) is not None else None
 
 
+def _is_upload(function: Any, args: Any, result: Any) -> bool:
+    """Whether it sends numbers of the host's to the device, which are those of the first run in every replay."""
+    return function.overloadpacket is torch.ops.aten._to_copy and args[0].is_cpu and not result.is_cpu
+
+
 def _is_view(function: Any) -> bool:
     """Whether it makes nothing. Such are not counted: torch detaches what it made itself and somebody else holds."""
     returns = function._schema.returns
@@ -84,9 +89,7 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._count = self._cats = 0
-        self._seen: dict[
-            int | None, StorageWeakRef
-        ] = {}  # so that no other storage gets the number of one that is gone
+        self._seen: dict[int | None, StorageWeakRef] = {}  # no other storage gets the number of one that is gone
         self._made: dict[int, _Made] = {}
         self._read: dict[int | None, int] = {}
         self._written: dict[int | None, int] = {}
@@ -109,7 +112,7 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if writes or _reads(result, sources):
                 self._read[source] = index
         is_anew = not writes and torch.Tag.nondeterministic_seeded not in function.tags
-        is_constant = is_anew and self._constant.issuperset(sources)
+        is_constant = is_anew and (self._constant.issuperset(sources) or _is_upload(function, args, result))
         if writes:
             self._constant.difference_update(sources)
         for tensor in _tensors(result):
@@ -130,7 +133,7 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _storage(self, tensor: Tensor) -> int | None:
         storage = storage_of(tensor)
         if storage is not None and storage not in self._seen:
-            self._seen[storage] = StorageWeakRef(tensor.untyped_storage())
+            self._seen[storage] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         return storage
 
     def _keep(self, index: int, function: Any, made: Tensor, given: list[Tensor]) -> None:
@@ -170,7 +173,7 @@ class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._plan = plan
         self._count = self._cats = 0
         self.makers: dict[int | None, Callable[[], Tensor]] = {}
-        self._stands: list[Tensor] = []  # so that no other storage gets the number of one that is gone
+        self._stands: list[Tensor] = []  # no other storage gets the number of one that is gone
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
