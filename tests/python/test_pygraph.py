@@ -639,6 +639,23 @@ def test_what_a_capture_leaves_out_runs_behind_it(monkeypatch: pytest.MonkeyPatc
             model(x)["logits"].sum()
 
 
+def test_a_result_made_behind_a_replay_is_not_cast_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
+    weight, x = torch.randn(16, 8), torch.randn(4, 8)
+
+    def call() -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x @ weight.t()
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        looked = capturing.looked_at(call, spares=True)
+        with looked.known() as sparing:
+            assert sparing is not None
+            output = call()
+        found = Results(output, sparing.made_for).copied()
+    assert found.dtype == torch.float32 and torch.equal(found, x @ weight.t())
+
+
 def test_a_storage_that_is_gone_is_no_others() -> None:
     """What torch makes unseen may lie where an op's result was."""
     watching = spared_work.Watching()

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -187,7 +188,7 @@ class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sizes, strides, dtype, device = left.sizes
             stands = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
             self._stands.append(stands)
-            self.makers[storage_of(stands)] = lambda: function(*args, **kwargs)
+            self.makers[storage_of(stands)] = lambda: _as_it_was(function, args, kwargs, device.type)
             return stands
         if index in self._plan.constants:
             known, constant = self._plan.constants[index]
@@ -220,6 +221,13 @@ class Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         sizes, strides, offset = result.shape, result.stride(), result.storage_offset()
         return lambda: maker().as_strided(sizes, strides, offset)
+
+
+def _as_it_was(function: Any, args: Any, kwargs: Any, device: str) -> Tensor:
+    """The op on what autocast made of its arguments in the capture: the caller's must not cast them again."""
+    is_cast = torch.is_autocast_enabled(device)
+    with torch.no_grad(), torch.autocast(device, enabled=False) if is_cast else contextlib.nullcontext():
+        return function(*args, **kwargs)  # type: ignore[no-any-return]
 
 
 def plan_of(call: Callable[[], Any], watching: Watching, results: list[Tensor]) -> Plan | None:
