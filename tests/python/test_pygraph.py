@@ -530,7 +530,7 @@ class Joining(nn.Module):
 
 def check_spared_work(device: str, **options: Any) -> None:
     model = Joining(**options).eval().to(device)
-    graph = PyGraph(model, always=True, bind_inputs=True)
+    graph = PyGraph(model, always=True, bind_inputs=True, spares=True)
     x = torch.randn(2, 6, 8, device=device)
     with torch.no_grad():
         kept = []
@@ -543,7 +543,9 @@ def check_spared_work(device: str, **options: Any) -> None:
                 torch.testing.assert_close(one.keys, other.keys)
         storages = {t.untyped_storage().data_ptr() for found, _ in kept for t in Results(found).tensors}
         assert len(storages) == 3 * len(kept)  # nobody's memory is another's
-    assert graph.statistics()["plain_calls"] == 0
+        binder = graph._binder
+        assert binder is not None and binder.bound is not None and len(binder.bound.results.copies) == 2
+    assert graph.statistics()["plain_calls"] == 0 and graph.statistics()["captures"] == 2
 
 
 @pytest.mark.usefixtures("noted")
@@ -586,7 +588,8 @@ def test_constants_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert constants(lambda: masked(changes=True)) == 2  # neither what is changed nor what is made of it
         assert constants(lambda: x + torch.rand(4)) == 0 and constants(lambda: table * 2 + x) == 0
         expected, looked = masked(), capturing.looked_at(masked, spares=True)
-        with looked.known():
+        assert looked.spared is not None
+        with spared_work.Sparing(looked.spared):
             found = masked()
         torch.testing.assert_close(found, expected)
         monkeypatch.setattr(spared_work, "MOST_KEPT_BYTES", 40)
@@ -624,8 +627,8 @@ def test_what_a_capture_leaves_out_runs_behind_it(monkeypatch: pytest.MonkeyPatc
     model, x = Joining().eval(), torch.randn(2, 6, 8)
     with torch.no_grad():
         looked = capturing.looked_at(lambda: model(x), spares=True)
-        with looked.known() as sparing:
-            assert sparing is not None
+        assert looked.spared is not None
+        with spared_work.Sparing(looked.spared) as sparing:
             output = model(x)
         results = Results(output, sparing.made_for)
         output["logits"].fill_(float("nan"))  # what stands for them is never read
@@ -633,9 +636,9 @@ def test_what_a_capture_leaves_out_runs_behind_it(monkeypatch: pytest.MonkeyPatc
         ((stands, made),) = results.made()
         assert stands is output["logits"]
         torch.testing.assert_close(made, model(x)["logits"])
-        with pytest.raises(RuntimeError, match="another way"), looked.known():
+        with pytest.raises(RuntimeError, match="another way"), spared_work.Sparing(looked.spared):
             x + 1
-        with pytest.raises(RuntimeError, match="another way"), looked.known():
+        with pytest.raises(RuntimeError, match="another way"), spared_work.Sparing(looked.spared):
             model(x)["logits"].sum()
 
 
@@ -649,8 +652,8 @@ def test_a_result_made_behind_a_replay_is_not_cast_again(monkeypatch: pytest.Mon
 
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         looked = capturing.looked_at(call, spares=True)
-        with looked.known() as sparing:
-            assert sparing is not None
+        assert looked.spared is not None
+        with spared_work.Sparing(looked.spared) as sparing:
             output = call()
         found = Results(output, sparing.made_for).copied()
     assert found.dtype == torch.float32 and torch.equal(found, x @ weight.t())

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .results import Results
-from .spared_work import Plan, Sparing, Watching, plan_of
+from .spared_work import Plan, Watching, plan_of
 
 __all__ = [
     "StreamOrder",
@@ -138,14 +138,10 @@ class Looked(NamedTuple):
     spared: Plan | None = None
 
     @contextlib.contextmanager
-    def known(self) -> Iterator[Sparing | None]:
-        """Inside, the call can be captured, without the copies that it can be spared."""
+    def known(self) -> Iterator[None]:
+        """Inside, the call can be captured."""
         with knowing(self.constants), uploaded(self.uploads):
-            if self.spared is None:
-                yield None
-                return
-            with Sparing(self.spared) as sparing:
-                yield sparing
+            yield
 
 
 def looked_at(call: Callable[[], Any], spares: bool = False) -> Looked:
@@ -191,14 +187,16 @@ def knowing(values: list[Any]) -> Iterator[None]:
 
 
 def capture(
-    call: Callable[[], Any], device: torch.device, pool: Any, stream: torch.cuda.Stream
+    call: Callable[[], Any], device: torch.device, pool: Any, stream: torch.cuda.Stream, within: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The graph of a call, and what it returned: memory that replays write to."""
+    """The graph of a call, and what it returned: memory that replays write to. `within` is entered for the call alone,
+    and not for the cells of its generator that torch fills when a capture begins."""
     graph = torch.cuda.CUDAGraph()
     before = torch.cuda.current_stream(device)
     with _capture_lock:
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            began = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+            with began, within or contextlib.nullcontext():
                 output = call()
         except BaseException:
             # Kept for ever: torch's allocators point to it, and its end would be the process', in a destructor.

@@ -23,6 +23,7 @@ from . import capturing
 from .addresses import Addresses
 from .bound_graphs import Binder, BoundGraph, key_of, places_of
 from .results import Results
+from .spared_work import Sparing
 
 import torch  # isort: skip
 from torch import Tensor, nn
@@ -102,6 +103,8 @@ class PyGraph(nn.Module):
         always: captures without asking whether it pays.
         is_compiled: calls run code of torch.compile, which is not looked into for what a graph cannot hold.
         bind_inputs: calls that come back with tensors in the same memory get a graph that reads them there.
+        spares: replays leave out joins with nothing and what depends on constants alone, and large results are computed
+            into the caller's memory instead of copied there. Off until it has run on a GPU.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class PyGraph(nn.Module):
         always: bool = False,
         is_compiled: bool = False,
         bind_inputs: bool = False,
+        spares: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
@@ -131,6 +135,7 @@ class PyGraph(nn.Module):
         self.copy_outputs = copy_outputs
         self.always = always
         self.bind_inputs = bind_inputs
+        self.spares = spares
         self._is_compiled = is_compiled or hasattr(module, "_orig_mod")  # torch.compile's
         self._begin()
 
@@ -354,9 +359,10 @@ class PyGraph(nn.Module):
         self, looked: capturing.Looked, call: Callable[[], Any], device: torch.device
     ) -> tuple[Any, Any, Results]:
         """The graph of a call, what it returned, and how to make that anew."""
+        sparing = None if looked.spared is None else Sparing(looked.spared)
         try:
-            with looked.known() as sparing:
-                graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
+            with looked.known():
+                graph, output = capturing.capture(call, device, self._pool(device), self._stream(device), sparing)
         except Exception:
             self._streams.pop(device)
             if looked.spared is None:
@@ -365,7 +371,11 @@ class PyGraph(nn.Module):
         return graph, output, Results(output, None if sparing is None else sparing.made_for)
 
     def _looked_at(self, call: Callable[[], Any]) -> capturing.Looked:
-        return capturing.Looked("", [], []) if self._is_compiled else capturing.looked_at(call, self.copy_outputs)
+        return (
+            capturing.Looked("", [], [])
+            if self._is_compiled
+            else capturing.looked_at(call, self.spares and self.copy_outputs)
+        )
 
     def _pool(self, device: torch.device) -> Any:
         """The memory of a graph that lives, which all share, or a new one."""
