@@ -2,7 +2,7 @@
 torch.compile on top of it; the ways of a model in turns in one process.
 
     python benchmarks/optimize_architectures.py [--device cpu|cuda] [--only WORDS,...] [--ways WORDS,...]
-        [--seconds S] [--budget S] [--layers N] [--at-once N] [--profile] [--output FILE]
+        [--seconds S] [--budget S] [--budgets WORD=S,...] [--layers N] [--at-once N] [--profile] [--output FILE]
 
 Hugging Face models from their configurations, in bf16 on a GPU and fp32 on a CPU: prefill of decoders with and without
 the default cache (4 layers of 2048, B2 S1024), encoders for tokens, images and sound, training steps. On a CPU smaller
@@ -171,14 +171,20 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
     return found
 
 
+def budget_of(name: str, arguments: argparse.Namespace) -> float:
+    words = (one.partition("=") for one in arguments.budgets.split(",") if one)
+    return next((float(seconds) for word, _, seconds in words if word in name), arguments.budget)
+
+
 def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, Any]) -> dict[str, Any]:
     """Of torch first, then ours."""
 
     def optimized(model: nn.Module, compiles: bool = False) -> nn.Module:
         begin = time.perf_counter()
-        result = kernel_pytorch.optimize(model, case.arguments, case.goal, arguments.budget, compile=compiles)
+        seconds = budget_of(case.name, arguments)
+        result = kernel_pytorch.optimize(model, case.arguments, case.goal, seconds, compile=compiles)
         reports[COMPILED if compiles else OURS] = result.report.data
-        log(f"{case.name}: optimize took {time.perf_counter() - begin:.1f} s of {arguments.budget:g}\n{result.report}")
+        log(f"{case.name}: optimize took {time.perf_counter() - begin:.1f} s of {seconds:g}\n{result.report}")
         return result.model
 
     def both(model: nn.Module) -> nn.Module:
@@ -215,6 +221,7 @@ def result_of(case: TimedCase, arguments: argparse.Namespace) -> dict[str, Any] 
         rows[name].update(launches=None, host_us=case.host_us(name) if case.device.type == "cuda" else None)
         log(f"{case.name}: {name}: {text_of(rows[name])}{host_text(rows[name])}")
     result = {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes, "reports": reports}
+    arguments.output.write_text(json.dumps([result], default=str))  # what follows may take longer than there is time
     if arguments.profile:
         result["kernels"] = {name: kernels_of(step, case.device) for name, step in case.steps.items()}
     return result
@@ -273,6 +280,7 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing per case")
     parser.add_argument("--budget", type=float, default=20.0, help="of each optimize")
+    parser.add_argument("--budgets", default="", help="WORD=SECONDS,... for cases whose name holds the word")
     parser.add_argument("--layers", type=int, default=6, help="of encoders")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     parser.add_argument(
@@ -295,7 +303,7 @@ def main() -> int:
         arguments.output.write_text(json.dumps([] if result is None else [result], default=str))
         return 0
     words = [word for word in arguments.only.split(",") if word]
-    names = [name for name in found if not words or any(word in name for word in words)]
+    names = list(dict.fromkeys(name for word in words for name in found if word in name)) if words else list(found)
     machine = {**describe_machine(device), "transformers": transformers.__version__}
     record: dict[str, Any] = {"machine": machine, "figures": [], "results": []}
     reports: dict[str, Any] = {}
