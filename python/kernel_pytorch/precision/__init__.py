@@ -13,6 +13,7 @@ from .allocator import AdaptivePrecisionAllocator, LayerAllocation, PrecisionAll
 from .config import FP8Config, FP8Format
 from .convert import FP8LayerPlan, convert_model_to_fp8, plan_fp8, restore_from_fp8
 from .engine import FP8TrainingEngine, create_fp8_trainer
+from .fp4 import FP4Quantizer
 from .fused import fp8_gated_mlp, fp8_norm_linear
 from .linear import FP8LinearLayer
 from .quantized_linear import QuantizedLinear
@@ -20,6 +21,7 @@ from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
 from .rounding import gptq_quantize
 from .scales import fp8_layers, fp8_state_dict, load_fp8_state_dict, take_overflows, update_fp8_scales
 from .sensitivity import LayerSensitivity
+from .sparsity import Sparse24Linear, SparseTrainingLinear, StructuredSparsity24, transposable_mask
 from .tensors import dequantize_from_fp8, quantize_to_fp8
 from .ultra import (
     PrecisionStats,
@@ -31,6 +33,7 @@ from .ultra import (
 __all__ = [
     "AdaptivePrecisionAllocator",
     "AllocationStrategy",
+    "FP4Quantizer",
     "FP8Config",
     "FP8Format",
     "FP8LayerPlan",
@@ -46,6 +49,9 @@ __all__ = [
     "QuantizationMode",
     "QuantizedLinear",
     "RoundedLinear",
+    "Sparse24Linear",
+    "SparseTrainingLinear",
+    "StructuredSparsity24",
     "TensorNumerics",
     "UltraPrecisionModule",
     "WeightFormat",
@@ -65,5 +71,6 @@ __all__ = [
     "quantize_to_fp8",
     "restore_from_fp8",
     "take_overflows",
+    "transposable_mask",
     "update_fp8_scales",
 ]

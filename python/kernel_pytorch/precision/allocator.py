@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _library
+from .._modules import replace_modules
 from .._ops.quantized_matmul import QuantizedWeight, quantized_matmul
 from .allocation import PrecisionConfig, WeightFormat
 from .quantized_linear import QuantizedLinear
@@ -140,11 +141,7 @@ class AdaptivePrecisionAllocator:
                 weight = rounded(layer, one.format, self.config, self.statistics.get(one.name))
                 made[layer] = QuantizedLinear.from_quantized(weight, layer.bias)
                 made[layer].train(layer.training)
-        for module in list(model.modules()):
-            for name, child in list(module._modules.items()):
-                if child is not None and child in made:
-                    module._modules[name] = made[child]
-        return made.get(model, model)
+        return replace_modules(model, made)
 
 
 class RoundedLinear(nn.Linear):
