@@ -19,6 +19,7 @@ from kernel_pytorch.precision import (
     WeightFormat,
     analyze_precision_opportunities,
     create_ultra_precision_module,
+    clipped_quantize,
     gptq_quantize,
 )
 from kernel_pytorch.precision.allocation import MENU
@@ -102,12 +103,31 @@ def test_gptq_changes_outputs_less(choice) -> None:
     options = {"group": choice.group, "asymmetric": choice.asymmetric}
     nearest = F.quantize_weight(weight, choice.format, **options)
     better = gptq_quantize(weight, x.t() @ x, choice.format, **options)
-    assert torch.equal(better.scales, nearest.scales)
+    assert torch.equal(better.scales.float(), nearest.scales.float())
     errors = [float((x @ (made.dequantize(torch.float32) - weight).t()).norm()) for made in (better, nearest)]
     assert errors[0] < 0.8 * errors[1]
+    clipped = clipped_quantize(weight, choice.format, importance=x.square().sum(0), **options)
+    both = gptq_quantize(weight, x.t() @ x, choice.format, ranges=clipped, **options)
+    assert torch.equal(both.scales.float(), clipped.scales.float())
+    errors += [float((x @ (made.dequantize(torch.float32) - weight).t()).norm()) for made in (clipped, both)]
+    assert errors[3] < 1.05 * errors[0] and errors[2] < 1.02 * errors[1]
     # With uncorrelated inputs there is nothing to make up for.
     alone = gptq_quantize(weight, torch.eye(192), choice.format, damping=0.0, **options)
     assert (alone.codes == nearest.codes).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("choice", [one for one in MENU if one.format is not None], ids=str)
+def test_ranges_of_groups_have_no_larger_error(choice) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(9, 200)
+    importance = torch.rand(200) ** 4
+    options = {"group": choice.group, "asymmetric": choice.asymmetric}
+    made = [F.quantize_weight(weight, choice.format, **options)]
+    made += [clipped_quantize(weight, choice.format, importance=one, **options) for one in (None, importance)]
+    errors = [(one.dequantize(torch.float32) - weight).square() for one in made]
+    assert errors[1].sum() <= errors[0].sum() and (errors[2] * importance).sum() <= (errors[0] * importance).sum()
+    if choice.format == "int4":
+        assert errors[1].sum() < 0.97 * errors[0].sum()
 
 
 def test_the_first_forward_is_the_calibration_of_the_dynamic_mode() -> None:

@@ -18,7 +18,7 @@ from .fused import fp8_gated_mlp, fp8_norm_linear
 from .linear import FP8LinearLayer
 from .quantized_linear import QuantizedLinear
 from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
-from .rounding import gptq_quantize
+from .rounding import clipped_quantize, gptq_quantize
 from .scales import fp8_layers, fp8_state_dict, load_fp8_state_dict, take_overflows, update_fp8_scales
 from .sensitivity import LayerSensitivity
 from .sparsity import Sparse24Linear, SparseTrainingLinear, StructuredSparsity24, transposable_mask
@@ -56,6 +56,7 @@ __all__ = [
     "UltraPrecisionModule",
     "WeightFormat",
     "analyze_precision_opportunities",
+    "clipped_quantize",
     "convert_model_to_fp8",
     "create_fp8_trainer",
     "create_ultra_precision_module",

@@ -143,8 +143,10 @@ class PrecisionConfig:
         entropy_threshold: bits. ENTROPY_BASED and CONTENT_ADAPTIVE keep a layer in 8 bits or more where its 4-bit codes
             have less entropy.
         gradient_weight, activation_weight: of CONTENT_ADAPTIVE; together at most 1.
-        rounding: "nearest", or "gptq": columns are rounded one after another, and what a column's rounding changes in
-            the outputs on the calibration data is made up for by the columns after it.
+        rounding: "nearest"; "clipped": every group's range is the share of its largest magnitude with the least error,
+            columns weighed by the calibration data where there is some; "gptq": such ranges, and columns are rounded
+            one after another, so that what a column's rounding changes in the outputs on the calibration data is made
+            up for by the columns after it (layers of more than 8192 columns: clipped).
         skip: names of layers that stay as they are, whole or their last part.
         update_frequency: TRAINING and HYBRID: formats are chosen anew after so many training forwards, where there is
             calibration data; 0: never.
@@ -174,8 +176,8 @@ class PrecisionConfig:
                 f"PrecisionConfig: gradient_weight is {weights[0]} and activation_weight {weights[1]}; they must not be "
                 "negative and be at most 1 together"
             )
-        if self.rounding not in ("nearest", "gptq"):
-            raise ValueError(f'PrecisionConfig: rounding is "{self.rounding}"; it is "nearest" or "gptq"')
+        if self.rounding not in ("nearest", "clipped", "gptq"):
+            raise ValueError(f'PrecisionConfig: rounding is "{self.rounding}"; it is "nearest", "clipped" or "gptq"')
         if self.base_precision is not None and self.base_precision.value not in _FLOATS:
             raise ValueError(
                 f"PrecisionConfig: base_precision is {self.base_precision.value}; it is fp32, fp16, bf16 or None"

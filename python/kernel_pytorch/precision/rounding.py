@@ -1,6 +1,6 @@
-"""Rounding a weight so that the layer's outputs change least: GPTQ.
+"""Rounding a weight so that the layer's outputs change least: ranges of groups by search, and GPTQ.
 
-Columns are rounded one after another. The rounding error of a column is taken off the columns that are still to come, so
+GPTQ: columns are rounded one after another. The rounding error of a column is taken off the columns that are still to come, so
 that the outputs on the calibration data move as little as they can: with H = X^T X of those inputs, the best update of
 the rest follows from the Cholesky factor of H^-1.
 """
@@ -8,6 +8,7 @@ the rest follows from the Cholesky factor of H^-1.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +17,51 @@ from .._ops.quantized_matmul import FORMATS, QuantizedWeight, quantize_weight
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BLOCK = 128  # columns between updates of all the rest
+_RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)  # of a group's largest magnitude
+
+
+def clipped_quantize(
+    weight: Tensor, format: str, *, group: int | None = None, asymmetric: bool = False,
+    importance: Tensor | None = None,
+) -> QuantizedWeight:  # fmt: skip
+    """`quantize_weight` with a range for every group: of several shares of its largest magnitude the one with the least
+    sum of importance times squared error. What lies beyond the range saturates.
+
+    Args:
+        importance: of columns, [columns]: the diagonal of X^T X of the layer's inputs; None: all alike.
+    """
+    weight = weight.detach()
+    rows, columns = weight.shape
+    size = group or FORMATS[format][0][0]
+    options: dict[str, Any] = {"group": group, "asymmetric": asymmetric}
+    if format == "nvfp4":  # one scale of the tensor for all ranges, so that groups do not depend on each other
+        options["tensor_scale"] = quantize_weight(weight, format).tensor_scale
+    padding = -columns % size
+    groups = torch.nn.functional.pad(weight.float(), (0, padding)).view(rows, -1, size)
+    largest = groups.abs().amax(2, keepdim=True)
+    weights = torch.ones(columns, device=weight.device) if importance is None else importance.float()
+    weights = torch.nn.functional.pad(weights, (0, padding)).view(-1, size)
+
+    def clamped(shares: Tensor | float) -> Tensor:
+        limit = largest * shares
+        return torch.minimum(torch.maximum(groups, -limit), limit).view(rows, -1)[:, :columns].to(weight.dtype)
+
+    least = torch.full_like(largest, torch.inf)
+    shares = torch.ones_like(largest)
+    for share in _RANGES:
+        values = quantize_weight(clamped(share), format, **options).dequantize(torch.float32)
+        change = torch.nn.functional.pad(values, (0, padding)).view(rows, -1, size) - groups
+        error = (change.square() * weights).sum(2, keepdim=True)
+        shares = torch.where(error < least, share, shares)
+        least = torch.minimum(error, least)
+    return quantize_weight(clamped(shares), format, **options)
 
 
 def gptq_quantize(
     weight: Tensor, gram: Tensor, format: str, *, group: int | None = None, asymmetric: bool = False,
-    damping: float = 0.01,
+    damping: float = 0.01, ranges: QuantizedWeight | None = None,
 ) -> QuantizedWeight:  # fmt: skip
-    """`quantize_weight` with the codes that GPTQ finds; scales are those of rounding to nearest.
+    """`quantize_weight` with the codes that GPTQ finds; scales are those of rounding to nearest, or of `ranges`.
 
     Args:
         weight: [rows, columns].
@@ -32,7 +71,7 @@ def gptq_quantize(
     """
     if format == "mxfp8":
         raise ValueError('gptq_quantize: format is "mxfp8", whose rounding is relative; round it to nearest')
-    nearest = quantize_weight(weight, format, group=group, asymmetric=asymmetric)
+    nearest = ranges or quantize_weight(weight, format, group=group, asymmetric=asymmetric)
     scales, zeros = _by_column(nearest, weight.shape[1])
     factor = _inverse_factor(gram.double(), damping).to(torch.float32)
     values = weight.detach().float().clone()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._ops.quantized_matmul import quantize_weight
 from .allocation import AllocationStrategy, PrecisionConfig, WeightFormat, menu_of
-from .rounding import gptq_quantize
+from .rounding import clipped_quantize, gptq_quantize
 
 Metric = Callable[[Any, Any], Tensor]
 _MOST_GRAM_COLUMNS = 8192  # more: only its diagonal, since the whole has columns^2 numbers
@@ -118,9 +118,14 @@ def rounded(layer: nn.Linear, choice: WeightFormat, config: PrecisionConfig, sta
     assert choice.format is not None
     weight = layer.weight.detach()
     gram = None if statistics is None else statistics.gram
-    if config.rounding == "gptq" and choice.format != "mxfp8" and gram is not None and gram.dim() == 2:
-        return gptq_quantize(weight, gram, choice.format, group=choice.group, asymmetric=choice.asymmetric)
-    return quantize_weight(weight, choice.format, group=choice.group, asymmetric=choice.asymmetric)
+    options = {"group": choice.group, "asymmetric": choice.asymmetric}
+    if config.rounding == "nearest":
+        return quantize_weight(weight, choice.format, **options)
+    importance = None if gram is None else gram.diagonal() if gram.dim() == 2 else gram
+    clipped = clipped_quantize(weight, choice.format, importance=importance, **options)
+    if config.rounding == "clipped" or choice.format == "mxfp8" or gram is None or gram.dim() == 1:
+        return clipped
+    return gptq_quantize(weight, gram, choice.format, ranges=clipped, **options)
 
 
 def code_entropy(weight: Tensor) -> float:

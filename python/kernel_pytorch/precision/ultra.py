@@ -125,7 +125,7 @@ class UltraPrecisionModule(nn.Module):
         return self.config.quantization_mode in (QuantizationMode.TRAINING, QuantizationMode.HYBRID)
 
     def _convert(self, calibration: Sequence[Any] | None) -> None:
-        needs = self.config.allocation_strategy.needs_data or self.config.rounding == "gptq"
+        needs = self.config.allocation_strategy.needs_data or self.config.rounding != "nearest"
         data = calibration if needs else None
         model = self.base_module
         self._allocation = self.allocator.allocate(model, data, loss=self._loss, metric=self._metric)
