@@ -3,7 +3,7 @@
     python benchmarks/sparse_matmul.py [--shape MxNxK ...] [--device cpu] [--seconds S] [--configs] [--output FILE]
 
 Rates are of the dense product's operations. Ways take turns (measure.py); on a GPU a turn is a CUDA graph. cuSPARSELt
-is timed as torch calls it and with the best of its algorithms by its own search. --configs times each config of our
+is timed with torch's default algorithm and with the one that its own search finds best, with its results in either order. --configs times each config of our
 kernel.
 """
 
@@ -35,13 +35,15 @@ def cusparselt(weight: torch.Tensor, x: torch.Tensor) -> dict[str, Callable[[int
     dense = functional.sparse_compress(weight).to_dense()
     compressed = torch._cslt_compress(dense)
     across = x.t()
-    best = torch._cslt_sparse_mm_search(compressed, across)
-    return {
-        "cuSPARSELt": lambda i: torch._cslt_sparse_mm(compressed, across, transpose_result=True),
-        "cuSPARSELt, best algorithm": lambda i: torch._cslt_sparse_mm(
-            compressed, across, alg_id=best, transpose_result=True
-        ),
-    }
+    ways = {}
+    for turns in (False, True):
+        best = torch._cslt_sparse_mm_search(compressed, across, transpose_result=turns)
+        name = "cuSPARSELt" + (", output as ours" if turns else ", output transposed")
+        for algorithm, label in ((0, ""), (best, ", its best algorithm")):
+            ways[name + label] = lambda i, algorithm=algorithm, turns=turns: torch._cslt_sparse_mm(
+                compressed, across, alg_id=algorithm, transpose_result=turns
+            )
+    return ways
 
 
 def products(shape: tuple[int, int, int], device: torch.device, seconds: float, configs: bool) -> dict[str, Any]:

@@ -71,6 +71,7 @@ from .pointwise import (
     swiglu_packed,
 )
 from .products import interleave_gate_up, linear, matmul, mlp
+from .sparsity import Sparse24Tensor, sparse_compress, sparse_matmul
 from .tables import (
     chunk_mean_pool,
     embedding,
@@ -89,6 +90,7 @@ __all__ = [
     "QuantizedNorm",
     "QuantizedWeight",
     "Routing",
+    "Sparse24Tensor",
     "activation",
     "add_rms_norm",
     "attention",
@@ -151,6 +153,8 @@ __all__ = [
     "select_by_scores",
     "silu",
     "softmax",
+    "sparse_compress",
+    "sparse_matmul",
     "swiglu",
     "swiglu_packed",
 ]

@@ -31,7 +31,8 @@ __device__ __forceinline__ void load_bits(const Bits* source, int32_t available,
     constexpr int kVectors = kCount * static_cast<int>(sizeof(Bits)) / 16;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const ptx::Word4 words = ptx::ld_global_nc_l1_no_allocate_v4(reinterpret_cast<const char*>(source) + 16 * i);
+      // Through L1: a thread's vectors are halves of sectors.
+      const ptx::Word4 words = ptx::ld_global_nc_v4(reinterpret_cast<const char*>(source) + 16 * i);
       const uint32_t four[4] = {words.x, words.y, words.z, words.w};
       constexpr int kPerWord = 4 / static_cast<int>(sizeof(Bits));
 #pragma unroll
