@@ -75,7 +75,9 @@ def kept(model: nn.Module, config: PrecisionConfig, calibration: list[Tensor]) -
     )
 
 
-def measure(model: nn.Module, calibration: list[Tensor], rows: Tensor) -> list[dict[str, Any]]:
+def measure(
+    model: nn.Module, calibration: list[Tensor], rows: Tensor, roundings: list[str], strategies: list[AllocationStrategy]
+) -> list[dict[str, Any]]:
     dense = perplexity(model, rows)
     tokens = rows[:4, :-1]
     results = [
@@ -96,7 +98,7 @@ def measure(model: nn.Module, calibration: list[Tensor], rows: Tensor) -> list[d
 
     static = QuantizationMode.STATIC
     budget = 0
-    for rounding in ("nearest", "clipped", "gptq"):
+    for rounding in roundings:
         for one in UNIFORM:
             config = PrecisionConfig(
                 allocation_strategy=AllocationStrategy.ACTIVATION_AWARE, quantization_mode=static, formats=[one],
@@ -104,7 +106,7 @@ def measure(model: nn.Module, calibration: list[Tensor], rows: Tensor) -> list[d
             )  # fmt: skip
             size = add(f"{one}, {rounding}", kept(model, config, calibration))
             budget = size if one.format == "nvfp4" else budget
-        for strategy in AllocationStrategy:
+        for strategy in strategies:
             config = PrecisionConfig(
                 allocation_strategy=strategy, quantization_mode=static, budget_bytes=budget, rounding=rounding
             )
@@ -126,6 +128,8 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1e-3 if on_gpu else 3e-3)
     parser.add_argument("--held-out", type=int, default=64 if on_gpu else 24, help="sequences of the perplexities")
     parser.add_argument("--calibration", type=int, default=32 if on_gpu else 8, help="sequences of the training text")
+    parser.add_argument("--roundings", nargs="+", default=["nearest", "clipped", "gptq"])
+    parser.add_argument("--strategies", nargs="+", default=[one.value for one in AllocationStrategy])
     parser.add_argument("--least", type=float, default=30.0, help="percent of nvfp4's degradation that must go")
     parser.add_argument("--model", type=Path, help="trained parameters: read where the file is there, else written")
     parser.add_argument("--output", type=Path)
@@ -143,7 +147,9 @@ def main() -> int:
     model = model.to(torch.bfloat16).eval()
     rows = language.batches(held_out, 1, options.held_out, options.length, seed=3)(0)
     sequences = language.batches(train_data, 1, options.calibration, options.length - 1, seed=4)(0)
-    results = measure(model, list(sequences.split(8)), rows)
+    results = measure(
+        model, list(sequences.split(8)), rows, options.roundings, [AllocationStrategy(name) for name in options.strategies]
+    )
     for row in results:
         name, _, rounding = row["weights"].rpartition(", ")
         if name.startswith("adaptive"):
@@ -161,12 +167,12 @@ def main() -> int:
         )  # fmt: skip
     names = ("steps", "dim", "layers", "length", "batch", "held_out", "calibration")
     run = {
-        "machine": describe_machine(device), "settings": {n: getattr(options, n) for n in names},
+        "machine": describe_machine(device), "settings": {n: getattr(options, n) for n in names} | {"train_bytes": len(train_data)},
         "columns": list(figures[0]), "figures": figures, "results": results,
     }  # fmt: skip
     print_and_store(run, options.output)
-    judged = next(row["less"] for row in results if row["weights"] == JUDGED)
-    if judged < options.least:
+    judged = next((row["less"] for row in results if row["weights"] == JUDGED), None)
+    if judged is not None and judged < options.least:
         print(f"adaptive_precision: {JUDGED}: {judged:.0f} % less degradation, less than {options.least}", file=sys.stderr)
         return 1
     return 0
