@@ -112,7 +112,7 @@ def measure(
             )
             made = kept(model, config, calibration)
             add(f"adaptive, {strategy.value}, {rounding}", made)
-    print(made.allocation, file=sys.stderr)
+            print(made.allocation, file=sys.stderr)
     return results
 
 
@@ -128,8 +128,8 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1e-3 if on_gpu else 3e-3)
     parser.add_argument("--held-out", type=int, default=64 if on_gpu else 24, help="sequences of the perplexities")
     parser.add_argument("--calibration", type=int, default=32 if on_gpu else 8, help="sequences of the training text")
-    parser.add_argument("--roundings", nargs="+", default=["nearest", "clipped", "gptq"])
-    parser.add_argument("--strategies", nargs="+", default=[one.value for one in AllocationStrategy])
+    parser.add_argument("--roundings", nargs="*", default=["nearest", "clipped", "gptq"])
+    parser.add_argument("--strategies", nargs="*", default=[one.value for one in AllocationStrategy])
     parser.add_argument("--least", type=float, default=30.0, help="percent of nvfp4's degradation that must go")
     parser.add_argument("--model", type=Path, help="trained parameters: read where the file is there, else written")
     parser.add_argument("--output", type=Path)
