@@ -22,7 +22,13 @@ from typing import Any
 import sparse_perplexity as language
 import torch
 import torch.nn.functional as torch_functional
-from kernel_pytorch.precision import AllocationStrategy, PrecisionConfig, QuantizationMode, UltraPrecisionModule, WeightFormat
+from kernel_pytorch.precision import (
+    AllocationStrategy,
+    PrecisionConfig,
+    QuantizationMode,
+    UltraPrecisionModule,
+    WeightFormat,
+)
 from table import print_and_store
 from torch import Tensor, nn
 from torch_norms import describe_machine
@@ -76,12 +82,23 @@ def kept(model: nn.Module, config: PrecisionConfig, calibration: list[Tensor]) -
 
 
 def measure(
-    model: nn.Module, calibration: list[Tensor], rows: Tensor, roundings: list[str], strategies: list[AllocationStrategy]
+    model: nn.Module,
+    calibration: list[Tensor],
+    rows: Tensor,
+    roundings: list[str],
+    strategies: list[AllocationStrategy],
 ) -> list[dict[str, Any]]:
     dense = perplexity(model, rows)
     tokens = rows[:4, :-1]
     results = [
-        {"weights": "bf16", "bits": 16.0, "bytes": 0, "perplexity": dense, "percent": 0.0, "ms": milliseconds(model, tokens)}
+        {
+            "weights": "bf16",
+            "bits": 16.0,
+            "bytes": 0,
+            "perplexity": dense,
+            "percent": 0.0,
+            "ms": milliseconds(model, tokens),
+        }
     ]
 
     def add(name: str, made: UltraPrecisionModule) -> float:
@@ -148,7 +165,11 @@ def main() -> int:
     rows = language.batches(held_out, 1, options.held_out, options.length, seed=3)(0)
     sequences = language.batches(train_data, 1, options.calibration, options.length - 1, seed=4)(0)
     results = measure(
-        model, list(sequences.split(8)), rows, options.roundings, [AllocationStrategy(name) for name in options.strategies]
+        model,
+        list(sequences.split(8)),
+        rows,
+        options.roundings,
+        [AllocationStrategy(name) for name in options.strategies],
     )
     for row in results:
         name, _, rounding = row["weights"].rpartition(", ")
@@ -167,13 +188,16 @@ def main() -> int:
         )  # fmt: skip
     names = ("steps", "dim", "layers", "length", "batch", "held_out", "calibration")
     run = {
-        "machine": describe_machine(device), "settings": {n: getattr(options, n) for n in names} | {"train_bytes": len(train_data)},
+        "machine": describe_machine(device),
+        "settings": {n: getattr(options, n) for n in names} | {"train_bytes": len(train_data)},
         "columns": list(figures[0]), "figures": figures, "results": results,
     }  # fmt: skip
     print_and_store(run, options.output)
     judged = next((row["less"] for row in results if row["weights"] == JUDGED), None)
     if judged is not None and judged < options.least:
-        print(f"adaptive_precision: {JUDGED}: {judged:.0f} % less degradation, less than {options.least}", file=sys.stderr)
+        print(
+            f"adaptive_precision: {JUDGED}: {judged:.0f} % less degradation, less than {options.least}", file=sys.stderr
+        )
         return 1
     return 0
 

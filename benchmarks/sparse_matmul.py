@@ -3,8 +3,8 @@
     python benchmarks/sparse_matmul.py [--shape MxNxK ...] [--device cpu] [--seconds S] [--configs] [--output FILE]
 
 Rates are of the dense product's operations. Ways take turns (measure.py); on a GPU a turn is a CUDA graph. cuSPARSELt
-is timed with torch's default algorithm and with the one that its own search finds best, with its results in either order. --configs times each config of our
-kernel.
+is timed with torch's default algorithm and with the one that its own search finds best, with its results in either
+order. --configs times each config of our kernel.
 """
 
 from __future__ import annotations

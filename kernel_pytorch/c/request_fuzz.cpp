@@ -75,9 +75,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     read_or_refuse([&] { read_directories(json); });
     read_or_refuse([&] { read_clear(json); });
     read_or_refuse([&] { read_autotune(json); });
-    for (const auto answer : {answer_bucket_plan, answer_graph_plan, answer_memory_plan, answer_activation_plan,
-                              answer_batch_plan, answer_offload_plan, answer_precision_plan, answer_context_parallel_plan, answer_model_plan,
-                              answer_tuning_plan, answer_budget_plan, answer_part_verdict, answer_whole_verdict}) {
+    for (const auto answer :
+         {answer_bucket_plan, answer_graph_plan, answer_memory_plan, answer_activation_plan, answer_batch_plan,
+          answer_offload_plan, answer_precision_plan, answer_context_parallel_plan, answer_model_plan,
+          answer_tuning_plan, answer_budget_plan, answer_part_verdict, answer_whole_verdict}) {
       read_or_refuse([&] { to_text(answer(json)); });
     }
     FieldReader fields(json, "fuzz");

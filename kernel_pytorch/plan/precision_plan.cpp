@@ -20,15 +20,16 @@ struct Way {
 };
 
 void check(const PrecisionRequest& request) {
-  KP_CHECK(request.budget_bytes >= 0, "precision_plan: budget_bytes is ", request.budget_bytes, "; it must be 0 or more");
+  KP_CHECK(request.budget_bytes >= 0, "precision_plan: budget_bytes is ", request.budget_bytes,
+           "; it must be 0 or more");
   KP_CHECK(request.most_ways >= 2, "precision_plan: most_ways is ", request.most_ways, "; it must be 2 or more");
   KP_CHECK(request.layers.size() <= kMostLayers, "precision_plan: there are ", request.layers.size(),
            " layers; at most ", kMostLayers);
   for (size_t i = 0; i < request.layers.size(); ++i) {
     KP_CHECK(!request.layers[i].empty(), "precision_plan: layer ", i, " has no choice; give it one at least");
     for (const FormatChoice& choice : request.layers[i]) {
-      KP_CHECK(choice.bytes >= 0 && choice.bytes <= kMostBytes && std::isfinite(choice.error) && choice.error >= 0, "precision_plan: layer ", i,
-               " has a choice of ", choice.bytes, " bytes and error ", choice.error,
+      KP_CHECK(choice.bytes >= 0 && choice.bytes <= kMostBytes && std::isfinite(choice.error) && choice.error >= 0,
+               "precision_plan: layer ", i, " has a choice of ", choice.bytes, " bytes and error ", choice.error,
                "; bytes are from 0 to 2^48, an error is a number that is not negative");
     }
   }
@@ -84,7 +85,9 @@ PrecisionPlan plan_precision(const PrecisionRequest& request) {
       const int64_t units = request.most_ways - 1, span = next.back().bytes - next.front().bytes + 1;
       std::vector<Way> coarse = {next.front()};
       for (size_t j = 1; j < next.size(); ++j) {
-        const auto unit_of = [&](const Way& way) { return (way.bytes - next.front().bytes) / ((span + units - 1) / units); };
+        const auto unit_of = [&](const Way& way) {
+          return (way.bytes - next.front().bytes) / ((span + units - 1) / units);
+        };
         const bool is_last = j + 1 == next.size() || unit_of(next[j + 1]) != unit_of(next[j]);
         if (is_last) coarse.push_back(next[j]);
       }

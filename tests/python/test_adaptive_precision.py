@@ -18,8 +18,8 @@ from kernel_pytorch.precision import (
     UltraPrecisionModule,
     WeightFormat,
     analyze_precision_opportunities,
-    create_ultra_precision_module,
     clipped_quantize,
+    create_ultra_precision_module,
     gptq_quantize,
 )
 from kernel_pytorch.precision.allocation import MENU
@@ -133,7 +133,8 @@ def test_ranges_of_groups_have_no_larger_error(choice) -> None:
 def test_the_first_forward_is_the_calibration_of_the_dynamic_mode() -> None:
     model, data = network(torch.bfloat16), samples(1, torch.bfloat16)
     made = UltraPrecisionModule(
-        copy.deepcopy(model), PrecisionConfig(allocation_strategy=AllocationStrategy.ACTIVATION_AWARE, target_memory_reduction=0.7)
+        copy.deepcopy(model),
+        PrecisionConfig(allocation_strategy=AllocationStrategy.ACTIVATION_AWARE, target_memory_reduction=0.7),
     )
     assert made.current_allocation == {}
     with pytest.raises(RuntimeError, match="first forward"):
@@ -169,7 +170,9 @@ def test_training_modes_round_in_each_forward_and_choose_again(mode) -> None:
     made.eval()
     torch.testing.assert_close(made(x), trained, rtol=1e-4, atol=1e-5)
     for layer in layers:
-        expected = nn.functional.linear(torch.eye(layer.in_features), layer.quantized().dequantize(torch.float32), layer.bias)
+        expected = nn.functional.linear(
+            torch.eye(layer.in_features), layer.quantized().dequantize(torch.float32), layer.bias
+        )
         torch.testing.assert_close(layer(torch.eye(layer.in_features)), expected)
 
 

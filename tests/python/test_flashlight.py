@@ -36,7 +36,9 @@ def test_options_of_a_call_and_functions_that_no_program_can_be() -> None:
     query = torch.randn(1, 2, 8, 16)
     compiler = FlashLightKernelCompiler(causal=True)
     plain = compiler.compile()
-    assert plain.score_program == "" and torch.equal(plain(query, query, query), functional.attention(query, query, query, causal=True))
+    assert plain.score_program == "" and torch.equal(
+        plain(query, query, query), functional.attention(query, query, query, causal=True)
+    )
     assert torch.equal(plain(query, query, query, causal=False), functional.attention(query, query, query))
     with pytest.raises(TypeError):
         compiler.compile(lambda score, b, h, q, k: score if score > 0 else -score)

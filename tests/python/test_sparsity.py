@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_a_transposable_mask_is_the_best_of_all_patterns() -> None:
     # No exchange of a rectangle's corners within a block improves it.
     block, kept = weight[:4, :4].abs(), mask[:4, :4]
     best = float((block * kept).sum())
-    for i, j, p, q in ((i, j, p, q) for i in range(4) for j in range(i) for p in range(4) for q in range(4) if p != q):
+    for i, j, p, q in itertools.product(range(4), repeat=4):
         if kept[i, p] and kept[j, q] and not kept[i, q] and not kept[j, p]:
             change = block[i, q] + block[j, p] - block[i, p] - block[j, q]
             assert best + float(change) <= best + 1e-6
@@ -143,7 +144,9 @@ def test_models_are_pruned_and_saved(hardware_optimized, transposable) -> None:
     file = io.BytesIO()
     torch.save(pruned.state_dict(), file)
     file.seek(0)
-    again = sparsity.apply_to_model(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8), nn.Linear(6, 4)), skip=["3"])
+    again = sparsity.apply_to_model(
+        nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8), nn.Linear(6, 4)), skip=["3"]
+    )
     again.load_state_dict(torch.load(file))
     torch.testing.assert_close(again[:3](x), pruned[:3](x))
 

@@ -21,17 +21,12 @@ std::vector<plan::FormatChoice> read_layer(const Json& value) {
 
 Json answer_precision_plan(const Json& request) {
   FieldReader fields(request, "precision_plan");
-  const plan::PrecisionRequest asked{
-      .layers = read_all(fields, "layers", read_layer),
-      .budget_bytes = static_cast<int64_t>(fields.number("budget_bytes", 0, 0, kMost))};
+  const plan::PrecisionRequest asked{.layers = read_all(fields, "layers", read_layer),
+                                     .budget_bytes = static_cast<int64_t>(fields.number("budget_bytes", 0, 0, kMost))};
   fields.finish();
   const plan::PrecisionPlan found = plan::plan_precision(asked);
-  return {{"fits", found.fits},
-          {"is_exact", found.is_exact},
-          {"choices", found.choices},
-          {"bytes", found.bytes},
-          {"error", found.error},
-          {"least_bytes", found.least_bytes},
+  return {{"fits", found.fits},    {"is_exact", found.is_exact}, {"choices", found.choices},
+          {"bytes", found.bytes},  {"error", found.error},       {"least_bytes", found.least_bytes},
           {"reason", found.reason}};
 }
 

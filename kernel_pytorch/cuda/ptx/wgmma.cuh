@@ -137,25 +137,25 @@ struct SparseWgmma;
                    : "r"(a), "r"(b), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kDescriptorHighWord)); \
     }                                                                                                      \
   };
-#define KP_WGMMA_SPARSE_OF(N, COUNT, TYPE, NAME, I0, I1, I2, I3, I4, I5, I6, I7, I8)                               \
-  template <>                                                                                                      \
-  struct SparseWgmma<N, WgmmaType::TYPE> {                                                                         \
-    static constexpr int kCount = COUNT;                                                                           \
-    template <int kStepA, int kStepB, int kSelector>                                                               \
-    static __device__ __forceinline__ void ss(float (&d)[COUNT], uint32_t a, uint32_t b, uint32_t metadata,        \
-                                              int accumulate) {                                                    \
-      asm volatile("{\n.reg .pred p;\n.reg .b32 la, lb;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" I3                   \
-                   ", 0;\n"                                                                                        \
-                   "add.u32 la, %" I0 ", %" I4 ";\nadd.u32 lb, %" I1 ", %" I5                                      \
-                   ";\n"                                                                                           \
-                   "mov.b64 da, {la, %" I7 "};\nmov.b64 db, {lb, %" I8                                             \
-                   "};\n"                                                                                          \
-                   "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32." NAME "." NAME " {" KP_TEXT_##COUNT         \
-                   "}, da, db, %" I2 ", %" I6 ", p, 1, 1, 0, 0;\n}\n"                                              \
-                   : KP_LIST_##COUNT                                                                               \
-                   : "r"(a), "r"(b), "r"(metadata), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kSelector),     \
-                     "n"(kShortDescriptorHighWord), "n"(kDescriptorHighWord));                                     \
-    }                                                                                                              \
+#define KP_WGMMA_SPARSE_OF(N, COUNT, TYPE, NAME, I0, I1, I2, I3, I4, I5, I6, I7, I8)                           \
+  template <>                                                                                                  \
+  struct SparseWgmma<N, WgmmaType::TYPE> {                                                                     \
+    static constexpr int kCount = COUNT;                                                                       \
+    template <int kStepA, int kStepB, int kSelector>                                                           \
+    static __device__ __forceinline__ void ss(float (&d)[COUNT], uint32_t a, uint32_t b, uint32_t metadata,    \
+                                              int accumulate) {                                                \
+      asm volatile("{\n.reg .pred p;\n.reg .b32 la, lb;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" I3               \
+                   ", 0;\n"                                                                                    \
+                   "add.u32 la, %" I0 ", %" I4 ";\nadd.u32 lb, %" I1 ", %" I5                                  \
+                   ";\n"                                                                                       \
+                   "mov.b64 da, {la, %" I7 "};\nmov.b64 db, {lb, %" I8                                         \
+                   "};\n"                                                                                      \
+                   "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32." NAME "." NAME " {" KP_TEXT_##COUNT     \
+                   "}, da, db, %" I2 ", %" I6 ", p, 1, 1, 0, 0;\n}\n"                                          \
+                   : KP_LIST_##COUNT                                                                           \
+                   : "r"(a), "r"(b), "r"(metadata), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kSelector), \
+                     "n"(kShortDescriptorHighWord), "n"(kDescriptorHighWord));                                 \
+    }                                                                                                          \
   };
 #define KP_WGMMA_SPARSE(N, COUNT, ...)                     \
   KP_WGMMA_SPARSE_OF(N, COUNT, kBf16, "bf16", __VA_ARGS__) \

@@ -40,8 +40,7 @@ const char* tensor_map_obstacle(const TensorView& view) {
   return nullptr;
 }
 
-void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16], int box_groups,
-                       int box_bytes) {
+void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16], int box_groups, int box_bytes) {
   const int rank = view.rank;
   const bool is_known = map_type(view.dtype) != TensorMapType::kBytes || size_of(view.dtype) == 1;
   KP_CHECK(rank >= 2 && rank <= kMaxMapRank && is_known, "cuda: a tensor map of ", view,

@@ -1,6 +1,6 @@
 // Encodes what the copy engine (cp.async.bulk.tensor, sm_90) has to know of a tensor: address, sizes, strides, and the
-// box that one instruction moves. Boxes are written to shared memory with the swizzle of their rows, and what lies outside the
-// tensor reads as zero.
+// box that one instruction moves. Boxes are written to shared memory with the swizzle of their rows, and what lies
+// outside the tensor reads as zero.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,8 @@ namespace kernel_pytorch::sparse_compress {
 namespace {
 
 void check_matrix(std::string_view op, std::string_view name, const TensorView& view, Device device) {
-  const bool is_small = view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16;
+  const bool is_small =
+      view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16;
   KP_CHECK(view.device == device, op, ": ", name, " is on ", view.device, ", the call runs on ", device,
            "; move one of them");
   KP_CHECK(is_small && view.rank == 2 && (view.strides[1] == 1 || view.sizes[1] <= 1), op, ": ", name, " is ", view,

@@ -46,10 +46,8 @@ inline constexpr auto kCompressFields = fields<Compress>(
 inline constexpr auto kDecompressFields = fields<Decompress>(
     input<&Decompress::values>(
         {.shape = "rows kept", .leads = true, .bucketed = "rows", .memory = MemoryLayout::kContiguous}),
-    input<&Decompress::metadata>({.shape = "ceil(kept/32) rows 2",
-                                  .dtype = "int32",
-                                  .memory = MemoryLayout::kContiguous,
-                                  .content = "places"}),
+    input<&Decompress::metadata>(
+        {.shape = "ceil(kept/32) rows 2", .dtype = "int32", .memory = MemoryLayout::kContiguous, .content = "places"}),
     output<&Decompress::output>({.shape = "rows kept*2", .dtype = "values"}));
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.

@@ -24,12 +24,9 @@ void run(const Product& problem, int, Context& context) {
   sparse_compress::decompress({.values = problem.values, .metadata = problem.metadata, .output = weight}, inner);
   std::swap(weight.sizes[0], weight.sizes[1]);
   std::swap(weight.strides[0], weight.strides[1]);
-  matmul::multiply({.a = problem.x,
-                    .b = weight,
-                    .bias = problem.bias,
-                    .activation = problem.activation,
-                    .output = problem.output},
-                   inner);
+  matmul::multiply(
+      {.a = problem.x, .b = weight, .bias = problem.bias, .activation = problem.activation, .output = problem.output},
+      inner);
 }
 
 uint64_t code_version() {

@@ -43,12 +43,12 @@ constexpr const char* kShapes = R"(
 
 }  // namespace
 
-constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
-    {.name = "sparse_matmul",
-     .kernels = registry::kernel_list<kSm90, kCpu, kComposed, kReference>,
-     .make = make_product,
-     .check = check,
-     .shapes = kShapes});
+constinit const registry::Operation<Product> kProduct =
+    registry::declared<Product, kFields, flops>({.name = "sparse_matmul",
+                                                 .kernels = registry::kernel_list<kSm90, kCpu, kComposed, kReference>,
+                                                 .make = make_product,
+                                                 .check = check,
+                                                 .shapes = kShapes});
 
 constexpr auto kDeclarations =
     registry::differentiable<Product, multiply>("sparse_matmul", "sparse_matmul_forward", kFields);

@@ -12,7 +12,8 @@ namespace {
 constexpr std::string_view kName = "sparse_matmul";
 
 void check_matrix(std::string_view name, const TensorView& view, Device device) {
-  const bool is_small = view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16;
+  const bool is_small =
+      view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16;
   KP_CHECK(view.device == device, kName, ": ", name, " is on ", view.device, ", the call runs on ", device,
            "; move one of them");
   KP_CHECK(is_small && (view.sizes[1] <= 1 || view.strides[1] == 1), kName, ": ", name, " is ", view,

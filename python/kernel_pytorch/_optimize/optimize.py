@@ -109,11 +109,13 @@ def optimize(
     if accuracy not in ("exact", "tolerant"):
         raise ValueError(f'optimize: accuracy is "{accuracy}"; it is "exact" or "tolerant"')
     if weights not in (None, "auto", *few_bits.FORMATS):
-        raise ValueError(f'optimize: weights is "{weights}"; it is None, "auto" or one of {", ".join(few_bits.FORMATS)}')
+        raise ValueError(
+            f'optimize: weights is "{weights}"; it is None, "auto" or one of {", ".join(few_bits.FORMATS)}'
+        )
     if weights is not None and (accuracy != "tolerant" or goal != "inference"):
         raise ValueError(
-            f'optimize: weights is "{weights}" with accuracy "{accuracy}" and goal "{goal}"; few bits round weights that '
-            'stay as they are: use accuracy="tolerant" and goal="inference"'
+            f'optimize: weights is "{weights}" with accuracy "{accuracy}" and goal "{goal}"; few bits round weights '
+            'that stay as they are: use accuracy="tolerant" and goal="inference"'
         )
     if tune not in ("model", "cache", "off"):
         raise ValueError(f'optimize: tune is "{tune}"; it is "model", "cache" or "off"')

@@ -31,7 +31,15 @@ from .experts import (
     route,
     route_chosen,
 )
-from .few_bits import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
+from .few_bits import (
+    QuantizedWeight,
+    Sparse24Tensor,
+    dequantize_weight,
+    quantize_weight,
+    quantized_matmul,
+    sparse_compress,
+    sparse_matmul,
+)
 from .float8 import (
     Quantized,
     QuantizedGate,
@@ -71,7 +79,6 @@ from .pointwise import (
     swiglu_packed,
 )
 from .products import interleave_gate_up, linear, matmul, mlp
-from .sparsity import Sparse24Tensor, sparse_compress, sparse_matmul
 from .tables import (
     chunk_mean_pool,
     embedding,

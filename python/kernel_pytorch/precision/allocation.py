@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -116,8 +116,10 @@ _OF_NAME = {
 }
 
 
-def menu_of(formats: Sequence[PrecisionFormat | WeightFormat]) -> tuple[WeightFormat, ...]:
+def menu_of(formats: Sequence[PrecisionFormat | WeightFormat] | None) -> tuple[WeightFormat, ...]:
     """The choices that these names stand for; a float type stands for the unchanged weight."""
+    if formats is None:
+        return MENU
     chosen: list[WeightFormat] = []
     for one in formats:
         if isinstance(one, WeightFormat):
@@ -133,13 +135,13 @@ def menu_of(formats: Sequence[PrecisionFormat | WeightFormat]) -> tuple[WeightFo
 class PrecisionConfig:
     """Adaptive precision of a model's weights.
 
-    Attributes:
+    Args:
         base_precision: the type from which target_memory_reduction counts; None: the model's own.
         allocation_strategy: how errors are estimated.
         quantization_mode: when weights are rounded.
         target_memory_reduction: the share of the layers' bytes in base_precision that is saved.
         budget_bytes: of the layers' weights, instead of target_memory_reduction.
-        formats: what a layer may be kept in; MENU is everything.
+        formats: what a layer may be kept in; None: every format of `quantize_weight`, and the weight as it is.
         entropy_threshold: bits. ENTROPY_BASED and CONTENT_ADAPTIVE keep a layer in 8 bits or more where its 4-bit codes
             have less entropy.
         gradient_weight, activation_weight: of CONTENT_ADAPTIVE; together at most 1.
@@ -160,9 +162,9 @@ class PrecisionConfig:
     gradient_weight: float = 0.3
     activation_weight: float = 0.4
     budget_bytes: int | None = None
-    formats: Sequence[PrecisionFormat | WeightFormat] = MENU
+    formats: Sequence[PrecisionFormat | WeightFormat] | None = None
     rounding: str = "nearest"
-    skip: Sequence[str] = field(default_factory=tuple)
+    skip: Sequence[str] = ()
     update_frequency: int = 0
 
     def __post_init__(self) -> None:
@@ -173,8 +175,8 @@ class PrecisionConfig:
         weights = (self.gradient_weight, self.activation_weight)
         if min(weights) < 0 or sum(weights) > 1:
             raise ValueError(
-                f"PrecisionConfig: gradient_weight is {weights[0]} and activation_weight {weights[1]}; they must not be "
-                "negative and be at most 1 together"
+                f"PrecisionConfig: gradient_weight is {weights[0]} and activation_weight {weights[1]}; they must not "
+                "be negative and be at most 1 together"
             )
         if self.rounding not in ("nearest", "clipped", "gptq"):
             raise ValueError(f'PrecisionConfig: rounding is "{self.rounding}"; it is "nearest", "clipped" or "gptq"')

@@ -65,7 +65,9 @@ class PrecisionAllocation:
             f"{layer.name:<{width}}  {'#' * round(2 * layer.bits):<33} {layer.bits:5.2f} bits  {layer.format}"
             for layer in self.layers
         ]
-        lines.append(f"{self.average_bits:.2f} bits on average, {self.nbytes:,} bytes of {self.base_bytes:,}; {self.reason}")
+        lines.append(
+            f"{self.average_bits:.2f} bits on average, {self.nbytes:,} bytes of {self.base_bytes:,}; {self.reason}"
+        )
         return "\n".join(lines)
 
 
@@ -86,7 +88,7 @@ class AdaptivePrecisionAllocator:
 
         Args:
             calibration: inputs: a tensor, a tuple of arguments or a dictionary of them for each call.
-            loss: loss(output, input), of GRADIENT_WEIGHTED and CONTENT_ADAPTIVE; None: the sum of squares of the output.
+            loss: loss(output, input), of GRADIENT_WEIGHTED and CONTENT_ADAPTIVE; None: the output's sum of squares.
             metric: metric(output, output before), of LAYER_ADAPTIVE; None: the mean square of the change.
         """
         layers = quantizable_layers(model, self.config.skip)
@@ -122,7 +124,9 @@ class AdaptivePrecisionAllocator:
             layers, budget_bytes, answer["fits"], answer["is_exact"], answer["error"], answer["reason"]
         )
 
-    def apply(self, model: nn.Module, allocation: PrecisionAllocation, *, trains: bool = False, packs: bool = False) -> nn.Module:  # fmt: skip
+    def apply(
+        self, model: nn.Module, allocation: PrecisionAllocation, *, trains: bool = False, packs: bool = False
+    ) -> nn.Module:
         """The model with its layers in their formats, in place; the model itself where it is a layer.
 
         Args:

@@ -39,7 +39,9 @@ class FP4Quantizer(nn.Module):
         self.format = _NAMES[name]
         groups = FORMATS[self.format][0]
         if block_size is not None and block_size not in groups:
-            raise ValueError(f"FP4Quantizer: block_size is {block_size}; {self.format} has scales for {groups[0]} columns")
+            raise ValueError(
+                f"FP4Quantizer: block_size is {block_size}; {self.format} has scales for {groups[0]} columns"
+            )
         if not use_double_quantization:
             raise ValueError(f"FP4Quantizer: use_double_quantization is False; scales of {self.format} have 8 bits")
         self.block_size, self.adaptive_scaling = groups[0], adaptive_scaling
@@ -48,9 +50,7 @@ class FP4Quantizer(nn.Module):
         """Codes and scales of a tensor [..., columns], whose leading dimensions become rows."""
         rows = tensor.reshape(-1, tensor.shape[-1])
         fixed = self.format == "nvfp4" and not self.adaptive_scaling
-        return quantize_weight(
-            rows, self.format, tensor_scale=torch.ones(1, device=tensor.device) if fixed else None
-        )
+        return quantize_weight(rows, self.format, tensor_scale=torch.ones(1, device=tensor.device) if fixed else None)
 
     def dequantize(self, weight: QuantizedWeight, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return weight.dequantize(dtype)

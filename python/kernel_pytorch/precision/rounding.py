@@ -1,8 +1,8 @@
 """Rounding a weight so that the layer's outputs change least: ranges of groups by search, and GPTQ.
 
-GPTQ: columns are rounded one after another. The rounding error of a column is taken off the columns that are still to come, so
-that the outputs on the calibration data move as little as they can: with H = X^T X of those inputs, the best update of
-the rest follows from the Cholesky factor of H^-1.
+GPTQ: columns are rounded one after another. The rounding error of a column is taken off the columns that are still to
+come, so that the outputs on the calibration data move as little as they can: with H = X^T X of those inputs, the best
+update of the rest follows from the Cholesky factor of H^-1.
 """
 
 from __future__ import annotations
@@ -127,4 +127,4 @@ def _inverse_factor(gram: Tensor, damping: float) -> Tensor:
     diagonal[diagonal == 0] = 1.0
     diagonal += damping * diagonal.mean()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
-    return torch.linalg.cholesky(inverse, upper=True)
+    return torch.linalg.cholesky(inverse, upper=True)  # type: ignore[no-any-return]

@@ -118,7 +118,7 @@ def rounded(layer: nn.Linear, choice: WeightFormat, config: PrecisionConfig, sta
     assert choice.format is not None
     weight = layer.weight.detach()
     gram = None if statistics is None else statistics.gram
-    options = {"group": choice.group, "asymmetric": choice.asymmetric}
+    options: dict[str, Any] = {"group": choice.group, "asymmetric": choice.asymmetric}
     if config.rounding == "nearest":
         return quantize_weight(weight, choice.format, **options)
     importance = None if gram is None else gram.diagonal() if gram.dim() == 2 else gram
@@ -170,7 +170,11 @@ def estimate(
     }
     if strategy is AllocationStrategy.CONTENT_ADAPTIVE:
         names = list(AllocationStrategy)[:3]
-        shares = (1 - config.gradient_weight - config.activation_weight, config.gradient_weight, config.activation_weight)
+        shares = (
+            1 - config.gradient_weight - config.activation_weight,
+            config.gradient_weight,
+            config.activation_weight,
+        )
         parts = [_normalized(estimates[name]()) for name in names]
         errors = [
             [sum(share * part[i][j] for share, part in zip(shares, parts, strict=True)) for j in range(len(menu))]
@@ -190,14 +194,19 @@ def _normalized(errors: list[list[float]]) -> list[list[float]]:
     return [[error / total for error in of_layer] for of_layer in errors]
 
 
-def _by_entropy(config: PrecisionConfig, layers: dict[str, nn.Linear], rows: list[LayerSensitivity]) -> list[list[float]]:
+def _by_entropy(
+    config: PrecisionConfig, layers: dict[str, nn.Linear], rows: list[LayerSensitivity]
+) -> list[list[float]]:
     errors = []
     for row, layer in zip(rows, layers.values(), strict=True):
         energy = float(layer.weight.detach().float().square().sum())
         lost = 4.0 - code_entropy(layer.weight)
         bits = [8 * nbytes / row.elements for nbytes in row.nbytes]
         errors.append(
-            [0.0 if one.format is None else energy * 4.0 ** (lost - b) for one, b in zip(row.formats, bits, strict=True)]
+            [
+                0.0 if one.format is None else energy * 4.0 ** (lost - b)
+                for one, b in zip(row.formats, bits, strict=True)
+            ]
         )
     return errors
 
@@ -233,7 +242,9 @@ def _by_weight(
     for row, layer in zip(rows, layers.values(), strict=True):
         of = statistics[row.name]
         if of.gram is None:
-            raise ValueError(f'adaptive precision: the calibration data never reaches layer "{row.name}"; put it into skip')
+            raise ValueError(
+                f'adaptive precision: the calibration data never reaches layer "{row.name}"; put it into skip'
+            )
         weight = layer.weight.detach().float()
         errors.append(
             [

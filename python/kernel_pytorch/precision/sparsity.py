@@ -21,7 +21,11 @@ from .sensitivity import quantizable_layers
 def _patterns() -> Tensor:
     """The 90 ways to keep two of four in every row and every column of a block, [90, 4, 4]."""
     rows = [[float(i in pair) for i in range(4)] for pair in itertools.combinations(range(4), 2)]
-    blocks = [block for block in itertools.product(rows, repeat=4) if all(sum(column) == 2 for column in zip(*block, strict=True))]
+    blocks = [
+        block
+        for block in itertools.product(rows, repeat=4)
+        if all(sum(column) == 2 for column in zip(*block, strict=True))
+    ]
     return torch.tensor(blocks)
 
 
@@ -42,7 +46,7 @@ def transposable_mask(weight: Tensor) -> Tensor:
 
 
 class Sparse24Linear(nn.Module):
-    """activation(x @ weight.T + bias) with a weight of which two of each four are kept: values and metadata are buffers.
+    """activation(x @ weight.T + bias) with two of each four of the weight kept: values and metadata are buffers.
 
     `from_linear` prunes a layer by magnitude. Gradients reach x and bias; the weight is fixed (SparseTrainingLinear
     trains one).
@@ -57,7 +61,9 @@ class Sparse24Linear(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if in_features % 4:
-            raise ValueError(f"Sparse24Linear: in_features is {in_features}; two of each four are kept: a multiple of 4")
+            raise ValueError(
+                f"Sparse24Linear: in_features is {in_features}; two of each four are kept: a multiple of 4"
+            )
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.register_buffer("values", torch.zeros(out_features, in_features // 2, device=device, dtype=dtype))
         words = torch.full((-(-in_features // 64), out_features, 2), 0x44444444, device=device, dtype=torch.int32)
@@ -100,13 +106,17 @@ class _SparseTraining(torch.autograd.Function):
         return sparse_matmul(x, sparse_compress(weight * mask))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mask = ctx.saved_tensors
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             pruned = weight * mask
             # A transposable mask makes this product a sparse one, too.
-            grad_x = sparse_matmul(grad, sparse_compress(pruned.t().contiguous())) if ctx.transposable else matmul(grad, pruned)
+            grad_x = (
+                sparse_matmul(grad, sparse_compress(pruned.t().contiguous()))
+                if ctx.transposable
+                else matmul(grad, pruned)
+            )
         if ctx.needs_input_grad[1]:
             grad_weight = matmul(grad.flatten(0, -2).t(), x.flatten(0, -2)).to(weight.dtype)
             grad_weight = grad_weight + ctx.decay * torch.where(mask, 0, weight)
@@ -143,8 +153,8 @@ class SparseTrainingLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.weight.dtype is x.dtype else self.weight.to(x.dtype)
-        sums = _SparseTraining.apply(x, weight, self.mask(), self.decay, self.transposable)
-        return sums if self.bias is None else sums + self.bias.to(sums.dtype)  # type: ignore[no-any-return]
+        sums: Tensor = _SparseTraining.apply(x, weight, self.mask(), self.decay, self.transposable)  # type: ignore[no-untyped-call]
+        return sums if self.bias is None else sums + self.bias.to(sums.dtype)
 
     def to_sparse(self) -> Sparse24Linear:
         return Sparse24Linear.from_linear(self, mask=self.mask())

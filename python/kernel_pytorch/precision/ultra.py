@@ -87,7 +87,7 @@ class UltraPrecisionModule(nn.Module):
         """The plan; printed, it is a table with a bar of bits for each layer."""
         if self._allocation is None:
             raise RuntimeError(
-                "UltraPrecisionModule: no format is chosen before the first forward; call it once, or take the mode STATIC"
+                "UltraPrecisionModule: no format is chosen before the first forward; call it once, or use STATIC"
             )
         return self._allocation
 
@@ -164,7 +164,7 @@ def create_ultra_precision_module(
     if isinstance(config, AllocationStrategy):
         config = PrecisionConfig(allocation_strategy=config)
     config = config or PrecisionConfig()
-    given = {
+    given: dict[str, Any] = {
         "allocation_strategy": allocation_strategy,
         "target_memory_reduction": target_memory_reduction,
         "formats": precision_formats,
@@ -220,6 +220,7 @@ def analyze_precision_opportunities(
             if one.format.format is not None
         ],
         "layers": [
-            {"name": row.name, "entropy": code_entropy(layers[row.name].weight), "bytes": row.base_bytes} for row in rows
+            {"name": row.name, "entropy": code_entropy(layers[row.name].weight), "bytes": row.base_bytes}
+            for row in rows
         ],
     }  # fmt: skip

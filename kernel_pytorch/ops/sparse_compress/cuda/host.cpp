@@ -18,8 +18,8 @@ constexpr const char* kTooLarge = "has 2^30 columns or more, or more threads tha
 
 registry::Support supports(const TensorView& dense, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(dense.dtype, device)) return registry::Support::no(obstacle);
-  const bool is_large = dense.sizes[1] >= int64_t{1} << 30 ||
-                        dense.element_count() / kWordColumns >= (int64_t{1} << 30) * kThreads;
+  const bool is_large =
+      dense.sizes[1] >= int64_t{1} << 30 || dense.element_count() / kWordColumns >= (int64_t{1} << 30) * kThreads;
   return registry::Support::unless(is_large ? kTooLarge : nullptr);
 }
 registry::Support supports_compress(const Compress& problem, const DeviceInfo& device) {

@@ -53,12 +53,12 @@ __device__ __forceinline__ void store_bits(Bits* target, int32_t available, cons
     uint32_t words[kCount / kPerWord] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      words[i / kPerWord] |= static_cast<uint32_t>(values[i]) << (i % kPerWord * 8 * static_cast<int>(sizeof(Bits)) % 32);
+      words[i / kPerWord] |= static_cast<uint32_t>(values[i])
+                             << (i % kPerWord * 8 * static_cast<int>(sizeof(Bits)) % 32);
     }
 #pragma unroll
     for (int i = 0; i < kCount / kPerWord; i += 4) {
-      ptx::st_global_v4(reinterpret_cast<char*>(target) + 4 * i,
-                        {words[i], words[i + 1], words[i + 2], words[i + 3]});
+      ptx::st_global_v4(reinterpret_cast<char*>(target) + 4 * i, {words[i], words[i + 1], words[i + 2], words[i + 3]});
     }
   } else {
 #pragma unroll

@@ -46,7 +46,8 @@ void run(const Product& problem, int, Context& context) {
     const int64_t first = panel * kPanelRows, count = std::min(kPanelRows, m - first);
     std::fill(to, to + k * kPanelRows, 0.0f);
     for (int64_t i = 0; i < count; ++i) {
-      for (int64_t p = 0; p < k; ++p) to[p * kPanelRows + i] = element_at(problem.x, (first + i) * problem.x.strides[0] + p);
+      for (int64_t p = 0; p < k; ++p)
+        to[p * kPanelRows + i] = element_at(problem.x, (first + i) * problem.x.strides[0] + p);
     }
   });
   const auto* metadata = problem.metadata.as<const uint32_t>();

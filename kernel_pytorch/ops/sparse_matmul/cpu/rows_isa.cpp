@@ -1,5 +1,5 @@
-// One row of a 2:4 weight times a panel of x, on the lanes of the CPU, built once per instruction level: each kept value
-// is broadcast and meets the rows of x that lie in its column. Only kept products are computed.
+// One row of a 2:4 weight times a panel of x, on the lanes of the CPU, built once per instruction level: each kept
+// value is broadcast and meets the rows of x that lie in its column. Only kept products are computed.
 #include "kernel_pytorch/cpu/load_store.h"
 #include "kernel_pytorch/cpu/vec.h"
 #include "kernel_pytorch/ops/sparse_matmul/cpu/rows.h"

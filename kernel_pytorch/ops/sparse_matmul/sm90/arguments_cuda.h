@@ -20,7 +20,7 @@ inline constexpr int kWeightRows = 128;
 inline constexpr int kStageColumns = 64;
 inline constexpr int kWeightBytes = kWeightRows * kStageColumns;  // of a stage: half of the columns, two bytes each
 inline constexpr int kMetadataBytes = kWeightRows * kStageColumns / 8;
-inline constexpr int kBoxRows = 64;               // of x, in a box on its way out: 64 columns of the output each
+inline constexpr int kBoxRows = 64;  // of x, in a box on its way out: 64 columns of the output each
 inline constexpr int kBoxBytes = kBoxRows * 128;
 
 KP_SHARED_CODE constexpr int x_bytes(Config config) {
@@ -44,8 +44,8 @@ KP_SHARED_CODE constexpr int shared_bytes(Config config) {
 }
 KP_SHARED_CODE constexpr bool is_legal(Config config) {
   return shared_bytes(config) <= product::kSm90SharedLimit && config.stages >= 3 && config.stages <= 16 &&
-         (config.rows == 64 || config.rows == 128 || config.rows == 256) && (config.cluster == 1 || config.cluster == 2) &&
-         (config.boxes == 1 || config.boxes == 2);
+         (config.rows == 64 || config.rows == 128 || config.rows == 256) &&
+         (config.cluster == 1 || config.cluster == 2) && (config.boxes == 1 || config.boxes == 2);
 }
 // How the engine's walk sees the tiles.
 KP_SHARED_CODE constexpr product::Sm90Config walk_config(Config config) {
