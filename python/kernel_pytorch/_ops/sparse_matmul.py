@@ -80,7 +80,8 @@ def sparse_matmul(
 
     Args:
         x: [..., columns of the weight]; fp32, bf16 or fp16, under autocast its type. Gradients of x and bias exist; the
-            weight has none (`precision.SparseTrainingLinear` trains one). Values of another type are converted in each call.
+            weight has none (`precision.SparseTrainingLinear` trains one). Values of another type are converted in each
+            call.
         weight: what `sparse_compress` made of [rows, columns].
         bias: [rows of the weight], of x's type or fp32.
         activation: a name that `activation` takes, or None.
