@@ -188,7 +188,7 @@ def sparse_compress(weight: Array) -> Sparse24Tensor:
     Args:
         weight: [rows, columns], fp32, bf16 or fp16; columns a multiple of 4.
     """
-    weight = jax.lax.stop_sparse_gradient(jnp.asarray(weight))
+    weight = jax.lax.stop_gradient(jnp.asarray(weight))
     if weight.ndim != 2 or weight.shape[1] % 4:
         raise ValueError(
             f"sparse_compress: weight has shape {list(weight.shape)}; it must be [rows, columns] with a multiple of 4 "
