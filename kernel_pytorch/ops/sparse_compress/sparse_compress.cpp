@@ -13,8 +13,8 @@ void check_matrix(std::string_view op, std::string_view name, const TensorView& 
       view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16;
   KP_CHECK(view.device == device, op, ": ", name, " is on ", view.device, ", the call runs on ", device,
            "; move one of them");
-  KP_CHECK(is_small && view.rank == 2 && (view.strides[1] == 1 || view.sizes[1] <= 1), op, ": ", name, " is ", view,
-           "; it must be a matrix of fp32, bf16 or fp16 with dense columns");
+  KP_CHECK(is_small && view.rank == 2 && (view.strides[1] == 1 || view.sizes[1] <= 1 || view.element_count() == 0), op,
+           ": ", name, " is ", view, "; it must be a matrix of fp32, bf16 or fp16 with dense columns");
   KP_CHECK(view.sizes[1] % kGroup == 0, op, ": ", name, " has ", view.sizes[1],
            " columns; two of each four are kept, so it must be a multiple of 4");
 }

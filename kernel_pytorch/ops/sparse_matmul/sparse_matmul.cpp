@@ -16,8 +16,8 @@ void check_matrix(std::string_view name, const TensorView& view, Device device) 
       view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16;
   KP_CHECK(view.device == device, kName, ": ", name, " is on ", view.device, ", the call runs on ", device,
            "; move one of them");
-  KP_CHECK(is_small && (view.sizes[1] <= 1 || view.strides[1] == 1), kName, ": ", name, " is ", view,
-           "; it must be fp32, bf16 or fp16 with dense columns");
+  KP_CHECK(is_small && (view.sizes[1] <= 1 || view.strides[1] == 1 || view.element_count() == 0), kName, ": ", name,
+           " is ", view, "; it must be fp32, bf16 or fp16 with dense columns");
 }
 
 }  // namespace
