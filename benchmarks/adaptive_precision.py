@@ -5,9 +5,10 @@ formats chosen for each layer within the same bytes.
 
 The transformer over bytes of sparse_perplexity.py is trained in fp32 (bf16 autocast on a GPU) and converted to bf16;
 then its linear layers, the head among them, are kept in few bits. Formats are chosen, and GPTQ rounds, by sequences of
-the training text. Adaptive lines have the bytes of uniform nvfp4 and are compared with the best
-uniform format of no more bytes, at the same rounding. Time is that of one forward of four sequences. One line is judged, named beforehand (JUDGED), since the best of many would be
-chosen by the held-out text itself: it fails where that line's degradation is not --least percent less.
+the training text. Adaptive lines have the bytes of uniform nvfp4 and are compared with the best uniform format of no
+more bytes, at the same rounding. Time is that of one forward of four sequences. One line is judged, named beforehand
+(JUDGED), since the best of many would be chosen by the held-out text itself: it fails where that line's degradation is
+not --least percent less.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ def main() -> int:
             {
                 "weights": row["weights"], "bits": f"{row['bits']:.2f}", "perplexity": f"{row['perplexity']:.4f}",
                 "against bf16": f"{row['percent']:+.3f} %",
-                "less than the best uniform": "" if less is None else f"{less:.0f} % ({row['uniform']})", "ms": f"{row['ms']:.2f}",
+                "less than the best uniform": "" if less is None else f"{less:.0f} % ({row['uniform']})",
+                "ms": f"{row['ms']:.2f}",
             }
         )  # fmt: skip
     names = ("steps", "dim", "layers", "length", "batch", "held_out", "calibration")
