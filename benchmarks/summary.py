@@ -26,6 +26,7 @@ NO_COMPARISON = {
     "*.txt": "notes of single measurements",
     "cpu_sparse_attention.json": "its peer is our own dense attention",
     "cpu_sparse_perplexity.json": "perplexities",
+    "cpu_adaptive_precision.json": "perplexities",
     "h200_fp8_convergence.json": "losses",
     "*_memory.json": "peaks of memory",
     "h200_fp8_fused.json": "its peers are our own ops in parts, and a copy",
@@ -53,6 +54,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "optimize_models, ways forced": "a Llama block, each variant of `optimize` forced",
     "overhead": "calls on 4x64 elements, host time included",
     "sparse_attention": "sparse attention",
+    "sparse_matmul": "products with 2:4 weights",
     "torch_attention": "attention",
     "torch_matmul": "GEMMs",
     "torch_norms": "norms",
@@ -132,6 +134,13 @@ def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
         yield from of_times(times)
 
 
+def of_columns(figures: list[dict[str, str]]) -> Iterator[Comparison]:
+    """Figures that are text alone, a column for each way."""
+    for figure in figures:
+        times = {way: microseconds(text) for way, text in figure.items() if way != "what"}
+        yield from of_times({way: time for way, time in times.items() if time is not None})
+
+
 def comparisons_of(run: dict[str, Any]) -> list[Comparison]:
     rows = run.get("attention") or run.get("products") or run.get("rows") or []
     if rows and "timings" in rows[0]:
@@ -157,7 +166,8 @@ def comparisons_of(run: dict[str, Any]) -> list[Comparison]:
                 times[way] = min(row["median_us"], times.get(way, row["median_us"]))
             best.append(times)
         return [each for times in best for each in of_times(times)]
-    return list(of_texts(run.get("figures", [])))
+    figures = run.get("figures", [])
+    return list(of_texts(figures) if not figures or "torch" in figures[0] else of_columns(figures))
 
 
 def reason_against(path: Path) -> str:
