@@ -32,11 +32,12 @@ constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kMisaligned =
     "rows of x, values or the output do not begin at multiples of 16 bytes, or n is odd";
 
+// Behind a row, bf16 on an H200: TFLOP/s of the dense product at 8192 and 4096 cubed.
 constexpr Config kConfigs[] = {
-    {.rows = 256, .stages = 5, .cluster = 2, .boxes = 1},
-    {.rows = 256, .stages = 4, .cluster = 2},
-    {.rows = 256, .stages = 4, .cluster = 1},
-    {.rows = 128, .stages = 6, .cluster = 2},
+    {.rows = 256, .stages = 4, .cluster = 2},              // 1011, 1013
+    {.rows = 256, .stages = 5, .cluster = 2, .boxes = 1},  // 1019, 906
+    {.rows = 256, .stages = 4, .cluster = 1},              // 994, 971
+    {.rows = 128, .stages = 6, .cluster = 2},              // 801, 763
     {.rows = 128, .stages = 6, .cluster = 1},
     {.rows = 64, .stages = 8, .cluster = 1},
 };
