@@ -43,6 +43,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "h200_sparse_order": "sparse attention in two orders of its lists",
     "jax_ops": "ops for JAX",
     "compile_backend": '`torch.compile(backend="kernel_pytorch")`',
+    "paged_attention": "attention over pages",
     "few_rows": "linear layers of 1 to 16 rows",
     "fp8_linear": "layers and a block in FP8",
     "kpt bench": "GEMMs by `kpt bench`",
@@ -123,22 +124,17 @@ def microseconds(text: str) -> float | None:
 
 
 def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
-    """Figures that are text alone: "..., against X" names one peer of a problem each; without a peer, no comparison."""
+    """Figures that are text alone: every column besides ours is a peer, or "..., against X" names it."""
     problems: dict[str, dict[str, float]] = defaultdict(dict)
     for figure in figures:
         what, _, peer = figure["what"].partition(", against ")
-        ours, theirs = microseconds(figure["ours"]), microseconds(figure["torch"])
-        if ours is not None and theirs is not None:
-            problems[what] |= {"ours": ours, peer or "torch": theirs}
+        ours = microseconds(figure["ours"])
+        for column, text in figure.items():
+            theirs = None if column in ("what", "ours") else microseconds(text)
+            if ours is not None and theirs is not None:
+                problems[what] |= {"ours": ours, peer or column: theirs}
     for times in problems.values():
         yield from of_times(times)
-
-
-def of_columns(figures: list[dict[str, str]]) -> Iterator[Comparison]:
-    """Figures that are text alone, a column for each way."""
-    for figure in figures:
-        times = {way: microseconds(text) for way, text in figure.items() if way != "what"}
-        yield from of_times({way: time for way, time in times.items() if time is not None})
 
 
 def comparisons_of(run: dict[str, Any]) -> list[Comparison]:
@@ -166,8 +162,7 @@ def comparisons_of(run: dict[str, Any]) -> list[Comparison]:
                 times[way] = min(row["median_us"], times.get(way, row["median_us"]))
             best.append(times)
         return [each for times in best for each in of_times(times)]
-    figures = run.get("figures", [])
-    return list(of_texts(figures) if not figures or "torch" in figures[0] else of_columns(figures))
+    return list(of_texts(run.get("figures", [])))
 
 
 def reason_against(path: Path) -> str:
