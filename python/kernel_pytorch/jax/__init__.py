@@ -32,7 +32,15 @@ from .experts import (
     route,
     route_chosen,
 )
-from .few_bits import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
+from .few_bits import (
+    QuantizedWeight,
+    Sparse24Tensor,
+    dequantize_weight,
+    quantize_weight,
+    quantized_matmul,
+    sparse_compress,
+    sparse_matmul,
+)
 from .float8 import (
     Quantized,
     QuantizedGate,
@@ -90,6 +98,7 @@ __all__ = [
     "QuantizedNorm",
     "QuantizedWeight",
     "Routing",
+    "Sparse24Tensor",
     "activation",
     "add_rms_norm",
     "append_kv",
@@ -154,6 +163,8 @@ __all__ = [
     "select_by_scores",
     "silu",
     "softmax",
+    "sparse_compress",
+    "sparse_matmul",
     "swiglu",
     "swiglu_packed",
 ]
