@@ -17,7 +17,14 @@ std::span<const registry::Kernel<Problem>> composed_kernels() {
       {.name = "composed",
        .supports =
            [](const Problem& problem, const DeviceInfo& device) {
-             const bool is_wide = !device.is_cpu() && problem.x.dtype == DType::kFloat64;
+             const DType dtype = [&] {
+               if constexpr (requires { problem.x; }) {
+                 return problem.x.dtype;
+               } else {
+                 return problem.grad_output.dtype;
+               }
+             }();
+             const bool is_wide = !device.is_cpu() && dtype == DType::kFloat64;
              return registry::Support::unless(is_wide ? "its parts take fp64 on the CPU only" : nullptr);
            },
        .run =

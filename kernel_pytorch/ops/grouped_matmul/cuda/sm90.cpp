@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernel_pytorch/ops/engines/gemm/sm90/host.h"
+#include "kernel_pytorch/ops/grouped_matmul/cuda/sm90.h"
 #include "kernel_pytorch/ops/grouped_matmul/operation.h"
 #include "kernel_pytorch/ops/support/cuda_support.h"
 
@@ -81,7 +81,7 @@ std::vector<std::string> configs(const Problem&, const DeviceInfo&) {
 
 int rows_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sm90Sizes sizes = sizes_of(problem);
-  return product::sm90_heuristic(row_configs(), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
+  return product::sm90_heuristic(row_configs().first(2), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
 }
 // Of a large tile the gathered side is the shorter one: threads copy its lines (NOTES.md has times).
 int depth_heuristic(const WeightGradient& problem, const DeviceInfo& device) {
@@ -127,32 +127,8 @@ TensorView with_dense_last(TensorView view) {
 
 void run_rows(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "grouped_matmul sm90";
-  product::Sm90Arguments arguments{};
-  arguments.alpha = arguments.beta = 1.0f;
-  arguments.bias = problem.bias.data;
-  arguments.groups = {.ends = problem.offsets.as<const int32_t>(),
-                      .gather_a = problem.gather.as<const int32_t>(),
-                      .gather_b = nullptr,
-                      .count = static_cast<int32_t>(problem.b.sizes[0]),
-                      .rows = static_cast<int32_t>(rows_of(problem)),
-                      .depth = static_cast<int32_t>(problem.b.sizes[1]),
-                      .a = problem.a.data,
-                      .b = nullptr,
-                      .a_stride = problem.a.strides[0],
-                      .b_stride = 0,
-                      .output = problem.output.data,
-                      .preactivation = problem.preactivation.data,
-                      .output_stride = problem.output.strides[0],
-                      .preactivation_stride = problem.preactivation.is_present() ? problem.preactivation.strides[0] : 0,
-                      .bias_stride = problem.bias.is_present() ? problem.bias.strides[0] : 0,
-                      .scale_b_stride = 0,
-                      .limit = static_cast<float>(problem.limit),
-                      .slope = static_cast<float>(problem.slope)};
-  const product::Sm90Tensors tensors = {.a = product::sm90_batch_of_one(problem.a),
-                                        .b = with_dense_last(problem.b),
-                                        .output = product::sm90_batch_of_one(problem.output),
-                                        .preactivation = product::sm90_batch_of_one(problem.preactivation)};
-  product::sm90_launch(variant_of(problem, config), tensors, sizes_of(problem), arguments, context, kLabel);
+  Sm90Rows rows = sm90_rows(problem, config);
+  product::sm90_launch(rows.variant, rows.tensors, rows.sizes, rows.arguments, context, kLabel);
 }
 
 Sm90Variant depth_variant(DType dtype, DType output, bool gathers_a, bool gathers_b, int config) {
@@ -251,6 +227,38 @@ std::vector<DeviceCode> depth_device_code() {
 }
 
 }  // namespace
+
+Sm90Rows sm90_rows(const Product& problem, int config) {
+  Sm90Rows rows{.variant = variant_of(problem, config),
+                .tensors = {.a = product::sm90_batch_of_one(problem.a),
+                            .b = with_dense_last(problem.b),
+                            .output = product::sm90_batch_of_one(problem.output),
+                            .preactivation = product::sm90_batch_of_one(problem.preactivation)},
+                .sizes = sizes_of(problem),
+                .arguments = {}};
+  product::Sm90Arguments& arguments = rows.arguments;
+  arguments.alpha = arguments.beta = 1.0f;
+  arguments.bias = problem.bias.data;
+  arguments.groups = {.ends = problem.offsets.as<const int32_t>(),
+                      .gather_a = problem.gather.as<const int32_t>(),
+                      .gather_b = nullptr,
+                      .count = static_cast<int32_t>(problem.b.sizes[0]),
+                      .rows = static_cast<int32_t>(rows_of(problem)),
+                      .depth = static_cast<int32_t>(problem.b.sizes[1]),
+                      .a = problem.a.data,
+                      .b = nullptr,
+                      .a_stride = problem.a.strides[0],
+                      .b_stride = 0,
+                      .output = problem.output.data,
+                      .preactivation = problem.preactivation.data,
+                      .output_stride = problem.output.strides[0],
+                      .preactivation_stride = problem.preactivation.is_present() ? problem.preactivation.strides[0] : 0,
+                      .bias_stride = problem.bias.is_present() ? problem.bias.strides[0] : 0,
+                      .scale_b_stride = 0,
+                      .limit = static_cast<float>(problem.limit),
+                      .slope = static_cast<float>(problem.slope)};
+  return rows;
+}
 
 constinit const registry::Kernel<Product> kSm90{.name = "sm90_wgmma",
                                                 .supports = supports_rows,

@@ -88,7 +88,9 @@ class Sm90Consumer {
       }
     }
     finish_.drain();
-    if constexpr (kEpilogue.grouped) finish_.clear_tail(warpgroup_ * 128 + threadIdx.x % 128);
+    if constexpr (kEpilogue.grouped && kEpilogue.form != Sm90Form::kHalvesGradient) {
+      finish_.clear_tail(warpgroup_ * 128 + threadIdx.x % 128);
+    }
   }
 
  private:

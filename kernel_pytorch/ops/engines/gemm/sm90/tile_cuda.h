@@ -18,6 +18,7 @@ struct Sm90Config {
   bool share_a = false;  // else blocks of a cluster share b
   bool factors = false;  // shared memory for block scales: per stage one per row of a and 128 of b
   bool splits = false;   // the blocks of a cluster have parts of k
+  int variant = 0;       // tried: 1: copies of threads bring 256 bytes into L2
 };
 
 enum class Sm90Type : uint8_t { kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
@@ -43,7 +44,9 @@ struct Sm90Operands {
 enum class Sm90Scaling : uint8_t { kNone, kTensor, kRows, kBlocks, kThinBlocks };
 
 // As ops/matmul/matmul.h has them; kGatedHalves: gates are the first half of b's columns, with b_halves.
-enum class Sm90Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient, kGatedHalves };
+// kHalvesGradient: of groups of rows, what goes back through such gates (gate_gradient.cuh): the output is the weighted
+// gated values, `preactivation` the gradient of gates and ups, `saved` what they were.
+enum class Sm90Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient, kGatedHalves, kHalvesGradient };
 
 // In this order: scale, bias, preactivation, form, residual.
 struct Sm90Epilogue {
@@ -154,6 +157,8 @@ struct Sm90Groups {
   int64_t output_stride, preactivation_stride, bias_stride;
   int64_t scale_b_stride;  // from a matrix's scales to the next's
   float limit, slope;      // of clamped gates g sigmoid(slope g), g at most limit, and ups u + 1, |u| at most limit
+  const float* row_weights = nullptr;  // of kHalvesGradient, as the next: [rows]
+  float* row_sums = nullptr;           // [rows, tiles along n]
 };
 
 struct Sm90Arguments {
