@@ -211,7 +211,8 @@ def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, A
     for mode in MODES:
         ways[f"torch.compile {mode}"] = lambda model, mode=mode: torch.compile(model, mode=mode)
     ways |= {OURS: optimized, COMPILED: lambda model: optimized(model, True), BOTH: both}
-    short = {"eager": "eager", "loop": LOOP, "compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
+    short = {"compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
+    short |= {"eager": "eager", "loop": LOOP}
     names = {short.get(word, f"torch.compile {word}") for word in arguments.ways.split(",")}
     return {name: make for name, make in ways.items() if name in names}
 
@@ -291,7 +292,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words that a case's name must hold one of, separated by commas")
     parser.add_argument(
         "--ways", default="eager,compile,reduce-overhead,optimize,both",
-        help="of eager, loop (of models with experts), compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, optimize-compile, both",
+        help="of eager, loop (of models with experts), compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, "
+        "optimize-compile, both",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing per case")
     parser.add_argument("--budget", type=float, default=20.0, help="of each optimize")

@@ -122,24 +122,6 @@ class Sm90Finish {
     }
   }
 
-  // Rows behind the last group are zeros; by all threads of the consumers, of which this is one.
-  __device__ __forceinline__ void clear_tail(int32_t thread) const {
-    constexpr int32_t kPerVector = 16 / static_cast<int32_t>(sizeof(Out)), kThreads = 128 * kSm90Warpgroups;
-    const Sm90Groups& groups = arguments_.groups;
-    const int32_t end = groups.count == 0 ? 0 : group_end(groups, groups.count - 1);
-    for (int32_t row = end + static_cast<int32_t>(blockIdx.x); row < groups.rows; row += gridDim.x) {
-      for (int32_t column = thread * kPerVector; column < arguments_.n; column += kThreads * kPerVector) {
-        if (column < arguments_.n / kPerOutput) {
-          ptx::st_global_v4(static_cast<Out*>(groups.output) + row * groups.output_stride + column, {0, 0, 0, 0});
-        }
-        if constexpr (kEpilogue.preactivation) {
-          Out* target = static_cast<Out*>(groups.preactivation) + row * groups.preactivation_stride + column;
-          ptx::st_global_v4(target, {0, 0, 0, 0});
-        }
-      }
-    }
-  }
-
   // Before the block ends.
   __device__ __forceinline__ void drain() {
     boxes_.drain();
