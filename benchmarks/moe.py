@@ -313,7 +313,7 @@ def run(case: Case, device: str, seconds: float) -> dict[str, str]:
         median = statistics.median(times)
         rate = f", {case.flops / median / 1e12:.{0 if device == 'cuda' else 2}f} TFLOP/s" if case.flops else ""
         rate += f", {case.bytes / median / 1e9:.0f} GB/s" if case.bytes else ""
-        row[way] = f"{median * 1e6:.1f} us{rate}"
+        row[way] = f"{median * 1e6:.1f} µs{rate}"
     print("; ".join(f"{name} {text}" if name != "what" else text for name, text in row.items()), flush=True)
     return row
 

@@ -48,6 +48,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "linear_cross_entropy": "linear layer and cross entropy",
     "llama_block": "a Llama block without its GEMMs and attention",
     "matmul_cuda": "GEMMs",
+    "moe": "mixtures of experts",
     "optimize_architectures": "architectures of Hugging Face by `optimize`",
     "optimize_models": "whole models by `optimize`",
     "optimize_models, ways forced": "a Llama block, each variant of `optimize` forced",
@@ -116,18 +117,21 @@ def of_ways(rows: list[dict[str, Any]]) -> Iterator[Comparison]:
 
 
 def microseconds(text: str) -> float | None:
-    found = re.search(r"([\d.]+) (µs|ms)", text)
-    return float(found[1]) * {"µs": 1, "ms": 1000}[found[2]] if found else None
+    found = re.search(r"([\d.]+) (µs|us|ms)", text)
+    return float(found[1]) * {"µs": 1, "us": 1, "ms": 1000}[found[2]] if found else None
 
 
 def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
-    """Figures that are text alone: "..., against X" names one peer of a problem each; without a peer, no comparison."""
+    """Figures that are text alone: "..., against X" names one peer of a problem each, other columns than torch's are
+    called as their peer; without a peer, no comparison."""
     problems: dict[str, dict[str, float]] = defaultdict(dict)
     for figure in figures:
         what, _, peer = figure["what"].partition(", against ")
-        ours, theirs = microseconds(figure["ours"]), microseconds(figure["torch"])
-        if ours is not None and theirs is not None:
-            problems[what] |= {"ours": ours, peer or "torch": theirs}
+        ours = microseconds(figure["ours"])
+        for column in figure.keys() - {"what", "ours"}:
+            theirs = microseconds(figure[column])
+            if ours is not None and theirs is not None:
+                problems[what] |= {"ours": ours, (peer or "torch") if column == "torch" else column: theirs}
     for times in problems.values():
         yield from of_times(times)
 
