@@ -157,8 +157,10 @@ def test_balancing_losses_are_least_where_experts_are_used_alike(loss: str) -> N
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss", "olmoe", "deepseek_v3"])
-def test_hugging_face_experts_are_found_by_numbers(name: str) -> None:
-    """Each model's experts module has a forward on moe_mlp, with the same values and gradients."""
+@pytest.mark.parametrize("says", [True, False])
+def test_hugging_face_experts_are_found_by_numbers(name: str, says: bool) -> None:
+    """Each model's experts module has a forward on moe_mlp, with the same values and gradients; also where it does not
+    say how its weights lie, as in older versions of transformers."""
     transformers = pytest.importorskip("transformers")
     from kernel_pytorch._optimize.patterns.hugging_face.grouped_experts import forward_of
 
@@ -176,11 +178,14 @@ def test_hugging_face_experts_are_found_by_numbers(name: str) -> None:
     x = torch.randn(9, 16, requires_grad=True)
     weights = torch.rand(9, 2, requires_grad=True)
     chosen = torch.stack([torch.randperm(module.num_experts)[:2] for _ in range(9)])
+    expected = module(x, chosen, weights)
+    for flag in () if says else ("has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm"):
+        delattr(module, flag)
     forward = forward_of(module, chosen)
     assert forward is not None
     leaves = [x, weights, *module.parameters()]
     upstream = torch.randn(9, 16)
-    found, expected = (call(x, chosen, weights) for call in (forward.__get__(module), module))
+    found = forward.__get__(module)(x, chosen, weights)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     pairs = zip(torch.autograd.grad(found, leaves, upstream), torch.autograd.grad(expected, leaves, upstream))
     for one, other in pairs:

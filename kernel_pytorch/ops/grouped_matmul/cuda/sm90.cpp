@@ -81,7 +81,7 @@ std::vector<std::string> configs(const Problem&, const DeviceInfo&) {
 
 int rows_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sm90Sizes sizes = sizes_of(problem);
-  return product::sm90_heuristic(row_configs().first(2), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
+  return product::sm90_heuristic(row_configs(), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
 }
 // Of a large tile the gathered side is the shorter one: threads copy its lines (NOTES.md has times).
 int depth_heuristic(const WeightGradient& problem, const DeviceInfo& device) {

@@ -112,15 +112,7 @@ class Sm90GroupedProducer {
     for (int i = 0; i < kLines; ++i) {
       const bool is_there = lines[i] >= 0;
       const int64_t at = is_there ? lines[i] * arguments_.groups.a_stride * kElementBytes : 0;
-      copy_16(to + i * kPass * 128, from + at, is_there ? left : 0);
-    }
-  }
-
-  static __device__ __forceinline__ void copy_16(uint32_t to, const void* from, uint32_t bytes) {
-    if constexpr (kConfig.variant == 1) {
-      ptx::cp_async_cg_shared_global_16_fill_l2_256(to, from, bytes);
-    } else {
-      ptx::cp_async_cg_shared_global_16_fill(to, from, bytes);
+      ptx::cp_async_cg_shared_global_16_fill(to + i * kPass * 128, from + at, is_there ? left : 0);
     }
   }
 
@@ -140,7 +132,8 @@ class Sm90GroupedProducer {
       for (int chunk = 0; chunk < kRows / kChunk; ++chunk) {
         const int32_t row = first + chunk * kChunk + unit_ * 8;
         const int32_t bytes = is_there ? min(max((count - row) * 2, 0), 16) : 0;
-        copy_16(to + chunk * kChunkBytes, bytes > 0 ? from + row * 2 : from, static_cast<uint32_t>(bytes));
+        ptx::cp_async_cg_shared_global_16_fill(to + chunk * kChunkBytes, bytes > 0 ? from + row * 2 : from,
+                                               static_cast<uint32_t>(bytes));
       }
     }
   }

@@ -67,13 +67,6 @@ constexpr Sm90Config kGrouped[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1, .variant = 1},
-    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1, .variant = 1},
-};
-constexpr Sm90Config kGroupedRows[] = {
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
-    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1, .variant = 1},
 };
 constexpr Sm90Config kGroupedNarrow[] = {
     {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 1},
@@ -163,7 +156,7 @@ class LoadedKernels {
     const Sm90Config& config = variant.config;
     const Sm90Epilogue& epilogue = variant.epilogue;
     add(config.tile_m / 128, 2), add(config.tile_n / 64, 3), add(config.stages, 4), add(config.cluster, 4);
-    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(config.variant, 1), add(variant.operands.a, 2),
+    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(variant.operands.a, 2),
         add(variant.operands.b, 2);
     add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(variant.operands.b_pairs, 1),
         add(epilogue.form, 3), add(epilogue.kind, 3);
@@ -196,7 +189,8 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes
 std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted, bool factors) {
   if (factors) return kGroupedFactored;
   if (promoted) return kGroupedNarrow;
-  return grouping == Sm90Grouping::kDepth ? std::span<const Sm90Config>(kGrouped) : kGroupedRows;
+  const std::span<const Sm90Config> all = kGrouped;
+  return grouping == Sm90Grouping::kDepth ? all : all.first(2);
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
