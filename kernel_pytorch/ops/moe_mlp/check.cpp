@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/grouped_matmul/operation.h"
 #include "kernel_pytorch/ops/moe_mlp/operation.h"
 
 namespace kernel_pytorch::moe_mlp {

@@ -148,8 +148,7 @@ struct BackwardParts {
                .offsets = problem.offsets,
                .gather_a = problem.token_of_row,
                .output = transposed_if(problem.transposed, problem.grad_gate_up)};
-    gate_up_bias = {
-        .x = hidden.grad_preactivation, .offsets = problem.offsets, .output = problem.grad_gate_up_bias};
+    gate_up_bias = {.x = hidden.grad_preactivation, .offsets = problem.offsets, .output = problem.grad_gate_up_bias};
     if (!problem.grad_x.is_present()) return;
     to_rows = {.a = hidden.grad_preactivation,
                .b = transposed_if(!problem.transposed, problem.gate_up),
@@ -332,6 +331,7 @@ constexpr auto kDeclarations =
 
 extern constinit const registry::OpEntry kEntry{
     .declarations = kDeclarations,
-    .operations = registry::erased<kCombine, kCombineBackward, kActivationBackward, kHiddenBackward, kForward, kBackward>};
+    .operations =
+        registry::erased<kCombine, kCombineBackward, kActivationBackward, kHiddenBackward, kForward, kBackward>};
 
 }  // namespace kernel_pytorch::moe_mlp

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernel_pytorch/ops/grouped_matmul/cuda/sm90.h"
+#include "kernel_pytorch/ops/engines/gemm/sm90/host.h"
 #include "kernel_pytorch/ops/grouped_matmul/operation.h"
 #include "kernel_pytorch/ops/support/cuda_support.h"
 
@@ -127,8 +127,8 @@ TensorView with_dense_last(TensorView view) {
 
 void run_rows(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "grouped_matmul sm90";
-  Sm90Rows rows = sm90_rows(problem, config);
-  product::sm90_launch(rows.variant, rows.tensors, rows.sizes, rows.arguments, context, kLabel);
+  product::Sm90Launch launch = sm90_launch_of(problem, config);
+  product::sm90_launch(launch.variant, launch.tensors, launch.sizes, launch.arguments, context, kLabel);
 }
 
 Sm90Variant depth_variant(DType dtype, DType output, bool gathers_a, bool gathers_b, int config) {
@@ -228,15 +228,15 @@ std::vector<DeviceCode> depth_device_code() {
 
 }  // namespace
 
-Sm90Rows sm90_rows(const Product& problem, int config) {
-  Sm90Rows rows{.variant = variant_of(problem, config),
-                .tensors = {.a = product::sm90_batch_of_one(problem.a),
-                            .b = with_dense_last(problem.b),
-                            .output = product::sm90_batch_of_one(problem.output),
-                            .preactivation = product::sm90_batch_of_one(problem.preactivation)},
-                .sizes = sizes_of(problem),
-                .arguments = {}};
-  product::Sm90Arguments& arguments = rows.arguments;
+product::Sm90Launch sm90_launch_of(const Product& problem, int config) {
+  product::Sm90Launch launch{.variant = variant_of(problem, config),
+                             .tensors = {.a = product::sm90_batch_of_one(problem.a),
+                                         .b = with_dense_last(problem.b),
+                                         .output = product::sm90_batch_of_one(problem.output),
+                                         .preactivation = product::sm90_batch_of_one(problem.preactivation)},
+                             .sizes = sizes_of(problem),
+                             .arguments = {}};
+  product::Sm90Arguments& arguments = launch.arguments;
   arguments.alpha = arguments.beta = 1.0f;
   arguments.bias = problem.bias.data;
   arguments.groups = {.ends = problem.offsets.as<const int32_t>(),
@@ -257,7 +257,7 @@ Sm90Rows sm90_rows(const Product& problem, int config) {
                       .scale_b_stride = 0,
                       .limit = static_cast<float>(problem.limit),
                       .slope = static_cast<float>(problem.slope)};
-  return rows;
+  return launch;
 }
 
 constinit const registry::Kernel<Product> kSm90{.name = "sm90_wgmma",

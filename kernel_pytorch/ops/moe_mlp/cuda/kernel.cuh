@@ -201,8 +201,7 @@ __global__ void __launch_bounds__(kThreads) activation_backward(const __grid_con
 }
 
 // A thread has a pair, in both.
-__global__ void __launch_bounds__(kThreads) spread_weights(
-    const __grid_constant__ RowWeightArguments arguments) {
+__global__ void __launch_bounds__(kThreads) spread_weights(const __grid_constant__ RowWeightArguments arguments) {
   const int32_t pair = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
   tile::follow_closely();
   if (pair >= arguments.pairs) return;
@@ -215,7 +214,8 @@ __global__ void __launch_bounds__(kThreads) collect_sums(const __grid_constant__
   if (pair >= arguments.pairs) return;
   const int32_t row = arguments.row_of_token[pair];
   float sum = 0.0f;
-  for (int32_t i = 0; row >= 0 && i < arguments.tiles; ++i) sum += arguments.row_sums[int64_t{row} * arguments.tiles + i];
+  for (int32_t i = 0; row >= 0 && i < arguments.tiles; ++i)
+    sum += arguments.row_sums[int64_t{row} * arguments.tiles + i];
   arguments.grad_weights[pair] = sum;
 }
 

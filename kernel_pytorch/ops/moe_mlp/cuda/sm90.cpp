@@ -7,8 +7,7 @@
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/ops/grouped_matmul/cuda/sm90.h"
-#include "kernel_pytorch/ops/grouped_matmul/operation.h"
+#include "kernel_pytorch/ops/engines/gemm/sm90/host.h"
 #include "kernel_pytorch/ops/moe_mlp/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/moe_mlp/operation.h"
 #include "kernel_pytorch/ops/support/cuda_support.h"
@@ -78,9 +77,9 @@ void run_hidden(const HiddenBackward& problem, int config, Context& context) {
                            kAfter = "moe_mlp gradients of weights";
   static KernelTable<1> before, after;
   const ScratchScope scope(context.scratch);
-  grouped_matmul::Sm90Rows rows = grouped_matmul::sm90_rows(product_of(problem), config);
-  set_form(problem.limit > 0, rows.variant.epilogue);
-  const int64_t count = rows.sizes.m, tiles = divide_up(rows.sizes.n, rows.variant.config.tile_n);
+  product::Sm90Launch launch = grouped_matmul::sm90_launch_of(product_of(problem), config);
+  set_form(problem.limit > 0, launch.variant.epilogue);
+  const int64_t count = launch.sizes.m, tiles = divide_up(launch.sizes.n, launch.variant.config.tile_n);
   const auto floats = [&](int64_t size) {
     return static_cast<float*>(context.scratch->allocate(static_cast<size_t>(size) * sizeof(float)));
   };
@@ -92,18 +91,17 @@ void run_hidden(const HiddenBackward& problem, int config, Context& context) {
                              .pairs = static_cast<int32_t>(count),
                              .tiles = static_cast<int32_t>(tiles)};
   launch_rows("spread_weights", before, kBefore, weights, context);
-  rows.tensors.preactivation = product::sm90_batch_of_one(problem.grad_preactivation);
-  rows.arguments.saved = {.data = problem.preactivation.data,
-                          .batch_stride = 0,
-                          .row_stride = problem.preactivation.strides[0]};
-  product::Sm90Groups& groups = rows.arguments.groups;
+  launch.tensors.preactivation = product::sm90_batch_of_one(problem.grad_preactivation);
+  launch.arguments.saved = {
+      .data = problem.preactivation.data, .batch_stride = 0, .row_stride = problem.preactivation.strides[0]};
+  product::Sm90Groups& groups = launch.arguments.groups;
   groups.preactivation = problem.grad_preactivation.data;
   groups.preactivation_stride = problem.grad_preactivation.strides[0];
   groups.limit = static_cast<float>(problem.limit);
   groups.slope = static_cast<float>(problem.slope);
   groups.row_weights = weights.row_weights;
   groups.row_sums = weights.row_sums;
-  product::sm90_launch(rows.variant, rows.tensors, rows.sizes, rows.arguments, context, kLabel);
+  product::sm90_launch(launch.variant, launch.tensors, launch.sizes, launch.arguments, context, kLabel);
   launch_rows("collect_sums", after, kAfter, weights, context);
 }
 

@@ -74,7 +74,9 @@ class Sm90GateGradient {
   }
 
  private:
-  __device__ __forceinline__ int32_t own_row(int half) const { return row_ + tile::fragment_row(lane_, 2 * half); }
+  __device__ __forceinline__ int32_t own_row(int half) const {
+    return row_ + tile::fragment_row(lane_, 2 * half);
+  }
 
   // 32 columns of the box at `column`.
   __device__ __forceinline__ void fetch(int32_t column, int part, Box& saved) const {
