@@ -27,7 +27,7 @@ CEILINGS = {
 # Lines of what an op costs outside its kernels.
 MOST_LINES = {
     r"kernel_pytorch/torch/[^/]+\.cpp": 900,
-    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3531,
+    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3471,
     r"python/kernel_pytorch/_ops/[^/]+\.py": 4373,
 }
 

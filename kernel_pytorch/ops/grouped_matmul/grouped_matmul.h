@@ -31,11 +31,6 @@
 
 namespace kernel_pytorch::registry {
 class AnyProblem;
-template <class Problem>
-struct Kernel;
-}  // namespace kernel_pytorch::registry
-namespace kernel_pytorch::product {
-struct Sm90Launch;
 }
 
 namespace kernel_pytorch::grouped_matmul {
@@ -121,11 +116,5 @@ KP_EXPORT void sum(const Sums& arguments, Context& context);
 KP_EXPORT std::unique_ptr<registry::AnyProblem> problem_of(const Product& arguments, const DeviceInfo& device);
 KP_EXPORT std::unique_ptr<registry::AnyProblem> problem_of(const WeightGradient& arguments, const DeviceInfo& device);
 KP_EXPORT std::unique_ptr<registry::AnyProblem> problem_of(const Sums& arguments, const DeviceInfo& device);
-
-// For ops that add to the epilogue of the wgmma kernel: a product that was checked, which sizes it takes and in which
-// config (kSm90), and its launch.
-void check(Product& problem, Device device);
-extern const registry::Kernel<Product> kSm90;
-product::Sm90Launch sm90_launch_of(const Product& problem, int config);
 
 }  // namespace kernel_pytorch::grouped_matmul

@@ -34,13 +34,14 @@ inline Range range_of(const TensorView& offsets, int64_t group) {
 }
 
 // Throw what the ops throw; leave the problem as described above.
+void check(Product& problem, Device device);
 void check(WeightGradient& problem, Device device);
 void check(Sums& problem, Device device);
 
 extern const registry::Operation<Product> kMultiply;
 extern const registry::Operation<WeightGradient> kWeightGradient;
 extern const registry::Operation<Sums> kSums;
-extern const registry::Kernel<Product> kMma, kTile, kCpu, kReference;
+extern const registry::Kernel<Product> kSm90, kMma, kTile, kCpu, kReference;
 extern const registry::Kernel<WeightGradient> kWeightSm90, kWeightMma, kWeightTile, kWeightCpu, kWeightReference;
 extern const registry::Kernel<Sums> kSumsCuda, kSumsCpu, kSumsReference;
 

@@ -161,24 +161,6 @@ void check(ActivationBackward& problem, Device device) {
                    &problem.grad_output, &problem.down_bias});
 }
 
-void check(HiddenBackward& problem, Device device) {
-  const MixtureCheck check{"moe_hidden_backward", "grad_output", problem.grad_output, device};
-  check.check_leader(2);
-  check.check_pairs(problem.row_of_token);
-  const int64_t tokens = problem.row_of_token.sizes[0], k = problem.row_of_token.sizes[1], rows = tokens * k;
-  grouped_matmul::Product product = hidden_product(problem, problem.hidden);
-  grouped_matmul::check(product, device);
-  problem.down = product.b, problem.hidden = product.output, problem.grad_output = product.a;
-  check.check_contiguous("token_of_row", problem.token_of_row, DType::kInt32, {rows});
-  const int64_t inner = problem.hidden.sizes[1];
-  check.check_contiguous("weights", problem.weights, check.wide(), {tokens, k});
-  check.check_contiguous("grad_weights", problem.grad_weights, check.wide(), {tokens, k});
-  const int64_t columns = problem.form == Form::kPlain ? inner : 2 * inner;
-  check.check_rows("preactivation", problem.preactivation, rows, columns);
-  check.check_rows("grad_preactivation", problem.grad_preactivation, rows, columns);
-  set_row_strides({&problem.preactivation, &problem.grad_preactivation});
-}
-
 void check(Forward& problem, Device device) {
   const MixtureCheck check{"moe_mlp", "x", problem.x, device};
   check_layer(check, problem);

@@ -58,9 +58,8 @@ void set_trial_activation(const ActivationBackward& on_host) {
 }
 template <class Problem>
 void set_trial_layer(const Problem& on_host) {
-  constexpr bool kDrops = !std::is_same_v<Problem, HiddenBackward>;
   const int64_t tokens = on_host.row_of_token.sizes[0], k = on_host.row_of_token.sizes[1];
-  const TrialRouting routing(tokens, k, on_host.offsets.sizes[0], kDrops && tokens % 2 == 1);
+  const TrialRouting routing(tokens, k, on_host.offsets.sizes[0], tokens % 2 == 1);
   copy_to(routing.chosen, on_host.experts);
   copy_to(routing.rows, on_host.row_of_token);
   copy_to(routing.tokens, on_host.token_of_row);
@@ -130,29 +129,6 @@ ActivationBackward make_activation(const ProblemRequest& request) {
   return problem;
 }
 
-HiddenBackward make_hidden(const ProblemRequest& request) {
-  registry::check_options(request, {"form", "activation", "limit", "transposed"});
-  const Request r(request, "moe_hidden_backward", 5, "[tokens, k, columns, inner, experts]");
-  const int64_t rows = r[0] * r[1];
-  HiddenBackward problem;
-  set_activation(request, problem);
-  const int64_t columns = problem.form == Form::kPlain ? r[3] : 2 * r[3];
-  problem.grad_output = r.view({r[0], r[2]});
-  problem.down = r.view({r[4], r[2], r[3]});
-  if (!r.flag("transposed")) {
-    problem.down = r.view({r[4], r[3], r[2]});
-    std::swap(problem.down.sizes[1], problem.down.sizes[2]);
-    std::swap(problem.down.strides[1], problem.down.strides[2]);
-  }
-  problem.offsets = r.integers({r[4]});
-  problem.token_of_row = r.integers({rows});
-  problem.row_of_token = r.integers({r[0], r[1]});
-  problem.weights = problem.grad_weights = r.wide({r[0], r[1]});
-  problem.preactivation = problem.grad_preactivation = r.view({rows, columns});
-  problem.hidden = r.view({rows, r[3]});
-  return problem;
-}
-
 template <class Problem>
 Problem make_layer(const ProblemRequest& request, std::string_view op) {
   const Request r(request, op, 5, "[tokens, k, in, inner, experts]");
@@ -198,16 +174,6 @@ void describe_forward(const Forward& problem, tuning::KeyBuilder& key) {
 registry::Precision precision(const Backward& problem, std::string_view tensor, DType own) {
   return {tensor == "grad_weights" ? problem.x.dtype : own};
 }
-registry::Precision hidden_precision(const HiddenBackward& problem, std::string_view tensor, DType own) {
-  return {tensor == "grad_weights" ? problem.grad_output.dtype : own};
-}
-
-std::span<const registry::Kernel<HiddenBackward>> hidden_kernels() {
-  using Kernel = registry::Kernel<HiddenBackward>;
-  static const std::span<const Kernel> kComposed = composed_kernels<HiddenBackward, compose>();
-  static const Kernel kKernels[] = {kHiddenBackwardSm90, kComposed[0], kComposed[1]};
-  return kKernels;
-}
 
 // Trials of these are small enough as they are asked for.
 template <class Problem>
@@ -223,9 +189,6 @@ int64_t combine_backward_flops(const CombineBackward& problem) {
 }
 int64_t activation_flops(const ActivationBackward& problem) {
   return 12 * problem.row_of_token.element_count() * problem.grad_hidden.sizes[1];
-}
-int64_t hidden_flops(const HiddenBackward& problem) {
-  return 2 * problem.hidden.element_count() * problem.grad_output.sizes[1];
 }
 template <class Problem>
 int64_t layer_flops(const Problem& problem) {
@@ -248,11 +211,6 @@ constexpr const char* kActivationShapes = R"(
   fp32 bf16 fp16: 37x4x520 form=plain,gated,packed_gated bias=1; 9x2x33 form=plain,gated,packed_gated activation=gelu
     37x2x264 form=gated limit=0.5; 9x2x33 form=packed_gated limit=0.5
   fp64: 5x2x7
-)";
-constexpr const char* kHiddenShapes = R"(
-  bf16 fp16: 70x4x72x64x6 0x2x8x64x2; 131x2x136x320x4 transposed=1; 300x2x64x128x3 limit=0.5
-    33x1x16x24x5 form=plain activation=gelu; 37x2x264x192x3 activation=gelu
-  fp32 fp64: 7x2x6x5x3 transposed=1
 )";
 constexpr const char* kForwardShapes = R"(
   fp32 bf16 fp16: 70x4x72x64x6 0x2x8x8x2; 131x2x64x128x4 transposed=1 bias=1; 37x2x24x20x3 form=gated limit=0.5 bias=1
@@ -294,17 +252,6 @@ constinit const registry::Operation<ActivationBackward> kActivationBackward =
          .check = check,
          .shrink = shrink<ActivationBackward>,
          .shapes = kActivationShapes});
-constinit const registry::Operation<HiddenBackward> kHiddenBackward =
-    registry::declared<HiddenBackward, kHiddenBackwardFields, hidden_flops>(
-        {.name = "moe_hidden_backward",
-         .kernels = hidden_kernels,
-         .precision = hidden_precision,
-         .set_trial_inputs = set_trial_layer<HiddenBackward>,
-         .make = make_hidden,
-         .check = check,
-         .shrink = shrink<HiddenBackward>,
-         .shapes = kHiddenShapes,
-         .parts = parts_of});
 constinit const registry::Operation<Forward> kForward =
     registry::declared<Forward, kForwardFields, forward_flops>({.name = "moe_mlp_forward",
                                                                 .kernels = composed_kernels<Forward, compose>,

@@ -68,35 +68,9 @@ struct ForwardParts {
   }
 };
 
-struct HiddenParts {
-  Product product;
-  ActivationBackward activation;
-
-  HiddenParts(const HiddenBackward& problem, const Rows& rows) {
-    const TensorView& hidden = problem.hidden;
-    product = hidden_product(problem, rows(hidden.dtype, {hidden.sizes[0], hidden.sizes[1]}));
-    activation = {.grad_hidden = product.output,
-                  .preactivation = problem.preactivation,
-                  .row_of_token = problem.row_of_token,
-                  .weights = problem.weights,
-                  .form = problem.form,
-                  .activation = problem.activation,
-                  .limit = problem.limit,
-                  .slope = problem.slope,
-                  .grad_preactivation = problem.grad_preactivation,
-                  .hidden = hidden,
-                  .row_weights = problem.row_weights,
-                  .grad_weights = problem.grad_weights};
-    if (!problem.down_bias.is_present()) return;
-    activation.grad_output = problem.grad_output;
-    activation.down_bias = problem.down_bias;
-    activation.experts = problem.experts;
-  }
-};
-
 struct BackwardParts {
-  HiddenBackward hidden;
-  Product to_rows;
+  Product to_hidden, to_rows;
+  ActivationBackward activation;
   WeightGradient gate_up, down;
   Sums gate_up_bias, down_bias;
   Combine to_x;
@@ -113,27 +87,30 @@ struct BackwardParts {
     if (!through_activation) return;
     const bool is_gated = problem.form != Form::kPlain;
     const int64_t tokens = problem.row_of_token.sizes[0], k = problem.row_of_token.sizes[1];
-    hidden = {.grad_output = problem.grad_output,
-              .down = transposed_if(!problem.transposed, problem.down),
-              .offsets = problem.offsets,
-              .token_of_row = problem.token_of_row,
-              .row_of_token = problem.row_of_token,
-              .weights = problem.weights,
-              .preactivation = problem.preactivation,
-              .form = problem.form,
-              .activation = problem.activation,
-              .limit = problem.limit,
-              .slope = problem.slope,
-              .grad_preactivation = rows(dtype, {count, is_gated ? 2 * inner : inner}),
-              .hidden = rows(dtype, {count, inner})};
-    hidden.grad_weights =
+    to_hidden = {.a = problem.grad_output,
+                 .b = transposed_if(!problem.transposed, problem.down),
+                 .offsets = problem.offsets,
+                 .gather = problem.token_of_row,
+                 .output = rows(dtype, {count, inner})};
+    activation = {.grad_hidden = to_hidden.output,
+                  .preactivation = problem.preactivation,
+                  .row_of_token = problem.row_of_token,
+                  .weights = problem.weights,
+                  .form = problem.form,
+                  .activation = problem.activation,
+                  .limit = problem.limit,
+                  .slope = problem.slope,
+                  .grad_preactivation = rows(dtype, {count, is_gated ? 2 * inner : inner}),
+                  .hidden = rows(dtype, {count, inner})};
+    activation.grad_weights =
         problem.grad_weights.is_present() ? problem.grad_weights : rows(statistic_type(dtype), {tokens, k});
     if (problem.down_bias.is_present() && problem.grad_weights.is_present()) {
-      hidden.down_bias = problem.down_bias;
-      hidden.experts = problem.experts;
+      activation.grad_output = problem.grad_output;
+      activation.down_bias = problem.down_bias;
+      activation.experts = problem.experts;
     }
-    if (problem.grad_down_bias.is_present()) hidden.row_weights = rows(statistic_type(dtype), {count});
-    down = {.a = hidden.hidden,
+    if (problem.grad_down_bias.is_present()) activation.row_weights = rows(statistic_type(dtype), {count});
+    down = {.a = activation.hidden,
             .b = problem.grad_output,
             .offsets = problem.offsets,
             .gather_b = problem.token_of_row,
@@ -141,16 +118,17 @@ struct BackwardParts {
     down_bias = {.x = problem.grad_output,
                  .offsets = problem.offsets,
                  .gather = problem.token_of_row,
-                 .factors = hidden.row_weights,
+                 .factors = activation.row_weights,
                  .output = problem.grad_down_bias};
     gate_up = {.a = problem.x,
-               .b = hidden.grad_preactivation,
+               .b = activation.grad_preactivation,
                .offsets = problem.offsets,
                .gather_a = problem.token_of_row,
                .output = transposed_if(problem.transposed, problem.grad_gate_up)};
-    gate_up_bias = {.x = hidden.grad_preactivation, .offsets = problem.offsets, .output = problem.grad_gate_up_bias};
+    gate_up_bias = {
+        .x = activation.grad_preactivation, .offsets = problem.offsets, .output = problem.grad_gate_up_bias};
     if (!problem.grad_x.is_present()) return;
-    to_rows = {.a = hidden.grad_preactivation,
+    to_rows = {.a = activation.grad_preactivation,
                .b = transposed_if(!problem.transposed, problem.gate_up),
                .offsets = problem.offsets,
                .output = rows(dtype, {count, in})};
@@ -161,7 +139,8 @@ struct BackwardParts {
   template <class Visit>
   void visit(const Visit& visit) const {
     if (!through_activation) return;
-    visit(hidden);
+    visit(to_hidden);
+    visit(activation);
     if (down.output.is_present()) visit(down);
     if (down_bias.output.is_present()) visit(down_bias);
     if (gate_up.output.is_present()) visit(gate_up);
@@ -185,8 +164,8 @@ void run(const Sums& part, Context& context) {
 void run(const Combine& part, Context& context) {
   combine(part, context);
 }
-void run(const HiddenBackward& part, Context& context) {
-  hidden_backward(part, context);
+void run(const ActivationBackward& part, Context& context) {
+  activation_backward(part, context);
 }
 
 template <class Problem>
@@ -200,9 +179,6 @@ std::unique_ptr<registry::AnyProblem> part_of(const Combine& part, const DeviceI
 }
 std::unique_ptr<registry::AnyProblem> part_of(const ActivationBackward& part, const DeviceInfo& device) {
   return owned(kActivationBackward, part, device);
-}
-std::unique_ptr<registry::AnyProblem> part_of(const HiddenBackward& part, const DeviceInfo& device) {
-  return owned(kHiddenBackward, part, device);
 }
 template <class Part>
 std::unique_ptr<registry::AnyProblem> part_of(const Part& part, const DeviceInfo& device) {
@@ -243,21 +219,6 @@ void check_and_run(const registry::Operation<Problem>& operation, const Problem&
 
 }  // namespace
 
-Product hidden_product(const HiddenBackward& problem, const TensorView& output) {
-  return {.a = problem.grad_output,
-          .b = problem.down,
-          .offsets = problem.offsets,
-          .gather = problem.token_of_row,
-          .output = output};
-}
-
-void compose(const HiddenBackward& problem, Context& context) {
-  const ScratchScope scope(context.scratch);
-  const HiddenParts parts(problem, {&context, context.device()});
-  run(parts.product, context);
-  activation_backward(parts.activation, context);
-}
-
 void compose(const Forward& problem, Context& context) {
   const ScratchScope scope(context.scratch);
   const ForwardParts parts(problem, {&context, context.device()});
@@ -270,14 +231,6 @@ void compose(const Backward& problem, Context& context) {
   const ScratchScope scope(context.scratch);
   const BackwardParts parts(problem, {&context, context.device()});
   parts.visit([&](const auto& part) { run(part, context); });
-}
-
-registry::Parts parts_of(const HiddenBackward& problem, const DeviceInfo& device) {
-  const HiddenParts all(problem, {nullptr, device.device});
-  registry::Parts parts;
-  parts.push_back(part_of(all.product, device));
-  parts.push_back(part_of(all.activation, device));
-  return parts;
 }
 
 registry::Parts parts_of(const Forward& problem, const DeviceInfo& device) {
@@ -306,12 +259,6 @@ void activation_backward(const ActivationBackward& arguments, Context& context) 
   check_and_run(kActivationBackward, arguments, context);
 }
 
-void hidden_backward(const HiddenBackward& arguments, Context& context) {
-  HiddenBackward problem = arguments;
-  check(problem, context.device());
-  registry::run_best(kHiddenBackward, problem, context);
-}
-
 void forward(const Forward& arguments, Context& context) {
   Forward problem = arguments;
   check(problem, context.device());
@@ -331,7 +278,6 @@ constexpr auto kDeclarations =
 
 extern constinit const registry::OpEntry kEntry{
     .declarations = kDeclarations,
-    .operations =
-        registry::erased<kCombine, kCombineBackward, kActivationBackward, kHiddenBackward, kForward, kBackward>};
+    .operations = registry::erased<kCombine, kCombineBackward, kActivationBackward, kForward, kBackward>};
 
 }  // namespace kernel_pytorch::moe_mlp

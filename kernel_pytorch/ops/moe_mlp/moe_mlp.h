@@ -10,8 +10,7 @@
 //
 // moe_combine is the last line alone (without weights: ones), moe_activation_backward the middle of the backward:
 // of grad_hidden, the gradient of y through down without weights, it makes the gradient of the preactivation, hidden
-// with its weights (what down's gradient is made of) and the gradient of weights. moe_hidden_backward is that with the
-// product that makes grad_hidden, which no one else needs.
+// with its weights (what down's gradient is made of) and the gradient of weights.
 //
 // Types: x, weights of experts and outputs fp32, bf16 or fp16 alike, on the CPU also fp64; biases theirs or fp32;
 // routing weights and their gradients fp32 (fp64). Sums are fp32. `transposed`: gate_up is [experts, columns, in] and
@@ -96,42 +95,6 @@ inline constexpr auto kActivationBackwardFields = fields<ActivationBackward>(
     output<&ActivationBackward::hidden>({.shape = "rows inner", .dtype = "grad_hidden"}),
     output<&ActivationBackward::row_weights>({.shape = "rows", .dtype = "statistic grad_hidden"}),
     output<&ActivationBackward::grad_weights>({.shape = "tokens k", .dtype = "statistic grad_hidden"}));
-
-struct HiddenBackward {
-  TensorView grad_output{};  // [tokens, columns]
-  TensorView down{};         // [experts, columns, inner]
-  TensorView offsets{}, token_of_row{}, row_of_token{}, weights{};
-  TensorView preactivation{};
-  TensorView down_bias{}, experts{};  // as in ActivationBackward, as all that follow
-  Form form = Form::kPlain;
-  Kind activation = Kind::kSilu;
-  double limit = 0;
-  double slope = 1.702;
-  TensorView grad_preactivation{}, hidden{}, row_weights{}, grad_weights{};
-};
-inline constexpr auto kHiddenBackwardFields = fields<HiddenBackward>(
-    input<&HiddenBackward::grad_output>(
-        {.shape = "tokens columns", .leads = true, .bucketed = "tokens", .memory = MemoryLayout::kDenseLast}),
-    input<&HiddenBackward::down>({.shape = "experts columns inner",
-                                  .dtype = "grad_output",
-                                  .memory = MemoryLayout::kMatrix,
-                                  .key = KeyPart::kSizes}),
-    input<&HiddenBackward::offsets>({.shape = "experts", .dtype = "int32"}),
-    input<&HiddenBackward::token_of_row>({.shape = "rows", .dtype = "int32"}),
-    input<&HiddenBackward::row_of_token>({.shape = "tokens k", .dtype = "int32"}),
-    input<&HiddenBackward::weights>({.shape = "tokens k", .dtype = "statistic grad_output"}),
-    input<&HiddenBackward::preactivation>(
-        {.shape = "rows inner | rows inner*2 | rows inner*2", .shape_by = "form", .dtype = "grad_output"}),
-    optional_input<&HiddenBackward::down_bias>({.shape = "experts columns", .dtype = "grad_output"}),
-    optional_input<&HiddenBackward::experts>({.name = "chosen", .shape = "tokens k", .dtype = "int32"}),
-    option<&HiddenBackward::form>({.key = KeyPart::kValue, .choices = grouped_matmul::kFormNames}),
-    option<&HiddenBackward::activation>({.key = KeyPart::kValue, .choices = pointwise::kKindWords}),
-    option<&HiddenBackward::limit>({.key = KeyPart::kPresence}), option<&HiddenBackward::slope>(),
-    output<&HiddenBackward::grad_preactivation>(
-        {.shape = "rows inner | rows inner*2 | rows inner*2", .shape_by = "form", .dtype = "grad_output"}),
-    output<&HiddenBackward::hidden>({.shape = "rows inner", .dtype = "grad_output"}),
-    output<&HiddenBackward::row_weights>({.shape = "rows", .dtype = "statistic grad_output"}),
-    output<&HiddenBackward::grad_weights>({.shape = "tokens k", .dtype = "statistic grad_output"}));
 
 struct Forward {
   TensorView x{};
@@ -236,7 +199,6 @@ inline constexpr auto kBackwardFields = fields<Backward>(
 KP_EXPORT void combine(const Combine& arguments, Context& context);
 KP_EXPORT void combine_backward(const CombineBackward& arguments, Context& context);
 KP_EXPORT void activation_backward(const ActivationBackward& arguments, Context& context);
-KP_EXPORT void hidden_backward(const HiddenBackward& arguments, Context& context);
 KP_EXPORT void forward(const Forward& arguments, Context& context);
 KP_EXPORT void backward(const Backward& arguments, Context& context);
 

@@ -10,29 +10,22 @@ namespace kernel_pytorch::moe_mlp {
 void check(Combine& problem, Device device);
 void check(CombineBackward& problem, Device device);
 void check(ActivationBackward& problem, Device device);
-void check(HiddenBackward& problem, Device device);
 void check(Forward& problem, Device device);
 void check(Backward& problem, Device device);
 
-// The product that makes grad_hidden, into `output`.
-grouped_matmul::Product hidden_product(const HiddenBackward& problem, const TensorView& output);
-void compose(const HiddenBackward& problem, Context& context);
 void compose(const Forward& problem, Context& context);
 void compose(const Backward& problem, Context& context);
-registry::Parts parts_of(const HiddenBackward& problem, const DeviceInfo& device);
 registry::Parts parts_of(const Forward& problem, const DeviceInfo& device);
 registry::Parts parts_of(const Backward& problem, const DeviceInfo& device);
 
 extern const registry::Operation<Combine> kCombine;
 extern const registry::Operation<CombineBackward> kCombineBackward;
 extern const registry::Operation<ActivationBackward> kActivationBackward;
-extern const registry::Operation<HiddenBackward> kHiddenBackward;
 extern const registry::Operation<Forward> kForward;
 extern const registry::Operation<Backward> kBackward;
 extern const registry::Kernel<Combine> kCombineCuda, kCombineCpu, kCombineReference;
 extern const registry::Kernel<CombineBackward> kCombineBackwardCuda, kCombineBackwardCpu, kCombineBackwardReference;
 extern const registry::Kernel<ActivationBackward> kActivationBackwardCuda, kActivationBackwardCpu,
     kActivationBackwardReference;
-extern const registry::Kernel<HiddenBackward> kHiddenBackwardSm90;
 
 }  // namespace kernel_pytorch::moe_mlp

@@ -17,14 +17,7 @@ std::span<const registry::Kernel<Problem>> composed_kernels() {
       {.name = "composed",
        .supports =
            [](const Problem& problem, const DeviceInfo& device) {
-             const DType dtype = [&] {
-               if constexpr (requires { problem.x; }) {
-                 return problem.x.dtype;
-               } else {
-                 return problem.grad_output.dtype;
-               }
-             }();
-             const bool is_wide = !device.is_cpu() && dtype == DType::kFloat64;
+             const bool is_wide = !device.is_cpu() && problem.x.dtype == DType::kFloat64;
              return registry::Support::unless(is_wide ? "its parts take fp64 on the CPU only" : nullptr);
            },
        .run =

@@ -127,8 +127,32 @@ TensorView with_dense_last(TensorView view) {
 
 void run_rows(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "grouped_matmul sm90";
-  product::Sm90Launch launch = sm90_launch_of(problem, config);
-  product::sm90_launch(launch.variant, launch.tensors, launch.sizes, launch.arguments, context, kLabel);
+  product::Sm90Arguments arguments{};
+  arguments.alpha = arguments.beta = 1.0f;
+  arguments.bias = problem.bias.data;
+  arguments.groups = {.ends = problem.offsets.as<const int32_t>(),
+                      .gather_a = problem.gather.as<const int32_t>(),
+                      .gather_b = nullptr,
+                      .count = static_cast<int32_t>(problem.b.sizes[0]),
+                      .rows = static_cast<int32_t>(rows_of(problem)),
+                      .depth = static_cast<int32_t>(problem.b.sizes[1]),
+                      .a = problem.a.data,
+                      .b = nullptr,
+                      .a_stride = problem.a.strides[0],
+                      .b_stride = 0,
+                      .output = problem.output.data,
+                      .preactivation = problem.preactivation.data,
+                      .output_stride = problem.output.strides[0],
+                      .preactivation_stride = problem.preactivation.is_present() ? problem.preactivation.strides[0] : 0,
+                      .bias_stride = problem.bias.is_present() ? problem.bias.strides[0] : 0,
+                      .scale_b_stride = 0,
+                      .limit = static_cast<float>(problem.limit),
+                      .slope = static_cast<float>(problem.slope)};
+  const product::Sm90Tensors tensors = {.a = product::sm90_batch_of_one(problem.a),
+                                        .b = with_dense_last(problem.b),
+                                        .output = product::sm90_batch_of_one(problem.output),
+                                        .preactivation = product::sm90_batch_of_one(problem.preactivation)};
+  product::sm90_launch(variant_of(problem, config), tensors, sizes_of(problem), arguments, context, kLabel);
 }
 
 Sm90Variant depth_variant(DType dtype, DType output, bool gathers_a, bool gathers_b, int config) {
@@ -227,38 +251,6 @@ std::vector<DeviceCode> depth_device_code() {
 }
 
 }  // namespace
-
-product::Sm90Launch sm90_launch_of(const Product& problem, int config) {
-  product::Sm90Launch launch{.variant = variant_of(problem, config),
-                             .tensors = {.a = product::sm90_batch_of_one(problem.a),
-                                         .b = with_dense_last(problem.b),
-                                         .output = product::sm90_batch_of_one(problem.output),
-                                         .preactivation = product::sm90_batch_of_one(problem.preactivation)},
-                             .sizes = sizes_of(problem),
-                             .arguments = {}};
-  product::Sm90Arguments& arguments = launch.arguments;
-  arguments.alpha = arguments.beta = 1.0f;
-  arguments.bias = problem.bias.data;
-  arguments.groups = {.ends = problem.offsets.as<const int32_t>(),
-                      .gather_a = problem.gather.as<const int32_t>(),
-                      .gather_b = nullptr,
-                      .count = static_cast<int32_t>(problem.b.sizes[0]),
-                      .rows = static_cast<int32_t>(rows_of(problem)),
-                      .depth = static_cast<int32_t>(problem.b.sizes[1]),
-                      .a = problem.a.data,
-                      .b = nullptr,
-                      .a_stride = problem.a.strides[0],
-                      .b_stride = 0,
-                      .output = problem.output.data,
-                      .preactivation = problem.preactivation.data,
-                      .output_stride = problem.output.strides[0],
-                      .preactivation_stride = problem.preactivation.is_present() ? problem.preactivation.strides[0] : 0,
-                      .bias_stride = problem.bias.is_present() ? problem.bias.strides[0] : 0,
-                      .scale_b_stride = 0,
-                      .limit = static_cast<float>(problem.limit),
-                      .slope = static_cast<float>(problem.slope)};
-  return launch;
-}
 
 constinit const registry::Kernel<Product> kSm90{.name = "sm90_wgmma",
                                                 .supports = supports_rows,

@@ -52,15 +52,4 @@ struct ActivationArguments {
   float* grad_weights;
 };
 
-// Before and after a product that goes back through the gates: a row's weight is its pair's, and the gradient of a
-// pair's weight the sum of its row's `tiles` sums.
-struct RowWeightArguments {
-  const int32_t* row_of_token;
-  const float* weights;
-  float* row_weights;
-  float* row_sums;  // [rows, tiles]
-  float* grad_weights;
-  int32_t pairs, tiles;
-};
-
 }  // namespace kernel_pytorch::moe_mlp

@@ -5,7 +5,7 @@
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/cuda/tile/reduce.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
-#include "kernel_pytorch/ops/engines/pointwise/cuda/gate.cuh"
+#include "kernel_pytorch/ops/engines/pointwise/cuda/math.cuh"
 #include "kernel_pytorch/ops/moe_mlp/cuda/arguments_cuda.h"
 
 namespace kernel_pytorch::moe_mlp {
@@ -138,6 +138,24 @@ struct Pairs {
   }
 };
 
+// The gate's value, and with the gradient of the product the gradients of gate and up, in their places.
+template <pointwise::Kind kKind, bool kAccurate>
+__device__ __forceinline__ float differentiate_gate(const ActivationArguments& arguments, float gradient, float& gate,
+                                                    float& up) {
+  if (arguments.limit > 0.0f) {
+    const float limit = arguments.limit, g = fminf(gate, limit), factor = fminf(fmaxf(up, -limit), limit) + 1.0f;
+    const float s = pointwise::sigmoid<kAccurate>(arguments.slope * g);
+    gate = gate <= limit ? gradient * factor * (s + arguments.slope * g * s * (1.0f - s)) : 0.0f;
+    up = fabsf(up) <= limit ? gradient * g * s : 0.0f;
+    return g * s * factor;
+  }
+  const pointwise::Values at = pointwise::differentiate<kKind, kAccurate>(gate);
+  const float factor = arguments.is_gated ? up : 1.0f;
+  gate = gradient * factor * at.derivative;
+  up = gradient * at.value;
+  return at.value * factor;
+}
+
 template <class T, bool kVectors, pointwise::Kind kKind>
 __device__ __forceinline__ float activate_row(const ActivationArguments& arguments, int64_t row, float weight) {
   using P = Piece<T, kVectors>;
@@ -146,7 +164,6 @@ __device__ __forceinline__ float activate_row(const ActivationArguments& argumen
   const T* preactivation = static_cast<const T*>(arguments.preactivation) + row * arguments.preactivation_stride;
   T* grad_preactivation = static_cast<T*>(arguments.grad_preactivation) + row * arguments.grad_preactivation_stride;
   T* hidden = static_cast<T*>(arguments.hidden) + row * arguments.hidden_stride;
-  const pointwise::GateLimits limits = {arguments.limit, arguments.slope};
   float product = 0.0f;
   for (int32_t column = lane * P::kCount; column < arguments.inner; column += 32 * P::kCount) {
     float gradients[P::kCount], results[P::kCount];
@@ -155,8 +172,8 @@ __device__ __forceinline__ float activate_row(const ActivationArguments& argumen
     pairs.load(arguments, preactivation, column);
 #pragma unroll
     for (int i = 0; i < P::kCount; ++i) {
-      const float result = pointwise::differentiate_gate<kKind, sizeof(T) == 4>(
-          limits, arguments.is_gated, weight * gradients[i], pairs.gates[i], pairs.ups[i]);
+      const float result =
+          differentiate_gate<kKind, sizeof(T) == 4>(arguments, weight * gradients[i], pairs.gates[i], pairs.ups[i]);
       product = fmaf(gradients[i], result, product);
       results[i] = weight * result;
     }
@@ -198,25 +215,6 @@ __global__ void __launch_bounds__(kThreads) activation_backward(const __grid_con
   }
   product = tile::sum_lanes<32>(product);
   if (threadIdx.x % 32 == 0) arguments.grad_weights[pair] = product;
-}
-
-// A thread has a pair, in both.
-__global__ void __launch_bounds__(kThreads) spread_weights(const __grid_constant__ RowWeightArguments arguments) {
-  const int32_t pair = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
-  tile::follow_closely();
-  if (pair >= arguments.pairs) return;
-  const int32_t row = arguments.row_of_token[pair];
-  if (row >= 0) arguments.row_weights[row] = arguments.weights[pair];
-}
-__global__ void __launch_bounds__(kThreads) collect_sums(const __grid_constant__ RowWeightArguments arguments) {
-  const int32_t pair = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
-  tile::follow_closely();
-  if (pair >= arguments.pairs) return;
-  const int32_t row = arguments.row_of_token[pair];
-  float sum = 0.0f;
-  for (int32_t i = 0; row >= 0 && i < arguments.tiles; ++i)
-    sum += arguments.row_sums[int64_t{row} * arguments.tiles + i];
-  arguments.grad_weights[pair] = sum;
 }
 
 }  // namespace kernel_pytorch::moe_mlp

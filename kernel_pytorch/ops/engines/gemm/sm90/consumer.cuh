@@ -8,7 +8,6 @@
 #include "kernel_pytorch/ops/engines/gemm/sm90/epilogue.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/exchange.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/grouped_producer.cuh"
-#include "kernel_pytorch/ops/engines/gemm/sm90/tail.cuh"
 
 namespace kernel_pytorch::product {
 
@@ -89,9 +88,7 @@ class Sm90Consumer {
       }
     }
     finish_.drain();
-    if constexpr (kEpilogue.grouped && kEpilogue.form != Sm90Form::kHalvesGradient) {
-      clear_tail<kEpilogue, Out>(arguments_, warpgroup_ * 128 + static_cast<int32_t>(threadIdx.x % 128));
-    }
+    if constexpr (kEpilogue.grouped) finish_.clear_tail(warpgroup_ * 128 + threadIdx.x % 128);
   }
 
  private:

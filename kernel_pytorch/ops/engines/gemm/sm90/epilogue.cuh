@@ -6,7 +6,6 @@
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/auxiliary.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/boxes.cuh"
-#include "kernel_pytorch/ops/engines/gemm/sm90/gate_gradient.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/schedule.cuh"
 #include "kernel_pytorch/ops/engines/pointwise/cuda/math.cuh"
 
@@ -15,7 +14,6 @@ namespace kernel_pytorch::product {
 template <Sm90Config kConfig, Sm90Epilogue kEpilogue, class Out>
 class Sm90Finish {
   static constexpr bool kHalves = kEpilogue.form == Sm90Form::kGatedHalves;
-  static constexpr bool kHalvesGradient = kEpilogue.form == Sm90Form::kHalvesGradient;
   static constexpr bool kGated = kEpilogue.form == Sm90Form::kGated || kHalves;
   static constexpr bool kSpread = kEpilogue.form == Sm90Form::kGatedGradient;
   static constexpr bool kAccurate = sizeof(Out) == 4;
@@ -52,11 +50,7 @@ class Sm90Finish {
 
   // `boxes`: the warp's own; `columns`: its warpgroup's.
   __device__ __forceinline__ Sm90Finish(const Sm90Arguments& arguments, uint32_t boxes, uint32_t columns)
-      : arguments_(arguments),
-        boxes_(boxes),
-        columns_(columns),
-        lane_(static_cast<int32_t>(threadIdx.x % 32)),
-        gate_gradient_(arguments) {}
+      : arguments_(arguments), boxes_(boxes), columns_(columns), lane_(static_cast<int32_t>(threadIdx.x % 32)) {}
 
   template <int kColumns>
   __device__ __forceinline__ void prefetch_columns(const Sm90Place& place) {
@@ -88,7 +82,6 @@ class Sm90Finish {
 
   // The first boxes, while the tile's first products run; `row` is the warp's first.
   __device__ __forceinline__ void fetch_first(int32_t row, const Sm90Place& at) {
-    gate_gradient_.prefetch(row, at);
 #pragma unroll
     for (int box = 0; box < kFetchedBoxes; ++box) fetch(box, row, at);
   }
@@ -101,13 +94,6 @@ class Sm90Finish {
     batch_ = at.batch;
     if constexpr (kEpilogue.grouped) end_ = at.end;
     if constexpr (kHalves) return store_halves(sums, at);
-    if constexpr (kHalvesGradient) {
-      static_assert(kRowBlocks == 1);
-      return gate_gradient_.store(sums, row, at, [&](const auto& words, int32_t column, bool is_gradient) {
-        boxes_.put_words(is_gradient ? arguments_.preactivation : arguments_.output, words,
-                         grouped_place(column, is_gradient));
-      });
-    }
     load_factors(at);
 #pragma unroll
     for (int box = 0; box < kCount / kSums; ++box) {
@@ -119,6 +105,24 @@ class Sm90Finish {
       for (int i = 0; i < kSums; ++i) values[i] = sums[box * kSums + i];
       finish(values, first, within, fetched_ + of_tile % kFetchedBoxes * kBoxVectors);
       fetch(of_tile + kFetchedBoxes, row, at);
+    }
+  }
+
+  // Rows behind the last group are zeros; by all threads of the consumers, of which this is one.
+  __device__ __forceinline__ void clear_tail(int32_t thread) const {
+    constexpr int32_t kPerVector = 16 / static_cast<int32_t>(sizeof(Out)), kThreads = 128 * kSm90Warpgroups;
+    const Sm90Groups& groups = arguments_.groups;
+    const int32_t end = groups.count == 0 ? 0 : group_end(groups, groups.count - 1);
+    for (int32_t row = end + static_cast<int32_t>(blockIdx.x); row < groups.rows; row += gridDim.x) {
+      for (int32_t column = thread * kPerVector; column < arguments_.n; column += kThreads * kPerVector) {
+        if (column < arguments_.n / kPerOutput) {
+          ptx::st_global_v4(static_cast<Out*>(groups.output) + row * groups.output_stride + column, {0, 0, 0, 0});
+        }
+        if constexpr (kEpilogue.preactivation) {
+          Out* target = static_cast<Out*>(groups.preactivation) + row * groups.preactivation_stride + column;
+          ptx::st_global_v4(target, {0, 0, 0, 0});
+        }
+      }
     }
   }
 
@@ -366,21 +370,18 @@ class Sm90Finish {
   __device__ __forceinline__ void put(const float* values, int32_t column) {
     const tile::TensorMap& map = kPreactivation ? arguments_.preactivation : arguments_.output;
     if constexpr (kEpilogue.grouped) {
-      boxes_.put(map, values, grouped_place(column, kPreactivation));
+      const Sm90Groups& groups = arguments_.groups;
+      boxes_.put(map, values,
+                 {.column = column,
+                  .row = row_,
+                  .batch = 0,
+                  .rows = end_,
+                  .data = kPreactivation ? groups.preactivation : groups.output,
+                  .stride = kPreactivation ? groups.preactivation_stride : groups.output_stride,
+                  .columns = kPreactivation ? arguments_.n : arguments_.n / kPerOutput});
     } else {
       boxes_.put(map, values, {.column = column, .row = row_, .batch = batch_, .rows = arguments_.m});
     }
-  }
-
-  __device__ __forceinline__ BoxPlace grouped_place(int32_t column, bool is_preactivation) const {
-    const Sm90Groups& groups = arguments_.groups;
-    return {.column = column,
-            .row = row_,
-            .batch = 0,
-            .rows = end_,
-            .data = is_preactivation ? groups.preactivation : groups.output,
-            .stride = is_preactivation ? groups.preactivation_stride : groups.output_stride,
-            .columns = is_preactivation ? arguments_.n * (kHalvesGradient ? 2 : 1) : arguments_.n / kPerOutput};
   }
 
   const Sm90Arguments& arguments_;
@@ -393,7 +394,6 @@ class Sm90Finish {
   float ahead_[2] = {0.0f, 0.0f};
   float amax_ = 0.0f;
   ptx::Word4 fetched_[kFetchedVectors];
-  Sm90GateGradient<kConfig, kEpilogue, Out> gate_gradient_;
 };
 
 }  // namespace kernel_pytorch::product

@@ -60,12 +60,6 @@ uint64_t sm90_source_hash();
 struct Sm90Tensors {
   TensorView a, b, output, preactivation;
 };
-struct Sm90Launch {
-  Sm90Variant variant;
-  Sm90Tensors tensors;
-  Sm90Sizes sizes;
-  Sm90Arguments arguments;
-};
 // [1, rows, columns] of [rows, columns], for a grouping of kRows; an absent tensor stays absent.
 TensorView sm90_batch_of_one(const TensorView& view);
 void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const Sm90Sizes& sizes,

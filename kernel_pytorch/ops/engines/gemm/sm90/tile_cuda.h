@@ -43,9 +43,7 @@ struct Sm90Operands {
 enum class Sm90Scaling : uint8_t { kNone, kTensor, kRows, kBlocks, kThinBlocks };
 
 // As ops/matmul/matmul.h has them; kGatedHalves: gates are the first half of b's columns, with b_halves.
-// kHalvesGradient: of groups of rows, what goes back through such gates (gate_gradient.cuh): the output is the weighted
-// gated values, `preactivation` the gradient of gates and ups, `saved` what they were.
-enum class Sm90Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient, kGatedHalves, kHalvesGradient };
+enum class Sm90Form : uint8_t { kPlain, kGated, kGradient, kGatedGradient, kGatedHalves };
 
 // In this order: scale, bias, preactivation, form, residual.
 struct Sm90Epilogue {
@@ -156,8 +154,6 @@ struct Sm90Groups {
   int64_t output_stride, preactivation_stride, bias_stride;
   int64_t scale_b_stride;  // from a matrix's scales to the next's
   float limit, slope;      // of clamped gates g sigmoid(slope g), g at most limit, and ups u + 1, |u| at most limit
-  const float* row_weights = nullptr;  // of kHalvesGradient, as the next: [rows]
-  float* row_sums = nullptr;           // [rows, tiles along n]
 };
 
 struct Sm90Arguments {
