@@ -41,6 +41,7 @@ import kernel_pytorch
 
 OURS, COMPILED, BOTH = "optimize", "optimize, compile=True", "optimize + torch.compile"
 OF_OURS = (OURS, COMPILED, BOTH)
+LOOP = "eager, a loop over experts"
 MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
 
 
@@ -116,6 +117,25 @@ def gpt2(device: torch.device) -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
+def mixtral_block(device: torch.device) -> nn.Module:
+    """One layer of Mixtral 8x7B, with an embedding and a head of a thousand words."""
+    sizes: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    if device.type == "cpu":
+        sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    config = transformers.MixtralConfig(
+        **sizes, num_hidden_layers=1, num_key_value_heads=sizes["num_attention_heads"] // 4, num_local_experts=8,
+        num_experts_per_tok=2, vocab_size=1024, use_cache=False, sliding_window=None, pad_token_id=0,
+    )  # fmt: skip
+    with device:
+        return transformers.MixtralForCausalLM(config)
+
+
+def looped(model: nn.Module) -> nn.Module:
+    """Hugging Face's loop over the experts, where its default is torch's grouped product."""
+    model.set_experts_implementation("eager")
+    return model
+
+
 def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase]]:
     is_small = device.type == "cpu"
     dtype = torch.float32 if is_small else torch.bfloat16
@@ -165,6 +185,8 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
     add("qwen3 training step", "train", training(qwen3_to_train, *((1, 128) if is_small else (4, 2048))))
     add("gpt2 training step", "train", training(lambda: gpt2(device), *((1, 128) if is_small else (8, 1024))))
     add("modernbert training step", "train", training(modernbert_to_train, *((1, 128) if is_small else (16, 512))))
+    block = training(lambda: mixtral_block(device), *((1, 128) if is_small else (2, 4096)))
+    add("mixtral block training step", "train", block)
     if is_small:
         for name, (make, sample) in DEMOS.items():
             add(f"bundled {name}", "inference", lambda make=make, sample=sample: (make().eval(), (sample(),)))
@@ -191,11 +213,12 @@ def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, A
         """The same optimised model, compiled: two calls of optimize may choose differently."""
         return torch.compile(case.models[OURS] if OURS in case.models else optimized(model))
 
-    ways: dict[str, Any] = {"eager": lambda model: model, "torch.compile": torch.compile}
+    ways: dict[str, Any] = {"eager": lambda model: model, "torch.compile": torch.compile, LOOP: looped}
     for mode in MODES:
         ways[f"torch.compile {mode}"] = lambda model, mode=mode: torch.compile(model, mode=mode)
     ways |= {OURS: optimized, COMPILED: lambda model: optimized(model, True), BOTH: both}
-    short = {"eager": "eager", "compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
+    short = {"compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
+    short |= {"eager": "eager", "loop": LOOP}
     names = {short.get(word, f"torch.compile {word}") for word in arguments.ways.split(",")}
     return {name: make for name, make in ways.items() if name in names}
 
@@ -276,7 +299,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words that a case's name must hold one of, separated by commas")
     parser.add_argument(
         "--ways", default="eager,compile,reduce-overhead,optimize,both",
-        help="of eager, compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, optimize-compile, both",
+        help="of eager, loop (of models with experts), compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, "
+        "optimize-compile, both",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing per case")
     parser.add_argument("--budget", type=float, default=20.0, help="of each optimize")

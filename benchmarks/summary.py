@@ -50,6 +50,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "linear_cross_entropy": "linear layer and cross entropy",
     "llama_block": "a Llama block without its GEMMs and attention",
     "matmul_cuda": "GEMMs",
+    "moe": "mixtures of experts",
     "optimize_architectures": "architectures of Hugging Face by `optimize`",
     "optimize_models": "whole models by `optimize`",
     "optimize_models, ways forced": "a Llama block, each variant of `optimize` forced",
@@ -119,8 +120,8 @@ def of_ways(rows: list[dict[str, Any]]) -> Iterator[Comparison]:
 
 
 def microseconds(text: str) -> float | None:
-    found = re.search(r"([\d.]+) (µs|ms)", text)
-    return float(found[1]) * {"µs": 1, "ms": 1000}[found[2]] if found else None
+    found = re.search(r"([\d.]+) (µs|us|ms)", text)
+    return float(found[1]) * {"µs": 1, "us": 1, "ms": 1000}[found[2]] if found else None
 
 
 def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
