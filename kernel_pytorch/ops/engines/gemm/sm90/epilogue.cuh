@@ -28,11 +28,12 @@ class Sm90Finish {
   // The epilogue prefetches the next boxes of one 16-bit auxiliary matrix into registers that are free while the
   // products run: all boxes (64 registers) if the epilogue does little else, otherwise two.
   static constexpr bool kWhole = kEpilogue.whole_vectors;
+  static constexpr int kRowBlocks = kConfig.tile_m / (64 * kSm90Warpgroups);
   static constexpr bool kSavedAhead =
-      kWhole && kEpilogue.form == Sm90Form::kGradient && sizeof(Saved) == 2 && kValues % 16 == 0;
+      kWhole && (kEpilogue.form == Sm90Form::kGradient || (kSpread && kRowBlocks == 1)) && sizeof(Saved) == 2 &&
+      kValues % 16 == 0;
   static constexpr bool kResidualAhead = kWhole && kEpilogue.residual && kEpilogue.form != Sm90Form::kGradient &&
                                          !kSpread && sizeof(Residual) == 2 && kValues % 16 == 0;
-  static constexpr int kRowBlocks = kConfig.tile_m / (64 * kSm90Warpgroups);
   static constexpr int kTileBoxes = kConfig.tile_n / 2 / kSums;  // of 16 rows
   static constexpr bool kIsShort = kEpilogue.form == Sm90Form::kPlain && kEpilogue.kind == pointwise::Kind::kIdentity &&
                                    !kEpilogue.bias && !kEpilogue.preactivation && !kEpilogue.amax;
@@ -137,6 +138,11 @@ class Sm90Finish {
     return element<typename AuxiliaryType<kEpilogue.float_bias, Out>::Type>(arguments_.bias, bias_first_ + column);
   }
 
+  // Where the output has what becomes of the sums from `column` on.
+  static __device__ __forceinline__ int32_t output_column(int32_t column) {
+    return kSpread ? 2 * column : column / kPerOutput;
+  }
+
   // The column of b that column `within` of a tile is, whose first is `first` in the order of tiles.
   template <int kColumns>
   __device__ __forceinline__ int32_t column_at(int32_t first, int32_t within) const {
@@ -191,8 +197,8 @@ class Sm90Finish {
       const AuxiliaryPlace box = {.lane = lane_,
                                   .row = row + index / kTileBoxes * 64,
                                   .rows = arguments_.m,
-                                  .column = at.column / kPerOutput + index % kTileBoxes * kBoxColumns,
-                                  .columns = arguments_.n / kPerOutput,
+                                  .column = output_column(at.column) + index % kTileBoxes * kBoxColumns,
+                                  .columns = output_column(arguments_.n),
                                   .batch = at.batch};
       fetch_auxiliary<T, kBoxVectors, true>(kSavedAhead ? arguments_.saved : arguments_.residual, box,
                                             fetched_ + index % kFetchedBoxes * kBoxVectors);
@@ -234,7 +240,8 @@ class Sm90Finish {
       end(gated, first / 2, arguments_.n / 2, fetched);
     } else if constexpr (kSpread) {
       float spread[kValues];
-      spread_pairs(values, spread, first * 2);
+      load_saved(spread, first * 2, fetched);
+      spread_pairs(values, spread);
       end(spread, first * 2, arguments_.n * 2, fetched);
     } else {
       activate(values, first, fetched);
@@ -261,14 +268,18 @@ class Sm90Finish {
     }
   }
 
+  __device__ __forceinline__ void load_saved(float (&saved)[kValues], int32_t first, const ptx::Word4* fetched) const {
+    if constexpr (kSavedAhead) {
+      unpack_auxiliary<Saved>(fetched, saved);
+    } else {
+      load_auxiliary<Saved, kWhole>(arguments_.saved, place(first, output_column(arguments_.n)), saved);
+    }
+  }
+
   __device__ __forceinline__ void activate(float (&values)[kValues], int32_t first, const ptx::Word4* fetched) const {
     if constexpr (kEpilogue.form == Sm90Form::kGradient) {
       float saved[kValues];
-      if constexpr (kSavedAhead) {
-        unpack_auxiliary<Saved>(fetched, saved);
-      } else {
-        load_auxiliary<Saved, kWhole>(arguments_.saved, place(first, arguments_.n), saved);
-      }
+      load_saved(saved, first, fetched);
 #pragma unroll
       for (int i = 0; i < kValues; ++i) values[i] *= pointwise::slope<kEpilogue.kind, kAccurate>(saved[i]);
     } else {
@@ -307,10 +318,8 @@ class Sm90Finish {
     }
   }
 
-  // The inverse: a value's two gradients are adjacent, at the position of its pair in `saved`.
-  __device__ __forceinline__ void spread_pairs(const float (&values)[kSums], float (&spread)[kValues],
-                                               int32_t first) const {
-    load_auxiliary<Saved, kWhole>(arguments_.saved, place(first, arguments_.n * 2), spread);
+  // The inverse: a value's two gradients are adjacent and take the place of its pair.
+  __device__ __forceinline__ void spread_pairs(const float (&values)[kSums], float (&spread)[kValues]) const {
     const int low = (lane_ & ~3) + lane_ % 4 / 2;
 #pragma unroll
     for (int i = 0; i < kSums; i += 2) {  // eight sums of a row
