@@ -58,7 +58,9 @@ def _completed(op: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict
     """All arguments, with their defaults, and the words of those that have a choice."""
     arguments = declared()[op]["arguments"]
     given = {one["name"]: values.get(one["name"]) for one in arguments}
-    complete = {one["name"]: one.get("default") if given[one["name"]] is None else given[one["name"]] for one in arguments}
+    complete = {
+        one["name"]: one.get("default") if given[one["name"]] is None else given[one["name"]] for one in arguments
+    }
     return complete, {one["name"]: one["choices"].split() for one in arguments if "choices" in one}
 
 

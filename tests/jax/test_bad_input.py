@@ -12,6 +12,7 @@ import pytest
 from cases import CASES, Case
 
 import kernel_pytorch.jax as kp
+from kernel_pytorch.jax import ej
 
 
 def changes(shape: tuple[int, ...]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def changes(shape: tuple[int, ...]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_arguments_of_another_shape_or_type(case: Case) -> None:
-    """Some are another call that is right (a vector, a batch). The others are refused by a sentence, not by accident."""
+    """Some are another call that is right (a vector, a batch). Others are refused by a sentence, not by accident."""
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in case.shapes]
     refused = 0
     for place, shape in enumerate(case.shapes):
@@ -54,21 +55,25 @@ def test_types_that_no_op_takes() -> None:
 
 
 OPTION = re.compile(r"(bool|int|float|str|tuple|None|[\[\], |])+")
-FUNCTIONS = [name for name in kp.__all__ if inspect.isfunction(getattr(kp, name))]
+FUNCTIONS = [
+    getattr(module, name) for module in (kp, ej) for name in module.__all__ if inspect.isfunction(getattr(module, name))
+]
 
 
 def test_traced_options_are_named() -> None:
     """Every option of every function: it is looked at before the arguments are."""
     seen = 0
-    for name in FUNCTIONS:
-        function = getattr(kp, name)
+    for function in FUNCTIONS:
+        name = function.__name__
         parameters = inspect.signature(function).parameters.values()
-        required = {one.name: 1 for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD}
+        required = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+        front = [1 for one in required if one.kind is one.POSITIONAL_ONLY]
+        named = {one.name: 1 for one in required if one.kind is not one.POSITIONAL_ONLY}
         for one in parameters:
             if not OPTION.fullmatch(str(one.annotation)):
                 continue
             with pytest.raises(TypeError, match=rf"{name}: {one.name} is traced"):
-                jax.eval_shape(lambda value: function(**{**required, one.name: value}), 1.0)  # noqa: B023
+                jax.eval_shape(lambda value: function(*front, **{**named, one.name: value}), 1.0)  # noqa: B023
             seen += 1
     assert seen > 100
     x, eps = jnp.ones((2, 4)), jnp.float32(1e-3)

@@ -139,7 +139,7 @@ def test_muon_agrees(options: Any) -> None:
     ours = {place: jnp.asarray(one) for place, one in start.items()}
     state = stepper.init(ours)
     for step in range(2):
-        for place, one in theirs.items():
+        for one in theirs.values():
             one.grad = torch.from_numpy(normal(10 + step, *one.shape))
         optimizer.step()
         grads = {place: jnp.asarray(normal(10 + step, *one.shape)) for place, one in start.items()}

@@ -51,8 +51,8 @@ def _known(function: Callable[..., Any], name: str, value: Any) -> Any:
     """The number that an array holds."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
-            f"{function.__name__}: {name} is traced ({value.aval.str_short()}); it must be known while tracing, make it "
-            f'a static argument: jax.jit(..., static_argnames=("{name}",))'
+            f"{function.__name__}: {name} is traced ({value.aval.str_short()}); it must be known while tracing, make "
+            f'it a static argument: jax.jit(..., static_argnames=("{name}",))'
         )
     if isinstance(value, jax.Array):
         if value.size != 1:

@@ -1,4 +1,4 @@
-"""AdamW, Lion and SGD over a whole tree of parameters: the core steps all parameters of a type and format in one call."""
+"""AdamW, Lion and SGD over a tree of parameters: the core steps all parameters of a type and format in one call."""
 
 from __future__ import annotations
 
@@ -194,7 +194,9 @@ def _optimizer(rule: _Rule) -> Optimizer:
         made = [rule.beginnings(_checked(rule, leaf)) for leaf in leaves]
         names = [name for name in _LISTS if any(name in one for one in made)]
         nothing = jnp.zeros((0,), jnp.float32)
-        trees = {name: tree.unflatten([one[name]() if name in one else nothing for one in made]) for name in names}
+        trees = {
+            name: jax.tree.unflatten(tree, [one[name]() if name in one else nothing for one in made]) for name in names
+        }
         return OptimizerState(jnp.zeros((), jnp.int32), **trees)
 
     def step(parameters: Any, gradients: Any, state: OptimizerState) -> tuple[Any, OptimizerState]:
@@ -216,7 +218,7 @@ def _optimizer(rule: _Rule) -> Optimizer:
         for group, places in enumerate(_alike(rule, leaves)):
             first = leaves[places[0]]
             own = {name: states[name] for name in rule.beginnings(first)}
-            taken = {_LISTS[name]: [one[place] for place in places] for name, one in own.items()}
+            taken: dict[str, Any] = {_LISTS[name]: [one[place] for place in places] for name, one in own.items()}
             taken["parameters"] = [leaves[place] for place in places]
             taken["gradients"] = [grads[place].astype(first.dtype) for place in places]
             taken["steps"] = [state.count.astype(jnp.float32)] * len(places)
@@ -227,8 +229,8 @@ def _optimizer(rule: _Rule) -> Optimizer:
             for name, one in {"parameters": leaves, **{_LISTS[name]: one for name, one in own.items()}}.items():
                 for place, value in zip(places, made[name]):
                     one[place] = value
-        trees = {name: tree.unflatten(one) for name, one in states.items()}
-        return tree.unflatten(leaves), OptimizerState(state.count + 1, **trees)
+        trees = {name: jax.tree.unflatten(tree, one) for name, one in states.items()}
+        return jax.tree.unflatten(tree, leaves), OptimizerState(state.count + 1, **trees)
 
     return Optimizer(init, update_of(rule.name, step), step)
 

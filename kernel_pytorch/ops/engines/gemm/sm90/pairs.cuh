@@ -10,8 +10,8 @@
 
 namespace kernel_pytorch::product {
 
-// A lane's pairs of a box of two rows by 16 * kGroups columns, a vector for each 16: two pairs of its first row, then of
-// its second. Zeros beyond the matrix, whose columns are whole vectors of 16 bytes. Nothing waits for them here.
+// A lane's pairs of a box of two rows by 16 * kGroups columns, a vector for each 16: two pairs of its first row, then
+// of its second. Zeros beyond the matrix, whose columns are whole vectors of 16 bytes. Nothing waits for them here.
 template <class T, int kGroups>
 __device__ __forceinline__ void fetch_pairs(const Sm90Auxiliary& auxiliary, const AuxiliaryPlace& place,
                                             ptx::Word4* pairs) {
@@ -40,8 +40,8 @@ __device__ __forceinline__ void pair_gradients(float value, float gate, float up
   gradients[1] = value * at.value;
 }
 
-// For any types: `spread` holds the pairs in the order of wgmma's accumulators and takes their gradients. A value goes to
-// the lane that has its pair.
+// For any types: `spread` holds the pairs in the order of wgmma's accumulators and takes their gradients. A value goes
+// to the lane that has its pair.
 template <pointwise::Kind kKind, bool kAccurate, int kSums>
 __device__ __forceinline__ void spread_pairs(int32_t lane, const float (&values)[kSums], float (&spread)[2 * kSums]) {
   const int low = (lane & ~3) + lane % 4 / 2;
