@@ -21,7 +21,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._shape_rules import declared, misfit, outputs_of
-from . import _workspace
+from . import _plain, _workspace
 from ._dimensions import folded
 from ._forward_mode import refuse
 from ._registration import PREFIX
@@ -189,6 +189,8 @@ def call(
         written: tensors that the op fills in place whatever they held, by shape and type.
     """
     given = {name: value for name, value in tensors.items() if value is not None and not _is_empty_list(value)}
+    if _plain.is_needed():
+        return _plain.computed(op, {**given, **(options or {}), **(types or {})})
     names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
     flat = [array for value in given.values() for array in (value if isinstance(value, list | tuple) else [value])]
     arrays = [jnp.asarray(array) for array in flat]

@@ -7,6 +7,7 @@ parameters, state = optimizer.step(parameters, gradients, state)   # one pass; d
 updates, state = optimizer.update(gradients, state, parameters)    # for optax.chain and apply_updates
 """
 
+from . import plain as plain  # its formulas
 from .lists import Optimizer, OptimizerState, adamw, lion, sgd
 from .muon import MuonState, muon
 

@@ -71,7 +71,7 @@ def muon(
                 decayed = leaves[place] * jnp.asarray(1 - rate * weight_decay, dtype)
                 leaves[place] = decayed - jnp.asarray(rate * factor, dtype) * change
                 momenta[place] = average
-        return jax.tree.unflatten(tree, leaves), MuonState(state.count + 1, tree.unflatten(momenta))
+        return jax.tree.unflatten(tree, leaves), MuonState(state.count + 1, jax.tree.unflatten(tree, momenta))
 
     return Optimizer(init, update_of("muon", step), step)
 
