@@ -141,7 +141,7 @@ def test_dropout_and_what_is_missing(forced: None) -> None:
 def test_optimizers(name: str, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(2)
     start = {"a": jnp.asarray(random.standard_normal((5, 3)), jnp.float32), "b": jnp.ones(7, jnp.bfloat16)}
-    gradients = [jax.tree.map(lambda one: jnp.cos(one * (i + 1)), start) for i in range(3)]
+    gradients = [jax.tree.map(lambda one, i=i: jnp.cos(one * i), start) for i in (1, 2, 3)]
 
     def trained() -> Any:
         optimizer = getattr(kp.optim, name)(lambda count: 0.1 / (1 + count), **options)

@@ -28,8 +28,8 @@ def is_needed() -> bool:
 def computed(op: str, values: Values) -> dict[str, Array]:
     if op not in _FORMULAS:
         raise NotImplementedError(
-            f"{op}: it has kernels for CPUs and NVIDIA GPUs, and no formula for {jax.default_backend()}; compute it on one "
-            "of those"
+            f"{op}: it has kernels for CPUs and NVIDIA GPUs, and no formula for {jax.default_backend()}; compute it on "
+            "one of those"
         )
     return _FORMULAS[op](values)
 
