@@ -128,7 +128,7 @@ def test_both_layouts() -> None:
 
 
 def test_x64() -> None:
-    """Doubles, which are the CPU's, and 64-bit targets, in a process of their own: an op of each kind, its gradients."""
+    """Doubles, which are the CPU's, and 64-bit targets, in a process of their own: an op of each kind and gradients."""
     code = """
 import jax; jax.config.update("jax_enable_x64", True); jax.config.update("jax_default_device", jax.devices("cpu")[0])
 import jax.numpy as jnp, kernel_pytorch.jax as kp

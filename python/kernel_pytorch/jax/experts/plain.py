@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +92,7 @@ def _mlp(values: Values) -> dict[str, Array]:
     v = _grouped(x[jnp.maximum(token, 0)], matrices[0], ends, values.get("gate_up_bias")).astype(x.dtype)
     hidden = _activated(widened(v), values).astype(x.dtype)
     y = _grouped(hidden, matrices[1], ends, values.get("down_bias"))
-    return _combine({"y": y.astype(x.dtype), "row_of_token": values["row_of_token"], "weights": values["weights"]})
+    return {"output": _combined(y.astype(x.dtype), values["row_of_token"], values["weights"])}
 
 
 def _activated(v: Array, values: Values) -> Array:
@@ -107,7 +106,10 @@ def _activated(v: Array, values: Values) -> Array:
 
 
 @formula("moe_combine")
-def _combine(values: Values) -> dict[str, Any]:
-    y, rows, weights = values["y"], values["row_of_token"], values.get("weights")
+def _combine(values: Values) -> dict[str, Array]:
+    return {"output": _combined(values["y"], values["row_of_token"], values.get("weights"))}
+
+
+def _combined(y: Array, rows: Array, weights: Array | None) -> Array:
     factors = (rows >= 0).astype(jnp.float32) if weights is None else jnp.where(rows >= 0, widened(weights), 0)
-    return {"output": (widened(y)[jnp.maximum(rows, 0)] * factors[..., None]).sum(1).astype(y.dtype)}
+    return (widened(y)[jnp.maximum(rows, 0)] * factors[..., None]).sum(1).astype(y.dtype)

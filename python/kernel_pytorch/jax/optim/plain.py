@@ -21,7 +21,7 @@ def _step(values: Values) -> dict[str, Any]:
         what = "stochastic rounding is" if "seed" in values else "states of 8 bits are"
         raise NotImplementedError(f"{values['rule']}: {what} for CPUs and NVIDIA GPUs; take state='fp32' without it")
     lists = [name for name in ("parameters", "masters", "firsts", "seconds", "maxima") if name in values]
-    factor = 1.0
+    factor: Any = 1.0
     if "total_norm" in values:
         factor = jnp.minimum(1.0, values["max_norm"] / (values["total_norm"] + 1e-6))
     made: dict[str, list[Any]] = {name: [] for name in lists}
