@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._state_formats import GROUP, STORAGE, check_state, format_of_size, zero_code
+from ..utils.state_formats import GROUP, STORAGE, check_state, format_of_size, zero_code
 
 __all__ = [
     "GROUP",

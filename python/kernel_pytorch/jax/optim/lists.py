@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..._state_formats import GROUP, STORAGE, check_state, format_of_size, zero_code
+from ...utils.state_formats import GROUP, STORAGE, check_state, format_of_size, zero_code
 from .._call import call, int64_words
 
 Rate = float | Callable[[Any], Any]
