@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string_view>
 
@@ -49,10 +48,6 @@ class ScratchScope {
   Scratch* scratch_;
 };
 
-// Two launches in a row that do not touch each other's results, for kernels that can run the second where the first
-// leaves multiprocessors over: which of the two the next one is.
-enum class OfTwo : int32_t { kNone, kFirst, kSecond };
-
 struct Context {
   const DeviceInfo* info = nullptr;
   void* stream = nullptr;      // CUstream; null is the default stream, and always null on the CPU
@@ -60,7 +55,6 @@ struct Context {
   Scratch* scratch = nullptr;
   // Tier 1, Override: "kernel" or "kernel config text" for this call alone; empty for none.
   std::string_view kernel_override;
-  OfTwo of_two = OfTwo::kNone;
 
   Device device() const { return info->device; }
 };

@@ -1,7 +1,6 @@
 #include "kernel_pytorch/ops/linear/linear.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/activation/activation.h"
@@ -158,8 +157,6 @@ void compose(const Backward& problem, Context& context) {
           context);
     }
   }
-  std::optional<matmul::SideBySide> both;
-  if (problem.grad_x.is_present() && problem.grad_weight.is_present()) both.emplace(context);
   visit_products(problem, grad, [&](const matmul::Product& product) { matmul::multiply(product, context); });
 }
 

@@ -86,19 +86,6 @@ KP_EXPORT void multiply(const Product& arguments, Context& context);
 // output += alpha * a b: the residual is the output.
 KP_EXPORT void accumulate(const Product& arguments, Context& context);
 
-// While it lives, of the next two products neither reads or writes what the other one writes: the second may start
-// before the first has ended (ops/engines/gemm/sm90/kernel.cuh).
-class SideBySide {
- public:
-  explicit SideBySide(Context& context) : context_(context) { context_.of_two = OfTwo::kFirst; }
-  ~SideBySide() { context_.of_two = OfTwo::kNone; }
-  SideBySide(const SideBySide&) = delete;
-  SideBySide& operator=(const SideBySide&) = delete;
-
- private:
-  Context& context_;
-};
-
 // Whether a kernel computes the product: with kGatedTwice, which few take, the caller may have to compute it in parts.
 bool has_kernel(const Product& arguments, const DeviceInfo& device);
 

@@ -137,14 +137,11 @@ void compose(const Forward& problem, Context& context) {
 }
 
 void compose(const Backward& problem, Context& context) {
-  if (!differentiates_first_layer(problem)) return linear::backward(second_layer(problem), context);
+  linear::backward(second_layer(problem), context);
+  if (!differentiates_first_layer(problem)) return;
   const ScratchScope scope(context.scratch);
   const TensorView grad = scratch_rows(context, problem.x.dtype, problem.x.sizes[0], problem.weight_in.sizes[0]);
-  {
-    const matmul::SideBySide both(context);
-    linear::backward(second_layer(problem), context);
-    matmul::multiply(through_activation(problem, grad), context);
-  }
+  matmul::multiply(through_activation(problem, grad), context);
   linear::backward(first_layer(problem, grad), context);
 }
 

@@ -292,10 +292,8 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
   shape.cluster_x = cluster;
   shape.shared_bytes = static_cast<unsigned>(sm90_shared_bytes(config));
   shape.programmatic_dependent = true;
-  arguments.of_two = static_cast<int32_t>(context.of_two);
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, label);
-  context.of_two = context.of_two == OfTwo::kFirst ? OfTwo::kSecond : OfTwo::kNone;
 }
 
 }  // namespace kernel_pytorch::product

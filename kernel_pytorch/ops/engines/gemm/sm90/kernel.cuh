@@ -51,13 +51,8 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
   }
   ptx::fence_proxy_async_shared_cta();
   synchronize_cluster<kConfig>();
-  // Of two products that do not touch each other's results, the first lets the second start once all that came before
-  // both has ended. The second takes over multiprocessors that the first's last tiles leave, and waits for it before it
-  // ends: whatever follows waits for both.
-  const bool is_first = arguments.of_two == 1, is_second = arguments.of_two == 2;
-  if (!is_first) tile::let_next_kernel_start();
-  if (!is_second) tile::wait_for_earlier_kernels();
-  if (is_first) tile::let_next_kernel_start();
+  tile::let_next_kernel_start();
+  tile::wait_for_earlier_kernels();
   const uint32_t tiles = ptx::shared_address(memory);
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
@@ -80,7 +75,6 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
   }
   // A block must not end while the other may still write into its memory or arrive at its barriers.
   if constexpr (kConfig.cluster > 1) synchronize_cluster<kConfig>();
-  if (is_second) tile::wait_for_earlier_kernels();
 }
 
 }  // namespace kernel_pytorch::product

@@ -163,7 +163,6 @@ struct Sm90Arguments {
   int32_t k_stages;              // at least 1
   int32_t a_batched, b_batched;  // 0: every batch reads the same
   int32_t gates_are_second;      // of each pair of columns, for kGated
-  int32_t of_two;                // device/context.h: OfTwo
   float alpha, beta;
   const void* bias;
   Sm90Auxiliary residual, saved;
