@@ -33,6 +33,8 @@ DEVICE = "arrays are made where jax's default device is"
 MISSING_OPTIONS = {
     ("rope_frequencies", "device"): DEVICE,
     ("rope_tables", "device"): DEVICE,
+    ("paged_attention", "out"): IN_PLACE,
+    ("append_kv", "cache_layout"): "XLA would copy the whole cache to transpose it; keep it as nhd",
 }
 # Arguments of rope_frequencies are checked by the core's list.
 THROUGH = {"rope_frequencies": "options", "rope_tables": "frequencies"}
