@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from . import _registration as _registration  # first: it says what is missing where jax is missing
 from . import optim, policies
+from ._static_options import check_options as _check_options
 from .attention import attention
 from .attentions.block_masks import (
     BlockMask,
@@ -169,4 +170,5 @@ __all__ = [
     "swiglu_packed",
 ]
 
+_check_options(globals(), __all__)
 _registration.register()

@@ -21,11 +21,10 @@ def _cache(op: str, cache: Array, layout: str) -> Array:
 def _scale(scale: Any, layout: str) -> Array | None:
     if scale is None:
         return None
-    scale = jnp.asarray(scale, jnp.float32)
-    if scale.ndim == 0:
-        return scale[None]
-    turned: Array = jnp.swapaxes(scale, 1, 2) if scale.ndim == 3 and layout == "hnd" else scale
-    return turned
+    factors: Array = jnp.asarray(scale, jnp.float32)
+    if factors.ndim == 0:
+        return factors[None]
+    return jnp.swapaxes(factors, 1, 2) if factors.ndim == 3 and layout == "hnd" else factors
 
 
 def paged_attention(
