@@ -3,10 +3,10 @@
     python benchmarks/optim_convergence.py [--device cuda|cpu] [--steps N] [--dim N] [--layers N] [--way NAME]
 
 The same model, seed and batches for each way: torch's AdamW of fp32 weights; the same with other random weights, which
-shows how far equals end apart; bf16 weights with an fp32 master; bf16 weights with compact states (7 bytes a parameter);
+shows how far equals end apart; bf16 weights with an fp32 master; bf16 weights with compact states, 7 bytes a parameter;
 the same states on the host, streamed; fp32 weights with 8-bit states. Losses are compared as the mean over the last
-tenth of the steps and on text that none has seen. All runs take their first step, then all their second. On a GPU a step
-is a CUDA graph, but for streamed states.
+tenth of the steps and on text that none has seen. All runs take their first step, then all their second. On a GPU a
+step is a CUDA graph, but for streamed states.
 """
 
 from __future__ import annotations

@@ -271,6 +271,11 @@ def _optimizer(seed: Tensor) -> None:
 
 
 def _gradient_codes() -> None:
-    x, error, codes, scales = torch.randn(300), torch.randn(300), torch.zeros(2, 256, dtype=torch.int8), torch.ones(2, 1)
+    x, error, codes, scales = (
+        torch.randn(300),
+        torch.randn(300),
+        torch.zeros(2, 256, dtype=torch.int8),
+        torch.ones(2, 1),
+    )
     gradient_code.gradient_encode_(x, error, codes, scales, "int8", True, 1.0)
     gradient_code.gradient_decode_(codes, scales, x, "int8", False, True)

@@ -10,8 +10,8 @@
 // A block with a NaN or an infinity gets the scale NaN. What the code leaves out, value - decoded, becomes the error
 // (with `carries`), or gain times it is added to the error; where that is no finite number, the error becomes 0.
 //
-// decode: number = code * scale, or with `mean` the sum over the rows, first to last, by the number of rows; with `adds`
-// it is added to what the output holds.
+// decode: number = code * scale, or with `mean` the sum over the rows, first to last, by the number of rows; with
+// `adds` it is added to what the output holds.
 //
 // Bytes: int8 a code each; int4 two, the first in the low half, 8 more than the integer; onebit eight, from the lowest
 // bit. Shapes: x, error and output [count], contiguous; codes [rows, columns * bits / 8] and scales [rows, columns /
@@ -45,19 +45,19 @@ struct Decode {
   bool adds = false;
 };
 
-inline constexpr auto kEncodeFields = fields<Encode>(
-    input<&Encode::x>({.leads = true, .memory = MemoryLayout::kContiguous}),
-    optional_updated<&Encode::error>({.dtype = "fp32", .memory = MemoryLayout::kContiguous}),
-    updated<&Encode::codes>({.dtype = "int8"}), updated<&Encode::scales>({.dtype = "fp32"}),
-    option<&Encode::code>({.key = KeyPart::kValue, .choices = "int8 int4 onebit"}),
-    option<&Encode::carries>({.key = KeyPart::kValue}), option<&Encode::gain>());
+inline constexpr auto kEncodeFields =
+    fields<Encode>(input<&Encode::x>({.leads = true, .memory = MemoryLayout::kContiguous}),
+                   optional_updated<&Encode::error>({.dtype = "fp32", .memory = MemoryLayout::kContiguous}),
+                   updated<&Encode::codes>({.dtype = "int8"}), updated<&Encode::scales>({.dtype = "fp32"}),
+                   option<&Encode::code>({.key = KeyPart::kValue, .choices = "int8 int4 onebit"}),
+                   option<&Encode::carries>({.key = KeyPart::kValue}), option<&Encode::gain>());
 
-inline constexpr auto kDecodeFields = fields<Decode>(
-    input<&Decode::codes>({.dtype = "int8", .content = "indices 256"}),
-    input<&Decode::scales>({.dtype = "fp32", .content = "positive"}),
-    updated<&Decode::output>({.leads = true, .memory = MemoryLayout::kContiguous}),
-    option<&Decode::code>({.key = KeyPart::kValue, .choices = "int8 int4 onebit"}),
-    option<&Decode::mean>({.key = KeyPart::kValue}), option<&Decode::adds>({.key = KeyPart::kValue}));
+inline constexpr auto kDecodeFields =
+    fields<Decode>(input<&Decode::codes>({.dtype = "int8", .content = "indices 256"}),
+                   input<&Decode::scales>({.dtype = "fp32", .content = "positive"}),
+                   updated<&Decode::output>({.leads = true, .memory = MemoryLayout::kContiguous}),
+                   option<&Decode::code>({.key = KeyPart::kValue, .choices = "int8 int4 onebit"}),
+                   option<&Decode::mean>({.key = KeyPart::kValue}), option<&Decode::adds>({.key = KeyPart::kValue}));
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.
 KP_EXPORT void encode(const Encode& arguments, Context& context);

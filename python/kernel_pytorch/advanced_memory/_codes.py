@@ -5,8 +5,8 @@ say less of a number:
     onebit       the sign, and the mean magnitude of a block of 256
     topk         the largest magnitudes of a row with their places
 
-The first three are ops of the core (ops/gradient_code), which also keep what a code leaves out. A block with an infinity
-or a NaN becomes NaN, so that whoever skips such steps sees it.
+The first three are ops of the core (ops/gradient_code), which also keep what a code leaves out. A block with an
+infinity or a NaN becomes NaN, so that whoever skips such steps sees it.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ class Adafactor(ListOptimizer):
                     - min(lr, 1 / sqrt(step)) * max(eps[1], rms(parameter)) * update / max(1, rms(update) / d)
 
     As torch.optim.Adafactor, whose state_dict it takes and gives; but nothing waits for the device, where torch reads
-    three numbers of every parameter, so that a step can be captured in a CUDA graph. Estimates are torch's ops, in fp32;
-    all parameters of a kind are then changed in one launch.
+    three numbers of every parameter, so that a step can be captured in a CUDA graph. Estimates are torch's ops, in
+    fp32; all parameters of a kind are then changed in one launch.
 
     Args:
         params, lr, beta2_decay, eps, d, weight_decay, maximize: as torch's; eps[0] of None is the type's own.

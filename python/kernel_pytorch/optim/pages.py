@@ -1,5 +1,5 @@
-"""States in large pages on a CPU: a step reads and writes four streams or more, and hardware stops to fetch ahead at the
-end of every page."""
+"""States in large pages on a CPU: a step reads and writes four streams or more, and hardware stops to fetch ahead at
+the end of every page."""
 
 from __future__ import annotations
 

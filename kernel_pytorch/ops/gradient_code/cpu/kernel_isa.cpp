@@ -1,5 +1,5 @@
-// Codes of gradients on the lanes of the CPU, built once per instruction level. A tile's numbers stay in the first cache
-// between the search for their scale and the codes.
+// Codes of gradients on the lanes of the CPU, built once per instruction level. A tile's numbers stay in the first
+// cache between the search for their scale and the codes.
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/cpu/load_store.h"
 #include "kernel_pytorch/cpu/vec.h"
@@ -94,7 +94,8 @@ void encode(const EncodeTile& tile) {
     cpu::store(values + i, value);
   }
   for (int first = 0; first < kTile; first += kBlock) {
-    float scale = kCode == Code::kOneBit ? mean_magnitude(values) : largest_of(values + first, kBlock) / largest_step(kCode);
+    float scale =
+        kCode == Code::kOneBit ? mean_magnitude(values) : largest_of(values + first, kBlock) / largest_step(kCode);
     if (!(scale <= __FLT_MAX__)) scale = __builtin_nanf("");
     tile.scales[first / kBlock] = scale;
     const float inverse = scale >= kLeastScale ? 1.0f / scale : 0.0f;

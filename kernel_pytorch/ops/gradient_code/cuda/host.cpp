@@ -61,19 +61,19 @@ void run_encode(const Encode& problem, int, Context& context) {
   if (tiles == 0) return;
   CUkern_st* kernel = kernels.get(index_of(problem.x.dtype, problem.code), context,
                                   [&] { return code_of("encode", problem.x.dtype, problem.code); });
-  EncodeArguments arguments{.x = problem.x.data,
-                            .error = problem.error.as<float>(),
-                            .codes = problem.codes.as<uint8_t>(),
-                            .scales = problem.scales.as<float>(),
-                            .count = problem.x.sizes[0],
-                            .code_stride = problem.codes.strides[0],
-                            .scale_stride = problem.scales.strides[0],
-                            .tiles = static_cast<int32_t>(tiles),
-                            .tiles_of_row = static_cast<int32_t>(tiles / problem.codes.sizes[0]),
-                            .gain = static_cast<float>(problem.gain),
-                            .carries = problem.carries,
-                            .is_aligned = has_units(problem.x) &&
-                                          (!problem.error.is_present() || has_units(problem.error))};
+  EncodeArguments arguments{
+      .x = problem.x.data,
+      .error = problem.error.as<float>(),
+      .codes = problem.codes.as<uint8_t>(),
+      .scales = problem.scales.as<float>(),
+      .count = problem.x.sizes[0],
+      .code_stride = problem.codes.strides[0],
+      .scale_stride = problem.scales.strides[0],
+      .tiles = static_cast<int32_t>(tiles),
+      .tiles_of_row = static_cast<int32_t>(tiles / problem.codes.sizes[0]),
+      .gain = static_cast<float>(problem.gain),
+      .carries = problem.carries,
+      .is_aligned = has_units(problem.x) && (!problem.error.is_present() || has_units(problem.error))};
   launch(arguments, kernel, context, kLabel);
 }
 

@@ -84,8 +84,8 @@ __device__ __forceinline__ void store_codes(const uint32_t (&steps)[kUnit], uint
     *reinterpret_cast<uint32_t*>(codes + half * kHalf + lane * 4) =
         tile::joined_bytes(steps[0], steps[1], steps[2], steps[3]);
   } else if constexpr (kCode == Code::kInt4) {
-    const uint32_t four = (steps[0] + 8 & 15) | (steps[1] + 8 & 15) << 4 | (steps[2] + 8 & 15) << 8 |
-                          (steps[3] + 8 & 15) << 12;
+    const uint32_t four =
+        (steps[0] + 8 & 15) | (steps[1] + 8 & 15) << 4 | (steps[2] + 8 & 15) << 8 | (steps[3] + 8 & 15) << 12;
     *reinterpret_cast<uint16_t*>(codes + half * kHalf / 2 + lane * 2) = static_cast<uint16_t>(four);
   } else {
     uint32_t word = (steps[0] | steps[1] << 1 | steps[2] << 2 | steps[3] << 3) << (lane % 8 * 4);

@@ -37,8 +37,7 @@ std::span<const StepConfig> configs_of(const Variant& variant) {
 }
 
 DeviceCode code_of(const Variant& variant, const StepConfig& config) {
-  const std::string arguments =
-      concat("<", variant.types(), ", ", bool_name(variant.has_maximum), ", ", config.blocks);
+  const std::string arguments = concat("<", variant.types(), ", ", bool_name(variant.has_maximum), ", ", config.blocks);
   return {.source = kSource,
           .entry = concat("kernel_pytorch::optimizer_step::step", config.units == 0 ? "" : "_once", arguments,
                           config.units == 0 ? std::string(">") : concat(", ", config.units, ">")),
@@ -68,7 +67,8 @@ void run(const Step& step, int config, Context& context) {
   const auto launch = [&](int64_t chunks, Arguments& arguments) {
     void* pointers[] = {&arguments};
     cuda_device::LaunchShape shape;
-    shape.grid_x = static_cast<unsigned>(std::max<int64_t>(numbers.units == 0 ? std::min(chunks, resident) : chunks, 1));
+    shape.grid_x =
+        static_cast<unsigned>(std::max<int64_t>(numbers.units == 0 ? std::min(chunks, resident) : chunks, 1));
     shape.block_x = kThreads;
     cuda_device::launch(context, kernel, shape, pointers, kLabel);
   };

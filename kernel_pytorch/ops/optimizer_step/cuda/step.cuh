@@ -3,10 +3,10 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/math.cuh"
+#include "kernel_pytorch/cuda/tile/unit.cuh"
 #include "kernel_pytorch/ops/optimizer_step/arithmetic_cuda.h"
 #include "kernel_pytorch/ops/optimizer_step/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/optimizer_step/cuda/rounding.cuh"
-#include "kernel_pytorch/cuda/tile/unit.cuh"
 
 namespace kernel_pytorch::optimizer_step {
 

@@ -39,9 +39,8 @@ Entry entry_of(const Parameter& one, int unit, int alignment, int64_t random_sta
 }  // namespace
 
 int Variant::index() const {
-  const int type =
-      ((static_cast<int>(rule) * kStorages + static_cast<int>(storage)) * 3 + cuda_type_index(dtype)) * 2 +
-      (has_narrow_states ? 1 : 0);
+  const int type = ((static_cast<int>(rule) * kStorages + static_cast<int>(storage)) * 3 + cuda_type_index(dtype)) * 2 +
+                   (has_narrow_states ? 1 : 0);
   return (type * 3 + static_cast<int>(weight_bits)) * 2 + (has_maximum ? 1 : 0);
 }
 Variant variant_at(int index) {
@@ -75,8 +74,8 @@ std::string Variant::types() const {
   const std::string_view state = storage == Storage::kPlain ? element_type_name(state_type()) : "uint8_t";
   return concat("kernel_pytorch::optimizer_step::Rule::", kRuleNames[static_cast<int>(rule)],
                 ", kernel_pytorch::optimizer_step::Storage::", kStorageNames[static_cast<int>(storage)], ", ",
-                element_type_name(dtype), ", ", state, ", kernel_pytorch::optimizer_step::WeightBits::",
-                kWeightBitsNames[static_cast<int>(weight_bits)]);
+                element_type_name(dtype), ", ", state,
+                ", kernel_pytorch::optimizer_step::WeightBits::", kWeightBitsNames[static_cast<int>(weight_bits)]);
 }
 
 Variant variant_of(const Step& step) {

@@ -21,8 +21,8 @@ struct Variant {
   bool has_maximum;
 
   int index() const;
-  DType state_type() const;   // of plain states
-  int state_bytes() const;    // of any
+  DType state_type() const;  // of plain states
+  int state_bytes() const;   // of any
   int unit() const;
   bool is_possible() const;   // what check() lets through
   std::string types() const;  // the kernels' template arguments up to weight_bits

@@ -6,9 +6,9 @@
 namespace kernel_pytorch::optimizer_step::sm90 {
 
 struct Config {
-  int units = 1;   // of a thread in a chunk
-  int stages = 4;  // chunks of a block in shared memory
-  int blocks = 3;  // resident per multiprocessor
+  int units = 1;        // of a thread in a chunk
+  int stages = 4;       // chunks of a block in shared memory
+  int blocks = 3;       // resident per multiprocessor
   bool sweeps = false;  // blocks take turns along the list, instead of a stretch each
 };
 
@@ -45,9 +45,8 @@ constexpr ChunkLayout chunk_layout(Storage storage, WeightBits weight_bits, int 
 
 // Of a block: its ring, and what else it keeps, rounded up.
 constexpr int shared_bytes(const ChunkLayout& layout, Storage storage, const Config& config) {
-  const int tables = storage == Storage::kDynamic
-                         ? static_cast<int>(sizeof(DynamicMap<true>) + sizeof(DynamicMap<false>))
-                         : 1024;
+  const int tables =
+      storage == Storage::kDynamic ? static_cast<int>(sizeof(DynamicMap<true>) + sizeof(DynamicMap<false>)) : 1024;
   return layout.bytes * config.stages + 128 * config.stages + tables + 256;
 }
 

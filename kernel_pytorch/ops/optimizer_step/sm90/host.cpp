@@ -13,8 +13,9 @@
 namespace kernel_pytorch::optimizer_step {
 namespace sm90 {
 
-inline constexpr auto kConfigFields = config_fields<Config>(config_field<&Config::units>(), config_field<&Config::stages>(),
-                                                     config_field<&Config::blocks>(), config_field<&Config::sweeps>());
+inline constexpr auto kConfigFields =
+    config_fields<Config>(config_field<&Config::units>(), config_field<&Config::stages>(),
+                          config_field<&Config::blocks>(), config_field<&Config::sweeps>());
 constexpr ConfigFields fields_of(const Config&) {
   return kConfigFields;
 }
@@ -36,11 +37,13 @@ bool is_taken(const Variant& variant) {
   return variant.rule == Rule::kAdamW && !variant.has_maximum && variant.dtype != DType::kFloat16 && !is_wide;
 }
 std::span<const sm90::Config> configs_of(const Variant& variant) {
-  const std::span<const sm90::Config> all = variant.storage == Storage::kDynamic ? std::span<const sm90::Config>(kDynamic)
-                                      : variant.unit() == 4 ? std::span<const sm90::Config>(kWide)
-: std::span<const sm90::Config>(kNarrow);
+  const std::span<const sm90::Config> all = variant.storage == Storage::kDynamic
+                                                ? std::span<const sm90::Config>(kDynamic)
+                                            : variant.unit() == 4 ? std::span<const sm90::Config>(kWide)
+                                                                  : std::span<const sm90::Config>(kNarrow);
   const WeightBits usual = variant.storage == Storage::kCompanded ? WeightBits::kCorrection : WeightBits::kNone;
-  const bool has_choice = variant.weight_bits == usual && (variant.dtype != DType::kFloat32 || !variant.has_narrow_states);
+  const bool has_choice =
+      variant.weight_bits == usual && (variant.dtype != DType::kFloat32 || !variant.has_narrow_states);
   return all.first(has_choice ? all.size() : 1);
 }
 
@@ -50,11 +53,11 @@ sm90::ChunkLayout layout_of(const Variant& variant, const sm90::Config& config) 
 }
 
 DeviceCode code_of(const Variant& variant, const sm90::Config& config) {
-  return {.source = kSource,
-          .entry = concat("kernel_pytorch::optimizer_step::sm90::step<", variant.types(), ", ",
-                          device_text(config), ">"),
-          .minimum_capability = 90,
-          .architecture_specific = false};
+  return {
+      .source = kSource,
+      .entry = concat("kernel_pytorch::optimizer_step::sm90::step<", variant.types(), ", ", device_text(config), ">"),
+      .minimum_capability = 90,
+      .architecture_specific = false};
 }
 
 registry::Support supports(const Step& step, const DeviceInfo& device) {
