@@ -95,5 +95,5 @@ def test_clipping_and_release() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="averages are few numbers"):
         Adafactor(parameters(), state="8bit")
-    with pytest.raises(ValueError, match="d is 0.5"):
+    with pytest.raises(ValueError, match=r"d is 0\.5"):
         Adafactor(parameters(), d=0.5)

@@ -23,8 +23,7 @@ constexpr auto kStepConfigFields =
 constexpr ConfigFields fields_of(const StepConfig&) {
   return kStepConfigFields;
 }
-constexpr StepConfig kCoded[] = {{3, 0}, {2, 0}}, kLarge[] = {{2, 0}},
-                     kPlain[] = {{4, 2}, {4, 1}, {2, 4}, {3, 2}, {3, 0}};
+constexpr StepConfig kCoded[] = {{3, 0}, {2, 0}}, kLarge[] = {{2, 0}}, kPlain[] = {{2, 4}, {3, 0}};
 constexpr int kMostConfigs = std::size(kPlain);
 // There is a choice for what is used most; the rest is compiled once, with the registers that its units need.
 std::span<const StepConfig> configs_of(const Variant& variant) {

@@ -13,9 +13,9 @@
 namespace kernel_pytorch::optimizer_step {
 namespace sm90 {
 
-inline constexpr auto kConfigFields =
-    config_fields<Config>(config_field<&Config::units>(), config_field<&Config::stages>(),
-                          config_field<&Config::blocks>(), config_field<&Config::sweeps>());
+inline constexpr auto kConfigFields = config_fields<Config>(
+    config_field<&Config::units>(), config_field<&Config::stages>(), config_field<&Config::blocks>(),
+    config_field<&Config::sweeps>(), config_field<&Config::evicts>());
 constexpr ConfigFields fields_of(const Config&) {
   return kConfigFields;
 }
@@ -25,26 +25,33 @@ constexpr ConfigFields fields_of(const Config&) {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/optimizer_step/sm90/kernel.cuh";
-constexpr sm90::Config kWide[] = {{1, 4, 3, false}, {1, 4, 3, true},  {1, 3, 4, false},
-                                  {1, 3, 4, true},  {2, 3, 2, false}, {2, 3, 2, true}},
-                       kNarrow[] = {{1, 4, 3, false}, {1, 4, 3, true},  {2, 3, 2, false},
-                                    {2, 3, 2, true},  {1, 6, 2, false}, {1, 6, 2, true}},
-                       kDynamic[] = {{1, 6, 2, false}, {1, 6, 2, true}, {1, 4, 3, true}};
-constexpr int kMostConfigs = std::size(kNarrow);
+constexpr sm90::Config kWide[] = {{1, 4, 3, true}, {1, 4, 3, true, true}, {1, 3, 4, true, true}, {2, 2, 3, true}},
+                       kNarrow[] = {{1, 6, 2, false}, {1, 6, 2, false, true}, {1, 4, 3, false}},
+                       kCompanded[] = {{2, 3, 2, false},
+                                       {2, 3, 2, false, true},
+                                       {2, 2, 3, false},
+                                       {3, 2, 2, false},
+                                       {3, 2, 2, false, true}},
+                       kDynamic[] = {{1, 4, 3, true}, {1, 4, 3, true, true}};
+constexpr int kMostConfigs = std::size(kCompanded);
 
 bool is_taken(const Variant& variant) {
   const bool is_wide = variant.storage != Storage::kPlain && variant.dtype == DType::kFloat32;
   return variant.rule == Rule::kAdamW && !variant.has_maximum && variant.dtype != DType::kFloat16 && !is_wide;
 }
+std::span<const sm90::Config> all_of(const Variant& variant) {
+  if (variant.storage == Storage::kDynamic) return kDynamic;
+  if (variant.storage == Storage::kCompanded) return kCompanded;
+  if (variant.unit() == 4) return kWide;
+  return kNarrow;
+}
+// There is a choice for what is used most.
 std::span<const sm90::Config> configs_of(const Variant& variant) {
-  const std::span<const sm90::Config> all = variant.storage == Storage::kDynamic
-                                                ? std::span<const sm90::Config>(kDynamic)
-                                            : variant.unit() == 4 ? std::span<const sm90::Config>(kWide)
-                                                                  : std::span<const sm90::Config>(kNarrow);
+  const std::span<const sm90::Config> all = all_of(variant);
   const WeightBits usual = variant.storage == Storage::kCompanded ? WeightBits::kCorrection : WeightBits::kNone;
-  const bool has_choice =
+  const bool is_usual =
       variant.weight_bits == usual && (variant.dtype != DType::kFloat32 || !variant.has_narrow_states);
-  return all.first(has_choice ? all.size() : 1);
+  return all.first(is_usual ? all.size() : 1);
 }
 
 sm90::ChunkLayout layout_of(const Variant& variant, const sm90::Config& config) {
