@@ -29,7 +29,6 @@ constexpr sm90::Config kWide[] = {{1, 4, 3, true}, {1, 4, 3, true, true}, {1, 3,
                        kNarrow[] = {{1, 6, 2, false}, {1, 6, 2, false, true}, {1, 4, 3, false}},
                        kCompanded[] = {{2, 3, 2, false},
                                        {2, 3, 2, false, true},
-                                       {2, 2, 3, false},
                                        {3, 2, 2, false},
                                        {3, 2, 2, false, true}},
                        kDynamic[] = {{1, 4, 3, true}, {1, 4, 3, true, true}};
