@@ -27,6 +27,7 @@ class Adafactor(ListOptimizer):
 
     Args:
         params, lr, beta2_decay, eps, d, weight_decay, maximize: as torch's; eps[0] of None is the type's own.
+        foreach: accepted for torch's sake; there is one implementation.
         state: "fp32", or "compact": bf16 weights have 8 more bits, as in `AdamW`.
         max_grad_norm: clips the L2 norm of all gradients inside the step, as in `AdamW`.
     """

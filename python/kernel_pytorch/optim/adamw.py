@@ -12,7 +12,6 @@ from . import formats
 from .offload.owner import Offloaded
 from .offload.pipeline import Offload, OffloadedStates, Update
 from .offload.slabs import Field
-from .pages import zeros_like
 from .steps import (
     ListOptimizer,
     check_range,
@@ -270,11 +269,11 @@ class AdamW(ListOptimizer):
                 raise RuntimeError(f"AdamW: a parameter is {parameter.dtype}; take its real view (torch.view_as_real)")
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = zeros_like(parameter, _state_dtype(parameter, group))
+                state[name] = torch.zeros_like(parameter, dtype=_state_dtype(parameter, group))
         elif not (isinstance(state["step"], Tensor) and state["step"].device == parameter.device):
             state["step"] = converted_step(state["step"], parameter)  # put there by someone else
         if group["amsgrad"] and "max_exp_avg_sq" not in state:
-            state["max_exp_avg_sq"] = zeros_like(parameter, _state_dtype(parameter, group))
+            state["max_exp_avg_sq"] = torch.zeros_like(parameter, dtype=_state_dtype(parameter, group))
         if has_master(parameter, group) and "master" not in state:
             state["master"] = parameter.to(torch.float32, memory_format=torch.preserve_format)
         return state  # type: ignore[no-any-return]

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .pages import zeros_like
-
 STATES = ("fp32", "compact", "8bit")
 GROUP = {"compact": 64, "8bit": 256}  # elements of memory that share a scale
 STORAGE = {"fp32": "plain", "compact": "companded", "8bit": "dynamic"}  # what the core calls them
@@ -32,7 +30,7 @@ def format_of(parameter: Tensor, state: str) -> str:
 def make_state(state: dict[str, Any], parameter: Tensor, name: str, form: str) -> None:
     """Zeros under `name`, and with codes their scales under `name`_scale."""
     if form == "fp32":
-        state[name] = zeros_like(parameter, torch.float32)
+        state[name] = torch.zeros_like(parameter, dtype=torch.float32)
         return
     state[name] = torch.full_like(parameter, zero_code(name, form), dtype=torch.int8)
     state[f"{name}_scale"] = torch.zeros(-(-parameter.numel() // GROUP[form]), device=parameter.device)
