@@ -7,8 +7,9 @@
 //   onebit       blocks of 256: scale = mean magnitude; code = 1 where the value is not below 0: +scale, else -scale.
 //                Magnitudes are added as 32 sums ((a b)(c d))((e f)(g h)) of numbers 4k to 4k + 3 and 128 + 4k to
 //                131 + 4k, then by halves.
-// A block with a NaN or an infinity gets the scale NaN. What the code leaves out, value - decoded, becomes the error
-// (with `carries`), or gain times it is added to the error; where that is no finite number, the error becomes 0.
+// A block with a NaN or an infinity, or whose sum is one, gets the scale NaN and codes that mean nothing. What the code
+// leaves out, value - decoded, becomes the error (with `carries`), or gain times it is added to the error; where that
+// is no finite number, the error becomes 0.
 //
 // decode: number = code * scale, or with `mean` the sum over the rows, first to last, by the number of rows; with
 // `adds` it is added to what the output holds.
