@@ -27,7 +27,13 @@ def set_gradients(all_of: list[list[nn.Parameter]], step: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"lr": 0.3, "weight_decay": 0.1}, {"eps": (1e-3, 0.5), "d": 2.0}, {"maximize": True, "beta2_decay": -0.5}],
+    [
+        {},
+        {"lr": torch.tensor(0.3)},
+        {"lr": 0.3, "weight_decay": 0.1},
+        {"eps": (1e-3, 0.5), "d": 2.0},
+        {"maximize": True, "beta2_decay": -0.5},
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers_are_torchs(options: dict, dtype: torch.dtype) -> None:

@@ -22,8 +22,8 @@ class Adafactor(ListOptimizer):
                     - min(lr, 1 / sqrt(step)) * max(eps[1], rms(parameter)) * update / max(1, rms(update) / d)
 
     As torch.optim.Adafactor, whose state_dict it takes and gives; but nothing waits for the device, where torch reads
-    three numbers of every parameter, so that a step can be captured in a CUDA graph. Estimates are torch's ops, in
-    fp32; all parameters of a kind are then changed in one launch.
+    three numbers of every parameter. Estimates are torch's ops, in fp32; all parameters of a kind are then changed in
+    one launch.
 
     Args:
         params, lr, beta2_decay, eps, d, weight_decay, maximize: as torch's; eps[0] of None is the type's own.
@@ -128,10 +128,10 @@ def _change(parameter: Tensor, state: dict[str, Any], group: dict[str, Any], cli
         state["variance"].lerp_(gradient.square(), weight)
         estimate = state["variance"].clone()
     update = estimate.clamp_(min=least * least).rsqrt_().mul_(gradient)
-    rate = torch.as_tensor(group["lr"], dtype=torch.float32).to(parameter.device)
+    lr = scalar_on(group["lr"], parameter.device) if isinstance(group["lr"], Tensor) else group["lr"]
     length = (torch.linalg.vector_norm(parameter.float()) / size).clamp(min=group["eps"][1])
     excess = (torch.linalg.vector_norm(update) / (size * group["d"])).clamp(min=1.0)
-    update.mul_(torch.minimum(rate, step.rsqrt()) * length / excess)
+    update.mul_(step.rsqrt().clamp(max=lr) * length / excess)
     if group["weight_decay"]:
-        update.addcmul_(parameter.float(), rate * group["weight_decay"])
+        update += parameter.float() * (lr * group["weight_decay"])
     return torch.empty_like(parameter).copy_(update)

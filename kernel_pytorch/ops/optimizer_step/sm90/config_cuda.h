@@ -10,7 +10,6 @@ struct Config {
   int stages = 4;       // chunks of a block in shared memory
   int blocks = 3;       // resident per multiprocessor
   bool sweeps = false;  // blocks take turns along the list, instead of a stretch each
-  bool evicts = false;  // what was read need not stay in L2
 };
 
 // Offsets and sizes in bytes; what a step does not have is empty.

@@ -7,7 +7,6 @@
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
 #include "kernel_pytorch/cuda/tile/bulk.cuh"
 #include "kernel_pytorch/cuda/tile/last_block.cuh"
-#include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/optimizer_step/cuda/step.cuh"
 #include "kernel_pytorch/ops/optimizer_step/sm90/config_cuda.h"
 
@@ -103,7 +102,6 @@ struct Kernel {
 
   __device__ __forceinline__ void ask() {
     const int lane = static_cast<int>(threadIdx.x) % 32, chunks_here = count();
-    const uint64_t policy = tile::make_policy(tile::Keep::kEvictFirst);
     tile::PipelineState state;
     state.parity = 1;  // stages are empty at first
     float known_step = -1;
@@ -124,11 +122,7 @@ struct Kernel {
       if (is_whole && lane == 0) {
         const uint32_t to = ptx::shared_address(shared.ring[state.stage]);
         for_each_read(entry, begin, [&](int offset, const char* from, int bytes) {
-          if constexpr (kConfig.evicts) {
-            tile::copy_to_shared(to + offset, from, bytes, shared.full[state.stage], policy);
-          } else {
-            tile::copy_to_shared(to + offset, from, bytes, shared.full[state.stage]);
-          }
+          tile::copy_to_shared(to + offset, from, bytes, shared.full[state.stage]);
         });
       }
       if (is_new) {  // most parameters have taken the same steps
