@@ -27,8 +27,8 @@ CEILINGS = {
 # Lines of what an op costs outside its kernels.
 MOST_LINES = {
     r"kernel_pytorch/torch/[^/]+\.cpp": 900,
-    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3584,
-    r"python/kernel_pytorch/_ops/[^/]+\.py": 4383,
+    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3808,
+    r"python/kernel_pytorch/_ops/[^/]+\.py": 4529,
 }
 
 
