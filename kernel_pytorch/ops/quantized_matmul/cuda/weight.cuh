@@ -4,6 +4,7 @@
 // sm_80.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/convert.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
 #include "kernel_pytorch/cuda/ptx/pair_math.cuh"
 #include "kernel_pytorch/cuda/tile/element.cuh"
@@ -19,8 +20,7 @@ struct PairMath;
 template <>
 struct PairMath<tile::BFloat16> {
   static constexpr uint32_t kIntegerBits = 0x43004300;  // 128, whose last bit counts 1
-  static constexpr float kInteger = 128.0f;
-  static constexpr int kE2M1Shift = 6;  // from the top of 16 bits to where exponent and mantissa meet
+  static constexpr int kE2M1Place = 6;  // of the lowest bit: where exponent and mantissa meet
   static constexpr uint32_t kE2M1Mask = 0x01c001c0;
   static constexpr float kE2M1Factor = 0x1p126f;
   static constexpr uint32_t kE2M1Factors = 0x7e807e80, kOnes = 0x3f803f80;
@@ -31,8 +31,7 @@ struct PairMath<tile::BFloat16> {
 template <>
 struct PairMath<tile::Float16> {
   static constexpr uint32_t kIntegerBits = 0x64006400;  // 1024
-  static constexpr float kInteger = 1024.0f;
-  static constexpr int kE2M1Shift = 3;
+  static constexpr int kE2M1Place = 9;
   static constexpr uint32_t kE2M1Mask = 0x0e000e00;
   static constexpr float kE2M1Factor = 0x1p14f;
   static constexpr uint32_t kE2M1Factors = 0x74007400, kOnes = 0x3c003c00;
@@ -81,6 +80,12 @@ class WeightChunk {
       if (weight.zeros != nullptr) zero_ = weight.zeros[place];
     }
   }
+  // Of what another way has brought: the scale's bytes begin at the lowest, others may follow.
+  __device__ __forceinline__ void set(const ptx::Word4& codes, uint32_t scale, int32_t zero) {
+    codes_ = codes;
+    bytes_ = scale & (kFormat == Format::kMxfp4 ? 0xffu : 0xffffu);
+    zero_ = zero;
+  }
 
   // What codes are multiplied by, as pairs: of each half of the columns (nvfp4), or of all; and for integers what is
   // added before.
@@ -92,17 +97,25 @@ class WeightChunk {
   __device__ __forceinline__ Factors factors() const {
     Factors factors{};
     if constexpr (kFormat == Format::kNvfp4) {
+#if __CUDA_ARCH__ >= 890
+      const uint32_t halves = ptx::cvt_rn_f16x2_e4m3x2(static_cast<uint16_t>(bytes_));
+#endif
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+#if __CUDA_ARCH__ >= 890
+        const float scale = ptx::cvt_f32_f16(static_cast<uint16_t>(halves >> (16 * half)));
+#else
         const float scale = group_format::e4m3_value(bytes_ >> (8 * half) & 0xff);
+#endif
         factors.scales[half] = pair_of<T>(scale * (Math::kE2M1Factor / kFinalFactor<kFormat>));
       }
     } else if constexpr (kFormat == Format::kMxfp4) {
       factors.scales[0] = pair_of<T>(group_format::e8m0_value(bytes_));
     } else {
       factors.scales[0] = bytes_ * 0x10001u;
-      factors.offset = pair_of<T>(-(Math::kInteger + static_cast<float>(zero_)));
-      factors.zero = 0x1p23f + static_cast<float>(zero_);
+      // -(128 + zero) and 2^23 + zero, by their bits.
+      factors.offset = (Math::kIntegerBits | kMinusZero) + static_cast<uint32_t>(zero_) * 0x10001u;
+      factors.zero = __uint_as_float(0x4b000000u + static_cast<uint32_t>(zero_));
     }
     return factors;
   }
@@ -116,8 +129,7 @@ class WeightChunk {
       const uint32_t codes = word_at(word);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        pairs[i] =
-            kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1(codes << (12 - 4 * i), factors, word);
+        pairs[i] = kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1(codes, i, factors, word);
       }
     }
   }
@@ -142,9 +154,11 @@ class WeightChunk {
     first = Math::fma(tile::Word<T>::pack(values), factors.scales[0], kMinusZero);
     second = Math::fma(tile::Word<T>::pack(values + 2), factors.scales[0], kMinusZero);
   }
-  // Codes are in the upper four bits of both halves.
-  static __device__ __forceinline__ uint32_t e2m1(uint32_t codes, const Factors& factors, int word) {
-    const uint32_t bits = (codes & 0x80008000) | (codes >> Math::kE2M1Shift & Math::kE2M1Mask);
+  // Of both halves the code number `index`. Shifts to the left are multiplications, which leave the other pipe free.
+  static __device__ __forceinline__ uint32_t e2m1(uint32_t codes, int index, const Factors& factors, int word) {
+    const int shift = Math::kE2M1Place - 4 * index;
+    const uint32_t magnitude = shift >= 0 ? codes << shift : codes >> -shift;
+    const uint32_t bits = (codes << (12 - 4 * index) & kMinusZero) | (magnitude & Math::kE2M1Mask);
     if constexpr (kFormat == Format::kNvfp4) return Math::fma(bits, factors.scales[word / 2], kMinusZero);
     return Math::fma(Math::fma(bits, Math::kE2M1Factors, kMinusZero), factors.scales[0], kMinusZero);
   }

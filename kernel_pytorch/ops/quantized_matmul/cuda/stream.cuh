@@ -1,0 +1,191 @@
+// The product of at most 16 rows with a weight in few bits by blocks that stay: x lies in shared memory, arranged as
+// codes come out of a word, and is read from memory once a block. Each lane brings its own 16 bytes of codes and its
+// scales by cp.async, several stages ahead and across tiles of columns, so that memory never waits for a tile's end.
+// Where x is larger than shared memory blocks divide k, and the last one of a tile adds their sums. sm_80.
+#pragma once
+
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
+#include "kernel_pytorch/cuda/tile/last_block.cuh"
+#include "kernel_pytorch/cuda/tile/mma.cuh"
+#include "kernel_pytorch/ops/engines/gemm/thin/sums.cuh"
+#include "kernel_pytorch/ops/engines/gemm/tile/finish.cuh"
+#include "kernel_pytorch/ops/quantized_matmul/cuda/ring.cuh"
+
+namespace kernel_pytorch::quantized_matmul {
+
+template <class T, Format kFormat, StreamConfig kConfig, int kRowTiles>
+class StreamProduct {
+  static_assert(is_legal(kConfig));
+  using Chunk = WeightChunk<T, kFormat>;
+  static constexpr int kTiles = kConfig.tiles, kChunks = 2 * kTiles, kRows = kRowTiles * 8;
+  static constexpr int kThreads = kStreamWarps * 32;
+  static constexpr int kColumns = stream_columns(kConfig), kPitch = kColumns + kPartPadding;
+  static constexpr int kSpan = span_of(kFormat);
+  using Ring = WeightRing<T, kFormat, kChunks, kConfig.stages>;
+  static constexpr int kWarpRingBytes = stream_ring_bytes(kFormat, kConfig) / kStreamWarps;
+  using Parts = float[kConfig.k_warps][kRows][kPitch];
+
+ public:
+  __device__ __forceinline__ StreamProduct(const StreamArguments& arguments, unsigned char* memory)
+      : arguments_(arguments),
+        weight_(arguments.product.weight),
+        tile_(arguments.product.tile),
+        sums_(reinterpret_cast<Parts*>(memory)),
+        ring_(weight_,
+              ptx::shared_address(memory) + stream_part_bytes(kConfig, kRows) + threadIdx.x / 32 * kWarpRingBytes,
+              static_cast<int32_t>(threadIdx.x % 32)),
+        x_(ptx::shared_address(memory) + stream_part_bytes(kConfig, kRows) + stream_ring_bytes(kFormat, kConfig)),
+        lane_(static_cast<int32_t>(threadIdx.x % 32)),
+        part_(static_cast<int32_t>(blockIdx.x) % arguments.parts) {
+    const int32_t warp = static_cast<int32_t>(threadIdx.x / 32);
+    k_warp_ = warp % kConfig.k_warps;
+    column_ = warp / kConfig.k_warps * 16 * kTiles;
+    first_tile_ = static_cast<int32_t>(blockIdx.x) / arguments.parts;
+    tile_step_ = static_cast<int32_t>(gridDim.x) / arguments.parts;
+    first_k_ = (part_ * kConfig.k_warps + k_warp_) * arguments.rounds * kSpan;
+  }
+
+  __device__ __forceinline__ void run() {
+    tile::let_next_kernel_start();
+    tile::wait_for_earlier_kernels();
+    Place ahead{first_tile_, 0};
+#pragma unroll 1
+    for (int stage = 0; stage < kConfig.stages; ++stage) fetch(ahead, stage);
+    copy_x();
+    __syncthreads();
+    int stage = 0, buffer = 0;
+#pragma unroll 1
+    for (int32_t tile = first_tile_; tile < arguments_.tiles; tile += tile_step_) {
+      float sums[kTiles][kRowTiles][4] = {};
+#pragma unroll 1
+      for (int32_t round = 0; round < arguments_.rounds; ++round) {
+        ptx::cp_async_wait_group<kConfig.stages - 1>();
+        add(sums, stage, round);
+        fetch(ahead, stage);
+        stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
+      }
+      product::store_thin_sums(sums, sums_[buffer][k_warp_], lane_, column_);
+      __syncthreads();
+      finish(tile, sums_[buffer]);
+      buffer ^= 1;  // its readers meet the others before it is written again
+    }
+    ptx::cp_async_wait_group<0>();
+  }
+
+ private:
+  struct Place {
+    int32_t tile, round;
+  };
+
+  __device__ __forceinline__ int32_t lane_k(int32_t round) const {
+    return first_k_ + round * kSpan + lane_ % 4 * (kSpan / 4);
+  }
+
+  // The next block of k of this warp; always one group of copies.
+  __device__ __forceinline__ void fetch(Place& place, int stage) const {
+    if (place.tile < arguments_.tiles) {
+      ring_.fetch(stage, place.tile * kColumns + column_, tile_.n, lane_k(place.round), tile_.k);
+      if (++place.round == arguments_.rounds) place = {place.tile + tile_step_, 0};
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  __device__ __forceinline__ void add(float (&sums)[kTiles][kRowTiles][4], int stage, int32_t round) const {
+    Chunk chunks[kChunks];
+    ring_.take(stage, lane_k(round), chunks);
+    typename Chunk::Factors factors[kChunks];
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) factors[i] = chunks[i].factors();
+    const int32_t block = k_warp_ * arguments_.rounds + round;
+    uint32_t lines[kRowTiles];
+#pragma unroll
+    for (int j = 0; j < kRowTiles; ++j) {
+      const int32_t row = min(8 * j + lane_ / 4, tile_.m - 1);  // others' sums are of no use
+      lines[j] = x_ + (block * Chunk::kWords * tile_.m + row) * 64 + lane_ % 4 * 16;
+    }
+#pragma unroll
+    for (int word = 0; word < Chunk::kWords; ++word) {
+      ptx::Word4 x[kRowTiles];
+#pragma unroll
+      for (int j = 0; j < kRowTiles; ++j) x[j] = ptx::ld_shared_v4(lines[j] + word * tile_.m * 64);
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        uint32_t low[4], high[4];
+        chunks[2 * i].decode(word, factors[2 * i], low);
+        chunks[2 * i + 1].decode(word, factors[2 * i + 1], high);
+        const uint32_t first[4] = {low[0], high[0], low[1], high[1]}, second[4] = {low[2], high[2], low[3], high[3]};
+#pragma unroll
+        for (int j = 0; j < kRowTiles; ++j) {
+          tile::multiply_fragments<T>(sums[i][j], first, x[j].x, x[j].y);
+          tile::multiply_fragments<T>(sums[i][j], second, x[j].z, x[j].w);
+        }
+      }
+    }
+  }
+
+  // This part of x: [block of k][word][row][lane of four] of 16 bytes, zeros behind the last column.
+  __device__ __forceinline__ void copy_x() const {
+    const int32_t units = kConfig.k_warps * arguments_.rounds * (kSpan / 8);
+    const int32_t begin = part_ * units;
+#pragma unroll 2
+    for (int32_t index = static_cast<int32_t>(threadIdx.x); index < units * tile_.m; index += kThreads) {
+      const int32_t row = index / units, unit = index % units, k = (begin + unit) * 8;
+      uint32_t pairs[4];
+      order_pairs<kFormat>(
+          ptx::ld_global_v4_if(k < tile_.k, static_cast<const T*>(tile_.a.data) + row * tile_.a.outer + k), pairs);
+      const int32_t block = unit / (4 * Chunk::kWords), word = unit % Chunk::kWords, quarter = unit / Chunk::kWords % 4;
+      ptx::st_shared_v4(x_ + ((block * Chunk::kWords + word) * tile_.m + row) * 64 + quarter * 16,
+                        {pairs[0], pairs[1], pairs[2], pairs[3]});
+    }
+  }
+
+  __device__ __forceinline__ void finish(int32_t tile, const Parts& parts) const {
+    product::TileFinish finish(tile_);
+    const float factor = factor_of<kFormat>(weight_);
+    const int32_t first_column = tile * kColumns;
+    if (arguments_.parts == 1) {
+      product::add_thin_sums<kThreads, kColumns>(parts, [&](int32_t row, int32_t column, float first, float second) {
+        finish.finish(row, first_column + column, first * factor, second * factor);
+      });
+      return;
+    }
+    float2* all = reinterpret_cast<float2*>(arguments_.sums) +
+                  static_cast<int64_t>(tile) * arguments_.parts * (kRows * kColumns / 2);
+    product::add_thin_sums<kThreads, kColumns>(parts, [&](int32_t row, int32_t column, float first, float second) {
+      all[(part_ * kRows + row) * (kColumns / 2) + column / 2] = make_float2(first, second);
+    });
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = tile::arrives_last(arguments_.counters + tile, arguments_.parts);
+    __syncthreads();
+    if (!is_last) return;
+#pragma unroll 1
+    for (int32_t pair = static_cast<int32_t>(threadIdx.x); pair < kRows * kColumns / 2; pair += kThreads) {
+      float first = 0.0f, second = 0.0f;
+      for (int32_t part = 0; part < arguments_.parts; ++part) {
+        const float2 sum = __ldcg(all + part * (kRows * kColumns / 2) + pair);
+        first += sum.x;
+        second += sum.y;
+      }
+      const int32_t row = pair / (kColumns / 2), column = pair % (kColumns / 2) * 2;
+      finish.finish(row, first_column + column, first * factor, second * factor);
+    }
+  }
+
+  const StreamArguments& arguments_;
+  const WeightArguments& weight_;
+  const product::TileArguments& tile_;
+  Parts* sums_;  // two of them
+  Ring ring_;
+  uint32_t x_;  // shared memory
+  int32_t lane_, part_, k_warp_, column_;  // column_: the warp's first one in a tile
+  int32_t first_tile_, tile_step_, first_k_;
+};
+
+template <class T, Format kFormat, StreamConfig kConfig, int kRowTiles>
+__global__ void __launch_bounds__(kStreamWarps * 32, 1) stream_product(const __grid_constant__ StreamArguments arguments) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  StreamProduct<T, kFormat, kConfig, kRowTiles>(arguments, memory).run();
+}
+
+}  // namespace kernel_pytorch::quantized_matmul
