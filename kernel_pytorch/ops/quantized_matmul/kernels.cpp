@@ -62,7 +62,7 @@ constexpr const char* kShapes = R"(
 
 constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
     {.name = "quantized_matmul",
-     .kernels = registry::kernel_list<kCudaThin, kCudaStream, kCudaMma, kCudaWgmma, kCpuThin, kComposed, kReference>,
+     .kernels = registry::kernel_list<kCudaThin, kCudaStream, kCudaMma, kCudaWgmma, kCpuDots, kCpuThin, kComposed, kReference>,
      .precision = precision,
      .make = make_product,
      .check = check,
