@@ -42,21 +42,22 @@ KP_SHARED_CODE constexpr int ring_lane_bytes(group_format::Format format, int ch
 
 // The same by blocks that stay on their multiprocessor and take tiles of columns in turns. Warps divide k, and the
 // others columns; each has `stages` of 16 * tiles rows of the weight in a ring of its own.
-inline constexpr int kStreamWarps = 16;
 struct StreamConfig {
+  int warps = 16;
   int k_warps = 4;
   int tiles = 1;
   int stages = 4;
 };
 KP_SHARED_CODE constexpr bool is_legal(const StreamConfig& config) {
-  return (config.k_warps == 4 || config.k_warps == 8 || config.k_warps == 16) &&
+  return (config.warps == 16 || config.warps == 32) &&
+         (config.k_warps == 4 || config.k_warps == 8 || config.k_warps == 16) &&
          (config.tiles == 1 || config.tiles == 2) && config.stages >= 2 && config.stages <= 8;
 }
 KP_SHARED_CODE constexpr int stream_columns(const StreamConfig& config) {
-  return kStreamWarps / config.k_warps * 16 * config.tiles;
+  return config.warps / config.k_warps * 16 * config.tiles;
 }
 KP_SHARED_CODE constexpr int stream_ring_bytes(group_format::Format format, const StreamConfig& config) {
-  return kStreamWarps * config.stages * 32 * ring_lane_bytes(format, 2 * config.tiles);
+  return config.warps * config.stages * 32 * ring_lane_bytes(format, 2 * config.tiles);
 }
 KP_SHARED_CODE constexpr int stream_part_bytes(const StreamConfig& config, int rows) {
   return 2 * config.k_warps * rows * (stream_columns(config) + kPartPadding) * 4;
@@ -81,8 +82,8 @@ KP_SHARED_CODE constexpr bool is_legal(const MmaConfig& config) {
   return config.columns == 64 || config.columns == 128;
 }
 
-// The same on Hopper: warpgroups have 64 rows of the weight each, and a tile of rows of x lies in shared memory; one
-// more warp drives the copy engine.
+// The same on Hopper: warpgroups have 64 rows of the weight each, and a tile of rows of x lies in shared memory, where
+// one more warpgroup's first thread has it put.
 // Blocks divide all steps of all tiles evenly; where a tile is of several blocks the last one adds their sums.
 inline constexpr int kWgmmaBoxRows = 32;  // of x on their way out
 struct WgmmaConfig {
@@ -94,8 +95,14 @@ KP_SHARED_CODE constexpr bool is_legal(const WgmmaConfig& config) {
   return (config.rows == 32 || config.rows == 64 || config.rows == 96 || config.rows == 128) &&
          (config.groups == 3 || config.groups == 4) && config.stages >= 2 && config.stages <= 6;
 }
+// One warpgroup more: it gives its registers to the others. A launch is given what its threads leave to each.
 KP_SHARED_CODE constexpr int wgmma_threads(const WgmmaConfig& config) {
-  return config.groups * 128 + 32;
+  return (config.groups + 1) * 128;
+}
+inline constexpr int kWgmmaCopyRegisters = 24;
+KP_SHARED_CODE constexpr int wgmma_registers(const WgmmaConfig& config) {
+  const int launched = 65536 / wgmma_threads(config) / 8 * 8;
+  return ((config.groups + 1) * launched - kWgmmaCopyRegisters) / config.groups / 8 * 8;
 }
 struct WgmmaArguments {
   tile::TensorMap x;  // arranged

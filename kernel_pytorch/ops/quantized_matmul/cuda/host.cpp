@@ -27,8 +27,8 @@ namespace {
 constexpr const char* kThinSource = "kernel_pytorch/ops/quantized_matmul/cuda/thin.cuh";
 constexpr const char* kMmaSource = "kernel_pytorch/ops/quantized_matmul/cuda/mma.cuh";
 constexpr const char* kFewRows = "takes 1 to 16 rows";
-constexpr const char* kSomeRows = "takes 17 to 256 rows; of more, decoding the weight once costs less";
-constexpr int64_t kMostMmaRows = 256;
+constexpr const char* kSomeRows = "takes 17 to 48 rows; of more, decoding the weight once costs less";
+constexpr int64_t kMostMmaRows = 48;
 
 constexpr ThinConfig kThinConfigs[] = {
     {.columns = 16, .warps = 8, .blocks = 4},
@@ -59,12 +59,12 @@ std::vector<std::string> mma_configs(const Product&, const DeviceInfo&) {
   return config_texts(kMmaConfigs);
 }
 
-// Each block reads all of x: of 4-bit codes 16 columns are as many bytes as four rows. So more rows take more columns,
-// where there are enough of them to fill the device.
+// Each block reads all of x: of 4-bit codes 16 columns are as many bytes as four rows. So 32 columns, where there are
+// enough of them to fill the device.
 int thin_heuristic(const Product& problem, const DeviceInfo& device) {
-  const int64_t m = problem.x.sizes[0], n = problem.codes.sizes[0];
+  const int64_t n = problem.codes.sizes[0];
   const auto fills = [&](int64_t columns) { return divide_up(n, columns) >= 3 * device.cuda.multiprocessors / 2; };
-  const int columns = m > 2 && fills(32) ? 32 : 16;
+  const int columns = fills(32) ? 32 : 16;
   const auto is_wanted = [&](const ThinConfig& config) { return config.columns == columns; };
   return static_cast<int>(std::ranges::find_if(kThinConfigs, is_wanted) - std::begin(kThinConfigs));
 }

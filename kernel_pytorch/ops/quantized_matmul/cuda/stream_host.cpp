@@ -1,6 +1,7 @@
 // Host side of the product with a weight in few bits by blocks that stay: how many parts of k and rounds a problem has.
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,8 @@
 namespace kernel_pytorch::quantized_matmul {
 
 constexpr auto kStreamConfigFields =
-    config_fields<StreamConfig>(config_field<&StreamConfig::k_warps>(), config_field<&StreamConfig::tiles>(),
-                                config_field<&StreamConfig::stages>());
+    config_fields<StreamConfig>(config_field<&StreamConfig::warps>(), config_field<&StreamConfig::k_warps>(),
+                                config_field<&StreamConfig::tiles>(), config_field<&StreamConfig::stages>());
 constexpr ConfigFields fields_of(const StreamConfig&) {
   return kStreamConfigFields;
 }
@@ -27,12 +28,15 @@ constexpr const char* kRows = "takes 1 to 16 rows";
 constexpr const char* kShared = "needs more shared memory for x than a block has";
 
 constexpr StreamConfig kConfigs[] = {
-    {.k_warps = 4, .tiles = 1, .stages = 4},  {.k_warps = 4, .tiles = 1, .stages = 3},
-    {.k_warps = 8, .tiles = 2, .stages = 3},  {.k_warps = 16, .tiles = 1, .stages = 4},
-    {.k_warps = 16, .tiles = 2, .stages = 2},
+    {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 3},
+    {.warps = 16, .k_warps = 4, .tiles = 1, .stages = 3},
+    {.warps = 32, .k_warps = 8, .tiles = 1, .stages = 2},
+    {.warps = 32, .k_warps = 8, .tiles = 1, .stages = 3},
 };
 static_assert(are_legal(kConfigs));
 constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
+constexpr int kFewWarpConfigs = 2;  // the first
+static_assert(kConfigs[kFewWarpConfigs - 1].warps == 16 && kConfigs[kFewWarpConfigs].warps == 32);
 
 struct Plan {
   int64_t tiles, rounds, parts;  // parts 0: none
@@ -44,6 +48,12 @@ int row_tiles_of(const Product& problem) {
   return problem.x.sizes[0] > 8 ? 2 : 1;
 }
 
+// Groups that are whole blocks of k: their scales can be applied to sums, which every lane needs the scale for.
+bool is_late(const Product& problem) {
+  constexpr int64_t kSpan = span_of(Format::kInt4);
+  return problem.format == Format::kInt4 && problem.group == kSpan && problem.x.sizes[1] % kSpan == 0;
+}
+
 // As few parts of k as x needs to lie in shared memory.
 Plan plan_of(const Product& problem, const StreamConfig& config, const DeviceInfo& device) {
   const int64_t m = problem.x.sizes[0], k = std::max<int64_t>(problem.x.sizes[1], 1), n = problem.codes.sizes[0];
@@ -52,7 +62,9 @@ Plan plan_of(const Product& problem, const StreamConfig& config, const DeviceInf
   const int64_t tiles = divide_up(n, stream_columns(config));
   for (int64_t parts = 1; parts <= multiprocessors; ++parts) {
     const int64_t rounds = divide_up(k, parts * config.k_warps * span);
-    const int64_t shared = fixed + rounds * config.k_warps * span * 2 * m;
+    const int64_t blocks_of_k = rounds * config.k_warps;
+    const int64_t x_sums = is_late(problem) ? blocks_of_k * 8 * row_tiles_of(problem) * 4 : 0;
+    const int64_t shared = fixed + blocks_of_k * span * 2 * m + x_sums;
     if (shared <= device.cuda.shared_bytes_per_block - 16) {  // and is_last
       const int64_t blocks = std::min(tiles, multiprocessors / parts) * parts;
       return {.tiles = tiles, .rounds = rounds, .parts = parts, .shared_bytes = shared, .blocks = blocks};
@@ -70,43 +82,51 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
   return registry::Support::unless(std::ranges::all_of(kConfigs, fits) ? nullptr : kShared);
 }
 
-std::vector<std::string> configs(const Product&, const DeviceInfo&) {
-  return config_texts(kConfigs);
+// Of more than eight rows 32 warps have too few registers.
+int config_count(const Product& problem) {
+  return row_tiles_of(problem) == 1 ? kConfigCount : kFewWarpConfigs;
+}
+std::vector<std::string> configs(const Product& problem, const DeviceInfo&) {
+  return config_texts(std::span(kConfigs).first(static_cast<size_t>(config_count(problem))));
 }
 
-// The least columns times k of the blocks that have most; of equal ones the first.
+// The least columns times k of the blocks that have most, a sixteenth more for each part of k, which has to be added;
+// of equal ones the first.
 int heuristic(const Product& problem, const DeviceInfo& device) {
   int best = 0;
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int i = 0; i < kConfigCount; ++i) {
+  for (int i = 0; i < config_count(problem); ++i) {
     const Plan plan = plan_of(problem, kConfigs[i], device);
     if (plan.parts == 0 || plan.tiles == 0) continue;
     const int64_t work = divide_up(plan.tiles, plan.blocks / plan.parts) * stream_columns(kConfigs[i]) * plan.rounds *
                          kConfigs[i].k_warps;
-    if (work < least) {
-      least = work;
+    const int64_t cost = work * (15 + plan.parts);
+    if (cost < least) {
+      least = cost;
       best = i;
     }
   }
   return best;
 }
 
-DeviceCode code_of(DType dtype, Format format, int config, int row_tiles) {
+DeviceCode code_of(DType dtype, Format format, bool late, int config, int row_tiles) {
   return {.source = kSource,
           .entry = concat("kernel_pytorch::quantized_matmul::stream_product<", element_type_name(dtype), ", ",
-                          cuda_format_name(format), ", ", device_text(kConfigs[config]), ", ", row_tiles, ">"),
+                          cuda_format_name(format), ", ", bool_name(late), ", ", device_text(kConfigs[config]), ", ",
+                          row_tiles, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
 
 void run(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "quantized_matmul stream";
-  static KernelTable<kVariants * kConfigCount * 2> kernels;
+  static KernelTable<kVariants * kConfigCount * 4> kernels;
   if (problem.codes.sizes[0] == 0) return;
   const int row_tiles = row_tiles_of(problem);
-  const int entry = (variant_of(problem) * kConfigCount + config) * 2 + row_tiles - 1;
+  const bool late = is_late(problem);
+  const int entry = (variant_of(problem) * kConfigCount + config) * 4 + (late ? 2 : 0) + row_tiles - 1;
   CUkern_st* kernel =
-      kernels.get(entry, context, [&] { return code_of(problem.x.dtype, problem.format, config, row_tiles); });
+      kernels.get(entry, context, [&] { return code_of(problem.x.dtype, problem.format, late, config, row_tiles); });
   const Plan plan = plan_of(problem, kConfigs[config], *context.info);
   StreamArguments arguments{};
   arguments.product = cuda_arguments(problem);
@@ -122,7 +142,7 @@ void run(const Product& problem, int config, Context& context) {
   }
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(plan.blocks);
-  shape.block_x = kStreamWarps * 32;
+  shape.block_x = static_cast<unsigned>(kConfigs[config].warps * 32);
   shape.shared_bytes = static_cast<unsigned>(plan.shared_bytes);
   shape.programmatic_dependent = context.info->cuda.capability() >= 90;
   void* pointers[] = {&arguments};
@@ -131,11 +151,12 @@ void run(const Product& problem, int config, Context& context) {
 
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
-  for (const Format format : kFastFormats) codes.push_back(code_of(DType::kBFloat16, format, 0, 1));
   for (int config = 0; config < kConfigCount; ++config) {
-    codes.push_back(code_of(DType::kBFloat16, Format::kNvfp4, config, 2));
+    for (const Format format : kFastFormats) codes.push_back(code_of(DType::kBFloat16, format, false, config, 1));
+    codes.push_back(code_of(DType::kBFloat16, Format::kInt4, true, config, 1));
+    if (config < kFewWarpConfigs) codes.push_back(code_of(DType::kBFloat16, Format::kNvfp4, false, config, 2));
   }
-  codes.push_back(code_of(DType::kFloat16, Format::kInt4, 0, 1));
+  codes.push_back(code_of(DType::kFloat16, Format::kInt4, true, 0, 2));
   return codes;
 }
 uint64_t source_hash() {

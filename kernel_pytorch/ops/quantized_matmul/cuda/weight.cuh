@@ -20,10 +20,11 @@ struct PairMath;
 template <>
 struct PairMath<tile::BFloat16> {
   static constexpr uint32_t kIntegerBits = 0x43004300;  // 128, whose last bit counts 1
+  static constexpr float kInteger = 128.0f;
   static constexpr int kE2M1Place = 6;  // of the lowest bit: where exponent and mantissa meet
   static constexpr uint32_t kE2M1Mask = 0x01c001c0;
   static constexpr float kE2M1Factor = 0x1p126f;
-  static constexpr uint32_t kE2M1Factors = 0x7e807e80, kOnes = 0x3f803f80;
+  static constexpr uint32_t kOnes = 0x3f803f80;
   static __device__ __forceinline__ uint32_t fma(uint32_t a, uint32_t b, uint32_t c) {
     return ptx::fma_rn_bf16x2(a, b, c);
   }
@@ -31,10 +32,11 @@ struct PairMath<tile::BFloat16> {
 template <>
 struct PairMath<tile::Float16> {
   static constexpr uint32_t kIntegerBits = 0x64006400;  // 1024
+  static constexpr float kInteger = 1024.0f;
   static constexpr int kE2M1Place = 9;
   static constexpr uint32_t kE2M1Mask = 0x0e000e00;
   static constexpr float kE2M1Factor = 0x1p14f;
-  static constexpr uint32_t kE2M1Factors = 0x74007400, kOnes = 0x3c003c00;
+  static constexpr uint32_t kOnes = 0x3c003c00;
   static __device__ __forceinline__ uint32_t fma(uint32_t a, uint32_t b, uint32_t c) {
     return ptx::fma_rn_f16x2(a, b, c);
   }
@@ -87,6 +89,12 @@ class WeightChunk {
     zero_ = zero;
   }
 
+  // mxfp4: a second product is needed.
+  __device__ __forceinline__ bool is_large() const { return bytes_ > 128; }
+  // Integers: their scale, and what lies between their bits as `raw_pairs` has them and their values.
+  __device__ __forceinline__ float float_scale() const { return tile::to_float(T{static_cast<uint16_t>(bytes_)}); }
+  __device__ __forceinline__ float raw_offset() const { return Math::kInteger + static_cast<float>(zero_); }
+
   // What codes are multiplied by, as pairs: of each half of the columns (nvfp4), or of all; and for integers what is
   // added before.
   struct Factors {
@@ -110,7 +118,9 @@ class WeightChunk {
         factors.scales[half] = pair_of<T>(scale * (Math::kE2M1Factor / kFinalFactor<kFormat>));
       }
     } else if constexpr (kFormat == Format::kMxfp4) {
-      factors.scales[0] = pair_of<T>(group_format::e8m0_value(bytes_));
+      // E2M1's factor times the scale, and what of a power above 2 the type has no room for.
+      factors.scales[0] = pair_of<T>(group_format::e8m0_value(bytes_ < 128 ? bytes_ : 128) * Math::kE2M1Factor);
+      factors.scales[1] = pair_of<T>(group_format::e8m0_value(is_large() ? bytes_ - (bytes_ < 255 ? 1 : 0) : 127));
     } else {
       factors.scales[0] = bytes_ * 0x10001u;
       // -(128 + zero) and 2^23 + zero, by their bits.
@@ -120,7 +130,15 @@ class WeightChunk {
     return factors;
   }
 
-  // The eight columns number `word` as four pairs, times their scale.
+  // Of int4: the same without scale and zero.
+  __device__ __forceinline__ void raw_pairs(int word, uint32_t (&pairs)[kPairs]) const {
+    static_assert(kFormat == Format::kInt4);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) pairs[i] = (word_at(word) >> (4 * i) & 0x000f000f) | Math::kIntegerBits;
+  }
+
+  // The eight columns number `word` as four pairs, times their scale. kSmall: no scale of mxfp4 is large.
+  template <bool kSmall = false>
   __device__ __forceinline__ void decode(int word, const Factors& factors, uint32_t (&pairs)[kPairs]) const {
     if constexpr (kFormat == Format::kInt8) {
       decode_bytes(word_at(2 * word), factors, pairs[0], pairs[1]);
@@ -129,7 +147,8 @@ class WeightChunk {
       const uint32_t codes = word_at(word);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        pairs[i] = kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1(codes, i, factors, word);
+        pairs[i] = kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors)
+                                            : e2m1<kSmall>(codes, i, factors, word);
       }
     }
   }
@@ -155,12 +174,14 @@ class WeightChunk {
     second = Math::fma(tile::Word<T>::pack(values + 2), factors.scales[0], kMinusZero);
   }
   // Of both halves the code number `index`. Shifts to the left are multiplications, which leave the other pipe free.
+  template <bool kSmall>
   static __device__ __forceinline__ uint32_t e2m1(uint32_t codes, int index, const Factors& factors, int word) {
     const int shift = Math::kE2M1Place - 4 * index;
     const uint32_t magnitude = shift >= 0 ? codes << shift : codes >> -shift;
     const uint32_t bits = (codes << (12 - 4 * index) & kMinusZero) | (magnitude & Math::kE2M1Mask);
     if constexpr (kFormat == Format::kNvfp4) return Math::fma(bits, factors.scales[word / 2], kMinusZero);
-    return Math::fma(Math::fma(bits, Math::kE2M1Factors, kMinusZero), factors.scales[0], kMinusZero);
+    const uint32_t scaled = Math::fma(bits, factors.scales[0], kMinusZero);
+    return kSmall ? scaled : Math::fma(scaled, factors.scales[1], kMinusZero);
   }
 
   ptx::Word4 codes_;

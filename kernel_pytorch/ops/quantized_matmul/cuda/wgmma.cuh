@@ -4,6 +4,7 @@
 // codes, two at a time as they come out of a word. sm_90a.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/control.cuh"
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
 #include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
 #include "kernel_pytorch/cuda/tile/barrier.cuh"
@@ -98,12 +99,13 @@ class WgmmaConsumer {
   __device__ __forceinline__ void run() {
     WgmmaWalk ahead(arguments_);
     int32_t step_ahead = ahead.step;
+    point_at(ahead);
     const auto fetch = [&](int stage) {
       if (ahead.has_tile()) {
-        ring_.fetch(stage, first_column(ahead.tile) + static_cast<int32_t>(threadIdx.x) / 32 % 4 * 16,
-                    arguments_.product.tile.n, lane_k(step_ahead), arguments_.product.tile.k);
+        ring_.fetch(stage, arguments_.product.tile.k);
         if (++step_ahead == ahead.end) {
           ahead.advance(arguments_);
+          point_at(ahead);
           step_ahead = ahead.step;
         }
       }
@@ -143,6 +145,10 @@ class WgmmaConsumer {
 
   __device__ __forceinline__ int32_t first_column(int32_t tile) const {
     return tile / arguments_.row_tiles * (kConfig.groups * 64) + warpgroup_ * 64;
+  }
+  __device__ __forceinline__ void point_at(const WgmmaWalk& walk) {
+    ring_.point_at(first_column(walk.tile) + static_cast<int32_t>(threadIdx.x) / 32 % 4 * 16,
+                   arguments_.product.tile.n, lane_k(walk.step));
   }
   __device__ __forceinline__ int32_t lane_k(int32_t step) const { return step * kSpan + lane_ % 4 * (kSpan / 4); }
   __device__ __forceinline__ void release(int stage) const {
@@ -288,9 +294,12 @@ __global__ void __launch_bounds__(wgmma_threads(kConfig), 1) wgmma_product(const
   tile::let_next_kernel_start();
   tile::wait_for_earlier_kernels();
   const uint32_t tiles = ptx::shared_address(memory);
-  if (threadIdx.x >= kConfig.groups * 128) {
-    if (threadIdx.x % 32 == 0) produce<kFormat, kConfig>(arguments, shared, tiles);
+  const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
+  if (warpgroup == kConfig.groups) {
+    ptx::setmaxnreg_dec<kWgmmaCopyRegisters>();
+    if (threadIdx.x % 128 == 0) produce<kFormat, kConfig>(arguments, shared, tiles);
   } else {
+    ptx::setmaxnreg_inc<wgmma_registers(kConfig)>();
     WgmmaConsumer<T, kFormat, kConfig>(arguments, shared, tiles,
                                        reinterpret_cast<float*>(memory + wgmma_boxes_at(kFormat, kConfig)))
         .run();

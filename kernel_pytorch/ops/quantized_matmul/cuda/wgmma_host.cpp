@@ -25,8 +25,8 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantized_matmul/cuda/wgmma.cuh";
 constexpr const char* kNeedsWgmma = "needs compute capability 9.0";
-constexpr const char* kSomeRows = "takes 17 to 512 rows; of more, decoding the weight once costs less";
-constexpr int64_t kMostRows = 512;
+constexpr const char* kSomeRows = "takes 17 to 192 rows; of more, decoding the weight once costs less";
+constexpr int64_t kMostRows = 192;
 
 constexpr WgmmaConfig kConfigs[] = {
     {.rows = 32, .groups = 4, .stages = 5},
