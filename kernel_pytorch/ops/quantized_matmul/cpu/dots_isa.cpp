@@ -91,10 +91,9 @@ KP_PRIMITIVE __m512i lane_groups() {
 template <Format kFormat>
 KP_PRIMITIVE void decode(const Tables<kFormat>& tables, const uint8_t* bytes, int64_t available, __m512i groups,
                          VecU (&weights)[2]) {
-  const __m256i loaded =
-      available >= 32
-          ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes))
-          : _mm256_maskz_loadu_epi8((1u << available) - 1, reinterpret_cast<const __m256i*>(bytes));
+  const __m256i loaded = available >= 32
+                             ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes))
+                             : _mm256_maskz_loadu_epi8((1u << available) - 1, reinterpret_cast<const __m256i*>(bytes));
   const __m512i pairs = _mm512_cvtepu8_epi16(loaded), four_bits = _mm512_set1_epi16(15);
   // (code & 15) | group
   const __m512i even = _mm512_ternarylogic_epi32(pairs, four_bits, groups, 0xea);
@@ -128,10 +127,8 @@ KP_PRIMITIVE VecU decode_bytes(const DotPart& part, int64_t row, int64_t column,
 
 // The sums of four vectors' lanes.
 KP_PRIMITIVE Vec4 sums_of_four(Vec a, Vec b, Vec c, Vec d) {
-#define KP_LOWER(x, y) \
-  __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
-#define KP_UPPER(x, y) \
-  __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+#define KP_LOWER(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
+#define KP_UPPER(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
   const Vec ab = KP_LOWER(a, b) + KP_UPPER(a, b), cd = KP_LOWER(c, d) + KP_UPPER(c, d);
 #undef KP_LOWER
 #undef KP_UPPER
@@ -147,7 +144,8 @@ constexpr int64_t columns_at_once(int rows) {
   return rows <= 2 ? 4096 : rows <= 4 ? 2048 : rows <= 8 ? 1024 : 512;
 }
 
-// Loops over sums are unrolled, or these would lie in memory. Columns [begin, end) are added to the sums; begin is a multiple of columns_at_once.
+// Loops over sums are unrolled, or these would lie in memory. Columns [begin, end) are added to the sums; begin is a
+// multiple of columns_at_once.
 template <Format kFormat, int kRows, int kWeights>
 KP_PRIMITIVE void multiply_rows(const DotPart& part, int64_t row, int64_t begin, int64_t end) {
   constexpr bool kAtOnce = kWeights * kRows >= 12 || !has_4_bits(kFormat);  // even and odd columns in one sum

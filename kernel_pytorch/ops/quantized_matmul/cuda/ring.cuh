@@ -19,10 +19,7 @@ class WeightRing {
 
   // `ring` is the warp's shared memory.
   __device__ __forceinline__ WeightRing(const WeightArguments& weight, uint32_t ring, int32_t lane)
-      : weight_(weight),
-        ring_(ring + lane * 16),
-        lane_(lane),
-        group_shift_(31 - __clz(weight.group)) {
+      : weight_(weight), ring_(ring + lane * 16), lane_(lane), group_shift_(31 - __clz(weight.group)) {
     // Rows are multiples of eight apart, so that where in four bytes a scale lies depends on the lane and k.
     const uint32_t line = lane / 4 * weight.groups;
     scale_at_ = static_cast<uint32_t>(reinterpret_cast<uint64_t>(weight.scales)) + line * kScaleBytes;

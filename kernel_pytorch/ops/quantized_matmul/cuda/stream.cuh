@@ -193,7 +193,8 @@ class StreamProduct {
       const int32_t block = index / kRows, row = index % kRows;
       float sum = 0.0f;
       for (int unit = 0; row < tile_.m && unit < kSpan / 8; ++unit) {
-        const ptx::Word4 words = ptx::ld_shared_v4(x_ + ((block * Chunk::kWords + unit / 4) * tile_.m + row) * 64 + unit % 4 * 16);
+        const ptx::Word4 words =
+            ptx::ld_shared_v4(x_ + ((block * Chunk::kWords + unit / 4) * tile_.m + row) * 64 + unit % 4 * 16);
         float values[8];
         tile::Vector<T>{words}.unpack(values);
 #pragma unroll
@@ -241,13 +242,14 @@ class StreamProduct {
   const product::TileArguments& tile_;
   Parts* sums_;  // two of them
   Ring ring_;
-  uint32_t x_, x_sums_;  // shared memory
+  uint32_t x_, x_sums_;                    // shared memory
   int32_t lane_, part_, k_warp_, column_;  // column_: the warp's first one in a tile
   int32_t first_tile_, tile_step_, first_k_;
 };
 
 template <class T, Format kFormat, bool kLate, StreamConfig kConfig, int kRowTiles>
-__global__ void __launch_bounds__(kConfig.warps * 32, 1) stream_product(const __grid_constant__ StreamArguments arguments) {
+__global__ void __launch_bounds__(kConfig.warps * 32, 1)
+    stream_product(const __grid_constant__ StreamArguments arguments) {
   extern __shared__ __align__(16) unsigned char memory[];
   StreamProduct<T, kFormat, kLate, kConfig, kRowTiles>(arguments, memory).run();
 }

@@ -58,7 +58,8 @@ bool is_late(const Product& problem) {
 Plan plan_of(const Product& problem, const StreamConfig& config, const DeviceInfo& device) {
   const int64_t m = problem.x.sizes[0], k = std::max<int64_t>(problem.x.sizes[1], 1), n = problem.codes.sizes[0];
   const int64_t span = span_of(problem.format), multiprocessors = std::max(device.cuda.multiprocessors, 1);
-  const int64_t fixed = stream_part_bytes(config, 8 * row_tiles_of(problem)) + stream_ring_bytes(problem.format, config);
+  const int64_t fixed =
+      stream_part_bytes(config, 8 * row_tiles_of(problem)) + stream_ring_bytes(problem.format, config);
   const int64_t tiles = divide_up(n, stream_columns(config));
   for (int64_t parts = 1; parts <= multiprocessors; ++parts) {
     const int64_t rounds = divide_up(k, parts * config.k_warps * span);

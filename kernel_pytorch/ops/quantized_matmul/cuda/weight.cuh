@@ -147,8 +147,8 @@ class WeightChunk {
       const uint32_t codes = word_at(word);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        pairs[i] = kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors)
-                                            : e2m1<kSmall>(codes, i, factors, word);
+        pairs[i] =
+            kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1<kSmall>(codes, i, factors, word);
       }
     }
   }

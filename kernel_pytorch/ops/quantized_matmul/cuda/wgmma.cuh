@@ -91,8 +91,7 @@ class WgmmaConsumer {
         lane_(static_cast<int32_t>(threadIdx.x % 32)),
         warpgroup_(static_cast<int32_t>(threadIdx.x / 128)),
         ring_(arguments.product.weight,
-              memory + wgmma_ring_at(kFormat, kConfig) +
-                  threadIdx.x / 32 * wgmma_warp_ring_bytes(kFormat, kConfig),
+              memory + wgmma_ring_at(kFormat, kConfig) + threadIdx.x / 32 * wgmma_warp_ring_bytes(kFormat, kConfig),
               lane_),
         box_(*reinterpret_cast<Box*>(boxes + warpgroup_ * (sizeof(Box) / 4))) {}
 
@@ -147,10 +146,12 @@ class WgmmaConsumer {
     return tile / arguments_.row_tiles * (kConfig.groups * 64) + warpgroup_ * 64;
   }
   __device__ __forceinline__ void point_at(const WgmmaWalk& walk) {
-    ring_.point_at(first_column(walk.tile) + static_cast<int32_t>(threadIdx.x) / 32 % 4 * 16,
-                   arguments_.product.tile.n, lane_k(walk.step));
+    ring_.point_at(first_column(walk.tile) + static_cast<int32_t>(threadIdx.x) / 32 % 4 * 16, arguments_.product.tile.n,
+                   lane_k(walk.step));
   }
-  __device__ __forceinline__ int32_t lane_k(int32_t step) const { return step * kSpan + lane_ % 4 * (kSpan / 4); }
+  __device__ __forceinline__ int32_t lane_k(int32_t step) const {
+    return step * kSpan + lane_ % 4 * (kSpan / 4);
+  }
   __device__ __forceinline__ void release(int stage) const {
     if (stage >= 0 && lane_ == 0) shared_.empty[stage].arrive();
   }
@@ -187,7 +188,8 @@ class WgmmaConsumer {
     if (walk.end - walk.step < arguments_.steps && !meet(sums, walk.tile)) return;
     product::TileFinish finish(arguments_.product.tile);
     const float factor = factor_of<kFormat>(arguments_.product.weight);
-    const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128, first_row = walk.tile % arguments_.row_tiles * kConfig.rows;
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128,
+                  first_row = walk.tile % arguments_.row_tiles * kConfig.rows;
 #pragma unroll
     for (int part = 0; part < kConfig.rows / kWgmmaBoxRows; ++part) {
       synchronize();
@@ -205,7 +207,9 @@ class WgmmaConsumer {
       }
     }
   }
-  __device__ __forceinline__ void synchronize() const { ptx::barrier_sync_aligned(1 + warpgroup_, 128); }
+  __device__ __forceinline__ void synchronize() const {
+    ptx::barrier_sync_aligned(1 + warpgroup_, 128);
+  }
 
   __device__ __forceinline__ bool meet(float (&sums)[Mma::kCount], int32_t tile) const {
     const int32_t first_step = tile * arguments_.steps;
@@ -270,8 +274,7 @@ __device__ __forceinline__ void produce(const WgmmaArguments& arguments, WgmmaSh
 #pragma unroll
       for (int i = 0; i < kSpan / 64; ++i) {
         ptx::cp_async_bulk_tensor_3d_shared_global(tiles + state.stage * kBytes + i * kConfig.rows * 128, &arguments.x,
-                                                   step * kSpan + i * 64, row, 0,
-                                                   shared.full[state.stage].address());
+                                                   step * kSpan + i * 64, row, 0, shared.full[state.stage].address());
       }
       state.advance(kConfig.stages);
     }
@@ -279,7 +282,8 @@ __device__ __forceinline__ void produce(const WgmmaArguments& arguments, WgmmaSh
 }
 
 template <class T, Format kFormat, WgmmaConfig kConfig>
-__global__ void __launch_bounds__(wgmma_threads(kConfig), 1) wgmma_product(const __grid_constant__ WgmmaArguments arguments) {
+__global__ void __launch_bounds__(wgmma_threads(kConfig), 1)
+    wgmma_product(const __grid_constant__ WgmmaArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
   static_assert(sizeof(WgmmaShared) <= 256);
   WgmmaShared& shared = *reinterpret_cast<WgmmaShared*>(memory + wgmma_barriers_at(kFormat, kConfig));

@@ -14,9 +14,8 @@
 
 namespace kernel_pytorch::quantized_matmul {
 
-constexpr auto kWgmmaConfigFields =
-    config_fields<WgmmaConfig>(config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(),
-                               config_field<&WgmmaConfig::stages>());
+constexpr auto kWgmmaConfigFields = config_fields<WgmmaConfig>(
+    config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(), config_field<&WgmmaConfig::stages>());
 constexpr ConfigFields fields_of(const WgmmaConfig&) {
   return kWgmmaConfigFields;
 }
@@ -53,7 +52,8 @@ int heuristic(const Product& problem, const DeviceInfo&) {
   const auto rows_of = [&](const WgmmaConfig& config) { return divide_up(m, config.rows) * config.rows; };
   int best = kConfigCount - 1;
   for (int i = kConfigCount - 1; i >= 0; --i) {
-    if (divide_up(m, kConfigs[i].rows) <= divide_up(m, 128) && rows_of(kConfigs[i]) <= rows_of(kConfigs[best])) best = i;
+    if (divide_up(m, kConfigs[i].rows) <= divide_up(m, 128) && rows_of(kConfigs[i]) <= rows_of(kConfigs[best]))
+      best = i;
   }
   return best;
 }
@@ -79,8 +79,8 @@ TensorView arranged_x(const Product& problem, Context& context) {
   const int64_t m = problem.x.sizes[0], k = problem.x.sizes[1], span = span_of(problem.format);
   TensorView view = contiguous_view(nullptr, problem.x.dtype, {1, m, divide_up(k, span) * span}, problem.x.device);
   view.data = context.scratch->allocate(static_cast<size_t>(view.byte_count()));
-  CUkern_st* kernel = kernels.get(variant_of(problem), context,
-                                  [&] { return arrange_code(problem.x.dtype, problem.format); });
+  CUkern_st* kernel =
+      kernels.get(variant_of(problem), context, [&] { return arrange_code(problem.x.dtype, problem.format); });
   ArrangeArguments arguments{.x = problem.x.data,
                              .output = view.data,
                              .x_stride = problem.x.strides[0],

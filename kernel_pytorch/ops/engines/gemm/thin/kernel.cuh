@@ -40,10 +40,10 @@ class ThinProduct {
     store_thin_sums(sums, shared[warp_], lane_);
     __syncthreads();
     TileFinish finish(arguments_);
-    add_thin_sums<kConfig.warps * 32, kConfig.columns>(
-        shared, [&](int32_t row, int32_t column, float first, float second) {
-          finish.finish(row, first_column_ + column, first, second);
-        });
+    add_thin_sums<kConfig.warps * 32, kConfig.columns>(shared,
+                                                       [&](int32_t row, int32_t column, float first, float second) {
+                                                         finish.finish(row, first_column_ + column, first, second);
+                                                       });
   }
 
  private:
