@@ -173,12 +173,23 @@ class WeightChunk {
     first = Math::fma(tile::Word<T>::pack(values), factors.scales[0], kMinusZero);
     second = Math::fma(tile::Word<T>::pack(values + 2), factors.scales[0], kMinusZero);
   }
-  // Of both halves the code number `index`. Shifts to the left are multiplications, which leave the other pipe free.
+  // Of both halves the code number `index`: its sign on top, the rest where exponent and mantissa meet.
+  static __device__ __forceinline__ uint32_t e2m1_bits(uint32_t codes, int index) {
+    constexpr uint32_t kMask = kMinusZero | Math::kE2M1Mask;
+    if constexpr (Math::kE2M1Place + 4 <= 12) {
+      // The code twice, its bits apart: a product puts both into place, and the mask takes what is wanted of each.
+      constexpr uint32_t kTwice = (1u << Math::kE2M1Place) + (1u << 12);
+      const uint32_t source = index < 2 ? codes : codes >> 8;
+      return (index % 2 == 0 ? (source & 0x000f000f) * kTwice : (source & 0x00f000f0) * (kTwice >> 4)) & kMask;
+    } else {
+      const int shift = Math::kE2M1Place - 4 * index;
+      const uint32_t magnitude = shift >= 0 ? codes << shift : codes >> -shift;
+      return (codes << (12 - 4 * index) & kMinusZero) | (magnitude & Math::kE2M1Mask);
+    }
+  }
   template <bool kSmall>
   static __device__ __forceinline__ uint32_t e2m1(uint32_t codes, int index, const Factors& factors, int word) {
-    const int shift = Math::kE2M1Place - 4 * index;
-    const uint32_t magnitude = shift >= 0 ? codes << shift : codes >> -shift;
-    const uint32_t bits = (codes << (12 - 4 * index) & kMinusZero) | (magnitude & Math::kE2M1Mask);
+    const uint32_t bits = e2m1_bits(codes, index);
     if constexpr (kFormat == Format::kNvfp4) return Math::fma(bits, factors.scales[word / 2], kMinusZero);
     const uint32_t scaled = Math::fma(bits, factors.scales[0], kMinusZero);
     return kSmall ? scaled : Math::fma(scaled, factors.scales[1], kMinusZero);
