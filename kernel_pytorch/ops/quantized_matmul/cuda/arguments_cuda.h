@@ -40,8 +40,9 @@ KP_SHARED_CODE constexpr int ring_lane_bytes(group_format::Format format, int ch
   return chunks * (16 + 4 + (group_format::is_integer(format) ? 4 : 0));
 }
 
-// The same by blocks that stay on their multiprocessor and take tiles of columns in turns. Warps divide k, and the
-// others columns; each has `stages` of 16 * tiles rows of the weight in a ring of its own.
+// For fewer rows by blocks that stay on their multiprocessor and take tiles of columns in turns. Warps divide k, and
+// the others columns; each has `stages` of 16 * tiles rows of the weight in a ring of its own.
+inline constexpr int kStreamRows = 8;  // of a product by mma; there are fewer of x
 struct StreamConfig {
   int warps = 16;
   int k_warps = 4;
@@ -59,8 +60,8 @@ KP_SHARED_CODE constexpr int stream_columns(const StreamConfig& config) {
 KP_SHARED_CODE constexpr int stream_ring_bytes(group_format::Format format, const StreamConfig& config) {
   return config.warps * config.stages * 32 * ring_lane_bytes(format, 2 * config.tiles);
 }
-KP_SHARED_CODE constexpr int stream_part_bytes(const StreamConfig& config, int rows) {
-  return 2 * config.k_warps * rows * (stream_columns(config) + kPartPadding) * 4;
+KP_SHARED_CODE constexpr int stream_part_bytes(const StreamConfig& config) {
+  return 2 * config.k_warps * kStreamRows * (stream_columns(config) + kPartPadding) * 4;
 }
 struct StreamArguments {
   Arguments product;

@@ -1,4 +1,4 @@
-// The product of at most 16 rows with a weight in few bits by blocks that stay: x lies in shared memory, arranged as
+// The product of few rows with a weight in few bits by blocks that stay: x lies in shared memory, arranged as
 // codes come out of a word, and is read from memory once a block. Each lane brings its own 16 bytes of codes and its
 // scales by cp.async, several stages ahead and across tiles of columns, so that memory never waits for a tile's end.
 // kLate: int4 whose groups are a block of k. The codes are multiplied as they are, and a block's sums by the scale.
@@ -15,11 +15,11 @@
 
 namespace kernel_pytorch::quantized_matmul {
 
-template <class T, Format kFormat, bool kLate, StreamConfig kConfig, int kRowTiles>
+template <class T, Format kFormat, bool kLate, StreamConfig kConfig>
 class StreamProduct {
   static_assert(is_legal(kConfig) && (!kLate || kFormat == Format::kInt4));
   using Chunk = WeightChunk<T, kFormat>;
-  static constexpr int kTiles = kConfig.tiles, kChunks = 2 * kTiles, kRows = kRowTiles * 8;
+  static constexpr int kTiles = kConfig.tiles, kChunks = 2 * kTiles, kRows = kStreamRows;
   static constexpr int kThreads = kConfig.warps * 32;
   static constexpr int kColumns = stream_columns(kConfig), kPitch = kColumns + kPartPadding;
   static constexpr int kSpan = span_of(kFormat);
@@ -33,10 +33,9 @@ class StreamProduct {
         weight_(arguments.product.weight),
         tile_(arguments.product.tile),
         sums_(reinterpret_cast<Parts*>(memory)),
-        ring_(weight_,
-              ptx::shared_address(memory) + stream_part_bytes(kConfig, kRows) + threadIdx.x / 32 * kWarpRingBytes,
+        ring_(weight_, ptx::shared_address(memory) + stream_part_bytes(kConfig) + threadIdx.x / 32 * kWarpRingBytes,
               static_cast<int32_t>(threadIdx.x % 32)),
-        x_(ptx::shared_address(memory) + stream_part_bytes(kConfig, kRows) + stream_ring_bytes(kFormat, kConfig)),
+        x_(ptx::shared_address(memory) + stream_part_bytes(kConfig) + stream_ring_bytes(kFormat, kConfig)),
         lane_(static_cast<int32_t>(threadIdx.x % 32)),
         part_(static_cast<int32_t>(blockIdx.x) % arguments.parts) {
     const int32_t warp = static_cast<int32_t>(threadIdx.x / 32);
@@ -63,7 +62,7 @@ class StreamProduct {
     int stage = 0, buffer = 0;
 #pragma unroll 1
     for (int32_t tile = first_tile_; tile < arguments_.tiles; tile += tile_step_) {
-      float sums[kTiles][kRowTiles][4] = {};
+      float sums[kTiles][1][4] = {};
 #pragma unroll 1
       for (int32_t round = 0; round < arguments_.rounds; ++round) {
         ptx::cp_async_wait_group<kConfig.stages - 1>();
@@ -98,25 +97,22 @@ class StreamProduct {
     ptx::cp_async_commit_group();
   }
 
-  __device__ __forceinline__ void add(float (&sums)[kTiles][kRowTiles][4], int stage, int32_t round) const {
+  __device__ __forceinline__ void add(float (&sums)[kTiles][1][4], int stage, int32_t round) const {
     Chunk chunks[kChunks];
     ring_.take(stage, lane_k(round), chunks);
     const int32_t block = k_warp_ * arguments_.rounds + round;
     if constexpr (kLate) {
-      float part[kTiles][kRowTiles][4] = {};
+      float part[kTiles][1][4] = {};
       multiply(part, block, [&](int chunk, int word, uint32_t(&pairs)[4]) { chunks[chunk].raw_pairs(word, pairs); });
+      float of_x[2];
+      ptx::ld_shared_v2_f32(of_x[0], of_x[1], x_sums_ + (block * kRows + lane_ % 4 * 2) * 4);
 #pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-        float of_x[2];
-        ptx::ld_shared_v2_f32(of_x[0], of_x[1], x_sums_ + (block * kRows + 8 * j + lane_ % 4 * 2) * 4);
+      for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            const Chunk& chunk = chunks[2 * i + r / 2];
-            const float sum = fmaf(-chunk.raw_offset(), of_x[r % 2], part[i][j][r]);
-            sums[i][j][r] = fmaf(chunk.float_scale(), sum, sums[i][j][r]);
-          }
+        for (int r = 0; r < 4; ++r) {
+          const Chunk& chunk = chunks[2 * i + r / 2];
+          const float sum = fmaf(-chunk.raw_offset(), of_x[r % 2], part[i][0][r]);
+          sums[i][0][r] = fmaf(chunk.float_scale(), sum, sums[i][0][r]);
         }
       }
     } else {
@@ -142,30 +138,20 @@ class StreamProduct {
   }
 
   template <class Decode>
-  __device__ __forceinline__ void multiply(float (&sums)[kTiles][kRowTiles][4], int32_t block,
-                                           const Decode& decode) const {
-    uint32_t lines[kRowTiles];
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      const int32_t row = min(8 * j + lane_ / 4, tile_.m - 1);  // others' sums are of no use
-      lines[j] = x_ + (block * Chunk::kWords * tile_.m + row) * 64 + lane_ % 4 * 16;
-    }
+  __device__ __forceinline__ void multiply(float (&sums)[kTiles][1][4], int32_t block, const Decode& decode) const {
+    const int32_t row = min(lane_ / 4, tile_.m - 1);  // others' sums are of no use
+    const uint32_t line = x_ + (block * Chunk::kWords * tile_.m + row) * 64 + lane_ % 4 * 16;
 #pragma unroll
     for (int word = 0; word < Chunk::kWords; ++word) {
-      ptx::Word4 x[kRowTiles];
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) x[j] = ptx::ld_shared_v4(lines[j] + word * tile_.m * 64);
+      const ptx::Word4 x = ptx::ld_shared_v4(line + word * tile_.m * 64);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         uint32_t low[4], high[4];
         decode(2 * i, word, low);
         decode(2 * i + 1, word, high);
         const uint32_t first[4] = {low[0], high[0], low[1], high[1]}, second[4] = {low[2], high[2], low[3], high[3]};
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) {
-          tile::multiply_fragments<T>(sums[i][j], first, x[j].x, x[j].y);
-          tile::multiply_fragments<T>(sums[i][j], second, x[j].z, x[j].w);
-        }
+        tile::multiply_fragments<T>(sums[i][0], first, x.x, x.y);
+        tile::multiply_fragments<T>(sums[i][0], second, x.z, x.w);
       }
     }
   }
@@ -247,11 +233,11 @@ class StreamProduct {
   int32_t first_tile_, tile_step_, first_k_;
 };
 
-template <class T, Format kFormat, bool kLate, StreamConfig kConfig, int kRowTiles>
+template <class T, Format kFormat, bool kLate, StreamConfig kConfig>
 __global__ void __launch_bounds__(kConfig.warps * 32, 1)
     stream_product(const __grid_constant__ StreamArguments arguments) {
   extern __shared__ __align__(16) unsigned char memory[];
-  StreamProduct<T, kFormat, kLate, kConfig, kRowTiles>(arguments, memory).run();
+  StreamProduct<T, kFormat, kLate, kConfig>(arguments, memory).run();
 }
 
 }  // namespace kernel_pytorch::quantized_matmul
