@@ -11,6 +11,7 @@
   OP(linear_cross_entropy)  \
   OP(optimizer_step)        \
   OP(reduce_norm)           \
+  OP(gradient_code)         \
   OP(activation)            \
   OP(gated_activation)      \
   OP(dropout)               \

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from kernel_pytorch._ops import optimizer_step
+from kernel_pytorch._ops import gradient_code, optimizer_step
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -128,6 +128,7 @@ def _call_everything() -> None:
     _float8(seed)
     _pages()
     _optimizer(seed)
+    _gradient_codes()
 
 
 def _rows(seed: Tensor) -> None:
@@ -285,3 +286,14 @@ def _optimizer(seed: Tensor) -> None:
     scales = [[torch.ones(-(-p.numel() // 64)) for p in parameters] for _ in range(2)]
     step(narrow, gradients, corrections, [], *codes, [], *scales, steps, *scalars, None, "adamw", "companded", *rates)
     optimizer_step.reduce_norm(parameters)
+
+
+def _gradient_codes() -> None:
+    x, error, codes, scales = (
+        torch.randn(300),
+        torch.randn(300),
+        torch.zeros(2, 256, dtype=torch.int8),
+        torch.ones(2, 1),
+    )
+    gradient_code.gradient_encode_(x, error, codes, scales, "int8", True, 1.0)
+    gradient_code.gradient_decode_(codes, scales, x, "int8", False, True)

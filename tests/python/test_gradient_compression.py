@@ -22,13 +22,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+def round_trip(code: Any, x: Tensor) -> Tensor:
+    rows, columns = x.shape
+    return code.decode_(code.encode(x.flatten(), rows, columns), columns, torch.empty(x.numel())).view(x.shape)
+
+
 @pytest.mark.parametrize("name", CODES)
 def test_codes_say_most_of_a_row(name: str) -> None:
     code = CODES[name]()
     x = torch.randn(3, code.padded(1000), generator=torch.Generator().manual_seed(0))
     x *= torch.tensor([[1e-6], [1.0], [1e4]])
     x[:, -7:] = 0
-    back = code.decode(code.encode(x), x.shape[1])
+    back = round_trip(code, x)
     kept = {"int8": 0.99, "int4": 0.9, "onebit": 0.3, "topk": 0.03}[name]
     for row, decoded in zip(x, back, strict=True):
         assert float((row - decoded).square().sum()) <= (1 - kept) * float(row.square().sum())
@@ -38,17 +43,51 @@ def test_codes_say_most_of_a_row(name: str) -> None:
         assert bool(((x - back).unflatten(1, (-1, code.block)).abs() <= blocks / steps * 1.001).all())
     if name == "topk":
         assert bool(((back == 0) | (back == x)).all()), "what is sent is exact"
-    assert torch.equal(code.decode(code.encode(torch.zeros_like(x)), x.shape[1]), torch.zeros_like(x))
+    assert torch.equal(round_trip(code, torch.zeros_like(x)), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_errors_are_what_codes_leave_out(name: str, dtype: torch.dtype) -> None:
+    code, count, rows = CODES[name](), 1700, 3
+    columns = code.padded(-(-count // rows))
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, generator=generator).to(dtype)
+    error = 0.1 * torch.randn(count, generator=generator)
+    wanted, total = x.float() + error, torch.zeros(count)
+    message = code.encode(x, rows, columns, error)
+    assert message.shape == (rows, code.row_bytes(columns))
+    torch.testing.assert_close(code.decode_(message, columns, torch.empty(count)) + error, wanted, rtol=0, atol=1e-6)
+    # The mean over processes, added to what is there; and the other way of keeping errors.
+    both = torch.cat([message[:1], message[1:2]])
+    halves = code.decode_(both, columns, total[:columns].clone().fill_(2.0), mean=True, adds=True)
+    each = [code.decode_(one, columns, torch.empty(columns)) for one in (both[:1], both[1:])]
+    torch.testing.assert_close(halves, 2 + (each[0] + each[1]) / 2, rtol=1e-6, atol=1e-6)
+    before = error.clone()
+    decoded = code.decode_(code.encode(x, rows, columns, error, carries=False, gain=3), columns, total)
+    torch.testing.assert_close(error, before + 3 * (x.float() - decoded), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in CODES if name != "topk"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_codes_of_infinities_are_not_numbers(name: str, bad: float) -> None:
     code = CODES[name]()
-    x = torch.ones(1, 4 * code.block)
-    x[0, code.block] = bad
-    back = code.decode(code.encode(x), x.shape[1]).view(4, -1)
+    x, error = torch.ones(4 * 256), torch.zeros(4 * 256)
+    x[256] = bad
+    back = code.decode_(code.encode(x, 1, x.numel(), error), x.numel(), torch.empty_like(x)).view(4, -1)
     assert not bool(back[1].isfinite().all()) and bool(back[0].isfinite().all())
+    assert bool(error.isfinite().all()), "a step with infinities is skipped, and must leave nothing behind"
+
+
+def test_messages_that_do_not_fit_are_refused() -> None:
+    code = CODES["int8"]()
+    message = code.encode(torch.ones(300), 2, 256)
+    with pytest.raises(Exception, match="room for 256"):
+        code.decode_(message, 256, torch.empty(300), mean=True)
+    with pytest.raises(Exception, match="error must be fp32 and as long as x"):
+        code.encode(torch.ones(300), 2, 256, torch.zeros(299))
+    with pytest.raises(Exception, match="flatten it"):
+        code.encode(torch.ones(30, 10), 2, 256)
 
 
 def make_model(seed: int = 0) -> nn.Module:

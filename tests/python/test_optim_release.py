@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from kernel_pytorch.optim import SGD, AdamW, Lion, release_gradients
@@ -63,3 +66,22 @@ def test_what_cannot_work_is_refused(tmp_path) -> None:
         release_gradients(AdamW(network.parameters(), max_grad_norm=1.0))
     with pytest.raises(TypeError, match="the optimizer is Adam;"):
         release_gradients(torch.optim.Adam(network.parameters()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [AdamW, lambda p: AdamW(p, state="compact"), Lion, SGD])
+def test_nothing_is_kept_alive(make) -> None:
+    network = model()
+    optimizer = make(network.parameters())
+    release_gradients(optimizer)
+    network(torch.randn(5, 48)).square().mean().backward()
+    assert all(p.grad is None for p in network.parameters())
+    parameters, held = [weakref.ref(p) for p in network.parameters()], weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert held() is None, "hooks hold the optimizer"
+    with pytest.warns(UserWarning, match="nobody holds the optimizer"):
+        network(torch.randn(5, 48)).square().mean().backward()
+    assert all(p.grad is not None for p in network.parameters())
+    del network
+    gc.collect()
+    assert all(p() is None for p in parameters)

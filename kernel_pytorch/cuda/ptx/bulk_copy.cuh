@@ -25,6 +25,12 @@ __device__ __forceinline__ void cp_async_bulk_shared_global_l2_cache_hint(uint32
       : "memory");
 }
 
+// Belongs to the issuing thread's bulk group; ordinary writes of `source` need fence_proxy_async_shared_cta first.
+__device__ __forceinline__ void cp_async_bulk_global_shared(void* destination, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

@@ -53,8 +53,8 @@ KP_STEP_CODE void update(Element<Value>& element, Keeps keeps, const FactorsOf<R
 template <class Bits, class Signed>
 KP_STEP_CODE Bits master_bits(Bits weight, Signed correction) {
   const Bits wide = weight << 16;
-  const Signed moved = (Signed)(wide & 0x7fffffffu) + correction * 256;
-  return (wide & 0x80000000u) | (Bits)(moved > 0 ? moved : Signed{});
+  const Bits moved = wide + (Bits)(correction * 256);
+  return (Signed)(moved ^ wide) < 0 ? wide : moved;  // below zero: the parameter is 0
 }
 // With the weight in the upper half after adding 0x8000, and the correction in bits 8 to 15.
 template <class Math, class Value>

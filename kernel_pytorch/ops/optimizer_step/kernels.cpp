@@ -141,7 +141,7 @@ constexpr const char* kShapes = R"(
 }  // namespace
 
 constinit const registry::Operation<Step> kStep{.name = "optimizer_step",
-                                                .kernels = registry::kernel_list<kCuda, kCpu, kReference>,
+                                                .kernels = registry::kernel_list<kSm90, kCuda, kCpu, kReference>,
                                                 .describe = describe,
                                                 .visit_tensors = visit_tensors,
                                                 .filling = filling,

@@ -18,6 +18,6 @@ Rates rates_of(const Step& step);
 std::vector<int64_t> random_starts(const Step& step);
 
 extern const registry::Operation<Step> kStep;
-extern const registry::Kernel<Step> kReference, kCpu, kCuda;
+extern const registry::Kernel<Step> kReference, kCpu, kCuda, kSm90;
 
 }  // namespace kernel_pytorch::optimizer_step

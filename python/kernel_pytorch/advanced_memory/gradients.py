@@ -70,7 +70,8 @@ class GradientCompressor:
         self.group = model.process_group
         self.members = distributed.get_world_size(self.group)
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-        self._errors: dict[str, Tensor] = {}
+        self._errors: dict[str, Tensor] = {}  # parts of the tensors below, once their bucket was sent
+        self._bucket_errors: dict[tuple[str, ...], Tensor] = {}
         self._codes: dict[str, Code] = {name: make() for name, make in CODES.items()}
         self._streams: dict[torch.device, Any] = {}
         self._seconds: dict[str, list[float]] = {}
@@ -144,7 +145,7 @@ class GradientCompressor:
         if method == "none":
             return flat.nbytes
         columns = self._columns(method, flat.numel())
-        return self.members * self._codes[method].encode(torch.zeros(1, columns)).shape[1]
+        return self.members * self._codes[method].row_bytes(columns)
 
     def _columns(self, method: str, count: int) -> int:
         return self._codes[method].padded(-(-count // self.members))
@@ -156,37 +157,40 @@ class GradientCompressor:
             distributed.all_reduce(flat, group=self.group)
             return flat
         code, columns = self._codes[method], self._columns(method, flat.numel())
-        rows = torch.zeros(self.members, columns, dtype=torch.float32, device=flat.device)
-        x = rows.view(-1)[: flat.numel()]
-        x.copy_(flat)
-        parameters = bucket.parameters()
-        if self.error_feedback:
-            for part, parameter in zip(self._parts(x, parameters), parameters, strict=True):
-                error = self._errors.get(self._names[id(parameter)])
-                if error is not None:
-                    part.add_(error.view(-1))
-        sent = code.encode(rows)
+        error = self._error_of(bucket) if self.error_feedback else None
+        measures = error is not None and self._measures()
+        if error is not None and measures:
+            self._sums[1] += float((flat + error).square().sum())
+        sent = code.encode(flat, self.members, columns, error)
+        if error is not None and measures:
+            self._sums[0] += float(error.square().sum())
         received = torch.empty_like(sent)
         distributed.all_to_all_single(received, sent, group=self.group)
-        mean = code.decode(received, columns).mean(0, keepdim=True)
-        share = code.encode(mean)
+        # This process' share of the bucket. What the second code leaves out of it the others have no error for.
+        begin = min(distributed.get_rank(self.group) * columns, flat.numel())
+        own = slice(begin, min(begin + columns, flat.numel()))
+        mean = torch.empty(own.stop - own.start, device=flat.device)
+        code.decode_(received, columns, mean, mean=True)
+        own_error = error[own] if error is not None else None
+        share = code.encode(mean, 1, columns, own_error, carries=False, gain=self.members)
         shares = torch.empty(self.members, share.shape[1], dtype=torch.uint8, device=flat.device)
         _all_gather(shares, share, group=self.group)
-        reduced = code.decode(shares, columns)
-        if self.error_feedback:
-            left = rows - code.decode(sent, columns)
-            if self._measures():
-                self._sums = [
-                    total + float(part.square().sum()) for total, part in zip(self._sums, (left, rows), strict=True)
-                ]
-            # What the second code left out of this process' share: the others have no error for it.
-            own = distributed.get_rank(self.group)
-            left[own] += self.members * (mean[0] - reduced[own])
-            left.nan_to_num_(0, 0, 0)  # a step with infinities is skipped, and must leave nothing behind
-            flat_left = left.view(-1)[: flat.numel()]
-            for part, parameter in zip(self._parts(flat_left, parameters), parameters, strict=True):
-                self._errors[self._names[id(parameter)]] = part.view(parameter.shape).clone()
-        return flat.copy_(reduced.view(-1)[: flat.numel()])
+        return code.decode_(shares, columns, flat)
+
+    def _error_of(self, bucket: Any) -> Tensor:
+        """What was left out of this bucket's parameters, one after the other as in the bucket."""
+        parameters = bucket.parameters()
+        names = tuple(self._names[id(parameter)] for parameter in parameters)
+        if names not in self._bucket_errors:
+            kept = {key: value for key, value in self._bucket_errors.items() if not set(key) & set(names)}
+            flat = torch.zeros_like(bucket.buffer(), dtype=torch.float32)
+            for name, part, parameter in zip(names, self._parts(flat, parameters), parameters, strict=True):
+                error = self._errors.get(name)
+                if error is not None:
+                    part.copy_(error.view(-1))
+                self._errors[name] = part.view(parameter.shape)
+            self._bucket_errors = {**kept, names: flat}
+        return self._bucket_errors[names]
 
     @staticmethod
     def _parts(flat: Tensor, parameters: list[Tensor]) -> Sequence[Tensor]:
@@ -230,7 +234,8 @@ class GradientCompressor:
         return answer
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"method": self.method, "step": self.step, "errors": dict(self._errors)}
+        errors = {name: error.clone() for name, error in self._errors.items()}  # without the rest of their buckets
+        state: dict[str, Any] = {"method": self.method, "step": self.step, "errors": errors}
         if self.method == "powersgd":
             state["powersgd"] = self._power
         return state
@@ -248,6 +253,7 @@ class GradientCompressor:
             )
         self.step = state["step"]
         self._errors = {name: error.clone() for name, error in state["errors"].items()}
+        self._bucket_errors = {}
         if self.method == "powersgd":
             self._power.__setstate__(state["powersgd"].__getstate__())  # type: ignore[no-untyped-call]
 
@@ -350,22 +356,24 @@ class QuantizedGradientAccumulation:
         return work.get_future().then(lambda future: future.value()[0])
 
     def _add_sum(self, parameter: Tensor, gradient: Tensor) -> None:
-        code = self._sums.pop(id(parameter), None)
-        if code is not None:
-            columns = self._code.padded(parameter.numel())
-            gradient.add_(self._code.decode(code, columns)[0, : parameter.numel()].view(parameter.shape))
+        message = self._sums.pop(id(parameter), None)
+        if message is None:
+            return
+        flat = gradient.contiguous().view(-1)
+        self._code.decode_(message, self._code.padded(flat.numel()), flat, adds=True)
+        if not gradient.is_contiguous():
+            gradient.copy_(flat.view(gradient.shape))
 
     def _encode_all(self) -> None:
         for parameter in self._model.parameters():
             if parameter.grad is None:
                 continue
             columns = self._code.padded(parameter.numel())
-            row = torch.zeros(1, columns, device=parameter.device)
-            row[0, : parameter.numel()] = parameter.grad.flatten()
-            code = self._sums.get(id(parameter))
-            if code is not None:
-                row += self._code.decode(code, columns)
-            self._sums[id(parameter)] = self._code.encode(row)
+            flat = parameter.grad.float().contiguous().view(-1)
+            message = self._sums.get(id(parameter))
+            if message is not None:
+                self._code.decode_(message, columns, flat, adds=True)
+            self._sums[id(parameter)] = self._code.encode(flat, 1, columns)
             parameter.grad = None
 
     def _end_pass(self) -> None:

@@ -1,5 +1,6 @@
 """Optimizers on the project's kernels: torch.optim's interface and state_dict, one launch for a list of parameters."""
 
+from .adafactor import Adafactor
 from .adamw import AdamW
 from .deep_states import (
     CPUGPUHybridOptimizer,
@@ -18,6 +19,7 @@ from .sgd import SGD
 
 __all__ = [
     "SGD",
+    "Adafactor",
     "AdamW",
     "CPUGPUHybridOptimizer",
     "DeepOptimizerStates",

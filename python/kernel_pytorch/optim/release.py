@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ from .steps import ListOptimizer
 class GradientRelease:
     """What `release_gradients` returns. `remove()` ends it: gradients stay and `optimizer.step()` works as before."""
 
-    def __init__(self, handles: list[Any]) -> None:
+    def __init__(self, optimizer: ListOptimizer, handles: list[Any]) -> None:
+        self._optimizer = optimizer  # hooks do not hold it
         self._handles = handles
 
     def remove(self) -> None:
@@ -33,7 +36,8 @@ def release_gradients(optimizer: ListOptimizer, *, gradients_are_local: bool = F
 
     Gradients of a model are then never all alive. `optimizer.step()` finds nothing left to do and may still be called,
     as may `zero_grad()` and schedulers; the numbers are those of a step after backward. Every backward is a step:
-    gradients cannot be accumulated over several.
+    gradients cannot be accumulated over several. It ends with `remove()`, or when nobody holds the optimizer or the
+    object that this function returns any more; gradients that come then stay, with a warning.
 
     Args:
         optimizer: an optimizer of this package without max_grad_norm, since the norm of all gradients is known only
@@ -60,18 +64,26 @@ def release_gradients(optimizer: ListOptimizer, *, gradients_are_local: bool = F
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if parameter.requires_grad:
-                hook = _hook(optimizer, group, number * 64 + place)
+                hook = _hook(weakref.ref(optimizer), number, place)
                 handles.append(parameter.register_post_accumulate_grad_hook(hook))
-    return GradientRelease(handles)
+    return GradientRelease(optimizer, handles)
 
 
-def _hook(optimizer: ListOptimizer, group: dict[str, Any], number: int) -> Any:
+def _hook(held: weakref.ref[ListOptimizer], number: int, place: int) -> Any:
+    """Holds neither the optimizer nor its groups: those hold the parameters, and parameters hold their hooks where no
+    garbage collector sees them."""
+
     @torch.no_grad()
     def step(parameter: Tensor) -> None:
+        optimizer = held()
+        if optimizer is None:
+            warnings.warn("release_gradients: nobody holds the optimizer any more, gradients stay", stacklevel=2)
+            return
         if getattr(optimizer, "grad_scale", None) is not None:
             raise RuntimeError("release_gradients: a GradScaler knows of infinities only after backward; go without it")
+        group = optimizer.param_groups[number]
         for batch in optimizer._batches({**group, "params": [parameter]}):
-            optimizer._step_batch(group, batch, number, (None, None, None))
+            optimizer._step_batch(group, batch, number * 64 + place, (None, None, None))
         parameter.grad = None
 
     return step

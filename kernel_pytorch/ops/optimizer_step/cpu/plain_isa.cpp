@@ -109,7 +109,7 @@ struct Pointers {
 
 // kBare: parameter, gradient and states alone.
 template <Rule kRule, bool kBare, Order kOrder, class P, class S, class Count>
-KP_PRIMITIVE void update_pair(const Pointers<P, S>& at, const ChunkArguments& chunk, int64_t i,
+KP_PRIMITIVE void update_pair(const Pointers<P, S>& at, const ChunkArguments& chunk, const Factors& factors, int64_t i,
                               const uint16_t* const (&random)[3], Count count) {
   constexpr bool kHasSecond = kRule == Rule::kAdamW;
   const Keeps keeps{.first = kRule != Rule::kSgd || at.first != nullptr,
@@ -124,8 +124,8 @@ KP_PRIMITIVE void update_pair(const Pointers<P, S>& at, const ChunkArguments& ch
                                           : load_pair<kOrder>(at.parameter + i, count);
   Element<Vec> low{parameter.low, gradient.low, first.low, second.low, maximum.low, Vec{}};
   Element<Vec> high{parameter.high, gradient.high, first.high, second.high, maximum.high, Vec{}};
-  update<LaneMath, kRule>(low, keeps, chunk.factors);
-  update<LaneMath, kRule>(high, keeps, chunk.factors);
+  update<LaneMath, kRule>(low, keeps, factors);
+  update<LaneMath, kRule>(high, keeps, factors);
   if (keeps.first) store_rounded<kOrder>(at.first + i, {low.first, high.first}, kBare ? nullptr : random[1], count);
   if (kHasSecond) store_rounded<kOrder>(at.second + i, {low.second, high.second}, kBare ? nullptr : random[2], count);
   if (keeps.maximum) store_rounded<kOrder>(at.maximum + i, {low.maximum, high.maximum}, random[2], count);
@@ -152,22 +152,24 @@ KP_PRIMITIVE void update_range(const ChunkArguments& chunk, int64_t begin, int64
       random[draw] = reinterpret_cast<const uint16_t*>(drawn->words[draw]) + (i - begin);
     }
   };
+  const Factors factors = chunk.factors;  // stores cannot change a copy: it stays in registers
+  const int64_t ahead = chunk.prefetch_bytes;
   int64_t i = begin;
   for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
     if constexpr (!kBare) point_at(i);
-    if (const int64_t ahead = chunk.prefetch_bytes; ahead > 0) {
+    if (ahead > 0) {
       prefetch_pair(at.gradient + i, ahead);
       prefetch_pair(at.first + i, ahead);
       if (kRule == Rule::kAdamW) prefetch_pair(at.second + i, ahead);
       prefetch_pair(at.parameter + i, ahead);
       if (!kBare && at.master != nullptr) prefetch_pair(at.master + i, ahead);
     }
-    update_pair<kRule, kBare, kOrder>(at, chunk, i, random, Two());
+    update_pair<kRule, kBare, kOrder>(at, chunk, factors, i, random, Two());
   }
   for (; i < end; i += kLanes) {
     if constexpr (!kBare) point_at(i);
     const int64_t left = end - i < kLanes ? end - i : kLanes;
-    update_pair<kRule, kBare, Order::kConsecutive>(at, chunk, i, random, Some{left});
+    update_pair<kRule, kBare, Order::kConsecutive>(at, chunk, factors, i, random, Some{left});
   }
 }
 

@@ -2,10 +2,13 @@
 #pragma once
 
 #include "kernel_pytorch/base/philox.h"
-#include "kernel_pytorch/ops/optimizer_step/cuda/units.cuh"
+#include "kernel_pytorch/cuda/tile/unit.cuh"
 #include "kernel_pytorch/ops/optimizer_step/draws_cuda.h"
 
 namespace kernel_pytorch::optimizer_step {
+
+using tile::packed;
+using tile::Unit;
 
 // Random bits round bf16 alone; for the other types nothing of it is compiled.
 template <class T>

@@ -1,10 +1,10 @@
-// Memory to registers for an optimizer's step: kCount consecutive elements of a thread as packed words, whole or, at
-// odd addresses and at the end of a tensor, element by element.
+// Memory to registers and back: kCount consecutive elements of a thread as packed words, whole or, at odd addresses and
+// at the end of a tensor, element by element.
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/element.cuh"
 
-namespace kernel_pytorch::optimizer_step {
+namespace kernel_pytorch::tile {
 
 template <int kBytes>
 struct alignas(kBytes) Words {
@@ -77,9 +77,9 @@ struct Unit {
 
 template <class T, int kCount>
 __device__ __forceinline__ float value_of(const Unit<T, kCount>& unit, int i) {
-  constexpr int kPer = tile::kPerWord<T>;
+  constexpr int kPer = kPerWord<T>;
   float values[kPer];
-  tile::Word<T>::unpack(unit.words[i / kPer], values);
+  Word<T>::unpack(unit.words[i / kPer], values);
   return values[i % kPer];
 }
 template <class T, int kCount>
@@ -87,7 +87,7 @@ __device__ __forceinline__ Unit<T, kCount> packed(const float (&values)[kCount])
   Unit<T, kCount> unit;
 #pragma unroll
   for (int i = 0; i < Unit<T, kCount>::kWords; ++i) {
-    unit.words[i] = tile::Word<T>::pack(values + i * tile::kPerWord<T>);
+    unit.words[i] = Word<T>::pack(values + i * kPerWord<T>);
   }
   return unit;
 }
@@ -100,4 +100,4 @@ __device__ __forceinline__ uint32_t joined_bytes(uint32_t a, uint32_t b, uint32_
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-}  // namespace kernel_pytorch::optimizer_step
+}  // namespace kernel_pytorch::tile
