@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ NO_COMPARISON = {
     "h200_offload.json": "its ways are our own, and two naive ones written for it",
     "h200_ring_attention.json": "its peer is one call of our own",
 }
+FEW_BITS = ("nvfp4", "mxfp4", "int4", "int8")
 TITLES = {  # by file, or by the benchmark that wrote it
     "attention_cuda": "attention",
     "cpu_architectures": "architectures of Hugging Face and the bundled models by `optimize`",
@@ -44,6 +46,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "jax_ops": "ops for JAX",
     "compile_backend": '`torch.compile(backend="kernel_pytorch")`',
     "paged_attention": "attention over pages",
+    "quantized_matmul": "products with weights in few bits",
     "few_rows": "linear layers of 1 to 16 rows",
     "fp8_linear": "layers and a block in FP8",
     "kpt bench": "GEMMs by `kpt bench`",
@@ -125,15 +128,17 @@ def microseconds(text: str) -> float | None:
 
 
 def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
-    """Figures that are text alone: every column besides ours is a peer, or "..., against X" names it."""
+    """Figures that are text alone: every column besides ours is a peer, or "..., against X" names it. Without a column
+    "ours" those of formats in few bits are ours, each by itself; a copy is no peer of quantising.
+    """
     problems: dict[str, dict[str, float]] = defaultdict(dict)
     for figure in figures:
         what, _, peer = figure["what"].partition(", against ")
-        ours = microseconds(figure["ours"])
-        for column, text in figure.items():
-            theirs = None if column in ("what", "ours") else microseconds(text)
+        own = ["ours"] if "ours" in figure else [name for name in FEW_BITS if "copy" not in what and name in figure]
+        for way, (column, text) in product(own, figure.items()):
+            ours, theirs = microseconds(figure[way]), None if column in ("what", *own) else microseconds(text)
             if ours is not None and theirs is not None:
-                problems[what] |= {"ours": ours, peer or column: theirs}
+                problems[what if way == "ours" else f"{what}, {way}"] |= {"ours": ours, peer or column: theirs}
     for times in problems.values():
         yield from of_times(times)
 

@@ -46,6 +46,18 @@ def test_a_weight_comes_back_as_close_as_its_format_allows(format, options, boun
     assert relative(stochastic.dequantize(torch.float32), weight) < 2 * bound
 
 
+def test_quantize_with_a_format_is_quantize_weight() -> None:
+    x = torch.randn(8, 128)
+    made, same = F.quantize(x, "int4", group=32), F.quantize_weight(x, "int4", group=32)
+    assert torch.equal(made.codes, same.codes) and torch.equal(made.scales, same.scales) and made.group == 32
+    torch.manual_seed(1)
+    drawn = F.quantize(x, "mxfp4", stochastic=True)
+    assert not torch.equal(drawn.codes, F.quantize(x, "mxfp4").codes)
+    assert F.quantize(x, stochastic=True).codes.dtype is torch.float8_e4m3fn
+    with pytest.raises(ValueError, match="without a format"):
+        F.quantize(x, group=32)
+
+
 def test_values_follow_from_codes_and_scales() -> None:
     weight = torch.randn(6, 96)
     made = F.quantize_weight(weight, "nvfp4")

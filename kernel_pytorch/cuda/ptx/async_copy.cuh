@@ -25,6 +25,12 @@ __device__ __forceinline__ void cp_async_ca_shared_global_4(uint32_t destination
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }
 
+// The same, or zeros where `bytes` is 0.
+__device__ __forceinline__ void cp_async_ca_shared_global_4_fill(uint32_t destination, const void* source,
+                                                                 uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+
 // Arrives at the mbarrier once all of this thread's copies so far are complete; the barrier's count includes it.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

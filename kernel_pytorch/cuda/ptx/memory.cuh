@@ -157,6 +157,13 @@ __device__ __forceinline__ float ld_shared_f32(uint32_t address) {
 }
 
 // sm_20
+__device__ __forceinline__ uint32_t ld_shared_b32(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+// sm_20
 __device__ __forceinline__ void st_shared_f32(uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }

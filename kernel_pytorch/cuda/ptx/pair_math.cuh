@@ -17,4 +17,11 @@ __device__ __forceinline__ uint32_t fma_rn_f16x2(uint32_t a, uint32_t b, uint32_
   return result;
 }
 
+// sm_90. All bits of a half where a is larger, else none.
+__device__ __forceinline__ uint32_t set_gt_u32_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 }  // namespace kernel_pytorch::ptx

@@ -53,6 +53,7 @@ constexpr const char* kShapes = R"(
     3x64x512 format=int4,int8 group=32,64,128 zeros=0,1; 16x80x640 format=int4,int8 group=128 zeros=1
     40x200x384 format=nvfp4 group=16 tensor_scale=1 bias=1 activation=gelu
     129x72x512 format=mxfp4,mxfp8 group=32; 70x136x896 format=int4,int8 group=64 zeros=0,1
+    4x24x20480 format=int4 group=128; 40x1040x384 format=nvfp4 group=16
     3x5x37 format=int4 group=32; 33x7x53 format=nvfp4 group=16; 300x24x128 format=int8 group=128
     fp32: 1x96x200 format=nvfp4 group=16 tensor_scale=1 bias=1 activation=silu; 4x33x130 format=mxfp4,mxfp8 group=32
     17x40x256 format=int4,int8 group=64 zeros=0,1; 0x8x32 format=int4 group=32; 4x8x0 format=int4 group=32 bias=1
@@ -62,7 +63,8 @@ constexpr const char* kShapes = R"(
 
 constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
     {.name = "quantized_matmul",
-     .kernels = registry::kernel_list<kCudaThin, kCudaMma, kCpuThin, kComposed, kReference>,
+     .kernels =
+         registry::kernel_list<kCudaStream, kCudaThin, kCudaWgmma, kCudaMma, kCpuDots, kCpuThin, kComposed, kReference>,
      .precision = precision,
      .make = make_product,
      .check = check,

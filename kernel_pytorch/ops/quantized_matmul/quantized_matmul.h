@@ -6,7 +6,8 @@
 //   output[m, n] = activation(v)
 //
 // Sums are fp32. Codes times E4M3 or E8M0 scales are exact in bf16, so that only integers are rounded there. A kernel
-// may keep what fp16 has no number for (mxfp4, mxfp8), and round w times tensor_scale, where that is no power of two.
+// may keep what fp16 has no number for (mxfp4, mxfp8), round w times tensor_scale, where that is no power of two, and
+// apply the scale of integers to a group's sum, where nothing is rounded.
 //
 // The weight is as group_quantize makes it and checkpoints have it: one layout for every number of rows.
 // Shapes: x [..., k], output [..., n], codes [n, ceil(k / codes in a byte)], scales and zeros [n, ceil(k / group)],

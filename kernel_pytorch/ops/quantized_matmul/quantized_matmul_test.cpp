@@ -12,11 +12,33 @@
 namespace kernel_pytorch::quantized_matmul {
 namespace {
 
-// A one-hot x picks single weights: every code at every place of a step comes out exactly.
+// A one-hot x picks single weights; each comes out as T has it, whatever the number of rows in a call.
+template <class T>
+void expect_weights(Product call, const std::vector<float>& weight, OwnContext& context) {
+  const DType dtype = sizeof(T) == 4 ? DType::kFloat32 : DType::kBFloat16;
+  const int64_t n = call.codes.sizes[0], k = static_cast<int64_t>(weight.size()) / n;
+  int64_t m = 1;
+  for (int64_t first = 0; first < k; first += m, m = m % 15 + 2) {
+    std::vector<T> x(m * k), output(m * n);
+    for (int64_t i = 0; i < m && first + i < k; ++i) x[i * k + first + i] = from_float<T>(1);
+    call.x = contiguous_view(x.data(), dtype, {m, k});
+    call.output = contiguous_view(output.data(), dtype, {m, n});
+    multiply(call, context);
+    for (int64_t i = 0; i < m && first + i < k; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        ASSERT_EQ(to_float(output[i * n + j]), to_float(from_float<T>(weight[j * k + first + i])))
+            << context->kernel_override << " format " << static_cast<int>(call.format) << " weight " << j << ", "
+            << first + i;
+      }
+    }
+  }
+}
+
+// Every code at every place of a step comes out exactly.
 TEST(QuantizedMatmul, AOneHotRowReadsEachWeight) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp4, Format::kMxfp8, Format::kInt4, Format::kInt8}) {
     const bool is_integer = group_format::is_integer(format), is_nvfp4 = format == Format::kNvfp4;
-    const int64_t k = 75, n = 9, group = is_nvfp4 ? 16 : 32, groups = (k + group - 1) / group;
+    const int64_t k = 203, n = 9, group = is_nvfp4 ? 16 : 32, groups = (k + group - 1) / group;
     const int64_t bytes = (k + group_format::codes_in_byte(format) - 1) / group_format::codes_in_byte(format);
     std::vector<uint8_t> codes(n * bytes), scale_bytes(n * groups), zeros(n * groups);
     for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37 + 11) & 0x77;
@@ -45,21 +67,15 @@ TEST(QuantizedMatmul, AOneHotRowReadsEachWeight) {
                                context);
     for (const char* kernel : {"cpu_thin", "composed", "reference"}) {
       context->kernel_override = kernel;
-      const int64_t m = 15;  // rows of one call
-      for (int64_t first = 0; first < k; first += m) {
-        std::vector<float> x(m * k), output(m * n);
-        for (int64_t i = 0; i < m; ++i) x[i * k + first + i] = 1;
-        call.x = contiguous_view(x.data(), DType::kFloat32, {m, k});
-        call.output = contiguous_view(output.data(), DType::kFloat32, {m, n});
-        multiply(call, context);
-        for (int64_t i = 0; i < m; ++i) {
-          for (int64_t j = 0; j < n; ++j) {
-            ASSERT_EQ(output[i * n + j], weight[j * k + first + i])
-                << kernel << " format " << static_cast<int>(format) << " weight " << j << ", " << first + i;
-          }
-        }
-      }
+      expect_weights<float>(call, weight, context);
     }
+    if (context->info->cpu.isa < CpuIsa::kX86V4Bf16 || context->info->cpu.isa > CpuIsa::kX86V4Amx) continue;
+    if (format == Format::kMxfp8) continue;
+    std::vector<BFloat16> short_scales;
+    for (const float scale : scales) short_scales.push_back(from_float<BFloat16>(scale));
+    if (is_integer) call.scales = contiguous_view(short_scales.data(), DType::kBFloat16, {n, groups});
+    context->kernel_override = "cpu_dots";
+    expect_weights<BFloat16>(call, weight, context);
   }
 }
 

@@ -4,13 +4,15 @@ say what stands in for it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from ._declare import without_gradient
+from ._seed import seed_for
 from .grouped_matmul import ends_of
+from .quantized_matmul import QuantizedWeight, quantize_weight
 
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 _FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -29,9 +31,23 @@ class Quantized(NamedTuple):
     transposed_scales: Tensor | None
 
 
+@overload
+def quantize(
+    x: Tensor, format: str, *, group: int | None = ..., stochastic: bool = ..., seed: Tensor | None = ...
+) -> QuantizedWeight: ...
+@overload
+def quantize(
+    x: Tensor, format: None = ..., *, group: None = ..., stochastic: bool = ..., dtype: torch.dtype = ...,
+    granularity: str = ..., scale: Tensor | None = ..., margin: int = ..., power_of_two: bool = ...,
+    seed: Tensor | None = ..., amax: Tensor | None = ..., found_nonfinite: Tensor | None = ..., codes: bool = ...,
+    transposed: bool = ..., square_transpose: bool = ...,
+) -> Quantized: ...  # fmt: skip
 def quantize(
     x: Tensor,
+    format: str | None = None,
     *,
+    group: int | None = None,
+    stochastic: bool = False,
     dtype: torch.dtype = torch.float8_e4m3fn,
     granularity: str = "tensor",
     scale: Tensor | None = None,
@@ -43,11 +59,15 @@ def quantize(
     codes: bool = True,
     transposed: bool = False,
     square_transpose: bool = False,
-) -> Quantized:
-    """x [rows, columns] as FP8 codes with scales, in one visit (two where the scale of the whole is measured).
+) -> Quantized | QuantizedWeight:
+    """x [rows, columns] as FP8 codes with scales, in one visit (two where the scale of the whole is measured); with a
+    format in few bits, what `quantize_weight` gives.
 
     Args:
         x: fp32, bf16 or fp16, any strides.
+        format: "nvfp4", "mxfp4", "mxfp8", "int4" or "int8"; None for FP8, which the options after `stochastic` are for.
+        group: columns that share a scale, of "int4" and "int8": 32, 64 or 128.
+        stochastic: draws a seed where none is given.
         dtype: torch.float8_e4m3fn or torch.float8_e5m2.
         granularity: of the scales: "tensor", "row", "1x128" or "128x128" blocks.
         scale: fp32, one element: the scale to use, instead of that of x (granularity "tensor").
@@ -59,6 +79,12 @@ def quantize(
         codes, transposed: which of the two to make.
         square_transpose: with 1x128 blocks, the transposed codes have 128x128 ones.
     """
+    if stochastic:
+        seed = seed_for(x, seed)
+    if format is not None:
+        return quantize_weight(x, format, group=group, seed=seed)
+    if group is not None:
+        raise ValueError(f"quantize: group is {group} without a format; FP8 has a granularity instead")
     if x.dim() != 2:
         raise ValueError(f"quantize: x has shape {tuple(x.shape)}; it must be [rows, columns]")
     outs = OutputBuffers(x, x.shape[0], x.shape[1], dtype, granularity, scale, codes, transposed, square_transpose)

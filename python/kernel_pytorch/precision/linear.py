@@ -229,4 +229,6 @@ class State:
         self, row: int, x: Tensor, dtype: torch.dtype, granularity: str, *, codes: bool, transposed: bool,
         seed: Tensor | None = None,
     ) -> Quantized:  # fmt: skip
-        return quantize(x, **self.options(row, dtype, granularity, codes=codes, transposed=transposed, seed=seed))
+        options = self.options(row, dtype, granularity, codes=codes, transposed=transposed, seed=seed)
+        made: Quantized = quantize(x, **options)
+        return made

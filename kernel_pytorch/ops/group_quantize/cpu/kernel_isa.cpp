@@ -79,6 +79,35 @@ void quantize(const QuantizePart& part) {
   }
 }
 
+// 16 columns of 4-bit codes at a time: a vector has the values of all 16 codes, and decoding is one shuffle.
+// Returns how many columns of the group are done.
+template <Format kFormat>
+KP_PRIMITIVE int64_t dequantize_lanes([[maybe_unused]] const uint8_t* bytes, [[maybe_unused]] int64_t count,
+                                      [[maybe_unused]] float scale, [[maybe_unused]] float tensor_scale,
+                                      [[maybe_unused]] int32_t zero, [[maybe_unused]] float* values) {
+#if defined(__AVX512F__)
+  if constexpr (has_4_bits(kFormat)) {
+    cpu::Vec table;
+    for (int i = 0; i < kLanes; ++i) table[i] = code_value<kFormat>(static_cast<uint32_t>(i), zero);
+    table *= scale;
+    if constexpr (kFormat == Format::kNvfp4) table *= tensor_scale;
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      // Lane j has byte j / 2, and of it the low or the high half; a shuffle takes its index modulo 16.
+      uint64_t eight;
+      __builtin_memcpy(&eight, bytes + i / 2, 8);
+      const __m128i loaded = _mm_cvtsi64_si128(static_cast<int64_t>(eight));
+      const auto twice = cpu::widen_bits(reinterpret_cast<cpu::VecU8>(_mm_unpacklo_epi8(loaded, loaded)));
+      cpu::VecU shifts;
+      for (int j = 0; j < kLanes; ++j) shifts[j] = j % 2 * 4;  // a constant
+      cpu::store(values + i, __builtin_shuffle(table, reinterpret_cast<cpu::VecI>(twice >> shifts)));
+    }
+    return i;
+  }
+#endif
+  return 0;
+}
+
 template <Format kFormat>
 void dequantize(const DequantizePart& part) {
   constexpr int kInByte = codes_in_byte(kFormat);
@@ -100,7 +129,8 @@ void dequantize(const DequantizePart& part) {
       return kFormat == Format::kNvfp4 ? value * part.tensor_scale : value;
     };
     if constexpr (kInByte == 2) {
-      for (int64_t i = 0; i < count / 2; ++i) {
+      const int64_t done = dequantize_lanes<kFormat>(bytes, count, scale, part.tensor_scale, zero, values);
+      for (int64_t i = done / 2; i < count / 2; ++i) {
         const uint32_t byte = bytes[i];
         values[2 * i] = value_of(byte & 15);
         values[2 * i + 1] = value_of(byte >> 4);

@@ -6,6 +6,7 @@
 #include "kernel_pytorch/base/philox.h"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/group_quantize/cuda/arguments_cuda.h"
+#include "kernel_pytorch/ops/group_quantize/cuda/pairs.cuh"
 
 namespace kernel_pytorch::group_quantize {
 
@@ -18,13 +19,15 @@ struct Unit {
   bool leads;             // its group
 
   __device__ __forceinline__ Unit(int32_t columns_of_group, int32_t groups) {
-    const int32_t in_group = columns_of_group / kUnit, in_row = groups * in_group;
+    const int32_t shift = 31 - __clz(columns_of_group / kUnit), in_row = groups << shift;
     const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    row = index / in_row;
+    // A division of 64 bits would cost more than rounding 16 values.
+    row = gridDim.x <= 0xffffffffu / kThreads ? static_cast<uint32_t>(index) / static_cast<uint32_t>(in_row)
+                                              : index / in_row;
     const int32_t unit = static_cast<int32_t>(index - row * in_row);
     column = unit * kUnit;
-    group = unit / in_group;
-    leads = unit % in_group == 0;
+    group = unit >> shift;
+    leads = (unit & ((1 << shift) - 1)) == 0;
   }
 };
 
@@ -78,8 +81,57 @@ constexpr ScaleType kTypeOf<tile::BFloat16> = ScaleType::kBFloat16;
 template <>
 constexpr ScaleType kTypeOf<tile::Float16> = ScaleType::kFloat16;
 
+#if __CUDA_ARCH__ >= 900
+template <class T>
+constexpr bool kHasPairs = false;
+template <>
+constexpr bool kHasPairs<tile::BFloat16> = true;
+
+// bf16 to E2M1: the values stay in pairs.
+template <Format kFormat>
+__device__ __forceinline__ void quantize_pairs(const QuantizeArguments& arguments) {
+  const Unit unit(arguments.group, arguments.groups);
+  const bool is_inside = unit.row < arguments.rows && unit.column < arguments.columns;
+  const auto* row = static_cast<const tile::BFloat16*>(arguments.x) + unit.row * arguments.row_stride;
+  uint32_t pairs[kUnit / 2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const ptx::Word4 words = ptx::ld_global_nc_l1_no_allocate_v4_if(is_inside, row + unit.column + 8 * i);
+    pairs[4 * i] = words.x;
+    pairs[4 * i + 1] = words.y;
+    pairs[4 * i + 2] = words.z;
+    pairs[4 * i + 3] = words.w;
+  }
+  uint32_t largest = 0;  // of both halves; bits of magnitudes have the order of numbers
+#pragma unroll
+  for (int i = 0; i < kUnit / 2; ++i) largest = __vmaxu2(largest, pairs[i] & 0x7fff7fff);
+  if constexpr (kFormat != Format::kNvfp4) largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+  if (!is_inside) return;
+  const Range range{max(largest << 16, largest & 0xffff0000), 0.0f, 0.0f};
+  const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
+  const GroupScale scale = scale_of<kFormat>(range, false, ScaleType::kBFloat16, tensor_scale);
+  if (unit.leads) {
+    static_cast<uint8_t*>(arguments.scales)[unit.row * arguments.groups + unit.group] =
+        static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
+  }
+  const PairBoundaries boundaries(scale.value);
+#pragma unroll
+  for (int i = 0; i < kUnit / 2; ++i) pairs[i] = boundaries.codes_of(pairs[i]);
+  uint32_t words[2];
+  join_codes(pairs, words);
+  uint8_t* target = arguments.codes + unit.row * arguments.code_stride + unit.column / 2;
+  *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
+}
+#endif
+
 template <class T, Format kFormat, bool kStochastic, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 2) quantize(const __grid_constant__ QuantizeArguments arguments) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kHasPairs<T> && is_e2m1(kFormat) && !kStochastic && kAligned) {
+    quantize_pairs<kFormat>(arguments);
+    return;
+  }
+#endif
   const Unit unit(arguments.group, arguments.groups);
   const bool is_inside = unit.row < arguments.rows;
   float values[kUnit];

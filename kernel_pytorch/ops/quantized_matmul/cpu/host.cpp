@@ -1,12 +1,14 @@
-// The host side of the CPU kernel for few rows: x is widened and arranged once, tasks take some rows of the weight.
+// The host side of the CPU kernels for few rows: x is arranged once, tasks take some rows of the weight.
 #include <algorithm>
-#include <atomic>
-#include <vector>
+#include <bit>
+#include <cstring>
 
 #include "kernel_pytorch/base/element.h"
+#include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/engines/pointwise/pointwise.h"
+#include "kernel_pytorch/ops/quantized_matmul/cpu/dots.h"
 #include "kernel_pytorch/ops/quantized_matmul/cpu/thin.h"
 #include "kernel_pytorch/ops/quantized_matmul/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
@@ -15,6 +17,9 @@ namespace kernel_pytorch::quantized_matmul {
 namespace {
 
 constexpr const char* kManyRows = "takes up to 16 rows; of more, decoding is a small part";
+constexpr const char* kNoDots = "needs a CPU with AVX-512 BF16";
+constexpr const char* kNeedsBf16 = "takes bf16";
+constexpr const char* kNoMxfp8 = "does not take mxfp8";
 constexpr int64_t kTaskRows = 64;  // of the weight
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
@@ -22,13 +27,23 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
   return registry::Support::unless(problem.x.sizes[0] > kThinRows ? kManyRows : nullptr);
 }
 
-// From sums of some columns to the output.
-void finish(const Product& problem, const float* sums, int64_t first, int64_t count) {
+// From sums of some columns to the output; strides of a row of x and of a column.
+void finish(const Product& problem, const float* sums, int64_t row_stride, int64_t column_stride, int64_t first,
+            int64_t count) {
   const float tensor_scale = problem.tensor_scale.is_present() ? *problem.tensor_scale.as<const float>() : 1;
   const bool has_activation = problem.activation != pointwise::Kind::kIdentity;
+  if (!has_activation && !problem.bias.is_present() && problem.output.dtype == DType::kBFloat16) {  // the usual case
+    for (int64_t i = 0; i < problem.x.sizes[0]; ++i) {
+      auto* output = problem.output.as<BFloat16>() + i * problem.output.strides[0] + first;
+      for (int64_t j = 0; j < count; ++j) {
+        output[j] = from_float<BFloat16>(sums[i * row_stride + j * column_stride] * tensor_scale);
+      }
+    }
+    return;
+  }
   for (int64_t i = 0; i < problem.x.sizes[0]; ++i) {
     for (int64_t j = 0; j < count; ++j) {
-      double value = double{sums[i * kTaskRows + j]} * tensor_scale;
+      double value = double{sums[i * row_stride + j * column_stride]} * tensor_scale;
       if (problem.bias.is_present()) value += load_element(problem.bias.data, problem.bias.dtype, first + j);
       if (has_activation) value = pointwise::evaluate(problem.activation, value).value;
       store_element(problem.output.data, problem.output.dtype, i * problem.output.strides[0] + first + j, value);
@@ -66,17 +81,74 @@ void run(const Product& problem, int, Context& context) {
          .rows = count,
          .sums = sums,
          .sums_stride = kTaskRows});
-    finish(problem, sums, first, count);
+    finish(problem, sums, kTaskRows, 1, first, count);
   });
+}
+
+registry::Support supports_dots([[maybe_unused]] const Product& problem, [[maybe_unused]] const DeviceInfo& device) {
+#if defined(__x86_64__)
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
+  if (device.cpu.isa < CpuIsa::kX86V4Bf16 || device.cpu.isa > CpuIsa::kX86V4Amx) return registry::Support::no(kNoDots);
+  if (problem.x.dtype != DType::kBFloat16) return registry::Support::no(kNeedsBf16);
+  if (problem.format == Format::kMxfp8) return registry::Support::no(kNoMxfp8);
+  return registry::Support::unless(problem.x.sizes[0] > kThinRows ? kManyRows : nullptr);
+#else
+  return registry::Support::no(kNoDots);
+#endif
+}
+
+void run_dots([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Context& context) {
+#if defined(__x86_64__)
+  const int64_t m = problem.x.sizes[0], k = problem.x.sizes[1], n = problem.codes.sizes[0];
+  if (m == 0 || n == 0) return;
+  const int64_t padded = (k + kDotStep - 1) / kDotStep * kDotStep, rows = dot_rows(m);
+  const auto bytes = static_cast<size_t>(rows * padded) * sizeof(uint16_t);
+  auto* x = static_cast<uint16_t*>(context.scratch->allocate(bytes));
+  std::memset(x, 0, bytes);
+  for (int64_t i = 0; i < m; ++i) {
+    isa_v4bf16::arrange_dots(problem.format, problem.x.as<const uint16_t>() + i * problem.x.strides[0], k,
+                             x + i * kDotStep, rows * kDotStep);
+  }
+  float byte_scale[256];
+  for (uint32_t i = 0; i < 256; ++i) {
+    byte_scale[i] = problem.format == Format::kNvfp4 ? group_format::e4m3_value(i) : group_format::e8m0_value(i);
+  }
+  const int64_t groups = problem.scales.sizes[1];
+  parallel_for(context.threads, (n + kTaskRows - 1) / kTaskRows, [&](int64_t task) {
+    const int64_t first = task * kTaskRows, count = std::min(kTaskRows, n - first);
+    float sums[kTaskRows * kDotSums];
+    isa_v4bf16::multiply_dots(
+        {.format = problem.format,
+         .group = problem.group,
+         .k = k,
+         .group_shift = std::countr_zero(static_cast<uint64_t>(problem.group)),
+         .x = x,
+         .m = m,
+         .codes = problem.codes.as<const uint8_t>() + first * problem.codes.sizes[1],
+         .code_stride = problem.codes.sizes[1],
+         .scales = problem.scales.as<const char>() + first * groups * size_of(problem.scales.dtype),
+         .byte_scale = byte_scale,
+         .zeros = problem.zeros.is_present() ? problem.zeros.as<const uint8_t>() + first * groups : nullptr,
+         .groups = groups,
+         .rows = count,
+         .sums = sums});
+    finish(problem, sums, 1, kDotSums, first, count);
+  });
+#endif
 }
 
 uint64_t code_version() {
   return hash_text("quantized_matmul cpu_thin 1");
+}
+uint64_t dots_version() {
+  return hash_text("quantized_matmul cpu_dots 1");
 }
 
 }  // namespace
 
 constinit const registry::Kernel<Product> kCpuThin{
     .name = "cpu_thin", .supports = supports, .run = run, .source_hash = code_version};
+constinit const registry::Kernel<Product> kCpuDots{
+    .name = "cpu_dots", .supports = supports_dots, .run = run_dots, .source_hash = dots_version};
 
 }  // namespace kernel_pytorch::quantized_matmul

@@ -7,9 +7,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/jit/jit.h"
-#include "kernel_pytorch/ops/engines/gemm/tile/host.h"
-#include "kernel_pytorch/ops/quantized_matmul/cuda/arguments_cuda.h"
-#include "kernel_pytorch/ops/quantized_matmul/operation.h"
+#include "kernel_pytorch/ops/quantized_matmul/cuda/host.h"
 #include "kernel_pytorch/ops/support/cuda_support.h"
 
 namespace kernel_pytorch::quantized_matmul {
@@ -28,13 +26,9 @@ namespace {
 
 constexpr const char* kThinSource = "kernel_pytorch/ops/quantized_matmul/cuda/thin.cuh";
 constexpr const char* kMmaSource = "kernel_pytorch/ops/quantized_matmul/cuda/mma.cuh";
-constexpr const char* kNeeds16Bit = "takes bf16 and fp16";
-constexpr const char* kNoMxfp8 = "does not take mxfp8";
 constexpr const char* kFewRows = "takes 1 to 16 rows";
-constexpr const char* kSomeRows = "takes 17 to 256 rows; of more, decoding the weight once costs less";
-constexpr const char* kDepth = "needs rows of codes and of x that begin at multiples of 16 bytes";
-constexpr const char* kLarge = "n or k is 2^30 or more";
-constexpr int64_t kMostMmaRows = 256;
+constexpr const char* kSomeRows = "takes 17 to 48 rows; of more, decoding the weight once costs less";
+constexpr int64_t kMostMmaRows = 48;
 
 constexpr ThinConfig kThinConfigs[] = {
     {.columns = 16, .warps = 8, .blocks = 4},
@@ -47,26 +41,13 @@ constexpr MmaConfig kMmaConfigs[] = {{.columns = 128}, {.columns = 64}};
 static_assert(are_legal(kMmaConfigs));
 constexpr int kMmaConfigCount = static_cast<int>(std::size(kMmaConfigs));
 
-const char* obstacle_of(const Product& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cuda_obstacle(problem.x.dtype, device)) return obstacle;
-  if (size_of(problem.x.dtype) != 2) return kNeeds16Bit;
-  if (problem.format == Format::kMxfp8) return kNoMxfp8;
-  const int64_t k = problem.x.sizes[1];
-  const bool is_aligned = k % (16 * group_format::codes_in_byte(problem.format)) == 0 &&
-                          reinterpret_cast<uintptr_t>(problem.codes.data) % 16 == 0 &&
-                          reinterpret_cast<uintptr_t>(problem.scales.data) % 2 == 0 &&
-                          vector_access_obstacle(problem.x) == nullptr;
-  if (!is_aligned) return kDepth;
-  return std::max(k, problem.codes.sizes[0]) >= int64_t{1} << 30 ? kLarge : nullptr;
-}
-
 registry::Support supports_thin(const Product& problem, const DeviceInfo& device) {
-  if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
+  if (const char* obstacle = cuda_weight_obstacle(problem, device)) return registry::Support::no(obstacle);
   const int64_t m = problem.x.sizes[0];
   return registry::Support::unless(m < 1 || m > kThinRows ? kFewRows : nullptr);
 }
 registry::Support supports_mma(const Product& problem, const DeviceInfo& device) {
-  if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
+  if (const char* obstacle = cuda_weight_obstacle(problem, device)) return registry::Support::no(obstacle);
   const int64_t m = problem.x.sizes[0];
   return registry::Support::unless(m <= kThinRows || m > kMostMmaRows ? kSomeRows : nullptr);
 }
@@ -78,12 +59,12 @@ std::vector<std::string> mma_configs(const Product&, const DeviceInfo&) {
   return config_texts(kMmaConfigs);
 }
 
-// Each block reads all of x: of 4-bit codes 16 columns are as many bytes as four rows. So more rows take more columns,
-// where there are enough of them to fill the device.
+// Each block reads all of x: of 4-bit codes 16 columns are as many bytes as four rows. So 32 columns, where there are
+// enough of them to fill the device.
 int thin_heuristic(const Product& problem, const DeviceInfo& device) {
-  const int64_t m = problem.x.sizes[0], n = problem.codes.sizes[0];
+  const int64_t n = problem.codes.sizes[0];
   const auto fills = [&](int64_t columns) { return divide_up(n, columns) >= 3 * device.cuda.multiprocessors / 2; };
-  const int columns = m > 2 && fills(32) ? 32 : 16;
+  const int columns = fills(32) ? 32 : 16;
   const auto is_wanted = [&](const ThinConfig& config) { return config.columns == columns; };
   return static_cast<int>(std::ranges::find_if(kThinConfigs, is_wanted) - std::begin(kThinConfigs));
 }
@@ -92,59 +73,31 @@ int mma_heuristic(const Product& problem, const DeviceInfo& device) {
   return tiles >= 2 * device.cuda.multiprocessors ? 0 : 1;
 }
 
-std::string format_name(Format format) {
-  return concat("kernel_pytorch::group_format::Format(", static_cast<int>(format), ")");
-}
 DeviceCode thin_code(DType dtype, Format format, int config, int row_tiles) {
   return {.source = kThinSource,
           .entry = concat("kernel_pytorch::quantized_matmul::thin_product<", element_type_name(dtype), ", ",
-                          format_name(format), ", ", device_text(kThinConfigs[config]), ", ", row_tiles, ">"),
+                          cuda_format_name(format), ", ", device_text(kThinConfigs[config]), ", ", row_tiles, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
 DeviceCode mma_code(DType dtype, Format format, int config) {
   return {.source = kMmaSource,
           .entry = concat("kernel_pytorch::quantized_matmul::mma_product<", element_type_name(dtype), ", ",
-                          format_name(format), ", ", device_text(kMmaConfigs[config]), ">"),
+                          cuda_format_name(format), ", ", device_text(kMmaConfigs[config]), ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
 
-Arguments arguments_of(const Product& problem) {
-  Arguments arguments{};
-  arguments.tile.a = {.data = problem.x.data, .batch = 0, .outer = problem.x.strides[0], .inner = 1, .pair = 0};
-  arguments.tile.m = static_cast<int32_t>(problem.x.sizes[0]);
-  arguments.tile.n = static_cast<int32_t>(problem.codes.sizes[0]);
-  arguments.tile.k = static_cast<int32_t>(problem.x.sizes[1]);
-  arguments.tile.alpha = 1;
-  arguments.tile.kind = problem.activation;
-  arguments.tile.bias = product::tile_matrix(problem.bias);
-  arguments.tile.output = product::tile_matrix(problem.output);
-  arguments.weight = {.codes = problem.codes.as<const uint8_t>(),
-                      .code_stride = problem.codes.sizes[1],
-                      .scales = problem.scales.data,
-                      .zeros = problem.zeros.as<const uint8_t>(),
-                      .tensor_scale = problem.tensor_scale.as<const float>(),
-                      .group = static_cast<int32_t>(problem.group),
-                      .groups = static_cast<int32_t>(problem.scales.sizes[1])};
-  return arguments;
-}
-
-// By format and type.
-int variant_of(const Product& problem) {
-  return static_cast<int>(problem.format) * 2 + (problem.x.dtype == DType::kFloat16);
-}
-
 void run_thin(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "quantized_matmul thin";
-  static KernelTable<2 * group_format::kFormats * kThinConfigCount * 2> kernels;
+  static KernelTable<kVariants * kThinConfigCount * 2> kernels;
   const int64_t n = problem.codes.sizes[0];
   if (n == 0) return;
   const int row_tiles = problem.x.sizes[0] > 8 ? 2 : 1;
   const int entry = (variant_of(problem) * kThinConfigCount + config) * 2 + row_tiles - 1;
   CUkern_st* kernel =
       kernels.get(entry, context, [&] { return thin_code(problem.x.dtype, problem.format, config, row_tiles); });
-  Arguments arguments = arguments_of(problem);
+  Arguments arguments = cuda_arguments(problem);
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(divide_up(n, kThinConfigs[config].columns));
   shape.block_x = static_cast<unsigned>(kThinConfigs[config].warps * 32);
@@ -155,12 +108,12 @@ void run_thin(const Product& problem, int config, Context& context) {
 
 void run_mma(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "quantized_matmul mma";
-  static KernelTable<2 * group_format::kFormats * kMmaConfigCount> kernels;
+  static KernelTable<kVariants * kMmaConfigCount> kernels;
   const int64_t n = problem.codes.sizes[0];
   if (n == 0) return;
   const int entry = variant_of(problem) * kMmaConfigCount + config;
   CUkern_st* kernel = kernels.get(entry, context, [&] { return mma_code(problem.x.dtype, problem.format, config); });
-  Arguments arguments = arguments_of(problem);
+  Arguments arguments = cuda_arguments(problem);
   const int columns = kMmaConfigs[config].columns;
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(divide_up(n, columns));
@@ -170,8 +123,6 @@ void run_mma(const Product& problem, int config, Context& context) {
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
-
-constexpr Format kFastFormats[] = {Format::kNvfp4, Format::kMxfp4, Format::kInt4, Format::kInt8};
 
 std::vector<DeviceCode> thin_device_code() {
   std::vector<DeviceCode> codes;

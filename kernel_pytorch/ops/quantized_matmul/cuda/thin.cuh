@@ -4,8 +4,8 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
-#include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/cuda/tile/mma.cuh"
+#include "kernel_pytorch/ops/engines/gemm/thin/sums.cuh"
 #include "kernel_pytorch/ops/engines/gemm/tile/finish.cuh"
 #include "kernel_pytorch/ops/quantized_matmul/cuda/weight.cuh"
 
@@ -36,9 +36,14 @@ class ThinProduct {
     constexpr int kStep = kSpan * kConfig.blocks;
 #pragma unroll 1
     for (int32_t k = warp_ * kStep; k < arguments_.tile.k; k += kConfig.warps * kStep) add(sums, k);
-    store(sums, shared[warp_]);
+    product::store_thin_sums(sums, shared[warp_], lane_);
     __syncthreads();
-    finish(shared);
+    product::TileFinish finish(arguments_.tile);
+    const float factor = factor_of<kFormat>(arguments_.weight);
+    product::add_thin_sums<kConfig.warps * 32, kConfig.columns>(
+        shared, [&](int32_t row, int32_t column, float first, float second) {
+          finish.finish(row, first_column_ + column, first * factor, second * factor);
+        });
   }
 
  private:
@@ -83,36 +88,6 @@ class ThinProduct {
           }
         }
       }
-    }
-  }
-
-  // A fragment's rows are columns of the output.
-  __device__ __forceinline__ void store(const float (&sums)[kTiles][kRowTiles][4], float (&part)[kRows][kPitch]) const {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          part[8 * j + tile::fragment_column(lane_, r)][16 * i + tile::fragment_row(lane_, r)] = sums[i][j][r];
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void finish(const Shared& shared) const {
-    product::TileFinish finish(arguments_.tile);
-    const float factor = factor_of<kFormat>(arguments_.weight);
-#pragma unroll 1
-    for (int32_t pair = threadIdx.x; pair < kRows * kConfig.columns / 2; pair += kConfig.warps * 32) {
-      const int32_t row = pair / (kConfig.columns / 2), column = pair % (kConfig.columns / 2) * 2;
-      float first = 0.0f, second = 0.0f;
-#pragma unroll
-      for (int warp = 0; warp < kConfig.warps; ++warp) {
-        first += shared[warp][row][column];
-        second += shared[warp][row][column + 1];
-      }
-      finish.finish(row, first_column_ + column, first * factor, second * factor);
     }
   }
 

@@ -4,6 +4,7 @@
 // sm_80.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/convert.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
 #include "kernel_pytorch/cuda/ptx/pair_math.cuh"
 #include "kernel_pytorch/cuda/tile/element.cuh"
@@ -20,10 +21,10 @@ template <>
 struct PairMath<tile::BFloat16> {
   static constexpr uint32_t kIntegerBits = 0x43004300;  // 128, whose last bit counts 1
   static constexpr float kInteger = 128.0f;
-  static constexpr int kE2M1Shift = 6;  // from the top of 16 bits to where exponent and mantissa meet
+  static constexpr int kE2M1Place = 6;  // of the lowest bit: where exponent and mantissa meet
   static constexpr uint32_t kE2M1Mask = 0x01c001c0;
   static constexpr float kE2M1Factor = 0x1p126f;
-  static constexpr uint32_t kE2M1Factors = 0x7e807e80, kOnes = 0x3f803f80;
+  static constexpr uint32_t kOnes = 0x3f803f80;
   static __device__ __forceinline__ uint32_t fma(uint32_t a, uint32_t b, uint32_t c) {
     return ptx::fma_rn_bf16x2(a, b, c);
   }
@@ -32,10 +33,10 @@ template <>
 struct PairMath<tile::Float16> {
   static constexpr uint32_t kIntegerBits = 0x64006400;  // 1024
   static constexpr float kInteger = 1024.0f;
-  static constexpr int kE2M1Shift = 3;
+  static constexpr int kE2M1Place = 9;
   static constexpr uint32_t kE2M1Mask = 0x0e000e00;
   static constexpr float kE2M1Factor = 0x1p14f;
-  static constexpr uint32_t kE2M1Factors = 0x74007400, kOnes = 0x3c003c00;
+  static constexpr uint32_t kOnes = 0x3c003c00;
   static __device__ __forceinline__ uint32_t fma(uint32_t a, uint32_t b, uint32_t c) {
     return ptx::fma_rn_f16x2(a, b, c);
   }
@@ -81,6 +82,18 @@ class WeightChunk {
       if (weight.zeros != nullptr) zero_ = weight.zeros[place];
     }
   }
+  // Of what another way has brought: the scale's bytes begin at the lowest, others may follow.
+  __device__ __forceinline__ void set(const ptx::Word4& codes, uint32_t scale, int32_t zero) {
+    codes_ = codes;
+    bytes_ = scale & (kFormat == Format::kMxfp4 ? 0xffu : 0xffffu);
+    zero_ = zero;
+  }
+
+  // mxfp4: a second product is needed.
+  __device__ __forceinline__ bool is_large() const { return bytes_ > 128; }
+  // Integers: their scale, and what lies between their bits as `raw_pairs` has them and their values.
+  __device__ __forceinline__ float float_scale() const { return tile::to_float(T{static_cast<uint16_t>(bytes_)}); }
+  __device__ __forceinline__ float raw_offset() const { return Math::kInteger + static_cast<float>(zero_); }
 
   // What codes are multiplied by, as pairs: of each half of the columns (nvfp4), or of all; and for integers what is
   // added before.
@@ -92,22 +105,40 @@ class WeightChunk {
   __device__ __forceinline__ Factors factors() const {
     Factors factors{};
     if constexpr (kFormat == Format::kNvfp4) {
+#if __CUDA_ARCH__ >= 890
+      const uint32_t halves = ptx::cvt_rn_f16x2_e4m3x2(static_cast<uint16_t>(bytes_));
+#endif
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+#if __CUDA_ARCH__ >= 890
+        const float scale = ptx::cvt_f32_f16(static_cast<uint16_t>(halves >> (16 * half)));
+#else
         const float scale = group_format::e4m3_value(bytes_ >> (8 * half) & 0xff);
+#endif
         factors.scales[half] = pair_of<T>(scale * (Math::kE2M1Factor / kFinalFactor<kFormat>));
       }
     } else if constexpr (kFormat == Format::kMxfp4) {
-      factors.scales[0] = pair_of<T>(group_format::e8m0_value(bytes_));
+      // E2M1's factor times the scale, and what of a power above 2 the type has no room for.
+      factors.scales[0] = pair_of<T>(group_format::e8m0_value(bytes_ < 128 ? bytes_ : 128) * Math::kE2M1Factor);
+      factors.scales[1] = pair_of<T>(group_format::e8m0_value(is_large() ? bytes_ - (bytes_ < 255 ? 1 : 0) : 127));
     } else {
       factors.scales[0] = bytes_ * 0x10001u;
-      factors.offset = pair_of<T>(-(Math::kInteger + static_cast<float>(zero_)));
-      factors.zero = 0x1p23f + static_cast<float>(zero_);
+      // -(128 + zero) and 2^23 + zero, by their bits.
+      factors.offset = (Math::kIntegerBits | kMinusZero) + static_cast<uint32_t>(zero_) * 0x10001u;
+      factors.zero = __uint_as_float(0x4b000000u + static_cast<uint32_t>(zero_));
     }
     return factors;
   }
 
-  // The eight columns number `word` as four pairs, times their scale.
+  // Of int4: the same without scale and zero.
+  __device__ __forceinline__ void raw_pairs(int word, uint32_t (&pairs)[kPairs]) const {
+    static_assert(kFormat == Format::kInt4);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) pairs[i] = (word_at(word) >> (4 * i) & 0x000f000f) | Math::kIntegerBits;
+  }
+
+  // The eight columns number `word` as four pairs, times their scale. kSmall: no scale of mxfp4 is large.
+  template <bool kSmall = false>
   __device__ __forceinline__ void decode(int word, const Factors& factors, uint32_t (&pairs)[kPairs]) const {
     if constexpr (kFormat == Format::kInt8) {
       decode_bytes(word_at(2 * word), factors, pairs[0], pairs[1]);
@@ -117,7 +148,7 @@ class WeightChunk {
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         pairs[i] =
-            kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1(codes << (12 - 4 * i), factors, word);
+            kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1<kSmall>(codes, i, factors, word);
       }
     }
   }
@@ -142,11 +173,26 @@ class WeightChunk {
     first = Math::fma(tile::Word<T>::pack(values), factors.scales[0], kMinusZero);
     second = Math::fma(tile::Word<T>::pack(values + 2), factors.scales[0], kMinusZero);
   }
-  // Codes are in the upper four bits of both halves.
-  static __device__ __forceinline__ uint32_t e2m1(uint32_t codes, const Factors& factors, int word) {
-    const uint32_t bits = (codes & 0x80008000) | (codes >> Math::kE2M1Shift & Math::kE2M1Mask);
+  // Of both halves the code number `index`: its sign on top, the rest where exponent and mantissa meet.
+  static __device__ __forceinline__ uint32_t e2m1_bits(uint32_t codes, int index) {
+    constexpr uint32_t kMask = kMinusZero | Math::kE2M1Mask;
+    if constexpr (Math::kE2M1Place + 4 <= 12) {
+      // The code twice, its bits apart: a product puts both into place, and the mask takes what is wanted of each.
+      constexpr uint32_t kTwice = (1u << Math::kE2M1Place) + (1u << 12);
+      const uint32_t source = index < 2 ? codes : codes >> 8;
+      return (index % 2 == 0 ? (source & 0x000f000f) * kTwice : (source & 0x00f000f0) * (kTwice >> 4)) & kMask;
+    } else {
+      const int shift = Math::kE2M1Place - 4 * index;
+      const uint32_t magnitude = shift >= 0 ? codes << shift : codes >> -shift;
+      return (codes << (12 - 4 * index) & kMinusZero) | (magnitude & Math::kE2M1Mask);
+    }
+  }
+  template <bool kSmall>
+  static __device__ __forceinline__ uint32_t e2m1(uint32_t codes, int index, const Factors& factors, int word) {
+    const uint32_t bits = e2m1_bits(codes, index);
     if constexpr (kFormat == Format::kNvfp4) return Math::fma(bits, factors.scales[word / 2], kMinusZero);
-    return Math::fma(Math::fma(bits, Math::kE2M1Factors, kMinusZero), factors.scales[0], kMinusZero);
+    const uint32_t scaled = Math::fma(bits, factors.scales[0], kMinusZero);
+    return kSmall ? scaled : Math::fma(scaled, factors.scales[1], kMinusZero);
   }
 
   ptx::Word4 codes_;

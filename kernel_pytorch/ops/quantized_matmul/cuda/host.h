@@ -1,0 +1,23 @@
+// What the host sides of the CUDA kernels share: which problems they take, their arguments and their names.
+#pragma once
+
+#include <string>
+
+#include "kernel_pytorch/ops/quantized_matmul/cuda/arguments_cuda.h"
+#include "kernel_pytorch/ops/quantized_matmul/operation.h"
+
+namespace kernel_pytorch::quantized_matmul {
+
+// Null, or why none of them takes the problem.
+const char* cuda_weight_obstacle(const Product& problem, const DeviceInfo& device);
+Arguments cuda_arguments(const Product& problem);
+std::string cuda_format_name(Format format);
+
+inline constexpr Format kFastFormats[] = {Format::kNvfp4, Format::kMxfp4, Format::kInt4, Format::kInt8};
+inline constexpr int kVariants = 2 * group_format::kFormats;
+// By format and type.
+inline int variant_of(const Product& problem) {
+  return static_cast<int>(problem.format) * 2 + (problem.x.dtype == DType::kFloat16);
+}
+
+}  // namespace kernel_pytorch::quantized_matmul

@@ -1,0 +1,313 @@
+// The product of more than 16 rows with a weight in few bits on Hopper: the weight is the first operand of wgmma, which
+// takes it from registers, where lanes decode it; x is the second, in shared memory, where the copy engine puts it. So
+// no decoded weight is ever written. x has been arranged (arrange below): a lane's k are those of its own 16 bytes of
+// codes, two at a time as they come out of a word. sm_90a.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/control.cuh"
+#include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
+#include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
+#include "kernel_pytorch/cuda/tile/barrier.cuh"
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
+#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/cuda/tile/last_block.cuh"
+#include "kernel_pytorch/cuda/tile/matrix_descriptor.cuh"
+#include "kernel_pytorch/ops/engines/gemm/tile/finish.cuh"
+#include "kernel_pytorch/ops/quantized_matmul/cuda/ring.cuh"
+
+namespace kernel_pytorch::quantized_matmul {
+
+// Each thread has 16 bytes of the output: of product number `step` of a block of k the first or the second eight of k.
+// Of these two belong to each of four lanes, a pair of its columns.
+template <class T, Format kFormat>
+__global__ void __launch_bounds__(256) arrange(const __grid_constant__ ArrangeArguments arguments) {
+  tile::follow_closely();
+  constexpr int kSpan = span_of(kFormat), kUnits = kSpan / 8;
+  const int32_t unit = static_cast<int32_t>(blockIdx.x * 256 + threadIdx.x), row = static_cast<int32_t>(blockIdx.y);
+  if (unit >= arguments.units) return;
+  const int32_t step = unit % kUnits / 2, word = step / 2, pair = step % 2 * 2 + unit % 2;
+  const uint16_t* x = static_cast<const uint16_t*>(arguments.x) + row * arguments.x_stride;
+  uint32_t words[4];
+#pragma unroll
+  for (int lane = 0; lane < 4; ++lane) {
+    const int32_t eight = unit / kUnits * kSpan + lane * (kSpan / 4) + word * 8;
+    const int32_t first = eight + (group_format::has_4_bits(kFormat) ? pair : 2 * pair);
+    const int32_t second = first + (group_format::has_4_bits(kFormat) ? 4 : 1);
+    words[lane] = eight < arguments.k ? x[first] | static_cast<uint32_t>(x[second]) << 16 : 0;
+  }
+  ptx::st_global_v4(static_cast<uint16_t*>(arguments.output) + row * arguments.output_stride + unit * 8,
+                    {words[0], words[1], words[2], words[3]});
+}
+
+template <class T>
+constexpr ptx::WgmmaType kWgmmaType = ptx::WgmmaType::kBf16;
+template <>
+constexpr ptx::WgmmaType kWgmmaType<tile::Float16> = ptx::WgmmaType::kF16;
+
+struct WgmmaShared {
+  tile::Barrier full[6], empty[6];
+  uint32_t is_last[4];
+};
+
+// A block's steps: some of the first tile's, whole tiles, some of the last one's.
+struct WgmmaWalk {
+  int32_t tile, step, end;  // end: of the steps of this tile
+  int32_t left;
+
+  explicit __device__ __forceinline__ WgmmaWalk(const WgmmaArguments& arguments) {
+    const int32_t first = static_cast<int32_t>(blockIdx.x) * arguments.steps_each;
+    left = min(arguments.steps_each, arguments.tiles * arguments.steps - first);
+    tile = first / arguments.steps;
+    step = first % arguments.steps;
+    enter(arguments);
+  }
+  __device__ __forceinline__ bool has_tile() const { return left > 0; }
+  __device__ __forceinline__ void advance(const WgmmaArguments& arguments) {
+    left -= end - step;
+    ++tile;
+    step = 0;
+    enter(arguments);
+  }
+
+ private:
+  __device__ __forceinline__ void enter(const WgmmaArguments& arguments) { end = min(arguments.steps, step + left); }
+};
+
+template <class T, Format kFormat, WgmmaConfig kConfig>
+class WgmmaConsumer {
+  static_assert(is_legal(kConfig));
+  using Ring = WeightRing<T, kFormat, 2, kConfig.stages>;
+  using Chunk = typename Ring::Chunk;
+  using Mma = ptx::Wgmma<kConfig.rows, kWgmmaType<T>>;
+  using TileX = tile::AlongColumns<kConfig.rows>;
+  static constexpr int kSpan = span_of(kFormat);
+
+ public:
+  __device__ __forceinline__ WgmmaConsumer(const WgmmaArguments& arguments, WgmmaShared& shared, uint32_t memory,
+                                           float* boxes)
+      : arguments_(arguments),
+        shared_(shared),
+        x_(memory),
+        lane_(static_cast<int32_t>(threadIdx.x % 32)),
+        warpgroup_(static_cast<int32_t>(threadIdx.x / 128)),
+        ring_(arguments.product.weight,
+              memory + wgmma_ring_at(kFormat, kConfig) + threadIdx.x / 32 * wgmma_warp_ring_bytes(kFormat, kConfig),
+              lane_),
+        box_(*reinterpret_cast<Box*>(boxes + warpgroup_ * (sizeof(Box) / 4))) {}
+
+  __device__ __forceinline__ void run() {
+    WgmmaWalk ahead(arguments_);
+    int32_t step_ahead = ahead.step;
+    point_at(ahead);
+    const auto fetch = [&](int stage) {
+      if (ahead.has_tile()) {
+        ring_.fetch(stage, arguments_.product.tile.k);
+        if (++step_ahead == ahead.end) {
+          ahead.advance(arguments_);
+          point_at(ahead);
+          step_ahead = ahead.step;
+        }
+      }
+      ptx::cp_async_commit_group();
+    };
+#pragma unroll 1
+    for (int stage = 0; stage < kConfig.stages; ++stage) fetch(stage);
+    tile::PipelineState state;
+#pragma unroll 1
+    for (WgmmaWalk walk(arguments_); walk.has_tile(); walk.advance(arguments_)) {
+      float sums[Mma::kCount];
+      uint32_t words[2][8] = {};
+      int previous = -1;
+#pragma unroll 1
+      for (int32_t step = walk.step; step < walk.end; ++step) {
+        Chunk chunks[2];
+        ptx::cp_async_wait_group<kConfig.stages - 1>();
+        ring_.take(state.stage, lane_k(step), chunks);
+        const typename Chunk::Factors factors[2] = {chunks[0].factors(), chunks[1].factors()};
+        shared_.full[state.stage].wait(state.parity);
+        const uint32_t x = TileX::base(x_ + state.stage * wgmma_x_bytes(kFormat, kConfig));
+        multiply<0>(sums, words, chunks, factors, x, step > walk.step, previous);
+        previous = state.stage;
+        fetch(state.stage);
+        state.advance(kConfig.stages);
+      }
+      ptx::wgmma_wait_group<0>();
+      ptx::tie_registers(sums);
+      release(previous);
+      finish(sums, walk);
+    }
+    ptx::cp_async_wait_group<0>();
+  }
+
+ private:
+  using Box = float[kWgmmaBoxRows][64 + kPartPadding];
+
+  __device__ __forceinline__ int32_t first_column(int32_t tile) const {
+    return tile / arguments_.row_tiles * (kConfig.groups * 64) + warpgroup_ * 64;
+  }
+  __device__ __forceinline__ void point_at(const WgmmaWalk& walk) {
+    ring_.point_at(first_column(walk.tile) + static_cast<int32_t>(threadIdx.x) / 32 % 4 * 16, arguments_.product.tile.n,
+                   lane_k(walk.step));
+  }
+  __device__ __forceinline__ int32_t lane_k(int32_t step) const {
+    return step * kSpan + lane_ % 4 * (kSpan / 4);
+  }
+  __device__ __forceinline__ void release(int stage) const {
+    if (stage >= 0 && lane_ == 0) shared_.empty[stage].arrive();
+  }
+
+  // Eight columns of every lane, while the products of those before are under way; then these products.
+  template <int kWord>
+  __device__ __forceinline__ void multiply(float (&sums)[Mma::kCount], uint32_t (&words)[2][8],
+                                           const Chunk (&chunks)[2], const typename Chunk::Factors (&factors)[2],
+                                           uint32_t x, bool accumulate, int previous) const {
+    uint32_t(&a)[8] = words[kWord % 2];
+    uint32_t low[4], high[4];
+    chunks[0].decode(kWord, factors[0], low);
+    chunks[1].decode(kWord, factors[1], high);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[2 * i] = low[i];
+      a[2 * i + 1] = high[i];
+    }
+    ptx::tie_registers(a);
+    ptx::wgmma_fence();
+    Mma::template rs<0, TileX::step(2 * kWord)>(sums, a, x, accumulate || kWord > 0);
+    Mma::template rs<0, TileX::step(2 * kWord + 1)>(sums, a + 4, x, 1);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    ptx::tie_registers(words[1 - kWord % 2]);  // their products are done
+    if constexpr (kWord == 0) release(previous);
+    if constexpr (kWord + 1 < Chunk::kWords) {
+      multiply<kWord + 1>(sums, words, chunks, factors, x, true, previous);
+    }
+  }
+
+  // Whole tiles are written; of others each block leaves its sums, and the last one to come adds them in order.
+  __device__ __forceinline__ void finish(float (&sums)[Mma::kCount], const WgmmaWalk& walk) const {
+    if (walk.end - walk.step < arguments_.steps && !meet(sums, walk.tile)) return;
+    product::TileFinish finish(arguments_.product.tile);
+    const float factor = factor_of<kFormat>(arguments_.product.weight);
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128,
+                  first_row = walk.tile % arguments_.row_tiles * kConfig.rows;
+#pragma unroll
+    for (int part = 0; part < kConfig.rows / kWgmmaBoxRows; ++part) {
+      synchronize();
+#pragma unroll
+      for (int i = 0; i < 2 * kWgmmaBoxRows / 4; ++i) {
+        const int index = part * (2 * kWgmmaBoxRows / 4) + i;
+        box_[tile::fragment_column(lane_, i)][thread / 32 * 16 + tile::fragment_row(lane_, i)] = sums[index] * factor;
+      }
+      synchronize();
+#pragma unroll 1
+      for (int32_t pair = thread; pair < kWgmmaBoxRows * 32; pair += 128) {
+        const int32_t row = pair / 32, column = pair % 32 * 2;
+        finish.finish(first_row + part * kWgmmaBoxRows + row, first_column(walk.tile) + column, box_[row][column],
+                      box_[row][column + 1]);
+      }
+    }
+  }
+  __device__ __forceinline__ void synchronize() const {
+    ptx::barrier_sync_aligned(1 + warpgroup_, 128);
+  }
+
+  __device__ __forceinline__ bool meet(float (&sums)[Mma::kCount], int32_t tile) const {
+    const int32_t first_step = tile * arguments_.steps;
+    const int32_t first = first_step / arguments_.steps_each;
+    const int32_t last = (first_step + arguments_.steps - 1) / arguments_.steps_each;
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128;
+    constexpr int kVectors = Mma::kCount / 4;
+    float4* all = reinterpret_cast<float4*>(arguments_.sums);
+    const auto place = [&](int32_t block, int i) {
+      const int64_t at = static_cast<int64_t>(tile) * arguments_.most + block - first;
+      return all + ((at * kConfig.groups + warpgroup_) * kVectors + i) * 128 + thread;
+    };
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      *place(static_cast<int32_t>(blockIdx.x), i) =
+          make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    }
+    synchronize();
+    if (thread == 0) {
+      shared_.is_last[warpgroup_] =
+          tile::arrives_last(arguments_.counters + tile * kConfig.groups + warpgroup_, last - first + 1);
+    }
+    synchronize();
+    const bool is_last = shared_.is_last[warpgroup_] != 0;
+    if (!is_last) return false;
+#pragma unroll
+    for (int i = 0; i < Mma::kCount; ++i) sums[i] = 0.0f;
+#pragma unroll 1
+    for (int32_t block = first; block <= last; ++block) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const float4 part = __ldcg(place(block, i));
+        sums[4 * i] += part.x;
+        sums[4 * i + 1] += part.y;
+        sums[4 * i + 2] += part.z;
+        sums[4 * i + 3] += part.w;
+      }
+    }
+    return true;
+  }
+
+  const WgmmaArguments& arguments_;
+  WgmmaShared& shared_;
+  uint32_t x_;
+  int32_t lane_, warpgroup_;
+  Ring ring_;
+  Box& box_;
+};
+
+// Rows of x for every step, by one thread.
+template <Format kFormat, WgmmaConfig kConfig>
+__device__ __forceinline__ void produce(const WgmmaArguments& arguments, WgmmaShared& shared, uint32_t tiles) {
+  constexpr int kSpan = span_of(kFormat), kBytes = wgmma_x_bytes(kFormat, kConfig);
+  tile::PipelineState state;
+#pragma unroll 1
+  for (WgmmaWalk walk(arguments); walk.has_tile(); walk.advance(arguments)) {
+    const int32_t row = walk.tile % arguments.row_tiles * kConfig.rows;
+#pragma unroll 1
+    for (int32_t step = walk.step; step < walk.end; ++step) {
+      shared.empty[state.stage].wait(state.parity ^ 1);
+      shared.full[state.stage].arrive_expect_bytes(kBytes);
+#pragma unroll
+      for (int i = 0; i < kSpan / 64; ++i) {
+        ptx::cp_async_bulk_tensor_3d_shared_global(tiles + state.stage * kBytes + i * kConfig.rows * 128, &arguments.x,
+                                                   step * kSpan + i * 64, row, 0, shared.full[state.stage].address());
+      }
+      state.advance(kConfig.stages);
+    }
+  }
+}
+
+template <class T, Format kFormat, WgmmaConfig kConfig>
+__global__ void __launch_bounds__(wgmma_threads(kConfig), 1)
+    wgmma_product(const __grid_constant__ WgmmaArguments arguments) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  static_assert(sizeof(WgmmaShared) <= 256);
+  WgmmaShared& shared = *reinterpret_cast<WgmmaShared*>(memory + wgmma_barriers_at(kFormat, kConfig));
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kConfig.stages; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(4 * kConfig.groups);
+    }
+  }
+  ptx::fence_proxy_async_shared_cta();
+  __syncthreads();
+  tile::let_next_kernel_start();
+  tile::wait_for_earlier_kernels();
+  const uint32_t tiles = ptx::shared_address(memory);
+  const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
+  if (warpgroup == kConfig.groups) {
+    ptx::setmaxnreg_dec<kWgmmaCopyRegisters>();
+    if (threadIdx.x % 128 == 0) produce<kFormat, kConfig>(arguments, shared, tiles);
+  } else {
+    ptx::setmaxnreg_inc<wgmma_registers(kConfig)>();
+    WgmmaConsumer<T, kFormat, kConfig>(arguments, shared, tiles,
+                                       reinterpret_cast<float*>(memory + wgmma_boxes_at(kFormat, kConfig)))
+        .run();
+  }
+}
+
+}  // namespace kernel_pytorch::quantized_matmul
