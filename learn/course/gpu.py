@@ -151,6 +151,14 @@ def mma_rate() -> float:
     return blocks * 4 * rounds * 16 * (2 * 16 * 8 * 16) / seconds
 
 
+def shared_rate() -> float:
+    """Bytes per second that ldmatrix reads from the shared memory of all SMs."""
+    rounds, blocks = 2000, multiprocessors() * 4
+    kernel = Kernel(_SUPPORT / "roofs.cu", "shared_rate")
+    out = torch.zeros(blocks * 256, dtype=torch.int32, device="cuda")
+    return blocks * 8 * rounds * 8 * 512 / seconds_of(lambda: kernel((blocks, 1), 256, rounds, out))
+
+
 def wgmma_rate() -> float:
     """FLOPs per second of wgmma from shared memory: 64 x 256 x 16 products, two warpgroups per SM."""
     rounds, blocks = 4000, multiprocessors()
