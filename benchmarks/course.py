@@ -17,9 +17,9 @@ from table import print_and_store
 from torch_norms import describe_machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learn"))
-from course import run  # noqa: E402  the course is a folder, not an installed package
-from course.catalog import STEPS, step  # noqa: E402
-from course.report import HEADER, cells  # noqa: E402
+from course import run
+from course.catalog import STEPS, step
+from course.report import HEADER, cells
 
 COLUMNS = ["what", *HEADER[1:]]
 
