@@ -59,7 +59,7 @@ bench: build  ## the full comparison with torch, as JSON under build/ and as a t
 
 format: setup-ci  ## format the C++ and the Python
 	@git ls-files '*.cpp' '*.h' '*.cuh' | xargs clang-format-14 -i
-	@.venv/bin/ruff format python tools benchmarks tests learn demos && .venv/bin/ruff check --fix python tools benchmarks tests learn demos
+	@.venv/bin/ruff format python tools benchmarks tests learn demos examples && .venv/bin/ruff check --fix python tools benchmarks tests learn demos examples
 
 lint: build setup-ci  ## layers, headers, formatting, types
 	@tools/lint $(BUILD)
