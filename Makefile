@@ -6,7 +6,7 @@ BUILD := build
 # torch's oneDNN dies on some virtual machines that show AMX (see docs/setup.md); tests do not depend on it.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz zoo bench format lint wheel asan tsan clean setup setup-ci
+.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz zoo bench format lint site wheel asan tsan clean setup setup-ci
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -63,6 +63,9 @@ format: setup-ci  ## format the C++ and the Python
 
 lint: build setup-ci  ## layers, headers, formatting, types
 	@tools/lint $(BUILD)
+
+site: build setup-ci  ## the documents and the docstrings as HTML in build/site
+	@$(PYTHON) tools/site.py $(BUILD)/site --strict
 
 wheel: setup-ci  ## a manylinux wheel in dist/
 	@tools/wheel dist
