@@ -16,7 +16,7 @@ bytes_, flops = 6.0 * n * n, 2.0 * n**3
 wgmma, copy, memory = gpu.wgmma_rate(), gpu.copy_rate(int(bytes_)), gpu.latency(1 << 29)
 lines.roof("wgmma", wgmma / 1e12, "TFLOP/s")
 lines.roof("copy", copy / 1e9, "GB/s")
-lines.roof("latency of memory", memory * 1e9, "ns")
+lines.roof("latency of memory, one warp", memory * 1e9, "ns")
 tiles = (n // 128) * (n // 256)
 waves = math.ceil(tiles / gpu.multiprocessors())
 at_once = gpu.multiprocessors() * 128 * 256  # elements of C

@@ -18,7 +18,7 @@ wgmma, exps, copy, memory = gpu.wgmma_rate(), gpu.exp_rate(), gpu.copy_rate(int(
 lines.roof("wgmma", wgmma / 1e12, "TFLOP/s")
 lines.roof("exponentials", exps / 1e12, "10^12/s")
 lines.roof("copy", copy / 1e9, "GB/s")
-lines.roof("latency of memory", memory * 1e9, "ns")
+lines.roof("latency of memory, one warp", memory * 1e9, "ns")
 blocks, key_blocks = heads * length // 128, length // 128
 waves = math.ceil(blocks / gpu.multiprocessors())
 rounding = waves * gpu.multiprocessors() / blocks

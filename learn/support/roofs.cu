@@ -10,13 +10,14 @@
 namespace ptx = kernel_pytorch::ptx;
 namespace tile = kernel_pytorch::tile;
 
-// One thread walks from each number to the place it names: every load waits for the one before it. It goes on where the
-// walk before it ended: the same places again would be in the L2 cache.
-extern "C" __global__ void walk(const uint32_t* next, int hops, uint32_t* end) {
-  uint32_t at = *end;
+// Each warp walks from every number to the place it names, 64 bytes at a time: every load waits for the one before it.
+// It goes on where the walk before it ended: the same places again would be in the L2 cache.
+extern "C" __global__ void walk(const uint32_t* next, int hops, uint32_t* places) {
+  uint32_t& place = places[(blockIdx.x * blockDim.x + threadIdx.x) / 32];
+  uint32_t at = place;
 #pragma unroll 1
-  for (int i = 0; i < hops; ++i) at = next[at];
-  *end = at;
+  for (int i = 0; i < hops; ++i) at = next[at + threadIdx.x % 16];
+  if (threadIdx.x % 32 == 0) place = at;
 }
 
 // ldmatrix of 512 bytes, eight per round and warp, without conflicts of banks.
