@@ -26,6 +26,7 @@ NO_COMPARISON = {
     "*.txt": "notes of single measurements",
     "cpu_sparse_attention.json": "its peer is our own dense attention",
     "cpu_sparse_perplexity.json": "perplexities",
+    "h200_course.json": "the course's kernels, against their predictions",
     "h200_fp8_convergence.json": "losses",
     "*_memory.json": "peaks of memory",
     "h200_fp8_fused.json": "its peers are our own ops in parts, and a copy",
