@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 IMPORT_PATHS = ("kernel_pytorch.optimizations", "kernel_pytorch.core.compilers")  # of the seeds: names of other pages
 PARTS = {
-    "Start": ["README", "docs/setup", "API", "demos/README"],
+    "Start": ["README", "docs/setup", "API", "demos/README", "examples/README"],
     "Reference": ["reference/*"],
     "Course": ["learn/README", "learn/[01]*/README", "learn/profiling", "learn/numerics", "learn/when_kernels_pay"],
     "Understand": ["docs/*", "BENCHMARKS", "kernel_pytorch/ops/README"],
