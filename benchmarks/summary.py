@@ -43,6 +43,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "h200_sparse_order": "sparse attention in two orders of its lists",
     "jax_ops": "ops for JAX",
     "compile_backend": '`torch.compile(backend="kernel_pytorch")`',
+    "paged_attention": "attention over pages",
     "few_rows": "linear layers of 1 to 16 rows",
     "fp8_linear": "layers and a block in FP8",
     "kpt bench": "GEMMs by `kpt bench`",
@@ -122,13 +123,15 @@ def microseconds(text: str) -> float | None:
 
 
 def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
-    """Figures that are text alone: "..., against X" names one peer of a problem each; without a peer, no comparison."""
+    """Figures that are text alone: every column besides ours is a peer, or "..., against X" names it."""
     problems: dict[str, dict[str, float]] = defaultdict(dict)
     for figure in figures:
         what, _, peer = figure["what"].partition(", against ")
-        ours, theirs = microseconds(figure["ours"]), microseconds(figure["torch"])
-        if ours is not None and theirs is not None:
-            problems[what] |= {"ours": ours, peer or "torch": theirs}
+        ours = microseconds(figure["ours"])
+        for column, text in figure.items():
+            theirs = None if column in ("what", "ours") else microseconds(text)
+            if ours is not None and theirs is not None:
+                problems[what] |= {"ours": ours, peer or column: theirs}
     for times in problems.values():
         yield from of_times(times)
 

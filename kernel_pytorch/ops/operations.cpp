@@ -19,6 +19,7 @@
   OP(rope)                  \
   OP(norm_rope)             \
   OP(attention)             \
+  OP(paged_attention)       \
   OP(block_list)            \
   OP(moe_routing)           \
   OP(grouped_matmul)        \

@@ -126,6 +126,7 @@ def _call_everything() -> None:
     _attention(seed)
     _tables_and_losses()
     _float8(seed)
+    _pages()
     _optimizer(seed)
 
 
@@ -247,6 +248,20 @@ def _float8(seed: Tensor) -> None:
     coded.dequantize(torch.float32)
     _both(functional.quantized_matmul, leaf(2, 3, 32), coded, bias=leaf(4))
     functional.quantize_weight(torch.randn(4, 32), "nvfp4").dequantize(torch.float32)
+
+
+def _pages() -> None:
+    cache = torch.randn(4, 2, 1, 8)
+    tables, lengths = torch.tensor([[0, 1], [3, 2]], dtype=torch.int32), torch.tensor([3, 4], dtype=torch.int32)
+    parts = dict(sinks=torch.randn(2), alibi_slopes=torch.rand(2), mask=torch.ones(2, 2, 2, dtype=torch.bool))
+    offsets = torch.tensor([0, 1, 3], dtype=torch.int32)
+    scales = dict(key_scale=torch.rand(1), value_scale=torch.rand(1))
+    functional.paged_attention(
+        torch.randn(3, 2, 8), cache, cache.clone(), tables, lengths, cu_seqlens_q=offsets, max_seqlen_q=2,
+        return_lse=True, **parts, **scales,
+    )  # fmt: skip
+    new = torch.randn(2, 1, 8)
+    functional.append_kv(new, new.clone(), cache, cache.clone(), torch.tensor([5, 1]), **scales)
 
 
 def _optimizer(seed: Tensor) -> None:

@@ -20,6 +20,7 @@ from .attentions.block_masks import (
     select_by_scores,
 )
 from .attentions.packed import attention_packed
+from .attentions.pages import append_kv, paged_attention
 from .attentions.ring import merge_attention, ring_attention
 from .experts import (
     Routing,
@@ -91,6 +92,7 @@ __all__ = [
     "Routing",
     "activation",
     "add_rms_norm",
+    "append_kv",
     "attention",
     "attention_packed",
     "block_lists",
@@ -126,6 +128,7 @@ __all__ = [
     "moe_mlp",
     "norm_rope",
     "optim",
+    "paged_attention",
     "parallel_cross_entropy",
     "policies",
     "quantize",

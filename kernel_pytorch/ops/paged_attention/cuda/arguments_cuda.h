@@ -1,0 +1,119 @@
+// What host and device agree on for paged attention: tiles, arguments, and how keys are shared out among workers.
+#pragma once
+
+#include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/support/divider_cuda.h"
+
+namespace kernel_pytorch::paged_attention {
+
+struct CacheArguments {
+  const void* data;
+  int64_t page_stride, row_stride, head_stride;  // elements
+  const float* scales;                           // null: 1
+  int64_t scale_page_stride, scale_row_stride, scale_head_stride;
+};
+
+// window_left and window_right are at most 2^30, or that where they are unbounded.
+struct AttendArguments {
+  const void* query;
+  int64_t query_token_stride, query_head_stride;
+  CacheArguments key, value;
+  const int32_t* block_tables;
+  const int32_t* seq_lens;
+  const int32_t* cu_seqlens_q;  // null: queries_each
+  const uint8_t* mask;          // null: none
+  int64_t mask_request_stride, mask_query_stride, mask_key_stride;
+  const float* sinks;         // null: none
+  const float* alibi_slopes;  // null: none
+  void* output;
+  int64_t output_token_stride, output_head_stride;
+  float* lse;  // null: not wanted
+  float scale, softcap;
+  int32_t tokens, heads, size, value_size;
+  int32_t requests, table, queries_each;
+  int32_t pages, page_size;
+  Divider page_divider, group_divider;  // by page_size, by heads of query per key head
+  int32_t key_heads;
+  int32_t window_left, window_right;
+  bool causal;
+};
+
+struct RowsArguments {
+  const void* data;
+  int64_t token_stride, head_stride;
+  int32_t size;
+};
+struct AppendArguments {
+  RowsArguments new_key, new_value;
+  CacheArguments key, value;
+  const void* slots;
+  int64_t tokens, key_heads, page_size, slot_count;
+  bool slots_are_wide;
+};
+
+// A tile of the kernel by tensor cores: 16 rows for each of row_warps; teams of that many warps share out the keys.
+struct Tile {
+  int32_t size, value_size;
+  int32_t row_warps;
+  int32_t keys;    // of a step
+  int32_t stages;  // of keys and values under way
+  int32_t bytes;   // of a number in the cache
+};
+inline constexpr int kThreads = 128;
+inline constexpr int kWarps = kThreads / 32;
+inline constexpr int kCombineThreads = 512;
+
+KP_SHARED_CODE constexpr int tile_rows(const Tile& tile) {
+  return 16 * tile.row_warps;
+}
+KP_SHARED_CODE constexpr int team_count(const Tile& tile) {
+  return kWarps / tile.row_warps;
+}
+KP_SHARED_CODE constexpr int team_keys(const Tile& tile) {
+  return tile.keys / team_count(tile);
+}
+// Rows of shared memory are 16 bytes longer than their numbers, so that eight of them meet all banks.
+KP_SHARED_CODE constexpr int key_pitch(const Tile& tile) {
+  return tile.size * tile.bytes + 16;
+}
+KP_SHARED_CODE constexpr int value_pitch(const Tile& tile) {
+  return tile.value_size * tile.bytes + 16;
+}
+KP_SHARED_CODE constexpr int query_pitch(const Tile& tile) {
+  return tile.size * 2 + 16;
+}
+// A team's keys and values of one step.
+KP_SHARED_CODE constexpr int stage_bytes(const Tile& tile) {
+  return team_keys(tile) * (key_pitch(tile) + value_pitch(tile));
+}
+KP_SHARED_CODE constexpr int slot_count(const Tile& tile) {
+  return tile.stages + 1;
+}
+// Of each key of a team's step: where its row and its value's begin, their scales, and a bit that says whether it is
+// there.
+KP_SHARED_CODE constexpr int slot_bytes(const Tile& tile) {
+  return team_keys(tile) * (8 + 8 + 4 + 4) + 16;
+}
+KP_SHARED_CODE constexpr int result_bytes(const Tile& tile) {
+  return kWarps * 16 * (tile.value_size + 4 + 2) * 4;
+}
+KP_SHARED_CODE constexpr int shared_bytes(const Tile& tile) {
+  const int stages = team_count(tile) * tile.stages * stage_bytes(tile), result = result_bytes(tile);
+  return tile_rows(tile) * query_pitch(tile) + team_count(tile) * slot_count(tile) * slot_bytes(tile) +
+         (stages > result ? stages : result);
+}
+
+// Work is counted in units: `unit_tiles` steps of keys for one tile of rows of one key head. The units of all requests
+// stand in a row, ordered by request, tile of rows, key head and keys; plan[r] is the number of the first unit of
+// request r, plan[requests] that of all. A worker takes the units from worker * units / workers on (fill), or exactly
+// one (invariant: there are as many workers as units). The units of one tile of rows and key head are a segment; where
+// a segment is cut, its pieces are kept as sums and combined in order.
+struct WorkArguments {
+  AttendArguments attend;
+  int64_t* plan;
+  float* partial;   // [workers * slots][rows][value_size + 2]: sums of values, then largest and sum of exponentials
+  int32_t workers;  // 0: one for each unit
+  int32_t unit_tiles;
+};
+
+}  // namespace kernel_pytorch::paged_attention

@@ -1,0 +1,98 @@
+// Attention of new tokens over keys and values that lie in pages of a cache, and the writing of such pages.
+//
+// A cache is [pages, page_size, key_heads, size] by any strides with a dense last dimension: pages of heads first, one
+// tensor that holds keys and values in turns, or a slice of a larger pool need no copy. Key j of request r is row
+// j % page_size of page block_tables[r, j / page_size]; a page of -1 is one that nobody sees. seq_lens[r] counts the
+// request's keys, its new tokens included; it is clamped to what its table can name. Keys from there on are never read
+// as numbers: what lies in the rest of a page may be NaN.
+//
+// attend: request r has the queries cu_seqlens_q[r] up to cu_seqlens_q[r + 1] of query [tokens, heads, size], or
+// tokens / requests each without offsets. Query i of q stands at the position seq_lens[r] - q + i.
+//   score(i, j) = scale * dot(query, key) * key_scale;  softcap c > 0: c * tanh(score / c);
+//                 score -= slope * |j - position| (ALiBi)
+//   kept(i, j)  = causal: j <= position; window (l, r): -l <= j - position <= r, -1 is unbounded;
+//                 mask[r, i, j - (seq_lens[r] - q)] where j is one of the request's last q keys
+//   lse, output as in attention/attention.h, with sinks counted once. Nothing kept: output 0, lse -inf (or the sink).
+// Tokens past the last offset belong to nobody: output 0, lse -inf. Query heads are a multiple of key heads.
+//
+// append: row t of key and value goes to slot slots[t] = page * page_size + row of its cache; -1 goes nowhere. A cache
+// in FP8 or int8 holds value / scale, to nearest even, saturated.
+//
+// Types: query, output and new keys fp32, bf16 or fp16; caches of that type, e4m3 or int8. Scales fp32: one, one of a
+// key head, or one of a token and head, [pages, page_size, key_heads]. Sums and lse are fp32.
+//
+// Results do not depend on timing. With batch_invariant the bits of a request do not depend on the others.
+#pragma once
+
+#include <optional>
+
+#include "kernel_pytorch/base/export.h"
+#include "kernel_pytorch/base/fields.h"
+#include "kernel_pytorch/device/context.h"
+
+namespace kernel_pytorch::paged_attention {
+
+struct Attend {
+  TensorView query{};                     // [tokens, heads, size]
+  TensorView key_cache{}, value_cache{};  // [pages, page_size, key_heads, size or value_size]
+  TensorView block_tables{};              // int32 [requests, pages of a request]
+  TensorView seq_lens{};                  // int32 [requests]
+  TensorView cu_seqlens_q{};              // optional: int32 [requests + 1], ascending from 0
+  TensorView mask{};                      // optional: bool [requests, queries, queries], true keeps
+  TensorView sinks{}, alibi_slopes{};     // optional: fp32 [heads]
+  TensorView key_scale{}, value_scale{};  // optional, see above
+  bool causal = true;
+  std::optional<double> scale{};  // none: size ** -0.5
+  double softcap = 0;             // 0: none
+  int64_t window_left = -1, window_right = -1;
+  int64_t max_seqlen_q = 0;  // with cu_seqlens_q: no request has more queries; 0: all tokens
+  bool batch_invariant = false;
+  TensorView output{};  // [tokens, heads, value_size], dense last dimension
+  TensorView lse{};     // optional: fp32 [heads, tokens], contiguous
+};
+
+inline constexpr auto kAttendFields = fields<Attend>(
+    input<&Attend::query>({.shape = "tokens heads size", .leads = true, .memory = MemoryLayout::kDenseLast}),
+    input<&Attend::key_cache>(
+        {.shape = "pages page_size key_heads size", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
+    input<&Attend::value_cache>(
+        {.shape = "pages page_size key_heads value_size", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
+    input<&Attend::block_tables>(
+        {.shape = "requests table", .dtype = "int32", .memory = MemoryLayout::kContiguous, .key = KeyPart::kSizes}),
+    input<&Attend::seq_lens>({.shape = "requests", .dtype = "int32", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Attend::cu_seqlens_q>({.dtype = "int32", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Attend::mask>({.shape = "requests queries queries", .dtype = "bool"}),
+    optional_input<&Attend::sinks>({.shape = "heads", .dtype = "fp32", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Attend::alibi_slopes>({.shape = "heads", .dtype = "fp32", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Attend::key_scale>({.dtype = "fp32", .content = "positive"}),
+    optional_input<&Attend::value_scale>({.dtype = "fp32", .content = "positive"}),
+    option<&Attend::causal>({.key = KeyPart::kValue}), option<&Attend::scale>(),
+    option<&Attend::softcap>({.key = KeyPart::kPresence}), option<&Attend::window_left>(),
+    option<&Attend::window_right>(), option<&Attend::max_seqlen_q>({.symbolic = true}),
+    option<&Attend::batch_invariant>({.key = KeyPart::kValue}),
+    output<&Attend::output>({.shape = "tokens heads value_size", .dtype = "query"}),
+    output<&Attend::lse>({.shape = "heads tokens", .dtype = "fp32", .wanted = "return_lse", .trial = "lse"}));
+
+struct Append {
+  TensorView key{}, value{};              // [tokens, key_heads, size or value_size]
+  TensorView slots{};                     // int64 or int32 [tokens]
+  TensorView key_scale{}, value_scale{};  // optional
+  TensorView key_cache{}, value_cache{};  // [pages, page_size, key_heads, size or value_size]
+};
+
+inline constexpr auto kAppendFields = fields<Append>(
+    input<&Append::key>({.shape = "tokens key_heads size", .leads = true, .memory = MemoryLayout::kDenseLast}),
+    input<&Append::value>({.shape = "tokens key_heads value_size", .memory = MemoryLayout::kDenseLast}),
+    input<&Append::slots>({.shape = "tokens", .memory = MemoryLayout::kContiguous, .trial_dtype = "slots"}),
+    optional_input<&Append::key_scale>({.dtype = "fp32", .content = "positive"}),
+    optional_input<&Append::value_scale>({.dtype = "fp32", .content = "positive"}),
+    updated<&Append::key_cache>({.shape = "pages page_size key_heads size", .memory = MemoryLayout::kDenseLast}),
+    updated<&Append::value_cache>(
+        {.shape = "pages page_size key_heads value_size", .memory = MemoryLayout::kDenseLast}));
+
+// Throw Error{kInvalidArgument} naming the argument, both values and the cure. On the CPU a page or slot outside the
+// cache is an error; a GPU takes it for -1.
+KP_EXPORT void attend(const Attend& arguments, Context& context);
+KP_EXPORT void append(const Append& arguments, Context& context);
+
+}  // namespace kernel_pytorch::paged_attention

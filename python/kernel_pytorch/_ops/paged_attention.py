@@ -1,0 +1,146 @@
+"""Attention over a cache of pages, writing such a cache, and merging attention over parts of the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._declare import without_gradient
+
+_LAYOUTS = ("nhd", "hnd")
+
+
+def _cache(name: str, op: str, cache: Tensor, layout: str) -> Tensor:
+    if layout not in _LAYOUTS:
+        raise ValueError(f'{op}: cache_layout is "{layout}"; it is "nhd" or "hnd"')
+    if cache.dim() != 4:
+        raise ValueError(f"{op}: {name} has shape {list(cache.shape)}; it must have four dimensions, one of them pages")
+    return cache if layout == "nhd" else cache.transpose(1, 2)
+
+
+def _window(window: int | tuple[int, int] | None) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    return (window, window) if isinstance(window, int) else window
+
+
+def _scale(scale: Tensor | float | None, cache: Tensor, layout: str) -> Tensor | None:
+    if scale is None:
+        return None
+    if not isinstance(scale, Tensor):
+        return torch.full((1,), scale, dtype=torch.float32, device=cache.device)
+    return scale.transpose(1, 2) if scale.dim() == 3 and layout == "hnd" else scale
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    mask: Tensor | None = None,
+    key_scale: Tensor | float | None = None,
+    value_scale: Tensor | float | None = None,
+    batch_invariant: bool = False,
+    cache_layout: str = "nhd",
+    out: Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of new tokens over keys and values in pages; decoding, drafts and chunks of prompts in one call.
+
+    It allocates its results alone, waits for nothing and reads lengths on the device: one CUDA graph serves all
+    lengths. Without gradients: training uses `attention`.
+
+    Args:
+        query: [tokens, heads, size]; heads are a multiple of the caches' heads.
+        key_cache, value_cache: [pages, page_size, key_heads, size], or [pages, key_heads, page_size, size] with
+            cache_layout="hnd"; any strides with a dense last dimension. The query's type, float8_e4m3fn or int8.
+        block_tables: int32 [requests, pages of a request]: the page of each page_size keys in turn; -1 is none.
+        seq_lens: int32 [requests]: keys of each request, its new tokens included.
+        cu_seqlens_q: int32 [requests + 1]: where the new tokens of each request begin in query; None: all have as many.
+        max_seqlen_q: no request has more new tokens; None: all tokens. Small values let decoding use small tiles.
+        causal: a token sees the keys up to its own position, seq_len - new tokens + its number among them.
+        scale: of the scores; None is size ** -0.5.
+        window: (left, right), keeps -left <= key - position <= right, -1 is unbounded; a number is both.
+        softcap: scores become softcap * tanh(score / softcap).
+        sinks: fp32 [heads], logits in the denominator alone.
+        alibi_slopes: fp32 [heads], subtracts slope * |key - position|.
+        mask: bool [requests, n, n] for drafts that form a tree: whether new token i sees new token j.
+        key_scale, value_scale: of caches in few bits: a number, [key_heads], or [pages, page_size, key_heads].
+        batch_invariant: the bits of a request do not depend on the others in the batch.
+        out: what the result is copied to.
+        cache_layout: "nhd" (rows of a page before heads) or "hnd".
+        return_lse: also the logarithms of the sums of exponentials, fp32 [heads, tokens], natural.
+    """
+    left, right = _window(window)
+    results = _attend(
+        query,
+        _cache("key_cache", "paged_attention", key_cache, cache_layout),
+        _cache("value_cache", "paged_attention", value_cache, cache_layout),
+        block_tables,
+        seq_lens,
+        cu_seqlens_q,
+        mask,
+        sinks,
+        alibi_slopes,
+        _scale(key_scale, key_cache, cache_layout),
+        _scale(value_scale, value_cache, cache_layout),
+        causal,
+        scale,
+        0.0 if softcap is None else softcap,
+        left,
+        right,
+        0 if max_seqlen_q is None else max_seqlen_q,
+        batch_invariant,
+        return_lse,
+    )
+    output, lse = results
+    if out is not None:
+        output = out.copy_(output)
+    return (output, lse) if return_lse else output
+
+
+def append_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    *,
+    key_scale: Tensor | float | None = None,
+    value_scale: Tensor | float | None = None,
+    cache_layout: str = "nhd",
+) -> None:
+    """Writes new keys and values into their slots of the caches.
+
+    Args:
+        key, value: the new rows, [tokens, key_heads, size].
+        key_cache, value_cache: as in `paged_attention`; caches in few bits hold value / scale.
+        slots: int32 or int64 [tokens]: page * page_size + row, or -1 for a token that is not kept. None twice.
+        key_scale, value_scale: a number, [key_heads], or [pages, page_size, key_heads].
+        cache_layout: "nhd" (rows of a page before heads) or "hnd".
+    """
+    _append(
+        key,
+        value,
+        slots,
+        _scale(key_scale, key_cache, cache_layout),
+        _scale(value_scale, value_cache, cache_layout),
+        _cache("key_cache", "append_kv", key_cache, cache_layout),
+        _cache("value_cache", "append_kv", value_cache, cache_layout),
+    )
+
+
+_attend = without_gradient("paged_attention")
+_append = without_gradient("append_kv")

@@ -1,0 +1,118 @@
+"""Attention over a cache of pages, and the writing of such a cache. Forward only: serving has no gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._call import call
+
+Array = jax.Array
+
+
+def _cache(op: str, cache: Array, layout: str) -> Array:
+    if layout not in ("nhd", "hnd"):
+        raise ValueError(f'{op}: cache_layout is "{layout}"; it is "nhd" or "hnd"')
+    return cache if layout == "nhd" else jnp.swapaxes(cache, 1, 2)
+
+
+def _scale(scale: Any, layout: str) -> Array | None:
+    if scale is None:
+        return None
+    scale = jnp.asarray(scale, jnp.float32)
+    if scale.ndim == 0:
+        return scale[None]
+    return jnp.swapaxes(scale, 1, 2) if scale.ndim == 3 and layout == "hnd" else scale
+
+
+def paged_attention(
+    query: Array,
+    key_cache: Array,
+    value_cache: Array,
+    block_tables: Array,
+    seq_lens: Array,
+    *,
+    cu_seqlens_q: Array | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
+    mask: Array | None = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    batch_invariant: bool = False,
+    cache_layout: str = "nhd",
+    return_lse: bool = False,
+) -> Any:
+    """Attention of new tokens over keys and values in pages; arguments as in `functional.paged_attention`.
+
+    Args:
+        query: [tokens, heads, size].
+        key_cache, value_cache: [pages, page_size, key_heads, size]; with cache_layout="hnd" (heads before rows) XLA
+            transposes the cache, which is a copy.
+        block_tables, seq_lens: int32 [requests, pages of a request] and [requests].
+        cu_seqlens_q, max_seqlen_q: int32 [requests + 1] and a bound, for requests of different numbers of tokens.
+        window: (left, right), -1 is unbounded; a number is both.
+        key_scale, value_scale: of caches in float8_e4m3fn or int8.
+        return_lse: also fp32 [heads, tokens].
+    """
+    left, right = (window, window) if isinstance(window, int) else (-1, -1) if window is None else window
+    tensors = {
+        "query": jax.lax.stop_gradient(query),
+        "key_cache": _cache("paged_attention", key_cache, cache_layout),
+        "value_cache": _cache("paged_attention", value_cache, cache_layout),
+        "block_tables": block_tables,
+        "seq_lens": seq_lens,
+        "cu_seqlens_q": cu_seqlens_q,
+        "mask": mask,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+        "key_scale": _scale(key_scale, cache_layout),
+        "value_scale": _scale(value_scale, cache_layout),
+    }
+    options = {
+        "causal": causal,
+        "scale": scale,
+        "softcap": 0.0 if softcap is None else softcap,
+        "window_left": left,
+        "window_right": right,
+        "max_seqlen_q": 0 if max_seqlen_q is None else max_seqlen_q,
+        "batch_invariant": batch_invariant,
+    }
+    made = call("paged_attention", tensors, options, wanted=("return_lse",) if return_lse else ())
+    return (made["output"], made["lse"]) if return_lse else made["output"]
+
+
+def append_kv(
+    key: Array,
+    value: Array,
+    key_cache: Array,
+    value_cache: Array,
+    slots: Array,
+    *,
+    key_scale: Any = None,
+    value_scale: Any = None,
+) -> tuple[Array, Array]:
+    """The caches with new keys and values in their slots; donated caches are written in place, others are copied.
+
+    Args:
+        key, value: [tokens, key_heads, size].
+        key_cache, value_cache: [pages, page_size, key_heads, size].
+        slots: int32 [tokens]: page * page_size + row, or -1 for a token that is not kept.
+    """
+    tensors = {
+        "key": key,
+        "value": value,
+        "slots": slots,
+        "key_scale": _scale(key_scale, "nhd"),
+        "value_scale": _scale(value_scale, "nhd"),
+        "key_cache": key_cache,
+        "value_cache": value_cache,
+    }
+    made = call("append_kv", tensors, {})
+    return made["key_cache"], made["value_cache"]

@@ -1,0 +1,164 @@
+"""Attention over pages, against dense attention in fp64 on the keys that a request sees; and the writing of pages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .case import Case
+from .draw import Draw
+from .run import generates
+
+_CODES = {torch.float8_e4m3fn: 4.0, torch.int8: 100.0}  # magnitudes that fill a cache's type
+
+
+def _caches(d: Draw, dtype: torch.dtype, pages: int, page_size: int, heads: int, size: int, value_size: int) -> Any:
+    kept = d.choice((dtype, dtype, torch.float8_e4m3fn, torch.int8))
+    caches = []
+    for columns in (size, value_size):
+        cache = d.normal((pages, page_size, heads, columns), torch.float64, _CODES.get(kept, 1.0))
+        caches.append((cache.round().clamp(-127, 127) if kept == torch.int8 else cache).to(kept))
+    if kept == dtype:
+        return *caches, {}
+    shape = d.choice(((1,), (heads,), (pages, page_size, heads)))
+    small = 1 / _CODES[kept]
+    return *caches, {f"{n}_scale": (torch.rand(shape, generator=d.generator) + 0.5) * small for n in ("key", "value")}
+
+
+@generates("paged_attention")
+def paged_attention(d: Draw, name: str) -> Case:
+    dtype = d.dtype(double=False)
+    requests, key_heads, group = d.between(1, 5), d.between(1, 3), d.choice((1, 2, 5, 8))
+    size, value_size = d.choice((8, 33, 64, 80)), d.choice((8, 40, 64))
+    page_size = d.choice((1, 2, 7, 16, 64))
+    longest = d.choice((1, 20, 150, 1200))
+    table = -(-longest // page_size)
+    pages = max(1, d.between(1, requests * table))
+    key_cache, value_cache, scales = _caches(d, dtype, pages, page_size, key_heads, size, value_size)
+    lengths = [d.between(0, longest) for _ in range(requests)]
+    tables = torch.randint(0, pages, (requests, table), generator=d.generator, dtype=torch.int32)
+    if d.maybe(0.3):
+        tables[torch.rand(tables.shape, generator=d.generator) < 0.1] = -1
+    counts = [d.choice((0, 1, 1, 2, 5, 40)) for _ in range(requests)] if d.maybe() else [d.between(0, 4)] * requests
+    options: dict[str, Any] = {"causal": d.maybe(0.8), "batch_invariant": d.maybe(0.3), **scales}
+    if len(set(counts)) > 1 or d.maybe(0.3):
+        starts = torch.tensor([0, *counts]).cumsum(0)
+        options["cu_seqlens_q"] = starts.to(torch.int32)
+        options["max_seqlen_q"] = max(counts) + d.between(0, 2)
+    heads = key_heads * group
+    if d.maybe(0.3):
+        options["window"] = (d.between(0, 30), d.choice((-1, 0, 5)))
+    if d.maybe(0.2):
+        options["softcap"] = d.number(1.0, 30.0)
+    if d.maybe(0.3):
+        options["sinks"] = d.normal((heads,), torch.float32)
+    if d.maybe(0.2):
+        options["alibi_slopes"] = d.normal((heads,), torch.float32, 0.1)
+    if d.maybe(0.2):
+        most = max(max(counts), options.get("max_seqlen_q", 0), 1)
+        options["mask"] = torch.rand(requests, most, most, generator=d.generator) < 0.7
+    query = d.normal((sum(counts), heads, size), dtype)
+    if d.maybe(0.3):
+        key_cache, value_cache = (c.transpose(1, 2).contiguous().transpose(1, 2) for c in (key_cache, value_cache))
+    args = (query, key_cache, value_cache, tables, torch.tensor(lengths, dtype=torch.int32))
+    expected = _dense(query, key_cache, value_cache, tables, lengths, counts, options)
+    largest = max(float(expected.abs().max()) if expected.numel() else 0.0, 1.0)
+
+    def check(output: Tensor, case: Case) -> str | None:
+        bound = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype] * largest
+        off = float((output.double() - expected).abs().max()) if output.numel() else 0.0
+        return f"a value is off by {off}, {bound} is allowed" if not off <= bound else None
+
+    case = Case(args, options, check=check, gradients=False)
+    if d.maybe(0.08):
+        way = d.between(0, 2)
+        if way == 0:
+            case.args, case.refused = (query, key_cache, value_cache, tables.long(), args[4]), "tables are int64"
+        elif way == 1:
+            case.args, case.refused = (query.double(), *args[1:]), "the query is fp64"
+        else:
+            case.options["sinks"], case.refused = torch.zeros(heads + 1), "there are more sinks than heads"
+    return case
+
+
+def _dense(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    lengths: list[int],
+    counts: list[int],
+    o: dict[str, Any],
+) -> Tensor:
+    """One request, one head, one query at a time would be slow: scores of a request at once, as a matrix per head."""
+    page_size, key_heads, size = keys.shape[1], keys.shape[2], keys.shape[3]
+    group = query.shape[1] // key_heads
+    output = torch.zeros(query.shape[0], query.shape[1], values.shape[3], dtype=torch.float64)
+    left, right = o.get("window", (-1, -1))
+    first = 0
+    for r, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        places = torch.arange(length)
+        pages = tables[r].long()[places // page_size] if length else torch.zeros(0, dtype=torch.long)
+        rows, present = (pages.clamp(min=0), places % page_size), pages >= 0
+        k, v = (cache[rows].double() for cache in (keys, values))
+        for part, which in (("key_scale", "k"), ("value_scale", "v")):
+            if part in o:
+                scale = o[part].double()
+                scale = scale[rows][..., None] if scale.dim() == 3 else scale.view(1, -1, 1)
+                k, v = (k * scale, v) if which == "k" else (k, v * scale)
+        k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", query[first : first + count].double(), k) / math.sqrt(size)
+        if "softcap" in o:
+            scores = o["softcap"] * torch.tanh(scores / o["softcap"])
+        distance = places[None, :] - (length - count + torch.arange(count))[:, None]
+        if "alibi_slopes" in o:
+            scores = scores - o["alibi_slopes"].double().view(-1, 1, 1) * distance.abs()
+        kept = present[None, :].expand(count, length).clone()
+        kept &= (distance <= 0) if o["causal"] else torch.ones_like(kept)
+        kept &= (distance >= -left) if left >= 0 else torch.ones_like(kept)
+        kept &= (distance <= right) if right >= 0 else torch.ones_like(kept)
+        if "mask" in o and count:
+            new = torch.arange(length) - (length - count)
+            kept &= torch.where(new[None, :] >= 0, o["mask"][r][:count, new.clamp(min=0)], True)
+        scores = scores.masked_fill(~kept, -math.inf)
+        sink = o["sinks"].double().view(-1, 1, 1).expand(-1, count, 1) if "sinks" in o else None
+        everything = scores if sink is None else torch.cat([scores, sink], -1)
+        weights = torch.softmax(everything, -1).nan_to_num(0.0)[..., :length] if everything.shape[-1] else scores
+        output[first : first + count] = torch.einsum("hqk,khd->qhd", weights, v)
+        first += count
+    return output
+
+
+@generates("append_kv")
+def append_kv(d: Draw, name: str) -> Case:
+    dtype = d.dtype(double=False)
+    tokens, heads, page_size = d.size(30), d.between(1, 3), d.choice((1, 4, 16))
+    pages = tokens // page_size + 2
+    size, value_size = d.between(1, 70), d.between(1, 70)
+    key_cache, value_cache, scales = _caches(d, dtype, pages, page_size, heads, size, value_size)
+    key, value = d.normal((tokens, heads, size), dtype), d.normal((tokens, heads, value_size), dtype)
+    slots = torch.randperm(pages * page_size, generator=d.generator)[:tokens]
+    slots[torch.rand(tokens, generator=d.generator) < 0.1] = -1
+    before = key_cache.clone()
+
+    def check(_: Any, case: Case) -> str | None:
+        if not tokens:
+            return None
+        expected = before.clone().view(pages * page_size, heads, size)
+        for token, slot in enumerate(slots.tolist()):
+            if slot < 0:
+                continue
+            rows = key[token].float()
+            if "key_scale" in scales:
+                scale = scales["key_scale"]
+                scale = scale.view(pages * page_size, heads)[slot] if scale.dim() == 3 else scale
+                rows = rows / scale.view(-1, 1)
+            wide = rows.round().clamp(-128, 127) if before.dtype == torch.int8 else rows.clamp(-448, 448)
+            expected[slot] = (wide if "key_scale" in scales else rows).to(before.dtype)
+        same = torch.equal(case.args[2].view(torch.uint8), expected.view_as(before).view(torch.uint8))
+        return None if same else "the key cache holds other rows"
+
+    return Case((key, value, key_cache, value_cache, slots), scales, check=check, gradients=False)

@@ -1,0 +1,62 @@
+"""A cache in pages from JAX: the same values as from torch, under jit, with donated caches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernel_pytorch.jax as kp
+
+
+def _batch():
+    random = np.random.default_rng(0)
+    caches = [jnp.asarray(random.standard_normal((12, 4, 2, 16)), jnp.float32) for _ in range(2)]
+    tables = jnp.asarray(random.permutation(12).reshape(3, 4), jnp.int32)
+    return (
+        jnp.asarray(random.standard_normal((3, 4, 16)), jnp.float32),
+        *caches,
+        tables,
+        jnp.array([5, 0, 16], jnp.int32),
+    )
+
+
+def _dense(query, keys, values, tables, lengths):
+    output = np.zeros((3, 4, 16))
+    for r, length in enumerate(np.asarray(lengths)):
+        k, v = (np.asarray(c)[np.asarray(tables)[r]].reshape(16, 2, 16)[:length].repeat(2, 1) for c in (keys, values))
+        if length:
+            scores = np.einsum("hd,khd->hk", query[r], k) / 4
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            output[r] = np.einsum("hk,khd->hd", weights / weights.sum(-1, keepdims=True), v)
+    return output
+
+
+def test_paged_attention_under_jit():
+    arguments = _batch()
+    output, lse = jax.jit(lambda *a: kp.paged_attention(*a, return_lse=True))(*arguments)
+    np.testing.assert_allclose(output, _dense(*arguments), atol=1e-5)
+    assert np.isneginf(lse[:, 1]).all()
+    first = [jnp.swapaxes(cache, 1, 2) for cache in arguments[1:3]]
+    np.testing.assert_allclose(
+        kp.paged_attention(arguments[0], *first, *arguments[3:], cache_layout="hnd"), output, atol=1e-6
+    )
+
+
+def test_append_kv_writes_donated_caches():
+    _, keys, values, _, _ = _batch()
+    new, slots = jnp.ones((3, 2, 16)), jnp.array([7, -1, 40], jnp.int32)
+    expected = np.asarray(keys).reshape(48, 2, 16).copy()
+    expected[[7, 40]] = 1
+    append = jax.jit(kp.append_kv, donate_argnums=(2, 3))
+    hlo = append.lower(new, new, keys, values, slots).compile().as_text()
+    assert "copy(" not in hlo.replace("copy-", "")
+    made, _ = append(new, new, keys, values, slots)
+    np.testing.assert_array_equal(np.asarray(made).reshape(48, 2, 16), expected)
+
+
+def test_refusals():
+    query, keys, values, tables, lengths = _batch()
+    with pytest.raises(ValueError, match="cache_layout"):
+        kp.paged_attention(query, keys, values, tables, lengths, cache_layout="x")
+    with pytest.raises(Exception, match="paged_attention: query has size 8, key_cache has 16"):
+        kp.paged_attention(query[..., :8], keys, values, tables, lengths)

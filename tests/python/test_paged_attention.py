@@ -1,0 +1,82 @@
+"""What random calls (tests/fuzz/pages.py) do not show: poisoned tails, bits that do not depend on neighbours, layouts,
+graphs of lengths, and refusals."""
+
+import pytest
+import torch
+
+from kernel_pytorch import functional
+
+
+def batch(requests: int = 4, dtype: torch.dtype = torch.float32, queries: int = 1):
+    pages, page_size, heads, key_heads, size = 64, 16, 8, 2, 64
+    generator = torch.Generator().manual_seed(0)
+    caches = [torch.randn(pages, page_size, key_heads, size, generator=generator).to(dtype) for _ in range(2)]
+    tables = torch.randperm(pages, generator=generator)[: requests * 12].view(requests, 12).to(torch.int32)
+    lengths = torch.tensor([190, 0, 16, 77, 1][:requests], dtype=torch.int32)
+    query = torch.randn(requests * queries, heads, size, generator=generator).to(dtype)
+    return query, *caches, tables, lengths
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_lies_behind_the_last_key_is_never_a_number(dtype):
+    query, keys, values, tables, lengths = batch(dtype=dtype)
+    expected = functional.paged_attention(query, keys, values, tables, lengths)
+    for r, length in enumerate(lengths.tolist()):
+        for key in range(length, tables.shape[1] * 16):
+            page = int(tables[r, key // 16])
+            keys[page, key % 16] = values[page, key % 16] = torch.nan
+    found, lse = functional.paged_attention(query, keys, values, tables, lengths, return_lse=True)
+    assert torch.equal(found, expected)
+    assert not found[1].any() and torch.isneginf(lse[:, 1]).all()  # a request without keys
+
+
+def test_bits_of_a_request_do_not_depend_on_others():
+    query, keys, values, tables, lengths = batch(queries=2)
+    together = functional.paged_attention(query, keys, values, tables, lengths, batch_invariant=True)
+    for r in range(4):
+        alone = functional.paged_attention(
+            query[2 * r : 2 * r + 2], keys, values, tables[r : r + 1], lengths[r : r + 1], batch_invariant=True
+        )
+        assert torch.equal(alone, together[2 * r : 2 * r + 2])
+
+
+def test_layouts_are_views_of_the_same_cache():
+    query, keys, values, tables, lengths = batch()
+    expected = functional.paged_attention(query, keys, values, tables, lengths)
+    first = [cache.transpose(1, 2).contiguous() for cache in (keys, values)]
+    assert torch.equal(functional.paged_attention(query, *first, tables, lengths, cache_layout="hnd"), expected)
+    pool = torch.stack([keys, values], dim=1)  # one tensor, keys and values of a page in turns
+    out = torch.empty_like(expected)
+    assert functional.paged_attention(query, pool[:, 0], pool[:, 1], tables, lengths, out=out) is out
+    assert torch.equal(out, expected)
+
+
+def test_a_cache_that_is_appended_to_is_the_cache_of_all_tokens():
+    query, keys, values, tables, _ = batch(requests=1)
+    new = [torch.randn(5, 2, 64) for _ in range(2)]
+    slots = torch.tensor([int(tables[0, k // 16]) * 16 + k % 16 for k in range(30, 35)])
+    functional.append_kv(*new, keys, values, slots)
+    assert torch.equal(keys.view(-1, 2, 64)[slots], new[0]) and torch.equal(values.view(-1, 2, 64)[slots], new[1])
+    eager = functional.paged_attention(query, keys, values, tables, torch.tensor([35], dtype=torch.int32))
+    compiled = torch.compile(functional.paged_attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(query, keys, values, tables, torch.tensor([35], dtype=torch.int32)), eager)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda a: a.update(tables=a["tables"].long()), "block_tables is int64; convert it to int32"),
+        (lambda a: a.update(lengths=a["lengths"][:2]), r"seq_lens has shape \[2\]; it must be \[4\]"),
+        (lambda a: a.update(keys=a["keys"][..., :32]), "query has size 64, key_cache has 32"),
+        (lambda a: a.update(tables=a["tables"] + 100), "the cache has 64 pages; it must be one of them, or -1"),
+        (lambda a: a.update(query=a["query"].requires_grad_()), "has no gradient"),
+        (lambda a: a.update(cu_seqlens_q=torch.tensor([0, 2, 1, 3, 4], dtype=torch.int32)), "offsets must ascend"),
+        (lambda a: a.update(cache_layout="bhsd"), 'cache_layout is "bhsd"'),
+    ],
+)
+def test_refusals_name_the_argument_and_the_cure(change, sentence):
+    arguments = dict(zip(("query", "keys", "values", "tables", "lengths"), batch(), strict=True))
+    change(arguments)
+    tensors = [arguments.pop(name) for name in ("query", "keys", "values", "tables", "lengths")]
+    with pytest.raises((RuntimeError, ValueError), match=sentence):
+        functional.paged_attention(*tensors, **arguments)
