@@ -87,7 +87,7 @@ def text_of(row: dict[str, float]) -> str:
     return f"{row['median_us'] / 1e3:.3f} ms ({row['low_us'] / 1e3:.3f} to {row['high_us'] / 1e3:.3f})"
 
 
-def result_of(case: Case, rounds: int, seconds: float, profile: bool) -> dict[str, Any]:
+def result_of(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
     times = case.times(rounds, seconds)
     peers = {name: row for name, row in times.items() if not name.startswith(OURS)}
     best_peer = min((row["median_us"] for row in peers.values()), default=0.0)
@@ -101,9 +101,12 @@ def result_of(case: Case, rounds: int, seconds: float, profile: bool) -> dict[st
         "failed": case.notes,
         "seconds_to_compile": case.seconds_to_compile,
         "reports": case.reports,
-        "kernels": {name: case.kernels(name) for name in case.steps} if profile else {},
-        "busy": {name: case.busy(name) for name in case.steps} if profile else {},
     }
+
+
+def profiled(case: Case, result: dict[str, Any]) -> dict[str, Any]:
+    kernels = {name: case.kernels(name) for name in case.steps}
+    return {**result, "kernels": kernels, "busy": {name: case.busy(name) for name in case.steps}}
 
 
 def run_model(arguments: argparse.Namespace, device: torch.device) -> None:
@@ -125,8 +128,11 @@ def run_model(arguments: argparse.Namespace, device: torch.device) -> None:
                 add_ours(case, arguments)
             else:
                 add_torch(case, slow, arguments.inner)
-            results[case.row.name] = result_of(case, *rounds, arguments.profile)
+            results[case.row.name] = result_of(case, *rounds)
             arguments.output.write_text(json.dumps(list(results.values())))
+            if arguments.profile:  # which may take longer than there is time
+                results[case.row.name] = profiled(case, results[case.row.name])
+                arguments.output.write_text(json.dumps(list(results.values())))
 
 
 def figures(result: dict[str, Any]) -> list[dict[str, str]]:

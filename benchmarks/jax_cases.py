@@ -183,6 +183,21 @@ class Llama:
         return x + swiglu(both[..., 0::2], both[..., 1::2]) @ weights["down"].T
 
 
+def ragged_case(m: int, n: int, k: int, groups: int, gradients: bool) -> Case:
+    sizes = jnp.full((groups,), m // groups, jnp.int32)
+    x, weight = random(0, m, k), random(1, groups, k, n) * jnp.bfloat16(k**-0.5)
+
+    def of(dot: Callable[..., Array]) -> Callable[..., Any]:
+        def product(x: Array, weight: Array) -> Array:
+            return dot(x, weight, sizes)
+
+        return with_gradients(product, 2) if gradients else product
+
+    name = f"grouped GEMM {m}x{n}x{k}, {groups} groups, forward{' and backward' if gradients else ''}"
+    inputs = (x, weight, random(2, m, n)) if gradients else (x, weight)
+    return Case(name, of(kp.ragged_dot), of(jax.lax.ragged_dot), "jax.lax.ragged_dot", inputs)
+
+
 def llama_case(device: str) -> Case:
     llama = Llama(device)
     batch, length, dim = llama.inputs[0].shape
@@ -200,6 +215,8 @@ GPU = [
     lambda: loss_case(8192, 32000, False),
     lambda: loss_case(8192, 32000, True),
     lambda: product_case(8192, 8192, 8192),
+    lambda: ragged_case(16384, 4096, 4096, 8, False),
+    lambda: ragged_case(16384, 4096, 4096, 8, True),
     lambda: llama_case("gpu"),
 ]
 CPU = [
@@ -212,5 +229,6 @@ CPU = [
     lambda: loss_case(512, 8192, False),
     lambda: loss_case(512, 8192, True),
     lambda: product_case(512, 1024, 1024),
+    lambda: ragged_case(512, 1024, 1024, 4, False),
     lambda: llama_case("cpu"),
 ]

@@ -40,6 +40,8 @@ from timing import Timing, summarised
 import kernel_pytorch
 
 ROTATED_BYTES = {"gpu": 256 * 2**20, "cpu": 128 * 2**20}  # more than the last-level cache, twice over
+# Turns of 10 ms on a GPU were 0.5 ms longer than their kernels together: what the host does at their begin and end.
+TURN_SECONDS = {"gpu": 0.05, "cpu": 0.01}
 # With two calls XLA's few microseconds between steps were 5 % of a norm's.
 CALLS_OF_STEP = 16
 IMPORT_CODE = """
@@ -111,12 +113,12 @@ def in_steps(function: Callable[..., Any], buffers: list[tuple[Any, ...]]) -> Wa
     return take
 
 
-def compare(ways: dict[str, Way], seconds: float, least: int) -> dict[str, Timing]:
-    """Times the ways in turns for about `seconds` each; a turn has at least `least` calls and lasts 10 ms or more."""
+def compare(ways: dict[str, Way], seconds: float, least: int, turn_seconds: float) -> dict[str, Timing]:
+    """Times the ways in turns for about `seconds` each; a turn has at least `least` calls and lasts `turn_seconds`."""
     calls = {}
     for name, way in ways.items():
         way(least)  # compile, choose, load
-        calls[name] = max(least, round(0.010 / (way(least) / least)))
+        calls[name] = max(least, round(turn_seconds / (way(least) / least)))
     samples: dict[str, list[float]] = {name: [] for name in ways}
     order, draw = list(ways), random.Random(0)
     end = time.perf_counter() + seconds * len(ways)
@@ -162,7 +164,7 @@ def timed(case: Case, device: str, seconds: float) -> dict[str, Any]:
         name: in_steps(function, buffers) if is_short else queued(jax.jit(function), buffers)
         for name, function in (("ours", case.ours), (case.peer_name, case.peer))
     }
-    timings = compare(ways, seconds, count)
+    timings = compare(ways, seconds, count, TURN_SECONDS[device])
     ours, peer = timings["ours"].median_us, timings[case.peer_name].median_us
     row = {"op": case.name, "dtype": case.dtype, "error": error, "speedup": peer / ours}
     row["timings"] = {name: asdict(timing) for name, timing in timings.items()}

@@ -1,12 +1,14 @@
 """Training in less memory: activations kept, recomputed and moved by `fit_memory`, against torch's own ways in one run.
 
-    python benchmarks/memory.py [--device cpu|cuda] [--quick] [--only blocks|model] [--output FILE]
+    python benchmarks/memory.py [--device cpu|cuda] [--quick] [--only blocks|model|float8|planner] [--output FILE]
 
 `blocks`: eight Llama blocks (d 4096, ff 14336, 8,192 tokens, bf16): everything kept, torch.utils.checkpoint, torch's
 selective checkpointing of everything but products and attention, save_on_cpu, and fit_memory at 80 % and at 40 % of the
 activations. `model`: a step of a model of 1.5 billion parameters with torch's AdamW in fp32 under autocast and
-everything kept, against bf16 with compact states, released gradients and fit_memory. Peaks are the allocator's, times
-are medians of interleaved turns. On a CPU the shapes are small, and only whether the numbers hang together can be seen.
+everything kept, against bf16 with compact states and released gradients, with everything kept and with fit_memory at
+40 % and 30 % of the first one's peak. `float8`: one Llama block in bf16 and in FP8. `planner`: the plan's added time
+against exhaustive search on small random models. Peaks are the allocator's, times are medians of interleaved turns. On
+a CPU the shapes are small, and only whether the numbers hang together can be seen.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ import torch
 from kernel_pytorch.advanced_memory import MemoryFit, fit_memory
 from kernel_pytorch.optim import AdamW, release_gradients
 from kernel_pytorch.optim.release import GradientRelease
+from memory_float8 import steps_of
+from memory_planner import run_planner
 from table import print_and_store
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -293,14 +297,16 @@ def run_model(device: torch.device, quick: bool) -> dict[str, Any]:
 
         return Way(step, device)
 
-    def ours(budget: int) -> tuple[Way, MemoryFit, GradientRelease]:
+    def ours(budget: int | None) -> tuple[Way, MemoryFit | None, GradientRelease]:
         with torch.device(device):
             model = Stack(**sizes).to(torch.bfloat16)
         optimizer = AdamW(model.parameters(), lr=1e-4, state="compact")
         with release_gradients(optimizer):
             model(tokens).backward()  # states
-        free = fit_memory(model, tokens, budget, loss=lambda loss: loss, gradients="released")
-        print(free, flush=True)
+        fit = None
+        if budget is not None:
+            fit = fit_memory(model, tokens, budget, loss=lambda loss: loss, gradients="released")
+            print(fit, flush=True)
         released = release_gradients(optimizer)
 
         def step(between: Callable[[], None]) -> None:
@@ -309,7 +315,7 @@ def run_model(device: torch.device, quick: bool) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
 
-        return Way(step, device), free, released
+        return Way(step, device), fit, released
 
     figures, fits = [], {}
     first = theirs()
@@ -320,25 +326,40 @@ def run_model(device: torch.device, quick: bool) -> dict[str, Any]:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    for share in (0.40, 0.30):
+    for share in (None, 0.40, 0.30):
         try:
-            way, fit, released = ours(int(share * peak))
+            way, fit, released = ours(None if share is None else int(share * peak))
         except MemoryError as error:
             print(error, flush=True)
             continue
-        name = f"bf16, compact states, fit_memory at {share:.0%}"
+        name = "bf16, compact states, " + ("everything kept" if share is None else f"fit_memory at {share:.0%}")
         one = figures_of({name: way}, turns)[0]
         one |= {"slowdown": one["ms"] / base - 1, "peak_share": one["peak_gib"] * GIB / peak}
         figures.append(one)
-        fits[name] = describe_fit(fit)
+        if fit is not None:
+            fits[name] = describe_fit(fit)
         released.remove()  # its hooks know the optimizer, which knows the parameters: Python does not see that circle
         del way, fit
         gc.collect()
     return {"sizes": {**sizes, "batch": batch}, "figures": figures, "fits": fits}
 
 
+def run_float8(device: torch.device, quick: bool) -> dict[str, Any]:
+    ways = {name: Way(step, device) for name, step in steps_of(device)}
+    return {"figures": figures_of(ways, 3 if quick else 7), "fits": {}}
+
+
+def run_plans(_device: torch.device, quick: bool) -> dict[str, Any]:
+    return {"planner": run_planner(60 if quick else 300), "figures": [], "fits": {}}
+
+
 def text_of(part: str, result: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
+    if "planner" in result:
+        plans = result["planner"]
+        what = f"{part}: {plans['plans']} plans of small models, {plans['equal']} as fast as the best of all"
+        row = dict.fromkeys(("peak", "activations", "step", "slower by", "predicted peak", "error"), "")
+        rows.append({"what": what, **row, "slower by": f"{100 / max(plans['worst'], 1e-9) - 100:.1f} % at most"})
     for one in result["figures"]:
         fit = result["fits"].get(one["way"])
         rows.append(
@@ -373,7 +394,7 @@ def main() -> int:
     return 0
 
 
-PARTS = {"blocks": run_blocks, "model": run_model}
+PARTS = {"blocks": run_blocks, "model": run_model, "float8": run_float8, "planner": run_plans}
 
 if __name__ == "__main__":
     sys.exit(main())

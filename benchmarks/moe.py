@@ -1,6 +1,7 @@
 """A mixture of experts: routing, grouped products and the whole layer, against torch's on the same machine.
 
-    python benchmarks/moe.py [--device cuda|cpu] [--only TEXT,...] [--seconds S] [--output FILE]
+    python benchmarks/moe.py [--device cuda|cpu] [--only TEXT,...] [--seconds S] [--threads N]
+        [--output FILE]
 
 Peers. GPU: `torch._grouped_mm` on rows that are copied into the order of experts first (a layer: with the gate as one
 op of ours, and index_add for the sum), eager and, for a layer, compiled. CPU: a loop over the experts, as Hugging Face
@@ -278,10 +279,11 @@ def decode_cases() -> list[Case]:
 
 def seconds_of(call: Way, device: str, calls: int) -> float:
     if device == "cpu":
-        begin = time.perf_counter()
+        clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        begin = clock()
         for _ in range(calls):
             call()
-        return (time.perf_counter() - begin) / calls
+        return (clock() - begin) / calls
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(calls):
@@ -311,7 +313,7 @@ def run(case: Case, device: str, seconds: float) -> dict[str, str]:
         median = statistics.median(times)
         rate = f", {case.flops / median / 1e12:.{0 if device == 'cuda' else 2}f} TFLOP/s" if case.flops else ""
         rate += f", {case.bytes / median / 1e9:.0f} GB/s" if case.bytes else ""
-        row[way] = f"{median * 1e6:.1f} us{rate}"
+        row[way] = f"{median * 1e6:.1f} µs{rate}"
     print("; ".join(f"{name} {text}" if name != "what" else text for name, text in row.items()), flush=True)
     return row
 
@@ -321,8 +323,11 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a case")
+    parser.add_argument("--threads", type=int, help="of a CPU; times of one thread are its own")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     makers: list[Callable[[], list[Case]]] = [lambda: routing_cases(options.device)]
     makers += [product_cases, float8_cases, decode_cases] if options.device == "cuda" else []

@@ -2,7 +2,7 @@
 torch.compile on top of it; the ways of a model in turns in one process.
 
     python benchmarks/optimize_architectures.py [--device cpu|cuda] [--only WORDS,...] [--ways WORDS,...]
-        [--seconds S] [--budget S] [--layers N] [--at-once N] [--profile] [--output FILE]
+        [--seconds S] [--budget S] [--budgets WORD=S,...] [--layers N] [--at-once N] [--profile] [--output FILE]
 
 Hugging Face models from their configurations, in bf16 on a GPU and fp32 on a CPU: prefill of decoders with and without
 the default cache (4 layers of 2048, B2 S1024), encoders for tokens, images and sound, training steps. On a CPU smaller
@@ -41,6 +41,7 @@ import kernel_pytorch
 
 OURS, COMPILED, BOTH = "optimize", "optimize, compile=True", "optimize + torch.compile"
 OF_OURS = (OURS, COMPILED, BOTH)
+LOOP = "eager, a loop over experts"
 MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
 
 
@@ -116,6 +117,25 @@ def gpt2(device: torch.device) -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
+def mixtral_block(device: torch.device) -> nn.Module:
+    """One layer of Mixtral 8x7B, with an embedding and a head of a thousand words."""
+    sizes: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    if device.type == "cpu":
+        sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    config = transformers.MixtralConfig(
+        **sizes, num_hidden_layers=1, num_key_value_heads=sizes["num_attention_heads"] // 4, num_local_experts=8,
+        num_experts_per_tok=2, vocab_size=1024, use_cache=False, sliding_window=None, pad_token_id=0,
+    )  # fmt: skip
+    with device:
+        return transformers.MixtralForCausalLM(config)
+
+
+def looped(model: nn.Module) -> nn.Module:
+    """Hugging Face's loop over the experts, where its default is torch's grouped product."""
+    model.set_experts_implementation("eager")
+    return model
+
+
 def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase]]:
     is_small = device.type == "cpu"
     dtype = torch.float32 if is_small else torch.bfloat16
@@ -165,10 +185,17 @@ def cases(device: torch.device, layers: int) -> dict[str, Callable[[], TimedCase
     add("qwen3 training step", "train", training(qwen3_to_train, *((1, 128) if is_small else (4, 2048))))
     add("gpt2 training step", "train", training(lambda: gpt2(device), *((1, 128) if is_small else (8, 1024))))
     add("modernbert training step", "train", training(modernbert_to_train, *((1, 128) if is_small else (16, 512))))
+    block = training(lambda: mixtral_block(device), *((1, 128) if is_small else (2, 4096)))
+    add("mixtral block training step", "train", block)
     if is_small:
         for name, (make, sample) in DEMOS.items():
             add(f"bundled {name}", "inference", lambda make=make, sample=sample: (make().eval(), (sample(),)))
     return found
+
+
+def budget_of(name: str, arguments: argparse.Namespace) -> float:
+    words = (one.partition("=") for one in arguments.budgets.split(",") if one)
+    return next((float(seconds) for word, _, seconds in words if word in name), arguments.budget)
 
 
 def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, Any]) -> dict[str, Any]:
@@ -176,20 +203,22 @@ def ways_of(case: TimedCase, arguments: argparse.Namespace, reports: dict[str, A
 
     def optimized(model: nn.Module, compiles: bool = False) -> nn.Module:
         begin = time.perf_counter()
-        result = kernel_pytorch.optimize(model, case.arguments, case.goal, arguments.budget, compile=compiles)
+        seconds = budget_of(case.name, arguments)
+        result = kernel_pytorch.optimize(model, case.arguments, case.goal, seconds, compile=compiles)
         reports[COMPILED if compiles else OURS] = result.report.data
-        log(f"{case.name}: optimize took {time.perf_counter() - begin:.1f} s of {arguments.budget:g}\n{result.report}")
+        log(f"{case.name}: optimize took {time.perf_counter() - begin:.1f} s of {seconds:g}\n{result.report}")
         return result.model
 
     def both(model: nn.Module) -> nn.Module:
         """The same optimised model, compiled: two calls of optimize may choose differently."""
         return torch.compile(case.models[OURS] if OURS in case.models else optimized(model))
 
-    ways: dict[str, Any] = {"eager": lambda model: model, "torch.compile": torch.compile}
+    ways: dict[str, Any] = {"eager": lambda model: model, "torch.compile": torch.compile, LOOP: looped}
     for mode in MODES:
         ways[f"torch.compile {mode}"] = lambda model, mode=mode: torch.compile(model, mode=mode)
     ways |= {OURS: optimized, COMPILED: lambda model: optimized(model, True), BOTH: both}
-    short = {"eager": "eager", "compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
+    short = {"compile": "torch.compile", "optimize": OURS, "optimize-compile": COMPILED, "both": BOTH}
+    short |= {"eager": "eager", "loop": LOOP}
     names = {short.get(word, f"torch.compile {word}") for word in arguments.ways.split(",")}
     return {name: make for name, make in ways.items() if name in names}
 
@@ -215,6 +244,7 @@ def result_of(case: TimedCase, arguments: argparse.Namespace) -> dict[str, Any] 
         rows[name].update(launches=None, host_us=case.host_us(name) if case.device.type == "cuda" else None)
         log(f"{case.name}: {name}: {text_of(rows[name])}{host_text(rows[name])}")
     result = {"what": case.name, "rows": rows, "ratios": ratios_of(rows), "failed": case.notes, "reports": reports}
+    arguments.output.write_text(json.dumps([result], default=str))  # what follows may take longer than there is time
     if arguments.profile:
         result["kernels"] = {name: kernels_of(step, case.device) for name, step in case.steps.items()}
     return result
@@ -269,10 +299,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words that a case's name must hold one of, separated by commas")
     parser.add_argument(
         "--ways", default="eager,compile,reduce-overhead,optimize,both",
-        help="of eager, compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, optimize-compile, both",
+        help="of eager, loop (of models with experts), compile, reduce-overhead, max-autotune-no-cudagraphs, optimize, "
+        "optimize-compile, both",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing per case")
     parser.add_argument("--budget", type=float, default=20.0, help="of each optimize")
+    parser.add_argument("--budgets", default="", help="WORD=SECONDS,... for cases whose name holds the word")
     parser.add_argument("--layers", type=int, default=6, help="of encoders")
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     parser.add_argument(
@@ -295,7 +327,7 @@ def main() -> int:
         arguments.output.write_text(json.dumps([] if result is None else [result], default=str))
         return 0
     words = [word for word in arguments.only.split(",") if word]
-    names = [name for name in found if not words or any(word in name for word in words)]
+    names = list(dict.fromkeys(name for word in words for name in found if word in name)) if words else list(found)
     machine = {**describe_machine(device), "transformers": transformers.__version__}
     record: dict[str, Any] = {"machine": machine, "figures": [], "results": []}
     reports: dict[str, Any] = {}

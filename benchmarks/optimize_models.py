@@ -106,10 +106,13 @@ class Case:
         """Medians and quartiles in microseconds, in turns, whose order is drawn anew each time: a GPU at its limit of
         power is slower after hot work than after cool."""
         samples: dict[str, list[float]] = {name: [] for name in self.steps}
-        # Training steps follow each other: the host is ahead of the device from the second one on.
-        least, turns = (3, 9) if self.goal == "train" and self.device.type == "cuda" else (1, 15)
+        # Calls of a turn follow each other: the host is ahead of the device from the second one on, and what it takes
+        # for the first must not count.
+        is_cuda = self.device.type == "cuda"
+        turn_us, least, turns = (6e4, 3, 9) if is_cuda else (2e4, 1, 15)
         repeats = {
-            name: min(50, max(least, int(2e4 / elapsed_us(step, self.device, 1)))) for name, step in self.steps.items()
+            name: min(100, max(least, int(turn_us / elapsed_us(step, self.device, 1))))
+            for name, step in self.steps.items()
         }
         end, order = time.monotonic() + seconds, random.Random(0)
         while time.monotonic() < end or min(map(len, samples.values())) < turns:

@@ -27,6 +27,7 @@ NO_COMPARISON = {
     "cpu_sparse_attention.json": "its peer is our own dense attention",
     "cpu_sparse_perplexity.json": "perplexities",
     "h200_course.json": "the course's kernels, against their predictions",
+    "cpu_adaptive_precision.json": "perplexities",
     "h200_fp8_convergence.json": "losses",
     "*_memory.json": "peaks of memory",
     "h200_fp8_fused.json": "its peers are our own ops in parts, and a copy",
@@ -50,11 +51,13 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "linear_cross_entropy": "linear layer and cross entropy",
     "llama_block": "a Llama block without its GEMMs and attention",
     "matmul_cuda": "GEMMs",
+    "moe": "mixtures of experts",
     "optimize_architectures": "architectures of Hugging Face by `optimize`",
     "optimize_models": "whole models by `optimize`",
     "optimize_models, ways forced": "a Llama block, each variant of `optimize` forced",
     "overhead": "calls on 4x64 elements, host time included",
     "sparse_attention": "sparse attention",
+    "sparse_matmul": "products with 2:4 weights",
     "torch_attention": "attention",
     "torch_matmul": "GEMMs",
     "torch_norms": "norms",
@@ -118,8 +121,8 @@ def of_ways(rows: list[dict[str, Any]]) -> Iterator[Comparison]:
 
 
 def microseconds(text: str) -> float | None:
-    found = re.search(r"([\d.]+) (µs|ms)", text)
-    return float(found[1]) * {"µs": 1, "ms": 1000}[found[2]] if found else None
+    found = re.search(r"([\d.]+) (µs|us|ms)", text)
+    return float(found[1]) * {"µs": 1, "us": 1, "ms": 1000}[found[2]] if found else None
 
 
 def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:

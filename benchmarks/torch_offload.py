@@ -6,7 +6,8 @@ fp32 masters and averages (12 bytes each on the host), in 200 tensors of uneven 
 Times are of a whole step, from gradients that are there to states that are back in the host's memory. `share` is the
 plan's bound, from rates measured on this machine, over the time. naive, CPU step: gradients are copied to pageable
 memory, torch's fused AdamW steps fp32 masters there, weights are copied back. naive, states moved: each tensor's states
-are copied to the GPU, stepped there by torch's fused AdamW and copied back.
+are copied to the GPU, stepped there by torch's fused AdamW and copied back. `timelines` of the file: one more step of
+each way under torch's profiler, when each resource begins, when it ends and how long it works, in milliseconds.
 """
 
 from __future__ import annotations
@@ -106,6 +107,60 @@ def seconds_of(run: Step) -> float:
     return time.perf_counter() - begin
 
 
+def timeline(name: str, ours: Ours, step: Step) -> list[dict[str, Any]]:
+    """Begin, end and busy milliseconds of the link's directions, of the GPU's updates and of the CPU's."""
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    (states,) = ours.optimizer._offloaded.all()
+
+    def timed(lane: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begin = time.perf_counter_ns()
+            result = run(*arguments)
+            lanes.setdefault(lane, []).append((begin - start, time.perf_counter_ns() - start))
+            return result
+
+        return call
+
+    parts = {"CPU, with waiting": "_update_on_host", "queueing for the GPU": "_update_on_device"}
+    for lane, part in parts.items():
+        setattr(states, part, timed(lane, getattr(states, part)))
+    made = ours.optimizer._update_of
+
+    def update_of(*arguments: Any) -> Any:
+        update = made(*arguments)
+        on_cpu = timed("CPU updates", update)
+        return lambda weights, *rest: (on_cpu if weights[0].device.type == "cpu" else update)(weights, *rest)
+
+    ours.optimizer._update_of = update_of  # type: ignore[method-assign]
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function("whole step"):
+        start = time.perf_counter_ns()
+        seconds_of(step)
+    del ours.optimizer._update_of
+    for part in parts.values():
+        delattr(states, part)
+    assert profile.profiler is not None and profile.profiler.kineto_results is not None
+    events = profile.profiler.kineto_results.events()
+    zero = next(event.start_ns() for event in events if event.name() == "whole step")
+    for event in events:
+        if event.device_type() == torch.profiler.DeviceType.CPU:
+            continue
+        lane = "to the GPU" if "HtoD" in event.name() else "to the host" if "DtoH" in event.name() else ""
+        lane = "GPU updates" if "optimizer_step" in event.name() else lane
+        if lane:
+            begin = event.start_ns() - zero
+            lanes.setdefault(lane, []).append((begin, begin + event.duration_ns()))
+    rows = []
+    for lane, spans in sorted(lanes.items()):
+        row: dict[str, Any] = {"way": name, "lane": lane, "count": len(spans)}
+        row["begin_ms"] = min(begin for begin, _ in spans) / 1e6
+        row["end_ms"] = max(end for _, end in spans) / 1e6
+        row["busy_ms"] = sum(end - begin for begin, end in spans) / 1e6
+        rows.append(row)
+        print({key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=float, default=1.0, help="share of the 268 million")
@@ -140,6 +195,12 @@ def main() -> int:
         "stream": masters.plan(1.0),
         "stream, compact": compact.plan(1.0),
     }
+    timelines = [
+        row
+        for name, step in ways.items()
+        if not name.startswith("naive")
+        for row in timeline(name, compact if "compact" in name else masters, step)
+    ]
     naive = min((statistics.median(taken) for name, taken in times.items() if name.startswith("naive")), default=None)
     figures = []
     for name, taken in times.items():
@@ -160,9 +221,16 @@ def main() -> int:
     columns = ["way", "a step", "faster than naive", "bound, share of it", "on the GPU", "limit"]
     machine = describe_machine(device)
     print_and_store(
-        {"machine": machine, "parameters": sum(sizes), "columns": columns, "figures": figures}, arguments.output
+        {
+            "machine": machine,
+            "parameters": sum(sizes),
+            "columns": columns,
+            "figures": figures,
+            "timelines": timelines,
+        },
+        arguments.output,
     )
-    print(plans["interleave"]["rates"])
+    print(plans["interleave"]["rates"], flush=True)
     return 0
 
 

@@ -99,7 +99,8 @@ struct Rules {
   std::string_view trial{};        // what a request calls it, where that is not its name; an output that has it is
                                    // made only where the request says so, a saved one unless it says otherwise
   std::string_view trial_dtype{};  // what a request calls its type, where that is not NAME_dtype
-  // What a trial puts into it, where that is not normal numbers: "positive", "seeds"; "indices LIMIT", "offsets LIMIT":
+  // What a trial puts into it, where that is not normal numbers: "positive", "seeds"; "places": of 2:4 metadata;
+  // "indices LIMIT", "offsets LIMIT":
   // below LIMIT, ascending to it. A LIMIT is a number, an option, or TENSOR.DIMENSION; of several the first that is
   // there.
   std::string_view content{};

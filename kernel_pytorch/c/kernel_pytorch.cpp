@@ -256,6 +256,10 @@ kp_status kp_context_parallel_plan(const char* request, char** result) {
 kp_status kp_batch_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_batch_plan(parsed(request))); });
 }
+kp_status kp_precision_plan(const char* request, char** result) {
+  return answered(result, [&] { return to_text(answer_precision_plan(parsed(request))); });
+}
+
 kp_status kp_offload_plan(const char* request, char** result) {
   return answered(result, [&] { return to_text(answer_offload_plan(parsed(request))); });
 }

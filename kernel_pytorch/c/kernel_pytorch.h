@@ -270,6 +270,11 @@ KP_API kp_status kp_batch_plan(const char* request, char** result);
  * {"subgroups", "on_device", "bound_seconds", "bound_share", "predicted_seconds", "limit", "reason"} */
 KP_API kp_status kp_offload_plan(const char* request, char** result);
 
+/* One format for each layer, so that the sum of errors is least within a budget of bytes (plan/precision_plan.h).
+ * {"layers": [{"bytes": [...], "errors": [...]}, ...], "budget_bytes"} -> {"fits", "is_exact", "choices": [an index for
+ * each layer], "bytes", "error", "least_bytes", "reason"} */
+KP_API kp_status kp_precision_plan(const char* request, char** result);
+
 /* How the members of a group share attention of one sequence. {"members", "batch": 1, "sequence", "heads", "key_heads",
  * "size", "value_size", "element_bytes": 2, "causal": false, "backward": false, "window": -1, "flops_per_second",
  * "link_bytes_per_second", "memory_bytes_per_second", "message_us", "free_bytes": 0 (not known)} -> {"schedule":

@@ -2,7 +2,7 @@
 // timings: whatever the bytes, every reader returns or throws one Error that blames the caller. Two ops without kernels
 // and one processor stand in for the library's ops and the machine's devices.
 // clang-format off
-// kp-fuzz-with: kernel_pytorch/c/json.cpp kernel_pytorch/c/plans/request.cpp kernel_pytorch/c/plans/activation.cpp kernel_pytorch/c/request.cpp kernel_pytorch/c/names.cpp kernel_pytorch/c/sample_file.cpp kernel_pytorch/tuning/comparison.cpp kernel_pytorch/tuning/mann_whitney.cpp kernel_pytorch/tuning/row_check.cpp kernel_pytorch/plan/activation_menu.cpp kernel_pytorch/plan/activation_plan.cpp kernel_pytorch/plan/bucket_plan.cpp kernel_pytorch/plan/context_parallel_plan.cpp kernel_pytorch/plan/graph_plan.cpp kernel_pytorch/plan/memory_plan.cpp kernel_pytorch/plan/offload_plan.cpp kernel_pytorch/plan/optimize/budget_plan.cpp kernel_pytorch/plan/optimize/model_plan.cpp kernel_pytorch/plan/optimize/tuning_plan.cpp kernel_pytorch/plan/optimize/verdict.cpp kernel_pytorch/base/device.cpp kernel_pytorch/base/dtype.cpp
+// kp-fuzz-with: kernel_pytorch/c/json.cpp kernel_pytorch/c/plans/request.cpp kernel_pytorch/c/plans/activation.cpp kernel_pytorch/c/plans/precision.cpp kernel_pytorch/c/request.cpp kernel_pytorch/c/names.cpp kernel_pytorch/c/sample_file.cpp kernel_pytorch/tuning/comparison.cpp kernel_pytorch/tuning/mann_whitney.cpp kernel_pytorch/tuning/row_check.cpp kernel_pytorch/plan/activation_menu.cpp kernel_pytorch/plan/activation_plan.cpp kernel_pytorch/plan/bucket_plan.cpp kernel_pytorch/plan/context_parallel_plan.cpp kernel_pytorch/plan/graph_plan.cpp kernel_pytorch/plan/memory_plan.cpp kernel_pytorch/plan/offload_plan.cpp kernel_pytorch/plan/precision_plan.cpp kernel_pytorch/plan/optimize/budget_plan.cpp kernel_pytorch/plan/optimize/model_plan.cpp kernel_pytorch/plan/optimize/tuning_plan.cpp kernel_pytorch/plan/optimize/verdict.cpp kernel_pytorch/base/device.cpp kernel_pytorch/base/dtype.cpp
 // clang-format on
 #include <cstddef>
 #include <cstdint>
@@ -75,9 +75,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     read_or_refuse([&] { read_directories(json); });
     read_or_refuse([&] { read_clear(json); });
     read_or_refuse([&] { read_autotune(json); });
-    for (const auto answer : {answer_bucket_plan, answer_graph_plan, answer_memory_plan, answer_activation_plan,
-                              answer_batch_plan, answer_offload_plan, answer_context_parallel_plan, answer_model_plan,
-                              answer_tuning_plan, answer_budget_plan, answer_part_verdict, answer_whole_verdict}) {
+    for (const auto answer :
+         {answer_bucket_plan, answer_graph_plan, answer_memory_plan, answer_activation_plan, answer_batch_plan,
+          answer_offload_plan, answer_precision_plan, answer_context_parallel_plan, answer_model_plan,
+          answer_tuning_plan, answer_budget_plan, answer_part_verdict, answer_whole_verdict}) {
       read_or_refuse([&] { to_text(answer(json)); });
     }
     FieldReader fields(json, "fuzz");

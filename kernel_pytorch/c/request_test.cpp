@@ -142,9 +142,10 @@ TEST(Request, TheFuzzersCorpusIsReadOrRefused) {
     message_of([&] { read_directories(parse_request(text)); });
     message_of([&] { read_clear(parse_request(text)); });
     message_of([&] { read_autotune(parse_request(text)); });
-    for (const auto answer : {answer_graph_plan, answer_memory_plan, answer_activation_plan, answer_batch_plan,
-                              answer_offload_plan, answer_context_parallel_plan, answer_model_plan, answer_tuning_plan,
-                              answer_budget_plan, answer_part_verdict, answer_whole_verdict}) {
+    for (const auto answer :
+         {answer_graph_plan, answer_memory_plan, answer_activation_plan, answer_batch_plan, answer_offload_plan,
+          answer_precision_plan, answer_context_parallel_plan, answer_model_plan, answer_tuning_plan,
+          answer_budget_plan, answer_part_verdict, answer_whole_verdict}) {
       message_of([&] { to_text(answer(parse_request(text))); });
     }
     if (text.find("cuda") == std::string::npos) {  // a device that is not there is not the request's mistake

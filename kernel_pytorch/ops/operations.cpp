@@ -28,6 +28,8 @@
   OP(scaled_matmul)         \
   OP(group_quantize)        \
   OP(quantized_matmul)      \
+  OP(sparse_compress)       \
+  OP(sparse_matmul)         \
   OP(scaled_grouped_matmul) \
   OP(linear)                \
   OP(mlp)                   \

@@ -15,9 +15,12 @@ namespace {
 constexpr size_t kMostFront = 512;  // of (held bytes, time) that a block's option keeps
 constexpr int kHalvings = 60;       // of the search for the smallest peak
 
-std::string gibibytes(double bytes) {
+std::string bytes_text(double bytes) {
+  constexpr std::string_view kUnits[] = {"B", "KiB", "MiB", "GiB"};
+  size_t unit = 0;
+  for (; std::abs(bytes) >= 1024 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1024;
   std::ostringstream text;
-  text << std::fixed << std::setprecision(2) << bytes / 1073741824.0 << " GiB";
+  text << std::fixed << std::setprecision(unit == 0 ? 0 : 2) << bytes << ' ' << kUnits[unit];
   return text.str();
 }
 
@@ -206,14 +209,14 @@ ActivationPlan plan_activations(const ActivationRequest& request) {
   plan.least_bytes = least_bytes;
   plan.everything_bytes = everything.peak_bytes;
   if (!plan.fits) {
-    plan.reason = concat("the smallest peak is ", gibibytes(least_bytes), ", the budget ",
-                         gibibytes(request.budget_bytes), "; a smaller batch or fewer optimizer states would help");
+    plan.reason = concat("the smallest peak is ", bytes_text(least_bytes), ", the budget ",
+                         bytes_text(request.budget_bytes), "; a smaller batch or fewer optimizer states would help");
   } else if (plan.kept_bytes == everything.kept_bytes) {
-    plan.reason = concat("everything fits: ", gibibytes(everything.peak_bytes));
+    plan.reason = concat("everything fits: ", bytes_text(everything.peak_bytes));
   } else {
-    plan.reason = concat(gibibytes(everything.peak_bytes), " become ", gibibytes(plan.peak_bytes), ": ",
-                         gibibytes(plan.kept_bytes), " kept, ", gibibytes(plan.moved_bytes), " on the host, ",
-                         gibibytes(everything.kept_bytes - plan.kept_bytes - plan.moved_bytes),
+    plan.reason = concat(bytes_text(everything.peak_bytes), " become ", bytes_text(plan.peak_bytes), ": ",
+                         bytes_text(plan.kept_bytes), " kept, ", bytes_text(plan.moved_bytes), " on the host, ",
+                         bytes_text(everything.kept_bytes - plan.kept_bytes - plan.moved_bytes),
                          " made again; the step takes ", std::lround(plan.recompute_us + plan.stall_us), " us longer");
   }
   return plan;

@@ -145,6 +145,7 @@ Filling detail::declared_filling(const Fields& fields, const void* problem, std:
   const std::string_view word = take_token(text);
   if (word == "positive") return {.content = Content::kPositive};
   if (word == "seeds") return {.content = Content::kSeeds};
+  if (word == "places") return {.content = Content::kPlaces};
   if (word.empty()) return {};
   const Content content = word == "offsets" ? Content::kOffsets : Content::kIndices;
   for (auto limit = take_token(text); !limit.empty(); limit = take_token(text)) {

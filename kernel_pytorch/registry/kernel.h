@@ -60,8 +60,8 @@ struct Kernel {
 enum class Role : uint8_t { kInput, kOutput, kUpdated };
 
 // What a trial puts into a tensor that is read. Indices lie in [0, limit) and seeds are any bits; offsets ascend from 0
-// to limit, which is what cu_seqlens are.
-enum class Content : uint8_t { kNormal, kPositive, kIndices, kOffsets, kSeeds };
+// to limit, which is what cu_seqlens are; places are words of 2:4 metadata, two of four in each four bits.
+enum class Content : uint8_t { kNormal, kPositive, kIndices, kOffsets, kSeeds, kPlaces };
 struct Filling {
   Content content = Content::kNormal;
   int64_t limit = 8;

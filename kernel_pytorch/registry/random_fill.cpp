@@ -32,6 +32,12 @@ int64_t integer_at(const Filling& filling, uint64_t seed, int64_t index, int64_t
   switch (filling.content) {
     case Content::kSeeds:
       return static_cast<int64_t>(bits);
+    case Content::kPlaces: {  // first | second << 2 for each four bits, of the six pairs
+      constexpr uint32_t kPairs[] = {4, 8, 9, 12, 13, 14};
+      uint32_t word = 0;
+      for (int i = 0; i < 8; ++i) word |= kPairs[(bits >> 8 * i & 0xff) % 6] << 4 * i;
+      return static_cast<int32_t>(word);
+    }
     case Content::kOffsets: {  // even steps, each moved by less than half of one, the ends kept
       const int64_t steps = std::max<int64_t>(elements - 1, 1);
       const int64_t step = filling.limit / steps;

@@ -1,15 +1,17 @@
-"""What several parts of the package do with modules: evaluation mode for a while, names of a wrapper's state."""
+"""What several parts of the package do with modules: evaluation mode for a while, replacing some, names of a wrapper's
+state.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-__all__ = ["evaluating", "hide_name"]
+__all__ = ["evaluating", "hide_name", "replace_modules"]
 
 
 @contextmanager
@@ -22,6 +24,15 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
+
+
+def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Puts modules in the places of others, in every place that has one; the model, or what it is replaced by."""
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):
+            if child is not None and child in replaced:
+                module._modules[name] = replaced[child]
+    return replaced.get(model, model)
 
 
 def hide_name(wrapper: nn.Module, name: str) -> None:

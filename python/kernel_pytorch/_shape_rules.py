@@ -26,6 +26,7 @@ class Output(NamedTuple):
     shape: tuple[Any, ...] | None
     dtype: Any  # the core's name; None where it is that of an absent tensor
     is_last: bool = False  # of several shapes that its list has, the last one holds
+    is_undetermined: bool = False  # it is to be computed, and the arguments' shapes do not tell its own
 
 
 def outputs_of(op: str, values: Mapping[str, Any], dtype_name: Callable[[Any], Any]) -> list[Output]:
@@ -35,22 +36,41 @@ def outputs_of(op: str, values: Mapping[str, Any], dtype_name: Callable[[Any], A
         values: arguments by name; "wanted" flags and "type" options (as the core names types) among them.
         dtype_name: (tensor) -> the core's name of its type.
     """
-    declaration = declared()[op]
-    sizes: dict[str, Any] = {}
-    choices: dict[str, list[str]] = {}
-    complete: dict[str, Any] = {}
-    for argument in declaration["arguments"]:
-        name = argument["name"]
-        value = values.get(name)
-        complete[name] = argument.get("default") if value is None else value
-        if argument["kind"] == "integer":
-            sizes[name] = complete[name]
-        if "choices" in argument:
-            choices[name] = argument["choices"].split()
-    for argument in declaration["arguments"]:
-        if "shapes" in argument and complete[argument["name"]] is not None:
-            bind(sizes, picked_shape(argument, complete, choices), complete[argument["name"]].shape)
-    return [_output(output, sizes, complete, choices, dtype_name) for output in declaration["outputs"]]
+    complete, choices = _completed(op, values)
+    arguments = declared()[op]["arguments"]
+    sizes = {one["name"]: complete[one["name"]] for one in arguments if one["kind"] == "integer"}
+    for words, tensor in _shaped(arguments, complete, choices).values():
+        bind(sizes, words, tensor.shape)
+    return [_output(output, sizes, complete, choices, dtype_name) for output in declared()[op]["outputs"]]
+
+
+def misfit(op: str, values: Mapping[str, Any]) -> str | None:
+    """Which tensor has another number of dimensions than its list says."""
+    complete, choices = _completed(op, values)
+    for name, (words, tensor) in _shaped(declared()[op]["arguments"], complete, choices).items():
+        least = len(words) - ("..." in words)
+        if len(tensor.shape) < least or (len(tensor.shape) > least and "..." not in words):
+            return f"{name} has shape {list(tensor.shape)}; it must be [{', '.join(map(str, words))}]"
+    return None
+
+
+def _completed(op: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """All arguments, with their defaults, and the words of those that have a choice."""
+    arguments = declared()[op]["arguments"]
+    given = {one["name"]: values.get(one["name"]) for one in arguments}
+    complete = {
+        one["name"]: one.get("default") if given[one["name"]] is None else given[one["name"]] for one in arguments
+    }
+    return complete, {one["name"]: one["choices"].split() for one in arguments if "choices" in one}
+
+
+def _shaped(arguments: Sequence[Any], complete: dict[str, Any], choices: dict[str, list[str]]) -> dict[str, Any]:
+    """(the words of its shape, the tensor) by name, of tensors that are given and whose list has words for them."""
+    return {
+        one["name"]: (picked_shape(one, complete, choices), complete[one["name"]])
+        for one in arguments
+        if "shapes" in one and complete[one["name"]] is not None
+    }
 
 
 def _output(
@@ -63,10 +83,12 @@ def _output(
     is_wanted = all(values.get(flag) for flag in output.get("wanted", "").split())
     has_cause = "when" not in output or values.get(output["when"]) is not None
     dtype = _dtype(output, values, dtype_name)
-    shape = _shape(output, sizes, values, choices) if is_wanted and has_cause and dtype is not None else None
+    is_computed = is_wanted and has_cause and dtype is not None
+    shape = _shape(output, sizes, values, choices) if is_computed else None
+    is_undetermined = is_computed and shape is None and values.get(output.get("like", ""), 0) is not None
     shapes = output.get("shapes", [])
     is_last = len(shapes) > 1 and picked_shape(output, values, choices) is shapes[-1]
-    return Output(output["name"], shape, dtype, is_last)
+    return Output(output["name"], shape, dtype, is_last, is_undetermined)
 
 
 def picked_shape(field: dict[str, Any], values: Mapping[str, Any], choices: dict[str, list[str]]) -> list[Any]:

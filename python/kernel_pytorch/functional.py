@@ -45,11 +45,13 @@ from ._ops.quantized_matmul import QuantizedWeight, dequantize_weight, quantize_
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
 from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
+from ._ops.sparse_matmul import Sparse24Tensor, sparse_compress, sparse_matmul
 
 __all__ = [
     "BlockLists",
     "QuantizedWeight",
     "Routing",
+    "Sparse24Tensor",
     "activation",
     "add_rms_norm",
     "append_kv",
@@ -111,6 +113,8 @@ __all__ = [
     "silu",
     "softmax",
     "softmax_",
+    "sparse_compress",
+    "sparse_matmul",
     "swiglu",
     "swiglu_packed",
 ]

@@ -94,7 +94,24 @@ def rope(query: Any, key: Any, cos: Any, sin: Any) -> Any:
     return turned(query), turned(key)
 
 
+def grouped_matmul(x: Any, weight: Any, ends: Any) -> Any:
+    """Rows up to an end are those of its group; rows behind the last are 0."""
+    group = (jnp.arange(x.shape[0])[:, None] >= ends).sum(1)
+    return jnp.einsum("rk,rg,gkn->rn", x, jax.nn.one_hot(group, weight.shape[0]), weight)
+
+
+def moe_mlp(x: Any, logits: Any, gate_up: Any, down: Any) -> Any:
+    """Every expert of every token, of which the two with the largest scores count."""
+    weights, chosen = jax.lax.top_k(jax.nn.softmax(logits), 2)
+    weights = weights / weights.sum(-1, keepdims=True)
+    gate, up = jnp.split(jnp.einsum("td,edn->etn", x, gate_up), 2, -1)
+    y = jnp.einsum("etn,end->etd", jax.nn.silu(gate) * up, down)
+    return jnp.einsum("tk,tke,etd->td", weights, jax.nn.one_hot(chosen, logits.shape[-1]), y)
+
+
 _TARGET = jnp.array([3, 0, -100, 7, 9])
+_WEIGHT = kp.quantize_weight(np.random.default_rng(0).standard_normal((12, 64), np.float32), "int4", group=32)
+_VALUES = np.asarray(kp.dequantize_weight(_WEIGHT, jnp.float32))
 _ANGLES = jnp.arange(6.0)[:, None] * jnp.array([1.0, 0.1, 0.01, 0.001])
 _QUERY, _KEY = (2, 6, 4, 8), (2, 6, 2, 8)
 _KEEP = jax.random.bernoulli(jax.random.key(5), 0.7, (2, 1, 6, 6)).at[..., 0].set(True)
@@ -243,6 +260,21 @@ CASES = [
         lambda x, g, u, d: kp.mlp(x, kp.interleave_gate_up(g, u), d, activation="swiglu"),
         lambda x, g, u, d: (jax.nn.silu(x @ g.T) * (x @ u.T)) @ d.T,
         ((3, 16), (24, 16), (24, 16), (16, 24)),
+    ),
+    Case("grouped_matmul", kp.grouped_matmul, grouped_matmul, ((7, 8), (3, 8, 4)), (jnp.array([2, 2, 6]),)),
+    Case("ragged_dot", kp.ragged_dot, jax.lax.ragged_dot, ((7, 8), (3, 8, 4)), (jnp.array([2, 0, 5]),)),
+    Case(
+        "moe_mlp",
+        lambda x, logits, gate_up, down: kp.moe_mlp(x, kp.route(logits, 2), gate_up, down),
+        moe_mlp,
+        ((5, 8), (5, 4), (4, 8, 12), (4, 6, 8)),
+    ),
+    Case(
+        "quantized_matmul",
+        lambda x, b, weight: kp.quantized_matmul(x, weight, bias=b, activation="silu"),
+        lambda x, b, weight: jax.nn.silu(x @ _VALUES.T + b),
+        ((3, 64), (12,)),
+        (_WEIGHT,),
     ),
     Case("attention", kp.attention, attention, (_QUERY, _KEY, _KEY)),
     Case(

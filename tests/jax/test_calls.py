@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -127,16 +128,22 @@ def test_both_layouts() -> None:
 
 
 def test_x64() -> None:
-    """Doubles, which are the CPU's, and 64-bit targets, in a process of their own."""
+    """Doubles, which are the CPU's, and 64-bit targets, in a process of their own: an op of each kind and gradients."""
     code = """
 import jax; jax.config.update("jax_enable_x64", True); jax.config.update("jax_default_device", jax.devices("cpu")[0])
 import jax.numpy as jnp, kernel_pytorch.jax as kp
-x = jax.random.normal(jax.random.key(0), (4, 8))
-assert x.dtype == jnp.float64
-exact = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
-assert abs(kp.rms_norm(x) - exact).max() < 1e-14
-loss = kp.cross_entropy(x, jnp.array([1, 2, 3, 4]))
-assert abs(loss + jax.nn.log_softmax(x)[jnp.arange(4), jnp.arange(1, 5)].mean()) < 1e-14
-kp.dropout(x, 0.5, seed=jax.random.key(0)).block_until_ready()
+from cases import CASES
+from checks import close, results_and_gradients_of
+from test_transforms import KINDS
+kinds = [case for case in CASES if case.name in KINDS]
+assert len(kinds) == len(KINDS)
+for case in kinds:
+    arrays = case.arrays(jnp.float64)
+    step = lambda function: jax.jit(results_and_gradients_of(function, len(arrays)))(*arrays, *case.constants)
+    ours, reference = step(case.ours), step(case.reference)
+    assert all(one.dtype == jnp.float64 for one in jax.tree.leaves(ours)), case.name
+    close(ours, reference, 1e-12)
+kp.dropout(jnp.ones((4, 8)), 0.5, seed=jax.random.key(0)).block_until_ready()
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == 0

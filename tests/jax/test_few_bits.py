@@ -50,3 +50,34 @@ def test_a_weight_is_a_pytree() -> None:
     np.testing.assert_array_equal(product, 32.0)
     with pytest.raises(ValueError, match="last sizes must be equal"):
         kp.quantized_matmul(jnp.ones((2, 30)), weight)
+
+
+def test_places_products_and_gradients() -> None:
+    rng = np.random.default_rng(0)
+    weight, x, bias = (rng.standard_normal(shape, np.float32) for shape in ((12, 72), (2, 3, 72), (12,)))
+    made = kp.sparse_compress(weight)
+    theirs = functional.sparse_compress(torch.from_numpy(weight))
+    np.testing.assert_array_equal(made.values, theirs.values.numpy())
+    np.testing.assert_array_equal(made.metadata, theirs.metadata.numpy())
+    values = made.to_dense()
+    np.testing.assert_array_equal(values, theirs.to_dense().numpy())
+
+    def loss(product: Any, x: Any, bias: Any) -> Any:
+        return jnp.sin(product(x, bias)).sum()
+
+    mine = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)(
+        lambda x, bias: kp.sparse_matmul(x, made, bias=bias, activation="silu"), x, bias
+    )
+    plain = jax.grad(loss, (1, 2))(lambda x, bias: jax.nn.silu(x @ values.T + bias), x, bias)
+    for one, other in zip(mine, plain):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4)
+
+
+def test_a_sparse_weight_is_a_pytree() -> None:
+    weight = kp.sparse_compress(jnp.ones((4, 32)))
+    product = jax.jit(lambda x, weight: kp.sparse_matmul(x, weight))(jnp.ones((2, 32)), weight)
+    np.testing.assert_array_equal(product, 16.0)
+    with pytest.raises(ValueError, match="last sizes must be equal"):
+        kp.sparse_matmul(jnp.ones((2, 28)), weight)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        kp.sparse_compress(jnp.ones((2, 6)))

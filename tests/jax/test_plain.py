@@ -34,6 +34,7 @@ ROWS = (
         "matmul of batches",
     ),
     *("linear with gelu and a residual", "gated mlp", "attention with bias and sinks", "attention_packed with rope"),
+    *("grouped_matmul", "ragged_dot", "moe_mlp"),
 )
 
 
@@ -43,6 +44,13 @@ def test_every_op(case: Case, forced: None) -> None:
     lowered = jax.jit(results_and_gradients_of(case.ours, len(arrays))).lower(*arrays, *case.constants)
     assert "kernel_pytorch." not in lowered.as_text()
     close(lowered.compile()(*arrays, *case.constants), expected(case, *arrays))
+
+
+def routed(x: Any, **options: Any) -> Any:
+    """What has gradients, and the rest as numbers that have none."""
+    routing = kp.route(x, **options)
+    numbers = [getattr(routing, name) for name in ("experts", "offsets", "counts", "token_of_row", "row_of_token")]
+    return [routing.weights, routing.aux_loss, routing.z_loss, *(one.astype(jnp.float32) for one in numbers)]
 
 
 _ANGLES = jnp.arange(6.0)[:, None] * jnp.array([1.0, 0.1])
@@ -74,6 +82,20 @@ OTHERS = {
         positions=jnp.arange(6)[::-1],
     )[0],
     "lse": lambda x: kp.attention(*[x.reshape(1, 6, 2, 4)] * 3, return_lse=True, layout="bshd"),
+    "groups": lambda x: routed(x, k=3, score="sigmoid", groups=4, group_k=2, bias=jnp.arange(8.0) / 9, scale=2.0),
+    "capacity": lambda x: routed(x, k=2, capacity=1, renormalize=False),
+    "chosen": lambda x: kp.moe_combine(
+        x, kp.route_chosen(jnp.array([[0, 2], [1, 1], [5, 2]]), jnp.ones((3, 2)), 4, capacity=2), weighted=False
+    ),
+    "clamped": lambda x: kp.moe_mlp(
+        x,
+        kp.route(x[:, :3], 2),
+        jnp.sin(jnp.arange(96.0)).reshape(3, 8, 4),
+        jnp.cos(jnp.arange(48.0)).reshape(3, 2, 8),
+        activation="swiglu_clamped_interleaved",
+        limit=1.0,
+        down_bias=jnp.ones((3, 8)),
+    ),
     "bf16": lambda x: kp.rms_norm(x, out_dtype=jnp.bfloat16).astype(jnp.float32),
 }
 
@@ -104,3 +126,36 @@ def test_dropout_and_what_is_missing(forced: None) -> None:
     x = jnp.ones((1, 4, 1, 4))
     with pytest.raises(NotImplementedError, match="score_mod"):
         kp.attention(x, x, x, score_mod=lambda score, b, h, q, k: score)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("adamw", {"max_norm": 1.0, "amsgrad": True}),
+        ("adamw", {"master_weights": True, "maximize": True}),
+        ("lion", {"weight_decay": 0.1}),
+        ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        ("sgd", {}),
+    ],
+)
+def test_optimizers(name: str, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(2)
+    start = {"a": jnp.asarray(random.standard_normal((5, 3)), jnp.float32), "b": jnp.ones(7, jnp.bfloat16)}
+    gradients = [jax.tree.map(lambda one, i=i: jnp.cos(one * i), start) for i in (1, 2, 3)]
+
+    def trained() -> Any:
+        optimizer = getattr(kp.optim, name)(lambda count: 0.1 / (1 + count), **options)
+        parameters, state = start, optimizer.init(start)
+        for one in gradients:
+            parameters, state = optimizer.step(parameters, one, state)
+        return parameters, state
+
+    expected = trained()
+    monkeypatch.setattr(_plain, "is_needed", lambda: True)
+    close(trained(), expected, 1e-2)
+    close(trained()[0]["a"], expected[0]["a"], 1e-5)
+    with pytest.raises(NotImplementedError, match="states of 8 bits"):
+        optimizer = kp.optim.adamw(state="compact")
+        optimizer.step(start, gradients[0], optimizer.init(start))
+    with pytest.raises(NotImplementedError, match="group_quantize: it has kernels for"):
+        kp.quantize_weight(jnp.ones((4, 32)))

@@ -52,6 +52,8 @@ def test_rows_and_gradients_of_weights() -> None:
     check(lambda x, w: kp.layer_norm(x, w, w), (x, weight), (P("data"), P()), ("layer_norm_backward",))
     check(kp.swiglu, (x, x + 1), (P("data"), P("data")), ("gated_activation_backward",))
     check(lambda x: kp.softmax(x), (x,), (P(("data", "model")),), ("softmax_backward",))
+    few_bits = kp.quantize_weight(normal(3, 2 * DIM, DIM), "int4", group=32)
+    check(lambda x: kp.quantized_matmul(x, few_bits), (x,), (P("data"),), ("quantized_matmul",))
     indices = jnp.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % 7
     check(lambda w: kp.embedding(indices, w), (normal(2, 8, DIM),), (P(),), ("embedding_backward",))
 
@@ -140,6 +142,11 @@ def test_rope_by_batch_and_heads() -> None:
         return query.sum(2) * key.sum(2)
 
     check(turned, (query, key), (P("data", None, "model"), P("data", None, "model")), ("rope_backward",))
+
+    def normed(query: Any, weight: Any) -> Any:
+        return kp.norm_rope(query, weight, jnp.cos(angles), jnp.sin(angles))
+
+    check(normed, (query, normal(2, SIZE)), (P("data", None, "model"), P()), ("norm_rope_backward",))
 
 
 def test_what_is_not_free_is_gathered_and_right() -> None:

@@ -33,6 +33,8 @@ DEVICE = "arrays are made where jax's default device is"
 MISSING_OPTIONS = {
     ("rope_frequencies", "device"): DEVICE,
     ("rope_tables", "device"): DEVICE,
+    ("paged_attention", "out"): IN_PLACE,
+    ("append_kv", "cache_layout"): "XLA would copy the whole cache to transpose it; keep it as nhd",
 }
 # Arguments of rope_frequencies are checked by the core's list.
 THROUGH = {"rope_frequencies": "options", "rope_tables": "frequencies"}
@@ -80,44 +82,87 @@ def _same(theirs: Any, ours: Any) -> bool:
 # torch's arguments by ours, and those that are torch's own ways of running (params: optax gives them to each call).
 OPTIMIZER = {"lr": "learning_rate", "betas": "b1", "max_grad_norm": "max_norm"}
 TORCH_ONLY = {"self", "params", "foreach", "fused", "capturable", "differentiable"}
-MISSING_OF_OPTIMIZER = {
-    "state": "8-bit averages and 24-bit masters: their layout is not a tree of arrays yet",
-    "offload": "where a state lies is said by its arrays' memory kinds in JAX",
-}
+OFFLOAD = "where a state lies is said by its arrays' memory kinds in JAX"
+# Options that are missing, and why.
+MISSING_OF_OPTIMIZERS = {("AdamW", "offload"): OFFLOAD}
 
 
-def test_the_optimizer_takes_what_torch_has() -> None:
-    ours = inspect.signature(kp.optim.adamw).parameters
-    theirs = inspect.signature(torch_optim.AdamW.__init__).parameters
-    missing = {name for name in set(theirs) - TORCH_ONLY if OPTIMIZER.get(name, name) not in ours}
-    assert missing == set(MISSING_OF_OPTIMIZER)
+def test_optimizers_take_what_torch_has() -> None:
+    missing = set()
+    for name in ("AdamW", "Lion", "SGD", "Muon"):
+        ours = inspect.signature(getattr(kp.optim, name.lower())).parameters
+        theirs = inspect.signature(getattr(torch_optim, name).__init__).parameters
+        missing |= {(name, one) for one in set(theirs) - TORCH_ONLY if OPTIMIZER.get(one, one) not in ours}
+    assert missing == set(MISSING_OF_OPTIMIZERS)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {"master_weights": True},
-        {"amsgrad": True, "maximize": True},
-        {"state_dtype": "bfloat16"},
-        {"state_dtype": None, "master_weights": True, "amsgrad": True},
+        ("AdamW", {"master_weights": True}),
+        ("AdamW", {"amsgrad": True, "maximize": True}),
+        ("AdamW", {"state_dtype": "bfloat16"}),
+        ("AdamW", {"state_dtype": None, "master_weights": True, "amsgrad": True}),
+        ("AdamW", {"state": "compact"}),
+        ("AdamW", {"state": "8bit"}),
+        ("Lion", {"weight_decay": 0.1}),
+        ("Lion", {"state": "compact", "maximize": True}),
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        ("SGD", {"momentum": 0.9, "dampening": 0.1, "state": "8bit"}),
     ],
 )
-def test_optimizers_agree(options: Any) -> None:
-    start = {"a": normal(0, 33, 7), "b": normal(1, 129)}
-    theirs = {name: torch.nn.Parameter(torch.from_numpy(one).bfloat16()) for name, one in start.items()}
-    names = {name: getattr(torch, one) if isinstance(one, str) else one for name, one in options.items()}
-    optimizer = torch_optim.AdamW(theirs.values(), lr=1e-2, **names)
-    ours = {name: jnp.asarray(one, jnp.bfloat16) for name, one in start.items()}
-    stepper = kp.optim.adamw(1e-2, **options)
+def test_optimizers_agree(name: str, options: Any) -> None:
+    """8-bit states are of parameters from 4096 elements on."""
+    start = {"a": normal(0, 33, 7), "b": normal(1, 4099)}
+    theirs = {place: torch.nn.Parameter(torch.from_numpy(one).bfloat16()) for place, one in start.items()}
+    names = {option: getattr(torch, one) if option == "state_dtype" and one else one for option, one in options.items()}
+    optimizer = getattr(torch_optim, name)(theirs.values(), lr=1e-2, **names)
+    ours = {place: jnp.asarray(one, jnp.bfloat16) for place, one in start.items()}
+    stepper = getattr(kp.optim, name.lower())(1e-2, **options)
     state, step_ours = stepper.init(ours), jax.jit(stepper.step)
     for step in range(4):
-        grads = {name: normal(10 + step, *one.shape) for name, one in start.items()}
-        for name, one in theirs.items():
-            one.grad = torch.from_numpy(grads[name]).bfloat16()
+        grads = {place: normal(10 + step, *one.shape) for place, one in start.items()}
+        for place, one in theirs.items():
+            one.grad = torch.from_numpy(grads[place]).bfloat16()
         optimizer.step()
         ours, state = step_ours(ours, {n: jnp.asarray(g, jnp.bfloat16) for n, g in grads.items()}, state)
-    for name, one in theirs.items():
-        np.testing.assert_allclose(ours[name].astype(jnp.float32), one.detach().float().numpy(), rtol=1e-6, atol=0)
+    for place, one in theirs.items():
+        np.testing.assert_allclose(ours[place].astype(jnp.float32), one.detach().float().numpy(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": False, "adjust_lr_fn": "match_rms_adamw"}])
+def test_muon_agrees(options: Any) -> None:
+    """As Newton-Schulz steps in bf16 allow: rates are small beside the parameters, so the changes are compared."""
+    start = {"a": normal(0, 24, 40), "b": normal(1, 40, 24), "c": normal(2, 24, 40)}
+    theirs = {place: torch.nn.Parameter(torch.from_numpy(one.copy())) for place, one in start.items()}
+    optimizer = torch_optim.Muon(theirs.values(), lr=1e-2, **options)
+    stepper = kp.optim.muon(1e-2, **options)
+    ours = {place: jnp.asarray(one) for place, one in start.items()}
+    state = stepper.init(ours)
+    for step in range(2):
+        for one in theirs.values():
+            one.grad = torch.from_numpy(normal(10 + step, *one.shape))
+        optimizer.step()
+        grads = {place: jnp.asarray(normal(10 + step, *one.shape)) for place, one in start.items()}
+        ours, state = jax.jit(stepper.step)(ours, grads, state)
+    for place, one in theirs.items():
+        changes = np.asarray(ours[place]) - start[place], one.detach().numpy() - start[place]
+        assert np.linalg.norm(changes[0] - changes[1]) < 0.04 * np.linalg.norm(changes[1])
+
+
+def test_optimizers_say_what_is_wrong() -> None:
+    for call, words in [
+        (lambda: kp.optim.adamw(state="4bit"), '"4bit"'),
+        (lambda: kp.optim.adamw(state="compact", amsgrad=True), "amsgrad is for"),
+        (lambda: kp.optim.lion().init([jnp.ones(3, jnp.int32)]), "int32"),
+        (lambda: kp.optim.sgd(nesterov=True), "needs momentum"),
+        (lambda: kp.optim.sgd(state="8bit"), "without momentum"),
+        (lambda: kp.optim.muon().init([jnp.ones(3)]), "takes matrices"),
+        (lambda: kp.optim.muon(adjust_lr_fn="x"), '"x"'),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=words):
+            call()
 
 
 def test_stochastic_rounding_keeps_small_steps_on_average() -> None:

@@ -36,6 +36,7 @@ KINDS = (
     "attention with bias and sinks",
     "mean_pool",
     "attention_packed with rope",
+    "moe_mlp",
 )
 some_ops = pytest.mark.parametrize("case", [case for case in CASES if case.name in KINDS], ids=lambda case: case.name)
 
@@ -82,17 +83,19 @@ def test_a_gradient_of_one_argument_alone(case: Case) -> None:
 
 
 # Samples whose parameters differ, or whose parameters' gradients are asked for, need a call each. So do losses that
-# are one number, packed offsets and tables of embeddings. Of the others vmap makes one call.
+# are one number, packed offsets, groups of rows and tables of embeddings. Of the others vmap makes one call.
+GROUPED = {"grouped_matmul", "ragged_dot", "moe_mlp"}
 LOOPS = {
-    "forward": {"cross_entropy", "linear_cross_entropy", "embedding", "mean_pool of packed sequences"},
+    "forward": {"cross_entropy", "linear_cross_entropy", "embedding", "mean_pool of packed sequences"} | GROUPED,
     "all forward": {
         *("rms_norm", "rms_norm with an offset", "rms_norm with a residual", "rms_norm that returns its input"),
         *("layer_norm that returns its input", "layer_norm", "layer_norm with a residual"),
         *("rms_norm with an activation", "layer_norm with an activation", "linear of two matrices"),
         *("gelu, bias, residual", "gated_activation with biases", "norm_rope", "linear"),
         *("linear with gelu and a residual", "mlp", "gated mlp", "attention with bias and sinks"),
+        "quantized_matmul",
     },
-    "backward": {"matmul"},
+    "backward": {"matmul"} | GROUPED,
 }
 
 

@@ -27,8 +27,8 @@ CEILINGS = {
 # Lines of what an op costs outside its kernels.
 MOST_LINES = {
     r"kernel_pytorch/torch/[^/]+\.cpp": 900,
-    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3471,
-    r"python/kernel_pytorch/_ops/[^/]+\.py": 4373,
+    r"kernel_pytorch/ops/.+/(kernels\.cpp|operation\.h|shapes\.h)": 3825,
+    r"python/kernel_pytorch/_ops/[^/]+\.py": 4649,
 }
 
 

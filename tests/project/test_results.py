@@ -160,6 +160,10 @@ def test_other_forms_of_results() -> None:
         {"what": "b", "ours": "5 ms", "torch": ""},
     ]
     assert speedups({"figures": texts}) == [("", 2.0)]
+    columns = [{"what": "a", "ours": "10 µs, 5 TFLOP/s", "grouped_mm": "20 µs, 2.5 TFLOP/s", "compiled": "-"}]
+    assert [(each.speedup, each.peers) for each in summary.comparisons_of({"figures": columns})] == [
+        (2.0, ("grouped_mm",))
+    ]
 
 
 def test_the_summary_of_a_folder(tmp_path: Path) -> None:

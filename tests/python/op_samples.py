@@ -248,6 +248,9 @@ def _float8(seed: Tensor) -> None:
     coded.dequantize(torch.float32)
     _both(functional.quantized_matmul, leaf(2, 3, 32), coded, bias=leaf(4))
     functional.quantize_weight(torch.randn(4, 32), "nvfp4").dequantize(torch.float32)
+    sparse = functional.sparse_compress(torch.randn(4, 32))
+    sparse.to_dense()
+    _both(functional.sparse_matmul, leaf(2, 3, 32), sparse, bias=leaf(4))
 
 
 def _pages() -> None:

@@ -356,3 +356,16 @@ def test_cond_and_flex_attention_are_left_alone() -> None:
     expected = functional.scaled_dot_product_attention(q, q, q)
     torch.testing.assert_close(compiled(q), expected, atol=1e-5, rtol=1e-5)
     assert "flex_attention" in compiled.problems[0]
+
+
+def test_a_number_that_changes_is_traced_anew_without_a_word() -> None:
+    """Dynamo asks for that by an exception of the inner compiler, which is no refusal of ours."""
+
+    def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return functional.layer_norm(x * scale, (16,)) * scale
+
+    found = Compiled(scaled, {**TAKE_ALL, "kernel_pytorch.inner": "aot_eager"})
+    for scale in (0.5, 0.7, 0.9):
+        x = torch.randn(4, 16)
+        torch.testing.assert_close(found(x, scale), scaled(x, scale))
+    assert not any(one.problem for one in found.report.graphs) and found.report.graphs[-1].replaced

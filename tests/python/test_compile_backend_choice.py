@@ -119,6 +119,21 @@ def test_the_error_of_a_median_is_its_deviation_between_measurements() -> None:
     assert 0.85 < errors.median() / values.median(1).values.std() < 1.15
 
 
+def test_a_gain_that_noise_hides_is_measured_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: list[float] = []
+
+    def times(runs: Any, device: Any, given: float) -> Any:
+        seconds.append(given)
+        noise = 1e-6 if len(seconds) > 1 else 10e-6
+        return {"torch": trial.Time(2038e-6), "ours": trial.Time(2020e-6, noise=noise)}
+
+    monkeypatch.setattr(choice, "times", times)
+    found = Compiled(nn.LayerNorm(16), TIMED)
+    found(torch.randn(4, 16))
+    assert found.report.graphs[0].lines[0].taken == "ours"
+    assert seconds[1:] == [choice._LONGER * seconds[0]]
+
+
 def test_what_slows_a_turn_down_is_no_noise() -> None:
     """Two ways that drift together: their difference is known better than either."""
 

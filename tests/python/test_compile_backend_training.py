@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 from compile_models import Compiled  # noqa: E402
 from kernel_pytorch.compile_backend import choice, products  # noqa: E402
-from kernel_pytorch.compile_backend.patterns import losses  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 AOT = {"kernel_pytorch.inner": "aot_eager"}
@@ -116,30 +115,3 @@ def test_the_gradient_of_layers_is_rounded_like_torchs_sum() -> None:
     plain = sum(one @ weight for one, weight in zip(gradients, weights))
     found = products.linears_input_gradient(gradients, weights)
     assert found.shape == exact.shape and (found - exact).norm() <= 1.1 * (plain - exact).norm()
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("trained", ["both", "hidden", "weight"])
-def test_a_loss_with_its_gradient(monkeypatch: pytest.MonkeyPatch, reduction: str, trained: str) -> None:
-    """Loss and gradient of the logits in one visit, torch's products behind it; some targets are ignored."""
-    plain = losses._match
-
-    def only(region: Any, node: Any) -> Any:
-        match = plain(region, node)
-        match.candidates = [one for one in match.candidates if one.name.startswith("ours with its gradient")]
-        return match
-
-    monkeypatch.setattr(losses, "_match", only)
-    target = torch.randint(0, 30, (10,))
-    target[::4] = -100
-
-    def loss(x: Any, weight: Any) -> Any:
-        logits = functional.linear(x, weight).view(-1, 30).float()
-        return functional.cross_entropy(logits, target, reduction=reduction, label_smoothing=0.1) / 3.0
-
-    x = torch.randn(2, 5, 8, requires_grad=trained != "weight")
-    weight = torch.randn(30, 8, requires_grad=trained != "hidden")
-    found = Compiled(loss, AOT)
-    check(found, loss, [x, weight])
-    taken = [line.taken for line in found.report.graphs[0].lines if line.pattern == "linear_cross_entropy"]
-    assert taken == ["ours with its gradient, torch's products"]

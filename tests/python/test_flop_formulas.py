@@ -70,3 +70,24 @@ def test_every_op_that_multiplies_has_a_formula() -> None:
     multiplies = {n for n in names if any(word in n for word in ("matmul", "linear", "mlp", "attention"))}
     registered = {op.__name__ for op in flop_registry if str(op).startswith("kernel_pytorch.")}
     assert registered == multiplies
+
+
+def test_torchs_grouped_products_are_counted() -> None:
+    """optimize compares a part with what it was: torch counts nothing for its own grouped product."""
+    from kernel_pytorch._optimize.flops import product_flops
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        total = 0.0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = function(*args, **(kwargs or {}))
+            self.total += product_flops(function, args, kwargs or {}, result) or 0.0
+            return result
+
+    x, weight = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((64, 32), (4, 32, 48)))
+    ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
+    upstream = torch.randn(64, 48, dtype=torch.bfloat16)
+    with Counter() as counter:
+        torch._grouped_mm(x, weight, offs=ends).backward(upstream)
+    assert counter.total == 3 * 2 * 64 * 32 * 48

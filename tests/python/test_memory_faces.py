@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from kernel_pytorch.advanced_memory import (
@@ -12,6 +14,7 @@ from kernel_pytorch.advanced_memory import (
     MemoryFragmentationOptimizer,
     MemoryPoolManager,
     SelectiveGradientCheckpointing,
+    fit_memory,
 )
 from memory_models import Block, Model, gradients, tokens_for
 
@@ -109,3 +112,54 @@ def test_fragmentation_is_what_the_largest_free_piece_cannot_use() -> None:
     for call in (optimizer.analyze, optimizer.apply):
         with pytest.raises(ValueError, match="CUDA device"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m, x: SelectiveGradientCheckpointing().apply(m, x, "1GiB"), "no block's importance is below it"),
+        (lambda m, x: _told("blocks.9").apply(m, x, "1GiB"), '"blocks.9" is no block'),
+        (lambda m, x: AdaptiveCheckpointing(headroom=3), "headroom is 3"),
+        (lambda m, x: MemoryFragmentationOptimizer("cpu", -1), "threshold is -1"),
+        (lambda m, x: fit_memory(m, x, float("nan")), "budget is nan"),
+        (lambda m, x: fit_memory(m, x, "1GiB", blocks=["nope"]), 'blocks has "nope", which Model has not'),
+        (lambda m, x: fit_memory(m.requires_grad_(False), x, "1GiB"), "no parameter of Model requires a gradient"),
+    ],
+)
+def test_what_cannot_be_is_named(call: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call(Model([Block() for _ in range(2)]), tokens_for())
+
+
+def _told(name: str) -> SelectiveGradientCheckpointing:
+    selective = SelectiveGradientCheckpointing(0.9)
+    selective.update_importance(name, 0.1)
+    return selective
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("kind", [DynamicMemoryPool, MemoryPoolManager, MemoryFragmentationOptimizer])
+def test_without_a_device_the_default_says_so(kind: Any) -> None:
+    with pytest.raises(RuntimeError, match=f'{kind.__name__}: torch sees no CUDA device here; give device="cpu"'):
+        kind()
+
+
+class _SideBySide(torch.nn.Module):
+    """Blocks that are no chain, which the plan takes them for: what each of them saves lives until the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.GELU(), torch.nn.Linear(128, 32)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return [block(x) for block in self.blocks][-1]
+
+
+def test_a_peak_above_the_budget_is_told() -> None:
+    model, x = _SideBySide(), torch.randn(64, 32)
+    with fit_memory(model, x, "1GiB") as free:
+        assert free.measured_peak > 1.05 * free.predicted_peak
+    with pytest.warns(UserWarning, match="the step takes .* predicted were .* give a smaller budget"):
+        fit_memory(model, x, (free.measured_peak + free.predicted_peak) // 2).remove()

@@ -7,15 +7,21 @@ from typing import Any
 import pytest
 import torch
 from kernel_pytorch.mixture_of_experts import (
+    GLaMStyleMoE,
+    HashRouter,
+    LoadBalancer,
     MoEConfig,
     MoELayer,
     SwitchRouter,
+    SwitchTransformerMoE,
     TopKRouter,
     create_moe,
     create_moe_layer,
     create_router,
 )
 from torch import Tensor
+
+from kernel_pytorch import functional as F
 
 
 def by_loop(layer: MoELayer, x: Tensor) -> Tensor:
@@ -106,9 +112,55 @@ def test_bad_numbers_say_what_to_do(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.parametrize(("make", "kind"), [(SwitchTransformerMoE, "switch"), (GLaMStyleMoE, "glam")])
+def test_named_layers_are_their_kinds(make: Any, kind: str) -> None:
+    assert make(16, 8, 4).config == create_moe_layer(kind, 16, 4, d_hidden=8).config
+    assert make(16, 8, 4, capacity_factor=None).config.capacity_factor is None
+
+
+def test_learned_router_has_a_gradient_in_both_layers() -> None:
+    router = create_router("learned", 16, 4, top_k=2, router_hidden=8)
+    routing = router(torch.randn(10, 16))
+    routing.weights.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in router.parameters())
+
+
+@pytest.mark.parametrize(("experts", "k"), [(8, 1), (12, 5), (7, 7), (1, 1)])
+def test_hash_router_spreads_ids_and_repeats(experts: int, k: int) -> None:
+    ids = torch.arange(6000).view(2, 3000)
+    router = HashRouter(experts, k)
+    routing = router(ids)
+    assert torch.equal(routing.experts, router(ids).experts)
+    assert experts == 1 or not torch.equal(routing.experts, HashRouter(experts, k, seed=1)(ids).experts) or k == experts
+    assert all(len(set(one)) == k for one in routing.experts.flatten(0, 1)[:200].tolist())
+    even = 6000 * k / experts
+    assert (routing.counts - even).abs().max() < 0.15 * even
+    layer = MoELayer(16, 8, experts, k)
+    assert layer(torch.randn(2, 3000, 16), routing=routing).shape == (2, 3000, 16)
+    with pytest.raises(ValueError, match="ids of tokens"):
+        router(torch.randn(3))
+
+
+@pytest.mark.parametrize("loss", LoadBalancer.KINDS)
+def test_balancing_losses_are_least_where_experts_are_used_alike(loss: str) -> None:
+    balancer = LoadBalancer(loss, weight=1.0)
+    even = torch.eye(4).repeat(8, 1) * 8
+    skewed = (torch.randn(32, 4) + torch.tensor([6.0, 0, 0, 0])).requires_grad_()
+    least = balancer(even, F.route(even, 1))
+    assert float(least) == pytest.approx(0.0 if loss == "entropy" else 1.0, abs=1e-3)
+    value = balancer(skewed, F.route(skewed, 1))
+    assert value > least + 0.1
+    (gradient,) = torch.autograd.grad(value, skewed)
+    assert gradient[:, 0].sum() > 0  # descent takes from the first expert
+    if loss == "switch":
+        assert value.item() == pytest.approx(F.route(skewed, 1).aux_loss.item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss", "olmoe", "deepseek_v3"])
-def test_hugging_face_experts_are_found_by_numbers(name: str) -> None:
-    """Each model's experts module has a forward on moe_mlp, with the same values and gradients."""
+@pytest.mark.parametrize("says", [True, False])
+def test_hugging_face_experts_are_found_by_numbers(name: str, says: bool) -> None:
+    """Each model's experts module has a forward on moe_mlp, with the same values and gradients; also where it does not
+    say how its weights lie, as in older versions of transformers."""
     transformers = pytest.importorskip("transformers")
     from kernel_pytorch._optimize.patterns.hugging_face.grouped_experts import forward_of
 
@@ -126,11 +178,14 @@ def test_hugging_face_experts_are_found_by_numbers(name: str) -> None:
     x = torch.randn(9, 16, requires_grad=True)
     weights = torch.rand(9, 2, requires_grad=True)
     chosen = torch.stack([torch.randperm(module.num_experts)[:2] for _ in range(9)])
+    expected = module(x, chosen, weights)
+    for flag in () if says else ("has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm"):
+        delattr(module, flag)
     forward = forward_of(module, chosen)
     assert forward is not None
     leaves = [x, weights, *module.parameters()]
     upstream = torch.randn(9, 16)
-    found, expected = (call(x, chosen, weights) for call in (forward.__get__(module), module))
+    found = forward.__get__(module)(x, chosen, weights)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     pairs = zip(torch.autograd.grad(found, leaves, upstream), torch.autograd.grad(expected, leaves, upstream))
     for one, other in pairs:

@@ -117,6 +117,8 @@ def test_metrics_and_statistics() -> None:
         (lambda m: CPUGPUHybridOptimizer(AdamW, m, cpu_ratio=2), "cpu_ratio is 2"),
         (lambda m: MemoryConfig(compression_ratio=0.5), "only 0.7 is built"),
         (lambda m: MemoryConfig(cpu_memory_limit_gb=0), "must be positive"),
+        (lambda m: MemoryConfig(offload_threshold=7), "it is a share"),
+        (lambda m: PerformanceModel(0, 1, 1, 1, 1), "up is 0; it must be positive"),
     ],
 )
 def test_what_cannot_be_is_named(make: Any, words: str) -> None:

@@ -6,10 +6,12 @@ Without a GPU, "staged" runs the whole pipeline, copies and buffers included, wi
 from __future__ import annotations
 
 import copy
+import cProfile
 import io
 import pickle
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,6 +216,38 @@ def test_an_interrupt_leaves_a_whole_step(device: str, monkeypatch: pytest.Monke
         offloaded.step()
     assert len(calls) > 3
     assert_same(offloaded, plain)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_a_full_disk_loses_nothing(device: str, tmp_path: Path) -> None:
+    here, there = make(torch.float32, device), make(torch.float32, device)
+    plain, offloaded = AdamW(here), AdamW(there, offload=WAYS[2])
+    for step in range(3):
+        give_gradients([here, there], step)
+        plain.step()
+        offloaded.step()
+        with pytest.raises((OSError, RuntimeError)):
+            torch.save(offloaded.state_dict(), "/dev/full")
+    assert_same(offloaded, plain)
+    torch.save(offloaded.state_dict(), tmp_path / "state")
+    offloaded.load_state_dict(torch.load(tmp_path / "state"))
+    assert_same(offloaded, plain)
+
+
+def test_work_is_as_long_in_many_parameters_as_in_few() -> None:
+    """Four times the parameters are about four times the calls: none of them looks at all others."""
+
+    def calls_of(count: int) -> int:
+        parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(count)]
+        optimizer = AdamW(parameters, offload=Offload("host", 64))
+        release_gradients(optimizer)
+        for _ in range(2):
+            profile = cProfile.Profile()
+            with profile:
+                torch.stack(list(parameters)).sum().backward()
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls_of(160) < 5 * calls_of(40)
 
 
 def test_explain_and_bad_words() -> None:

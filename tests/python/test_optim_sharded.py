@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_pytorch.optim import SGD, AdamW, Lion, clip_grad_norm_
+from kernel_pytorch.optim import SGD, AdamW, Lion, Offload, clip_grad_norm_
+from kernel_pytorch.optim.offload.pipeline import OffloadedStates
 from ranks import member, spawn_to_the_end
 
 
@@ -82,7 +83,41 @@ def step_as_one() -> None:
     for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(p.full_tensor(), q.full_tensor())
 
-    for options, words in (({"state": "compact"}, "DTensor"), ({"offload": "host"}, "DTensor")):
+    # States on the host: the bits of states beside the parameters, and checkpoints of either continue in the other.
+    # A CPU stands in the device's place, with all copies.
+    made = OffloadedStates.__init__
+
+    def staged(self: OffloadedStates, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._is_direct = False
+
+    for how, is_staged in ((Offload("host", 32), False), (Offload("interleave", 32, device_share=0.5), True)):
+        OffloadedStates.__init__ = staged if is_staged else made  # type: ignore[method-assign]
+        models = [sharded() for _ in range(3)]
+        resident = AdamW(models[0].parameters(), 1e-2, max_grad_norm=0.1)
+        offloaded, resumed = (AdamW(one.parameters(), 1e-2, max_grad_norm=0.1, offload=how) for one in models[1:])
+        for model, optimizer in zip(models[:2], (resident, offloaded), strict=True):
+            train(model, optimizer, 2)
+        models[2].load_state_dict(models[1].state_dict())
+        saved = get_optimizer_state_dict(models[1], offloaded)
+        averages = [value["exp_avg"] for value in saved["state"].values()]
+        assert all(isinstance(one, DTensor) and one.device.type == "cpu" for one in averages)
+        set_optimizer_state_dict(models[2], resumed, saved)
+        for model, optimizer in zip(models, (resident, offloaded, resumed), strict=True):
+            train(model, optimizer, 2)
+        for whole, *others in zip(*(model.parameters() for model in models), strict=True):
+            assert all(torch.equal(whole.full_tensor(), other.full_tensor()) for other in others)
+
+        # Replicated: DistributedDataParallel reduces what the CPU is sent.
+        plain = copy.deepcopy(base)
+        replicated = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(base))
+        train(plain, AdamW(plain.parameters(), 1e-2), 2)
+        train(replicated, AdamW(replicated.parameters(), 1e-2, offload=how), 2)
+        for p, q in zip(replicated.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    OffloadedStates.__init__ = made  # type: ignore[method-assign]
+
+    for options, words in (({"state": "compact"}, "DTensor"), ({"state": "compact", "offload": "host"}, "DTensor")):
         model = sharded()
         refused = AdamW(model.parameters(), **options)
         with pytest.raises((RuntimeError, ValueError), match=words):

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_pytorch._optimize import budget as module  # noqa: E402
+from kernel_pytorch._optimize import measure  # noqa: E402
 from kernel_pytorch._optimize.measure import warm_up  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -70,7 +71,7 @@ def test_shares_keep_back_what_the_end_needs(monkeypatch) -> None:
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     budget = module.Budget(10.0)
     budget.start(0.5)  # the last steps take 8 s, so that at most 7 of 15 are free
-    assert budget.left("parts") == pytest.approx(6.0) and budget.left("whole") == pytest.approx(7.0)
+    assert budget.left("parts") == pytest.approx(5.5) and budget.left("whole") == pytest.approx(7.0)
     now[0] += 6.5
     assert budget.is_spent("parts") and not budget.is_spent("whole") and not budget.is_too_small
 
@@ -114,3 +115,15 @@ def test_the_profiler_says_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_runs_that_take_long_get_the_turns_that_a_verdict_wants_while_there_is_time() -> None:
+    torch.set_num_threads(2)  # by the clock on the wall
+
+    def turns(most_seconds: float) -> int:
+        way = (lambda: None, lambda: time.sleep(0.011))
+        ways = {"before": way, "after": way}
+        found = measure.interleaved(ways, torch.device("cpu"), 0.001, most_seconds=most_seconds)
+        return found["after"].samples
+
+    assert turns(0.0) == measure.FEWEST and turns(60.0) == measure.LEAST

@@ -229,6 +229,20 @@ def test_sums_are_part_of_norms_or_of_scales(scaled: bool, monkeypatch: pytest.M
         assert torch.equal(result.restore()(x), expected)
 
 
+def test_sums_that_are_off_by_little_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole model is judged as a part is, by its error against a wider type."""
+    before = sums.layer_norm
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        output, total = before(*args, **kwargs)
+        return output, total * 1.05
+
+    for is_right in (True, False):
+        model, x = Encoder().eval().bfloat16(), torch.randn(2, 4, 9).bfloat16()
+        monkeypatch.setattr(sums, "layer_norm", before if is_right else wrong)
+        assert ("residual sums" in kept(optimize(model, x, "layouts", "sums"))) == is_right
+
+
 def test_sums_meet_parts_that_were_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Encoder().eval(), torch.randn(2, 4, 9)
     with torch.no_grad():

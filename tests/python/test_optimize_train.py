@@ -142,3 +142,23 @@ def test_the_samples_gradients_are_left_alone(always) -> None:  # noqa: F811
     assert x.grad is None and all(parameter.grad is None for parameter in block.parameters())
     inputs[0].sum().backward()  # which is still there
     assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_a_model_may_want_the_gradient_of_its_input_itself() -> None:
+    """As speech models do that freeze their first layers; only a leaf lets them."""
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = torch.nn.LayerNorm(64), torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x[:, None]
+            if self.training:
+                rows.requires_grad = True
+            return self.layer(self.norm(rows))
+
+    model = Encoder().train()
+    result = kernel_pytorch.optimize(model, torch.randn(8, 64), "train", budget_seconds=2)
+    assert "raised" not in str(result.report), result.report
+    model(torch.randn(8, 64)).sum().backward()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_pytorch._ops.float8 import Quantized
+from kernel_pytorch.advanced_memory._meter import Counting, Meter
 from kernel_pytorch.core import FusedSwiGLU, OptimizedMLP
 from kernel_pytorch.precision import (
     FP8Config,
@@ -19,7 +20,7 @@ from kernel_pytorch.precision import (
     take_overflows,
     update_fp8_scales,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernel_pytorch import functional
 
@@ -162,6 +163,40 @@ def run_parts(part: str, x: Tensor, residual: Any, weight: Tensor, gate_up: Any,
     if part != "norm and layer":
         output = down(functional.swiglu_packed(output))
     return output if total is None else (output, total)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_a_large_gradient_is_made_by_halves(device: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = FP8Config(scaling_strategy=recipe)
+    gate_up = FP8LinearLayer(128, 2 * 512, False, config, device=device, dtype=torch.bfloat16)
+    down = FP8LinearLayer(512, 128, False, config, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(128, device=device).requires_grad_()
+    x = torch.randn(1024, 128, dtype=torch.bfloat16, device=device).requires_grad_()
+    wanted = [x, weight, gate_up.weight, down.weight]
+
+    def step() -> tuple[list[Tensor], int]:
+        meter = Meter(x.device, wanted)
+        meter.reset()
+        with Counting(meter):
+            output, total = fp8_gated_mlp(x, gate_up, down, norm_weight=weight, eps=1e-5, residual=x)
+            gradients = torch.autograd.grad((output + total).float().square().mean(), wanted)
+        return [gradient.float() for gradient in gradients], meter.greatest()
+
+    def exact() -> list[Tensor]:
+        normed, total = functional.rms_norm(x, weight, 1e-5, residual=x)
+        gate, up = nn.functional.linear(normed, gate_up.weight).float().chunk(2, 1)
+        output = nn.functional.linear(nn.functional.silu(gate) * up, down.weight.float())
+        return [one.float() for one in torch.autograd.grad((output + total).square().mean(), wanted)]
+
+    whole, whole_peak = step()
+    monkeypatch.setattr("kernel_pytorch.precision.fused.LARGE_GRADIENT", 1)
+    halves, halves_peak = step()
+    assert halves_peak < whole_peak
+    assert torch.equal(whole[3], halves[3])  # the second layer's is made as before
+    for one, other, truth in zip(whole, halves, exact()):
+        assert (other - truth).norm() < 1.1 * (one - truth).norm() + 1e-6 * truth.norm()
 
 
 def test_a_layer_used_twice() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from kernel_pytorch.optimization_patterns import (
     create_optimal_bucketing_system,
     graphs,
     module,
+    spared_work,
 )
 from kernel_pytorch.optimization_patterns.results import Results
 from kernel_pytorch.optimizations import patterns
@@ -505,3 +507,166 @@ def test_captures_are_known_to_us_alone() -> None:
     with capturing.knowing([]):
         assert not torch.cuda.is_current_stream_capturing() and capturing.is_capturing()
     assert not capturing.is_capturing()
+
+
+class Joining(nn.Module):
+    """As a model with a cache that is empty at first: keys are joined to it, and logits are the last that it makes."""
+
+    def __init__(self, changes: str = "", is_viewed: bool = False) -> None:
+        super().__init__()
+        self.keys, self.head = nn.Linear(8, 8), nn.Linear(8, 16, bias=False)
+        self.changes, self.is_viewed = changes, is_viewed
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        keys = self.keys(x).view(2, -1, 2, 4).transpose(1, 2)
+        joined = torch.cat([keys.new_empty(0), keys], dim=-2)
+        if self.changes:
+            (keys if self.changes == "source" else joined).mul_(2)
+        flat = joined.view(2, -1) if self.is_viewed else joined.reshape(2, -1)
+        positions = torch.arange(8, device=x.device).to(x.dtype).mul(0.1)
+        logits = self.head(torch.cat([x, x]).view(2, 2, -1, 8)[0] + flat.sum() + keys.sum() + positions)
+        return {"logits": logits, "cache": Cache([Layer(joined), Layer(keys)])}
+
+
+def check_spared_work(device: str, **options: Any) -> None:
+    model = Joining(**options).eval().to(device)
+    graph = PyGraph(model, always=True, bind_inputs=True, spares=True)
+    x = torch.randn(2, 6, 8, device=device)
+    with torch.no_grad():
+        kept = []
+        for turn in range(8):
+            x.fill_(turn)
+            kept.append((graph(x), model(x)))
+        for found, expected in kept:
+            torch.testing.assert_close(found["logits"], expected["logits"])
+            for one, other in zip(found["cache"].layers, expected["cache"].layers, strict=True):
+                torch.testing.assert_close(one.keys, other.keys)
+        storages = {t.untyped_storage().data_ptr() for found, _ in kept for t in Results(found).tensors}
+        assert len(storages) == 3 * len(kept)  # nobody's memory is another's
+        binder = graph._binder
+        assert binder is not None and binder.bound is not None and len(binder.bound.results.copies) == 2
+    assert graph.statistics()["plain_calls"] == 0 and graph.statistics()["captures"] == 2
+
+
+@pytest.mark.usefixtures("noted")
+@pytest.mark.parametrize("options", [{}, {"changes": "source"}, {"changes": "result"}, {"is_viewed": True}])
+def test_captures_are_spared_work(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
+    check_spared_work("cpu", **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"changes": "source"}, {"changes": "result"}, {"is_viewed": True}])
+def test_captures_are_spared_work_on_cuda(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
+    check_spared_work("cuda", **options)
+
+
+def spared(call: Callable[[], Any]) -> tuple[int, int]:
+    """How many joins and how many makers of results a capture of the call leaves out."""
+    plan = capturing.looked_at(call, spares=True).spared
+    return (0, 0) if plan is None else (len(plan.joins), len(plan.last))
+
+
+def constants(call: Callable[[], Any]) -> int:
+    plan = capturing.looked_at(call, spares=True).spared
+    return 0 if plan is None else len(plan.constants)
+
+
+def test_constants_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, table = torch.randn(4, 4), nn.Parameter(torch.randn(4, 4))
+
+    def masked(changes: bool = False) -> Tensor:
+        rows = torch.arange(4)
+        seen = (rows[:, None] >= rows).float()
+        if changes:
+            seen.mul_(2)
+        return x * (seen + 1)
+
+    with torch.no_grad():
+        assert constants(masked) == 4  # arange, >=, float, + 1
+        assert constants(lambda: masked(changes=True)) == 2  # neither what is changed nor what is made of it
+        assert constants(lambda: x + torch.rand(4)) == 0 and constants(lambda: table * 2 + x) == 0
+        expected, looked = masked(), capturing.looked_at(masked, spares=True)
+        assert looked.spared is not None
+        with spared_work.Sparing(looked.spared):
+            found = masked()
+        torch.testing.assert_close(found, expected)
+        monkeypatch.setattr(spared_work, "MOST_KEPT_BYTES", 40)
+        assert constants(masked) == 1
+
+
+def test_which_copies_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 6, 8)
+    with torch.no_grad():
+        assert spared(lambda: Joining()(x)) == (1, 0)  # the logits are small
+        monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
+        assert spared(lambda: Joining()(x)) == (1, 1)
+        for changes in ("source", "result"):
+            assert spared(lambda changes=changes: Joining(changes)(x)) == (0, 1)
+        assert spared(lambda: Joining(is_viewed=True)(x)) == (0, 1)  # keys as they are cannot be viewed so
+        assert spared(lambda: torch.cat([x.new_empty(0), x])) == (0, 1)  # an input is the caller's own
+        assert spared(lambda: torch.cat([x.new_empty(0, dtype=torch.float64), x + 1])) == (0, 1)  # it casts
+        assert spared(lambda: torch.rand_like(x)) == (0, 0)
+        assert spared(lambda: (x + 1).mul_(2)) == (0, 0)
+        assert spared(lambda: (lambda y: (y, y + 1))(x + 1)) == (0, 1)  # only the second is read by nothing
+        assert spared(lambda: (lambda y: (y[0], y[1]))(x + 1)) == (0, 0)  # two results in one memory
+        assert spared(lambda: x.view(-1)) == (0, 0)
+
+        def changed_behind() -> Tensor:
+            y = x + 1
+            z = y * 2
+            y.zero_()
+            return z
+
+        assert spared(changed_behind) == (0, 0)
+
+
+def test_what_a_capture_leaves_out_runs_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
+    model, x = Joining().eval(), torch.randn(2, 6, 8)
+    with torch.no_grad():
+        looked = capturing.looked_at(lambda: model(x), spares=True)
+        assert looked.spared is not None
+        with spared_work.Sparing(looked.spared) as sparing:
+            output = model(x)
+        results = Results(output, sparing.made_for)
+        output["logits"].fill_(float("nan"))  # what stands for them is never read
+        torch.testing.assert_close(results.copied()["logits"], model(x)["logits"])
+        ((stands, made),) = results.made()
+        assert stands is output["logits"]
+        torch.testing.assert_close(made, model(x)["logits"])
+        with pytest.raises(RuntimeError, match="another way"), spared_work.Sparing(looked.spared):
+            x + 1
+        with pytest.raises(RuntimeError, match="another way"), spared_work.Sparing(looked.spared):
+            model(x)["logits"].sum()
+
+
+def test_a_result_made_behind_a_replay_is_not_cast_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared_work, "LARGE_BYTES", 1)
+    weight, x = torch.randn(16, 8), torch.randn(4, 8)
+
+    def call() -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x @ weight.t()
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        looked = capturing.looked_at(call, spares=True)
+        assert looked.spared is not None
+        with spared_work.Sparing(looked.spared) as sparing:
+            output = call()
+        found = Results(output, sparing.made_for).copied()
+    assert found.dtype == torch.float32 and torch.equal(found, x @ weight.t())
+
+
+def test_a_storage_that_is_gone_is_no_others() -> None:
+    """What torch makes unseen may lie where an op's result was."""
+    watching = spared_work.Watching()
+    with torch.no_grad(), watching:
+        gone = [torch.arange(1000) for _ in range(8)]
+        known = {spared_work.storage_of(one) for one in gone}
+        del gone
+        with torch.utils._python_dispatch._disable_current_modes():
+            unseen = [torch.ones(1000) for _ in range(64)]
+    assert not known & {spared_work.storage_of(one) for one in unseen}
+    assert watching.plan(unseen).constants.keys() <= set(range(8)) and watching.plan(unseen).last == {}

@@ -14,6 +14,7 @@ KP_EXPORT Json answer_memory_plan(const Json& request);
 KP_EXPORT Json answer_activation_plan(const Json& request);
 KP_EXPORT Json answer_batch_plan(const Json& request);
 KP_EXPORT Json answer_offload_plan(const Json& request);
+KP_EXPORT Json answer_precision_plan(const Json& request);
 KP_EXPORT Json answer_context_parallel_plan(const Json& request);
 KP_EXPORT Json answer_model_plan(const Json& request);
 KP_EXPORT Json answer_tuning_plan(const Json& request);

@@ -28,4 +28,11 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t (&v
                : "memory");
 }
 
+// Each matrix transposed: lane i names column i % 8 of it.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, const uint32_t (&values)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values[0]),
+               "r"(values[1]), "r"(values[2]), "r"(values[3])
+               : "memory");
+}
+
 }  // namespace kernel_pytorch::ptx

@@ -145,6 +145,11 @@ __device__ __forceinline__ void st_shared_v4(uint32_t address, Word4 value) {
 }
 
 // sm_20
+__device__ __forceinline__ uint32_t ld_shared_u32(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 __device__ __forceinline__ float ld_shared_f32(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");

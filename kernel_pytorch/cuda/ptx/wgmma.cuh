@@ -40,6 +40,8 @@ __device__ __forceinline__ void tie_registers(uint32_t (&values)[kCount]) {
 
 // The high word of every descriptor here: groups of eight rows are 1024 bytes apart, 128-byte swizzle.
 inline constexpr uint32_t kDescriptorHighWord = 0x40000040u;
+// Of tiles whose rows are 64 bytes: groups of eight are 512 bytes apart, 64-byte swizzle.
+inline constexpr uint32_t kShortDescriptorHighWord = 0x80000020u;
 
 // ss<transpose_a, transpose_b, step_a, step_b>(d, a, b, accumulate) and rs<transpose_b, step_b>(d, a, b, accumulate):
 // d = a b (+ d). Operands in shared memory are low words of descriptors, the steps are added to them: here, between
@@ -47,6 +49,13 @@ inline constexpr uint32_t kDescriptorHighWord = 0x40000040u;
 // Transposed operands lie with their rows (A) or columns (B) contiguous.
 template <int kColumns, WgmmaType kType, WgmmaType kTypeB = kType>
 struct Wgmma;
+
+// A with two of each four along k, in rows of 64 bytes of shared memory: 64 x 32 (16 are kept) by 32 x N.
+// ss<step_a, step_b, selector>(d, a, b, metadata, accumulate). Of each four lanes, lanes 2 selector and the next hold
+// the metadata of the first and of the last 16 columns: of row lane / 4 in the lower 16 bits, of that 8 further in the
+// upper ones.
+template <int kColumns, WgmmaType kType>
+struct SparseWgmma;
 
 // An instruction's text needs every register by number and every register as an operand, so each N is a row of the
 // table below: the columns, the accumulators' text and operands, and the numbers of what follows them.
@@ -128,6 +137,29 @@ struct Wgmma;
                    : "r"(a), "r"(b), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kDescriptorHighWord)); \
     }                                                                                                      \
   };
+#define KP_WGMMA_SPARSE_OF(N, COUNT, TYPE, NAME, I0, I1, I2, I3, I4, I5, I6, I7, I8)                           \
+  template <>                                                                                                  \
+  struct SparseWgmma<N, WgmmaType::TYPE> {                                                                     \
+    static constexpr int kCount = COUNT;                                                                       \
+    template <int kStepA, int kStepB, int kSelector>                                                           \
+    static __device__ __forceinline__ void ss(float (&d)[COUNT], uint32_t a, uint32_t b, uint32_t metadata,    \
+                                              int accumulate) {                                                \
+      asm volatile("{\n.reg .pred p;\n.reg .b32 la, lb;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" I3               \
+                   ", 0;\n"                                                                                    \
+                   "add.u32 la, %" I0 ", %" I4 ";\nadd.u32 lb, %" I1 ", %" I5                                  \
+                   ";\n"                                                                                       \
+                   "mov.b64 da, {la, %" I7 "};\nmov.b64 db, {lb, %" I8                                         \
+                   "};\n"                                                                                      \
+                   "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32." NAME "." NAME " {" KP_TEXT_##COUNT     \
+                   "}, da, db, %" I2 ", %" I6 ", p, 1, 1, 0, 0;\n}\n"                                          \
+                   : KP_LIST_##COUNT                                                                           \
+                   : "r"(a), "r"(b), "r"(metadata), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kSelector), \
+                     "n"(kShortDescriptorHighWord), "n"(kDescriptorHighWord));                                 \
+    }                                                                                                          \
+  };
+#define KP_WGMMA_SPARSE(N, COUNT, ...)                     \
+  KP_WGMMA_SPARSE_OF(N, COUNT, kBf16, "bf16", __VA_ARGS__) \
+  KP_WGMMA_SPARSE_OF(N, COUNT, kF16, "f16", __VA_ARGS__)
 #define KP_WGMMA_FP8(N, COUNT, ...)                                    \
   KP_WGMMA_FP8_OF(N, COUNT, kE4M3, "e4m3", kE4M3, "e4m3", __VA_ARGS__) \
   KP_WGMMA_FP8_OF(N, COUNT, kE4M3, "e4m3", kE5M2, "e5m2", __VA_ARGS__) \
@@ -145,12 +177,17 @@ KP_WGMMA(112, 56, "56", "57", "58", "59", "60", "61", "62", "63", "64")
 KP_WGMMA(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
 KP_WGMMA(192, 96, "96", "97", "98", "99", "100", "101", "102", "103", "104")
 KP_WGMMA(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")
+KP_WGMMA_SPARSE(64, 32, "32", "33", "34", "35", "36", "37", "38", "39", "40")
+KP_WGMMA_SPARSE(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
+KP_WGMMA_SPARSE(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")
 KP_WGMMA_FP8(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
 KP_WGMMA_FP8(192, 96, "96", "97", "98", "99", "100", "101", "102", "103", "104")
 KP_WGMMA_FP8(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")
 
 #undef KP_WGMMA
 #undef KP_WGMMA_OF
+#undef KP_WGMMA_SPARSE
+#undef KP_WGMMA_SPARSE_OF
 #undef KP_WGMMA_FP8
 #undef KP_WGMMA_FP8_OF
 #undef KP_LIST_16

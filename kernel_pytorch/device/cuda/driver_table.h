@@ -68,7 +68,7 @@ enum FunctionAttribute : int {
 };
 enum class TensorMapType : int { kBytes = 0, kFloat16 = 6, kFloat32 = 7, kBFloat16 = 9 };
 enum class TensorMapInterleave : int { kNone = 0 };
-enum class TensorMapSwizzle : int { k128Bytes = 3 };
+enum class TensorMapSwizzle : int { k64Bytes = 2, k128Bytes = 3 };
 enum class TensorMapPromotion : int { k256Bytes = 3 };
 enum class TensorMapFill : int { kZeros = 0 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };

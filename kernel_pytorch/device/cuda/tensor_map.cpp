@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kMaxMapRank = 5;
 constexpr int64_t kAlignmentBytes = 16;
-constexpr int64_t kBoxRowBytes = 128;  // of the swizzle
 
 TensorMapType map_type(DType dtype) {
   switch (dtype) {
@@ -41,7 +40,7 @@ const char* tensor_map_obstacle(const TensorView& view) {
   return nullptr;
 }
 
-void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16], int box_groups) {
+void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[16], int box_groups, int box_bytes) {
   const int rank = view.rank;
   const bool is_known = map_type(view.dtype) != TensorMapType::kBytes || size_of(view.dtype) == 1;
   KP_CHECK(rank >= 2 && rank <= kMaxMapRank && is_known, "cuda: a tensor map of ", view,
@@ -57,16 +56,17 @@ void encode_tensor_map(const TensorView& view, int box_rows, uint64_t (&words)[1
           view.sizes[dimension] > 1 ? view.strides[dimension] * size_of(view.dtype) : kAlignmentBytes;
       strides[i - 1] = static_cast<uint64_t>(stride);
     }
-    box[i] = i == 0   ? static_cast<unsigned>(kBoxRowBytes / size_of(view.dtype))
+    box[i] = i == 0   ? static_cast<unsigned>(box_bytes / static_cast<int>(size_of(view.dtype)))
              : i == 1 ? static_cast<unsigned>(box_rows)
              : i == 2 ? static_cast<unsigned>(box_groups)
                       : 1;
     steps[i] = 1;
   }
+  const TensorMapSwizzle swizzle = box_bytes == 64 ? TensorMapSwizzle::k64Bytes : TensorMapSwizzle::k128Bytes;
   if (Rehearsal::is_running()) return;
   const CurrentDevice current(view.device.index);  // the driver encodes for a context
   check(require_driver().tensor_map_encode(words, map_type(view.dtype), static_cast<unsigned>(rank), view.data, sizes,
-                                           strides, box, steps, TensorMapInterleave::kNone, TensorMapSwizzle::k128Bytes,
+                                           strides, box, steps, TensorMapInterleave::kNone, swizzle,
                                            TensorMapPromotion::k256Bytes, TensorMapFill::kZeros),
         "cuda: a tensor map of ", view);
 }

@@ -23,17 +23,17 @@ struct StageRule {
 };
 
 constexpr std::array<StageRule, kStageNames.size()> kRules = {{
-    {.until = 0.3},                                        // find: patterns look for parts
-    {.until = 0.4},                                        // count: the work of each part
-    {.until = 0.6},                                        // parts: the model plan says how long each is measured
-    {.until = 0.65},                                       // later: parts that are looked for when those are in force
-    {.until = 0.7, .of_budget = 0.1, .most_seconds = 3},   // together: small gains
-    {.until = 1, .of_left = 0.5, .least_seconds = 1},      // compiled: sets of replacements
-    {.until = 0.8, .of_left = 0.3},                        // tune: kernels of the step
-    {.until = 0.8, .of_left = 0.1, .least_seconds = 0.2},  // tuned: the whole with them and without
-    {.until = 0.9, .of_budget = 0.1, .most_seconds = 3},   // last: graphs; and parts whose calls take longer
-    {.until = 1, .of_left = 0.6},                          // whole: timed; the rest is for memory and kernels
-    {.until = 1, .of_budget = 0.05, .most_seconds = 2},    // optimizer: its step
+    {.until = 0.3},                                         // find: patterns look for parts
+    {.until = 0.4},                                         // count: the work of each part
+    {.until = 0.55},                                        // parts: the model plan says how long each is measured
+    {.until = 0.7},                                         // later: parts that are looked for when those are in force
+    {.until = 0.79, .of_budget = 0.1, .most_seconds = 3},   // together: small gains
+    {.until = 1, .of_left = 0.5, .least_seconds = 1},       // compiled: sets of replacements
+    {.until = 0.83, .of_left = 0.3},                        // tune: kernels of the step
+    {.until = 0.83, .of_left = 0.1, .least_seconds = 0.2},  // tuned: the whole with them and without
+    {.until = 0.92, .of_budget = 0.1, .most_seconds = 3},   // last: graphs; and parts whose calls take longer
+    {.until = 1, .of_left = 0.6},                           // whole: timed; the rest is for memory and kernels
+    {.until = 1, .of_budget = 0.05, .most_seconds = 2},     // optimizer: its step
 }};
 
 }  // namespace

@@ -15,7 +15,7 @@ TEST(BudgetPlan, KeepsBackWhatTheEndNeeds) {
   const BudgetPlan plan = plan_budget({.seconds = 10, .step_seconds = 0.5});
   EXPECT_FALSE(plan.is_too_small);
   EXPECT_DOUBLE_EQ(plan.final_seconds, 8);
-  EXPECT_DOUBLE_EQ(stage(plan, Stage::kParts).until_seconds, 6);
+  EXPECT_DOUBLE_EQ(stage(plan, Stage::kParts).until_seconds, 5.5);
   EXPECT_DOUBLE_EQ(plan.most_seconds, 15);
   EXPECT_DOUBLE_EQ(stage(plan, Stage::kWhole).until_seconds, 7) << "of 15 the end keeps 8";
 }

@@ -99,6 +99,11 @@ def _quantized(arguments: Arguments) -> Any:
     return 2.0 * arguments["x"].numel() * arguments["codes"].shape[0]
 
 
+def _sparse(arguments: Arguments) -> Any:
+    """Of what is kept: half of the dense product."""
+    return 2.0 * rows_of(arguments["x"]) * arguments["values"].numel()
+
+
 _FORWARDS: dict[str, Formula] = {
     "matmul": _matmul,
     "linear": _products("x", weight="1", weight_up="1"),
@@ -108,6 +113,7 @@ _FORWARDS: dict[str, Formula] = {
     "grouped_matmul": _grouped,
     "moe_mlp": _experts,
     "quantized_matmul": _quantized,
+    "sparse_matmul": _sparse,
 }
 _FORMULAS: dict[str, Formula] = {
     **_FORWARDS,

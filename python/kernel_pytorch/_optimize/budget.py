@@ -48,10 +48,14 @@ class Budget:
         until: float = self._plan["stages"][stage]["until_seconds"]
         return until - (time.monotonic() - self._began)
 
+    def left_in_all(self) -> float:
+        """Until the whole call must have ended."""
+        most: float = self._plan["most_seconds"]
+        return most - (time.monotonic() - self._began)
+
     def may_take(self, seconds: float) -> bool:
         """Whether what takes so long, and can be left out, ends before the whole call must have ended."""
-        left = self._plan["most_seconds"] - (time.monotonic() - self._began)
-        return agreed(float(seconds <= left)) != 0.0
+        return agreed(float(seconds <= self.left_in_all())) != 0.0
 
     def has_time_for(self, stage: str, runs: int = TIMED_RUNS) -> bool:
         """Whether so many runs of the sample end within the stage's share."""

@@ -151,8 +151,9 @@ class Chooser:
     def check(
         self, proposal: Proposal, call: Call, perturbs: bool = False, is_brief: bool = False
     ) -> tuple[str | None, list[Difference]]:
-        """Whether the module computes what it did, as (why not or None, differences); with `perturbs` also with other
-        parameters, which says it for all modules that do the same work: for these `is_brief` is enough."""
+        """Whether the module computes what it did, as (why not or None, differences); with `perturbs` by its errors
+        against a wider type, and of a part also with other parameters, which says it for all modules that do the same
+        work: for these `is_brief` is enough."""
         module, gradients = proposal.module, self.context.trains
         try:
             inside = f"{proposal.path}." if proposal.path else ""
@@ -160,12 +161,13 @@ class Chooser:
             rounds = proposal.approximate or any(one.approximate and one.path.startswith(inside) for one in kept)
             accuracy = "tolerant" if rounds else "exact"
             is_whole = proposal.path == ""
-            perturbs = perturbs and not is_whole and not rounds
+            by_wider = perturbs and not rounds
+            perturbs = by_wider and not is_whole
             original = self._once(module, lambda *inputs: results_of(module, *inputs))
             wider = self._once(module, lambda *inputs: wider_results(module, *inputs), "wider")
             differences = verify(
                 proposal.path, call, module, original, accuracy, gradients, is_whole, perturbs,  # type: ignore[arg-type]
-                wider if perturbs else lambda *_: None, is_brief,
+                wider if by_wider else lambda *_: None, is_brief,
             )  # fmt: skip
         except Mismatch as error:
             return anyone(str(error)), []

@@ -76,10 +76,19 @@ def _torch_encoder_layer(arguments: Arguments) -> Any:
     return attention + 2.0 * source.numel() // source.shape[-1] * weights
 
 
+def _torch_grouped_product(arguments: Arguments) -> Any:
+    """FLOPs of torch's grouped product, which torch counts none of: each line of the groups with one matrix of the
+    other operand, or, where groups cut k, all of both."""
+    a, b = arguments["self"], arguments["mat2"]
+    matrices = b.shape[0] if a.dim() == b.dim() == 3 else 1
+    return 2.0 * matrices * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
 _KINDS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 _TORCHS: dict[str, Callable[[Arguments], Any]] = {
     **{f"_scaled_dot_product_{kind}": _torch_attention for kind in _KINDS},
     **{f"_scaled_dot_product_{kind}_backward": _torch_attention_backward for kind in _KINDS},
     "_native_multi_head_attention": _torch_native_attention,
     "_transformer_encoder_layer_fwd": _torch_encoder_layer,
+    "_grouped_mm": _torch_grouped_product,
 }

@@ -126,19 +126,20 @@ def interleaved(
     device: torch.device,
     seconds: float,
     queued: bool = False,
+    most_seconds: float = 0.0,
 ) -> dict[str, Timing]:
     """Times each way in turns, after its switch; as many turns as the seconds allow, between LEAST and MOST, and FEWEST
-    of runs so long that LEAST would take twice the seconds. `queued` is the device's own time, for which it is given
-    all calls of a turn before it begins; where one run asks for more than it can hold, or waits for the device inside,
-    that is the sum of its kernels. Where a thread's own clock tells the time, the seconds are its too, up to _BUSY of
-    them for each: a machine that others use gives as many turns.
+    of runs so long that LEAST would take twice the seconds, or `most_seconds` where these are more. `queued` is the
+    device's own time, for which it is given all calls of a turn before it begins; where one run asks for more than it
+    can hold, or waits for the device inside, that is the sum of its kernels. Where a thread's own clock tells the time,
+    the seconds are its too, up to _BUSY of them for each: a machine that others use gives as many turns.
     """
     repeats: dict[str, int] = {}
     asked: dict[str, float] = {}
     once: dict[str, float] = {}
     first: dict[str, float] = {}
     clock = clock_of(device)
-    began, own = time.monotonic(), clock()
+    began, own, longest = time.monotonic(), clock(), max(2 * seconds, most_seconds)
 
     def late_by() -> float:
         passed = time.monotonic() - began
@@ -166,7 +167,7 @@ def interleaved(
         while min(map(len, samples.values())) < MOST:
             taken = min(map(len, samples.values()))
             late = late_by()
-            if agreed((late > 0 and taken >= LEAST) or (late > seconds and taken >= FEWEST)):
+            if agreed((late > 0 and taken >= LEAST) or (late > longest - seconds and taken >= FEWEST)):
                 break
             for name, (switch, run) in ways.items():
                 switch()

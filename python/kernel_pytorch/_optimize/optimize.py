@@ -25,7 +25,7 @@ from .changes import KEY, Changes, changes_of, uncompiled
 from .choose import Chooser, Outcome, proposals
 from .compiled import choose_set
 from .measure import once_us, warm_up
-from .patterns import FIRST_PATTERNS, LAST_PATTERNS, LATER_PATTERNS, named
+from .patterns import FIRST_PATTERNS, LAST_PATTERNS, LATER_PATTERNS, few_bits, named
 from .patterns.context import Context
 from .pending import forget_first_call
 from .plan import Plan, plan_sites, shares_of
@@ -67,6 +67,7 @@ def optimize(
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: Optimizer | None = None,
     patterns: Collection[str] | None = None,
+    weights: str | None = None,
     tune: str = "model",
     compile: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -83,6 +84,9 @@ def optimize(
             runs of the sample and a measurement of the machine). Parts for which there is no time are left as they
             were, and the report says so.
         accuracy: "exact" keeps the model's precision; "tolerant" also tries narrower products (FP8, bf16).
+        weights: with accuracy="tolerant" and for inference: linear layers read their weights in "nvfp4", "mxfp4" or
+            "int4", or in what is fastest of them ("auto"), wherever that is faster. The parameters stay; codes lie next
+            to them (`precision.UltraPrecisionModule` keeps codes alone).
         loss: for training, from the output to a scalar; by default the output's `loss`, or none: backward from
             random gradients of all outputs.
         optimizer: of the model that trains: torch's AdamW gets a step on our kernel, and stays the same object.
@@ -104,6 +108,15 @@ def optimize(
         raise ValueError(f'optimize: goal is "{goal}"; it is "inference" or "train"')
     if accuracy not in ("exact", "tolerant"):
         raise ValueError(f'optimize: accuracy is "{accuracy}"; it is "exact" or "tolerant"')
+    if weights not in (None, "auto", *few_bits.FORMATS):
+        raise ValueError(
+            f'optimize: weights is "{weights}"; it is None, "auto" or one of {", ".join(few_bits.FORMATS)}'
+        )
+    if weights is not None and (accuracy != "tolerant" or goal != "inference"):
+        raise ValueError(
+            f'optimize: weights is "{weights}" with accuracy "{accuracy}" and goal "{goal}"; few bits round weights '
+            'that stay as they are: use accuracy="tolerant" and goal="inference"'
+        )
     if tune not in ("model", "cache", "off"):
         raise ValueError(f'optimize: tune is "{tune}"; it is "model", "cache" or "off"')
     if budget_seconds <= 0:
@@ -117,7 +130,9 @@ def optimize(
     changes = Changes(hidden_in=model if model is inner else None)
     try:
         with among_ranks(inner), left_as_it_was(inner), shown_progress(progress) as say:
-            data = _optimize(model, inner, sample, goal, accuracy, changes, budget, say, chosen, optimizer, tune)
+            data = _optimize(
+                model, inner, sample, goal, accuracy, weights, changes, budget, say, chosen, optimizer, tune
+            )
     except BaseException:  # Ctrl-C too: the model is left as it was
         changes.release()
         changes.undo_all()
@@ -133,6 +148,7 @@ def _optimize(
     sample: Sample,
     goal: str,
     accuracy: str,
+    weights: str | None,
     changes: Changes,
     budget: Budget,
     say: Callable[[str], None],
@@ -144,7 +160,7 @@ def _optimize(
     if any(nn.parameter.is_lazy(p) for p in inner.parameters()):
         sample.forward(inner)  # a lazy module has no parameters before its first call
     recording = record(inner, lambda: sample.forward(inner))
-    context = Context(inner, goal, accuracy, sample.device, recording, compiled=model is not inner)
+    context = Context(inner, goal, accuracy, sample.device, recording, compiled=model is not inner, weights=weights)
     machine = roofs(context.device, sample.dtype)
     step_seconds = _step_seconds(inner, context, sample)
     budget.start(step_seconds)

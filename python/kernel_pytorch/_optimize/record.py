@@ -41,10 +41,11 @@ def record(model: nn.Module, run: Callable[[], object]) -> Recording:
                 return
             if recording.first_apart is None and any(map(are_apart, (*args, *kwargs.values()))):
                 recording.first_apart = path
-            signature = signature_of(module, Call(args, kwargs))
+            call = Call(args, kwargs, of_model=path == "")
+            signature = signature_of(module, call)
             recording.signatures[path] = signature
             if signature not in recording.calls:
-                recording.calls[signature] = Call(args, kwargs).fresh()
+                recording.calls[signature] = call.fresh()
 
         return hook
 

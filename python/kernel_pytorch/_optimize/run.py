@@ -113,18 +113,18 @@ def _leaf(value: Any) -> Any:
 def sample_of(model: nn.Module, inputs: Any, goal: str, loss: Callable[[Any], Tensor] | None) -> Sample:
     """Reads the user's inputs: a tensor, positional arguments in a tuple or list, or named ones in a mapping."""
     if isinstance(inputs, Tensor):
-        call = Call((inputs,), {})
+        call = Call((inputs,), {}, True)
     elif hasattr(inputs, "keys"):
-        call = Call((), dict(inputs))
+        call = Call((), dict(inputs), True)
     elif isinstance(inputs, (tuple, list)):
-        call = Call(tuple(inputs), {})
+        call = Call(tuple(inputs), {}, True)
     else:
         raise TypeError(
             f"optimize: sample_inputs is a {type(inputs).__name__}; "
             f"give a tensor, a tuple of arguments or a dict of named ones"
         )
     if goal == "train":
-        call = Call(*pytree.tree_map(_leaf, (call.args, call.kwargs)))
+        call = call.of(*pytree.tree_map(_leaf, (call.args, call.kwargs)))
     tensor: Tensor | None = next(model.parameters(), None)
     if tensor is None:
         tensor = next(iter(call.tensors()), None)

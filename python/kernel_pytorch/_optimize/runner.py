@@ -37,8 +37,8 @@ def runner(module: nn.Module, call: Call, trains: bool) -> Callable[[], object]:
     gradients: list[Tensor] = []  # drawn in the first run: of ones a GPU draws less power than of numbers
 
     def step(call: Call) -> object:
-        first = call.first()
-        leaves = parameters if first is None else [*parameters, first.requires_grad_()]
+        first = call.differentiated()
+        leaves = parameters if first is None else [*parameters, first]
         outputs = [leaf for leaf in pytree.tree_leaves(call.run(module)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in outputs if leaf.requires_grad]
         if not outputs:

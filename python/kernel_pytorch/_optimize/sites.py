@@ -20,13 +20,18 @@ class Call:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    of_model: bool = False  # the user's own, and not of a part inside
 
     def run(self, module: Callable[..., Any]) -> Any:
         return module(*self.args, **self.kwargs)
 
     def fresh(self) -> Call:
         """The same call on copies of everything that it may change."""
-        return Call(*copied((self.args, self.kwargs)))
+        return self.of(*copied((self.args, self.kwargs)))
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """With other arguments."""
+        return Call(args, kwargs, self.of_model)
 
     def tensors(self) -> list[Tensor]:
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
@@ -34,6 +39,12 @@ class Call:
     def first(self) -> Tensor | None:
         """The activation that goes in: the first tensor of a floating type."""
         return next((tensor for tensor in self.tensors() if tensor.is_floating_point()), None)
+
+    def differentiated(self) -> Tensor | None:
+        """That activation with a gradient wanted, as in training it is of a part's; of the model's own input only where
+        the user wants it. Code may set that itself, which only a leaf allows."""
+        first = self.first()
+        return None if first is None or (self.of_model and not first.requires_grad) else first.requires_grad_()
 
 
 @dataclass(frozen=True)

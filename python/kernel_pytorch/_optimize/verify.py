@@ -82,9 +82,7 @@ def results_of(module: nn.Module, call: Call, gradients: bool, seed: int = 0) ->
     on_gpus = {tensor.device for tensor in (*call.tensors(), *module.parameters()) if tensor.is_cuda}
     with evaluating(module), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=list(on_gpus)):
         torch.manual_seed(seed)  # a model that draws numbers draws the same ones in every run
-        first = call.first()
-        if gradients and first is not None:
-            first.requires_grad_()
+        first = call.differentiated() if gradients else None
         output = call.run(module)
         leaves, structure = pytree.tree_flatten(output)
         outputs = tensors_in([output, *states_of((call.args, call.kwargs))])
@@ -146,7 +144,7 @@ def randomised(call: Call, seed: int) -> Call:
     def swap(leaf: Any) -> Any:
         return drawn if leaf is first else leaf
 
-    return Call(pytree.tree_map(swap, call.args), pytree.tree_map(swap, call.kwargs))
+    return call.of(pytree.tree_map(swap, call.args), pytree.tree_map(swap, call.kwargs))
 
 
 def compare(path: str, ours: Results, theirs: Results, tolerance: float) -> list[Difference]:
@@ -182,7 +180,7 @@ def wider_results(module: nn.Module, call: Call, gradients: bool, seed: int) -> 
 
     try:
         copied_module = copy.deepcopy(module).to(wide)
-        return results_of(copied_module, Call(*pytree.tree_map(widened, (call.args, call.kwargs))), gradients, seed)
+        return results_of(copied_module, call.of(*pytree.tree_map(widened, (call.args, call.kwargs))), gradients, seed)
     except Exception:  # a module may refuse to be copied, or another type, in any way: then tolerances decide
         return None
 

@@ -128,7 +128,9 @@ def _time(
         del ways["after"]  # there is nothing to compare
     with gradients_kept(context.model), working(context.model, context.trains):
         try:
-            measured.timings = interleaved(ways, context.device, budget.measure_seconds("whole"))
+            # It decides about everything: as many turns as a verdict wants, while the whole call may take as long.
+            seconds = budget.measure_seconds("whole")
+            measured.timings = interleaved(ways, context.device, seconds, most_seconds=budget.left_in_all())
             listing = _LISTING_RUNS * budget.step_seconds
             for name, (turn, _) in reversed(ways.items()):
                 measured.kernels[name] = []

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._float8 import code_bytes, decode, encode, relative_error
 from ._host import Slot, raw
+from ._modes import alias_of, without_modes
 
 KEEP, MOVE, RECOMPUTE = "keep", "move", "recompute"
 DECODE = "decode"  # made again, of codes
@@ -121,7 +123,7 @@ class _Held:
     def __init__(self, tensor: Tensor, version: int, activation: Activation | None = None) -> None:
         self.tensor, self.version, self.activation = tensor, version, activation
 
-    def get(self, user: str) -> Tensor:
+    def get(self, user: Any) -> Tensor:
         if self.tensor._version != self.version:
             raise RuntimeError(
                 f"fit_memory: a tensor of {tuple(self.tensor.shape)} that {user} needs was changed in place since "
@@ -152,7 +154,7 @@ def _run_again(last: _Op) -> None:
         if op.number not in wanted:
             wanted[op.number] = op
             asked.extend(one.op for one in op.inputs() if one.value is None and one.op is not None)
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), without_modes():
         for number in sorted(wanted):
             op = wanted[number]
             leaves: list[Any] = []
@@ -161,13 +163,14 @@ def _run_again(last: _Op) -> None:
                 if isinstance(leaf, _Reference):
                     leaf = leaf.geometry.of(leaf.activation.bytes())
                 elif isinstance(leaf, _Held):
-                    leaf = leaf.get(str(op.function))
+                    leaf = leaf.get(op.function)
                 if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
                     device = leaf.device.type
                 leaves.append(leaf)
             args, kwargs = pytree.tree_unflatten(leaves, op.spec)
             del leaves
-            with torch.autocast(device, enabled=False):  # casts are ops of their own here
+            # Casts are ops of their own here. Leaving autocast clears its cache, so it is left only where it is on.
+            with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
                 results = pytree.tree_leaves(op.function(*args, **kwargs))
             del args, kwargs
             for place, reference in op.outputs.items():
@@ -192,7 +195,7 @@ class _Saved:
 
     def tensor(self) -> Tensor:
         activation = self.activation
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             tensor = self.geometry.of(activation.bytes())
         activation.reads -= 1
         activation.forget()
@@ -217,7 +220,6 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.name, self._treatment, self._session = name, treatment, session
         self.device = torch.device("cpu")
         self._op = 0
-        self._is_packing = False
         self._known: dict[int, Activation] = {}
         self._by_number: dict[int, weakref.ref[Activation]] = {}
         self._leaving: list[tuple[Activation, Any]] = []  # being copied to the host
@@ -252,8 +254,6 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if self._is_packing:  # no op of the block
-            return result
         number = self._op
         self._op += 1
         plan = self._treatment.ops.get(number)
@@ -282,7 +282,6 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 activation = self._of(leaf)
                 if activation is not None:
                     activation.users += 1
-                if activation is not None:
                     leaf = _Reference(activation, leaf)
                 elif leaf.is_leaf:
                     leaf = _Held(leaf, leaf._version)
@@ -305,7 +304,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._store(tensor, number, treatment)
             return
         codes_number, codes_treatment = self._treatment.codes[number]
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             codes, scales = encode(tensor)
             if self._session.errors is not None:
                 self._session.errors.append(relative_error(tensor, codes, scales))
@@ -327,7 +326,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if slot is None or slot.busy or slot.size != storage.nbytes():
             return  # a second forward before the first one's backward, or another size: kept
-        with _disable_current_modes():
+        with without_modes():
             event = slot.put(raw(storage))
         activation.slot = slot
         self._leaving.append((activation, event))
@@ -355,7 +354,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
 
     def fetch(self) -> None:
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             for number in sorted(self._treatment.slots):
                 reference = self._by_number.get(number)
                 activation = reference() if reference is not None else None
@@ -380,11 +379,7 @@ class BlockCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         activation = self._of(tensor)
         if activation is not None and (activation.op is not None or activation.slot is not None):
             return _Saved(activation, tensor)
-        self._is_packing = True
-        try:
-            return _Held(tensor.detach(), tensor._version, activation)
-        finally:
-            self._is_packing = False
+        return _Held(alias_of(tensor), tensor._version, activation)
 
     def _unpack(self, saved: Any) -> Tensor:
         listener = self._session.listener if saved.activation is not None else None

@@ -25,6 +25,7 @@ from ._meter import Meter
 
 _GROUPS = ("c10d", "_c10d_functional", "c10d_functional")  # of ops that talk to other processes
 _DROPOUTS = ("dropout_p", "p")
+_WAIT_CYCLES = 400_000  # of a GPU before each op, 0.2 ms: longer than the host needs to queue it
 
 
 @dataclass
@@ -128,6 +129,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._by_storage: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._clocks: list[list[Any]] = []
         self._inputs_seen: dict[int, tuple[weakref.ref[Any], Made]] = {}
+        self._outputs_held: dict[int, weakref.ref[Any]] = {}  # that the block which made them needs in backward
 
     def run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not self.traces:
@@ -144,6 +146,9 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, Tensor):  # the next block's input: it is alive anyway
                 number = self._number_of(leaf)
                 if number is not None and block.made[number].op >= 0:
+                    if block.made[number].saved:
+                        storage = leaf.untyped_storage()
+                        self._outputs_held[storage._cdata] = weakref.ref(storage)
                     block.made[number].saved = block.made[number].can_recompute = block.made[number].can_move = False
         self._block = None
         self.traces.append(block)
@@ -157,6 +162,9 @@ class Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen = self._inputs_seen.get(storage._cdata)
         if seen is not None and seen[0]() is storage:  # another block has it as well: moving it frees nothing
             made.can_move = seen[1].can_move = False
+        held = self._outputs_held.get(storage._cdata)
+        if held is not None and held() is storage:  # a tanh holds its result, the next block's input
+            made.can_move, made.code_bytes = False, 0
         self._inputs_seen[storage._cdata] = (weakref.ref(storage), made)
         self._add(tensor, made)
 
@@ -273,6 +281,8 @@ def _is_repeatable(function: Any, args: Any, kwargs: Any) -> bool:
 def _start(meter: Meter) -> Any:
     if not meter.is_cuda:
         return time.perf_counter()
+    # A device that waits for the host would count the host's time for every op: a norm would cost as much as a product.
+    torch.cuda._sleep(_WAIT_CYCLES)  # type: ignore[no-untyped-call]
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,9 +35,18 @@ def parse_bytes(size: str | int | float, what: str = "budget") -> int:
         if match is None or match[2].upper() not in _UNITS:
             raise ValueError(f'fit_memory: {what} is "{size}"; give bytes, or text such as "40GiB" or "512MB"')
         value, unit = float(match[1]), match[2].upper()
-    if value < 0:
-        raise ValueError(f"fit_memory: {what} is {size}; it cannot be below 0")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"fit_memory: {what} is {size}; it must be a number of bytes from 0 on")
     return int(value * _UNITS[unit])
+
+
+def bytes_text(size: float) -> str:
+    """40 * 2**30 as "40.00 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.3f} GiB"
 
 
 class _Forward:
@@ -107,6 +116,17 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     return found or dict(model.named_children())
 
 
+def named_blocks(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    modules = dict(model.named_modules())
+    for name in names:
+        if name not in modules:
+            raise ValueError(
+                f'fit_memory: blocks has "{name}", which {type(model).__name__} has not; its blocks are '
+                f"{', '.join(find_blocks(model)) or 'none'}"
+            )
+    return {name: modules[name] for name in names}
+
+
 class Step:
     """Steps of a model that leave nothing behind, inside `unchanged`: gradients are dropped, at the end of the step or,
     with `releases`, each when it is complete; random numbers and buffers are put back."""
@@ -118,6 +138,10 @@ class Step:
         self.args, self.kwargs = _arguments(sample)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        if not self.parameters:
+            raise ValueError(
+                f"fit_memory: no parameter of {type(model).__name__} requires a gradient: nothing is saved"
+            )
 
     def forward(self) -> Any:
         return self.model(*self.args, **self.kwargs)

@@ -47,7 +47,15 @@ class SelectiveGradientCheckpointing:
         self, model: nn.Module, sample: Any, budget: str | int | float | None = None, **options: Any
     ) -> MemoryFit:
         """`fit_memory` of the layers that are not important."""
-        names = [name for name in find_blocks(model) if self.should_checkpoint(name)]
+        blocks = find_blocks(model)
+        names = [name for name in blocks if self.should_checkpoint(name)]
+        unknown = sorted(set(self.importance) - set(blocks))
+        if unknown or not names:
+            what = f'"{unknown[0]}" is no block of the model' if unknown else "no block's importance is below it"
+            raise ValueError(
+                f"SelectiveGradientCheckpointing: importance_threshold is {self.importance_threshold}, and {what}; "
+                f"call update_importance with names among {', '.join(blocks)}, or raise the threshold above 0.5"
+            )
         return fit_memory(model, sample, budget, blocks=names, **options)
 
 
@@ -64,6 +72,8 @@ class AdaptiveCheckpointing:
     """
 
     def __init__(self, budget: str | int | float | None = None, headroom: float = 0.1) -> None:
+        if not 0 <= headroom < 1:
+            raise ValueError(f"AdaptiveCheckpointing: headroom is {headroom}; it must be a share, from 0 to below 1")
         self.budget = None if budget is None else parse_bytes(budget)
         self.headroom = headroom
         self.alive = 0  # bytes that plain calls have saved and backward has not read

@@ -3,6 +3,7 @@ make again or to move to the host, applies it to the model's blocks and says wha
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from ._activations import MOVE, BlockCall, BlockTreatment, Session
 from ._host import HostSlab
 from ._meter import Counting, Meter, tensors_of
 from ._request import Measured, measure_step, runner
-from ._step import InstalledForward, Step, find_blocks, parse_bytes
+from ._step import InstalledForward, Step, bytes_text, find_blocks, named_blocks, parse_bytes
 
 __all__ = ["MemoryFit", "fit_memory"]
 
@@ -67,14 +68,14 @@ class MemoryFit:
         self.remove()
 
     def __str__(self) -> str:
-        gib = 1 << 30
+        text = bytes_text
         return (
-            f"fit_memory: {len(self.blocks)} blocks, budget {self.budget / gib:.2f} GiB. {self.plan['reason']}\n"
-            f"  peak: predicted {self.predicted_peak / gib:.3f} GiB, measured {self.measured_peak / gib:.3f} GiB "
+            f"fit_memory: {len(self.blocks)} blocks, budget {text(self.budget)}. {self.plan['reason']}\n"
+            f"  peak: predicted {text(self.predicted_peak)}, measured {text(self.measured_peak)} "
             f"({100 * (self.measured_peak / self.predicted_peak - 1):+.1f} %); everything kept "
-            f"{self.everything_peak / gib:.3f} GiB\n"
+            f"{text(self.everything_peak)}\n"
             f"  step: predicted {self.predicted_ms:.2f} ms, measured {self.measured_ms:.2f} ms; everything kept "
-            f"{self.everything_ms:.2f} ms (predicted); {self.slab_bytes / gib:.3f} GiB of host memory"
+            f"{self.everything_ms:.2f} ms (predicted); {text(self.slab_bytes)} of host memory"
             + (f"\n  FP8: stored tensors are off by up to {self.float8_error:.2%}" if self.float8_error else "")
         )
 
@@ -136,6 +137,8 @@ def fit_memory(
 
     Raises:
         MemoryError: no plan fits; the message says what the smallest peak is. The model is as before.
+
+    Warns where the measured peak is above the budget all the same.
     """
     core = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     if not core.training:
@@ -145,7 +148,7 @@ def fit_memory(
     if gradients == "released" and core is not model:
         raise ValueError('fit_memory: gradients="released" with DistributedDataParallel, which reduces them afterwards')
     step = Step(core, sample, loss, gradients == "released")
-    chosen = find_blocks(core) if blocks is None else {name: core.get_submodule(name) for name in blocks}
+    chosen = find_blocks(core) if blocks is None else named_blocks(core, blocks)
     limit = _device_budget(step.device) if budget is None else parse_bytes(budget)
     room = limit - parse_bytes(reserve, "reserve")
     with step.unchanged():
@@ -162,6 +165,13 @@ def fit_memory(
         except BaseException:
             fit.remove()
             raise
+    if fit.measured_peak > room:
+        warnings.warn(
+            f"fit_memory: the step takes {bytes_text(fit.measured_peak)}, predicted were "
+            f"{bytes_text(fit.predicted_peak)}, and the budget leaves {bytes_text(room)}. Blocks that are not called "
+            "one after the other are not foreseen; give a smaller budget",
+            stacklevel=2,
+        )
     return fit
 
 

@@ -19,6 +19,13 @@ __all__ = ["DynamicMemoryPool", "FragmentationReport", "MemoryFragmentationOptim
 _MIB = 1 << 20
 
 
+def _checked(owner: str, device: torch.device | str) -> torch.device:
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f'{owner}: torch sees no CUDA device here; give device="cpu"')
+    return device
+
+
 class DynamicMemoryPool:
     """A pool of its own: what is allocated inside `use()` shares no segment with the rest.
 
@@ -26,7 +33,7 @@ class DynamicMemoryPool:
     """
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
-        self.device = torch.device(device)
+        self.device = _checked("DynamicMemoryPool", device)
         self._pool: Any = torch.cuda.MemPool() if self.device.type == "cuda" else None
 
     @contextlib.contextmanager
@@ -37,10 +44,10 @@ class DynamicMemoryPool:
         with torch.cuda.use_mem_pool(self._pool, self.device):
             yield
 
-    def get_tensor(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    def get_tensor(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A new tensor in the pool. Its values are whatever was there. It goes back when its last reference does."""
         with self.use():
-            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+            return torch.empty(shape, dtype=dtype, device=self.device)
 
     def reserved_bytes(self) -> int:
         """That the pool has taken from the device; 0 on a CPU."""
@@ -53,7 +60,7 @@ class MemoryPoolManager:
     """Pools by name, made when first asked for."""
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
-        self.device = torch.device(device)
+        self.device = _checked("MemoryPoolManager", device)
         self._pools: dict[str, DynamicMemoryPool] = {}
 
     def pool(self, name: str) -> DynamicMemoryPool:
@@ -96,7 +103,9 @@ class MemoryFragmentationOptimizer:
     """
 
     def __init__(self, device: torch.device | str = "cuda", threshold: float = 0.1) -> None:
-        self.device, self.threshold = torch.device(device), threshold
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"MemoryFragmentationOptimizer: threshold is {threshold}; it must be a share, from 0 to 1")
+        self.device, self.threshold = _checked("MemoryFragmentationOptimizer", device), threshold
 
     def analyze(self, segments: Sequence[dict[str, Any]] | None = None) -> FragmentationReport:
         """Of the device now, or of `segments` as torch.cuda.memory_snapshot() gives them."""

@@ -21,6 +21,7 @@ _SECONDS_OF_TIMING = 0.05
 _GAIN = 0.03  # of the time: as much is a gain by itself
 _LEAST_GAIN = 5e-6  # seconds: less of a long part is a gain from here on, and
 _ERRORS = 4  # where it is as many standard errors
+_LONGER = 8  # times as long, where noise hides whether it is
 _NO_TIME = "no time was left to measure it"
 
 
@@ -146,7 +147,10 @@ class Chooser:
         if len(runs) == 1:
             return Measured(problems=problems)
         try:
-            return Measured(times(runs, _device(match), _SECONDS_OF_TIMING), problems)
+            found = times(runs, _device(match), _SECONDS_OF_TIMING)
+            if any(_is_undecided(found[TORCH], one) for name, one in found.items() if name != TORCH):
+                found = times(runs, _device(match), _LONGER * _SECONDS_OF_TIMING)
+            return Measured(found, problems)
         except Exception as error:
             return Measured(problems=[f"it cannot be timed: {_short(error)}", *problems])
 
@@ -168,6 +172,11 @@ def _is_faster(plain: Time, found: Time) -> bool:
     """
     gain = plain.device - found.device
     return gain >= _GAIN * plain.device or (gain >= _LEAST_GAIN and 0 < _ERRORS * found.noise <= gain)
+
+
+def _is_undecided(plain: Time, found: Time) -> bool:
+    """Whether it would be a gain if there were less noise: a few turns of a long part may be too few."""
+    return not _is_faster(plain, found) and plain.device - found.device >= max(_LEAST_GAIN, found.noise)
 
 
 def _keeps_host_time(plain: Time, found: Time) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dynamo.exc import RestartAnalysis
 
 from .. import functional as functional  # shapes and gradients of our ops are registered where they are defined
 from .canonical import Unfit, canonical, examples_of, higher_order_calls
@@ -42,6 +43,9 @@ def compile_graph(
     report.graphs.append(of_graph)
     try:
         return settings.compile(_rewritten(module, settings, of_graph), inputs)
+    except RestartAnalysis:  # no error: Dynamo traces anew, and comes back with another graph
+        report.graphs.remove(of_graph)
+        raise
     except Exception as error:
         if of_graph.problem or not of_graph.lines:
             raise  # the graph is Dynamo's own: this error is the inner compiler's

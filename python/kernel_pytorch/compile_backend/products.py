@@ -1,11 +1,7 @@
-"""Products of torch's whose gradients autograd would add up, or multiply, as whole tensors.
+"""Products of torch's whose gradients autograd would add up as whole tensors.
 
 `linears`: several layers of one input. Its gradient is the sum of as many products; here each product after the first
 adds to what is there, where autograd writes them all and reads them again.
-
-`linear_loss`: the loss of a layer's logits, whose gradient was computed along with it for a loss that counts once.
-Backward multiplies by the loss' gradient what is small, one operand or the result of a product, and not the gradient of
-the logits itself. That one therefore needs a type of fp32's range, whatever the factor.
 """
 
 from __future__ import annotations
@@ -67,31 +63,3 @@ def _linears_backward(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Any
 
 
 torch.library.register_autograd("kernel_pytorch_compile::linears", _linears_backward, setup_context=_keep_linears)
-
-
-@torch.library.custom_op("kernel_pytorch_compile::linear_loss", mutates_args=())
-def linear_loss(loss: Tensor, grad_logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The loss of the logits x @ weight^T, whose gradient by them is grad_logits; x and weight get theirs."""
-    return loss.clone()
-
-
-@linear_loss.register_fake
-def _(loss: Tensor, grad_logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    return torch.empty_like(loss)
-
-
-def _keep_linear_loss(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _linear_loss_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    grad_logits, x, weight = ctx.saved_tensors
-    _, _, wants_x, wants_weight = ctx.needs_input_grad
-    grad_x = (grad_logits @ weight) * gradient if wants_x else None
-    grad_weight = grad_logits.t() @ (x * gradient) if wants_weight else None
-    return None, None, grad_x, grad_weight
-
-
-torch.library.register_autograd(
-    "kernel_pytorch_compile::linear_loss", _linear_loss_backward, setup_context=_keep_linear_loss
-)

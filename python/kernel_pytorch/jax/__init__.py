@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from . import _registration as _registration  # first: it says what is missing where jax is missing
 from . import optim, policies
+from ._static_options import check_options as _check_options
 from .attention import attention
 from .attentions.block_masks import (
     BlockMask,
@@ -32,7 +33,15 @@ from .experts import (
     route,
     route_chosen,
 )
-from .few_bits import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
+from .few_bits import (
+    QuantizedWeight,
+    Sparse24Tensor,
+    dequantize_weight,
+    quantize_weight,
+    quantized_matmul,
+    sparse_compress,
+    sparse_matmul,
+)
 from .float8 import (
     Quantized,
     QuantizedGate,
@@ -90,6 +99,7 @@ __all__ = [
     "QuantizedNorm",
     "QuantizedWeight",
     "Routing",
+    "Sparse24Tensor",
     "activation",
     "add_rms_norm",
     "append_kv",
@@ -154,8 +164,11 @@ __all__ = [
     "select_by_scores",
     "silu",
     "softmax",
+    "sparse_compress",
+    "sparse_matmul",
     "swiglu",
     "swiglu_packed",
 ]
 
+_check_options(globals(), __all__)
 _registration.register()

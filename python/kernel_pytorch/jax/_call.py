@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from .._shape_rules import declared, outputs_of
-from . import _workspace
+from .._shape_rules import declared, misfit, outputs_of
+from . import _plain, _workspace
 from ._dimensions import folded
 from ._forward_mode import refuse
 from ._registration import PREFIX
@@ -109,6 +109,11 @@ def dtype_name(array: Any) -> str:
     return name_of_dtype(array.dtype)
 
 
+def check_type(owner: str, name: str, array: Any) -> None:
+    if array.dtype not in _NAMES:
+        raise TypeError(f"{owner}: {name} is {array.dtype}, which no op takes; convert it to another type")
+
+
 def name_of_dtype(dtype: Any) -> str:
     name = _NAMES.get(jnp.dtype(dtype))
     if name is None:
@@ -184,9 +189,13 @@ def call(
         written: tensors that the op fills in place whatever they held, by shape and type.
     """
     given = {name: value for name, value in tensors.items() if value is not None and not _is_empty_list(value)}
+    if _plain.is_needed():
+        return _plain.computed(op, {**given, **(options or {}), **(types or {})})
     names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
     flat = [array for value in given.values() for array in (value if isinstance(value, list | tuple) else [value])]
     arrays = [jnp.asarray(array) for array in flat]
+    for name, array in zip((name for name, count in names for _ in range(abs(count))), arrays):
+        check_type(call_name(op), name, array)
     site = _site(
         op,
         names,
@@ -225,7 +234,10 @@ def _site(op: str, names: Any, options: Any, wanted: Any, types: Any, written: A
 
     def local(*arrays: Array) -> dict[str, Any]:
         values = {**static, **_grouped(names, [_Viewed(array) for array in arrays])}
-        outputs = [output for output in outputs_of(op, values, dtype_name) if output.shape is not None]
+        described = outputs_of(op, values, dtype_name)
+        if any(output.is_undetermined for output in described) and (words := misfit(op, values)):
+            raise ValueError(f"{call_name(op)}: {words}")
+        outputs = [output for output in described if output.shape is not None]
         made_here = [(output.name, output.shape, output.dtype) for output in outputs] + list(written)
         results = [result_like(shape, _DTYPES[dtype], arrays) for _, shape, dtype in made_here]
         if not updated and all(0 in one.shape for one in results):

@@ -7,11 +7,11 @@ is the identity again; whoever computes it, or compiles it, is in forward mode.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 NO_DERIVATIVE = (
@@ -23,7 +23,7 @@ NO_DERIVATIVE = (
 def guarded(op: str, array: Any) -> Any:
     """The array, whose tangent nothing may compute. Arrays that are not traced have no tangent."""
     if isinstance(array, jax.core.Tracer) and jnp.issubdtype(array.dtype, jnp.inexact):
-        return _argument_p.bind(array, op=op)
+        return _argument().bind(array, op=op)
     return array
 
 
@@ -31,17 +31,22 @@ def refuse(*_: Any, op: str, **__: Any) -> NoReturn:
     raise NotImplementedError(NO_DERIVATIVE.format(op=op))
 
 
-def _identity(name: str) -> Primitive:
+def _identity(name: str) -> Any:
+    from jax.extend.core import Primitive  # it brings Pallas with it, which takes as long as all of this package
+
     primitive = Primitive(name)
     primitive.def_abstract_eval(lambda array, *, op: array)
     batching.defvectorized(primitive)
     return primitive
 
 
-_argument_p, _tangent_p = _identity("kernel_pytorch_argument"), _identity("kernel_pytorch_tangent")
-_argument_p.def_impl(lambda array, *, op: array)
-mlir.register_lowering(_argument_p, lambda context, array, *, op: [array])
-ad.defjvp(_argument_p, lambda tangent, array, *, op: _tangent_p.bind(tangent, op=op))
-_tangent_p.def_impl(refuse)
-mlir.register_lowering(_tangent_p, refuse)
-ad.deflinear2(_tangent_p, lambda cotangent, tangent, *, op: [cotangent])
+@functools.cache
+def _argument() -> Any:
+    argument, tangent_of = _identity("kernel_pytorch_argument"), _identity("kernel_pytorch_tangent")
+    argument.def_impl(lambda array, *, op: array)
+    mlir.register_lowering(argument, lambda context, array, *, op: [array])
+    ad.defjvp(argument, lambda tangent, array, *, op: tangent_of.bind(tangent, op=op))
+    tangent_of.def_impl(refuse)
+    mlir.register_lowering(tangent_of, refuse)
+    ad.deflinear2(tangent_of, lambda cotangent, tangent, *, op: [cotangent])
+    return argument

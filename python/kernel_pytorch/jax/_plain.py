@@ -27,11 +27,14 @@ def is_needed() -> bool:
 
 def computed(op: str, values: Values) -> dict[str, Array]:
     if op not in _FORMULAS:
-        raise NotImplementedError(f"{op}: it has kernels for CPUs and NVIDIA GPUs, and no formula for other devices")
+        raise NotImplementedError(
+            f"{op}: it has kernels for CPUs and NVIDIA GPUs, and no formula for {jax.default_backend()}; compute it on "
+            "one of those"
+        )
     return _FORMULAS[op](values)
 
 
-def _formula(*ops: str) -> Callable[[Any], Any]:
+def formula(*ops: str) -> Callable[[Any], Any]:
     def add(function: Any) -> Any:
         _FORMULAS.update(dict.fromkeys(ops, function))
         return function
@@ -39,7 +42,7 @@ def _formula(*ops: str) -> Callable[[Any], Any]:
     return add
 
 
-def _wide(x: Array) -> Array:
+def widened(x: Array) -> Array:
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
@@ -68,59 +71,59 @@ _KINDS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _activated(kind: str, x: Array) -> Array:
+def activated(kind: str, x: Array) -> Array:
     if kind not in _KINDS:
         raise ValueError(f"activation: kind is {kind!r}; known are {', '.join(_KINDS)}")
     return _KINDS[kind](x)
 
 
-@_formula("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
+@formula("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
 def _norm(values: Values) -> dict[str, Array]:
     x = values["x"]
     total = x if values.get("residual") is None else x + values["residual"]
-    wide = _wide(total)
+    wide = widened(total)
     if values["op"].endswith("layer_norm"):
         wide = wide - wide.mean(-1, keepdims=True)
     normed = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + values["eps"])
     if values.get("weight") is not None:
-        normed = normed * (_wide(values["weight"]) + values.get("weight_offset", 0.0))
+        normed = normed * (widened(values["weight"]) + values.get("weight_offset", 0.0))
     elif values.get("weight_offset"):
         normed = normed * (1.0 + values["weight_offset"])
     if values.get("bias") is not None:
-        normed = normed + _wide(values["bias"])
+        normed = normed + widened(values["bias"])
     return {"output": normed.astype(values.get("output_dtype") or x.dtype), "sum": total}
 
 
-@_formula("activation", "gated_activation", "gated_activation_packed")
+@formula("activation", "gated_activation", "gated_activation_packed")
 def _activation(values: Values) -> dict[str, Array]:
     def with_bias(x: Array, name: str) -> Array:
         bias = values.get(name)
-        return _wide(x) if bias is None else _wide(x) + _wide(bias)
+        return widened(x) if bias is None else widened(x) + widened(bias)
 
     if values["op"] == "gated_activation":
         x = values["gate"]
-        made = _activated(values["kind"], with_bias(x, "gate_bias")) * with_bias(values["up"], "up_bias")
+        made = activated(values["kind"], with_bias(x, "gate_bias")) * with_bias(values["up"], "up_bias")
     elif values["op"] == "gated_activation_packed":
         x = values["x"]
         gate, up = jnp.split(with_bias(x, "bias"), 2, -1)
-        made = _activated(values["kind"], gate) * up
+        made = activated(values["kind"], gate) * up
     else:
         x = values["x"]
-        made = _activated(values["kind"], with_bias(x, "bias"))
+        made = activated(values["kind"], with_bias(x, "bias"))
     made = _dropped(made, values["dropout_p"], values.get("seed"))
     residual = values.get("residual")
-    return {"output": (made if residual is None else made + _wide(residual)).astype(x.dtype)}
+    return {"output": (made if residual is None else made + widened(residual)).astype(x.dtype)}
 
 
-@_formula("softmax")
+@formula("softmax")
 def _softmax(values: Values) -> dict[str, Array]:
     x, mask = values["x"], values.get("mask")
-    scores = _wide(x) * values["scale"]
+    scores = widened(x) * values["scale"]
     kept = jnp.ones((), bool)
     if mask is not None and mask.dtype == jnp.bool_:
         kept = mask
     elif mask is not None:
-        scores = scores + _wide(mask)
+        scores = scores + widened(mask)
     if values["causal"]:
         queries, keys = x.shape[-2:]
         kept = kept & (jnp.arange(keys)[None] <= jnp.arange(queries)[:, None] + keys - queries)
@@ -133,7 +136,7 @@ def _softmax(values: Values) -> dict[str, Array]:
     return {"output": (weights / jnp.where(total == 0, 1, total)).astype(x.dtype)}
 
 
-@_formula("dropout")
+@formula("dropout")
 def _dropout(values: Values) -> dict[str, Array]:
     return {"output": _dropped(values["x"], values["p"], values["seed"])}
 
@@ -141,14 +144,14 @@ def _dropout(values: Values) -> dict[str, Array]:
 def _losses(values: Values, logits: Array, class_weight: Array | None) -> tuple[Array, Array]:
     """Of each row its loss, and what it weighs."""
     target = _integers(values["target"])
-    logits = _wide(logits)
+    logits = widened(logits)
     if values["softcap"]:
         logits = values["softcap"] * jnp.tanh(logits / values["softcap"])
     counts = target != values["ignore_index"]
     own_class = jnp.where(counts, target, 0)
     lse = jax.nn.logsumexp(logits, -1)
     of_classes = lse[..., None] - logits
-    every = jnp.ones(logits.shape[-1], logits.dtype) if class_weight is None else _wide(class_weight)
+    every = jnp.ones(logits.shape[-1], logits.dtype) if class_weight is None else widened(class_weight)
     smoothing = values["label_smoothing"]
     own = jnp.take_along_axis(of_classes * every, own_class[..., None], -1)[..., 0]
     spread = (of_classes * every).mean(-1)
@@ -156,7 +159,7 @@ def _losses(values: Values, logits: Array, class_weight: Array | None) -> tuple[
     return jnp.where(counts, loss, 0), jnp.where(counts, every[own_class], 0)
 
 
-@_formula("cross_entropy", "cross_entropy_rows")
+@formula("cross_entropy", "cross_entropy_rows")
 def _cross_entropy(values: Values) -> dict[str, Array]:
     loss, weights = _losses(values, values["logits"], values.get("weight"))
     if values["op"] == "cross_entropy_rows":
@@ -164,13 +167,13 @@ def _cross_entropy(values: Values) -> dict[str, Array]:
     return {"output": loss.sum() / weights.sum() if values["mean"] else loss.sum()}
 
 
-@_formula("linear_cross_entropy")
+@formula("linear_cross_entropy")
 def _linear_cross_entropy(values: Values) -> dict[str, Array]:
     logits = _product(values["hidden"], values["weight"])
     return {"output": _losses(values, logits, values.get("class_weight"))[0].mean()}
 
 
-@_formula("embedding")
+@formula("embedding")
 def _embedding(values: Values) -> dict[str, Array]:
     weight, padding = values["weight"], values["padding_index"]
     if padding >= 0:
@@ -178,10 +181,10 @@ def _embedding(values: Values) -> dict[str, Array]:
     return {"output": weight[values["indices"]]}
 
 
-@_formula("mean_pool", "chunk_mean_pool")
+@formula("mean_pool", "chunk_mean_pool")
 def _pool(values: Values) -> dict[str, Array]:
     x, offsets = values["x"], values.get("offsets")
-    wide = _wide(x)
+    wide = widened(x)
     if values["op"] == "mean_pool" and offsets is None:
         return {"output": wide.mean(1).astype(x.dtype)}
     if offsets is not None:
@@ -196,7 +199,7 @@ def _pool(values: Values) -> dict[str, Array]:
     return {"output": (padded.reshape(x.shape[0], chunks, size, *x.shape[2:]).sum(2) / lengths).astype(x.dtype)}
 
 
-@_formula("rope")
+@formula("rope")
 def _rope(values: Values) -> dict[str, Array]:
     cos, sin, positions = values["cos"], values["sin"], values.get("positions")
     outputs = {}
@@ -210,10 +213,10 @@ def _rope(values: Values) -> dict[str, Array]:
         for table in (cos, sin):
             if table.ndim == 2:
                 table = table[:length] if positions is None else table[positions]
-            tables.append(_wide(jnp.expand_dims(table, -3 if values["heads_first"] else -2)))
+            tables.append(widened(jnp.expand_dims(table, -3 if values["heads_first"] else -2)))
         rotary = values["rotary_dim"] or (2 * cos.shape[-1] if 2 * cos.shape[-1] <= x.shape[-1] else cos.shape[-1])
         c, s = (table[..., : rotary // 2] for table in tables)
-        turned, rest = _wide(x[..., :rotary]), x[..., rotary:]
+        turned, rest = widened(x[..., :rotary]), x[..., rotary:]
         if values["interleaved"]:
             if cos.shape[-1] == rotary:
                 c, s = (table[..., 0::2] for table in tables)
@@ -226,7 +229,7 @@ def _rope(values: Values) -> dict[str, Array]:
     return outputs
 
 
-@_formula("norm_rope")
+@formula("norm_rope")
 def _norm_rope(values: Values) -> dict[str, Array]:
     normed = _norm(values)["output"]
     turned = _rope({**values, "query": normed, "interleaved": False})["rotated_query"]
@@ -235,18 +238,18 @@ def _norm_rope(values: Values) -> dict[str, Array]:
 
 def _product(x: Array, weight: Array) -> Array:
     """x @ weight.T, in fp32."""
-    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=_wide(x[..., :0]).dtype)
+    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=widened(x[..., :0]).dtype)
 
 
 def _layer(x: Array, weight: Array, bias: Array | None, activation: str, gated: bool) -> Array:
     made = _product(x, weight)
-    made = made if bias is None else made + _wide(bias)
+    made = made if bias is None else made + widened(bias)
     if gated:
-        return _activated(activation, made[..., 0::2]) * made[..., 1::2]
-    return _activated(activation, made)
+        return activated(activation, made[..., 0::2]) * made[..., 1::2]
+    return activated(activation, made)
 
 
-@_formula("linear", "mlp")
+@formula("linear", "mlp")
 def _linear(values: Values) -> dict[str, Array]:
     x, residual = values["x"], values.get("residual")
     how = (values["activation"], values["gated"])
@@ -255,16 +258,16 @@ def _linear(values: Values) -> dict[str, Array]:
     else:
         hidden = _layer(x, values["weight_in"], values.get("bias_in"), *how).astype(x.dtype)
         made = _layer(hidden, values["weight_out"], values.get("bias_out"), "identity", False)
-    return {"output": (made if residual is None else made + _wide(residual)).astype(x.dtype)}
+    return {"output": (made if residual is None else made + widened(residual)).astype(x.dtype)}
 
 
-@_formula("matmul")
+@formula("matmul")
 def _matmul(values: Values) -> dict[str, Array]:
     a, b = values["a"], values["b"]
-    return {"output": jnp.matmul(a, b, preferred_element_type=_wide(a[..., :0]).dtype).astype(a.dtype)}
+    return {"output": jnp.matmul(a, b, preferred_element_type=widened(a[..., :0]).dtype).astype(a.dtype)}
 
 
-@_formula("attention")
+@formula("attention")
 def _attention(values: Values) -> dict[str, Array]:
     for name in ("score_mod", "mask_mod", "cu_seqlens_q", "blocks"):
         value = values.get(name)
@@ -278,7 +281,7 @@ def _attention(values: Values) -> dict[str, Array]:
     group = query.shape[1] // key.shape[1]
     key, value = jnp.repeat(key, group, 1), jnp.repeat(value, group, 1)
     scale = query.shape[-1] ** -0.5 if values.get("scale") is None else values["scale"]
-    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=_wide(query[..., :0]).dtype) * scale
+    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=widened(query[..., :0]).dtype) * scale
     scores = _changed(values, scores)
     scores = jnp.where(_kept(values, *scores.shape[2:]), scores, -jnp.inf)
     sinks = values.get("sinks")
@@ -289,7 +292,7 @@ def _attention(values: Values) -> dict[str, Array]:
     total = weights.sum(-1, keepdims=True) + jnp.exp(extra - most)
     lse = jnp.where(total[..., 0] == 0, -jnp.inf, jnp.log(jnp.where(total == 0, 1, total))[..., 0] + most[..., 0])
     weights = _dropped(weights / jnp.where(total == 0, 1, total), values["dropout_p"], values.get("seed"))
-    output = jnp.einsum("bhqk,bhkd->bhqd", weights, _wide(value)).astype(query.dtype)
+    output = jnp.einsum("bhqk,bhkd->bhqd", weights, widened(value)).astype(query.dtype)
     return {"output": output if values["heads_first"] else jnp.swapaxes(output, 1, 2), "lse": lse}
 
 
@@ -310,7 +313,7 @@ def _changed(values: Values, scores: Array) -> Array:
     if cap and not values["softcap_after_bias"]:
         scores = cap * jnp.tanh(scores / cap)
     if bias is not None:
-        scores = scores + _wide(bias)
+        scores = scores + widened(bias)
     if cap and values["softcap_after_bias"]:
         scores = cap * jnp.tanh(scores / cap)
     if slopes is not None:

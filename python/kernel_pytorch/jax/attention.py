@@ -214,6 +214,10 @@ def _scores_like(name: str, array: Any, keys: int | None, dtype: Any) -> Any:
         raise TypeError(f"attention: mask has the type {array.dtype}; give bool (True keeps), or numbers as bias")
     if array.ndim > 4:
         raise ValueError(f"attention: {name} has shape {list(array.shape)}; it has at most four dimensions")
+    if keys is not None and array.ndim > 0 and array.shape[-1] not in (1, keys):
+        raise ValueError(
+            f"attention: {name} has shape {list(array.shape)}; its last size must be 1 or {keys}, the keys"
+        )
     array = array.astype(dtype).reshape((1,) * (4 - array.ndim) + array.shape)
     return array if keys is None or array.shape[-1] == keys else jnp.broadcast_to(array, (*array.shape[:-1], keys))
 

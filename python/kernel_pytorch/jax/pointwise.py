@@ -183,7 +183,12 @@ def _softmax(x: Array, scale: float, mask: Array | None, causal: bool, log: bool
         mask = jnp.asarray(mask)
         if mask.dtype != jnp.bool_:
             mask = parameter_for(x, mask)
-        mask = jnp.broadcast_to(mask, x.shape)
+        try:
+            mask = jnp.broadcast_to(mask, x.shape)
+        except ValueError:
+            raise ValueError(
+                f"softmax: mask has shape {list(mask.shape)}, x has {list(x.shape)}; it must broadcast to that"
+            ) from None
     options = {"scale": float(scale), "causal": bool(causal), "log": log}
     return differentiable("softmax", {"x": x, "mask": mask}, options, _softmax_gradient, saves=("output", "mask"))[0]  # type: ignore[no-any-return]
 

@@ -23,6 +23,10 @@ def embedding(input: Array, weight: Array, padding_idx: int | None = None) -> Ar
         padding_idx: a row whose gradient is zero; negative counts from the last.
     """
     indices, weight = jnp.asarray(input), jnp.asarray(weight)
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise TypeError(f"embedding: input has the type {indices.dtype}; it must be integers")
+    if weight.ndim != 2:
+        raise ValueError(f"embedding: weight has shape {list(weight.shape)}; it must be [rows, columns]")
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, the table has {rows} rows; it must be one")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from .balance import LoadBalancer
 from .config import MoEConfig
-from .layers import MoELayer, create_moe, create_moe_layer
+from .layers import GLaMStyleMoE, MoELayer, SwitchTransformerMoE, create_moe, create_moe_layer
 from .parallel import expert_parallel_mlp
-from .routers import Router, SwitchRouter, TopKRouter, create_router
+from .routers import HashRouter, LearnedRouter, Router, SwitchRouter, TopKRouter, create_router
 
 __all__ = [
+    "GLaMStyleMoE",
+    "HashRouter",
+    "LearnedRouter",
+    "LoadBalancer",
     "MoEConfig",
     "MoELayer",
     "Router",
     "SwitchRouter",
+    "SwitchTransformerMoE",
     "TopKRouter",
     "create_moe",
     "create_moe_layer",

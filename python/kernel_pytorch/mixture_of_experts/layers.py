@@ -102,9 +102,10 @@ class MoELayer(nn.Module):
         nn.init.normal_(self.gate_up, std=self.gate_up.shape[-1] ** -0.5)
         nn.init.normal_(self.down, std=self.down.shape[-1] ** -0.5)
 
-    def forward(self, x: Tensor, *, return_losses: bool = False) -> Any:
-        """The experts' output for x [..., d_model]; with return_losses also what `losses` makes of the routing."""
-        routing = self.router(x)
+    def forward(self, x: Tensor, *, routing: Routing | None = None, return_losses: bool = False) -> Any:
+        """The experts' output for x [..., d_model]; with return_losses also what `losses` makes of the routing, which
+        is the router's unless another one is given (a HashRouter's)."""
+        routing = self.router(x) if routing is None else routing
         tensors = (x, routing, self.gate_up, self.down)
         options: dict[str, Any] = dict(
             gate_up_bias=self.gate_up_bias, down_bias=self.down_bias, activation=self.config.activation, transposed=True
@@ -160,3 +161,17 @@ def create_moe_layer(
 
 
 create_moe = create_moe_layer
+
+
+class SwitchTransformerMoE(MoELayer):
+    """The layer of kind "switch": one ReLU expert per token, a capacity, jitter. Options as MoELayer's."""
+
+    def __init__(self, d_model: int, d_hidden: int | None = None, num_experts: int = 8, **options: Any) -> None:
+        super().__init__(d_model, d_hidden, num_experts, **{**_KINDS["switch"], **options})
+
+
+class GLaMStyleMoE(MoELayer):
+    """The layer of kind "glam": two GEGLU experts per token, a capacity. Options as MoELayer's."""
+
+    def __init__(self, d_model: int, d_hidden: int | None = None, num_experts: int = 8, **options: Any) -> None:
+        super().__init__(d_model, d_hidden, num_experts, **{**_KINDS["glam"], **options})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..functional import Routing, route
+from ..functional import Routing, route, route_chosen
 from .config import MoEConfig
 
 
@@ -97,11 +98,76 @@ class SwitchRouter(TopKRouter):
         super().__init__(hidden_size, num_experts, 1, **{**usual, **options})
 
 
+class LearnedRouter(TopKRouter):
+    """A TopKRouter whose logits are those of a small MLP.
+
+    Args:
+        hidden_size: of the tokens.
+        num_experts: up to 1024.
+        top_k: experts of a token.
+        router_hidden: inner size of the MLP; None: the tokens'.
+        options: fields of MoEConfig.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_experts: int, top_k: int = 2, *, router_hidden: int | None = None,
+        device: Any = None, dtype: Any = None, **options: Any,
+    ) -> None:  # fmt: skip
+        inner = router_hidden or hidden_size
+        super().__init__(inner, num_experts, top_k, device=device, dtype=dtype, **options)
+        self.inner = nn.Linear(hidden_size, inner, device=device, dtype=dtype)
+
+    def logits(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            hidden = nn.functional.linear(x.float(), self.inner.weight.float(), self.inner.bias.float())
+        return super().logits(nn.functional.gelu(hidden))
+
+
+class HashRouter(nn.Module):
+    """Experts by a hash of the token's id, as in hash layers: balanced over a vocabulary, nothing to learn.
+
+    Args:
+        num_experts: up to 1024.
+        top_k: experts of a token, which are different ones and count alike.
+        seed: another one gives another hash.
+        capacity: as in `functional.route`.
+    """
+
+    def __init__(self, num_experts: int, top_k: int = 1, *, seed: int = 0, capacity: int | None = None) -> None:
+        super().__init__()
+        MoEConfig(num_experts, top_k)  # checks them
+        self.num_experts, self.top_k, self.seed, self.capacity = num_experts, top_k, seed, capacity
+
+    def forward(self, ids: Tensor) -> Routing:
+        """The Routing of tokens with these ids, integers of any shape."""
+        if ids.is_floating_point():
+            raise ValueError(f"HashRouter: it takes ids of tokens, integers, and was given {ids.dtype}")
+        mixed = _mix(ids.long() * 2 + 1 + 2 * self.seed * 0x9E3779B1)
+        first = mixed % self.num_experts
+        # Steps without a factor in common with the number of experts visit all of them.
+        steps = [step for step in range(1, self.num_experts + 1) if math.gcd(step, self.num_experts) == 1]
+        step = torch.tensor(steps, device=ids.device)[_mix(mixed) % len(steps)]
+        chosen = (first[..., None] + step[..., None] * torch.arange(self.top_k, device=ids.device)) % self.num_experts
+        weights = torch.full(chosen.shape, 1 / self.top_k, device=ids.device)
+        return route_chosen(chosen, weights, self.num_experts, capacity=self.capacity)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_experts} experts, top {self.top_k}"
+
+
+def _mix(x: Tensor) -> Tensor:
+    """31 bits that depend on all bits of x: multiplications and shifts, on x's device."""
+    for factor in (0x7FEB352D, 0x846CA68B):
+        x = ((x ^ (x >> 16)) * factor) & 0xFFFFFFFF
+    return (x ^ (x >> 16)) & 0x7FFFFFFF
+
+
 def create_router(kind: str, hidden_size: int, num_experts: int, top_k: int = 2, **options: Any) -> Router:
     """A router by name.
 
     Args:
-        kind: "topk", "switch", or "sigmoid": sigmoid scores with a selection bias, as DeepSeek-V3's.
+        kind: "topk", "switch", "learned" (logits of an MLP), or "sigmoid": sigmoid scores with a selection bias, as
+            DeepSeek-V3's.
         hidden_size: of the tokens.
         num_experts: up to 1024.
         top_k: experts of a token.
@@ -109,10 +175,12 @@ def create_router(kind: str, hidden_size: int, num_experts: int, top_k: int = 2,
     """
     if kind == "switch":
         return SwitchRouter(hidden_size, num_experts, **options)
+    if kind == "learned":
+        return LearnedRouter(hidden_size, num_experts, top_k, **options)
     if kind == "sigmoid":
         options = {"score": "sigmoid", "selection_bias": True, **options}
     elif kind != "topk":
-        raise ValueError(f'create_router: kind is "{kind}"; it is topk, switch or sigmoid')
+        raise ValueError(f'create_router: kind is "{kind}"; it is topk, switch, learned or sigmoid')
     return TopKRouter(hidden_size, num_experts, top_k, **options)
 
 

@@ -12,6 +12,7 @@ from .lion import Lion
 from .muon import Muon
 from .norms import clip_grad_norm_
 from .offload import Offload
+from .overlap import overlap_forward
 from .release import release_gradients
 from .sgd import SGD
 
@@ -27,5 +28,6 @@ __all__ = [
     "Offload",
     "PerformanceModel",
     "clip_grad_norm_",
+    "overlap_forward",
     "release_gradients",
 ]

@@ -12,6 +12,7 @@ from . import formats
 from .offload.owner import Offloaded
 from .offload.pipeline import Offload, OffloadedStates, Update
 from .offload.slabs import Field
+from .shards import local
 from .steps import (
     ListOptimizer,
     check_range,
@@ -122,6 +123,8 @@ class AdamW(ListOptimizer):
         )
         super().__init__(params, defaults)
 
+    _joins_late = False  # overlap_forward's: layers wait for their own parameters
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if not hasattr(self, "_offload"):  # a copy or an unpickled one; loading a state_dict also comes here
@@ -196,7 +199,7 @@ class AdamW(ListOptimizer):
     def _step_offloaded(self, group: dict[str, Any], batch: list[Tensor], signals: tuple[Tensor | None, ...]) -> None:
         gradients: dict[OffloadedStates, dict[Tensor, Tensor]] = {}
         for parameter in batch:
-            states = self._offloaded_states(parameter, group)
+            states = self._offloaded.get(parameter) or self._offloaded_states(parameter, group)
             if "step" not in self.state[parameter]:
                 self._begin(parameter, group, states)
             gradients.setdefault(states, {})[parameter] = laid_out_like(parameter, cast(Tensor, parameter.grad))
@@ -241,22 +244,25 @@ class AdamW(ListOptimizer):
                 made.append(Field("correction", torch.int8))
             return [*made, Field("master", torch.float32)] if has_master(parameter, group) else made
 
+        def alike() -> list[Tensor]:
+            return [one for one in group["params"] if one.requires_grad and kind(one) == kind(parameter)]
+
         assert self._offload is not None
-        alike = [one for one in group["params"] if one.requires_grad and kind(one) == kind(parameter)]
         return self._offloaded.states_of(parameter, alike, fields, self._offload, self.state)
 
     def _begin(self, parameter: Tensor, group: dict[str, Any], states: OffloadedStates) -> None:
         form = formats.format_of(parameter, group["state"])
         states.finish()  # a parameter between others travels with them
-        state = {name: torch.zeros_like(view) for name, view in states.slabs.views(parameter).items()}
+        state = {name: torch.zeros_like(local(view)) for name, view in states.slabs.views(parameter).items()}
         for name in _AVERAGES:
             state[name].fill_(formats.zero_code(name, form))
         if "master" in state:
-            state["master"].copy_(parameter)
+            state["master"].copy_(local(parameter))
         self.state[parameter] = states.slabs.store(parameter, state)
 
     def _join(self) -> None:
-        self._offloaded.join()
+        if not self._joins_late:
+            self._offloaded.join()
 
     def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state = self.state[parameter]

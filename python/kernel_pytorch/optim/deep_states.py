@@ -45,6 +45,8 @@ class MemoryConfig:
                 raise ValueError(f"MemoryConfig: {field.name} is {value}; only {field.default} is built, leave it out")
             if field.name in meant and not value > 0:
                 raise ValueError(f"MemoryConfig: {field.name} is {value}; it must be positive")
+        if self.offload_threshold > 1:
+            raise ValueError(f"MemoryConfig: offload_threshold is {self.offload_threshold}; it is a share, at most 1")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class PerformanceModel:
     host_memory: float
     cpu: float
     device: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise ValueError(f"PerformanceModel: {field.name} is {getattr(self, field.name)}; it must be positive")
 
 
 class _TakenOver(AdamW):

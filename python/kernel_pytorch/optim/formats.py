@@ -9,22 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-STATES = ("fp32", "compact", "8bit")
-GROUP = {"compact": 64, "8bit": 256}  # elements of memory that share a scale
-STORAGE = {"fp32": "plain", "compact": "companded", "8bit": "dynamic"}  # what the core calls them
-SMALLEST_8BIT = 4096  # "8bit" keeps states of smaller parameters in fp32, as bitsandbytes does
+from ..utils.state_formats import GROUP, STORAGE, check_state, format_of_size, zero_code
 
-
-def check_state(owner: str, state: str) -> None:
-    if state not in STATES:
-        raise ValueError(f'{owner}: state is "{state}"; it must be "fp32", "compact" or "8bit"')
+__all__ = [
+    "GROUP",
+    "STORAGE",
+    "check_state",
+    "decode",
+    "dynamic_map",
+    "encode",
+    "format_of",
+    "make_correction",
+    "make_state",
+    "master_of",
+    "zero_code",
+]
 
 
 def format_of(parameter: Tensor, state: str) -> str:
     """The format of a parameter's states in a group of this `state`."""
-    if state == "fp32" or (state == "8bit" and parameter.numel() < SMALLEST_8BIT):
-        return "fp32"
-    return state
+    return format_of_size(parameter.numel(), state)
 
 
 def make_state(state: dict[str, Any], parameter: Tensor, name: str, form: str) -> None:
@@ -34,11 +38,6 @@ def make_state(state: dict[str, Any], parameter: Tensor, name: str, form: str) -
         return
     state[name] = torch.full_like(parameter, zero_code(name, form), dtype=torch.int8)
     state[f"{name}_scale"] = torch.zeros(-(-parameter.numel() // GROUP[form]), device=parameter.device)
-
-
-def zero_code(name: str, form: str) -> int:
-    """What stands for 0 in a new state: the dynamic map's signed codes begin below it."""
-    return 127 if form == "8bit" and not name.endswith("_sq") else 0
 
 
 def make_correction(parameter: Tensor, master: Tensor | None = None) -> Tensor:

@@ -7,6 +7,7 @@ of the call that came several times in a row.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from .addresses import Addresses
-from .results import Results
+from .capturing import Looked
+from .results import CONSTANTS, Results, is_configuration
 
-__all__ = ["Binder", "BoundGraph", "places_of"]
+__all__ = ["Binder", "BoundGraph", "key_of", "places_of"]
 
 _CALLS_IN_A_ROW = 4  # without a graph of their own, before one is captured
 _MOST_CAPTURES = 8  # callers that move on every few calls have the graph with copies
@@ -41,6 +43,22 @@ def places_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] 
     return tuple(found)
 
 
+def key_of(leaves: list[Any], spec: Any) -> Hashable | None:
+    """What a graph is kept under; None of a call with an argument that has no hash or may hold state (a cache): a
+    capture runs a call many times, and would leave its traces there."""
+    parts: list[Any] = [str(spec)]
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *CONSTANTS)) and not is_configuration(leaf):
+            return None
+        parts.append((tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf))
+    key = tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
 @dataclass
 class BoundGraph:
     """A graph, the call that it is for, and its memory."""
@@ -50,7 +68,7 @@ class BoundGraph:
     graph: Any
     output: Any
     results: Results
-    uploads: list[tuple[Tensor, Tensor]]  # that the graph reads
+    looked: Looked  # with tensors that the graph reads
     addresses: Addresses
     device: torch.device
     bytes: int

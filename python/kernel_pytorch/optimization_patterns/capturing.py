@@ -8,6 +8,7 @@ fails nevertheless all three are put right.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .results import Results
+from .spared_work import Plan, Watching, plan_of
 
 __all__ = [
     "StreamOrder",
@@ -46,7 +50,6 @@ _WAITING = (
 )
 
 _capture_lock = threading.Lock()  # torch allows one at a time in a process
-_broken_off: list[Any] = []  # torch's allocators keep pointers to them
 
 
 class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -132,6 +135,7 @@ class Looked(NamedTuple):
     waits: str
     constants: list[Any]  # numbers that it asks for and that are the same in every call
     uploads: list[tuple[Tensor, Tensor]]
+    spared: Plan | None = None
 
     @contextlib.contextmanager
     def known(self) -> Iterator[None]:
@@ -140,12 +144,13 @@ class Looked(NamedTuple):
             yield
 
 
-def looked_at(call: Callable[[], Any]) -> Looked:
-    """Runs it once."""
-    mode = _Waits()
-    with mode:
-        call()
-    return Looked(mode.found, mode.constants, mode.uploads)
+def looked_at(call: Callable[[], Any], spares: bool = False) -> Looked:
+    """Runs it once. `spares`: its results are copied out of the graph, and some copies can be left out."""
+    mode, watching = _Waits(), Watching()
+    with mode, watching if spares else contextlib.nullcontext():
+        output = call()
+    spared = plan_of(call, watching, Results(output).tensors) if spares and not mode.found else None
+    return Looked(mode.found, mode.constants, mode.uploads, spared)
 
 
 def numbers_asked_for(call: Callable[[], Any]) -> tuple[str, list[Any]]:
@@ -182,17 +187,20 @@ def knowing(values: list[Any]) -> Iterator[None]:
 
 
 def capture(
-    call: Callable[[], Any], device: torch.device, pool: Any, stream: torch.cuda.Stream
+    call: Callable[[], Any], device: torch.device, pool: Any, stream: torch.cuda.Stream, within: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The graph of a call, and what it returned: memory that replays write to."""
+    """The graph of a call, and what it returned: memory that replays write to. `within` is entered for the call alone,
+    and not for the cells of its generator that torch fills when a capture begins."""
     graph = torch.cuda.CUDAGraph()
     before = torch.cuda.current_stream(device)
     with _capture_lock:
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            began = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+            with began, within or contextlib.nullcontext():
                 output = call()
         except BaseException:
-            _broken_off.append(graph)
+            # Kept for ever: torch's allocators point to it, and its end would be the process', in a destructor.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
             torch.cuda.set_stream(before)
             # Where the capture ended in order, allocation has ended too.
             with contextlib.suppress(RuntimeError, AttributeError):
@@ -274,12 +282,12 @@ def eager_us(call: Callable[[], Any]) -> float:
     return (time.perf_counter() - begin) / _TIMED_CALLS * 1e6
 
 
-def replay_us(graph: Any) -> float:
-    graph.replay()
+def replay_us(replay: Callable[[], Any]) -> float:
+    replay()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(_TIMED_CALLS):
-        graph.replay()
+        replay()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / _TIMED_CALLS * 1e3

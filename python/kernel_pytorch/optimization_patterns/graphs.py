@@ -3,8 +3,8 @@
 A graph replays with the memory that it was captured with. Weights are therefore taken by reference: their addresses are
 noted at the capture and looked at before every replay, so an optimizer step or load_state_dict is simply seen, and a
 parameter that was pointed elsewhere (`.data =`, `.to()`, a new Parameter) means a new capture. Inputs are copied in
-(unless bound, see bound_graphs.py), outputs copied out, all on the caller's stream: nothing waits for the device except
-a capture.
+(unless bound, see bound_graphs.py), outputs copied out (or computed there, see spared_work.py), all on the caller's
+stream: nothing waits for the device except a capture.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from .. import _library
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from . import capturing
 from .addresses import Addresses
-from .bound_graphs import Binder, BoundGraph, places_of
-from .results import CONSTANTS, Results, is_configuration
+from .bound_graphs import Binder, BoundGraph, key_of, places_of
+from .results import Results
+from .spared_work import Sparing
 
 import torch  # isort: skip
 from torch import Tensor, nn
@@ -74,12 +75,15 @@ class CapturedGraph:
     decision: GraphDecision
     bytes: int
     results: Results
-    uploads: list[tuple[Tensor, Tensor]]  # that it reads
+    looked: capturing.Looked  # with tensors that it reads
     written: list[int] = field(default_factory=list)  # of each input, by former calls; -1: not known
     changes_inputs: bool = False
 
     def replay(self) -> Any:
+        """The result in the graph's memory."""
         self.graph.replay()
+        for stands, made in self.results.made():
+            stands.copy_(made)
         return self.output
 
 
@@ -99,6 +103,8 @@ class PyGraph(nn.Module):
         always: captures without asking whether it pays.
         is_compiled: calls run code of torch.compile, which is not looked into for what a graph cannot hold.
         bind_inputs: calls that come back with tensors in the same memory get a graph that reads them there.
+        spares: replays leave out joins with nothing and what depends on constants alone, and large results are computed
+            into the caller's memory instead of copied there. Off until it has run on a GPU.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class PyGraph(nn.Module):
         always: bool = False,
         is_compiled: bool = False,
         bind_inputs: bool = False,
+        spares: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
@@ -128,6 +135,7 @@ class PyGraph(nn.Module):
         self.copy_outputs = copy_outputs
         self.always = always
         self.bind_inputs = bind_inputs
+        self.spares = spares
         self._is_compiled = is_compiled or hasattr(module, "_orig_mod")  # torch.compile's
         self._begin()
 
@@ -172,8 +180,8 @@ class PyGraph(nn.Module):
                 if entry is not None:
                     for static, tensor in zip(entry.inputs, tensors, strict=True):
                         static.copy_(tensor, non_blocking=True)
-                    output = entry.replay()
-                    output = entry.results.copied() if self.copy_outputs else output
+                    entry.graph.replay()
+                    output = entry.results.copied() if self.copy_outputs else entry.output
                     if binder is not None and places is not None and not entry.changes_inputs:
                         self._bind(binder, places, entry.inputs[0].device, lambda: self.module(*args, **kwargs))
                     return output
@@ -262,16 +270,13 @@ class PyGraph(nn.Module):
         with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad(), capturing.uncached_autocast():
             looked = self._looked_at(call)
             try:
-                with looked.known():
-                    graph, output = capturing.capture(call, device, self._pool(device), self._stream(device))
+                graph, output, results = self._captured(looked, call, device)
             except Exception as error:
-                self._streams.pop(device)
                 binder.refusal = f"cannot be captured: {error}"  # the graph with copies goes on
                 return
         self._counts["captures"] += 1
-        grown = max(torch.cuda.memory_reserved(device) - held, 0)
-        results, addresses = Results(output), Addresses(self.module)
-        binder.bound = BoundGraph(places, ambient, graph, output, results, looked.uploads, addresses, device, grown)
+        grown, addresses = max(torch.cuda.memory_reserved(device) - held, 0), Addresses(self.module)
+        binder.bound = BoundGraph(places, ambient, graph, output, results, looked, addresses, device, grown)
 
     def _unbind(self) -> None:
         if self._binder is not None:
@@ -306,28 +311,23 @@ class PyGraph(nn.Module):
             held = torch.cuda.memory_reserved(device)
             begin = time.perf_counter()
             try:
-                with looked.known():
-                    graph, output = capturing.capture(
-                        lambda: call(inputs), device, self._pool(device), self._stream(device)
-                    )
+                graph, output, results = self._captured(looked, lambda: call(inputs), device)
             except Exception as error:
                 # Whatever is wrong with the module shows again in the plain call that follows.
-                self._streams.pop(device)
                 self._plain[key] = GraphDecision(False, f"cannot be captured: {error}", eager_us)
                 return None
-            results = Results(output)
             if results.refusal and self.copy_outputs:
                 self._plain[key] = GraphDecision(False, results.refusal, eager_us)
                 return None
             capture_us = (time.perf_counter() - begin) * 1e6
-            replay_us = capturing.replay_us(graph)
+            replay_us = capturing.replay_us(lambda: (graph.replay(), results.made()))
         decision = self._decide(inputs, results, eager_us, replay_us, capture_us)
         self._counts["captures"] += 1
         if not decision.pays and not self.always:
             self._plain[key] = decision
             return None
         grown = max(torch.cuda.memory_reserved(device) - held, 0) + sum(tensor.nbytes for tensor in inputs)
-        entry = CapturedGraph(graph, inputs, output, Addresses(self.module), decision, grown, results, looked.uploads)
+        entry = CapturedGraph(graph, inputs, output, Addresses(self.module), decision, grown, results, looked)
         entry.written = [-1] * len(inputs)
         entry.changes_inputs = versions != [tensor._version for tensor in inputs]
         self._graphs[key] = entry
@@ -337,7 +337,7 @@ class PyGraph(nn.Module):
     def _decide(
         self, inputs: list[Tensor], results: Results, eager_us: float, replay_us: float, capture_us: float
     ) -> GraphDecision:
-        copied = [*inputs, *results.tensors]
+        copied = [*inputs, *results.copies]
         plan = _library.call(
             "graph_plan",
             request={
@@ -355,8 +355,27 @@ class PyGraph(nn.Module):
             plan["pays"], plan["reason"], eager_us, plan["graph_us"], capture_us, plan["break_even_calls"]
         )
 
+    def _captured(
+        self, looked: capturing.Looked, call: Callable[[], Any], device: torch.device
+    ) -> tuple[Any, Any, Results]:
+        """The graph of a call, what it returned, and how to make that anew."""
+        sparing = None if looked.spared is None else Sparing(looked.spared)
+        try:
+            with looked.known():
+                graph, output = capturing.capture(call, device, self._pool(device), self._stream(device), sparing)
+        except Exception:
+            self._streams.pop(device)
+            if looked.spared is None:
+                raise
+            return self._captured(looked._replace(spared=None), call, device)
+        return graph, output, Results(output, None if sparing is None else sparing.made_for)
+
     def _looked_at(self, call: Callable[[], Any]) -> capturing.Looked:
-        return capturing.Looked("", [], []) if self._is_compiled else capturing.looked_at(call)
+        return (
+            capturing.Looked("", [], [])
+            if self._is_compiled
+            else capturing.looked_at(call, self.spares and self.copy_outputs)
+        )
 
     def _pool(self, device: torch.device) -> Any:
         """The memory of a graph that lives, which all share, or a new one."""
@@ -376,19 +395,3 @@ class PyGraph(nn.Module):
             torch.cuda.synchronize()  # no replay may still be running
             self._graphs.popitem(last=False)
             self._counts["evictions"] += 1
-
-
-def key_of(leaves: list[Any], spec: Any) -> Hashable | None:
-    """What a graph is kept under; None of a call with an argument that has no hash or may hold state (a cache): a
-    capture runs a call many times, and would leave its traces there."""
-    parts: list[Any] = [str(spec)]
-    for leaf in leaves:
-        if not isinstance(leaf, (Tensor, *CONSTANTS)) and not is_configuration(leaf):
-            return None
-        parts.append((tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf))
-    key = tuple(parts)
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key

@@ -37,17 +37,29 @@ def is_configuration(value: Any) -> bool:
 class Results:
     """Builds what `output` is from copies of its tensors. `refusal` says why that cannot be done, or is ""."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, output: Any, made_for: Callable[[Tensor], Callable[[], Tensor] | None] | None = None) -> None:
+        """`made_for`: what makes one of its tensors anew, where a copy will not do."""
         self.tensors: list[Tensor] = []
         self.objects: list[Any] = []  # those that are built again, containers aside
         self.refusal = ""
         self._places: dict[int, int] = {}  # of tensors, by id: what is one tensor stays one
         self._made: set[int] = set()
         self._build = self._of(output, 0)
+        self._makers = [made_for(tensor) if made_for else None for tensor in self.tensors]
 
     def copied(self) -> Any:
         """The result of a call, in memory of its own."""
-        return self._build([tensor.clone() for tensor in self.tensors])
+        pairs = zip(self.tensors, self._makers)
+        return self._build([tensor.clone() if make is None else make() for tensor, make in pairs])
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """Those that are copied, and not made anew."""
+        return [tensor for tensor, make in zip(self.tensors, self._makers) if make is None]
+
+    def made(self) -> list[tuple[Tensor, Tensor]]:
+        """Those that are made anew, each with what stands for it in the output."""
+        return [(tensor, make()) for tensor, make in zip(self.tensors, self._makers) if make is not None]
 
     def _of(self, value: Any, depth: int) -> _Build:
         if isinstance(value, Tensor):

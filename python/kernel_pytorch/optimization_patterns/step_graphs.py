@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from . import capturing
-from .graphs import key_of
+from .bound_graphs import key_of
 from .model_state import ModelState, obstacle_now, state_of
 from .step_capture import (
     CannotCapture,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from .. import _library
+from .._modules import replace_modules
 from ..core.attention import AttentionLayer
 from .config import FP8Config
 from .linear import FP8LinearLayer
@@ -130,9 +130,7 @@ def convert_model_to_fp8(
         form = form_of(layer)
         assert form is not None
         converted[layer] = form.from_linear(layer, config)
-    if model in converted:
-        model = converted[model]
-    _replace(model, converted)
+    model = replace_modules(model, converted)
     model.__dict__["fp8_plan"] = plans
     return model
 
@@ -147,14 +145,7 @@ def restore_from_fp8(model: nn.Module) -> nn.Module:
             remove_projection(layer)
         elif isinstance(layer, FP8LinearLayer):
             layers[layer] = layer.to_linear()
-    _replace(model, layers)
+    replace_modules(model, layers)
     model.__dict__.pop("fp8_plan", None)
     model.__dict__.pop("_fp8_histories", None)
     return model
-
-
-def _replace(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
-    for module in list(model.modules()):
-        for name, child in list(module._modules.items()):
-            if child is not None and child in replaced:
-                module._modules[name] = replaced[child]

@@ -16,7 +16,12 @@ from torch.autograd.function import once_differentiable
 
 from .._ops._seed import seed_for
 from .._ops.float8 import Quantized, quantize, scaled_matmul
-from .._ops.float8_fused import gated_activation_backward_quantized, gated_activation_quantized, rms_norm_quantized
+from .._ops.float8_fused import (
+    QuantizedGate,
+    gated_activation_backward_quantized,
+    gated_activation_quantized,
+    rms_norm_quantized,
+)
 from .._ops.gated_activation import gated_activation_packed
 from .._ops.rms_norm import add_rms_norm, rms_norm
 from .linear import GRADIENT, GRANULARITIES, INPUT, WEIGHT, FP8LinearLayer, State
@@ -158,23 +163,17 @@ class _Layer(NamedTuple):
         )  # fmt: skip
         return output, weights
 
-    def multiply_back(
-        self, grads: Quantized, weights: tuple[Any, Any], inputs: tuple[Any, Any], dtype: torch.dtype,
-        needs_x: bool, needs_weight: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-        """The gradients of x and of the weight, of transposed codes and their scales."""
+    def input_gradient(self, grads: Quantized, weights: tuple[Any, Any], dtype: torch.dtype) -> Tensor:
+        """That of x, of the weight's transposed codes and their scales."""
         accurate = self.settings[3] != "none"
-        grad_x = grad_weight = None
-        if needs_x:
-            grad_x = scaled_matmul(
-                grads.codes, weights[0], grads.scales, weights[1], dtype=dtype, accurate=accurate
-            )  # fmt: skip
-        if needs_weight:
-            grad_weight = scaled_matmul(
-                grads.transposed, inputs[0], grads.transposed_scales, inputs[1], dtype=self.weight.dtype,
-                accurate=accurate,
-            )  # fmt: skip
-        return grad_x, grad_weight
+        return scaled_matmul(grads.codes, weights[0], grads.scales, weights[1], dtype=dtype, accurate=accurate)
+
+    def weight_gradient(self, grads: Quantized, inputs: tuple[Any, Any]) -> Tensor:
+        """That of the weight, of x's transposed codes and their scales."""
+        return scaled_matmul(
+            grads.transposed, inputs[0], grads.transposed_scales, inputs[1], dtype=self.weight.dtype,
+            accurate=self.settings[3] != "none",
+        )  # fmt: skip
 
 
 class _Norm(NamedTuple):
@@ -225,9 +224,10 @@ class _NormLinear(torch.autograd.Function):
         grad_normed = grad_weight = None
         if needs_codes or needs_weight:
             grads = quantize(grad, **layer.options(GRADIENT, codes=needs_codes, transposed=needs_weight))
-            grad_normed, grad_weight = layer.multiply_back(
-                grads, (weight_codes, weight_scales), (x_codes, x_scales), norm[0].dtype, needs_codes, needs_weight
-            )
+            if needs_codes:
+                grad_normed = layer.input_gradient(grads, (weight_codes, weight_scales), norm[0].dtype)
+            if needs_weight:
+                grad_weight = layer.weight_gradient(grads, (x_codes, x_scales))
         grad_x = grad_norm = None
         if grad_normed is not None:
             grad_x, grad_norm = _Norm._make(norm).gradients(
@@ -238,6 +238,67 @@ class _NormLinear(torch.autograd.Function):
             grad_x if needs_x else None, grad_x if needs_residual else None, grad_norm if needs_norm else None,
             grad_weight, grad_bias, *([None] * 7),
         )  # fmt: skip
+
+
+# Codes of the gradient of gate and up from which on it is made in two parts.
+LARGE_GRADIENT = 1 << 27
+
+
+class _Hidden:
+    """The gradients of a gated pair of layers from that of the second one's output on."""
+
+    def __init__(self, packed: Tensor, kind: str, inputs: Any, first_weights: Any, second_weights: Any) -> None:
+        self.packed, self.kind, self.inputs = packed, kind, inputs
+        self.first_weights, self.second_weights = first_weights, second_weights
+
+    def gradients(
+        self, first: _Layer, second: _Layer, grads: Quantized, dtype: torch.dtype, needs_x: bool, needs_first: bool,
+        needs_bias: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        """Of x, of the first weight and of its bias. The gradient of gate and up, with its codes and their transpose,
+        is the largest tensor of a block: where it decides over the peak, it is there by halves of the columns."""
+        width = self.packed.shape[1] // 2
+        can_split = GRANULARITIES[first.settings[0]][0] == "tensor" and not needs_bias and first.seed is None
+        middle = width // 2 // 128 * 128 if can_split and self.packed.numel() >= LARGE_GRADIENT else 0
+        if middle == 0:
+            made = self._of_columns(first, second, grads, dtype, slice(None), needs_x, needs_first, needs_bias)
+            self.packed = self.packed.new_empty(0)  # its gradient is there
+            grad_x = first.input_gradient(made.quantized, self.first_weights, dtype) if needs_x else None
+            grad_first = first.weight_gradient(made.quantized, self.inputs) if needs_first else None
+            return grad_x, grad_first, made.output.sum(0) if made.output is not None else None
+        grad_x = None
+        grad_first = torch.empty_like(first.weight) if needs_first else None
+        for columns in (slice(0, middle), slice(middle, width)):
+            made = self._of_columns(first, second, grads, dtype, columns, needs_x, needs_first, False)
+            halves = columns, slice(width + columns.start, width + columns.stop)
+            if needs_x:
+                weights = torch.cat([self.first_weights[0][:, half] for half in halves], 1)
+                part = first.input_gradient(made.quantized, (weights, self.first_weights[1]), dtype)
+                grad_x = part if grad_x is None else grad_x.add_(part)
+            if grad_first is not None:
+                part = first.weight_gradient(made.quantized, self.inputs)
+                for half, rows in zip(halves, part.chunk(2), strict=True):
+                    grad_first[half].copy_(rows)
+            del made
+        return grad_x, grad_first, None
+
+    def _of_columns(
+        self, first: _Layer, second: _Layer, grads: Quantized, dtype: torch.dtype, columns: slice, needs_x: bool,
+        needs_first: bool, needs_bias: bool,
+    ) -> QuantizedGate:  # fmt: skip
+        codes, scales = self.second_weights
+        grad_hidden = second.input_gradient(grads, (codes[columns], scales), dtype)
+        gate, up = (half[:, columns] for half in self.packed.chunk(2, 1))
+        return gated_activation_backward_quantized(
+            grad_hidden, gate, up, self.kind, with_output=needs_bias,
+            **first.options(GRADIENT, codes=needs_x or not needs_first, transposed=needs_first),
+        )  # fmt: skip
+
+
+def _let_go(ctx: Any) -> None:
+    """What was saved may die while backward works, unless the graph is kept; older releases of torch hold it."""
+    if not torch.compiler.is_compiling() and hasattr(ctx, "maybe_clear_saved_tensors"):
+        ctx.maybe_clear_saved_tensors()
 
 
 class _GatedMlp(torch.autograd.Function):
@@ -283,6 +344,7 @@ class _GatedMlp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, grad_sum: Tensor) -> Any:
         value, norm_weight, rstd, packed, *codes = ctx.saved_tensors[:12]
         of_first, of_second = ctx.saved_tensors[12 : 12 + _SAVED], ctx.saved_tensors[12 + _SAVED :]
+        _let_go(ctx)
         kind, eps, weight_offset, up_settings, down_settings = ctx.settings
         first = _Layer.of([*of_first, *ctx.records[0]], up_settings)
         second = _Layer.of([*of_second, *ctx.records[1]], down_settings)
@@ -290,22 +352,19 @@ class _GatedMlp(torch.autograd.Function):
         needs_x, needs_first, needs_up_bias = any(needs[:3]), needs[3], needs[4]
         needs_second, needs_bias = needs[3 + _TENSORS], needs[4 + _TENSORS]
         needs_hidden = needs_x or needs_first or needs_up_bias
-        grad_hidden = grad_second = None
+        grads = grad_second = None
         if needs_hidden or needs_second:
             grads = quantize(grad, **second.options(GRADIENT, codes=needs_hidden, transposed=needs_second))
-            grad_hidden, grad_second = second.multiply_back(
-                grads, (codes[6], codes[7]), (codes[4], codes[5]), value.dtype, needs_hidden, needs_second
-            )
+        if grads is not None and needs_second:
+            grad_second = second.weight_gradient(grads, (codes[4], codes[5]))
+            grads = grads._replace(transposed=None)
+        codes[4] = codes[5] = None
         grad_x = grad_first = grad_up_bias = None
-        if grad_hidden is not None:
-            gate, up = packed.chunk(2, 1)
-            made = gated_activation_backward_quantized(
-                grad_hidden, gate, up, kind, with_output=bool(needs_up_bias),
-                **first.options(GRADIENT, codes=needs_x or not needs_first, transposed=needs_first),
-            )  # fmt: skip
-            grad_up_bias = made.output.sum(0) if made.output is not None else None
-            grad_x, grad_first = first.multiply_back(
-                made.quantized, (codes[2], codes[3]), (codes[0], codes[1]), value.dtype, needs_x, needs_first
+        if grads is not None and needs_hidden:
+            hidden = _Hidden(packed, kind, (codes[0], codes[1]), (codes[2], codes[3]), (codes[6], codes[7]))
+            del packed, codes
+            grad_x, grad_first, grad_up_bias = hidden.gradients(
+                first, second, grads, value.dtype, needs_x, needs_first, needs_up_bias
             )
         grad_norm = None
         if eps is not None and grad_x is not None:

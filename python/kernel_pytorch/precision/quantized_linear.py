@@ -64,13 +64,21 @@ class QuantizedLinear(nn.Module):
     ) -> QuantizedLinear:  # fmt: skip
         """The layer with its weight rounded; the bias is the same parameter."""
         weight = quantize_weight(linear.weight, format, group=group, asymmetric=asymmetric, seed=seed)
+        return cls.from_quantized(weight, linear.bias, activation=activation)
+
+    @classmethod
+    def from_quantized(
+        cls, weight: QuantizedWeight, bias: nn.Parameter | None = None, *, activation: str | None = None
+    ) -> QuantizedLinear:
+        """A layer of a weight that is quantised already; the bias is the same parameter."""
+        rows, columns = weight.shape
         made = cls(
-            linear.in_features, linear.out_features, False, format=format, group=group, asymmetric=asymmetric,
-            activation=activation, device="meta", dtype=linear.weight.dtype,
+            columns, rows, False, format=weight.format, group=weight.group, asymmetric=weight.zeros is not None,
+            activation=activation, device="meta",
         )  # fmt: skip
         made.codes, made.scales = weight.codes, weight.scales
         made.zeros, made.tensor_scale = weight.zeros, weight.tensor_scale
-        made.bias = linear.bias
+        made.bias = bias
         return made
 
     @property

@@ -25,6 +25,7 @@ constexpr const char* kClusterSource = "kernel_pytorch/ops/cross_entropy/cuda/cl
 constexpr const char* kNarrow = "rows this narrow are as fast in one block";
 constexpr const char* kWide = "rows this wide are faster in one block";
 constexpr const char* kGeneral = "softcap, label smoothing and partials: cuda_block has them";
+constexpr const char* kOneVisit = "without a gradient a row is visited once: cuda_block does that";
 constexpr const char* kTooWide = "no cluster's shared memory holds two of these rows";
 constexpr const char* kTooManyColumns = "more than 2^30 columns";
 constexpr int64_t kMostColumns = 1 << 30;
@@ -157,11 +158,12 @@ std::vector<std::string> block_configs(const Problem& problem, const DeviceInfo&
   if (is_general(problem)) return {config_text(kBlockConfigs[kGeneralBlock])};
   return config_texts(std::span(kBlockConfigs).first(kGeneralBlock));
 }
-// A wide row is held as far as L2 would not keep it: half of L2 serves a second visit.
+// A wide row is held as far as L2 would not keep it: half of L2 serves a second visit. Without one, small blocks wait
+// for each other least.
 int block_heuristic(const Problem& problem, const DeviceInfo& device) {
   if (is_general(problem)) return 0;
   const int64_t bytes = columns_of(problem.logits) * size_of(problem.logits.dtype);
-  if (bytes <= 32768) return bytes <= 2048 ? 0 : 1;
+  if (bytes <= 32768 || !problem.grad_logits.is_present()) return bytes <= 2048 ? 0 : 1;
   const int64_t share = device.cuda.l2_bytes / 2 / std::max(device.cuda.multiprocessors, 1);
   int config = kWideBlock;
   while (config + 1 < kGeneralBlock && bytes - kBlockConfigs[config].held_kilobytes * 1024 > share) ++config;
@@ -258,6 +260,7 @@ const char* cluster_obstacle(const Problem& problem, const DeviceInfo& device) {
   if (const char* obstacle = vector_access_obstacle(problem.logits)) return obstacle;
   if (const char* obstacle = vector_access_obstacle(problem.grad_logits)) return obstacle;
   if (is_general(problem)) return kGeneral;
+  if (!problem.grad_logits.is_present()) return kOneVisit;
   if (row_vectors(problem) < kLeastVectors) return kNarrow;
   if (row_vectors(problem) > kMostVectors) return kWide;
   for (const ClusterLaunch& launch : kClusterLaunches) {

@@ -27,6 +27,7 @@ class Context:
     device: torch.device
     recording: Recording
     compiled: bool = False
+    weights: str | None = None  # the format of few bits, or "auto"
     norms: dict[nn.Module, Any] = field(default_factory=dict)
     activations: dict[nn.Module, str] = field(default_factory=dict)
     perceptrons: dict[nn.Module, Any] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from .._call import (
     Array,
     Part,
     attributes_of,
+    check_type,
     emit,
     kernels_in_use,
     looped,
@@ -73,6 +74,7 @@ def attention_packed(
             f"{_OP}: qkv has shape {list(qkv.shape)}, with {heads} heads and {key_heads} key_heads; it must be [batch, "
             f"sequence, {heads + 2 * key_heads}, size]"
         )
+    check_type(_OP, "qkv", qkv)
     if (cos is None) != (sin is None):
         raise ValueError(f"{_OP}: one of cos and sin is None; give both, or neither")
     left, right = sides(window)

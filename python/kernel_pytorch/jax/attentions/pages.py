@@ -21,10 +21,10 @@ def _cache(op: str, cache: Array, layout: str) -> Array:
 def _scale(scale: Any, layout: str) -> Array | None:
     if scale is None:
         return None
-    scale = jnp.asarray(scale, jnp.float32)
-    if scale.ndim == 0:
-        return scale[None]
-    return jnp.swapaxes(scale, 1, 2) if scale.ndim == 3 and layout == "hnd" else scale
+    factors: Array = jnp.asarray(scale, jnp.float32)
+    if factors.ndim == 0:
+        return factors[None]
+    return jnp.swapaxes(factors, 1, 2) if factors.ndim == 3 and layout == "hnd" else factors
 
 
 def paged_attention(
@@ -61,7 +61,7 @@ def paged_attention(
         key_scale, value_scale: of caches in float8_e4m3fn or int8.
         return_lse: also fp32 [heads, tokens].
     """
-    left, right = (window, window) if isinstance(window, int) else (-1, -1) if window is None else window
+    left, right = (window, window) if isinstance(window, int) else (window or (-1, -1))
     tensors = {
         "query": jax.lax.stop_gradient(query),
         "key_cache": _cache("paged_attention", key_cache, cache_layout),

@@ -8,6 +8,7 @@ raise.
 
 from __future__ import annotations
 
+from .._static_options import check_options as _check_options
 from ._common import MaskInfo
 from ._configs import (
     AttentionConfig,
@@ -106,3 +107,5 @@ __all__ = [
     "ring_attention",
     "scaled_dot_product_attention",
 ]
+
+_check_options(globals(), __all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import plain as plain  # its formulas
 from .grouped import grouped_matmul as grouped_matmul
 from .grouped import ragged_dot as ragged_dot
 from .mixture import Routing as Routing

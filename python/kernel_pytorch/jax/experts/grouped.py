@@ -45,6 +45,8 @@ def grouped_matmul(
     x, weight = same_type(jnp.asarray(x), jnp.asarray(weight))
     if weight.ndim != 3:
         raise ValueError(f"grouped_matmul: weight has shape {list(weight.shape)}; it must be [groups, k, n]")
+    if x.ndim != 2:
+        raise ValueError(f"grouped_matmul: x has shape {list(x.shape)}; it must be [rows, k]")
     matrices = jnp.swapaxes(weight, 1, 2) if transpose_weight else weight
     offsets = jnp.asarray(offsets)
     ends = (offsets[1:] if offsets.shape == (matrices.shape[0] + 1,) else offsets).astype(jnp.int32)

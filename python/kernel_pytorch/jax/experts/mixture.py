@@ -58,6 +58,8 @@ def route(
     """
     _check_capacity("route", capacity)
     logits = jnp.asarray(logits)
+    if logits.ndim == 0:
+        raise ValueError("route: logits are a number; they must be [..., experts]")
     rows = logits.reshape(-1, logits.shape[-1])
     wide = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
     tensors = {"logits": rows, "bias": None if bias is None else jax.lax.stop_gradient(jnp.asarray(bias, wide))}
@@ -120,6 +122,8 @@ def moe_mlp(
         limit, slope: of swiglu_clamped.
     """
     x = jnp.asarray(x)
+    if x.ndim == 0:
+        raise ValueError("moe_mlp: x is a number; it must be [..., size]")
     tensors = {
         "x": x.reshape(-1, x.shape[-1]), "gate_up": gate_up, "down": down, "gate_up_bias": gate_up_bias,
         "down_bias": down_bias, "weights": _pairs(routing.weights), "chosen": _pairs(routing.experts),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +50,10 @@ class CudaLanes:
     def is_past(self, mark: Any) -> bool:
         return mark is None or bool(mark.query())
 
+    def settle(self) -> None:
+        """The host waits for all lanes and for the caller's stream."""
+        torch.cuda.synchronize(self.device)
+
 
 class OneLane:
     """The same without streams: whatever is called has ended when the call returns."""
@@ -72,6 +77,31 @@ class OneLane:
     def is_past(self, mark: Any) -> bool:
         return True
 
+    def settle(self) -> None:
+        return None
+
 
 def lanes_of(device: torch.device) -> CudaLanes | OneLane:
     return CudaLanes(device) if device.type == "cuda" else OneLane()
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """`work` is called by a thread of its own, while what is inside goes on; both have ended on leaving."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with torch.no_grad():  # a thread's own
+                work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="kernel_pytorch offload")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..shards import is_sharded
 from .pipeline import Offload, OffloadedStates, Update
 from .slabs import Field
 
@@ -17,24 +18,28 @@ class Offloaded:
     def __init__(self) -> None:
         self._of: dict[Tensor, OffloadedStates] = {}
 
+    def get(self, parameter: Tensor) -> OffloadedStates | None:
+        return self._of.get(parameter)
+
     def states_of(
         self,
         parameter: Tensor,
-        alike: Iterable[Tensor],
+        alike: Callable[[], Iterable[Tensor]],
         fields: Callable[[], list[Field]],
         how: Offload,
         state: dict[Tensor, Any],
     ) -> OffloadedStates:
-        """The parameter's slabs; new ones are also those of `alike`, and take over what `state` has of them."""
+        """The parameter's slabs; new ones are also those of `alike()`, and take over what `state` has of them."""
         found = self._of.get(parameter)
         if found is None:
-            together = {id(one): one for one in (parameter, *alike) if one not in self._of}
-            if any(hasattr(one, "placements") for one in together.values()):
+            together = {id(one): one for one in (parameter, *alike()) if one not in self._of}
+            made = fields()
+            if any(field.per > 1 for field in made) and any(map(is_sharded, together.values())):
                 raise ValueError(
-                    "offload: a parameter is a DTensor, whose states must be DTensors on its own device for "
-                    "checkpoints; leave offload out, or shard without FSDP"
+                    "offload: a parameter is a DTensor; states of 8 bits have scales for groups of elements, which "
+                    'checkpoints of sharded states cannot hold; take state="fp32"'
                 )
-            found = OffloadedStates(list(together.values()), fields(), how)
+            found = OffloadedStates(list(together.values()), made, how)
             for one in together.values():
                 self._of[one] = found
                 if "step" in state.get(one, {}):
@@ -52,6 +57,11 @@ class Offloaded:
     def join(self) -> None:
         for states in self.all():
             states.join()
+
+    def join_one(self, parameter: Tensor) -> None:
+        states = self._of.get(parameter)
+        if states is not None:
+            states.join_one(parameter)
 
     def explain(self, how: Offload, bare: Callable[[OffloadedStates], Update]) -> str:
         if not self._of:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,24 +73,41 @@ class _Link:
         self.streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
 
-    def start(self, turns: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
+    def start(self, turns: int) -> list[list[torch.cuda.Event]]:
+        """For each way marks before the first copy and after each."""
         marks = []
         for way, stream in enumerate(self.streams):
             with torch.cuda.stream(stream):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-                begin.record(stream)
+                passed = [_mark(stream)]
                 for turn in range(turns):
                     there, here = self.device[way], self.host[way][turn % _COPIES]
                     (there if way == 0 else here).copy_(here if way == 0 else there, non_blocking=True)
-                end.record(stream)
-                marks.append((begin, end))
+                    passed.append(_mark(stream))
+                marks.append(passed)
         return marks
 
     @staticmethod
-    def rates(marks: list[tuple[torch.cuda.Event, torch.cuda.Event]], turns: int) -> list[float]:
-        for _, end in marks:
-            end.synchronize()
-        return [turns * _COPY_BYTES / (begin.elapsed_time(end) * 1e-3) for begin, end in marks]
+    def rates(marks: list[list[torch.cuda.Event]]) -> list[float]:
+        """Of all copies."""
+        for passed in marks:
+            passed[-1].synchronize()
+        return _Link.rates_so_far(marks)
+
+    @staticmethod
+    def rates_so_far(marks: list[list[torch.cuda.Event]]) -> list[float]:
+        """Of the copies that have ended by now."""
+        rates = []
+        for passed in marks:
+            ended = sum(mark.query() for mark in passed[1:])  # type: ignore[no-untyped-call]
+            seconds = passed[0].elapsed_time(passed[ended]) * 1e-3 if ended else float("inf")
+            rates.append(ended * _COPY_BYTES / seconds)
+        return rates
+
+
+def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
 
 
 def measure(
@@ -100,27 +116,27 @@ def measure(
     """Rates of the plan: bytes of the link both ways at once and of the host's memory, elements of both processors.
 
     `elements` is how many a step has. The link and the CPU are timed by themselves and then together, which tells what
-    the host's memory gives to both.
+    the host's memory gives to both. Of several turns the best counts: what a bound is made of must not be exceeded.
     """
     elements = min(elements, _MOST_ELEMENTS)
     sample, link = _Sample(fields, dtype, torch.device("cpu"), elements), _Link(device)
     sample.step(update)
-    alone = statistics.median(_seconds(lambda: sample.step(update)) for _ in range(_TURNS))
-    link.rates(link.start(1), 1)
-    up, down = link.rates(link.start(_COPIES), _COPIES)
-    together, taken = [], []
+    alone = min(_seconds(lambda: sample.step(update)) for _ in range(_TURNS))
+    link.rates(link.start(1))
+    up, down = (max(rates) for rates in zip(*(link.rates(link.start(_COPIES)) for _ in range(_TURNS)), strict=True))
+    together = []
+    turns = max(round(1.5 * alone * up / _COPY_BYTES), 1)
     for _ in range(_TURNS):
-        turns = max(round(1.5 * alone * up / _COPY_BYTES), 1)
         marks = link.start(turns)
-        taken.append(_seconds(lambda: sample.step(update)))
-        together.append(link.rates(marks, turns))
-    at_once = [statistics.median(rates) for rates in zip(*together, strict=True)]
+        seconds = _seconds(lambda: sample.step(update))
+        together.append((seconds, sum(link.rates_so_far(marks))))  # while the CPU worked: alone the link is faster
+        link.rates(marks)
     bytes_each = bytes_of(fields, dtype)["on_cpu"]
-    by_cpu = (bytes_each["host_memory"] - bytes_each["up"] - bytes_each["down"]) * elements / statistics.median(taken)
+    by_cpu = (bytes_each["host_memory"] - bytes_each["up"] - bytes_each["down"]) * elements
     return {
         "up": up,
         "down": down,
-        "host_memory": by_cpu + sum(at_once),
+        "host_memory": max(by_cpu / seconds + by_link for seconds, by_link in together),
         "cpu": elements / alone,
         "device": elements / _device_seconds(_Sample(fields, dtype, device, elements), update),
     }

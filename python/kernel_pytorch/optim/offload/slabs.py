@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..shards import local, sharded_like
+
 ALIGNMENT = 256  # elements at which parameters begin: whole groups of every 8-bit format, aligned for every type
 
 
@@ -39,7 +41,7 @@ class Piece:
 
 
 class Slabs:
-    """Arrays for all states of a list of parameters.
+    """Arrays for all states of a list of parameters; of sharded ones, of this process' parts.
 
     A parameter larger than a subgroup is cut. Every piece has a step count of its own, so that subgroups can be stepped
     in different places.
@@ -51,6 +53,7 @@ class Slabs:
         self.pinned = pinned
         self.pieces: dict[Tensor, list[Piece]] = {}
         self.subgroups: list[list[Piece]] = []
+        self.subgroups_of: dict[Tensor, list[int]] = {}
         self.elements = 0
         self._cut(max(subgroup_elements // ALIGNMENT, 1) * ALIGNMENT)
         self.arrays = {field.name: self._array(field.dtype, -(-self.elements // field.per)) for field in fields}
@@ -61,15 +64,16 @@ class Slabs:
         subgroup: list[Piece] = []
         filled, slots = 0, 0
         for parameter in self.parameters:
-            self.pieces[parameter] = []
-            begin = 0
-            while begin < parameter.numel() or not self.pieces[parameter]:
+            self.pieces[parameter], self.subgroups_of[parameter] = [], []
+            begin, size = 0, local(parameter).numel()
+            while begin < size or not self.pieces[parameter]:
                 if filled >= subgroup_elements:
                     self.subgroups.append(subgroup)
                     subgroup, filled = [], 0
-                count = min(parameter.numel() - begin, subgroup_elements - filled)
+                count = min(size - begin, subgroup_elements - filled)
                 piece = Piece(parameter, begin, count, self.elements, slots)
                 self.pieces[parameter].append(piece)
+                self.subgroups_of[parameter].append(len(self.subgroups))
                 subgroup.append(piece)
                 taken = -(-count // ALIGNMENT) * ALIGNMENT
                 filled, slots, begin, self.elements = filled + taken, slots + 1, begin + count, self.elements + taken
@@ -87,14 +91,15 @@ class Slabs:
 
     def views(self, parameter: Tensor) -> dict[str, Tensor]:
         """A parameter's states as they stand in the arrays, with its shape and strides; scales are flat."""
-        first = self.pieces[parameter][0]
+        first, own = self.pieces[parameter][0], local(parameter)
         state: dict[str, Tensor] = {"step": self.steps[first.slot]}
         for field in self.fields:
             array, begin = self.arrays[field.name], first.offset // field.per
             if field.per == 1:
-                state[field.name] = array.as_strided(parameter.shape, parameter.stride(), begin)
+                part = array.as_strided(own.shape, own.stride(), begin)
+                state[field.name] = sharded_like(part, parameter)
             else:
-                state[field.name] = array[begin : begin - (-parameter.numel() // field.per)]
+                state[field.name] = array[begin : begin - (-own.numel() // field.per)]
         return state
 
     def store(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +107,7 @@ class Slabs:
         views: dict[str, Any] = self.views(parameter)
         for name, view in views.items():
             if name in state:
-                view.copy_(state[name])
+                local(view).copy_(local(state[name]))
         for piece in self.pieces[parameter]:
             self.steps[piece.slot] = views["step"]
         return {**{name: value for name, value in state.items() if name not in views}, **views}
@@ -122,7 +127,8 @@ class Slabs:
 
 def flat(tensor: Tensor, begin: int, count: int) -> Tensor:
     """Elements of a tensor without gaps, in the order of memory."""
-    return tensor.detach().as_strided((count,), (1,), tensor.storage_offset() + begin)
+    own = local(tensor.detach())
+    return own.as_strided((count,), (1,), own.storage_offset() + begin)
 
 
 def hull(pieces: list[Piece], fields: list[Field]) -> Iterator[tuple[Field, slice]]:
@@ -140,10 +146,11 @@ def host_array(dtype: torch.dtype, count: int, pinned_for: object | None) -> Ten
     """
     if count == 0:
         return torch.zeros(0, dtype=dtype)
-    memory = mmap.mmap(-1, count * dtype.itemsize)
+    # Private: large pages of shared memory are a setting of their own, which is off nearly everywhere.
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    array = torch.frombuffer(memory, dtype=dtype, count=count)
+    array = torch.frombuffer(memory, dtype=dtype, count=count).zero_()  # pages are made by all threads, not by one
     if pinned_for is None:
         return array
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -59,6 +59,19 @@ class Sm90Boxes {
     send(map, box, place);
   }
 
+  // Words of neighbours: of each 16 columns a lane has two of its first row, then two of its second.
+  __device__ __forceinline__ void put_pairs(const tile::TensorMap& map, const uint32_t (&words)[kValues / 2],
+                                            const BoxPlace& place) {
+    const uint32_t box = free_box();
+#pragma unroll
+    for (int i = 0; i < kValues / 2; i += 2) {
+      const int row = lane_ / 4 + i % 4 / 2 * 8, byte = i / 4 * 32 + lane_ % 4 * 8;
+      const uint32_t address = box + tile::swizzled_offset(row, byte / 16) + byte % 16;
+      ptx::st_shared_v2_f32(address, __uint_as_float(words[i]), __uint_as_float(words[i + 1]));
+    }
+    send(map, box, place);
+  }
+
   // Before the block ends.
   __device__ __forceinline__ void drain() const {
     if (lane_ == 0) ptx::cp_async_bulk_wait_group<0>();

@@ -6,6 +6,7 @@
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/auxiliary.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/boxes.cuh"
+#include "kernel_pytorch/ops/engines/gemm/sm90/pairs.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/schedule.cuh"
 #include "kernel_pytorch/ops/engines/pointwise/cuda/math.cuh"
 
@@ -28,11 +29,13 @@ class Sm90Finish {
   // The epilogue prefetches the next boxes of one 16-bit auxiliary matrix into registers that are free while the
   // products run: all boxes (64 registers) if the epilogue does little else, otherwise two.
   static constexpr bool kWhole = kEpilogue.whole_vectors;
+  static constexpr int kRowBlocks = kConfig.tile_m / (64 * kSm90Warpgroups);
   static constexpr bool kSavedAhead =
       kWhole && kEpilogue.form == Sm90Form::kGradient && sizeof(Saved) == 2 && kValues % 16 == 0;
+  static constexpr bool kPairsAhead = kWhole && kSpread && kRowBlocks == 1 && sizeof(Saved) == 2 && sizeof(Out) == 2 &&
+                                      !kEpilogue.residual && !kEpilogue.amax && !kEpilogue.grouped;
   static constexpr bool kResidualAhead = kWhole && kEpilogue.residual && kEpilogue.form != Sm90Form::kGradient &&
                                          !kSpread && sizeof(Residual) == 2 && kValues % 16 == 0;
-  static constexpr int kRowBlocks = kConfig.tile_m / (64 * kSm90Warpgroups);
   static constexpr int kTileBoxes = kConfig.tile_n / 2 / kSums;  // of 16 rows
   static constexpr bool kIsShort = kEpilogue.form == Sm90Form::kPlain && kEpilogue.kind == pointwise::Kind::kIdentity &&
                                    !kEpilogue.bias && !kEpilogue.preactivation && !kEpilogue.amax;
@@ -41,7 +44,8 @@ class Sm90Finish {
   // fetched by the boxes of the same columns.
   static_assert(kRowBlocks == 1 || kFetchedBoxes % kTileBoxes == 0 || !(kSavedAhead || kResidualAhead));
   static constexpr int kBoxVectors = kValues / 8;
-  static constexpr int kFetchedVectors = kSavedAhead || kResidualAhead ? kFetchedBoxes * kBoxVectors : 1;
+  static constexpr bool kFetches = kSavedAhead || kResidualAhead || kPairsAhead;
+  static constexpr int kFetchedVectors = kFetches ? kFetchedBoxes * kBoxVectors : 1;
 
  public:
   // A value for every column is read before the tile's product and handed over in shared memory after it: the factors
@@ -137,6 +141,11 @@ class Sm90Finish {
     return element<typename AuxiliaryType<kEpilogue.float_bias, Out>::Type>(arguments_.bias, bias_first_ + column);
   }
 
+  // Where the output has what becomes of the sums from `column` on.
+  static __device__ __forceinline__ int32_t output_column(int32_t column) {
+    return kSpread ? 2 * column : column / kPerOutput;
+  }
+
   // The column of b that column `within` of a tile is, whose first is `first` in the order of tiles.
   template <int kColumns>
   __device__ __forceinline__ int32_t column_at(int32_t first, int32_t within) const {
@@ -185,17 +194,21 @@ class Sm90Finish {
 
   // Box `index` of the tile, if there is one, into its place.
   __device__ __forceinline__ void fetch(int index, int32_t row, const Sm90Place& at) {
-    if constexpr (kSavedAhead || kResidualAhead) {
+    if constexpr (kFetches) {
       using T = typename AuxiliaryType<kSavedAhead ? kEpilogue.float_saved : kEpilogue.float_residual, Out>::Type;
       if (index >= kRowBlocks * kTileBoxes) return;
       const AuxiliaryPlace box = {.lane = lane_,
                                   .row = row + index / kTileBoxes * 64,
                                   .rows = arguments_.m,
-                                  .column = at.column / kPerOutput + index % kTileBoxes * kBoxColumns,
-                                  .columns = arguments_.n / kPerOutput,
+                                  .column = output_column(at.column) + index % kTileBoxes * kBoxColumns,
+                                  .columns = output_column(arguments_.n),
                                   .batch = at.batch};
-      fetch_auxiliary<T, kBoxVectors, true>(kSavedAhead ? arguments_.saved : arguments_.residual, box,
-                                            fetched_ + index % kFetchedBoxes * kBoxVectors);
+      ptx::Word4* target = fetched_ + index % kFetchedBoxes * kBoxVectors;
+      if constexpr (kPairsAhead) {
+        fetch_pairs<Saved, kBoxVectors>(arguments_.saved, box, target);
+      } else {
+        fetch_auxiliary<T, kBoxVectors, true>(kSavedAhead ? arguments_.saved : arguments_.residual, box, target);
+      }
     }
   }
 
@@ -232,9 +245,15 @@ class Sm90Finish {
       float gated[kValues];
       gate(values, gated);
       end(gated, first / 2, arguments_.n / 2, fetched);
+    } else if constexpr (kPairsAhead) {
+      uint32_t words[kValues / 2];
+      spread_in_place<kEpilogue.kind, Saved, Out, kBoxVectors>(values, fetched, words);
+      boxes_.put_pairs(arguments_.output, words,
+                       {.column = first * 2, .row = row_, .batch = batch_, .rows = arguments_.m});
     } else if constexpr (kSpread) {
       float spread[kValues];
-      spread_pairs(values, spread, first * 2);
+      load_auxiliary<Saved, kWhole>(arguments_.saved, place(first * 2, arguments_.n * 2), spread);
+      spread_pairs<kEpilogue.kind, kAccurate>(lane_, values, spread);
       end(spread, first * 2, arguments_.n * 2, fetched);
     } else {
       activate(values, first, fetched);
@@ -304,26 +323,6 @@ class Sm90Finish {
       const float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
       gated[i] = __shfl_sync(0xffffffffu, odd ? other : first, source);
       gated[i + 1] = __shfl_sync(0xffffffffu, odd ? second : other, source);
-    }
-  }
-
-  // The inverse: a value's two gradients are adjacent, at the position of its pair in `saved`.
-  __device__ __forceinline__ void spread_pairs(const float (&values)[kSums], float (&spread)[kValues],
-                                               int32_t first) const {
-    load_auxiliary<Saved, kWhole>(arguments_.saved, place(first, arguments_.n * 2), spread);
-    const int low = (lane_ & ~3) + lane_ % 4 / 2;
-#pragma unroll
-    for (int i = 0; i < kSums; i += 2) {  // eight sums of a row
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float even = __shfl_sync(0xffffffffu, values[i], low + 2 * half);
-        const float odd = __shfl_sync(0xffffffffu, values[i + 1], low + 2 * half);
-        const float value = lane_ % 2 == 0 ? even : odd;
-        float* pair = spread + i / 4 * 8 + half * 4 + i % 4;
-        const pointwise::Values at = pointwise::differentiate<kEpilogue.kind, kAccurate>(pair[0]);
-        pair[0] = value * pair[1] * at.derivative;
-        pair[1] = value * at.value;
-      }
     }
   }
 

@@ -1,0 +1,226 @@
+"""2:4 sparsity of linear layers: packed for inference, trained by SR-STE, and StructuredSparsity24 for whole models."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._modules import replace_modules
+from .._ops.matmul import matmul
+from .._ops.sparse_matmul import Sparse24Tensor, sparse_compress, sparse_matmul
+from .sensitivity import quantizable_layers
+
+
+@lru_cache
+def _patterns() -> Tensor:
+    """The 90 ways to keep two of four in every row and every column of a block, [90, 4, 4]."""
+    rows = [[float(i in pair) for i in range(4)] for pair in itertools.combinations(range(4), 2)]
+    blocks = [
+        block
+        for block in itertools.product(rows, repeat=4)
+        if all(sum(column) == 2 for column in zip(*block, strict=True))
+    ]
+    return torch.tensor(blocks)
+
+
+def transposable_mask(weight: Tensor) -> Tensor:
+    """A mask with two of each four kept along rows and along columns, so that weight and transpose are both 2:4.
+
+    In each block of 4 x 4 the one of the 90 such patterns that keeps the largest sum of magnitudes. bool, of weight's
+    shape [rows, columns]; both are multiples of 4.
+    """
+    rows, columns = weight.shape
+    if rows % 4 or columns % 4:
+        raise ValueError(f"transposable_mask: weight has shape {[rows, columns]}; both sizes must be multiples of 4")
+    blocks = weight.detach().abs().float().view(rows // 4, 4, columns // 4, 4).transpose(1, 2).reshape(-1, 16)
+    patterns = _patterns().to(weight.device)
+    best = (blocks @ patterns.flatten(1).t()).argmax(1)
+    kept = patterns[best].view(rows // 4, columns // 4, 4, 4).transpose(1, 2)
+    return kept.reshape(rows, columns).bool()
+
+
+class Sparse24Linear(nn.Module):
+    """activation(x @ weight.T + bias) with two of each four of the weight kept: values and metadata are buffers.
+
+    `from_linear` prunes a layer by magnitude. Gradients reach x and bias; the weight is fixed (SparseTrainingLinear
+    trains one).
+    """
+
+    values: Tensor
+    metadata: Tensor
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, activation: str | None = None,
+        device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if in_features % 4:
+            raise ValueError(
+                f"Sparse24Linear: in_features is {in_features}; two of each four are kept: a multiple of 4"
+            )
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
+        self.register_buffer("values", torch.zeros(out_features, in_features // 2, device=device, dtype=dtype))
+        words = torch.full((-(-in_features // 64), out_features, 2), 0x44444444, device=device, dtype=torch.int32)
+        self.register_buffer("metadata", words)
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device)) if bias else None
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, mask: Tensor | None = None, activation: str | None = None
+    ) -> Sparse24Linear:
+        """The layer with its weight pruned: by magnitude, or by a mask that keeps two of each four or fewer."""
+        weight = linear.weight.detach()
+        if mask is not None:
+            if int(mask.view(weight.shape[0], -1, 4).sum(2).max()) > 2:
+                raise ValueError("Sparse24Linear: the mask keeps more than two of four neighbours; at most two can be")
+            weight = weight * mask
+        sparse = sparse_compress(weight)
+        made = cls(linear.in_features, linear.out_features, False, activation=activation, device="meta")
+        made.values, made.metadata, made.bias = sparse.values, sparse.metadata, linear.bias
+        return made.train(linear.training)
+
+    @property
+    def weight(self) -> Sparse24Tensor:
+        return Sparse24Tensor(self.values, self.metadata)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sparse_matmul(x, self.weight, bias=self.bias, activation=self.activation)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class _SparseTraining(torch.autograd.Function):
+    """x @ pruned.T. The gradient of the weight passes the pruning, and draws pruned weights to zero (SR-STE)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, mask: Tensor, decay: float, transposable: bool) -> Tensor:
+        ctx.save_for_backward(x, weight, mask)
+        ctx.decay, ctx.transposable = decay, transposable
+        return sparse_matmul(x, sparse_compress(weight * mask))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mask = ctx.saved_tensors
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            pruned = weight * mask
+            # A transposable mask makes this product a sparse one, too.
+            grad_x = (
+                sparse_matmul(grad, sparse_compress(pruned.t().contiguous()))
+                if ctx.transposable
+                else matmul(grad, pruned)
+            )
+        if ctx.needs_input_grad[1]:
+            grad_weight = matmul(grad.flatten(0, -2).t(), x.flatten(0, -2)).to(weight.dtype)
+            grad_weight = grad_weight + ctx.decay * torch.where(mask, 0, weight)
+        return grad_x, grad_weight, None, None, None
+
+
+class SparseTrainingLinear(nn.Linear):
+    """A linear layer that trains with a 2:4 weight. The dense weight is the parameter; each forward prunes it.
+
+    SR-STE: the gradient of the pruned weight is the dense weight's, plus `decay` times what was pruned, so that the
+    choice settles. `to_sparse` packs the layer when training is done.
+
+    Args:
+        decay: of pruned weights, added to their gradient; 0 is plain straight-through.
+        transposable: keep two of four along both dimensions, so that the product for x's gradient is sparse as well.
+    """
+
+    def __init__(self, linear: nn.Linear, *, decay: float = 2e-4, transposable: bool = False) -> None:
+        nn.Module.__init__(self)
+        sizes = (linear.in_features, linear.out_features) if transposable else (linear.in_features,)
+        if any(size % 4 for size in sizes):
+            raise ValueError(
+                f"SparseTrainingLinear: the layer is {linear.in_features} to {linear.out_features}; two of each four "
+                "are kept, so sizes must be multiples of 4"
+            )
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.decay, self.transposable = decay, transposable
+        self.train(linear.training)
+
+    def mask(self) -> Tensor:
+        """What this forward keeps."""
+        return transposable_mask(self.weight) if self.transposable else sparse_compress(self.weight).mask()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.weight.dtype is x.dtype else self.weight.to(x.dtype)
+        sums: Tensor = _SparseTraining.apply(x, weight, self.mask(), self.decay, self.transposable)  # type: ignore[no-untyped-call]
+        return sums if self.bias is None else sums + self.bias.to(sums.dtype)
+
+    def to_sparse(self) -> Sparse24Linear:
+        return Sparse24Linear.from_linear(self, mask=self.mask())
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, decay={self.decay}, transposable={self.transposable}"
+
+
+class StructuredSparsity24:
+    """2:4 sparsity of tensors and models: the two of largest magnitude of each four neighbours of a row are kept.
+
+    Args:
+        sparsity_ratio, block_size: 0.5 and 4 are what 2:4 means; others are refused.
+        magnitude_based: choose by magnitude; False is refused, since nothing else is known of a tensor.
+        hardware_optimized: layers multiply packed weights by sparse_matmul; False masks their dense weights in place.
+        transposable: keep two of four along both dimensions.
+    """
+
+    def __init__(
+        self, sparsity_ratio: float = 0.5, block_size: int = 4, magnitude_based: bool = True,
+        hardware_optimized: bool = True, *, transposable: bool = False,
+    ) -> None:  # fmt: skip
+        if sparsity_ratio != 0.5 or block_size != 4 or not magnitude_based:
+            raise ValueError(
+                f"StructuredSparsity24: sparsity_ratio is {sparsity_ratio}, block_size {block_size}, magnitude_based "
+                f"{magnitude_based}; 2:4 by magnitude is 0.5, 4 and True"
+            )
+        self.hardware_optimized, self.transposable = hardware_optimized, transposable
+
+    def create_24_pattern(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """The pruned tensor and its mask, bool, of a tensor [..., columns]."""
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        kept = transposable_mask(rows) if self.transposable else sparse_compress(rows).mask()
+        mask = kept.view(tensor.shape)
+        return tensor * mask, mask
+
+    def compress_24_tensor(self, tensor: Tensor) -> Sparse24Tensor:
+        """A matrix in half of its values and their places."""
+        return sparse_compress(self.create_24_pattern(tensor)[0] if self.transposable else tensor)
+
+    def decompress_24_tensor(self, tensor: Sparse24Tensor) -> Tensor:
+        return tensor.to_dense()
+
+    def apply_to_model(
+        self, model: nn.Module, *, skip: Sequence[str] = (), trains: bool = False, decay: float = 2e-4,
+        inplace: bool = False,
+    ) -> nn.Module:  # fmt: skip
+        """The model with its linear layers pruned; layers whose inputs are no multiple of 4 stay.
+
+        Args:
+            skip: names of layers that stay, whole or their last part.
+            trains: layers keep their dense parameters and prune them in each forward (SparseTrainingLinear, `decay`).
+            inplace: False prunes a copy.
+        """
+        if not inplace:
+            model = copy.deepcopy(model)
+        made: dict[nn.Module, nn.Module] = {}
+        for layer in quantizable_layers(model, skip).values():
+            if layer.in_features % 4 or (self.transposable and layer.out_features % 4) or layer in made:
+                continue
+            if trains:
+                made[layer] = SparseTrainingLinear(layer, decay=decay, transposable=self.transposable)
+            elif self.hardware_optimized:
+                mask = transposable_mask(layer.weight) if self.transposable else None
+                made[layer] = Sparse24Linear.from_linear(layer, mask=mask)
+            else:
+                with torch.no_grad():
+                    layer.weight.mul_(self.create_24_pattern(layer.weight)[1])
+        return replace_modules(model, made)
