@@ -6,7 +6,7 @@ BUILD := build
 # torch's oneDNN dies on some virtual machines that show AMX (see docs/setup.md); tests do not depend on it.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz zoo bench format lint wheel asan tsan clean setup setup-ci
+.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz zoo bench format lint site wheel asan tsan clean setup setup-ci
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,10 +59,13 @@ bench: build  ## the full comparison with torch, as JSON under build/ and as a t
 
 format: setup-ci  ## format the C++ and the Python
 	@git ls-files '*.cpp' '*.h' '*.cuh' | xargs clang-format-14 -i
-	@.venv/bin/ruff format python tools benchmarks tests learn demos && .venv/bin/ruff check --fix python tools benchmarks tests learn demos
+	@.venv/bin/ruff format python tools benchmarks tests learn demos examples && .venv/bin/ruff check --fix python tools benchmarks tests learn demos examples
 
 lint: build setup-ci  ## layers, headers, formatting, types
 	@tools/lint $(BUILD)
+
+site: build setup-ci  ## the documents and the docstrings as HTML in build/site
+	@$(PYTHON) tools/site.py $(BUILD)/site --strict
 
 wheel: setup-ci  ## a manylinux wheel in dist/
 	@tools/wheel dist

@@ -12,16 +12,18 @@ rows, columns, threads = (256 if quick else 16384), 4096, 256
 lines.problem(f"rms_norm of {rows} x {columns} bf16 on {torch.cuda.get_device_name()}")
 bytes_, flops = 4.0 * rows * columns, 4.0 * rows * columns
 
-copy, memory, first_level = gpu.copy_rate(int(bytes_)), gpu.latency(1 << 29), gpu.latency(1 << 14)
+copy, alone, first_level = gpu.copy_rate(int(bytes_)), gpu.latency(1 << 29), gpu.latency(1 << 14)
+memory = gpu.latency(1 << 29, warps_per_sm=2048 // 32)  # as here: every SM is full, each warp has one load under way
 lines.roof("copy", copy / 1e9, "GB/s")
-lines.roof("latency of memory", memory * 1e9, "ns")
+lines.roof("latency of memory, one warp", alone * 1e9, "ns")
+lines.roof("latency of memory, all SMs full", memory * 1e9, "ns")
 lines.roof("latency of the L1 cache", first_level * 1e9, "ns")
 together = gpu.multiprocessors() * (2048 // threads)  # rows that run at the same time
 seconds = max(rows / together, 1) * (columns / threads) * (memory + first_level)
 lines.predicted(
     "7 first kernel",
     max(seconds, bytes_ / copy),
-    "rows / rows at a time * loads per thread * (latency of memory + latency of L1)",
+    "rows / rows at a time * loads per thread * (latency of memory, all SMs full + latency of L1)",
 )
 
 x, weight = torch.randn(rows, columns, device="cuda").bfloat16(), torch.randn(columns, device="cuda").bfloat16()

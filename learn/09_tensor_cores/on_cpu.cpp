@@ -16,14 +16,17 @@ int main() {
       value = to_bf16(static_cast<int32_t>(seed) / 2147483648.0f);
     }
   }
-  on_cpu::launch(kN / kTile, kM / kTile, kThreads, [&] { gemm(a.data(), b.data(), c.data(), kM, kN, kK); });
   double error = 0;
-  for (int i = 0; i < kM; ++i) {
-    for (int j = 0; j < kN; ++j) {
-      double expected = 0;
-      for (int k = 0; k < kK; ++k) expected += double(from_bf16(a[i * kK + k])) * from_bf16(b[j * kK + k]);
-      const double here = std::fabs(from_bf16(c[i * kN + j]) - expected) / (std::fabs(expected) + 1);
-      error = here <= error ? error : here;
+  for (const auto kernel : {gemm_in_turn, gemm_ahead}) {
+    c.assign(c.size(), 0);
+    on_cpu::launch(kN / kTile, kM / kTile, kThreads, [&] { kernel(a.data(), b.data(), c.data(), kN, kK); });
+    for (int i = 0; i < kM; ++i) {
+      for (int j = 0; j < kN; ++j) {
+        double expected = 0;
+        for (int k = 0; k < kK; ++k) expected += double(from_bf16(a[i * kK + k])) * from_bf16(b[j * kK + k]);
+        const double here = std::fabs(from_bf16(c[i * kN + j]) - expected) / (std::fabs(expected) + 1);
+        error = here <= error ? error : here;
+      }
     }
   }
   std::printf("on the CPU\tstep 9, %d x %d x %d, error %.2g (bf16 rounds to 0.004)\n", kM, kN, kK, error);

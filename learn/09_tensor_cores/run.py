@@ -11,18 +11,24 @@ n = 1024 if "--quick" in sys.argv else 8192
 lines.problem(f"C = A B^T of {n} x {n} bf16 on {torch.cuda.get_device_name()}")
 bytes_, flops = 6.0 * n * n, 2.0 * n**3
 
-mma = gpu.mma_rate()
+mma, shared = gpu.mma_rate(), gpu.shared_rate()
 lines.roof("mma", mma / 1e12, "TFLOP/s")
-lines.predicted("9 tensor cores", flops / mma, "FLOPs / rate of mma from registers")
+lines.roof("shared memory", shared / 1e12, "TB/s")
+# For 16 elements of k a block of 128 x 128 writes 256 rows of 32 bytes, and each half of them is read by two warps.
+products, moved = flops / mma, (n // 128) ** 2 * (n // 16) * 3 * 256 * 32 / shared
+lines.predicted("9 in turn", products + moved, "FLOPs / mma + bytes of shared memory / its rate")
+lines.predicted("9 ahead", max(products, moved), "the larger of the two")
 
 a, b = (torch.randn(n, n, device="cuda").bfloat16() for _ in range(2))
-c = torch.empty_like(a)
-kernel = gpu.Kernel(Path(__file__).parent / "gemm.cu", "gemm", shared_bytes=3 * 32768)
+c, expected = torch.empty_like(a), a.float() @ b.float().T
 
 
-def run() -> torch.Tensor:
-    kernel((n // 128, n // 128), 128, a, b, c, n, n, n)
+def run(kernel: gpu.Kernel) -> torch.Tensor:
+    kernel((n // 128, n // 128), 128, a, b, c, n, n)
     return c
 
 
-gpu.measure("9 tensor cores", run, bytes_, flops, a.float() @ b.float().T)
+for name, entry in {"9 in turn": "gemm_in_turn", "9 ahead": "gemm_ahead"}.items():
+    kernel = gpu.Kernel(Path(__file__).parent / "gemm.cu", entry, shared_bytes=3 * 32768)
+    c.zero_()
+    gpu.measure(name, lambda kernel=kernel: run(kernel), bytes_, flops, expected)

@@ -13,14 +13,17 @@ n = 1024 if "--quick" in sys.argv else 8192
 lines.problem(f"C = A B^T of {n} x {n} bf16 on {torch.cuda.get_device_name()}")
 bytes_, flops = 6.0 * n * n, 2.0 * n**3
 
-wgmma = gpu.wgmma_rate()
+wgmma, copy, memory = gpu.wgmma_rate(), gpu.copy_rate(int(bytes_)), gpu.latency(1 << 29)
 lines.roof("wgmma", wgmma / 1e12, "TFLOP/s")
+lines.roof("copy", copy / 1e9, "GB/s")
+lines.roof("latency of memory, one warp", memory * 1e9, "ns")
 tiles = (n // 128) * (n // 256)
 waves = math.ceil(tiles / gpu.multiprocessors())
+at_once = gpu.multiprocessors() * 128 * 256  # elements of C
 lines.predicted(
     "10 TMA and wgmma",
-    waves * gpu.multiprocessors() / tiles * flops / wgmma,
-    f"{tiles} tiles in {waves} waves of {gpu.multiprocessors()}, each FLOPs / rate of wgmma",
+    waves * (at_once * 2.0 * n / wgmma + memory + 2 * at_once / copy),
+    f"{waves} waves of {gpu.multiprocessors()} tiles, each FLOPs / wgmma + latency of memory + result / copy",
 )
 
 a, b = (torch.randn(n, n, device="cuda").bfloat16() for _ in range(2))

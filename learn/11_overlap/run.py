@@ -14,16 +14,26 @@ lines.problem(f"attention of {heads} heads, {length} x {length}, size {size}, bf
 scores = float(heads) * length * length
 bytes_, flops = 8.0 * heads * length * size, 4 * scores * size
 
-wgmma, exps = gpu.wgmma_rate(), gpu.exp_rate()
+wgmma, exps, copy, memory = gpu.wgmma_rate(), gpu.exp_rate(), gpu.copy_rate(int(bytes_)), gpu.latency(1 << 29)
 lines.roof("wgmma", wgmma / 1e12, "TFLOP/s")
 lines.roof("exponentials", exps / 1e12, "10^12/s")
-blocks = heads * length // 128
-rounding = math.ceil(blocks / gpu.multiprocessors()) * gpu.multiprocessors() / blocks
+lines.roof("copy", copy / 1e9, "GB/s")
+lines.roof("latency of memory, one warp", memory * 1e9, "ns")
+blocks, key_blocks = heads * length // 128, length // 128
+waves = math.ceil(blocks / gpu.multiprocessors())
+rounding = waves * gpu.multiprocessors() / blocks
 products, exponentials = rounding * flops / wgmma, rounding * scores / exps
+ends = waves * (memory + gpu.multiprocessors() * 2 * 128 * size / copy)  # the first load, and the result
 lines.predicted(
-    "11 in turn", products + exponentials, "FLOPs / wgmma + exponentials / their rate, whole waves of blocks"
+    "11 in turn",
+    products + exponentials + ends,
+    f"{waves} waves of blocks: FLOPs / wgmma + exponentials / their rate + latency + result / copy",
 )
-lines.predicted("11 overlapped", max(products, exponentials), "the larger of the two")
+lines.predicted(
+    "11 overlapped",
+    max(products, exponentials) + exponentials / key_blocks + ends,
+    "the larger of the two, the first exponentials of a block, latency, result / copy",
+)
 
 q, k, v = (torch.randn(heads, length, size, device="cuda").bfloat16() for _ in range(3))
 output = torch.empty_like(q)

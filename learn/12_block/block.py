@@ -9,6 +9,8 @@ the larger of bytes / copy and FLOPs / GEMM rate.
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -78,28 +80,32 @@ def costs(batch: int, length: int, width: int, inner: int, element: int, is_fuse
     return passes
 
 
-def seconds_of(run, total: float) -> float:
-    def once() -> float:
+def seconds_of(*runs: Callable[[], object], total: float) -> list[float]:
+    """Medians; several are measured in turns, so that a change of the clock meets them all."""
+
+    def once(run: Callable[[], object]) -> float:
         start = time.perf_counter()
         run()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    for _ in range(2):
-        once()
-    return statistics.median(once() for _ in range(max(3, min(50, int(total / once())))))
+    for run in runs * 2:
+        once(run)
+    turns = max(3, min(50, int(total / max(once(run) for run in runs))))
+    times = [[once(run) for run in runs] for _ in range(turns)]
+    return [statistics.median(of_one) for of_one in zip(*times)]
 
 
 def gemm_rate(side: int, device: str, dtype: torch.dtype, total: float) -> float:
     a = torch.randn(side, side, device=device, dtype=dtype)
-    return 2.0 * side**3 / seconds_of(lambda: a @ a, total)
+    return 2.0 * side**3 / seconds_of(lambda: a @ a, total=total)[0]
 
 
 def copy_rate(count: int, device: str, dtype: torch.dtype, total: float) -> float:
     source = torch.randn(count, device=device, dtype=dtype)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), total)
+    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), total=total)[0]
 
 
 def main() -> None:
@@ -140,12 +146,13 @@ def main() -> None:
         return [output, *torch.autograd.grad(output, [x, *w.values()], gradient)]
 
     expected = [each.detach() for each in step(plain)]
-    for label, block in (("12 torch ops", plain), ("12 fused ops", fused)):
+    blocks = {"12 torch ops": plain, "12 fused ops": fused}
+    times = seconds_of(*(partial(step, block) for block in blocks.values()), total=total)
+    for (label, block), seconds in zip(blocks.items(), times):
         error = max(
             float((mine.detach().float() - theirs.float()).norm() / theirs.float().norm())
             for mine, theirs in zip(step(block), expected)
         )
-        seconds = seconds_of(lambda block=block: step(block), total)
         bytes_, flops = (float(sum(column)) for column in zip(*counts[label]))
         lines.measured(label, seconds, bytes_, flops, error, 0.02 if on_gpu else 1e-4)
 

@@ -45,7 +45,10 @@ STEPS = (
     Step(6, "06_attention", "Attention with online softmax", "FLOPs", "attention.cpp"),
     Step(7, "07_first_kernel", "The first CUDA kernel", "bytes", "rms_norm.cu", (), ("rms_norm",), True),
     Step(8, "08_wide_loads", "Wide loads and shuffles", "bytes", "rms_norm.cu", (7,), ("rms_norm",), True),
-    Step(9, "09_tensor_cores", "Shared memory tiles and tensor cores", "FLOPs", "gemm.cu", (), ("gemm",), True),
+    Step(
+        9, "09_tensor_cores", "Shared memory tiles and tensor cores", "FLOPs", "gemm.cu", (),
+        ("gemm_in_turn", "gemm_ahead"), True,
+    ),
     Step(10, "10_tma_wgmma", "TMA and wgmma, one warpgroup per role", "FLOPs", "gemm.cu", (9,), ("gemm",)),
     Step(
         11, "11_overlap", "Softmax overlapped with GEMM: attention", "FLOPs", "attention.cu", (),

@@ -127,15 +127,20 @@ def copy_rate(bytes_: int) -> float:
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source))
 
 
-def latency(bytes_: int) -> float:
-    """Seconds of one load that waits for the one before it, in a region of this size, one line of 128 bytes each."""
-    lines = bytes_ // 128
-    order = torch.randperm(lines, generator=torch.Generator().manual_seed(1))
-    chain = torch.zeros(lines * 32, dtype=torch.int32)
-    chain[order * 32] = (order.roll(-1) * 32).to(torch.int32)
-    chain, end = chain.cuda(), torch.zeros(1, dtype=torch.int32, device="cuda")
-    walk, hops = Kernel(_SUPPORT / "roofs.cu", "walk"), max(4096, min(lines, 16384))
-    return seconds_of(lambda: walk((1, 1), 1, chain, hops, end), 0.05) / hops
+def latency(bytes_: int, warps_per_sm: int = 0) -> float:
+    """Seconds of a load that waits for the one before it, in a region of this size, in lines of 128 bytes.
+
+    0: one warp on the whole GPU. Else so many on every SM at once: what others ask for is in the way.
+    """
+    count = bytes_ // 128
+    order = torch.randperm(count, device="cuda")
+    chain = torch.empty(count, 32, dtype=torch.int32, device="cuda")
+    chain[order] = (order.roll(-1) * 32).to(torch.int32)[:, None]
+    blocks, threads = (multiprocessors() * warps_per_sm // 8, 256) if warps_per_sm else (1, 32)
+    warps = blocks * threads // 32
+    places = (torch.arange(warps, device="cuda") * (count // warps) * 32).to(torch.int32)
+    walk, hops = Kernel(_SUPPORT / "roofs.cu", "walk"), 512 if warps_per_sm else 4096
+    return seconds_of(lambda: walk((blocks, 1), threads, chain, hops, places), 0.05) / hops
 
 
 def _random_words(count: int) -> torch.Tensor:
@@ -149,6 +154,14 @@ def mma_rate() -> float:
     words = _random_words(128 * 8)
     seconds = seconds_of(lambda: kernel((blocks, 1), 128, words, rounds, out))
     return blocks * 4 * rounds * 16 * (2 * 16 * 8 * 16) / seconds
+
+
+def shared_rate() -> float:
+    """Bytes per second that ldmatrix reads from the shared memory of all SMs."""
+    rounds, blocks = 2000, multiprocessors() * 4
+    kernel = Kernel(_SUPPORT / "roofs.cu", "shared_rate")
+    out = torch.zeros(blocks * 256, dtype=torch.int32, device="cuda")
+    return blocks * 8 * rounds * 8 * 512 / seconds_of(lambda: kernel((blocks, 1), 256, rounds, out))
 
 
 def wgmma_rate() -> float:

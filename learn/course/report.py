@@ -111,20 +111,21 @@ def roofline(results: dict[str, Any]) -> str:
         return ""
     groups = {False: [], True: []}  # type: dict[bool, list[tuple[str, dict[str, Any]]]]
     for number, row in rows:
-        groups[7 <= int(number) <= 11].append((number, row))
+        on_gpu = 7 <= int(number) <= 11 or row["name"].endswith("on the GPU") or "NVIDIA" in results[number]["problem"]
+        groups[on_gpu].append((number, row))
     pictures = [
         _one_roofline(name, found, results) for name, found in (("CPU", groups[False]), ("GPU", groups[True])) if found
     ]
     return "\n".join(pictures)
 
 
-def _best_roof(results: dict[str, Any], numbers: set[str], units: dict[str, float]) -> float:
+def _best_roof(results: dict[str, Any], numbers: set[str], units: dict[str, float], name: str = "") -> float:
     found = [
         value * units[unit]
         for number, each in results.items()
         if number in numbers
-        for _, value, unit in each["roofs"]
-        if unit in units
+        for roof, value, unit in each["roofs"]
+        if unit in units and roof.startswith(name)
     ]
     return max(found, default=0.0)
 
@@ -132,7 +133,7 @@ def _best_roof(results: dict[str, Any], numbers: set[str], units: dict[str, floa
 def _one_roofline(title: str, rows: list[tuple[str, dict[str, Any]]], results: dict[str, Any]) -> str:
     width, height, margin = 640.0, 360.0, 60.0
     numbers = {number for number, _ in rows}
-    bandwidth = _best_roof(results, numbers, {"GB/s": 1e9})
+    bandwidth = _best_roof(results, numbers, {"GB/s": 1e9}, "copy")
     compute = _best_roof(results, numbers, {"GFLOP/s": 1e9, "TFLOP/s": 1e12})
     points = [(row["flops"] / row["bytes"], row["flops"] / row["seconds"], number, row["name"]) for number, row in rows]
     xs, ys = [p[0] for p in points], [p[1] for p in points] + ([compute] if compute else [])

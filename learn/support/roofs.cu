@@ -1,7 +1,8 @@
-// Roofs of a GPU, each by a kernel that does nothing else: latency of memory, mma, wgmma, exponentials.
+// Roofs of a GPU, each by a kernel that does nothing else: latency of memory, shared memory, mma, wgmma, exponentials.
 #include "kernel_pytorch/base/fixed_width.h"
 #include "kernel_pytorch/cuda/ptx/fence.cuh"
 #include "kernel_pytorch/cuda/ptx/math.cuh"
+#include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
 #include "kernel_pytorch/cuda/ptx/mma.cuh"
 #include "kernel_pytorch/cuda/tile/matrix_descriptor.cuh"
@@ -9,12 +10,33 @@
 namespace ptx = kernel_pytorch::ptx;
 namespace tile = kernel_pytorch::tile;
 
-// One thread walks from each number to the place it names: every load waits for the one before it.
-extern "C" __global__ void walk(const uint32_t* next, int hops, uint32_t* end) {
-  uint32_t at = 0;
+// Each warp walks from every number to the place it names, 64 bytes at a time: every load waits for the one before it.
+// It goes on where the walk before it ended: the same places again would be in the L2 cache.
+extern "C" __global__ void walk(const uint32_t* next, int hops, uint32_t* places) {
+  uint32_t& place = places[(blockIdx.x * blockDim.x + threadIdx.x) / 32];
+  uint32_t at = place;
 #pragma unroll 1
-  for (int i = 0; i < hops; ++i) at = next[at];
-  *end = at;
+  for (int i = 0; i < hops; ++i) at = next[at + threadIdx.x % 16];
+  if (threadIdx.x % 32 == 0) place = at;
+}
+
+// ldmatrix of 512 bytes, eight per round and warp, without conflicts of banks.
+extern "C" __global__ void shared_rate(int rounds, uint32_t* out) {
+  __shared__ __align__(1024) unsigned char memory[8 * 512];
+  for (int i = threadIdx.x; i < 1024; i += blockDim.x) reinterpret_cast<uint32_t*>(memory)[i] = i;
+  __syncthreads();
+  const uint32_t at = ptx::shared_address(memory) + threadIdx.x % 32 * 16;
+  uint32_t sum = 0;
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      uint32_t values[4];
+      ptx::ldmatrix_x4(values, at + i * 512);
+      sum ^= values[0] ^ values[1] ^ values[2] ^ values[3];
+    }
+  }
+  out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
 
 // 16 x 8 x 16 products, 16 sums per warp that do not wait for each other.

@@ -31,6 +31,17 @@ def test_example_builds_and_runs(prefix: Path, tmp_path: Path) -> None:
     assert "largest difference" in run(tmp_path / "normalise", KERNEL_PYTORCH_CACHE_DIR=str(tmp_path / "cache"))
 
 
+def test_torch_modules_agree_with_torch_and_learn(prefix: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "CMakeLists.txt").write_text((ROOT / "examples/libtorch/CMakeLists.txt").read_text())
+    (tmp_path / "train.cpp").write_text(f'#include "{ROOT}/tests/installed/torch_modules_check.cpp"\n')
+    paths = f"-DCMAKE_PREFIX_PATH={prefix};{torch.utils.cmake_prefix_path}"
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", "-DCMAKE_CXX_FLAGS=-O0", paths)
+    run("cmake", "--build", tmp_path / "build")
+    shown = run(tmp_path / "build/train", KERNEL_PYTORCH_CACHE_DIR=str(tmp_path / "cache"), OMP_NUM_THREADS="1")
+    assert "0 of the comparisons failed" in shown and shown.count("step 299: loss") == 2
+
+
 def test_every_installed_header_compiles_without_the_checkout(prefix: Path) -> None:
     include = prefix / "include"
     headers = sorted(path.relative_to(include) for path in include.rglob("*.h"))

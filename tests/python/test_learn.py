@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import asdict
@@ -137,3 +138,16 @@ def test_a_page_has_its_parts(step: Step) -> None:
         assert part in text
     assert "bytes" in text and "FLOP" in text
     assert f"[{step.title}]({step.folder}/README.md)" in (LEARN / "README.md").read_text()
+
+
+def test_a_run_of_steps_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(LEARN.parent / "benchmarks"))
+    monkeypatch.setattr(
+        sys, "argv", ["course.py", "--quick", "--steps", "2", "3", "--output", str(tmp_path / "run.json")]
+    )
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(LEARN.parent / "benchmarks/course.py"), run_name="__main__")
+    assert end.value.code == 0
+    (stored,) = json.loads((tmp_path / "run.json").read_text())["runs"]
+    assert list(stored["steps"]) == ["2", "3"] and stored["figures"][0]["what"] == "2 plain loop"
+    assert stored["machine"]["commit"]
