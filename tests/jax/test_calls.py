@@ -145,5 +145,5 @@ for case in kinds:
     close(ours, reference, 1e-12)
 kp.dropout(jnp.ones((4, 8)), 0.5, seed=jax.random.key(0)).block_until_ready()
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == 0

@@ -34,6 +34,10 @@ MISSING_OPTIONS = {
     ("rope_frequencies", "device"): DEVICE,
     ("rope_tables", "device"): DEVICE,
     ("paged_attention", "out"): IN_PLACE,
+    **{
+        ("quantize", one): "weights in few bits are made by quantize_weight"
+        for one in ("format", "group", "stochastic")
+    },
     ("append_kv", "cache_layout"): "XLA would copy the whole cache to transpose it; keep it as nhd",
 }
 # Arguments of rope_frequencies are checked by the core's list.

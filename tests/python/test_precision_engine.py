@@ -181,7 +181,28 @@ def _objects() -> dict[str, Any]:
     trainer.training_step(x, torch.zeros(2, 4, 8))
     trainer.optimizer_step(torch.optim.SGD(model.parameters(), lr=0.1))
     report = precision.fp8_numerics_report(model, lambda: model(x).sum())
+    small = nn.Sequential(nn.Linear(64, 8))
+    allocator = precision.AdaptivePrecisionAllocator()
+    found = allocator.allocate(small)
+    ultra = precision.create_ultra_precision_module(nn.Sequential(nn.Linear(64, 8)))
+    ultra(torch.randn(2, 64))
     return {
+        "AdaptivePrecisionAllocator": allocator,
+        "AllocationStrategy": precision.AllocationStrategy.ENTROPY_BASED,
+        "FP4Quantizer": precision.FP4Quantizer(),
+        "LayerAllocation": found.layers[0],
+        "LayerSensitivity": allocator.analyze(small)[0],
+        "PrecisionAllocation": found,
+        "PrecisionConfig": precision.PrecisionConfig(),
+        "PrecisionFormat": next(iter(precision.PrecisionFormat)),
+        "PrecisionStats": ultra.get_precision_stats(),
+        "QuantizationMode": next(iter(precision.QuantizationMode)),
+        "RoundedLinear": precision.RoundedLinear(nn.Linear(64, 8), found.layers[0].format),
+        "Sparse24Linear": precision.Sparse24Linear(8, 4),
+        "SparseTrainingLinear": precision.SparseTrainingLinear(nn.Linear(8, 4)),
+        "StructuredSparsity24": precision.StructuredSparsity24(),
+        "UltraPrecisionModule": ultra,
+        "WeightFormat": found.layers[0].format,
         "FP8Config": FP8Config(skip=("head",)),
         "FP8Format": FP8Format.E5M2,
         "FP8LayerPlan": precision.plan_fp8(nn.Linear(8, 8))[0],

@@ -23,6 +23,9 @@ SHAPES = {
     **dict.fromkeys(("mlp", "grouped_matmul"), (2, 8, 16, 8)),
     **dict.fromkeys(("moe_combine", "moe_activation"), (8, 2, 16)),
     "moe_mlp": (8, 2, 16, 8, 4),
+    "paged_attention": (2, 1, 4, 16),
+    "append_kv": (3, 2, 16),
+    "sparse_matmul": (4, 8, 16),
 }
 
 

@@ -160,13 +160,13 @@ constinit const registry::Operation<Attend> kAttend = registry::declared<Attend,
      .check = check,
      .cost = attend_cost,
      .shapes = kAttendShapes});
-constinit const registry::Operation<Append> kAppend =
-    registry::declared<Append, kAppendFields>({.name = "append_kv",
-                                               .kernels = registry::kernel_list<kAppendCuda, kAppendReference>,
-                                               .set_trial_inputs = set_slots,
-                                               .make = make_append,
-                                               .check = check,
-                                               .shapes = kAppendShapes});
+constinit const registry::Operation<Append> kAppend = registry::declared<Append, kAppendFields>(
+    {.name = "append_kv",
+     .kernels = registry::kernel_list<kAppendCuda, kAppendCpu, kAppendReference>,
+     .set_trial_inputs = set_slots,
+     .make = make_append,
+     .check = check,
+     .shapes = kAppendShapes});
 
 constexpr auto kDeclarations = registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
                                               registry::plain<Append, append>("append_kv", kAppendFields));

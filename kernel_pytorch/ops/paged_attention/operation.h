@@ -14,7 +14,10 @@ void check(Append& problem, Device device);
 extern const registry::Operation<Attend> kAttend;
 extern const registry::Operation<Append> kAppend;
 extern const registry::Kernel<Attend> kAttendCuda, kAttendCudaRows, kAttendCpu, kAttendReference;
-extern const registry::Kernel<Append> kAppendCuda, kAppendReference;
+extern const registry::Kernel<Append> kAppendCuda, kAppendCpu, kAppendReference;
+
+// The slot of a token; on the CPU, where one outside the cache is an error.
+int64_t checked_slot(const Append& problem, int64_t token);
 
 // A request's tokens and keys; on the CPU, where offsets and lengths can be read.
 struct Request {

@@ -214,6 +214,14 @@ int64_t page_of(const Attend& problem, int64_t request, int64_t key) {
   return page;
 }
 
+int64_t checked_slot(const Append& problem, int64_t token) {
+  const int64_t slots = problem.key_cache.sizes[0] * problem.key_cache.sizes[1];
+  const int64_t slot = index_at(problem.slots.data, problem.slots.dtype == DType::kInt64, token);
+  KP_CHECK(slot >= -1 && slot < slots, "append_kv: slots[", token, "] is ", slot, ", the cache has ", slots,
+           " slots; it must be one of them, or -1");
+  return slot;
+}
+
 void attend(const Attend& arguments, Context& context) {
   Attend problem = arguments;
   check(problem, context.device());

@@ -133,11 +133,8 @@ void append_row(const TensorView& rows, int64_t token, const TensorView& cache, 
 }
 
 void run_append(const Append& problem, int, Context&) {
-  const int64_t slots = problem.key_cache.sizes[0] * problem.key_cache.sizes[1];
   for (int64_t token = 0; token < problem.key.sizes[0]; ++token) {
-    const int64_t slot = index_at(problem.slots.data, problem.slots.dtype == DType::kInt64, token);
-    KP_CHECK(slot >= -1 && slot < slots, "append_kv: slots[", token, "] is ", slot, ", the cache has ", slots,
-             " slots; it must be one of them, or -1");
+    const int64_t slot = checked_slot(problem, token);
     if (slot < 0) continue;
     append_row(problem.key, token, problem.key_cache, problem.key_scale, slot);
     append_row(problem.value, token, problem.value_cache, problem.value_scale, slot);

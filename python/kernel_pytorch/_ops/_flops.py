@@ -67,6 +67,13 @@ def attention_flops(arguments: Arguments) -> Any:
     return 2.0 * (query.numel() + query.numel() // query.shape[-1] * value.shape[-1]) * keys * half
 
 
+def _paged(arguments: Arguments) -> Any:
+    """As if every request filled its table of pages: how long they are is the device's knowledge."""
+    query, value = arguments["query"], arguments["value_cache"]
+    keys = arguments["block_tables"].shape[1] * value.shape[1]
+    return 2.0 * (query.numel() + query.shape[0] * query.shape[1] * value.shape[3]) * keys
+
+
 def _grouped(arguments: Arguments) -> Any:
     """Every row by one matrix; rows in no group are counted too, their number being the device's."""
     groups = max(1, arguments["b"].shape[0])
@@ -127,6 +134,7 @@ _FORMULAS: dict[str, Formula] = {
     "moe_mlp_backward": _experts_backward,
     "attention_backward": lambda arguments: 2.5 * attention_flops(arguments),
     "attention_part_": attention_flops,
+    "paged_attention": _paged,
     "attention_part_backward_": lambda arguments: 2.5 * attention_flops(arguments),
 }
 

@@ -80,6 +80,9 @@ class AdaptivePrecisionAllocator:
         self.config = config or PrecisionConfig()
         self.statistics: dict[str, Statistics] = {}
 
+    def __repr__(self) -> str:
+        return f"AdaptivePrecisionAllocator({self.config})"
+
     def analyze(
         self, model: nn.Module, calibration: Sequence[Any] | None = None, *,
         loss: Callable[[Any, Any], Tensor] | None = None, metric: Metric | None = None,

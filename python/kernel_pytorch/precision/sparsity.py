@@ -184,6 +184,9 @@ class StructuredSparsity24:
             )
         self.hardware_optimized, self.transposable = hardware_optimized, transposable
 
+    def __repr__(self) -> str:
+        return f"StructuredSparsity24(hardware_optimized={self.hardware_optimized}, transposable={self.transposable})"
+
     def create_24_pattern(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """The pruned tensor and its mask, bool, of a tensor [..., columns]."""
         rows = tensor.reshape(-1, tensor.shape[-1])

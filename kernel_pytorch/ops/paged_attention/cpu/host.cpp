@@ -3,7 +3,9 @@
 // of one request are merged afterwards, in order.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernel_pytorch/base/element.h"
@@ -272,6 +274,33 @@ void run(const Attend& problem, int, Context& context) {
   });
 }
 
+constexpr const char* kConverts = "copies rows as they are; caches of another type are written by the reference";
+constexpr int64_t kTaskTokens = 16;
+
+registry::Support supports_append(const Append& problem, const DeviceInfo& device) {
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
+  return registry::Support::unless(problem.key_cache.dtype == problem.key.dtype ? nullptr : kConverts);
+}
+
+void run_append(const Append& problem, int, Context& context) {
+  const int64_t tokens = problem.key.sizes[0], page_size = problem.key_cache.sizes[1];
+  parallel_for(context.threads, (tokens + kTaskTokens - 1) / kTaskTokens, [&](int64_t task) {
+    for (int64_t token = task * kTaskTokens; token < std::min(tokens, (task + 1) * kTaskTokens); ++token) {
+      const int64_t slot = checked_slot(problem, token);
+      if (slot < 0) continue;
+      for (int64_t head = 0; head < problem.key_cache.sizes[2]; ++head) {
+        for (const auto& [rows, cache] :
+             {std::pair{&problem.key, &problem.key_cache}, {&problem.value, &problem.value_cache}}) {
+          const int64_t bytes = size_of(rows->dtype);
+          const char* from = rows->as<const char>() + (token * rows->strides[0] + head * rows->strides[1]) * bytes;
+          void* to = const_cast<void*>(row_in(*cache, slot / page_size, slot % page_size, head));
+          std::memcpy(to, from, static_cast<size_t>(cache->sizes[3] * bytes));
+        }
+      }
+    }
+  });
+}
+
 uint64_t code_version() {
   return hash_text("paged_attention cpu 1");
 }
@@ -280,5 +309,7 @@ uint64_t code_version() {
 
 constinit const registry::Kernel<Attend> kAttendCpu{
     .name = "cpu", .supports = supports, .run = run, .source_hash = code_version};
+constinit const registry::Kernel<Append> kAppendCpu{
+    .name = "cpu", .supports = supports_append, .run = run_append, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::paged_attention

@@ -108,4 +108,7 @@ __all__ = [
     "scaled_dot_product_attention",
 ]
 
+_unchecked = {name: globals()[name] for name in __all__}
 _check_options(globals(), __all__)
+for _name, _function in _unchecked.items():
+    kernel_registry.replace(_function, globals()[_name])
