@@ -31,14 +31,14 @@ class PrecisionFormat(Enum):
 class AllocationStrategy(Enum):
     """How the error of a layer in a format is estimated; all but the first need calibration data.
 
-    ENTROPY_BASED: from the weight alone: its energy times 4^-bits, more where the entropy of 4-bit codes is low, since
-        then outliers set the scales. Cheap, and the least exact.
-    GRADIENT_WEIGHTED: squared rounding errors, each times the mean square of its weight's gradient: the diagonal of the
-        empirical Hessian.
-    ACTIVATION_AWARE: the squared error of the layer's outputs on the calibration inputs.
-    LAYER_ADAPTIVE: the change of the model's output with this layer alone in the format, measured. Slow and exact.
-    CONTENT_ADAPTIVE: a weighted sum of the first three, each as a share of its total over layers
-        (PrecisionConfig.gradient_weight, activation_weight; the entropy has the rest).
+    - ENTROPY_BASED: from the weight alone: its energy times 4^-bits, more where the entropy of 4-bit codes is low,
+      since then outliers set the scales. Cheap, and the least exact.
+    - GRADIENT_WEIGHTED: squared rounding errors, each times the mean square of its weight's gradient: the diagonal of
+      the empirical Hessian.
+    - ACTIVATION_AWARE: the squared error of the layer's outputs on the calibration inputs.
+    - LAYER_ADAPTIVE: the change of the model's output with this layer alone in the format, measured. Slow and exact.
+    - CONTENT_ADAPTIVE: a weighted sum of the first three, each as a share of its total over layers
+      (PrecisionConfig.gradient_weight, activation_weight; the entropy has the rest).
     """
 
     ENTROPY_BASED = "entropy_based"

@@ -189,10 +189,10 @@ def analyze_precision_opportunities(
         target_memory_reduction: of the plan that is recommended.
 
     Returns:
-        potential_savings: bytes that the smallest formats save, and savings_ratio, their share.
-        recommendations: a dictionary for each layer that the plan changes: name, format, bits, saved_bytes, and
-            output_error: the squared error of the layer's outputs on the sample.
-        layers: name, entropy (bits of a 4-bit code) and bytes of every layer.
+        "potential_savings", bytes that the smallest formats save, and "savings_ratio", their share;
+        "recommendations", a dictionary for each layer that the plan changes: name, format, bits, saved_bytes, and
+        output_error, the squared error of the layer's outputs on the sample;
+        "layers": name, entropy (bits of a 4-bit code) and bytes of every layer.
     """
     if device is not None:
         model = copy.deepcopy(model).to(device)

@@ -10,7 +10,7 @@ namespace kernel_pytorch::paged_attention {
 // the segment is cut there, and the workers at its cuts share its rows. Threads take columns and, four at a time,
 // pieces.
 template <class Element, Tile kTile>
-__global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant__ WorkArguments work) {
+__global__ void __launch_bounds__(kCombineThreads, 2) combine(const __grid_constant__ WorkArguments work) {
   constexpr int kRows = tile_rows(kTile), kGroups = 4, kColumnThreads = kCombineThreads / kGroups;
   constexpr int kPieceFloats = kRows * (kTile.value_size + 2);
   __shared__ float values[kGroups][kColumnThreads], sums[kGroups];
