@@ -246,6 +246,17 @@ def block_pair(what: str, block_size: int | tuple[int, int]) -> tuple[int, int]:
     return int(queries), int(keys)
 
 
+def window_sides(what: str, window: int | tuple[int, int] | None) -> tuple[int, int]:
+    """How many keys are seen on the left and on the right; one number stands for both, -1 is unbounded."""
+    if window is None:
+        return -1, -1
+    if isinstance(window, int):
+        return window, window
+    if len(window) != 2:
+        raise ValueError(f"{what}: window is {window!r}; it must be (left, right), or one number for both")
+    return window
+
+
 def selection_blocks(block_size: int | tuple[int, int], layout: str, key_parts: int) -> tuple[int, int]:
     """The blocks of select_blocks, with its other arguments checked."""
     if layout not in ("bhsd", "bshd"):

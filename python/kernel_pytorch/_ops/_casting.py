@@ -55,6 +55,20 @@ def autocast(*tensors: Tensor) -> Sequence[Tensor]:
     return [tensor if tensor.dtype is torch.float64 else tensor.to(dtype) for tensor in tensors]
 
 
+def packed_operands(
+    op: str, x: Tensor, weight_shape: Sequence[int], bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """x and bias of a product with a packed weight: x as autocast wants it, bias of its type or fp32."""
+    (x,) = autocast(x)
+    if x.dim() == 0 or x.shape[-1] != weight_shape[1]:
+        raise ValueError(
+            f"{op}: x has shape {list(x.shape)}, the weight has {list(weight_shape)}; their last sizes must be equal"
+        )
+    if bias is not None and bias.dtype not in (x.dtype, torch.float32):
+        bias = bias.to(x.dtype)
+    return x, bias
+
+
 def is_autocast(x: Tensor) -> bool:
     return _autocast_dtype(x) is not None
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
+from .._shape_rules import window_sides
 from ..expression import trace
 from ._autograd import transforms_active, wants_gradient
 from ._casting import autocast, statistics_dtype
@@ -169,7 +170,7 @@ def attention(
         score_text, mask_text, tensors = _programs_of(score_mod, mask_mod, captured)
     elif captured:
         raise ValueError("attention: tensors are captured, and there is no score_mod or mask_mod that reads them")
-    left, right = (-1, -1) if window is None else _window_sides(window)
+    left, right = window_sides("attention", window)
     if query_segment_ids is not None and key_segment_ids is None:
         key_segment_ids = query_segment_ids
     options = AttentionOptions(
@@ -235,14 +236,6 @@ def torch_allows_tf32() -> bool:
 
 # What torch.compiler.assume_constant_result sets; the decorator itself would import the compiler, a second.
 torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _window_sides(window: int | tuple[int, int]) -> tuple[int, int]:
-    if isinstance(window, int):
-        return window, window
-    if len(window) != 2:
-        raise ValueError(f"attention: window is {window!r}; it must be (left, right), or one number for both")
-    return window
 
 
 def _counts(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._shape_rules import window_sides
 from ._declare import without_gradient
 
 _LAYOUTS = ("nhd", "hnd")
@@ -18,12 +19,6 @@ def _cache(name: str, op: str, cache: Tensor, layout: str) -> Tensor:
     if cache.dim() != 4:
         raise ValueError(f"{op}: {name} has shape {list(cache.shape)}; it must have four dimensions, one of them pages")
     return cache if layout == "nhd" else cache.transpose(1, 2)
-
-
-def _window(window: int | tuple[int, int] | None) -> tuple[int, int]:
-    if window is None:
-        return -1, -1
-    return (window, window) if isinstance(window, int) else window
 
 
 def _scale(scale: Tensor | float | None, cache: Tensor, layout: str) -> Tensor | None:
@@ -83,7 +78,7 @@ def paged_attention(
         cache_layout: "nhd" (rows of a page before heads) or "hnd".
         return_lse: also the logarithms of the sums of exponentials, fp32 [heads, tokens], natural.
     """
-    left, right = _window(window)
+    left, right = window_sides("paged_attention", window)
     results = _attend(
         query,
         _cache("key_cache", "paged_attention", key_cache, cache_layout),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import wants_gradient
-from ._casting import autocast
+from ._casting import packed_operands
 from ._declare import differentiable, without_gradient
 from .activation import activation as _activate
 from .matmul import matmul
@@ -127,14 +127,7 @@ def quantized_matmul(
     Returns:
         [..., rows of the weight] of x's type.
     """
-    (x,) = autocast(x)
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"quantized_matmul: x has shape {list(x.shape)}, the weight has {list(weight.shape)}; "
-            "their last sizes must be equal"
-        )
-    if bias is not None and bias.dtype not in (x.dtype, torch.float32):
-        bias = bias.to(x.dtype)
+    x, bias = packed_operands("quantized_matmul", x, weight.shape, bias)
     if activation is not None and wants_gradient(x, bias):  # the activation's own gradient needs its input
         return _activate(quantized_matmul(x, weight, bias=bias), activation)
     kind = "identity" if activation is None else activation

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._shape_rules import Sizes, fits, form_of, forms
+from .._shape_rules import Sizes, fits, form_of, forms, window_sides
 from ._call import Array, call, seed_words
 from ._gradients import differentiable
 from ._mods import Mod, programs_of
@@ -96,7 +96,7 @@ def attention(
     if layout not in _LAYOUTS:
         raise ValueError(f'attention: layout is "{layout}"; it is one of {", ".join(_LAYOUTS)}')
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
-    left, right = sides(window)
+    left, right = window_sides("attention", window)
     if attention_mask is not None:
         mask, bias = _joined(jnp.asarray(attention_mask), mask, bias, _scores_of(query, key, layout))
     blocks: tuple[Array, ...] = ()
@@ -160,16 +160,6 @@ def attention(
         forward_wanted=("return_lse",),
     )
     return made if return_lse else made[0]
-
-
-def sides(window: int | tuple[int, int] | None) -> tuple[int, int]:
-    if window is None:
-        return -1, -1
-    if isinstance(window, int):
-        return window, window
-    if len(window) != 2:
-        raise ValueError(f"attention: window is {window!r}; it must be (left, right), or one number for both")
-    return window
 
 
 def _scores_of(query: Array, key: Array, layout: str) -> Sizes:

@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
+from ..._shape_rules import window_sides
 from .. import _plain
 from .._call import (
     Array,
@@ -34,7 +35,7 @@ from .._call import (
 from .._forward_mode import guarded
 from .._gradients import RESIDUALS
 from .._sharding import has_mesh
-from ..attention import attention, sides
+from ..attention import attention
 from ..tables import rope
 
 _OP = "attention_packed"
@@ -77,7 +78,7 @@ def attention_packed(
     check_type(_OP, "qkv", qkv)
     if (cos is None) != (sin is None):
         raise ValueError(f"{_OP}: one of cos and sin is None; give both, or neither")
-    left, right = sides(window)
+    left, right = window_sides("attention", window)
     turning: dict[str, Any] = {"interleaved": bool(interleaved), "rotary_dim": rotary_dim or 0}
     options: dict[str, Any] = {
         "causal": bool(causal),

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._shape_rules import window_sides
 from .._call import call
 
 Array = jax.Array
@@ -61,7 +62,7 @@ def paged_attention(
         key_scale, value_scale: of caches in float8_e4m3fn or int8.
         return_lse: also fp32 [heads, tokens].
     """
-    left, right = (window, window) if isinstance(window, int) else (window or (-1, -1))
+    left, right = window_sides("paged_attention", window)
     tensors = {
         "query": jax.lax.stop_gradient(query),
         "key_cache": _cache("paged_attention", key_cache, cache_layout),
