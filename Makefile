@@ -31,7 +31,7 @@ test-cpp: build
 
 # Two processes, a file at a time: most tests keep one core busy. Passive: one's idle threads do not spin in the other's way.
 test-python: build
-	@OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile tests
+	@OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # The Python tests as on a machine without AVX-512. Left out is what does not compute by our CPU kernels, or repeats with
 # them what other files test: torch.compile's tracing, several processes, other libraries' models, training until it
@@ -39,7 +39,7 @@ test-python: build
 ISA_LEFT_OUT := *_compile.py *_compat.py *_provider.py *_distributed.py *_parallel.py *_huggingface.py *_convergence.py \
   *_benchmarks.py *_browser.py *_learn.py *_report.py *_cuda.py
 test-isa: build  ## the Python tests on the CPU level of AVX2
-	@KERNEL_PYTORCH_CPU_ISA=v3 OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile \
+	@KERNEL_PYTORCH_CPU_ISA=v3 OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
 	  $(foreach pattern,$(ISA_LEFT_OUT),--ignore-glob='$(pattern)') tests/python
 
 test-docs: build
