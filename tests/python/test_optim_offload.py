@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 from kernel_pytorch.optim import AdamW, Offload, release_gradients
-from kernel_pytorch.optim.offload.pipeline import OffloadedStates
+from kernel_pytorch.optim.offload.lanes import OneLane
+from kernel_pytorch.optim.offload.pipeline import OffloadedStates, balanced
 
 SIZES = [(7, 3), (40, 33), (0,), (5000,), (1,), (300, 20), (2500,)]
 FORMATS: list[tuple[torch.dtype, dict[str, Any]]] = [
@@ -248,6 +249,40 @@ def test_work_is_as_long_in_many_parameters_as_in_few() -> None:
         return sum(entry.callcount for entry in profile.getstats())
 
     assert calls_of(160) < 5 * calls_of(40)
+
+
+def test_shares_follow_what_steps_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan gives the device nearly all; its subgroups then take a third of the CPU's time. Bits stay."""
+    made = OffloadedStates.__init__
+
+    def stage(self: OffloadedStates, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._is_direct = False
+
+    def seconds(_self: OneLane, _begin: Any, end: Any) -> float:
+        (states,) = offloaded._offloaded.all()
+        assert states.on_device is not None
+        return {"down": states.on_device, "results": 3 * (len(states.slabs.subgroups) - states.on_device)}[end]
+
+    monkeypatch.setattr(OffloadedStates, "__init__", stage)
+    monkeypatch.setattr(OneLane, "mark", lambda self, lane, timed=False: lane)
+    monkeypatch.setattr(OneLane, "seconds", seconds)
+    here, there = make(torch.float32, "cpu"), make(torch.float32, "cpu")
+    rates = {"up": 5e9, "down": 5e9, "host_memory": 1e11, "cpu": 4e8, "device": 1e9}
+    plain, offloaded = AdamW(here), AdamW(there, offload=Offload("interleave", 512, rates=rates))
+    shares = []
+    for step in range(4):
+        give_gradients([here, there], step)
+        plain.step()
+        offloaded.step()
+        (states,) = offloaded._offloaded.all()
+        shares.append(states.on_device)
+    count = len(states.slabs.subgroups)
+    assert states.plan is not None and shares[0] == states.plan["on_device"] == count - 1
+    assert shares[-2:] == [round(0.75 * count)] * 2, (shares, count)
+    assert_same(offloaded, plain)
+    assert balanced(10, 20, 1.0, 1.1) == 10, "less than one subgroup's time apart"
+    assert balanced(1, 20, 9.0, 1.0) == 1 and balanced(19, 20, 1.0, 9.0) == 19
 
 
 def test_explain_and_bad_words() -> None:

@@ -10,7 +10,7 @@
 namespace kernel_pytorch::optimizer_step {
 namespace {
 
-constexpr int64_t kChunkElements = 32768;  // a multiple of every group and of Philox blocks
+constexpr int64_t kChunkElements = 16384;  // a multiple of every group and of Philox blocks
 
 constexpr DynamicMap<true> kFirstMap = make_dynamic_map<true>();
 constexpr DynamicMap<false> kSecondMap = make_dynamic_map<false>();

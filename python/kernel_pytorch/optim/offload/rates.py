@@ -16,7 +16,7 @@ _MOST_ELEMENTS = 1 << 26  # of a sample: more than caches hold, of states that d
 _COPY_BYTES, _COPIES = 1 << 25, 16  # half a gigabyte each way, as far apart in memory as states are
 _TURNS = 3
 
-Update = Callable[[list[Tensor], list[Tensor], list[dict[str, Tensor]]], bool]
+Update = Callable[[list[Tensor], list[Tensor], dict[str, list[Tensor]]], bool]
 
 
 def bytes_of(fields: list[Field], dtype: torch.dtype) -> dict[str, dict[str, float]]:
@@ -58,10 +58,10 @@ class _Sample:
         slabs = Slabs([parameter], fields, elements, pinned=False)
         self.parameter = parameter.to(device)
         self.gradient = torch.full_like(self.parameter, 1e-3)
-        self.state = {name: view.to(device) for name, view in slabs.views(parameter).items()}
+        self.states = {name: [view.to(device)] for name, view in slabs.views(parameter).items()}
 
     def step(self, update: Update) -> None:
-        update([self.parameter], [self.gradient], [self.state])
+        update([self.parameter], [self.gradient], self.states)
 
 
 class _Link:
