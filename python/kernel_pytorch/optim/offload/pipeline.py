@@ -261,24 +261,27 @@ class OffloadedStates:
         flushed: SimpleQueue[Any] = SimpleQueue()  # marks after which gradients are there, or why none will come
         updated: SimpleQueue[int | None] = SimpleQueue()  # batches whose weights may be sent; None: there are no more
 
-        def send(number: int) -> None:
-            self._send(views[number], for_host[number])
+        def send_updated(wait: bool) -> bool:
+            """Sends what there is, or all that will come; whether more may come."""
+            while wait or not updated.empty():
+                number = updated.get()
+                if number is None:
+                    return False
+                self._send(views[number], for_host[number])
+            return True
 
         def queue() -> None:
             try:
                 with self._lanes.visited():
+                    may_come = True
                     for batch, subgroup in itertools.zip_longest(range(len(for_host)), for_device):
                         if batch is not None:
                             flushed.put(self._flush(views[batch], for_host[batch], given, after))
                         if subgroup is not None:
                             self._update_on_device(subgroup, given, ready, update)
-                        if not updated.empty():
-                            number = updated.get()
-                            if number is None:
-                                return
-                            send(number)
-                    while (number := updated.get()) is not None:
-                        send(number)
+                        may_come = may_come and send_updated(wait=False)
+                    if may_come:
+                        send_updated(wait=True)
             except BaseException as error:
                 flushed.put(error)
                 raise
