@@ -8,7 +8,7 @@ which makes the first weights and the order of the batches. Two losses are compa
 steps and that of text which none has seen, with torch's loss of the same seed: other weights alone move a loss by more
 than the states do. What counts is the mean of these paired differences over the seeds; its standard error says how well
 it is known. All runs take their first step, then all their second. On a GPU a step is a CUDA graph on a stream of its
-own, but for streamed states.
+own; of streamed states all but the optimizer's part.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Run:
         self.places = torch.arange(options.length + 1, device=device)
         step = torch.arange(options.steps)
         warm = ((step + 1) / max(options.steps // 20, 1)).clamp(max=1)
-        self.rates = (options.rate * warm * (0.55 + 0.45 * torch.cos(math.pi * step / options.steps))).to(device)
+        rates = options.rate * warm * (0.55 + 0.45 * torch.cos(math.pi * step / options.steps))
+        self.rates, self.host_rates = rates.to(device), iter(rates.tolist())
         self.losses = torch.zeros(options.steps, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.rate = torch.zeros((), device=device)
@@ -75,7 +76,13 @@ class Run:
             self.optimizer = torch.optim.AdamW(parameters, capturable=self.is_captured, **shared)
         else:
             self.optimizer = AdamW(parameters, **shared, **way.options)
-        self.take = self._captured_step() if self.is_captured else self.take_step
+        if self.is_captured:
+            self.take = self._captured(self.take_step)
+        elif device.type == "cuda":
+            backward = self._captured(self.backward)
+            self.take = lambda: self._take_after(backward)
+        else:
+            self.take = self.take_step
 
     def loss_at(self, starts: Tensor) -> Tensor:
         rows = self.data[starts + self.places].long()
@@ -83,17 +90,27 @@ class Run:
             logits = self.model(rows[:, :-1])
         return torch_functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 
-    def take_step(self) -> None:
+    def backward(self) -> None:
+        """Gradients, the rate and what is recorded of a step."""
+        self.optimizer.zero_grad(set_to_none=False)
         loss = self.loss_at(self.starts[self.step][0])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
         self.rate.copy_(self.rates[self.step][0])
-        if not self.is_captured:
-            self.optimizer.param_groups[0]["lr"] = float(self.rate)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
         self.losses[self.step] = loss.detach()
         self.step += 1
+
+    def take_step(self) -> None:
+        self.backward()
+        if not self.is_captured:
+            self.optimizer.param_groups[0]["lr"] = next(self.host_rates)
+        self.optimizer.step()
+
+    def _take_after(self, backward: Callable[[], None]) -> None:
+        backward()
+        with torch.cuda.stream(self.stream):
+            self.optimizer.param_groups[0]["lr"] = next(self.host_rates)
+            self.optimizer.step()
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
@@ -102,18 +119,18 @@ class Run:
         losses = [self.loss_at(starts) for starts in places.long().view(HELD_OUT_BATCHES, -1, 1)]
         return float(torch.stack(losses).mean())
 
-    def _captured_step(self) -> Callable[[], None]:
-        """A few steps to warm up and one that is captured, then back to the start."""
+    def _captured(self, run: Callable[[], None]) -> Callable[[], None]:
+        """A few runs to warm up and one that is captured, then back to the start."""
         begin = {parameter: parameter.detach().clone() for parameter in self.model.parameters()}
-        stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream()
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self.stream):
             for _ in range(3):
-                self.take_step()
+                run()
             graph = torch.cuda.CUDAGraph()
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                self.take_step()
+            self.stream.synchronize()
+            with torch.cuda.graph(graph, stream=self.stream):
+                run()
             with torch.no_grad():
                 for parameter, value in begin.items():
                     parameter.copy_(value)
@@ -123,7 +140,7 @@ class Run:
         torch.cuda.synchronize()
 
         def replay() -> None:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self.stream):
                 graph.replay()
 
         return replay

@@ -186,7 +186,7 @@ def main() -> int:
         ways["naive, CPU step"] = naive_cpu_step(sizes, device)
         ways["naive, states moved"] = naive_states_moved(sizes, device)
     for name, step in ways.items():
-        for _ in range(1 if name.startswith("naive") else 6):  # shares follow what earlier steps took
+        for _ in range(1 if name.startswith("naive") else 12):  # shares follow what earlier steps took
             step()
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(arguments.turns):

@@ -1,7 +1,11 @@
 // The host side of the CPU kernel: chunks of all parameters over the threads, one list of them for the whole call.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "kernel_pytorch/base/config_fields.h"
 #include "kernel_pytorch/base/hash.h"
-#include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/device/parallel_stretches.h"
 #include "kernel_pytorch/ops/optimizer_step/cpu/chunk.h"
 #include "kernel_pytorch/ops/optimizer_step/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
@@ -10,7 +14,16 @@
 namespace kernel_pytorch::optimizer_step {
 namespace {
 
-constexpr int64_t kChunkElements = 16384;  // a multiple of every group and of Philox blocks
+// Elements that a thread takes at a time: few enough that threads end together, and as many as leave the starts of
+// chunks little of the time (16384 instead of 131072: 4 to 12 % slower on one thread). Multiples of every group and of
+// Philox blocks.
+constexpr int64_t kLeastChunk = 32768, kMostChunk = 131072, kChunksEach = 64;
+
+int64_t chunk_elements(const std::vector<int64_t>& sizes, const Threads* threads) {
+  const int64_t elements = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const int64_t each = elements / (kChunksEach * (threads == nullptr ? 1 : threads->count()));
+  return std::clamp(each / kLeastChunk * kLeastChunk, kLeastChunk, kMostChunk);
+}
 
 constexpr DynamicMap<true> kFirstMap = make_dynamic_map<true>();
 constexpr DynamicMap<false> kSecondMap = make_dynamic_map<false>();
@@ -75,13 +88,13 @@ void run(const Step& step, int config, Context& context) {
     sizes.push_back(one.parameter.element_count());
     factors.push_back(factors_of<float>(step, one));
   }
-  const ChunkMap chunks(sizes, kChunkElements);
+  const ChunkMap chunks(sizes, chunk_elements(sizes, context.threads));
   const int64_t group = group_elements(step.storage);
   const bool is_stochastic = step.seed.is_present();
   const std::vector<int64_t> starts = random_starts(step);
   const int64_t* seed = step.seed.as<const int64_t>();
   const auto kernel = kernel_of(step, context.info->cpu.isa);
-  parallel_for(context.threads, chunks.count(), [&](int64_t index) {
+  parallel_for_stretches(context.threads, chunks.count(), [&](int64_t index) {
     const Chunk chunk = chunks[index];
     const Parameter& one = step.parameters[chunk.tensor];
     kernel({.count = chunk.count,

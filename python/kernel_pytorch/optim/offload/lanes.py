@@ -102,6 +102,21 @@ def lanes_of(device: torch.device) -> CudaLanes | OneLane:
     return CudaLanes(device) if device.type == "cuda" else OneLane()
 
 
+@contextmanager
+def cores_spared() -> Iterator[None]:
+    """CPU ops inside leave one core of eight to the thread that queues: a thread of theirs that is put aside for it would
+    keep all others waiting at the end of an op. A thread that first computes meanwhile keeps the smaller number."""
+    threads = torch.get_num_threads()
+    fewer = threads - max(threads // 8, 1) if threads >= 4 else threads
+    if fewer < threads:
+        torch.set_num_threads(fewer)
+    try:
+        yield
+    finally:
+        if fewer < threads:
+            torch.set_num_threads(threads)
+
+
 def _recorded(stream: torch.cuda.Stream, timed: bool) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     event.record(stream)

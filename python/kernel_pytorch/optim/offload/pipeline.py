@@ -19,14 +19,14 @@ from torch import Tensor
 
 from ..shards import local
 from . import rates
-from .lanes import beside, lanes_of
+from .lanes import beside, cores_spared, lanes_of
 from .slabs import Field, Piece, Slabs, flat
 from .views import States, StepViews, Views, copy_all
 
 MODES = ("host", "interleave", "stream")
 _CALLS, _MOST_TOGETHER = 8, 4  # of the CPU's updates in a step, about; subgroups in one of them
 _GOLDEN = 0.6180339887498949  # multiples of it, without their whole parts, are spread evenly however many there are
-_LEAST, _MOST = 1 << 26, 1 << 27  # bytes of a subgroup's states: copies long enough, a pipeline short enough
+_LEAST, _MOST = 1 << 25, 1 << 27  # bytes of a subgroup's states: copies long enough, a pipeline short enough
 
 # A step of the optimizer over lists of weights, gradients and states; whether it took place, where the host knows.
 Update = Callable[[list[Tensor], list[Tensor], States], bool]
@@ -286,7 +286,7 @@ class OffloadedStates:
                 flushed.put(error)
                 raise
 
-        with beside(queue):
+        with beside(queue), cores_spared():
             try:
                 for number, (one, work) in enumerate(zip(views, for_host, strict=True)):
                     mark = flushed.get()
