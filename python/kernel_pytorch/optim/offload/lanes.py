@@ -104,8 +104,8 @@ def lanes_of(device: torch.device) -> CudaLanes | OneLane:
 
 @contextmanager
 def cores_spared() -> Iterator[None]:
-    """CPU ops inside leave one core of eight to the thread that queues: a thread of theirs that is put aside for it would
-    keep all others waiting at the end of an op. A thread that first computes meanwhile keeps the smaller number."""
+    """CPU ops inside leave one core of eight to the thread that queues: a thread of theirs that is put aside for it
+    would keep all others waiting at the end of an op. A thread that first computes meanwhile keeps that number."""
     threads = torch.get_num_threads()
     fewer = threads - max(threads // 8, 1) if threads >= 4 else threads
     if fewer < threads:
