@@ -57,7 +57,7 @@ class StreamingSequenceProcessor:
 
     def _output(self, x: Tensor) -> Tensor:
         outputs = []
-        for segment in x.split(self.buffer_size, 1):
+        for segment in torch.split(x, self.buffer_size, 1):
             output, self._state = self.model.stream(segment, self._state)
             outputs.append(output)
         return torch.cat(outputs, 1)
