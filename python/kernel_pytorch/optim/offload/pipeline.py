@@ -38,9 +38,10 @@ class Offload:
 
     Args:
         mode: "host": the CPU updates everything. "stream": the device updates everything, states pass through it.
-            "interleave": both at once, in shares that a plan chooses by this machine's rates.
+            "interleave": both at once, in shares that a plan chooses by this machine's rates, and that follow what the
+            two took in the last step.
         subgroup_elements: parameters that are sent and updated together; None: by the number of parameters.
-        device_share: of "interleave", the share of the device, 0 to 1; None: by the plan.
+        device_share: of "interleave", the share of the device, 0 to 1; None: by the plan and the last step.
         rates: of the plan, by the second: bytes "up", "down" and of "host_memory", elements of "cpu" and "device";
             None: measured in the first step.
     """
