@@ -19,6 +19,8 @@ import torch
 from kernel_pytorch.optim import AdamW, Offload, release_gradients
 from kernel_pytorch.optim.offload.lanes import OneLane
 from kernel_pytorch.optim.offload.pipeline import OffloadedStates, balanced
+from kernel_pytorch.optim.offload.rates import plan
+from kernel_pytorch.optim.offload.slabs import Field
 
 SIZES = [(7, 3), (40, 33), (0,), (5000,), (1,), (300, 20), (2500,)]
 FORMATS: list[tuple[torch.dtype, dict[str, Any]]] = [
@@ -283,6 +285,22 @@ def test_shares_follow_what_steps_took(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(offloaded, plain)
     assert balanced(10, 20, 1.0, 1.1) == 10, "less than one subgroup's time apart"
     assert balanced(1, 20, 9.0, 1.0) == 1 and balanced(19, 20, 1.0, 9.0) == 19
+
+
+def test_fewer_threads_where_the_link_would_wait() -> None:
+    """All threads of the CPU halve the link's rate, which then decides; half of them leave it whole."""
+    best = {"up": 50e9, "down": 50e9, "host_memory": 170e9, "cpu": 5e9, "device": 1e11}
+    beside = [
+        {"threads": 16, "up": 20e9, "down": 20e9, "cpu": 3.3e9},
+        {"threads": 8, "up": 48e9, "down": 48e9, "cpu": 2.6e9},
+        {"threads": 2, "up": 50e9, "down": 50e9, "cpu": 0.8e9},
+    ]
+    fields = [Field(name, torch.float32) for name in ("exp_avg", "exp_avg_sq", "master")]
+    plain = plan(best, fields, torch.bfloat16, 1 << 28, 64, None)
+    chosen = plan({**best, "beside": beside}, fields, torch.bfloat16, 1 << 28, 64, None)
+    assert chosen["threads"] == 8 and chosen["bound_seconds"] == plain["bound_seconds"] < chosen["predicted_seconds"]
+    assert "beside 8 threads of the CPU" in chosen["reason"]
+    assert "threads" not in plan({**best, "beside": beside}, fields, torch.bfloat16, 1 << 28, 64, 0.5)
 
 
 def test_explain_and_bad_words() -> None:

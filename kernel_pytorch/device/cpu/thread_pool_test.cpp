@@ -14,7 +14,6 @@
 
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/device/parallel.h"
-#include "kernel_pytorch/device/parallel_stretches.h"
 
 #if defined(__SANITIZE_THREAD__)
 // TSan refuses threads in the child of a fork() of many threads by default; that is what we test.
@@ -64,12 +63,9 @@ TEST(ParallelFor, EveryTaskOnce) {
     std::vector<std::atomic<int>> done(tasks);
     parallel_for(&own_threads(), tasks, [&](int64_t i) { ++done[i]; });
     for (const std::atomic<int>& times : done) ASSERT_EQ(times.load(), 1);
-    parallel_for_stretches(&own_threads(), tasks, [&](int64_t i) { ++done[i]; });
-    for (const std::atomic<int>& times : done) ASSERT_EQ(times.load(), 2);
     std::vector<int> alone(tasks);
     parallel_for(nullptr, tasks, [&](int64_t i) { ++alone[i]; });
-    parallel_for_stretches(nullptr, tasks, [&](int64_t i) { ++alone[i]; });
-    for (int times : alone) ASSERT_EQ(times, 2);
+    for (int times : alone) ASSERT_EQ(times, 1);
   }
 }
 
@@ -125,8 +121,6 @@ TEST(ParallelFor, AnExceptionReachesTheCallerAndThePoolGoesOn) {
     }
     EXPECT_LT(ran.load(), 1000000) << "the remaining tasks are dropped";
   }
-  EXPECT_THROW(parallel_for_stretches(&own_threads(), 64, [](int64_t) { throw std::runtime_error("all"); }),
-               std::runtime_error);
   EXPECT_THROW(parallel_for(&own_threads(), 64, [](int64_t) { throw std::runtime_error("all"); }), std::runtime_error);
   EXPECT_EQ(calls_per_worker(own_threads(), 4), std::vector<int>(4, 1));
 }

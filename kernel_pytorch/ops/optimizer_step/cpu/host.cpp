@@ -5,7 +5,7 @@
 
 #include "kernel_pytorch/base/config_fields.h"
 #include "kernel_pytorch/base/hash.h"
-#include "kernel_pytorch/device/parallel_stretches.h"
+#include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/optimizer_step/cpu/chunk.h"
 #include "kernel_pytorch/ops/optimizer_step/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
@@ -14,14 +14,16 @@
 namespace kernel_pytorch::optimizer_step {
 namespace {
 
-// Elements that a thread takes at a time: few enough that threads end together, and as many as leave the starts of
-// chunks little of the time (16384 instead of 131072: 4 to 12 % slower on one thread). Multiples of every group and of
-// Philox blocks.
-constexpr int64_t kLeastChunk = 32768, kMostChunk = 131072, kChunksEach = 64;
+// Elements that a thread takes at a time: multiples of every group and of Philox blocks. Many threads share the memory's
+// bandwidth and take few, so that they end together; few threads take as many as leave the starts of chunks little of
+// the time (NOTES.md).
+constexpr int64_t kLeastChunk = 16384, kMostChunk = 131072, kChunksEach = 16;
+constexpr int kManyThreads = 8;
 
 int64_t chunk_elements(const std::vector<int64_t>& sizes, const Threads* threads) {
-  const int64_t elements = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  const int64_t each = elements / (kChunksEach * (threads == nullptr ? 1 : threads->count()));
+  const int count = threads == nullptr ? 1 : threads->count();
+  if (count >= kManyThreads) return kLeastChunk;
+  const int64_t each = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) / (kChunksEach * count);
   return std::clamp(each / kLeastChunk * kLeastChunk, kLeastChunk, kMostChunk);
 }
 
@@ -94,7 +96,7 @@ void run(const Step& step, int config, Context& context) {
   const std::vector<int64_t> starts = random_starts(step);
   const int64_t* seed = step.seed.as<const int64_t>();
   const auto kernel = kernel_of(step, context.info->cpu.isa);
-  parallel_for_stretches(context.threads, chunks.count(), [&](int64_t index) {
+  parallel_for(context.threads, chunks.count(), [&](int64_t index) {
     const Chunk chunk = chunks[index];
     const Parameter& one = step.parameters[chunk.tensor];
     kernel({.count = chunk.count,

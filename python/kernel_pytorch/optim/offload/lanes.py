@@ -103,18 +103,23 @@ def lanes_of(device: torch.device) -> CudaLanes | OneLane:
 
 
 @contextmanager
-def cores_spared() -> Iterator[None]:
-    """CPU ops inside leave one core of eight to the thread that queues: a thread of theirs that is put aside for it
-    would keep all others waiting at the end of an op. A thread that first computes meanwhile keeps that number."""
+def threads_of_cpu(count: int) -> Iterator[None]:
+    """CPU ops inside have so many threads. A thread that first computes meanwhile keeps that number."""
     threads = torch.get_num_threads()
-    fewer = threads - max(threads // 8, 1) if threads >= 4 else threads
-    if fewer < threads:
-        torch.set_num_threads(fewer)
+    if count != threads:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        if fewer < threads:
+        if count != threads:
             torch.set_num_threads(threads)
+
+
+def threads_beside_queueing() -> int:
+    """One core of eight is left to the thread that queues: a thread of an op that is put aside for it would keep all
+    others waiting at the op's end."""
+    threads = torch.get_num_threads()
+    return threads - max(threads // 8, 1) if threads >= 4 else threads
 
 
 def _recorded(stream: torch.cuda.Stream, timed: bool) -> torch.cuda.Event:

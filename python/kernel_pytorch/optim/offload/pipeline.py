@@ -8,7 +8,6 @@ all copies and what the device does, so that the CPU's update of one batch follo
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ..shards import local
 from . import rates
-from .lanes import beside, cores_spared, lanes_of
+from .lanes import beside, lanes_of, threads_beside_queueing, threads_of_cpu
 from .slabs import Field, Piece, Slabs, flat
 from .views import States, StepViews, Views, copy_all
 
@@ -260,41 +259,49 @@ class OffloadedStates:
         views = self._host_views(for_host)
         after = ready, self._uploaded
         flushed: SimpleQueue[Any] = SimpleQueue()  # marks after which gradients are there, or why none will come
-        updated: SimpleQueue[int | None] = SimpleQueue()  # batches whose weights may be sent; None: there are no more
+        updated: SimpleQueue[tuple[int, bool] | None] = SimpleQueue()  # batches, and whether weights are to be sent
+        batches = iter(zip(views, for_host, strict=True))
 
-        def send_updated(wait: bool) -> bool:
-            """Sends what there is, or all that will come; whether more may come."""
+        def flush_next() -> None:
+            batch = next(batches, None)
+            if batch is not None:
+                flushed.put(self._flush(*batch, given, after))
+
+        def follow(wait: bool) -> bool:
+            """What the CPU's updates ask for so far, or until the last; whether more may come. Gradients are sent no
+            earlier than two batches ahead: they then are still in the CPU's cache."""
             while wait or not updated.empty():
-                number = updated.get()
-                if number is None:
+                ended = updated.get()
+                if ended is None:
                     return False
-                self._send(views[number], for_host[number])
+                flush_next()
+                if ended[1]:
+                    self._send(views[ended[0]], for_host[ended[0]])
             return True
 
         def queue() -> None:
             try:
                 with self._lanes.visited():
+                    flush_next()
+                    flush_next()
                     may_come = True
-                    for batch, subgroup in itertools.zip_longest(range(len(for_host)), for_device):
-                        if batch is not None:
-                            flushed.put(self._flush(views[batch], for_host[batch], given, after))
-                        if subgroup is not None:
-                            self._update_on_device(subgroup, given, ready, update)
-                        may_come = may_come and send_updated(wait=False)
+                    for subgroup in for_device:
+                        self._update_on_device(subgroup, given, ready, update)
+                        may_come = may_come and follow(wait=False)
                     if may_come:
-                        send_updated(wait=True)
+                        follow(wait=True)
             except BaseException as error:
                 flushed.put(error)
                 raise
 
-        with beside(queue), cores_spared():
+        threads = (self.plan or {}).get("threads") if for_device else None
+        with beside(queue), threads_of_cpu(threads or threads_beside_queueing()):
             try:
                 for number, (one, work) in enumerate(zip(views, for_host, strict=True)):
                     mark = flushed.get()
                     if isinstance(mark, BaseException):
                         break  # raised on leaving
-                    if self._update_on_host(one, work, mark, update):
-                        updated.put(number)
+                    updated.put((number, self._update_on_host(one, work, mark, update)))
             finally:
                 updated.put(None)
 
