@@ -14,9 +14,9 @@
 namespace kernel_pytorch::optimizer_step {
 namespace {
 
-// Elements that a thread takes at a time: multiples of every group and of Philox blocks. Many threads share the memory's
-// bandwidth and take few, so that they end together; few threads take as many as leave the starts of chunks little of
-// the time (NOTES.md).
+// Elements that a thread takes at a time: multiples of every group and of Philox blocks. Many threads share the
+// memory's bandwidth and take few, so that they end together; few threads take as many as leave the starts of chunks
+// little of the time (NOTES.md).
 constexpr int64_t kLeastChunk = 16384, kMostChunk = 131072, kChunksEach = 16;
 constexpr int kManyThreads = 8;
 
