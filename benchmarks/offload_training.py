@@ -46,7 +46,8 @@ class Block(nn.Module):
 
 def make(layers: int, options: dict[str, Any]) -> tuple[nn.Module, AdamW]:
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(layers))).to("cuda", torch.bfloat16)
+    with torch.device("cuda"):
+        model = nn.Sequential(*(Block().to(torch.bfloat16) for _ in range(layers)))
     optimizer = AdamW(model.parameters(), lr=1e-4, state="compact", **options)
     if optimizer.max_grad_norm is None:
         release_gradients(optimizer)

@@ -33,6 +33,7 @@ NO_COMPARISON = {
     "*_memory.json": "peaks of memory",
     "h200_fp8_fused.json": "its peers are our own ops in parts, and a copy",
     "h200_offload.json": "its ways are our own, and two naive ones written for it",
+    "h200_offload_training.json": "its peer is our own step with states on the GPU",
     "h200_ring_attention.json": "its peer is one call of our own",
 }
 FEW_BITS = ("nvfp4", "mxfp4", "int4", "int8")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_pytorch.advanced_memory import LongSequenceOptimizer, SegmentedAttentionMemory
+from kernel_pytorch.advanced_memory import (
+    IncrementalSequenceCache,
+    LongSequenceOptimizer,
+    SegmentedAttentionMemory,
+    StreamingSequenceProcessor,
+)
 from kernel_pytorch.functional import attention
 
 
@@ -79,3 +84,38 @@ def test_state_in_and_out() -> None:
         _memory(-1)
     with pytest.raises(ValueError, match="max_segment_length is 0"):
         LongSequenceOptimizer(0)
+
+
+@pytest.mark.parametrize("pieces", [[5, 1, 90, 3, 64, 37], [200], [1] * 40 + [160]])
+def test_pieces_of_any_length_are_one_sequence(pieces: list[int]) -> None:
+    torch.manual_seed(0)
+    memory = SegmentedAttentionMemory(32, 4, segment_length=16, memory_length=48)
+    processor = StreamingSequenceProcessor(memory, 32)
+    for _ in range(2):  # flush begins anew
+        x = torch.randn(2, 200, 32)
+        with torch.no_grad():
+            outputs = [processor.process(part) for part in x.split(pieces, 1)] + [processor.flush()]
+            torch.testing.assert_close(torch.cat([one for one in outputs if one is not None], 1), memory(x))
+    assert processor.flush() is None
+    with pytest.raises(TypeError, match="Linear, which has no stream"):
+        StreamingSequenceProcessor(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_a_cache_keeps_the_last_places() -> None:
+    cache, keys, values = IncrementalSequenceCache(20), [], []
+    moves, memory = 0, 0
+    for step in range(100):
+        places = 3 if step % 7 == 0 else 50 if step == 60 else 1
+        key, value = torch.randn(2, places, 4, 8), torch.randn(2, places, 6)
+        keys.append(key)
+        values.append(value)
+        kept = cache.append(key, value)
+        moves += kept[0].untyped_storage().data_ptr() != memory
+        memory = kept[0].untyped_storage().data_ptr()
+        assert torch.equal(kept[0], torch.cat(keys, 1)[:, -20:])
+        assert torch.equal(kept[1], torch.cat(values, 1)[:, -20:]) and len(cache) == kept[0].shape[1]
+    assert moves < 20, "most calls copy their own places alone"
+    cache.reset()
+    assert len(cache) == 0 and torch.equal(cache.append(keys[0], values[0])[0], keys[0])
+    with pytest.raises(ValueError, match="key has 1 sequences, the cache 2"):
+        cache.append(keys[0][:1], values[0][:1])

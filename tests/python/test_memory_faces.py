@@ -10,6 +10,7 @@ from kernel_pytorch.advanced_memory import (
     AdaptiveCheckpointing,
     DynamicActivationOffloading,
     DynamicMemoryPool,
+    LossyGradientCompression,
     MemoryEfficientBackprop,
     MemoryFragmentationOptimizer,
     MemoryPoolManager,
@@ -163,3 +164,31 @@ def test_a_peak_above_the_budget_is_told() -> None:
         assert free.measured_peak > 1.05 * free.predicted_peak
     with pytest.warns(UserWarning, match="the step takes .* predicted were .* give a smaller budget"):
         fit_memory(model, x, (free.measured_peak + free.predicted_peak) // 2).remove()
+
+
+@pytest.mark.parametrize(("bits", "largest_error"), [(8, 0.005), (4, 0.08), (1, 1.1)])
+@pytest.mark.parametrize("shape", [(0,), (1,), (300,), (7, 65, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_in_few_bits(bits: int, largest_error: float, shape: Any, dtype: torch.dtype) -> None:
+    compression = LossyGradientCompression(bits)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    packed = compression.compress(x)
+    back = compression.decompress(packed)
+    assert back.shape == x.shape and back.dtype == dtype
+    assert (
+        x.numel() == 0 or float((back - x).float().abs().max()) <= largest_error * float(x.float().abs().max()) + 0.01
+    )
+    if x.numel() > 1000:
+        assert packed.ratio > 0.8 * dtype.itemsize * 8 / (bits + 0.5)
+
+
+def test_what_codes_leave_out_comes_later() -> None:
+    compression = LossyGradientCompression(1, error_feedback=True)
+    x = torch.randn(512, generator=torch.Generator().manual_seed(0))
+    total = sum(compression.decompress(compression.compress(x, "a")) for _ in range(200))
+    plain = sum(compression.decompress(LossyGradientCompression(1).compress(x)) for _ in range(200))
+    assert float((total / 200 - x).abs().mean()) < 0.2 * float((plain / 200 - x).abs().mean())
+    with pytest.raises(ValueError, match="bits is 3; it must be 8, 4 or 1"):
+        LossyGradientCompression(3)
+    with pytest.raises(ValueError, match="the message has 1 bits, this has 8"):
+        LossyGradientCompression(8).decompress(compression.compress(x))

@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 import torch
 from kernel_pytorch.optim import AdamW, Offload, release_gradients
-from kernel_pytorch.optim.offload.pipeline import OffloadedStates
+from kernel_pytorch.optim.offload.lanes import OneLane
+from kernel_pytorch.optim.offload.pipeline import OffloadedStates, balanced
+from kernel_pytorch.optim.offload.rates import plan
+from kernel_pytorch.optim.offload.slabs import Field
 
 SIZES = [(7, 3), (40, 33), (0,), (5000,), (1,), (300, 20), (2500,)]
 FORMATS: list[tuple[torch.dtype, dict[str, Any]]] = [
@@ -248,6 +251,56 @@ def test_work_is_as_long_in_many_parameters_as_in_few() -> None:
         return sum(entry.callcount for entry in profile.getstats())
 
     assert calls_of(160) < 5 * calls_of(40)
+
+
+def test_shares_follow_what_steps_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan gives the device nearly all; its subgroups then take a third of the CPU's time. Bits stay."""
+    made = OffloadedStates.__init__
+
+    def stage(self: OffloadedStates, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._is_direct = False
+
+    def seconds(_self: OneLane, _begin: Any, end: Any) -> float:
+        (states,) = offloaded._offloaded.all()
+        assert states.on_device is not None
+        return {"down": states.on_device, "results": 3 * (len(states.slabs.subgroups) - states.on_device)}[end]
+
+    monkeypatch.setattr(OffloadedStates, "__init__", stage)
+    monkeypatch.setattr(OneLane, "mark", lambda self, lane, timed=False: lane)
+    monkeypatch.setattr(OneLane, "seconds", seconds)
+    here, there = make(torch.float32, "cpu"), make(torch.float32, "cpu")
+    rates = {"up": 5e9, "down": 5e9, "host_memory": 1e11, "cpu": 4e8, "device": 1e9}
+    plain, offloaded = AdamW(here), AdamW(there, offload=Offload("interleave", 512, rates=rates))
+    shares = []
+    for step in range(4):
+        give_gradients([here, there], step)
+        plain.step()
+        offloaded.step()
+        (states,) = offloaded._offloaded.all()
+        shares.append(states.on_device)
+    count = len(states.slabs.subgroups)
+    assert states.plan is not None and shares[0] == states.plan["on_device"] == count - 1
+    assert shares[-2:] == [round(0.75 * count)] * 2, (shares, count)
+    assert_same(offloaded, plain)
+    assert balanced(10, 20, 1.0, 1.1) == 10, "less than one subgroup's time apart"
+    assert balanced(1, 20, 9.0, 1.0) == 1 and balanced(19, 20, 1.0, 9.0) == 19
+
+
+def test_fewer_threads_where_the_link_would_wait() -> None:
+    """All threads of the CPU halve the link's rate, which then decides; half of them leave it whole."""
+    best = {"up": 50e9, "down": 50e9, "host_memory": 170e9, "cpu": 5e9, "device": 1e11}
+    beside = [
+        {"threads": 16, "up": 20e9, "down": 20e9, "cpu": 3.3e9},
+        {"threads": 8, "up": 48e9, "down": 48e9, "cpu": 2.6e9},
+        {"threads": 2, "up": 50e9, "down": 50e9, "cpu": 0.8e9},
+    ]
+    fields = [Field(name, torch.float32) for name in ("exp_avg", "exp_avg_sq", "master")]
+    plain = plan(best, fields, torch.bfloat16, 1 << 28, 64, None)
+    chosen = plan({**best, "beside": beside}, fields, torch.bfloat16, 1 << 28, 64, None)
+    assert chosen["threads"] == 8 and chosen["bound_seconds"] == plain["bound_seconds"] < chosen["predicted_seconds"]
+    assert "beside 8 threads of the CPU" in chosen["reason"]
+    assert "threads" not in plan({**best, "beside": beside}, fields, torch.bfloat16, 1 << 28, 64, 0.5)
 
 
 def test_explain_and_bad_words() -> None:

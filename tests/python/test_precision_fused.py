@@ -192,10 +192,10 @@ def test_a_large_gradient_is_made_by_halves(device: str, recipe: str, monkeypatc
 
     whole, whole_peak = step()
     monkeypatch.setattr("kernel_pytorch.precision.fused.LARGE_GRADIENT", 1)
-    halves, halves_peak = step()
-    assert halves_peak < whole_peak
-    assert torch.equal(whole[3], halves[3])  # the second layer's is made as before
-    for one, other, truth in zip(whole, halves, exact()):
+    parts, parts_peak = step()
+    assert parts_peak < whole_peak
+    assert torch.equal(whole[3], parts[3])  # the second layer's is made as before
+    for one, other, truth in zip(whole, parts, exact()):
         assert (other - truth).norm() < 1.1 * (one - truth).norm() + 1e-6 * truth.norm()
 
 

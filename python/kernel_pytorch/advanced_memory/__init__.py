@@ -20,19 +20,24 @@ from .checkpointing import (
 from .fit import MemoryFit, fit_memory
 from .gradients import AdaptiveCompressionOptimizer, GradientCompressor, QuantizedGradientAccumulation
 from .long_sequence import LongSequenceOptimizer, SegmentedAttentionMemory, SegmentState
+from .lossy import CompressedGradient, LossyGradientCompression
 from .pools import DynamicMemoryPool, FragmentationReport, MemoryFragmentationOptimizer, MemoryPoolManager
+from .streaming import IncrementalSequenceCache, StreamingSequenceProcessor
 
 __all__ = [
     "AdaptiveCheckpointing",
     "AdaptiveCompressionOptimizer",
     "CPUGPUHybridOptimizer",
+    "CompressedGradient",
     "DeepOptimizerStates",
     "DynamicActivationOffloading",
     "DynamicMemoryPool",
     "FragmentationReport",
     "GradientCompressor",
+    "IncrementalSequenceCache",
     "InterleaveOffloadingOptimizer",
     "LongSequenceOptimizer",
+    "LossyGradientCompression",
     "MemoryConfig",
     "MemoryEfficientBackprop",
     "MemoryFit",
@@ -43,5 +48,6 @@ __all__ = [
     "SegmentState",
     "SegmentedAttentionMemory",
     "SelectiveGradientCheckpointing",
+    "StreamingSequenceProcessor",
     "fit_memory",
 ]

@@ -212,14 +212,14 @@ class AdamW(ListOptimizer):
     def _update_of(self, group: dict[str, Any], like: Tensor, signals: tuple[Tensor | None, ...]) -> Update:
         """A step over parts of parameters of the kind of `like`, on the device that they are on."""
         form = formats.format_of(like, group["state"])
-        on_host: list[Tensor | None] = []
+        on_host: list[tuple[Tensor | None, ...]] = []
 
-        def update(parts: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]]) -> bool:
+        def update(parts: list[Tensor], gradients: list[Tensor], states: dict[str, list[Tensor]]) -> bool:
             given = signals
             if parts[0].device.type == "cpu":
                 if not on_host:  # read once; gradients have come before
-                    on_host.extend(None if signal is None else signal.cpu() for signal in signals)
-                given = tuple(on_host)
+                    on_host.append(tuple(None if signal is None else signal.cpu() for signal in signals))
+                given = on_host[0]
                 if given[1] is not None and bool(given[1] != 0):
                     return False
             options: dict[str, Any] = dict(betas=group["betas"], eps=group["eps"], gradients=gradients, form=form)

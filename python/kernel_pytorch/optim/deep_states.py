@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .adamw import AdamW
-from .offload.pipeline import _DEPTH, Offload, default_subgroup
+from .offload.pipeline import Offload, default_subgroup
+from .offload.views import DEPTH
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def _subgroup(optimizer: torch.optim.Optimizer, gigabytes: float, least_groups: int, owner: str) -> int:
     """Elements of a subgroup so that those under way fit into the device's share, 12 bytes each."""
     elements = sum(parameter.numel() for parameter in _parameters(optimizer))
-    fitting = int(gigabytes * 1e9 / (12 * _DEPTH))
+    fitting = int(gigabytes * 1e9 / (12 * DEPTH))
     if fitting < 1 << 16:
         raise ValueError(f"{owner}: {gigabytes} GB of the device hold {fitting} elements at a time; give it more")
     return max(min(default_subgroup(elements, 12), fitting, -(-elements // least_groups)), 1)

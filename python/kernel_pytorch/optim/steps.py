@@ -123,7 +123,7 @@ class ListOptimizer(torch.optim.Optimizer):
         rule: str,
         group: dict[str, Any],
         batch: list[Tensor],
-        states: list[dict[str, Any]],
+        states: list[dict[str, Any]] | dict[str, list[Tensor]],
         names: tuple[str, ...],
         signals: tuple[Tensor | None, ...],
         *,
@@ -135,7 +135,7 @@ class ListOptimizer(torch.optim.Optimizer):
         nesterov: bool = False,
         seed: Tensor | None = None,
     ) -> None:
-        """The core's step by this rule; `names` are those of the first and the second state.
+        """The core's step by this rule; `states` by parameter, or lists by name; `names` of the first and the second.
 
         `gradients` and `form`, where given, are for parts of parameters, which have no gradients of their own.
         """
@@ -146,7 +146,9 @@ class ListOptimizer(torch.optim.Optimizer):
             gradients = [laid_out_like(parameter, cast(Tensor, parameter.grad)) for parameter in batch]
 
         def each(name: str, wanted: bool) -> list[Tensor]:
-            return [local(state[name]) for state in states] if wanted else []
+            if not wanted:
+                return []
+            return states[name] if isinstance(states, dict) else [local(state[name]) for state in states]
 
         first, second = (*names, "", "")[:2]
         lr, lr_tensor = rate_on(group["lr"], device)

@@ -240,8 +240,10 @@ class _NormLinear(torch.autograd.Function):
         )  # fmt: skip
 
 
-# Codes of the gradient of gate and up from which on it is made in two parts.
+# Codes of the gradient of gate and up that are made at a time, where they are more; in at most so many parts, since the
+# gradient of x is added up once for each.
 LARGE_GRADIENT = 1 << 27
+_MOST_PARTS = 4
 
 
 class _Hidden:
@@ -256,11 +258,12 @@ class _Hidden:
         needs_bias: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         """Of x, of the first weight and of its bias. The gradient of gate and up, with its codes and their transpose,
-        is the largest tensor of a block: where it decides over the peak, it is there by halves of the columns."""
+        is the largest tensor of a block: where it decides over the peak, it is there by parts of the columns."""
         width = self.packed.shape[1] // 2
         can_split = GRANULARITIES[first.settings[0]][0] == "tensor" and not needs_bias and first.seed is None
-        middle = width // 2 // 128 * 128 if can_split and self.packed.numel() >= LARGE_GRADIENT else 0
-        if middle == 0:
+        parts = min(max(-(-self.packed.numel() // LARGE_GRADIENT), 1), _MOST_PARTS) if can_split else 1
+        size = -(-width // parts // 128) * 128  # columns of a part
+        if size >= width:
             made = self._of_columns(first, second, grads, dtype, slice(None), needs_x, needs_first, needs_bias)
             self.packed = self.packed.new_empty(0)  # its gradient is there
             grad_x = first.input_gradient(made.quantized, self.first_weights, dtype) if needs_x else None
@@ -268,7 +271,7 @@ class _Hidden:
             return grad_x, grad_first, made.output.sum(0) if made.output is not None else None
         grad_x = None
         grad_first = torch.empty_like(first.weight) if needs_first else None
-        for columns in (slice(0, middle), slice(middle, width)):
+        for columns in (slice(begin, min(begin + size, width)) for begin in range(0, width, size)):
             made = self._of_columns(first, second, grads, dtype, columns, needs_x, needs_first, False)
             halves = columns, slice(width + columns.start, width + columns.stop)
             if needs_x:

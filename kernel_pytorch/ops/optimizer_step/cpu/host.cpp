@@ -1,4 +1,8 @@
 // The host side of the CPU kernel: chunks of all parameters over the threads, one list of them for the whole call.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "kernel_pytorch/base/config_fields.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
@@ -10,7 +14,18 @@
 namespace kernel_pytorch::optimizer_step {
 namespace {
 
-constexpr int64_t kChunkElements = 32768;  // a multiple of every group and of Philox blocks
+// Elements that a thread takes at a time: multiples of every group and of Philox blocks. Many threads share the
+// memory's bandwidth and take few, so that they end together; few threads take as many as leave the starts of chunks
+// little of the time (NOTES.md).
+constexpr int64_t kLeastChunk = 16384, kMostChunk = 131072, kChunksEach = 16;
+constexpr int kManyThreads = 8;
+
+int64_t chunk_elements(const std::vector<int64_t>& sizes, const Threads* threads) {
+  const int count = threads == nullptr ? 1 : threads->count();
+  if (count >= kManyThreads) return kLeastChunk;
+  const int64_t each = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) / (kChunksEach * count);
+  return std::clamp(each / kLeastChunk * kLeastChunk, kLeastChunk, kMostChunk);
+}
 
 constexpr DynamicMap<true> kFirstMap = make_dynamic_map<true>();
 constexpr DynamicMap<false> kSecondMap = make_dynamic_map<false>();
@@ -75,7 +90,7 @@ void run(const Step& step, int config, Context& context) {
     sizes.push_back(one.parameter.element_count());
     factors.push_back(factors_of<float>(step, one));
   }
-  const ChunkMap chunks(sizes, kChunkElements);
+  const ChunkMap chunks(sizes, chunk_elements(sizes, context.threads));
   const int64_t group = group_elements(step.storage);
   const bool is_stochastic = step.seed.is_present();
   const std::vector<int64_t> starts = random_starts(step);

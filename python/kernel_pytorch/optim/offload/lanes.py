@@ -20,22 +20,33 @@ class CudaLanes:
         self.device = device
 
     @contextmanager
-    def on(self, lane: str, *after: Any) -> Iterator[None]:
-        """What is called inside runs on the lane, after these marks; `current()` is asked for outside of it."""
+    def visited(self) -> Iterator[None]:
+        """What is called inside runs on the lane that was last visited; afterwards on the caller's stream again."""
+        stream = torch.cuda.current_stream(self.device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_stream(stream)
+
+    def visit(self, lane: str, *after: Any) -> None:
+        """What follows runs on the lane, after these marks."""
         stream = self.streams[lane]
         for mark in after:
             if mark is not None:
                 stream.wait_event(mark)
-        with torch.cuda.stream(stream):
-            yield
+        torch.cuda.set_stream(stream)
 
-    def mark(self, lane: str) -> torch.cuda.Event:
-        event: torch.cuda.Event = self.streams[lane].record_event()
-        return event
+    def mark(self, lane: str, timed: bool = False) -> torch.cuda.Event:
+        return _recorded(self.streams[lane], timed)
 
-    def current(self) -> torch.cuda.Event:
-        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
-        return event
+    def current(self, timed: bool = False) -> torch.cuda.Event:
+        return _recorded(torch.cuda.current_stream(self.device), timed)
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        """Between two timed marks, where both are past."""
+        if not (self.is_past(begin) and self.is_past(end)):
+            return None
+        return float(begin.elapsed_time(end)) * 1e-3
 
     def join(self, mark: Any) -> None:
         """The caller's stream goes on after the mark."""
@@ -59,13 +70,19 @@ class OneLane:
     """The same without streams: whatever is called has ended when the call returns."""
 
     @contextmanager
-    def on(self, lane: str, *after: Any) -> Iterator[None]:
+    def visited(self) -> Iterator[None]:
         yield
 
-    def mark(self, lane: str) -> None:
+    def visit(self, lane: str, *after: Any) -> None:
         return None
 
-    def current(self) -> None:
+    def mark(self, lane: str, timed: bool = False) -> None:
+        return None
+
+    def current(self, timed: bool = False) -> None:
+        return None
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
         return None
 
     def join(self, mark: Any) -> None:
@@ -83,6 +100,32 @@ class OneLane:
 
 def lanes_of(device: torch.device) -> CudaLanes | OneLane:
     return CudaLanes(device) if device.type == "cuda" else OneLane()
+
+
+@contextmanager
+def threads_of_cpu(count: int) -> Iterator[None]:
+    """CPU ops inside have so many threads. A thread that first computes meanwhile keeps that number."""
+    threads = torch.get_num_threads()
+    if count != threads:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != threads:
+            torch.set_num_threads(threads)
+
+
+def threads_beside_queueing() -> int:
+    """One core of eight is left to the thread that queues: a thread of an op that is put aside for it would keep all
+    others waiting at the op's end."""
+    threads = torch.get_num_threads()
+    return threads - max(threads // 8, 1) if threads >= 4 else threads
+
+
+def _recorded(stream: torch.cuda.Stream, timed: bool) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
 
 
 @contextmanager

@@ -82,4 +82,6 @@ def _explain(states: OffloadedStates, bare: Update) -> str:
         f"{rates['host_memory'] / 1e9:.1f} GB/s, CPU {rates['cpu'] / 1e9:.2f} and device {rates['device'] / 1e9:.2f} "
         "billion elements/s"
     )
-    return f"{size}; {measured}; {plan['reason']}"
+    taken = states.on_device
+    corrected = f"; {taken} of them now, as steps have shown" if taken not in (None, plan["on_device"]) else ""
+    return f"{size}; {measured}; {plan['reason']}{corrected}"

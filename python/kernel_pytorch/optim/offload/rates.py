@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from ... import _library
+from .lanes import threads_of_cpu
 from .slabs import Field, Slabs, host_array
 
 _MOST_ELEMENTS = 1 << 26  # of a sample: more than caches hold, of states that do not fit them
 _COPY_BYTES, _COPIES = 1 << 25, 16  # half a gigabyte each way, as far apart in memory as states are
 _TURNS = 3
+RATES = ("up", "down", "host_memory", "cpu", "device")
 
-Update = Callable[[list[Tensor], list[Tensor], list[dict[str, Tensor]]], bool]
+Update = Callable[[list[Tensor], list[Tensor], dict[str, list[Tensor]]], bool]
 
 
 def bytes_of(fields: list[Field], dtype: torch.dtype) -> dict[str, dict[str, float]]:
@@ -32,22 +34,41 @@ def bytes_of(fields: list[Field], dtype: torch.dtype) -> dict[str, dict[str, flo
 
 
 def plan(
-    measured: dict[str, float],
+    measured: dict[str, Any],
     fields: list[Field],
     dtype: torch.dtype,
     elements: int,
     subgroups: int,
     device_share: float | None,
 ) -> dict[str, Any]:
+    """The core's plan. Its bound is of the best rates. Where the share is to be chosen and rates of the link beside so
+    many threads of the CPU are known ("beside"), the plan is the one of them with the least prediction, since threads
+    that take the memory's bandwidth keep the link waiting; "threads" says how many."""
     request = {
         "elements": elements,
         "subgroup_elements": elements / subgroups,
         "device_share": -1 if device_share is None else device_share,
-        "rates": measured,
+        "rates": {name: measured[name] for name in RATES},
         **bytes_of(fields, dtype),
     }
     answer: dict[str, Any] = _library.call("offload_plan", request=request)
-    return answer
+    if device_share is not None or not measured.get("beside"):
+        return answer
+    unlimited = {"host_memory": 1e18, "device": measured["device"]}  # what memory gives is in the others' rates
+    ways = []
+    for beside in measured["beside"]:
+        rates = {**unlimited, **{name: beside[name] for name in ("up", "down", "cpu")}}
+        ways.append(
+            {**_library.call("offload_plan", request={**request, "rates": rates}), "threads": beside["threads"]}
+        )
+    best = min(ways, key=lambda way: float(way["predicted_seconds"]))
+    bound = {name: answer[name] for name in ("bound_seconds", "bound_share", "limit")}
+    reason = (
+        f"{best['on_device']} of {best['subgroups']} subgroups on the device beside {best['threads']} threads of the "
+        f"CPU: {best['predicted_seconds'] * 1e3:.3f} ms predicted, bound {answer['bound_seconds'] * 1e3:.3f} ms, "
+        f"limited by {answer['limit']}"
+    )
+    return {**best, **bound, "reason": reason}
 
 
 class _Sample:
@@ -58,10 +79,10 @@ class _Sample:
         slabs = Slabs([parameter], fields, elements, pinned=False)
         self.parameter = parameter.to(device)
         self.gradient = torch.full_like(self.parameter, 1e-3)
-        self.state = {name: view.to(device) for name, view in slabs.views(parameter).items()}
+        self.states = {name: [view.to(device)] for name, view in slabs.views(parameter).items()}
 
     def step(self, update: Update) -> None:
-        update([self.parameter], [self.gradient], [self.state])
+        update([self.parameter], [self.gradient], self.states)
 
 
 class _Link:
@@ -112,11 +133,11 @@ def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 def measure(
     device: torch.device, dtype: torch.dtype, fields: list[Field], elements: int, update: Update
-) -> dict[str, float]:
-    """Rates of the plan: bytes of the link both ways at once and of the host's memory, elements of both processors.
+) -> dict[str, Any]:
+    """Rates of the plan: bytes of the link both ways at once and of the host's memory, elements of both processors; and
+    "beside", those of link and CPU at the same time for some numbers of threads.
 
-    `elements` is how many a step has. The link and the CPU are timed by themselves and then together, which tells what
-    the host's memory gives to both. Of several turns the best counts: what a bound is made of must not be exceeded.
+    `elements` is how many a step has. Of several turns the best counts: what a bound is made of must not be exceeded.
     """
     elements = min(elements, _MOST_ELEMENTS)
     sample, link = _Sample(fields, dtype, torch.device("cpu"), elements), _Link(device)
@@ -124,21 +145,28 @@ def measure(
     alone = min(_seconds(lambda: sample.step(update)) for _ in range(_TURNS))
     link.rates(link.start(1))
     up, down = (max(rates) for rates in zip(*(link.rates(link.start(_COPIES)) for _ in range(_TURNS)), strict=True))
-    together = []
-    turns = max(round(1.5 * alone * up / _COPY_BYTES), 1)
-    for _ in range(_TURNS):
-        marks = link.start(turns)
-        seconds = _seconds(lambda: sample.step(update))
-        together.append((seconds, sum(link.rates_so_far(marks))))  # while the CPU worked: alone the link is faster
-        link.rates(marks)
     bytes_each = bytes_of(fields, dtype)["on_cpu"]
     by_cpu = (bytes_each["host_memory"] - bytes_each["up"] - bytes_each["down"]) * elements
+    threads, together, beside = torch.get_num_threads(), [], []
+    for fewer in sorted({threads, *(max(threads * eighths // 8, 1) for eighths in (2, 3, 4, 5, 6, 7))}):
+        turns = max(round(1.5 * alone * threads / fewer * up / _COPY_BYTES), 1)
+        taken = []
+        with threads_of_cpu(fewer):
+            for _ in range(_TURNS):
+                marks = link.start(turns)
+                seconds = _seconds(lambda: sample.step(update))
+                taken.append((seconds, *link.rates_so_far(marks)))  # while the CPU worked: alone the link is faster
+                link.rates(marks)
+        together += [by_cpu / seconds + sum(by_link) for seconds, *by_link in taken]
+        seconds, *by_link = sorted(taken)[_TURNS // 2]
+        beside.append({"threads": fewer, "up": by_link[0], "down": by_link[1], "cpu": elements / seconds})
     return {
         "up": up,
         "down": down,
-        "host_memory": max(by_cpu / seconds + by_link for seconds, by_link in together),
+        "host_memory": max(together),
         "cpu": elements / alone,
         "device": elements / _device_seconds(_Sample(fields, dtype, device, elements), update),
+        "beside": [one for one in beside if one["up"] > 0 and one["down"] > 0],
     }
 
 

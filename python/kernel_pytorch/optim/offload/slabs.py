@@ -33,6 +33,7 @@ class Field:
 class Piece:
     """Consecutive elements, in the order of memory, of one parameter."""
 
+    number: int  # of the parameter, in the slabs' order
     parameter: Tensor
     begin: int  # in the parameter
     count: int
@@ -63,7 +64,7 @@ class Slabs:
     def _cut(self, subgroup_elements: int) -> None:
         subgroup: list[Piece] = []
         filled, slots = 0, 0
-        for parameter in self.parameters:
+        for number, parameter in enumerate(self.parameters):
             self.pieces[parameter], self.subgroups_of[parameter] = [], []
             begin, size = 0, local(parameter).numel()
             while begin < size or not self.pieces[parameter]:
@@ -71,7 +72,7 @@ class Slabs:
                     self.subgroups.append(subgroup)
                     subgroup, filled = [], 0
                 count = min(size - begin, subgroup_elements - filled)
-                piece = Piece(parameter, begin, count, self.elements, slots)
+                piece = Piece(number, parameter, begin, count, self.elements, slots)
                 self.pieces[parameter].append(piece)
                 self.subgroups_of[parameter].append(len(self.subgroups))
                 subgroup.append(piece)
