@@ -99,6 +99,27 @@ def test_rebinding_changes_nothing_outside():
     assert rebind(scope["forward"], {F.silu: ours}) is None
 
 
+def test_a_rebound_function_hands_itself_to_modes():
+    """torch's Python functions ask has_torch_function and hand themselves over where a mode is active."""
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    called = []
+
+    def ours(*args, **kwargs):
+        called.append(1)
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+    layer, x = nn.MultiheadAttention(8, 2), torch.randn(3, 1, 8)
+    made = rebind(nn.MultiheadAttention.forward, {F.scaled_dot_product_attention: ours})
+    with torch.no_grad(), Mode():
+        found, _ = made(layer, x, x[:2], x[:2], need_weights=False)
+    assert called == [1]
+    torch.testing.assert_close(found, layer(x, x[:2], x[:2], need_weights=False)[0])
+
+
 def test_row_error_sees_one_bad_row():
     right = torch.randn(4096, 64)
     wrong = right.clone()
