@@ -147,7 +147,7 @@ def _change(
     norm_1, norm_2 = (context.norms[module._modules[names[i]]] for i in (0, 2))  # type: ignore[index]
     perceptron = context.perceptrons.get(module._modules[names[3]])  # type: ignore[arg-type]
     original = type(module).forward
-    kinds = [type(module._modules[name]) for name in names]  # others may stand there later
+    kinds: list[Any] = [type(module._modules[name]) for name in names]  # others may stand there later
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         parts: Any = self._modules
