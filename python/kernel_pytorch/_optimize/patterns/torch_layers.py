@@ -54,7 +54,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     )
 
 
-def _forward(kind: str, classes: dict[str, type[nn.Module]]) -> Any:
+def _forward(kind: str, classes: dict[str, type]) -> Any:
     def forward(
         self: Any,
         src: Tensor,
