@@ -65,15 +65,17 @@ def _run_worker(wanted: list[str], budget: float) -> Iterator[dict[str, Any]]:
         assert worker.stdout is not None
         for line in worker.stdout:
             try:
-                said = json.loads(line)
+                told = json.loads(line)
             except json.JSONDecodeError:
                 continue  # a library's own print
-            current = said.get("begins")
-            if "row" in said:
-                yield said["row"]
+            current = told.get("begins")
+            if "row" in told:
+                yield told["row"]
         code = worker.wait()
         errors.seek(0)
-        last = errors.read()[-1500:]
+        said = errors.read()
+        begins = max(said.rfind("Fatal Python error"), said.rfind("Timeout ("))  # of the stacks; modules follow them
+        last = said[begins : begins + 1500] if begins >= 0 else said[-1500:]
     if code != 0:
         if current is None:
             raise RuntimeError(f"zoo: a worker ended with {code} before its first model:\n{last}")
