@@ -13,7 +13,6 @@ from kernel_pytorch._optimize.patterns import names  # noqa: E402
 from kernel_pytorch._optimize.verify import row_error  # noqa: E402
 from test_optimize import always, one_thread, optimize, patterns, untouched  # noqa: E402, F401
 from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
 
 import kernel_pytorch  # noqa: E402
 
