@@ -42,7 +42,7 @@ def profiled(activities: list[ProfilerActivity], profile_memory: bool = False) -
     before = os.environ.get(_LOG_LEVEL)
     os.environ.setdefault(_LOG_LEVEL, "6")
     try:
-        with _quiet(), profile(activities=activities, profile_memory=profile_memory) as profiler:
+        with _quiet(), profile(activities=activities, profile_memory=profile_memory, acc_events=True) as profiler:
             yield profiler
     finally:
         if before is None:
