@@ -121,9 +121,11 @@ def test_the_error_of_a_median_is_its_deviation_between_measurements() -> None:
 
 def test_a_gain_that_noise_hides_is_measured_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds: list[float] = []
+    asked: list[int] = []
 
-    def times(runs: Any, device: Any, given: float) -> Any:
+    def times(runs: Any, device: Any, given: float, turns: int = 11) -> Any:
         seconds.append(given)
+        asked.append(turns)
         noise = 1e-6 if len(seconds) > 1 else 10e-6
         return {"torch": trial.Time(2038e-6), "ours": trial.Time(2020e-6, noise=noise)}
 
@@ -131,7 +133,7 @@ def test_a_gain_that_noise_hides_is_measured_for_longer(monkeypatch: pytest.Monk
     found = Compiled(nn.LayerNorm(16), TIMED)
     found(torch.randn(4, 16))
     assert found.report.graphs[0].lines[0].taken == "ours"
-    assert seconds[1:] == [choice._LONGER * seconds[0]]
+    assert seconds[1:] == [choice._LONGER * seconds[0]] and asked == [11, choice._TURNS]
 
 
 def test_what_slows_a_turn_down_is_no_noise() -> None:

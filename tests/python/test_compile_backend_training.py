@@ -65,7 +65,7 @@ def test_an_embedding_is_timed_on_indices_of_its_table(monkeypatch: pytest.Monke
     """A timing with one index, or with one beyond the table, would tell nothing, or end the process."""
     seen: list[Any] = []
 
-    def times(runs: Any, device: Any, seconds: float) -> Any:
+    def times(runs: Any, device: Any, seconds: float, turns: int = 11) -> Any:
         seen.extend(runs["torch"]()[:1])
         return {name: choice.Time(1e-3) for name in runs}
 

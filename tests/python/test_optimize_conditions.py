@@ -265,6 +265,59 @@ def test_behaves_like_the_original(name: str, goal: str) -> None:
             assert not isinstance(one, Tensor) or torch.equal(one, other)
 
 
+class Stand(nn.Module):
+    """What an adapter's library puts in a layer's place: it has its weight too."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.scale = base, nn.Parameter(torch.tensor(0.5))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.base(x)
+
+
+ENCODER = nn.TransformerEncoderLayer(DIM, 4, 64, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    "make, names",
+    [(Block, ("mlp.up", "mlp.down", "norm2", "attn.k")), (lambda: copy.deepcopy(ENCODER), ("linear1",))],
+)
+def test_layers_that_others_take_the_place_of(make: Callable[[], nn.Module], names: tuple[str, ...]) -> None:
+    x = torch.randn(2, 5, DIM)
+    for name in names:
+        model = make().eval()
+        kernel_pytorch.optimize(model, (x,), budget_seconds=30, tune="off")
+        parent, _, last = name.rpartition(".")
+        holder = model.get_submodule(parent)
+        setattr(holder, last, Stand(getattr(holder, last)))
+        found = model(x)
+        kernel_pytorch.restore(model)
+        torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_optimised_in_inference_mode_and_trained() -> None:
+    model, x = Block(), torch.randn(2, 5, DIM)
+    with torch.inference_mode():
+        kernel_pytorch.optimize(model, (x,), budget_seconds=30, tune="off")
+        model(x)
+    model(x).sum().backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    kernel_pytorch.restore(model)
+    model.zero_grad()
+    model(x).sum().backward()
+    for one, parameter in zip(found, model.parameters()):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_in_training() -> None:
     """Where it drops is torch's: the same numbers from the same seed, in as many calls."""
     torch.manual_seed(0)

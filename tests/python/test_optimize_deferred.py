@@ -213,6 +213,20 @@ def test_probabilities_that_are_returned_are_computed_when_they_are_read() -> No
         assert type(model(x)[1]) is Tensor
 
 
+def test_probabilities_that_are_returned_have_their_gradient() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Module(both)), torch.randn(2, LENGTH, 32)
+
+    def gradient() -> Tensor:
+        attended, weights = model(x)
+        return torch.autograd.grad(attended.sum() + (weights * drawn(*weights.shape)).sum(), model[0].project.weight)[0]
+
+    before = gradient()
+    result = kernel_pytorch.optimize(model, x, "train", budget_seconds=30, tune="off")
+    assert KEPT in {one["pattern"] for one in result.report.data["replacements"]}, result.report.data["refusals"]
+    torch.testing.assert_close(gradient(), before, rtol=1e-4, atol=1e-5)
+
+
 def test_scores_of_tensors_that_were_written_to_raise() -> None:
     q, k, v = (torch.randn(2, HEADS, LENGTH, SIZE) for _ in range(3))
     with Deferring():

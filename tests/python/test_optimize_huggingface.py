@@ -62,6 +62,32 @@ def test_generation_uses_what_the_sample_did_not_show(always):  # noqa: F811
     assert torch.equal(model.generate(prompt, **options), before)  # with a cache, one token at a time
 
 
+@pytest.mark.parametrize(
+    "name, options",
+    [("llama", {}), ("mistral", {"sliding_window": 3}), ("gemma2", {"head_dim": 16, "sliding_window": 3})],
+)
+def test_probabilities_for_whoever_asks(name, options, always):  # noqa: F811
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        name, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, pad_token_id=0, **options,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(1, 64, (2, 7))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs["attention_mask"][1, :2] = 0  # padding
+    with torch.no_grad():
+        before = model(**inputs, output_attentions=True)
+        assert "attention (Hugging Face)" in patterns(optimize(model, {"input_ids": ids}))
+        after = model(**inputs, output_attentions=True)
+    seen = inputs["attention_mask"].bool()
+    torch.testing.assert_close(after.logits[seen], before.logits[seen], rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(after.attentions, before.attentions, strict=True):
+        rows = seen[:, None].expand(mine.shape[:3])
+        torch.testing.assert_close(mine[rows], theirs[rows], rtol=1e-4, atol=1e-5)
+
+
 def test_gradient_checkpointing_and_hidden_states(always):  # noqa: F811
     torch.manual_seed(0)
     model, inputs = HUGGING_FACE["llama"]()

@@ -1,4 +1,4 @@
-"""Parts of optimize by themselves: packed weights, rebinding, losses, torch.compile, autocast, half precision."""
+"""Parts of optimize by themselves: packed weights, losses, torch.compile, autocast, half precision."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from kernel_pytorch._optimize import demo_models  # noqa: E402
 from kernel_pytorch._optimize.changes import Changes, PackRows, SetForward  # noqa: E402
 from kernel_pytorch._optimize.patterns import names  # noqa: E402
 from kernel_pytorch._optimize.verify import row_error  # noqa: E402
-from kernel_pytorch._rebind import rebind  # noqa: E402
 from test_optimize import always, one_thread, optimize, patterns, untouched  # noqa: E402, F401
 from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
 
 import kernel_pytorch  # noqa: E402
 
@@ -80,23 +78,6 @@ def test_one_product_in_place_of_three(always):  # noqa: F811
     assert untouched(model)
     assert torch.equal(model(x), before)
     assert not any(name.startswith("_kernel_pytorch") for part in model.modules() for name in vars(part))
-
-
-def test_rebinding_changes_nothing_outside():
-    def ours(x):
-        return x * 0
-
-    def helper(x):
-        return F.gelu(x)
-
-    scope = {"torch": torch, "F": F, "helper": helper}
-    source = "def forward(self, x):\n    return torch.nn.functional.gelu(x) + helper(x) + F.relu(x) + torch.exp(x)\n"
-    exec(source, scope)
-    x = torch.randn(5)
-    made = rebind(scope["forward"], {F.gelu: ours})
-    torch.testing.assert_close(made(None, x), F.relu(x) + x.exp())
-    torch.testing.assert_close(scope["forward"](None, x), 2 * F.gelu(x) + F.relu(x) + x.exp())
-    assert rebind(scope["forward"], {F.silu: ours}) is None
 
 
 def test_row_error_sees_one_bad_row():

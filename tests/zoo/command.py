@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,36 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
 
 
-def run(wanted: list[str], budget: float) -> list[dict[str, Any]]:
-    """A row for each model, from workers that follow on one that died."""
+def run(wanted: list[str], budget: float, kept: Path | None = None) -> list[dict[str, Any]]:
+    """A row for each model, from workers that follow on one that died; each is added to the file `kept` at once."""
     rows: list[dict[str, Any]] = []
     left = list(wanted)
     while left:
-        rows += _run_worker(left, budget)
+        for row in _run_worker(left, budget):
+            rows.append({**row, "commit": commit()})
+            print(line_of(row), flush=True)
+            if kept:
+                with kept.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
         done = {row["model"] for row in rows}
         left = [name for name in left if name not in done]
     return rows
 
 
-def _run_worker(wanted: list[str], budget: float) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def read_rows(kept: Path) -> dict[str, dict[str, Any]]:
+    """The last row of each model."""
+    lines = kept.read_text().splitlines() if kept.exists() else []
+    return {row["model"]: row for row in map(json.loads, lines)}
+
+
+def commit() -> str:
+    sys.path.insert(0, str(TESTS.parent / "benchmarks"))
+    import provenance  # a benchmark's file, which is no package
+
+    return provenance.commit()
+
+
+def _run_worker(wanted: list[str], budget: float) -> Iterator[dict[str, Any]]:
     current: str | None = None
     with tempfile.TemporaryFile("w+") as errors:
         words = [sys.executable, "-m", "zoo.worker", str(budget), *wanted]
@@ -46,23 +64,22 @@ def _run_worker(wanted: list[str], budget: float) -> list[dict[str, Any]]:
         assert worker.stdout is not None
         for line in worker.stdout:
             try:
-                said = json.loads(line)
+                told = json.loads(line)
             except json.JSONDecodeError:
                 continue  # a library's own print
-            current = said.get("begins")
-            if "row" in said:
-                rows.append(said["row"])
-                print(line_of(said["row"]), flush=True)
+            current = told.get("begins")
+            if "row" in told:
+                yield told["row"]
         code = worker.wait()
         errors.seek(0)
-        last = errors.read()[-1500:]
+        said = errors.read()
+        begins = max(said.rfind("Fatal Python error"), said.rfind("Timeout ("))  # of the stacks; modules follow them
+        last = said[begins : begins + 1500] if begins >= 0 else said[-1500:]
     if code != 0:
         if current is None:
             raise RuntimeError(f"zoo: a worker ended with {code} before its first model:\n{last}")
         how = f"no end after {LIMIT_SECONDS:g} s" if "Timeout" in last else f"the process died ({code})"
-        rows.append({"model": current, "outcome": "fails", "failures": {"process": f"{how}: {last}"}, "coverage": {}})
-        print(line_of(rows[-1]), flush=True)
-    return rows
+        yield {"model": current, "outcome": "fails", "failures": {"process": f"{how}: {last}"}, "coverage": {}}
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -106,12 +123,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="every n-th model alone")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds of a run by the clock; 0 leaves it out")
-    parser.add_argument("--output", type=Path, help="where the result goes, as JSON")
+    parser.add_argument("--output", type=Path, help="where the result goes, as JSON; next to it, row by row, .rows")
+    parser.add_argument("--resume", action="store_true", help="run what --output's .rows lacks, and what failed there")
     asked = parser.parse_args(arguments)
     wanted = [name for name in names() if not asked.only or any(one in name for one in asked.only)][:: asked.every]
-    batches = [wanted[i : i + _BATCH] for i in range(0, len(wanted), _BATCH)]
+    kept = asked.output.with_suffix(".rows") if asked.output else None
+    if kept and not asked.resume:
+        kept.unlink(missing_ok=True)
+    earlier = read_rows(kept) if kept else {}
+    left = [name for name in wanted if earlier.get(name, {"outcome": "fails"})["outcome"] == "fails"]
+    batches = [left[i : i + _BATCH] for i in range(0, len(left), _BATCH)]
     with ThreadPoolExecutor(asked.jobs) as pool:
-        rows = [row for found in pool.map(lambda batch: run(batch, asked.budget), batches) for row in found]
+        made = [row for found in pool.map(lambda batch: run(batch, asked.budget, kept), batches) for row in found]
+    by_name = earlier | {row["model"]: row for row in made}
+    rows = [by_name[name] for name in wanted]
     found = summary(rows)
     print(table(found))
     if asked.output:
@@ -120,8 +145,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _stored(rows: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
-    sys.path.insert(0, str(TESTS.parent / "benchmarks"))
-    import provenance  # a benchmark's file, which is no package
+    made_by = commit()
+    import provenance
     import torch
     import transformers
 
@@ -134,9 +159,13 @@ def _stored(rows: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]
         "transformers": transformers.__version__,
         "kernel_pytorch": kernel_pytorch.__version__,
         **provenance.record(["-m", "zoo", *sys.argv[1:]]),
+        "commit": made_by,
     }
     kept = ("model", "outcome", "reason", "failures", "coverage", "inference seconds", "train seconds", "clock seconds")
     shown = [{key: row[key] for key in kept if row.get(key)} for row in rows]
+    for row, one in zip(rows, shown, strict=True):
+        if row["commit"] != machine["commit"]:  # of a run that was resumed
+            one["commit"] = row["commit"]
     rows_shown = figures(found)
     run_stored = {"machine": machine, "columns": list(rows_shown[0]), "figures": rows_shown, "models": shown}
     return {"benchmark": "zoo", "runs": [run_stored]}

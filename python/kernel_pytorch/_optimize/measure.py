@@ -37,11 +37,12 @@ class Timing:
 
 @contextmanager
 def profiled(activities: list[ProfilerActivity], profile_memory: bool = False) -> Iterator[Any]:
-    """torch's profiler without its lines on standard error: it reads how much to say at its first start."""
+    """torch's profiler without its lines on standard error: it reads how much to say at its first start, and tells of
+    memory that the collector frees and it did not see made."""
     before = os.environ.get(_LOG_LEVEL)
     os.environ.setdefault(_LOG_LEVEL, "6")
     try:
-        with profile(activities=activities, profile_memory=profile_memory) as profiler:
+        with _quiet(), profile(activities=activities, profile_memory=profile_memory, acc_events=True) as profiler:
             yield profiler
     finally:
         if before is None:

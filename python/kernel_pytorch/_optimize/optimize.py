@@ -8,12 +8,14 @@ exception on the way.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -129,7 +131,9 @@ def optimize(
     sample = sample_of(model, sample_inputs, goal, loss)
     changes = Changes(hidden_in=model if model is inner else None)
     try:
-        with among_ranks(inner), left_as_it_was(inner), shown_progress(progress) as say:
+        # What is made here outlives the caller's inference mode, whose tensors could not be trained with.
+        apart = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+        with apart, among_ranks(inner), left_as_it_was(inner), shown_progress(progress) as say:
             data = _optimize(
                 model, inner, sample, goal, accuracy, weights, changes, budget, say, chosen, optimizer, tune
             )

@@ -85,10 +85,15 @@ def results_of(module: nn.Module, call: Call, gradients: bool, seed: int = 0) ->
         first = call.differentiated() if gradients else None
         output = call.run(module)
         leaves, structure = pytree.tree_flatten(output)
-        outputs = tensors_in([output, *states_of((call.args, call.kwargs))])
+        outputs = [_looked_at(one) for one in tensors_in([output, *states_of((call.args, call.kwargs))])]
         found = _gradients(module, first, outputs, seed) if gradients else {}
     kinds = _kinds([*leaves, *outputs]) + str(structure)
     return Results([whole(tensor.detach()) for tensor in outputs], found, kinds)
+
+
+def _looked_at(tensor: Any) -> Tensor:
+    """A tensor that waits to be computed (deferred/scores.py) as whoever uses it gets it, with its gradient."""
+    return tensor.compute() if getattr(type(tensor), "is_deferred", False) else tensor  # type: ignore[no-any-return]
 
 
 def _kinds(leaves: list[Any]) -> str:

@@ -43,13 +43,15 @@ def attention_forward(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     is_causal: bool | None = None,
+    output_attentions: bool | None = None,
     **_: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """query [batch, heads, queries, size], key and value alike -> [batch, queries, heads, size].
 
     `attention_mask` is what this module's attention_mask made: None, the padding of causal attention [batch, keys], the
     padding of attention in both directions [batch, 1, keys], or a whole mask. As in transformers' own attention,
-    `is_causal` holds where there is no mask; a mask says itself what is seen.
+    `is_causal` holds where there is no mask; a mask says itself what is seen. Whoever asks for the probabilities
+    (`output_attentions`) gets them from torch's functions: the kernel never has them as a whole.
     """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     is_padding = attention_mask is not None and attention_mask.ndim in (2, 3)
@@ -66,6 +68,11 @@ def attention_forward(
         )
     elif attention_mask is not None and not is_padding:
         options = _whole_mask(attention_mask, position_bias)
+    if output_attentions is None:
+        output_attentions = getattr(getattr(module, "config", None), "output_attentions", False)
+    if output_attentions:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return _written_out(query, key, value, scale, softcap, s_aux, dropout, options)
     output = attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -78,6 +85,45 @@ def attention_forward(
         **options,
     )
     return output, None
+
+
+def _written_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """The output and the probabilities [batch, heads, queries, keys], of the options that the kernel would get."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (one.repeat_interleave(groups, 1) for one in (key, value))
+    scores = (query @ key.transpose(-1, -2)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    given = options.get("attention_mask")
+    for added in (options.get("bias"), None if given is None or given.dtype is torch.bool else given):
+        scores = scores if added is None else scores + added
+    queries, keys = scores.shape[-2:]
+    row = torch.arange(queries, device=query.device)[:, None] + keys - queries
+    column = torch.arange(keys, device=query.device)
+    seen = given if given is not None and given.dtype is torch.bool else torch.ones_like(scores, dtype=torch.bool)
+    if options.get("causal"):
+        seen = seen & (column <= row)
+    if "window" in options:
+        before, after = options["window"]
+        seen = seen & (column >= row - before) & (column <= row + after)
+    if "key_segment_ids" in options:
+        seen = seen & (options["key_segment_ids"] >= 0)[:, None, None]
+    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    if sinks is not None:
+        sink = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1)[..., :keys].to(query.dtype)
+    weights = torch.nn.functional.dropout(weights, dropout) if dropout else weights
+    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 def _whole_mask(mask: Tensor, position_bias: Tensor | None) -> dict[str, Any]:

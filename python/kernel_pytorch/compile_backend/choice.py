@@ -21,7 +21,8 @@ _SECONDS_OF_TIMING = 0.05
 _GAIN = 0.03  # of the time: as much is a gain by itself
 _LEAST_GAIN = 5e-6  # seconds: less of a long part is a gain from here on, and
 _ERRORS = 4  # where it is as many standard errors
-_LONGER = 8  # times as long, where noise hides whether it is
+_LONGER = 8  # times as long, where noise hides whether it is,
+_TURNS = 44  # and in as many turns at least: half the error of the first ones
 _NO_TIME = "no time was left to measure it"
 
 
@@ -149,7 +150,7 @@ class Chooser:
         try:
             found = times(runs, _device(match), _SECONDS_OF_TIMING)
             if any(_is_undecided(found[TORCH], one) for name, one in found.items() if name != TORCH):
-                found = times(runs, _device(match), _LONGER * _SECONDS_OF_TIMING)
+                found = times(runs, _device(match), _LONGER * _SECONDS_OF_TIMING, _TURNS)
             return Measured(found, problems)
         except Exception as error:
             return Measured(problems=[f"it cannot be timed: {_short(error)}", *problems])

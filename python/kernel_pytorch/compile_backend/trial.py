@@ -179,18 +179,23 @@ class Time:
         return f"{self.device * 1e6:.1f} us" + (f" (host {self.host * 1e6:.0f} us)" if self.host else "")
 
 
-def times(runs: dict[str, Callable[..., Any]], device: torch.device, seconds: float) -> dict[str, Time]:
-    """What one run of each takes, measured in turns."""
+def times(
+    runs: dict[str, Callable[..., Any]], device: torch.device, seconds: float, turns: int = 11
+) -> dict[str, Time]:
+    """What one run of each takes, measured in so many turns at least."""
     if device.type == "cuda":
         host = _medians({name: partial(_host_seconds, run) for name, run in runs.items()}, seconds / 2)
         graphs = {name: partial(_replay_seconds, _captured(run)) for name, run in runs.items()}
-        return {name: Time(one, host[name][0], noise) for name, (one, noise) in _medians(graphs, seconds / 2).items()}
+        found = _medians(graphs, seconds / 2, turns)
+        return {name: Time(one, host[name][0], noise) for name, (one, noise) in found.items()}
     clocks = {name: _Clock(run) for name, run in runs.items()}
-    return {name: Time(one, noise=noise) for name, (one, noise) in _medians(clocks, seconds).items()}
+    return {name: Time(one, noise=noise) for name, (one, noise) in _medians(clocks, seconds, turns).items()}
 
 
-def _medians(measured: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, tuple[float, float]]:
-    """The median of each measurement, at least eleven and at most 200 of them, with the error of its difference from
+def _medians(
+    measured: Mapping[str, Callable[[], float]], seconds: float, turns: int = 11
+) -> dict[str, tuple[float, float]]:
+    """The median of each measurement, at least `turns` and at most 200 of them, with the error of its difference from
     the first one's: whatever slows a turn down slows both.
     """
     taken: dict[str, list[float]] = {name: [] for name in measured}
@@ -198,7 +203,7 @@ def _medians(measured: Mapping[str, Callable[[], float]], seconds: float) -> dic
         one()
     end = time.perf_counter() + seconds
     for turn in range(200):
-        if turn >= 11 and time.perf_counter() > end:
+        if turn >= turns and time.perf_counter() > end:
             break
         for name, one in measured.items():
             taken[name].append(one())

@@ -104,7 +104,7 @@ class PyGraph(nn.Module):
         is_compiled: calls run code of torch.compile, which is not looked into for what a graph cannot hold.
         bind_inputs: calls that come back with tensors in the same memory get a graph that reads them there.
         spares: replays leave out joins with nothing and what depends on constants alone, and large results are computed
-            into the caller's memory instead of copied there. Off until it has run on a GPU.
+            into the caller's memory instead of copied there. The constants take memory.
     """
 
     def __init__(

@@ -147,13 +147,15 @@ def _change(
     norm_1, norm_2 = (context.norms[module._modules[names[i]]] for i in (0, 2))  # type: ignore[index]
     perceptron = context.perceptrons.get(module._modules[names[3]])  # type: ignore[arg-type]
     original = type(module).forward
+    kinds: list[Any] = [type(module._modules[name]) for name in names]  # others may stand there later
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         parts: Any = self._modules
         bound = passing.bind(args, kwargs)
         first, second = parts[names[0]], parts[names[2]]
         is_known = bound is not None and type(bound.get(passing.names[0])) in (Tensor, Summed)
-        if bound is None or not (is_known and is_plain(first) and is_plain(second) and silent(self, names)):
+        has_norms = is_known and is_plain(first, kinds[0]) and is_plain(second, kinds[2])
+        if bound is None or not (has_norms and silent(self, names)):
             return original(self, *args, **kwargs)
         x = bound[passing.names[0]]
         dtype = narrow_type(x)
@@ -167,11 +169,12 @@ def _change(
         if len(names) > 4:
             normed, x = norm_2.add(second, parts[names[4]](attended), x, dtype if passing.narrow[1] else None)
             return parts[names[5]](inner(normed)) + x
-        narrow = float8.of_module(inner) if norm_2.kind == "rms_norm" and is_plain(inner) else None
+        has_mlp = is_plain(inner, kinds[3])
+        narrow = float8.of_module(inner) if norm_2.kind == "rms_norm" and has_mlp else None
         if narrow is not None and perceptron is not None and silent(inner):
             return narrow.after_norm(inner, attended, x, norm_2, second)
         normed, x = norm_2.add(second, attended, x, dtype if passing.narrow[1] else None)
-        if products is None or perceptron is None or not (is_plain(inner) and has_plain_layers(inner, perceptron)):
+        if products is None or perceptron is None or not (has_mlp and has_plain_layers(inner, perceptron)):
             return inner(normed) + x
         return perceptron(inner, normed, products, residual=x)
 

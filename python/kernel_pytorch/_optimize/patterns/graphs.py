@@ -111,7 +111,8 @@ def _change(module: nn.Module) -> Several:
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(self, *args, **kwargs)
         if holder.runner is None:
-            holder.runner = PyGraph(Inner(self, lambda *a, **k: function(self, *a, **k)), always=True, bind_inputs=True)
+            inner = Inner(self, lambda *a, **k: function(self, *a, **k))
+            holder.runner = PyGraph(inner, always=True, bind_inputs=True, spares=True)
         holder.runner.module.training = self.training
         return holder.runner(*args, **kwargs)
 

@@ -37,20 +37,26 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     original = type(module).forward
     ways = []
     for words, ours in (("kernel_pytorch product and norm", True), ("its own product, kernel_pytorch norm", False)):
-        forward = _forward(norm, layers[0], norms[0], dropouts[0] if dropouts else None, original, ours)
+        names, classes = (layers[0], norms[0]), (type(children[layers[0]]), type(children[norms[0]]))
+        forward = _forward(norm, names, classes, dropouts[0] if dropouts else None, original, ours)
         ways.append(Way(words, lambda forward=forward: SetForward(module, mark(forward))))  # type: ignore[misc]
     covers = [f"{path}.{norms[0]}".lstrip(".")]
     return Proposal(NAME, path, module, type(module).__name__, ways, covers=covers)
 
 
-def _forward(norm: Any, layer_name: str, norm_name: str, dropout: str | None, original: Any, ours: bool) -> Any:
+def _forward(
+    norm: Any, names: tuple[str, str], classes: tuple[type, type], dropout: str | None, original: Any, ours: bool
+) -> Any:
+    layer_name, norm_name = names
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         parts: Any = self._modules
         layer = parts[layer_name]
         known = len(args) == 2 and not kwargs and type(args[0]) is Tensor and type(args[1]) is Tensor
-        if not known or not is_plain(parts[norm_name]):
+        if not known or not is_plain(parts[norm_name], classes[1]):
             return original(self, *args, **kwargs)
-        hidden = linear(args[0], weight_of(layer), layer.bias) if ours and is_plain(layer) else layer(args[0])
+        reads = ours and is_plain(layer, classes[0])
+        hidden = linear(args[0], weight_of(layer), layer.bias) if reads else layer(args[0])
         if dropout is not None:
             hidden = parts[dropout](hidden)
         return norm.add(parts[norm_name], hidden, args[1])[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class Perceptron:
     up_first: bool = False  # of a packed one: the gate is the second half
     inner_dropout: str | None = None
     outer_dropout: str | None = None
+    classes: tuple[type[nn.Module], ...] = ()  # of the layers: others may stand in their places later (adapters)
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -255,8 +256,9 @@ def _takes_float8(context: Context, module: nn.Module, found: Perceptron, tokens
 
 def has_plain_layers(module: nn.Module, found: Perceptron) -> bool:
     """Whether reading the layers' weights computes what calling them would, and what stands between has no hooks."""
+    parts = map(module._modules.get, found.layers)
     return silent(module, found.called) and all(
-        part is not None and is_plain(part) for part in map(module._modules.get, found.layers)
+        part is not None and is_plain(part, kind) for part, kind in zip(parts, found.classes)
     )
 
 
@@ -303,7 +305,7 @@ def recognise(module: nn.Module, layers: dict[str, nn.Module], x: Tensor) -> Per
         for candidate in _arrangements(module, layers, x.shape[-1]):
             found = _evaluate(candidate, module, inputs, marks)
             if found.shape == expected.shape and row_error(found, expected)[1] <= TOLERANCE[like.dtype]:
-                return candidate
+                return replace(candidate, classes=tuple(type(layers[name]) for name in candidate.layers))
     return None
 
 

@@ -6,6 +6,7 @@ parts by themselves are not looked at then. Calls that this forward does not kno
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         reason = "its activation is none of ours"
     if reason:
         return Refusal(path, NAME, reason)
-    forward = mark(_forward(str(kind)))
+    forward = mark(_forward(str(kind), {name: type(part) for name, part in module.named_modules() if name}))
     covers = [f"{path}.{name}".lstrip(".") for name, _ in module.named_modules() if name]
     way = Way("kernel_pytorch attention, products and norms with their sums", lambda: SetForward(module, forward))
     order = "norms first" if module.norm_first else "norms last"
@@ -53,7 +54,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     )
 
 
-def _forward(kind: str) -> Any:
+def _forward(kind: str, classes: dict[str, type]) -> Any:
     def forward(
         self: Any,
         src: Tensor,
@@ -63,7 +64,8 @@ def _forward(kind: str) -> Any:
     ) -> Any:
         known = type(src) is Tensor and not src.is_nested and src.dim() == 3 and self.self_attn.batch_first
         mask = _keeps(src_mask, src_key_padding_mask) if known else None
-        if not known or mask is False or not all(is_plain(part) for part in self.modules() if part is not self):
+        parts = ((name, part) for name, part in self.named_modules() if name)
+        if not known or mask is False or not all(is_plain(part, classes.get(name, NoneType)) for name, part in parts):
             return type(self).forward(self, src, src_mask, src_key_padding_mask, is_causal)
         if self.norm_first:
             attended = self.dropout1(_attend(self.self_attn, _norm(self.norm1, src), mask, is_causal))
