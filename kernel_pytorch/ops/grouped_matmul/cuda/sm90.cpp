@@ -81,7 +81,7 @@ std::vector<std::string> configs(const Problem&, const DeviceInfo&) {
 
 int rows_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sm90Sizes sizes = sizes_of(problem);
-  return product::sm90_heuristic(row_configs(), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
+  return product::sm90_heuristic(row_configs().first(2), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
 }
 // Of a large tile the gathered side is the shorter one: threads copy its lines (NOTES.md has times).
 int depth_heuristic(const WeightGradient& problem, const DeviceInfo& device) {
@@ -230,6 +230,14 @@ std::vector<DeviceCode> rows_device_code() {
   }
   add(false, false, {.bias = true});
   add(false, true, {}, 1);
+  for (const int config : {2, 3, 4}) {
+    add(true, true, {}, config);
+    for (const bool preactivation : {false, true}) {
+      add(false, true, {.form = Sm90Form::kGatedHalves, .kind = Kind::kSilu, .preactivation = preactivation}, config);
+    }
+    add(false, false, {}, config);
+    add(true, false, {}, config);
+  }
   add(true, true,
       {.form = Sm90Form::kGated, .kind = Kind::kSilu, .bias = true, .preactivation = true, .clamped = true});
   add(false, false, {}, 0, DType::kFloat32);
@@ -243,7 +251,7 @@ std::vector<DeviceCode> depth_device_code() {
         product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, gathers == 1, gathers == 2, 0)));
   }
   codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kFloat32, false, true, 0)));
-  for (const int config : {1, 2}) {
+  for (const int config : {1, 2, 3, 4, 5, 6}) {
     codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, true, false, config)));
     codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, false, true, config)));
   }

@@ -69,7 +69,7 @@ std::vector<std::string> configs(const Product& problem, const DeviceInfo&) {
   return config_texts(configs_of(problem));
 }
 int heuristic(const Product& problem, const DeviceInfo& device) {
-  return product::sm90_heuristic(configs_of(problem), sizes_of(problem), 1, device.cuda.multiprocessors);
+  return product::sm90_heuristic(configs_of(problem).first(2), sizes_of(problem), 1, device.cuda.multiprocessors);
 }
 
 product::Sm90Operands operands_of(Sm90Type a, Sm90Type b, bool gathers) {
@@ -138,7 +138,8 @@ std::vector<DeviceCode> device_code() {
     add(gathers, {.scaling = Sm90Scaling::kTensor});
     add(gathers, {.scaling = Sm90Scaling::kRows, .promoted = true});
     add(gathers, {.scaling = Sm90Scaling::kBlocks, .promoted = true});
-    add(gathers, {.scaling = Sm90Scaling::kBlocks, .promoted = true}, 1);
+    for (const size_t config : {1, 2, 3}) add(gathers, {.scaling = Sm90Scaling::kBlocks, .promoted = true}, config);
+    add(gathers, {.scaling = Sm90Scaling::kRows, .promoted = true}, 2);
   }
   add(false, {.scaling = Sm90Scaling::kThinBlocks, .promoted = true});
   add(false, {.bias = true, .scaling = Sm90Scaling::kRows, .promoted = true}, 1);

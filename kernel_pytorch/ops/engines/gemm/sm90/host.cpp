@@ -62,29 +62,45 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
-// Of groups: blocks of their own, since a cluster's rows would end in one group. The last is for groups of k.
-constexpr Sm90Config kGrouped[] = {
+// Of groups of rows. Blocks of a cluster lie side by side, or their rows would end in one group.
+constexpr Sm90Config kGroupedRows[] = {
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .share_a = true, .line_boxes = true},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1, .line_boxes = true},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .line_boxes = true},
+};
+// Of groups of k.
+constexpr Sm90Config kGroupedDepth[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .share_a = true, .line_boxes = true},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .line_boxes = true},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .line_boxes = true},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .line_boxes = true},
 };
 constexpr Sm90Config kGroupedNarrow[] = {
     {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 2, .share_a = true, .line_boxes = true},
+    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 2, .line_boxes = true},
 };
 constexpr Sm90Config kGroupedFactored[] = {
     {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 1, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1, .factors = true},
+    {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 2, .share_a = true, .factors = true, .line_boxes = true},
+    {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 2, .factors = true, .line_boxes = true},
 };
 static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored));
-static_assert(are_legal(kGrouped) && are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
+static_assert(are_legal(kGroupedRows) && are_legal(kGroupedDepth) && are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
 
 // Rows and columns of a cluster's tile.
 int64_t cluster_rows(const Sm90Config& config) {
-  return int64_t{config.tile_m} * (config.share_a ? 1 : sm90_sharing(config));
+  return int64_t{config.tile_m} * sm90_down(config);
 }
 int64_t cluster_columns(const Sm90Config& config) {
-  return int64_t{config.tile_n} * (config.share_a ? sm90_sharing(config) : 1);
+  return int64_t{config.tile_n} * sm90_across(config);
 }
 int64_t tile_count(const Sm90Config& config, const Sm90Sizes& sizes) {
   return divide_up(sizes.m, cluster_rows(config)) * divide_up(sizes.n, cluster_columns(config)) * sizes.batch;
@@ -156,8 +172,8 @@ class LoadedKernels {
     const Sm90Config& config = variant.config;
     const Sm90Epilogue& epilogue = variant.epilogue;
     add(config.tile_m / 128, 2), add(config.tile_n / 64, 3), add(config.stages, 4), add(config.cluster, 4);
-    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(variant.operands.a, 2),
-        add(variant.operands.b, 2);
+    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(config.line_boxes, 1);
+    add(variant.operands.a, 2), add(variant.operands.b, 2);
     add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(variant.operands.b_pairs, 1),
         add(epilogue.form, 3), add(epilogue.kind, 3);
     add(epilogue.bias, 1), add(epilogue.residual, 1), add(epilogue.preactivation, 1), add(epilogue.float_bias, 1);
@@ -189,8 +205,7 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes
 std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted, bool factors) {
   if (factors) return kGroupedFactored;
   if (promoted) return kGroupedNarrow;
-  const std::span<const Sm90Config> all = kGrouped;
-  return grouping == Sm90Grouping::kDepth ? all : all.first(2);
+  return grouping == Sm90Grouping::kDepth ? std::span<const Sm90Config>(kGroupedDepth) : kGroupedRows;
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
@@ -260,11 +275,12 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
              splits_b = splits_operand && !config.share_a;
   const int rows_a = variant.operands.a_rows ? 64 : config.tile_m / (splits_a ? 2 : 1);
   const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (splits_b || variant.operands.b_halves ? 2 : 1);
-  if (!variant.operands.gathers_a) {
-    cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
+  if (!variant.operands.gathers_a || config.line_boxes) {  // else by threads
+    cuda_device::encode_tensor_map(one_if_expanded(tensors.a), variant.operands.gathers_a ? 1 : rows_a,
+                                   arguments.a.words);
   }
   if (variant.operands.gathers_b) {
-    // By threads.
+    if (config.line_boxes) cuda_device::encode_tensor_map(tensors.b, 1, arguments.b.words);
   } else if (variant.operands.b_pairs) {
     cuda_device::encode_tensor_map(tensors.b, 2, arguments.b.words, rows_b / 2);
   } else {

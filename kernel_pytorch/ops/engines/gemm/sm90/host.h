@@ -16,7 +16,7 @@ namespace kernel_pytorch::product {
 inline constexpr auto kSm90ConfigFields = config_fields<Sm90Config>(
     config_field<&Sm90Config::tile_m>(), config_field<&Sm90Config::tile_n>(), config_field<&Sm90Config::stages>(),
     config_field<&Sm90Config::cluster>(), config_field<&Sm90Config::share_a>(), config_field<&Sm90Config::factors>(),
-    config_field<&Sm90Config::splits>());
+    config_field<&Sm90Config::splits>(), config_field<&Sm90Config::line_boxes>());
 constexpr ConfigFields fields_of(const Sm90Config&) {
   return kSm90ConfigFields;
 }

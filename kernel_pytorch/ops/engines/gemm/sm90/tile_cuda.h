@@ -18,6 +18,9 @@ struct Sm90Config {
   bool share_a = false;  // else blocks of a cluster share b
   bool factors = false;  // shared memory for block scales: per stage one per row of a and 128 of b
   bool splits = false;   // the blocks of a cluster have parts of k
+  // Lines that an index names are boxes of one line each of the copy engine, which blocks of a cluster can share; else
+  // threads copy them.
+  bool line_boxes = false;
 };
 
 enum class Sm90Type : uint8_t { kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
@@ -114,6 +117,13 @@ KP_SHARED_CODE constexpr int sm90_finished_warps(Sm90Config config) {
 }
 KP_SHARED_CODE constexpr int sm90_shared_bytes(Sm90Config config) {
   return sm90_exchange_at(config) + (sm90_parts(config) - 1) * sm90_finished_warps(config) * sm90_part_bytes(config);
+}
+// Blocks of a cluster that lie side by side and one below the other.
+KP_SHARED_CODE constexpr int sm90_across(Sm90Config config) {
+  return config.share_a ? sm90_sharing(config) : 1;
+}
+KP_SHARED_CODE constexpr int sm90_down(Sm90Config config) {
+  return config.share_a ? 1 : sm90_sharing(config);
 }
 KP_SHARED_CODE constexpr bool is_legal(Sm90Config config) {
   return sm90_shared_bytes(config) <= kSm90SharedLimit && config.stages >= 2 && config.stages <= 16 &&
