@@ -43,6 +43,23 @@ TEST(ProductSm90, EveryConfigIsLegalAndNamedOnce) {
   }
 }
 
+TEST(ProductSm90, EveryConfigOfGroupsIsLegalAndNamedOnce) {
+  for (const Sm90Grouping grouping : {Sm90Grouping::kRows, Sm90Grouping::kDepth}) {
+    for (const bool promoted : {false, true}) {
+      for (const bool factors : {false, true}) {
+        std::set<std::string> names;
+        for (const Sm90Config& config : sm90_grouped_configs(grouping, promoted, factors)) {
+          EXPECT_TRUE(is_legal(config)) << config_text(config);
+          EXPECT_TRUE(names.insert(config_text(config)).second) << config_text(config);
+          EXPECT_FALSE(config.splits) << config_text(config);
+          // Threads copy into their own block alone.
+          EXPECT_TRUE(config.cluster == 1 || config.line_boxes) << config_text(config);
+        }
+      }
+    }
+  }
+}
+
 TEST(ProductSm90, LargeSizesGetTheFastestTile) {
   for (const int64_t size : {4096, 8192, 16384}) {
     EXPECT_EQ(chosen({1, size, size, size}), "tile=128x256 stages=4 cluster=2") << size;
