@@ -113,7 +113,7 @@ class Sm90Consumer {
   __device__ __forceinline__ void wait_full() const {
     shared_.full[state_.stage].wait(state_.parity);
     // Threads' copies are of the generic proxy, the products' reads of the other.
-    if constexpr (copies_lines(kConfig, kOperands)) ptx::fence_proxy_async_shared_cta();
+    if constexpr (copies_lines(kOperands)) ptx::fence_proxy_async_shared_cta();
   }
 
   // This warp has read the stage: it arrives at the barriers of the cluster's blocks that write into it.

@@ -1,7 +1,7 @@
 // The producer of grouped products. The copy engine brings what lies as a box: tiles of b, rows of a that are as they
-// lie. Lines that are named by an index are boxes of one line each, or copied by the four warps of the producer, 16
-// bytes per lane, as are steps of k at a group's end, behind which the next group's lie; what is not there becomes
-// zeros. What the blocks of a cluster share, each of them brings half of and sends to both. sm_90.
+// lie. Lines that are named by an index, and steps of k at a group's end, behind which the next group's lie, are copied
+// by the four warps of the producer, 16 bytes per lane; what is not there becomes zeros. What the blocks of a cluster
+// share, which is not gathered, each of them brings half of and sends to both. sm_90.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
@@ -11,23 +11,15 @@
 
 namespace kernel_pytorch::product {
 
-// Whether threads copy lines into tiles.
-KP_SHARED_CODE constexpr bool copies_lines(Sm90Config config, Sm90Operands operands) {
-  return operands.grouping == Sm90Grouping::kDepth ||
-         (operands.grouping == Sm90Grouping::kRows && operands.gathers_a && !config.line_boxes);
-}
-// Whether all warps of the producer work; otherwise one thread does everything.
-KP_SHARED_CODE constexpr bool has_busy_warps(Sm90Config config, Sm90Operands operands) {
-  return copies_lines(config, operands) || (config.line_boxes && operands.gathers_a);
+// Whether threads copy; otherwise the copy engine does everything.
+KP_SHARED_CODE constexpr bool copies_lines(Sm90Operands operands) {
+  return operands.grouping == Sm90Grouping::kDepth || (operands.grouping == Sm90Grouping::kRows && operands.gathers_a);
 }
 
 template <Sm90Config kConfig, Sm90Operands kOperands, bool kThin>
 class Sm90GroupedProducer {
   static constexpr bool kDepth = kOperands.grouping == Sm90Grouping::kDepth;
-  static constexpr bool kBoxesA = kConfig.line_boxes && kOperands.gathers_a;
-  static constexpr bool kBoxesB = kConfig.line_boxes && kOperands.gathers_b;
-  static constexpr bool kCopies = copies_lines(kConfig, kOperands);
-  static constexpr bool kCopiesFactors = has_busy_warps(kConfig, kOperands) && kConfig.factors;
+  static constexpr bool kCopies = copies_lines(kOperands), kCopiesFactors = kCopies && kConfig.factors;
   static constexpr bool kSharesA = sm90_across(kConfig) > 1, kSharesB = sm90_down(kConfig) > 1;
   static constexpr int kBytes = sm90_a_bytes(kConfig) + sm90_b_bytes(kConfig);
   static constexpr int kElementBytes = sm90_element_bytes(kOperands.a);
@@ -35,10 +27,7 @@ class Sm90GroupedProducer {
   static constexpr int kChunkBytes = 64 * kSm90StageBytes;
   static constexpr int kPass = 128 / 8;  // lines that the warps copy 128 bytes of at a time
   static constexpr int kLines = kDepth ? 64 / kPass : kConfig.tile_m / kPass;  // a thread's, of a tile of k or of rows
-  // Lines that a warp brings as boxes, one of each lane: of a tile of k or of rows.
-  static constexpr int kWarpBoxes = (kDepth ? 64 : kConfig.tile_m / (kSharesA ? 2 : 1)) / 4;
-  static_assert(!(kBoxesA || kBoxesB) || kWarpBoxes <= 32);
-  static_assert(kConfig.line_boxes || kConfig.cluster == 1 || !(kOperands.gathers_a || kOperands.gathers_b));
+  static_assert(!(kSharesA && kOperands.gathers_a) && !(kSharesB && kOperands.gathers_b));
   static_assert(!kDepth || (kOperands.a_rows && kOperands.b_columns));
   static_assert(kElementBytes == 2 || !(kDepth || kOperands.b_columns || kOperands.b_halves));
 
@@ -53,53 +42,44 @@ class Sm90GroupedProducer {
         unit_(thread_ % 8),
         factors_(arguments, shared, tiles) {}
 
-  // By all threads of the producer's warpgroup, or by one where the others have nothing to do.
+  // By all threads of the producer's warpgroup, or by one where none copies.
   __device__ __forceinline__ void run() {
     typename Sm90WalkOf<kConfig, kOperands.grouping>::Type walk(arguments_);
     for (; walk.has_tile(); walk.advance()) {
       const Sm90Place place = walk.place();
       int32_t lines[kLines];
-      if constexpr (!kDepth) find_rows(place, lines);
+      if constexpr (kCopies && !kDepth) find_rows(place, lines);
       if constexpr (kDepth) find_steps(place, 0, lines);
       if constexpr (kCopiesFactors) factors_.find_rows(place);
 #pragma unroll 1
       for (int32_t k = 0; k < place.stages; ++k) {
         shared_.empty[state_.stage].wait(state_.parity ^ 1);
-        const uint32_t target = tiles_ + state_.stage * kBytes, full = shared_.full[state_.stage].address();
+        const uint32_t target = tiles_ + state_.stage * kBytes;
         const bool is_tail = kDepth && place.begin + (k + 1) * kChunk > place.end;
         if (thread_ == 0) bring(place, k, target, is_tail);
         if constexpr (kDepth) {
-          const uint32_t of_b = target + sm90_a_bytes(kConfig);
-          if constexpr (kBoxesA) {
-            box_steps<kConfig.tile_m, kSharesA>(arguments_.a, place.row, target, full);
-          } else if (kOperands.gathers_a || is_tail) {
+          if (kOperands.gathers_a || is_tail) {
             copy_steps<kConfig.tile_m, kOperands.gathers_a>(arguments_.groups.a, arguments_.groups.a_stride,
                                                             arguments_.m, place, k, place.row, lines, target);
           }
-          if constexpr (kBoxesB) {
-            box_steps<kConfig.tile_n, kSharesB>(arguments_.b, place.column, of_b, full);
-          } else if (kOperands.gathers_b || is_tail) {
+          if (kOperands.gathers_b || is_tail) {
             copy_steps<kConfig.tile_n, kOperands.gathers_b>(arguments_.groups.b, arguments_.groups.b_stride,
-                                                            arguments_.n, place, k, place.column, lines, of_b);
+                                                            arguments_.n, place, k, place.column, lines,
+                                                            target + sm90_a_bytes(kConfig));
           }
           find_steps(place, k + 1, lines);
-        } else if constexpr (kBoxesA) {
-          box_rows(k, target, full);
         } else if constexpr (kCopies) {
           copy_rows(k, lines, target);
-        }
-        if constexpr (kCopiesFactors) {
-          if (thread_ / 32 == 1) {
-            factors_.copy(place, k, state_.stage);
-            if constexpr (!kCopies) ptx::cp_async_mbarrier_arrive_noinc(full);
+          if constexpr (kCopiesFactors) {
+            if (thread_ / 32 == 1) factors_.copy(place, k, state_.stage);
           }
         }
         // Every thread arrives when its copies are there, and goes on at once.
-        if constexpr (kCopies) ptx::cp_async_mbarrier_arrive_noinc(full);
+        if constexpr (kCopies) ptx::cp_async_mbarrier_arrive_noinc(shared_.full[state_.stage].address());
         state_.advance(kConfig.stages);
       }
     }
-    if constexpr (kCopies || kCopiesFactors) {  // no thread ends before its copies
+    if constexpr (kCopies) {  // no thread ends before its copies
       ptx::cp_async_commit_group();
       ptx::cp_async_wait_group<0>();
     }
@@ -107,60 +87,21 @@ class Sm90GroupedProducer {
 
  private:
   // Memory lines of the tile's rows; -1 behind the group's end, where sums are not stored.
-  __device__ __forceinline__ void find_rows(const Sm90Place& place, int32_t (&lines)[kLines]) {
-    if constexpr (kBoxesA) {
-      first_box_ = (kSharesA ? rank_ * (kConfig.tile_m / 2) : 0) + thread_ / 32 * kWarpBoxes;
-      const int32_t row = place.row + first_box_ + thread_ % 32;
-      boxes_ = min(max(place.end - place.row - first_box_, 0), kWarpBoxes);
-      box_line_ = thread_ % 32 < boxes_ ? arguments_.groups.gather_a[row] : -1;
-    } else if constexpr (kCopies) {
+  __device__ __forceinline__ void find_rows(const Sm90Place& place, int32_t (&lines)[kLines]) const {
 #pragma unroll
-      for (int i = 0; i < kLines; ++i) {
-        const int32_t row = place.row + line_ + i * kPass;
-        lines[i] = row < place.end ? arguments_.groups.gather_a[row] : -1;
-      }
+    for (int i = 0; i < kLines; ++i) {
+      const int32_t row = place.row + line_ + i * kPass;
+      lines[i] = row < place.end ? arguments_.groups.gather_a[row] : -1;
     }
   }
   // Memory lines of a stage's steps, one stage ahead of their use; at most one operand has an index, or both the same.
-  __device__ __forceinline__ void find_steps(const Sm90Place& place, int32_t k, int32_t (&lines)[kLines]) {
+  __device__ __forceinline__ void find_steps(const Sm90Place& place, int32_t k, int32_t (&lines)[kLines]) const {
     if constexpr (kOperands.gathers_a || kOperands.gathers_b) {
       const int32_t* gather = kOperands.gathers_a ? arguments_.groups.gather_a : arguments_.groups.gather_b;
-      if constexpr (kConfig.line_boxes) {
-        const int32_t step = place.begin + k * kChunk + thread_ / 32 * kWarpBoxes + thread_ % kWarpBoxes;
-        box_line_ = step < place.end ? gather[step] : -1;
-      } else {
 #pragma unroll
-        for (int i = 0; i < kLines; ++i) {
-          const int32_t step = place.begin + k * kChunk + line_ + i * kPass;
-          lines[i] = step < place.end ? gather[step] : 0;
-        }
-      }
-    }
-  }
-
-  // A stage of the tile's rows that the warp brings; those behind the group's end stay what they were.
-  __device__ __forceinline__ void box_rows(int32_t k, uint32_t target, uint32_t full) const {
-#pragma unroll 1
-    for (int32_t i = 0; i < boxes_; ++i) {
-      const int32_t line = __shfl_sync(0xffffffffu, box_line_, i);
-      if (thread_ % 32 == 0) copy<kSharesA>(arguments_.a, target + (first_box_ + i) * 128, k * kChunk, line, 0, full);
-    }
-  }
-  // The same of steps of k, each kRows from `first` on; line -1 lies outside and becomes zeros.
-  template <int kRows, bool kShared>
-  __device__ __forceinline__ void box_steps(const tile::TensorMap& map, int32_t first, uint32_t target,
-                                            uint32_t full) const {
-    constexpr int kChunks = kRows / kChunk / (kShared ? 2 : 1);
-    const int32_t own = kShared ? rank_ * kChunks : 0, warp_line = thread_ / 32 * kWarpBoxes;
-#pragma unroll 1
-    for (int32_t i = 0; i < kWarpBoxes; ++i) {
-      const int32_t line = __shfl_sync(0xffffffffu, box_line_, i);
-      if (thread_ % 32 == 0) {
-#pragma unroll
-        for (int32_t chunk = 0; chunk < kChunks; ++chunk) {
-          copy<kShared>(map, target + (own + chunk) * kChunkBytes + (warp_line + i) * 128,
-                        first + (own + chunk) * kChunk, line, 0, full);
-        }
+      for (int i = 0; i < kLines; ++i) {
+        const int32_t step = place.begin + k * kChunk + line_ + i * kPass;
+        lines[i] = step < place.end ? gather[step] : 0;
       }
     }
   }
@@ -200,17 +141,11 @@ class Sm90GroupedProducer {
     }
   }
 
-  // What the copy engine brings of a stage as it lies, by one thread, which announces lines of boxes too.
+  // What the copy engine brings of a stage, by one thread.
   __device__ __forceinline__ void bring(const Sm90Place& place, int32_t k, uint32_t target, bool is_tail) {
     const bool brings_a = !kOperands.gathers_a && !is_tail, brings_b = !kOperands.gathers_b && !is_tail;
-    int32_t bytes = (brings_a ? sm90_a_bytes(kConfig) : 0) + (brings_b ? sm90_b_bytes(kConfig) : 0);
-    if constexpr (kBoxesA) {
-      const int32_t rows = kDepth ? kConfig.tile_m : min(max(place.end - place.row, 0), kConfig.tile_m);
-      bytes += rows * kSm90StageBytes;
-    }
-    if constexpr (kBoxesB) bytes += sm90_b_bytes(kConfig);
     tile::Barrier& barrier = shared_.full[state_.stage];
-    barrier.arrive_expect_bytes(bytes);
+    barrier.arrive_expect_bytes((brings_a ? sm90_a_bytes(kConfig) : 0) + (brings_b ? sm90_b_bytes(kConfig) : 0));
     const uint32_t full = barrier.address(), of_b = target + sm90_a_bytes(kConfig);
     if constexpr (kDepth) {
       const int32_t step = place.begin + k * kChunk;
@@ -222,26 +157,21 @@ class Sm90GroupedProducer {
         copy<kSharesA>(arguments_.a, target + first * 128, k * kChunk, place.row + first, 0, full);
       }
       if constexpr (!kOperands.b_halves) {
-        bring_b<kConfig.tile_n, kSharesB>(of_b, place.column, k, place.matrix, full);
+        bring_b<kConfig.tile_n, kSharesB, kSharesB>(of_b, place.column, k, place.matrix, full);
       } else {  // gates, then their ups; of blocks that share them each brings one
         constexpr int kColumns = kConfig.tile_n / 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           if (kSharesB && half != rank_) continue;
           const int32_t column = place.column / 2 + half * (arguments_.n / 2);
-          bring_matrix<kColumns, false, kSharesB>(of_b + half * kColumns * 128, column, k, place.matrix, full);
+          bring_b<kColumns, false, kSharesB>(of_b + half * kColumns * 128, column, k, place.matrix, full);
         }
       }
     }
   }
-  template <int kColumns, bool kShared>
-  __device__ __forceinline__ void bring_b(uint32_t target, int32_t column, int32_t k, int32_t matrix, uint32_t full) {
-    bring_matrix<kColumns, kShared, kShared>(target, column, k, matrix, full);
-  }
   // Columns of b: half of them (kHalf), to both blocks (kBoth).
   template <int kColumns, bool kHalf, bool kBoth>
-  __device__ __forceinline__ void bring_matrix(uint32_t target, int32_t column, int32_t k, int32_t matrix,
-                                               uint32_t full) {
+  __device__ __forceinline__ void bring_b(uint32_t target, int32_t column, int32_t k, int32_t matrix, uint32_t full) {
     constexpr int kOwn = kColumns / (kHalf ? 2 : 1);
     const int32_t first = kHalf ? rank_ * kOwn : 0;
     if constexpr (kOperands.b_columns) {
@@ -278,7 +208,6 @@ class Sm90GroupedProducer {
   Sm90Shared& shared_;
   uint32_t tiles_;  // shared memory
   int32_t rank_, thread_, line_, unit_;
-  int32_t first_box_ = 0, boxes_ = 0, box_line_ = -1;  // of the warp, of the lane
   Sm90FactorProducer<kConfig, kOperands, kThin> factors_;
   tile::PipelineState state_;
 };

@@ -62,38 +62,36 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
-// Of groups of rows. Blocks of a cluster lie side by side, or their rows would end in one group.
+// Of groups of rows, and of k; behind those that the heuristics choose from, clusters, whose shared operand is not
+// gathered.
 constexpr Sm90Config kGroupedRows[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .share_a = true, .line_boxes = true},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1, .line_boxes = true},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .line_boxes = true},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .share_a = true},
 };
-// Of groups of k.
 constexpr Sm90Config kGroupedDepth[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .share_a = true, .line_boxes = true},
-    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .line_boxes = true},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .line_boxes = true},
-    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .line_boxes = true},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2},
+};
+constexpr Sm90Config kGroupedDepthOfB[] = {
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true},
 };
 constexpr Sm90Config kGroupedNarrow[] = {
     {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
-    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 2, .share_a = true, .line_boxes = true},
-    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 2, .line_boxes = true},
 };
 constexpr Sm90Config kGroupedFactored[] = {
     {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 1, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1, .factors = true},
-    {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 2, .share_a = true, .factors = true, .line_boxes = true},
-    {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 2, .factors = true, .line_boxes = true},
 };
 static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored));
-static_assert(are_legal(kGroupedRows) && are_legal(kGroupedDepth) && are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
+static_assert(are_legal(kGroupedRows) && are_legal(kGroupedDepth) && are_legal(kGroupedDepthOfB) && are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
 
 // Rows and columns of a cluster's tile.
 int64_t cluster_rows(const Sm90Config& config) {
@@ -172,7 +170,7 @@ class LoadedKernels {
     const Sm90Config& config = variant.config;
     const Sm90Epilogue& epilogue = variant.epilogue;
     add(config.tile_m / 128, 2), add(config.tile_n / 64, 3), add(config.stages, 4), add(config.cluster, 4);
-    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(config.line_boxes, 1);
+    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1);
     add(variant.operands.a, 2), add(variant.operands.b, 2);
     add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(variant.operands.b_pairs, 1),
         add(epilogue.form, 3), add(epilogue.kind, 3);
@@ -202,10 +200,14 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes
   return takes_192 ? wide : wide.first(wide.size() - 1);
 }
 
-std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted, bool factors) {
+std::span<const Sm90Config> sm90_grouped_configs(const Sm90Operands& operands, bool promoted, bool factors) {
   if (factors) return kGroupedFactored;
   if (promoted) return kGroupedNarrow;
-  return grouping == Sm90Grouping::kDepth ? std::span<const Sm90Config>(kGroupedDepth) : kGroupedRows;
+  if (operands.grouping == Sm90Grouping::kDepth) {
+    return operands.gathers_b ? std::span<const Sm90Config>(kGroupedDepthOfB) : kGroupedDepth;
+  }
+  const std::span<const Sm90Config> all = kGroupedRows;
+  return operands.gathers_a ? all.first(3) : all;
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
@@ -275,12 +277,11 @@ void sm90_launch(const Sm90Variant& variant, const Sm90Tensors& tensors, const S
              splits_b = splits_operand && !config.share_a;
   const int rows_a = variant.operands.a_rows ? 64 : config.tile_m / (splits_a ? 2 : 1);
   const int rows_b = variant.operands.b_columns ? 64 : config.tile_n / (splits_b || variant.operands.b_halves ? 2 : 1);
-  if (!variant.operands.gathers_a || config.line_boxes) {  // else by threads
-    cuda_device::encode_tensor_map(one_if_expanded(tensors.a), variant.operands.gathers_a ? 1 : rows_a,
-                                   arguments.a.words);
+  if (!variant.operands.gathers_a) {
+    cuda_device::encode_tensor_map(one_if_expanded(tensors.a), rows_a, arguments.a.words);
   }
   if (variant.operands.gathers_b) {
-    if (config.line_boxes) cuda_device::encode_tensor_map(tensors.b, 1, arguments.b.words);
+    // By threads.
   } else if (variant.operands.b_pairs) {
     cuda_device::encode_tensor_map(tensors.b, 2, arguments.b.words, rows_b / 2);
   } else {

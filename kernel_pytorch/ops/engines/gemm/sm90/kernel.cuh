@@ -15,14 +15,12 @@ namespace kernel_pytorch::product {
 // can start while small blocks of the previous kernel still run.
 template <Sm90Config kConfig, Sm90Operands kOperands, Sm90Epilogue kEpilogue>
 struct Sm90Registers {
-  static constexpr bool kHasFew = !copies_lines(kConfig, kOperands) &&  // registers for the producer
-                                  !(has_busy_warps(kConfig, kOperands) && kConfig.factors);
-  static constexpr bool kIsLean =
-      kConfig.tile_m * kConfig.tile_n <= 128 * 128 && !kConfig.factors && !kEpilogue.promoted && kHasFew;
+  static constexpr bool kIsLean = kConfig.tile_m * kConfig.tile_n <= 128 * 128 && !kConfig.factors &&
+                                  !kEpilogue.promoted && !copies_lines(kOperands);
   static constexpr int kBoundThreads = kIsLean ? 512 : kSm90Threads;
   static constexpr int kLaunched = 65536 / kBoundThreads / 8 * 8;
-  static constexpr int kProducer = kIsLean ? 24 : kHasFew ? 40 : 56;
-  static constexpr int kConsumer = kIsLean ? 176 : kHasFew ? 232 : 224;
+  static constexpr int kProducer = kIsLean ? 24 : copies_lines(kOperands) ? 56 : 40;
+  static constexpr int kConsumer = kIsLean ? 176 : copies_lines(kOperands) ? 224 : 232;
   static_assert(kProducer + kSm90Warpgroups * kConsumer <= (1 + kSm90Warpgroups) * kLaunched);
 };
 
@@ -46,7 +44,7 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
   if (threadIdx.x == 0) {
     for (int i = 0; i < kConfig.stages; ++i) {
       // Each thread that copies lines or factors arrives.
-      shared.full[i].init(1 + (copies_lines(kConfig, kOperands) ? 128 : kConfig.factors ? 32 : 0));
+      shared.full[i].init(1 + (copies_lines(kOperands) ? 128 : kConfig.factors ? 32 : 0));
       shared.empty[i].init(4 * kSm90Warpgroups * sm90_sharing(kConfig));
     }
     if constexpr (kConfig.splits) Sm90Exchange<kConfig>::init(shared);
@@ -61,13 +59,13 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
     ptx::setmaxnreg_dec<Sm90Registers<kConfig, kOperands, kEpilogue>::kProducer>();
     constexpr bool kThin = kEpilogue.scaling == Sm90Scaling::kThinBlocks;
     if constexpr (kOperands.grouping != Sm90Grouping::kNone) {
-      if (has_busy_warps(kConfig, kOperands) || threadIdx.x == 0) {
+      if (copies_lines(kOperands) || threadIdx.x == 0) {
         Sm90GroupedProducer<kConfig, kOperands, kThin>(arguments, shared, tiles).run();
       }
     } else {
       if (threadIdx.x == 0) Sm90Producer<kConfig, kOperands>(arguments, shared, tiles).run();
     }
-    if constexpr (kConfig.factors && !has_busy_warps(kConfig, kOperands)) {
+    if constexpr (kConfig.factors && !copies_lines(kOperands)) {
       if (threadIdx.x / 32 == 1) Sm90FactorProducer<kConfig, kOperands, kThin>(arguments, shared, tiles).run();
     }
     __syncwarp();

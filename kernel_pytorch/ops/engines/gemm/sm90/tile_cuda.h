@@ -18,9 +18,6 @@ struct Sm90Config {
   bool share_a = false;  // else blocks of a cluster share b
   bool factors = false;  // shared memory for block scales: per stage one per row of a and 128 of b
   bool splits = false;   // the blocks of a cluster have parts of k
-  // Lines that an index names are boxes of one line each of the copy engine, which blocks of a cluster can share; else
-  // threads copy them.
-  bool line_boxes = false;
 };
 
 enum class Sm90Type : uint8_t { kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
