@@ -136,7 +136,7 @@ class Sm90FactorProducer {
       ptx::cp_async_ca_shared_global_4(target + (32 * i + lane_) * 4, of_rows + rows_[i]);
     }
     // A column of scales is a line that nobody else reads: its way from memory is longer than the ring.
-    if (kGrouped && arguments_.scale_a_row == 1 && lane_ == 0) {
+    if (kGrouped && !kThin && !kOperands.gathers_a && arguments_.scale_a_row == 1 && lane_ == 0) {
       const int32_t ahead = min(k + kAhead, arguments_.k_stages - 1);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
