@@ -107,18 +107,14 @@ std::vector<std::string> configs(const Problem& problem, const DeviceInfo&) {
 
 int rows_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sm90Sizes sizes = sizes_of(problem);
-  return product::sm90_heuristic(configs_of(problem).first(2), {1, sizes.m, sizes.n, sizes.k}, 2,
-                                 device.cuda.multiprocessors);
+  return product::sm90_heuristic(configs_of(problem), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
 }
-// Of a large tile the gathered side is the shorter one: threads copy its lines (NOTES.md has times).
 int depth_heuristic(const WeightGradient& problem, const DeviceInfo& device) {
-  constexpr int kWide = 0, kTall = 2;
   const int64_t groups = std::max<int64_t>(problem.output.sizes[0], 1);
   const bool is_swapped = swaps(problem);
   const int64_t m = (is_swapped ? problem.b : problem.a).sizes[1], n = (is_swapped ? problem.a : problem.b).sizes[1];
-  const int best = product::sm90_heuristic(configs_of(problem).first(2), {groups, m, n, rows_of(problem) / groups}, 2,
-                                           device.cuda.multiprocessors);
-  return best == kWide && operands_of(problem).gathers_b ? kTall : best;
+  return product::sm90_heuristic(configs_of(problem), {groups, m, n, rows_of(problem) / groups}, 2,
+                                 device.cuda.multiprocessors);
 }
 
 Sm90Form form_of(Form form) {
@@ -237,13 +233,6 @@ std::vector<DeviceCode> rows_device_code() {
   }
   add(false, false, {.bias = true});
   add(false, true, {}, 1);
-  for (const bool b_columns : {false, true}) {
-    for (const int config : {2, 3}) add(b_columns, false, {}, config);
-    add(b_columns, true, {}, 2);
-  }
-  for (const bool preactivation : {false, true}) {
-    add(false, true, {.form = Sm90Form::kGatedHalves, .kind = Kind::kSilu, .preactivation = preactivation}, 2);
-  }
   add(true, true,
       {.form = Sm90Form::kGated, .kind = Kind::kSilu, .bias = true, .preactivation = true, .clamped = true});
   add(false, false, {}, 0, DType::kFloat32);
@@ -257,7 +246,7 @@ std::vector<DeviceCode> depth_device_code() {
     codes.push_back(product::sm90_code(
         {product::sm90_grouped_configs(operands)[static_cast<size_t>(config)], operands, {}, output}));
   };
-  for (const int config : {0, 1, 2, 3}) {
+  for (const int config : {0, 1, 2}) {
     add(true, false, config);
     add(false, true, config);
   }

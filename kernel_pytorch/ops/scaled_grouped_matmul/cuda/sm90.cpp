@@ -76,7 +76,7 @@ std::vector<std::string> configs(const Product& problem, const DeviceInfo&) {
   return config_texts(configs_of(problem));
 }
 int heuristic(const Product& problem, const DeviceInfo& device) {
-  return product::sm90_heuristic(configs_of(problem).first(2), sizes_of(problem), 1, device.cuda.multiprocessors);
+  return product::sm90_heuristic(configs_of(problem), sizes_of(problem), 1, device.cuda.multiprocessors);
 }
 
 void run(const Product& problem, int config, Context& context) {

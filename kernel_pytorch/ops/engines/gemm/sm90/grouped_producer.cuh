@@ -27,6 +27,7 @@ class Sm90GroupedProducer {
   static constexpr int kChunkBytes = 64 * kSm90StageBytes;
   static constexpr int kPass = 128 / 8;  // lines that the warps copy 128 bytes of at a time
   static constexpr int kLines = kDepth ? 64 / kPass : kConfig.tile_m / kPass;  // a thread's, of a tile of k or of rows
+  static_assert(kConfig.cluster == 1 || kDepth);
   static_assert(!(kSharesA && kOperands.gathers_a) && !(kSharesB && kOperands.gathers_b));
   static_assert(!kDepth || (kOperands.a_rows && kOperands.b_columns));
   static_assert(kElementBytes == 2 || !(kDepth || kOperands.b_columns || kOperands.b_halves));
@@ -135,7 +136,7 @@ class Sm90GroupedProducer {
       for (int chunk = 0; chunk < kRows / kChunk; ++chunk) {
         const int32_t row = first + chunk * kChunk + unit_ * 8;
         const int32_t bytes = is_there ? min(max((count - row) * 2, 0), 16) : 0;
-        ptx::cp_async_cg_shared_global_16_fill_l2_256(to + chunk * kChunkBytes, bytes > 0 ? from + row * 2 : from,
+        ptx::cp_async_cg_shared_global_16_fill(to + chunk * kChunkBytes, bytes > 0 ? from + row * 2 : from,
                                                static_cast<uint32_t>(bytes));
       }
     }
@@ -152,36 +153,21 @@ class Sm90GroupedProducer {
       if (brings_a) bring_chunks<kConfig.tile_m, kSharesA>(arguments_.a, target, place.row, step, 0, full);
       if (brings_b) bring_chunks<kConfig.tile_n, kSharesB>(arguments_.b, of_b, place.column, step, 0, full);
     } else {
-      if (brings_a) {
-        const int32_t first = kSharesA ? rank_ * (kConfig.tile_m / 2) : 0;
-        copy<kSharesA>(arguments_.a, target + first * 128, k * kChunk, place.row + first, 0, full);
-      }
-      if constexpr (!kOperands.b_halves) {
-        bring_b<kConfig.tile_n, kSharesB, kSharesB>(of_b, place.column, k, place.matrix, full);
-      } else {  // gates, then their ups; of blocks that share them each brings one
-        constexpr int kColumns = kConfig.tile_n / 2;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (kSharesB && half != rank_) continue;
-          const int32_t column = place.column / 2 + half * (arguments_.n / 2);
-          bring_b<kColumns, false, kSharesB>(of_b + half * kColumns * 128, column, k, place.matrix, full);
-        }
+      if (brings_a) copy<false>(arguments_.a, target, k * kChunk, place.row, 0, full);
+      constexpr int kColumns = kOperands.b_halves ? kConfig.tile_n / 2 : kConfig.tile_n;
+      const int32_t column = kOperands.b_halves ? place.column / 2 : place.column;
+      bring_b<kColumns>(of_b, column, k, place.matrix, full);
+      if constexpr (kOperands.b_halves) {
+        bring_b<kColumns>(of_b + kColumns * 128, arguments_.n / 2 + column, k, place.matrix, full);
       }
     }
   }
-  // Columns of b: half of them (kHalf), to both blocks (kBoth).
-  template <int kColumns, bool kHalf, bool kBoth>
+  template <int kColumns>
   __device__ __forceinline__ void bring_b(uint32_t target, int32_t column, int32_t k, int32_t matrix, uint32_t full) {
-    constexpr int kOwn = kColumns / (kHalf ? 2 : 1);
-    const int32_t first = kHalf ? rank_ * kOwn : 0;
     if constexpr (kOperands.b_columns) {
-#pragma unroll
-      for (int chunk = 0; chunk < kOwn / kChunk; ++chunk) {
-        const int32_t at = first + chunk * kChunk;
-        copy<kBoth>(arguments_.b, target + at * 128, column + at, k * kChunk, matrix, full);
-      }
+      bring_chunks<kColumns, false>(arguments_.b, target, column, k * kChunk, matrix, full);
     } else {
-      copy<kBoth>(arguments_.b, target + first * 128, k * kChunk, column + first, matrix, full);
+      copy<false>(arguments_.b, target, k * kChunk, column, matrix, full);
     }
   }
   template <int kCount, bool kShared>

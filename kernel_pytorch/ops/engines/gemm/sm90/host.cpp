@@ -62,25 +62,22 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
-// Of groups of rows, and of k; behind those that the heuristics choose from, clusters, whose shared operand is not
-// gathered.
+// Of groups of rows: blocks of their own, since a cluster's rows would end in one group.
 constexpr Sm90Config kGroupedRows[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2},
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2, .share_a = true},
 };
+// Of groups of k, with a gathered or none, and with b gathered, which is the shorter side of a large tile: blocks of a
+// cluster share the other.
 constexpr Sm90Config kGroupedDepth[] = {
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
-    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
-    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
 };
 constexpr Sm90Config kGroupedDepthOfB[] = {
-    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
-    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true},
 };
 constexpr Sm90Config kGroupedNarrow[] = {
     {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 1},
@@ -206,8 +203,7 @@ std::span<const Sm90Config> sm90_grouped_configs(const Sm90Operands& operands, b
   if (operands.grouping == Sm90Grouping::kDepth) {
     return operands.gathers_b ? std::span<const Sm90Config>(kGroupedDepthOfB) : kGroupedDepth;
   }
-  const std::span<const Sm90Config> all = kGroupedRows;
-  return operands.gathers_a ? all.first(3) : all;
+  return kGroupedRows;
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,

@@ -76,20 +76,19 @@ __device__ __forceinline__ int32_t group_end(const Sm90Groups& groups, int32_t g
 // index grows, so that nobody has to know their number of tiles beforehand.
 template <Sm90Config kConfig>
 class Sm90RowGroupWalk {
-  static_assert(!kConfig.splits);
-  static constexpr int kAcross = sm90_across(kConfig), kDown = sm90_down(kConfig);
+  static_assert(kConfig.cluster == 1);
 
  public:
   explicit __device__ __forceinline__ Sm90RowGroupWalk(const Sm90Arguments& arguments)
       : order_(arguments.order),
         groups_(arguments.groups),
         k_stages_(arguments.k_stages),
-        index_(static_cast<int32_t>(blockIdx.x / kConfig.cluster)) {
+        index_(static_cast<int32_t>(blockIdx.x)) {
     seek();
   }
   __device__ __forceinline__ bool has_tile() const { return group_ < groups_.count; }
   __device__ __forceinline__ void advance() {
-    index_ += static_cast<int32_t>(gridDim.x / kConfig.cluster);
+    index_ += static_cast<int32_t>(gridDim.x);
     seek();
   }
   __device__ __forceinline__ Sm90Place place() const {
@@ -100,9 +99,8 @@ class Sm90RowGroupWalk {
     const int32_t band = index / of_band, rest = index - band * of_band;
     const int32_t top = band * whole, height = min(tiles_m_ - top, whole);
     const int32_t n = rest / height, m = top + rest - n * height;
-    const int32_t rank = block_rank<kConfig>();
-    return {.row = begin_ + (m * kDown + (kDown > 1 ? rank : 0)) * kConfig.tile_m,
-            .column = (n * kAcross + (kAcross > 1 ? rank : 0)) * kConfig.tile_n,
+    return {.row = begin_ + m * kConfig.tile_m,
+            .column = n * kConfig.tile_n,
             .batch = 0,
             .first_stage = 0,
             .stages = k_stages_,
@@ -117,8 +115,7 @@ class Sm90RowGroupWalk {
       first_ += tiles_m_ * order_.tiles_n;
       begin_ = end_;
       if (++group_ < groups_.count) end_ = max(group_end(groups_, group_), begin_);
-      constexpr int kRows = kDown * kConfig.tile_m;
-      tiles_m_ = (end_ - begin_ + kRows - 1) / kRows;
+      tiles_m_ = (end_ - begin_ + kConfig.tile_m - 1) / kConfig.tile_m;
     }
   }
 
