@@ -67,8 +67,8 @@ def test_layer_and_its_gradients(dtype: torch.dtype, name: str | None, transpose
     upstream = torch.randn(tokens, 136, device="cuda").to(dtype)
     gradients = torch.autograd.grad(output, leaves, upstream)
     wanted = torch.autograd.grad(expected, wide, upstream.double())
-    # A gate that is within a rounding of the limit has a gradient on one side and none on the other: of bf16 numbers one
-    # in a thousand, whose root is their share of a norm.
+    # A gate that is within a rounding of the limit has a gradient on one side and none on the other: of bf16 numbers
+    # one in a thousand, whose root is their share of a norm.
     several = 4 if name is not None and "clamped" in name else 2
     for title, found, one in zip(["x", "weights", *p], gradients, wanted):
         near(found, one, several * tolerance, title)

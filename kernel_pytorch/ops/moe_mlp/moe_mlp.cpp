@@ -39,8 +39,9 @@ struct Rows {
 };
 
 // Where products of rows by so many columns in all read the same gathered rows, the rows are copied first: a GPU's
-// products of rows as they lie are about 8 % faster, which is a copy's time at some 3600 columns (NOTES.md).
-constexpr int64_t kColumnsOfACopy = 6144;
+// products of rows as they lie are some 3 % faster, which is a copy's time at 8000 columns
+// (ops/grouped_matmul/NOTES.md).
+constexpr int64_t kColumnsOfACopy = 12288;
 bool copies_rows(const TensorView& rows, int64_t columns) {
   return rows.device.kind == DeviceKind::kCuda && columns >= kColumnsOfACopy;
 }

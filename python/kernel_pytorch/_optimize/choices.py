@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Choices(TorchDispatchMode):
+class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what `topk` chooses; with `known` it chooses that instead, call by call."""
 
     def __init__(self, known: Sequence[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.made: list[Tensor] = []
         self._known = known
 

@@ -204,8 +204,8 @@ void run_depth(const WeightGradient& problem, int config, Context& context) {
                                .operands = operands_of(problem),
                                .epilogue = {},
                                .output = output.dtype};
-  product::sm90_launch(variant, tensors, {output.sizes[0], a.sizes[1], b.sizes[1], rows_of(problem)}, arguments, context,
-                       kLabel);
+  product::sm90_launch(variant, tensors, {output.sizes[0], a.sizes[1], b.sizes[1], rows_of(problem)}, arguments,
+                       context, kLabel);
 }
 
 std::vector<DeviceCode> rows_device_code() {

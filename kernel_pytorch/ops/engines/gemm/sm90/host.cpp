@@ -88,7 +88,8 @@ constexpr Sm90Config kGroupedFactored[] = {
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1, .factors = true},
 };
 static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored));
-static_assert(are_legal(kGroupedRows) && are_legal(kGroupedDepth) && are_legal(kGroupedDepthOfB) && are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
+static_assert(are_legal(kGroupedRows) && are_legal(kGroupedDepth) && are_legal(kGroupedDepthOfB) &&
+              are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
 
 // Rows and columns of a cluster's tile.
 int64_t cluster_rows(const Sm90Config& config) {
