@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from kernel_pytorch._optimize.choices import Choices  # noqa: E402
+from kernel_pytorch._optimize.record import Choices  # noqa: E402
 from kernel_pytorch._optimize.sites import Call  # noqa: E402
 from kernel_pytorch._optimize.verify import results_of, verify  # noqa: E402
 from torch import Tensor, nn  # noqa: E402

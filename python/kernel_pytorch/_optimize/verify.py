@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .._modules import evaluating
-from .choices import choosing
+from .record import choosing
 from .sites import Call
 from .state import attributes_kept, states_of, tensors_in
 
