@@ -15,7 +15,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,29 @@ class Layer:
             output.index_add_(0, token, y * weights[token, slot, None])
         return output
 
+    def saved(self) -> str:
+        """What a forward keeps for the backward besides weights, against the least: x, gates and ups, the routing."""
+        kept: dict[int, int] = {}
+        weights = {self.gate_up.data_ptr(), self.down.data_ptr()}
+
+        def note(tensor: Tensor) -> Tensor:
+            if tensor.data_ptr() not in weights:
+                kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        leaves = [self.x, self.gate_up, self.down]
+        routing = F.route(self.logits, self.k)
+        for leaf in leaves:
+            leaf.requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            F.moe_mlp(self.x, routing, self.gate_up, self.down, transposed=True)
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+        indices = (routing.weights, routing.experts, routing.offsets, routing.token_of_row, routing.row_of_token)
+        least = self.x.nbytes + len(self.x) * self.k * self.gate_up.shape[1] * self.x.element_size()
+        least += sum(tensor.nbytes for tensor in indices)
+        return f"{sum(kept.values()) / 1e6:.1f} MB, {sum(kept.values()) / least:.3f}x of the least"
+
     def with_gradients(self, forward: Callable[[], Tensor]) -> Way:
         leaves = [self.x, self.logits, self.gate_up, self.down]
         upstream = torch.randn_like(self.x)
@@ -121,24 +144,28 @@ class Layer:
         return step
 
 
-def layer_cases(device: str) -> list[Case]:
-    cases = []
+def layers(device: str) -> Iterator[tuple[str, Layer]]:
     sizes = {"n1024 E64 K4": (32768, 4096, 1024, 64, 4), "fine-grained n256 E256 K16": (32768, 4096, 256, 256, 16)}
     if device == "cpu":
         sizes = {"E8 K2 T512 d1024 n2048": (512, 1024, 2048, 8, 2)}
     for name, size in sizes.items():
         for dtype in [torch.bfloat16] if device == "cuda" else [torch.bfloat16, torch.float32]:
-            layer = Layer.random(*size, device, dtype)
-            if device == "cpu":
-                ways: dict[str, Callable[[], Tensor]] = {"ours": layer.ours, "loop": layer.loop}
-            else:
-                ways = {"ours": layer.ours, "grouped_mm": layer.grouped_mm, "compiled": torch.compile(layer.grouped_mm)}
             title = f"layer {name} {str(dtype).removeprefix('torch.')}"
-            cases.append(Case(f"{title} forward", layer.forward_flops, dict(ways)))
-            steps = {way: layer.with_gradients(call) for way, call in ways.items()}
-            cases.append(Case(f"{title} forward+backward", 3 * layer.forward_flops, steps, 0))
-            alone = {way: layer.backward_alone(call) for way, call in ways.items() if way != "compiled"}
-            cases.append(Case(f"{title} backward", 2 * layer.forward_flops, alone, 0))
+            yield title, Layer.random(*size, device, dtype)
+
+
+def layer_cases(device: str) -> list[Case]:
+    cases = []
+    for title, layer in layers(device):
+        if device == "cpu":
+            ways: dict[str, Callable[[], Tensor]] = {"ours": layer.ours, "loop": layer.loop}
+        else:
+            ways = {"ours": layer.ours, "grouped_mm": layer.grouped_mm, "compiled": torch.compile(layer.grouped_mm)}
+        cases.append(Case(f"{title} forward", layer.forward_flops, dict(ways)))
+        steps = {way: layer.with_gradients(call) for way, call in ways.items()}
+        cases.append(Case(f"{title} forward+backward", 3 * layer.forward_flops, steps, 0))
+        alone = {way: layer.backward_alone(call) for way, call in ways.items() if way != "compiled"}
+        cases.append(Case(f"{title} backward", 2 * layer.forward_flops, alone, 0))
     return cases
 
 
@@ -338,6 +365,10 @@ def main() -> int:
         for case in make():  # of one maker at a time: their weights take much of the memory
             if not wanted or any(word in case.name for word in wanted):
                 rows.append(run(case, options.device, options.seconds))
+    for title, layer in layers(options.device):
+        name = f"{title} saved activations"
+        if not wanted or any(word in name for word in wanted):
+            rows.append(dict.fromkeys(COLUMNS, "-") | {"what": name, "ours": layer.saved()})
     machine = describe_machine(torch.device(options.device))
     columns = [name for name in COLUMNS if any(row[name] != "-" for row in rows)]
     print_and_store({"machine": machine, "columns": columns, "figures": rows}, options.output)

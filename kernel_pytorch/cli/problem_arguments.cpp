@@ -1,5 +1,7 @@
 #include "kernel_pytorch/cli/problem_arguments.h"
 
+#include <algorithm>
+
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/cli/command.h"
@@ -47,7 +49,10 @@ Device named_device(const std::string& device) {
 }
 
 std::vector<NamedProblem> named_problems(const ProblemArguments& arguments) {
-  const auto operations = named_operations(arguments.op);
+  auto operations = named_operations(arguments.op);
+  // A whole name is that op alone: words of a problem are its own (grouped_matmul and grouped_matmul_weight differ).
+  const auto exact = std::ranges::find(operations, arguments.op, [](const auto* one) { return one->name; });
+  if (exact != operations.end()) operations = {*exact};
   const Device device = named_device(arguments.device);
   const std::vector<std::string> dtypes =
       arguments.dtypes.empty() ? std::vector<std::string>{"fp32"} : arguments.dtypes;

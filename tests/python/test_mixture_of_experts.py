@@ -190,3 +190,34 @@ def test_hugging_face_experts_are_found_by_numbers(name: str, says: bool) -> Non
     pairs = zip(torch.autograd.grad(found, leaves, upstream), torch.autograd.grad(expected, leaves, upstream))
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("folder", "name"), [
+    ("deepseek_v4", "DeepseekV4Experts"), ("glm4_moe", "Glm4MoeExperts"), ("granitemoe", "GraniteMoeExperts"),
+    ("hunyuan_v1_moe", "HunYuanMoEV1Experts"), ("jamba", "JambaExperts"), ("minimax", "MiniMaxExperts"),
+    ("minimax_m3_vl", "MiniMaxM3VLExperts"), ("nemotron_h", "NemotronHExperts"), ("phimoe", "PhimoeExperts"),
+])  # fmt: skip
+def test_experts_of_other_families(folder: str, name: str) -> None:
+    """Built from small configurations, without their models."""
+    pytest.importorskip("transformers")
+    from kernel_pytorch._optimize.patterns.hugging_face.grouped_experts import forward_of
+
+    source = pytest.importorskip(f"transformers.models.{folder}.modeling_{folder}")
+    make = getattr(source, name, None)
+    if make is None:
+        pytest.skip(f"this version of transformers has no {name}")
+    known = [one for one in vars(source).values() if isinstance(one, type) and one.__name__.endswith("Config")]
+    config = next(one for one in known if one.__name__ != "PreTrainedConfig")().get_text_config()
+    sizes = dict(hidden_size=16, intermediate_size=24, moe_intermediate_size=24, num_experts=4, num_local_experts=4)
+    for key, value in (sizes | dict(n_routed_experts=4, moe_latent_size=None)).items():
+        setattr(config, key, value)
+    torch.manual_seed(5)
+    module = make(config)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x, weights = torch.randn(9, 16), torch.rand(9, 2)
+    chosen = torch.stack([torch.randperm(module.num_experts)[:2] for _ in range(9)])
+    forward = forward_of(module, chosen)
+    assert forward is not None
+    torch.testing.assert_close(forward.__get__(module)(x, chosen, weights), module(x, chosen, weights), rtol=1e-4,
+                               atol=1e-4)  # fmt: skip

@@ -67,8 +67,11 @@ def test_layer_and_its_gradients(dtype: torch.dtype, name: str | None, transpose
     upstream = torch.randn(tokens, 136, device="cuda").to(dtype)
     gradients = torch.autograd.grad(output, leaves, upstream)
     wanted = torch.autograd.grad(expected, wide, upstream.double())
+    # A gate that is within a rounding of the limit has a gradient on one side and none on the other: of bf16 numbers
+    # one in a thousand, whose root is their share of a norm.
+    several = 4 if name is not None and "clamped" in name else 2
     for title, found, one in zip(["x", "weights", *p], gradients, wanted):
-        near(found, one, 2 * tolerance, title)
+        near(found, one, several * tolerance, title)
     assert torch.count_nonzero(gradients[2][1]) == 0 and torch.count_nonzero(gradients[3][1]) == 0
 
 
@@ -86,7 +89,7 @@ def test_repeated_runs_are_bitwise_equal_and_graphs_follow_the_routing() -> None
         return [output, *torch.autograd.grad(output.float().square().sum() + routing.aux_loss, leaves)]
 
     first = run()
-    for _ in range(20):
+    for _ in range(100):
         assert all(torch.equal(one, other) for one, other in zip(first, run()))
 
     def layer() -> Tensor:
@@ -167,4 +170,6 @@ def test_scaled_grouped_products(of_weight: str, of_x: str, gathers: bool, accur
         expected[begin : begin + count] = left[begin : begin + count] @ right.t()
         begin += count
     assert torch.count_nonzero(found[begin:]) == 0
-    assert float((found.double() - expected).abs().max() / expected.abs().max()) < (2e-4 if accurate else 2e-3)
+    # Sums of 128 of k are those of the tensor cores, which cut each of four additions at about 13 bits of the largest
+    # term: 2^-11, as scaled_matmul's kernels are verified to.
+    assert float((found.double() - expected).abs().max() / expected.abs().max()) < (2**-11 if accurate else 2e-3)

@@ -15,6 +15,13 @@ __device__ __forceinline__ void cp_async_cg_shared_global_16_fill(uint32_t desti
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
 }
 
+// The same, and the 256 bytes around the source are on their way to the L2 cache.
+__device__ __forceinline__ void cp_async_cg_shared_global_16_fill_l2_256(uint32_t destination, const void* source,
+                                                                         uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
+               : "memory");
+}
+
 // Eight bytes, or zeros where `bytes` is 0.
 __device__ __forceinline__ void cp_async_ca_shared_global_8_fill(uint32_t destination, const void* source,
                                                                  uint32_t bytes) {

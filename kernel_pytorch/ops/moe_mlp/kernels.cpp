@@ -215,11 +215,13 @@ constexpr const char* kActivationShapes = R"(
 constexpr const char* kForwardShapes = R"(
   fp32 bf16 fp16: 70x4x72x64x6 0x2x8x8x2; 131x2x64x128x4 transposed=1 bias=1; 37x2x24x20x3 form=gated limit=0.5 bias=1
     33x1x16x24x5 form=plain activation=gelu saved=0
+  bf16: 21x2x64x6144x3 transposed=1
   fp64: 7x2x6x5x3 bias=1
 )";
 constexpr const char* kBackwardShapes = R"(
   fp32 bf16 fp16: 70x4x72x64x6 0x2x8x8x2; 131x2x64x128x4 transposed=1 bias=1; 37x2x24x20x3 form=gated limit=0.5 bias=1
     33x1x16x24x5 form=plain activation=gelu x_grad=0
+  bf16: 21x2x64x6144x3 transposed=1
   fp64: 7x2x6x5x3 bias=1
 )";
 

@@ -38,7 +38,23 @@ struct Rows {
   }
 };
 
+// Where products of rows by so many columns in all read the same gathered rows, the rows are copied first: a GPU's
+// products of rows as they lie are some 3 % faster, which is a copy's time at 8000 columns
+// (ops/grouped_matmul/NOTES.md).
+constexpr int64_t kColumnsOfACopy = 12288;
+bool copies_rows(const TensorView& rows, int64_t columns) {
+  return rows.device.kind == DeviceKind::kCuda && columns >= kColumnsOfACopy;
+}
+// Rows in the order of experts: a sum of one row each, zeros where there is none.
+Combine copy_of(const TensorView& rows, const TensorView& token_of_row, const Rows& memory) {
+  const int64_t count = token_of_row.sizes[0];
+  return {.y = rows,
+          .row_of_token = contiguous_view(token_of_row.data, DType::kInt32, {count, 1}, token_of_row.device),
+          .output = memory(rows.dtype, {count, rows.sizes[1]})};
+}
+
 struct ForwardParts {
+  Combine copy;  // absent where the first product gathers
   Product up, down;
   Combine combine;
 
@@ -47,10 +63,12 @@ struct ForwardParts {
     const TensorView of_down = transposed_if(problem.transposed, problem.down);
     const int64_t count = problem.token_of_row.sizes[0];
     const DType dtype = problem.x.dtype;
-    up = {.a = problem.x,
+    const bool copies = copies_rows(problem.x, gate_up.sizes[2]);
+    if (copies) copy = copy_of(problem.x, problem.token_of_row, rows);
+    up = {.a = copies ? copy.output : problem.x,
           .b = gate_up,
           .offsets = problem.offsets,
-          .gather = problem.token_of_row,
+          .gather = copies ? TensorView{} : problem.token_of_row,
           .bias = problem.gate_up_bias,
           .form = problem.form,
           .activation = problem.activation,
@@ -66,9 +84,19 @@ struct ForwardParts {
     combine = {
         .y = down.output, .row_of_token = problem.row_of_token, .weights = problem.weights, .output = problem.output};
   }
+
+  // Calls visit(part) for each part, in order.
+  template <class Visit>
+  void visit(const Visit& visit) const {
+    if (copy.output.is_present()) visit(copy);
+    visit(up);
+    visit(down);
+    visit(combine);
+  }
 };
 
 struct BackwardParts {
+  Combine copy_of_grad, copy_of_x;  // absent where products gather
   Product to_hidden, to_rows;
   ActivationBackward activation;
   WeightGradient gate_up, down;
@@ -87,10 +115,14 @@ struct BackwardParts {
     if (!through_activation) return;
     const bool is_gated = problem.form != Form::kPlain;
     const int64_t tokens = problem.row_of_token.sizes[0], k = problem.row_of_token.sizes[1];
-    to_hidden = {.a = problem.grad_output,
+    const bool copies_grad = copies_rows(problem.grad_output, problem.grad_down.is_present() ? 2 * inner : inner);
+    if (copies_grad) copy_of_grad = copy_of(problem.grad_output, problem.token_of_row, rows);
+    const TensorView grad = copies_grad ? copy_of_grad.output : problem.grad_output;
+    const TensorView of_grad = copies_grad ? TensorView{} : problem.token_of_row;
+    to_hidden = {.a = grad,
                  .b = transposed_if(!problem.transposed, problem.down),
                  .offsets = problem.offsets,
-                 .gather = problem.token_of_row,
+                 .gather = of_grad,
                  .output = rows(dtype, {count, inner})};
     activation = {.grad_hidden = to_hidden.output,
                   .preactivation = problem.preactivation,
@@ -111,19 +143,22 @@ struct BackwardParts {
     }
     if (problem.grad_down_bias.is_present()) activation.row_weights = rows(statistic_type(dtype), {count});
     down = {.a = activation.hidden,
-            .b = problem.grad_output,
+            .b = grad,
             .offsets = problem.offsets,
-            .gather_b = problem.token_of_row,
+            .gather_b = of_grad,
             .output = transposed_if(problem.transposed, problem.grad_down)};
     down_bias = {.x = problem.grad_output,
                  .offsets = problem.offsets,
                  .gather = problem.token_of_row,
                  .factors = activation.row_weights,
                  .output = problem.grad_down_bias};
-    gate_up = {.a = problem.x,
+    const bool copies_x =
+        problem.grad_gate_up.is_present() && copies_rows(problem.x, activation.grad_preactivation.sizes[1]);
+    if (copies_x) copy_of_x = copy_of(problem.x, problem.token_of_row, rows);
+    gate_up = {.a = copies_x ? copy_of_x.output : problem.x,
                .b = activation.grad_preactivation,
                .offsets = problem.offsets,
-               .gather_a = problem.token_of_row,
+               .gather_a = copies_x ? TensorView{} : problem.token_of_row,
                .output = transposed_if(problem.transposed, problem.grad_gate_up)};
     gate_up_bias = {
         .x = activation.grad_preactivation, .offsets = problem.offsets, .output = problem.grad_gate_up_bias};
@@ -139,10 +174,12 @@ struct BackwardParts {
   template <class Visit>
   void visit(const Visit& visit) const {
     if (!through_activation) return;
+    if (copy_of_grad.output.is_present()) visit(copy_of_grad);
     visit(to_hidden);
     visit(activation);
     if (down.output.is_present()) visit(down);
     if (down_bias.output.is_present()) visit(down_bias);
+    if (copy_of_x.output.is_present()) visit(copy_of_x);
     if (gate_up.output.is_present()) visit(gate_up);
     if (gate_up_bias.output.is_present()) visit(gate_up_bias);
     if (to_x.output.is_present()) {
@@ -222,9 +259,7 @@ void check_and_run(const registry::Operation<Problem>& operation, const Problem&
 void compose(const Forward& problem, Context& context) {
   const ScratchScope scope(context.scratch);
   const ForwardParts parts(problem, {&context, context.device()});
-  run(parts.up, context);
-  run(parts.down, context);
-  run(parts.combine, context);
+  parts.visit([&](const auto& part) { run(part, context); });
 }
 
 void compose(const Backward& problem, Context& context) {
@@ -236,9 +271,7 @@ void compose(const Backward& problem, Context& context) {
 registry::Parts parts_of(const Forward& problem, const DeviceInfo& device) {
   const ForwardParts all(problem, {nullptr, device.device});
   registry::Parts parts;
-  parts.push_back(part_of(all.up, device));
-  parts.push_back(part_of(all.down, device));
-  parts.push_back(part_of(all.combine, device));
+  all.visit([&](const auto& part) { parts.push_back(part_of(part, device)); });
   return parts;
 }
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .._modules import evaluating
+from .record import choosing
 from .sites import Call
 from .state import attributes_kept, states_of, tensors_in
 
@@ -53,11 +54,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Results:
-    """Outputs of a run, and gradients by name."""
+    """Outputs of a run, and gradients by name; of a model with experts also which of them were chosen."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
     structure: str
+    choices: list[Tensor] = field(default_factory=list)
 
 
 Reference: TypeAlias = "Callable[[Call, int, bool], Results]"
@@ -75,20 +77,23 @@ def tolerance_for(tensors: list[Tensor], accuracy: str, is_whole: bool) -> float
     return max(exact, TOLERANT) if accuracy == "tolerant" else exact
 
 
-def results_of(module: nn.Module, call: Call, gradients: bool, seed: int = 0) -> Results:
+def results_of(
+    module: nn.Module, call: Call, gradients: bool, seed: int = 0, choices: Sequence[Tensor] = ()
+) -> Results:
     """Runs module(call) on copies of the arguments; with gradients also backward from random ones. What the call left
-    in its arguments (keys and values in a cache) counts as output."""
+    in its arguments (keys and values in a cache) counts as output. Its routers repeat `choices`."""
     call = call.fresh()
     on_gpus = {tensor.device for tensor in (*call.tensors(), *module.parameters()) if tensor.is_cuda}
     with evaluating(module), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=list(on_gpus)):
         torch.manual_seed(seed)  # a model that draws numbers draws the same ones in every run
         first = call.differentiated() if gradients else None
-        output = call.run(module)
+        with choosing(module, choices) as made:
+            output = call.run(module)
         leaves, structure = pytree.tree_flatten(output)
         outputs = [_looked_at(one) for one in tensors_in([output, *states_of((call.args, call.kwargs))])]
         found = _gradients(module, first, outputs, seed) if gradients else {}
     kinds = _kinds([*leaves, *outputs]) + str(structure)
-    return Results([whole(tensor.detach()) for tensor in outputs], found, kinds)
+    return Results([whole(tensor.detach()) for tensor in outputs], found, kinds, [] if made is None else made.made)
 
 
 def _looked_at(tensor: Any) -> Tensor:
@@ -329,8 +334,8 @@ def verify(
         trials.append((randomised(call, 1001), perturbs and _can_perturb(module)))
     for seed, (inputs, is_perturbed) in enumerate(trials):
         with perturbed(module) if is_perturbed else nullcontext():
-            ours = results_of(module, inputs, gradients, seed)
             theirs = reference(inputs, seed, is_perturbed)
+            ours = results_of(module, inputs, gradients, seed, theirs.choices)
             wide = wider(inputs, seed, is_perturbed)
         differences = compare(path, ours, theirs, tolerance)
         if wide is not None and narrowest in _FLOORS:

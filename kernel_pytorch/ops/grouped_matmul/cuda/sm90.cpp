@@ -68,30 +68,53 @@ registry::Support supports_depth(const WeightGradient& problem, const DeviceInfo
       product::sm90_size_obstacle({problem.output.sizes[0], problem.a.sizes[1], problem.b.sizes[1], rows_of(problem)}));
 }
 
-std::span<const product::Sm90Config> row_configs() {
-  return product::sm90_grouped_configs(Sm90Grouping::kRows);
+product::Sm90Operands operands_of(const Product& problem) {
+  const product::Sm90Type type = product::sm90_type(problem.a.dtype);
+  return {.a = type,
+          .b = type,
+          .a_rows = false,
+          .b_columns = is_row_major(problem.b),
+          .b_halves = problem.form == Form::kPackedGated,
+          .grouping = Sm90Grouping::kRows,
+          .gathers_a = problem.gather.is_present()};
 }
-std::span<const product::Sm90Config> depth_configs() {
-  return product::sm90_grouped_configs(Sm90Grouping::kDepth);
+product::Sm90Operands depth_operands(product::Sm90Type type, bool gathers_a, bool gathers_b) {
+  return {.a = type,
+          .b = type,
+          .a_rows = true,
+          .b_columns = true,
+          .grouping = Sm90Grouping::kDepth,
+          .gathers_a = gathers_a,
+          .gathers_b = gathers_b};
+}
+// A column-major output is the row-major one of the operands exchanged.
+bool swaps(const WeightGradient& problem) {
+  return !is_row_major(problem.output);
+}
+product::Sm90Operands operands_of(const WeightGradient& problem) {
+  const bool gathers_a = problem.gather_a.is_present(), gathers_b = problem.gather_b.is_present();
+  return depth_operands(product::sm90_type(problem.a.dtype), swaps(problem) ? gathers_b : gathers_a,
+                        swaps(problem) ? gathers_a : gathers_b);
 }
 template <class Problem>
-std::vector<std::string> configs(const Problem&, const DeviceInfo&) {
-  return config_texts(std::is_same_v<Problem, Product> ? row_configs() : depth_configs());
+std::span<const product::Sm90Config> configs_of(const Problem& problem) {
+  return product::sm90_grouped_configs(operands_of(problem));
+}
+template <class Problem>
+std::vector<std::string> configs(const Problem& problem, const DeviceInfo&) {
+  return config_texts(configs_of(problem));
 }
 
 int rows_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sm90Sizes sizes = sizes_of(problem);
-  return product::sm90_heuristic(row_configs(), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
+  return product::sm90_heuristic(configs_of(problem), {1, sizes.m, sizes.n, sizes.k}, 2, device.cuda.multiprocessors);
 }
-// Of a large tile the gathered side is the shorter one: threads copy its lines (NOTES.md has times).
 int depth_heuristic(const WeightGradient& problem, const DeviceInfo& device) {
-  constexpr int kWide = 0, kTall = 2;
   const int64_t groups = std::max<int64_t>(problem.output.sizes[0], 1);
-  const bool swaps = !is_row_major(problem.output);  // as run_depth does
-  const int64_t m = (swaps ? problem.b : problem.a).sizes[1], n = (swaps ? problem.a : problem.b).sizes[1];
-  const int best = product::sm90_heuristic(depth_configs().first(2), {groups, m, n, rows_of(problem) / groups}, 2,
-                                           device.cuda.multiprocessors);
-  return best == kWide && (swaps ? problem.gather_a : problem.gather_b).is_present() ? kTall : best;
+  const bool is_swapped = swaps(problem);
+  const int64_t m = (is_swapped ? problem.b : problem.a).sizes[1], n = (is_swapped ? problem.a : problem.b).sizes[1];
+  return product::sm90_heuristic(configs_of(problem), {groups, m, n, rows_of(problem) / groups}, 2,
+                                 device.cuda.multiprocessors);
 }
 
 Sm90Form form_of(Form form) {
@@ -99,15 +122,8 @@ Sm90Form form_of(Form form) {
 }
 
 Sm90Variant variant_of(const Product& problem, int config) {
-  const product::Sm90Type type = product::sm90_type(problem.a.dtype);
-  return {.config = row_configs()[static_cast<size_t>(config)],
-          .operands = {.a = type,
-                       .b = type,
-                       .a_rows = false,
-                       .b_columns = is_row_major(problem.b),
-                       .b_halves = problem.form == Form::kPackedGated,
-                       .grouping = Sm90Grouping::kRows,
-                       .gathers_a = problem.gather.is_present()},
+  return {.config = configs_of(problem)[static_cast<size_t>(config)],
+          .operands = operands_of(problem),
           .epilogue = {.form = form_of(problem.form),
                        .kind = problem.activation,
                        .bias = problem.bias.is_present(),
@@ -155,27 +171,12 @@ void run_rows(const Product& problem, int config, Context& context) {
   product::sm90_launch(variant_of(problem, config), tensors, sizes_of(problem), arguments, context, kLabel);
 }
 
-Sm90Variant depth_variant(DType dtype, DType output, bool gathers_a, bool gathers_b, int config) {
-  const product::Sm90Type type = product::sm90_type(dtype);
-  return {.config = depth_configs()[static_cast<size_t>(config)],
-          .operands = {.a = type,
-                       .b = type,
-                       .a_rows = true,
-                       .b_columns = true,
-                       .grouping = Sm90Grouping::kDepth,
-                       .gathers_a = gathers_a,
-                       .gathers_b = gathers_b},
-          .epilogue = {},
-          .output = output};
-}
-
-// A column-major output is the row-major one of the operands exchanged.
 void run_depth(const WeightGradient& problem, int config, Context& context) {
   static const std::string kLabel = "grouped_matmul_weight sm90";
-  const bool swaps = !is_row_major(problem.output);
-  const TensorView &a = swaps ? problem.b : problem.a, &b = swaps ? problem.a : problem.b;
-  const TensorView &gather_a = swaps ? problem.gather_b : problem.gather_a,
-                   &gather_b = swaps ? problem.gather_a : problem.gather_b;
+  const bool is_swapped = swaps(problem);
+  const TensorView &a = is_swapped ? problem.b : problem.a, &b = is_swapped ? problem.a : problem.b;
+  const TensorView &gather_a = is_swapped ? problem.gather_b : problem.gather_a,
+                   &gather_b = is_swapped ? problem.gather_a : problem.gather_b;
   const TensorView output = with_dense_last(problem.output);
   product::Sm90Arguments arguments{};
   arguments.alpha = arguments.beta = 1.0f;
@@ -199,9 +200,12 @@ void run_depth(const WeightGradient& problem, int config, Context& context) {
                       .slope = 0};
   const product::Sm90Tensors tensors = {
       .a = product::sm90_batch_of_one(a), .b = product::sm90_batch_of_one(b), .output = output, .preactivation = {}};
-  product::sm90_launch(depth_variant(a.dtype, output.dtype, gather_a.is_present(), gather_b.is_present(), config),
-                       tensors, {output.sizes[0], a.sizes[1], b.sizes[1], rows_of(problem)}, arguments, context,
-                       kLabel);
+  const Sm90Variant variant = {.config = configs_of(problem)[static_cast<size_t>(config)],
+                               .operands = operands_of(problem),
+                               .epilogue = {},
+                               .output = output.dtype};
+  product::sm90_launch(variant, tensors, {output.sizes[0], a.sizes[1], b.sizes[1], rows_of(problem)}, arguments,
+                       context, kLabel);
 }
 
 std::vector<DeviceCode> rows_device_code() {
@@ -210,16 +214,15 @@ std::vector<DeviceCode> rows_device_code() {
   const auto add = [&](bool b_columns, bool gathers, Sm90Epilogue epilogue, int config = 0,
                        DType output = DType::kBFloat16) {
     epilogue.grouped = true;
-    codes.push_back(product::sm90_code({row_configs()[static_cast<size_t>(config)],
-                                        {.a = bf16,
-                                         .b = bf16,
-                                         .a_rows = false,
-                                         .b_columns = b_columns,
-                                         .b_halves = epilogue.form == Sm90Form::kGatedHalves,
-                                         .grouping = Sm90Grouping::kRows,
-                                         .gathers_a = gathers},
-                                        epilogue,
-                                        output}));
+    const product::Sm90Operands operands = {.a = bf16,
+                                            .b = bf16,
+                                            .a_rows = false,
+                                            .b_columns = b_columns,
+                                            .b_halves = epilogue.form == Sm90Form::kGatedHalves,
+                                            .grouping = Sm90Grouping::kRows,
+                                            .gathers_a = gathers};
+    codes.push_back(product::sm90_code(
+        {product::sm90_grouped_configs(operands)[static_cast<size_t>(config)], operands, epilogue, output}));
   };
   for (const bool b_columns : {false, true}) {
     add(b_columns, false, {});
@@ -238,15 +241,17 @@ std::vector<DeviceCode> rows_device_code() {
 
 std::vector<DeviceCode> depth_device_code() {
   std::vector<DeviceCode> codes;
-  for (const int gathers : {0, 1, 2}) {
-    codes.push_back(
-        product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, gathers == 1, gathers == 2, 0)));
+  const auto add = [&](bool gathers_a, bool gathers_b, int config, DType output = DType::kBFloat16) {
+    const product::Sm90Operands operands = depth_operands(product::Sm90Type::kBFloat16, gathers_a, gathers_b);
+    codes.push_back(product::sm90_code(
+        {product::sm90_grouped_configs(operands)[static_cast<size_t>(config)], operands, {}, output}));
+  };
+  for (const int config : {0, 1, 2}) {
+    add(true, false, config);
+    add(false, true, config);
   }
-  codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kFloat32, false, true, 0)));
-  for (const int config : {1, 2}) {
-    codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, true, false, config)));
-    codes.push_back(product::sm90_code(depth_variant(DType::kBFloat16, DType::kBFloat16, false, true, config)));
-  }
+  add(false, false, 0);
+  add(false, true, 0, DType::kFloat32);
   return codes;
 }
 

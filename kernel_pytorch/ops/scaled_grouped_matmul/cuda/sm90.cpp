@@ -47,8 +47,15 @@ Sm90Scaling scaling_of(const Product& problem) {
 bool is_promoted(const Product& problem) {
   return problem.accurate || is_blocked(problem);
 }
+product::Sm90Operands operands_of(Sm90Type a, Sm90Type b, bool gathers) {
+  return {.a = a, .b = b, .a_rows = false, .b_columns = false, .grouping = Sm90Grouping::kRows, .gathers_a = gathers};
+}
+product::Sm90Operands operands_of(const Product& problem) {
+  return operands_of(product::sm90_type(problem.a.dtype), product::sm90_type(problem.b.dtype),
+                     problem.gather.is_present());
+}
 std::span<const product::Sm90Config> configs_of(const Product& problem) {
-  return product::sm90_grouped_configs(Sm90Grouping::kRows, is_promoted(problem), is_blocked(problem));
+  return product::sm90_grouped_configs(operands_of(problem), is_promoted(problem), is_blocked(problem));
 }
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
@@ -72,17 +79,12 @@ int heuristic(const Product& problem, const DeviceInfo& device) {
   return product::sm90_heuristic(configs_of(problem), sizes_of(problem), 1, device.cuda.multiprocessors);
 }
 
-product::Sm90Operands operands_of(Sm90Type a, Sm90Type b, bool gathers) {
-  return {.a = a, .b = b, .a_rows = false, .b_columns = false, .grouping = Sm90Grouping::kRows, .gathers_a = gathers};
-}
-
 void run(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "scaled_grouped_matmul sm90";
   const TensorView &scale_a = problem.scale_a, &scale_b = problem.scale_b, &bias = problem.bias;
   const product::Sm90Variant variant = {
       .config = configs_of(problem)[static_cast<size_t>(config)],
-      .operands = operands_of(product::sm90_type(problem.a.dtype), product::sm90_type(problem.b.dtype),
-                              problem.gather.is_present()),
+      .operands = operands_of(problem),
       .epilogue = {.bias = bias.is_present(),
                    .float_bias = bias.is_present() && bias.dtype != problem.output.dtype,
                    .scaling = scaling_of(problem),
@@ -130,9 +132,9 @@ std::vector<DeviceCode> device_code() {
     const bool blocks = of_scaling.scaling == Sm90Scaling::kBlocks || of_scaling.scaling == Sm90Scaling::kThinBlocks;
     Sm90Epilogue epilogue = of_scaling;
     epilogue.grouped = true;
-    codes.push_back(product::sm90_code(
-        {product::sm90_grouped_configs(Sm90Grouping::kRows, epilogue.promoted, blocks)[which],
-         operands_of(Sm90Type::kFloat8E4M3, Sm90Type::kFloat8E4M3, gathers), epilogue, DType::kBFloat16}));
+    const product::Sm90Operands operands = operands_of(Sm90Type::kFloat8E4M3, Sm90Type::kFloat8E4M3, gathers);
+    codes.push_back(product::sm90_code({product::sm90_grouped_configs(operands, epilogue.promoted, blocks)[which],
+                                        operands, epilogue, DType::kBFloat16}));
   };
   for (const bool gathers : {false, true}) {
     add(gathers, {.scaling = Sm90Scaling::kTensor});

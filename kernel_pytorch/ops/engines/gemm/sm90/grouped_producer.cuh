@@ -1,6 +1,7 @@
 // The producer of grouped products. The copy engine brings what lies as a box: tiles of b, rows of a that are as they
 // lie. Lines that are named by an index, and steps of k at a group's end, behind which the next group's lie, are copied
-// by the four warps of the producer, 16 bytes per lane; what is not there becomes zeros. sm_90.
+// by the four warps of the producer, 16 bytes per lane; what is not there becomes zeros. What the blocks of a cluster
+// share, which is not gathered, each of them brings half of and sends to both. sm_90.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
@@ -19,13 +20,15 @@ template <Sm90Config kConfig, Sm90Operands kOperands, bool kThin>
 class Sm90GroupedProducer {
   static constexpr bool kDepth = kOperands.grouping == Sm90Grouping::kDepth;
   static constexpr bool kCopies = copies_lines(kOperands), kCopiesFactors = kCopies && kConfig.factors;
+  static constexpr bool kSharesA = sm90_across(kConfig) > 1, kSharesB = sm90_down(kConfig) > 1;
   static constexpr int kBytes = sm90_a_bytes(kConfig) + sm90_b_bytes(kConfig);
   static constexpr int kElementBytes = sm90_element_bytes(kOperands.a);
   static constexpr int kChunk = kSm90StageBytes / kElementBytes;  // elements
   static constexpr int kChunkBytes = 64 * kSm90StageBytes;
   static constexpr int kPass = 128 / 8;  // lines that the warps copy 128 bytes of at a time
   static constexpr int kLines = kDepth ? 64 / kPass : kConfig.tile_m / kPass;  // a thread's, of a tile of k or of rows
-  static_assert(kConfig.cluster == 1);
+  static_assert(kConfig.cluster == 1 || kDepth);
+  static_assert(!(kSharesA && kOperands.gathers_a) && !(kSharesB && kOperands.gathers_b));
   static_assert(!kDepth || (kOperands.a_rows && kOperands.b_columns));
   static_assert(kElementBytes == 2 || !(kDepth || kOperands.b_columns || kOperands.b_halves));
 
@@ -34,6 +37,7 @@ class Sm90GroupedProducer {
       : arguments_(arguments),
         shared_(shared),
         tiles_(tiles),
+        rank_(block_rank<kConfig>()),
         thread_(static_cast<int32_t>(threadIdx.x)),
         line_(thread_ / 8),
         unit_(thread_ % 8),
@@ -112,7 +116,7 @@ class Sm90GroupedProducer {
     for (int i = 0; i < kLines; ++i) {
       const bool is_there = lines[i] >= 0;
       const int64_t at = is_there ? lines[i] * arguments_.groups.a_stride * kElementBytes : 0;
-      ptx::cp_async_cg_shared_global_16_fill(to + i * kPass * 128, from + at, is_there ? left : 0);
+      ptx::cp_async_cg_shared_global_16_fill_l2_256(to + i * kPass * 128, from + at, is_there ? left : 0);
     }
   }
 
@@ -140,17 +144,16 @@ class Sm90GroupedProducer {
 
   // What the copy engine brings of a stage, by one thread.
   __device__ __forceinline__ void bring(const Sm90Place& place, int32_t k, uint32_t target, bool is_tail) {
-    const bool brings_a = kDepth ? !kOperands.gathers_a && !is_tail : !kOperands.gathers_a;
-    const bool brings_b = !kDepth || (!kOperands.gathers_b && !is_tail);
+    const bool brings_a = !kOperands.gathers_a && !is_tail, brings_b = !kOperands.gathers_b && !is_tail;
     tile::Barrier& barrier = shared_.full[state_.stage];
     barrier.arrive_expect_bytes((brings_a ? sm90_a_bytes(kConfig) : 0) + (brings_b ? sm90_b_bytes(kConfig) : 0));
     const uint32_t full = barrier.address(), of_b = target + sm90_a_bytes(kConfig);
     if constexpr (kDepth) {
       const int32_t step = place.begin + k * kChunk;
-      if (brings_a) bring_chunks<kConfig.tile_m>(arguments_.a, target, place.row, step, 0, full);
-      if (brings_b) bring_chunks<kConfig.tile_n>(arguments_.b, of_b, place.column, step, 0, full);
+      if (brings_a) bring_chunks<kConfig.tile_m, kSharesA>(arguments_.a, target, place.row, step, 0, full);
+      if (brings_b) bring_chunks<kConfig.tile_n, kSharesB>(arguments_.b, of_b, place.column, step, 0, full);
     } else {
-      if (brings_a) ptx::cp_async_bulk_tensor_3d_shared_global(target, &arguments_.a, k * kChunk, place.row, 0, full);
+      if (brings_a) copy<false>(arguments_.a, target, k * kChunk, place.row, 0, full);
       constexpr int kColumns = kOperands.b_halves ? kConfig.tile_n / 2 : kConfig.tile_n;
       const int32_t column = kOperands.b_halves ? place.column / 2 : place.column;
       bring_b<kColumns>(of_b, column, k, place.matrix, full);
@@ -162,25 +165,35 @@ class Sm90GroupedProducer {
   template <int kColumns>
   __device__ __forceinline__ void bring_b(uint32_t target, int32_t column, int32_t k, int32_t matrix, uint32_t full) {
     if constexpr (kOperands.b_columns) {
-      bring_chunks<kColumns>(arguments_.b, target, column, k * kChunk, matrix, full);
+      bring_chunks<kColumns, false>(arguments_.b, target, column, k * kChunk, matrix, full);
     } else {
-      ptx::cp_async_bulk_tensor_3d_shared_global(target, &arguments_.b, k * kChunk, column, matrix, full);
+      copy<false>(arguments_.b, target, k * kChunk, column, matrix, full);
     }
   }
-  template <int kCount>
+  template <int kCount, bool kShared>
   __device__ __forceinline__ void bring_chunks(const tile::TensorMap& map, uint32_t target, int32_t first, int32_t step,
                                                int32_t matrix, uint32_t full) {
+    constexpr int kOwn = kCount / kChunk / (kShared ? 2 : 1);
 #pragma unroll
-    for (int chunk = 0; chunk < kCount / kChunk; ++chunk) {
-      ptx::cp_async_bulk_tensor_3d_shared_global(target + chunk * kChunkBytes, &map, first + chunk * kChunk, step,
-                                                 matrix, full);
+    for (int i = 0; i < kOwn; ++i) {
+      const int32_t chunk = (kShared ? rank_ * kOwn : 0) + i;
+      copy<kShared>(map, target + chunk * kChunkBytes, first + chunk * kChunk, step, matrix, full);
+    }
+  }
+  template <bool kBoth>
+  __device__ __forceinline__ void copy(const tile::TensorMap& map, uint32_t target, int32_t x0, int32_t x1, int32_t x2,
+                                       uint32_t full) const {
+    if constexpr (kBoth) {
+      ptx::cp_async_bulk_tensor_3d_shared_global_multicast(target, &map, x0, x1, x2, full, 3);
+    } else {
+      ptx::cp_async_bulk_tensor_3d_shared_global(target, &map, x0, x1, x2, full);
     }
   }
 
   const Sm90Arguments& arguments_;
   Sm90Shared& shared_;
   uint32_t tiles_;  // shared memory
-  int32_t thread_, line_, unit_;
+  int32_t rank_, thread_, line_, unit_;
   Sm90FactorProducer<kConfig, kOperands, kThin> factors_;
   tile::PipelineState state_;
 };

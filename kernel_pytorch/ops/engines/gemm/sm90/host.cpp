@@ -62,9 +62,20 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
-// Of groups: blocks of their own, since a cluster's rows would end in one group. The last is for groups of k.
-constexpr Sm90Config kGrouped[] = {
+// Of groups of rows: blocks of their own, since a cluster's rows would end in one group.
+constexpr Sm90Config kGroupedRows[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+};
+// Of groups of k, with a gathered or none, and with b gathered, which is the shorter side of a large tile: blocks of a
+// cluster share the other.
+constexpr Sm90Config kGroupedDepth[] = {
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 2},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
+    {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
+};
+constexpr Sm90Config kGroupedDepthOfB[] = {
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1},
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 1},
 };
@@ -77,14 +88,15 @@ constexpr Sm90Config kGroupedFactored[] = {
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1, .factors = true},
 };
 static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored));
-static_assert(are_legal(kGrouped) && are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
+static_assert(are_legal(kGroupedRows) && are_legal(kGroupedDepth) && are_legal(kGroupedDepthOfB) &&
+              are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
 
 // Rows and columns of a cluster's tile.
 int64_t cluster_rows(const Sm90Config& config) {
-  return int64_t{config.tile_m} * (config.share_a ? 1 : sm90_sharing(config));
+  return int64_t{config.tile_m} * sm90_down(config);
 }
 int64_t cluster_columns(const Sm90Config& config) {
-  return int64_t{config.tile_n} * (config.share_a ? sm90_sharing(config) : 1);
+  return int64_t{config.tile_n} * sm90_across(config);
 }
 int64_t tile_count(const Sm90Config& config, const Sm90Sizes& sizes) {
   return divide_up(sizes.m, cluster_rows(config)) * divide_up(sizes.n, cluster_columns(config)) * sizes.batch;
@@ -156,8 +168,8 @@ class LoadedKernels {
     const Sm90Config& config = variant.config;
     const Sm90Epilogue& epilogue = variant.epilogue;
     add(config.tile_m / 128, 2), add(config.tile_n / 64, 3), add(config.stages, 4), add(config.cluster, 4);
-    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1), add(variant.operands.a, 2),
-        add(variant.operands.b, 2);
+    add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1);
+    add(variant.operands.a, 2), add(variant.operands.b, 2);
     add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(variant.operands.b_pairs, 1),
         add(epilogue.form, 3), add(epilogue.kind, 3);
     add(epilogue.bias, 1), add(epilogue.residual, 1), add(epilogue.preactivation, 1), add(epilogue.float_bias, 1);
@@ -186,11 +198,13 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes
   return takes_192 ? wide : wide.first(wide.size() - 1);
 }
 
-std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted, bool factors) {
+std::span<const Sm90Config> sm90_grouped_configs(const Sm90Operands& operands, bool promoted, bool factors) {
   if (factors) return kGroupedFactored;
   if (promoted) return kGroupedNarrow;
-  const std::span<const Sm90Config> all = kGrouped;
-  return grouping == Sm90Grouping::kDepth ? all : all.first(2);
+  if (operands.grouping == Sm90Grouping::kDepth) {
+    return operands.gathers_b ? std::span<const Sm90Config>(kGroupedDepthOfB) : kGroupedDepth;
+  }
+  return kGroupedRows;
 }
 
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,

@@ -38,7 +38,9 @@ struct Sm90Sizes {
 // `takes_192`: results leave in boxes of 64 columns of sums or fewer, which divide a tile of 192 (gates with their ups
 // are 128); the configs without it are the same but for the last.
 std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes_192 = false);
-std::span<const Sm90Config> sm90_grouped_configs(Sm90Grouping grouping, bool promoted = false, bool factors = false);
+// Blocks of a cluster share no operand that is gathered.
+std::span<const Sm90Config> sm90_grouped_configs(const Sm90Operands& operands, bool promoted = false,
+                                                 bool factors = false);
 // The least estimated time: whole waves of tiles, each as long as its share of the tensor cores' work and its end.
 int sm90_heuristic(std::span<const Sm90Config> configs, const Sm90Sizes& sizes, int64_t element_bytes,
                    int multiprocessors);

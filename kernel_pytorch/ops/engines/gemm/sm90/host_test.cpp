@@ -43,6 +43,31 @@ TEST(ProductSm90, EveryConfigIsLegalAndNamedOnce) {
   }
 }
 
+TEST(ProductSm90, EveryConfigOfGroupsIsLegalAndSharesNothingThatIsGathered) {
+  for (const int gathers : {0, 1, 2}) {
+    for (const Sm90Grouping grouping : {Sm90Grouping::kRows, Sm90Grouping::kDepth}) {
+      if (grouping == Sm90Grouping::kRows && gathers == 2) continue;
+      const Sm90Operands operands = {.a = Sm90Type::kBFloat16,
+                                     .b = Sm90Type::kBFloat16,
+                                     .a_rows = false,
+                                     .b_columns = false,
+                                     .grouping = grouping,
+                                     .gathers_a = gathers == 1,
+                                     .gathers_b = gathers == 2};
+      for (const int sums : {0, 1, 2}) {
+        std::set<std::string> names;
+        for (const Sm90Config& config : sm90_grouped_configs(operands, sums > 0, sums > 1)) {
+          EXPECT_TRUE(is_legal(config)) << config_text(config);
+          EXPECT_TRUE(names.insert(config_text(config)).second) << config_text(config);
+          EXPECT_FALSE(config.splits) << config_text(config);
+          EXPECT_FALSE(sm90_across(config) > 1 && operands.gathers_a) << config_text(config);
+          EXPECT_FALSE(sm90_down(config) > 1 && operands.gathers_b) << config_text(config);
+        }
+      }
+    }
+  }
+}
+
 TEST(ProductSm90, LargeSizesGetTheFastestTile) {
   for (const int64_t size : {4096, 8192, 16384}) {
     EXPECT_EQ(chosen({1, size, size, size}), "tile=128x256 stages=4 cluster=2") << size;

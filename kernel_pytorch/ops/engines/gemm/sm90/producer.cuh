@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
 #include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/schedule.cuh"
 
@@ -91,6 +92,7 @@ template <Sm90Config kConfig, Sm90Operands kOperands, bool kThin>
 class Sm90FactorProducer {
   static constexpr int kRows = kConfig.tile_m / 32, kColumns = kThin ? kConfig.tile_n / 32 : 1;
   static constexpr bool kGrouped = kOperands.grouping == Sm90Grouping::kRows;
+  static constexpr int kAhead = 12;  // stages
 
  public:
   __device__ __forceinline__ Sm90FactorProducer(const Sm90Arguments& arguments, Sm90Shared& shared, uint32_t tiles)
@@ -132,6 +134,14 @@ class Sm90FactorProducer {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       ptx::cp_async_ca_shared_global_4(target + (32 * i + lane_) * 4, of_rows + rows_[i]);
+    }
+    // A column of scales is a line that nobody else reads: its way from memory is longer than the ring.
+    if (kGrouped && !kThin && !kOperands.gathers_a && arguments_.scale_a_row == 1 && lane_ == 0) {
+      const int32_t ahead = min(k + kAhead, arguments_.k_stages - 1);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        ptx::prefetch_global_l2(arguments_.scale_a + ahead * arguments_.scale_a_block + rows_[i]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {

@@ -46,8 +46,7 @@ class Sm90Walk {
     const int32_t first = group * order_.group;
     const int32_t height = min(order_.tiles_m - first, order_.group);
     const int32_t n = rest / height, m = first + rest - n * height;
-    constexpr int kSharing = sm90_sharing(kConfig), kParts = sm90_parts(kConfig);
-    constexpr int kAcross = kConfig.share_a ? kSharing : 1, kDown = kConfig.share_a ? 1 : kSharing;
+    constexpr int kParts = sm90_parts(kConfig), kAcross = sm90_across(kConfig), kDown = sm90_down(kConfig);
     const int32_t rank = block_rank<kConfig>();
     Sm90Place place = {.row = (m * kDown + (kDown > 1 ? rank : 0)) * kConfig.tile_m,
                        .column = (n * kAcross + (kAcross > 1 ? rank : 0)) * kConfig.tile_n,
@@ -94,9 +93,11 @@ class Sm90RowGroupWalk {
   }
   __device__ __forceinline__ Sm90Place place() const {
     const int32_t index = index_ - first_;
-    const int32_t of_band = order_.group * order_.tiles_n;
+    // Bands of about order_.group, as high as each other: a low one would read all of b for few rows.
+    const int32_t bands = max((tiles_m_ + order_.group / 2) / order_.group, 1), whole = (tiles_m_ + bands - 1) / bands;
+    const int32_t of_band = whole * order_.tiles_n;
     const int32_t band = index / of_band, rest = index - band * of_band;
-    const int32_t top = band * order_.group, height = min(tiles_m_ - top, order_.group);
+    const int32_t top = band * whole, height = min(tiles_m_ - top, whole);
     const int32_t n = rest / height, m = top + rest - n * height;
     return {.row = begin_ + m * kConfig.tile_m,
             .column = n * kConfig.tile_n,

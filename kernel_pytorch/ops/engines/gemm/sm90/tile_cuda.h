@@ -115,6 +115,13 @@ KP_SHARED_CODE constexpr int sm90_finished_warps(Sm90Config config) {
 KP_SHARED_CODE constexpr int sm90_shared_bytes(Sm90Config config) {
   return sm90_exchange_at(config) + (sm90_parts(config) - 1) * sm90_finished_warps(config) * sm90_part_bytes(config);
 }
+// Blocks of a cluster that lie side by side and one below the other.
+KP_SHARED_CODE constexpr int sm90_across(Sm90Config config) {
+  return config.share_a ? sm90_sharing(config) : 1;
+}
+KP_SHARED_CODE constexpr int sm90_down(Sm90Config config) {
+  return config.share_a ? 1 : sm90_sharing(config);
+}
 KP_SHARED_CODE constexpr bool is_legal(Sm90Config config) {
   return sm90_shared_bytes(config) <= kSm90SharedLimit && config.stages >= 2 && config.stages <= 16 &&
          (config.tile_m == 128 || config.tile_m == 256) &&

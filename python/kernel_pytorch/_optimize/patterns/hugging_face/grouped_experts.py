@@ -110,9 +110,8 @@ def forward_of(module: Any, top_k_index: Tensor) -> Callable[..., Any] | None:
 
 def _activation(module: Any, layout: Layout) -> tuple[str, dict[str, float]] | None:
     """The name of its activation and the numbers that it needs."""
-    rows = ((torch.arange(256) * 37 % 256).float() / 14 - 9).reshape(
-        8, 32
-    )  # no gate is like its up, nor like its neighbour
+    # No gate is like its up, nor like its neighbour.
+    rows = ((torch.arange(256) * 37 % 256).float() / 14 - 9).reshape(8, 32)
     try:
         with torch.no_grad():
             wanted = gate(module, rows) if layout.has_gate else module.act_fn(rows)
@@ -120,10 +119,11 @@ def _activation(module: Any, layout: Layout) -> tuple[str, dict[str, float]] | N
         return None
     candidates: list[tuple[str, dict[str, float]]] = [(name, {}) for name in _KINDS]
     if layout.has_gate:
-        limit, slope = getattr(module, "limit", None), getattr(module, "alpha", None)
         candidates = [(name, {}) for name in _GATES]
-        if isinstance(limit, int | float) and isinstance(slope, int | float) and limit > 0:
-            candidates.append(("swiglu_clamped", {"limit": float(limit), "slope": float(slope)}))
+        for prefix in ("", "swiglu_"):  # gpt-oss' names, MiniMax-M3's
+            limit, slope = getattr(module, f"{prefix}limit", None), getattr(module, f"{prefix}alpha", None)
+            if isinstance(limit, int | float) and isinstance(slope, int | float) and limit > 0:
+                candidates.append(("swiglu_clamped", {"limit": float(limit), "slope": float(slope)}))
         candidates += [(f"{name}_interleaved", limits) for name, limits in candidates]
     for name, limits in candidates:
         found = apply_activation(rows, activation_of("experts", name, **limits))
