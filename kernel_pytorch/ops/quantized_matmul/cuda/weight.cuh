@@ -130,11 +130,14 @@ class WeightChunk {
     return factors;
   }
 
-  // Of int4: the same without scale and zero.
+  // Of 4-bit codes: the same without scale and zero, E2M1 without its factor.
   __device__ __forceinline__ void raw_pairs(int word, uint32_t (&pairs)[kPairs]) const {
-    static_assert(kFormat == Format::kInt4);
+    static_assert(group_format::has_4_bits(kFormat));
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) pairs[i] = (word_at(word) >> (4 * i) & 0x000f000f) | Math::kIntegerBits;
+    for (int i = 0; i < kPairs; ++i) {
+      pairs[i] = kFormat == Format::kInt4 ? (word_at(word) >> (4 * i) & 0x000f000f) | Math::kIntegerBits
+                                          : e2m1_bits(word_at(word), i);
+    }
   }
 
   // The eight columns number `word` as four pairs, times their scale. kSmall: no scale of mxfp4 is large.
@@ -151,6 +154,12 @@ class WeightChunk {
             kFormat == Format::kInt4 ? integers(codes >> (4 * i), factors) : e2m1<kSmall>(codes, i, factors, word);
       }
     }
+  }
+
+  // What decode<true> leaves out where a scale of mxfp4 is large.
+  static __device__ __forceinline__ void enlarge(const Factors& factors, uint32_t (&pairs)[kPairs]) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) pairs[i] = Math::fma(pairs[i], factors.scales[1], kMinusZero);
   }
 
  private:

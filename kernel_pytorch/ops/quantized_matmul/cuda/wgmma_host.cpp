@@ -110,15 +110,12 @@ void run(const Product& problem, int config, Context& context) {
   arguments.product = cuda_arguments(problem);
   const int64_t row_tiles = divide_up(m, rows), tiles = divide_up(n, groups * 64) * row_tiles,
                 steps = divide_up(k, span_of(problem.format));
-  const int64_t multiprocessors = std::max(context.info->cuda.multiprocessors, 1);
-  const int64_t each = divide_up(tiles * steps, multiprocessors), blocks = divide_up(tiles * steps, each);
-  arguments.tiles = static_cast<int32_t>(tiles);
+  arguments.walk = walk_of(tiles, steps, std::max(context.info->cuda.multiprocessors, 1));
   arguments.row_tiles = static_cast<int32_t>(row_tiles);
-  arguments.steps = static_cast<int32_t>(steps);
-  arguments.steps_each = static_cast<int32_t>(each);
-  if (each % steps != 0) {
-    arguments.most = static_cast<int32_t>(divide_up(steps, each) + 1);
-    const int64_t sums = tiles * arguments.most * groups * 64 * rows;
+  set_pieces(problem, span_of(problem.format), &arguments.product.weight);
+  const int64_t blocks = divide_up(tiles * steps, arguments.walk.steps_each);
+  if (arguments.walk.steps_each % steps != 0) {
+    const int64_t sums = tiles * arguments.walk.most * groups * 64 * rows;
     const size_t counters = static_cast<size_t>(tiles * groups) * sizeof(uint32_t);
     arguments.sums = static_cast<float*>(context.scratch->allocate(static_cast<size_t>(sums) * sizeof(float)));
     arguments.counters = static_cast<uint32_t*>(context.scratch->allocate(counters));
@@ -126,6 +123,7 @@ void run(const Product& problem, int config, Context& context) {
   }
   const TensorView x = arranged_x(problem, context);
   cuda_device::encode_tensor_map(x, rows, arguments.x.words);
+  cuda_device::encode_tensor_map(codes_view(problem), groups * 64, arguments.codes.words, 1, kSpanBytes);
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = static_cast<unsigned>(wgmma_threads(kConfigs[config]));
