@@ -10,6 +10,14 @@ namespace kernel_pytorch::group_quantize {
 inline constexpr int kThreads = 256;
 inline constexpr int kUnit = 16;  // columns of a thread
 
+// Units that a thread rounds one after the other, all loaded first: of bf16 to E2M1.
+struct PairsConfig {
+  int batches = 2;
+};
+KP_SHARED_CODE constexpr bool is_legal(const PairsConfig& config) {
+  return config.batches == 1 || config.batches == 2 || config.batches == 4;
+}
+
 struct QuantizeArguments {
   const void* x;
   int64_t row_stride;  // elements

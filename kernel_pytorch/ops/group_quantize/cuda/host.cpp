@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel_pytorch/base/config_fields.h"
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -11,7 +12,16 @@
 #include "kernel_pytorch/ops/support/group_format/check.h"
 
 namespace kernel_pytorch::group_quantize {
+
+constexpr auto kPairsConfigFields = config_fields<PairsConfig>(config_field<&PairsConfig::batches>());
+constexpr ConfigFields fields_of(const PairsConfig&) {
+  return kPairsConfigFields;
+}
+
 namespace {
+
+constexpr PairsConfig kPairsConfigs[] = {{.batches = 2}, {.batches = 1}, {.batches = 4}};
+static_assert(are_legal(kPairsConfigs));
 
 constexpr const char* kSource = "kernel_pytorch/ops/group_quantize/cuda/kernel.cuh";
 constexpr const char* kTooLarge = "has 2^30 columns or more, or more threads than a grid";
@@ -57,25 +67,49 @@ registry::Support supports_dequantize(const Dequantize& problem, const DeviceInf
   return registry::Support::unless(obstacle_of(problem.output, problem.group, device));
 }
 
+DeviceCode pairs_code(Format format, int config) {
+  return {.source = kSource,
+          .entry = concat("kernel_pytorch::group_quantize::quantize_pairs<", format_name(format), ", ",
+                          kPairsConfigs[config].batches, ">"),
+          .minimum_capability = 90,
+          .architecture_specific = false};
+}
+
+// bf16 to E2M1, to nearest: two values at a time.
+bool takes_pairs(const Quantize& problem, const DeviceInfo& device) {
+  return device.cuda.capability() >= 90 && problem.x.dtype == DType::kBFloat16 &&
+         group_format::is_e2m1(problem.format) && !problem.seed.is_present() &&
+         is_aligned_matrix(problem.x, problem.codes);
+}
+std::vector<std::string> quantize_configs(const Quantize& problem, const DeviceInfo& device) {
+  return takes_pairs(problem, device) ? config_texts(kPairsConfigs) : std::vector<std::string>{""};
+}
+
 template <class Arguments>
-void launch(Arguments& arguments, CUkern_st* kernel, Context& context, const std::string& label) {
+void launch(Arguments& arguments, CUkern_st* kernel, Context& context, const std::string& label, int batches = 1) {
   const int64_t units = arguments.rows * arguments.groups * (arguments.group / kUnit);
   cuda_device::LaunchShape shape;
-  shape.grid_x = static_cast<unsigned>(divide_up(units, kThreads));
+  shape.grid_x = static_cast<unsigned>(divide_up(units, kThreads * batches));
   shape.block_x = kThreads;
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, label);
 }
 
-void run_quantize(const Quantize& problem, int, Context& context) {
+void run_quantize(const Quantize& problem, int config, Context& context) {
   static const std::string kLabel = "group_quantize";
+  static KernelTable<group_format::kFormats * std::size(kPairsConfigs)> pairs_kernels;
   static KernelTable<3 * group_format::kFormats * 4> kernels;
   if (problem.x.element_count() == 0) return;
   const bool is_stochastic = problem.seed.is_present(), is_aligned = is_aligned_matrix(problem.x, problem.codes);
   const int entry = (cuda_type_index(problem.x.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 4 +
                     is_stochastic * 2 + is_aligned;
-  CUkern_st* kernel = kernels.get(
-      entry, context, [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
+  const bool is_paired = takes_pairs(problem, *context.info);
+  CUkern_st* kernel =
+      is_paired
+          ? pairs_kernels.get(static_cast<int>(problem.format) * static_cast<int>(std::size(kPairsConfigs)) + config,
+                              context, [&] { return pairs_code(problem.format, config); })
+          : kernels.get(entry, context,
+                        [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
   const int64_t columns = problem.x.sizes[1];
   QuantizeArguments arguments{.x = problem.x.data,
                               .row_stride = problem.x.strides[0],
@@ -89,7 +123,7 @@ void run_quantize(const Quantize& problem, int, Context& context) {
                               .code_stride = problem.codes.sizes[1],
                               .scales = problem.scales.data,
                               .zeros = problem.zeros.as<uint8_t>()};
-  launch(arguments, kernel, context, kLabel);
+  launch(arguments, kernel, context, kLabel, is_paired ? kPairsConfigs[config].batches : 1);
 }
 
 void run_dequantize(const Dequantize& problem, int, Context& context) {
@@ -124,6 +158,10 @@ std::vector<DeviceCode> quantize_device_code() {
     codes.push_back(quantize_code(DType::kBFloat16, static_cast<Format>(format), false, true));
   }
   codes.push_back(quantize_code(DType::kFloat32, Format::kNvfp4, true, false));
+  for (int config = 0; config < static_cast<int>(std::size(kPairsConfigs)); ++config) {
+    codes.push_back(pairs_code(Format::kNvfp4, config));
+    codes.push_back(pairs_code(Format::kMxfp4, config));
+  }
   return codes;
 }
 std::vector<DeviceCode> dequantize_device_code() {
@@ -142,6 +180,7 @@ uint64_t source_hash() {
 
 constinit const registry::Kernel<Quantize> kQuantizeCuda{.name = "cuda",
                                                          .supports = supports_quantize,
+                                                         .configs = quantize_configs,
                                                          .run = run_quantize,
                                                          .source_hash = source_hash,
                                                          .device_code = quantize_device_code};

@@ -95,9 +95,12 @@ KP_SHARED_CODE constexpr int stream_stage_bytes(group_format::Format format, con
 KP_SHARED_CODE constexpr int stream_ring_bytes(group_format::Format format, const StreamConfig& config) {
   return config.stages * stream_stage_bytes(format, config);
 }
-// Two sets of sums of warps that divide k. `rows`: of x, a multiple of eight, or one.
+// Sums of warps that divide k, two sets of them where these are small. `rows`: of x, a multiple of eight, or one.
+KP_SHARED_CODE constexpr int stream_part_sets(int rows) {
+  return rows > 8 ? 1 : 2;
+}
 KP_SHARED_CODE constexpr int stream_part_bytes(const StreamConfig& config, int rows) {
-  return 2 * config.k_warps * rows * (stream_columns(config) + kPartPadding) * 4;
+  return stream_part_sets(rows) * config.k_warps * rows * (stream_columns(config) + kPartPadding) * 4;
 }
 inline constexpr int kStreamBarrierBytes = 256;
 // How scales meet codes: as products of pairs before mma; of int4, whose groups are blocks of k, applied to sums; of

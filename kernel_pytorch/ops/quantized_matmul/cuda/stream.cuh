@@ -32,7 +32,7 @@ class StreamProduct {
   static_assert(!kColumnSums || (group_format::is_e2m1(kFormat) && kRowTiles == 1));
   using Chunk = WeightChunk<T, kFormat>;
   static constexpr int kTiles = kConfig.tiles, kRows = kColumnSums ? 1 : 8 * kRowTiles;
-  static constexpr int kThreads = kConfig.warps * 32;
+  static constexpr int kThreads = kConfig.warps * 32, kSets = stream_part_sets(kRows);
   static constexpr int kColumns = stream_columns(kConfig), kPitch = kColumns + kPartPadding;
   static constexpr int kSpan = span_of(kFormat);
   using Stage = WeightStage<kFormat, kColumns, kConfig.k_warps, kConfig.box>;
@@ -117,10 +117,11 @@ class StreamProduct {
         if (lane_ == 0) shared_.empty[state.stage].arrive();
         state.advance(kConfig.stages);
       }
+      if (kSets == 1) synchronize();
       store(sums, sums_[buffer]);
       synchronize();
       finish(walk, sums_[buffer]);
-      buffer ^= 1;  // its readers meet the others before it is written again
+      buffer = (buffer + 1) % kSets;  // of two, its readers meet the others before it is written again
     }
   }
   static __device__ __forceinline__ void synchronize() { ptx::barrier_sync_aligned(1, kThreads); }
@@ -390,7 +391,7 @@ class StreamProduct {
   const WeightArguments& weight_;
   const product::TileArguments& tile_;
   StreamShared& shared_;
-  Parts* sums_;                   // two of them
+  Parts* sums_;                   // kSets of them
   uint32_t stages_, x_, x_sums_;  // shared memory
   int32_t lane_, part_, block_;   // block_: of those of this part of k
   int32_t k_warp_ = 0, row_ = 0;  // row_: of the weight, the warp's first one in a tile

@@ -33,8 +33,9 @@ constexpr StreamConfig kConfigs[] = {
     {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 3, .box = 128},
     {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 3, .box = 64},
     {.warps = 16, .k_warps = 4, .tiles = 1, .stages = 5, .box = 128},
-    {.warps = 16, .k_warps = 4, .tiles = 2, .stages = 3, .box = 128},
     {.warps = 16, .k_warps = 16, .tiles = 2, .stages = 3, .box = 128},
+    {.warps = 8, .k_warps = 4, .tiles = 2, .stages = 4, .box = 128},
+    {.warps = 8, .k_warps = 8, .tiles = 4, .stages = 4, .box = 128},
 };
 static_assert(are_legal(kConfigs));
 constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
@@ -138,15 +139,16 @@ void run(const Product& problem, int config, Context& context) {
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   for (int config = 0; config < kConfigCount; ++config) {
-    for (const Format format : kFastFormats) {
-      codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kPairs, 1, config));
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      for (const Format format : kFastFormats) {
+        codes.push_back(code_of(dtype, format, StreamScaling::kPairs, 1, config));
+        codes.push_back(code_of(dtype, format, StreamScaling::kPairs, 2, config));
+        if (group_format::is_e2m1(format)) codes.push_back(code_of(dtype, format, StreamScaling::kColumns, 1, config));
+      }
+      codes.push_back(code_of(dtype, Format::kInt4, StreamScaling::kSums, 1, config));
+      codes.push_back(code_of(dtype, Format::kInt4, StreamScaling::kSums, 2, config));
     }
-    codes.push_back(code_of(DType::kBFloat16, Format::kNvfp4, StreamScaling::kColumns, 1, config));
-    codes.push_back(code_of(DType::kBFloat16, Format::kInt4, StreamScaling::kSums, 2, config));
   }
-  codes.push_back(code_of(DType::kBFloat16, Format::kMxfp4, StreamScaling::kColumns, 1, 0));
-  codes.push_back(code_of(DType::kFloat16, Format::kInt4, StreamScaling::kSums, 1, 0));
-  codes.push_back(code_of(DType::kFloat16, Format::kNvfp4, StreamScaling::kColumns, 1, 0));
   return codes;
 }
 uint64_t source_hash() {

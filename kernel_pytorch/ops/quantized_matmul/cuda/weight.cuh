@@ -135,7 +135,7 @@ class WeightChunk {
     static_assert(group_format::has_4_bits(kFormat));
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      pairs[i] = kFormat == Format::kInt4 ? (word_at(word) >> (4 * i) & 0x000f000f) | Math::kIntegerBits
+      pairs[i] = kFormat == Format::kInt4 ? integer_bits(word_at(word) >> (4 * i))
                                           : e2m1_bits(word_at(word), i);
     }
   }
@@ -167,10 +167,12 @@ class WeightChunk {
     return index == 0 ? codes_.x : index == 1 ? codes_.y : index == 2 ? codes_.z : codes_.w;
   }
 
+  static __device__ __forceinline__ uint32_t integer_bits(uint32_t codes) {
+    return ptx::lop3_and_or(codes, 0x000f000f, Math::kIntegerBits);
+  }
   // (code - zero) * scale, each exact but for the last rounding.
   static __device__ __forceinline__ uint32_t integers(uint32_t codes, const Factors& factors) {
-    const uint32_t shifted = (codes & 0x000f000f) | Math::kIntegerBits;
-    return Math::fma(Math::fma(shifted, Math::kOnes, factors.offset), factors.scales[0], kMinusZero);
+    return Math::fma(Math::fma(integer_bits(codes), Math::kOnes, factors.offset), factors.scales[0], kMinusZero);
   }
   static __device__ __forceinline__ void decode_bytes(uint32_t codes, const Factors& factors, uint32_t& first,
                                                       uint32_t& second) {
