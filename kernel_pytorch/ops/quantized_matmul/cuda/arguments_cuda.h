@@ -142,7 +142,7 @@ KP_SHARED_CODE constexpr bool is_legal(const WgmmaConfig& config) {
 KP_SHARED_CODE constexpr int wgmma_threads(const WgmmaConfig& config) {
   return (config.groups + 1) * 128;
 }
-inline constexpr int kWgmmaCopyRegisters = 24;
+inline constexpr int kWgmmaCopyRegisters = 56;  // addresses of scales are 64-bit
 KP_SHARED_CODE constexpr int wgmma_registers(const WgmmaConfig& config) {
   const int launched = 65536 / wgmma_threads(config) / 8 * 8;
   return ((config.groups + 1) * launched - kWgmmaCopyRegisters) / config.groups / 8 * 8;
