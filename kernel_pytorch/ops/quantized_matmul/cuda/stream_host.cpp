@@ -33,7 +33,6 @@ constexpr StreamConfig kConfigs[] = {
     {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 3, .box = 128},
     {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 3, .box = 64},
     {.warps = 16, .k_warps = 4, .tiles = 1, .stages = 5, .box = 128},
-    {.warps = 16, .k_warps = 16, .tiles = 2, .stages = 3, .box = 128},
     {.warps = 8, .k_warps = 4, .tiles = 2, .stages = 4, .box = 128},
     {.warps = 8, .k_warps = 8, .tiles = 4, .stages = 4, .box = 128},
 };
@@ -139,7 +138,7 @@ void run(const Product& problem, int config, Context& context) {
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   for (int config = 0; config < kConfigCount; ++config) {
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const DType dtype : {DType::kBFloat16}) {
       for (const Format format : kFastFormats) {
         codes.push_back(code_of(dtype, format, StreamScaling::kPairs, 1, config));
         codes.push_back(code_of(dtype, format, StreamScaling::kPairs, 2, config));
