@@ -10,12 +10,12 @@ namespace kernel_pytorch::group_quantize {
 inline constexpr int kThreads = 256;
 inline constexpr int kUnit = 16;  // columns of a thread
 
-// Units that a thread rounds one after the other, all loaded first: of bf16 to E2M1.
+// Of bf16 to E2M1: lanes load neighbouring 16 bytes and exchange them.
 struct PairsConfig {
-  int batches = 2;
+  int exchange = 1;
 };
 KP_SHARED_CODE constexpr bool is_legal(const PairsConfig& config) {
-  return config.batches == 1 || config.batches == 2 || config.batches == 4;
+  return config.exchange == 0 || config.exchange == 1;
 }
 
 struct QuantizeArguments {

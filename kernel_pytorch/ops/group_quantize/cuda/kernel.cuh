@@ -18,13 +18,12 @@ struct Unit {
   int32_t column, group;  // the first column, the group of its row
   bool leads;             // its group
 
-  __device__ __forceinline__ Unit(int32_t columns_of_group, int32_t groups)
-      : Unit(columns_of_group, groups, static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
-             gridDim.x <= 0xffffffffu / kThreads) {}
-  // A division of 64 bits would cost more than rounding 16 values.
-  __device__ __forceinline__ Unit(int32_t columns_of_group, int32_t groups, int64_t index, bool has_32_bits) {
+  __device__ __forceinline__ Unit(int32_t columns_of_group, int32_t groups) {
     const int32_t shift = 31 - __clz(columns_of_group / kUnit), in_row = groups << shift;
-    row = has_32_bits ? static_cast<uint32_t>(index) / static_cast<uint32_t>(in_row) : index / in_row;
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    // A division of 64 bits would cost more than rounding 16 values.
+    row = gridDim.x <= 0xffffffffu / kThreads ? static_cast<uint32_t>(index) / static_cast<uint32_t>(in_row)
+                                              : index / in_row;
     const int32_t unit = static_cast<int32_t>(index - row * in_row);
     column = unit * kUnit;
     group = unit >> shift;
@@ -83,57 +82,58 @@ template <>
 constexpr ScaleType kTypeOf<tile::Float16> = ScaleType::kFloat16;
 
 #if __CUDA_ARCH__ >= 900
-// bf16 to E2M1: the values stay in pairs. A warp has kBatches times 32 units. It loads them so that neighbouring lanes
-// have neighbouring 16 bytes, all before the first is used; then the two lanes of each pair give one another the half
-// that makes two whole units: the even one has a unit of the first 16, the odd one its companion of the others.
-template <Format kFormat, int kBatches>
+// bf16 to E2M1: the values stay in pairs. A warp has 32 units of one row, whose place is found once. kExchange: lanes
+// load neighbouring 16 bytes, and the two of each pair give one another the half that makes two whole units: the even
+// lane has a unit of the first 16, the odd one its companion of the others.
+template <Format kFormat, PairsConfig kConfig>
 __global__ void __launch_bounds__(kThreads) quantize_pairs(const __grid_constant__ QuantizeArguments arguments) {
+  constexpr bool kExchange = kConfig.exchange != 0;
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
-  const bool is_odd = lane % 2 != 0, has_32_bits = gridDim.x <= 0xffffffffu / (kThreads * kBatches);
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + (threadIdx.x - lane)) * kBatches;
+  const bool is_odd = lane % 2 != 0;
+  const int32_t units = arguments.columns / kUnit;  // of a row: a multiple of 32
+  const uint32_t blocks = static_cast<uint32_t>(units) / 32, index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  const uint32_t row = index / blocks;
+  if (row >= arguments.rows) return;  // all of a warp
+  const int32_t first = static_cast<int32_t>(index - row * blocks) * 32;
+  const auto* x = static_cast<const tile::BFloat16*>(arguments.x) + row * arguments.row_stride + first * kUnit;
   const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
-  ptx::Word4 loaded[kBatches][2];
+  const ptx::Word4 a = ptx::ld_global_nc_l1_no_allocate_v4(x + lane * (kExchange ? 8 : 16));
+  const ptx::Word4 b = ptx::ld_global_nc_l1_no_allocate_v4(x + (kExchange ? 256 + lane * 8 : lane * 16 + 8));
+  const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
+  uint32_t pairs[kUnit / 2];
 #pragma unroll
-  for (int batch = 0; batch < kBatches; ++batch) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Unit unit(arguments.group, arguments.groups, first + batch * 32 + half * 16 + lane / 2, has_32_bits);
-      const bool is_inside = unit.row < arguments.rows && unit.column < arguments.columns;
-      const auto* row = static_cast<const tile::BFloat16*>(arguments.x) + unit.row * arguments.row_stride;
-      loaded[batch][half] = ptx::ld_global_nc_l1_no_allocate_v4_if(is_inside, row + unit.column + lane % 2 * 8);
-    }
-  }
-#pragma unroll
-  for (int batch = 0; batch < kBatches; ++batch) {
-    const ptx::Word4 &a = loaded[batch][0], &b = loaded[batch][1];
-    const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
-    uint32_t pairs[kUnit / 2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kExchange) {
       const uint32_t other = __shfl_xor_sync(0xffffffff, is_odd ? low[i] : high[i], 1);
       pairs[i] = is_odd ? other : low[i];
       pairs[4 + i] = is_odd ? high[i] : other;
+    } else {
+      pairs[i] = low[i];
+      pairs[4 + i] = high[i];
     }
-    uint32_t largest = 0;  // of both halves; bits of magnitudes have the order of numbers
-#pragma unroll
-    for (int i = 0; i < kUnit / 2; ++i) largest = __vmaxu2(largest, pairs[i] & 0x7fff7fff);
-    if constexpr (kFormat != Format::kNvfp4) largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    const Unit unit(arguments.group, arguments.groups, first + batch * 32 + is_odd * 16 + lane / 2, has_32_bits);
-    if (unit.row >= arguments.rows || unit.column >= arguments.columns) continue;
-    const Range range{max(largest << 16, largest & 0xffff0000), 0.0f, 0.0f};
-    const GroupScale scale = scale_of<kFormat>(range, false, ScaleType::kBFloat16, tensor_scale);
-    if (unit.leads) {
-      static_cast<uint8_t*>(arguments.scales)[unit.row * arguments.groups + unit.group] =
-          static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
-    }
-    const PairBoundaries boundaries(scale.value);
-#pragma unroll
-    for (int i = 0; i < kUnit / 2; ++i) pairs[i] = boundaries.codes_of(pairs[i]);
-    uint32_t words[2];
-    join_codes(pairs, words);
-    uint8_t* target = arguments.codes + unit.row * arguments.code_stride + unit.column / 2;
-    *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
   }
+  uint32_t largest = 0;  // of both halves; bits of magnitudes have the order of numbers
+#pragma unroll
+  for (int i = 0; i < kUnit / 2; ++i) largest = __vmaxu2(largest, pairs[i] & 0x7fff7fff);
+  if constexpr (kFormat != Format::kNvfp4) {
+    largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffff, largest, kExchange ? 2 : 1));
+  }
+  const int32_t unit = first + (kExchange ? is_odd * 16 + lane / 2 : lane);
+  const Range range{max(largest << 16, largest & 0xffff0000), 0.0f, 0.0f};
+  const GroupScale scale = scale_of<kFormat>(range, false, ScaleType::kBFloat16, tensor_scale);
+  uint8_t* scales = static_cast<uint8_t*>(arguments.scales) + static_cast<int64_t>(row) * arguments.groups;
+  if (kFormat == Format::kNvfp4) {
+    scales[unit] = static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
+  } else if (unit % 2 == 0) {
+    scales[unit / 2] = static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
+  }
+  const PairBoundaries boundaries(scale.value);
+#pragma unroll
+  for (int i = 0; i < kUnit / 2; ++i) pairs[i] = boundaries.codes_of(pairs[i]);
+  uint32_t words[2];
+  join_codes(pairs, words);
+  uint8_t* target = arguments.codes + row * arguments.code_stride + unit * (kUnit / 2);
+  *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
 }
 #endif
 

@@ -15,7 +15,7 @@ struct WeightArguments {
   const float* tensor_scale;  // or null
   int32_t group, groups;      // columns of a group, groups of a row
   int32_t group_shift;
-  int32_t scale_piece, zero_piece;  // bytes at whose multiples the windows of stages begin: 4, 8 or 16
+  int32_t scale_piece, zero_piece;  // bytes that are copied at once: 4, 8 or 16
 };
 struct Arguments {
   product::TileArguments tile;  // of its operands only a, which is x
@@ -42,15 +42,14 @@ KP_SHARED_CODE constexpr int span_of(group_format::Format format) {
   return kSpanBytes * group_format::codes_in_byte(format);
 }
 
-// A stage of the weight in shared memory: codes of rows and of blocks of k, then windows of scales and of zeros. Four
-// bytes more, since a window may begin within four; eight rows lie in different banks.
+// A stage of the weight in shared memory: codes of rows and of blocks of k, then windows of scales and of zeros, of
+// which eight rows lie in different banks.
 struct WeightStageLayout {
   int scale_pitch, zero_pitch;
   int scales_at, zeros_at, bytes;
 };
 KP_SHARED_CODE constexpr int window_pitch(int bytes) {
-  const int units = (bytes + 4 + 15) / 16;
-  return (units % 2 == 0 ? units + 1 : units) * 16;
+  return bytes <= 4 ? 4 : bytes <= 16 ? bytes : bytes + 16;
 }
 KP_SHARED_CODE constexpr WeightStageLayout stage_layout(group_format::Format format, int rows, int spans) {
   const bool is_integer = group_format::is_integer(format);
@@ -70,9 +69,9 @@ struct WalkArguments {
   int32_t most;        // blocks that a tile can be of, at most
 };
 
-// For at most 16 rows by blocks that stay on their multiprocessor. Warps divide a stage: k_warps its blocks of k, the
+// For at most 8 rows by blocks that stay on their multiprocessor. Warps divide a stage: k_warps its blocks of k, the
 // others its rows, of which each has 16 * tiles. One more warp fills stages. box: bytes of a row in a box of codes.
-inline constexpr int kStreamRows = 16;
+inline constexpr int kStreamRows = 8;
 inline constexpr int kMostStages = 8;
 struct StreamConfig {
   int warps = 8;
@@ -95,12 +94,9 @@ KP_SHARED_CODE constexpr int stream_stage_bytes(group_format::Format format, con
 KP_SHARED_CODE constexpr int stream_ring_bytes(group_format::Format format, const StreamConfig& config) {
   return config.stages * stream_stage_bytes(format, config);
 }
-// Sums of warps that divide k, two sets of them where these are small. `rows`: of x, a multiple of eight, or one.
-KP_SHARED_CODE constexpr int stream_part_sets(int rows) {
-  return rows > 8 ? 1 : 2;
-}
+// Two sets of sums of warps that divide k. `rows`: of x, eight or one.
 KP_SHARED_CODE constexpr int stream_part_bytes(const StreamConfig& config, int rows) {
-  return stream_part_sets(rows) * config.k_warps * rows * (stream_columns(config) + kPartPadding) * 4;
+  return 2 * config.k_warps * rows * (stream_columns(config) + kPartPadding) * 4;
 }
 inline constexpr int kStreamBarrierBytes = 256;
 // How scales meet codes: as products of pairs before mma; of int4, whose groups are blocks of k, applied to sums; of
@@ -128,15 +124,19 @@ KP_SHARED_CODE constexpr bool is_legal(const MmaConfig& config) {
 
 // The same on Hopper: warpgroups have 64 rows of the weight each, and a tile of rows of x lies in shared memory, where
 // one more warpgroup's first warp has it put, and the weight.
-inline constexpr int kWgmmaBoxRows = 32;  // of x on their way out
 struct WgmmaConfig {
   int rows = 64;  // of x in a tile
   int groups = 4;
   int stages = 4;
+  int spans = 1;  // blocks of k in a stage
 };
+KP_SHARED_CODE constexpr int wgmma_box_rows(const WgmmaConfig& config) {  // of x on their way out
+  return config.rows < 32 ? config.rows : 32;
+}
 KP_SHARED_CODE constexpr bool is_legal(const WgmmaConfig& config) {
-  return (config.rows == 32 || config.rows == 64 || config.rows == 96 || config.rows == 128) &&
-         (config.groups == 3 || config.groups == 4) && config.stages >= 2 && config.stages <= 6;
+  return (config.rows == 16 || config.rows == 32 || config.rows == 64 || config.rows == 96 || config.rows == 128) &&
+         (config.groups == 3 || config.groups == 4) && config.stages >= 2 && config.stages <= kMostStages &&
+         (config.spans == 1 || config.spans == 2);
 }
 // One warpgroup more: it gives its registers to the others. A launch is given what its threads leave to each.
 KP_SHARED_CODE constexpr int wgmma_threads(const WgmmaConfig& config) {
@@ -177,22 +177,22 @@ KP_SHARED_CODE constexpr int mma_shared_bytes(group_format::Format format, int c
 // Stages of x, each of its blocks of 64 columns at a multiple of 1024 bytes; those of the weight; boxes of sums;
 // barriers.
 KP_SHARED_CODE constexpr int wgmma_x_bytes(group_format::Format format, const WgmmaConfig& config) {
-  return config.rows * span_of(format) * 2;
+  return config.rows * config.spans * span_of(format) * 2;
 }
 KP_SHARED_CODE constexpr int wgmma_ring_at(group_format::Format format, const WgmmaConfig& config) {
   return config.stages * wgmma_x_bytes(format, config);
 }
 KP_SHARED_CODE constexpr int wgmma_stage_bytes(group_format::Format format, const WgmmaConfig& config) {
-  return stage_layout(format, config.groups * 64, 1).bytes;
+  return stage_layout(format, config.groups * 64, config.spans).bytes;
 }
 KP_SHARED_CODE constexpr int wgmma_boxes_at(group_format::Format format, const WgmmaConfig& config) {
   return wgmma_ring_at(format, config) + config.stages * wgmma_stage_bytes(format, config);
 }
-KP_SHARED_CODE constexpr int wgmma_box_bytes() {
-  return kWgmmaBoxRows * (64 + kPartPadding) * 4;
+KP_SHARED_CODE constexpr int wgmma_box_bytes(const WgmmaConfig& config) {
+  return wgmma_box_rows(config) * (64 + kPartPadding) * 4;
 }
 KP_SHARED_CODE constexpr int wgmma_barriers_at(group_format::Format format, const WgmmaConfig& config) {
-  return wgmma_boxes_at(format, config) + config.groups * wgmma_box_bytes();
+  return wgmma_boxes_at(format, config) + config.groups * wgmma_box_bytes(config);
 }
 KP_SHARED_CODE constexpr int wgmma_shared_bytes(group_format::Format format, const WgmmaConfig& config) {
   return wgmma_barriers_at(format, config) + 256;

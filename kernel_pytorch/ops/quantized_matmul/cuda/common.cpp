@@ -14,6 +14,7 @@ namespace {
 constexpr const char* kNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kNoMxfp8 = "does not take mxfp8";
 constexpr const char* kDepth = "needs rows of codes and of x that begin at multiples of 16 bytes";
+constexpr const char* kWindows = "needs rows of scales and zeros that begin at multiples of 4 bytes";
 constexpr const char* kLarge = "n or k is 2^30 or more";
 
 }  // namespace
@@ -29,6 +30,14 @@ const char* cuda_weight_obstacle(const Product& problem, const DeviceInfo& devic
                           vector_access_obstacle(problem.x) == nullptr;
   if (!is_aligned) return kDepth;
   return std::max(k, problem.codes.sizes[0]) >= int64_t{1} << 30 ? kLarge : nullptr;
+}
+
+const char* window_obstacle(const Product& problem) {
+  const auto has_words = [](const TensorView& view) {
+    return !view.is_present() || (view.sizes[1] * size_of(view.dtype) % 4 == 0 &&
+                                  reinterpret_cast<uintptr_t>(view.data) % 4 == 0);
+  };
+  return has_words(problem.scales) && has_words(problem.zeros) ? nullptr : kWindows;
 }
 
 std::string cuda_format_name(Format format) {
@@ -58,7 +67,7 @@ Arguments cuda_arguments(const Product& problem) {
   return arguments;
 }
 
-// Windows begin at multiples of as many bytes as rows, blocks of k and the address are.
+// Pieces of as many bytes as the address, rows and blocks of k are multiples of.
 void set_pieces(const Product& problem, int64_t stage_columns, WeightArguments* weight) {
   const int64_t groups = stage_columns / problem.group;  // 0: less than one
   const auto piece = [&](const TensorView& view) {

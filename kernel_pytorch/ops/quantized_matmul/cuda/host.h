@@ -10,6 +10,8 @@ namespace kernel_pytorch::quantized_matmul {
 
 // Null, or why none of them takes the problem.
 const char* cuda_weight_obstacle(const Product& problem, const DeviceInfo& device);
+// The same of kernels with stages of the weight in shared memory, besides.
+const char* window_obstacle(const Product& problem);
 Arguments cuda_arguments(const Product& problem);
 std::string cuda_format_name(Format format);
 // For kernels whose stages bring so many columns.

@@ -1,5 +1,5 @@
 // A ring of stages in shared memory for the weight, of one block of threads: codes of kRows rows and kSpans blocks of
-// k, which the copy engine brings, and their scales and zeros, which the lanes of one warp copy. Loads by lanes would
+// k, which the copy engine brings, and their scales and zeros, which the lanes of one warp copy by cp.async. Loads by lanes would
 // spend a cycle of the first cache on each row of a load (eight for 512 bytes), and as many on a few bytes of scales:
 // that, not decoding, bounds a kernel whose lanes fetch for themselves. sm_90.
 #pragma once
@@ -19,6 +19,80 @@ class WeightStage {
   static constexpr int kScaleBytes = group_format::is_integer(kFormat) ? 2 : 1;
   static constexpr int kBoxSpans = kBox / kSpanBytes;
   static_assert(kSpans % kBoxSpans == 0);
+  static constexpr int kSpan = span_of(kFormat);
+
+  // Windows begin at multiples of four bytes: rows do, blocks of k need not.
+  static __device__ __forceinline__ uint32_t place(int32_t bytes, const WeightArguments& weight, int32_t stage_span,
+                                                   int32_t k) {
+    const int32_t first = stage_span * kSpan >> weight.group_shift;
+    return (first * bytes & 3) + ((k >> weight.group_shift) - first) * bytes;
+  }
+
+  // The windows of a matrix of scales or zeros. A lane has the same piece of rows that lie a fixed distance apart, so
+  // that a copy is an addition and the instruction: one warp has as many cycles as there are for a stage.
+  class WindowCopy {
+   public:
+    __device__ __forceinline__ WindowCopy(const void* data, int32_t bytes, const WeightArguments& weight, int32_t piece)
+        : data_(static_cast<const uint8_t*>(data)),
+          bytes_(bytes),
+          group_shift_(weight.group_shift),
+          piece_(piece),
+          row_bytes_(weight.groups * bytes) {
+      const int32_t groups = max(kSpans * kSpan >> group_shift_, 1);
+      const int32_t pieces = max(groups * bytes / piece, 1);  // a power of two
+      lane_rows_ = 32 / pieces;
+      const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+      row_ = lane / pieces;
+      offset_ = lane % pieces * piece;
+    }
+    __device__ __forceinline__ bool is_used() const {
+      return group_format::is_integer(kFormat) && data_ != nullptr;
+    }
+    __device__ __forceinline__ void point_at(int32_t first_row, int32_t rows) {
+      line_ = data_ + static_cast<int64_t>(first_row + row_) * row_bytes_;
+      rows_left_ = rows - first_row - row_;
+    }
+    template <int kPitch>
+    __device__ __forceinline__ void copy(uint32_t target, int32_t span) const {
+      const int32_t at = ((span * kSpan >> group_shift_) * bytes_ & ~3) + offset_;
+      const int32_t wanted = min(max(row_bytes_ - at, 0), piece_);  // zeros behind a row's end
+      if (piece_ == 16) {
+        copy_rows<kPitch>(target, at, [&](uint32_t to, const void* from, bool is_inside) {
+          ptx::cp_async_cg_shared_global_16_fill(to, from, is_inside ? wanted : 0);
+        });
+      } else if (piece_ == 8) {
+        copy_rows<kPitch>(target, at, [&](uint32_t to, const void* from, bool is_inside) {
+          ptx::cp_async_ca_shared_global_8_fill(to, from, is_inside ? wanted : 0);
+        });
+      } else {
+        copy_rows<kPitch>(target, at, [&](uint32_t to, const void* from, bool is_inside) {
+          ptx::cp_async_ca_shared_global_4_fill(to, from, is_inside ? wanted : 0);
+        });
+      }
+    }
+
+   private:
+    template <int kPitch, class Copy>
+    __device__ __forceinline__ void copy_rows(uint32_t target, int32_t at, const Copy& copy) const {
+      const bool is_behind = at >= row_bytes_;  // of the row's end
+      const uint8_t* from = is_behind ? data_ : line_ + at;
+      uint32_t to = target + row_ * kPitch + offset_;
+      const int32_t step = is_behind ? 0 : lane_rows_ * row_bytes_;
+      int32_t left = rows_left_;
+#pragma unroll 4
+      for (int32_t row = row_; row < kRows; row += lane_rows_) {
+        copy(to, left > 0 ? from : data_, left > 0);
+        from += step;
+        to += lane_rows_ * kPitch;
+        left -= lane_rows_;
+      }
+    }
+
+    const uint8_t* data_;
+    int32_t bytes_, group_shift_, piece_, row_bytes_;
+    int32_t lane_rows_, row_, offset_, rows_left_ = 0;
+    const uint8_t* line_ = nullptr;
+  };
 
  public:
   static constexpr int kBytes = kLayout.bytes, kScalePitch = kLayout.scale_pitch;
@@ -29,31 +103,42 @@ class WeightStage {
     return kBox == 128 ? line / 2 + line % 2 * 4 : line;
   }
 
-  // ---- for one warp ----
+  static constexpr int kFullArrivals = 33;  // of a stage's barrier
 
-  // Rows from first_row on and blocks of k from `span` on into the stage at `target`; completes on the barrier, which
-  // counts kFullArrivals.
-  static constexpr int kFullArrivals = 33;
-  static __device__ __forceinline__ void fetch(const WeightArguments& weight, const tile::TensorMap& codes,
-                                               uint32_t target, uint32_t barrier, int32_t first_row, int32_t rows,
-                                               int32_t span) {
-    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
-    if (lane == 0) {
-      ptx::mbarrier_arrive_expect_tx(barrier, kRows * kSpans * kSpanBytes);
+  // One warp that fills stages.
+  class Producer {
+   public:
+    __device__ __forceinline__ Producer(const WeightArguments& weight, const tile::TensorMap& codes)
+        : codes_(codes),
+          scales_(weight.scales, kScaleBytes, weight, weight.scale_piece),
+          zeros_(weight.zeros, 1, weight, weight.zero_piece) {}
+
+    // What is fetched next: rows from first_row on.
+    __device__ __forceinline__ void point_at(int32_t first_row, int32_t rows) {
+      row_ = first_row;
+      scales_.point_at(first_row, rows);
+      if (zeros_.is_used()) zeros_.point_at(first_row, rows);
+    }
+    // Blocks of k from `span` on into the stage at `target`; completes on the barrier.
+    __device__ __forceinline__ void fetch(uint32_t target, uint32_t barrier, int32_t span) {
+      if (threadIdx.x % 32 == 0) {
+        ptx::mbarrier_arrive_expect_tx(barrier, kRows * kSpans * kSpanBytes);
 #pragma unroll
-      for (int i = 0; i < kSpans / kBoxSpans; ++i) {
-        ptx::cp_async_bulk_tensor_3d_shared_global(target + i * kRows * kBox, &codes, span * kSpanBytes + i * kBox,
-                                                   first_row, 0, barrier);
+        for (int i = 0; i < kSpans / kBoxSpans; ++i) {
+          ptx::cp_async_bulk_tensor_3d_shared_global(target + i * kRows * kBox, &codes_, span * kSpanBytes + i * kBox,
+                                                     row_, 0, barrier);
+        }
       }
+      scales_.template copy<kLayout.scale_pitch>(target + kLayout.scales_at, span);
+      if (zeros_.is_used()) zeros_.template copy<kLayout.zero_pitch>(target + kLayout.zeros_at, span);
+      ptx::cp_async_mbarrier_arrive_noinc(barrier);
     }
-    copy_window<kLayout.scale_pitch>(weight.scales, kScaleBytes, weight, target + kLayout.scales_at, first_row, rows, span,
-                                     weight.scale_piece);
-    if (group_format::is_integer(kFormat) && weight.zeros != nullptr) {
-      copy_window<kLayout.zero_pitch>(weight.zeros, 1, weight, target + kLayout.zeros_at, first_row, rows, span,
-                                      weight.zero_piece);
-    }
-    ptx::cp_async_mbarrier_arrive_noinc(barrier);
-  }
+
+   private:
+    const tile::TensorMap& codes_;
+    WindowCopy scales_, zeros_;
+    int32_t row_ = 0;
+  };
 
   // ---- for lanes that decode ----
 
@@ -62,16 +147,16 @@ class WeightStage {
     const int32_t swizzle = kBox == 128 ? line : line / 2 % 4;
     return ptx::ld_shared_v4(stage + (span / kBoxSpans * kRows + row + line) * kBox + (unit ^ swizzle) * 16);
   }
-  // Where the scale of the group lies that column k of a row has: `row` counts from the stage's first, which is a
-  // multiple of four, and `stage_span` is the stage's first block of k.
+  // Where the scale of the group lies that column k of a row has: `row` counts from the stage's first,
+  // and `stage_span` is the stage's first block of k.
   static __device__ __forceinline__ uint32_t scale_address(const WeightArguments& weight, uint32_t stage, int32_t row,
                                                            int32_t stage_span, int32_t k) {
     return stage + kLayout.scales_at + row * kLayout.scale_pitch +
-           place(weight.scales, kScaleBytes, weight, row, stage_span, k);
+           place(kScaleBytes, weight, stage_span, k);
   }
   static __device__ __forceinline__ uint32_t zero_address(const WeightArguments& weight, uint32_t stage, int32_t row,
                                                           int32_t stage_span, int32_t k) {
-    return stage + kLayout.zeros_at + row * kLayout.zero_pitch + place(weight.zeros, 1, weight, row, stage_span, k);
+    return stage + kLayout.zeros_at + row * kLayout.zero_pitch + place(1, weight, stage_span, k);
   }
   // Chunks of rows row + row_of(lane) + 8 i, from column k on, which is the lane's own in block number `span` of the
   // stage.
@@ -96,47 +181,6 @@ class WeightStage {
       const uint32_t address = scale + 8 * i * kLayout.scale_pitch;
       const uint32_t bytes = kFormat == Format::kMxfp4 ? ptx::ld_shared_u8(address) : ptx::ld_shared_u16(address);
       chunks[i].set(codes(stage, row + 8 * i, span, lane), bytes, zeros[i]);
-    }
-  }
-
- private:
-  static constexpr int kSpan = span_of(kFormat);
-
-  static __device__ __forceinline__ int32_t first_group_of(const WeightArguments& weight, int32_t span) {
-    return span * kSpan >> weight.group_shift;
-  }
-  // Of four bytes: rows and blocks of k need not begin at multiples of them.
-  static __device__ __forceinline__ uint32_t place(const void* data, int32_t bytes, const WeightArguments& weight,
-                                                   int32_t row, int32_t stage_span, int32_t k) {
-    const int32_t first = first_group_of(weight, stage_span);
-    const uint32_t start = static_cast<uint32_t>(reinterpret_cast<uint64_t>(data)) +
-                           static_cast<uint32_t>(row * weight.groups + first) * bytes;
-    return (start & 3) + ((k >> weight.group_shift) - first) * bytes;
-  }
-  // Pieces of 4, 8 or 16 bytes of each row's window, zeros behind the row's end.
-  template <int kPitch>
-  static __device__ __forceinline__ void copy_window(const void* data, int32_t bytes, const WeightArguments& weight,
-                                                     uint32_t target, int32_t first_row, int32_t rows, int32_t span,
-                                                     int32_t piece) {
-    const int32_t first = first_group_of(weight, span);
-    const int32_t groups = (((span + kSpans) * kSpan - 1) >> weight.group_shift) + 1 - first;
-    const int32_t shift = 31 - __clz(piece);
-    const int32_t pieces = (groups * bytes + (piece == 4 ? 3 : 0) + piece - 1) >> shift;
-    for (int32_t index = static_cast<int32_t>(threadIdx.x % 32); index < kRows * pieces; index += 32) {
-      const int32_t row = index / pieces, i = index - row * pieces;
-      const uint64_t line = reinterpret_cast<uint64_t>(data) + static_cast<int64_t>(first_row + row) * weight.groups * bytes;
-      const uint64_t source = ((line + first * bytes) & ~uint64_t{3}) + (i << shift);
-      const int64_t left = static_cast<int64_t>(line + weight.groups * bytes - source);
-      const uint32_t wanted = first_row + row < rows && left > 0 ? static_cast<uint32_t>(min(left, int64_t{piece})) : 0u;
-      const uint32_t place = target + row * kPitch + (i << shift);
-      const void* address = wanted > 0 ? reinterpret_cast<const void*>(source) : weight.codes;
-      if (piece == 16) {
-        ptx::cp_async_cg_shared_global_16_fill(place, address, wanted);
-      } else if (piece == 8) {
-        ptx::cp_async_ca_shared_global_8_fill(place, address, wanted);
-      } else {
-        ptx::cp_async_ca_shared_global_4_fill(place, address, wanted);
-      }
     }
   }
 };

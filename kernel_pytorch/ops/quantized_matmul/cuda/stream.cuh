@@ -1,4 +1,4 @@
-// The product of at most 16 rows with a weight in few bits by blocks that stay: x lies in shared memory, arranged as
+// The product of at most 8 rows with a weight in few bits by blocks that stay: x lies in shared memory, arranged as
 // codes come out of a word, and is read from memory once a block; one warp keeps a ring of stages of the weight full
 // (stage.cuh), across tiles of columns, so that memory never waits for a tile's end. The weight is the first operand of
 // mma, x the second. Where x is larger than shared memory blocks divide k.
@@ -25,19 +25,19 @@ struct StreamShared {
 };
 static_assert(sizeof(StreamShared) <= kStreamBarrierBytes);
 
-template <class T, Format kFormat, StreamScaling kScaling, int kRowTiles, StreamConfig kConfig>
+template <class T, Format kFormat, StreamScaling kScaling, StreamConfig kConfig>
 class StreamProduct {
   static constexpr bool kColumnSums = kScaling == StreamScaling::kColumns, kLate = kScaling == StreamScaling::kSums;
   static_assert(is_legal(kConfig) && (!kLate || kFormat == Format::kInt4));
-  static_assert(!kColumnSums || (group_format::is_e2m1(kFormat) && kRowTiles == 1));
+  static_assert(!kColumnSums || group_format::is_e2m1(kFormat));
   using Chunk = WeightChunk<T, kFormat>;
-  static constexpr int kTiles = kConfig.tiles, kRows = kColumnSums ? 1 : 8 * kRowTiles;
-  static constexpr int kThreads = kConfig.warps * 32, kSets = stream_part_sets(kRows);
+  static constexpr int kTiles = kConfig.tiles, kRows = kColumnSums ? 1 : kStreamRows;
+  static constexpr int kThreads = kConfig.warps * 32;
   static constexpr int kColumns = stream_columns(kConfig), kPitch = kColumns + kPartPadding;
   static constexpr int kSpan = span_of(kFormat);
   using Stage = WeightStage<kFormat, kColumns, kConfig.k_warps, kConfig.box>;
   using Parts = float[kConfig.k_warps][kRows][kPitch];
-  using Sums = float[kTiles][kRowTiles][4];
+  using Sums = float[kTiles][1][4];
 
  public:
   // Stages, barriers, sums of warps, x, its sums.
@@ -78,14 +78,15 @@ class StreamProduct {
   }
 
   __device__ __forceinline__ void produce() {
+    typename Stage::Producer producer(weight_, arguments_.codes);
     tile::PipelineState state;
 #pragma unroll 1
     for (StepWalk walk(arguments_.walk, block_); walk.has_tile(); walk.advance(arguments_.walk)) {
+      producer.point_at(walk.tile * kColumns, tile_.n);
 #pragma unroll 1
       for (int32_t step = walk.step; step < walk.end; ++step) {
         shared_.empty[state.stage].wait(state.parity ^ 1);
-        Stage::fetch(weight_, arguments_.codes, stages_ + state.stage * Stage::kBytes,
-                     shared_.full[state.stage].address(), walk.tile * kColumns, tile_.n, first_span(step));
+        producer.fetch(stages_ + state.stage * Stage::kBytes, shared_.full[state.stage].address(), first_span(step));
         state.advance(kConfig.stages);
       }
     }
@@ -117,11 +118,10 @@ class StreamProduct {
         if (lane_ == 0) shared_.empty[state.stage].arrive();
         state.advance(kConfig.stages);
       }
-      if (kSets == 1) synchronize();
       store(sums, sums_[buffer]);
       synchronize();
       finish(walk, sums_[buffer]);
-      buffer = (buffer + 1) % kSets;  // of two, its readers meet the others before it is written again
+      buffer ^= 1;  // its readers meet the others before it is written again
     }
   }
   static __device__ __forceinline__ void synchronize() { ptx::barrier_sync_aligned(1, kThreads); }
@@ -142,18 +142,15 @@ class StreamProduct {
     if constexpr (kLate) {
       Sums part = {};
       multiply(part, block, [&](int chunk, int word, uint32_t(&pairs)[4]) { chunks[chunk].raw_pairs(word, pairs); });
+      float of_x[2];
+      ptx::ld_shared_v2_f32(of_x[0], of_x[1], x_sums_ + (block * kRows + lane_ % 4 * 2) * 4);
 #pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-        float of_x[2];
-        ptx::ld_shared_v2_f32(of_x[0], of_x[1], x_sums_ + (block * kRows + 8 * j + lane_ % 4 * 2) * 4);
+      for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            const Chunk& chunk = chunks[2 * i + r / 2];
-            const float sum = fmaf(-chunk.raw_offset(), of_x[r % 2], part[i][j][r]);
-            sums[i][j][r] = fmaf(chunk.float_scale(), sum, sums[i][j][r]);
-          }
+        for (int r = 0; r < 4; ++r) {
+          const Chunk& chunk = chunks[2 * i + r / 2];
+          const float sum = fmaf(-chunk.raw_offset(), of_x[r % 2], part[i][0][r]);
+          sums[i][0][r] = fmaf(chunk.float_scale(), sum, sums[i][0][r]);
         }
       }
     } else {
@@ -180,28 +177,19 @@ class StreamProduct {
 
   template <class Decode>
   __device__ __forceinline__ void multiply(Sums& sums, int32_t block, const Decode& decode) const {
-    uint32_t lines[kRowTiles];
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      const int32_t row = min(8 * j + lane_ / 4, tile_.m - 1);  // others' sums are of no use
-      lines[j] = x_ + (block * Chunk::kWords * tile_.m + row) * 64 + lane_ % 4 * 16;
-    }
+    const int32_t row = min(lane_ / 4, tile_.m - 1);  // others' sums are of no use
+    const uint32_t line = x_ + (block * Chunk::kWords * tile_.m + row) * 64 + lane_ % 4 * 16;
 #pragma unroll
     for (int word = 0; word < Chunk::kWords; ++word) {
-      ptx::Word4 x[kRowTiles];
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) x[j] = ptx::ld_shared_v4(lines[j] + word * tile_.m * 64);
+      const ptx::Word4 x = ptx::ld_shared_v4(line + word * tile_.m * 64);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         uint32_t low[4], high[4];
         decode(2 * i, word, low);
         decode(2 * i + 1, word, high);
         const uint32_t first[4] = {low[0], high[0], low[1], high[1]}, second[4] = {low[2], high[2], low[3], high[3]};
-#pragma unroll
-        for (int j = 0; j < kRowTiles; ++j) {
-          tile::multiply_fragments<T>(sums[i][j], first, x[j].x, x[j].y);
-          tile::multiply_fragments<T>(sums[i][j], second, x[j].z, x[j].w);
-        }
+        tile::multiply_fragments<T>(sums[i][0], first, x.x, x.y);
+        tile::multiply_fragments<T>(sums[i][0], second, x.z, x.w);
       }
     }
   }
@@ -391,18 +379,18 @@ class StreamProduct {
   const WeightArguments& weight_;
   const product::TileArguments& tile_;
   StreamShared& shared_;
-  Parts* sums_;                   // kSets of them
+  Parts* sums_;                   // two of them
   uint32_t stages_, x_, x_sums_;  // shared memory
   int32_t lane_, part_, block_;   // block_: of those of this part of k
   int32_t k_warp_ = 0, row_ = 0;  // row_: of the weight, the warp's first one in a tile
   float factors_[2] = {1.0f, 1.0f};
 };
 
-template <class T, Format kFormat, StreamScaling kScaling, int kRowTiles, StreamConfig kConfig>
+template <class T, Format kFormat, StreamScaling kScaling, StreamConfig kConfig>
 __global__ void __launch_bounds__(kConfig.warps * 32 + 32, 1)
     stream_product(const __grid_constant__ StreamArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  StreamProduct<T, kFormat, kScaling, kRowTiles, kConfig>(arguments, memory).run();
+  StreamProduct<T, kFormat, kScaling, kConfig>(arguments, memory).run();
 }
 
 }  // namespace kernel_pytorch::quantized_matmul

@@ -25,16 +25,13 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantized_matmul/cuda/stream.cuh";
 constexpr const char* kNeedsCopyEngine = "needs compute capability 9.0 or later";
-constexpr const char* kFewRows = "takes 1 to 16 rows";
+constexpr const char* kFewRows = "takes 1 to 8 rows";
 constexpr const char* kShared = "needs more shared memory for x than a block has";
 
 constexpr StreamConfig kConfigs[] = {
-    {.warps = 8, .k_warps = 8, .tiles = 4, .stages = 3, .box = 128},
-    {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 3, .box = 128},
-    {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 3, .box = 64},
-    {.warps = 16, .k_warps = 4, .tiles = 1, .stages = 5, .box = 128},
-    {.warps = 8, .k_warps = 4, .tiles = 2, .stages = 4, .box = 128},
     {.warps = 8, .k_warps = 8, .tiles = 4, .stages = 4, .box = 128},
+    {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 4, .box = 128},
+    {.warps = 8, .k_warps = 4, .tiles = 4, .stages = 4, .box = 128},
 };
 static_assert(are_legal(kConfigs));
 constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
@@ -53,8 +50,8 @@ StreamScaling scaling_of(const Product& problem) {
   const bool has_block_groups = problem.format == Format::kInt4 && problem.group == kSpan && k % kSpan == 0;
   return has_block_groups ? StreamScaling::kSums : StreamScaling::kPairs;
 }
-int row_tiles_of(const Product& problem) {
-  return problem.x.sizes[0] > 8 ? 2 : 1;
+int rows_of(StreamScaling scaling) {
+  return scaling == StreamScaling::kColumns ? 1 : kStreamRows;
 }
 
 // As few parts of k as x needs to lie in shared memory.
@@ -62,7 +59,7 @@ Plan plan_of(const Product& problem, const StreamConfig& config, const DeviceInf
   const int64_t m = problem.x.sizes[0], k = std::max<int64_t>(problem.x.sizes[1], 1), n = problem.codes.sizes[0];
   const int64_t span = span_of(problem.format), multiprocessors = std::max(device.cuda.multiprocessors, 1);
   const StreamScaling scaling = scaling_of(problem);
-  const int rows = scaling == StreamScaling::kColumns ? 1 : 8 * row_tiles_of(problem);
+  const int rows = rows_of(scaling);
   const int64_t fixed = stream_ring_bytes(problem.format, config) + kStreamBarrierBytes + stream_part_bytes(config, rows);
   for (int64_t parts = 1; parts <= multiprocessors; ++parts) {
     const int64_t steps = divide_up(k, parts * config.k_warps * span), blocks_of_k = steps * config.k_warps;
@@ -78,6 +75,7 @@ Plan plan_of(const Product& problem, const StreamConfig& config, const DeviceInf
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_weight_obstacle(problem, device)) return registry::Support::no(obstacle);
+  if (const char* obstacle = window_obstacle(problem)) return registry::Support::no(obstacle);
   if (device.cuda.capability() < 90) return registry::Support::no(kNeedsCopyEngine);
   const int64_t m = problem.x.sizes[0];
   if (m < 1 || m > kStreamRows || problem.x.sizes[1] == 0) return registry::Support::no(kFewRows);
@@ -89,24 +87,23 @@ std::vector<std::string> configs(const Product&, const DeviceInfo&) {
   return config_texts(kConfigs);
 }
 
-DeviceCode code_of(DType dtype, Format format, StreamScaling scaling, int row_tiles, int config) {
+DeviceCode code_of(DType dtype, Format format, StreamScaling scaling, int config) {
   return {.source = kSource,
           .entry = concat("kernel_pytorch::quantized_matmul::stream_product<", element_type_name(dtype), ", ",
                           cuda_format_name(format), ", kernel_pytorch::quantized_matmul::StreamScaling(",
-                          static_cast<int>(scaling), "), ", row_tiles, ", ", device_text(kConfigs[config]), ">"),
+                          static_cast<int>(scaling), "), ", device_text(kConfigs[config]), ">"),
           .minimum_capability = 90,
           .architecture_specific = false};
 }
 
 void run(const Product& problem, int config, Context& context) {
   static const std::string kLabel = "quantized_matmul stream";
-  static KernelTable<kVariants * kConfigCount * kScalings * 2> kernels;
+  static KernelTable<kVariants * kConfigCount * kScalings> kernels;
   if (problem.codes.sizes[0] == 0) return;
   const StreamScaling scaling = scaling_of(problem);
-  const int row_tiles = row_tiles_of(problem);
-  const int entry = ((variant_of(problem) * kConfigCount + config) * kScalings + static_cast<int>(scaling)) * 2 + row_tiles - 1;
-  CUkern_st* kernel = kernels.get(
-      entry, context, [&] { return code_of(problem.x.dtype, problem.format, scaling, row_tiles, config); });
+  const int entry = (variant_of(problem) * kConfigCount + config) * kScalings + static_cast<int>(scaling);
+  CUkern_st* kernel =
+      kernels.get(entry, context, [&] { return code_of(problem.x.dtype, problem.format, scaling, config); });
   const Plan plan = plan_of(problem, kConfigs[config], *context.info);
   const int64_t columns = stream_columns(kConfigs[config]);
   StreamArguments arguments{};
@@ -117,8 +114,7 @@ void run(const Product& problem, int config, Context& context) {
   arguments.parts = static_cast<int32_t>(plan.parts);
   const int64_t blocks = divide_up(plan.tiles * plan.steps, arguments.walk.steps_each) * plan.parts;
   if (plan.parts > 1 || arguments.walk.steps_each % plan.steps != 0) {
-    const int64_t rows = scaling == StreamScaling::kColumns ? 1 : 8 * row_tiles;
-    const int64_t sums = plan.tiles * plan.parts * arguments.walk.most * rows * columns;
+    const int64_t sums = plan.tiles * plan.parts * arguments.walk.most * rows_of(scaling) * columns;
     const size_t counters = static_cast<size_t>(plan.tiles) * sizeof(uint32_t);
     arguments.sums = static_cast<float*>(context.scratch->allocate(static_cast<size_t>(sums) * sizeof(float)));
     arguments.counters = static_cast<uint32_t*>(context.scratch->allocate(counters));
@@ -138,16 +134,14 @@ void run(const Product& problem, int config, Context& context) {
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   for (int config = 0; config < kConfigCount; ++config) {
-    for (const DType dtype : {DType::kBFloat16}) {
-      for (const Format format : kFastFormats) {
-        codes.push_back(code_of(dtype, format, StreamScaling::kPairs, 1, config));
-        codes.push_back(code_of(dtype, format, StreamScaling::kPairs, 2, config));
-        if (group_format::is_e2m1(format)) codes.push_back(code_of(dtype, format, StreamScaling::kColumns, 1, config));
-      }
-      codes.push_back(code_of(dtype, Format::kInt4, StreamScaling::kSums, 1, config));
-      codes.push_back(code_of(dtype, Format::kInt4, StreamScaling::kSums, 2, config));
+    for (const Format format : kFastFormats) {
+      codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kPairs, config));
+      if (group_format::is_e2m1(format)) codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kColumns, config));
     }
+    codes.push_back(code_of(DType::kBFloat16, Format::kInt4, StreamScaling::kSums, config));
   }
+  codes.push_back(code_of(DType::kFloat16, Format::kInt4, StreamScaling::kSums, 0));
+  codes.push_back(code_of(DType::kFloat16, Format::kNvfp4, StreamScaling::kColumns, 0));
   return codes;
 }
 uint64_t source_hash() {

@@ -44,12 +44,12 @@ template <>
 constexpr ptx::WgmmaType kWgmmaType<tile::Float16> = ptx::WgmmaType::kF16;
 
 struct WgmmaShared {
-  tile::Barrier full[6], empty[6];
+  tile::Barrier full[kMostStages], empty[kMostStages];
   uint32_t is_last[4];
 };
 
 template <Format kFormat, WgmmaConfig kConfig>
-using WgmmaStage = WeightStage<kFormat, kConfig.groups * 64, 1, kSpanBytes>;
+using WgmmaStage = WeightStage<kFormat, kConfig.groups * 64, kConfig.spans, kSpanBytes>;
 
 template <class T, Format kFormat, WgmmaConfig kConfig>
 class WgmmaConsumer {
@@ -75,7 +75,7 @@ class WgmmaConsumer {
     if (!walk.has_tile()) return;
     tile::PipelineState state;
     Chunk chunks[2];
-    take(state, walk.step, chunks);
+    take(state, walk.step, 0, chunks);
 #pragma unroll 1
     for (; walk.has_tile(); walk.advance(arguments_.walk)) {
       float sums[Mma::kCount];
@@ -83,20 +83,21 @@ class WgmmaConsumer {
       int previous = -1;
 #pragma unroll 1
       for (int32_t step = walk.step; step < walk.end; ++step) {
-        const typename Chunk::Factors factors[2] = {chunks[0].factors(), chunks[1].factors()};
-        bool has_large = false;
-        if constexpr (kFormat == Format::kMxfp4) {
-          has_large = __any_sync(0xffffffff, chunks[0].is_large() || chunks[1].is_large());
-        }
-        const int stage = state.stage;
-        const uint32_t x = TileX::base(x_ + stage * wgmma_x_bytes(kFormat, kConfig));
-        const Chunk now[2] = {chunks[0], chunks[1]};
+        const tile::PipelineState now = state;
         state.advance(kConfig.stages);
-        multiply<0>(sums, words, now, factors, has_large, x, step > walk.step, previous, [&] {
+        const uint32_t x = TileX::base(x_ + now.stage * wgmma_x_bytes(kFormat, kConfig));
+        const bool is_first = step == walk.step;
+        const auto take_next = [&] {
           const int32_t left = walk.left - (step - walk.step) - 1;
-          if (left > 0) take(state, step + 1 < walk.end ? step + 1 : 0, chunks);
-        });
-        previous = stage;
+          if (left > 0) take(state, step + 1 < walk.end ? step + 1 : 0, 0, chunks);
+        };
+        if constexpr (kConfig.spans == 1) {
+          multiply_span<0>(sums, words, chunks, x, !is_first, previous, take_next);
+        } else {
+          multiply_span<0>(sums, words, chunks, x, !is_first, previous, [&] { take(now, step, 1, chunks); });
+          multiply_span<1>(sums, words, chunks, x, true, previous, take_next);
+        }
+        previous = now.stage;
       }
       ptx::wgmma_wait_group<0>();
       ptx::tie_registers(sums);
@@ -106,23 +107,38 @@ class WgmmaConsumer {
   }
 
  private:
-  using Box = float[kWgmmaBoxRows][64 + kPartPadding];
+  static constexpr int kBoxRows = wgmma_box_rows(kConfig);
+  using Box = float[kBoxRows][64 + kPartPadding];
 
   __device__ __forceinline__ int32_t first_column(int32_t tile) const {
     return tile / arguments_.row_tiles * (kConfig.groups * 64) + warpgroup_ * 64;
   }
-  __device__ __forceinline__ void take(const tile::PipelineState& state, int32_t step, Chunk (&chunks)[2]) const {
-    shared_.full[state.stage].wait(state.parity);
+  __device__ __forceinline__ void take(const tile::PipelineState& state, int32_t step, int32_t span,
+                                       Chunk (&chunks)[2]) const {
+    if (span == 0) shared_.full[state.stage].wait(state.parity);
     Stage::take(arguments_.product.weight,
                 x_ + wgmma_ring_at(kFormat, kConfig) + state.stage * wgmma_stage_bytes(kFormat, kConfig),
-                static_cast<int32_t>(threadIdx.x) / 32 * 16, step, 0, chunks);
+                static_cast<int32_t>(threadIdx.x) / 32 * 16, step * kConfig.spans, span, chunks);
+  }
+  // All of a block of k; `take_next` puts the next one's chunks in place of these before the last products.
+  template <int kBlock, class TakeNext>
+  __device__ __forceinline__ void multiply_span(float (&sums)[Mma::kCount], uint32_t (&words)[2][8], Chunk (&chunks)[2],
+                                                uint32_t x, bool accumulate, int previous,
+                                                const TakeNext& take_next) const {
+    const typename Chunk::Factors factors[2] = {chunks[0].factors(), chunks[1].factors()};
+    bool has_large = false;
+    if constexpr (kFormat == Format::kMxfp4) {
+      has_large = __any_sync(0xffffffff, chunks[0].is_large() || chunks[1].is_large());
+    }
+    const Chunk now[2] = {chunks[0], chunks[1]};
+    multiply<kBlock, 0>(sums, words, now, factors, has_large, x, accumulate, previous, take_next);
   }
   __device__ __forceinline__ void release(int stage) const {
     if (stage >= 0 && lane_ == 0) shared_.empty[stage].arrive();
   }
 
   // Eight columns of every lane, while the products of those before are under way; then these products.
-  template <int kWord, class TakeNext>
+  template <int kBlock, int kWord, class TakeNext>
   __device__ __forceinline__ void multiply(float (&sums)[Mma::kCount], uint32_t (&words)[2][8],
                                            const Chunk (&chunks)[2], const typename Chunk::Factors (&factors)[2],
                                            bool has_large, uint32_t x, bool accumulate, int previous,
@@ -143,14 +159,15 @@ class WgmmaConsumer {
     }
     ptx::tie_registers(a);
     ptx::wgmma_fence();
-    Mma::template rs<0, TileX::step(2 * kWord)>(sums, a, x, accumulate || kWord > 0);
-    Mma::template rs<0, TileX::step(2 * kWord + 1)>(sums, a + 4, x, 1);
+    constexpr int kStep = 2 * (kBlock * Chunk::kWords + kWord);
+    Mma::template rs<0, TileX::step(kStep)>(sums, a, x, accumulate || kWord > 0);
+    Mma::template rs<0, TileX::step(kStep + 1)>(sums, a + 4, x, 1);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(words[1 - kWord % 2]);  // their products are done
-    if constexpr (kWord == 0) release(previous);
+    if constexpr (kBlock == 0 && kWord == 0) release(previous);
     if constexpr (kWord + 1 < Chunk::kWords) {
-      multiply<kWord + 1>(sums, words, chunks, factors, has_large, x, true, previous, take_next);
+      multiply<kBlock, kWord + 1>(sums, words, chunks, factors, has_large, x, true, previous, take_next);
     }
   }
 
@@ -162,18 +179,18 @@ class WgmmaConsumer {
     const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128,
                   first_row = walk.tile % arguments_.row_tiles * kConfig.rows;
 #pragma unroll
-    for (int part = 0; part < kConfig.rows / kWgmmaBoxRows; ++part) {
+    for (int part = 0; part < kConfig.rows / kBoxRows; ++part) {
       synchronize();
 #pragma unroll
-      for (int i = 0; i < 2 * kWgmmaBoxRows / 4; ++i) {
-        const int index = part * (2 * kWgmmaBoxRows / 4) + i;
+      for (int i = 0; i < 2 * kBoxRows / 4; ++i) {
+        const int index = part * (2 * kBoxRows / 4) + i;
         box_[tile::fragment_column(lane_, i)][thread / 32 * 16 + tile::fragment_row(lane_, i)] = sums[index] * factor;
       }
       synchronize();
 #pragma unroll 1
-      for (int32_t pair = thread; pair < kWgmmaBoxRows * 32; pair += 128) {
+      for (int32_t pair = thread; pair < kBoxRows * 32; pair += 128) {
         const int32_t row = pair / 32, column = pair % 32 * 2;
-        finish.finish(first_row + part * kWgmmaBoxRows + row, first_column(walk.tile) + column, box_[row][column],
+        finish.finish(first_row + part * kBoxRows + row, first_column(walk.tile) + column, box_[row][column],
                       box_[row][column + 1]);
       }
     }
@@ -230,28 +247,28 @@ class WgmmaConsumer {
 // Rows of x and of the weight for every step, by one warp.
 template <Format kFormat, WgmmaConfig kConfig>
 __device__ __forceinline__ void produce(const WgmmaArguments& arguments, WgmmaShared& shared, uint32_t tiles) {
-  constexpr int kSpan = span_of(kFormat), kBytes = wgmma_x_bytes(kFormat, kConfig);
+  constexpr int kDepth = kConfig.spans * span_of(kFormat), kBytes = wgmma_x_bytes(kFormat, kConfig);
   using Stage = WgmmaStage<kFormat, kConfig>;
+  typename Stage::Producer producer(arguments.product.weight, arguments.codes);
   tile::PipelineState state;
 #pragma unroll 1
   for (StepWalk walk(arguments.walk, static_cast<int32_t>(blockIdx.x)); walk.has_tile(); walk.advance(arguments.walk)) {
     const int32_t row = walk.tile % arguments.row_tiles * kConfig.rows;
-    const int32_t weight_row = walk.tile / arguments.row_tiles * (kConfig.groups * 64);
+    producer.point_at(walk.tile / arguments.row_tiles * (kConfig.groups * 64), arguments.product.tile.n);
 #pragma unroll 1
     for (int32_t step = walk.step; step < walk.end; ++step) {
       shared.empty[state.stage].wait(state.parity ^ 1);
       if (threadIdx.x % 32 == 0) {
         shared.full[state.stage].arrive_expect_bytes(kBytes);
 #pragma unroll
-        for (int i = 0; i < kSpan / 64; ++i) {
+        for (int i = 0; i < kDepth / 64; ++i) {
           ptx::cp_async_bulk_tensor_3d_shared_global(tiles + state.stage * kBytes + i * kConfig.rows * 128,
-                                                     &arguments.x, step * kSpan + i * 64, row, 0,
+                                                     &arguments.x, step * kDepth + i * 64, row, 0,
                                                      shared.full[state.stage].address());
         }
       }
-      Stage::fetch(arguments.product.weight, arguments.codes,
-                   tiles + wgmma_ring_at(kFormat, kConfig) + state.stage * Stage::kBytes,
-                   shared.full[state.stage].address(), weight_row, arguments.product.tile.n, step);
+      producer.fetch(tiles + wgmma_ring_at(kFormat, kConfig) + state.stage * Stage::kBytes,
+                     shared.full[state.stage].address(), step * kConfig.spans);
       state.advance(kConfig.stages);
     }
   }
