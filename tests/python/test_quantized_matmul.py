@@ -124,16 +124,16 @@ def test_fp8_activations_multiply_codes_that_are_exact() -> None:
 
 
 def test_fp8_values_of_mxfp4_follow_its_scales() -> None:
-    coded = F.quantize_weight(torch.randn(6, 96), "mxfp4")
-    whole = F.quantized_matmul(torch.eye(96), coded, activations="fp8").t()
-    assert torch.equal(whole, coded.dequantize(torch.float32))
+    torch.manual_seed(0)
+    coded, x = F.quantize_weight(torch.randn(6, 96), "mxfp4"), 448 * torch.eye(96)  # rows whose scale is 1
+    product = lambda: F.quantized_matmul(x, coded, activations="fp8").t() / 448  # noqa: E731
+    assert torch.equal(product(), coded.dequantize(torch.float32))
     coded.scales[2, 1] += 3  # kept factors notice
-    assert torch.equal(F.quantized_matmul(torch.eye(96), coded, activations="fp8").t(), coded.dequantize(torch.float32))
+    assert torch.equal(product(), coded.dequantize(torch.float32))
     coded.scales[3, 0], coded.scales[4, 0] = 255, coded.scales[4, 0] - 40  # NaN; too small for E4M3 beside the others
-    product = F.quantized_matmul(torch.eye(96), coded, activations="fp8").t()
-    values = coded.dequantize(torch.float32)
-    assert bool(product[3].isnan().any()) and torch.equal(product[5], values[5])
-    assert float((product[4] - values[4]).abs().max()) <= float(values[4].abs().max()) * 2.0**-15
+    values, made = coded.dequantize(torch.float32), product()
+    assert bool(made[3].isnan().any()) and torch.equal(made[5], values[5])
+    assert float((made[4] - values[4]).abs().max()) <= float(values[4].abs().max()) * 2.0**-15
 
 
 def test_compiled_and_autocast_products_are_the_same() -> None:
