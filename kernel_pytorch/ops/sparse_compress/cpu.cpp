@@ -72,7 +72,7 @@ void compress_word(const T* from, T* to, uint32_t& metadata) {
           has_c = at_most_one<T>(kTwo - ac - bc + cd), has_d = at_most_one<T>(kThree - ad - bd - cd);
   const V first = select<T>(has_a, own_a, select<T>(has_b, own_b, own_c));
   const V second = select<T>(has_d, own_d, select<T>(has_c, own_c, own_b));
-  const V first_place = ~has_a & (kTwo + has_b);       // a mask is -1
+  const V first_place = ~has_a & (kTwo + has_b);               // a mask is -1
   const V second_place = kThree + (~has_d & ~has_c) + ~has_d;  // 3, 2, 1
   const V places = first_place | second_place << kTwo;
   store<T>(to, __builtin_shufflevector(first, second, 0, 8, 1, 9, 2, 10, 3, 11));

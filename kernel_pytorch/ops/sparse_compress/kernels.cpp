@@ -15,12 +15,12 @@ constexpr const char* kDecompressShapes = R"(
 
 }  // namespace
 
-constinit const registry::Operation<Compress> kCompress =
-    registry::declared<Compress, kCompressFields>({.name = "sparse_compress",
-                                                   .kernels = registry::kernel_list<kCompressCuda, kCompressCpu, kCompressReference>,
-                                                   .check = registry::check_only<Compress, check>,
-                                                   .flops_per_element = 3,
-                                                   .shapes = kCompressShapes});
+constinit const registry::Operation<Compress> kCompress = registry::declared<Compress, kCompressFields>(
+    {.name = "sparse_compress",
+     .kernels = registry::kernel_list<kCompressCuda, kCompressCpu, kCompressReference>,
+     .check = registry::check_only<Compress, check>,
+     .flops_per_element = 3,
+     .shapes = kCompressShapes});
 
 constinit const registry::Operation<Decompress> kDecompress = registry::declared<Decompress, kDecompressFields>(
     {.name = "sparse_decompress",

@@ -32,7 +32,9 @@ def row_scales(weight: QuantizedWeight) -> tuple[Tensor, Tensor]:
         return kept[1], kept[2]
     powers = scales.to(torch.int32)
     is_nan = powers == 255
-    largest = powers.masked_fill(is_nan, 0).amax(1, keepdim=True) if scales.numel() else powers.new_zeros(len(scales), 1)
+    largest = (
+        powers.masked_fill(is_nan, 0).amax(1, keepdim=True) if scales.numel() else powers.new_zeros(len(scales), 1)
+    )
     relative = (powers - largest + (_BIAS + _ROOM)).clamp_(0, 254).masked_fill_(is_nan, 255).to(torch.uint8)
     factors = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest - (_BIAS + _ROOM)).float().squeeze(1)
     object.__setattr__(weight, _CACHE, (version, relative, factors))

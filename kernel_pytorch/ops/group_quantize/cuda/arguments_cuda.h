@@ -10,14 +10,6 @@ namespace kernel_pytorch::group_quantize {
 inline constexpr int kThreads = 256;
 inline constexpr int kUnit = 16;  // columns of a thread
 
-// Of bf16 to E2M1: lanes load neighbouring 16 bytes and exchange them.
-struct PairsConfig {
-  int exchange = 1;
-};
-KP_SHARED_CODE constexpr bool is_legal(const PairsConfig& config) {
-  return config.exchange == 0 || config.exchange == 1;
-}
-
 struct QuantizeArguments {
   const void* x;
   int64_t row_stride;  // elements

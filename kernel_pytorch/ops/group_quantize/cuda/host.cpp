@@ -2,7 +2,6 @@
 #include <string>
 #include <vector>
 
-#include "kernel_pytorch/base/config_fields.h"
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -13,15 +12,7 @@
 
 namespace kernel_pytorch::group_quantize {
 
-constexpr auto kPairsConfigFields = config_fields<PairsConfig>(config_field<&PairsConfig::exchange>());
-constexpr ConfigFields fields_of(const PairsConfig&) {
-  return kPairsConfigFields;
-}
-
 namespace {
-
-constexpr PairsConfig kPairsConfigs[] = {{.exchange = 1}, {.exchange = 0}};
-static_assert(are_legal(kPairsConfigs));
 
 constexpr const char* kSource = "kernel_pytorch/ops/group_quantize/cuda/kernel.cuh";
 constexpr int kFloat8Capability = 89;
@@ -74,10 +65,9 @@ registry::Support supports_dequantize(const Dequantize& problem, const DeviceInf
   return registry::Support::unless(obstacle_of(values, problem.group, device));
 }
 
-DeviceCode pairs_code(Format format, int config) {
+DeviceCode pairs_code(Format format) {
   return {.source = kSource,
-          .entry = concat("kernel_pytorch::group_quantize::quantize_pairs<", format_name(format), ", ",
-                          device_text(kPairsConfigs[config]), ">"),
+          .entry = concat("kernel_pytorch::group_quantize::quantize_pairs<", format_name(format), ">"),
           .minimum_capability = 90,
           .architecture_specific = false};
 }
@@ -88,9 +78,6 @@ bool takes_pairs(const Quantize& problem, const DeviceInfo& device) {
          group_format::is_e2m1(problem.format) && !problem.seed.is_present() &&
          problem.x.sizes[1] % (32 * kUnit) == 0 && problem.x.element_count() / (32 * kUnit) < int64_t{1} << 32 &&
          is_aligned_matrix(problem.x, problem.codes);
-}
-std::vector<std::string> quantize_configs(const Quantize& problem, const DeviceInfo& device) {
-  return takes_pairs(problem, device) ? config_texts(kPairsConfigs) : std::vector<std::string>{""};
 }
 
 template <class Arguments>
@@ -103,19 +90,17 @@ void launch(Arguments& arguments, CUkern_st* kernel, Context& context, const std
   cuda_device::launch(context, kernel, shape, pointers, label);
 }
 
-void run_quantize(const Quantize& problem, int config, Context& context) {
+void run_quantize(const Quantize& problem, int, Context& context) {
   static const std::string kLabel = "group_quantize";
-  static KernelTable<group_format::kFormats * std::size(kPairsConfigs)> pairs_kernels;
+  static KernelTable<group_format::kFormats> pairs_kernels;
   static KernelTable<3 * group_format::kFormats * 4> kernels;
   if (problem.x.element_count() == 0) return;
   const bool is_stochastic = problem.seed.is_present(), is_aligned = is_aligned_matrix(problem.x, problem.codes);
   const int entry = (cuda_type_index(problem.x.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 4 +
                     is_stochastic * 2 + is_aligned;
-  const bool is_paired = takes_pairs(problem, *context.info);
   CUkern_st* kernel =
-      is_paired
-          ? pairs_kernels.get(static_cast<int>(problem.format) * static_cast<int>(std::size(kPairsConfigs)) + config,
-                              context, [&] { return pairs_code(problem.format, config); })
+      takes_pairs(problem, *context.info)
+          ? pairs_kernels.get(static_cast<int>(problem.format), context, [&] { return pairs_code(problem.format); })
           : kernels.get(entry, context,
                         [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
   const int64_t columns = problem.x.sizes[1];
@@ -165,10 +150,8 @@ std::vector<DeviceCode> quantize_device_code() {
     codes.push_back(quantize_code(DType::kBFloat16, static_cast<Format>(format), false, true));
   }
   codes.push_back(quantize_code(DType::kFloat32, Format::kNvfp4, true, false));
-  for (int config = 0; config < static_cast<int>(std::size(kPairsConfigs)); ++config) {
-    codes.push_back(pairs_code(Format::kNvfp4, config));
-    codes.push_back(pairs_code(Format::kMxfp4, config));
-  }
+  codes.push_back(pairs_code(Format::kNvfp4));
+  codes.push_back(pairs_code(Format::kMxfp4));
   return codes;
 }
 std::vector<DeviceCode> dequantize_device_code() {
@@ -188,7 +171,6 @@ uint64_t source_hash() {
 
 constinit const registry::Kernel<Quantize> kQuantizeCuda{.name = "cuda",
                                                          .supports = supports_quantize,
-                                                         .configs = quantize_configs,
                                                          .run = run_quantize,
                                                          .source_hash = source_hash,
                                                          .device_code = quantize_device_code};

@@ -69,9 +69,9 @@ struct WalkArguments {
   int32_t most;        // blocks that a tile can be of, at most
 };
 
-// For at most 8 rows by blocks that stay on their multiprocessor. Warps divide a stage: k_warps its blocks of k, the
+// For one or two rows by blocks that stay on their multiprocessor. Warps divide a stage: k_warps its blocks of k, the
 // others its rows, of which each has 16 * tiles. One more warp fills stages. box: bytes of a row in a box of codes.
-inline constexpr int kStreamRows = 8;
+inline constexpr int kStreamRows = 8;  // of a product by mma; there are fewer of x
 inline constexpr int kMostStages = 8;
 struct StreamConfig {
   int warps = 8;
@@ -130,9 +130,11 @@ struct WgmmaConfig {
   int stages = 4;
   int spans = 1;  // blocks of k in a stage
 };
-KP_SHARED_CODE constexpr int wgmma_box_rows(const WgmmaConfig& config) {  // of x on their way out
-  return config.rows < 32 ? config.rows : 32;
+// Rows of x on their way out; each box of them is code of its own, and the shared memory is the stages'.
+KP_SHARED_CODE constexpr int wgmma_box_rows(const WgmmaConfig& config) {
+  return config.rows < 32 || config.spans == 2 ? 16 : 32;
 }
+inline constexpr int kWgmmaBoxPitch = 64 + 2;
 KP_SHARED_CODE constexpr bool is_legal(const WgmmaConfig& config) {
   return (config.rows == 16 || config.rows == 32 || config.rows == 64 || config.rows == 96 || config.rows == 128) &&
          (config.groups == 3 || config.groups == 4) && config.stages >= 2 && config.stages <= kMostStages &&
@@ -189,7 +191,7 @@ KP_SHARED_CODE constexpr int wgmma_boxes_at(group_format::Format format, const W
   return wgmma_ring_at(format, config) + config.stages * wgmma_stage_bytes(format, config);
 }
 KP_SHARED_CODE constexpr int wgmma_box_bytes(const WgmmaConfig& config) {
-  return wgmma_box_rows(config) * (64 + kPartPadding) * 4;
+  return wgmma_box_rows(config) * kWgmmaBoxPitch * 4;
 }
 KP_SHARED_CODE constexpr int wgmma_barriers_at(group_format::Format format, const WgmmaConfig& config) {
   return wgmma_boxes_at(format, config) + config.groups * wgmma_box_bytes(config);

@@ -34,8 +34,8 @@ const char* cuda_weight_obstacle(const Product& problem, const DeviceInfo& devic
 
 const char* window_obstacle(const Product& problem) {
   const auto has_words = [](const TensorView& view) {
-    return !view.is_present() || (view.sizes[1] * size_of(view.dtype) % 4 == 0 &&
-                                  reinterpret_cast<uintptr_t>(view.data) % 4 == 0);
+    return !view.is_present() ||
+           (view.sizes[1] * size_of(view.dtype) % 4 == 0 && reinterpret_cast<uintptr_t>(view.data) % 4 == 0);
   };
   return has_words(problem.scales) && has_words(problem.zeros) ? nullptr : kWindows;
 }

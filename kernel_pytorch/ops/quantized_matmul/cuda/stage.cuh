@@ -1,7 +1,7 @@
 // A ring of stages in shared memory for the weight, of one block of threads: codes of kRows rows and kSpans blocks of
-// k, which the copy engine brings, and their scales and zeros, which the lanes of one warp copy by cp.async. Loads by lanes would
-// spend a cycle of the first cache on each row of a load (eight for 512 bytes), and as many on a few bytes of scales:
-// that, not decoding, bounds a kernel whose lanes fetch for themselves. sm_90.
+// k, which the copy engine brings, and their scales and zeros, which the lanes of one warp copy by cp.async. Loads by
+// lanes would spend a cycle of the first cache on each row of a load (eight for 512 bytes), and as many on a few bytes
+// of scales: that, not decoding, bounds a kernel whose lanes fetch for themselves. sm_90.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
@@ -45,9 +45,7 @@ class WeightStage {
       row_ = lane / pieces;
       offset_ = lane % pieces * piece;
     }
-    __device__ __forceinline__ bool is_used() const {
-      return group_format::is_integer(kFormat) && data_ != nullptr;
-    }
+    __device__ __forceinline__ bool is_used() const { return group_format::is_integer(kFormat) && data_ != nullptr; }
     __device__ __forceinline__ void point_at(int32_t first_row, int32_t rows) {
       line_ = data_ + static_cast<int64_t>(first_row + row_) * row_bytes_;
       rows_left_ = rows - first_row - row_;
@@ -151,8 +149,7 @@ class WeightStage {
   // and `stage_span` is the stage's first block of k.
   static __device__ __forceinline__ uint32_t scale_address(const WeightArguments& weight, uint32_t stage, int32_t row,
                                                            int32_t stage_span, int32_t k) {
-    return stage + kLayout.scales_at + row * kLayout.scale_pitch +
-           place(kScaleBytes, weight, stage_span, k);
+    return stage + kLayout.scales_at + row * kLayout.scale_pitch + place(kScaleBytes, weight, stage_span, k);
   }
   static __device__ __forceinline__ uint32_t zero_address(const WeightArguments& weight, uint32_t stage, int32_t row,
                                                           int32_t stage_span, int32_t k) {
@@ -162,7 +159,8 @@ class WeightStage {
   // stage.
   template <class T, int kChunks>
   static __device__ __forceinline__ void take(const WeightArguments& weight, uint32_t stage, int32_t row,
-                                              int32_t stage_span, int32_t span, WeightChunk<T, kFormat> (&chunks)[kChunks]) {
+                                              int32_t stage_span, int32_t span,
+                                              WeightChunk<T, kFormat> (&chunks)[kChunks]) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x % 32), line = row + row_of(lane);
     const int32_t k = (stage_span + span) * kSpan + lane % 4 * (kSpan / 4);
     const uint32_t scale = scale_address(weight, stage, line, stage_span, k);

@@ -1,4 +1,4 @@
-// The product of at most 8 rows with a weight in few bits by blocks that stay: x lies in shared memory, arranged as
+// The product of one or two rows with a weight in few bits by blocks that stay: x lies in shared memory, arranged as
 // codes come out of a word, and is read from memory once a block; one warp keeps a ring of stages of the weight full
 // (stage.cuh), across tiles of columns, so that memory never waits for a tile's end. The weight is the first operand of
 // mma, x the second. Where x is larger than shared memory blocks divide k.
@@ -124,7 +124,9 @@ class StreamProduct {
       buffer ^= 1;  // its readers meet the others before it is written again
     }
   }
-  static __device__ __forceinline__ void synchronize() { ptx::barrier_sync_aligned(1, kThreads); }
+  static __device__ __forceinline__ void synchronize() {
+    ptx::barrier_sync_aligned(1, kThreads);
+  }
 
   __device__ __forceinline__ ptx::Word4 codes(uint32_t stage, int chunk) const {
     return Stage::codes(stage, row_ + 8 * chunk, k_warp_, lane_);
@@ -222,8 +224,8 @@ class StreamProduct {
           factors[2 * half + 1] = ptx::cvt_f32_f16(static_cast<uint16_t>(halves >> 16));
         } else {
           const uint32_t pair = ptx::ld_shared_u16(address);
-          factors[2 * half] = group_format::e8m0_value(pair & 0xff);
-          factors[2 * half + 1] = group_format::e8m0_value(pair >> 8);
+          factors[2 * half] = power(pair << 23);
+          factors[2 * half + 1] = power(pair << 15);
         }
       }
       float part[4] = {};
@@ -239,6 +241,12 @@ class StreamProduct {
 #pragma unroll
       for (int r = 0; r < 4; ++r) sums[i][0][r] = fmaf(factors[r], part[r], sums[i][0][r]);
     }
+  }
+
+  // E8M0 as a float, its bits above a mantissa: 2^-127 of 0, and NaN of 255, which is infinity's exponent.
+  static __device__ __forceinline__ float power(uint32_t bits) {
+    const float value = fmaxf(__uint_as_float(bits & 0x7f800000), 0x1p-127f);
+    return fmaf(value, 0.0f, value);
   }
 
   __device__ __forceinline__ void store(const Sums& sums, Parts& parts) const {
@@ -348,8 +356,8 @@ class StreamProduct {
     constexpr int kPairs = kRows * kColumns / 2;
     const TileBlocks blocks(arguments_.walk, walk.tile);
     const int32_t most = arguments_.walk.most;
-    float2* all = reinterpret_cast<float2*>(arguments_.sums) +
-                  static_cast<int64_t>(walk.tile) * arguments_.parts * most * kPairs;
+    float2* all =
+        reinterpret_cast<float2*>(arguments_.sums) + static_cast<int64_t>(walk.tile) * arguments_.parts * most * kPairs;
     float2* mine = all + (part_ * most + block_ - blocks.first) * kPairs;
     product::add_thin_sums<kThreads, kColumns>(parts, [&](int32_t row, int32_t column, float first, float second) {
       mine[row * (kColumns / 2) + column / 2] = make_float2(first, second);

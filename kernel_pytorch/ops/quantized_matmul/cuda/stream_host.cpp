@@ -13,10 +13,9 @@
 
 namespace kernel_pytorch::quantized_matmul {
 
-constexpr auto kStreamConfigFields =
-    config_fields<StreamConfig>(config_field<&StreamConfig::warps>(), config_field<&StreamConfig::k_warps>(),
-                                config_field<&StreamConfig::tiles>(), config_field<&StreamConfig::stages>(),
-                                config_field<&StreamConfig::box>());
+constexpr auto kStreamConfigFields = config_fields<StreamConfig>(
+    config_field<&StreamConfig::warps>(), config_field<&StreamConfig::k_warps>(), config_field<&StreamConfig::tiles>(),
+    config_field<&StreamConfig::stages>(), config_field<&StreamConfig::box>());
 constexpr ConfigFields fields_of(const StreamConfig&) {
   return kStreamConfigFields;
 }
@@ -25,14 +24,17 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantized_matmul/cuda/stream.cuh";
 constexpr const char* kNeedsCopyEngine = "needs compute capability 9.0 or later";
-constexpr const char* kFewRows = "takes 1 to 8 rows";
+constexpr const char* kFewRows = "takes one or two rows; of more, cuda_wgmma is faster";
+constexpr int64_t kMostRows = 2;
 constexpr const char* kShared = "needs more shared memory for x than a block has";
 
 constexpr StreamConfig kConfigs[] = {
-    {.warps = 8, .k_warps = 8, .tiles = 4, .stages = 4, .box = 128},
-    {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 4, .box = 128},
     {.warps = 8, .k_warps = 4, .tiles = 4, .stages = 4, .box = 128},
+    {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 4, .box = 128},
+    {.warps = 16, .k_warps = 4, .tiles = 2, .stages = 4, .box = 128},
+    {.warps = 8, .k_warps = 4, .tiles = 4, .stages = 5, .box = 128},
 };
+constexpr int kLarge = 0, kSmall = 1;
 static_assert(are_legal(kConfigs));
 constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
 constexpr int kScalings = 3;
@@ -60,7 +62,8 @@ Plan plan_of(const Product& problem, const StreamConfig& config, const DeviceInf
   const int64_t span = span_of(problem.format), multiprocessors = std::max(device.cuda.multiprocessors, 1);
   const StreamScaling scaling = scaling_of(problem);
   const int rows = rows_of(scaling);
-  const int64_t fixed = stream_ring_bytes(problem.format, config) + kStreamBarrierBytes + stream_part_bytes(config, rows);
+  const int64_t fixed =
+      stream_ring_bytes(problem.format, config) + kStreamBarrierBytes + stream_part_bytes(config, rows);
   for (int64_t parts = 1; parts <= multiprocessors; ++parts) {
     const int64_t steps = divide_up(k, parts * config.k_warps * span), blocks_of_k = steps * config.k_warps;
     const int64_t x_sums = scaling == StreamScaling::kSums ? blocks_of_k * rows * 4 : 0;
@@ -78,13 +81,19 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = window_obstacle(problem)) return registry::Support::no(obstacle);
   if (device.cuda.capability() < 90) return registry::Support::no(kNeedsCopyEngine);
   const int64_t m = problem.x.sizes[0];
-  if (m < 1 || m > kStreamRows || problem.x.sizes[1] == 0) return registry::Support::no(kFewRows);
+  if (m < 1 || m > kMostRows || problem.x.sizes[1] == 0) return registry::Support::no(kFewRows);
   const auto fits = [&](const StreamConfig& config) { return plan_of(problem, config, device).parts > 0; };
   return registry::Support::unless(std::ranges::all_of(kConfigs, fits) ? nullptr : kShared);
 }
 
 std::vector<std::string> configs(const Product&, const DeviceInfo&) {
   return config_texts(kConfigs);
+}
+
+// Fewer rows of the weight in a tile where blocks have few tiles: less of them are of several blocks.
+int heuristic(const Product& problem, const DeviceInfo& device) {
+  const int64_t tiles = divide_up(problem.codes.sizes[0], stream_columns(kConfigs[kLarge]));
+  return tiles >= 2 * device.cuda.multiprocessors ? kLarge : kSmall;
 }
 
 DeviceCode code_of(DType dtype, Format format, StreamScaling scaling, int config) {
@@ -136,7 +145,8 @@ std::vector<DeviceCode> device_code() {
   for (int config = 0; config < kConfigCount; ++config) {
     for (const Format format : kFastFormats) {
       codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kPairs, config));
-      if (group_format::is_e2m1(format)) codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kColumns, config));
+      if (group_format::is_e2m1(format))
+        codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kColumns, config));
     }
     codes.push_back(code_of(DType::kBFloat16, Format::kInt4, StreamScaling::kSums, config));
   }
@@ -153,6 +163,7 @@ uint64_t source_hash() {
 constinit const registry::Kernel<Product> kCudaStream{.name = "cuda_stream",
                                                       .supports = supports,
                                                       .configs = configs,
+                                                      .heuristic = heuristic,
                                                       .run = run,
                                                       .source_hash = source_hash,
                                                       .device_code = device_code};

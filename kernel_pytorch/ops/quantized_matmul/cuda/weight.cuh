@@ -135,8 +135,7 @@ class WeightChunk {
     static_assert(group_format::has_4_bits(kFormat));
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      pairs[i] = kFormat == Format::kInt4 ? integer_bits(word_at(word) >> (4 * i))
-                                          : e2m1_bits(word_at(word), i);
+      pairs[i] = kFormat == Format::kInt4 ? integer_bits(word_at(word) >> (4 * i)) : e2m1_bits(word_at(word), i);
     }
   }
 

@@ -108,7 +108,7 @@ class WgmmaConsumer {
 
  private:
   static constexpr int kBoxRows = wgmma_box_rows(kConfig);
-  using Box = float[kBoxRows][64 + kPartPadding];
+  using Box = float[kBoxRows][kWgmmaBoxPitch];
 
   __device__ __forceinline__ int32_t first_column(int32_t tile) const {
     return tile / arguments_.row_tiles * (kConfig.groups * 64) + warpgroup_ * 64;

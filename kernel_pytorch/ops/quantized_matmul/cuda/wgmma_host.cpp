@@ -14,9 +14,9 @@
 
 namespace kernel_pytorch::quantized_matmul {
 
-constexpr auto kWgmmaConfigFields = config_fields<WgmmaConfig>(
-    config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(), config_field<&WgmmaConfig::stages>(),
-    config_field<&WgmmaConfig::spans>());
+constexpr auto kWgmmaConfigFields =
+    config_fields<WgmmaConfig>(config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(),
+                               config_field<&WgmmaConfig::stages>(), config_field<&WgmmaConfig::spans>());
 constexpr ConfigFields fields_of(const WgmmaConfig&) {
   return kWgmmaConfigFields;
 }
@@ -25,16 +25,13 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantized_matmul/cuda/wgmma.cuh";
 constexpr const char* kNeedsWgmma = "needs compute capability 9.0";
-constexpr const char* kSomeRows = "takes 9 to 192 rows; of more, decoding the weight once costs less";
-constexpr int64_t kMostRows = 192;
+constexpr const char* kSomeRows = "takes 3 to 192 rows; of more, decoding the weight once costs less";
+constexpr int64_t kFewestRows = 2, kMostRows = 192;
 
 constexpr WgmmaConfig kConfigs[] = {
-    {.rows = 16, .groups = 4, .stages = 4, .spans = 2},
-    {.rows = 16, .groups = 4, .stages = 8, .spans = 1},
-    {.rows = 32, .groups = 4, .stages = 6, .spans = 1},
-    {.rows = 64, .groups = 4, .stages = 5, .spans = 1},
-    {.rows = 96, .groups = 3, .stages = 4, .spans = 1},
-    {.rows = 128, .groups = 3, .stages = 3, .spans = 1},
+    {.rows = 16, .groups = 4, .stages = 4, .spans = 2}, {.rows = 32, .groups = 4, .stages = 3, .spans = 2},
+    {.rows = 64, .groups = 4, .stages = 3, .spans = 2}, {.rows = 64, .groups = 4, .stages = 5, .spans = 1},
+    {.rows = 96, .groups = 3, .stages = 4, .spans = 1}, {.rows = 128, .groups = 3, .stages = 3, .spans = 1},
 };
 static_assert(are_legal(kConfigs));
 constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
@@ -44,7 +41,7 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
   if (const char* obstacle = window_obstacle(problem)) return registry::Support::no(obstacle);
   const int64_t m = problem.x.sizes[0];
-  return registry::Support::unless(m <= kStreamRows || m > kMostRows || problem.x.sizes[1] == 0 ? kSomeRows : nullptr);
+  return registry::Support::unless(m <= kFewestRows || m > kMostRows || problem.x.sizes[1] == 0 ? kSomeRows : nullptr);
 }
 
 std::vector<std::string> configs(const Product&, const DeviceInfo&) {
