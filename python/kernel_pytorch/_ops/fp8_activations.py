@@ -19,7 +19,7 @@ _CACHE = "_fp8_scales"
 def fp8_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias with x rounded to E4M3 by rows; the gradient of x is that without rounding."""
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Straight.apply(x, bias, weight)  # type: ignore[no-any-return]
+        return _Straight.apply(x, bias, weight)  # type: ignore[no-any-return, no-untyped-call]
     return _product(x, weight, bias)
 
 
@@ -53,13 +53,13 @@ def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
 
 class _Straight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: QuantizedWeight) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: QuantizedWeight) -> Tensor:
         ctx.weight, ctx.dtype = weight, None if bias is None else bias.dtype
         ctx.save_for_backward(*(part for part in parts_of(weight) if part is not None))
         return _product(x.detach(), weight, None if bias is None else bias.detach())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         grad_x = matmul(grad, ctx.weight.dequantize(grad.dtype)) if ctx.needs_input_grad[0] else None
         grad_bias = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(ctx.dtype) if ctx.needs_input_grad[1] else None
         return grad_x, grad_bias, None

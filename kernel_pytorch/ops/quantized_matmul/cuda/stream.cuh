@@ -224,8 +224,8 @@ class StreamProduct {
           factors[2 * half + 1] = ptx::cvt_f32_f16(static_cast<uint16_t>(halves >> 16));
         } else {
           const uint32_t pair = ptx::ld_shared_u16(address);
-          factors[2 * half] = power(pair << 23);
-          factors[2 * half + 1] = power(pair << 15);
+          factors[2 * half] = power_of_bits(pair << 23);
+          factors[2 * half + 1] = power_of_bits(pair << 15);
         }
       }
       float part[4] = {};
@@ -241,12 +241,6 @@ class StreamProduct {
 #pragma unroll
       for (int r = 0; r < 4; ++r) sums[i][0][r] = fmaf(factors[r], part[r], sums[i][0][r]);
     }
-  }
-
-  // E8M0 as a float, its bits above a mantissa: 2^-127 of 0, and NaN of 255, which is infinity's exponent.
-  static __device__ __forceinline__ float power(uint32_t bits) {
-    const float value = fmaxf(__uint_as_float(bits & 0x7f800000), 0x1p-127f);
-    return fmaf(value, 0.0f, value);
   }
 
   __device__ __forceinline__ void store(const Sums& sums, Parts& parts) const {

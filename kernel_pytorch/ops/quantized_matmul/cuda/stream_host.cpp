@@ -143,13 +143,11 @@ void run(const Product& problem, int config, Context& context) {
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   for (int config = 0; config < kConfigCount; ++config) {
-    for (const Format format : kFastFormats) {
-      codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kPairs, config));
-      if (group_format::is_e2m1(format))
-        codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kColumns, config));
-    }
+    codes.push_back(code_of(DType::kBFloat16, Format::kNvfp4, StreamScaling::kColumns, config));
     codes.push_back(code_of(DType::kBFloat16, Format::kInt4, StreamScaling::kSums, config));
   }
+  for (const Format format : kFastFormats) codes.push_back(code_of(DType::kBFloat16, format, StreamScaling::kPairs, 0));
+  codes.push_back(code_of(DType::kBFloat16, Format::kMxfp4, StreamScaling::kColumns, 0));
   codes.push_back(code_of(DType::kFloat16, Format::kInt4, StreamScaling::kSums, 0));
   codes.push_back(code_of(DType::kFloat16, Format::kNvfp4, StreamScaling::kColumns, 0));
   return codes;

@@ -226,6 +226,12 @@ __device__ __forceinline__ void order_pairs(const ptx::Word4& x, uint32_t (&pair
   }
 }
 
+// E8M0 whose bits lie above a float's mantissa: 2^-127 of 0, and NaN of 255, which is infinity's exponent.
+__device__ __forceinline__ float power_of_bits(uint32_t bits) {
+  const float value = fmaxf(__uint_as_float(bits & 0x7f800000), 0x1p-127f);
+  return fmaf(value, 0.0f, value);
+}
+
 template <Format kFormat>
 __device__ __forceinline__ float factor_of(const WeightArguments& weight) {
   return kFinalFactor<kFormat> * (weight.tensor_scale != nullptr ? *weight.tensor_scale : 1.0f);

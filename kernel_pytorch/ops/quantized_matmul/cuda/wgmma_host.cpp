@@ -140,10 +140,10 @@ std::vector<DeviceCode> device_code() {
   for (int config = 0; config < kConfigCount; ++config) {
     codes.push_back(code_of(DType::kBFloat16, Format::kNvfp4, config));
     codes.push_back(code_of(DType::kBFloat16, Format::kInt4, config));
-    codes.push_back(code_of(DType::kBFloat16, Format::kMxfp4, config));
   }
-  codes.push_back(code_of(DType::kBFloat16, Format::kInt8, 4));
-  codes.push_back(code_of(DType::kFloat16, Format::kNvfp4, 3));
+  codes.push_back(code_of(DType::kBFloat16, Format::kMxfp4, 2));
+  codes.push_back(code_of(DType::kBFloat16, Format::kInt8, kConfigCount - 1));
+  codes.push_back(code_of(DType::kFloat16, Format::kNvfp4, 2));
   codes.push_back(arrange_code(DType::kBFloat16, Format::kNvfp4));
   return codes;
 }
