@@ -206,7 +206,7 @@ __device__ __forceinline__ void e2m1_to_e4m3(const uint32_t (&codes)[2], float s
     const uint32_t four = codes[i / 2] >> (i % 2 * 16);
     const uint32_t magnitudes = ptx::prmt(table[0], table[1], four & 0x7777);
     const uint32_t signs = ptx::prmt(0x80808080, 0x80808080, four);
-    bytes[i] = ptx::lop3_and_or(signs << 1, 0x80808080, magnitudes);
+    bytes[i] = (signs << 1 & 0x80808080) ^ magnitudes;  // a scale may be negative too
   }
 }
 #endif

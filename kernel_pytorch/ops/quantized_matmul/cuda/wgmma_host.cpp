@@ -29,9 +29,9 @@ constexpr const char* kSomeRows = "takes 3 to 192 rows; of more, decoding the we
 constexpr int64_t kFewestRows = 2, kMostRows = 192;
 
 constexpr WgmmaConfig kConfigs[] = {
-    {.rows = 16, .groups = 4, .stages = 4, .spans = 2}, {.rows = 32, .groups = 4, .stages = 3, .spans = 2},
-    {.rows = 64, .groups = 4, .stages = 3, .spans = 2}, {.rows = 64, .groups = 4, .stages = 5, .spans = 1},
-    {.rows = 96, .groups = 3, .stages = 4, .spans = 1}, {.rows = 128, .groups = 3, .stages = 3, .spans = 1},
+    {.rows = 16, .groups = 4, .stages = 4, .spans = 2},  {.rows = 32, .groups = 4, .stages = 3, .spans = 2},
+    {.rows = 64, .groups = 4, .stages = 3, .spans = 2},  {.rows = 96, .groups = 3, .stages = 4, .spans = 1},
+    {.rows = 128, .groups = 3, .stages = 3, .spans = 1},
 };
 static_assert(are_legal(kConfigs));
 constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
