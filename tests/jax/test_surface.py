@@ -38,6 +38,10 @@ MISSING_OPTIONS = {
         ("quantize", one): "weights in few bits are made by quantize_weight"
         for one in ("format", "group", "stochastic")
     },
+    (
+        "quantized_matmul",
+        "activations",
+    ): "scaled_matmul of quantize's rows and of dequantize_weight in FP8 is that product",
     ("append_kv", "cache_layout"): "XLA would copy the whole cache to transpose it; keep it as nhd",
 }
 # Arguments of rope_frequencies are checked by the core's list.

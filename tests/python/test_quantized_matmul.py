@@ -104,6 +104,38 @@ def test_gradients_are_those_of_the_dequantized_weight(activation) -> None:
         assert relative(mine.grad, theirs.grad) < 1e-5
 
 
+def test_fp8_activations_multiply_codes_that_are_exact() -> None:
+    torch.manual_seed(0)
+    spread = torch.exp2(torch.randint(-4, 4, (24, 1)).float())
+    coded = F.quantize_weight(torch.randn(24, 160) * spread, "mxfp4")
+    x, bias = torch.randn(2, 5, 160, dtype=torch.bfloat16), torch.randn(24)
+    rounded = F.quantize(x.reshape(-1, 160), granularity="row")
+    values = rounded.codes.double() * rounded.scales.double()
+    expected = nn.functional.silu(values @ coded.dequantize(torch.float32).double().t() + bias).reshape(2, 5, 24)
+    actual = F.quantized_matmul(x, coded, bias=bias, activation="silu", activations="fp8")
+    assert actual.dtype is torch.bfloat16 and relative(actual, expected) < 0.004
+    rows, again = (x.clone().requires_grad_() for _ in range(2))
+    grad = torch.randn(2, 5, 24, dtype=torch.bfloat16)
+    F.quantized_matmul(rows, coded, activations="fp8").backward(grad)
+    F.quantized_matmul(again, coded).backward(grad)
+    assert torch.equal(rows.grad, again.grad)
+    with pytest.raises(ValueError, match='activations is "fp8" with a weight in nvfp4'):
+        F.quantized_matmul(x, F.quantize_weight(torch.randn(24, 160), "nvfp4"), activations="fp8")
+
+
+def test_fp8_values_of_mxfp4_follow_its_scales() -> None:
+    torch.manual_seed(0)
+    coded, x = F.quantize_weight(torch.randn(6, 96), "mxfp4"), 448 * torch.eye(96)  # rows whose scale is 1
+    product = lambda: F.quantized_matmul(x, coded, activations="fp8").t() / 448  # noqa: E731
+    assert torch.equal(product(), coded.dequantize(torch.float32))
+    coded.scales[2, 1] += 3  # kept factors notice
+    assert torch.equal(product(), coded.dequantize(torch.float32))
+    coded.scales[3, 0], coded.scales[4, 0] = 255, coded.scales[4, 0] - 40  # NaN; too small for E4M3 beside the others
+    values, made = coded.dequantize(torch.float32), product()
+    assert bool(made[3].isnan().any()) and torch.equal(made[5], values[5])
+    assert float((made[4] - values[4]).abs().max()) <= float(values[4].abs().max()) * 2.0**-15
+
+
 def test_compiled_and_autocast_products_are_the_same() -> None:
     torch.manual_seed(0)
     coded = F.quantize_weight(torch.randn(16, 64), "nvfp4")

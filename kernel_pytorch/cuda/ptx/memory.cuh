@@ -137,11 +137,36 @@ __device__ __forceinline__ Word4 ld_shared_v4(uint32_t address) {
   return value;
 }
 
+// The same where `wanted`; elsewhere `value` stays what it is, so that lanes without a part keep their zeros.
+__device__ __forceinline__ void ld_shared_v4_where(bool wanted, Word4& value, uint32_t address) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %5, 0;\n"
+      "@wanted ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+      : "r"(address), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
 // sm_20
 __device__ __forceinline__ void st_shared_v4(uint32_t address, Word4 value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
                : "memory");
+}
+
+// sm_20. Widened with zeros.
+__device__ __forceinline__ uint32_t ld_shared_u8(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t ld_shared_u16(uint32_t address) {
+  uint16_t value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+  return value;
 }
 
 // sm_20

@@ -59,7 +59,8 @@ struct SparseWgmma;
 
 // An instruction's text needs every register by number and every register as an operand, so each N is a row of the
 // table below: the columns, the accumulators' text and operands, and the numbers of what follows them.
-#define KP_TEXT_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define KP_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define KP_TEXT_16 KP_TEXT_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define KP_TEXT_32 KP_TEXT_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define KP_TEXT_40 KP_TEXT_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define KP_TEXT_48 KP_TEXT_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -77,7 +78,8 @@ struct SparseWgmma;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
 #define KP_OPERANDS_32(i) KP_OPERANDS_8(i), KP_OPERANDS_8(i + 8), KP_OPERANDS_8(i + 16), KP_OPERANDS_8(i + 24)
-#define KP_LIST_16 KP_OPERANDS_8(0), KP_OPERANDS_8(8)
+#define KP_LIST_8 KP_OPERANDS_8(0)
+#define KP_LIST_16 KP_LIST_8, KP_OPERANDS_8(8)
 #define KP_LIST_32 KP_OPERANDS_32(0)
 #define KP_LIST_40 KP_LIST_32, KP_OPERANDS_8(32)
 #define KP_LIST_48 KP_LIST_40, KP_OPERANDS_8(40)
@@ -169,6 +171,7 @@ struct SparseWgmma;
   KP_WGMMA_OF(N, COUNT, kBf16, "bf16", __VA_ARGS__) \
   KP_WGMMA_OF(N, COUNT, kF16, "f16", __VA_ARGS__)
 
+KP_WGMMA(16, 8, "8", "9", "10", "11", "12", "13", "14", "15", "16")
 KP_WGMMA(32, 16, "16", "17", "18", "19", "20", "21", "22", "23", "24")
 KP_WGMMA(64, 32, "32", "33", "34", "35", "36", "37", "38", "39", "40")
 KP_WGMMA(80, 40, "40", "41", "42", "43", "44", "45", "46", "47", "48")

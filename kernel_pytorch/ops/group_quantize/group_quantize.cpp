@@ -23,7 +23,7 @@ void check(const Quantize& problem, Device device) {
 
 void check(const Dequantize& problem, Device device) {
   const GroupFormatCheck check{"group_dequantize", device, problem.format, problem.group};
-  check.check_float_matrix("output", problem.output);
+  check.check_output_matrix(problem.output);
   check.check_matrix(problem.codes, problem.scales, problem.zeros, problem.tensor_scale, problem.output.sizes[0],
                      problem.output.sizes[1]);
 }

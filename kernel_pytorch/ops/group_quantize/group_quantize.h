@@ -16,8 +16,9 @@
 // dequantize: value = code * scale * tensor_scale in fp32 (nvfp4: two products), then rounded to the output's type.
 //
 // Shapes: x and output [rows, columns], rows any distance apart; codes [rows, ceil(columns / codes in a byte)] bytes;
-// scales and zeros [rows, ceil(columns / group)], contiguous. Types: x and output fp32, bf16 or fp16; scales e4m3
-// (nvfp4), bytes (mxfp4, mxfp8), else bf16, fp16 or fp32, of which quantize writes x's. Sizes of 0 are legal.
+// scales and zeros [rows, ceil(columns / group)], contiguous. Types: x and output fp32, bf16 or fp16, output also e4m3
+// (saturated); scales e4m3 (nvfp4), bytes (mxfp4, mxfp8), else bf16, fp16 or fp32, of which quantize writes x's. Sizes
+// of 0 are legal.
 #pragma once
 
 #include <string_view>
@@ -34,7 +35,7 @@ inline constexpr std::string_view kFormatWords = "nvfp4 mxfp4 mxfp8 int4 int8";
 inline constexpr std::string_view kCodesShape =
     "rows ceil(columns/2) | rows ceil(columns/2) | rows columns | rows ceil(columns/2) | rows columns";
 
-enum class OutputType : uint8_t { kFp32, kBf16, kFp16 };
+enum class OutputType : uint8_t { kFp32, kBf16, kFp16, kE4M3 };
 
 struct Quantize {
   TensorView x{};
@@ -89,7 +90,7 @@ inline constexpr auto kDequantizeFields = fields<Dequantize>(
     optional_input<&Dequantize::tensor_scale>({.dtype = "fp32", .content = "positive"}),
     option<&Dequantize::format>({.key = KeyPart::kValue, .choices = kFormatWords}),
     option<&Dequantize::group>({.key = KeyPart::kValue}), option<&Dequantize::columns>({.symbolic = true}),
-    option<&Dequantize::output_type>({.name = "dtype", .choices = "fp32 bf16 fp16", .trial = "output_type"}),
+    option<&Dequantize::output_type>({.name = "dtype", .choices = "fp32 bf16 fp16 e4m3", .trial = "output_type"}),
     output<&Dequantize::output>({.shape = "rows columns", .dtype = "named dtype"}));
 
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure.

@@ -55,6 +55,7 @@ constexpr const char* kDequantizeShapes = R"(
     5x130 format=mxfp4,mxfp8 group=32; 64x512 format=mxfp4,mxfp8 group=32
     9x256 format=int4,int8 group=32,64,128 zeros=0,1; 33x330 format=int4,int8 group=64 zeros=0,1 scales=fp32
     1x1 format=int4 group=128; 0x64 format=mxfp4 group=32; 4x0 format=mxfp4 group=32
+    e4m3: 64x512 format=mxfp4,mxfp8 group=32; 5x130 format=mxfp4 group=32; 3x64 format=nvfp4 group=16 tensor_scale=1
 )";
 
 }  // namespace

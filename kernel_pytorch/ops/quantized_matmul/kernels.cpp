@@ -64,7 +64,7 @@ constexpr const char* kShapes = R"(
 constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
     {.name = "quantized_matmul",
      .kernels =
-         registry::kernel_list<kCudaStream, kCudaThin, kCudaWgmma, kCudaMma, kCpuDots, kCpuThin, kComposed, kReference>,
+         registry::kernel_list<kCudaStream, kCudaWgmma, kCudaThin, kCudaMma, kCpuDots, kCpuThin, kComposed, kReference>,
      .precision = precision,
      .make = make_product,
      .check = check,

@@ -15,16 +15,16 @@ constexpr const char* kDecompressShapes = R"(
 
 }  // namespace
 
-constinit const registry::Operation<Compress> kCompress =
-    registry::declared<Compress, kCompressFields>({.name = "sparse_compress",
-                                                   .kernels = registry::kernel_list<kCompressCuda, kCompressReference>,
-                                                   .check = registry::check_only<Compress, check>,
-                                                   .flops_per_element = 3,
-                                                   .shapes = kCompressShapes});
+constinit const registry::Operation<Compress> kCompress = registry::declared<Compress, kCompressFields>(
+    {.name = "sparse_compress",
+     .kernels = registry::kernel_list<kCompressCuda, kCompressCpu, kCompressReference>,
+     .check = registry::check_only<Compress, check>,
+     .flops_per_element = 3,
+     .shapes = kCompressShapes});
 
 constinit const registry::Operation<Decompress> kDecompress = registry::declared<Decompress, kDecompressFields>(
     {.name = "sparse_decompress",
-     .kernels = registry::kernel_list<kDecompressCuda, kDecompressReference>,
+     .kernels = registry::kernel_list<kDecompressCuda, kDecompressCpu, kDecompressReference>,
      .check = registry::check_only<Decompress, check>,
      .flops_per_element = 1,
      .shapes = kDecompressShapes});

@@ -11,7 +11,7 @@ void check(const Decompress& problem, Device device);
 
 extern const registry::Operation<Compress> kCompress;
 extern const registry::Operation<Decompress> kDecompress;
-extern const registry::Kernel<Compress> kCompressCuda, kCompressReference;
-extern const registry::Kernel<Decompress> kDecompressCuda, kDecompressReference;
+extern const registry::Kernel<Compress> kCompressCuda, kCompressCpu, kCompressReference;
+extern const registry::Kernel<Decompress> kDecompressCuda, kDecompressCpu, kDecompressReference;
 
 }  // namespace kernel_pytorch::sparse_compress

@@ -27,6 +27,8 @@ std::string_view element_type_name(DType dtype) {
       return "kernel_pytorch::tile::BFloat16";
     case DType::kFloat16:
       return "kernel_pytorch::tile::Float16";
+    case DType::kFloat8E4M3:
+      return "kernel_pytorch::tile::Float8E4M3";
     default:
       return "float";
   }

@@ -23,7 +23,7 @@ FORMATS = {
     "int8": ((128, 64, 32), 1),
 }
 _SCALE_TYPES = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.int8, "mxfp8": torch.int8}  # others: the weight's
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "e4m3"}
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,20 @@ def quantize_weight(
 
 
 def dequantize_weight(weight: QuantizedWeight, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """The values of a quantised weight as fp32, bf16 or fp16."""
+    """The values of a quantised weight as fp32, bf16, fp16 or float8_e4m3fn (saturated)."""
     if dtype not in _NAMES:
-        raise ValueError(f"dequantize_weight: dtype is {dtype}; it must be fp32, bf16 or fp16")
-    parts = _parts(weight)
+        raise ValueError(f"dequantize_weight: dtype is {dtype}; it must be fp32, bf16, fp16 or float8_e4m3fn")
+    parts = parts_of(weight)
     return _dequantize(*parts, weight.format, weight.group, weight.shape[1], _NAMES[dtype])  # type: ignore[no-any-return]
 
 
 def quantized_matmul(
-    x: Tensor, weight: QuantizedWeight, *, bias: Tensor | None = None, activation: str | None = None
+    x: Tensor,
+    weight: QuantizedWeight,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    activations: str | None = None,
 ) -> Tensor:
     """activation(x @ weight.T + bias) with a weight that is decoded on its way to the multipliers.
 
@@ -123,15 +128,28 @@ def quantized_matmul(
         weight: what `quantize_weight` made of [rows, columns].
         bias: [rows of the weight], of x's type or fp32.
         activation: a name that `activation` takes, or None.
+        activations: "fp8" multiplies in FP8 (W4A8): x is rounded to E4M3 with a scale for each row. For mxfp4, whose
+            values are exact in E4M3 within 15 powers of two below a row's largest scale; smaller ones are rounded.
+            The gradient of x is that of the product without this rounding (straight through).
 
     Returns:
         [..., rows of the weight] of x's type.
     """
     x, bias = packed_operands("quantized_matmul", x, weight.shape, bias)
+    if activations is not None:
+        from .fp8_activations import fp8_product  # it needs float8.py, which needs this file
+
+        if activations != "fp8" or weight.format != "mxfp4":
+            raise ValueError(
+                f'quantized_matmul: activations is "{activations}" with a weight in {weight.format}; "fp8" with mxfp4 '
+                "is the one that is exact, leave it out for others"
+            )
+        product = fp8_product(x, weight, bias)
+        return product if activation is None else _activate(product, activation)
     if activation is not None and wants_gradient(x, bias):  # the activation's own gradient needs its input
         return _activate(quantized_matmul(x, weight, bias=bias), activation)
     kind = "identity" if activation is None else activation
-    codes, scales, zeros, tensor_scale = _parts(weight)
+    codes, scales, zeros, tensor_scale = parts_of(weight)
     if weight.format in ("int4", "int8") and scales.dtype is not x.dtype:
         scales = scales.to(x.dtype)
     return _product(x, codes, scales, zeros, tensor_scale, bias, weight.format, weight.group, kind)  # type: ignore[no-any-return]
@@ -154,7 +172,7 @@ def _tensor_scale(weight: Tensor) -> Tensor:
     return torch.where(usable, power.clamp(2.0**-100, 2.0**100), 1.0)
 
 
-def _parts(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def parts_of(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     scales = weight.scales.view(torch.int8) if weight.scales.dtype is torch.uint8 else weight.scales
     zeros = None if weight.zeros is None else weight.zeros.view(torch.int8)
     return weight.codes.view(torch.int8), scales, zeros, weight.tensor_scale

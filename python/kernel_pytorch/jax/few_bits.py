@@ -96,7 +96,7 @@ def quantize_weight(
 
 
 def dequantize_weight(weight: QuantizedWeight, dtype: Any = jnp.bfloat16) -> Array:
-    """The values of a quantised weight as fp32, bf16 or fp16."""
+    """The values of a quantised weight as fp32, bf16, fp16 or float8_e4m3fn (saturated)."""
     options = {
         "format": weight.format,
         "group": weight.group,

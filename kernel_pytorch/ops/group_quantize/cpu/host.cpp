@@ -63,7 +63,9 @@ void run_quantize(const Quantize& problem, int, Context& context) {
 void run_dequantize(const Dequantize& problem, int, Context& context) {
   const GroupKernels& kernels = KP_AT_CPU_LEVEL(context.info->cpu.isa, kGroupKernels);
   const bool is_integer = group_format::is_integer(problem.format);
-  const int type = cpu_type_index(problem.output.dtype), in_byte = group_format::codes_in_byte(problem.format);
+  const bool is_e4m3 = problem.output.dtype == DType::kFloat8E4M3;
+  const int type = is_e4m3 ? 3 : cpu_type_index(problem.output.dtype);
+  const int in_byte = group_format::codes_in_byte(problem.format);
   const auto dequantize = kernels.dequantize[static_cast<int>(problem.format)];
   const float tensor_scale = tensor_scale_of(problem.tensor_scale);
   over_parts(context, problem.output.sizes[0], problem.output.sizes[1], [&](int64_t row, int64_t first, int64_t count) {
@@ -86,7 +88,7 @@ void run_dequantize(const Dequantize& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("group_quantize cpu 1");
+  return hash_text("group_quantize cpu 2");
 }
 
 }  // namespace

@@ -28,6 +28,10 @@ void store_floats(const float* from, int64_t count, void* to) {
   for (; i + kLanes <= count; i += kLanes) cpu::store(row + i, cpu::load(from + i));
   if (i < count) cpu::store_partial(row + i, cpu::load_partial(from + i, count - i), count - i);
 }
+void store_e4m3(const float* from, int64_t count, void* to) {
+  auto* row = static_cast<Float8E4M3*>(to);
+  for (int64_t i = 0; i < count; ++i) row[i] = from_float<Float8E4M3>(from[i]);
+}
 
 KP_PRIMITIVE Range range_of(const float* values, int64_t count, bool has_zeros) {
   Range range{0, 0.0f, 0.0f};
@@ -149,7 +153,7 @@ void dequantize(const DequantizePart& part) {
 
 extern const GroupKernels kGroupKernels = {
     {load_floats<float>, load_floats<BFloat16>, load_floats<Float16>},
-    {store_floats<float>, store_floats<BFloat16>, store_floats<Float16>},
+    {store_floats<float>, store_floats<BFloat16>, store_floats<Float16>, store_e4m3},
     {KP_BOTH_ROUNDINGS(kNvfp4), KP_BOTH_ROUNDINGS(kMxfp4), KP_BOTH_ROUNDINGS(kMxfp8), KP_BOTH_ROUNDINGS(kInt4),
      KP_BOTH_ROUNDINGS(kInt8)},
     {dequantize<Format::kNvfp4>, dequantize<Format::kMxfp4>, dequantize<Format::kMxfp8>, dequantize<Format::kInt4>,

@@ -34,8 +34,8 @@ struct DequantizePart {
 };
 
 struct GroupKernels {
-  void (*load[3])(const void* from, int64_t count, float* to);  // by type: fp32, bf16, fp16
-  void (*store[3])(const float* from, int64_t count, void* to);
+  void (*load[3])(const void* from, int64_t count, float* to);            // by type: fp32, bf16, fp16
+  void (*store[4])(const float* from, int64_t count, void* to);           // and e4m3
   void (*quantize[group_format::kFormats][2])(const QuantizePart& part);  // to nearest, stochastic
   void (*dequantize[group_format::kFormats])(const DequantizePart& part);
 };

@@ -11,9 +11,12 @@
 #include "kernel_pytorch/ops/support/group_format/check.h"
 
 namespace kernel_pytorch::group_quantize {
+
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/group_quantize/cuda/kernel.cuh";
+constexpr int kFloat8Capability = 89;
+constexpr const char* kNoFloat8 = "needs compute capability 8.9 to write e4m3";
 constexpr const char* kTooLarge = "has 2^30 columns or more, or more threads than a grid";
 
 int64_t groups_of(int64_t columns, int64_t group) {
@@ -46,7 +49,7 @@ DeviceCode dequantize_code(DType dtype, Format format, bool is_aligned) {
   return {.source = kSource,
           .entry = concat("kernel_pytorch::group_quantize::dequantize<", element_type_name(dtype), ", ",
                           format_name(format), ", ", bool_name(is_aligned), ">"),
-          .minimum_capability = 80,
+          .minimum_capability = dtype == DType::kFloat8E4M3 ? kFloat8Capability : 80,
           .architecture_specific = false};
 }
 
@@ -54,7 +57,27 @@ registry::Support supports_quantize(const Quantize& problem, const DeviceInfo& d
   return registry::Support::unless(obstacle_of(problem.x, problem.group, device));
 }
 registry::Support supports_dequantize(const Dequantize& problem, const DeviceInfo& device) {
-  return registry::Support::unless(obstacle_of(problem.output, problem.group, device));
+  TensorView values = problem.output;
+  if (values.dtype == DType::kFloat8E4M3) {
+    if (device.cuda.capability() < kFloat8Capability) return registry::Support::no(kNoFloat8);
+    values.dtype = DType::kBFloat16;
+  }
+  return registry::Support::unless(obstacle_of(values, problem.group, device));
+}
+
+DeviceCode pairs_code(Format format) {
+  return {.source = kSource,
+          .entry = concat("kernel_pytorch::group_quantize::quantize_pairs<", format_name(format), ">"),
+          .minimum_capability = 90,
+          .architecture_specific = false};
+}
+
+// bf16 to E2M1, to nearest: two values at a time, 32 units of a row by a warp.
+bool takes_pairs(const Quantize& problem, const DeviceInfo& device) {
+  return device.cuda.capability() >= 90 && problem.x.dtype == DType::kBFloat16 &&
+         group_format::is_e2m1(problem.format) && !problem.seed.is_present() &&
+         problem.x.sizes[1] % (32 * kUnit) == 0 && problem.x.element_count() / (32 * kUnit) < int64_t{1} << 32 &&
+         is_aligned_matrix(problem.x, problem.codes);
 }
 
 template <class Arguments>
@@ -69,13 +92,17 @@ void launch(Arguments& arguments, CUkern_st* kernel, Context& context, const std
 
 void run_quantize(const Quantize& problem, int, Context& context) {
   static const std::string kLabel = "group_quantize";
+  static KernelTable<group_format::kFormats> pairs_kernels;
   static KernelTable<3 * group_format::kFormats * 4> kernels;
   if (problem.x.element_count() == 0) return;
   const bool is_stochastic = problem.seed.is_present(), is_aligned = is_aligned_matrix(problem.x, problem.codes);
   const int entry = (cuda_type_index(problem.x.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 4 +
                     is_stochastic * 2 + is_aligned;
-  CUkern_st* kernel = kernels.get(
-      entry, context, [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
+  CUkern_st* kernel =
+      takes_pairs(problem, *context.info)
+          ? pairs_kernels.get(static_cast<int>(problem.format), context, [&] { return pairs_code(problem.format); })
+          : kernels.get(entry, context,
+                        [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
   const int64_t columns = problem.x.sizes[1];
   QuantizeArguments arguments{.x = problem.x.data,
                               .row_stride = problem.x.strides[0],
@@ -94,12 +121,11 @@ void run_quantize(const Quantize& problem, int, Context& context) {
 
 void run_dequantize(const Dequantize& problem, int, Context& context) {
   static const std::string kLabel = "group_dequantize";
-  static KernelTable<3 * group_format::kFormats * 2> kernels;
+  static KernelTable<4 * group_format::kFormats * 2> kernels;
   if (problem.output.element_count() == 0) return;
   const bool is_aligned = is_aligned_matrix(problem.output, problem.codes);
-  const int entry =
-      (cuda_type_index(problem.output.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 2 +
-      is_aligned;
+  const int type = problem.output.dtype == DType::kFloat8E4M3 ? 3 : cuda_type_index(problem.output.dtype);
+  const int entry = (type * group_format::kFormats + static_cast<int>(problem.format)) * 2 + is_aligned;
   CUkern_st* kernel =
       kernels.get(entry, context, [&] { return dequantize_code(problem.output.dtype, problem.format, is_aligned); });
   const int64_t columns = problem.output.sizes[1];
@@ -124,6 +150,8 @@ std::vector<DeviceCode> quantize_device_code() {
     codes.push_back(quantize_code(DType::kBFloat16, static_cast<Format>(format), false, true));
   }
   codes.push_back(quantize_code(DType::kFloat32, Format::kNvfp4, true, false));
+  codes.push_back(pairs_code(Format::kNvfp4));
+  codes.push_back(pairs_code(Format::kMxfp4));
   return codes;
 }
 std::vector<DeviceCode> dequantize_device_code() {
@@ -131,6 +159,7 @@ std::vector<DeviceCode> dequantize_device_code() {
   for (int format = 0; format < group_format::kFormats; ++format) {
     codes.push_back(dequantize_code(DType::kBFloat16, static_cast<Format>(format), true));
   }
+  codes.push_back(dequantize_code(DType::kFloat8E4M3, Format::kMxfp4, true));
   return codes;
 }
 

@@ -82,56 +82,45 @@ template <>
 constexpr ScaleType kTypeOf<tile::Float16> = ScaleType::kFloat16;
 
 #if __CUDA_ARCH__ >= 900
-template <class T>
-constexpr bool kHasPairs = false;
-template <>
-constexpr bool kHasPairs<tile::BFloat16> = true;
-
-// bf16 to E2M1: the values stay in pairs.
+// bf16 to E2M1: the values stay in pairs. A warp has 32 units of one row, whose place is found once.
 template <Format kFormat>
-__device__ __forceinline__ void quantize_pairs(const QuantizeArguments& arguments) {
-  const Unit unit(arguments.group, arguments.groups);
-  const bool is_inside = unit.row < arguments.rows && unit.column < arguments.columns;
-  const auto* row = static_cast<const tile::BFloat16*>(arguments.x) + unit.row * arguments.row_stride;
-  uint32_t pairs[kUnit / 2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const ptx::Word4 words = ptx::ld_global_nc_l1_no_allocate_v4_if(is_inside, row + unit.column + 8 * i);
-    pairs[4 * i] = words.x;
-    pairs[4 * i + 1] = words.y;
-    pairs[4 * i + 2] = words.z;
-    pairs[4 * i + 3] = words.w;
-  }
+__global__ void __launch_bounds__(kThreads) quantize_pairs(const __grid_constant__ QuantizeArguments arguments) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int32_t units = arguments.columns / kUnit;  // of a row: a multiple of 32
+  const uint32_t blocks = static_cast<uint32_t>(units) / 32, index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  const uint32_t row = index / blocks;
+  if (row >= arguments.rows) return;  // all of a warp
+  const int32_t first = static_cast<int32_t>(index - row * blocks) * 32;
+  const auto* x = static_cast<const tile::BFloat16*>(arguments.x) + row * arguments.row_stride + first * kUnit;
+  const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
+  const ptx::Word4 a = ptx::ld_global_nc_l1_no_allocate_v4(x + lane * kUnit);
+  const ptx::Word4 b = ptx::ld_global_nc_l1_no_allocate_v4(x + lane * kUnit + kUnit / 2);
+  uint32_t pairs[kUnit / 2] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
   uint32_t largest = 0;  // of both halves; bits of magnitudes have the order of numbers
 #pragma unroll
   for (int i = 0; i < kUnit / 2; ++i) largest = __vmaxu2(largest, pairs[i] & 0x7fff7fff);
   if constexpr (kFormat != Format::kNvfp4) largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-  if (!is_inside) return;
+  const int32_t unit = first + lane;
   const Range range{max(largest << 16, largest & 0xffff0000), 0.0f, 0.0f};
-  const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
   const GroupScale scale = scale_of<kFormat>(range, false, ScaleType::kBFloat16, tensor_scale);
-  if (unit.leads) {
-    static_cast<uint8_t*>(arguments.scales)[unit.row * arguments.groups + unit.group] =
-        static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
+  uint8_t* scales = static_cast<uint8_t*>(arguments.scales) + static_cast<int64_t>(row) * arguments.groups;
+  if (kFormat == Format::kNvfp4) {
+    scales[unit] = static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
+  } else if (unit % 2 == 0) {
+    scales[unit / 2] = static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
   }
   const PairBoundaries boundaries(scale.value);
 #pragma unroll
   for (int i = 0; i < kUnit / 2; ++i) pairs[i] = boundaries.codes_of(pairs[i]);
   uint32_t words[2];
   join_codes(pairs, words);
-  uint8_t* target = arguments.codes + unit.row * arguments.code_stride + unit.column / 2;
+  uint8_t* target = arguments.codes + row * arguments.code_stride + unit * (kUnit / 2);
   *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
 }
 #endif
 
 template <class T, Format kFormat, bool kStochastic, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 2) quantize(const __grid_constant__ QuantizeArguments arguments) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (kHasPairs<T> && is_e2m1(kFormat) && !kStochastic && kAligned) {
-    quantize_pairs<kFormat>(arguments);
-    return;
-  }
-#endif
   const Unit unit(arguments.group, arguments.groups);
   const bool is_inside = unit.row < arguments.rows;
   float values[kUnit];
@@ -198,6 +187,66 @@ __device__ __forceinline__ float load_scale(const void* scales, ScaleType type, 
   }
 }
 
+#if __CUDA_ARCH__ >= 890
+// E2M1 to E4M3, 16 codes: the eight magnitudes times the factors as bytes are a table of two words, of which a
+// permutation takes four at once. With the sign in a selector it repeats bit 7 of a byte, which 0x80 turns into the
+// sign's place one bit lower.
+__device__ __forceinline__ void e2m1_to_e4m3(const uint32_t (&codes)[2], float scale, float tensor_scale,
+                                             uint32_t (&bytes)[4]) {
+  uint32_t table[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float values[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values[j] = e2m1_value(4 * i + j) * scale * tensor_scale;
+    table[i] = tile::Word<tile::Float8E4M3>::pack(values);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t four = codes[i / 2] >> (i % 2 * 16);
+    const uint32_t magnitudes = ptx::prmt(table[0], table[1], four & 0x7777);
+    const uint32_t signs = ptx::prmt(0x80808080, 0x80808080, four);
+    bytes[i] = (signs << 1 & 0x80808080) ^ magnitudes;  // a scale may be negative too
+  }
+}
+#endif
+template <class T>
+constexpr bool kIsE4M3 = false;
+template <>
+constexpr bool kIsE4M3<tile::Float8E4M3> = true;
+
+// 16 columns, by floats.
+template <class T, Format kFormat, bool kAligned, int kWords>
+__device__ __forceinline__ void store_values(const DequantizeArguments& arguments, const Unit& unit,
+                                             const uint32_t (&words)[kWords], float scale, float tensor_scale,
+                                             T* target) {
+  constexpr int kInByte = codes_in_byte(kFormat);
+  const int64_t place = unit.row * arguments.groups + unit.group;
+  const int32_t zero = arguments.zeros != nullptr ? arguments.zeros[place] : middle_code(kFormat);
+  float values[kUnit];
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    const uint32_t code = words[i * (8 / kInByte) / 32] >> (i * (8 / kInByte) % 32) & last_code(kFormat);
+    values[i] = code_value<kFormat>(code, zero) * scale;
+    if constexpr (kFormat == Format::kNvfp4) values[i] *= tensor_scale;
+  }
+  if constexpr (kAligned) {
+    constexpr int kCount = tile::Vector<T>::kCount;
+#pragma unroll
+    for (int i = 0; i < kUnit / kCount; ++i) {
+      float part[kCount];
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) part[j] = values[i * kCount + j];
+      tile::store(target + i * kCount, tile::Vector<T>::pack(part));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      if (unit.column + i < arguments.columns) target[i] = tile::from_float<T>(values[i]);
+    }
+  }
+}
+
 template <class T, Format kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ DequantizeArguments arguments) {
   constexpr int kInByte = codes_in_byte(kFormat);
@@ -224,30 +273,17 @@ __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ D
   }
   const int64_t place = unit.row * arguments.groups + unit.group;
   const float scale = load_scale(arguments.scales, arguments.scale_type, place);
-  const int32_t zero = arguments.zeros != nullptr ? arguments.zeros[place] : middle_code(kFormat);
   const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
-  float values[kUnit];
-#pragma unroll
-  for (int i = 0; i < kUnit; ++i) {
-    const uint32_t code = words[i * (8 / kInByte) / 32] >> (i * (8 / kInByte) % 32) & last_code(kFormat);
-    values[i] = code_value<kFormat>(code, zero) * scale;
-    if constexpr (kFormat == Format::kNvfp4) values[i] *= tensor_scale;
-  }
   T* target = static_cast<T*>(arguments.output) + unit.row * arguments.row_stride + unit.column;
-  if constexpr (kAligned) {
-    constexpr int kCount = tile::Vector<T>::kCount;
-#pragma unroll
-    for (int i = 0; i < kUnit / kCount; ++i) {
-      float part[kCount];
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) part[j] = values[i * kCount + j];
-      tile::store(target + i * kCount, tile::Vector<T>::pack(part));
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      if (unit.column + i < arguments.columns) target[i] = tile::from_float<T>(values[i]);
-    }
+#if __CUDA_ARCH__ >= 890
+  if constexpr (kIsE4M3<T> && is_e2m1(kFormat) && kAligned) {
+    uint32_t bytes[4];
+    e2m1_to_e4m3(words, scale, kFormat == Format::kNvfp4 ? tensor_scale : 1.0f, bytes);
+    ptx::st_global_v4(target, {bytes[0], bytes[1], bytes[2], bytes[3]});
+  } else
+#endif
+  {
+    store_values<T, kFormat, kAligned>(arguments, unit, words, scale, tensor_scale, target);
   }
 }
 

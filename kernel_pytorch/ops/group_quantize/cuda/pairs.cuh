@@ -11,16 +11,16 @@ namespace kernel_pytorch::group_quantize {
 
 class PairBoundaries {
  public:
-  // Of a group's scale; one that is not above 0, or NaN, has the code 0 for every value.
+  // Of a group's scale; one that is not above 0, or NaN, has the code 0 for every value: nothing is above NaN.
   explicit __device__ __forceinline__ PairBoundaries(float scale) {
-    const bool is_used = scale > 0.0f;
-    quarter_ = above(0.25f * scale, is_used);
-    three_quarters_ = from(0.75f * scale, is_used);
-    five_quarters_ = above(1.25f * scale, is_used);
-    seven_quarters_ = from(1.75f * scale, is_used);
-    five_halves_ = above(2.5f * scale, is_used);
-    seven_halves_ = from(3.5f * scale, is_used);
-    five_ = above(5.0f * scale, is_used);
+    scale = scale > 0.0f ? scale : __uint_as_float(group_format::kNaNBits);
+    quarter_ = above(0.25f * scale);
+    three_quarters_ = from(0.75f * scale);
+    five_quarters_ = above(1.25f * scale);
+    seven_quarters_ = from(1.75f * scale);
+    five_halves_ = above(2.5f * scale);
+    seven_halves_ = from(3.5f * scale);
+    five_ = above(5.0f * scale);
   }
 
   // The codes of two values, in the lowest bits of both halves.
@@ -30,7 +30,9 @@ class PairBoundaries {
     const uint32_t twos = ptx::set_gt_u32_bf16x2(magnitudes, choose(fours, seven_halves_, three_quarters_));
     const uint32_t above_two = choose(fours, five_, five_quarters_), below_two = choose(fours, five_halves_, quarter_);
     const uint32_t ones = ptx::set_gt_u32_bf16x2(magnitudes, choose(twos, above_two, below_two));
-    return (pair >> 12 & 0x00080008) | (fours & 0x00040004) | (twos & 0x00020002) | (ones & 0x00010001);
+    const uint32_t signs = pair >> 12 & 0x00080008;
+    return ptx::lop3_and_or(ones, 0x00010001,
+                            ptx::lop3_and_or(twos, 0x00020002, ptx::lop3_and_or(fours, 0x00040004, signs)));
   }
 
  private:
@@ -38,15 +40,9 @@ class PairBoundaries {
     return (mask & a) | (~mask & b);
   }
   // x > boundary, and x >= boundary, as x > the upper half of bits.
-  static __device__ __forceinline__ uint32_t above(float boundary, bool is_used) {
-    return twice(__float_as_uint(boundary), is_used);
-  }
-  static __device__ __forceinline__ uint32_t from(float boundary, bool is_used) {
-    return twice(__float_as_uint(boundary) - 1, is_used);
-  }
-  static __device__ __forceinline__ uint32_t twice(uint32_t bits, bool is_used) {
-    return __byte_perm(is_used ? bits : group_format::kInfinityBits, 0, 0x3232);
-  }
+  static __device__ __forceinline__ uint32_t above(float boundary) { return twice(__float_as_uint(boundary)); }
+  static __device__ __forceinline__ uint32_t from(float boundary) { return twice(__float_as_uint(boundary) - 1); }
+  static __device__ __forceinline__ uint32_t twice(uint32_t bits) { return __byte_perm(bits, 0, 0x3232); }
 
   uint32_t quarter_, three_quarters_, five_quarters_, seven_quarters_, five_halves_, seven_halves_, five_;
 };

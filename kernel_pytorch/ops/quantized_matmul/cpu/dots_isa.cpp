@@ -206,6 +206,58 @@ KP_PRIMITIVE void multiply_rows(const DotPart& part, int64_t row, int64_t begin,
   }
 }
 
+// Integers of 8 bits and so few rows that decoding is most of the work: codes become floats, and a group's scale and
+// zero are applied to its sums. x is widened once for all rows of the weight.
+template <int kRows, int kWeights>
+KP_PRIMITIVE void multiply_byte_rows(const DotPart& part, int64_t row, int64_t begin, int64_t end) {
+  Vec totals[kWeights][kRows] = {};
+  const uint8_t* codes = part.codes + row * part.code_stride;
+  for (int64_t first = begin; first < end; first += part.group) {
+    const int64_t behind = first + part.group < end ? first + part.group : end;
+    Vec sums[kWeights][kRows] = {}, of_x[kRows] = {};
+    for (int64_t column = first; column < behind; column += 16) {
+      const int64_t left = part.k - column;
+      const auto mask = static_cast<__mmask16>(left >= 16 ? 0xffffu : (1u << left) - 1);
+      Vec x[kRows];
+#pragma GCC unroll 4
+      for (int j = 0; j < kRows; ++j) {
+        const uint16_t* from = part.x + column / kDotStep * kDotStep * kRows + j * kDotStep + column % kDotStep;
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+        x[j] = reinterpret_cast<Vec>(_mm512_slli_epi32(wide, 16));
+        of_x[j] += x[j];
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kWeights; ++i) {
+        const __m128i stored = _mm_maskz_loadu_epi8(mask, codes + i * part.code_stride + column);
+        const Vec values = reinterpret_cast<Vec>(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(stored)));
+#pragma GCC unroll 4
+        for (int j = 0; j < kRows; ++j) sums[i][j] += values * x[j];
+      }
+    }
+    const int64_t group = first >> part.group_shift;
+#pragma GCC unroll 16
+    for (int i = 0; i < kWeights; ++i) {
+      const Vec scale = cpu::broadcast(scale_at<Format::kInt8>(part, row + i, group));
+      const Vec zero = cpu::broadcast(static_cast<float>(zero_at<Format::kInt8>(part, row + i, group)));
+#pragma GCC unroll 4
+      for (int j = 0; j < kRows; ++j) totals[i][j] += (sums[i][j] - zero * of_x[j]) * scale;
+    }
+  }
+  for (int i = 0; i < kWeights; ++i) {
+    float* to = part.sums + (row + i) * kDotSums;
+    for (int j = 0; j < kRows; ++j) to[j] = (begin == 0 ? 0.0f : to[j]) + cpu::horizontal_sum(totals[i][j]);
+  }
+}
+
+template <Format kFormat, int kRows, int kWeights>
+KP_PRIMITIVE void multiply_some(const DotPart& part, int64_t row, int64_t begin, int64_t end) {
+  if constexpr (kFormat == Format::kInt8 && kRows <= 2) {
+    multiply_byte_rows<kRows, kWeights>(part, row, begin, end);
+  } else {
+    multiply_rows<kFormat, kRows, kWeights>(part, row, begin, end);
+  }
+}
+
 // Several rows of the weight at once where sums would otherwise wait for one another.
 template <Format kFormat, int kRows>
 void multiply_format(const DotPart& part) {
@@ -215,9 +267,9 @@ void multiply_format(const DotPart& part) {
     const int64_t left = part.k - begin, end = begin + (left < columns_at_once(kRows) ? left : columns_at_once(kRows));
     int64_t row = 0;
     for (; row + kWeights <= part.rows; row += kWeights) {
-      multiply_rows<kFormat, kRows, kWeights>(part, row, begin, end);
+      multiply_some<kFormat, kRows, kWeights>(part, row, begin, end);
     }
-    for (; row < part.rows; ++row) multiply_rows<kFormat, kRows, 1>(part, row, begin, end);
+    for (; row < part.rows; ++row) multiply_some<kFormat, kRows, 1>(part, row, begin, end);
     begin = end;
   } while (begin < part.k);
 }

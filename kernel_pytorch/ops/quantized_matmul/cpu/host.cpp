@@ -141,7 +141,7 @@ uint64_t code_version() {
   return hash_text("quantized_matmul cpu_thin 1");
 }
 uint64_t dots_version() {
-  return hash_text("quantized_matmul cpu_dots 1");
+  return hash_text("quantized_matmul cpu_dots 2");
 }
 
 }  // namespace

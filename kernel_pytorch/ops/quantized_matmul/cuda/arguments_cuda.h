@@ -14,6 +14,8 @@ struct WeightArguments {
   const uint8_t* zeros;       // or null
   const float* tensor_scale;  // or null
   int32_t group, groups;      // columns of a group, groups of a row
+  int32_t group_shift;
+  int32_t scale_piece, zero_piece;  // bytes that are copied at once: 4, 8 or 16
 };
 struct Arguments {
   product::TileArguments tile;  // of its operands only a, which is x
@@ -34,41 +36,78 @@ KP_SHARED_CODE constexpr bool is_legal(const ThinConfig& config) {
          (config.warps == 4 || config.warps == 8) && config.columns * config.blocks <= 64;
 }
 
-// Of a lane in a stage of its ring: 16 bytes of codes and four that have its scale, of each of `chunks` rows of the
-// weight; four with its zero where the format has any.
-KP_SHARED_CODE constexpr int ring_lane_bytes(group_format::Format format, int chunks) {
-  return chunks * (16 + 4 + (group_format::is_integer(format) ? 4 : 0));
+// Bytes of a row of the weight that four lanes take at once; columns of k that these are.
+inline constexpr int kSpanBytes = 64;
+KP_SHARED_CODE constexpr int span_of(group_format::Format format) {
+  return kSpanBytes * group_format::codes_in_byte(format);
 }
 
-// For fewer rows by blocks that stay on their multiprocessor and take tiles of columns in turns. Warps divide k, and
-// the others columns; each has `stages` of 16 * tiles rows of the weight in a ring of its own.
+// A stage of the weight in shared memory: codes of rows and of blocks of k, then windows of scales and of zeros, of
+// which eight rows lie in different banks.
+struct WeightStageLayout {
+  int scale_pitch, zero_pitch;
+  int scales_at, zeros_at, bytes;
+};
+KP_SHARED_CODE constexpr int window_pitch(int bytes) {
+  return bytes <= 4 ? 4 : bytes <= 16 ? bytes : bytes + 16;
+}
+KP_SHARED_CODE constexpr WeightStageLayout stage_layout(group_format::Format format, int rows, int spans) {
+  const bool is_integer = group_format::is_integer(format);
+  const int groups = spans * span_of(format) / (format == group_format::Format::kNvfp4 ? 16 : 32);
+  WeightStageLayout layout{window_pitch(groups * (is_integer ? 2 : 1)), is_integer ? window_pitch(groups) : 0, 0, 0, 0};
+  layout.scales_at = rows * spans * kSpanBytes;
+  layout.zeros_at = layout.scales_at + rows * layout.scale_pitch;
+  layout.bytes = (layout.zeros_at + rows * layout.zero_pitch + 1023) / 1024 * 1024;
+  return layout;
+}
+
+// Blocks divide the steps of all tiles evenly; where a tile is of several blocks the last one adds their sums.
+struct WalkArguments {
+  int32_t tiles;
+  int32_t steps;       // of k in a tile
+  int32_t steps_each;  // of a block
+  int32_t most;        // blocks that a tile can be of, at most
+};
+
+// For one or two rows by blocks that stay on their multiprocessor. Warps divide a stage: k_warps its blocks of k, the
+// others its rows, of which each has 16 * tiles. One more warp fills stages. box: bytes of a row in a box of codes.
 inline constexpr int kStreamRows = 8;  // of a product by mma; there are fewer of x
+inline constexpr int kMostStages = 8;
 struct StreamConfig {
-  int warps = 16;
-  int k_warps = 4;
-  int tiles = 1;
+  int warps = 8;
+  int k_warps = 8;
+  int tiles = 4;
   int stages = 4;
+  int box = 128;
 };
 KP_SHARED_CODE constexpr bool is_legal(const StreamConfig& config) {
-  return (config.warps == 16 || config.warps == 32) &&
-         (config.k_warps == 4 || config.k_warps == 8 || config.k_warps == 16) &&
-         (config.tiles == 1 || config.tiles == 2) && config.stages >= 2 && config.stages <= 8;
+  return (config.warps == 8 || config.warps == 16) && config.warps % config.k_warps == 0 &&
+         (config.tiles == 1 || config.tiles == 2 || config.tiles == 4) && config.stages >= 2 &&
+         config.stages <= kMostStages && (config.box == 64 || (config.box == 128 && config.k_warps % 2 == 0));
 }
 KP_SHARED_CODE constexpr int stream_columns(const StreamConfig& config) {
   return config.warps / config.k_warps * 16 * config.tiles;
 }
+KP_SHARED_CODE constexpr int stream_stage_bytes(group_format::Format format, const StreamConfig& config) {
+  return stage_layout(format, stream_columns(config), config.k_warps).bytes;
+}
 KP_SHARED_CODE constexpr int stream_ring_bytes(group_format::Format format, const StreamConfig& config) {
-  return config.warps * config.stages * 32 * ring_lane_bytes(format, 2 * config.tiles);
+  return config.stages * stream_stage_bytes(format, config);
 }
-KP_SHARED_CODE constexpr int stream_part_bytes(const StreamConfig& config) {
-  return 2 * config.k_warps * kStreamRows * (stream_columns(config) + kPartPadding) * 4;
+// Two sets of sums of warps that divide k. `rows`: of x, eight or one.
+KP_SHARED_CODE constexpr int stream_part_bytes(const StreamConfig& config, int rows) {
+  return 2 * config.k_warps * rows * (stream_columns(config) + kPartPadding) * 4;
 }
+inline constexpr int kStreamBarrierBytes = 256;
+// How scales meet codes: as products of pairs before mma; of int4, whose groups are blocks of k, applied to sums; of
+// E2M1 and one row of x too, where each group has a column of mma's second operand to itself.
+enum class StreamScaling : uint8_t { kPairs, kSums, kColumns };
 struct StreamArguments {
+  tile::TensorMap codes;
   Arguments product;
-  int32_t tiles;       // of columns
-  int32_t rounds;      // blocks of k of a warp
+  WalkArguments walk;
   int32_t parts;       // of k, which are of different blocks of threads
-  float* sums;         // [tiles, parts, rows, columns], where there is more than one part
+  float* sums;         // [tiles, parts * walk.most, rows, columns], where a tile is of several blocks
   uint32_t* counters;  // of tiles, zeros
 };
 
@@ -84,36 +123,40 @@ KP_SHARED_CODE constexpr bool is_legal(const MmaConfig& config) {
 }
 
 // The same on Hopper: warpgroups have 64 rows of the weight each, and a tile of rows of x lies in shared memory, where
-// one more warpgroup's first thread has it put.
-// Blocks divide all steps of all tiles evenly; where a tile is of several blocks the last one adds their sums.
-inline constexpr int kWgmmaBoxRows = 32;  // of x on their way out
+// one more warpgroup's first warp has it put, and the weight.
 struct WgmmaConfig {
   int rows = 64;  // of x in a tile
   int groups = 4;
   int stages = 4;
+  int spans = 1;  // blocks of k in a stage
 };
+// Rows of x on their way out; each box of them is code of its own, and the shared memory is the stages'.
+KP_SHARED_CODE constexpr int wgmma_box_rows(const WgmmaConfig& config) {
+  return config.rows < 32 || config.spans == 2 ? 16 : 32;
+}
+inline constexpr int kWgmmaBoxPitch = 64 + 2;
 KP_SHARED_CODE constexpr bool is_legal(const WgmmaConfig& config) {
-  return (config.rows == 32 || config.rows == 64 || config.rows == 96 || config.rows == 128) &&
-         (config.groups == 3 || config.groups == 4) && config.stages >= 2 && config.stages <= 6;
+  return (config.rows == 16 || config.rows == 32 || config.rows == 64 || config.rows == 96 || config.rows == 128) &&
+         (config.groups == 3 || config.groups == 4) && config.stages >= 2 && config.stages <= kMostStages &&
+         (config.spans == 1 || config.spans == 2);
 }
 // One warpgroup more: it gives its registers to the others. A launch is given what its threads leave to each.
 KP_SHARED_CODE constexpr int wgmma_threads(const WgmmaConfig& config) {
   return (config.groups + 1) * 128;
 }
-inline constexpr int kWgmmaCopyRegisters = 24;
+inline constexpr int kWgmmaCopyRegisters = 56;  // addresses of scales are 64-bit
 KP_SHARED_CODE constexpr int wgmma_registers(const WgmmaConfig& config) {
   const int launched = 65536 / wgmma_threads(config) / 8 * 8;
   return ((config.groups + 1) * launched - kWgmmaCopyRegisters) / config.groups / 8 * 8;
 }
 struct WgmmaArguments {
   tile::TensorMap x;  // arranged
+  tile::TensorMap codes;
   Arguments product;
-  int32_t tiles, row_tiles;  // tiles in all, and of rows of x
-  int32_t steps;             // of k in a tile
-  int32_t steps_each;        // of a block
-  int32_t most;              // blocks that a tile can be of
-  float* sums;               // [tiles, most, warpgroups, values of a thread / 4, 128] of four
-  uint32_t* counters;        // [tiles, warpgroups], zeros
+  WalkArguments walk;
+  int32_t row_tiles;   // tiles of rows of x
+  float* sums;         // [tiles, most, warpgroups, values of a thread / 4, 128] of four
+  uint32_t* counters;  // [tiles, warpgroups], zeros
 };
 // x with the columns of each block of k in the order in which mma takes them from lanes; zeros behind the last.
 struct ArrangeArguments {
@@ -123,10 +166,6 @@ struct ArrangeArguments {
   int32_t rows, k, units;  // units of 16 bytes of a row of the output
 };
 
-// Columns of k that one load of 16 bytes by each of the four lanes of a row covers.
-KP_SHARED_CODE constexpr int span_of(group_format::Format format) {
-  return 4 * 16 * group_format::codes_in_byte(format);
-}
 // Bytes of a row of x in shared memory: neighbouring rows lie 64 bytes apart modulo 128, so that eight lanes of two
 // rows read 128 bytes at once.
 KP_SHARED_CODE constexpr int mma_pitch(group_format::Format format) {
@@ -137,24 +176,25 @@ KP_SHARED_CODE constexpr int mma_shared_bytes(group_format::Format format, int c
   return stages > sums ? stages : sums;
 }
 
-// Stages of x, each of its blocks of 64 columns at a multiple of 1024 bytes; lanes' rings; boxes of sums; barriers.
+// Stages of x, each of its blocks of 64 columns at a multiple of 1024 bytes; those of the weight; boxes of sums;
+// barriers.
 KP_SHARED_CODE constexpr int wgmma_x_bytes(group_format::Format format, const WgmmaConfig& config) {
-  return config.rows * span_of(format) * 2;
+  return config.rows * config.spans * span_of(format) * 2;
 }
 KP_SHARED_CODE constexpr int wgmma_ring_at(group_format::Format format, const WgmmaConfig& config) {
   return config.stages * wgmma_x_bytes(format, config);
 }
-KP_SHARED_CODE constexpr int wgmma_warp_ring_bytes(group_format::Format format, const WgmmaConfig& config) {
-  return config.stages * 32 * ring_lane_bytes(format, 2);
+KP_SHARED_CODE constexpr int wgmma_stage_bytes(group_format::Format format, const WgmmaConfig& config) {
+  return stage_layout(format, config.groups * 64, config.spans).bytes;
 }
 KP_SHARED_CODE constexpr int wgmma_boxes_at(group_format::Format format, const WgmmaConfig& config) {
-  return wgmma_ring_at(format, config) + 4 * config.groups * wgmma_warp_ring_bytes(format, config);
+  return wgmma_ring_at(format, config) + config.stages * wgmma_stage_bytes(format, config);
 }
-KP_SHARED_CODE constexpr int wgmma_box_bytes() {
-  return kWgmmaBoxRows * (64 + kPartPadding) * 4;
+KP_SHARED_CODE constexpr int wgmma_box_bytes(const WgmmaConfig& config) {
+  return wgmma_box_rows(config) * kWgmmaBoxPitch * 4;
 }
 KP_SHARED_CODE constexpr int wgmma_barriers_at(group_format::Format format, const WgmmaConfig& config) {
-  return wgmma_boxes_at(format, config) + config.groups * wgmma_box_bytes();
+  return wgmma_boxes_at(format, config) + config.groups * wgmma_box_bytes(config);
 }
 KP_SHARED_CODE constexpr int wgmma_shared_bytes(group_format::Format format, const WgmmaConfig& config) {
   return wgmma_barriers_at(format, config) + 256;

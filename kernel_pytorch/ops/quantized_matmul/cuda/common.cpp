@@ -2,6 +2,7 @@
 #include "kernel_pytorch/ops/quantized_matmul/cuda/host.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/engines/gemm/tile/host.h"
@@ -13,6 +14,7 @@ namespace {
 constexpr const char* kNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kNoMxfp8 = "does not take mxfp8";
 constexpr const char* kDepth = "needs rows of codes and of x that begin at multiples of 16 bytes";
+constexpr const char* kWindows = "needs rows of scales and zeros that begin at multiples of 4 bytes";
 constexpr const char* kLarge = "n or k is 2^30 or more";
 
 }  // namespace
@@ -28,6 +30,14 @@ const char* cuda_weight_obstacle(const Product& problem, const DeviceInfo& devic
                           vector_access_obstacle(problem.x) == nullptr;
   if (!is_aligned) return kDepth;
   return std::max(k, problem.codes.sizes[0]) >= int64_t{1} << 30 ? kLarge : nullptr;
+}
+
+const char* window_obstacle(const Product& problem) {
+  const auto has_words = [](const TensorView& view) {
+    return !view.is_present() ||
+           (view.sizes[1] * size_of(view.dtype) % 4 == 0 && reinterpret_cast<uintptr_t>(view.data) % 4 == 0);
+  };
+  return has_words(problem.scales) && has_words(problem.zeros) ? nullptr : kWindows;
 }
 
 std::string cuda_format_name(Format format) {
@@ -50,8 +60,37 @@ Arguments cuda_arguments(const Product& problem) {
                       .zeros = problem.zeros.as<const uint8_t>(),
                       .tensor_scale = problem.tensor_scale.as<const float>(),
                       .group = static_cast<int32_t>(problem.group),
-                      .groups = static_cast<int32_t>(problem.scales.sizes[1])};
+                      .groups = static_cast<int32_t>(problem.scales.sizes[1]),
+                      .group_shift = std::countr_zero(static_cast<uint64_t>(problem.group)),
+                      .scale_piece = 4,
+                      .zero_piece = 4};
   return arguments;
+}
+
+// Pieces of as many bytes as the address, rows and blocks of k are multiples of.
+void set_pieces(const Product& problem, int64_t stage_columns, WeightArguments* weight) {
+  const int64_t groups = stage_columns / problem.group;  // 0: less than one
+  const auto piece = [&](const TensorView& view) {
+    const int64_t bytes = size_of(view.dtype);
+    const auto starts = static_cast<uint64_t>(view.sizes[1] * bytes) | static_cast<uint64_t>(groups * bytes) |
+                        reinterpret_cast<uint64_t>(view.data) | (groups == 0 ? 4u : 16u);
+    return 1 << std::clamp(std::countr_zero(starts), 2, 4);
+  };
+  weight->scale_piece = piece(problem.scales);
+  if (problem.zeros.is_present()) weight->zero_piece = piece(problem.zeros);
+}
+
+WalkArguments walk_of(int64_t tiles, int64_t steps, int64_t most_blocks) {
+  const int64_t each = divide_up(tiles * steps, most_blocks);
+  return {.tiles = static_cast<int32_t>(tiles),
+          .steps = static_cast<int32_t>(steps),
+          .steps_each = static_cast<int32_t>(each),
+          .most = static_cast<int32_t>(divide_up(steps, each) + 1)};
+}
+
+TensorView codes_view(const Product& problem) {
+  return contiguous_view(problem.codes.data, DType::kInt8, {1, problem.codes.sizes[0], problem.codes.sizes[1]},
+                         problem.codes.device);
 }
 
 }  // namespace kernel_pytorch::quantized_matmul

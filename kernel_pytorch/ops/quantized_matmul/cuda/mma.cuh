@@ -5,8 +5,8 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
-#include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/cuda/tile/mma.cuh"
+#include "kernel_pytorch/ops/engines/gemm/thin/sums.cuh"
 #include "kernel_pytorch/ops/engines/gemm/tile/finish.cuh"
 #include "kernel_pytorch/ops/quantized_matmul/cuda/weight.cuh"
 
@@ -115,17 +115,7 @@ class MmaProduct {
 
   __device__ __forceinline__ void finish(const float (&sums)[kTiles][kRowTiles][4],
                                          float (&part)[kMmaRows][kConfig.columns + kPartPadding]) const {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          part[8 * j + tile::fragment_column(lane_, r)][(warp_ * kTiles + i) * 16 + tile::fragment_row(lane_, r)] =
-              sums[i][j][r];
-        }
-      }
-    }
+    product::store_thin_sums(sums, part, lane_, warp_ * kTiles * 16);
     __syncthreads();
     product::TileFinish finish(arguments_.tile);
     const float factor = factor_of<kFormat>(arguments_.weight);

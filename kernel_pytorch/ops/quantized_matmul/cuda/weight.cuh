@@ -130,11 +130,13 @@ class WeightChunk {
     return factors;
   }
 
-  // Of int4: the same without scale and zero.
+  // Of 4-bit codes: the same without scale and zero, E2M1 without its factor.
   __device__ __forceinline__ void raw_pairs(int word, uint32_t (&pairs)[kPairs]) const {
-    static_assert(kFormat == Format::kInt4);
+    static_assert(group_format::has_4_bits(kFormat));
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) pairs[i] = (word_at(word) >> (4 * i) & 0x000f000f) | Math::kIntegerBits;
+    for (int i = 0; i < kPairs; ++i) {
+      pairs[i] = kFormat == Format::kInt4 ? integer_bits(word_at(word) >> (4 * i)) : e2m1_bits(word_at(word), i);
+    }
   }
 
   // The eight columns number `word` as four pairs, times their scale. kSmall: no scale of mxfp4 is large.
@@ -153,15 +155,23 @@ class WeightChunk {
     }
   }
 
+  // What decode<true> leaves out where a scale of mxfp4 is large.
+  static __device__ __forceinline__ void enlarge(const Factors& factors, uint32_t (&pairs)[kPairs]) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) pairs[i] = Math::fma(pairs[i], factors.scales[1], kMinusZero);
+  }
+
  private:
   __device__ __forceinline__ uint32_t word_at(int index) const {
     return index == 0 ? codes_.x : index == 1 ? codes_.y : index == 2 ? codes_.z : codes_.w;
   }
 
+  static __device__ __forceinline__ uint32_t integer_bits(uint32_t codes) {
+    return ptx::lop3_and_or(codes, 0x000f000f, Math::kIntegerBits);
+  }
   // (code - zero) * scale, each exact but for the last rounding.
   static __device__ __forceinline__ uint32_t integers(uint32_t codes, const Factors& factors) {
-    const uint32_t shifted = (codes & 0x000f000f) | Math::kIntegerBits;
-    return Math::fma(Math::fma(shifted, Math::kOnes, factors.offset), factors.scales[0], kMinusZero);
+    return Math::fma(Math::fma(integer_bits(codes), Math::kOnes, factors.offset), factors.scales[0], kMinusZero);
   }
   static __device__ __forceinline__ void decode_bytes(uint32_t codes, const Factors& factors, uint32_t& first,
                                                       uint32_t& second) {
@@ -214,6 +224,12 @@ __device__ __forceinline__ void order_pairs(const ptx::Word4& x, uint32_t (&pair
     pairs[2] = x.z;
     pairs[3] = x.w;
   }
+}
+
+// E8M0 whose bits lie above a float's mantissa: 2^-127 of 0, and NaN of 255, which is infinity's exponent.
+__device__ __forceinline__ float power_of_bits(uint32_t bits) {
+  const float value = fmaxf(__uint_as_float(bits & 0x7f800000), 0x1p-127f);
+  return fmaf(value, 0.0f, value);
 }
 
 template <Format kFormat>

@@ -6,14 +6,13 @@
 
 #include "kernel_pytorch/cuda/ptx/control.cuh"
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
-#include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
-#include "kernel_pytorch/cuda/tile/barrier.cuh"
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/cuda/tile/last_block.cuh"
 #include "kernel_pytorch/cuda/tile/matrix_descriptor.cuh"
 #include "kernel_pytorch/ops/engines/gemm/tile/finish.cuh"
-#include "kernel_pytorch/ops/quantized_matmul/cuda/ring.cuh"
+#include "kernel_pytorch/ops/quantized_matmul/cuda/stage.cuh"
+#include "kernel_pytorch/ops/quantized_matmul/cuda/walk.cuh"
 
 namespace kernel_pytorch::quantized_matmul {
 
@@ -45,42 +44,20 @@ template <>
 constexpr ptx::WgmmaType kWgmmaType<tile::Float16> = ptx::WgmmaType::kF16;
 
 struct WgmmaShared {
-  tile::Barrier full[6], empty[6];
+  tile::Barrier full[kMostStages], empty[kMostStages];
   uint32_t is_last[4];
 };
 
-// A block's steps: some of the first tile's, whole tiles, some of the last one's.
-struct WgmmaWalk {
-  int32_t tile, step, end;  // end: of the steps of this tile
-  int32_t left;
-
-  explicit __device__ __forceinline__ WgmmaWalk(const WgmmaArguments& arguments) {
-    const int32_t first = static_cast<int32_t>(blockIdx.x) * arguments.steps_each;
-    left = min(arguments.steps_each, arguments.tiles * arguments.steps - first);
-    tile = first / arguments.steps;
-    step = first % arguments.steps;
-    enter(arguments);
-  }
-  __device__ __forceinline__ bool has_tile() const { return left > 0; }
-  __device__ __forceinline__ void advance(const WgmmaArguments& arguments) {
-    left -= end - step;
-    ++tile;
-    step = 0;
-    enter(arguments);
-  }
-
- private:
-  __device__ __forceinline__ void enter(const WgmmaArguments& arguments) { end = min(arguments.steps, step + left); }
-};
+template <Format kFormat, WgmmaConfig kConfig>
+using WgmmaStage = WeightStage<kFormat, kConfig.groups * 64, kConfig.spans, kSpanBytes>;
 
 template <class T, Format kFormat, WgmmaConfig kConfig>
 class WgmmaConsumer {
   static_assert(is_legal(kConfig));
-  using Ring = WeightRing<T, kFormat, 2, kConfig.stages>;
-  using Chunk = typename Ring::Chunk;
+  using Stage = WgmmaStage<kFormat, kConfig>;
+  using Chunk = WeightChunk<T, kFormat>;
   using Mma = ptx::Wgmma<kConfig.rows, kWgmmaType<T>>;
   using TileX = tile::AlongColumns<kConfig.rows>;
-  static constexpr int kSpan = span_of(kFormat);
 
  public:
   __device__ __forceinline__ WgmmaConsumer(const WgmmaArguments& arguments, WgmmaShared& shared, uint32_t memory,
@@ -90,81 +67,91 @@ class WgmmaConsumer {
         x_(memory),
         lane_(static_cast<int32_t>(threadIdx.x % 32)),
         warpgroup_(static_cast<int32_t>(threadIdx.x / 128)),
-        ring_(arguments.product.weight,
-              memory + wgmma_ring_at(kFormat, kConfig) + threadIdx.x / 32 * wgmma_warp_ring_bytes(kFormat, kConfig),
-              lane_),
         box_(*reinterpret_cast<Box*>(boxes + warpgroup_ * (sizeof(Box) / 4))) {}
 
+  // The codes of a step are taken out of their stage before the last products of the step before.
   __device__ __forceinline__ void run() {
-    WgmmaWalk ahead(arguments_);
-    int32_t step_ahead = ahead.step;
-    point_at(ahead);
-    const auto fetch = [&](int stage) {
-      if (ahead.has_tile()) {
-        ring_.fetch(stage, arguments_.product.tile.k);
-        if (++step_ahead == ahead.end) {
-          ahead.advance(arguments_);
-          point_at(ahead);
-          step_ahead = ahead.step;
-        }
-      }
-      ptx::cp_async_commit_group();
-    };
-#pragma unroll 1
-    for (int stage = 0; stage < kConfig.stages; ++stage) fetch(stage);
+    StepWalk walk(arguments_.walk, static_cast<int32_t>(blockIdx.x));
+    if (!walk.has_tile()) return;
     tile::PipelineState state;
+    Chunk chunks[2];
+    take(state, walk.step, 0, chunks);
 #pragma unroll 1
-    for (WgmmaWalk walk(arguments_); walk.has_tile(); walk.advance(arguments_)) {
+    for (; walk.has_tile(); walk.advance(arguments_.walk)) {
       float sums[Mma::kCount];
       uint32_t words[2][8] = {};
       int previous = -1;
 #pragma unroll 1
       for (int32_t step = walk.step; step < walk.end; ++step) {
-        Chunk chunks[2];
-        ptx::cp_async_wait_group<kConfig.stages - 1>();
-        ring_.take(state.stage, lane_k(step), chunks);
-        const typename Chunk::Factors factors[2] = {chunks[0].factors(), chunks[1].factors()};
-        shared_.full[state.stage].wait(state.parity);
-        const uint32_t x = TileX::base(x_ + state.stage * wgmma_x_bytes(kFormat, kConfig));
-        multiply<0>(sums, words, chunks, factors, x, step > walk.step, previous);
-        previous = state.stage;
-        fetch(state.stage);
+        const tile::PipelineState now = state;
         state.advance(kConfig.stages);
+        const uint32_t x = TileX::base(x_ + now.stage * wgmma_x_bytes(kFormat, kConfig));
+        const bool is_first = step == walk.step;
+        const auto take_next = [&] {
+          const int32_t left = walk.left - (step - walk.step) - 1;
+          if (left > 0) take(state, step + 1 < walk.end ? step + 1 : 0, 0, chunks);
+        };
+        if constexpr (kConfig.spans == 1) {
+          multiply_span<0>(sums, words, chunks, x, !is_first, previous, take_next);
+        } else {
+          multiply_span<0>(sums, words, chunks, x, !is_first, previous, [&] { take(now, step, 1, chunks); });
+          multiply_span<1>(sums, words, chunks, x, true, previous, take_next);
+        }
+        previous = now.stage;
       }
       ptx::wgmma_wait_group<0>();
       ptx::tie_registers(sums);
       release(previous);
       finish(sums, walk);
     }
-    ptx::cp_async_wait_group<0>();
   }
 
  private:
-  using Box = float[kWgmmaBoxRows][64 + kPartPadding];
+  static constexpr int kBoxRows = wgmma_box_rows(kConfig);
+  using Box = float[kBoxRows][kWgmmaBoxPitch];
 
   __device__ __forceinline__ int32_t first_column(int32_t tile) const {
     return tile / arguments_.row_tiles * (kConfig.groups * 64) + warpgroup_ * 64;
   }
-  __device__ __forceinline__ void point_at(const WgmmaWalk& walk) {
-    ring_.point_at(first_column(walk.tile) + static_cast<int32_t>(threadIdx.x) / 32 % 4 * 16, arguments_.product.tile.n,
-                   lane_k(walk.step));
+  __device__ __forceinline__ void take(const tile::PipelineState& state, int32_t step, int32_t span,
+                                       Chunk (&chunks)[2]) const {
+    if (span == 0) shared_.full[state.stage].wait(state.parity);
+    Stage::take(arguments_.product.weight,
+                x_ + wgmma_ring_at(kFormat, kConfig) + state.stage * wgmma_stage_bytes(kFormat, kConfig),
+                static_cast<int32_t>(threadIdx.x) / 32 * 16, step * kConfig.spans, span, chunks);
   }
-  __device__ __forceinline__ int32_t lane_k(int32_t step) const {
-    return step * kSpan + lane_ % 4 * (kSpan / 4);
+  // All of a block of k; `take_next` puts the next one's chunks in place of these before the last products.
+  template <int kBlock, class TakeNext>
+  __device__ __forceinline__ void multiply_span(float (&sums)[Mma::kCount], uint32_t (&words)[2][8], Chunk (&chunks)[2],
+                                                uint32_t x, bool accumulate, int previous,
+                                                const TakeNext& take_next) const {
+    const typename Chunk::Factors factors[2] = {chunks[0].factors(), chunks[1].factors()};
+    bool has_large = false;
+    if constexpr (kFormat == Format::kMxfp4) {
+      has_large = __any_sync(0xffffffff, chunks[0].is_large() || chunks[1].is_large());
+    }
+    const Chunk now[2] = {chunks[0], chunks[1]};
+    multiply<kBlock, 0>(sums, words, now, factors, has_large, x, accumulate, previous, take_next);
   }
   __device__ __forceinline__ void release(int stage) const {
     if (stage >= 0 && lane_ == 0) shared_.empty[stage].arrive();
   }
 
   // Eight columns of every lane, while the products of those before are under way; then these products.
-  template <int kWord>
+  template <int kBlock, int kWord, class TakeNext>
   __device__ __forceinline__ void multiply(float (&sums)[Mma::kCount], uint32_t (&words)[2][8],
                                            const Chunk (&chunks)[2], const typename Chunk::Factors (&factors)[2],
-                                           uint32_t x, bool accumulate, int previous) const {
+                                           bool has_large, uint32_t x, bool accumulate, int previous,
+                                           const TakeNext& take_next) const {
     uint32_t(&a)[8] = words[kWord % 2];
     uint32_t low[4], high[4];
-    chunks[0].decode(kWord, factors[0], low);
-    chunks[1].decode(kWord, factors[1], high);
+    chunks[0].template decode<true>(kWord, factors[0], low);
+    chunks[1].template decode<true>(kWord, factors[1], high);
+    if (has_large) {
+      Chunk::enlarge(factors[0], low);
+      Chunk::enlarge(factors[1], high);
+    }
+    if constexpr (kWord + 1 == Chunk::kWords) take_next();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       a[2 * i] = low[i];
@@ -172,37 +159,38 @@ class WgmmaConsumer {
     }
     ptx::tie_registers(a);
     ptx::wgmma_fence();
-    Mma::template rs<0, TileX::step(2 * kWord)>(sums, a, x, accumulate || kWord > 0);
-    Mma::template rs<0, TileX::step(2 * kWord + 1)>(sums, a + 4, x, 1);
+    constexpr int kStep = 2 * (kBlock * Chunk::kWords + kWord);
+    Mma::template rs<0, TileX::step(kStep)>(sums, a, x, accumulate || kWord > 0);
+    Mma::template rs<0, TileX::step(kStep + 1)>(sums, a + 4, x, 1);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(words[1 - kWord % 2]);  // their products are done
-    if constexpr (kWord == 0) release(previous);
+    if constexpr (kBlock == 0 && kWord == 0) release(previous);
     if constexpr (kWord + 1 < Chunk::kWords) {
-      multiply<kWord + 1>(sums, words, chunks, factors, x, true, previous);
+      multiply<kBlock, kWord + 1>(sums, words, chunks, factors, has_large, x, true, previous, take_next);
     }
   }
 
   // Whole tiles are written; of others each block leaves its sums, and the last one to come adds them in order.
-  __device__ __forceinline__ void finish(float (&sums)[Mma::kCount], const WgmmaWalk& walk) const {
-    if (walk.end - walk.step < arguments_.steps && !meet(sums, walk.tile)) return;
+  __device__ __forceinline__ void finish(float (&sums)[Mma::kCount], const StepWalk& walk) const {
+    if (!walk.is_whole(arguments_.walk) && !meet(sums, walk.tile)) return;
     product::TileFinish finish(arguments_.product.tile);
     const float factor = factor_of<kFormat>(arguments_.product.weight);
     const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128,
                   first_row = walk.tile % arguments_.row_tiles * kConfig.rows;
 #pragma unroll
-    for (int part = 0; part < kConfig.rows / kWgmmaBoxRows; ++part) {
+    for (int part = 0; part < kConfig.rows / kBoxRows; ++part) {
       synchronize();
 #pragma unroll
-      for (int i = 0; i < 2 * kWgmmaBoxRows / 4; ++i) {
-        const int index = part * (2 * kWgmmaBoxRows / 4) + i;
+      for (int i = 0; i < 2 * kBoxRows / 4; ++i) {
+        const int index = part * (2 * kBoxRows / 4) + i;
         box_[tile::fragment_column(lane_, i)][thread / 32 * 16 + tile::fragment_row(lane_, i)] = sums[index] * factor;
       }
       synchronize();
 #pragma unroll 1
-      for (int32_t pair = thread; pair < kWgmmaBoxRows * 32; pair += 128) {
+      for (int32_t pair = thread; pair < kBoxRows * 32; pair += 128) {
         const int32_t row = pair / 32, column = pair % 32 * 2;
-        finish.finish(first_row + part * kWgmmaBoxRows + row, first_column(walk.tile) + column, box_[row][column],
+        finish.finish(first_row + part * kBoxRows + row, first_column(walk.tile) + column, box_[row][column],
                       box_[row][column + 1]);
       }
     }
@@ -212,14 +200,12 @@ class WgmmaConsumer {
   }
 
   __device__ __forceinline__ bool meet(float (&sums)[Mma::kCount], int32_t tile) const {
-    const int32_t first_step = tile * arguments_.steps;
-    const int32_t first = first_step / arguments_.steps_each;
-    const int32_t last = (first_step + arguments_.steps - 1) / arguments_.steps_each;
+    const TileBlocks blocks(arguments_.walk, tile);
     const int32_t thread = static_cast<int32_t>(threadIdx.x) % 128;
     constexpr int kVectors = Mma::kCount / 4;
     float4* all = reinterpret_cast<float4*>(arguments_.sums);
     const auto place = [&](int32_t block, int i) {
-      const int64_t at = static_cast<int64_t>(tile) * arguments_.most + block - first;
+      const int64_t at = static_cast<int64_t>(tile) * arguments_.walk.most + block - blocks.first;
       return all + ((at * kConfig.groups + warpgroup_) * kVectors + i) * 128 + thread;
     };
 #pragma unroll
@@ -230,7 +216,7 @@ class WgmmaConsumer {
     synchronize();
     if (thread == 0) {
       shared_.is_last[warpgroup_] =
-          tile::arrives_last(arguments_.counters + tile * kConfig.groups + warpgroup_, last - first + 1);
+          tile::arrives_last(arguments_.counters + tile * kConfig.groups + warpgroup_, blocks.count);
     }
     synchronize();
     const bool is_last = shared_.is_last[warpgroup_] != 0;
@@ -238,7 +224,7 @@ class WgmmaConsumer {
 #pragma unroll
     for (int i = 0; i < Mma::kCount; ++i) sums[i] = 0.0f;
 #pragma unroll 1
-    for (int32_t block = first; block <= last; ++block) {
+    for (int32_t block = blocks.first; block < blocks.first + blocks.count; ++block) {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         const float4 part = __ldcg(place(block, i));
@@ -255,30 +241,39 @@ class WgmmaConsumer {
   WgmmaShared& shared_;
   uint32_t x_;
   int32_t lane_, warpgroup_;
-  Ring ring_;
   Box& box_;
 };
 
-// Rows of x for every step, by one thread.
+// Rows of x and of the weight for every step, by one warp.
 template <Format kFormat, WgmmaConfig kConfig>
 __device__ __forceinline__ void produce(const WgmmaArguments& arguments, WgmmaShared& shared, uint32_t tiles) {
-  constexpr int kSpan = span_of(kFormat), kBytes = wgmma_x_bytes(kFormat, kConfig);
+  constexpr int kDepth = kConfig.spans * span_of(kFormat), kBytes = wgmma_x_bytes(kFormat, kConfig);
+  using Stage = WgmmaStage<kFormat, kConfig>;
+  typename Stage::Producer producer(arguments.product.weight, arguments.codes);
   tile::PipelineState state;
 #pragma unroll 1
-  for (WgmmaWalk walk(arguments); walk.has_tile(); walk.advance(arguments)) {
+  for (StepWalk walk(arguments.walk, static_cast<int32_t>(blockIdx.x)); walk.has_tile(); walk.advance(arguments.walk)) {
     const int32_t row = walk.tile % arguments.row_tiles * kConfig.rows;
+    producer.point_at(walk.tile / arguments.row_tiles * (kConfig.groups * 64), arguments.product.tile.n);
 #pragma unroll 1
     for (int32_t step = walk.step; step < walk.end; ++step) {
       shared.empty[state.stage].wait(state.parity ^ 1);
-      shared.full[state.stage].arrive_expect_bytes(kBytes);
+      if (threadIdx.x % 32 == 0) {
+        shared.full[state.stage].arrive_expect_bytes(kBytes);
 #pragma unroll
-      for (int i = 0; i < kSpan / 64; ++i) {
-        ptx::cp_async_bulk_tensor_3d_shared_global(tiles + state.stage * kBytes + i * kConfig.rows * 128, &arguments.x,
-                                                   step * kSpan + i * 64, row, 0, shared.full[state.stage].address());
+        for (int i = 0; i < kDepth / 64; ++i) {
+          ptx::cp_async_bulk_tensor_3d_shared_global(tiles + state.stage * kBytes + i * kConfig.rows * 128,
+                                                     &arguments.x, step * kDepth + i * 64, row, 0,
+                                                     shared.full[state.stage].address());
+        }
       }
+      producer.fetch(tiles + wgmma_ring_at(kFormat, kConfig) + state.stage * Stage::kBytes,
+                     shared.full[state.stage].address(), step * kConfig.spans);
       state.advance(kConfig.stages);
     }
   }
+  ptx::cp_async_commit_group();
+  ptx::cp_async_wait_group<0>();
 }
 
 template <class T, Format kFormat, WgmmaConfig kConfig>
@@ -289,7 +284,7 @@ __global__ void __launch_bounds__(wgmma_threads(kConfig), 1)
   WgmmaShared& shared = *reinterpret_cast<WgmmaShared*>(memory + wgmma_barriers_at(kFormat, kConfig));
   if (threadIdx.x == 0) {
     for (int i = 0; i < kConfig.stages; ++i) {
-      shared.full[i].init(1);
+      shared.full[i].init(WgmmaStage<kFormat, kConfig>::kFullArrivals + 1);
       shared.empty[i].init(4 * kConfig.groups);
     }
   }
@@ -301,7 +296,7 @@ __global__ void __launch_bounds__(wgmma_threads(kConfig), 1)
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == kConfig.groups) {
     ptx::setmaxnreg_dec<kWgmmaCopyRegisters>();
-    if (threadIdx.x % 128 == 0) produce<kFormat, kConfig>(arguments, shared, tiles);
+    if (threadIdx.x % 128 < 32) produce<kFormat, kConfig>(arguments, shared, tiles);
   } else {
     ptx::setmaxnreg_inc<wgmma_registers(kConfig)>();
     WgmmaConsumer<T, kFormat, kConfig>(arguments, shared, tiles,

@@ -14,8 +14,9 @@
 
 namespace kernel_pytorch::quantized_matmul {
 
-constexpr auto kWgmmaConfigFields = config_fields<WgmmaConfig>(
-    config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(), config_field<&WgmmaConfig::stages>());
+constexpr auto kWgmmaConfigFields =
+    config_fields<WgmmaConfig>(config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(),
+                               config_field<&WgmmaConfig::stages>(), config_field<&WgmmaConfig::spans>());
 constexpr ConfigFields fields_of(const WgmmaConfig&) {
   return kWgmmaConfigFields;
 }
@@ -24,14 +25,13 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantized_matmul/cuda/wgmma.cuh";
 constexpr const char* kNeedsWgmma = "needs compute capability 9.0";
-constexpr const char* kSomeRows = "takes 17 to 192 rows; of more, decoding the weight once costs less";
-constexpr int64_t kMostRows = 192;
+constexpr const char* kSomeRows = "takes 3 to 192 rows; of more, decoding the weight once costs less";
+constexpr int64_t kFewestRows = 2, kMostRows = 192;
 
 constexpr WgmmaConfig kConfigs[] = {
-    {.rows = 32, .groups = 4, .stages = 5},
-    {.rows = 64, .groups = 4, .stages = 4},
-    {.rows = 96, .groups = 3, .stages = 4},
-    {.rows = 128, .groups = 3, .stages = 3},
+    {.rows = 16, .groups = 4, .stages = 4, .spans = 2},  {.rows = 32, .groups = 4, .stages = 3, .spans = 2},
+    {.rows = 64, .groups = 4, .stages = 3, .spans = 2},  {.rows = 96, .groups = 3, .stages = 4, .spans = 1},
+    {.rows = 128, .groups = 3, .stages = 3, .spans = 1},
 };
 static_assert(are_legal(kConfigs));
 constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
@@ -39,21 +39,23 @@ constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_weight_obstacle(problem, device)) return registry::Support::no(obstacle);
   if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (const char* obstacle = window_obstacle(problem)) return registry::Support::no(obstacle);
   const int64_t m = problem.x.sizes[0];
-  return registry::Support::unless(m <= kThinRows || m > kMostRows || problem.x.sizes[1] == 0 ? kSomeRows : nullptr);
+  return registry::Support::unless(m <= kFewestRows || m > kMostRows || problem.x.sizes[1] == 0 ? kSomeRows : nullptr);
 }
 
 std::vector<std::string> configs(const Product&, const DeviceInfo&) {
   return config_texts(kConfigs);
 }
-// The least rows of tiles, the largest tiles of those.
+// The least rows of tiles, the largest tiles of those, the first of equal ones.
 int heuristic(const Product& problem, const DeviceInfo&) {
   const int64_t m = problem.x.sizes[0];
   const auto rows_of = [&](const WgmmaConfig& config) { return divide_up(m, config.rows) * config.rows; };
   int best = kConfigCount - 1;
   for (int i = kConfigCount - 1; i >= 0; --i) {
-    if (divide_up(m, kConfigs[i].rows) <= divide_up(m, 128) && rows_of(kConfigs[i]) <= rows_of(kConfigs[best]))
-      best = i;
+    const bool has_smaller = kConfigs[i].rows < kConfigs[best].rows && rows_of(kConfigs[i]) == rows_of(kConfigs[best]);
+    const bool has_few_tiles = divide_up(m, kConfigs[i].rows) <= divide_up(m, 128);
+    if (has_few_tiles && !has_smaller && rows_of(kConfigs[i]) <= rows_of(kConfigs[best])) best = i;
   }
   return best;
 }
@@ -109,16 +111,13 @@ void run(const Product& problem, int config, Context& context) {
   WgmmaArguments arguments{};
   arguments.product = cuda_arguments(problem);
   const int64_t row_tiles = divide_up(m, rows), tiles = divide_up(n, groups * 64) * row_tiles,
-                steps = divide_up(k, span_of(problem.format));
-  const int64_t multiprocessors = std::max(context.info->cuda.multiprocessors, 1);
-  const int64_t each = divide_up(tiles * steps, multiprocessors), blocks = divide_up(tiles * steps, each);
-  arguments.tiles = static_cast<int32_t>(tiles);
+                depth = kConfigs[config].spans * span_of(problem.format), steps = divide_up(k, depth);
+  arguments.walk = walk_of(tiles, steps, std::max(context.info->cuda.multiprocessors, 1));
   arguments.row_tiles = static_cast<int32_t>(row_tiles);
-  arguments.steps = static_cast<int32_t>(steps);
-  arguments.steps_each = static_cast<int32_t>(each);
-  if (each % steps != 0) {
-    arguments.most = static_cast<int32_t>(divide_up(steps, each) + 1);
-    const int64_t sums = tiles * arguments.most * groups * 64 * rows;
+  set_pieces(problem, depth, &arguments.product.weight);
+  const int64_t blocks = divide_up(tiles * steps, arguments.walk.steps_each);
+  if (arguments.walk.steps_each % steps != 0) {
+    const int64_t sums = tiles * arguments.walk.most * groups * 64 * rows;
     const size_t counters = static_cast<size_t>(tiles * groups) * sizeof(uint32_t);
     arguments.sums = static_cast<float*>(context.scratch->allocate(static_cast<size_t>(sums) * sizeof(float)));
     arguments.counters = static_cast<uint32_t*>(context.scratch->allocate(counters));
@@ -126,6 +125,7 @@ void run(const Product& problem, int config, Context& context) {
   }
   const TensorView x = arranged_x(problem, context);
   cuda_device::encode_tensor_map(x, rows, arguments.x.words);
+  cuda_device::encode_tensor_map(codes_view(problem), groups * 64, arguments.codes.words, 1, kSpanBytes);
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = static_cast<unsigned>(wgmma_threads(kConfigs[config]));
@@ -141,9 +141,9 @@ std::vector<DeviceCode> device_code() {
     codes.push_back(code_of(DType::kBFloat16, Format::kNvfp4, config));
     codes.push_back(code_of(DType::kBFloat16, Format::kInt4, config));
   }
-  codes.push_back(code_of(DType::kBFloat16, Format::kMxfp4, 1));
-  codes.push_back(code_of(DType::kBFloat16, Format::kInt8, 3));
-  codes.push_back(code_of(DType::kFloat16, Format::kNvfp4, 1));
+  codes.push_back(code_of(DType::kBFloat16, Format::kMxfp4, 2));
+  codes.push_back(code_of(DType::kBFloat16, Format::kInt8, kConfigCount - 1));
+  codes.push_back(code_of(DType::kFloat16, Format::kNvfp4, 2));
   codes.push_back(arrange_code(DType::kBFloat16, Format::kNvfp4));
   return codes;
 }

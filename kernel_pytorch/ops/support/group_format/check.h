@@ -45,10 +45,21 @@ struct GroupFormatCheck {
     KP_CHECK(view.device == device, op, ": ", name, " is on ", view.device, ", the call runs on ", device,
              "; move all tensors to one device");
   }
+  static bool is_float(DType dtype) {
+    return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+  }
   void check_float_matrix(std::string_view name, const TensorView& view) const {
     check_device(name, view);
-    KP_CHECK(view.dtype == DType::kFloat32 || view.dtype == DType::kBFloat16 || view.dtype == DType::kFloat16, op, ": ",
-             name, " is ", view.dtype, "; convert it to fp32, bf16 or fp16");
+    KP_CHECK(is_float(view.dtype), op, ": ", name, " is ", view.dtype, "; convert it to fp32, bf16 or fp16");
+    check_rows(name, view);
+  }
+  void check_output_matrix(const TensorView& view) const {
+    check_device("output", view);
+    KP_CHECK(is_float(view.dtype) || view.dtype == DType::kFloat8E4M3, op, ": output is ", view.dtype,
+             "; it must be fp32, bf16, fp16 or e4m3");
+    check_rows("output", view);
+  }
+  void check_rows(std::string_view name, const TensorView& view) const {
     KP_CHECK(view.rank == 2 && (view.sizes[1] <= 1 || view.strides[1] == 1 || view.element_count() == 0), op, ": ",
              name, " has shape ", shape_text(view.shape()), " and strides ",
              shape_text({view.strides.data(), static_cast<size_t>(view.rank)}),
