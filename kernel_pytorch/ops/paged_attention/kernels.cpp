@@ -153,7 +153,7 @@ constexpr const char* kAppendShapes = R"(
 
 constinit const registry::Operation<Attend> kAttend = registry::declared<Attend, kAttendFields>(
     {.name = "paged_attention",
-     .kernels = registry::kernel_list<kAttendCuda, kAttendCudaRows, kAttendCpu, kAttendReference>,
+     .kernels = registry::kernel_list<kAttendSm90, kAttendCuda, kAttendCudaRows, kAttendCpu, kAttendReference>,
      .filling = filling,
      .set_trial_inputs = set_trial_inputs,
      .make = make_attend,

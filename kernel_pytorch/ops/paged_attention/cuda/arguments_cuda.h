@@ -51,13 +51,16 @@ struct AppendArguments {
   bool slots_are_wide;
 };
 
-// A tile of the kernel by tensor cores: 16 rows for each of row_warps; teams of that many warps share out the keys.
+// A tile of the kernels by tensor cores: 16 rows for each of row_warps. `warps` multiply; those that have neither their
+// head nor their rows in common with another share out the keys of a step.
 struct Tile {
   int32_t size, value_size;
   int32_t row_warps;
-  int32_t keys;    // of a step
-  int32_t stages;  // of keys and values under way
+  int32_t keys = 0;    // of a step
+  int32_t stages = 0;  // of keys and values under way
   int32_t bytes;   // of a number in the cache
+  int32_t heads = 1;  // key heads of a block
+  int32_t warps = 4;
 };
 inline constexpr int kThreads = 128;
 inline constexpr int kWarps = kThreads / 32;
@@ -103,17 +106,48 @@ KP_SHARED_CODE constexpr int shared_bytes(const Tile& tile) {
          (stages > result ? stages : result);
 }
 
-// Work is counted in units: `unit_tiles` steps of keys for one tile of rows of one key head. The units of all requests
-// stand in a row, ordered by request, tile of rows, key head and keys; plan[r] is the number of the first unit of
+// The kernel of sm_90 keeps a key's rows of all heads of the block next to each other, as pages of most caches do.
+KP_SHARED_CODE constexpr int slice_count(const Tile& tile) {
+  return tile.warps / (tile.heads * tile.row_warps);
+}
+KP_SHARED_CODE constexpr int warp_keys(const Tile& tile) {
+  return tile.keys / slice_count(tile);
+}
+KP_SHARED_CODE constexpr int heads_key_pitch(const Tile& tile) {
+  return tile.heads * tile.size * tile.bytes + 16;
+}
+KP_SHARED_CODE constexpr int heads_value_pitch(const Tile& tile) {
+  return tile.heads * tile.value_size * tile.bytes + 16;
+}
+KP_SHARED_CODE constexpr int heads_rows_bytes(const Tile& tile) {
+  return tile.keys * (heads_key_pitch(tile) + heads_value_pitch(tile));
+}
+KP_SHARED_CODE constexpr int heads_scale_bytes(const Tile& tile) {
+  return tile.bytes == 1 ? tile.keys * tile.heads * 4 : 0;
+}
+// Keys, values, their scales, and of each key whether it is there.
+KP_SHARED_CODE constexpr int heads_stage_bytes(const Tile& tile) {
+  return heads_rows_bytes(tile) + 2 * heads_scale_bytes(tile) + tile.keys;
+}
+inline constexpr int kCopyWarps = 4;
+inline constexpr int kMostStages = 8;
+inline constexpr int kSharedRequests = 1024;  // whose plan a block makes for itself
+KP_SHARED_CODE constexpr int heads_shared_bytes(const Tile& tile) {
+  const int stages = tile.stages * heads_stage_bytes(tile), results = tile.warps * 16 * (tile.value_size + 4 + 2) * 4;
+  return 2 * kMostStages * 8 + (kSharedRequests + 8) * 8 + 2 * tile.keys * 8 + (stages > results ? stages : results);
+}
+
+// Work is counted in units: `unit_tiles` steps of keys for one tile of rows of the key heads of a
+// block. The units of all requests stand in a row, ordered by request, tile of rows, key heads and keys; plan[r] is the number of the first unit of
 // request r, plan[requests] that of all. A worker takes the units from worker * units / workers on (fill), or exactly
 // one (invariant: there are as many workers as units). The units of one tile of rows and key head are a segment; where
 // a segment is cut, its pieces are kept as sums and combined in order.
 struct WorkArguments {
   AttendArguments attend;
-  int64_t* plan;
-  float* partial;   // [workers * slots][rows][value_size + 2]: sums of values, then largest and sum of exponentials
-  int32_t workers;  // 0: one for each unit
-  int32_t unit_tiles;
+  int64_t* plan = nullptr;   // null: blocks make it for themselves
+  float* partial = nullptr;  // [workers * slots][heads * rows][value_size + 2]: sums of values, then largest and sum of exponentials
+  int32_t workers = 0;       // 0: one for each unit
+  int32_t unit_tiles = 1;
 };
 
 }  // namespace kernel_pytorch::paged_attention

@@ -1,0 +1,107 @@
+// The warps that copy: rows of keys and values of all heads of the block, step by step, into a ring of stages. Each
+// has a quarter of the keys.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/tile/barrier.cuh"
+#include "kernel_pytorch/ops/paged_attention/sm90/piece.cuh"
+
+namespace kernel_pytorch::paged_attention {
+
+template <class Cache, Tile kTile>
+class Copier {
+  static constexpr int kKeys = kTile.keys / kCopyWarps;  // of a warp
+  static constexpr int kPerLane = (kKeys + 31) / 32;     // keys whose pages a lane reads
+  static_assert(kTile.keys % kCopyWarps == 0);
+
+ public:
+  __device__ __forceinline__ Copier(const WorkArguments& work, const Memory<kTile>& memory)
+      : arguments_(work.attend), memory_(memory) {}
+
+  // A step behind the other; the pages of the next one are read while this one is copied.
+  __device__ __forceinline__ void copy(const Segment& segment, const Steps& steps, tile::PipelineState& state) {
+    int32_t pages[kPerLane];
+    load_pages(segment, steps, steps.first, pages);
+    for (int32_t step = steps.first; step < steps.last; ++step) {
+      int32_t next[kPerLane];
+      load_pages(segment, steps, step + 1, next);
+      memory_.empty(state.stage).wait(state.parity ^ 1);
+      copy_step(segment, step, pages, state.stage);
+      state.advance(kTile.stages);
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) pages[i] = next[i];
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
+  __device__ __forceinline__ int32_t first() const { return static_cast<int32_t>(threadIdx.x / 32) % kCopyWarps * kKeys; }
+
+  __device__ __forceinline__ void load_pages(const Segment& segment, const Steps& steps, int32_t step,
+                                             int32_t (&pages)[kPerLane]) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int32_t key = step * kTile.keys + first() + lane() + 32 * i;
+      const bool is_there = lane() + 32 * i < kKeys && step < steps.last && key < segment.request.keys;
+      pages[i] = is_there ? page_of(arguments_, segment.request, key) : -1;
+    }
+  }
+
+  __device__ __forceinline__ void copy_step(const Segment& segment, int32_t step, const int32_t (&pages)[kPerLane],
+                                            int stage) {
+    const int32_t head = segment.head_group * kTile.heads;
+    __syncwarp();  // all have read the offsets of the step before
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane() + 32 * i >= kKeys) continue;
+      const int32_t place = first() + lane() + 32 * i, row = row_in_page(arguments_, step * kTile.keys + place);
+      memory_.presence(stage)[place] = pages[i] >= 0;
+      memory_.offsets(0)[place] = pages[i] < 0 ? -1 : offset_in(arguments_.key, pages[i], row, head);
+      memory_.offsets(1)[place] = pages[i] < 0 ? -1 : offset_in(arguments_.value, pages[i], row, head);
+      if constexpr (sizeof(Cache) == 1) {
+        copy_scales(arguments_.key, pages[i], row, head, memory_.scales(stage, 0) + place * kTile.heads);
+        copy_scales(arguments_.value, pages[i], row, head, memory_.scales(stage, 1) + place * kTile.heads);
+      }
+    }
+    __syncwarp();
+    if (lane() == 0) memory_.full(stage).arrive();  // releases what it wrote of presence
+    copy_rows<kTile.size, heads_key_pitch(kTile)>(arguments_.key, memory_.offsets(0), arguments_.size,
+                                                  memory_.rows(stage));
+    copy_rows<kTile.value_size, heads_value_pitch(kTile)>(arguments_.value, memory_.offsets(1), arguments_.value_size,
+                                                          memory_.rows(stage) + kTile.keys * heads_key_pitch(kTile));
+    ptx::cp_async_mbarrier_arrive_noinc(memory_.full(stage).address());
+  }
+
+  // Scales of tokens; one for all or one for each head the multiplying warps read by themselves.
+  __device__ __forceinline__ void copy_scales(const CacheArguments& cache, int32_t page, int32_t row, int32_t head,
+                                              float* to) const {
+    if (!has_token_scales(cache)) return;
+#pragma unroll
+    for (int i = 0; i < kTile.heads; ++i) {
+      const float* from = cache.scales + max(page, 0) * cache.scale_page_stride + row * cache.scale_row_stride +
+                          (head + i) * cache.scale_head_stride;
+      ptx::cp_async_ca_shared_global_4_fill(ptx::shared_address(to + i), from, page < 0 ? 0 : 4);
+    }
+  }
+
+  template <int kColumns, int kPitch>
+  __device__ __forceinline__ void copy_rows(const CacheArguments& cache, const int64_t* offsets, int32_t columns,
+                                            uint32_t to) {
+    constexpr int kHeadUnits = kColumns * sizeof(Cache) / 16, kUnits = kTile.heads * kHeadUnits;
+    const char* data = static_cast<const char*>(cache.data);
+#pragma unroll 8
+    for (int i = lane(); i < kKeys * kUnits; i += 32) {
+      const int row = first() + i / kUnits, unit = i % kUnits, head = unit / kHeadUnits, inside = unit % kHeadUnits * 16;
+      const int64_t offset = offsets[row];
+      const char* from = data + (offset + head * cache.head_stride) * static_cast<int64_t>(sizeof(Cache)) + inside;
+      const int32_t bytes = columns * static_cast<int32_t>(sizeof(Cache)) - inside;
+      ptx::cp_async_cg_shared_global_16_fill(to + row * kPitch + unit * 16, offset < 0 ? data : from,
+                                             offset < 0 ? 0 : max(0, min(16, bytes)));
+    }
+  }
+
+  const AttendArguments& arguments_;
+  const Memory<kTile>& memory_;
+};
+
+}  // namespace kernel_pytorch::paged_attention

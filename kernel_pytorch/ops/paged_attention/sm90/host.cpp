@@ -1,0 +1,165 @@
+// Host side of paged attention on Hopper: one launch that attends, by blocks of several key heads, and one that combines
+// what was cut. Blocks plan for themselves, so nothing precedes them.
+#include <algorithm>
+
+#include "kernel_pytorch/ops/paged_attention/cuda/attend_host.h"
+
+namespace kernel_pytorch::paged_attention {
+namespace {
+
+constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/sm90/kernel.cuh";
+constexpr const char* kNeedsSm90 = "hands registers from warp to warp, which needs compute capability 9.0";
+constexpr const char* kLargeHeads = "takes heads of up to 192 columns, 128 of values";
+
+constexpr int64_t kStaticBytes = 512;  // at most, of shared memory that the compiler lays out
+
+struct Sizes {
+  int32_t size, value_size;
+};
+constexpr Sizes kSizes[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}};
+
+// How a block is made up: key heads, and keys of a warp in a step.
+struct Shape {
+  int32_t heads, warp_keys;
+};
+constexpr Shape kShapes[] = {{8, 16}, {8, 32}, {4, 16}, {4, 32}, {2, 16}, {2, 32}, {1, 16}, {1, 32}};
+constexpr int32_t kMultiplyWarps = 8;
+constexpr int kSizeCount = std::size(kSizes), kShapeCount = std::size(kShapes), kRowWarpChoices = 3;
+
+int size_index(const Attend& problem) {
+  for (int i = 0; i < kSizeCount; ++i) {
+    if (kSizes[i].size >= problem.query.sizes[2] && kSizes[i].value_size >= problem.value_cache.sizes[3]) return i;
+  }
+  return -1;
+}
+int row_warp_choice(const Attend& problem) {
+  const int64_t rows = most_queries(problem) * group_of(problem);
+  return rows <= 16 ? 0 : rows <= 32 ? 1 : 2;
+}
+
+// The tile of a shape with as many stages as fit; of none where two do not.
+Tile tile_of(const Attend& problem, const Shape& shape, int64_t shared) {
+  const Sizes sizes = kSizes[size_index(problem)];
+  Tile tile{.size = sizes.size,
+            .value_size = sizes.value_size,
+            .row_warps = 1 << row_warp_choice(problem),
+            .bytes = static_cast<int32_t>(size_of(problem.key_cache.dtype)),
+            .heads = shape.heads,
+            .warps = kMultiplyWarps};
+  if (shape.heads * tile.row_warps > kMultiplyWarps || problem.key_cache.sizes[2] % shape.heads != 0) return {};
+  tile.keys = shape.warp_keys * slice_count(tile);
+  if (tile.keys > 256) return {};
+  for (tile.stages = kMostStages; tile.stages >= 2; --tile.stages) {
+    if (heads_shared_bytes(tile) <= shared - kStaticBytes) return tile;
+  }
+  return {};
+}
+std::vector<int> shapes_of(const Attend& problem, const DeviceInfo& device) {
+  std::vector<int> shapes;
+  for (int i = 0; i < kShapeCount; ++i) {
+    if (tile_of(problem, kShapes[i], device.cuda.shared_bytes_per_block).stages > 0) shapes.push_back(i);
+  }
+  return shapes;
+}
+
+registry::Support supports(const Attend& problem, const DeviceInfo& device) {
+  if (const char* obstacle = tensor_core_obstacle(problem, device)) return registry::Support::no(obstacle);
+  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsSm90);
+  return registry::Support::unless(size_index(problem) < 0 ? kLargeHeads : nullptr);
+}
+
+std::vector<std::string> configs(const Attend& problem, const DeviceInfo& device) {
+  std::vector<std::string> texts;
+  for (const int i : shapes_of(problem, device)) {
+    texts.push_back(config_text(tile_of(problem, kShapes[i], device.cuda.shared_bytes_per_block)));
+  }
+  return texts;
+}
+
+// As many heads as there are; codes, which are half as long, twice as many keys.
+int heuristic(const Attend& problem, const DeviceInfo& device) {
+  const std::vector<int> shapes = shapes_of(problem, device);
+  int best = 0;
+  const auto worth = [&](int i) {
+    const Shape& shape = kShapes[shapes[static_cast<size_t>(i)]];
+    const bool is_long = shape.warp_keys == 32, is_code = problem.key_cache.dtype == DType::kFloat8E4M3;
+    return shape.heads * 2 + (is_long == is_code ? 1 : 0);
+  };
+  for (int i = 1; i < static_cast<int>(shapes.size()); ++i) {
+    if (worth(i) > worth(best)) best = i;
+  }
+  return best;
+}
+
+DeviceCode attend_code(DType dtype, DType cache, const Tile& tile) {
+  return code_of("attend_heads",
+                 concat(element_type_name(dtype), ", ", cache_type_name(cache), ", ", device_text(tile)), kSource, 90, true);
+}
+
+void run(const Attend& problem, int config, Context& context) {
+  static const std::string kPlanLabel = "paged_attention plan", kLabel = "paged_attention",
+                           kCombineLabel = "paged_attention combine";
+  constexpr int kVariants = kSizeCount * kRowWarpChoices * kShapeCount * 4;
+  static KernelTable<kVariants> plans, attends, combines;
+  if (problem.output.element_count() == 0 && !problem.lse.is_present()) return;
+  if (problem.query.sizes[0] * problem.query.sizes[1] == 0) return;
+  const int64_t shared = context.info->cuda.shared_bytes_per_block;
+  const int shape = shapes_of(problem, *context.info)[static_cast<size_t>(config)];
+  const Tile tile = tile_of(problem, kShapes[shape], shared);
+  const DType dtype = problem.query.dtype;
+  const int variant =
+      (((size_index(problem) * kRowWarpChoices + row_warp_choice(problem)) * kShapeCount + shape) * 2 + tile.bytes - 1) *
+          2 +
+      (dtype == DType::kBFloat16 ? 0 : 1);
+  WorkArguments work{.attend = attend_arguments(problem)};
+  const int64_t multiprocessors = std::max(context.info->cuda.multiprocessors, 1);
+  set_workers(work, problem, tile, multiprocessors, context);
+  const int64_t requests = problem.seq_lens.sizes[0];
+  if (requests > kSharedRequests) {
+    work.plan =
+        static_cast<int64_t*>(context.scratch->allocate(static_cast<size_t>(requests + 1) * sizeof(int64_t)));
+    launch(context, plans.get(variant, context, [&] { return plan_code(tile); }), 1, 1024, 0, work, kPlanLabel);
+  }
+  launch(context, attends.get(variant, context, [&] { return attend_code(dtype, problem.key_cache.dtype, tile); }),
+         multiprocessors, 32 * (tile.warps + kCopyWarps), heads_shared_bytes(tile), work, kLabel, true);
+  launch(context, combines.get(variant, context, [&] { return combine_code(dtype, tile); }), 2 * multiprocessors,
+         kCombineThreads, 0, work, kCombineLabel, true);
+}
+
+uint64_t source_hash() {
+  return jit::source_hash(kSource);
+}
+
+std::vector<DeviceCode> device_code() {
+  std::vector<DeviceCode> codes;
+  constexpr Tile kBuilt[] = {
+      {.size = 64, .value_size = 64, .row_warps = 1, .keys = 16, .stages = 6, .bytes = 2, .heads = 8, .warps = 8},
+      {.size = 96, .value_size = 96, .row_warps = 1, .keys = 16, .stages = 4, .bytes = 2, .heads = 8, .warps = 8},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 3, .bytes = 2, .heads = 8, .warps = 8},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 32, .stages = 3, .bytes = 2, .heads = 4, .warps = 8},
+      {.size = 128, .value_size = 128, .row_warps = 2, .keys = 16, .stages = 6, .bytes = 2, .heads = 4, .warps = 8},
+      {.size = 128, .value_size = 128, .row_warps = 4, .keys = 16, .stages = 8, .bytes = 2, .heads = 2, .warps = 8},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 128, .stages = 3, .bytes = 2, .heads = 1, .warps = 8},
+      {.size = 192, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 2, .bytes = 2, .heads = 8, .warps = 8},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 32, .stages = 3, .bytes = 1, .heads = 8, .warps = 8},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 256, .stages = 3, .bytes = 1, .heads = 1, .warps = 8},
+  };
+  for (const Tile& tile : kBuilt) {
+    codes.push_back(
+        attend_code(DType::kBFloat16, tile.bytes == 1 ? DType::kFloat8E4M3 : DType::kBFloat16, tile));
+    codes.push_back(combine_code(DType::kBFloat16, tile));
+  }
+  return codes;
+}
+
+}  // namespace
+
+constinit const registry::Kernel<Attend> kAttendSm90{.name = "sm90",
+                                                     .supports = supports,
+                                                     .configs = configs,
+                                                     .heuristic = heuristic,
+                                                     .run = run,
+                                                     .source_hash = source_hash,
+                                                     .device_code = device_code};
+
+}  // namespace kernel_pytorch::paged_attention
