@@ -19,7 +19,7 @@ struct AttendArguments {
   int64_t query_token_stride, query_head_stride;
   CacheArguments key, value;
   const int32_t* block_tables;
-  const int32_t* seq_lens;
+  const int32_t* seq_lens;      // null: all that the table names
   const int32_t* cu_seqlens_q;  // null: queries_each
   const uint8_t* mask;          // null: none
   int64_t mask_request_stride, mask_query_stride, mask_key_stride;
@@ -135,6 +135,30 @@ inline constexpr int kSharedRequests = 1024;  // whose plan a block makes for it
 KP_SHARED_CODE constexpr int heads_shared_bytes(const Tile& tile) {
   const int stages = tile.stages * heads_stage_bytes(tile), results = tile.warps * 16 * (tile.value_size + 4 + 2) * 4;
   return 2 * kMostStages * 8 + (kSharedRequests + 8) * 8 + 2 * tile.keys * 8 + (stages > results ? stages : results);
+}
+
+// Latent rows (MLA): value_size columns that are keys and values, and the rope columns of the keys.
+KP_SHARED_CODE constexpr int latent_pitch(const Tile& tile) {
+  return tile.value_size * tile.bytes + 16;
+}
+KP_SHARED_CODE constexpr int rope_pitch(const Tile& tile) {
+  return (tile.size - tile.value_size) * 2 + 16;
+}
+// Scales of a key, and weights that they are put into: one for each 128 columns.
+KP_SHARED_CODE constexpr int latent_copies(const Tile& tile) {
+  return tile.bytes == 1 ? tile.value_size / 128 : 1;
+}
+KP_SHARED_CODE constexpr int latent_stage_bytes(const Tile& tile) {
+  return tile.keys * (latent_pitch(tile) + rope_pitch(tile) + (tile.bytes == 1 ? latent_copies(tile) * 4 : 0));
+}
+KP_SHARED_CODE constexpr int latent_shared_bytes(const Tile& tile) {
+  const int rows = tile_rows(tile), splits = tile.warps * 8 / tile.keys;
+  return tile.stages * latent_stage_bytes(tile) + rows * query_pitch(tile) + splits * rows * (tile.keys + 8) * 4 +
+         latent_copies(tile) * rows * (tile.keys * 2 + 16) + rows * 3 * 4 + (tile.stages + 1) * tile.keys * (2 * 8 + 4);
+}
+// Blocks of a multiprocessor.
+KP_SHARED_CODE constexpr int latent_blocks(const Tile& tile) {
+  return tile.row_warps <= 2 && 2 * latent_shared_bytes(tile) <= 226 * 1024 ? 2 : 1;
 }
 
 // Work is counted in units: `unit_tiles` steps of keys for one tile of rows of the key heads of a
