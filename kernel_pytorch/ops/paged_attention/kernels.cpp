@@ -257,6 +257,8 @@ constinit const registry::Operation<Append> kAppend = registry::declared<Append,
      .shapes = kAppendShapes});
 
 constexpr auto kDeclarations = registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
+                                              registry::plain<Attend, attend>("paged_attention_", kAttendFields,
+                                                                              {.updated = "output lse"}),
                                               registry::plain<Append, append>("append_kv", kAppendFields),
                                               registry::plain<Latent, attend_latent>("mla_decode", kLatentFields));
 

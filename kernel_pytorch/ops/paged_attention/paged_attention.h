@@ -77,7 +77,8 @@ inline constexpr auto kAttendFields = fields<Attend>(
     option<&Attend::window_right>(), option<&Attend::max_seqlen_q>({.symbolic = true}),
     option<&Attend::batch_invariant>({.key = KeyPart::kValue}),
     output<&Attend::output>({.shape = "tokens heads value_size", .dtype = "query"}),
-    output<&Attend::lse>({.shape = "heads tokens", .dtype = "fp32", .wanted = "return_lse", .trial = "lse"}));
+    output<&Attend::lse>(
+        {.shape = "heads tokens", .dtype = "fp32", .wanted = "return_lse", .optional = true, .trial = "lse"}));
 
 struct Latent {
   TensorView query{};                      // [tokens, heads, value_size + rope_size]

@@ -74,12 +74,12 @@ def paged_attention(
         mask: bool [requests, n, n] for drafts that form a tree: whether new token i sees new token j.
         key_scale, value_scale: of caches in few bits: a number, [key_heads], or [pages, page_size, key_heads].
         batch_invariant: the bits of a request do not depend on the others in the batch.
-        out: what the result is copied to.
+        out: where the result is written, [tokens, heads, value size].
         cache_layout: "nhd" (rows of a page before heads) or "hnd".
         return_lse: also the logarithms of the sums of exponentials, fp32 [heads, tokens], natural.
     """
     left, right = window_sides("paged_attention", window)
-    results = _attend(
+    arguments = (
         query,
         _cache("key_cache", "paged_attention", key_cache, cache_layout),
         _cache("value_cache", "paged_attention", value_cache, cache_layout),
@@ -98,11 +98,14 @@ def paged_attention(
         right,
         0 if max_seqlen_q is None else max_seqlen_q,
         batch_invariant,
-        return_lse,
     )
-    output, lse = results
-    if out is not None:
-        output = out.copy_(output)
+    if out is None:
+        output, lse = _attend(*arguments, return_lse)
+    else:
+        output, lse = out, None
+        if return_lse:
+            lse = torch.empty(query.shape[1], query.shape[0], dtype=torch.float32, device=query.device)
+        _attend_into(*arguments, output, lse)
     return (output, lse) if return_lse else output
 
 
@@ -209,5 +212,6 @@ def append_kv(
 
 
 _attend = without_gradient("paged_attention")
+_attend_into = without_gradient("paged_attention_", name="paged_attention")
 _append = without_gradient("append_kv")
 _attend_latent = without_gradient("mla_decode")
