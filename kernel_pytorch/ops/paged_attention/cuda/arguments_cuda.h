@@ -51,8 +51,8 @@ struct AppendArguments {
   bool slots_are_wide;
 };
 
-// A tile of the kernels by tensor cores: 16 rows for each of row_warps. `warps` multiply; those that have neither their
-// head nor their rows in common with another share out the keys of a step.
+// A tile of the kernels by tensor cores: `rows` for each of row_warps. `warps` multiply; those that have their head and
+// their rows in common with another share out the keys of a step.
 struct Tile {
   int32_t size, value_size;
   int32_t row_warps;
@@ -61,13 +61,14 @@ struct Tile {
   int32_t bytes;   // of a number in the cache
   int32_t heads = 1;  // key heads of a block
   int32_t warps = 4;
+  int32_t rows = 16;  // of a warp
 };
 inline constexpr int kThreads = 128;
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kCombineThreads = 512;
 
 KP_SHARED_CODE constexpr int tile_rows(const Tile& tile) {
-  return 16 * tile.row_warps;
+  return tile.rows * tile.row_warps;
 }
 KP_SHARED_CODE constexpr int team_count(const Tile& tile) {
   return kWarps / tile.row_warps;
@@ -132,9 +133,15 @@ KP_SHARED_CODE constexpr int heads_stage_bytes(const Tile& tile) {
 inline constexpr int kCopyWarps = 4;
 inline constexpr int kMostStages = 8;
 inline constexpr int kSharedRequests = 1024;  // whose plan a block makes for itself
+// Warps that share out keys leave their results in a stage.
+KP_SHARED_CODE constexpr int result_pitch(const Tile& tile) {
+  return tile.value_size + 4;
+}
+KP_SHARED_CODE constexpr int heads_result_bytes(const Tile& tile) {
+  return slice_count(tile) == 1 ? 0 : tile.warps * tile.rows * (result_pitch(tile) + 2) * 4;
+}
 KP_SHARED_CODE constexpr int heads_shared_bytes(const Tile& tile) {
-  const int stages = tile.stages * heads_stage_bytes(tile), results = tile.warps * 16 * (tile.value_size + 4 + 2) * 4;
-  return 2 * kMostStages * 8 + (kSharedRequests + 8) * 8 + 2 * tile.keys * 8 + (stages > results ? stages : results);
+  return 2 * kMostStages * 8 + (kSharedRequests + 8) * 8 + 2 * tile.keys * 8 + tile.stages * heads_stage_bytes(tile);
 }
 
 // Latent rows (MLA): value_size columns that are keys and values, and the rope columns of the keys.

@@ -127,7 +127,7 @@ __device__ __forceinline__ void combine_rows(const AttendArguments& arguments, c
 
 // A block looks at the first unit of its worker: where that lies inside a segment, the segment is cut there.
 template <class Element, Tile kTile>
-__global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant__ WorkArguments work) {
+__global__ void __launch_bounds__(kCombineThreads, 1) combine(const __grid_constant__ WorkArguments work) {
   __shared__ int64_t own_plan[kSharedRequests + 1];
   __shared__ float4 values[kCombineThreads];
   __shared__ float sums[kCombineThreads / 32];
@@ -147,8 +147,10 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
     pieces.distance = static_cast<int64_t>(Pieces<kTile>::kFloats) * (work.workers == 0 ? 1 : 2);
     pieces.count = static_cast<int32_t>(last - first) + 1;
     const int32_t cut = static_cast<int32_t>(worker - first) - 1;
-    if (pieces.count > 8) {
+    if (pieces.count > 32) {
       combine_rows<Element, kTile, 16>(arguments, segment, pieces, cut, values, sums);
+    } else if (pieces.count > 4) {
+      combine_rows<Element, kTile, 4>(arguments, segment, pieces, cut, values, sums);
     } else {
       combine_rows<Element, kTile, 1>(arguments, segment, pieces, cut, values, sums);
     }

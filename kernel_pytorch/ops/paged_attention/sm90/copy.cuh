@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
 #include "kernel_pytorch/cuda/tile/barrier.cuh"
 #include "kernel_pytorch/ops/paged_attention/sm90/piece.cuh"
 
@@ -12,6 +13,7 @@ template <class Cache, Tile kTile>
 class Copier {
   static constexpr int kKeys = kTile.keys / kCopyWarps;  // of a warp
   static constexpr int kPerLane = (kKeys + 31) / 32;     // keys whose pages a lane reads
+  static constexpr int kAhead = 8;                       // steps whose pages are asked for
   static_assert(kTile.keys % kCopyWarps == 0);
 
  public:
@@ -25,12 +27,21 @@ class Copier {
     for (int32_t step = steps.first; step < steps.last; ++step) {
       int32_t next[kPerLane];
       load_pages(segment, steps, step + 1, next);
+      prefetch_pages(segment, steps, step + kAhead);
       memory_.empty(state.stage).wait(state.parity ^ 1);
       copy_step(segment, step, pages, state.stage);
       state.advance(kTile.stages);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) pages[i] = next[i];
     }
+  }
+
+  // A stage without rows, which the multiplying warps use for their results.
+  __device__ __forceinline__ void lend(tile::PipelineState& state) {
+    memory_.empty(state.stage).wait(state.parity ^ 1);
+    memory_.full(state.stage).arrive();
+    if (lane() == 0) memory_.full(state.stage).arrive();
+    state.advance(kTile.stages);
   }
 
  private:
@@ -45,6 +56,14 @@ class Copier {
       const bool is_there = lane() + 32 * i < kKeys && step < steps.last && key < segment.request.keys;
       pages[i] = is_there ? page_of(arguments_, segment.request, key) : -1;
     }
+  }
+
+  // Pages of small size make a table that caches do not hold: its entries are asked for long before they are read.
+  __device__ __forceinline__ void prefetch_pages(const Segment& segment, const Steps& steps, int32_t step) const {
+    const int32_t key = step * kTile.keys + first() + lane();
+    if (lane() % 8 != 0 || lane() >= kKeys || step >= steps.last || key >= segment.request.keys) return;
+    ptx::prefetch_global_l2(arguments_.block_tables + static_cast<int64_t>(segment.request.index) * arguments_.table +
+                            divide(static_cast<uint32_t>(key), arguments_.page_divider));
   }
 
   __device__ __forceinline__ void copy_step(const Segment& segment, int32_t step, const int32_t (&pages)[kPerLane],

@@ -24,7 +24,12 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{8, 16}, {8, 32}, {4, 16}, {4, 32}, {2, 16}, {2, 32}, {1, 16}, {1, 32}};
 constexpr int32_t kMultiplyWarps = 8;
-constexpr int kSizeCount = std::size(kSizes), kShapeCount = std::size(kShapes), kRowWarpChoices = 3;
+// Rows of a warp and warps of rows, for the most rows that a request has.
+struct Rows {
+  int32_t rows, row_warps;
+};
+constexpr Rows kRows[] = {{8, 1}, {16, 1}, {16, 2}, {16, 4}};
+constexpr int kSizeCount = std::size(kSizes), kShapeCount = std::size(kShapes), kRowChoices = std::size(kRows);
 
 int size_index(const Attend& problem) {
   for (int i = 0; i < kSizeCount; ++i) {
@@ -32,23 +37,27 @@ int size_index(const Attend& problem) {
   }
   return -1;
 }
-int row_warp_choice(const Attend& problem) {
+int row_choice(const Attend& problem) {
   const int64_t rows = most_queries(problem) * group_of(problem);
-  return rows <= 16 ? 0 : rows <= 32 ? 1 : 2;
+  int choice = 0;
+  while (choice + 1 < kRowChoices && kRows[choice].rows * kRows[choice].row_warps < rows) ++choice;
+  return choice;
 }
 
 // The tile of a shape with as many stages as fit; of none where two do not.
 Tile tile_of(const Attend& problem, const Shape& shape, int64_t shared) {
   const Sizes sizes = kSizes[size_index(problem)];
+  const Rows rows = kRows[row_choice(problem)];
   Tile tile{.size = sizes.size,
             .value_size = sizes.value_size,
-            .row_warps = 1 << row_warp_choice(problem),
+            .row_warps = rows.row_warps,
             .bytes = static_cast<int32_t>(size_of(problem.key_cache.dtype)),
             .heads = shape.heads,
-            .warps = kMultiplyWarps};
+            .warps = kMultiplyWarps,
+            .rows = rows.rows};
   if (shape.heads * tile.row_warps > kMultiplyWarps || problem.key_cache.sizes[2] % shape.heads != 0) return {};
   tile.keys = shape.warp_keys * slice_count(tile);
-  if (tile.keys > 256) return {};
+  if (tile.keys > 256 || heads_result_bytes(tile) > heads_stage_bytes(tile)) return {};
   for (tile.stages = kMostStages; tile.stages >= 2; --tile.stages) {
     if (heads_shared_bytes(tile) <= shared - kStaticBytes) return tile;
   }
@@ -99,7 +108,7 @@ DeviceCode attend_code(DType dtype, DType cache, const Tile& tile) {
 void run(const Attend& problem, int config, Context& context) {
   static const std::string kPlanLabel = "paged_attention plan", kLabel = "paged_attention",
                            kCombineLabel = "paged_attention combine";
-  constexpr int kVariants = kSizeCount * kRowWarpChoices * kShapeCount * 4;
+  constexpr int kVariants = kSizeCount * kRowChoices * kShapeCount * 4;
   static KernelTable<kVariants> plans, attends, combines;
   if (problem.output.element_count() == 0 && !problem.lse.is_present()) return;
   if (problem.query.sizes[0] * problem.query.sizes[1] == 0) return;
@@ -108,7 +117,7 @@ void run(const Attend& problem, int config, Context& context) {
   const Tile tile = tile_of(problem, kShapes[shape], shared);
   const DType dtype = problem.query.dtype;
   const int variant =
-      (((size_index(problem) * kRowWarpChoices + row_warp_choice(problem)) * kShapeCount + shape) * 2 + tile.bytes - 1) *
+      (((size_index(problem) * kRowChoices + row_choice(problem)) * kShapeCount + shape) * 2 + tile.bytes - 1) *
           2 +
       (dtype == DType::kBFloat16 ? 0 : 1);
   WorkArguments work{.attend = attend_arguments(problem)};
@@ -133,16 +142,17 @@ uint64_t source_hash() {
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   constexpr Tile kBuilt[] = {
-      {.size = 64, .value_size = 64, .row_warps = 1, .keys = 16, .stages = 6, .bytes = 2, .heads = 8, .warps = 8},
-      {.size = 96, .value_size = 96, .row_warps = 1, .keys = 16, .stages = 4, .bytes = 2, .heads = 8, .warps = 8},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 3, .bytes = 2, .heads = 8, .warps = 8},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 32, .stages = 3, .bytes = 2, .heads = 4, .warps = 8},
-      {.size = 128, .value_size = 128, .row_warps = 2, .keys = 16, .stages = 6, .bytes = 2, .heads = 4, .warps = 8},
-      {.size = 128, .value_size = 128, .row_warps = 4, .keys = 16, .stages = 8, .bytes = 2, .heads = 2, .warps = 8},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 128, .stages = 3, .bytes = 2, .heads = 1, .warps = 8},
-      {.size = 192, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 2, .bytes = 2, .heads = 8, .warps = 8},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 32, .stages = 3, .bytes = 1, .heads = 8, .warps = 8},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 256, .stages = 3, .bytes = 1, .heads = 1, .warps = 8},
+      {.size = 64, .value_size = 64, .row_warps = 1, .keys = 16, .stages = 6, .bytes = 2, .heads = 8, .warps = 8, .rows = 8},
+      {.size = 96, .value_size = 96, .row_warps = 1, .keys = 16, .stages = 4, .bytes = 2, .heads = 8, .warps = 8, .rows = 16},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 3, .bytes = 2, .heads = 8, .warps = 8, .rows = 8},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 128, .stages = 3, .bytes = 2, .heads = 1, .warps = 8, .rows = 8},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 3, .bytes = 2, .heads = 8, .warps = 8, .rows = 16},
+      {.size = 128, .value_size = 128, .row_warps = 2, .keys = 32, .stages = 3, .bytes = 2, .heads = 4, .warps = 8, .rows = 16},
+      {.size = 128, .value_size = 128, .row_warps = 4, .keys = 32, .stages = 6, .bytes = 2, .heads = 2, .warps = 8, .rows = 16},
+      {.size = 192, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 2, .bytes = 2, .heads = 8, .warps = 8, .rows = 16},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 32, .stages = 3, .bytes = 1, .heads = 8, .warps = 8, .rows = 8},
+      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 256, .stages = 2, .bytes = 1, .heads = 1, .warps = 8, .rows = 16},
+      {.size = 128, .value_size = 128, .row_warps = 2, .keys = 32, .stages = 6, .bytes = 1, .heads = 4, .warps = 8, .rows = 16},
   };
   for (const Tile& tile : kBuilt) {
     codes.push_back(

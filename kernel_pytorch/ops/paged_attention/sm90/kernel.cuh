@@ -1,26 +1,31 @@
 // Paged attention for few rows of a key head (decoding, drafts), bound by the reading of keys and values. A block has
-// several key heads: rows of one key lie next to each other in most caches, and reading them at different times opens
-// the same row of the memory chip again and again (NOTES.md). Four warps copy (copy.cuh); the others multiply, each for
-// its head, its 16 rows and its slice of a step's keys.
+// several key heads, whose rows of one key lie next to each other in most caches. Four warps copy (copy.cuh); the others
+// multiply, each for its head, its rows and its slice of a step's keys, and keep a softmax of their own.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/control.cuh"
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
-#include "kernel_pytorch/ops/paged_attention/cuda/products.cuh"
 #include "kernel_pytorch/ops/paged_attention/sm90/copy.cuh"
+#include "kernel_pytorch/ops/paged_attention/sm90/products.cuh"
 
 namespace kernel_pytorch::paged_attention {
 
-inline constexpr int kResultBarrier = 1, kPieceBarrier = 2, kCopyRegisters = 72, kMultiplyRegisters = 216;
+inline constexpr int kResultBarrier = 1;
+// Of a thread; together what a block has at its launch.
+template <Tile kTile>
+inline constexpr int kCopyRegisters = kTile.warps == 8 ? 72 : 56;
+template <Tile kTile>
+inline constexpr int kMultiplyRegisters = kTile.warps == 8 ? 216 : 104;
 
 template <class Element, class Cache, Tile kTile>
 class Multiplier {
   static constexpr int kRows = tile_rows(kTile), kSlices = slice_count(kTile), kKeys = warp_keys(kTile);
-  static constexpr int kDepths = kTile.size / 16, kScores = kKeys / 2, kOutputs = kTile.value_size / 2;
+  static constexpr int kRowTiles = kTile.rows / 8, kKeyTiles = kKeys / 16, kOutputTiles = kTile.value_size / 16;
+  static constexpr int kDepths = kTile.size / 16;
   static constexpr int kKeyPitch = heads_key_pitch(kTile), kValuePitch = heads_value_pitch(kTile);
   static constexpr uint32_t kAllThere = kKeys < 32 ? (1u << kKeys) - 1 : 0xffffffffu;
-  static constexpr int kThreadCount = 32 * kTile.warps;
+  static constexpr int kThreadCount = 32 * kTile.warps, kResultPitch = result_pitch(kTile);
   using Power = Powers<Element, Cache>;
   static_assert(sizeof(Cache) == kTile.bytes && kKeys % 16 == 0 && kKeys <= 32 && kSlices >= 1);
 
@@ -34,22 +39,25 @@ class Multiplier {
     first_row_ = segment.row_tile * kRows;
     first_head_ = segment.head_group * kTile.heads;
     begin();
-    load_queries();
     for (int32_t step = steps.first; step < steps.last; ++step) {
       memory_.full(state.stage).wait(state.parity);
       take(steps, step * kTile.keys + slice() * kKeys, state.stage);
-      __syncwarp();
-      if (lane() == 0) memory_.empty(state.stage).arrive();
-      state.advance(kTile.stages);
+      release(state);
     }
-    sum_[0] = tile::sum_lanes<4>(sum_[0]);
-    sum_[1] = tile::sum_lanes<4>(sum_[1]);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) sum_[i][j] = sum_keys(sum_[i][j]);
+    }
     if constexpr (kSlices == 1) {
       store(piece);
     } else {
-      meet();
-      store_met(piece);
-      ptx::barrier_sync_aligned(kPieceBarrier, kThreadCount + 32 * kCopyWarps);  // the next copies may overwrite the results
+      memory_.full(state.stage).wait(state.parity);
+      float* results = reinterpret_cast<float*>(memory_.stage(state.stage));
+      leave(results);
+      ptx::barrier_sync_aligned(kResultBarrier, kThreadCount);
+      store_together(results, piece);
+      release(state);
     }
   }
 
@@ -60,6 +68,12 @@ class Multiplier {
   __device__ __forceinline__ int32_t row_warp() const { return warp() / kTile.heads % kTile.row_warps; }
   __device__ __forceinline__ int32_t slice() const { return warp() / (kTile.heads * kTile.row_warps); }
 
+  __device__ __forceinline__ void release(tile::PipelineState& state) const {
+    __syncwarp();
+    if (lane() == 0) memory_.empty(state.stage).arrive();
+    state.advance(kTile.stages);
+  }
+
   __device__ __forceinline__ int32_t group() const { return static_cast<int32_t>(arguments_.group_divider.divisor); }
   __device__ __forceinline__ int32_t row_count() const { return request_.queries * group(); }
   __device__ __forceinline__ int32_t key_head(int32_t head) const { return first_head_ + head; }
@@ -67,22 +81,42 @@ class Multiplier {
     const int32_t query = static_cast<int32_t>(divide(static_cast<uint32_t>(row), arguments_.group_divider));
     return {query, key_head(head) * group() + row - query * group()};
   }
-  // Of the rows of this lane's accumulators.
-  __device__ __forceinline__ int32_t own_row(int half) const {
-    return first_row_ + row_warp() * 16 + lane() / 4 + 8 * half;
+  // Of a lane's accumulators: row tile i, its first or second row.
+  __device__ __forceinline__ int32_t own_row(int i, int j) const {
+    return first_row_ + row_warp() * kTile.rows + i * 8 + lane() % 4 * 2 + j;
   }
-  __device__ __forceinline__ Row last_row_at(int half) const {
-    return row_at(min(own_row(half), row_count() - 1), head());
+  __device__ __forceinline__ Row own_row_at(int i, int j) const {
+    return row_at(min(own_row(i, j), row_count() - 1), head());
+  }
+  // Over the lanes that hold other keys of the same rows.
+  static __device__ __forceinline__ float sum_keys(float value) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+    return value;
+  }
+  static __device__ __forceinline__ float max_keys(float value) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    }
+    return value;
   }
 
   __device__ __forceinline__ void begin() {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      largest_[half] = tile::minus_infinity();
-      sum_[half] = 0.0f;
-    }
+    for (int i = 0; i < kRowTiles; ++i) {
+      load_queries(i);
 #pragma unroll
-    for (float& value : output_) value = 0.0f;
+      for (int j = 0; j < 2; ++j) {
+        largest_[i][j] = tile::minus_infinity();
+        sum_[i][j] = 0.0f;
+      }
+#pragma unroll
+      for (int n = 0; n < kOutputTiles; ++n) {
+#pragma unroll
+        for (float& value : output_[n][i]) value = 0.0f;
+      }
+    }
     key_scale_ = value_scale_ = 1.0f;
     if constexpr (kIsCode<Cache>) {
       if (!has_token_scales(arguments_.key)) key_scale_ = scale_at(arguments_.key, 0, 0, key_head(head()));
@@ -90,135 +124,159 @@ class Multiplier {
     }
   }
 
-  // Of codes, four neighbours are a thread's, as they are in a word of codes.
-  __device__ __forceinline__ void load_queries() {
+  __device__ __forceinline__ void load_queries(int i) {
+    const int32_t row = first_row_ + row_warp() * kTile.rows + i * 8 + lane() / 4;
+    const Row at = row_at(min(row, row_count() - 1), head());
+    const Element* from = static_cast<const Element*>(arguments_.query) +
+                          (request_.first_query + at.query) * arguments_.query_token_stride +
+                          at.head * arguments_.query_head_stride;
+    const int32_t columns = row < row_count() ? arguments_.size : 0;
+    float largest = 0.0f;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t row = own_row(half);
-      const Row at = last_row_at(half);
-      const Element* from = static_cast<const Element*>(arguments_.query) +
-                            (request_.first_query + at.query) * arguments_.query_token_stride +
-                            at.head * arguments_.query_head_stride;
-      const int32_t columns = row < row_count() ? arguments_.size : 0;
+    for (int depth = 0; depth < kDepths; ++depth) {
 #pragma unroll
-      for (int i = 0; i < 2 * kDepths; ++i) {
-        const int32_t column = i / 2 * 16 + (kIsCode<Cache> ? lane() % 4 * 4 + i % 2 * 2 : lane() % 4 * 2 + i % 2 * 8);
+      for (int word = 0; word < 2; ++word) {
+        const int32_t column = query_column<Cache>(lane(), depth, word);
         float pair[2] = {};
-        if (column < columns) pair[0] = tile::to_float<Element>(from[column]) * Power::kQuery;
-        if (column + 1 < columns) pair[1] = tile::to_float<Element>(from[column + 1]) * Power::kQuery;
-        fragment_[i / 2][i % 2 * 2 + half] = tile::Word<Element>::pack(pair);
+        if (column < columns) pair[0] = tile::to_float<Element>(from[column]);
+        if (column + 1 < columns) pair[1] = tile::to_float<Element>(from[column + 1]);
+        largest = fmaxf(largest, fmaxf(fabsf(pair[0]), fabsf(pair[1])));
+        queries_[depth][i][word] = tile::Word<Element>::pack(pair);
       }
+    }
+    if constexpr (kIsCode<Cache>) fit_queries(i, tile::max_lanes<4>(largest));
+  }
+  // Queries become fp16 by a power of two that brings the largest of a row to about 2^10.
+  __device__ __forceinline__ void fit_queries(int i, float largest) {
+    const int32_t exponent = min(max(static_cast<int32_t>(__float_as_uint(largest) >> 23) - 127, -100), 127);
+    const float factor = __uint_as_float(static_cast<uint32_t>(10 - exponent + 127) << 23);
+#pragma unroll
+    for (int depth = 0; depth < kDepths; ++depth) {
+#pragma unroll
+      for (uint32_t& word : queries_[depth][i]) {
+        float pair[2];
+        tile::Word<Element>::unpack(word, pair);
+        pair[0] *= factor;
+        pair[1] *= factor;
+        word = tile::Word<tile::Float16>::pack(pair);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      query_factor_[i][j] = __shfl_sync(0xffffffffu, 1.0f / factor, (lane() % 4 * 2 + j) * 4);
     }
   }
 
   __device__ __forceinline__ void take(const Steps& steps, int32_t first_key, int stage) {
-    float scores[kScores];
-#pragma unroll
-    for (float& score : scores) score = 0.0f;
-    const uint32_t keys =
-        memory_.rows(stage) + slice() * kKeys * kKeyPitch + head() * kTile.size * static_cast<int>(sizeof(Cache));
-    multiply_keys<Element, Cache, kKeys, kTile.size, kKeyPitch>(scores, keys,
-                                                                [&](uint32_t(&fragment)[4], int depth) {
-#pragma unroll
-                                                                  for (int i = 0; i < 4; ++i)
-                                                                    fragment[i] = fragment_[depth][i];
-                                                                });
-    change(scores, stage, first_key);
+    float scores[kKeyTiles][kRowTiles][4] = {};
     const int32_t place = slice() * kKeys;
-    const uint32_t there =
-        __ballot_sync(0xffffffffu, memory_.presence(stage)[place + lane() % kKeys]) & kAllThere;
+    const uint32_t there = __ballot_sync(0xffffffffu, memory_.presence(stage)[place + lane() % kKeys]) & kAllThere;
+    const uint32_t keys =
+        memory_.rows(stage) + place * kKeyPitch + head() * kTile.size * static_cast<int>(sizeof(Cache));
+    multiply_keys_by_rows<Element, Cache, kKeys, kTile.rows, kTile.size, kKeyPitch>(scores, keys, queries_);
+    change(scores, stage, first_key);
     const bool is_edge = arguments_.mask != nullptr || there != kAllThere || first_key < steps.all_first ||
                          first_key + kKeys > steps.all_last;
     if (is_edge) hide(scores, there, first_key);
     soften(scores);
     if constexpr (kIsCode<Cache>) {
-      const bool has_own = has_token_scales(arguments_.value);
+      if (has_token_scales(arguments_.value)) scale_by_keys(scores, memory_.scales(stage, 1));
+    }
+    const uint32_t values = memory_.rows(stage) + kTile.keys * kKeyPitch + place * kValuePitch +
+                            head() * kTile.value_size * static_cast<int>(sizeof(Cache));
+    multiply_values_by_rows<Element, Cache, kKeys, kTile.rows, kTile.value_size, kValuePitch>(output_, scores, values);
+  }
+
+  // The place of a key among the warp's.
+  __device__ __forceinline__ int32_t key_place(int k, int index) const { return k * 16 + lane() / 4 + index / 2 * 8; }
+  template <class Body>
+  __device__ __forceinline__ void for_each_score(const Body& body) const {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        const int32_t key = place + tile::fragment_column(lane(), i);
-        scores[i] *= (has_own ? memory_.scales(stage, 1)[key * kTile.heads + head()] : 1.0f) * Power::kWeight;
+    for (int k = 0; k < kKeyTiles; ++k) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int index = 0; index < 4; ++index) body(k, i, index);
       }
     }
-    const uint32_t values = memory_.rows(stage) + kTile.keys * kKeyPitch + slice() * kKeys * kValuePitch +
-                            head() * kTile.value_size * static_cast<int>(sizeof(Cache));
-    multiply_values<Element, Cache, kKeys, kTile.value_size, kValuePitch>(output_, scores, values);
+  }
+  using Scores = float[kKeyTiles][kRowTiles][4];
+
+  __device__ __forceinline__ void scale_by_keys(Scores& scores, const float* scales) const {
+    for_each_score([&](int k, int i, int index) {
+      scores[k][i][index] *= scales[(slice() * kKeys + key_place(k, index)) * kTile.heads + head()];
+    });
   }
 
   // Scores to base 2.
-  __device__ __forceinline__ void change(float (&scores)[kScores], int stage, int32_t first_key) {
-    const float scale = arguments_.scale * Power::kScore * key_scale_;
+  __device__ __forceinline__ void change(Scores& scores, int stage, int32_t first_key) const {
+    const float scale = arguments_.scale * key_scale_;
     if constexpr (kIsCode<Cache>) {
-      if (has_token_scales(arguments_.key)) {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) {
-          const int32_t key = slice() * kKeys + tile::fragment_column(lane(), i);
-          scores[i] *= memory_.scales(stage, 0)[key * kTile.heads + head()];
-        }
-      }
+      if (has_token_scales(arguments_.key)) scale_by_keys(scores, memory_.scales(stage, 0));
+      for_each_score([&](int k, int i, int index) { scores[k][i][index] *= query_factor_[i][index % 2]; });
     }
     if (arguments_.softcap <= 0.0f && arguments_.alibi_slopes == nullptr) {
-#pragma unroll
-      for (float& score : scores) score *= scale * tile::kLog2E;
+      for_each_score([&](int k, int i, int index) { scores[k][i][index] *= scale * tile::kLog2E; });
       return;
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Row row = last_row_at(half);
-      const int32_t position = request_.position(row.query);
-      const float slope = arguments_.alibi_slopes == nullptr ? 0.0f : arguments_.alibi_slopes[row.head];
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        if (i / 2 % 2 != half) continue;
-        float score = scores[i] * scale;
-        if (arguments_.softcap > 0.0f) score = arguments_.softcap * tanhf(score / arguments_.softcap);
-        const int32_t key = first_key + tile::fragment_column(lane(), i);
-        scores[i] = (score - slope * fabsf(static_cast<float>(key - position))) * tile::kLog2E;
+    for_each_score([&](int k, int i, int index) {
+      const Row row = own_row_at(i, index % 2);
+      float score = scores[k][i][index] * scale;
+      if (arguments_.softcap > 0.0f) score = arguments_.softcap * tanhf(score / arguments_.softcap);
+      if (arguments_.alibi_slopes != nullptr) {
+        const int32_t distance = first_key + key_place(k, index) - request_.position(row.query);
+        score -= arguments_.alibi_slopes[row.head] * fabsf(static_cast<float>(distance));
       }
-    }
+      scores[k][i][index] = score * tile::kLog2E;
+    });
   }
 
-  __device__ __forceinline__ void hide(float (&scores)[kScores], uint32_t there, int32_t first_key) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t query = last_row_at(half).query;
+  __device__ __forceinline__ void hide(Scores& scores, uint32_t there, int32_t first_key) const {
+    for_each_score([&](int k, int i, int index) {
+      const int32_t query = own_row_at(i, index % 2).query, key = first_key + key_place(k, index);
       const KeyRange range = keys_seen(arguments_, request_, request_.position(query));
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        if (i / 2 % 2 != half) continue;
-        const int place = tile::fragment_column(lane(), i);
-        const int32_t key = first_key + place;
-        bool is_kept = (there >> place & 1) != 0 && key >= range.first && key < range.last;
-        if (is_kept) is_kept = !is_masked(arguments_, request_, query, key);
-        if (!is_kept) scores[i] = tile::minus_infinity();
-      }
-    }
+      bool is_kept = (there >> key_place(k, index) & 1) != 0 && key >= range.first && key < range.last;
+      if (is_kept) is_kept = !is_masked(arguments_, request_, query, key);
+      if (!is_kept) scores[k][i][index] = tile::minus_infinity();
+    });
   }
 
-  // Scores become weights.
-  __device__ __forceinline__ void soften(float (&scores)[kScores]) {
-    float rescale[2];
+  // Scores become weights; those of codes carry their power of two.
+  __device__ __forceinline__ void soften(Scores& scores) {
+    constexpr float kShift = kIsCode<Cache> && Power::kIsWide ? 100.0f : 0.0f;
+    float rescale[kRowTiles][2];
+    bool changes = false;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float largest = tile::minus_infinity();
+    for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-      for (int i = 2 * half; i < kScores; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
-      largest = fmaxf(largest_[half], tile::max_lanes<4>(largest));
-      const float base = largest == tile::minus_infinity() ? 0.0f : largest;
-      rescale[half] = ptx::ex2_approx_ftz_f32(largest_[half] - base);
-      largest_[half] = largest;
-      sum_[half] *= rescale[half];
+      for (int j = 0; j < 2; ++j) {
+        float largest = fmaxf(scores[0][i][j], scores[0][i][j + 2]);
 #pragma unroll
-      for (int i = 2 * half; i < kScores; i += 4) {
+        for (int k = 1; k < kKeyTiles; ++k) largest = fmaxf(largest, fmaxf(scores[k][i][j], scores[k][i][j + 2]));
+        largest = fmaxf(largest_[i][j], max_keys(largest));
+        const float base = largest == tile::minus_infinity() ? 0.0f : largest;
+        rescale[i][j] = ptx::ex2_approx_ftz_f32(largest_[i][j] - base);
+        changes = changes || rescale[i][j] != 1.0f;
+        largest_[i][j] = largest;
+        sum_[i][j] *= rescale[i][j];
 #pragma unroll
-        for (int j = i; j < i + 2; ++j) {
-          scores[j] = ptx::ex2_approx_ftz_f32(scores[j] - base);
-          sum_[half] += scores[j];
+        for (int k = 0; k < kKeyTiles; ++k) {
+#pragma unroll
+          for (int index = j; index < 4; index += 2) {
+            scores[k][i][index] = ptx::ex2_approx_ftz_f32(scores[k][i][index] - (base - kShift));
+            sum_[i][j] += scores[k][i][index];
+          }
         }
       }
     }
-    if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+    if (!__any_sync(0xffffffffu, changes)) return;
 #pragma unroll
-      for (int i = 0; i < kOutputs; ++i) output_[i] *= rescale[i / 2 % 2];
+    for (int n = 0; n < kOutputTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int index = 0; index < 4; ++index) output_[n][i][index] *= rescale[i][index % 2];
+      }
     }
   }
 
@@ -244,6 +302,7 @@ class Multiplier {
     Target target{static_cast<Element*>(arguments_.output) + token * arguments_.output_token_stride +
                       at.head * arguments_.output_head_stride,
                   nullptr, 1.0f};
+    sum *= 1.0f / Power::kWeight;
     if (piece == nullptr) {
       const float lse = finish_row(arguments_, at.head, largest, sum, target.factor);
       if (leads && arguments_.lse != nullptr) arguments_.lse[at.head * arguments_.tokens + token] = lse;
@@ -261,58 +320,68 @@ class Multiplier {
 
   __device__ __forceinline__ void store(float* piece) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (own_row(half) >= row_count()) continue;
-      const Target target =
-          target_of(piece, own_row(half), head(), largest_[half], sum_[half], value_scale_, lane() % 4 == 0);
+    for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
-      for (int i = 0; i < kOutputs; ++i) {
-        if (i / 2 % 2 != half) continue;
-        const int32_t column = value_column<Cache>(lane(), i);
-        if (column < arguments_.value_size) target.store(column, output_[i]);
+      for (int j = 0; j < 2; ++j) {
+        if (own_row(i, j) >= row_count()) continue;
+        const Target target =
+            target_of(piece, own_row(i, j), head(), largest_[i][j], sum_[i][j], value_scale_, lane() < 4);
+#pragma unroll
+        for (int n = 0; n < kOutputTiles; ++n) {
+#pragma unroll
+          for (int index = j; index < 4; index += 2) {
+            const int32_t column = output_column<Cache>(lane(), n, index);
+            if (column < arguments_.value_size) target.store(column, output_[n][i][index]);
+          }
+        }
       }
     }
   }
 
-  __device__ __forceinline__ float* result_of(int warp) const {
-    return reinterpret_cast<float*>(memory_.stages()) + warp * 16 * (kTile.value_size + 4 + 2);
+  // Results of a warp: rows, then their largest scores and sums.
+  static __device__ __forceinline__ float* result_of(float* results, int warp) {
+    return results + warp * kTile.rows * (kResultPitch + 2);
   }
-  // Every warp leaves its rows where all can read them, in place of keys that all are done with.
-  __device__ __forceinline__ void meet() const {
-    ptx::barrier_sync_aligned(kResultBarrier, kThreadCount);
-    float* own = result_of(warp());
+  __device__ __forceinline__ void leave(float* results) const {
+    float* own = result_of(results, warp());
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane() / 4 + 8 * half;
-      if (lane() % 4 == 0) {
-        own[16 * (kTile.value_size + 4) + row] = largest_[half];
-        own[16 * (kTile.value_size + 5) + row] = sum_[half];
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = i * 8 + lane() % 4 * 2 + j;
+        if (lane() < 4) {
+          own[kTile.rows * kResultPitch + row] = largest_[i][j];
+          own[kTile.rows * (kResultPitch + 1) + row] = sum_[i][j];
+        }
+#pragma unroll
+        for (int n = 0; n < kOutputTiles; ++n) {
+#pragma unroll
+          for (int index = j; index < 4; index += 2) {
+            own[row * kResultPitch + output_column<Cache>(lane(), n, index)] = output_[n][i][index];
+          }
+        }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      own[tile::fragment_row(lane(), i) * (kTile.value_size + 4) + value_column<Cache>(lane(), i)] = output_[i];
-    }
-    ptx::barrier_sync_aligned(kResultBarrier, kThreadCount);
   }
-  __device__ __forceinline__ void store_met(float* piece) const {
-    constexpr int kOthers = kTile.heads * kTile.row_warps, kRowThreads = 2 * kSlices;
+  __device__ __forceinline__ void store_together(float* results, float* piece) const {
+    constexpr int kOthers = kTile.heads * kTile.row_warps, kRowThreads = 32 / kTile.rows * kSlices;
+    static_assert(32 % kTile.rows == 0);
     const int32_t index = static_cast<int32_t>(threadIdx.x) / kRowThreads,
                   thread = static_cast<int32_t>(threadIdx.x) % kRowThreads;
-    const int32_t first_warp = index / 16, place = index % 16, head = first_warp % kTile.heads;
-    const int32_t row = first_row_ + first_warp / kTile.heads * 16 + place;
+    const int32_t first_warp = index / kTile.rows, place = index % kTile.rows, head = first_warp % kTile.heads;
+    const int32_t row = first_row_ + first_warp / kTile.heads * kTile.rows + place;
     if (row >= row_count()) return;
     float weights[kSlices], largest = tile::minus_infinity(), sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kSlices; ++i) {
-      weights[i] = result_of(first_warp + i * kOthers)[16 * (kTile.value_size + 4) + place];
+      weights[i] = result_of(results, first_warp + i * kOthers)[kTile.rows * kResultPitch + place];
       largest = fmaxf(largest, weights[i]);
     }
     const float base = largest == tile::minus_infinity() ? 0.0f : largest;
 #pragma unroll
     for (int i = 0; i < kSlices; ++i) {
       weights[i] = ptx::ex2_approx_ftz_f32(weights[i] - base);
-      sum += weights[i] * result_of(first_warp + i * kOthers)[16 * (kTile.value_size + 5) + place];
+      sum += weights[i] * result_of(results, first_warp + i * kOthers)[kTile.rows * (kResultPitch + 1) + place];
     }
     float value_scale = 1.0f;
     if constexpr (kIsCode<Cache>) {
@@ -323,7 +392,7 @@ class Multiplier {
       float value = 0.0f;
 #pragma unroll
       for (int i = 0; i < kSlices; ++i) {
-        value += weights[i] * result_of(first_warp + i * kOthers)[place * (kTile.value_size + 4) + column];
+        value += weights[i] * result_of(results, first_warp + i * kOthers)[place * kResultPitch + column];
       }
       target.store(column, value);
     }
@@ -333,9 +402,10 @@ class Multiplier {
   const Memory<kTile>& memory_;
   Request request_;
   int32_t first_row_, first_head_;
-  float largest_[2], sum_[2], key_scale_, value_scale_;
-  uint32_t fragment_[kDepths][4];
-  float output_[kOutputs];
+  float largest_[kRowTiles][2], sum_[kRowTiles][2], key_scale_, value_scale_;
+  float query_factor_[kIsCode<Cache> ? kRowTiles : 1][2];  // puts back what queries were multiplied with
+  uint32_t queries_[kDepths][kRowTiles][2];
+  float output_[kOutputTiles][kRowTiles][4];
 };
 
 template <class Element, class Cache, Tile kTile>
@@ -355,16 +425,14 @@ __global__ void __launch_bounds__(32 * (kTile.warps + kCopyWarps), 1) attend_hea
   __syncthreads();
   tile::PipelineState state;
   if (threadIdx.x / 32 >= kTile.warps) {
-    ptx::setmaxnreg_dec<kCopyRegisters>();
+    ptx::setmaxnreg_dec<kCopyRegisters<kTile>>();
     Copier<Cache, kTile> copier(work, memory);
     for_each_piece<kTile>(work, plan, [&](const Segment& segment, const Steps& steps, float*) {
       copier.copy(segment, steps, state);
-      if constexpr (slice_count(kTile) > 1) {
-        ptx::barrier_sync_aligned(kPieceBarrier, 32 * (kTile.warps + kCopyWarps));
-      }
+      if constexpr (slice_count(kTile) > 1) copier.lend(state);
     });
   } else {
-    ptx::setmaxnreg_inc<kMultiplyRegisters>();
+    ptx::setmaxnreg_inc<kMultiplyRegisters<kTile>>();
     Multiplier<Element, Cache, kTile> multiplier(work, memory);
     for_each_piece<kTile>(work, plan, [&](const Segment& segment, const Steps& steps, float* piece) {
       multiplier.multiply(segment, steps, piece, state);
