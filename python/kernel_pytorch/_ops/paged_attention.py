@@ -170,8 +170,8 @@ def _latent_parts(cache: Any, size: int, dtype: torch.dtype) -> tuple[Tensor, Te
     scales = size + size // 128 * 4
     if cache.shape[-1] <= scales or size % 128:
         raise ValueError(
-            f"mla_decode: cache is uint8 {list(cache.shape)}; a token has head_size_v codes ({size}, a multiple of 128), "
-            f"a scale for each 128 and rope columns, 656 bytes for 512 and 64"
+            f"mla_decode: cache is uint8 {list(cache.shape)}; a token has head_size_v codes ({size}, a multiple of "
+            f"128), a scale for each 128 and rope columns, 656 bytes for 512 and 64"
         )
     return (
         cache[..., :size].view(torch.float8_e4m3fn),

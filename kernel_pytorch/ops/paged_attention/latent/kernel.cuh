@@ -8,18 +8,21 @@
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/ops/paged_attention/cuda/products.cuh"
 #include "kernel_pytorch/ops/paged_attention/cuda/work.cuh"
+#include "kernel_pytorch/ops/paged_attention/latent/memory.cuh"
 
 namespace kernel_pytorch::paged_attention {
 
 template <class Element, class Cache, Tile kTile>
-class LatentAttention {
+class LatentAttention : LatentMemory<kTile> {
   static constexpr int kRows = tile_rows(kTile), kKeys = kTile.keys, kStages = kTile.stages, kWarpCount = kTile.warps;
   static constexpr int kThreadCount = 32 * kWarpCount, kRowTiles = kTile.row_warps;
   static constexpr int kRope = kTile.size - kTile.value_size, kChunk = 64;  // columns of keys that are multiplied at once
   static constexpr int kLatentChunks = kTile.value_size / kChunk, kChunks = kLatentChunks + kRope / kChunk;
   static constexpr int kKeyTiles = kKeys / 8, kSplits = kWarpCount / kKeyTiles;  // of scores: warps of the same keys
-  static constexpr int kLatentPitch = latent_pitch(kTile), kRopePitch = rope_pitch(kTile);
-  static constexpr int kQueryPitch = query_pitch(kTile), kWeightPitch = kKeys * 2 + 16, kScorePitch = kKeys + 8;
+  using Memory = LatentMemory<kTile>;
+  using Memory::stage, Memory::rope, Memory::scales, Memory::queries, Memory::scores, Memory::weights, Memory::rescale;
+  using Memory::largests, Memory::sums, Memory::offsets, Memory::pages;
+  using Memory::kLatentPitch, Memory::kRopePitch, Memory::kQueryPitch, Memory::kWeightPitch, Memory::kScorePitch;
   static constexpr int kColumns = kTile.value_size / kWarpCount, kColumnTiles = kColumns / 8;  // of a warp's values
   static constexpr int kCopies = latent_copies(kTile), kRowsOfWarp = kRows / kWarpCount, kPerLane = kKeys / 32;
   static constexpr bool kCodes = kIsCode<Cache>;
@@ -28,7 +31,7 @@ class LatentAttention {
 
  public:
   __device__ __forceinline__ LatentAttention(const WorkArguments& work, char* shared)
-      : work_(work), arguments_(work.attend), shared_(shared) {}
+      : Memory(shared), work_(work), arguments_(work.attend) {}
 
   __device__ __forceinline__ void run() {
     const Workers workers(work_, work_.plan);
@@ -53,35 +56,6 @@ class LatentAttention {
   __device__ __forceinline__ int32_t thread() const { return static_cast<int32_t>(threadIdx.x); }
   __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
   __device__ __forceinline__ int32_t warp() const { return static_cast<int32_t>(threadIdx.x / 32); }
-
-  // Shared memory, in this order; latent_shared_bytes adds it up.
-  __device__ __forceinline__ char* stage(int32_t step) const {
-    return shared_ + step % kStages * latent_stage_bytes(kTile);
-  }
-  __device__ __forceinline__ char* rope(int32_t step) const { return stage(step) + kKeys * kLatentPitch; }
-  __device__ __forceinline__ float* scales(int32_t step) const {  // [keys][128 columns]
-    return reinterpret_cast<float*>(rope(step) + kKeys * kRopePitch);
-  }
-  __device__ __forceinline__ char* queries() const { return shared_ + kStages * latent_stage_bytes(kTile); }
-  __device__ __forceinline__ float* scores() const {
-    return reinterpret_cast<float*>(queries() + kRows * kQueryPitch);
-  }
-  __device__ __forceinline__ char* weights() const {
-    return reinterpret_cast<char*>(scores() + kSplits * kRows * kScorePitch);
-  }
-  __device__ __forceinline__ float* rescale() const {
-    return reinterpret_cast<float*>(weights() + kCopies * kRows * kWeightPitch);
-  }
-  __device__ __forceinline__ float* largests() const { return rescale() + kRows; }
-  __device__ __forceinline__ float* sums() const { return largests() + kRows; }
-  // Where a key's latent (0) and rope (1) rows begin, in bytes, and its page, -1 for none: of the steps under way and
-  // the next.
-  __device__ __forceinline__ int64_t* offsets(int32_t step, int which) const {
-    return reinterpret_cast<int64_t*>(sums() + kRows) + (step % (kStages + 1) * 2 + which) * kKeys;
-  }
-  __device__ __forceinline__ int32_t* pages(int32_t step) const {
-    return reinterpret_cast<int32_t*>(offsets(0, 0) + (kStages + 1) * 2 * kKeys) + step % (kStages + 1) * kKeys;
-  }
 
   __device__ __forceinline__ int32_t group() const { return static_cast<int32_t>(arguments_.group_divider.divisor); }
   __device__ __forceinline__ int32_t row_count() const { return segment_.request.queries * group(); }
@@ -402,7 +376,6 @@ class LatentAttention {
 
   const WorkArguments& work_;
   const AttendArguments& arguments_;
-  char* shared_;
   Segment segment_;
   int32_t first_row_, last_row_, first_step_, last_step_, all_first_, all_last_;
   float largest_[kRowsOfWarp], sum_[kRowsOfWarp];

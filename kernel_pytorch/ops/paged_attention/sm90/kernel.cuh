@@ -8,6 +8,7 @@
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/ops/paged_attention/sm90/copy.cuh"
 #include "kernel_pytorch/ops/paged_attention/sm90/products.cuh"
+#include "kernel_pytorch/ops/paged_attention/sm90/rows.cuh"
 
 namespace kernel_pytorch::paged_attention {
 
@@ -19,19 +20,23 @@ template <Tile kTile>
 inline constexpr int kMultiplyRegisters = kTile.warps == 8 ? 216 : 104;
 
 template <class Element, class Cache, Tile kTile>
-class Multiplier {
+class Multiplier : TileRows<Element, Cache, kTile> {
   static constexpr int kRows = tile_rows(kTile), kSlices = slice_count(kTile), kKeys = warp_keys(kTile);
   static constexpr int kRowTiles = kTile.rows / 8, kKeyTiles = kKeys / 16, kOutputTiles = kTile.value_size / 16;
   static constexpr int kDepths = kTile.size / 16;
   static constexpr int kKeyPitch = heads_key_pitch(kTile), kValuePitch = heads_value_pitch(kTile);
   static constexpr uint32_t kAllThere = kKeys < 32 ? (1u << kKeys) - 1 : 0xffffffffu;
-  static constexpr int kThreadCount = 32 * kTile.warps, kResultPitch = result_pitch(kTile);
+  static constexpr int kThreadCount = 32 * kTile.warps;
   using Power = Powers<Element, Cache>;
+  using Rows = TileRows<Element, Cache, kTile>;
+  using Rows::arguments_, Rows::request_, Rows::first_row_, Rows::first_head_;
+  using Rows::largest_, Rows::sum_, Rows::value_scale_, Rows::output_;
+  using Rows::lane, Rows::warp, Rows::head, Rows::row_warp, Rows::slice, Rows::row_count, Rows::key_head, Rows::row_at;
   static_assert(sizeof(Cache) == kTile.bytes && kKeys % 16 == 0 && kKeys <= 32 && kSlices >= 1);
 
  public:
   __device__ __forceinline__ Multiplier(const WorkArguments& work, const Memory<kTile>& memory)
-      : arguments_(work.attend), memory_(memory) {}
+      : Rows(work.attend), memory_(memory) {}
 
   __device__ __forceinline__ void multiply(const Segment& segment, const Steps& steps, float* piece,
                                            tile::PipelineState& state) {
@@ -50,44 +55,24 @@ class Multiplier {
       for (int j = 0; j < 2; ++j) sum_[i][j] = sum_keys(sum_[i][j]);
     }
     if constexpr (kSlices == 1) {
-      store(piece);
+      Rows::store(piece);
     } else {
       memory_.full(state.stage).wait(state.parity);
       float* results = reinterpret_cast<float*>(memory_.stage(state.stage));
-      leave(results);
+      Rows::leave(results);
       ptx::barrier_sync_aligned(kResultBarrier, kThreadCount);
-      store_together(results, piece);
+      Rows::store_together(results, piece);
       release(state);
     }
   }
 
  private:
-  __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
-  __device__ __forceinline__ int32_t warp() const { return static_cast<int32_t>(threadIdx.x / 32); }
-  __device__ __forceinline__ int32_t head() const { return warp() % kTile.heads; }
-  __device__ __forceinline__ int32_t row_warp() const { return warp() / kTile.heads % kTile.row_warps; }
-  __device__ __forceinline__ int32_t slice() const { return warp() / (kTile.heads * kTile.row_warps); }
-
   __device__ __forceinline__ void release(tile::PipelineState& state) const {
     __syncwarp();
     if (lane() == 0) memory_.empty(state.stage).arrive();
     state.advance(kTile.stages);
   }
 
-  __device__ __forceinline__ int32_t group() const { return static_cast<int32_t>(arguments_.group_divider.divisor); }
-  __device__ __forceinline__ int32_t row_count() const { return request_.queries * group(); }
-  __device__ __forceinline__ int32_t key_head(int32_t head) const { return first_head_ + head; }
-  __device__ __forceinline__ Row row_at(int32_t row, int32_t head) const {
-    const int32_t query = static_cast<int32_t>(divide(static_cast<uint32_t>(row), arguments_.group_divider));
-    return {query, key_head(head) * group() + row - query * group()};
-  }
-  // Of a lane's accumulators: row tile i, its first or second row.
-  __device__ __forceinline__ int32_t own_row(int i, int j) const {
-    return first_row_ + row_warp() * kTile.rows + i * 8 + lane() % 4 * 2 + j;
-  }
-  __device__ __forceinline__ Row own_row_at(int i, int j) const {
-    return row_at(min(own_row(i, j), row_count() - 1), head());
-  }
   // Over the lanes that hold other keys of the same rows.
   static __device__ __forceinline__ float sum_keys(float value) {
 #pragma unroll
@@ -220,7 +205,7 @@ class Multiplier {
       return;
     }
     for_each_score([&](int k, int i, int index) {
-      const Row row = own_row_at(i, index % 2);
+      const Row row = Rows::own_row_at(i, index % 2);
       float score = scores[k][i][index] * scale;
       if (arguments_.softcap > 0.0f) score = arguments_.softcap * tanhf(score / arguments_.softcap);
       if (arguments_.alibi_slopes != nullptr) {
@@ -233,7 +218,7 @@ class Multiplier {
 
   __device__ __forceinline__ void hide(Scores& scores, uint32_t there, int32_t first_key) const {
     for_each_score([&](int k, int i, int index) {
-      const int32_t query = own_row_at(i, index % 2).query, key = first_key + key_place(k, index);
+      const int32_t query = Rows::own_row_at(i, index % 2).query, key = first_key + key_place(k, index);
       const KeyRange range = keys_seen(arguments_, request_, request_.position(query));
       bool is_kept = (there >> key_place(k, index) & 1) != 0 && key >= range.first && key < range.last;
       if (is_kept) is_kept = !is_masked(arguments_, request_, query, key);
@@ -280,132 +265,10 @@ class Multiplier {
     }
   }
 
-  // One row of the result: where it goes, and what its values are multiplied with.
-  struct Target {
-    Element* output;
-    float* piece;
-    float factor;
-
-    __device__ __forceinline__ void store(int32_t column, float value) const {
-      if (piece == nullptr) {
-        output[column] = tile::from_float<Element>(value * factor);
-      } else {
-        piece[column] = value * factor;
-      }
-    }
-  };
-  __device__ __forceinline__ Target target_of(float* piece, int32_t row, int32_t head, float largest, float sum,
-                                              float value_scale, bool leads) const {
-    constexpr int kAllRows = kTile.heads * kRows;
-    const Row at = row_at(row, head);
-    const int32_t token = request_.first_query + at.query;
-    Target target{static_cast<Element*>(arguments_.output) + token * arguments_.output_token_stride +
-                      at.head * arguments_.output_head_stride,
-                  nullptr, 1.0f};
-    sum *= 1.0f / Power::kWeight;
-    if (piece == nullptr) {
-      const float lse = finish_row(arguments_, at.head, largest, sum, target.factor);
-      if (leads && arguments_.lse != nullptr) arguments_.lse[at.head * arguments_.tokens + token] = lse;
-    } else {
-      const int32_t place = head * kRows + row - first_row_;
-      target.piece = piece + place * kTile.value_size;
-      if (leads) {
-        piece[kAllRows * kTile.value_size + place] = largest;
-        piece[kAllRows * (kTile.value_size + 1) + place] = sum;
-      }
-    }
-    target.factor *= Power::kOutput * value_scale;
-    return target;
-  }
-
-  __device__ __forceinline__ void store(float* piece) const {
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (own_row(i, j) >= row_count()) continue;
-        const Target target =
-            target_of(piece, own_row(i, j), head(), largest_[i][j], sum_[i][j], value_scale_, lane() < 4);
-#pragma unroll
-        for (int n = 0; n < kOutputTiles; ++n) {
-#pragma unroll
-          for (int index = j; index < 4; index += 2) {
-            const int32_t column = output_column<Cache>(lane(), n, index);
-            if (column < arguments_.value_size) target.store(column, output_[n][i][index]);
-          }
-        }
-      }
-    }
-  }
-
-  // Results of a warp: rows, then their largest scores and sums.
-  static __device__ __forceinline__ float* result_of(float* results, int warp) {
-    return results + warp * kTile.rows * (kResultPitch + 2);
-  }
-  __device__ __forceinline__ void leave(float* results) const {
-    float* own = result_of(results, warp());
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int row = i * 8 + lane() % 4 * 2 + j;
-        if (lane() < 4) {
-          own[kTile.rows * kResultPitch + row] = largest_[i][j];
-          own[kTile.rows * (kResultPitch + 1) + row] = sum_[i][j];
-        }
-#pragma unroll
-        for (int n = 0; n < kOutputTiles; ++n) {
-#pragma unroll
-          for (int index = j; index < 4; index += 2) {
-            own[row * kResultPitch + output_column<Cache>(lane(), n, index)] = output_[n][i][index];
-          }
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void store_together(float* results, float* piece) const {
-    constexpr int kOthers = kTile.heads * kTile.row_warps, kRowThreads = 32 / kTile.rows * kSlices;
-    static_assert(32 % kTile.rows == 0);
-    const int32_t index = static_cast<int32_t>(threadIdx.x) / kRowThreads,
-                  thread = static_cast<int32_t>(threadIdx.x) % kRowThreads;
-    const int32_t first_warp = index / kTile.rows, place = index % kTile.rows, head = first_warp % kTile.heads;
-    const int32_t row = first_row_ + first_warp / kTile.heads * kTile.rows + place;
-    if (row >= row_count()) return;
-    float weights[kSlices], largest = tile::minus_infinity(), sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kSlices; ++i) {
-      weights[i] = result_of(results, first_warp + i * kOthers)[kTile.rows * kResultPitch + place];
-      largest = fmaxf(largest, weights[i]);
-    }
-    const float base = largest == tile::minus_infinity() ? 0.0f : largest;
-#pragma unroll
-    for (int i = 0; i < kSlices; ++i) {
-      weights[i] = ptx::ex2_approx_ftz_f32(weights[i] - base);
-      sum += weights[i] * result_of(results, first_warp + i * kOthers)[kTile.rows * (kResultPitch + 1) + place];
-    }
-    float value_scale = 1.0f;
-    if constexpr (kIsCode<Cache>) {
-      if (!has_token_scales(arguments_.value)) value_scale = scale_at(arguments_.value, 0, 0, key_head(head));
-    }
-    const Target target = target_of(piece, row, head, largest, sum, value_scale, thread == 0);
-    for (int32_t column = thread; column < arguments_.value_size; column += kRowThreads) {
-      float value = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kSlices; ++i) {
-        value += weights[i] * result_of(results, first_warp + i * kOthers)[place * kResultPitch + column];
-      }
-      target.store(column, value);
-    }
-  }
-
-  const AttendArguments& arguments_;
   const Memory<kTile>& memory_;
-  Request request_;
-  int32_t first_row_, first_head_;
-  float largest_[kRowTiles][2], sum_[kRowTiles][2], key_scale_, value_scale_;
+  float key_scale_;
   float query_factor_[kIsCode<Cache> ? kRowTiles : 1][2];  // puts back what queries were multiplied with
   uint32_t queries_[kDepths][kRowTiles][2];
-  float output_[kOutputTiles][kRowTiles][4];
 };
 
 template <class Element, class Cache, Tile kTile>
