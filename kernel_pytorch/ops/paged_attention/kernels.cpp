@@ -101,8 +101,8 @@ registry::Cost attend_cost(const Attend& problem) {
                    problem.block_tables.element_count() / requests * problem.key_cache.sizes[1]};
 }
 
-// A request's shape is [requests, queries of each, heads]; options: keys (at most, of a request), page_size, value_size,
-// rope_size, cache=e4m3, ragged, top (indices of so many keys), lse.
+// A request's shape is [requests, queries of each, heads]; options: keys (at most, of a request), page_size,
+// value_size, rope_size, cache=e4m3, ragged, top (indices of so many keys), lse.
 Latent make_latent(const registry::ProblemRequest& request) {
   Latent problem;
   std::vector<std::string_view> known = registry::option_names(kLatentFields);
@@ -170,9 +170,10 @@ registry::Cost latent_cost(const Latent& problem) {
   const int64_t requests = std::max<int64_t>(table.sizes[0], 1);
   const int64_t keys = table.element_count() * (problem.indices.is_present() ? 1 : problem.latent_cache.sizes[1]);
   const int64_t value_size = problem.latent_cache.sizes[2], rope_size = problem.rope_cache.sizes[2];
-  return {.bytes = keys * (value_size * size_of(problem.latent_cache.dtype) + rope_size * size_of(problem.query.dtype)) +
-                   problem.query.byte_count() + problem.output.byte_count(),
-          .flops = 2 * problem.query.sizes[0] / requests * keys * problem.query.sizes[1] * (2 * value_size + rope_size)};
+  return {
+      .bytes = keys * (value_size * size_of(problem.latent_cache.dtype) + rope_size * size_of(problem.query.dtype)) +
+               problem.query.byte_count() + problem.output.byte_count(),
+      .flops = 2 * problem.query.sizes[0] / requests * keys * problem.query.sizes[1] * (2 * value_size + rope_size)};
 }
 
 // A request's shape is [tokens, key_heads, size]; options: pages, page_size, value_size, cache, heads_first, scales.
@@ -256,11 +257,11 @@ constinit const registry::Operation<Append> kAppend = registry::declared<Append,
      .check = check,
      .shapes = kAppendShapes});
 
-constexpr auto kDeclarations = registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
-                                              registry::plain<Attend, attend>("paged_attention_", kAttendFields,
-                                                                              {.updated = "output lse"}),
-                                              registry::plain<Append, append>("append_kv", kAppendFields),
-                                              registry::plain<Latent, attend_latent>("mla_decode", kLatentFields));
+constexpr auto kDeclarations =
+    registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
+                   registry::plain<Attend, attend>("paged_attention_", kAttendFields, {.updated = "output lse"}),
+                   registry::plain<Append, append>("append_kv", kAppendFields),
+                   registry::plain<Latent, attend_latent>("mla_decode", kLatentFields));
 
 extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
                                                 .operations = registry::erased<kAttend, kAppend, kLatent>};

@@ -100,9 +100,9 @@ void check_requests(const Check& check, const Attend& problem, int64_t tokens) {
   const int64_t requests = problem.block_tables.sizes[0];
   check.check_integers("block_tables", problem.block_tables, {requests, problem.block_tables.sizes[1]});
   check.check_integers("seq_lens", problem.seq_lens, {requests});
-  KP_CHECK(problem.block_tables.sizes[1] * problem.key_cache.sizes[1] < int64_t{1} << 31,
-           check.op, ": block_tables names ", problem.block_tables.sizes[1], " pages of ",
-           problem.key_cache.sizes[1], " keys; a request has fewer than 2^31");
+  KP_CHECK(problem.block_tables.sizes[1] * problem.key_cache.sizes[1] < int64_t{1} << 31, check.op,
+           ": block_tables names ", problem.block_tables.sizes[1], " pages of ", problem.key_cache.sizes[1],
+           " keys; a request has fewer than 2^31");
   if (problem.cu_seqlens_q.is_present()) {
     check.check_integers("cu_seqlens_q", problem.cu_seqlens_q, {requests + 1});
     check_offsets(check.op, problem);
@@ -110,8 +110,7 @@ void check_requests(const Check& check, const Attend& problem, int64_t tokens) {
     KP_CHECK(requests == 0 ? tokens == 0 : tokens % requests == 0, check.op, ": query has ", tokens, " tokens of ",
              requests, " requests; it must have as many of each, or cu_seqlens_q must say how many");
   }
-  KP_CHECK(problem.max_seqlen_q >= 0, check.op, ": max_seqlen_q is ", problem.max_seqlen_q,
-           "; it must be at least 0");
+  KP_CHECK(problem.max_seqlen_q >= 0, check.op, ": max_seqlen_q is ", problem.max_seqlen_q, "; it must be at least 0");
 }
 
 void check_lse(const Check& check, const TensorView& lse, int64_t heads, int64_t tokens) {

@@ -15,11 +15,11 @@
 //   lse, output as in attention/attention.h, with sinks counted once. Nothing kept: output 0, lse -inf (or the sink).
 // Tokens past the last offset belong to nobody: output 0, lse -inf. Query heads are a multiple of key heads.
 //
-// attend_latent (MLA, after absorption): all heads share one key, a latent row followed by a rope row, and the latent row
-// is its value too: score = scale * (dot(query[:value_size], latent) + dot(query[value_size:], rope)). The two caches may
-// be views of one, [pages, page_size, 576]. Latent rows in e4m3 have a scale for each 128 columns: views of 656 bytes a
-// token (512 codes, 4 scales, 64 numbers of rope). indices [tokens, top] in place of tables and lengths: token t sees
-// the slots indices[t, i] = page * page_size + row alone, -1 is none.
+// attend_latent (MLA, after absorption): all heads share one key, a latent row followed by a rope row, and the latent
+// row is its value too: score = scale * (dot(query[:value_size], latent) + dot(query[value_size:], rope)). The two
+// caches may be views of one, [pages, page_size, 576]. Latent rows in e4m3 have a scale for each 128 columns: views of
+// 656 bytes a token (512 codes, 4 scales, 64 numbers of rope). indices [tokens, top] in place of tables and lengths:
+// token t sees the slots indices[t, i] = page * page_size + row alone, -1 is none.
 //
 // append: row t of key and value goes to slot slots[t] = page * page_size + row of its cache; -1 goes nowhere. A cache
 // in FP8 or int8 holds value / scale, to nearest even, saturated.
@@ -81,13 +81,13 @@ inline constexpr auto kAttendFields = fields<Attend>(
         {.shape = "heads tokens", .dtype = "fp32", .wanted = "return_lse", .optional = true, .trial = "lse"}));
 
 struct Latent {
-  TensorView query{};                      // [tokens, heads, value_size + rope_size]
-  TensorView latent_cache{};               // [pages, page_size, value_size]
-  TensorView rope_cache{};                 // [pages, page_size, rope_size], the query's type
-  TensorView latent_scale{};               // with latent_cache in e4m3: fp32 [pages, page_size, value_size / 128]
-  TensorView block_tables{}, seq_lens{};   // as in Attend; absent with indices
-  TensorView cu_seqlens_q{};               // optional, as in Attend
-  TensorView indices{};                    // optional: int32 [tokens, top]
+  TensorView query{};                     // [tokens, heads, value_size + rope_size]
+  TensorView latent_cache{};              // [pages, page_size, value_size]
+  TensorView rope_cache{};                // [pages, page_size, rope_size], the query's type
+  TensorView latent_scale{};              // with latent_cache in e4m3: fp32 [pages, page_size, value_size / 128]
+  TensorView block_tables{}, seq_lens{};  // as in Attend; absent with indices
+  TensorView cu_seqlens_q{};              // optional, as in Attend
+  TensorView indices{};                   // optional: int32 [tokens, top]
   bool causal = true;
   std::optional<double> scale{};  // none: (value_size + rope_size) ** -0.5
   int64_t max_seqlen_q = 0;

@@ -58,8 +58,8 @@ struct Tile {
   int32_t row_warps;
   int32_t keys = 0;    // of a step
   int32_t stages = 0;  // of keys and values under way
-  int32_t bytes;   // of a number in the cache
-  int32_t heads = 1;  // key heads of a block
+  int32_t bytes;       // of a number in the cache
+  int32_t heads = 1;   // key heads of a block
   int32_t warps = 4;
   int32_t rows = 16;  // of a warp
 };
@@ -169,15 +169,16 @@ KP_SHARED_CODE constexpr int latent_blocks(const Tile& tile) {
 }
 
 // Work is counted in units: `unit_tiles` steps of keys for one tile of rows of the key heads of a
-// block. The units of all requests stand in a row, ordered by request, tile of rows, key heads and keys; plan[r] is the number of the first unit of
-// request r, plan[requests] that of all. A worker takes the units from worker * units / workers on (fill), or exactly
-// one (invariant: there are as many workers as units). The units of one tile of rows and key head are a segment; where
-// a segment is cut, its pieces are kept as sums and combined in order.
+// block. The units of all requests stand in a row, ordered by request, tile of rows, key heads and keys; plan[r] is the
+// number of the first unit of request r, plan[requests] that of all. A worker takes the units from worker * units /
+// workers on (fill), or exactly one (invariant: there are as many workers as units). The units of one tile of rows and
+// key head are a segment; where a segment is cut, its pieces are kept as sums and combined in order.
 struct WorkArguments {
   AttendArguments attend;
-  int64_t* plan = nullptr;   // null: blocks make it for themselves
-  float* partial = nullptr;  // [workers * slots][heads * rows][value_size + 2]: sums of values, then largest and sum of exponentials
-  int32_t workers = 0;       // 0: one for each unit
+  int64_t* plan = nullptr;  // null: blocks make it for themselves
+  float* partial =
+      nullptr;  // [workers * slots][heads * rows][value_size + 2]: sums of values, then largest and sum of exponentials
+  int32_t workers = 0;  // 0: one for each unit
   int32_t unit_tiles = 1;
 };
 

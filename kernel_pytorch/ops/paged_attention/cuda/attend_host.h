@@ -14,11 +14,10 @@
 
 namespace kernel_pytorch::paged_attention {
 
-inline constexpr auto kTileFields = config_fields<Tile>(config_field<&Tile::size>(), config_field<&Tile::value_size>(),
-                                                        config_field<&Tile::row_warps>(), config_field<&Tile::keys>(),
-                                                        config_field<&Tile::stages>(), config_field<&Tile::bytes>(),
-                                                        config_field<&Tile::heads>(), config_field<&Tile::warps>(),
-                                                        config_field<&Tile::rows>());
+inline constexpr auto kTileFields = config_fields<Tile>(
+    config_field<&Tile::size>(), config_field<&Tile::value_size>(), config_field<&Tile::row_warps>(),
+    config_field<&Tile::keys>(), config_field<&Tile::stages>(), config_field<&Tile::bytes>(),
+    config_field<&Tile::heads>(), config_field<&Tile::warps>(), config_field<&Tile::rows>());
 constexpr ConfigFields fields_of(const Tile&) {
   return kTileFields;
 }

@@ -118,10 +118,10 @@ __device__ __forceinline__ void combine_rows(const AttendArguments& arguments, c
   for (int32_t first = cut * kAtOnce; first < all; first += (pieces.count - 1) * kAtOnce) {
     const int32_t index = first + own, row = index % rows, key_head = index / rows;
     const int32_t query = (first_row + row) / heads;
-    combine_row<Element, kTile, kShare>(arguments, pieces, key_head * kRows + row, index < all,
-                                        segment.request.first_query + query,
-                                        (segment.head_group * kTile.heads + key_head) * heads + (first_row + row) % heads,
-                                        values + own * kShare * 32, sums + own * kShare);
+    combine_row<Element, kTile, kShare>(
+        arguments, pieces, key_head * kRows + row, index < all, segment.request.first_query + query,
+        (segment.head_group * kTile.heads + key_head) * heads + (first_row + row) % heads, values + own * kShare * 32,
+        sums + own * kShare);
   }
 }
 

@@ -126,8 +126,7 @@ struct Workers {
   int64_t units, count;
 
   __device__ __forceinline__ Workers(const WorkArguments& work, const int64_t* plan)
-      : units(plan[work.attend.requests]),
-        count(work.workers > 0 && work.workers < units ? work.workers : units) {}
+      : units(plan[work.attend.requests]), count(work.workers > 0 && work.workers < units ? work.workers : units) {}
   __device__ __forceinline__ int64_t begin(int64_t worker) const { return worker * units / count; }
   __device__ __forceinline__ int64_t of(int64_t unit) const { return ((unit + 1) * count - 1) / units; }
 };

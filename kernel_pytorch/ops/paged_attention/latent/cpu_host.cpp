@@ -96,7 +96,8 @@ void run_reference(const Latent& problem, int, Context&) {
         if (seen.slots[static_cast<size_t>(key)] < 0) continue;
         double sum = 0;
         for (int64_t i = 0; i < size; ++i) {
-          sum += load_element(problem.query.data, problem.query.dtype, own + i) * rows[static_cast<size_t>(key * size + i)];
+          sum += load_element(problem.query.data, problem.query.dtype, own + i) *
+                 rows[static_cast<size_t>(key * size + i)];
         }
         scores[static_cast<size_t>(key)] = sum * scale;
         largest = std::max(largest, sum * scale);

@@ -87,7 +87,8 @@ void run(const Latent& problem, int config, Context& context) {
   const Attend attend = attend_of(problem);
   const Tile tile = tile_of(attend, config);
   const DType dtype = problem.query.dtype, cache = problem.latent_cache.dtype;
-  const int variant = (((dtype == DType::kBFloat16 ? 0 : 1) * 2 + tile.bytes - 1) * 3 + row_choice(attend)) * 3 + config;
+  const int variant =
+      (((dtype == DType::kBFloat16 ? 0 : 1) * 2 + tile.bytes - 1) * 3 + row_choice(attend)) * 3 + config;
   WorkArguments work{.attend = latent_arguments(problem, attend)};
   const int64_t multiprocessors = std::max(context.info->cuda.multiprocessors, 1);
   const int64_t blocks = multiprocessors * latent_blocks(tile);

@@ -1,8 +1,8 @@
 // Attention of heads that share one latent row of keys and values (MLA), by tensor cores (mma.m16n8k16). A key is its
 // latent row (value_size columns) followed by its rope row; the latent row is the value too, read once. A block has
 // tile_rows rows and walks over steps of keys in three phases that it shares out differently: scores by keys, softmax
-// by rows, values by columns. In codes (e4m3) a latent row has a scale for each 128 columns: products.cuh says how codes
-// become numbers, the scales go into scores and into copies of the weights, one for each 128 columns.
+// by rows, values by columns. In codes (e4m3) a latent row has a scale for each 128 columns: products.cuh says how
+// codes become numbers, the scales go into scores and into copies of the weights, one for each 128 columns.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
@@ -16,13 +16,14 @@ template <class Element, class Cache, Tile kTile>
 class LatentAttention : LatentMemory<kTile> {
   static constexpr int kRows = tile_rows(kTile), kKeys = kTile.keys, kStages = kTile.stages, kWarpCount = kTile.warps;
   static constexpr int kThreadCount = 32 * kWarpCount, kRowTiles = kTile.row_warps;
-  static constexpr int kRope = kTile.size - kTile.value_size, kChunk = 64;  // columns of keys that are multiplied at once
+  static constexpr int kRope = kTile.size - kTile.value_size,
+                       kChunk = 64;  // columns of keys that are multiplied at once
   static constexpr int kLatentChunks = kTile.value_size / kChunk, kChunks = kLatentChunks + kRope / kChunk;
   static constexpr int kKeyTiles = kKeys / 8, kSplits = kWarpCount / kKeyTiles;  // of scores: warps of the same keys
   using Memory = LatentMemory<kTile>;
-  using Memory::stage, Memory::rope, Memory::scales, Memory::queries, Memory::scores, Memory::weights, Memory::rescale;
-  using Memory::largests, Memory::sums, Memory::offsets, Memory::pages;
   using Memory::kLatentPitch, Memory::kRopePitch, Memory::kQueryPitch, Memory::kWeightPitch, Memory::kScorePitch;
+  using Memory::largests, Memory::sums, Memory::offsets, Memory::pages;
+  using Memory::stage, Memory::rope, Memory::scales, Memory::queries, Memory::scores, Memory::weights, Memory::rescale;
   static constexpr int kColumns = kTile.value_size / kWarpCount, kColumnTiles = kColumns / 8;  // of a warp's values
   static constexpr int kCopies = latent_copies(kTile), kRowsOfWarp = kRows / kWarpCount, kPerLane = kKeys / 32;
   static constexpr bool kCodes = kIsCode<Cache>;
@@ -130,15 +131,15 @@ class LatentAttention : LatentMemory<kTile> {
 #pragma unroll 4
     for (int i = thread(); i < kKeys * kUnits; i += kThreadCount) {
       const int row = i / kUnits, unit = i % kUnits;
-      ptx::cp_async_cg_shared_global_16_fill(
-          ptx::shared_address(to) + row * kPitch + unit * 16,
-          static_cast<const char*>(data) + offsets(step, which)[row] + unit * 16, pages(step)[row] < 0 ? 0 : 16);
+      ptx::cp_async_cg_shared_global_16_fill(ptx::shared_address(to) + row * kPitch + unit * 16,
+                                             static_cast<const char*>(data) + offsets(step, which)[row] + unit * 16,
+                                             pages(step)[row] < 0 ? 0 : 16);
     }
   }
   __device__ __forceinline__ void copy_step(int32_t step) const {
     if (step < last_step_) {
-      copy_rows<kTile.value_size * static_cast<int>(sizeof(Cache)) / 16, kLatentPitch>(
-          arguments_.key.data, 0, step, stage(step));
+      copy_rows<kTile.value_size* static_cast<int>(sizeof(Cache)) / 16, kLatentPitch>(arguments_.key.data, 0, step,
+                                                                                      stage(step));
       copy_rows<kRope * 2 / 16, kRopePitch>(arguments_.value.data, 1, step, rope(step));
       if constexpr (kCodes) {
         const CacheArguments& cache = arguments_.key;
@@ -200,8 +201,8 @@ class LatentAttention : LatentMemory<kTile> {
           ptx::ldmatrix_x4(right, ptx::shared_address(stage(step)) + (key + lane() % 8) * kLatentPitch +
                                       (chunk * kChunk + pair * 32) * 2 + lane() / 8 * 16);
         } else {
-          ptx::ldmatrix_x4(right, ptx::shared_address(rope(step)) + (key + lane() % 8) * kRopePitch + pair * 64 +
-                                      lane() / 8 * 16);
+          ptx::ldmatrix_x4(
+              right, ptx::shared_address(rope(step)) + (key + lane() % 8) * kRopePitch + pair * 64 + lane() / 8 * 16);
         }
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
@@ -383,8 +384,8 @@ class LatentAttention : LatentMemory<kTile> {
 };
 
 template <class Element, class Cache, Tile kTile>
-__global__ void __launch_bounds__(32 * kTile.warps, latent_blocks(kTile)) attend_latent(
-    const __grid_constant__ WorkArguments work) {
+__global__ void __launch_bounds__(32 * kTile.warps, latent_blocks(kTile))
+    attend_latent(const __grid_constant__ WorkArguments work) {
   extern __shared__ __align__(16) char shared[];
   LatentAttention<Element, Cache, kTile>(work, shared).run();
 }

@@ -25,9 +25,7 @@ class LatentMemory {
     return reinterpret_cast<float*>(rope(step) + kKeys * kRopePitch);
   }
   __device__ __forceinline__ char* queries() const { return shared_ + kStages * latent_stage_bytes(kTile); }
-  __device__ __forceinline__ float* scores() const {
-    return reinterpret_cast<float*>(queries() + kRows * kQueryPitch);
-  }
+  __device__ __forceinline__ float* scores() const { return reinterpret_cast<float*>(queries() + kRows * kQueryPitch); }
   __device__ __forceinline__ char* weights() const {
     return reinterpret_cast<char*>(scores() + kSplits * kRows * kScorePitch);
   }

@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kThreads) attend_latent_rows(const __grid_cons
     const int32_t page = page_of(arguments, request, key), place = row_in_page(arguments, key);
     if (page < 0) continue;
     const Cache* latent = static_cast<const Cache*>(arguments.key.data) + offset_in(arguments.key, page, place, 0);
-    const Element* rope = static_cast<const Element*>(arguments.value.data) + offset_in(arguments.value, page, place, 0);
+    const Element* rope =
+        static_cast<const Element*>(arguments.value.data) + offset_in(arguments.value, page, place, 0);
     float numbers[kColumns], score = 0.0f;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {

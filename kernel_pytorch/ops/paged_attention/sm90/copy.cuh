@@ -45,8 +45,12 @@ class Copier {
   }
 
  private:
-  __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
-  __device__ __forceinline__ int32_t first() const { return static_cast<int32_t>(threadIdx.x / 32) % kCopyWarps * kKeys; }
+  __device__ __forceinline__ int32_t lane() const {
+    return static_cast<int32_t>(threadIdx.x % 32);
+  }
+  __device__ __forceinline__ int32_t first() const {
+    return static_cast<int32_t>(threadIdx.x / 32) % kCopyWarps * kKeys;
+  }
 
   __device__ __forceinline__ void load_pages(const Segment& segment, const Steps& steps, int32_t step,
                                              int32_t (&pages)[kPerLane]) const {
@@ -110,7 +114,8 @@ class Copier {
     const char* data = static_cast<const char*>(cache.data);
 #pragma unroll 8
     for (int i = lane(); i < kKeys * kUnits; i += 32) {
-      const int row = first() + i / kUnits, unit = i % kUnits, head = unit / kHeadUnits, inside = unit % kHeadUnits * 16;
+      const int row = first() + i / kUnits, unit = i % kUnits, head = unit / kHeadUnits,
+                inside = unit % kHeadUnits * 16;
       const int64_t offset = offsets[row];
       const char* from = data + (offset + head * cache.head_stride) * static_cast<int64_t>(sizeof(Cache)) + inside;
       const int32_t bytes = columns * static_cast<int32_t>(sizeof(Cache)) - inside;

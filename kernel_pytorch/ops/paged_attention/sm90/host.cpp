@@ -1,5 +1,5 @@
-// Host side of paged attention on Hopper: one launch that attends, by blocks of several key heads, and one that combines
-// what was cut. Blocks plan for themselves, so nothing precedes them.
+// Host side of paged attention on Hopper: one launch that attends, by blocks of several key heads, and one that
+// combines what was cut. Blocks plan for themselves, so nothing precedes them.
 #include <algorithm>
 
 #include "kernel_pytorch/ops/paged_attention/cuda/attend_host.h"
@@ -102,7 +102,8 @@ int heuristic(const Attend& problem, const DeviceInfo& device) {
 
 DeviceCode attend_code(DType dtype, DType cache, const Tile& tile) {
   return code_of("attend_heads",
-                 concat(element_type_name(dtype), ", ", cache_type_name(cache), ", ", device_text(tile)), kSource, 90, true);
+                 concat(element_type_name(dtype), ", ", cache_type_name(cache), ", ", device_text(tile)), kSource, 90,
+                 true);
 }
 
 void run(const Attend& problem, int config, Context& context) {
@@ -117,16 +118,14 @@ void run(const Attend& problem, int config, Context& context) {
   const Tile tile = tile_of(problem, kShapes[shape], shared);
   const DType dtype = problem.query.dtype;
   const int variant =
-      (((size_index(problem) * kRowChoices + row_choice(problem)) * kShapeCount + shape) * 2 + tile.bytes - 1) *
-          2 +
+      (((size_index(problem) * kRowChoices + row_choice(problem)) * kShapeCount + shape) * 2 + tile.bytes - 1) * 2 +
       (dtype == DType::kBFloat16 ? 0 : 1);
   WorkArguments work{.attend = attend_arguments(problem)};
   const int64_t multiprocessors = std::max(context.info->cuda.multiprocessors, 1);
   set_workers(work, problem, tile, multiprocessors, context);
   const int64_t requests = problem.seq_lens.sizes[0];
   if (requests > kSharedRequests) {
-    work.plan =
-        static_cast<int64_t*>(context.scratch->allocate(static_cast<size_t>(requests + 1) * sizeof(int64_t)));
+    work.plan = static_cast<int64_t*>(context.scratch->allocate(static_cast<size_t>(requests + 1) * sizeof(int64_t)));
     launch(context, plans.get(variant, context, [&] { return plan_code(tile); }), 1, 1024, 0, work, kPlanLabel);
   }
   launch(context, attends.get(variant, context, [&] { return attend_code(dtype, problem.key_cache.dtype, tile); }),
@@ -141,22 +140,15 @@ uint64_t source_hash() {
 
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
+  // size, value_size, row_warps, keys, stages, bytes, heads, warps, rows
   constexpr Tile kBuilt[] = {
-      {.size = 64, .value_size = 64, .row_warps = 1, .keys = 16, .stages = 6, .bytes = 2, .heads = 8, .warps = 8, .rows = 8},
-      {.size = 96, .value_size = 96, .row_warps = 1, .keys = 16, .stages = 4, .bytes = 2, .heads = 8, .warps = 8, .rows = 16},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 3, .bytes = 2, .heads = 8, .warps = 8, .rows = 8},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 128, .stages = 3, .bytes = 2, .heads = 1, .warps = 8, .rows = 8},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 3, .bytes = 2, .heads = 8, .warps = 8, .rows = 16},
-      {.size = 128, .value_size = 128, .row_warps = 2, .keys = 32, .stages = 3, .bytes = 2, .heads = 4, .warps = 8, .rows = 16},
-      {.size = 128, .value_size = 128, .row_warps = 4, .keys = 32, .stages = 6, .bytes = 2, .heads = 2, .warps = 8, .rows = 16},
-      {.size = 192, .value_size = 128, .row_warps = 1, .keys = 16, .stages = 2, .bytes = 2, .heads = 8, .warps = 8, .rows = 16},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 32, .stages = 3, .bytes = 1, .heads = 8, .warps = 8, .rows = 8},
-      {.size = 128, .value_size = 128, .row_warps = 1, .keys = 256, .stages = 2, .bytes = 1, .heads = 1, .warps = 8, .rows = 16},
-      {.size = 128, .value_size = 128, .row_warps = 2, .keys = 32, .stages = 6, .bytes = 1, .heads = 4, .warps = 8, .rows = 16},
+      {64, 64, 1, 16, 6, 2, 8, 8, 8},     {96, 96, 1, 16, 4, 2, 8, 8, 16},   {128, 128, 1, 16, 3, 2, 8, 8, 8},
+      {128, 128, 1, 128, 3, 2, 1, 8, 8},  {128, 128, 1, 16, 3, 2, 8, 8, 16}, {128, 128, 2, 32, 3, 2, 4, 8, 16},
+      {128, 128, 4, 32, 6, 2, 2, 8, 16},  {192, 128, 1, 16, 2, 2, 8, 8, 16}, {128, 128, 1, 32, 3, 1, 8, 8, 8},
+      {128, 128, 1, 256, 2, 1, 1, 8, 16}, {128, 128, 2, 32, 6, 1, 4, 8, 16},
   };
   for (const Tile& tile : kBuilt) {
-    codes.push_back(
-        attend_code(DType::kBFloat16, tile.bytes == 1 ? DType::kFloat8E4M3 : DType::kBFloat16, tile));
+    codes.push_back(attend_code(DType::kBFloat16, tile.bytes == 1 ? DType::kFloat8E4M3 : DType::kBFloat16, tile));
     codes.push_back(combine_code(DType::kBFloat16, tile));
   }
   return codes;

@@ -1,6 +1,6 @@
 // Paged attention for few rows of a key head (decoding, drafts), bound by the reading of keys and values. A block has
-// several key heads, whose rows of one key lie next to each other in most caches. Four warps copy (copy.cuh); the others
-// multiply, each for its head, its rows and its slice of a step's keys, and keep a softmax of their own.
+// several key heads, whose rows of one key lie next to each other in most caches. Four warps copy (copy.cuh); the
+// others multiply, each for its head, its rows and its slice of a step's keys, and keep a softmax of their own.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/control.cuh"
@@ -30,8 +30,8 @@ class Multiplier : TileRows<Element, Cache, kTile> {
   using Power = Powers<Element, Cache>;
   using Rows = TileRows<Element, Cache, kTile>;
   using Rows::arguments_, Rows::request_, Rows::first_row_, Rows::first_head_;
-  using Rows::largest_, Rows::sum_, Rows::value_scale_, Rows::output_;
   using Rows::lane, Rows::warp, Rows::head, Rows::row_warp, Rows::slice, Rows::row_count, Rows::key_head, Rows::row_at;
+  using Rows::largest_, Rows::sum_, Rows::value_scale_, Rows::output_;
   static_assert(sizeof(Cache) == kTile.bytes && kKeys % 16 == 0 && kKeys <= 32 && kSlices >= 1);
 
  public:
@@ -173,7 +173,9 @@ class Multiplier : TileRows<Element, Cache, kTile> {
   }
 
   // The place of a key among the warp's.
-  __device__ __forceinline__ int32_t key_place(int k, int index) const { return k * 16 + lane() / 4 + index / 2 * 8; }
+  __device__ __forceinline__ int32_t key_place(int k, int index) const {
+    return k * 16 + lane() / 4 + index / 2 * 8;
+  }
   template <class Body>
   __device__ __forceinline__ void for_each_score(const Body& body) const {
 #pragma unroll
@@ -272,8 +274,8 @@ class Multiplier : TileRows<Element, Cache, kTile> {
 };
 
 template <class Element, class Cache, Tile kTile>
-__global__ void __launch_bounds__(32 * (kTile.warps + kCopyWarps), 1) attend_heads(
-    const __grid_constant__ WorkArguments work) {
+__global__ void __launch_bounds__(32 * (kTile.warps + kCopyWarps), 1)
+    attend_heads(const __grid_constant__ WorkArguments work) {
   extern __shared__ __align__(16) char shared[];
   const Memory<kTile> memory{shared};
   if (threadIdx.x == 0) {

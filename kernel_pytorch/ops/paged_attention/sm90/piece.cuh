@@ -16,9 +16,7 @@ struct Memory {
   __device__ __forceinline__ tile::Barrier& empty(int stage) const {
     return reinterpret_cast<tile::Barrier*>(shared)[kMostStages + stage];
   }
-  __device__ __forceinline__ int64_t* plan() const {
-    return reinterpret_cast<int64_t*>(shared + 2 * kMostStages * 8);
-  }
+  __device__ __forceinline__ int64_t* plan() const { return reinterpret_cast<int64_t*>(shared + 2 * kMostStages * 8); }
   // Where rows of keys (0) and of values (1) begin, of one step: the copying warps' own.
   __device__ __forceinline__ int64_t* offsets(int which) const {
     return plan() + kSharedRequests + 8 + which * kTile.keys;
@@ -56,8 +54,7 @@ __device__ __forceinline__ Steps steps_of(const WorkArguments& work, const Segme
     return keys_seen(arguments, segment.request, segment.request.position(query));
   };
   const KeyRange oldest = seen(first_row), newest = seen(last_row);
-  const int32_t start = oldest.first / kTile.keys,
-                end = (max(oldest.last, newest.last) + kTile.keys - 1) / kTile.keys;
+  const int32_t start = oldest.first / kTile.keys, end = (max(oldest.last, newest.last) + kTile.keys - 1) / kTile.keys;
   return {min(end, start + first_unit * work.unit_tiles), min(end, start + last_unit * work.unit_tiles), newest.first,
           min(oldest.last, newest.last)};
 }
@@ -75,8 +72,7 @@ __device__ __forceinline__ void for_each_piece(const WorkArguments& work, const 
       take(segment,
            steps_of<kTile>(work, segment, static_cast<int32_t>(unit - segment.first_unit),
                            static_cast<int32_t>(last - segment.first_unit)),
-           is_whole ? nullptr
-                    : piece_at<kTile>(work, place_of_piece(work, workers, worker, segment.first_unit)));
+           is_whole ? nullptr : piece_at<kTile>(work, place_of_piece(work, workers, worker, segment.first_unit)));
       unit = last;
       if (unit < end) next_segment<kTile>(work, segment);
     }

@@ -1,7 +1,7 @@
 // The two products of a step with keys as rows: scores^T = K Q^T and output^T += V^T P^T by mma.m16n8k16, so that eight
 // query rows are a whole operand. Codes of keys become fp16 by instruction, which is exact, and meet queries in fp16;
-// codes of values become numbers by moving bits (cuda/products.cuh), since weights may need the range of bf16. Two units
-// of the multiprocessor share the work so.
+// codes of values become numbers by moving bits (cuda/products.cuh), since weights may need the range of bf16. Two
+// units of the multiprocessor share the work so.
 #pragma once
 
 #include "kernel_pytorch/ops/paged_attention/cuda/products.cuh"
@@ -19,8 +19,8 @@ struct QueryElementOf<Element, true> {
 template <class Element, class Cache>
 using QueryElement = typename QueryElementOf<Element, kIsCode<Cache>>::Type;
 
-// Scores of kKeys keys with kRows rows, [key tile of 16][row tile of 8][4]. Columns of the queries stand as query_column
-// says.
+// Scores of kKeys keys with kRows rows, [key tile of 16][row tile of 8][4]. Columns of the queries stand as
+// query_column says.
 template <class Element, class Cache, int kKeys, int kRows, int kSize, int kPitch>
 __device__ __forceinline__ void multiply_keys_by_rows(float (&scores)[kKeys / 16][kRows / 8][4], uint32_t keys,
                                                       const uint32_t (&queries)[kSize / 16][kRows / 8][2]) {

@@ -21,7 +21,6 @@ class TileRows {
   __device__ __forceinline__ int32_t row_warp() const { return warp() / kTile.heads % kTile.row_warps; }
   __device__ __forceinline__ int32_t slice() const { return warp() / (kTile.heads * kTile.row_warps); }
 
-
   __device__ __forceinline__ int32_t group() const { return static_cast<int32_t>(arguments_.group_divider.divisor); }
   __device__ __forceinline__ int32_t row_count() const { return request_.queries * group(); }
   __device__ __forceinline__ int32_t key_head(int32_t head) const { return first_head_ + head; }
