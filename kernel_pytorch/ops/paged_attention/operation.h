@@ -10,21 +10,11 @@ namespace kernel_pytorch::paged_attention {
 
 void check(Attend& problem, Device device);
 void check(Append& problem, Device device);
-void check(Latent& problem, Device device);
 
 extern const registry::Operation<Attend> kAttend;
 extern const registry::Operation<Append> kAppend;
-extern const registry::Operation<Latent> kLatent;
 extern const registry::Kernel<Attend> kAttendSm90, kAttendCuda, kAttendCudaRows, kAttendCpu, kAttendReference;
 extern const registry::Kernel<Append> kAppendCuda, kAppendCpu, kAppendReference;
-
-extern const registry::Kernel<Latent> kLatentCuda, kLatentCudaRows, kLatentCpu, kLatentReference;
-
-// Attention over latent rows as attention over pages with one key head: keys are latent_cache, values rope_cache. With
-// indices every token is a request and every slot a page, for which pages have to follow one another in both caches.
-Attend attend_of(const Latent& problem);
-bool has_even_pages(const Latent& problem);
-inline constexpr int64_t kLatentScaleColumns = 128;
 
 // The slot of a token; on the CPU, where one outside the cache is an error.
 int64_t checked_slot(const Append& problem, int64_t token);

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/paged_attention/operation.h"
+#include "kernel_pytorch/ops/paged_attention/latent/operation.h"
 #include "kernel_pytorch/ops/support/indices_cuda.h"
 #include "kernel_pytorch/registry/choose.h"
 

@@ -180,6 +180,7 @@ struct WorkArguments {
       nullptr;  // [workers * slots][heads * rows][value_size + 2]: sums of values, then largest and sum of exponentials
   int32_t workers = 0;  // 0: one for each unit
   int32_t unit_tiles = 1;
+  bool has_runs = false;  // sm_90: a key's rows of a block's heads are one run of bytes, in both caches
 };
 
 }  // namespace kernel_pytorch::paged_attention

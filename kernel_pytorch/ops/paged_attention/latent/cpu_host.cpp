@@ -10,7 +10,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
-#include "kernel_pytorch/ops/paged_attention/operation.h"
+#include "kernel_pytorch/ops/paged_attention/latent/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
 
 namespace kernel_pytorch::paged_attention {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernel_pytorch/ops/paged_attention/cuda/attend_host.h"
+#include "kernel_pytorch/ops/paged_attention/latent/operation.h"
 
 namespace kernel_pytorch::paged_attention {
 namespace {

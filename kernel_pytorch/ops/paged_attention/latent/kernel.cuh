@@ -18,7 +18,7 @@ class LatentAttention : LatentMemory<kTile> {
   static constexpr int kThreadCount = 32 * kWarpCount, kRowTiles = kTile.row_warps;
   static constexpr int kRope = kTile.size - kTile.value_size,
                        kChunk = 64;  // columns of keys that are multiplied at once
-  static constexpr int kLatentChunks = kTile.value_size / kChunk, kChunks = kLatentChunks + kRope / kChunk;
+  static constexpr int kLatentChunks = kTile.value_size / kChunk;
   static constexpr int kKeyTiles = kKeys / 8, kSplits = kWarpCount / kKeyTiles;  // of scores: warps of the same keys
   using Memory = LatentMemory<kTile>;
   using Memory::kLatentPitch, Memory::kRopePitch, Memory::kQueryPitch, Memory::kWeightPitch, Memory::kScorePitch;
@@ -175,75 +175,80 @@ class LatentAttention : LatentMemory<kTile> {
     ptx::cp_async_wait_group<0>();
   }
 
-  // Scores of eight keys of this warp with all rows; where two warps share keys, each has half of the columns.
+  // Scores of eight keys of this warp with all rows; where two warps share keys, each has half of the latent columns
+  // and the first the rope columns too.
   __device__ __forceinline__ void multiply_keys(int32_t step) {
-    const int32_t key = warp() % kKeyTiles * 8, split = warp() / kKeyTiles;
-    float score[kRowTiles][4] = {};
-    float part[kRowTiles][4] = {};
-    const uint32_t left = ptx::shared_address(queries()) + lane() % 16 * kQueryPitch + lane() / 16 * 16;
+    constexpr int kOwnChunks = kLatentChunks / kSplits;
+    const int32_t key = warp() % kKeyTiles * 8, split = warp() / kKeyTiles, first = split * kOwnChunks;
+    float score[kRowTiles][4] = {}, part[kRowTiles][4] = {};
+    const uint32_t queries = ptx::shared_address(this->queries()) + lane() % 16 * kQueryPitch + lane() / 16 * 16;
+    const uint32_t latent = ptx::shared_address(stage(step)) + first * kChunk * static_cast<int>(sizeof(Cache));
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      if (kSplits == 2 && (chunk / (kLatentChunks / 2) == 1) != (split == 1)) continue;
-      const bool is_code = kCodes && chunk < kLatentChunks;
+    for (int chunk = 0; chunk < kOwnChunks; ++chunk) {
+      multiply_chunk<kCodes, kLatentPitch>(
+          score, part, queries + (first + chunk) * kChunk * 2,
+          latent + key * kLatentPitch + chunk * kChunk * static_cast<int>(sizeof(Cache)));
+      if (kCodes && chunk % 2 == 1) {
+        float factors[2];
 #pragma unroll
-      for (int pair = 0; pair < kChunk / 32; ++pair) {  // 32 columns
-        uint32_t right[4];
-        if (is_code) {
-          const uint32_t from = ptx::shared_address(stage(step)) + (key + lane() / 4) * kLatentPitch + chunk * kChunk +
-                                pair * 32 + lane() % 4 * 4;
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const uint32_t codes = __float_as_uint(ptx::ld_shared_f32(from + i * 16));
-            right[2 * i] = numbers_of<Element>(__byte_perm(codes, 0, 0x1404));
-            right[2 * i + 1] = numbers_of<Element>(__byte_perm(codes, 0, 0x3424));
-          }
-        } else if (chunk < kLatentChunks) {
-          ptx::ldmatrix_x4(right, ptx::shared_address(stage(step)) + (key + lane() % 8) * kLatentPitch +
-                                      (chunk * kChunk + pair * 32) * 2 + lane() / 8 * 16);
-        } else {
-          ptx::ldmatrix_x4(
-              right, ptx::shared_address(rope(step)) + (key + lane() % 8) * kRopePitch + pair * 64 + lane() / 8 * 16);
+        for (int i = 0; i < 2; ++i) {
+          factors[i] = scales(step)[(key + lane() % 4 * 2 + i) * kCopies + (first + chunk) / 2] * Power::kScore;
         }
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            uint32_t fragment[4];
-            ptx::ldmatrix_x4(fragment, left + m * 16 * kQueryPitch + (chunk * kChunk + pair * 32 + i * 16) * 2);
-            // Codes of 128 columns are added apart; of numbers two sums shorten the chain of products.
-            if (is_code || i == 1) {
-              tile::multiply_fragments<Element>(part[m], fragment, right[2 * i], right[2 * i + 1]);
-            } else {
-              tile::multiply_fragments<Element>(score[m], fragment, right[2 * i], right[2 * i + 1]);
-            }
-          }
-        }
-      }
-      const bool ends_block = is_code && chunk % 2 == 1;
-      if (ends_block || (!is_code && chunk == kChunks - 1) || (!kCodes && chunk == kLatentChunks - 1)) {
-        float factors[2] = {1.0f, 1.0f};
-        if (ends_block) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            factors[i] = scales(step)[(key + lane() % 4 * 2 + i) * kCopies + chunk / 2] * Power::kScore;
-          }
-        }
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            score[m][i] = fmaf(part[m][i], factors[i % 2], score[m][i]);
-            part[m][i] = 0.0f;
-          }
-        }
+        add_part(score, part, factors);
       }
     }
+    if (split == 0) {
+      multiply_chunk<false, kRopePitch>(score, part, queries + kTile.value_size * 2,
+                                        ptx::shared_address(rope(step)) + key * kRopePitch);
+    }
+    add_part(score, part, {1.0f, 1.0f});
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float* to = scores() + (split * kRows + m * 16 + lane() / 4 + 8 * half) * kScorePitch + key + lane() % 4 * 2;
         *reinterpret_cast<float2*>(to) = make_float2(score[m][2 * half], score[m][2 * half + 1]);
+      }
+    }
+  }
+  // 64 columns. Codes of 128 columns are added apart, in `part`; of numbers two sums shorten the chain of products.
+  template <bool kAreCodes, int kPitch>
+  __device__ __forceinline__ void multiply_chunk(float (&score)[kRowTiles][4], float (&part)[kRowTiles][4],
+                                                 uint32_t queries, uint32_t keys) const {
+#pragma unroll
+    for (int pair = 0; pair < kChunk / 32; ++pair) {
+      uint32_t right[4];
+      if constexpr (kAreCodes) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t codes =
+              __float_as_uint(ptx::ld_shared_f32(keys + lane() / 4 * kPitch + pair * 32 + i * 16 + lane() % 4 * 4));
+          right[2 * i] = numbers_of<Element>(__byte_perm(codes, 0, 0x1404));
+          right[2 * i + 1] = numbers_of<Element>(__byte_perm(codes, 0, 0x3424));
+        }
+      } else {
+        ptx::ldmatrix_x4(right, keys + lane() % 8 * kPitch + pair * 64 + lane() / 8 * 16);
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          uint32_t fragment[4];
+          ptx::ldmatrix_x4(fragment, queries + m * 16 * kQueryPitch + (pair * 32 + i * 16) * 2);
+          tile::multiply_fragments<Element>(kAreCodes || i == 1 ? part[m] : score[m], fragment, right[2 * i],
+                                            right[2 * i + 1]);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ static void add_part(float (&score)[kRowTiles][4], float (&part)[kRowTiles][4],
+                                                  const float (&factors)[2]) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        score[m][i] = fmaf(part[m][i], factors[i % 2], score[m][i]);
+        part[m][i] = 0.0f;
       }
     }
   }

@@ -1,10 +1,11 @@
 // The warps that copy: rows of keys and values of all heads of the block, step by step, into a ring of stages. Each
-// has a quarter of the keys.
+// has a quarter of the keys. Where a key's rows of all these heads are one run of bytes, the copy engine moves it.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
 #include "kernel_pytorch/cuda/tile/barrier.cuh"
+#include "kernel_pytorch/cuda/tile/bulk.cuh"
 #include "kernel_pytorch/ops/paged_attention/sm90/piece.cuh"
 
 namespace kernel_pytorch::paged_attention {
@@ -18,7 +19,7 @@ class Copier {
 
  public:
   __device__ __forceinline__ Copier(const WorkArguments& work, const Memory<kTile>& memory)
-      : arguments_(work.attend), memory_(memory) {}
+      : arguments_(work.attend), memory_(memory), has_runs_(work.has_runs) {}
 
   // A step behind the other; the pages of the next one are read while this one is copied.
   __device__ __forceinline__ void copy(const Segment& segment, const Steps& steps, tile::PipelineState& state) {
@@ -29,7 +30,11 @@ class Copier {
       load_pages(segment, steps, step + 1, next);
       prefetch_pages(segment, steps, step + kAhead);
       memory_.empty(state.stage).wait(state.parity ^ 1);
-      copy_step(segment, step, pages, state.stage);
+      if (has_runs_) {
+        copy_runs(segment, step, pages, state.stage);
+      } else {
+        copy_step(segment, step, pages, state.stage);
+      }
       state.advance(kTile.stages);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) pages[i] = next[i];
@@ -39,7 +44,7 @@ class Copier {
   // A stage without rows, which the multiplying warps use for their results.
   __device__ __forceinline__ void lend(tile::PipelineState& state) {
     memory_.empty(state.stage).wait(state.parity ^ 1);
-    memory_.full(state.stage).arrive();
+    if (!has_runs_) memory_.full(state.stage).arrive();
     if (lane() == 0) memory_.full(state.stage).arrive();
     state.advance(kTile.stages);
   }
@@ -95,6 +100,54 @@ class Copier {
     ptx::cp_async_mbarrier_arrive_noinc(memory_.full(stage).address());
   }
 
+  // Keys that are not there become zeros: what lay there before could be anything.
+  __device__ __forceinline__ void copy_runs(const Segment& segment, int32_t step, const int32_t (&pages)[kPerLane],
+                                            int stage) const {
+    constexpr uint32_t kKeyBytes = heads_key_pitch(kTile) - 16, kValueBytes = heads_value_pitch(kTile) - 16;
+    const int32_t head = segment.head_group * kTile.heads;
+    const uint32_t keys = memory_.rows(stage), values = keys + kTile.keys * heads_key_pitch(kTile);
+    int32_t count = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const bool is_own = lane() + 32 * i < kKeys;
+      count += __popc(__ballot_sync(0xffffffffu, is_own && pages[i] >= 0));
+      if (is_own) memory_.presence(stage)[first() + lane() + 32 * i] = pages[i] >= 0;
+    }
+    __syncwarp();
+    if (count < kKeys) clear_missing(pages, keys, values);
+    if (lane() == 0) memory_.full(stage).arrive_expect_bytes(count * (kKeyBytes + kValueBytes));
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane() + 32 * i >= kKeys || pages[i] < 0) continue;
+      const int32_t place = first() + lane() + 32 * i, row = row_in_page(arguments_, step * kTile.keys + place);
+      const auto at = [&](const CacheArguments& cache) {
+        return static_cast<const Cache*>(cache.data) + offset_in(cache, pages[i], row, head);
+      };
+      tile::copy_to_shared(keys + place * heads_key_pitch(kTile), at(arguments_.key), kKeyBytes, memory_.full(stage));
+      tile::copy_to_shared(values + place * heads_value_pitch(kTile), at(arguments_.value), kValueBytes,
+                           memory_.full(stage));
+    }
+  }
+  __device__ __forceinline__ void clear_missing(const int32_t (&pages)[kPerLane], uint32_t keys,
+                                                uint32_t values) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      for (int other = 0; other < 32 && other + 32 * i < kKeys; ++other) {
+        if (__shfl_sync(0xffffffffu, pages[i], other) >= 0) continue;
+        const int32_t place = first() + other + 32 * i;
+        for (int at = lane() * 16; at < heads_key_pitch(kTile) - 16; at += 512) {
+          ptx::st_shared_v4(keys + place * heads_key_pitch(kTile) + at, {});
+        }
+        for (int at = lane() * 16; at < heads_value_pitch(kTile) - 16; at += 512) {
+          ptx::st_shared_v4(values + place * heads_value_pitch(kTile) + at, {});
+        }
+      }
+    }
+    ptx::fence_proxy_async_shared_cta();  // before the copy engine writes here again
+    __syncwarp();
+  }
+
   // Scales of tokens; one for all or one for each head the multiplying warps read by themselves.
   __device__ __forceinline__ void copy_scales(const CacheArguments& cache, int32_t page, int32_t row, int32_t head,
                                               float* to) const {
@@ -126,6 +179,7 @@ class Copier {
 
   const AttendArguments& arguments_;
   const Memory<kTile>& memory_;
+  bool has_runs_;
 };
 
 }  // namespace kernel_pytorch::paged_attention

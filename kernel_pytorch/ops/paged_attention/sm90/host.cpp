@@ -11,6 +11,7 @@ constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/sm90/kernel.
 constexpr const char* kNeedsSm90 = "hands registers from warp to warp, which needs compute capability 9.0";
 constexpr const char* kLargeHeads = "takes heads of up to 192 columns, 128 of values";
 
+constexpr int32_t kShortestRun = 512;  // bytes that are worth a copy of their own
 constexpr int64_t kStaticBytes = 512;  // at most, of shared memory that the compiler lays out
 
 struct Sizes {
@@ -18,12 +19,13 @@ struct Sizes {
 };
 constexpr Sizes kSizes[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}};
 
-// How a block is made up: key heads, and keys of a warp in a step.
+// How a block is made up: warps that multiply, key heads, and keys of a warp in a step. Twelve warps have registers for
+// eight rows each.
 struct Shape {
-  int32_t heads, warp_keys;
+  int32_t warps, heads, warp_keys;
 };
-constexpr Shape kShapes[] = {{8, 16}, {8, 32}, {4, 16}, {4, 32}, {2, 16}, {2, 32}, {1, 16}, {1, 32}};
-constexpr int32_t kMultiplyWarps = 8;
+constexpr Shape kShapes[] = {{8, 8, 16}, {8, 8, 32}, {8, 4, 16},  {8, 4, 32},  {8, 2, 16}, {8, 2, 32},
+                             {8, 1, 16}, {8, 1, 32}, {12, 4, 16}, {12, 2, 16}, {12, 1, 16}};
 // Rows of a warp and warps of rows, for the most rows that a request has.
 struct Rows {
   int32_t rows, row_warps;
@@ -53,9 +55,10 @@ Tile tile_of(const Attend& problem, const Shape& shape, int64_t shared) {
             .row_warps = rows.row_warps,
             .bytes = static_cast<int32_t>(size_of(problem.key_cache.dtype)),
             .heads = shape.heads,
-            .warps = kMultiplyWarps,
+            .warps = shape.warps,
             .rows = rows.rows};
-  if (shape.heads * tile.row_warps > kMultiplyWarps || problem.key_cache.sizes[2] % shape.heads != 0) return {};
+  if (shape.warps > 8 && (tile.row_warps > 1 || tile.rows > 8 || tile.size > 128)) return {};
+  if (shape.heads * tile.row_warps > shape.warps || problem.key_cache.sizes[2] % shape.heads != 0) return {};
   tile.keys = shape.warp_keys * slice_count(tile);
   if (tile.keys > 256 || heads_result_bytes(tile) > heads_stage_bytes(tile)) return {};
   for (tile.stages = kMostStages; tile.stages >= 2; --tile.stages) {
@@ -69,6 +72,18 @@ std::vector<int> shapes_of(const Attend& problem, const DeviceInfo& device) {
     if (tile_of(problem, kShapes[i], device.cuda.shared_bytes_per_block).stages > 0) shapes.push_back(i);
   }
   return shapes;
+}
+
+// Whether rows of a key's heads stand one after another, in whole.
+bool has_runs(const Attend& problem, const Tile& tile) {
+  const auto is_run = [&](const TensorView& cache, const TensorView& scale, int32_t size) {
+    const ScaleStrides strides = scale_strides(scale);
+    return cache.sizes[3] == size && (tile.heads == 1 || cache.strides[2] == size) && strides.page == 0 &&
+           strides.row == 0;
+  };
+  return tile.heads * tile.size * tile.bytes >= kShortestRun &&
+         is_run(problem.key_cache, problem.key_scale, tile.size) &&
+         is_run(problem.value_cache, problem.value_scale, tile.value_size);
 }
 
 registry::Support supports(const Attend& problem, const DeviceInfo& device) {
@@ -123,6 +138,7 @@ void run(const Attend& problem, int config, Context& context) {
   WorkArguments work{.attend = attend_arguments(problem)};
   const int64_t multiprocessors = std::max(context.info->cuda.multiprocessors, 1);
   set_workers(work, problem, tile, multiprocessors, context);
+  work.has_runs = has_runs(problem, tile);
   const int64_t requests = problem.seq_lens.sizes[0];
   if (requests > kSharedRequests) {
     work.plan = static_cast<int64_t*>(context.scratch->allocate(static_cast<size_t>(requests + 1) * sizeof(int64_t)));

@@ -17,7 +17,7 @@ inline constexpr int kResultBarrier = 1;
 template <Tile kTile>
 inline constexpr int kCopyRegisters = kTile.warps == 8 ? 72 : 56;
 template <Tile kTile>
-inline constexpr int kMultiplyRegisters = kTile.warps == 8 ? 216 : 104;
+inline constexpr int kMultiplyRegisters = kTile.warps == 8 ? 216 : 152;
 
 template <class Element, class Cache, Tile kTile>
 class Multiplier : TileRows<Element, Cache, kTile> {
@@ -280,7 +280,8 @@ __global__ void __launch_bounds__(32 * (kTile.warps + kCopyWarps), 1)
   const Memory<kTile> memory{shared};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kTile.stages; ++i) {
-      memory.full(i).init(33 * kCopyWarps);  // every lane's copies, and what every warp writes
+      // What every warp writes, and, but for runs, every lane's copies.
+      memory.full(i).init(work.has_runs ? kCopyWarps : 33 * kCopyWarps);
       memory.empty(i).init(kTile.warps);
     }
   }
