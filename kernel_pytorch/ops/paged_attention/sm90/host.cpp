@@ -9,10 +9,13 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/sm90/kernel.cuh";
 constexpr const char* kNeedsSm90 = "hands registers from warp to warp, which needs compute capability 9.0";
+constexpr const char* kSmallPages = "reads pages of fewer than 16 keys more slowly than cuda, for few rows of numbers";
 constexpr const char* kLargeHeads = "takes heads of up to 192 columns, 128 of values";
 
-constexpr int32_t kShortestRun = 512;  // bytes that are worth a copy of their own
-constexpr int64_t kStaticBytes = 512;  // at most, of shared memory that the compiler lays out
+constexpr bool kRunsHaveRunOnGpu = false;  // copies of runs are compiled and untested
+constexpr int32_t kShortestRun = 512;      // bytes that are worth a copy of their own
+constexpr int64_t kLeastPage = 16;         // of numbers, for few rows
+constexpr int64_t kStaticBytes = 512;      // at most, of shared memory that the compiler lays out
 
 struct Sizes {
   int32_t size, value_size;
@@ -81,7 +84,7 @@ bool has_runs(const Attend& problem, const Tile& tile) {
     return cache.sizes[3] == size && (tile.heads == 1 || cache.strides[2] == size) && strides.page == 0 &&
            strides.row == 0;
   };
-  return tile.heads * tile.size * tile.bytes >= kShortestRun &&
+  return kRunsHaveRunOnGpu && tile.heads * tile.size * tile.bytes >= kShortestRun &&
          is_run(problem.key_cache, problem.key_scale, tile.size) &&
          is_run(problem.value_cache, problem.value_scale, tile.value_size);
 }
@@ -89,7 +92,10 @@ bool has_runs(const Attend& problem, const Tile& tile) {
 registry::Support supports(const Attend& problem, const DeviceInfo& device) {
   if (const char* obstacle = tensor_core_obstacle(problem, device)) return registry::Support::no(obstacle);
   if (device.cuda.capability() != 90) return registry::Support::no(kNeedsSm90);
-  return registry::Support::unless(size_index(problem) < 0 ? kLargeHeads : nullptr);
+  if (size_index(problem) < 0) return registry::Support::no(kLargeHeads);
+  const bool is_slow = !kRunsHaveRunOnGpu && problem.key_cache.sizes[1] < kLeastPage &&
+                       size_of(problem.key_cache.dtype) == 2 && kRows[row_choice(problem)].row_warps == 1;
+  return registry::Support::unless(is_slow ? kSmallPages : nullptr);
 }
 
 std::vector<std::string> configs(const Attend& problem, const DeviceInfo& device) {
@@ -100,15 +106,19 @@ std::vector<std::string> configs(const Attend& problem, const DeviceInfo& device
   return texts;
 }
 
-// As many heads as there are; codes, which are half as long, twice as many keys.
+// As measured (NOTES.md): many heads, but more blocks' worth of keys for rows of numbers; long steps for codes, which
+// are half as long, and where warps share keys.
 int heuristic(const Attend& problem, const DeviceInfo& device) {
   const std::vector<int> shapes = shapes_of(problem, device);
-  int best = 0;
+  const bool is_code = problem.key_cache.dtype == DType::kFloat8E4M3;
+  const bool wants_long = is_code || kRows[row_choice(problem)].row_warps > 1;
   const auto worth = [&](int i) {
     const Shape& shape = kShapes[shapes[static_cast<size_t>(i)]];
-    const bool is_long = shape.warp_keys == 32, is_code = problem.key_cache.dtype == DType::kFloat8E4M3;
-    return shape.heads * 2 + (is_long == is_code ? 1 : 0);
+    const bool is_long = shape.warp_keys == 32;
+    const int32_t most = is_code ? 8 : 4;
+    return (shape.warps == 8 ? 100 : 0) + (shape.heads <= most ? 2 * shape.heads : 0) + (is_long == wants_long ? 1 : 0);
   };
+  int best = 0;
   for (int i = 1; i < static_cast<int>(shapes.size()); ++i) {
     if (worth(i) > worth(best)) best = i;
   }
