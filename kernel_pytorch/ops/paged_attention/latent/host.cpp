@@ -21,7 +21,7 @@ constexpr int32_t kLatentWarps = 8;
 struct Steps {
   int32_t keys, stages;
 };
-constexpr Steps kSteps[2][3][3] = {{{{32, 2}, {32, 4}, {64, 2}}, {{32, 4}, {32, 3}, {}}, {{32, 3}, {32, 2}, {}}},
+constexpr Steps kSteps[2][3][3] = {{{{32, 2}, {32, 4}, {64, 2}}, {{32, 4}, {32, 3}, {}}, {{32, 3}, {}, {}}},
                                    {{{32, 3}, {64, 4}, {64, 3}}, {{32, 3}, {64, 3}, {}}, {{32, 4}, {32, 3}, {}}}};
 
 int row_choice(const Attend& problem) {
@@ -77,7 +77,8 @@ AttendArguments latent_arguments(const Latent& problem, const Attend& attend) {
 
 DeviceCode latent_code(DType dtype, DType cache, const Tile& tile) {
   return code_of("attend_latent",
-                 concat(element_type_name(dtype), ", ", cache_type_name(cache), ", ", device_text(tile)), kSource);
+                 concat(element_type_name(dtype), ", ", cache_type_name(cache), ", ", device_text(tile)), kSource,
+                 tile.row_warps > 2 ? 90 : 80);  // 64 rows have no room before
 }
 
 void run(const Latent& problem, int config, Context& context) {
