@@ -78,7 +78,7 @@ def ways_of(case: Case, dtype: torch.dtype, device: torch.device) -> tuple[dict[
     }
     if not case.codes:
         error = (ways["ours"](0).view(rows.shape[0], -1, 512).float() - plain(0).float()).abs().max().item()
-        assert error < 0.02, f"{case.what}: off by {error}"
+        assert error < 0.05, f"{case.what}: off by {error}"
     return ways, seen * cache.shape[-1] * cache.element_size(), flops
 
 

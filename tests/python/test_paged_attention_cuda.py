@@ -71,10 +71,11 @@ def test_pages_heads_and_poisoned_tails(cache, page, key_heads):
     keys, values = keys.to(cache), values.to(cache)
     expected = on_cpu(query, keys, values, tables, device_lengths)
     if cache == torch.bfloat16:
-        for r, length in enumerate(lengths):
-            for key in range(length, tables.shape[1] * page):
-                for one in (keys, values):
-                    one[int(tables[r, key // page]), key % page] = torch.nan
+        behind = torch.arange(tables.shape[1] * page) >= torch.tensor(lengths)[:, None]
+        unseen = torch.empty(keys.shape[:2], dtype=torch.bool)
+        unseen[tables.cpu().long()] = behind.view(len(lengths), -1, page)
+        for one in (keys, values):
+            one[unseen.cuda()] = torch.nan
     for layout in ("nhd", "hnd"):
         given = [c if layout == "nhd" else c.transpose(1, 2).contiguous() for c in (keys, values)]
         found = functional.paged_attention(query, *given, tables, device_lengths, cache_layout=layout, return_lse=True)

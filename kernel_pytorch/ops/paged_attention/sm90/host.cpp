@@ -9,13 +9,10 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/sm90/kernel.cuh";
 constexpr const char* kNeedsSm90 = "hands registers from warp to warp, which needs compute capability 9.0";
-constexpr const char* kSmallPages = "reads pages of fewer than 16 keys more slowly than cuda, for few rows of numbers";
 constexpr const char* kLargeHeads = "takes heads of up to 192 columns, 128 of values";
 
-constexpr bool kRunsHaveRunOnGpu = false;  // copies of runs are compiled and untested
-constexpr int32_t kShortestRun = 512;      // bytes that are worth a copy of their own
-constexpr int64_t kLeastPage = 16;         // of numbers, for few rows
-constexpr int64_t kStaticBytes = 512;      // at most, of shared memory that the compiler lays out
+constexpr int32_t kShortestRun = 512;  // bytes that are worth a copy of their own
+constexpr int64_t kStaticBytes = 512;  // at most, of shared memory that the compiler lays out
 
 struct Sizes {
   int32_t size, value_size;
@@ -84,7 +81,7 @@ bool has_runs(const Attend& problem, const Tile& tile) {
     return cache.sizes[3] == size && (tile.heads == 1 || cache.strides[2] == size) && strides.page == 0 &&
            strides.row == 0;
   };
-  return kRunsHaveRunOnGpu && tile.heads * tile.size * tile.bytes >= kShortestRun &&
+  return tile.heads * tile.size * tile.bytes >= kShortestRun &&
          is_run(problem.key_cache, problem.key_scale, tile.size) &&
          is_run(problem.value_cache, problem.value_scale, tile.value_size);
 }
@@ -92,10 +89,7 @@ bool has_runs(const Attend& problem, const Tile& tile) {
 registry::Support supports(const Attend& problem, const DeviceInfo& device) {
   if (const char* obstacle = tensor_core_obstacle(problem, device)) return registry::Support::no(obstacle);
   if (device.cuda.capability() != 90) return registry::Support::no(kNeedsSm90);
-  if (size_index(problem) < 0) return registry::Support::no(kLargeHeads);
-  const bool is_slow = !kRunsHaveRunOnGpu && problem.key_cache.sizes[1] < kLeastPage &&
-                       size_of(problem.key_cache.dtype) == 2 && kRows[row_choice(problem)].row_warps == 1;
-  return registry::Support::unless(is_slow ? kSmallPages : nullptr);
+  return registry::Support::unless(size_index(problem) < 0 ? kLargeHeads : nullptr);
 }
 
 std::vector<std::string> configs(const Attend& problem, const DeviceInfo& device) {
@@ -106,17 +100,16 @@ std::vector<std::string> configs(const Attend& problem, const DeviceInfo& device
   return texts;
 }
 
-// As measured (NOTES.md): many heads, but more blocks' worth of keys for rows of numbers; long steps for codes, which
-// are half as long, and where warps share keys.
+// As measured (NOTES.md): as many heads as there are with long steps for codes, which are half as long, and where warps
+// share keys; four heads and twelve warps for few rows of numbers.
 int heuristic(const Attend& problem, const DeviceInfo& device) {
   const std::vector<int> shapes = shapes_of(problem, device);
   const bool is_code = problem.key_cache.dtype == DType::kFloat8E4M3;
   const bool wants_long = is_code || kRows[row_choice(problem)].row_warps > 1;
   const auto worth = [&](int i) {
     const Shape& shape = kShapes[shapes[static_cast<size_t>(i)]];
-    const bool is_long = shape.warp_keys == 32;
-    const int32_t most = is_code ? 8 : 4;
-    return (shape.warps == 8 ? 100 : 0) + (shape.heads <= most ? 2 * shape.heads : 0) + (is_long == wants_long ? 1 : 0);
+    if (shape.warps > 8) return !is_code && shape.heads == 4 ? 100 : 0;
+    return 2 * shape.heads + ((shape.warp_keys == 32) == wants_long ? 1 : 0);
   };
   int best = 0;
   for (int i = 1; i < static_cast<int>(shapes.size()); ++i) {
@@ -168,10 +161,10 @@ std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   // size, value_size, row_warps, keys, stages, bytes, heads, warps, rows
   constexpr Tile kBuilt[] = {
-      {64, 64, 1, 16, 6, 2, 8, 8, 8},     {96, 96, 1, 16, 4, 2, 8, 8, 16},   {128, 128, 1, 16, 3, 2, 8, 8, 8},
-      {128, 128, 1, 128, 3, 2, 1, 8, 8},  {128, 128, 1, 16, 3, 2, 8, 8, 16}, {128, 128, 2, 32, 3, 2, 4, 8, 16},
-      {128, 128, 4, 32, 6, 2, 2, 8, 16},  {192, 128, 1, 16, 2, 2, 8, 8, 16}, {128, 128, 1, 32, 3, 1, 8, 8, 8},
-      {128, 128, 1, 256, 2, 1, 1, 8, 16}, {128, 128, 2, 32, 6, 1, 4, 8, 16},
+      {64, 64, 1, 16, 6, 2, 8, 8, 8},    {96, 96, 1, 16, 4, 2, 8, 8, 16},    {128, 128, 1, 16, 3, 2, 8, 8, 8},
+      {128, 128, 1, 48, 2, 2, 4, 12, 8}, {128, 128, 1, 128, 3, 2, 1, 8, 8},  {128, 128, 1, 16, 3, 2, 8, 8, 16},
+      {128, 128, 2, 32, 3, 2, 4, 8, 16}, {128, 128, 4, 32, 6, 2, 2, 8, 16},  {192, 128, 1, 16, 2, 2, 8, 8, 16},
+      {128, 128, 1, 32, 3, 1, 8, 8, 8},  {128, 128, 1, 256, 2, 1, 1, 8, 16}, {128, 128, 2, 32, 6, 1, 4, 8, 16},
   };
   for (const Tile& tile : kBuilt) {
     codes.push_back(attend_code(DType::kBFloat16, tile.bytes == 1 ? DType::kFloat8E4M3 : DType::kBFloat16, tile));
