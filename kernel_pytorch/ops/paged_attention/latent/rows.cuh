@@ -10,7 +10,7 @@ namespace kernel_pytorch::paged_attention {
 
 // arguments: key is the latent cache, value the rope cache, size the columns of both.
 template <class Element, class Cache>
-__global__ void __launch_bounds__(kThreads) attend_latent_rows(const __grid_constant__ AttendArguments arguments) {
+__global__ void __launch_bounds__(kThreads, 1) attend_latent_rows(const __grid_constant__ AttendArguments arguments) {
   constexpr int kColumns = 20;  // of a lane
   __shared__ float shared_values[kWarps][kColumns * 32];
   __shared__ float shared_largest[kWarps], shared_sums[kWarps];
